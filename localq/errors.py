@@ -1,0 +1,85 @@
+"""The errors that a user meets, and the one table of exit codes.
+
+Every expected failure is a `LocalqError`: it names the thing, the cause and the next step, and carries the exit code
+that the command line ends with. Knows no torch, no terminal and no process.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+
+class ExitCode(enum.IntEnum):
+    """Process exit codes; `localq help exit-codes` prints `EXIT_CODE_MEANINGS`."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    DOES_NOT_FIT = 3
+    UNKNOWN_MODEL = 4
+    GATED = 5
+    NETWORK = 6
+    NO_DEVICE = 7
+    BAD_FILE = 8
+    DISK = 9
+    INTERRUPTED = 130
+    CLOSED_PIPE = 141
+    TERMINATED = 143
+
+
+EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
+    ExitCode.OK: "success",
+    ExitCode.FAILURE: "failure that no other code names",
+    ExitCode.USAGE: "wrong usage: an unknown option, a bad value, a missing argument",
+    ExitCode.DOES_NOT_FIT: "the model does not fit into the memory it may use",
+    ExitCode.UNKNOWN_MODEL: "no model of that name",
+    ExitCode.GATED: "the model is gated, or the access token is missing or wrong",
+    ExitCode.NETWORK: "the network failed, or a file is missing while offline",
+    ExitCode.NO_DEVICE: "no usable CUDA device, driver or kernels",
+    ExitCode.BAD_FILE: "a file is damaged, tampered with or malformed",
+    ExitCode.DISK: "the disk is full or not writable",
+    ExitCode.INTERRUPTED: "interrupted (Ctrl-C)",
+    ExitCode.CLOSED_PIPE: "the reader of the output went away",
+    ExitCode.TERMINATED: "terminated (SIGTERM)",
+}
+
+
+class LocalqError(Exception):
+    """An expected failure: what it is about, why it happened, what to do next.
+
+    `str(error)` is the one line that a user reads: "what: why. next_step".
+    """
+
+    def __init__(self, what: str, why: str, next_step: str = "", exit_code: ExitCode = ExitCode.FAILURE) -> None:
+        self.what, self.why, self.next_step, self.exit_code = what, why, next_step, exit_code
+        super().__init__(str(self))
+
+    def __str__(self) -> str:
+        line = f"{self.what}: {self.why.rstrip('.')}."
+        return f"{line} {self.next_step}" if self.next_step else line
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form, for `--json` and for the pipe between the engine process and its client."""
+        return {
+            "what": self.what,
+            "why": self.why,
+            "next_step": self.next_step,
+            "exit_code": int(self.exit_code),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> LocalqError:
+        """Inverse of `to_dict`."""
+        code = ExitCode(fields["exit_code"])
+        return LocalqError(fields["what"], fields["why"], fields["next_step"], code)
+
+
+def usage_error(what: str, why: str, next_step: str = "") -> LocalqError:
+    """A bad option, value or argument (exit 2)."""
+    return LocalqError(what, why, next_step, ExitCode.USAGE)
+
+
+def bad_file(what: str, why: str, next_step: str = "") -> LocalqError:
+    """A damaged, malformed or refused file (exit 8)."""
+    return LocalqError(what, why, next_step, ExitCode.BAD_FILE)

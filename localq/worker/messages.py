@@ -1,0 +1,165 @@
+"""The few plain messages between a front end and the engine process.
+
+Framing: one JSON object per line, UTF-8, at most `MAX_LINE_BYTES`; `{"type": "<class name in lower case>", ...fields}`.
+No pickle, nothing executable, no tensors. Torch-free.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from localq.errors import ExitCode, LocalqError
+from localq.sampling import Sampling
+from localq.stats import Stats
+
+MAX_LINE_BYTES = 64 * 2**20  # a 1M-token prompt is about 8 MB of JSON
+
+
+# ---- front end -> engine
+
+
+@dataclass(frozen=True)
+class Load:
+    """Load the model at `path` (a folder or a .gguf file); answered by Loading*, then Loaded or Failed.
+
+    device "auto" | "cpu" | "cuda"; dtype "auto" | "float32" | "bfloat16" | "float16"; ctx in tokens, None = the planner
+    decides; kv_bits 16 for now; vram_bytes None = what the device has free.
+    """
+
+    path: str
+    name: str = ""
+    device: str = "auto"
+    dtype: str = "auto"
+    ctx: int | None = None
+    kv_bits: int = 16
+    vram_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Continue `prompt` (token ids); answered by Progress*, Tokens*, then Done or Failed, all carrying `id`."""
+
+    id: int
+    prompt: list[int]
+    sampling: Sampling = field(default_factory=Sampling)
+    stop_ids: list[int] = field(default_factory=list)
+    max_tokens: int | None = None  # None = until a stop token or a full context
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """Stop the generation `id` within one step; it still answers Done(reason="cancelled")."""
+
+    id: int
+
+
+@dataclass(frozen=True)
+class Shutdown:
+    """End the engine process."""
+
+
+# ---- engine -> front end
+
+
+@dataclass(frozen=True)
+class Ready:
+    """The process is up; sent once, before torch is imported."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class Loading:
+    """Progress of a load: a stage in words ("reading weights", "capturing graph"), bytes done and in total."""
+
+    stage: str
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The model is ready. `ledger` maps a component to bytes as allocated on the device."""
+
+    name: str
+    device: str
+    device_name: str
+    dtype: str
+    format: str
+    context_size: int
+    vocab_size: int
+    graphs: bool
+    load_s: float
+    ledger: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # things the user must be told, one line each
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Prefill went on."""
+
+    id: int
+    stats: Stats
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """New token ids of the reply, in order (a stop token is not among them)."""
+
+    id: int
+    ids: list[int]
+    stats: Stats
+
+
+@dataclass(frozen=True)
+class Done:
+    """The reply is complete. reason: "stop", "length" (max_tokens), "context" (cache full), "cancelled"."""
+
+    id: int
+    reason: str
+    stats: Stats
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A request failed; `id` is None for a load. The process lives on unless it says Dying next."""
+
+    error: dict[str, Any]  # LocalqError.to_dict()
+    id: int | None = None
+
+    def to_error(self) -> LocalqError:
+        """The error to raise on the front end's side."""
+        return LocalqError.from_dict(self.error)
+
+
+Request = Load | Generate | Cancel | Shutdown
+Event = Ready | Loading | Loaded | Progress | Tokens | Done | Failed
+_TYPES: dict[str, type[Any]] = {
+    kind.__name__.lower(): kind
+    for kind in (Load, Generate, Cancel, Shutdown, Ready, Loading, Loaded, Progress, Tokens, Done, Failed)
+}
+_NESTED: dict[str, type[Any]] = {"sampling": Sampling, "stats": Stats}
+
+
+def encode(message: Request | Event) -> bytes:
+    """One line, newline included."""
+    body = {"type": type(message).__name__.lower(), **dataclasses.asdict(message)}
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass") + b"\n"
+
+
+def decode(line: bytes) -> Request | Event:
+    """Inverse of `encode`; raises LocalqError on anything that is not one of the messages above."""
+    try:
+        body = json.loads(line)
+        kind = _TYPES[body.pop("type")]
+        for name, nested in _NESTED.items():
+            if name in body:
+                body[name] = nested(**body[name])
+        message: Request | Event = kind(**body)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        cause = f"a message that is not understood ({type(error).__name__}: {error})"
+        raise LocalqError("engine process", cause, "Report this as a bug.", ExitCode.FAILURE) from error
+    return message
