@@ -1,0 +1,65 @@
+"""What the verbs print with: one-line JSON, plain tables, sizes, and notes on stderr.
+
+stdout carries the answer or the data and nothing else; progress, statistics and warnings go to stderr. No escape
+sequence is written unless the stream is a terminal that wants them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+from localq.sanitize import sanitize
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SCHEMA = 1
+
+
+def print_json(body: dict[str, Any]) -> None:
+    """Print one object on one line of stdout, with `"schema"` first."""
+    print(json.dumps({"schema": SCHEMA, **body}, ensure_ascii=False), flush=True)
+
+
+def note(text: str) -> None:
+    """One line for the user on stderr."""
+    print(sanitize(text), file=sys.stderr, flush=True)
+
+
+def human_bytes(count: int) -> str:
+    """`count` bytes in decimal units, as download sizes and catalogue entries are given: 98.4 MB."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} TB"
+
+
+def is_rich_terminal(stream: TextIO) -> bool:
+    """True when `stream` is a terminal that can take cursor movement (not TERM=dumb)."""
+    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def stdout_table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
+    """Print an aligned plain table; columns whose index is in `right` are right-aligned. No colours, no boxes."""
+    lines = [[sanitize(cell).replace("\n", " ") for cell in row] for row in (headers, *rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
+    for line in lines:
+        cells = (
+            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
+        print("  ".join(cells).rstrip())
+    sys.stdout.flush()
+
+
+def stderr_console() -> Console:
+    """A rich console on stderr for progress bars; imported late because rich costs start-up time."""
+    from rich.console import Console
+
+    dumb = not is_rich_terminal(sys.stderr)
+    return Console(stderr=True, force_terminal=False if dumb else None, highlight=False)
