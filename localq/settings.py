@@ -1,0 +1,196 @@
+"""The user's settings: built-in defaults, then `config.toml`, then `LOCALQ_<NAME>` in the environment.
+
+Flags win over all of these; the verbs see to that. Where a sampling setting is None here, the model's own
+`generation_config.json` decides. Unknown keys are refused, never ignored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from localq import places
+from localq.errors import LocalqError, bad_file, usage_error
+from localq.sampling import Sampling
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
+_CHOICES = {"device": ("auto", "cpu", "cuda"), "dtype": ("auto", "float32", "bfloat16", "float16")}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Every key of `config.toml`, flat. The help texts are in `DESCRIPTIONS`."""
+
+    model: str = "smollm2-135m"
+    system: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    ctx: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repeat_penalty: float | None = None
+    seed: int | None = None
+    offline: bool = False
+    stats: bool = True
+
+    def __post_init__(self) -> None:
+        for name, allowed in _CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise usage_error(name, f"'{getattr(self, name)}' is not allowed", f"Use one of {', '.join(allowed)}.")
+        for name in ("ctx", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise usage_error(name, f"{value} is not allowed", "Use a number of tokens, 1 or more.")
+        self.sampling(Sampling())  # the limits of the sampling settings are checked by Sampling itself
+
+    def sampling(self, base: Sampling) -> Sampling:
+        """`base` (the model's own defaults) with the settings given here laid over it."""
+        given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        return dataclasses.replace(base, **given)
+
+    def replace(self, **flags: Any) -> Settings:
+        """These settings with the flags that were given (not None) laid over them."""
+        return dataclasses.replace(self, **{name: value for name, value in flags.items() if value is not None})
+
+
+DESCRIPTIONS: dict[str, str] = {
+    "model": "the model that `localq chat` and `localq run` take when none is named",
+    "system": "system prompt",
+    "device": "auto, cpu or cuda",
+    "dtype": "auto, float32, bfloat16 or float16",
+    "ctx": "context size in tokens; unset = the largest that fits",
+    "max_tokens": "longest reply in tokens; unset = until the model stops or the context is full",
+    "temperature": "0 = greedy; unset = the model's own",
+    "top_k": "0 = off; unset = the model's own",
+    "top_p": "1 = off; unset = the model's own",
+    "min_p": "0 = off; unset = the model's own",
+    "repeat_penalty": "1 = off; unset = the model's own",
+    "seed": "unset = a fresh one for every reply",
+    "offline": "never touch the network",
+    "stats": "print tokens, tok/s and time to first token after a reply (stderr)",
+}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the value of a setting comes from: "built-in", "config.toml" or the name of an environment variable."""
+
+    value: Any
+    source: str
+
+
+def origins(environment: Mapping[str, str] = os.environ) -> dict[str, Origin]:
+    """Every setting with the place that decided it."""
+    found = {field.name: Origin(field.default, "built-in") for field in dataclasses.fields(Settings)}
+    for name, value in read_config().items():
+        found[name] = Origin(value, "config.toml")
+    for name in found:
+        variable = f"LOCALQ_{name.upper()}"
+        if variable in environment:
+            found[name] = Origin(parse(name, environment[variable], variable), variable)
+    return found
+
+
+def load(environment: Mapping[str, str] = os.environ) -> Settings:
+    """The settings in force before any flag."""
+    return Settings(**{name: origin.value for name, origin in origins(environment).items()})
+
+
+def read_config() -> dict[str, Any]:
+    """The keys set in `config.toml`, checked; an absent file is an empty one."""
+    path = places.config_file()
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise bad_file(str(path), f"it cannot be read ({error})", "Mend it, or move it away.") from error
+    checked: dict[str, Any] = {}
+    for name, value in table.items():
+        check_name(name)
+        checked[name] = parse(name, value, str(path))
+    Settings(**checked)
+    return checked
+
+
+def check_name(name: str) -> None:
+    """Raise a usage error for a setting that does not exist, naming the nearest that do."""
+    if name not in DESCRIPTIONS:
+        near = difflib.get_close_matches(name, DESCRIPTIONS, n=3) or list(DESCRIPTIONS)
+        raise usage_error(name, "there is no such setting", f"Did you mean {', '.join(near)}?")
+
+
+def parse(name: str, value: Any, where: str) -> Any:
+    """`value` (from a file: typed; from the environment or the command line: text) in the type of setting `name`."""
+    kind = str(Settings.__annotations__[name]).split(" |")[0]
+    if kind == "bool":
+        words = {
+            "1": True,
+            "true": True,
+            "yes": True,
+            "on": True,
+            "0": False,
+            "false": False,
+            "no": False,
+            "off": False,
+        }
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in words:
+            return words[value.lower()]
+    elif kind == "str" and isinstance(value, str):
+        return value
+    elif kind in ("int", "float") and isinstance(value, int | float | str) and not isinstance(value, bool):
+        try:
+            number = float(value) if kind == "float" else parse_count(value)
+        except ValueError:
+            pass
+        else:
+            return number
+    expected = {"bool": "true or false", "str": "text", "int": "a whole number", "float": "a number"}[kind]
+    raise usage_error(name, f"{value!r} in {where} is not {expected}", DESCRIPTIONS[name].capitalize() + ".")
+
+
+def parse_count(value: int | float | str) -> int:
+    """A whole number; text may end in k or K for 1024, as context sizes are meant: 8k is 8192. ValueError otherwise."""
+    if isinstance(value, str):
+        text = value.strip().lower()
+        value = float(text[:-1]) * 1024 if text.endswith("k") else int(text)
+    if value != int(value):
+        raise ValueError(f"{value} is not a whole number")
+    return int(value)
+
+
+def write(name: str, text: str | None) -> Any:
+    """Set `name` in `config.toml` (None = remove it), keeping comments and order. Returns the value as stored."""
+    import tomlkit  # start-up cost: only `config set` writes
+
+    check_name(name)
+    read_config()  # a file that is broken already must not be overwritten
+    path = places.config_file()
+    document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.exists() else tomlkit.document()
+    value = None
+    if text is None:
+        document.pop(name, None)
+    else:
+        value = parse(name, text, "the command line")
+        Settings(**{**{k: parse(k, v, str(path)) for k, v in document.unwrap().items()}, name: value})
+        document[name] = value
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")
+        part.write_text(tomlkit.dumps(document), encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        raise LocalqError(
+            str(path), f"it cannot be written ({error.strerror})", "Check the folder's permissions."
+        ) from error
+    return value
