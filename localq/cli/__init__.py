@@ -1,0 +1,100 @@
+"""The command line: one line per verb, and the one place where exceptions become messages and exit codes.
+
+Verbs live in files of their own and load heavy libraries inside their functions: `localq --help` must answer in 0.3 s
+and must not import torch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from localq import __version__
+from localq.cli import bench, chat, config, doctor, fit, help, ls, pull, quantize, rm, run, show
+from localq.cli.output import note
+from localq.errors import ExitCode, LocalqError
+
+app = typer.Typer(
+    name="localq",
+    help="Chat with the largest language model that one consumer NVIDIA GPU can hold.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help: quick to start, and readable in pipes, logs and screen readers
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command()(chat.chat)
+app.command()(run.run)
+app.command()(pull.pull)
+app.command()(ls.ls)
+app.command()(show.show)
+app.command()(rm.rm)
+app.command()(fit.fit)
+app.command()(quantize.quantize)
+app.command()(bench.bench)
+app.command()(doctor.doctor)
+app.add_typer(config.config, name="config")
+app.command(name="help")(help.help_)
+
+for alias, verb in (("get", pull.pull), ("list", ls.ls), ("info", show.show), ("remove", rm.rm)):
+    app.command(name=alias, hidden=True)(verb)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"localq {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the `localq` command."""
+    signal.signal(signal.SIGTERM, _terminate)
+    code = execute(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = ExitCode.CLOSED_PIPE
+    if code == ExitCode.CLOSED_PIPE:
+        # The interpreter flushes stdout once more at exit; nobody reads it any longer.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def execute(arguments: list[str]) -> int:
+    """Run one command line and return its exit code; expected failures are printed as one line on stderr."""
+    try:
+        result = app(arguments, prog_name="localq", standalone_mode=False)
+    except LocalqError as error:
+        note(f"localq: {error}")
+        return error.exit_code
+    except typer.TyperException as error:  # usage errors: the parser's own words
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        return ExitCode.CLOSED_PIPE
+    except SystemExit as stop:
+        # The parser turns a closed pipe into exit 1; told apart by what it was handling.
+        if isinstance(stop.__context__, BrokenPipeError):
+            return ExitCode.CLOSED_PIPE
+        return stop.code if isinstance(stop.code, int) else ExitCode.FAILURE
+    return result if isinstance(result, int) else ExitCode.OK
+
+
+def _terminate(signal_number: int, frame: FrameType | None) -> None:
+    raise SystemExit(ExitCode.TERMINATED)

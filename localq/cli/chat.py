@@ -1,0 +1,125 @@
+"""`localq chat`: a conversation in the terminal, line by line."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from localq.chat import Piece, Reply
+from localq.cli import options
+from localq.cli.output import note
+from localq.errors import ExitCode, LocalqError
+from localq.settings import Settings
+
+if TYPE_CHECKING:
+    from localq.cli.session import Opened
+
+LEAVE_WITHIN_S = 2.0  # a second Ctrl-C at the empty prompt within this time leaves
+
+
+def chat(
+    model: options.Model = None,
+    system: options.System = None,
+    ctx: options.Context = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repeat_penalty: options.RepeatPenalty = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    vram: options.Vram = None,
+    offline: options.Offline = None,
+    stats: options.ShowStats = None,
+    quiet: options.Quiet = False,
+) -> int:
+    """Hold a conversation with MODEL."""
+    settings = options.effective(
+        model=model, system=options.system_text(system), ctx=ctx, max_tokens=max_tokens, temperature=temperature,
+        top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed, device=device, dtype=dtype,
+        offline=offline, stats=stats,
+    )  # fmt: skip
+    return converse(settings, options.memory(vram), quiet)
+
+
+def converse(settings: Settings, vram_bytes: int | None, quiet: bool) -> int:
+    """Open the model and read messages until the user leaves."""
+    from localq.cli.session import load_now, open_session  # start-up cost: --help must not pay for it
+
+    with open_session(settings.model, settings, vram_bytes, quiet) as opened:
+        if opened.session.tokenizer.chat_template is None:
+            why = "it is a base model: it has no chat template, so it cannot hold a conversation"
+            raise LocalqError(settings.model, why, f"`localq run {settings.model} TEXT` completes a text.")
+        load_now(opened)
+        if sys.stdin.isatty() and not quiet:
+            loaded = opened.session.loaded
+            assert loaded is not None
+            note(
+                f"{loaded.name} ({loaded.format}) on {loaded.device_name}, context {loaded.context_size}. /help, Ctrl-D"
+            )
+        return _Loop(opened, settings.stats and not quiet).run()
+
+
+class _Loop:
+    """Read a line, do what it says, until the end of input."""
+
+    def __init__(self, opened: Opened, show_stats: bool) -> None:
+        from localq.cli.line_input import reader
+
+        self.opened, self.session, self.show_stats = opened, opened.session, show_stats
+        self.read = reader()
+        self.interrupted_at = -LEAVE_WITHIN_S
+
+    def run(self) -> int:
+        while True:
+            try:
+                line = self.read()
+            except EOFError:
+                return ExitCode.OK
+            except KeyboardInterrupt:
+                if time.monotonic() - self.interrupted_at < LEAVE_WITHIN_S or not sys.stdin.isatty():
+                    return ExitCode.INTERRUPTED
+                self.interrupted_at = time.monotonic()
+                note("Ctrl-C again or Ctrl-D leaves")
+                continue
+            try:
+                if not self.handle(line):
+                    return ExitCode.OK
+            except LocalqError as error:  # the conversation goes on; a closed pipe or Ctrl-C ends it
+                self.opened.status.clear()
+                note(f"localq: {error}")
+
+    def handle(self, line: str) -> bool:
+        """Act on one message or command; False means leave."""
+        from localq.cli import commands
+
+        if not line.strip():
+            return True
+        if line.startswith("/") and not line.startswith("//"):
+            name, argument = commands.parse(line.strip())
+            if name == "/exit":
+                return False
+            if name == "/regen":
+                self.stream(self.session.regenerate())
+            else:
+                note(commands.COMMANDS[name](self.session, argument))
+            return True
+        self.stream(self.session.ask(line.removeprefix("/")))
+        return True
+
+    def stream(self, parts: Iterator[Piece | Reply]) -> None:
+        """Print a reply as it arrives; Ctrl-C stops it and keeps it."""
+        from localq.cli.session import interruptible, load_now, print_reply, stats_line
+
+        load_now(self.opened)
+        with interruptible(self.session):
+            reply = print_reply(parts, self.opened.status)
+        if reply is not None:
+            for line in reply.notices:
+                note(f"({line})")
+            if self.show_stats:
+                note(stats_line(reply.stats))

@@ -1,0 +1,58 @@
+"""Options that several verbs share, each defined once, and the settings that result from them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from localq import settings
+from localq.errors import usage_error
+
+
+def _count(text: str) -> int:
+    try:
+        return settings.parse_count(text)
+    except ValueError:
+        raise usage_error(text, "this is not a number of tokens", "Use something like 4096 or 8k.") from None
+
+
+Model = Annotated[str | None, typer.Argument(help="A name, NAME@FORMAT, ORG/REPO, a folder or a .gguf file.")]
+System = Annotated[str | None, typer.Option("--system", "-s", help="System prompt; @FILE reads it from a file.")]
+Context = Annotated[
+    int | None, typer.Option("--ctx-size", "-c", parser=_count, metavar="TOKENS", help="Context size, such as 8k.")
+]
+MaxTokens = Annotated[
+    int | None, typer.Option("--max-tokens", "-n", parser=_count, metavar="TOKENS", help="Longest reply.")
+]
+Temperature = Annotated[float | None, typer.Option("--temperature", "--temp", help="0 = greedy.")]
+TopK = Annotated[int | None, typer.Option("--top-k", help="Keep the K likeliest tokens; 0 = off.")]
+TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this mass; 1 = off.")]
+MinP = Annotated[float | None, typer.Option("--min-p", help="Drop tokens below this share of the best; 0 = off.")]
+RepeatPenalty = Annotated[float | None, typer.Option("--repeat-penalty", help="1 = off.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same reply.")]
+Device = Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+Vram = Annotated[str | None, typer.Option("--vram", metavar="SIZE", help="Use at most this much, such as 24 or 12GiB.")]
+Offline = Annotated[
+    bool | None, typer.Option("--offline/--online", help="Never touch the network.", show_default=False)
+]
+ShowStats = Annotated[bool | None, typer.Option("--stats/--no-stats", help="Speed after a reply.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no statistics.")]
+
+
+def effective(**flags: Any) -> settings.Settings:
+    """The settings in force: built-in < config.toml < environment < the flags that were given."""
+    return settings.load().replace(**flags)
+
+
+def system_text(value: str | None) -> str | None:
+    """The system prompt of `--system`: text, or the content of @FILE."""
+    if value is None or not value.startswith("@"):
+        return value
+    try:
+        with open(value[1:], encoding="utf-8") as file:
+            return file.read().rstrip("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise usage_error(value[1:], f"the system prompt cannot be read ({error})", "Check the path.") from error

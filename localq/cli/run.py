@@ -1,0 +1,81 @@
+"""`localq run`: one prompt in, one answer out, made for pipes."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from localq.chat import ChatSession, Piece, Reply
+from localq.cli import options
+from localq.cli.output import note, print_json
+from localq.errors import ExitCode, usage_error
+
+
+def run(
+    model: options.Model = None,
+    prompt: Annotated[list[str] | None, typer.Argument(help="The prompt; what comes on stdin goes before it.")] = None,
+    system: options.System = None,
+    ctx: options.Context = None,
+    max_tokens: options.MaxTokens = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repeat_penalty: options.RepeatPenalty = None,
+    seed: options.Seed = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    vram: options.Vram = None,
+    offline: options.Offline = None,
+    stats: options.ShowStats = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> int:
+    """Answer one prompt; only the answer goes to stdout."""
+    text = _joined(prompt or [])
+    settings = options.effective(
+        model=model, system=options.system_text(system), ctx=ctx, max_tokens=max_tokens, temperature=temperature,
+        top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed, device=device, dtype=dtype,
+        offline=offline, stats=stats,
+    )  # fmt: skip
+    from localq.cli.session import interruptible, load_now, open_session, print_reply, stats_line
+
+    with open_session(settings.model, settings, options.memory(vram), quiet) as opened:
+        load_now(opened)
+        with interruptible(opened.session) as pressed:
+            parts = _parts(opened.session, text, quiet)
+            reply = print_reply(parts, opened.status, write_text=not json)
+    if reply is None:
+        return ExitCode.FAILURE
+    if json:
+        body = {"model": settings.model, "text": reply.text, "reason": reply.reason}
+        rates = {"tokens_per_s": reply.stats.tokens_per_s}
+        print_json({**body, "stats": {**dataclasses.asdict(reply.stats), **rates}})
+    if not quiet:
+        for line in reply.notices:
+            note(line)
+        if settings.stats and not json:
+            note(stats_line(reply.stats))
+    return ExitCode.INTERRUPTED if pressed.is_set() else ExitCode.OK
+
+
+def _joined(words: list[str]) -> str:
+    """The prompt: stdin, unless it is a terminal, then the words of the command line ("-" stands for stdin alone)."""
+    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().rstrip("\n")
+    given = " ".join(word for word in words if word != "-")
+    text = "\n\n".join(part for part in (piped, given) if part)
+    if not text.strip():
+        raise usage_error("localq run", "there is no prompt", 'Give one: localq run MODEL "PROMPT", or pipe it in.')
+    return text
+
+
+def _parts(session: ChatSession, text: str, quiet: bool) -> Iterator[Piece | Reply]:
+    if session.tokenizer.chat_template is not None:
+        return session.ask(text)
+    if not quiet:
+        note("this is a base model without a chat template: it continues the text as it stands")
+    return session.complete(session.tokenizer.prompt_ids(text), session.ensure_loaded())

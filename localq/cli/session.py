@@ -1,0 +1,145 @@
+"""Opening a model for `chat` and `run`: name -> files -> tokenizer and engine, with progress on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+from localq import catalog, prepare
+from localq.chat import ChatSession, Piece, Reply
+from localq.cli.output import human_bytes, is_rich_terminal, note
+from localq.sampling import Sampling
+from localq.settings import Settings
+from localq.stats import Stats
+from localq.worker.client import EngineClient
+from localq.worker.messages import Event, Load, Loading
+
+
+class StatusLine:
+    """One line on stderr that is drawn over while work goes on; silent unless stderr is a terminal."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._shown = 0
+        self._active = is_rich_terminal(sys.stderr) and not quiet
+
+    def show(self, text: str) -> None:
+        """Draw `text` over what stood there."""
+        if self._active:
+            sys.stderr.write("\r" + text[:100].ljust(self._shown))
+            sys.stderr.flush()
+            self._shown = len(text[:100])
+
+    def clear(self) -> None:
+        """Leave an empty line."""
+        if self._active and self._shown:
+            sys.stderr.write("\r" + " " * self._shown + "\r")
+            sys.stderr.flush()
+            self._shown = 0
+
+    def bytes(self, stage: str, done: int, total: int) -> None:
+        """`stage` with its share in percent."""
+        share = f" {done / total:4.0%} of {human_bytes(total)}" if total else ""
+        self.show(f"{stage}{share}")
+
+    def event(self, event: Event) -> None:
+        """Progress of a load."""
+        if isinstance(event, Loading):
+            self.bytes(event.stage, event.done_bytes, event.total_bytes)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A session with the client it runs on; `status` draws its progress."""
+
+    session: ChatSession
+    client: EngineClient
+    status: StatusLine
+
+
+@contextlib.contextmanager
+def open_session(name: str, settings: Settings, vram_bytes: int | None, quiet: bool) -> Iterator[Opened]:
+    """A session over `name`. The engine process starts at once and imports while the files are found."""
+    target = catalog.resolve(name)
+    status = StatusLine(quiet)
+    client = EngineClient()
+    try:
+        client.start()
+        path = prepare.model_path(target, note, status.bytes, settings.offline)
+        from localq.modelfiles import open_model
+        from localq.tokenizer import Tokenizer  # start-up cost: a wrong name must be answered without these
+
+        files = open_model(path)
+        request = Load(str(path), target.name, settings.device, settings.dtype, settings.ctx, vram_bytes=vram_bytes)
+        sampling = settings.sampling(Sampling.from_generation_config(files.generation_config))
+        session = ChatSession(client, request, Tokenizer.load(files), sampling, settings.max_tokens)
+        session.system = settings.system
+        status.clear()
+        yield Opened(session, client, status)
+    finally:
+        status.clear()
+        client.close()
+
+
+def load_now(opened: Opened) -> None:
+    """Load the model unless it is, with progress, and tell what the engine says the user must know."""
+    if opened.session.loaded is not None and opened.client.alive:
+        return
+    loaded = opened.session.ensure_loaded(opened.status.event)
+    opened.status.clear()
+    for line in loaded.notes:
+        note(line)
+
+
+@contextlib.contextmanager
+def interruptible(session: ChatSession) -> Iterator[threading.Event]:
+    """While a reply streams, Ctrl-C stops the reply instead of the program. The event says whether it was pressed."""
+    pressed = threading.Event()
+
+    def stop(signal_number: int, frame: FrameType | None) -> None:
+        if pressed.is_set():
+            raise KeyboardInterrupt  # twice: the reply does not matter any more
+        pressed.set()
+        # Not from the handler itself: the interrupted frame may hold the lock of the pipe.
+        threading.Thread(target=session.stop, daemon=True).start()
+
+    previous = signal.signal(signal.SIGINT, stop)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def print_reply(parts: Iterator[Piece | Reply], status: StatusLine, write_text: bool = True) -> Reply | None:
+    """Stream a reply to stdout as it arrives; returns its end, or None when the stream had none."""
+    reply = None
+    for part in parts:
+        if isinstance(part, Reply):
+            reply = part
+        elif part.text:
+            status.clear()
+            if write_text:
+                sys.stdout.write(part.text)
+                sys.stdout.flush()
+        elif part.stats.phase == "prefill" and part.stats.prompt_tokens:
+            done = part.stats.cached_tokens + part.stats.prefilled_tokens
+            status.show(f"reading the prompt {done / part.stats.prompt_tokens:4.0%}")
+    status.clear()
+    if write_text:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    return reply
+
+
+def stats_line(stats: Stats) -> str:
+    """Tokens, speed and waiting time of a reply in one line."""
+    speed = f", {stats.tokens_per_s:.1f} tok/s" if stats.generated_tokens > 1 else ""
+    cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
+    return (
+        f"[{stats.generated_tokens} tokens{speed}, first after {stats.time_to_first_token_s:.2f} s, "
+        f"prompt {stats.prompt_tokens}{cached}, context {stats.context_used}/{stats.context_size}]"
+    )

@@ -1,0 +1,61 @@
+"""From a name to files that can be loaded: found, fetched, or quantized on this machine once.
+
+Torch-free: quantizing runs as `localq quantize` in a process of its own, so that a front end stays light and a kill
+loses only what that process can resume.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from localq import catalog, hub, places
+from localq.errors import ExitCode, LocalqError, bad_file
+
+Say = Callable[[str], None]
+OnProgress = Callable[[str, int, int], None]  # file, bytes done, bytes in total
+
+# Reading the source, quantizing and writing, measured end to end on two CPU cores (`localq quantize` on SmolLM2-135M).
+QUANTIZE_PARAMETERS_PER_S = 20e6
+
+
+def model_path(target: catalog.Target, say: Say, on_progress: OnProgress | None = None, offline: bool = False) -> Path:
+    """The folder or .gguf file of `target`, fetched or made if need be. `say` gets one-line announcements."""
+    if target.path is not None:
+        return target.path
+    local = hub.local_path(target)
+    if local is not None:
+        return local
+    if target.source is not None:
+        return hub.fetch(target.source, on_progress, offline=offline)
+    if target.repo is not None:
+        return hub.fetch_repo(target.repo, target.revision, on_progress, offline=offline)
+    return _quantized_here(target, say, on_progress, offline)
+
+
+def source_path(name: str, say: Say, on_progress: OnProgress | None = None, offline: bool = False) -> Path:
+    """`model_path` for a name as typed."""
+    return model_path(catalog.resolve(name), say, on_progress, offline)
+
+
+def _quantized_here(target: catalog.Target, say: Say, on_progress: OnProgress | None, offline: bool) -> Path:
+    if target.base is None or target.format is None:
+        raise bad_file(
+            target.name, "there are no weights of it to fetch or to quantize", "`localq show` lists its sources."
+        )
+    out = places.quantized_dir() / target.name
+    minutes = max(1, round((target.entry.arch.parameters if target.entry else 0) / QUANTIZE_PARAMETERS_PER_S / 60))
+    say(
+        f"{target.name}: nobody publishes these weights, so they are made here once from {target.base.repo} "
+        f"(about {minutes} min after the download). They stay in {out}; `localq rm {target.name}` removes them."
+    )
+    source = hub.fetch(target.base, on_progress, offline=offline)
+    command = [sys.executable, "-m", "localq", "quantize", str(source), "--format", target.format, "--out", str(out)]
+    code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode
+    if code != 0:
+        again = "The cause stands above; the same command goes on where it stopped."
+        known = code in ExitCode.__members__.values()
+        raise LocalqError(target.name, "quantizing it failed", again, ExitCode(code) if known else ExitCode.FAILURE)
+    return out

@@ -1,0 +1,78 @@
+"""A client and a tokenizer for headless chat tests: replies are scripted; streams can stall, fail and be cancelled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+from localq.errors import LocalqError
+from localq.stats import Stats
+from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
+
+
+class CharTokenizer:
+    """One token per character; renders a conversation as "<role>content" with a final "<assistant>"."""
+
+    stop_ids = frozenset({0})
+    chat_template: str | None = "scripted"
+
+    def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
+        text = "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>"
+        return [ord(letter) for letter in text]
+
+    def prompt_ids(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def stream(self) -> CharTokenizer:
+        return self
+
+    def push(self, ids: list[int]) -> str:
+        return "".join(chr(i) for i in ids)
+
+    def finish(self) -> str:
+        return ""
+
+
+class ScriptedClient:
+    """Answers each generate with the next script: a list of pieces; an exception among them is raised there.
+
+    `prompts` keeps what the engine was asked; `die()` makes it look dead until the next load.
+    """
+
+    def __init__(self, *scripts: list[str | LocalqError], context_size: int = 1000, reason: str = "stop") -> None:
+        self.scripts, self.context_size, self.reason = list(scripts), context_size, reason
+        self.prompts: list[str] = []
+        self.generated: list[Generate] = []
+        self.loads = 0
+        self.alive = False
+        self.cancelled = threading.Event()
+
+    def load(self, request: Load, on_event: Callable[[Event], None] | None = None) -> Loaded:
+        self.loads += 1
+        self.alive = True
+        return Loaded(request.name, "cpu", "test CPU", "float32", "bf16", self.context_size, 256, False, 0.0)
+
+    def cancel(self, id: int) -> None:
+        self.cancelled.set()
+
+    def die(self) -> None:
+        self.alive = False
+
+    def generate(self, request: Generate) -> Iterator[Event]:
+        self.generated.append(request)
+        self.prompts.append("".join(chr(i) for i in request.prompt))
+        self.cancelled.clear()
+        used = len(request.prompt)
+        stats = Stats(prompt_tokens=used, context_used=used, context_size=self.context_size)
+        yield Progress(request.id, stats)
+        for part in self.scripts.pop(0):
+            if isinstance(part, LocalqError):
+                self.die()
+                raise part
+            if self.cancelled.is_set():
+                yield Done(request.id, "cancelled", stats)
+                return
+            used += len(part)
+            stats = Stats("decode", len(request.prompt), context_used=used, context_size=self.context_size)
+            yield Tokens(request.id, [ord(letter) for letter in part], stats)
+        yield Done(request.id, self.reason, stats)

@@ -1,0 +1,65 @@
+"""Settings: where a value comes from, what is refused, what a write keeps."""
+
+from __future__ import annotations
+
+import pytest
+
+from localq import settings
+from localq.errors import ExitCode, LocalqError
+from localq.sampling import Sampling
+
+
+@pytest.fixture
+def config_file(tmp_path, monkeypatch):
+    path = tmp_path / "config.toml"
+    monkeypatch.setenv("LOCALQ_CONFIG", str(path))
+    return path
+
+
+def test_environment_beats_file_beats_built_in(config_file):
+    config_file.write_text('temperature = 0.5\nctx = "8k"\nmodel = "phi-4"\n')
+    found = settings.origins({"LOCALQ_CTX": "4096"})
+    assert (found["ctx"].value, found["ctx"].source) == (4096, "LOCALQ_CTX")
+    assert (found["temperature"].value, found["temperature"].source) == (0.5, "config.toml")
+    assert (found["device"].value, found["device"].source) == ("auto", "built-in")
+    assert settings.load({}).ctx == 8192
+
+
+def test_settings_lie_over_the_models_own_sampling(config_file):
+    own = Sampling(temperature=0.6, top_p=0.9)
+    assert settings.Settings(top_p=0.5).sampling(own) == Sampling(temperature=0.6, top_p=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "names"),
+    [
+        ("temprature = 1.0", ExitCode.USAGE, "temperature"),
+        ("temperature = -1", ExitCode.USAGE, "temperature"),
+        ("temperature = nan", ExitCode.USAGE, "temperature"),
+        ('device = "gpu"', ExitCode.USAGE, "cuda"),
+        ("ctx = 0", ExitCode.USAGE, "ctx"),
+        ("ctx = 2.5", ExitCode.USAGE, "whole number"),
+        ("stats = 3", ExitCode.USAGE, "true or false"),
+        ("model = ", ExitCode.BAD_FILE, "config.toml"),
+    ],
+)
+def test_a_bad_file_is_refused_by_name(config_file, text, code, names):
+    config_file.write_text(text)
+    with pytest.raises(LocalqError, match=names) as caught:
+        settings.load({})
+    assert caught.value.exit_code == code
+
+
+def test_a_write_keeps_comments_and_can_be_undone(config_file):
+    config_file.write_text("# mine\nseed = 7 # lucky\n")
+    settings.write("top_k", "40")
+    assert config_file.read_text() == "# mine\nseed = 7 # lucky\ntop_k = 40\n"
+    settings.write("seed", None)
+    assert settings.read_config() == {"top_k": 40}
+    with pytest.raises(LocalqError, match="top_p"):
+        settings.write("top_p", "1.5")
+    assert settings.read_config() == {"top_k": 40}
+
+
+def test_every_setting_is_described():
+    assert set(settings.DESCRIPTIONS) == set(settings.Settings.__annotations__)
