@@ -1,0 +1,88 @@
+"""JSON files from model folders, which may be anybody's: bounded, strict, and inside the folder.
+
+A file is read only if it is a regular file that lies below the folder (or below the Hugging Face cache that the folder
+belongs to), is no larger than its limit, is UTF-8, and is a JSON object without duplicate keys and without NaN or
+Infinity. Everything else is a `LocalqError` with exit code 8. Torch-free.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections import Counter
+from pathlib import Path
+from typing import Any, NoReturn
+
+from localq.errors import bad_file
+
+DAMAGED = "Fetch the file again; if it came like this, the model is not usable."
+
+
+def inside(folder: Path, name: str) -> Path | None:
+    """`folder/name` as the regular file that it stands for, or None where no such name is in the folder.
+
+    Raises LocalqError for anything but a regular file, and for a symbolic link out of the folder. A snapshot folder of
+    the Hugging Face cache (`models--*/snapshots/<revision>`) consists of links: those may lead anywhere in that cache.
+    """
+    path = folder / name
+    if not os.path.lexists(path):
+        return None
+    root = folder.resolve()
+    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
+        root = root.parent.parent.parent
+    try:
+        resolved = path.resolve(strict=True)
+        mode = resolved.stat().st_mode
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links (pathlib, Python < 3.13)
+        raise bad_file(str(path), f"the link leads nowhere ({type(error).__name__})", DAMAGED) from error
+    if not resolved.is_relative_to(root):
+        raise bad_file(str(path), "a link out of the model folder", "Put the file itself into the folder.")
+    if not stat.S_ISREG(mode):
+        raise bad_file(str(path), "not a regular file", DAMAGED)
+    return resolved
+
+
+def read_text(path: Path, max_bytes: int) -> str:
+    """The UTF-8 text of a file of at most `max_bytes`."""
+    try:
+        with path.open("rb") as file:
+            raw = file.read(max_bytes + 1)
+    except OSError as error:
+        raise bad_file(str(path), f"cannot be read ({error.strerror})", "Check the file's permissions.") from error
+    if len(raw) > max_bytes:
+        raise bad_file(str(path), f"larger than the {max_bytes:,} bytes that such a file may have", DAMAGED)
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise bad_file(str(path), f"not UTF-8 text ({error.reason} at byte {error.start})", DAMAGED) from error
+
+
+def parse_object(text: str, what: str) -> dict[str, Any]:
+    """The JSON object in `text`; `what` names the source in errors."""
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    except RecursionError as error:
+        raise bad_file(what, "nested too deeply", DAMAGED) from error
+    except ValueError as error:  # covers JSONDecodeError, the two hooks, and integers of too many digits
+        raise bad_file(what, f"not valid JSON ({error})", DAMAGED) from error
+    if not isinstance(value, dict):
+        raise bad_file(what, f"holds a JSON {type(value).__name__} where an object belongs", DAMAGED)
+    return value
+
+
+def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in a file of at most `max_bytes`."""
+    return parse_object(read_text(path, max_bytes), str(path))
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"the key {counts.most_common(1)[0][0][:80]!r} occurs twice")
+    return fields
+
+
+def _no_constant(literal: str) -> NoReturn:
+    raise ValueError(f"the literal {literal}")
