@@ -1,0 +1,251 @@
+"""The facts about a model's shape that planning needs, and the counts that follow from them. Torch-free.
+
+Knows no format and no memory: bytes are the planner's. Counts follow the tensors of the Hugging Face checkpoints
+(transformers' modelling files of the model types in `MODEL_TYPES`), text part only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from localq.errors import LocalqError
+
+# model_type -> what sets its checkpoints apart from "llama": four norms a layer, q and k norms, fused projections,
+# and biases that the family always has.
+MODEL_TYPES: dict[str, frozenset[str]] = {
+    "llama": frozenset(),
+    "mistral": frozenset(),
+    "mixtral": frozenset({"moe"}),
+    "qwen2": frozenset({"qkv_bias"}),
+    "qwen3": frozenset({"qk_norm"}),
+    "qwen3_moe": frozenset({"qk_norm", "moe"}),
+    "gemma2": frozenset({"four_norms"}),
+    "gemma3": frozenset({"four_norms", "qk_norm"}),
+    "gemma3_text": frozenset({"four_norms", "qk_norm"}),
+    "phi3": frozenset({"fused"}),
+    "smollm3": frozenset(),
+    "gpt_oss": frozenset({"moe", "qkv_bias", "output_bias", "mlp_bias", "sinks"}),
+}
+# What config.json may leave out because it is the default of transformers' configuration class.
+_GEMMA3 = {
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208,
+    "max_position_embeddings": 131_072, "sliding_window": 4096, "tie_word_embeddings": True,
+}  # fmt: skip
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma2": {"head_dim": 256, "max_position_embeddings": 8192, "sliding_window": 4096, "tie_word_embeddings": True},
+    "gemma3": _GEMMA3,
+    "gemma3_text": _GEMMA3,
+    "smollm3": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 128},
+    "gpt_oss": {"head_dim": 64, "sliding_window": 128},
+}
+
+
+@dataclass(frozen=True)
+class Linears:
+    """`count` matrices of one shape [rows, columns] = [out, in]; `expert` when only some are read per token."""
+
+    name: str
+    rows: int
+    columns: int
+    count: int
+    expert: bool = False
+
+    @property
+    def parameters(self) -> int:
+        """Weights in all of them."""
+        return self.rows * self.columns * self.count
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A decoder's shape. Sizes in elements, contexts in tokens.
+
+    intermediate         width of the dense MLP; 0 where every layer has experts
+    vocab                rows of the embedding table
+    tied                 the head is the embedding table
+    max_context          positions that the model was made for
+    window               keys that a windowed layer looks at; 0 = no layer is windowed
+    window_layers        how many layers are windowed
+    experts              per layer; 0 = dense
+    experts_active       experts that one token goes through
+    expert_intermediate  width of one expert's MLP
+    qkv_bias, output_bias, mlp_bias   biases of the q, k, v; the attention output; the MLP projections
+    """
+
+    model_type: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    tied: bool
+    max_context: int
+    window: int = 0
+    window_layers: int = 0
+    experts: int = 0
+    experts_active: int = 0
+    expert_intermediate: int = 0
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Architecture:
+        """From a Hugging Face config.json, flat or with `text_config`, of transformers 4 or 5.
+
+        Raises LocalqError for a model type that is not in `MODEL_TYPES` and for a missing field.
+        """
+        outer = config.get("model_type")
+        inner = config.get("text_config")
+        if outer not in MODEL_TYPES:
+            known = ", ".join(sorted(MODEL_TYPES))
+            raise LocalqError("config.json", f"the architecture {outer!r} is not supported", f"Supported: {known}.")
+        model_type = str(outer)
+        text = inner if isinstance(inner, dict) else config
+        tied = config.get("tie_word_embeddings")  # a wrapper's own word counts where its text part has none
+        outside = {} if tied is None else {"tie_word_embeddings": tied}
+        stated = {key: value for key, value in text.items() if value is not None}
+        try:
+            return _from_text_config(model_type, {**_DEFAULTS.get(model_type, {}), **outside, **stated})
+        except KeyError as error:
+            raise LocalqError("config.json", f"{error} is missing", "Fetch the model again.") from error
+
+    @property
+    def linears(self) -> tuple[Linears, ...]:
+        """The block matrices that formats may quantize (no embedding, head, norm, router), over all layers."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        if "fused" in MODEL_TYPES[self.model_type]:
+            inputs: tuple[Linears, ...] = (Linears("qkv", q + 2 * kv, self.hidden, self.layers),)
+        else:
+            inputs = (Linears("q", q, self.hidden, self.layers), Linears("k and v", kv, self.hidden, 2 * self.layers))
+        return (*inputs, Linears("attention output", self.hidden, q, self.layers), *self._mlp())
+
+    def _mlp(self) -> tuple[Linears, ...]:
+        copies, width = self.layers, self.intermediate
+        if self.experts:
+            copies, width = self.layers * self.experts, self.expert_intermediate
+        expert = self.experts > 0
+        down = Linears("down", self.hidden, width, copies, expert)
+        if "fused" in MODEL_TYPES[self.model_type]:
+            return Linears("gate and up", 2 * width, self.hidden, copies, expert), down
+        return Linears("gate, up", width, self.hidden, 2 * copies, expert), down
+
+    @property
+    def linear_parameters(self) -> int:
+        """Weights of `linears`."""
+        return sum(each.parameters for each in self.linears)
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of the embedding table."""
+        return self.vocab * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Weights of the head; 0 where it is the embedding table."""
+        return 0 if self.tied else self.vocab * self.hidden
+
+    @property
+    def other_parameters(self) -> int:
+        """Norms, biases, routers and attention sinks: kept in 16 bit by every format."""
+        traits = MODEL_TYPES[self.model_type]
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        layer = self.hidden * (4 if "four_norms" in traits else 2)
+        layer += 2 * self.head_dim if "qk_norm" in traits else 0
+        layer += q + 2 * kv if self.qkv_bias else 0
+        layer += self.hidden if self.output_bias else 0
+        layer += self.heads if "sinks" in traits else 0
+        layer += self.experts * self.hidden  # the router
+        if self.mlp_bias:
+            width = self.expert_intermediate if self.experts else self.intermediate
+            layer += max(self.experts, 1) * (2 * width + self.hidden)
+            layer += self.experts  # the router's
+        return layer * self.layers + self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """All of them."""
+        return self.linear_parameters + self.embedding_parameters + self.head_parameters + self.other_parameters
+
+    @property
+    def active_linear_parameters(self) -> int:
+        """Weights of `linears` that one token goes through."""
+        idle = sum(each.parameters for each in self.linears if each.expert)
+        return self.linear_parameters - (idle - idle * self.experts_active // self.experts if self.experts else 0)
+
+    def kv_bytes_per_token(self, bits: int = 16) -> int:
+        """Bytes of keys and values that one position takes over all layers; see `kv_vector_bytes`."""
+        return self.layers * 2 * self.kv_heads * kv_vector_bytes(self.head_dim, bits)
+
+
+def kv_vector_bytes(head_dim: int, bits: int) -> int:
+    """Bytes of one key (or value) of one head.
+
+    32 and 16 bit: plain. 8 bit: one fp16 scale and one fp16 offset a vector. 4 bit: the same for every 64 elements.
+    """
+    if bits in (32, 16):
+        return head_dim * bits // 8
+    if bits == 8:
+        return head_dim + 4
+    if bits == 4:
+        return -(-head_dim // 2) + 4 * -(-head_dim // 64)
+    raise ValueError(f"a KV cache of {bits} bits is not defined")
+
+
+def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
+    traits = MODEL_TYPES[model_type]
+    layers, heads, hidden = text["num_hidden_layers"], text["num_attention_heads"], text["hidden_size"]
+    experts = (_first(text, "num_local_experts", "num_experts") or 0) if "moe" in traits else 0
+    active = _first(text, "num_experts_per_tok", "experts_per_token") or 0
+    # gpt-oss and mixtral call the width of an expert intermediate_size; qwen3_moe has both.
+    expert_width = text.get("moe_intermediate_size") or text["intermediate_size"]
+    attention_bias = bool(text.get("attention_bias", False))
+    window, window_layers = _windows(model_type, text, layers)
+    return Architecture(
+        model_type=model_type,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=text.get("num_key_value_heads") or heads,
+        head_dim=text.get("head_dim") or hidden // heads,
+        intermediate=0 if experts else text["intermediate_size"],
+        vocab=text["vocab_size"],
+        tied=bool(text.get("tie_word_embeddings", False)),
+        max_context=text["max_position_embeddings"],
+        window=window,
+        window_layers=window_layers,
+        experts=experts,
+        experts_active=active if experts else 0,
+        expert_intermediate=expert_width if experts else 0,
+        qkv_bias=attention_bias or "qkv_bias" in traits,
+        output_bias=attention_bias or "output_bias" in traits,
+        mlp_bias=bool(text.get("mlp_bias", False)) or "mlp_bias" in traits,
+    )
+
+
+def _first(fields: dict[str, Any], *names: str) -> Any:
+    return next((fields[name] for name in names if name in fields), None)
+
+
+def _windows(model_type: str, text: dict[str, Any], layers: int) -> tuple[int, int]:
+    """(window in tokens, windowed layers). transformers 5 lists `layer_types`; before, the family's rule holds."""
+    window = text.get("sliding_window") or 0
+    optional = model_type in ("qwen2", "qwen3", "qwen3_moe", "smollm3")  # a window is stated there, and inert
+    if not window or (optional and not text.get("use_sliding_window", False)):
+        return 0, 0
+    if types := text.get("layer_types"):
+        count = sum(kind == "sliding_attention" for kind in types)
+    elif model_type in ("gemma2", "gpt_oss"):
+        count = (layers + 1) // 2  # layers 0, 2, 4, ...
+    elif model_type in ("gemma3", "gemma3_text"):
+        pattern = text.get("sliding_window_pattern") or 6
+        count = layers - layers // pattern
+    elif model_type in ("qwen2", "qwen3", "qwen3_moe"):
+        count = max(layers - (text.get("max_window_layers") or 0), 0)
+    else:
+        count = layers  # mistral, mixtral, phi3: every layer
+    return (window, count) if count else (0, 0)
