@@ -18,10 +18,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from localq import models_file, places
+from localq import catalog_file, places
 from localq.architecture import Architecture
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.models_file import FORMATS, ModelEntry, Source
+from localq.catalog_file import FORMATS, ModelEntry, Source
 
 __all__ = ["Architecture", "ModelEntry", "Source", "Target", "find", "load_catalogue", "not_yet", "resolve"]
 
@@ -65,7 +65,7 @@ class Target:
 
 @functools.cache
 def _shipped() -> tuple[ModelEntry, ...]:
-    return models_file.read(Path(__file__).parent / "models.toml")
+    return catalog_file.read(Path(__file__).parent / "models.toml")
 
 
 def load_catalogue() -> tuple[ModelEntry, ...]:
@@ -76,7 +76,7 @@ def load_catalogue() -> tuple[ModelEntry, ...]:
     path = places.user_models_file()
     if not path.is_file():
         return _shipped()
-    own = models_file.read(path)
+    own = catalog_file.read(path)
     replaced = {entry.name.casefold() for entry in own}
     return (*own, *(entry for entry in _shipped() if entry.name.casefold() not in replaced))
 
