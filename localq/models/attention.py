@@ -1,0 +1,175 @@
+"""Attention over the static KV cache: grouped heads, rotary, windows, soft caps, and which slots a pass may see.
+
+Shape letters of `layers.py`, and: groups = query heads per key/value head; span = the slots first..stop that a layer
+looks at. Prefill never holds [heads, T, live] scores: the fused kernel of torch keeps them on the chip, and where a
+soft cap rules that kernel out, the queries go in blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from localq.models.config import DecoderConfig
+from localq.models.layers import Cache, RMSNorm
+from localq.models.rope import rotate
+
+SCORE_BYTES = 64 * 2**20  # the most that the f32 scores of one query block take where no fused kernel serves
+
+
+class Span(NamedTuple):
+    """Slots first..stop of the cache, and which of them each query sees.
+
+    mask is bool [T, stop - first], True = visible; None = every one is, or, with `causal`, the first i + 1 to query i.
+    """
+
+    first: int
+    stop: int
+    mask: Tensor | None
+    causal: bool
+
+
+def visible(positions: Tensor, slots: Tensor, live: int, window: int) -> Span:
+    """What queries at `positions` int64 [T] (consecutive) see: slot s iff s <= p, and s > p - window if window > 0.
+
+    `slots` is int64 0..capacity on the device. On the CPU the first position is read, so that the span is as short
+    as it can be and one token needs no mask. On a GPU reading it would wait for the device and break graph capture:
+    there the span is 0..live and the mask says the rest.
+    """
+    queries = positions.shape[0]
+    first, stop = 0, live
+    if positions.device.type == "cpu":
+        start = int(positions[0])
+        first, stop = max(0, start + 1 - window) if window else 0, start + queries
+        if queries == 1:
+            return Span(first, stop, None, False)
+    if queries == stop and (window == 0 or window >= stop):  # consecutive positions: this is the start of the text
+        return Span(first, stop, None, True)
+    mask = slots[first:stop] <= positions[:, None]
+    if window:
+        mask &= slots[first:stop] > positions[:, None] - window
+    return Span(first, stop, mask, False)
+
+
+@dataclass(slots=True)
+class Pass:
+    """What all layers of one forward pass share.
+
+    rotary   per kind of `Decoder.ropes`: cos and sin, each [T, 1, rotary_dim]
+    spans    per window size
+    """
+
+    positions: Tensor
+    live: int
+    cache: Cache
+    rotary: list[tuple[Tensor, Tensor]]
+    spans: dict[int, Span]
+
+
+class Attention(nn.Module):
+    """Causal attention of one layer, with separate projections (llama and most others)."""
+
+    def __init__(self, config: DecoderConfig, layer: int, norm: type[RMSNorm]) -> None:
+        super().__init__()
+        self.layer = layer
+        self.heads, self.kv_heads, self.head_dim = config.heads, config.kv_heads, config.head_dim
+        self.scale, self.softcap = config.attention_scale, config.attention_softcap
+        self.window = config.windows[layer]
+        rope = config.ropes[layer]
+        self.rope_kind = None if rope is None else config.rope_kinds.index(rope)
+        self.qk_norm = config.qk_norm
+        if config.qk_norm:
+            self.q_norm = norm(config.head_dim, config.eps)
+            self.k_norm = norm(config.head_dim, config.eps)
+        self.add_projections(config)
+
+    def add_projections(self, config: DecoderConfig) -> None:
+        """The linears of this layer."""
+        query_width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.q_proj = nn.Linear(config.hidden, query_width, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(config.hidden, kv_width, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(config.hidden, kv_width, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(query_width, config.hidden, bias=config.output_bias)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [T, hidden] -> q [T, heads * head_dim], k and v [T, kv_heads * head_dim]."""
+        return self.q_proj(x), self.k_proj(x), self.v_proj(x)
+
+    def forward(self, x: Tensor, step: Pass) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        tokens = x.shape[0]
+        q, k, v = self.project(x)
+        q, k = q.view(tokens, self.heads, self.head_dim), k.view(tokens, self.kv_heads, self.head_dim)
+        if self.qk_norm:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rope_kind is not None:
+            turned = rotate(torch.cat((q, k), 1), *step.rotary[self.rope_kind])  # one pass over both
+            q, k = turned[:, : self.heads], turned[:, self.heads :]
+        v = v.view(tokens, self.kv_heads, self.head_dim)
+        keys, values = step.cache.update(self.layer, k, v, step.positions, step.live)
+        span = step.spans[self.window]
+        keys, values = keys[:, span.first : span.stop], values[:, span.first : span.stop]
+        attended = attend(q, keys, values, span, self.scale, self.softcap)
+        projected: Tensor = self.o_proj(attended)
+        return projected
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float, softcap: float) -> Tensor:
+    """softmax(cap(q k^T scale)) v. q [T, heads, head_dim], keys and values [kv_heads, span, head_dim].
+
+    Returns [T, heads * head_dim]. Keys and values are never repeated for the groups.
+    """
+    tokens, heads, head_dim = q.shape
+    kv_heads = keys.shape[0]
+    if tokens == 1:
+        grouped = q.view(kv_heads, heads // kv_heads, head_dim)
+        if softcap or span.mask is not None:
+            return _scored(grouped, keys, values, span.mask, scale, softcap).view(1, heads * head_dim)
+        # Everything is visible, so the heads of a group can stand as the queries of one head.
+        attended = F.scaled_dot_product_attention(grouped[None], keys[None], values[None], scale=scale)
+        return attended.view(1, heads * head_dim)
+    grouped = q.view(tokens, kv_heads, heads // kv_heads, head_dim).permute(1, 2, 0, 3)
+    if softcap:
+        return _in_blocks(grouped, keys, values, span, scale, softcap)
+    shape = (kv_heads, heads // kv_heads, keys.shape[1], head_dim)  # kv heads as batch: groups share keys by stride 0
+    attended = F.scaled_dot_product_attention(
+        grouped,
+        keys[:, None].expand(shape),
+        values[:, None].expand(shape),
+        attn_mask=span.mask,
+        is_causal=span.causal,
+        scale=scale,
+    )
+    return attended.permute(2, 0, 1, 3).reshape(tokens, heads * head_dim)
+
+
+def _scored(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float) -> Tensor:
+    """The definition, with the scores in memory: q [kv_heads, rows, head_dim], mask bool, broadcast to the scores."""
+    scores = torch.baddbmm(q.new_zeros(()), q, keys.transpose(1, 2), beta=0, alpha=scale)  # [kv_heads, rows, span]
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return torch.bmm(torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype), values)
+
+
+def _in_blocks(q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float, softcap: float) -> Tensor:
+    """As `_scored` for q [kv_heads, groups, T, head_dim], some queries at a time -> [T, heads * head_dim]."""
+    kv_heads, groups, tokens, head_dim = q.shape
+    slots = keys.shape[1]
+    rows = max(1, SCORE_BYTES // (kv_heads * groups * slots * 4))
+    mask = span.mask
+    if mask is None:  # the start of the text
+        mask = torch.ones(tokens, slots, dtype=torch.bool, device=q.device).tril()
+    out = q.new_empty(tokens, kv_heads, groups, head_dim)
+    for first in range(0, tokens, rows):
+        block = q[:, :, first : first + rows]
+        count = block.shape[2]
+        seen = mask[first : first + count].repeat(groups, 1)  # rows of the block, once per group
+        part = _scored(block.reshape(kv_heads, groups * count, head_dim), keys, values, seen, scale, softcap)
+        out[first : first + count] = part.view(kv_heads, groups, count, head_dim).permute(2, 0, 1, 3)
+    return out.view(tokens, -1)

@@ -1,0 +1,266 @@
+"""What a decoder is made of: the facts of a `config.json`, read in both spellings, checked against hard limits.
+
+Both spellings: files before transformers 5 have top-level `rope_theta` and `rope_scaling` (its kind under `type` or
+`rope_type`); later ones have `rope_parameters`, for gemma3 one per layer type. What a model needs and we do not know
+is refused by name, because a model that runs with a feature left out is worse than one that does not run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+from localq.errors import ExitCode, LocalqError, bad_file
+from localq.models.layers import ACTIVATIONS
+from localq.models.rope import FREQUENCIES, Rope
+
+LIMITS = {  # far above any published model; a config beyond them is damaged or hostile
+    "vocab_size": 2**20,
+    "hidden_size": 2**16,
+    "num_hidden_layers": 256,
+    "num_attention_heads": 1024,
+    "num_key_value_heads": 1024,
+    "head_dim": 1024,
+    "intermediate_size": 2**20,
+    "max_position_embeddings": 2**24,
+    "original_max_position_embeddings": 2**24,
+    "sliding_window": 2**24,
+    "max_window_layers": 256,
+    "no_rope_layer_interval": 256,
+    "sliding_window_pattern": 256,
+}
+UNSUPPORTED = (  # known features of other models; true or set means that this model needs one
+    "use_bidirectional_attention",
+    "is_encoder_decoder",
+    "attention_sinks",
+    "attention_chunk_size",
+    "num_local_experts",
+    "num_experts",
+    "n_routed_experts",
+)
+WINDOWED = {"full_attention": False, "sliding_attention": True}  # the layer types we know
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The facts of a decoder.
+
+    head_dim            of queries, keys and values; heads * head_dim need not be hidden
+    eps                 of every norm
+    tied                the embedding is also the head
+    activation          a key of `layers.ACTIVATIONS`
+    attention_scale     multiplies the scores
+    ropes               per layer; None = no rotary embedding there
+    windows             per layer, in tokens; 0 = the whole context
+    qk_norm             norms of width head_dim on queries and keys
+    *_softcap           x -> cap * tanh(x / cap); 0 = off
+    """
+
+    vocab_size: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    max_context: int
+    eps: float
+    tied: bool
+    activation: str
+    attention_scale: float
+    ropes: tuple[Rope | None, ...]
+    windows: tuple[int, ...]
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    attention_softcap: float = 0.0
+    final_softcap: float = 0.0
+
+    @property
+    def rope_kinds(self) -> tuple[Rope, ...]:
+        """The distinct kinds of rotary embedding, in order of first use."""
+        return tuple(dict.fromkeys(rope for rope in self.ropes if rope is not None))
+
+    @classmethod
+    def read(cls, config: dict[str, Any], *, theta: float = 10_000.0, tied: bool = False) -> Self:
+        """The facts that every family states in the same way; a family replaces what it does differently.
+
+        `theta` and `tied` are the family's defaults for files that leave them out.
+        """
+        refuse_unsupported(config)
+        heads, hidden = integer(config, "num_attention_heads"), integer(config, "hidden_size")
+        kv_heads = integer(config, "num_key_value_heads", heads)
+        if heads % kv_heads:
+            raise malformed("num_key_value_heads", f"{kv_heads} does not divide the {heads} attention heads")
+        if config.get("head_dim") is None and hidden % heads:
+            raise malformed("num_attention_heads", f"{heads} does not divide hidden_size {hidden}")
+        head_dim, layers = integer(config, "head_dim", hidden // heads), integer(config, "num_hidden_layers")
+        return cls(
+            vocab_size=integer(config, "vocab_size"),
+            hidden=hidden,
+            layers=layers,
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            intermediate=integer(config, "intermediate_size"),
+            max_context=integer(config, "max_position_embeddings"),
+            eps=number(config, "rms_norm_eps", 1e-6),
+            tied=flag(config, "tie_word_embeddings", tied),
+            activation=read_activation(config, "hidden_act", "silu"),
+            attention_scale=head_dim**-0.5,
+            ropes=(read_rope(config, rope_parameters(config, theta), head_dim),) * layers,
+            windows=(0,) * layers,
+        )
+
+
+def malformed(key: str, why: str) -> LocalqError:
+    """A value that no model can have."""
+    return bad_file(f"config.json: {key}", why, "The file is damaged; fetch the model again.")
+
+
+def unsupported(key: str, value: object) -> LocalqError:
+    """A value that some model has and we do not compute."""
+    why = f"{value!r} is a feature that localq does not support"
+    return LocalqError(f"config.json: {key}", why, "See `localq ls` for models that work.", ExitCode.FAILURE)
+
+
+def integer(config: dict[str, Any], key: str, default: int | None = None) -> int:
+    """A positive integer within `LIMITS`; `default` where the key is absent or null."""
+    value = config.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise malformed(key, "it is missing")
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise malformed(key, f"{value!r} is not an integer")
+    if not 1 <= value <= LIMITS[key]:
+        raise malformed(key, f"{value} is not between 1 and {LIMITS[key]}")
+    return value
+
+
+def number(config: dict[str, Any], key: str, default: float | None = None) -> float:
+    """A positive finite number; `default` where the key is absent or null."""
+    value = config.get(key)
+    value = default if value is None else value
+    if value is None:
+        raise malformed(key, "it is missing")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+        raise malformed(key, f"{value!r} is not a positive number")
+    return float(value)
+
+
+def numbers(config: dict[str, Any], key: str, count: int) -> tuple[float, ...]:
+    """`count` positive finite numbers."""
+    values = config.get(key)
+    if not isinstance(values, list) or len(values) != count:
+        raise malformed(key, f"it is not a list of {count} numbers")
+    return tuple(number({key: value}, key) for value in values)
+
+
+def flag(config: dict[str, Any], key: str, default: bool = False) -> bool:
+    """true or false; `default` where the key is absent or null."""
+    value = config.get(key)
+    value = default if value is None else value
+    if not isinstance(value, bool):
+        raise malformed(key, f"{value!r} is not true or false")
+    return value
+
+
+def refuse_unsupported(config: dict[str, Any]) -> None:
+    """Refuses models that need a feature which would otherwise be passed over in silence."""
+    for key in UNSUPPORTED:
+        if config.get(key):
+            raise unsupported(key, config[key])
+
+
+def read_activation(config: dict[str, Any], key: str, default: str) -> str:
+    """The MLP's activation by name."""
+    name = config.get(key) or default
+    if name not in ACTIVATIONS:
+        raise unsupported(key, name)
+    return str(name)
+
+
+def read_windows(config: dict[str, Any], layers: int, window: int, windowed: list[bool]) -> tuple[int, ...]:
+    """Window of every layer: by `layer_types` where the file has them, else by `windowed`, the family's pattern."""
+    types = config.get("layer_types")
+    if types is not None:
+        if not isinstance(types, list) or len(types) != layers:
+            raise malformed("layer_types", f"it is not a list of {layers} names")
+        for name in types:
+            if name not in WINDOWED:
+                raise unsupported("layer_types", name)
+        windowed = [WINDOWED[name] for name in types]
+    return tuple(window if inside else 0 for inside in windowed)
+
+
+def rope_parameters(config: dict[str, Any], theta: float) -> dict[str, Any]:
+    """The rotary parameters of a file that has one set of them, in the later spelling."""
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(parameters, dict):
+        raise malformed("rope_scaling", f"{parameters!r} is not an object")
+    return {
+        "rope_theta": config.get("rope_theta") or theta,
+        "partial_rotary_factor": config.get("partial_rotary_factor"),
+        "rope_type": parameters.get("type", "default"),
+        **{key: value for key, value in parameters.items() if value is not None},
+    }
+
+
+def read_rope(config: dict[str, Any], parameters: dict[str, Any], head_dim: int) -> Rope:
+    """A `Rope` from `rope_parameters`; `config` gives the context lengths that some kinds refer to."""
+    kind = parameters["rope_type"]
+    if kind not in FREQUENCIES:
+        raise unsupported("rope_type", kind)
+    rotary_dim = int(head_dim * number(parameters, "partial_rotary_factor", 1.0))
+    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
+        raise malformed("partial_rotary_factor", f"{rotary_dim} of {head_dim} columns cannot turn in pairs")
+    theta = number(parameters, "rope_theta")
+    if kind == "default":
+        return Rope(kind, theta, rotary_dim)
+    if kind == "linear":
+        return Rope(kind, theta, rotary_dim, factor=number(parameters, "factor"))
+    context = integer(config, "max_position_embeddings")
+    stated = integer(parameters, "original_max_position_embeddings", context)
+    original = integer(config, "original_max_position_embeddings", stated)
+    factor = number(parameters, "factor", context / original)
+    if kind == "llama3":
+        low, high = number(parameters, "low_freq_factor"), number(parameters, "high_freq_factor")
+        if low >= high:
+            raise malformed("low_freq_factor", f"{low} is not below high_freq_factor {high}")
+        return Rope(kind, theta, rotary_dim, factor, original, low_frequency_factor=low, high_frequency_factor=high)
+    if kind == "yarn":
+        return Rope(
+            kind,
+            theta,
+            rotary_dim,
+            factor,
+            original,
+            attention_factor=_yarn_attention_factor(parameters, factor),
+            beta_fast=number(parameters, "beta_fast", 32.0),
+            beta_slow=number(parameters, "beta_slow", 1.0),
+            truncate=flag(parameters, "truncate", True),
+        )
+    grown = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return Rope(
+        kind,
+        theta,
+        rotary_dim,
+        factor,
+        original,
+        attention_factor=number(parameters, "attention_factor", grown),
+        short_factor=numbers(parameters, "short_factor", rotary_dim // 2),
+        long_factor=numbers(parameters, "long_factor", rotary_dim // 2),
+    )
+
+
+def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
+    """YaRN's temperature: stated, or 0.1 m ln(factor) + 1, as a ratio where both `mscale` and its partner are."""
+
+    def temperature(scale: float) -> float:
+        return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
+
+    scale, over_all = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    default = temperature(scale) / temperature(over_all) if scale and over_all else temperature(1.0)
+    return number(parameters, "attention_factor", default)

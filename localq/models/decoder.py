@@ -1,0 +1,112 @@
+"""The decoder that every family is: embedding, blocks, norm, head. Families set its facts and swap its parts.
+
+Life of a model: built on the meta device; every parameter replaced by a real tensor under the name that `rename`
+gives, and linears replaced where the checkpoint is quantized; then `make_tables` once; then calls.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from localq.models.attention import Attention, Pass, visible
+from localq.models.config import DecoderConfig
+from localq.models.layers import Cache, GatedMLP, RMSNorm
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    attention_class: type[Attention] = Attention
+    mlp_class: type[GatedMLP] = GatedMLP
+    norm_class: type[RMSNorm] = RMSNorm
+
+    def __init__(self, config: DecoderConfig, layer: int) -> None:
+        super().__init__()
+        self.self_attn = self.attention_class(config, layer, self.norm_class)
+        self.mlp = self.mlp_class(config.hidden, config.intermediate, config.activation, config.mlp_bias)
+        self.input_layernorm = self.norm_class(config.hidden, config.eps)
+        self.post_attention_layernorm = self.norm_class(config.hidden, config.eps)
+
+    def forward(self, x: Tensor, step: Pass) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        x = x + self.self_attn(self.input_layernorm(x), step)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class Decoder(nn.Module):
+    """A causal language model of one sequence. Parameters carry the names of transformers, less `model.`.
+
+    A tied model has no `lm_head` parameter (`self.lm_head` is None, and the embedding is the head); a head put there
+    later, quantized say, is used. `redundant` names checkpoint tensors that such a model leaves unread.
+    """
+
+    block_class: type[Block] = Block
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden)
+        self.layers = nn.ModuleList(self.block_class(config, layer) for layer in range(config.layers))
+        self.norm = self.block_class.norm_class(config.hidden, config.eps)
+        self.lm_head: nn.Module | None = (
+            None if config.tied else nn.Linear(config.hidden, config.vocab_size, bias=False)
+        )
+        self.redundant = frozenset({"lm_head.weight"}) if config.tied else frozenset()
+        self.windows = tuple(dict.fromkeys(config.windows))
+        self.rotary_tables: list[Tensor] = []
+        self.slots = torch.empty(0, dtype=torch.int64)
+
+    def kv_layout(self) -> list[tuple[int, int]]:
+        """(kv_heads, head_dim) of every layer's cache."""
+        return [(self.config.kv_heads, self.config.head_dim)] * self.config.layers
+
+    def make_tables(self, context: int, device: torch.device | str) -> None:
+        """Makes on `device` what the passes look up, for positions below `context`; call once, after the weights.
+
+        cos and sin per kind of rotary embedding, in the dtype of the weights (`table_bytes` in all), the slot
+        numbers that masks compare with, and what norms derive from their weights.
+        """
+        device, dtype = torch.device(device), self.norm.weight.dtype
+        self.rotary_tables = [rope.table(context, dtype, device) for rope in self.config.rope_kinds]
+        self.slots = torch.arange(context, device=device)
+        for module in self.modules():
+            if isinstance(module, RMSNorm):
+                module.finish()
+
+    def table_bytes(self, context: int, dtype: torch.dtype) -> int:
+        """Bytes that `make_tables` allocates for positions."""
+        rotary = sum(rope.table_bytes(context, dtype.itemsize) for rope in self.config.rope_kinds)
+        return rotary + context * torch.int64.itemsize
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """ids int64 [T] -> [T, hidden]."""
+        embedded: Tensor = self.embed_tokens(ids)
+        return embedded
+
+    def forward(self, ids: Tensor, positions: Tensor, cache: Cache, live: int, last_only: bool = True) -> Tensor:
+        """ids, positions int64 [T] -> logits f32 [1, vocab] of the last token, or [T, vocab].
+
+        `positions` are consecutive and below the context of `make_tables`; the keys and values of these tokens go
+        into `cache`. `live` is how many cache slots attention looks at: more than the last position, and otherwise
+        free; slots behind a query's own position are masked.
+        """
+        step = self._begin(positions, cache, live)
+        x = self.embed(ids)
+        for block in self.layers:
+            x = block(x, step)
+        x = self.norm(x[-1:] if last_only else x)
+        head = self.lm_head
+        logits: Tensor = (F.linear(x, self.embed_tokens.weight) if head is None else head(x)).float()
+        cap = self.config.final_softcap
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    def _begin(self, positions: Tensor, cache: Cache, live: int) -> Pass:
+        rotary = []
+        for table in self.rotary_tables:
+            turns = table.index_select(0, positions)  # [T, 2, rotary_dim]
+            rotary.append((turns[:, :1], turns[:, 1:]))
+        spans = {window: visible(positions, self.slots, live, window) for window in self.windows}
+        return Pass(positions, live, cache, rotary, spans)

@@ -1,0 +1,81 @@
+"""The parts that all families share: norms, the gated MLP, and what a layer expects of the KV cache.
+
+Shape letters: T tokens of this pass, hidden = width of the residual stream, live = cache slots that attention sees.
+There is no batch dimension: x is [T, hidden].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+}
+
+
+class Cache(Protocol):
+    """Keys and values of the positions seen so far, per layer; `engine.cache.KVCache` is one."""
+
+    def update(self, layer: int, k: Tensor, v: Tensor, positions: Tensor, live: int) -> tuple[Tensor, Tensor]:
+        """Stores k, v [T, kv_heads, head_dim] at the slots `positions` int64 [T].
+
+        Returns the first `live` slots of both, each [kv_heads, live, head_dim]. `live` is a host integer that no
+        position reaches.
+        """
+        ...
+
+
+class RMSNorm(nn.Module):
+    """weight * x / rms(x): the quotient in f32, rounded to the type of x, then scaled (llama's order of rounding)."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., width] -> the same shape and dtype."""
+        if x.dtype == torch.float32:  # nothing to round, so one call does both
+            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x, self.weight.shape, None, self.eps) * self.weight
+
+    def finish(self) -> None:
+        """Called once after the weights are in place; this norm derives nothing from them."""
+
+
+class OffsetRMSNorm(RMSNorm):
+    """(1 + weight) * x / rms(x), all in f32 and rounded last (gemma's order of rounding)."""
+
+    scale: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., width] -> the same shape and dtype."""
+        return F.rms_norm(x.float(), self.scale.shape, self.scale, self.eps).to(x.dtype)
+
+    def finish(self) -> None:
+        """Keeps 1 + weight in f32, which every call would compute again."""
+        self.scale = 1.0 + self.weight.detach().float()
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x))."""
+
+    def __init__(self, hidden: int, intermediate: int, activation: str, bias: bool) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(hidden, intermediate, bias=bias)
+        self.up_proj = nn.Linear(hidden, intermediate, bias=bias)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
+        self.activation = ACTIVATIONS[activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        projected: Tensor = self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        return projected

@@ -1,0 +1,129 @@
+"""Rotary position embedding: the frequencies of every scaling we know, and the tables made from them.
+
+A head's first `rotary_dim` columns form pairs (i, i + rotary_dim/2); the pair at position p turns by the angle
+p * frequency[i]. Scalings change the frequencies, and yarn and longrope also scale cos and sin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rope:
+    """One kind of rotary embedding; every layer that uses the same kind shares one table.
+
+    kind               a key of `FREQUENCIES`
+    theta              base of the geometric series of wavelengths
+    rotary_dim         columns of a head that turn (even); the others pass through
+    factor             context extension, for all kinds but "default"
+    original_context   positions of the pretraining ("llama3", "yarn", "longrope")
+    attention_factor   multiplies cos and sin ("yarn", "longrope")
+    low_frequency_factor, high_frequency_factor   borders of the blend of "llama3", in turns per original context
+    beta_fast, beta_slow, truncate                borders of the blend of "yarn"
+    short_factor, long_factor                     one divisor per frequency for "longrope" [rotary_dim / 2]
+    """
+
+    kind: str
+    theta: float
+    rotary_dim: int
+    factor: float = 1.0
+    original_context: int = 0
+    attention_factor: float = 1.0
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+    def frequencies(self, context: int) -> Tensor:
+        """Radians per position, f32 [rotary_dim / 2], on the CPU. Only "longrope" looks at `context`."""
+        return FREQUENCIES[self.kind](self, context)
+
+    def table(self, context: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """`dtype` [context, 2, rotary_dim]: cos, and sin with the sign that `rotate` needs, per position.
+
+        The angles are f32 as in transformers, and rounded to `dtype` last. Made on the CPU, so that every device
+        holds the same numbers.
+        """
+        angles = torch.arange(context, dtype=torch.float32)[:, None] * self.frequencies(context)
+        cos, sin = angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
+        table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
+        return table.to(device=device, dtype=dtype)
+
+    def table_bytes(self, context: int, itemsize: int) -> int:
+        """Bytes of `table`."""
+        return context * 2 * self.rotary_dim * itemsize
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, heads, head_dim] turned by cos and signed sin, each [T, 1, rotary_dim] -> the same shape.
+
+    (a, b) -> (a cos - b sin, b cos + a sin). The minus lives in the table, so a roll replaces negate and join.
+    """
+    rotary_dim = cos.shape[-1]
+    if rotary_dim == x.shape[-1]:
+        return torch.addcmul(x * cos, x.roll(rotary_dim // 2, -1), sin)
+    turning, passing = x[..., :rotary_dim], x[..., rotary_dim:]
+    return torch.cat((torch.addcmul(turning * cos, turning.roll(rotary_dim // 2, -1), sin), passing), -1)
+
+
+def _default(rope: Rope, context: int) -> Tensor:
+    exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim
+    return 1.0 / (rope.theta**exponents)
+
+
+def _linear(rope: Rope, context: int) -> Tensor:
+    return _default(rope, context) / rope.factor
+
+
+def _llama3(rope: Rope, context: int) -> Tensor:
+    """Slow pairs (wavelength above original/low) are divided by the factor, fast ones kept, those between blended."""
+    frequencies = _default(rope, context)
+    turns = rope.original_context * frequencies / (2 * math.pi)  # over the original context
+    span = rope.high_frequency_factor - rope.low_frequency_factor
+    keep = ((turns - rope.low_frequency_factor) / span).clamp(0.0, 1.0)
+    return (1 - keep) * frequencies / rope.factor + keep * frequencies
+
+
+def _yarn(rope: Rope, context: int) -> Tensor:
+    """YaRN (arXiv 2309.00071, section 3.2): as llama3, but the blend is linear in the pair's index."""
+
+    def pair_with_turns(turns: float) -> float:
+        ratio = rope.original_context / (turns * 2 * math.pi)
+        return rope.rotary_dim * math.log(ratio) / (2 * math.log(rope.theta))
+
+    low, high = pair_with_turns(rope.beta_fast), pair_with_turns(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    width = high - low or 0.001  # the reference's guard against an empty border
+    divide = ((torch.arange(rope.rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0.0, 1.0)
+    frequencies = _default(rope, context)
+    return frequencies / rope.factor * divide + frequencies * (1 - divide)
+
+
+def _longrope(rope: Rope, context: int) -> Tensor:
+    """LongRoPE (arXiv 2402.13753): one divisor per pair, from the list for short or for long contexts.
+
+    transformers picks the list anew for every sequence length and recomputes the cache when it changes. Here the
+    cache outlives a turn, so the configured context decides once: the short list while it is at most the original.
+    """
+    divisors = rope.short_factor if context <= rope.original_context else rope.long_factor
+    return _default(rope, context) / torch.tensor(divisors, dtype=torch.float32)
+
+
+FREQUENCIES: dict[str, Callable[[Rope, int], Tensor]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
