@@ -125,10 +125,11 @@ class Done:
 
 @dataclass(frozen=True)
 class Failed:
-    """A request failed; `id` is None for a load. The process lives on unless it says Dying next."""
+    """A request failed; `id` is None for a load. `dying`: the process ends now (only a new one can help)."""
 
     error: dict[str, Any]  # LocalqError.to_dict()
     id: int | None = None
+    dying: bool = False
 
     def to_error(self) -> LocalqError:
         """The error to raise on the front end's side."""

@@ -1,0 +1,267 @@
+"""The engine process: `python -m localq.worker.server`. Requests come on stdin, events go to what was stdout.
+
+The process says Ready before torch is imported. A thread reads stdin, so that Cancel is seen while a reply is made and
+the end of stdin (the front end is gone) ends the process at once: there are no orphans. Whatever libraries print goes
+to stderr. A CUDA error is sticky, only a new process can cure it, so the process reports it and ends.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NoReturn, Protocol
+
+from localq.errors import ExitCode, LocalqError
+from localq.stats import Stats
+from localq.worker import messages
+from localq.worker.messages import (
+    Cancel,
+    Done,
+    Event,
+    Failed,
+    Generate,
+    Load,
+    Loaded,
+    Loading,
+    Progress,
+    Ready,
+    Shutdown,
+    Tokens,
+)
+
+if TYPE_CHECKING:
+    from localq.engine.generate import Engine, Step
+
+BATCH_S = 0.025  # tokens are sent together when they come faster than this
+STEP_LIMIT_S = 30.0  # a GPU that finishes no step for so long hangs
+_CUDA_MARKS = ("CUDA error", "CUBLAS_STATUS", "cudaError")
+
+
+class Backend(Protocol):
+    """What does the work behind the pipe: `TorchBackend`, or a scripted one in tests."""
+
+    @property
+    def watched(self) -> bool:
+        """True when steps run on a device that can hang."""
+
+    def load(self, request: Load, on_progress: Callable[[str, int, int], None]) -> Loaded:
+        """Load a model, freeing the one before."""
+
+    def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
+        """Continue a prompt."""
+
+
+class TorchBackend:
+    """The real engine."""
+
+    def __init__(self) -> None:
+        import localq.engine.generate  # noqa: F401  # torch is imported here, after Ready was sent
+
+        self._engine: Engine | None = None
+
+    @property
+    def watched(self) -> bool:
+        """True on a GPU."""
+        return self._engine is not None and self._engine.model.device.type == "cuda"
+
+    def load(self, request: Load, on_progress: Callable[[str, int, int], None]) -> Loaded:
+        """Load the model of `request`; the one before is freed first."""
+        from localq import modelfiles
+        from localq.engine import device, generate, load
+
+        started = time.monotonic()
+        self._engine = None
+        load.free_memory()
+        files = modelfiles.open_model(Path(request.path))
+        options = load.Options(
+            request.name, request.device, request.dtype, request.ctx, request.kv_bits, request.vram_bytes
+        )
+        model = load.load(files, options, on_progress)
+        self._engine = engine = generate.Engine(model, on_progress=on_progress)
+        return Loaded(
+            name=request.name or files.name,
+            device=model.device.type,
+            device_name=device.device_name(model.device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            format=model.format,
+            context_size=model.ctx,
+            vocab_size=model.vocab,
+            graphs=engine.graphs,
+            load_s=time.monotonic() - started,
+            ledger=engine.ledger(),
+            notes=list(model.notes),
+        )
+
+    def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
+        """Continue the prompt of `request`."""
+        if self._engine is None:
+            raise LocalqError("engine process", "no model is loaded", "Load one first.", ExitCode.USAGE)
+        return self._engine.generate(
+            request.prompt, request.sampling, frozenset(request.stop_ids), request.max_tokens, cancelled
+        )
+
+
+class Server:
+    """The loop around a backend. `read_requests` runs in a thread of its own, everything else in the main thread."""
+
+    def __init__(self, requests: BinaryIO, events: BinaryIO, step_limit_s: float = STEP_LIMIT_S) -> None:
+        self._requests, self._events = requests, events
+        self._step_limit_s = step_limit_s
+        self._inbox: queue.SimpleQueue[Load | Generate] = queue.SimpleQueue()
+        self._cancelled: set[int] = set()
+        self._sending = threading.Lock()
+        self._deadline: float | None = None  # monotonic seconds; None = nothing is watched
+
+    # ---- the pipe
+
+    def send(self, event: Event) -> None:
+        """Write one event; a front end that has gone ends the process."""
+        try:
+            with self._sending:
+                self._events.write(messages.encode(event))
+                self._events.flush()
+        except OSError:
+            os._exit(ExitCode.CLOSED_PIPE)
+
+    def read_requests(self) -> None:
+        """Sort requests as they come: Cancel acts at once, work waits its turn, the end of the pipe ends all."""
+        while line := self._requests.readline(messages.MAX_LINE_BYTES):
+            if not line.endswith(b"\n"):
+                self._skip_line(line)
+                continue
+            try:
+                request = messages.decode(line)
+            except LocalqError as error:
+                self.send(Failed(error.to_dict()))
+                continue
+            if isinstance(request, Cancel):
+                self._cancelled.add(request.id)
+            elif isinstance(request, Load | Generate):
+                self._inbox.put(request)
+            elif isinstance(request, Shutdown):
+                break
+            else:
+                cause = f"{type(request).__name__} is no request"
+                self.send(Failed(LocalqError("engine process", cause, "Report this as a bug.").to_dict()))
+        os._exit(ExitCode.OK)  # at once, also in the middle of a step: the system frees the device
+
+    def _skip_line(self, line: bytes) -> None:
+        while line and not line.endswith(b"\n"):
+            line = self._requests.readline(2**20)
+        cause = f"a request is longer than {messages.MAX_LINE_BYTES // 2**20} MiB"
+        self.send(Failed(LocalqError("engine process", cause, "Shorten the prompt.", ExitCode.USAGE).to_dict()))
+
+    # ---- the work
+
+    def serve(self, backend: Backend) -> None:
+        """Answer requests for ever."""
+        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        while True:
+            request = self._inbox.get()
+            id = request.id if isinstance(request, Generate) else None
+            try:
+                if isinstance(request, Load):
+                    self.send(backend.load(request, lambda *report: self.send(Loading(*report))))
+                else:
+                    self._generate(request, backend)
+            except LocalqError as error:
+                self.send(Failed(error.to_dict(), id))
+            except Exception as error:  # a bug must not take the process along; its traceback goes to the log
+                self._unexpected(error, id)
+            finally:
+                self._deadline = None
+
+    def _generate(self, request: Generate, backend: Backend) -> None:
+        batch: list[int] = []
+        stats, sent = Stats(), 0.0
+        watched = backend.watched
+        self._beat(watched)
+        try:
+            for step in backend.generate(request, lambda: request.id in self._cancelled):
+                self._beat(watched)
+                batch += step.ids
+                stats = step.stats
+                now = time.monotonic()
+                if batch and (step.reason or now - sent >= BATCH_S):
+                    self.send(Tokens(request.id, batch, stats))
+                    batch, sent = [], now
+                elif not step.ids and not step.reason:
+                    self.send(Progress(request.id, stats))
+                if step.reason:
+                    self.send(Done(request.id, step.reason, stats))
+        finally:
+            if batch:  # made before the failure, so the front end shall have them
+                self.send(Tokens(request.id, batch, stats))
+            self._cancelled.discard(request.id)
+
+    def _unexpected(self, error: Exception, id: int | None) -> None:
+        traceback.print_exc()
+        text = (str(error).splitlines() or [""])[0]
+        cause = f"{type(error).__name__}: {text}"
+        if not is_device_fault(error):
+            self.send(Failed(LocalqError("engine", cause, "Report this as a bug.").to_dict(), id))
+            return
+        self.die(LocalqError("GPU", cause, "The engine process ends; the next message starts a new one."), id)
+
+    # ---- the watchdog
+
+    def _beat(self, watched: bool) -> None:
+        if watched:
+            self._deadline = time.monotonic() + self._step_limit_s
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(min(1.0, self._step_limit_s / 4))
+            deadline = self._deadline
+            if deadline is not None and time.monotonic() > deadline:
+                cause = f"it finished no step within {self._step_limit_s:g} s"
+                self.die(LocalqError("GPU", cause, "The engine process ends; the next message starts a new one."))
+
+    def die(self, error: LocalqError, id: int | None = None) -> NoReturn:
+        """Tell why, and end the process."""
+        self.send(Failed(error.to_dict(), id, dying=True))
+        sys.stderr.flush()
+        os._exit(ExitCode.FAILURE)
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """True for errors after which a CUDA context is unusable (running out of memory is not one of them)."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if "OutOfMemoryError" in names:
+        return False
+    return "AcceleratorError" in names or (
+        isinstance(error, RuntimeError) and any(mark in str(error) for mark in _CUDA_MARKS)
+    )
+
+
+def main(make_backend: Callable[[], Backend] = TorchBackend, step_limit_s: float = STEP_LIMIT_S) -> None:
+    """Serve until stdin ends. Takes stdout for events: from here on, fd 1 is stderr."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C belongs to the front end, which sends Cancel or Shutdown
+    events = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    server = Server(sys.stdin.buffer, events, step_limit_s)
+    server.send(Ready(os.getpid()))
+    threading.Thread(target=server.read_requests, name="requests", daemon=True).start()
+    try:
+        backend = make_backend()
+    except Exception as error:  # torch itself may fail to import: name it instead of leaving a silent death
+        traceback.print_exc()
+        cause = f"it cannot start ({type(error).__name__}: {error})"
+        server.die(LocalqError("engine process", cause, "`localq doctor` shows what is wrong.", ExitCode.NO_DEVICE))
+    try:
+        server.serve(backend)
+    finally:  # no orderly shutdown: Python would abort over the thread that waits on stdin
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(ExitCode.FAILURE)
+
+
+if __name__ == "__main__":
+    main()

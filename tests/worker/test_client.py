@@ -1,0 +1,282 @@
+"""The pipe between a front end and the engine process, driven by a scripted engine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from localq.errors import ExitCode, LocalqError
+from localq.worker.client import COMMAND, EngineClient, last_words
+from localq.worker.messages import Done, Generate, Load, Loading, Progress, Tokens, encode
+
+SUPPORT = Path(__file__).parents[1] / "support"
+SCRIPTED = (sys.executable, str(SUPPORT / "scripted_engine.py"))
+
+
+@pytest.fixture
+def client():
+    with EngineClient(SCRIPTED) as client:
+        yield client
+
+
+def reply(client: EngineClient, *prompt: int, id: int = 1, max_tokens: int | None = None) -> tuple[list[int], str]:
+    ids: list[int] = []
+    for event in client.generate(Generate(id, list(prompt), max_tokens=max_tokens)):
+        ids += event.ids if isinstance(event, Tokens) else []
+    assert isinstance(event, Done)
+    return ids, event.reason
+
+
+def collect(client: EngineClient, request: Generate, seen: list[int]) -> None:
+    for event in client.generate(request):
+        seen += event.ids if isinstance(event, Tokens) else []
+
+
+def test_load_reports_progress_and_facts(client):
+    events = []
+    loaded = client.load(Load("tiny"), events.append)
+    assert events == [Loading("reading weights", 5, 10)]
+    assert (loaded.context_size, loaded.ledger, loaded.notes) == (100, {"weights": 10}, ["a note"])
+
+
+def test_load_failure_keeps_the_process(client):
+    with pytest.raises(LocalqError, match="no such file") as caught:
+        client.load(Load("missing"))
+    assert caught.value.exit_code == ExitCode.UNKNOWN_MODEL
+    assert client.alive
+
+
+def test_tokens_arrive_in_order_and_in_batches(client):
+    events = list(client.generate(Generate(7, [5, 20], max_tokens=300)))
+    tokens = [event for event in events if isinstance(event, Tokens)]
+    assert [id for event in tokens for id in event.ids] == list(range(21, 321))
+    assert isinstance(events[0], Progress)
+    assert tokens[0].ids == [21]  # the first token is not held back
+    assert len(tokens) < 60  # 300 ms of tokens, sent at most every 25 ms
+    assert events[-1].reason == "length"
+
+
+def test_cancel_stops_the_reply(client):
+    ids = []
+    for event in client.generate(Generate(3, [0], max_tokens=100_000)):
+        ids += event.ids if isinstance(event, Tokens) else []
+        if len(ids) == 1:
+            client.cancel(3)
+            asked = time.monotonic()
+    assert event.reason == "cancelled"
+    assert time.monotonic() - asked < 0.2
+    assert reply(client, 0, id=4) == (list(range(1, 11)), "length")
+
+
+def test_leaving_the_iterator_cancels_and_the_next_reply_is_clean(client):
+    for event in client.generate(Generate(1, [0], max_tokens=100_000)):
+        if isinstance(event, Tokens):
+            break
+    assert reply(client, 40, id=2) == (list(range(41, 51)), "length")
+
+
+def test_cancel_from_another_thread(client):
+    threading.Timer(0.1, client.cancel, [9]).start()
+    assert reply(client, 0, id=9, max_tokens=100_000)[1] == "cancelled"
+
+
+def test_what_libraries_print_does_no_harm(client):
+    assert reply(client, 1001) == (list(range(1002, 1012)), "length")
+    assert "a library prints this to stdout" in client.log
+
+
+def test_named_failure_keeps_tokens_and_process(client):
+    seen: list[int] = []
+    with pytest.raises(LocalqError, match="non-finite logits at token 3") as caught:
+        collect(client, Generate(1, [1003]), seen)
+    assert seen == [1004, 1005, 1006]
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+    assert client.alive
+    assert reply(client, 0, id=2)[1] == "length"
+
+
+def test_bug_is_named_and_its_traceback_is_in_the_log(client):
+    with pytest.raises(LocalqError, match="KeyError: 'unexpected'"):
+        reply(client, 1004)
+    assert client.alive
+    assert any("in bug" in line for line in client.log)
+
+
+def test_device_fault_ends_the_process_and_the_next_load_starts_another(client):
+    first = client.pid
+    with pytest.raises(LocalqError, match="GPU: RuntimeError: CUDA error: an illegal memory access"):
+        reply(client, 1002)
+    assert not client.alive
+    with pytest.raises(LocalqError, match="not running"):
+        reply(client, 0)
+    client.load(Load("tiny"))
+    assert client.pid not in (None, first)
+    assert reply(client, 0, id=2)[1] == "length"
+
+
+def test_killed_process_is_reported_with_its_signal_and_last_words(client):
+    seen: list[int] = []
+    with pytest.raises(LocalqError, match=r"engine process: ended \(signal SIGKILL\): last words") as caught:
+        collect(client, Generate(1, [1005]), seen)
+    assert seen[:1] == [1006]
+    assert "starts a new engine process" in caught.value.next_step
+    assert not client.alive
+    client.load(Load("tiny"))
+    assert reply(client, 0, id=2)[1] == "length"
+
+
+def test_process_that_leaves_is_reported_with_its_code(client):
+    with pytest.raises(LocalqError, match=r"ended \(exit code 1\): SystemExit: left early"):
+        reply(client, 1007)
+
+
+def test_watchdog_ends_a_hanging_step():
+    with EngineClient((*SCRIPTED, "0.4")) as client:
+        client.load(Load("tiny"))
+        started = time.monotonic()
+        with pytest.raises(LocalqError, match=r"GPU: it finished no step within 0\.4 s"):
+            reply(client, 1006)
+        assert time.monotonic() - started < 5
+        assert not client.alive
+
+
+@pytest.mark.parametrize("path", ["tiny", "slow"])
+def test_close_takes_less_than_two_seconds(path):
+    client = EngineClient(SCRIPTED)
+    client.start()
+    loading = threading.Thread(target=_load_quietly, args=(client, path))
+    loading.start()
+    time.sleep(0.3)
+    started = time.monotonic()
+    client.close()
+    assert time.monotonic() - started < 2
+    loading.join(5)
+    assert not loading.is_alive()
+    assert not client.alive
+
+
+def _load_quietly(client: EngineClient, path: str) -> None:
+    with contextlib.suppress(LocalqError):  # the process is closed under it
+        client.load(Load(path))
+
+
+def test_garbage_is_answered_and_survived():
+    process = subprocess.Popen(SCRIPTED, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment())
+    lines = [b"garbage\n", b"\xff\xfe\n", b"[]\n", b'{"type":"ready","pid":1}\n', b'{"type":"generate","no":1}\n']
+    out, _ = process.communicate(b"".join(lines) + encode(Generate(5, [0], max_tokens=1)), timeout=20)
+    kinds = [line.split(b'"')[3] for line in out.splitlines()]
+    assert kinds[:6] == [b"ready"] + [b"failed"] * 5
+    assert process.returncode == 0  # the end of stdin ends the process
+
+
+def test_line_over_the_limit_is_refused_and_survived():
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from localq.worker import messages;"
+        "messages.MAX_LINE_BYTES = 1000; import scripted_engine as e; e.server.main(e.ScriptedBackend)"
+    )
+    command = [sys.executable, "-c", script, str(SUPPORT)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment())
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(encode(Generate(1, list(range(5000)))) + encode(Generate(2, [0], max_tokens=1)))
+    process.stdin.flush()
+    assert b'"ready"' in process.stdout.readline()
+    assert b"longer than" in process.stdout.readline()
+    assert b'"progress","id":2' in process.stdout.readline()
+    process.communicate(timeout=20)
+
+
+def test_client_refuses_a_prompt_that_is_too_long(client, monkeypatch):
+    monkeypatch.setattr("localq.worker.messages.MAX_LINE_BYTES", 500)
+    with pytest.raises(LocalqError, match="the prompt is longer than"):
+        reply(client, *range(1000))
+
+
+def test_sigint_does_not_reach_the_engine(client):
+    client.load(Load("tiny"))
+    os.kill(client.pid, signal.SIGINT)
+    assert reply(client, 0)[1] == "length"
+    assert os.getpgid(client.pid) != os.getpgid(0)
+
+
+def test_no_orphan_when_the_front_end_is_killed():
+    script = (
+        "import sys; from localq.worker.client import EngineClient; from localq.worker.messages import *\n"
+        "c = EngineClient(sys.argv[1:]); c.load(Load('tiny'))\n"
+        "for e in c.generate(Generate(1, [0], max_tokens=10**6)):\n"
+        "    if isinstance(e, Tokens): print(c.pid, flush=True); sys.stdin.read()\n"
+    )
+    front = subprocess.Popen(
+        [sys.executable, "-c", script, *SCRIPTED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment()
+    )
+    assert front.stdout is not None
+    engine = int(front.stdout.readline())
+    os.kill(engine, 0)  # it lives
+    front.kill()
+    front.communicate()
+    deadline = time.monotonic() + 5
+    while _runs(engine) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not _runs(engine)
+
+
+def test_ready_comes_before_torch(tmp_path):
+    """The real engine process says Ready although torch cannot even be imported."""
+    (tmp_path / "torch.py").write_text("import time; time.sleep(60)")
+    environment = {**_environment(), "PYTHONPATH": f"{tmp_path}{os.pathsep}{_environment()['PYTHONPATH']}"}
+    started = time.monotonic()
+    process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+    assert process.stdout is not None
+    assert b'"type":"ready"' in process.stdout.readline()
+    assert time.monotonic() - started < 2
+    process.communicate(timeout=10)  # closes stdin: it ends though torch is still being imported
+    assert process.returncode == 0
+
+
+def test_torch_that_cannot_be_imported_is_named(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('libtorch.so: cannot open')")
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from localq.worker import server; server.main()"
+    with (
+        EngineClient((sys.executable, "-c", code, str(tmp_path))) as client,
+        pytest.raises(LocalqError, match="libtorch") as caught,
+    ):
+        client.load(Load("tiny"))
+    assert caught.value.exit_code == ExitCode.NO_DEVICE
+
+
+def test_modules_of_the_current_folder_are_not_imported(tmp_path):
+    (tmp_path / "json.py").write_text("raise SystemExit('imported from the current folder')")
+    process = subprocess.run(COMMAND, input=b"", capture_output=True, cwd=tmp_path, env=_environment(), timeout=60)
+    assert b'"ready"' in process.stdout
+    assert b"imported from" not in process.stderr
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ((), ""),
+        (("Traceback (most recent call last):", '  File "x"', "MemoryError: no", ""), "MemoryError: no"),
+        (("first", "   indented", "\t"), "first"),
+    ],
+)
+def test_last_words(log, words):
+    assert last_words(log) == words
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(SUPPORT.parents[1])}
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
