@@ -1,0 +1,108 @@
+"""Tiny random Hugging Face checkpoints: sharded safetensors, a working byte-level tokenizer, a chat template.
+
+`make_checkpoint(tmp_path, "qwen3")` gives a folder that localq and transformers both load in well under a second.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+SPECIAL_TOKENS = (END_OF_TEXT, TURN_START, TURN_END)  # ids 256, 257, 258
+VOCAB = 320  # 256 bytes, the special tokens, some merges, and ids that no text gives
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+# All sizes differ from each other; every Linear has a multiple of 64 columns, so that NF4 applies.
+TINY: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "bos_token_id": 256,
+    "eos_token_id": 258,
+    "pad_token_id": 256,
+}
+EXTRA: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 32, "sliding_window": 16},
+    "gemma3_text": {"query_pre_attn_scalar": 32, "sliding_window": 16},
+    "mistral": {"sliding_window": None},
+    "phi3": {"head_dim": None, "sliding_window": None},
+}
+
+
+def make_config(model_type: str = "llama", **overrides: Any) -> Any:
+    """The transformers configuration of a tiny model of that type."""
+    from transformers import AutoConfig
+
+    fields = {**TINY, **EXTRA.get(model_type, {}), **overrides}
+    return AutoConfig.for_model(model_type, **{key: value for key, value in fields.items() if value is not None})
+
+
+def make_model(model_type: str = "llama", *, seed: int = 0, **overrides: Any) -> Any:
+    """The transformers model with random float32 weights, in eval mode."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(make_config(model_type, **overrides))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norms and biases start as ones and zeros, which would hide a mistake
+                parameter += 0.1 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def make_checkpoint(
+    folder: Path,
+    model_type: str = "llama",
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    shard_bytes: int = 200_000,
+    seed: int = 0,
+    **overrides: Any,
+) -> Path:
+    """A checkpoint of a tiny random model in `folder` (made if need be): weights, configuration, tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model = make_model(model_type, seed=seed, **overrides).to(dtype)
+    model.config.dtype = dtype
+    model.generation_config.eos_token_id = [258, 256]
+    model.save_pretrained(folder, max_shard_size=shard_bytes)
+    write_tokenizer(folder)
+    return folder
+
+
+def write_tokenizer(folder: Path) -> None:
+    """tokenizer.json and tokenizer_config.json: byte-level BPE with a few merges and a ChatML template."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {letter: index for index, letter in enumerate(letters)} | {SPECIAL_TOKENS[0]: 256}
+    merges = [("t", "h"), ("th", "e"), ("i", "n"), ("Ġ", "the"), ("a", "n")]
+    vocab |= {left + right: 259 + index for index, (left, right) in enumerate(merges)}
+    vocab |= {token: 256 + index for index, token in enumerate(SPECIAL_TOKENS)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": END_OF_TEXT,
+        "eos_token": TURN_END,
+        "pad_token": END_OF_TEXT,
+        "model_max_length": 512,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
