@@ -3,9 +3,28 @@
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
-from localq.models import llama
+from localq.errors import LocalqError
+from localq.models import gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3, smollm3
 
 ARCHITECTURES: dict[str, ModuleType] = {
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "gemma3_text": gemma3,
     "llama": llama,
+    "mistral": mistral,
+    "phi3": phi3,
+    "qwen2": qwen2,
+    "qwen3": qwen3,
+    "smollm3": smollm3,
 }
+
+
+def architecture(config: dict[str, Any]) -> ModuleType:
+    """The module for a `config.json`; one of an unknown `model_type` is refused by name."""
+    name = config.get("model_type")
+    if isinstance(name, str) and name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    known = ", ".join(ARCHITECTURES)
+    raise LocalqError("config.json: model_type", f"localq does not know {name!r}", f"Known: {known}.")

@@ -33,17 +33,20 @@ class Span(NamedTuple):
     causal: bool
 
 
-def visible(positions: Tensor, slots: Tensor, live: int, window: int) -> Span:
+def host_start(positions: Tensor) -> int | None:
+    """The first of `positions`, where the host may look at it without waiting for a device or breaking a graph."""
+    return int(positions[0]) if positions.device.type == "cpu" else None
+
+
+def visible(positions: Tensor, start: int | None, slots: Tensor, live: int, window: int) -> Span:
     """What queries at `positions` int64 [T] (consecutive) see: slot s iff s <= p, and s > p - window if window > 0.
 
-    `slots` is int64 0..capacity on the device. On the CPU the first position is read, so that the span is as short
-    as it can be and one token needs no mask. On a GPU reading it would wait for the device and break graph capture:
-    there the span is 0..live and the mask says the rest.
+    `start` is `host_start(positions)`; `slots` is int64 0..capacity on the device. With a known start the span is as
+    short as it can be and one token needs no mask; without, the span is 0..live and the mask says the rest.
     """
     queries = positions.shape[0]
     first, stop = 0, live
-    if positions.device.type == "cpu":
-        start = int(positions[0])
+    if start is not None:
         first, stop = max(0, start + 1 - window) if window else 0, start + queries
         if queries == 1:
             return Span(first, stop, None, False)

@@ -8,7 +8,7 @@ is refused by name, because a model that runs with a feature left out is worse t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from localq.errors import ExitCode, LocalqError, bad_file
@@ -139,23 +139,37 @@ def integer(config: dict[str, Any], key: str, default: int | None = None) -> int
     return value
 
 
-def number(config: dict[str, Any], key: str, default: float | None = None) -> float:
-    """A positive finite number; `default` where the key is absent or null."""
+def number(
+    config: dict[str, Any], key: str, default: float | None = None, low: float = 0.0, high: float = 1e12
+) -> float:
+    """A number above `low` and up to `high`; `default` where the key is absent or null."""
     value = config.get(key)
     value = default if value is None else value
     if value is None:
         raise malformed(key, "it is missing")
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
-        raise malformed(key, f"{value!r} is not a positive number")
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise malformed(key, f"{value!r} is not a number")
+    if not low < value <= high:  # NaN fails every comparison and so ends here too
+        raise malformed(key, f"{value} is not above {low:g} and at most {high:g}")
     return float(value)
 
 
 def numbers(config: dict[str, Any], key: str, count: int) -> tuple[float, ...]:
-    """`count` positive finite numbers."""
+    """`count` positive numbers."""
     values = config.get(key)
     if not isinstance(values, list) or len(values) != count:
         raise malformed(key, f"it is not a list of {count} numbers")
     return tuple(number({key: value}, key) for value in values)
+
+
+def section(config: dict[str, Any], key: str) -> dict[str, Any]:
+    """An object inside the file; empty where the key is absent or null."""
+    value = config.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise malformed(key, f"{value!r} is not an object")
+    return value
 
 
 def flag(config: dict[str, Any], key: str, default: bool = False) -> bool:
@@ -177,9 +191,9 @@ def refuse_unsupported(config: dict[str, Any]) -> None:
 def read_activation(config: dict[str, Any], key: str, default: str) -> str:
     """The MLP's activation by name."""
     name = config.get(key) or default
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise unsupported(key, name)
-    return str(name)
+    return name
 
 
 def read_windows(config: dict[str, Any], layers: int, window: int, windowed: list[bool]) -> tuple[int, ...]:
@@ -189,7 +203,7 @@ def read_windows(config: dict[str, Any], layers: int, window: int, windowed: lis
         if not isinstance(types, list) or len(types) != layers:
             raise malformed("layer_types", f"it is not a list of {layers} names")
         for name in types:
-            if name not in WINDOWED:
+            if not isinstance(name, str) or name not in WINDOWED:
                 raise unsupported("layer_types", name)
         windowed = [WINDOWED[name] for name in types]
     return tuple(window if inside else 0 for inside in windowed)
@@ -197,11 +211,12 @@ def read_windows(config: dict[str, Any], layers: int, window: int, windowed: lis
 
 def rope_parameters(config: dict[str, Any], theta: float) -> dict[str, Any]:
     """The rotary parameters of a file that has one set of them, in the later spelling."""
-    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if not isinstance(parameters, dict):
-        raise malformed("rope_scaling", f"{parameters!r} is not an object")
+    parameters = section(config, "rope_scaling") or section(config, "rope_parameters")
+    for key in ("mrope_section", *WINDOWED):  # three-axis positions; one set per layer type, which gemma3 unpacks
+        if key in parameters:
+            raise unsupported("rope_parameters", key)
     return {
-        "rope_theta": config.get("rope_theta") or theta,
+        "rope_theta": theta if config.get("rope_theta") is None else config["rope_theta"],
         "partial_rotary_factor": config.get("partial_rotary_factor"),
         "rope_type": parameters.get("type", "default"),
         **{key: value for key, value in parameters.items() if value is not None},
@@ -211,47 +226,45 @@ def rope_parameters(config: dict[str, Any], theta: float) -> dict[str, Any]:
 def read_rope(config: dict[str, Any], parameters: dict[str, Any], head_dim: int) -> Rope:
     """A `Rope` from `rope_parameters`; `config` gives the context lengths that some kinds refer to."""
     kind = parameters["rope_type"]
-    if kind not in FREQUENCIES:
+    if not isinstance(kind, str) or kind not in FREQUENCIES:
         raise unsupported("rope_type", kind)
-    rotary_dim = int(head_dim * number(parameters, "partial_rotary_factor", 1.0))
-    if not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
+    rotary_dim = int(head_dim * number(parameters, "partial_rotary_factor", 1.0, high=1.0))
+    if rotary_dim < 2 or rotary_dim % 2:
         raise malformed("partial_rotary_factor", f"{rotary_dim} of {head_dim} columns cannot turn in pairs")
-    theta = number(parameters, "rope_theta")
+    rope = Rope(kind, number(parameters, "rope_theta", low=1.0), rotary_dim)
     if kind == "default":
-        return Rope(kind, theta, rotary_dim)
+        return rope
     if kind == "linear":
-        return Rope(kind, theta, rotary_dim, factor=number(parameters, "factor"))
+        return replace(rope, factor=number(parameters, "factor"))
+    return _read_scaled(config, parameters, rope)
+
+
+def _read_scaled(config: dict[str, Any], parameters: dict[str, Any], rope: Rope) -> Rope:
+    """The kinds that refer to the context of the pretraining."""
     context = integer(config, "max_position_embeddings")
     stated = integer(parameters, "original_max_position_embeddings", context)
     original = integer(config, "original_max_position_embeddings", stated)
     factor = number(parameters, "factor", context / original)
-    if kind == "llama3":
+    rope = replace(rope, factor=factor, original_context=original)
+    if rope.kind == "llama3":
         low, high = number(parameters, "low_freq_factor"), number(parameters, "high_freq_factor")
         if low >= high:
             raise malformed("low_freq_factor", f"{low} is not below high_freq_factor {high}")
-        return Rope(kind, theta, rotary_dim, factor, original, low_frequency_factor=low, high_frequency_factor=high)
-    if kind == "yarn":
-        return Rope(
-            kind,
-            theta,
-            rotary_dim,
-            factor,
-            original,
+        return replace(rope, low_frequency_factor=low, high_frequency_factor=high)
+    if rope.kind == "yarn":
+        return replace(
+            rope,
             attention_factor=_yarn_attention_factor(parameters, factor),
             beta_fast=number(parameters, "beta_fast", 32.0),
             beta_slow=number(parameters, "beta_slow", 1.0),
             truncate=flag(parameters, "truncate", True),
         )
-    grown = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
-    return Rope(
-        kind,
-        theta,
-        rotary_dim,
-        factor,
-        original,
+    grown = 1.0 if factor <= 1.0 or original == 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return replace(
+        rope,
         attention_factor=number(parameters, "attention_factor", grown),
-        short_factor=numbers(parameters, "short_factor", rotary_dim // 2),
-        long_factor=numbers(parameters, "long_factor", rotary_dim // 2),
+        short_factor=numbers(parameters, "short_factor", rope.rotary_dim // 2),
+        long_factor=numbers(parameters, "long_factor", rope.rotary_dim // 2),
     )
 
 
@@ -261,6 +274,7 @@ def _yarn_attention_factor(parameters: dict[str, Any], factor: float) -> float:
     def temperature(scale: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
 
-    scale, over_all = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    default = temperature(scale) / temperature(over_all) if scale and over_all else temperature(1.0)
+    default = temperature(1.0)
+    if parameters.get("mscale") and parameters.get("mscale_all_dim"):  # 0 means absent, as in the reference
+        default = temperature(number(parameters, "mscale")) / temperature(number(parameters, "mscale_all_dim"))
     return number(parameters, "attention_factor", default)

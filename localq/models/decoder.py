@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from localq.models.attention import Attention, Pass, visible
+from localq.models.attention import Attention, Pass, host_start, visible
 from localq.models.config import DecoderConfig
 from localq.models.layers import Cache, GatedMLP, RMSNorm
 
@@ -108,5 +108,6 @@ class Decoder(nn.Module):
         for table in self.rotary_tables:
             turns = table.index_select(0, positions)  # [T, 2, rotary_dim]
             rotary.append((turns[:, :1], turns[:, 1:]))
-        spans = {window: visible(positions, self.slots, live, window) for window in self.windows}
+        start = host_start(positions)
+        spans = {window: visible(positions, start, self.slots, live, window) for window in self.windows}
         return Pass(positions, live, cache, rotary, spans)

@@ -70,10 +70,14 @@ class GatedMLP(nn.Module):
 
     def __init__(self, hidden: int, intermediate: int, activation: str, bias: bool) -> None:
         super().__init__()
+        self.activation = ACTIVATIONS[activation]
+        self.add_projections(hidden, intermediate, bias)
+
+    def add_projections(self, hidden: int, intermediate: int, bias: bool) -> None:
+        """The linears of this layer."""
         self.gate_proj = nn.Linear(hidden, intermediate, bias=bias)
         self.up_proj = nn.Linear(hidden, intermediate, bias=bias)
         self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
-        self.activation = ACTIVATIONS[activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""

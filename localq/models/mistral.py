@@ -1,0 +1,28 @@
+"""Mistral: a llama whose layers may all share one sliding window (7B v0.1; later ones state null)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from localq.models.config import DecoderConfig, integer, unsupported
+from localq.models.decoder import Decoder
+from localq.models.llama import rename as rename
+
+Model = Decoder
+DEFAULT_WINDOW = 4096  # where the key is absent; null means none
+
+
+@dataclass(frozen=True)
+class Config(DecoderConfig):
+    """Facts of a mistral."""
+
+    @classmethod
+    def from_dict(cls, config: dict[str, Any]) -> Config:
+        """From `config.json`."""
+        if config.get("layer_types"):  # the reference passes over it, so what its author meant is not known
+            raise unsupported("layer_types", config["layer_types"])
+        base = cls.read(config)
+        has_window = config.get("sliding_window", DEFAULT_WINDOW) is not None
+        window = integer(config, "sliding_window", DEFAULT_WINDOW) if has_window else 0
+        return replace(base, windows=(window,) * base.layers)

@@ -1,0 +1,74 @@
+"""Phi-3, 3.5, 4 and 4-mini: a llama with fused projections, longrope, and heads of which only a part may turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from localq.models.attention import Attention
+from localq.models.config import DecoderConfig, integer
+from localq.models.decoder import Block, Decoder
+from localq.models.layers import GatedMLP
+from localq.models.llama import rename as rename
+
+
+@dataclass(frozen=True)
+class Config(DecoderConfig):
+    """Facts of a phi3."""
+
+    @classmethod
+    def from_dict(cls, config: dict[str, Any]) -> Config:
+        """From `config.json`; early files call longrope "su" or "yarn"."""
+        config = {"original_max_position_embeddings": 4096, **config}
+        for key in ("rope_scaling", "rope_parameters"):
+            parameters = config.get(key)
+            if isinstance(parameters, dict) and parameters.get("rope_type", parameters.get("type")) in ("su", "yarn"):
+                config[key] = {**parameters, "rope_type": "longrope"}
+        base = cls.read(config)
+        window = 0 if config.get("sliding_window") is None else integer(config, "sliding_window")
+        return replace(base, windows=(window,) * base.layers)
+
+
+class FusedAttention(Attention):
+    """One projection for queries, keys and values, which lie behind each other."""
+
+    def add_projections(self, config: DecoderConfig) -> None:
+        """The linears of this layer."""
+        self.widths = [config.heads * config.head_dim, *(config.kv_heads * config.head_dim,) * 2]
+        self.qkv_proj = nn.Linear(config.hidden, sum(self.widths), bias=config.qkv_bias)
+        self.o_proj = nn.Linear(self.widths[0], config.hidden, bias=config.output_bias)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x [T, hidden] -> q [T, heads * head_dim], k and v [T, kv_heads * head_dim]."""
+        q, k, v = self.qkv_proj(x).split(self.widths, -1)
+        return q, k, v
+
+
+class FusedMLP(GatedMLP):
+    """One projection for gate and up, which lie behind each other."""
+
+    def add_projections(self, hidden: int, intermediate: int, bias: bool) -> None:
+        """The linears of this layer."""
+        self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=bias)
+        self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        gate, up = self.gate_up_proj(x).chunk(2, -1)
+        projected: Tensor = self.down_proj(self.activation(gate) * up)
+        return projected
+
+
+class FusedBlock(Block):
+    """A block of fused parts."""
+
+    attention_class = FusedAttention
+    mlp_class = FusedMLP
+
+
+class Model(Decoder):
+    """A decoder of fused blocks."""
+
+    block_class = FusedBlock

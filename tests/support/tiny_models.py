@@ -1,0 +1,212 @@
+"""Tiny random models of every family, each with the oddities of its family turned up until they show.
+
+No two dimensions are alike, windows and pretraining contexts are shorter than the text, and weights are large
+enough that attention is far from uniform. `without` names what a wrong implementation would leave out: the tests
+check that leaving it out is seen.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localq.engine.cache import KVCache
+from localq.models import ARCHITECTURES
+from localq.models.config import DecoderConfig
+from localq.models.decoder import Decoder
+
+CONTEXT = 64  # slots of the cache and of the tables
+PREFILL = (16, 7)  # the uneven pieces of the prompt
+STEPS = 32  # cached decode steps after it
+TOKENS = sum(PREFILL) + STEPS
+
+SHAPE = {
+    "vocab_size": 131,
+    "hidden_size": 72,
+    "intermediate_size": 92,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 80,
+    "rms_norm_eps": 1e-5,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+HEAD = {"head_dim": 14}  # 6 * 14 = 84 is not hidden
+VISION = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 10,
+    "intermediate_size": 12,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "image_size": 8,
+    "patch_size": 4,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration in the form of `config.json`, and what to take from it so that the logits must change."""
+
+    name: str
+    config: dict[str, Any]
+    without: Callable[[DecoderConfig], dict[str, Any]]
+
+
+def _case(name: str, model_type: str, without: Callable[[DecoderConfig], dict[str, Any]], **config: Any) -> Case:
+    return Case(name, {"model_type": model_type, **SHAPE, **config}, without)
+
+
+def _no_windows(config: DecoderConfig) -> dict[str, Any]:
+    assert any(config.windows)
+    return {"windows": (0,) * config.layers}
+
+
+def _plain_ropes(config: DecoderConfig) -> dict[str, Any]:
+    ropes = [rope and replace(rope, kind="default", attention_factor=1.0) for rope in config.ropes]
+    assert tuple(ropes) != config.ropes
+    return {"ropes": tuple(ropes)}
+
+
+def _one_rope(config: DecoderConfig) -> dict[str, Any]:
+    assert len(set(config.ropes)) == 2
+    return {"ropes": (config.rope_kinds[0],) * config.layers}
+
+
+def _swap_lists(config: DecoderConfig) -> dict[str, Any]:
+    swapped = [rope and replace(rope, short_factor=rope.long_factor, long_factor=rope.short_factor)
+               for rope in config.ropes]  # fmt: skip
+    return {"ropes": tuple(swapped)}
+
+
+_LONG = {
+    "type": "longrope",
+    "short_factor": [1.0, 1.1, 1.3, 1.4, 1.6, 1.9],
+    "long_factor": [1.2, 2.0, 3.5, 5.0, 7.0, 8.0],
+}
+CASES = (
+    _case("llama-biases", "llama", lambda c: {"qkv_bias": False}, **HEAD, attention_bias=True, mlp_bias=True),
+    _case("llama-llama3-tied", "llama", _plain_ropes, tie_word_embeddings=True, rope_theta=500.0, rope_scaling={
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32}),
+    _case("llama-linear", "llama", _plain_ropes, rope_scaling={"type": "linear", "factor": 4.0}),
+    _case("llama-yarn", "llama", _plain_ropes, **HEAD, rope_parameters={
+        "rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 20,
+        "beta_fast": 3.0}),
+    _case("mistral-window", "mistral", _no_windows, sliding_window=9),
+    _case("mistral-head-dim", "mistral", lambda c: {"attention_scale": 12**-0.5}, **HEAD, sliding_window=None),
+    _case("qwen2-upper-windows", "qwen2", _no_windows, tie_word_embeddings=True, use_sliding_window=True,
+          sliding_window=7, max_window_layers=2, rope_theta=1e6),
+    _case("qwen2-inert-window", "qwen2", lambda c: {"qkv_bias": False}, use_sliding_window=False, sliding_window=7),
+    _case("qwen3", "qwen3", lambda c: {"qk_norm": False}, **HEAD, tie_word_embeddings=True),
+    _case("qwen3-yarn", "qwen3", _plain_ropes, **HEAD, attention_bias=True, rope_scaling={
+        "rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 24, "attention_factor": 1.3}),
+    _case("gemma2", "gemma2", lambda c: {"attention_softcap": 0.0}, **HEAD, sliding_window=8,
+          query_pre_attn_scalar=20, attn_logit_softcapping=5.0, final_logit_softcapping=3.0),
+    _case("gemma2-windows", "gemma2", _no_windows, **HEAD, sliding_window=11, query_pre_attn_scalar=9,
+          attn_logit_softcapping=6.0, final_logit_softcapping=None, tie_word_embeddings=False),
+    _case("gemma3-text", "gemma3_text", _no_windows, **HEAD, num_hidden_layers=7, sliding_window=8,
+          query_pre_attn_scalar=20, rope_parameters={
+              "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
+              "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}}),
+    Case("gemma3-vision", {
+        "model_type": "gemma3", "vision_config": VISION, "mm_tokens_per_image": 4, "text_config": {
+            "model_type": "gemma3_text", **SHAPE, **HEAD, "num_hidden_layers": 7, "sliding_window": 10,
+            "query_pre_attn_scalar": 20, "rope_theta": 1e5, "rope_local_base_freq": 300.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0}}}, _one_rope),
+    _case("phi3-window", "phi3", _no_windows, hidden_size=96, sliding_window=12),
+    _case("phi3-longrope-long", "phi3", _swap_lists, original_max_position_embeddings=32, rope_scaling=_LONG),
+    _case("phi3-longrope-short", "phi3", _swap_lists, hidden_size=96, tie_word_embeddings=True,
+          partial_rotary_factor=0.75, max_position_embeddings=256, original_max_position_embeddings=64,
+          rope_scaling=_LONG),
+    _case("smollm3", "smollm3", lambda c: {"ropes": (c.ropes[0],) * c.layers}, tie_word_embeddings=True,
+          rope_theta=5000.0),
+    _case("smollm3-biases-windows", "smollm3", _no_windows, attention_bias=True, mlp_bias=True,
+          tie_word_embeddings=False, no_rope_layers=[1, 0, 1, 1, 0], use_sliding_window=True, sliding_window=9),
+)  # fmt: skip
+BY_NAME = {case.name: case for case in CASES}
+
+
+def token_ids() -> Tensor:
+    """The text of all comparisons, int64 [TOKENS]."""
+    return torch.randint(3, SHAPE["vocab_size"], (TOKENS,), generator=torch.Generator().manual_seed(5))
+
+
+def reference_config(case: Case) -> Any:
+    """The transformers configuration of `case`."""
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(**copy.deepcopy(case.config))  # it writes into the dicts that it is given
+
+
+def reference(case: Case, dtype: torch.dtype = torch.float32) -> Any:
+    """The transformers model of `case`, with the same weights at every call, rounded to bf16."""
+    from transformers import AutoModelForCausalLM
+
+    config = reference_config(case)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype).eval()
+    generator = torch.Generator().manual_seed(11)
+    offset = 0.0 if case.config["model_type"].startswith("gemma") else 1.0
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            weights = torch.randn(parameter.shape, generator=generator)
+            if "norm" in name:
+                weights = offset + 0.3 * weights
+            elif "embed" in name:
+                weights *= 0.2
+            elif parameter.ndim > 1:
+                weights *= 1.5 * parameter.shape[-1] ** -0.5
+            parameter.copy_(weights.bfloat16())
+    return model
+
+
+@functools.cache
+def reference_logits(name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Logits of the whole text at once, without a cache, f32 [TOKENS, vocab]."""
+    with torch.no_grad():
+        logits: Tensor = reference(BY_NAME[name], dtype)(token_ids()[None], use_cache=False).logits[0].float()
+    return logits
+
+
+def load(config: DecoderConfig, case: Case, weights: dict[str, Tensor], strict: bool = True) -> Decoder:
+    """Our model of `config` with the weights of a transformers state dict, through `rename`."""
+    module = ARCHITECTURES[case.config["model_type"]]
+    named = {module.rename(key): tensor for key, tensor in weights.items()}
+    with torch.device("meta"):
+        model: Decoder = module.Model(config)
+    kept = {name: tensor for name, tensor in named.items() if name is not None and name not in model.redundant}
+    model.load_state_dict(kept, assign=True, strict=strict)
+    model.make_tables(CONTEXT, "cpu")
+    return model.eval()
+
+
+@functools.cache
+def ours(name: str, dtype: torch.dtype = torch.float32) -> Decoder:
+    """Our model of the case `name`, with the weights of `reference`."""
+    case = BY_NAME[name]
+    config = ARCHITECTURES[case.config["model_type"]].Config.from_dict(case.config)
+    return load(config, case, reference(case, dtype).state_dict())
+
+
+def logits_in_steps(model: Decoder, live: Callable[[int], int] = lambda stop: stop) -> Tensor:
+    """Logits of the text from a prefill in pieces and cached single steps, f32 [TOKENS, vocab].
+
+    `live(stop)` is what the model is told for tokens up to position stop - 1.
+    """
+    ids, parts, start = token_ids(), [], 0
+    cache = KVCache(model.kv_layout(), CONTEXT, model.norm.weight.dtype, "cpu")
+    with torch.inference_mode():
+        for count in (*PREFILL, *(1,) * STEPS):
+            stop = start + count
+            logits = model(ids[start:stop], torch.arange(start, stop), cache, live(stop), last_only=False)
+            assert logits.dtype == torch.float32
+            parts.append(logits)
+            start = stop
+    return torch.cat(parts)
