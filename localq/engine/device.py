@@ -99,7 +99,7 @@ def _torch_why() -> str:
     if torch.version.cuda is None:
         return ""
     try:
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]  # torch's gap
     except (RuntimeError, AssertionError) as error:  # torch raises both for drivers it cannot use
         return str(error).splitlines()[0]
     major, minor = torch.cuda.get_device_capability(0)

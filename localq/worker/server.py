@@ -54,6 +54,9 @@ class Backend(Protocol):
     def load(self, request: Load, on_progress: Callable[[str, int, int], None]) -> Loaded:
         """Load a model, freeing the one before."""
 
+    def unload(self) -> None:
+        """Free the model, also one that was loaded in part."""
+
     def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
         """Continue a prompt."""
 
@@ -77,8 +80,7 @@ class TorchBackend:
         from localq.engine import device, generate, load
 
         started = time.monotonic()
-        self._engine = None
-        load.free_memory()
+        self.unload()
         files = modelfiles.open_model(Path(request.path))
         options = load.Options(
             request.name, request.device, request.dtype, request.ctx, request.kv_bits, request.vram_bytes
@@ -98,6 +100,13 @@ class TorchBackend:
             ledger=engine.ledger(),
             notes=list(model.notes),
         )
+
+    def unload(self) -> None:
+        """Free the model."""
+        from localq.engine import load
+
+        self._engine = None
+        load.free_memory()
 
     def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
         """Continue the prompt of `request`."""
@@ -175,8 +184,12 @@ class Server:
                 self.send(Failed(error.to_dict(), id))
             except Exception as error:  # a bug must not take the process along; its traceback goes to the log
                 self._unexpected(error, id)
+            else:
+                continue
             finally:
                 self._deadline = None
+            if isinstance(request, Load):  # here the error, whose frames held the model, is gone
+                backend.unload()
 
     def _generate(self, request: Generate, backend: Backend) -> None:
         batch: list[int] = []

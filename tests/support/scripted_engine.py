@@ -71,6 +71,9 @@ class ScriptedBackend:
         on_progress("reading weights", 5, 10)
         return Loaded(request.path, "cpu", "CPU", "float32", "dense", 100, 50, False, 0.5, {"weights": 10}, ["a note"])
 
+    def unload(self) -> None:
+        print("unloaded", file=sys.stderr, flush=True)
+
     def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
         yield Step((), Stats(prompt_tokens=len(request.prompt)))
         for count in range(1, (request.max_tokens or DEFAULT_TOKENS) + 1):

@@ -1,0 +1,268 @@
+"""Prefill and decode: token ids in, token ids out. Knows neither text nor processes.
+
+The ids whose keys and values are in the cache are kept, so that the next prompt computes only what is new. They are
+shortened before anything is written over and extended only after a pass has run, so that they are right whatever
+interrupts a reply: an error, a cancel, or a consumer that walks away.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from localq import planner
+from localq.engine.decode import DecodeStep, Readback, bucket_for, buckets
+from localq.engine.graph import StepGraphs
+from localq.engine.load import LoadedModel, OnProgress, free_memory, out_of_memory
+from localq.engine.sampler import NON_FINITE, SamplerState
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.sampling import Sampling
+from localq.stats import Stats
+
+CUDA_CHUNK = planner.PREFILL_CHUNK  # tokens of one prefill pass
+CPU_CHUNK = 64  # keeps a small model's pass near 200 ms, so that Cancel is heard
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something happened: new ids, prefill progress (no ids), or, with a reason, the end of the reply.
+
+    reason: "stop" (a stop id, which is not among the ids), "length", "context" (the cache is full), "cancelled"
+    """
+
+    ids: tuple[int, ...]
+    stats: Stats
+    reason: str | None = None
+
+
+class Engine:
+    """A loaded model and the conversation in its cache. One reply at a time."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        use_graphs: bool = True,
+        chunk: int | None = None,
+        on_progress: OnProgress = lambda stage, done, total: None,
+    ) -> None:
+        """Allocates buffers and, on a GPU, runs everything once and captures the graphs. `chunk`: tokens of a pass."""
+        self.model = model
+        on_cuda = model.device.type == "cuda"
+        self.graphs = on_cuda and use_graphs
+        self.chunk = chunk or (CUDA_CHUNK if on_cuda else CPU_CHUNK)
+        self._lookahead = 1 if on_cuda else 0  # steps launched before the host has seen the token before them
+        self._buckets = buckets(model.ctx) if on_cuda else []
+        self._sampler = SamplerState(model.vocab, model.ctx, model.device)
+        self._step = DecodeStep(model.model, model.cache, self._sampler, model.device)
+        self._readback = Readback(self._step.chosen)
+        self._cached: list[int] = []
+        self._graphs: StepGraphs | None = None
+        self._ledger = dict(model.ledger)
+        self._ledger["sampler"] = self._step.bytes()
+        if on_cuda:
+            self._warm_up(on_progress)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Positions of the cache that the next prompt may share."""
+        return len(self._cached)
+
+    def ledger(self) -> dict[str, int]:
+        """Component -> bytes on the device, as allocated."""
+        return dict(self._ledger)
+
+    @torch.inference_mode()
+    def _warm_up(self, on_progress: OnProgress) -> None:
+        """The largest prefill pass and, captured, every decode step: what they need is allocated from here on."""
+        device, ctx = self.model.device, self.model.ctx
+        on_progress("warming up", 0, 0)
+        try:
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+            rows = min(self.chunk, ctx)
+            logits = self._pass([0] * rows, ctx - rows)
+            for greedy in (True, False):
+                self._step.rewind()
+                self._step.choose(logits[0], greedy)
+            del logits
+            self._ledger["scratch"] = torch.cuda.max_memory_allocated(device) - before
+            if self.graphs:
+                on_progress("capturing graphs", 0, 0)
+                reserved = torch.cuda.memory_reserved(device)
+                self._graphs = StepGraphs(self._step, self._buckets)
+                self._ledger["graphs"] = torch.cuda.memory_reserved(device) - reserved
+            self._step.rewind()
+            self.model.cache.clear()
+            return
+        except torch.OutOfMemoryError as error:
+            failure = out_of_memory(self.model.plan.name or "model", "while warming up", error)
+        self._graphs = None
+        free_memory()
+        raise failure
+
+    # ---- a reply
+
+    def generate(
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        stop_ids: frozenset[int] = frozenset(),
+        max_tokens: int | None = None,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Step]:
+        """Continue `prompt` until a stop id, `max_tokens`, a full context, or `cancelled()` (asked at every step).
+
+        Raises LocalqError at once for a prompt that is empty, holds unknown ids (exit 2) or is longer than the context
+        (exit 3), and on the way when a logit is not finite.
+        """
+        self._check(prompt, max_tokens)
+        return self._reply(prompt, sampling, stop_ids, max_tokens, cancelled)
+
+    def _check(self, prompt: list[int], max_tokens: int | None) -> None:
+        if not prompt:
+            raise usage_error("prompt", "it has no tokens", "Say something.")
+        for id in prompt:
+            if type(id) is not int or not 0 <= id < self.model.vocab:
+                why = f"the token {str(id)[:40]} is not in the vocabulary of {self.model.vocab}"
+                raise usage_error("prompt", why, "The tokenizer does not belong to this model.")
+        if max_tokens is not None and max_tokens < 1:
+            raise usage_error("max_tokens", f"{max_tokens} is not allowed", "Use 1 or more.")
+        if len(prompt) > self.model.ctx:
+            why = f"it has {len(prompt)} tokens, the context holds {self.model.ctx}"
+            next_step = "Shorten it, start anew with /clear, or load with a larger --ctx-size."
+            raise LocalqError("prompt", why, next_step, ExitCode.DOES_NOT_FIT)
+
+    def _reply(
+        self,
+        prompt: list[int],
+        sampling: Sampling,
+        stop_ids: frozenset[int],
+        max_tokens: int | None,
+        cancelled: Callable[[], bool],
+    ) -> Iterator[Step]:
+        room = self.model.ctx - len(prompt) + 1  # the last token of a reply needs no slot
+        limit = room if max_tokens is None else min(max_tokens, room)
+        at_limit = "context" if limit == room and max_tokens != room else "length"
+        reply = _Reply(prompt, sampling.greedy, limit, self._kept(prompt), self.model.ctx)
+        self._readback.forget()
+        self._sampler.reset(sampling, torch.tensor(prompt), limit)
+        for first in range(reply.kept, len(prompt), self.chunk):
+            if cancelled():
+                yield reply.end("cancelled")
+                return
+            self._prefill(reply, first)
+            yield Step((), reply.prefilled(len(self._cached)))
+        for token in self._decoded(reply):
+            if token == NON_FINITE:
+                self._invalidate()
+                why = f"non-finite logits at token {reply.count}"
+                raise LocalqError("model", why, "The weights are damaged or overflow in this type (see --dtype).")
+            if token in stop_ids:
+                yield reply.end("stop")
+                return
+            yield Step((token,), reply.decoded())
+            if reply.count == limit or cancelled():
+                yield reply.end(at_limit if reply.count == limit else "cancelled")
+                return
+
+    def _kept(self, prompt: list[int]) -> int:
+        """Shorten what is cached to what `prompt` shares; its last token is computed anew, for its logits."""
+        shared = 0
+        for mine, theirs in zip(self._cached, prompt[:-1], strict=False):
+            if mine != theirs:
+                break
+            shared += 1
+        del self._cached[shared:]
+        return shared
+
+    @torch.inference_mode()
+    def _prefill(self, reply: _Reply, first: int) -> None:
+        """One chunk of the prompt, from position `first`; after the last one the first token is chosen."""
+        part = reply.prompt[first : first + self.chunk]
+        logits = self._pass(part, first)
+        if first + len(part) == len(reply.prompt):
+            self._step.choose(logits[0], reply.greedy)
+            self._step.position.fill_(len(reply.prompt))
+            self._readback.push()
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize()  # so that progress is true and Cancel is not stuck behind queued passes
+        self._cached.extend(part)
+
+    def _pass(self, ids: list[int], first: int) -> torch.Tensor:
+        """ids at positions first... -> logits f32 [1, vocab] of the last."""
+        device, end = self.model.device, first + len(ids)
+        tokens = torch.tensor(ids, dtype=torch.int64).to(device)
+        positions = torch.arange(first, end, dtype=torch.int64, device=device)
+        return self.model.model(tokens, positions, self.model.cache, end)
+
+    def _decoded(self, reply: _Reply) -> Iterator[int]:
+        """Token after token, `reply.limit` at most, the first from the prefill. Keeps `_cached` true."""
+        launched = 1
+        token: int | None = None
+        while reply.count < reply.limit:
+            if launched < reply.limit and launched - reply.count <= self._lookahead:
+                self._launch(len(reply.prompt) + launched - 1, reply.greedy)
+                launched += 1
+                continue
+            previous, token = token, self._readback.take()
+            if previous is not None:  # it was the input of the step that has just ended
+                self._cached.append(previous)
+            reply.count += 1
+            yield token
+
+    @torch.inference_mode()
+    def _launch(self, position: int, greedy: bool) -> None:
+        """One decode step at `position`, with its result on the way to the host."""
+        live = bucket_for(position + 1, self._buckets) if self._buckets else position + 1
+        if self._graphs is not None:
+            self._graphs.replay(live, greedy)
+        else:
+            self._step.run(live, greedy)
+        self._readback.push()
+
+    def _invalidate(self) -> None:
+        """Forget the conversation: NaN in a cache slot would reach later replies even through a mask."""
+        self._cached.clear()
+        self.model.cache.clear()
+
+
+class _Reply:
+    """The books of one reply: how far it is and how long each phase took."""
+
+    def __init__(self, prompt: list[int], greedy: bool, limit: int, kept: int, ctx: int) -> None:
+        self.prompt, self.greedy, self.limit, self.kept = prompt, greedy, limit, kept
+        self.count = 0  # tokens of the reply, a stop token included
+        self._started = time.perf_counter()
+        self._first_token_at = 0.0
+        self._stats = Stats(
+            prompt_tokens=len(prompt), cached_tokens=kept, context_used=kept, context_size=ctx, phase="prefill"
+        )
+
+    def prefilled(self, used: int) -> Stats:
+        """After a prefill pass; `used` positions are in the cache."""
+        now = time.perf_counter() - self._started
+        self._stats = replace(self._stats, prefilled_tokens=used - self.kept, context_used=used, prefill_s=now)
+        return self._stats
+
+    def decoded(self) -> Stats:
+        """After a token of the reply."""
+        now = time.perf_counter()
+        if self.count == 1:
+            self._first_token_at = now
+        used = min(len(self.prompt) + self.count, self._stats.context_size)
+        self._stats = replace(
+            self._stats,
+            phase="decode",
+            generated_tokens=self.count,
+            context_used=used,
+            time_to_first_token_s=self._first_token_at - self._started,
+            decode_s=now - self._first_token_at,
+        )
+        return self._stats
+
+    def end(self, reason: str) -> Step:
+        """The last step of the reply."""
+        return Step((), replace(self._stats, phase="done"), reason)

@@ -1,0 +1,235 @@
+"""From files on disk to a model in memory that can run: the plan first, then every byte at its place.
+
+Everything the model needs is allocated here (weights, KV cache, tables), by the plan, so that running out of memory is
+an answer at load time. Knows no text.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import psutil  # type: ignore[import-untyped]  # ships no types
+import torch
+
+from localq import planner
+from localq.architecture import Architecture
+from localq.checkpoint import Checkpoint, open_checkpoint
+from localq.engine import device as devices
+from localq.engine import weights
+from localq.engine.cache import KVCache
+from localq.engine.decode import Model
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.modelfiles import ModelFiles
+from localq.models import ARCHITECTURES
+
+OnProgress = Callable[[str, int, int], None]  # stage, bytes done, bytes in total
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# What is left of the planner's CUDA_CONTEXT_BYTES when free memory is read: the context itself is there by then.
+GRAPHS_BYTES = 150 * planner.MIB
+_LESS = "Use a smaller model, a shorter context (--ctx-size), or close other programs."
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user may decide: see `worker.messages.Load`, whose fields these are."""
+
+    name: str = ""
+    device: str = "auto"
+    dtype: str = "auto"
+    ctx: int | None = None
+    kv_bits: int = 16
+    vram_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to run.
+
+    format   "nf4", "bf16", "fp16", "fp32" or "gguf": what the weights were read from
+    plan     what was predicted; ledger: component -> bytes that were allocated
+    notes    lines that the user must be told
+    """
+
+    model: Model
+    cache: KVCache
+    vocab: int
+    device: torch.device
+    dtype: torch.dtype
+    format: str
+    ctx: int
+    plan: planner.Plan
+    ledger: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def load(
+    files: ModelFiles,
+    options: Options,
+    on_progress: OnProgress = lambda stage, done, total: None,
+    pick: Callable[[str], devices.Choice] = devices.pick,
+) -> LoadedModel:
+    """Load `files`. Raises LocalqError: exit 7 no usable GPU, 3 does not fit, 8 damaged files, 2 bad options.
+
+    Whatever was allocated is free again after an error.
+    """
+    choice = pick(options.device)
+    dtype = pick_dtype(options.dtype, files, choice.device)
+    failure: LocalqError
+    try:
+        with open_checkpoint(files) as checkpoint:
+            return _load(files, options, checkpoint, choice, dtype, on_progress)
+    except LocalqError as error:
+        failure = error.with_traceback(None)  # its frames would keep the half-loaded model alive
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        failure = out_of_memory(options.name or files.name, "while loading", error)
+    free_memory()
+    raise failure
+
+
+def _load(
+    files: ModelFiles,
+    options: Options,
+    checkpoint: Checkpoint,
+    choice: devices.Choice,
+    dtype: torch.dtype,
+    on_progress: OnProgress,
+) -> LoadedModel:
+    name, device = options.name or files.name, choice.device
+    on_progress("planning", 0, 0)
+    architecture = _architecture(files, name)
+    with torch.device("meta"):
+        model = architecture.Model(architecture.Config.from_dict(files.config))
+    assignment = weights.assign(checkpoint, model, architecture.rename, name)
+    plan = _plan(files, options, assignment, model, device, dtype)
+    ledger, before = {}, _allocated(device)
+    non_finite = weights.fill(
+        model, assignment, checkpoint, device, dtype, lambda done, total: on_progress("reading weights", done, total)
+    )
+    model.make_tables(plan.ctx, device)
+    model.eval()
+    loaded = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    ledger["weights"] = _allocated(device) - before if device.type == "cuda" else loaded
+    cache = KVCache(model.kv_layout(), plan.ctx, dtype, device)
+    ledger["kv_cache"] = cache.bytes()
+    notes = list(choice.notes)
+    if non_finite:
+        notes.append(
+            f"{len(non_finite)} weight tensors hold NaN or infinity (the first is {non_finite[0]}): "
+            "replies may stop with an error"
+        )
+    if files.kind == "gguf":
+        format = "gguf"
+    else:
+        format = assignment.format or {"bfloat16": "bf16", "float16": "fp16"}.get(_stored_dtype(files), "fp32")
+    return LoadedModel(
+        model, cache, model.config.vocab_size, device, dtype, format, plan.ctx, plan, ledger, tuple(notes)
+    )
+
+
+def _architecture(files: ModelFiles, name: str) -> ModuleType:
+    model_type = files.config.get("model_type")
+    if model_type not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise LocalqError(name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
+    quantization = files.config.get("quantization_config") or files.text_config.get("quantization_config") or {}
+    method = quantization.get("quant_method", "bitsandbytes") if isinstance(quantization, dict) else quantization
+    if method != "bitsandbytes" or (quantization and not quantization.get("load_in_4bit")):
+        what = "bitsandbytes in 8 bit" if method == "bitsandbytes" else f"{method!r}"
+        raise LocalqError(name, f"its weights are quantized by {what}, which localq does not read", "Use NF4 or bf16.")
+    return ARCHITECTURES[model_type]
+
+
+def pick_dtype(wanted: str, files: ModelFiles, device: torch.device) -> torch.dtype:
+    """The type to compute in: "auto" is float32 on the CPU and on a GPU the checkpoint's own (GGUF: bfloat16)."""
+    if wanted != "auto":
+        if wanted not in DTYPES:
+            raise usage_error("--dtype", f"{wanted!r} is not a type", f"Use auto, {', '.join(DTYPES)}.")
+        return DTYPES[wanted]
+    if device.type == "cpu":
+        return torch.float32
+    return DTYPES.get(_stored_dtype(files), torch.bfloat16) if files.kind != "gguf" else torch.bfloat16
+
+
+def _stored_dtype(files: ModelFiles) -> str:
+    """As config.json has it: "bfloat16"; `dtype` is transformers 5's spelling. bfloat16 where it says nothing."""
+    for config in (files.config, files.text_config):
+        if stated := config.get("dtype") or config.get("torch_dtype"):
+            return str(stated)
+    return "bfloat16"
+
+
+def _plan(
+    files: ModelFiles,
+    options: Options,
+    assignment: weights.Assignment,
+    model: torch.nn.Module,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> planner.Plan:
+    """The context and the predicted ledger; exit 3 when it does not fit."""
+    name = options.name or files.name
+    if options.kv_bits != 16:
+        raise usage_error("--kv-bits", f"a KV cache of {options.kv_bits} bits is not built yet", "Use 16.")
+    packed = device.type == "cuda"
+    count = weights.total_bytes(assignment, model, dtype, packed)
+    plan = planner.plan(
+        Architecture.from_config(files.config),
+        (assignment.format if packed else None) or "bf16",
+        _budget(options, device),
+        ctx=options.ctx,
+        kv_bits=8 * dtype.itemsize,
+        weights=count,
+        name=name,
+    )
+    if device.type == "cpu":
+        _check_host_memory(plan, name)
+    return plan
+
+
+def _budget(options: Options, device: torch.device) -> int | None:
+    """Bytes that this process may take on the GPU, its context included; None on the CPU. Enforced by the allocator."""
+    if device.type == "cpu":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    context = planner.CUDA_CONTEXT_BYTES - GRAPHS_BYTES
+    budget = free + torch.cuda.memory_reserved(device) + context
+    if options.vram_bytes is not None:
+        budget = min(budget, options.vram_bytes)
+    torch.cuda.set_per_process_memory_fraction(max(0.0, min(1.0, (budget - context) / total)), device)
+    return budget
+
+
+def _check_host_memory(plan: planner.Plan, name: str) -> None:
+    free = psutil.virtual_memory().available
+    if plan.ledger.total > free:
+        why = f"needs {plan.ledger.total} bytes of memory with {plan.ctx} tokens of context, {free} are free"
+        raise LocalqError(name, why, _LESS, ExitCode.DOES_NOT_FIT)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for torch's two ways to say that memory ran out, on a GPU and on the CPU."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+def out_of_memory(name: str, when: str, error: BaseException) -> LocalqError:
+    """The answer to memory that ran out although the plan fitted: another program took it (exit 3)."""
+    why = f"memory ran out {when} ({str(error).splitlines()[0]})"
+    return LocalqError(name, why, _LESS, ExitCode.DOES_NOT_FIT)
+
+
+def free_memory() -> None:
+    """Give back what nothing holds any more."""
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's gap
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

@@ -1,0 +1,180 @@
+"""Which checkpoint tensor becomes which parameter, and filling them in one by one.
+
+`assign` settles everything by names and shapes before a byte is read: a missing, unexpected or mis-shaped tensor is an
+error by name. `fill` then streams, so that host memory holds no more than one tensor at a time. Here models meet
+formats: a Linear that the checkpoint holds quantized is replaced by the format's own Linear on a GPU, and dequantized
+once into the plain one on the CPU, where that is the definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from localq.checkpoint import Checkpoint
+from localq.errors import LocalqError, bad_file
+from localq.models.decoder import Decoder
+from localq.quant import FORMATS
+
+DENSE_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_AGAIN = "Fetch the model again; if that does not help, its files do not belong together."
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A Linear in a quantized format: the module that reads it, its checkpoint prefix, and its tensors' names."""
+
+    format: str
+    module: ModuleType
+    prefix: str
+    keys: tuple[str, ...]
+
+
+@dataclass
+class Assignment:
+    """dense: parameter name -> checkpoint key; quantized: path of the Linear -> where it comes from."""
+
+    dense: dict[str, str] = field(default_factory=dict)
+    quantized: dict[str, Quantized] = field(default_factory=dict)
+
+    @property
+    def format(self) -> str | None:
+        """The name of the quantized format that is used, None without one."""
+        return next((entry.format for entry in self.quantized.values()), None)
+
+
+def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str | None], name: str) -> Assignment:
+    """Match `checkpoint` with the parameters of `model` (on the meta device), by name and by shape.
+
+    rename: checkpoint key -> parameter name, None for tensors of other parts. `name` is the model's, for errors.
+    Raises LocalqError (exit 8) unless every parameter has exactly one source.
+    """
+    assignment = Assignment()
+    owned: set[str] = set()
+    for key in checkpoint.tensors:
+        entry = _quantized(checkpoint, key)
+        target = rename(key)
+        if entry is None:
+            continue
+        owned.update(entry.keys)
+        if target is not None and target not in model.redundant:
+            assignment.quantized[target.removesuffix(".weight")] = entry
+    for key in checkpoint.tensors:
+        target = None if key in owned else rename(key)
+        if target is None or target in model.redundant:
+            continue
+        if target in assignment.dense or target.removesuffix(".weight") in assignment.quantized:
+            raise bad_file(name, f"two tensors would become {target[:80]!r}, one of them {key[:80]!r}", _AGAIN)
+        assignment.dense[target] = key
+    _check(assignment, checkpoint, model, name)
+    return assignment
+
+
+def _quantized(checkpoint: Checkpoint, key: str) -> Quantized | None:
+    if not key.endswith(".weight"):
+        return None
+    prefix = key.removesuffix(".weight")
+    for format, module in FORMATS.items():
+        if module.is_quantized(checkpoint.tensors, prefix):
+            keys = tuple(prefix + suffix for suffix in module.suffixes if prefix + suffix in checkpoint.tensors)
+            return Quantized(format, module, prefix, keys)
+    return None
+
+
+def _check(assignment: Assignment, checkpoint: Checkpoint, model: nn.Module, name: str) -> None:
+    wanted = {parameter: tuple(tensor.shape) for parameter, tensor in model.named_parameters()}
+    sources = {f"{path}.weight" for path in assignment.quantized} | set(assignment.dense)
+    if missing := [parameter for parameter in wanted if parameter not in sources]:
+        raise bad_file(name, f"{len(missing)} weights are missing, the first is {missing[0]!r}", _AGAIN)
+    if unknown := [source for source in sorted(sources) if source not in wanted]:
+        why = f"{len(unknown)} tensors are no part of this architecture, the first is {unknown[0][:80]!r}"
+        raise bad_file(name, why, _AGAIN)
+    for target, key in assignment.dense.items():
+        info = checkpoint.tensors[key]
+        if info.shape != wanted[target]:
+            raise bad_file(name, f"{key!r} has shape {list(info.shape)}, not {list(wanted[target])}", _AGAIN)
+        if info.dtype not in DENSE_DTYPES:
+            raise bad_file(name, f"{key!r} holds {info.dtype}, in a format that localq does not know")
+    for path in assignment.quantized:
+        if not isinstance(model.get_submodule(path), nn.Linear):
+            raise bad_file(name, f"{path!r} is quantized but is not a linear layer", _AGAIN)
+
+
+def total_bytes(assignment: Assignment, model: nn.Module, dtype: torch.dtype, packed: bool) -> int:
+    """Device bytes of all weights: exact but for the allocator's rounding. `packed`: quantized ones stay so."""
+    shapes = dict(model.named_parameters())
+    count = sum(shapes[target].numel() * dtype.itemsize for target in assignment.dense)
+    for path, entry in assignment.quantized.items():
+        out, columns = shapes[f"{path}.weight"].shape
+        count += entry.module.bytes(out, columns) if packed else out * columns * dtype.itemsize
+    return count
+
+
+def fill(
+    model: nn.Module,
+    assignment: Assignment,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    on_progress: Callable[[int, int], None],
+) -> list[str]:
+    """Read every tensor into `model`; on_progress(bytes read, bytes in all) after each.
+
+    Returns the names of tensors that hold NaN or infinity.
+    """
+    linears = assignment.quantized
+    total = sum(checkpoint.tensors[key].nbytes for key in assignment.dense.values())
+    total += sum(checkpoint.tensors[key].nbytes for entry in linears.values() for key in entry.keys)
+    done, non_finite = 0, []
+    for target, key in assignment.dense.items():
+        tensor = checkpoint.read(key).to(dtype=dtype, copy=True).to(device)
+        if not _finite(tensor):
+            non_finite.append(key)
+        _put(model, target, tensor)
+        done += checkpoint.tensors[key].nbytes
+        on_progress(done, total)
+    for path, entry in linears.items():
+        _put_quantized(model, path, entry, checkpoint, device, dtype)
+        done += sum(checkpoint.tensors[key].nbytes for key in entry.keys)
+        on_progress(done, total)
+    if empty := [target for target, tensor in model.named_parameters() if tensor.is_meta]:
+        raise LocalqError("engine", f"the weight {empty[0]!r} was never filled", "Report this as a bug.")
+    return non_finite
+
+
+def _finite(tensor: Tensor) -> bool:
+    """No NaN, no infinity; without a mask of the tensor's size."""
+    low, high = torch.aminmax(tensor)
+    return bool(torch.isfinite(low) & torch.isfinite(high))
+
+
+def _put(model: nn.Module, target: str, tensor: Tensor) -> None:
+    path, _, leaf = target.rpartition(".")
+    setattr(model.get_submodule(path), leaf, nn.Parameter(tensor, requires_grad=False))
+
+
+def _put_quantized(
+    model: nn.Module,
+    path: str,
+    entry: Quantized,
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Its bias, if it has one, is dense and in place already."""
+    linear = model.get_submodule(path)
+    assert isinstance(linear, nn.Linear)  # checked by `assign`
+    packed = entry.module.from_checkpoint(checkpoint, entry.prefix)
+    if packed.shape != tuple(linear.weight.shape):
+        why = f"{entry.prefix!r} has shape {list(packed.shape)}, not {list(linear.weight.shape)}"
+        raise bad_file(entry.prefix, why, _AGAIN)
+    if device.type == "cpu":
+        _put(model, f"{path}.weight", entry.module.dequantize(packed, dtype))
+        return
+    bias = None if linear.bias is None else linear.bias.data
+    parent, _, leaf = path.rpartition(".")
+    setattr(model.get_submodule(parent), leaf, entry.module.Linear(packed.to(device), bias))

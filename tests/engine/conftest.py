@@ -1,0 +1,41 @@
+"""One tiny llama, as transformers has it and as localq loads it, for all engine tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_checkpoints import make_checkpoint
+
+from localq.engine.generate import Engine
+from localq.engine.load import LoadedModel, Options, load
+from localq.modelfiles import open_model
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory) -> Path:
+    """A float32 llama whose weights are large enough for logits that differ; the context is 512."""
+    return make_checkpoint(tmp_path_factory.mktemp("llama"), dtype=torch.float32, initializer_range=0.15)
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint) -> Any:
+    """The same in transformers."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
+def loaded(checkpoint) -> LoadedModel:
+    """The same in localq, on the CPU. Tests that damage it load their own."""
+    return load(open_model(checkpoint), Options(device="cpu"))
+
+
+@pytest.fixture
+def engine(loaded) -> Engine:
+    """A fresh conversation."""
+    loaded.cache.clear()
+    return Engine(loaded)

@@ -1,0 +1,291 @@
+"""Loading: every parameter from exactly one tensor, the type and the plan that were asked for, errors by name."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+
+import pytest
+import torch
+from engine_runs import GREEDY, prompt_of
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import make_checkpoint
+
+from localq.engine import load as load_module
+from localq.engine import weights
+from localq.engine.device import NO_DRIVER_NOTE, Driver, Machine, pick
+from localq.engine.generate import Engine
+from localq.engine.load import Options, load, pick_dtype
+from localq.errors import ExitCode, LocalqError
+from localq.modelfiles import open_model
+from localq.quant import nf4
+
+CPU = Options(device="cpu")
+
+
+def logits_of(loaded, ids) -> torch.Tensor:
+    """f32 [T, vocab]."""
+    loaded.cache.clear()
+    with torch.inference_mode():
+        positions = torch.arange(len(ids))
+        return loaded.model(torch.tensor(ids), positions, loaded.cache, len(ids), last_only=False)
+
+
+@pytest.fixture
+def edit(checkpoint, tmp_path):
+    """A copy of the checkpoint in one file, changed by a function of its tensors and its configuration."""
+
+    def make(change) -> object:
+        folder = tmp_path / "edited"
+        folder.mkdir()
+        tensors = {}
+        for shard in checkpoint.glob("*.safetensors"):
+            tensors |= load_file(shard)
+        config = json.loads((checkpoint / "config.json").read_text())
+        change(tensors, config)
+        save_file(tensors, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(config))
+        return open_model(folder)
+
+    return make
+
+
+def quantize_linears(tensors, config, only=("q_proj", "up_proj", "down_proj")) -> dict[str, torch.Tensor]:
+    """Replace some Linears by NF4; -> the dequantized matrices."""
+    dense = {}
+    for key in [key for key in tensors if key.endswith(".weight") and key.split(".")[-2] in only]:
+        packed = nf4.quantize(tensors.pop(key))
+        dense[key] = nf4.dequantize(packed, torch.float32)
+        parts = nf4.to_tensors(packed, key.removesuffix(".weight"))
+        tensors.update({name: part.clone() for name, part in parts.items()})  # the maps are shared, a file has each
+    config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    return dense
+
+
+def test_logits_equal_transformers(loaded, reference):
+    ids = prompt_of(40)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(logits_of(loaded, ids), expected, rtol=0, atol=1e-4)
+
+
+def test_what_was_loaded_is_described(loaded, checkpoint):
+    assert (loaded.format, loaded.dtype, loaded.ctx, loaded.vocab) == ("fp32", torch.float32, 512, 320)
+    counted = sum(tensor.nbytes for tensor in load_file_all(checkpoint).values())
+    assert loaded.ledger == {"weights": counted, "kv_cache": 3 * 2 * 2 * 32 * 512 * 4}
+    assert loaded.plan.ledger.components["weights"] == counted
+    assert loaded.plan.ledger.components["kv_cache"] == loaded.ledger["kv_cache"]
+
+
+def load_file_all(folder) -> dict[str, torch.Tensor]:
+    return {key: tensor for shard in folder.glob("*.safetensors") for key, tensor in load_file(shard).items()}
+
+
+def test_mixed_nf4_equals_the_dequantized_model(edit, loaded):
+    dense: dict[str, torch.Tensor] = {}
+    quantized = load(edit(lambda tensors, config: dense.update(quantize_linears(tensors, config))), CPU)
+    assert quantized.format == "nf4"
+    ids = prompt_of(33)
+    got = logits_of(quantized, ids)
+    own = {name: parameter.data.clone() for name, parameter in loaded.model.named_parameters()}
+    try:
+        for key, matrix in dense.items():
+            loaded.model.get_parameter(key.removeprefix("model.")).data.copy_(matrix)
+        assert torch.equal(got, logits_of(loaded, ids))
+    finally:
+        for name, parameter in loaded.model.named_parameters():
+            parameter.data.copy_(own[name])
+    assert not torch.equal(got, logits_of(loaded, ids))
+
+
+def test_biases_beside_quantized_linears(tmp_path):
+    folder = make_checkpoint(tmp_path / "qwen2", "qwen2", dtype=torch.float32, shard_bytes=10**9)
+    expected = load(open_model(folder), CPU)
+    tensors = load_file(folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    dense = quantize_linears(tensors, config, only=("q_proj",))
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    for key, matrix in dense.items():
+        expected.model.get_parameter(key.removeprefix("model.")).data.copy_(matrix)
+    ids = prompt_of(9)
+    assert torch.equal(logits_of(load(open_model(folder), CPU), ids), logits_of(expected, ids))
+
+
+def test_tied_head(tmp_path):
+    folder = make_checkpoint(tmp_path, dtype=torch.float32, tie_word_embeddings=True)
+    loaded = load(open_model(folder), CPU)
+    assert loaded.ledger["weights"] == sum(tensor.nbytes for tensor in load_file_all(folder).values())
+    from transformers import AutoModelForCausalLM
+
+    ids = prompt_of(12)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(logits_of(loaded, ids), expected, rtol=0, atol=1e-4)
+
+
+def drop(key):
+    return lambda tensors, config: tensors.pop(key)
+
+
+def put(key, tensor):
+    return lambda tensors, config: tensors.__setitem__(key, tensor)
+
+
+NORM = "model.norm.weight"
+UP = "model.layers.1.mlp.up_proj.weight"
+DAMAGED = [
+    (drop(NORM), r"1 weights are missing, the first is 'norm\.weight'"),
+    (put("model.extra.weight", torch.ones(3)), r"no part of this architecture, the first is 'extra\.weight'"),
+    (put("norm.weight", torch.ones(128)), r"two tensors would become 'norm\.weight'"),
+    (put(NORM, torch.ones(127)), r"'model\.norm\.weight' has shape \[127\], not \[128\]"),
+    (put(UP, torch.ones(192, 128, dtype=torch.int8)), r"up_proj\.weight' holds int8"),
+    (put(UP, torch.ones(128, 192)), r"has shape \[128, 192\], not \[192, 128\]"),
+]
+
+
+@pytest.mark.parametrize(("change", "why"), DAMAGED, ids=[why for _, why in DAMAGED])
+def test_damaged_checkpoints_are_refused_by_name(edit, change, why):
+    with pytest.raises(LocalqError, match=why) as caught:
+        load(edit(change), CPU)
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+def test_quantized_matrix_of_another_shape_is_refused(edit):
+    def change(tensors, config):
+        tensors.pop(UP)
+        tensors.update(nf4.to_tensors(nf4.quantize(torch.randn(128, 192)), UP.removesuffix(".weight")))
+
+    with pytest.raises(LocalqError, match=r"has shape \[128, 192\], not \[192, 128\]") as caught:
+        load(edit(change), CPU)
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+def test_quantized_embedding_is_refused(edit):
+    key = "model.embed_tokens.weight"
+
+    def change(tensors, config):
+        tensors.update(nf4.to_tensors(nf4.quantize(tensors.pop(key)), key.removesuffix(".weight")))
+
+    with pytest.raises(LocalqError, match="'embed_tokens' is quantized but is not a linear layer"):
+        load(edit(change), CPU)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_non_finite_weights_load_with_a_note_and_end_replies(edit, value):
+    def change(tensors, config):
+        tensors[UP][5, 7] = value
+
+    loaded = load(edit(change), CPU)
+    assert [note for note in loaded.notes if "1 weight tensors hold NaN or infinity" in note and UP in note]
+    with pytest.raises(LocalqError, match="non-finite logits at token 1"):
+        list(Engine(loaded).generate(prompt_of(4), GREEDY))
+
+
+@pytest.mark.parametrize(("dtype", "notes"), [("float32", 0), ("float16", 1)])
+def test_overflow_of_the_computing_type_is_noted(edit, dtype, notes):
+    def change(tensors, config):
+        tensors[UP][0, 0] = 1e5  # beyond float16
+
+    assert len(load(edit(change), Options(device="cpu", dtype=dtype)).notes) == notes
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "mamba2"}, "the architecture 'mamba2' is not supported"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized by 'gptq'"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "bitsandbytes in 8 bit"),
+    ],
+)
+def test_what_is_not_supported_is_named(edit, config, why):
+    with pytest.raises(LocalqError, match=why) as caught:
+        load(edit(lambda tensors, own: own.update(config)), CPU)
+    assert caught.value.exit_code == ExitCode.FAILURE
+
+
+def test_context_as_asked_and_beyond_the_model(checkpoint):
+    files = open_model(checkpoint)
+    assert load(files, Options(device="cpu", ctx=77)).cache.capacity == 77
+    with pytest.raises(LocalqError, match="513") as caught:
+        load(files, Options(device="cpu", ctx=513))
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_too_little_host_memory_is_a_load_time_answer(checkpoint, monkeypatch):
+    class Memory:
+        available = 10_000
+
+    monkeypatch.setattr(load_module.psutil, "virtual_memory", Memory)
+    with pytest.raises(LocalqError, match="10000 are free") as caught:
+        load(open_model(checkpoint), CPU)
+    assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
+
+
+def test_memory_that_runs_out_on_the_way_is_freed(checkpoint, monkeypatch):
+    """The nth allocation fails, for every n: exit 3, and nothing of the model stays."""
+    files, put_parameter = open_model(checkpoint), weights._put
+    parameters = len(load_file_all(checkpoint))
+    for failing in range(0, parameters, 5):
+        made: list[weakref.ref] = []
+
+        def fail(model, target, tensor, failing=failing, made=made):
+            if len(made) == failing:
+                raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+            made.append(weakref.ref(tensor))
+            put_parameter(model, target, tensor)
+
+        monkeypatch.setattr(weights, "_put", fail)
+        with pytest.raises(LocalqError, match="memory ran out while loading") as caught:
+            load(files, CPU)
+        assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
+        gc.collect()
+        assert len(made) == failing
+        assert not [tensor for tensor in made if tensor() is not None]
+
+
+def test_progress_is_told(checkpoint):
+    reports = []
+    load(open_model(checkpoint), CPU, lambda *report: reports.append(report))
+    counted = sum(tensor.nbytes for tensor in load_file_all(checkpoint).values())
+    assert reports[0] == ("planning", 0, 0)
+    assert reports[-1] == ("reading weights", counted, counted)
+    read = [done for stage, done, _ in reports if stage == "reading weights"]
+    assert read == sorted(read)
+    assert len(read) > 20
+
+
+def test_notes_of_the_device_are_kept(checkpoint):
+    machine = Machine(Driver(present=False), None)
+    loaded = load(open_model(checkpoint), Options(), pick=lambda word: pick(word, lambda: machine))
+    assert loaded.notes == (NO_DRIVER_NOTE,)
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted", "config", "dtype"),
+    [
+        ("cpu", "auto", {"torch_dtype": "bfloat16"}, torch.float32),
+        ("cpu", "bfloat16", {}, torch.bfloat16),
+        ("cuda", "auto", {"torch_dtype": "float16"}, torch.float16),
+        ("cuda", "auto", {"dtype": "float32"}, torch.float32),
+        ("cuda", "auto", {"text_config": {"dtype": "float16"}}, torch.float16),
+        ("cuda", "auto", {}, torch.bfloat16),
+        ("cuda", "float16", {"dtype": "bfloat16"}, torch.float16),
+    ],
+)
+def test_dtype(edit, device, wanted, config, dtype):
+    def change(tensors, own):
+        own.pop("dtype", None)
+        own.pop("torch_dtype", None)
+        own.update(config)
+
+    assert pick_dtype(wanted, edit(change), torch.device(device)) == dtype
+
+
+def test_unknown_dtype_and_kv_bits(checkpoint):
+    with pytest.raises(LocalqError, match="'int8' is not a type"):
+        load(open_model(checkpoint), Options(device="cpu", dtype="int8"))
+    with pytest.raises(LocalqError, match="8 bits is not built yet"):
+        load(open_model(checkpoint), Options(device="cpu", kv_bits=8))

@@ -1,0 +1,42 @@
+"""Short ways to run an engine in tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from localq.engine.generate import Engine, Step
+from localq.sampling import Sampling
+
+GREEDY = Sampling()
+
+
+def prompt_of(length: int, seed: int = 0, vocab: int = 320) -> list[int]:
+    """Random token ids."""
+    return torch.randint(vocab, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def steps_of(engine: Engine, prompt: list[int], sampling: Sampling = GREEDY, **settings: Any) -> list[Step]:
+    """All steps of a reply."""
+    return list(engine.generate(prompt, sampling, **settings))
+
+
+def ids_of(engine: Engine, prompt: list[int], sampling: Sampling = GREEDY, **settings: Any) -> list[int]:
+    """The ids of a reply."""
+    return [id for step in steps_of(engine, prompt, sampling, **settings) for id in step.ids]
+
+
+def greedy_of(reference: Any, prompt: list[int], count: int) -> list[int]:
+    """What transformers' `generate` continues with, greedily, never stopping early."""
+    ids = torch.tensor([prompt])
+    out = reference.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out[0, len(prompt) :].tolist()

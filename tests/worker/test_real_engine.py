@@ -1,0 +1,62 @@
+"""The real engine behind the pipe: it says what the engine in this process says, and it can be killed and replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from engine_runs import ids_of, prompt_of
+from tiny_checkpoints import make_checkpoint
+
+from localq.engine.generate import Engine
+from localq.engine.load import Options, load
+from localq.errors import ExitCode, LocalqError
+from localq.modelfiles import open_model
+from localq.sampling import Sampling
+from localq.worker.client import EngineClient
+from localq.worker.messages import Done, Generate, Load, Loading, Tokens
+
+SAMPLING = Sampling(temperature=0.9, top_k=50, top_p=0.95, repeat_penalty=1.1, seed=11)
+
+
+def collect(client: EngineClient, request: Generate, seen: list[int]) -> Done:
+    for event in client.generate(request):
+        if isinstance(event, Tokens):
+            seen += event.ids
+            if request.id == 2 and client.pid:
+                os.kill(client.pid, signal.SIGKILL)
+    assert isinstance(event, Done)
+    return event
+
+
+def test_life_of_an_engine_process(tmp_path):
+    folder = make_checkpoint(tmp_path / "tiny", initializer_range=0.15)
+    here = Engine(load(open_model(folder), Options(device="cpu")))
+    prompt = prompt_of(90)
+    request = Load(str(folder), "tiny", device="cpu", ctx=400)
+    with EngineClient() as client:
+        with pytest.raises(LocalqError, match="no such file") as caught:
+            client.load(Load(str(tmp_path / "missing")))
+        assert caught.value.exit_code == ExitCode.UNKNOWN_MODEL
+        with pytest.raises(LocalqError, match="no model is loaded"):
+            collect(client, Generate(1, prompt), [])
+        stages = set()
+        loaded = client.load(request, lambda event: stages.add(event.stage) if isinstance(event, Loading) else None)
+        assert stages == {"planning", "reading weights"}
+        assert (loaded.name, loaded.device, loaded.dtype, loaded.format) == ("tiny", "cpu", "float32", "bf16")
+        assert (loaded.context_size, loaded.vocab_size, loaded.graphs) == (400, 320, False)
+        assert loaded.ledger["kv_cache"] == 3 * 2 * 2 * 32 * 400 * 4
+        seen: list[int] = []
+        done = collect(client, Generate(3, prompt, SAMPLING, max_tokens=40), seen)
+        assert seen == ids_of(here, prompt, SAMPLING, max_tokens=40)
+        assert (done.reason, done.stats.generated_tokens, done.stats.cached_tokens) == ("length", 40, 0)
+        done = collect(client, Generate(4, [*prompt, *seen], max_tokens=2), [])
+        assert done.stats.cached_tokens == 129
+
+        with pytest.raises(LocalqError, match=r"engine process: ended \(signal SIGKILL\)"):
+            collect(client, Generate(2, prompt), [])
+        client.load(request)
+        again: list[int] = []
+        collect(client, Generate(5, prompt, SAMPLING, max_tokens=40), again)
+        assert again == seen
