@@ -20,8 +20,8 @@ from pathlib import Path
 
 from localq import catalog_file, places
 from localq.architecture import Architecture
-from localq.errors import ExitCode, LocalqError, usage_error
 from localq.catalog_file import FORMATS, ModelEntry, Source
+from localq.errors import ExitCode, LocalqError, usage_error
 
 __all__ = ["Architecture", "ModelEntry", "Source", "Target", "find", "load_catalogue", "not_yet", "resolve"]
 
@@ -35,7 +35,7 @@ FULL_PRECISION = ("bf16", "fp16")
 
 _HUB_PREFIX = re.compile(r"^(https?://)?(www\.)?(huggingface\.co|hf\.co)/+", re.IGNORECASE)
 _REPO = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", re.ASCII)
-_SIZE = re.compile(r"(?<![a-z0-9.])\d+(?:\.\d+)?[bm](?![a-z0-9])")
+_SIZE = re.compile(r"(?<![0-9.])\d+(?:\.\d+)?[bm](?![a-z0-9])")
 
 
 @dataclass(frozen=True)
@@ -161,8 +161,8 @@ def _no_such_format(entry: ModelEntry, format: str) -> LocalqError:
     if entry.source(entry.base_format) is not None:
         formats |= dict.fromkeys(MADE_FORMATS)
     offers = ", ".join(f"{entry.name}@{each}" for each in formats)
-    why = f"there are no {format} weights of it, and localq does not make them"
-    return LocalqError(f"{entry.name}@{format}", why, f"There is {offers}.", ExitCode.UNKNOWN_MODEL)
+    why = f"there are no {format!r} weights of it, and localq does not make them"
+    return LocalqError(entry.name, why, f"There is {offers}.", ExitCode.UNKNOWN_MODEL)
 
 
 def _local_path(name: str) -> Path | None:

@@ -29,6 +29,12 @@ CONTEXT_STEP = 64  # contexts that the planner chooses are multiples of it
 USABLE_CONTEXT = 4096  # tokens; what a suggested model must leave
 
 
+# What the drivers of cards of so many GiB report in MiB: RTX 4060, 4070, 4080, 4090 and 5090.
+CARD_TOTALS_MIB = {8: 8188, 12: 12_282, 16: 16_376, 24: 24_564, 32: 32_607}
+CARD_RESERVE = 1 / 2048  # of any other card: the share that the driver of most of the cards above keeps back
+_UNITS = {"": 2**30, "g": 2**30, "gib": 2**30, "gb": 10**9, "m": MIB, "mib": MIB, "mb": 10**6}
+
+
 @dataclass(frozen=True)
 class Ledger:
     """Component -> bytes on the device: weights, embedding, head, kv_cache, scratch, cuda_context."""
@@ -52,6 +58,23 @@ class Plan:
     ledger: Ledger
     fits: bool
     reason: str = ""
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "1.2", "1.2GiB" (a bare number is GiB), "900MiB", "24GB"; LocalqError (exit 2) for anything else."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise usage_error(text, "this is not an amount of memory", "Use something like 24, 24GiB, 24GB or 900MiB.")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def parse_card(text: str) -> int:
+    """Bytes of a whole card: as `parse_bytes`, but a bare number of GiB is what the driver of such a card reports."""
+    size = parse_bytes(text)
+    if not text.strip().replace(".", "").isdecimal():
+        return size
+    total = CARD_TOTALS_MIB.get(size // 2**30) if size % 2**30 == 0 else None
+    return total * MIB if total else size - int(size * CARD_RESERVE)
 
 
 def weights_bytes(arch: Architecture, format: str, scheme: str = "") -> dict[str, int]:
@@ -167,35 +190,46 @@ def plan(
     made = assess(arch, format, budget_bytes, ctx=ctx, kv_bits=kv_bits, weights=weights, scheme=scheme, name=name)
     if made.fits or budget_bytes is None:
         return made
-    needed = made.ledger.total
-    why = f"needs {needed} bytes ({made.reason.removeprefix('needs ')}: {budget_bytes} bytes)"
-    ways = "; ".join(f"({number}) {way}" for number, way in enumerate(_ways_out(made, arch, budget_bytes), start=1))
+    why = f"{made.reason} ({made.ledger.total} and {budget_bytes} bytes)"
+    ways = "; ".join(f"({number}) {way}" for number, way in enumerate(_ways_out(made, arch, budget_bytes, ctx), 1))
     raise LocalqError(name or "model", why, f"Three ways out: {ways}.", ExitCode.DOES_NOT_FIT)
 
 
-def _ways_out(made: Plan, arch: Architecture, budget_bytes: int) -> tuple[str, str, str]:
+def _ways_out(made: Plan, arch: Architecture, budget_bytes: int, ctx: int | None) -> tuple[str, str, str]:
     """Three things to do about `made`: another model, a shorter context (or the CPU), more free memory."""
-    other = _that_fits(made, arch, budget_bytes)
-    smaller = f"use {other}, which fits" if other else "use a card with more memory"
-    fixed = made.ledger.total - made.ctx * _bytes_per_token(arch, made.kv_bits)
-    largest = largest_context(budget_bytes - fixed, _bytes_per_token(arch, made.kv_bits))
+    other = _that_fits(made, arch, budget_bytes, ctx)
+    smaller = f"use {other}, which fits" if other else "use a GPU with more memory"
+    per_token = _bytes_per_token(arch, made.kv_bits)
+    largest = largest_context(budget_bytes - made.ledger.total + made.ctx * per_token, per_token)
     shorter = f"a shorter context: --ctx-size {largest}" if MIN_CONTEXT <= largest < made.ctx else "--device cpu"
-    return smaller, shorter, f"free {_mib(made.ledger.total - budget_bytes)}: close other programs that use the GPU"
+    missing = _mib(made.ledger.total - budget_bytes)
+    return smaller, shorter, f"free {missing} more by closing other programs that use the GPU"
 
 
-def _that_fits(made: Plan, arch: Architecture, budget_bytes: int) -> str | None:
-    """The largest runnable model of the catalogue that leaves a usable context; the same one smaller comes first."""
+def _that_fits(made: Plan, arch: Architecture, budget_bytes: int, ctx: int | None) -> str | None:
+    """What to use instead: the same model in another format if one fits, else the largest that runs.
+
+    "Fits" means with the context asked for, or else a usable one. Among models of one size the catalogue's first
+    counts, in its default format.
+    """
     candidates = []
-    for entry in catalog.load_catalogue():
+    for order, entry in enumerate(catalog.load_catalogue()):
         for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.MADE_FORMATS)):
-            source = entry.source(format)
             if catalog.not_yet(entry, format) or (entry.arch == arch and format == made.format):
                 continue
+            source = entry.source(format)
             other = assess(entry.arch, format, budget_bytes, scheme=source.scheme if source else "")
-            if other.fits and other.ctx >= min(USABLE_CONTEXT, entry.arch.max_context):
-                mark = "" if format == entry.default_format else f"@{format}"
-                candidates.append((entry.arch == arch, entry.arch.parameters, other.ledger.total, entry.name + mark))
-    return max(candidates)[-1] if candidates else None
+            if other.fits and other.ctx >= (ctx or min(USABLE_CONTEXT, entry.arch.max_context)):
+                default = format == entry.default_format
+                same = (entry.name == made.name.partition("@")[0], entry.arch == arch)
+                rank = (*same, size_class(entry.arch), -order, default, other.ledger.total)
+                candidates.append((rank, entry.name if default else f"{entry.name}@{format}"))
+    return max(candidates)[1] if candidates else None
+
+
+def size_class(arch: Architecture) -> float:
+    """Parameters to two digits: what differs by less is the same size to a person who chooses."""
+    return float(f"{arch.parameters:.2g}")
 
 
 def _bytes_per_token(arch: Architecture, kv_bits: int) -> int:

@@ -1,0 +1,158 @@
+"""`Architecture` against transformers' own parameter counts, and against config.json files in the forms that the hub
+has: flat and nested, before and after transformers 5, with defaults left out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from localq import catalog
+from localq.architecture import MODEL_TYPES, Architecture
+from localq.errors import LocalqError
+
+SHAPE = {
+    "hidden_size": 48, "intermediate_size": 112, "num_hidden_layers": 7, "num_attention_heads": 6,
+    "num_key_value_heads": 3, "head_dim": 20, "vocab_size": 331, "max_position_embeddings": 640,
+    "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+EXTRAS = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 72},
+    "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "phi3": {"head_dim": 8},  # phi3 takes head_dim from hidden / heads
+}
+
+
+def reference(model_type: str, **fields):
+    """transformers' configuration and the model of it, without memory for the weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(model_type, **{**SHAPE, **EXTRAS.get(model_type, {}), **fields})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return config, model
+
+
+@pytest.mark.parametrize("model_type", sorted(set(MODEL_TYPES) - {"gemma3"}))
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_are_those_that_transformers_makes(model_type, tied):
+    config, model = reference(model_type, tie_word_embeddings=tied)
+    model.tie_weights()
+    arch = Architecture.from_config(config.to_dict())
+    assert arch.parameters == sum(each.numel() for each in model.parameters())
+    assert arch.tied == tied
+    linears = sum(m.weight.numel() for m in model.modules() if isinstance(m, torch.nn.Linear))
+    if not arch.experts:  # transformers keeps experts in three-dimensional parameters
+        assert arch.linear_parameters + arch.vocab * arch.hidden == linears
+
+
+@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "gpt_oss", "mistral", "qwen2"])
+def test_windows_are_those_of_transformers(model_type):
+    fields = {"sliding_window": 96}
+    if model_type == "qwen2":
+        fields |= {"use_sliding_window": True, "max_window_layers": 4}
+    config, _ = reference(model_type, **fields)
+    listed = Architecture.from_config(config.to_dict())
+    windowed = sum(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []) or 7
+    assert (listed.window, listed.window_layers) == (96, windowed)
+    before = {key: value for key, value in config.to_dict().items() if key != "layer_types"}
+    assert Architecture.from_config(before) == listed
+
+
+# config.json as the hub has it, without what does not matter here; what is missing is missing there too.
+HUB = {
+    "llama-3.1-8b": {
+        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
+        "max_position_embeddings": 131072, "attention_bias": False, "mlp_bias": False, "rope_theta": 500000.0,
+        "rope_scaling": {"factor": 8.0, "rope_type": "llama3"}, "torch_dtype": "bfloat16",
+    },
+    "mistral-nemo-12b": {
+        "model_type": "mistral", "head_dim": 128, "hidden_size": 5120, "intermediate_size": 14336,
+        "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "vocab_size": 131072,
+        "max_position_embeddings": 131072, "sliding_window": None, "tie_word_embeddings": False,
+    },
+    "mixtral-8x7b": {
+        "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "vocab_size": 32000, "max_position_embeddings": 32768, "sliding_window": None, "tie_word_embeddings": False,
+    },
+    "qwen2.5-7b": {
+        "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
+        "num_hidden_layers": 28, "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 32768,
+        "sliding_window": 131072, "use_sliding_window": False, "max_window_layers": 28, "tie_word_embeddings": False,
+    },
+    "qwen3-4b": {
+        "model_type": "qwen3", "head_dim": 128, "hidden_size": 2560, "intermediate_size": 9728, "vocab_size": 151936,
+        "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "attention_bias": False,
+        "max_position_embeddings": 40960, "sliding_window": None, "tie_word_embeddings": True,
+        "dtype": "bfloat16", "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe", "head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "num_attention_heads": 32,
+        "num_hidden_layers": 48, "num_key_value_heads": 4, "vocab_size": 151936, "max_position_embeddings": 40960,
+        "tie_word_embeddings": False, "sliding_window": None, "attention_bias": False,
+    },
+    "gemma-2-9b": {
+        "model_type": "gemma2", "head_dim": 256, "hidden_size": 3584, "intermediate_size": 14336, "vocab_size": 256000,
+        "num_attention_heads": 16, "num_hidden_layers": 42, "num_key_value_heads": 8, "sliding_window": 4096,
+        "max_position_embeddings": 8192,
+    },
+    "gemma-3-4b": {
+        "model_type": "gemma3", "vision_config": {"hidden_size": 1152},
+        "text_config": {
+            "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
+            "sliding_window": 1024,
+        },
+    },
+    "gemma-3-27b": {
+        "model_type": "gemma3",
+        "text_config": {
+            "model_type": "gemma3_text", "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62,
+            "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "sliding_window": 1024,
+        },
+    },
+    "gemma-3-1b": {
+        "model_type": "gemma3_text", "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26,
+        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144,
+        "max_position_embeddings": 32768, "sliding_window": 512, "sliding_window_pattern": 6,
+    },
+    "phi-3-mini": {
+        "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 32,
+        "num_hidden_layers": 32, "num_key_value_heads": 32, "vocab_size": 32064, "max_position_embeddings": 4096,
+        "sliding_window": 2047, "tie_word_embeddings": False, "attention_bias": False,
+    },
+    "smollm3-3b": {
+        "model_type": "smollm3", "hidden_size": 2048, "intermediate_size": 11008, "num_attention_heads": 16,
+        "num_hidden_layers": 36, "num_key_value_heads": 4, "vocab_size": 128256, "max_position_embeddings": 65536,
+        "use_sliding_window": False, "sliding_window": None, "attention_bias": False, "mlp_bias": False,
+    },
+    "gpt-oss-20b": {
+        "model_type": "gpt_oss", "head_dim": 64, "hidden_size": 2880, "intermediate_size": 2880, "vocab_size": 201088,
+        "num_attention_heads": 64, "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32,
+        "num_experts_per_tok": 4, "experts_per_token": 4, "attention_bias": True, "sliding_window": 128,
+        "max_position_embeddings": 131072, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_a_hub_config_gives_the_facts_of_the_catalogue(name):
+    assert Architecture.from_config(HUB[name]) == catalog.find(name).arch
+
+
+def test_a_wrapper_states_tying_for_its_text_part():
+    config = {**HUB["gemma-3-4b"], "tie_word_embeddings": False}
+    assert Architecture.from_config(config).tied is False
+
+
+def test_unknown_architectures_and_missing_fields_are_refused_by_name():
+    with pytest.raises(LocalqError, match="'mamba' is not supported"):
+        Architecture.from_config({"model_type": "mamba"})
+    with pytest.raises(LocalqError, match="None is not supported"):
+        Architecture.from_config({})
+    config = {key: value for key, value in HUB["llama-3.1-8b"].items() if key != "hidden_size"}
+    with pytest.raises(LocalqError, match="'hidden_size' is missing"):
+        Architecture.from_config(config)
