@@ -7,6 +7,7 @@ soft cap rules that kernel out, the queries go in blocks.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,12 +25,13 @@ SCORE_BYTES = 64 * 2**20  # the most that the f32 scores of one query block take
 class Span(NamedTuple):
     """Slots first..stop of the cache, and which of them each query sees.
 
-    mask is bool [T, stop - first], True = visible; None = every one is, or, with `causal`, the first i + 1 to query i.
+    bias is [T, stop - first] in the dtype of the model, added to the scores: 0 = visible, -inf = hidden. None = every
+    slot is visible, or, with `causal`, the first i + 1 to query i.
     """
 
     first: int
     stop: int
-    mask: Tensor | None
+    bias: Tensor | None
     causal: bool
 
 
@@ -38,11 +40,11 @@ def host_start(positions: Tensor) -> int | None:
     return int(positions[0]) if positions.device.type == "cpu" else None
 
 
-def visible(positions: Tensor, start: int | None, slots: Tensor, live: int, window: int) -> Span:
+def visible(positions: Tensor, start: int | None, slots: Tensor, live: int, window: int, dtype: torch.dtype) -> Span:
     """What queries at `positions` int64 [T] (consecutive) see: slot s iff s <= p, and s > p - window if window > 0.
 
     `start` is `host_start(positions)`; `slots` is int64 0..capacity on the device. With a known start the span is as
-    short as it can be and one token needs no mask; without, the span is 0..live and the mask says the rest.
+    short as it can be and one token needs no bias; without, the span is 0..live and the bias says the rest.
     """
     queries = positions.shape[0]
     first, stop = 0, live
@@ -52,10 +54,11 @@ def visible(positions: Tensor, start: int | None, slots: Tensor, live: int, wind
             return Span(first, stop, None, False)
     if queries == stop and (window == 0 or window >= stop):  # consecutive positions: this is the start of the text
         return Span(first, stop, None, True)
-    mask = slots[first:stop] <= positions[:, None]
+    hidden = slots[first:stop] > positions[:, None]
     if window:
-        mask &= slots[first:stop] > positions[:, None] - window
-    return Span(first, stop, mask, False)
+        hidden |= slots[first:stop] <= positions[:, None] - window
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -math.inf)
+    return Span(first, stop, bias, False)
 
 
 @dataclass(slots=True)
@@ -130,8 +133,8 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float, so
     kv_heads = keys.shape[0]
     if tokens == 1:
         grouped = q.view(kv_heads, heads // kv_heads, head_dim)
-        if softcap or span.mask is not None:
-            return _scored(grouped, keys, values, span.mask, scale, softcap).view(1, heads * head_dim)
+        if softcap or span.bias is not None:
+            return _scored(grouped, keys, values, span.bias, scale, softcap).view(1, heads * head_dim)
         # Everything is visible, so the heads of a group can stand as the queries of one head.
         attended = F.scaled_dot_product_attention(grouped[None], keys[None], values[None], scale=scale)
         return attended.view(1, heads * head_dim)
@@ -143,21 +146,24 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float, so
         grouped,
         keys[:, None].expand(shape),
         values[:, None].expand(shape),
-        attn_mask=span.mask,
+        attn_mask=span.bias,
         is_causal=span.causal,
         scale=scale,
     )
     return attended.permute(2, 0, 1, 3).reshape(tokens, heads * head_dim)
 
 
-def _scored(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, softcap: float) -> Tensor:
-    """The definition, with the scores in memory: q [kv_heads, rows, head_dim], mask bool, broadcast to the scores."""
-    scores = torch.baddbmm(q.new_zeros(()), q, keys.transpose(1, 2), beta=0, alpha=scale)  # [kv_heads, rows, span]
-    if softcap:
-        scores = torch.tanh(scores / softcap) * softcap
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    return torch.bmm(torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype), values)
+def _scored(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float, softcap: float) -> Tensor:
+    """The definition, with the scores in memory: q [kv_heads, rows, head_dim], bias [1 or rows, span] or None."""
+    if softcap or bias is None:
+        scores = torch.baddbmm(q.new_zeros(()), q, keys.transpose(1, 2), beta=0, alpha=scale)  # [kv_heads, rows, span]
+        if softcap:
+            scores = torch.tanh(scores / softcap) * softcap
+        if bias is not None:
+            scores = scores + bias
+    else:
+        scores = torch.baddbmm(bias, q, keys.transpose(1, 2), alpha=scale)
+    return torch.bmm(torch.softmax(scores, -1), values)  # softmax sums in f32 whatever the dtype of the scores
 
 
 def _in_blocks(q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float, softcap: float) -> Tensor:
@@ -165,14 +171,14 @@ def _in_blocks(q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float
     kv_heads, groups, tokens, head_dim = q.shape
     slots = keys.shape[1]
     rows = max(1, SCORE_BYTES // (kv_heads * groups * slots * 4))
-    mask = span.mask
-    if mask is None:  # the start of the text
-        mask = torch.ones(tokens, slots, dtype=torch.bool, device=q.device).tril()
+    bias = span.bias
+    if bias is None:  # the start of the text
+        bias = torch.full((tokens, slots), -math.inf, dtype=q.dtype, device=q.device).triu_(1)
     out = q.new_empty(tokens, kv_heads, groups, head_dim)
     for first in range(0, tokens, rows):
         block = q[:, :, first : first + rows]
         count = block.shape[2]
-        seen = mask[first : first + count].repeat(groups, 1)  # rows of the block, once per group
+        seen = bias[first : first + count].repeat(groups, 1)  # rows of the block, once per group
         part = _scored(block.reshape(kv_heads, groups * count, head_dim), keys, values, seen, scale, softcap)
         out[first : first + count] = part.view(kv_heads, groups, count, head_dim).permute(2, 0, 1, 3)
     return out.view(tokens, -1)

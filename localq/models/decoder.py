@@ -109,5 +109,6 @@ class Decoder(nn.Module):
             turns = table.index_select(0, positions)  # [T, 2, rotary_dim]
             rotary.append((turns[:, :1], turns[:, 1:]))
         start = host_start(positions)
-        spans = {window: visible(positions, start, self.slots, live, window) for window in self.windows}
+        dtype = self.norm.weight.dtype
+        spans = {window: visible(positions, start, self.slots, live, window, dtype) for window in self.windows}
         return Pass(positions, live, cache, rotary, spans)

@@ -12,6 +12,7 @@ from typing import Any
 from localq.models.config import DecoderConfig, integer, read_rope, read_windows, rope_parameters, section
 from localq.models.gemma2 import Model as Model
 from localq.models.gemma2 import gemma_facts
+from localq.models.llama import rename as plain_rename
 
 DEFAULTS = {  # files of this family leave out what equals the class defaults of transformers
     "vocab_size": 262208,
@@ -26,7 +27,7 @@ DEFAULTS = {  # files of this family leave out what equals the class defaults of
     "query_pre_attn_scalar": 256,
 }
 GLOBAL_THETA, LOCAL_THETA = 1_000_000.0, 10_000.0
-TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
 VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
@@ -76,6 +77,5 @@ def rename(key: str) -> str | None:
     if key.startswith(VISION):
         return None
     for prefix in TEXT_PREFIXES:
-        if key.startswith(prefix):
-            return key.removeprefix(prefix)
-    return key
+        key = key.removeprefix(prefix)
+    return plain_rename(key)

@@ -187,12 +187,17 @@ def load(config: DecoderConfig, case: Case, weights: dict[str, Tensor], strict: 
     return model.eval()
 
 
-@functools.cache
-def ours(name: str, dtype: torch.dtype = torch.float32) -> Decoder:
+def built(name: str, dtype: torch.dtype = torch.float32) -> Decoder:
     """Our model of the case `name`, with the weights of `reference`."""
     case = BY_NAME[name]
     config = ARCHITECTURES[case.config["model_type"]].Config.from_dict(case.config)
     return load(config, case, reference(case, dtype).state_dict())
+
+
+@functools.cache
+def ours(name: str, dtype: torch.dtype = torch.float32) -> Decoder:
+    """`built`, once; not to be changed."""
+    return built(name, dtype)
 
 
 def logits_in_steps(model: Decoder, live: Callable[[int], int] = lambda stop: stop) -> Tensor:

@@ -1,0 +1,150 @@
+"""Reading `config.json`: what is refused and by which name, both spellings, and files that were tampered with."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+
+import pytest
+from tiny_models import BY_NAME, SHAPE
+
+from localq.errors import ExitCode, LocalqError
+from localq.models import ARCHITECTURES, architecture, gemma3, llama, mistral, phi3, qwen2, smollm3
+
+LONG = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [4.0] * 6}
+
+
+def read(config):
+    return architecture(config).Config.from_dict(config)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "gpt_oss"}, "gpt_oss"),
+        ({"model_type": None}, "model_type"),
+        ({"hidden_act": "relu2"}, "relu2"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ({"rope_scaling": {"type": "spiral"}}, "spiral"),
+        ({"rope_scaling": {"type": "default", "mrope_section": [2, 2, 2]}}, "mrope_section"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
+        ({"attention_sinks": True}, "attention_sinks"),
+        ({"num_local_experts": 8}, "num_local_experts"),
+        ({"model_type": "qwen2", "use_sliding_window": True, "layer_types": ["chunked_attention"] * 5}, "chunked"),
+        ({"model_type": "mistral", "layer_types": ["full_attention"] * 5}, "layer_types"),
+        ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+    ],
+)
+def test_what_we_do_not_compute_is_refused_by_name(change, named):
+    with pytest.raises(LocalqError, match=named) as caught:
+        read({"model_type": "llama", **SHAPE, **change})
+    assert caught.value.exit_code == ExitCode.FAILURE
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_size", 2**40),
+        ("num_hidden_layers", 10**9),
+        ("num_attention_heads", 0),
+        ("num_attention_heads", 7),
+        ("num_key_value_heads", 4),
+        ("num_key_value_heads", -2),
+        ("vocab_size", 131.0),
+        ("vocab_size", None),
+        ("vocab_size", True),
+        ("intermediate_size", "92"),
+        ("rms_norm_eps", math.nan),
+        ("rms_norm_eps", 10**400),
+        ("rope_theta", 0),
+        ("rope_theta", math.inf),
+        ("rope_scaling", ["linear"]),
+        ("rope_scaling", {"type": "linear", "factor": -1.0}),
+        ("rope_scaling", {"type": "linear"}),
+        ("rope_scaling", {"type": "longrope", "short_factor": [1.0] * 5, "long_factor": [1.0] * 6}),
+        ("rope_scaling", {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4, "high_freq_factor": 4}),
+        ("partial_rotary_factor", 0.75),  # 9 of 12 columns: odd
+        ("partial_rotary_factor", 1.5),
+        ("tie_word_embeddings", "yes"),
+    ],
+)
+def test_what_no_model_can_have_is_a_bad_file(key, value):
+    with pytest.raises(LocalqError, match=r"config\.json: ") as caught:
+        read({"model_type": "llama", **SHAPE, key: value})
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+def test_tampered_files_end_in_our_errors_only():
+    """Every value of every case's file, at any depth, replaced by values that JSON can hold."""
+    hostile = [None, True, -1, 0, 1, 3, 2**70, 0.5, -0.5, math.nan, math.inf, 10**400, "", "full_attention", [], [[]],
+               ["x"], {}, {"rope_type": []}]  # fmt: skip
+    choose = random.Random(3)
+    refused = 0
+    for _ in range(3000):
+        config = copy.deepcopy(choose.choice(list(BY_NAME.values())).config)
+        place = config
+        while True:
+            key = choose.choice(list(place))
+            if not (isinstance(place[key], dict) and place[key] and choose.random() < 0.7):
+                break
+            place = place[key]
+        place[key] = choose.choice(hostile)
+        try:
+            read(config)
+        except LocalqError:
+            refused += 1
+    assert refused > 1000
+
+
+def test_head_width_defaults_to_an_even_share_of_hidden():
+    config = llama.Config.from_dict({**SHAPE, "num_key_value_heads": None})
+    assert (config.head_dim, config.kv_heads) == (12, 6)
+
+
+def test_mistral_has_a_window_unless_the_file_says_null():
+    assert mistral.Config.from_dict(SHAPE).windows == (4096,) * 5
+    assert mistral.Config.from_dict({**SHAPE, "sliding_window": None}).windows == (0,) * 5
+
+
+def test_layer_types_of_later_files_win_over_the_pattern():
+    types = ["sliding_attention", "full_attention", "full_attention", "full_attention", "sliding_attention"]
+    config = {**SHAPE, "use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2, "layer_types": types}
+    assert qwen2.Config.from_dict(config).windows == (9, 0, 0, 0, 9)
+
+
+def test_early_phi3_files_say_su_for_longrope():
+    config = {**SHAPE, "rope_scaling": {**LONG, "type": "su"}}
+    assert {rope.kind for rope in phi3.Config.from_dict(config).ropes} == {"longrope"}
+
+
+def test_longrope_takes_the_short_list_up_to_the_original_context():
+    rope = phi3.Config.from_dict({**SHAPE, "original_max_position_embeddings": 32, "rope_scaling": LONG}).ropes[0]
+    assert rope.attention_factor == pytest.approx(math.sqrt(1 + math.log(80 / 32) / math.log(32)))
+    short, long = rope.frequencies(32), rope.frequencies(33)
+    assert (short / long).tolist() == pytest.approx([4.0] * 6)
+
+
+def test_a_smollm3_without_the_list_turns_three_layers_of_four():
+    ropes = smollm3.Config.from_dict({**SHAPE, "num_hidden_layers": 9}).ropes
+    assert [rope is None for rope in ropes] == [False, False, False, True] * 2 + [False]
+
+
+def test_a_gemma3_file_may_leave_out_what_equals_the_defaults():
+    """The form of the published 4B: only what differs from the classes' defaults."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34, "sliding_window": 1024,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}  # fmt: skip
+    config = gemma3.Config.from_dict({"model_type": "gemma3", "text_config": text})
+    assert (config.heads, config.kv_heads, config.head_dim, config.vocab_size) == (8, 4, 256, 262208)
+    assert config.windows[:6] == (1024,) * 5 + (0,)
+    near, spread = config.rope_kinds
+    assert (near.kind, near.theta, spread.kind, spread.theta, spread.factor) == ("default", 1e4, "linear", 1e6, 8.0)
+    assert config.tied
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_frequencies_that_old_files_store_are_not_parameters(model_type):
+    rename = ARCHITECTURES[model_type].rename
+    assert rename("model.layers.3.self_attn.rotary_emb.inv_freq") is None
+    assert rename("model.layers.3.mlp.down_proj.weight.absmax") == "layers.3.mlp.down_proj.weight.absmax"
+    assert rename("lm_head.weight") == "lm_head.weight"

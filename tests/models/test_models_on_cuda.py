@@ -1,0 +1,57 @@
+"""The families on a GPU: prefill in buckets and decode as one captured graph give the logits of transformers."""
+
+from __future__ import annotations
+
+import pytest
+import tiny_models
+import torch
+from tiny_models import BY_NAME, CONTEXT, PREFILL, TOKENS, reference_logits
+
+from localq.engine.cache import KVCache
+from localq.models.attention import SCORE_BYTES, attend, visible
+
+pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@torch.inference_mode()
+def logits_by_graph(model, ids):
+    """f32 [TOKENS, vocab]; every decode step replays the graph of the bucket that covers the whole context."""
+    cache = KVCache(model.kv_layout(), CONTEXT, model.norm.weight.dtype, "cuda")
+    first, second = PREFILL
+    prompt = first + second
+    every = torch.arange(TOKENS, device="cuda")
+    rows = [model(ids[:first], every[:first], cache, first, last_only=False)]
+    rows.append(model(ids[first:prompt], every[first:prompt], cache, 32, last_only=False))
+    token, position = ids[prompt : prompt + 1].clone(), every[prompt : prompt + 1].clone()
+    model(token, position, cache, CONTEXT)  # libraries allocate their workspaces before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        logits = model(token, position, cache, CONTEXT)
+    for step in range(prompt, TOKENS):
+        token.copy_(ids[step : step + 1])
+        position.copy_(every[step : step + 1])
+        graph.replay()
+        rows.append(logits.clone())
+    return torch.cat(rows).cpu()
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_prefill_in_buckets_and_a_captured_graph_give_the_logits_of_transformers(name):
+    model = tiny_models.built(name).to("cuda")
+    model.make_tables(CONTEXT, "cuda")
+    logits = logits_by_graph(model, tiny_models.token_ids().to("cuda"))
+    torch.testing.assert_close(logits, reference_logits(name), rtol=0, atol=5e-4)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 50.0])
+def test_prefill_memory_does_not_grow_with_heads_times_context(softcap):
+    tokens, live, heads, kv_heads, width = 1024, 32768, 64, 8, 128
+    q = torch.randn(tokens, heads, width, dtype=torch.bfloat16, device="cuda")
+    keys, values = torch.randn(2, kv_heads, live, width, dtype=torch.bfloat16, device="cuda")
+    positions = torch.arange(live - tokens, live, device="cuda")
+    span = visible(positions, None, torch.arange(live, device="cuda"), live, 0, torch.bfloat16)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    attend(q, keys, values, span, width**-0.5, softcap)
+    grown = torch.cuda.max_memory_allocated() - before
+    assert grown < 8 * SCORE_BYTES  # the f32 scores alone would be 8 GiB
