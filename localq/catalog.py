@@ -107,10 +107,10 @@ def resolve(name: str) -> Target:
     raise _unknown(name)
 
 
-def not_yet(entry: ModelEntry, format: str) -> str | None:
-    """Why this version cannot run `entry` in `format` yet, in a few words; None when it can."""
-    if entry.arch.model_type not in RUNNABLE_MODEL_TYPES:
-        return f"the {entry.arch.model_type} architecture does not run in this version yet"
+def not_yet(arch: Architecture, format: str) -> str | None:
+    """Why this version cannot run models of this shape in `format` yet, in a few words; None when it can."""
+    if arch.model_type not in RUNNABLE_MODEL_TYPES:
+        return f"the {arch.model_type} architecture does not run in this version yet"
     if format not in RUNNABLE_FORMATS:
         return f"the {format} format does not run in this version yet"
     return None

@@ -215,7 +215,7 @@ def _that_fits(made: Plan, arch: Architecture, budget_bytes: int, ctx: int | Non
     candidates = []
     for order, entry in enumerate(catalog.load_catalogue()):
         for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.MADE_FORMATS)):
-            if catalog.not_yet(entry, format) or (entry.arch == arch and format == made.format):
+            if catalog.not_yet(entry.arch, format) or (entry.arch == arch and format == made.format):
                 continue
             source = entry.source(format)
             other = assess(entry.arch, format, budget_bytes, scheme=source.scheme if source else "")

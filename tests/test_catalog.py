@@ -207,9 +207,17 @@ def test_find_takes_names_and_aliases_only():
 
 
 def test_what_this_version_cannot_run_is_said_plainly():
-    assert catalog.not_yet(catalog.find("llama-3.1-8b"), "nf4") is None
-    assert "aqlm format" in catalog.not_yet(catalog.find("llama-3.1-8b"), "aqlm")
-    assert "qwen3_moe" in catalog.not_yet(catalog.find("qwen3-30b-a3b"), "nf4")
+    assert catalog.not_yet(catalog.find("llama-3.1-8b").arch, "nf4") is None
+    assert "aqlm format" in catalog.not_yet(catalog.find("llama-3.1-8b").arch, "aqlm")
+    assert "qwen3_moe" in catalog.not_yet(catalog.find("qwen3-30b-a3b").arch, "nf4")
+
+
+def test_what_runs_is_what_the_engine_has():
+    from localq.models import ARCHITECTURES
+    from localq.quant import FORMATS as QUANTIZED
+
+    assert set(ARCHITECTURES) == catalog.RUNNABLE_MODEL_TYPES
+    assert {*QUANTIZED, *catalog.FULL_PRECISION, "gguf"} == catalog.RUNNABLE_FORMATS
     assert set(FORMATS) >= catalog.RUNNABLE_FORMATS
 
 

@@ -3,71 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq import catalog, planner
-from localq.architecture import Architecture
-from localq.catalog import ModelEntry
 from localq.cli import options
 from localq.cli.output import human_bytes, note, print_json, stdout_table
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.planner import MIB, Plan
 
+if TYPE_CHECKING:
+    from localq.cli.fit_rows import Memory, Row
+
+MIB = 2**20
 Model = Annotated[str | None, typer.Argument(help="Only this model: its memory, line by line, in every format.")]
 Vram = Annotated[str | None, typer.Option("--vram", metavar="SIZE", help="Of a card you do not have here, such as 24.")]
 Desktop = Annotated[
     str | None, typer.Option("--desktop", metavar="SIZE", help="What other programs take, such as 1.2.")
 ]
 Everything = Annotated[bool, typer.Option("--all", help="Every format of every model, not the best one of each.")]
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of the card, and of these what other programs hold."""
-
-    total: int
-    desktop: int
-
-    @property
-    def budget(self) -> int:
-        """Bytes for localq now."""
-        return max(self.total - self.desktop, 0)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A shape in a format, before any card is looked at. `weights`: exact bytes where the files are here."""
-
-    name: str
-    arch: Architecture
-    format: str
-    scheme: str = ""
-    download_bytes: int | None = None
-    not_yet: str | None = None
-    remark: str = ""
-    preferred: bool = True
-
-
-@dataclass(frozen=True)
-class Row:
-    """One candidate on one card. Contexts in tokens, 0 where it does not fit."""
-
-    candidate: Candidate
-    now: Plan
-    ctx_max: int
-    ctx_max_no_desktop: int
-    fits: bool
-    reason: str | None
-
-    @property
-    def weights(self) -> int:
-        """Bytes of all weights, embedding and head included."""
-        parts = self.now.ledger.components
-        return sum(parts.get(part, 0) for part in ("weights", "embedding", "head"))
 
 
 def fit(
@@ -79,20 +32,25 @@ def fit(
     json: options.Json = False,
 ) -> None:
     """Say which models fit a GPU, in which format, with how much context."""
+    from localq.cli import fit_rows  # start-up cost: `--help` and the other verbs do without the planner
+
     memory = _memory(vram, desktop)
-    candidates = _of_model(model) if model else _of_catalogue()
-    rows = [_row(each, memory, ctx) for each in candidates]
+    candidates = fit_rows.of_model(model) if model else fit_rows.of_catalogue()
+    rows = [fit_rows.row_of(each, memory, ctx) for each in candidates]
     if not model:
-        rows = _ordered(rows)
+        rows = fit_rows.ordered(rows)
     if json:
         print_json(_as_json(rows, memory, ctx, with_ledger=model is not None))
     elif model:
         _print_ledgers(rows, memory)
     else:
-        _print_table(rows if everything else _best_of_each(rows), memory)
+        _print_table(rows if everything else fit_rows.best_of_each(rows), memory)
 
 
 def _memory(vram: str | None, desktop: str | None) -> Memory:
+    from localq import planner  # start-up cost, as above
+    from localq.cli.fit_rows import Memory
+
     if vram is not None:
         memory = Memory(planner.parse_card(vram), planner.parse_bytes(desktop) if desktop else 0)
     else:
@@ -125,103 +83,6 @@ def _detected() -> tuple[int, int]:
         raise LocalqError("fit", f"no NVIDIA GPU can be asked ({error})", step, ExitCode.USAGE) from error
 
 
-def _of_catalogue() -> list[Candidate]:
-    return [candidate for entry in catalog.load_catalogue() for candidate in _of_entry(entry)]
-
-
-def _of_entry(entry: ModelEntry, only: str | None = None) -> list[Candidate]:
-    """One candidate for each format that is published or can be made; the first source of a format counts."""
-    candidates = []
-    base = entry.source(entry.base_format)
-    made = catalog.MADE_FORMATS if base is not None else ()
-    for format in dict.fromkeys((*(each.format for each in entry.sources), *made)):
-        source = entry.source(format)
-        files = source or base
-        if files is None or only not in (None, format):
-            continue
-        remark = "" if source else f"quantized here, from {files.format}"
-        remark = "gated" if files.gated and not remark else remark
-        candidates.append(
-            Candidate(
-                entry.name if format == entry.default_format else f"{entry.name}@{format}",
-                entry.arch,
-                format,
-                source.scheme if source else "",
-                files.bytes or None,
-                catalog.not_yet(entry, format),
-                remark,
-                format == entry.default_format,
-            )
-        )
-    return candidates
-
-
-def _of_model(name: str) -> list[Candidate]:
-    """The formats of one model: all that the catalogue has, or the one that a name, folder or file says."""
-    target = catalog.resolve(name)
-    if target.entry is not None:
-        plain = {each.casefold() for each in (target.entry.name, *target.entry.aliases)}
-        return _of_entry(target.entry, None if name.strip().casefold() in plain else target.format)
-    if target.path is None:
-        step = f"`localq pull {target.name}`, then `localq show {target.name}`."
-        raise LocalqError(target.name, "its shape is not in the catalogue", step, ExitCode.UNKNOWN_MODEL)
-    from localq.modelfiles import open_model  # start-up cost: only files on this machine need it
-
-    files = open_model(target.path)
-    method = (files.config.get("quantization_config") or {}).get("quant_method", "bf16")
-    format = "gguf" if files.kind == "gguf" else {"bitsandbytes": "nf4"}.get(method, method)
-    return [Candidate(target.name, Architecture.from_config(files.config), format)]
-
-
-def _row(candidate: Candidate, memory: Memory, ctx: int | None) -> Row:
-    arch, format, scheme = candidate.arch, candidate.format, candidate.scheme
-    now = planner.assess(arch, format, memory.budget, scheme=scheme, name=candidate.name)
-    alone = planner.assess(arch, format, memory.total, scheme=scheme, name=candidate.name)
-    ctx_max, ctx_max_no_desktop = (plan.ctx if plan.fits else 0 for plan in (now, alone))
-    fits, reason = now.fits, candidate.not_yet if now.fits else now.reason
-    if now.fits and ctx is not None and ctx > ctx_max:
-        fits, reason = False, f"{ctx_max} tokens of context at most"
-    return Row(candidate, now, ctx_max, ctx_max_no_desktop, fits, reason)
-
-
-def _ordered(rows: list[Row]) -> list[Row]:
-    """As a person would choose: what runs and leaves a usable context before the rest, the largest model first.
-
-    Among models of one size the catalogue's order decides, among the formats of one model the default comes first,
-    then more bits. What does not fit follows, the nearest to fitting first.
-    """
-
-    def key(row: Row) -> tuple[float, ...]:
-        arch = row.candidate.arch
-        if not row.fits:
-            return (3, row.now.ledger.total)
-        usable = row.ctx_max >= min(planner.USABLE_CONTEXT, arch.max_context)
-        group = 2 if row.candidate.not_yet else 0 if usable else 1
-        return (group, -planner.size_class(arch))
-
-    def within(row: Row) -> tuple[float, ...]:
-        return (not row.candidate.preferred, -_bits(row))
-
-    order = {name: i for i, name in enumerate(dict.fromkeys(_model(row) for row in rows))}
-    return sorted(rows, key=lambda row: (key(row), order[_model(row)], within(row)))
-
-
-def _best_of_each(rows: Iterable[Row]) -> list[Row]:
-    """The first row of every model, in the order given."""
-    best: dict[str, Row] = {}
-    for row in rows:
-        best.setdefault(_model(row), row)
-    return list(best.values())
-
-
-def _model(row: Row) -> str:
-    return row.candidate.name.partition("@")[0]
-
-
-def _bits(row: Row) -> float:
-    return planner.bits_per_weight(row.candidate.arch, row.candidate.format, row.candidate.scheme)
-
-
 def _as_json(rows: list[Row], memory: Memory, ctx: int | None, with_ledger: bool) -> dict[str, Any]:
     def body(row: Row) -> dict[str, Any]:
         fields = {
@@ -229,7 +90,7 @@ def _as_json(rows: list[Row], memory: Memory, ctx: int | None, with_ledger: bool
             "format": row.candidate.format,
             "fits": row.fits,
             "runs": row.candidate.not_yet is None,
-            "bits_per_weight": round(_bits(row), 3),
+            "bits_per_weight": round(row.candidate.bits, 3),
             "weights_bytes": row.weights,
             "ctx_max": row.ctx_max,
             "ctx_max_no_desktop": row.ctx_max_no_desktop,
@@ -257,7 +118,7 @@ def _print_table(rows: list[Row], memory: Memory) -> None:
     for row in rows:
         shown = [_tokens(row.ctx_max), _tokens(row.ctx_max_no_desktop)][: len(contexts)]
         lines.append([
-            row.candidate.name, row.candidate.format, f"{_bits(row):.2f}", human_bytes(row.weights), *shown,
+            row.candidate.name, row.candidate.format, f"{row.candidate.bits:.2f}", human_bytes(row.weights), *shown,
             _size(row.candidate.download_bytes), _verdict(row),
         ])  # fmt: skip
     stdout_table(headers, lines, right=frozenset(range(2, len(headers) - 1)))

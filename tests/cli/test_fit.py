@@ -1,0 +1,205 @@
+"""`localq fit`: the table, the order, the ledger of one model, one line of JSON, and a machine without a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from localq import catalog, planner
+from localq.cli import execute
+from localq.errors import ExitCode
+
+ROOT = Path(__file__).parents[2]
+MIB = 2**20
+ROW_KEYS = {
+    "name", "format", "fits", "runs", "bits_per_weight", "weights_bytes", "ctx_max", "ctx_max_no_desktop", "tok_s",
+    "download_bytes", "quality", "reason",
+}  # fmt: skip
+
+
+class NVMLError(Exception):
+    """Stands for pynvml.NVMLError."""
+
+
+def fake_nvml(monkeypatch, total: int | None, free: int = 0) -> list[str | int]:
+    """A driver with one card of `total` bytes (None: no driver); returns the devices that were asked for."""
+    asked: list[str | int] = []
+
+    def init() -> None:
+        if total is None:
+            raise NVMLError("NVML Shared Library Not Found")
+
+    module = types.ModuleType("pynvml")
+    module.NVMLError = NVMLError
+    module.nvmlInit = init
+    module.nvmlShutdown = lambda: None
+    module.nvmlDeviceGetHandleByIndex = module.nvmlDeviceGetHandleByUUID = lambda which: asked.append(which) or "card"
+    module.nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(total=total, free=free)
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    return asked
+
+
+@pytest.fixture(autouse=True)
+def shipped_catalogue_only(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "none.toml"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def fit_json(capsys, *arguments: str) -> dict:
+    assert execute(["fit", "--json", *arguments]) == ExitCode.OK
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+def test_json_has_every_model_in_every_format(capsys):
+    body = fit_json(capsys, "--vram", "24", "--desktop", "1.2")
+    assert body["schema"] == 1
+    assert body["vram_bytes"] == 24_564 * MIB
+    assert body["desktop_bytes"] == int(1.2 * 2**30)
+    assert all(set(row) == ROW_KEYS for row in body["rows"])
+    rows = {(row["name"].partition("@")[0], row["format"]): row for row in body["rows"]}
+    assert len(rows) == len(body["rows"])
+    for entry in catalog.load_catalogue():
+        for source in entry.sources:
+            row = rows[entry.name, source.format]
+            assert row["download_bytes"] == entry.source(source.format).bytes
+    assert rows["smollm3-3b", "nf4"]["download_bytes"] == rows["smollm3-3b", "bf16"]["download_bytes"]  # made here
+
+
+def test_rows_say_what_the_planner_says(capsys):
+    budget = 24_564 * MIB
+    for row in fit_json(capsys, "--vram", "24", "--desktop", "1000MiB")["rows"]:
+        target = catalog.resolve(row["name"])
+        source = target.source or target.entry.source(target.format)
+        scheme = source.scheme if source else ""
+        now = planner.assess(target.entry.arch, row["format"], budget - 1000 * MIB, scheme=scheme)
+        alone = planner.assess(target.entry.arch, row["format"], budget, scheme=scheme)
+        assert row["fits"] == now.fits
+        assert row["ctx_max"] == (now.ctx if now.fits else 0)
+        assert row["ctx_max_no_desktop"] == (alone.ctx if alone.fits else 0)
+        assert row["weights_bytes"] == sum(planner.weights_bytes(target.entry.arch, row["format"], scheme).values())
+        assert bool(row["reason"]) == (not row["fits"] or not row["runs"])
+
+
+def test_the_order_is_what_a_person_would_choose(capsys):
+    rows = fit_json(capsys, "--vram", "24")["rows"]
+    assert rows[0]["name"] == "qwen3-32b"
+    groups = []
+    for row in rows:
+        usable = row["ctx_max"] >= min(4096, catalog.resolve(row["name"]).entry.arch.max_context)
+        groups.append(3 if not row["fits"] else 2 if not row["runs"] else 0 if usable else 1)
+    assert groups == sorted(groups)
+    assert set(groups) == {0, 1, 2, 3}
+    sizes = [
+        planner.size_class(catalog.resolve(row["name"]).entry.arch)
+        for row, group in zip(rows, groups, strict=True)
+        if group == 0
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+    names = [row["name"] for row in rows]
+    assert names.index("llama-3.1-8b") + 1 == names.index("llama-3.1-8b@bf16")  # the default format first
+
+
+def test_a_context_may_be_asked_for(capsys):
+    rows = {row["name"]: row for row in fit_json(capsys, "--vram", "24", "--ctx-size", "32k")["rows"]}
+    assert rows["qwen3-32b"]["fits"] is False
+    assert f"{rows['qwen3-32b']['ctx_max']} tokens" in rows["qwen3-32b"]["reason"]
+    assert rows["qwen3-14b"]["fits"] is True
+    assert rows["gemma-2-9b"]["fits"] is False  # made for 8,192
+
+
+def test_the_table_has_one_row_for_a_model_and_all_for_all(capsys):
+    assert execute(["fit", "--vram", "24"]) == ExitCode.OK
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert lines[0].split()[:4] == ["MODEL", "FORMAT", "BITS", "WEIGHTS"]
+    assert "DESKTOP" not in lines[0]
+    assert len(lines) == 1 + len(catalog.load_catalogue())
+    assert lines[1].split()[:3] == ["qwen3-32b", "nf4", "4.13"]
+    assert "does not run in this version yet" in captured.out
+    assert "24,564 MiB" in captured.err
+    assert execute(["fit", "--vram", "24", "--desktop", "1.2", "--all"]) == ExitCode.OK
+    captured = capsys.readouterr()
+    assert "DESKTOP CLOSED" in captured.out.splitlines()[0]
+    assert len(captured.out.splitlines()) > len(lines)
+    assert "quantized here, from bf16" in captured.out
+
+
+def test_one_model_shows_its_ledger_in_every_format(capsys):
+    assert execute(["fit", "llama-3.1-8b", "--vram", "8"]) == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines[1:]] == ["nf4", "bf16", "aqlm"]
+    assert "KV CACHE" in lines[0]
+    assert "needs" in lines[2]
+    body = fit_json(capsys, "llama-3.1-8b", "--vram", "8")
+    ledger = body["rows"][0]["ledger_bytes"]
+    assert body["rows"][0]["ctx"] * 128 * 1024 == ledger["kv_cache"]
+    assert sum(ledger.values()) <= body["vram_bytes"]
+    assert [row["format"] for row in fit_json(capsys, "llama-3.1-8b@nf4", "--vram", "8")["rows"]] == ["nf4"]
+
+
+def test_a_folder_has_one_ledger(capsys, tmp_path):
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 160,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320,
+        "max_position_embeddings": 1024, "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    header = b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    (row,) = fit_json(capsys, str(tmp_path), "--vram", "8")["rows"]
+    assert (row["format"], row["fits"], row["ctx_max"]) == ("nf4", True, 1024)
+    assert row["download_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--vram", "lots"], ExitCode.USAGE),
+        (["--vram", "0.2"], ExitCode.USAGE),
+        (["--vram", "24", "--desktop", "-1"], ExitCode.USAGE),
+        (["--vram", "24", "--ctx-size", "many"], ExitCode.USAGE),
+        (["qwen3-8bb", "--vram", "24"], ExitCode.UNKNOWN_MODEL),
+        (["someone/unheard-of", "--vram", "24"], ExitCode.UNKNOWN_MODEL),
+    ],
+)
+def test_wrong_input_is_one_line_and_a_code(capsys, arguments, code):
+    assert execute(["fit", *arguments]) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+
+
+def test_the_card_in_this_machine_is_asked_when_none_is_named(capsys, monkeypatch):
+    asked = fake_nvml(monkeypatch, total=12_282 * MIB, free=11_000 * MIB)
+    body = fit_json(capsys)
+    assert (body["vram_bytes"], body["desktop_bytes"]) == (12_282 * MIB, 1282 * MIB)
+    assert fit_json(capsys, "--desktop", "2")["desktop_bytes"] == 2 * 2**30
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1234,0")
+    fit_json(capsys)
+    assert asked == [0, 0, "GPU-1234"]
+
+
+def test_without_a_gpu_it_asks_for_the_memory(capsys, monkeypatch):
+    fake_nvml(monkeypatch, total=None)
+    assert execute(["fit"]) == ExitCode.USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "--vram 24" in captured.err
+
+
+def test_it_loads_neither_torch_nor_a_network_client():
+    code = (
+        "import sys\nfrom localq.cli import execute\n"
+        "assert execute(['fit', '--vram', '24']) == 0\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub', 'httpx', 'requests'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert result.returncode == 0, result.stderr
