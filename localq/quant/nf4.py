@@ -23,7 +23,8 @@ code agree). The 8-bit codes take the nearest entry of the map, ties to the even
 places where bitsandbytes differs from itself, and what is done here: its CPU library looks 8-bit codes up in a table
 of 65,536 bins and so takes a neighbouring entry in some 0.3 % of cases (here: the exact nearest, as on CUDA); its
 CUDA kernel divides by an approximate reciprocal and gives an all-zero block code 0, that is -1 times a scale that
-double quantization made unequal to zero (here: IEEE division, and code 7, an exact zero, as on the CPU).
+double quantization made unequal to zero (here: IEEE division, and code 7, an exact zero, as on the CPU). `offset` is
+torch's mean, whose last bit depends on device and number of threads, here as there.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ __all__ = [
     "from_checkpoint",
     "is_quantized",
     "layout",
+    "quantization_config",
     "quantize",
     "suffixes",
     "to_tensors",
@@ -141,6 +143,28 @@ def to_tensors(packed: Packed, prefix: str) -> dict[str, Tensor]:
     return {prefix + suffix: tensor.cpu() for suffix, tensor in tensors.items()}
 
 
+def quantization_config(compute_dtype: str, skipped: list[str]) -> dict[str, Any]:
+    """config.json's entry of that name, in the form of transformers' `BitsAndBytesConfig.to_dict()`.
+
+    `skipped` are the Linear modules that stay unquantized.
+    """
+    return {
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "load_in_8bit": False,
+        "_load_in_4bit": True,
+        "_load_in_8bit": False,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_use_double_quant": True,
+        "bnb_4bit_compute_dtype": compute_dtype,
+        "bnb_4bit_quant_storage": "uint8",
+        "llm_int8_skip_modules": skipped,
+        "llm_int8_threshold": 6.0,
+        "llm_int8_has_fp16_weight": False,
+        "llm_int8_enable_fp32_cpu_offload": False,
+    }
+
+
 def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     """The matrix of the Linear `prefix`, on the CPU; raises LocalqError (exit 8) unless every part is sound."""
     is_quantized(checkpoint.tensors, prefix)  # names FP4
@@ -185,7 +209,7 @@ def _read_state(checkpoint: Checkpoint, prefix: str) -> dict[str, Any]:
         prefix, state.get("quant_type") == "nf4", f"quant_type is {str(state.get('quant_type'))[:20]!r}, not 'nf4'"
     )
     _require(prefix, state.get("blocksize") == BLOCK, f"blocksize {str(state.get('blocksize'))[:20]} is not {BLOCK}")
-    _require(prefix, state.get("dtype") in DTYPES, f"the unknown dtype {str(state.get('dtype'))[:20]!r}")
+    _require(prefix, isinstance(state.get("dtype"), str) and state["dtype"] in DTYPES, "its dtype is unknown")
     if "nested_offset" in state:
         nested = state.get("nested_blocksize")
         _require(prefix, nested == NESTED_BLOCK, f"nested_blocksize {str(nested)[:20]} is not {NESTED_BLOCK}")
