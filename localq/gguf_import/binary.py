@@ -1,0 +1,143 @@
+"""The GGUF container (versions 2 and 3): metadata and tensor directory, read with bounds on everything.
+
+Layout, little-endian: magic "GGUF", u32 version, u64 tensors, u64 keys; keys as string, u32 type, value; tensors as
+string, u32 dimensions, u64 dimension sizes (fastest first), u32 type, u64 offset; then, aligned, the data. A string is
+u64 length and bytes, an array u32 type, u64 length and values. Source: ggml, docs/gguf.md.
+
+Read here rather than through `gguf.GGUFReader`, which takes seconds for a vocabulary: a front end opens the file at
+every start. Torch-free and numpy-free.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localq.errors import LocalqError, bad_file
+
+MAX_KEYS, MAX_TENSORS, MAX_ARRAY, MAX_STRING, MAX_DIMENSIONS = 2**16, 2**17, 2**24, 2**24, 4
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+
+
+@dataclass(frozen=True)
+class RawTensor:
+    """One entry of the directory: ggml's type number, the shape as PyTorch writes it (slowest first), file offset."""
+
+    type: int
+    shape: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Container:
+    """Everything of a .gguf file but the data."""
+
+    path: Path
+    values: dict[str, Any]
+    tensors: dict[str, RawTensor]
+    size: int
+
+
+class _Cursor:
+    """Reads forward through the mapped file; anything past its end is a truncated file."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path, self.data, self.at = path, data, 0
+
+    def damaged(self, why: str) -> LocalqError:
+        return bad_file(str(self.path), why, "The file is damaged or truncated; fetch it again.")
+
+    def take(self, layout: str) -> tuple[Any, ...]:
+        try:
+            values = struct.unpack_from("<" + layout, self.data, self.at)
+        except struct.error:
+            raise self.damaged("the GGUF header is cut off") from None
+        self.at += struct.calcsize("<" + layout)
+        return values
+
+    def count(self, what: str, limit: int) -> int:
+        (value,) = self.take("Q")
+        if value > min(limit, len(self.data) - self.at):
+            raise self.damaged(f"the GGUF header claims {value} {what}")
+        return int(value)
+
+    def string(self) -> str:
+        length = self.count("bytes of text", MAX_STRING)
+        raw = self.data[self.at : self.at + length]
+        self.at += length
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            # Vocabularies hold tokens that are no UTF-8 by themselves; keys and names never do.
+            return raw.decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind == _ARRAY:
+            (kind,) = self.take("I")
+            length = self.count("array values", MAX_ARRAY)
+            if kind == _STRING:
+                return [self.string() for _ in range(length)]
+            return list(self.take(f"{length}{self.scalar(kind)}"))
+        return self.take(self.scalar(kind))[0]
+
+    def scalar(self, kind: int) -> str:
+        if kind not in _SCALARS:
+            raise self.damaged(f"the GGUF header has a value of unknown type {kind}")
+        return _SCALARS[kind]
+
+
+def read_container(path: Path) -> Container:
+    """The metadata and tensor directory of `path`. Raises LocalqError (exit 8) for anything malformed."""
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _parse(_Cursor(path, data))
+    except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
+        raise bad_file(str(path), f"it cannot be read ({error})", "Check the path and the file.") from error
+
+
+def _parse(cursor: _Cursor) -> Container:
+    magic, version = cursor.take("4sI")
+    if magic != b"GGUF":
+        raise bad_file(str(cursor.path), "it is not a GGUF file", "Give a .gguf file or a model folder.")
+    if version not in (2, 3):
+        swapped = "a big-endian GGUF file" if version in (2 << 24, 3 << 24) else f"GGUF version {version}"
+        raise bad_file(str(cursor.path), f"{swapped} is not supported", "Use a file of version 3, little-endian.")
+    tensor_count, key_count = cursor.count("tensors", MAX_TENSORS), cursor.count("keys", MAX_KEYS)
+    values: dict[str, Any] = {}
+    for _ in range(key_count):
+        key = cursor.string()
+        if key in values:
+            raise cursor.damaged(f"the GGUF header has {key!r} twice")
+        values[key] = cursor.value(cursor.take("I")[0])
+    tensors = dict(_directory(cursor, tensor_count))
+    if len(tensors) != tensor_count:
+        raise cursor.damaged("the GGUF header names a tensor twice")
+    alignment = values.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment <= 0 or alignment > 2**20 or alignment & (alignment - 1):
+        raise cursor.damaged(f"the GGUF header has alignment {alignment!r}")
+    start, size = -(-cursor.at // alignment) * alignment, len(cursor.data)
+    for name, tensor in tensors.items():
+        if start + tensor.offset > size:
+            raise cursor.damaged(f"tensor {name!r} lies beyond the end of the file")
+    placed = {name: RawTensor(each.type, each.shape, start + each.offset) for name, each in tensors.items()}
+    return Container(cursor.path, values, placed, size)
+
+
+def _directory(cursor: _Cursor, count: int) -> list[tuple[str, RawTensor]]:
+    entries = []
+    for _ in range(count):
+        name, (dimensions,) = cursor.string(), cursor.take("I")
+        if not 1 <= dimensions <= MAX_DIMENSIONS:
+            raise cursor.damaged(f"tensor {name!r} has {dimensions} dimensions")
+        shape = tuple(reversed(cursor.take(f"{dimensions}Q")))
+        if any(not 0 < each < 2**40 for each in shape):
+            raise cursor.damaged(f"tensor {name!r} has shape {shape}")
+        kind, offset = cursor.take("IQ")
+        entries.append((name, RawTensor(kind, shape, offset)))
+    return entries
