@@ -17,8 +17,10 @@ from typing import Any, TypeGuard
 from localq.errors import bad_file
 from localq.jsonfile import DAMAGED, inside, parse_object, read_object
 
-MAX_HEADER_BYTES = 16 * 2**20  # 100 bytes a tensor; the largest shard of a 128-expert NF4 model has about 40,000
-MAX_HEADER_FIELDS = 1_000_000  # four to five a tensor; bounds memory before the JSON is parsed
+MAX_HEADER_BYTES = 16 * 2**20
+MAX_TENSORS = 60_000  # of a file; a 5 GB shard of a 128-expert NF4 model has about 30,000
+# What so many tensors need of each character; counted before the JSON is parsed, which bounds its time and memory.
+MAX_CHARACTERS = {b":": 5 * MAX_TENSORS, b",": 8 * MAX_TENSORS, b"[": 2 * MAX_TENSORS + 1, b"{": MAX_TENSORS + 2}
 MAX_INDEX_BYTES = 32 * 2**20
 MAX_DIMENSIONS = 8
 SINGLE_NAME = "model.safetensors"
@@ -91,8 +93,8 @@ def _header_text(prefix: bytes, size: int, read: Any, path: Path) -> tuple[str, 
         raise _broken(path, "it ends within its header")
     if raw[:1] != b"{":
         raise _broken(path, "its header does not begin with '{'")
-    if raw.count(b":") > MAX_HEADER_FIELDS:
-        raise _broken(path, f"its header has more than {MAX_HEADER_FIELDS:,} fields")
+    if any(raw.count(character) > most for character, most in MAX_CHARACTERS.items()):
+        raise _broken(path, f"its header describes more than {MAX_TENSORS:,} tensors")
     try:
         return raw.decode("utf-8"), 8 + length
     except UnicodeDecodeError as error:
