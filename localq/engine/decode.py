@@ -8,28 +8,21 @@ captured CUDA graph (`graph.py`). Ids only.
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState, sample
+from localq.models.decoder import Decoder
 
 SMALLEST_BUCKET = 256  # cache slots; attention over fewer costs the same
-
-
-class Model(Protocol):
-    """What a model of `localq.models` is to the engine."""
-
-    def __call__(self, ids: Tensor, positions: Tensor, cache: KVCache, live: int, last_only: bool = True) -> Tensor:
-        """ids, positions i64 [T] -> logits f32 [1 or T, vocab]."""
 
 
 class DecodeStep:
     """The buffers of a step: token i64 [1], position i64 [1], chosen i64 [1] (NON_FINITE included)."""
 
-    def __init__(self, model: Model, cache: KVCache, sampler: SamplerState, device: torch.device) -> None:
+    def __init__(self, model: Decoder, cache: KVCache, sampler: SamplerState, device: torch.device) -> None:
         self.model, self.cache, self.sampler = model, cache, sampler
         self.token = torch.zeros(1, dtype=torch.int64, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)

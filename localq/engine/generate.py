@@ -23,7 +23,7 @@ from localq.sampling import Sampling
 from localq.stats import Stats
 
 CUDA_CHUNK = planner.PREFILL_CHUNK  # tokens of one prefill pass
-CPU_CHUNK = 64  # keeps a small model's pass near 200 ms, so that Cancel is heard
+CPU_CHUNK = 128  # 0.16 s for SmolLM2-135M on two cores, so that Cancel is heard; 256 would be 10 % faster
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,8 @@ class Engine:
         device, end = self.model.device, first + len(ids)
         tokens = torch.tensor(ids, dtype=torch.int64).to(device)
         positions = torch.arange(first, end, dtype=torch.int64, device=device)
-        return self.model.model(tokens, positions, self.model.cache, end)
+        logits: torch.Tensor = self.model.model(tokens, positions, self.model.cache, end)
+        return logits
 
     def _decoded(self, reply: _Reply) -> Iterator[int]:
         """Token after token, `reply.limit` at most, the first from the prefill. Keeps `_cached` true."""

@@ -20,10 +20,10 @@ from localq.checkpoint import Checkpoint, open_checkpoint
 from localq.engine import device as devices
 from localq.engine import weights
 from localq.engine.cache import KVCache
-from localq.engine.decode import Model
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.modelfiles import ModelFiles
 from localq.models import ARCHITECTURES
+from localq.models.decoder import Decoder
 
 OnProgress = Callable[[str, int, int], None]  # stage, bytes done, bytes in total
 
@@ -54,7 +54,7 @@ class LoadedModel:
     notes    lines that the user must be told
     """
 
-    model: Model
+    model: Decoder
     cache: KVCache
     vocab: int
     device: torch.device
@@ -168,7 +168,7 @@ def _plan(
     files: ModelFiles,
     options: Options,
     assignment: weights.Assignment,
-    model: torch.nn.Module,
+    model: Decoder,
     device: torch.device,
     dtype: torch.dtype,
 ) -> planner.Plan:

@@ -14,6 +14,12 @@ from localq.engine.load import LoadedModel, Options, load
 from localq.modelfiles import open_model
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tiny matrices gain nothing from threads, and lose much where the machine is busy."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory) -> Path:
     """A float32 llama whose weights are large enough for logits that differ; the context is 512."""

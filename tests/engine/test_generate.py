@@ -165,6 +165,7 @@ def test_a_failing_pass_leaves_the_books_right(engine, monkeypatch):
 
 
 def test_stats_tell_the_truth(engine):
+    engine = Engine(engine.model, chunk=64)
     steps = steps_of(engine, prompt_of(150), max_tokens=5)
     prefill, decode, done = steps[:3], steps[3:-1], steps[-1]
     assert [step.stats.prefilled_tokens for step in prefill] == [64, 128, 150]

@@ -1,0 +1,160 @@
+"""The engine on a GPU: graphs repeat the eager step bit for bit, decoding allocates nothing, memory is accounted for.
+
+Dense weights only, so localq's own kernels are not needed: `on_gpu` skips the probe for them.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from engine_runs import GREEDY, ids_of, prompt_of
+from tiny_checkpoints import make_checkpoint
+
+from localq.engine.device import Choice
+from localq.engine.generate import Engine
+from localq.engine.load import LoadedModel, Options, free_memory, load
+from localq.errors import ExitCode, LocalqError
+from localq.modelfiles import open_model
+from localq.planner import MIB
+from localq.sampling import Sampling
+
+pytestmark = pytest.mark.cuda
+CONTEXT = 1500
+SAMPLED = Sampling(temperature=0.9, top_k=60, top_p=0.97, min_p=0.001, repeat_penalty=1.1, seed=9)
+
+
+@pytest.fixture(scope="module")
+def long_checkpoint(tmp_path_factory):
+    """A float32 llama with room for several buckets."""
+    folder = tmp_path_factory.mktemp("long")
+    return make_checkpoint(folder, dtype=torch.float32, initializer_range=0.15, max_position_embeddings=CONTEXT)
+
+
+def on_gpu(folder, **options) -> LoadedModel:
+    files = open_model(folder)
+    return load(files, Options(device="cuda", **options), pick=lambda word: Choice(torch.device("cuda", 0)))
+
+
+def assert_same_cache(one: Engine, other: Engine) -> None:
+    used = one.cached_tokens
+    assert used == other.cached_tokens
+    for mine, theirs in zip(one.model.cache.keys, other.model.cache.keys, strict=True):
+        assert torch.equal(mine[:, :used], theirs[:, :used])
+    for mine, theirs in zip(one.model.cache.values, other.model.cache.values, strict=True):
+        assert torch.equal(mine[:, :used], theirs[:, :used])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_graph_equals_eager_bit_for_bit(long_checkpoint, dtype):
+    graphs = Engine(on_gpu(long_checkpoint, dtype=dtype))
+    eager = Engine(on_gpu(long_checkpoint, dtype=dtype), use_graphs=False)
+    assert graphs.graphs
+    assert not eager.graphs
+    prompt = prompt_of(190)
+    for sampling in (GREEDY, SAMPLED):  # 190 + 400 tokens: three buckets
+        assert ids_of(graphs, prompt, sampling, max_tokens=400) == ids_of(eager, prompt, sampling, max_tokens=400)
+        assert_same_cache(graphs, eager)
+
+
+def test_switching_between_graphs_changes_nothing(long_checkpoint):
+    graphs = Engine(on_gpu(long_checkpoint))
+    eager = Engine(on_gpu(long_checkpoint), use_graphs=False)
+    draw = random.Random(4)
+    for _ in range(30):
+        prompt = prompt_of(draw.randint(1, CONTEXT - 10), seed=draw.randint(0, 3))
+        sampling, count = draw.choice([GREEDY, SAMPLED]), draw.randint(1, 40)
+        assert ids_of(graphs, prompt, sampling, max_tokens=count) == ids_of(eager, prompt, sampling, max_tokens=count)
+        assert_same_cache(graphs, eager)
+
+
+def test_greedy_equals_the_cpu(long_checkpoint):
+    here = Engine(load(open_model(long_checkpoint), Options(device="cpu")))
+    there = Engine(on_gpu(long_checkpoint))
+    for length in (1, 100, 1200):
+        prompt = prompt_of(length, seed=length)
+        assert ids_of(there, prompt, max_tokens=64) == ids_of(here, prompt, max_tokens=64)
+
+
+def test_sampled_equals_the_cpu(long_checkpoint):
+    here = Engine(load(open_model(long_checkpoint), Options(device="cpu")))
+    there = Engine(on_gpu(long_checkpoint))
+    prompt = prompt_of(50)
+    assert ids_of(there, prompt, SAMPLED, max_tokens=64) == ids_of(here, prompt, SAMPLED, max_tokens=64)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_decoding_allocates_nothing(long_checkpoint, sampling):
+    engine = Engine(on_gpu(long_checkpoint))
+    ids_of(engine, prompt_of(20), sampling, max_tokens=3)
+    seen, free = [], []
+    for step in engine.generate(prompt_of(180), sampling, max_tokens=300):
+        if step.ids:
+            seen.append(torch.cuda.memory_stats()["allocation.all.allocated"])
+            free.append(torch.cuda.mem_get_info()[0])
+    assert len(seen) == 300
+    assert len(set(seen)) == 1
+    assert len(set(free)) == 1
+
+
+def test_prefill_after_loading_takes_no_more_of_the_card(long_checkpoint):
+    engine = Engine(on_gpu(long_checkpoint))
+    reserved = torch.cuda.memory_reserved()
+    for length in (1, 7, 255, 1024, CONTEXT):
+        ids_of(engine, prompt_of(length, seed=length), SAMPLED, max_tokens=1)
+    assert torch.cuda.memory_reserved() == reserved
+
+
+def test_stop_ids_and_cancel_drop_the_step_that_runs_ahead(long_checkpoint):
+    engine = Engine(on_gpu(long_checkpoint))
+    prompt = prompt_of(40)
+    free = ids_of(engine, prompt, max_tokens=30)
+    stopped = ids_of(engine, prompt, stop_ids=frozenset({free[7]}), max_tokens=30)
+    assert stopped == free[: free.index(free[7])]
+    assert engine.cached_tokens == len(prompt) + len(stopped)
+    assert ids_of(engine, prompt, max_tokens=30) == free
+
+
+def test_non_finite_logits_do_not_reach_the_next_reply(long_checkpoint):
+    engine = Engine(on_gpu(long_checkpoint))
+    prompt = prompt_of(30)
+    expected = ids_of(engine, prompt, max_tokens=12)
+    row = engine.model.model.embed_tokens.weight.data[expected[5]]
+    healthy = row.clone()
+    row.fill_(float("nan"))
+    with pytest.raises(LocalqError, match="non-finite logits at token"):
+        ids_of(engine, prompt, max_tokens=12)
+    row.copy_(healthy)
+    assert ids_of(engine, prompt, max_tokens=12) == expected
+
+
+def test_a_budget_that_is_too_small_is_refused_before_loading(long_checkpoint):
+    with pytest.raises(LocalqError, match="needs") as caught:
+        on_gpu(long_checkpoint, vram_bytes=100 * MIB)
+    assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
+    engine = Engine(on_gpu(long_checkpoint, vram_bytes=2000 * MIB))
+    assert torch.cuda.memory_reserved() < 2000 * MIB
+    assert len(ids_of(engine, prompt_of(5), max_tokens=5)) == 5
+
+
+def test_memory_comes_back_after_unloading(long_checkpoint):
+    free_memory()
+    before = torch.cuda.mem_get_info()[0]
+    for _ in range(5):
+        engine = Engine(on_gpu(long_checkpoint))
+        ids_of(engine, prompt_of(5), max_tokens=5)
+        del engine
+        free_memory()
+    assert before - torch.cuda.mem_get_info()[0] < 64 * MIB
+
+
+def test_ledger_is_what_was_allocated(long_checkpoint):
+    free_memory()
+    before = torch.cuda.memory_allocated()
+    engine = Engine(on_gpu(long_checkpoint))
+    parts = engine.ledger()
+    held = parts["weights"] + parts["kv_cache"] + parts["sampler"]
+    assert torch.cuda.memory_allocated() - before == pytest.approx(held, rel=0.2, abs=MIB)
+    assert parts["scratch"] > 0
+    assert parts["graphs"] > 0
