@@ -31,6 +31,7 @@ from localq.quant import FORMATS
 from localq.safetensors_header import shard_paths
 from localq.shard_writer import (
     SHARD_BYTES,
+    STATE_NAME,
     ShardWriter,
     disk_errors,
     load_state,
@@ -122,7 +123,8 @@ def _claim(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> 
         raise usage_error(str(out), "this is the folder of the source", "Give another folder.")
     if out.exists() and not out.is_dir():
         raise usage_error(str(out), "this is a file", "Give a folder.")
-    names = [path.name for path in out.iterdir() if path.name != LOCK_NAME] if out.exists() else []
+    unstarted = {LOCK_NAME, f"{STATE_NAME}.part"}  # all that a kill before the first record leaves
+    names = [path.name for path in out.iterdir() if path.name not in unstarted] if out.exists() else []
     if not names:
         return
     state = load_state(out)

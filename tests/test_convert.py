@@ -1,0 +1,442 @@
+"""A converted model is what bitsandbytes would have made, loads in transformers, and survives kills and full disks."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from real_model import smollm2
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import make_checkpoint
+
+from localq import convert, shard_writer
+from localq.checkpoint import info, open_checkpoint
+from localq.conversion_plan import Job, is_block_linear, plan_jobs, skipped_modules
+from localq.convert import LOCK_NAME
+from localq.errors import ExitCode, LocalqError
+from localq.modelfiles import open_model
+from localq.quant import nf4
+from localq.safetensors_header import INDEX_NAME, read_header
+from localq.shard_writer import STATE_NAME, plan_shards
+
+SHARD = 60_000  # bytes: the tiny models become five shards and more
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
+
+
+def quantized(source: Path, out: Path, **options: Any) -> Path:
+    return convert.convert(open_model(source), "nf4", out, shard_bytes=SHARD, **options)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("source") / "llama", "llama")
+
+
+@pytest.fixture(scope="module")
+def finished(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return quantized(llama, tmp_path_factory.mktemp("out") / "llama-nf4")
+
+
+# ---- which tensors
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "expected"),
+    [
+        ("model.layers.0.self_attn.q_proj.weight", (64, 64), True),
+        ("model.layers.11.mlp.down_proj.weight", (64, 128), True),
+        ("model.layers.3.self_attn.qkv_proj.weight", (192, 64), True),  # phi3
+        ("model.layers.3.mlp.gate_up_proj.weight", (256, 64), True),
+        ("model.layers.7.mlp.experts.12.up_proj.weight", (64, 64), True),  # qwen3_moe
+        ("model.layers.7.block_sparse_moe.experts.1.w2.weight", (64, 64), True),  # mixtral
+        ("language_model.model.layers.2.self_attn.o_proj.weight", (64, 64), True),  # gemma3, older files
+        ("model.language_model.layers.2.self_attn.o_proj.weight", (64, 64), True),  # gemma3, newer files
+        ("model.layers.0.self_attn.q_proj.bias", (64,), False),
+        ("model.layers.0.input_layernorm.weight", (64,), False),
+        ("model.layers.0.self_attn.q_norm.weight", (32,), False),
+        ("model.layers.7.mlp.gate.weight", (8, 64), False),  # the router
+        ("model.layers.7.mlp.experts.gate_up_proj", (8, 64, 64), False),
+        ("model.layers.7.mlp.experts.down_proj.weight", (8, 64, 64), False),
+        ("model.embed_tokens.weight", (320, 64), False),
+        ("lm_head.weight", (320, 64), False),
+        ("vision_tower.vision_model.encoder.layers.0.self_attn.q_proj.weight", (64, 64), False),
+        ("model.vision_tower.encoder.layers.0.self_attn.q_proj.weight", (64, 64), False),
+        ("multi_modal_projector.linear_1.weight", (64, 64), False),
+    ],
+)
+def test_which_tensors_are_quantized(name: str, shape: tuple[int, ...], expected: bool) -> None:
+    assert is_block_linear(name, shape) is expected
+
+
+def test_rows_that_nf4_cannot_take_stay_as_they_are(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "m", "llama", intermediate_size=200)  # only down_proj has 200 columns
+    notes: list[str] = []
+    out = quantized(source, tmp_path / "out", say=notes.append)
+    tensors = open_checkpoint(open_model(out)).tensors
+    assert tensors["model.layers.1.mlp.down_proj.weight"].dtype == "bfloat16"
+    assert nf4.is_quantized(tensors, "model.layers.1.mlp.up_proj")
+    assert len(notes) == 1
+    assert "3 matrices" in notes[0]
+    assert "200 columns" in notes[0]
+    config = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert config["llm_int8_skip_modules"] == ["layers.0.mlp.down_proj", "layers.1.mlp.down_proj",
+                                               "layers.2.mlp.down_proj", "lm_head"]  # fmt: skip
+
+
+def test_skipped_modules_name_towers_and_routers() -> None:
+    names = ["vision_tower.encoder.fc1.weight", "model.multi_modal_projector.linear.weight", "lm_head.weight",
+             "model.layers.0.mlp.gate.weight", "model.embed_tokens.weight"]  # fmt: skip
+    shape = info(torch.bfloat16, (8, 64))
+    jobs = [Job(name, shape, {name: shape}, quantized=False) for name in names]
+    assert skipped_modules(jobs) == ["layers.0.mlp.gate", "lm_head", "model.multi_modal_projector",
+                                     "model.vision_tower", "multi_modal_projector", "vision_tower"]  # fmt: skip
+
+
+def test_layers_are_worked_on_in_their_order() -> None:
+    names = [f"model.layers.{i}.mlp.up_proj.weight" for i in (10, 2, 0)] + ["lm_head.weight"]
+    jobs = plan_jobs({name: info(torch.float16, (64, 128)) for name in names}, nf4, "safetensors")
+    assert [job.name for job in jobs] == [names[3], names[2], names[1], names[0]]
+
+
+# ---- what is written
+
+
+def test_every_tensor_is_right(llama: Path, finished: Path) -> None:
+    with open_checkpoint(open_model(llama)) as source, open_checkpoint(open_model(finished)) as result:
+        linears = [name for name, part in source.tensors.items() if is_block_linear(name, part.shape)]
+        assert len(linears) == 3 * 7
+        for name in source.tensors:
+            if name in linears:
+                prefix = name.removesuffix(".weight")
+                for part, tensor in nf4.to_tensors(nf4.quantize(source.read(name)), prefix).items():
+                    assert torch.equal(result.read(part), tensor), part
+            else:
+                assert torch.equal(result.read(name), source.read(name)), name
+        extra = {name for name in result.tensors if ".weight." in name}
+        assert len(result.tensors) - len(extra) == len(source.tensors)
+
+
+def test_small_files_come_along(llama: Path, finished: Path) -> None:
+    names = {path.name for path in finished.iterdir()}
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (finished / name).read_bytes() == (llama / name).read_bytes()
+    assert not {STATE_NAME, LOCK_NAME} & names
+    assert not any(name.endswith(".part") for name in names)
+    files = open_model(finished)
+    assert files.eos_ids == (258, 256)
+    assert files.chat_template == open_model(llama).chat_template
+    config = {**files.config}
+    assert config.pop("quantization_config")["quant_method"] == "bitsandbytes"
+    assert config == {**open_model(llama).config, "dtype": "bfloat16"}
+
+
+def test_shards_are_sound_and_aligned(finished: Path) -> None:
+    shards = sorted(finished.glob("*.safetensors"))
+    assert len(shards) > 4
+    index = json.loads((finished / INDEX_NAME).read_text())
+    total = 0
+    for shard in shards:
+        header = read_header(shard)
+        assert header.metadata == {"format": "pt"}
+        assert load_file(shard).keys() == header.tensors.keys()
+        for name, part in header.tensors.items():
+            assert index["weight_map"][name] == shard.name
+            assert part.begin % {"F32": 4, "BF16": 2, "U8": 1}[part.dtype] == 0
+            total += part.nbytes
+        assert sum(part.nbytes for part in header.tensors.values()) <= SHARD or len(header.tensors) <= 6
+    assert index["metadata"]["total_size"] == total
+
+
+def test_one_shard_needs_no_index(llama: Path, tmp_path: Path) -> None:
+    out = convert.convert(open_model(llama), "nf4", tmp_path / "out")
+    assert [path.name for path in out.glob("*.safetensors*")] == ["model.safetensors"]
+
+
+def test_a_group_larger_than_a_shard_gets_its_own() -> None:
+    groups = [{f"{i}": info(torch.uint8, (size,))} for i, size in enumerate((10, 30, 5, 5, 40, 1))]
+    assert [list(shard.tensors) for shard in plan_shards(groups, 20)] == [["0"], ["1"], ["2", "3"], ["4"], ["5"]]
+    assert [shard.name for shard in plan_shards(groups, 1000)] == ["model.safetensors"]
+
+
+# ---- other loaders
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "phi3", "gemma2"])
+@pytest.mark.filterwarnings("ignore")  # of bitsandbytes and accelerate, about the machine
+def test_transformers_and_bitsandbytes_load_it(tmp_path: Path, model_type: str) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = make_checkpoint(tmp_path / "source", model_type, dtype=torch.float32)
+    out = quantized(source, tmp_path / "out")
+    theirs = AutoModelForCausalLM.from_pretrained(out, device_map="cpu")
+    assert type(theirs.model.layers[1].self_attn.o_proj).__name__ == "Linear4bit"
+    assert type(theirs.lm_head).__name__ == "Linear"
+    ours = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    with open_checkpoint(open_model(out)) as checkpoint, torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            if nf4.is_quantized(checkpoint.tensors, name.removesuffix(".weight")):
+                packed = nf4.from_checkpoint(checkpoint, name.removesuffix(".weight"))
+                assert not torch.equal(parameter, nf4.dequantize(packed, torch.float32))
+                parameter.copy_(nf4.dequantize(packed, torch.float32))
+    ids = torch.randint(0, 320, (1, 11), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        # In eval mode bitsandbytes computes in bfloat16 where a CPU can; in train mode (no dropout here) as asked.
+        assert (theirs.train()(ids).logits - ours(ids).logits).abs().max() < 1e-4
+    assert AutoTokenizer.from_pretrained(out).encode("the") == AutoTokenizer.from_pretrained(source).encode("the")
+
+
+def test_a_gguf_file_becomes_a_model_folder(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    source = open_model(smollm2())
+    out = convert.convert(source, "nf4", tmp_path / "out")
+    files = open_model(out)
+    assert files.eos_ids == source.eos_ids
+    assert files.chat_template == source.chat_template
+    with open_checkpoint(source) as before, open_checkpoint(files) as after:
+        prefix = "model.layers.17.mlp.down_proj"
+        packed = nf4.from_checkpoint(after, prefix)
+        assert packed.dtype == torch.bfloat16
+        weight = before.read(prefix + ".weight")
+        assert torch.equal(packed.codes, nf4.quantize(weight).codes)
+        embedding = after.read("model.embed_tokens.weight")
+        assert torch.equal(embedding, before.read("model.embed_tokens.weight").bfloat16())
+        assert "lm_head.weight" not in after.tensors
+    text = "The capital of France is Paris: 2024, naïve 日本."
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+# ---- kills, resumes, determinism
+
+CONVERT_AND_DIE = """
+import os, pathlib, signal, sys
+from localq import convert, shard_writer
+from localq.modelfiles import open_model
+left = int(sys.argv[4])
+def count(*_):
+    global left
+    left -= 1
+    if left < 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[3] == "tensor":
+    on_progress = count
+else:  # die around a rename: before it and after it in turn
+    on_progress, replace = None, os.replace
+    os.replace = lambda *names: (count(), replace(*names), count())
+source, out = map(pathlib.Path, sys.argv[1:3])
+convert.convert(open_model(source), "nf4", out, on_progress, shard_bytes=60_000)
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "count"), [("tensor", 0), ("tensor", 13), ("rename", 0), ("rename", 5), ("rename", 6)]
+)
+def test_a_killed_conversion_goes_on(llama: Path, finished: Path, tmp_path: Path, where: str, count: int) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-c", CONVERT_AND_DIE, str(llama), str(out), where, str(count)]
+    died = subprocess.run(command, check=False, timeout=60)
+    assert died.returncode == -signal.SIGKILL
+    with pytest.raises(LocalqError):
+        open_model(out)  # what is there does not pass for a model
+    kept = {path.name: path.stat().st_mtime_ns for path in out.glob("*.safetensors")}
+    progress: list[tuple[str, int, int]] = []
+    quantized(llama, out, on_progress=lambda *step: progress.append(step))
+    assert digests(out) == digests(finished)
+    recorded = {name for name, time in kept.items() if (out / name).stat().st_mtime_ns == time}
+    if (where, count) in {("tensor", 13), ("rename", 6)}:
+        assert recorded  # finished shards were not made again
+        assert progress[0][1] > 0
+    assert progress[-1][1] == progress[-1][2]
+
+
+def test_twice_gives_the_same_bytes(llama: Path, finished: Path, tmp_path: Path) -> None:
+    assert digests(quantized(llama, tmp_path / "again")) == digests(finished)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_a_damaged_finished_shard_is_made_again(
+    llama: Path, finished: Path, tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    _fail_at_fsync(monkeypatch, 12)
+    with pytest.raises(LocalqError):
+        quantized(llama, out)
+    monkeypatch.undo()
+    first = min(out.glob("*.safetensors"))
+    raw = bytearray(first.read_bytes())
+    if damage == "flip":
+        raw[-1] ^= 1
+        first.write_bytes(raw)
+    elif damage == "truncate":
+        first.write_bytes(raw[:-1])
+    else:
+        first.unlink()
+    quantized(llama, out)
+    assert digests(out) == digests(finished)
+
+
+def _fail_at_fsync(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    real: Callable[[int], None] = os.fsync
+    left = [count]
+
+    def fsync(descriptor: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(shard_writer.os, "fsync", fsync)
+
+
+@pytest.mark.parametrize("count", [0, 3, 9, 20])
+def test_a_full_disk_is_named_and_loses_nothing(
+    llama: Path, finished: Path, tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    _fail_at_fsync(monkeypatch, count)
+    with pytest.raises(LocalqError, match="disk is full") as caught:
+        quantized(llama, out)
+    assert caught.value.exit_code == ExitCode.DISK
+    monkeypatch.undo()
+    quantized(llama, out)
+    assert digests(out) == digests(finished)
+
+
+def test_too_little_space_is_seen_before_the_first_byte(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    monkeypatch.setattr(shard_writer.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    with pytest.raises(LocalqError, match="1,000 are free") as caught:
+        quantized(llama, out)
+    assert caught.value.exit_code == ExitCode.DISK
+    assert [path.name for path in out.iterdir()] in ([], [LOCK_NAME])
+
+
+def test_an_output_that_cannot_be_made(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalqError) as caught:
+        quantized(llama, tmp_path / "file" / "out")
+    assert caught.value.exit_code == ExitCode.DISK
+
+
+# ---- what is refused
+
+
+def test_a_folder_in_use_is_not_overwritten(llama: Path, finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("keep me")
+    (out / "model.safetensors").write_text("of an earlier model")
+    with pytest.raises(LocalqError, match="not empty") as caught:
+        quantized(llama, out)
+    assert caught.value.exit_code == ExitCode.USAGE
+    quantized(llama, out, force=True)
+    assert (out / "thesis.txt").read_text() == "keep me"
+    assert digests(out).items() >= digests(finished).items()
+    assert not (out / "model.safetensors").exists()
+
+
+def test_another_conversion_is_not_continued(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    _fail_at_fsync(monkeypatch, 9)
+    with pytest.raises(LocalqError):
+        quantized(llama, out)
+    monkeypatch.undo()
+    other = make_checkpoint(tmp_path / "other", "llama", seed=5)
+    with pytest.raises(LocalqError, match="something else") as caught:
+        quantized(other, out)
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert digests(quantized(other, out, force=True)) == digests(quantized(other, tmp_path / "fresh"))
+
+
+def test_the_source_is_never_the_output(llama: Path) -> None:
+    before = digests(llama)
+    for force in (False, True):
+        with pytest.raises(LocalqError, match="source") as caught:
+            quantized(llama, llama / ".." / "llama", force=force)
+        assert caught.value.exit_code == ExitCode.USAGE
+    assert digests(llama) == before
+
+
+def test_usage_errors(llama: Path, finished: Path, tmp_path: Path) -> None:
+    for source, format, why in ((llama, "nf5", "does not write"), (finished, "nf4", "bitsandbytes")):
+        with pytest.raises(LocalqError, match=why) as caught:
+            convert.convert(open_model(source), format, tmp_path / "out")
+        assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_a_second_conversion_into_the_same_folder_waits_for_nobody(llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with (out / LOCK_NAME).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(LocalqError, match="another localq"):
+            quantized(llama, out)
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    source = make_checkpoint(tmp_path / "m", "llama", shard_bytes=10**9)
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][5, 7] = float("nan")
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(LocalqError, match="NaN") as caught:
+        quantized(source, tmp_path / "out")
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+    assert caught.value.what == "model.layers.1.mlp.up_proj.weight"
+
+
+def test_a_model_without_known_linears_is_refused(tmp_path: Path) -> None:
+    save_file({"encoder.block.0.weight": torch.ones(64, 64)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "other"}')
+    with pytest.raises(LocalqError, match="decoder Linear"):
+        quantized(tmp_path, tmp_path / "out")
+
+
+# ---- memory
+
+MEASURE = """
+import pathlib, sys, torch
+from localq import convert
+from localq.modelfiles import open_model
+torch.set_num_threads(1)
+def anonymous():
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("RssAnon")).split()[1]) * 1024
+files = open_model(pathlib.Path(sys.argv[1]))
+peak, start = 0, anonymous()
+def watch(*_):
+    global peak
+    peak = max(peak, anonymous() - start)
+convert.convert(files, "nf4", pathlib.Path(sys.argv[2]), watch)
+print(peak)
+"""
+
+
+def test_memory_is_bounded_by_the_largest_tensor(tmp_path: Path) -> None:
+    source = tmp_path / "m"
+    source.mkdir()
+    matrix = torch.randn(1024, 2048).bfloat16()  # 4 MiB
+    tensors = {f"model.layers.{i}.mlp.up_proj.weight": matrix.clone() for i in range(24)}
+    save_file(tensors, source / "model.safetensors")
+    (source / "config.json").write_text('{"model_type": "llama"}')
+    command = [sys.executable, "-c", MEASURE, str(source), str(tmp_path / "out")]
+    peak = int(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
+    written = (tmp_path / "out" / "model.safetensors").stat().st_size
+    assert written > 24 * 2**20
+    assert peak < 16 * 2**20  # one matrix, its codes, temporaries of 2^18 elements, the allocator's slack
