@@ -76,24 +76,28 @@ class Engine:
 
     @torch.inference_mode()
     def _warm_up(self, on_progress: OnProgress) -> None:
-        """The largest prefill pass and, captured, every decode step: what they need is allocated from here on."""
-        device, ctx = self.model.device, self.model.ctx
-        on_progress("warming up", 0, 0)
+        """Capture every decode step, then run the first and the last prefill pass of a full context.
+
+        In this order, because a capture gives cached memory back, and what prefill needs shall stay. From here on the
+        allocator has all that a reply takes.
+        """
+        device, rows = self.model.device, min(self.chunk, self.model.ctx)
         try:
-            torch.cuda.reset_peak_memory_stats(device)
-            before = torch.cuda.memory_allocated(device)
-            rows = min(self.chunk, ctx)
-            logits = self._pass([0] * rows, ctx - rows)
+            if self.graphs:
+                on_progress("capturing graphs", 0, 0)
+                free_memory()
+                before = torch.cuda.memory_reserved(device)
+                self._graphs = StepGraphs(self._step, self._buckets)
+                free_memory()
+                self._ledger["graphs"] = torch.cuda.memory_reserved(device) - before
+            on_progress("warming up", 0, 0)
+            before = torch.cuda.memory_reserved(device)
+            for first in (0, self.model.ctx - rows):
+                logits = self._pass([0] * rows, first)
             for greedy in (True, False):
                 self._step.rewind()
                 self._step.choose(logits[0], greedy)
-            del logits
-            self._ledger["scratch"] = torch.cuda.max_memory_allocated(device) - before
-            if self.graphs:
-                on_progress("capturing graphs", 0, 0)
-                reserved = torch.cuda.memory_reserved(device)
-                self._graphs = StepGraphs(self._step, self._buckets)
-                self._ledger["graphs"] = torch.cuda.memory_reserved(device) - reserved
+            self._ledger["scratch"] = torch.cuda.memory_reserved(device) - before
             self._step.rewind()
             self.model.cache.clear()
             return

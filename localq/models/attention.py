@@ -137,7 +137,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float, so
             return _scored(grouped, keys, values, span.bias, scale, softcap).view(1, heads * head_dim)
         # Everything is visible, so the heads of a group can stand as the queries of one head.
         attended = F.scaled_dot_product_attention(grouped[None], keys[None], values[None], scale=scale)
-        return attended.view(1, heads * head_dim)
+        return attended.reshape(1, heads * head_dim)  # strided where a fused kernel of the GPU made it
     grouped = q.view(tokens, kv_heads, heads // kv_heads, head_dim).permute(1, 2, 0, 3)
     if softcap:
         return _in_blocks(grouped, keys, values, span, scale, softcap)

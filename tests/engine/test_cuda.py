@@ -101,9 +101,9 @@ def test_decoding_allocates_nothing(long_checkpoint, sampling):
 def test_prefill_after_loading_takes_no_more_of_the_card(long_checkpoint):
     engine = Engine(on_gpu(long_checkpoint))
     reserved = torch.cuda.memory_reserved()
-    for length in (1, 7, 255, 1024, CONTEXT):
+    for length in (CONTEXT, 1, 7, 255, 1024, 1027, CONTEXT - 3):
         ids_of(engine, prompt_of(length, seed=length), SAMPLED, max_tokens=1)
-    assert torch.cuda.memory_reserved() == reserved
+        assert torch.cuda.memory_reserved() == reserved
 
 
 def test_stop_ids_and_cancel_drop_the_step_that_runs_ahead(long_checkpoint):
@@ -139,9 +139,11 @@ def test_a_budget_that_is_too_small_is_refused_before_loading(long_checkpoint):
 
 
 def test_memory_comes_back_after_unloading(long_checkpoint):
+    engine = Engine(on_gpu(long_checkpoint))  # the first one loads kernels and workspaces, which stay
+    del engine
     free_memory()
     before = torch.cuda.mem_get_info()[0]
-    for _ in range(5):
+    for _ in range(10):
         engine = Engine(on_gpu(long_checkpoint))
         ids_of(engine, prompt_of(5), max_tokens=5)
         del engine
@@ -149,12 +151,12 @@ def test_memory_comes_back_after_unloading(long_checkpoint):
     assert before - torch.cuda.mem_get_info()[0] < 64 * MIB
 
 
-def test_ledger_is_what_was_allocated(long_checkpoint):
+def test_ledger_is_what_the_allocator_holds(long_checkpoint):
     free_memory()
-    before = torch.cuda.memory_allocated()
+    before = torch.cuda.memory_reserved()
     engine = Engine(on_gpu(long_checkpoint))
     parts = engine.ledger()
-    held = parts["weights"] + parts["kv_cache"] + parts["sampler"]
-    assert torch.cuda.memory_allocated() - before == pytest.approx(held, rel=0.2, abs=MIB)
-    assert parts["scratch"] > 0
-    assert parts["graphs"] > 0
+    assert set(parts) == {"weights", "kv_cache", "sampler", "graphs", "scratch"}
+    assert all(count > 0 for count in parts.values())
+    # every block of the allocator is rounded up to 2 MiB, and small tensors share some
+    assert torch.cuda.memory_reserved() - before == pytest.approx(sum(parts.values()), abs=24 * MIB)
