@@ -1,0 +1,47 @@
+"""`localq ls`: the models on this machine."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+from localq import local_models
+from localq.cli import options
+from localq.cli.output import human_bytes, note, print_json, stdout_table
+from localq.local_models import LocalModel
+
+
+def ls(json: options.Json = False) -> None:
+    """List the models on this machine, the last used first."""
+    models = local_models.list_local()
+    if json:
+        print_json({"models": [fields(model) for model in models]})
+        return
+    if not models:
+        note("no models yet: `localq pull smollm2-135m` fetches one, `localq fit` lists what your card can take")
+        return
+    rows = [[each.name, _format(each), human_bytes(each.bytes), _day(each), str(each.path)] for each in models]
+    stdout_table(["NAME", "FORMAT", "SIZE", "LAST USED", "PATH"], rows, right=frozenset({2}))
+
+
+def fields(model: LocalModel) -> dict[str, Any]:
+    """A model as `--json` shows it."""
+    return {
+        "name": model.name,
+        "format": model.format,
+        "bytes": model.bytes,
+        "path": str(model.path),
+        "where": model.where,
+        "complete": model.complete,
+        "last_used_unix_s": int(model.last_used),
+        "repo": model.repo or None,
+        "commit": model.commit or None,
+    }
+
+
+def _format(model: LocalModel) -> str:
+    return model.format if model.complete else f"{model.format}, incomplete"
+
+
+def _day(model: LocalModel) -> str:
+    return datetime.date.fromtimestamp(model.last_used).isoformat() if model.last_used else "-"

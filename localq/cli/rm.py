@@ -1,0 +1,43 @@
+"""`localq rm`: remove models from this machine, and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from localq import local_models
+from localq.cli import options
+from localq.cli.ls import fields
+from localq.cli.output import human_bytes, note, print_json
+from localq.errors import usage_error
+
+
+def rm(
+    name: Annotated[list[str], typer.Argument(help="Names as `localq ls` shows them.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Remove models from this machine."""
+    found = {str(model.path): model for each in name for model in local_models.matching(each)}
+    models = list(found.values())
+    if not yes:
+        _ask(models)
+    freed = 0
+    for model in models:
+        freed += local_models.remove([model])
+        note(f"removed {model.name} ({model.path})")
+    if json:
+        print_json({"removed": [fields(model) for model in models], "freed_bytes": freed})
+    else:
+        note(f"{human_bytes(freed)} freed")
+
+
+def _ask(models: list[local_models.LocalModel]) -> None:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise usage_error("localq rm", "there is no terminal to ask at", "Give -y to remove without a question.")
+    for model in models:
+        note(f"{model.name}  {model.format}  {human_bytes(model.bytes)}  {model.path}")
+    total = human_bytes(sum(model.bytes for model in models))
+    typer.confirm(f"Remove {'this' if len(models) == 1 else f'these {len(models)}'} ({total})?", abort=True, err=True)

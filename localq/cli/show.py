@@ -1,0 +1,153 @@
+"""`localq show`: what is known about one model, from the catalogue and from its files where they are here."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from localq import catalog, hub
+from localq.architecture import Architecture
+from localq.catalog import Source
+from localq.cli import options
+from localq.cli.output import human_bytes, print_json, stdout_table
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.sanitize import sanitize
+
+
+def show(model: options.Model = None, json: options.Json = False) -> None:
+    """Show what a model is, where it comes from and what of it is on this machine."""
+    if model is None:
+        raise usage_error("localq show", "no model is named", "`localq ls` and `localq fit` list them.")
+    target = catalog.resolve(model)
+    path = hub.local_path(target)
+    if target.entry is None and path is None:
+        step = f"`localq pull {target.name}` fetches it."
+        raise LocalqError(
+            target.name, "it is not in the catalogue and not on this machine", step, ExitCode.UNKNOWN_MODEL
+        )
+    facts = _facts(target, path)
+    if json:
+        print_json(facts)
+    else:
+        _print(facts)
+
+
+def _facts(target: catalog.Target, path: Path | None) -> dict[str, Any]:
+    """Everything that is shown, in the form of `--json`."""
+    entry = target.entry
+    arch, reason, generation = entry.arch if entry else None, None, None
+    if path is not None:
+        from localq.modelfiles import open_model  # start-up cost: only files on this machine need it
+
+        files = open_model(path)
+        generation = files.generation_config
+        try:
+            arch = arch or Architecture.from_config(files.config)
+        except LocalqError as error:  # shown all the same: this is where a user looks for the reason
+            reason = error.why
+    if entry is not None:
+        reason = catalog.not_yet(entry.arch, target.format or entry.default_format)
+    return {
+        "name": target.name,
+        "title": entry.title if entry else None,
+        "aliases": list(entry.aliases) if entry else [],
+        "format": target.format or _stated_format(path),
+        "runs": reason is None,
+        "reason": reason,
+        "architecture": _architecture(arch),
+        "path": str(path) if path else None,
+        "generation_defaults": generation,
+        "sources": [_source(source) for source in entry.sources] if entry else [],
+    }
+
+
+def _stated_format(path: Path | None) -> str | None:
+    if path is None or path.is_file():
+        return "gguf" if path else None
+    from localq.local_models import format_of_config
+    from localq.modelfiles import open_model
+
+    return format_of_config(open_model(path).config)
+
+
+def _architecture(arch: Architecture | None) -> dict[str, Any] | None:
+    if arch is None:
+        return None
+    counts = {
+        "parameters": arch.parameters,
+        "active_linear_parameters": arch.active_linear_parameters,
+        "kv_cache_bytes_per_token": arch.kv_bytes_per_token(16),
+    }
+    return {**dataclasses.asdict(arch), **counts}
+
+
+def _source(source: Source) -> dict[str, Any]:
+    here = hub.local_source(source)
+    return {
+        "format": source.format,
+        "scheme": source.scheme or None,
+        "from": source.repo or f"{source.package} {source.version}",
+        "kind": source.kind,
+        "revision": source.revision if source.kind == "hub" else source.version,
+        "bytes": source.bytes or None,
+        "licence": source.licence or None,
+        "gated": source.gated,
+        "verified": source.verified,
+        "path": str(here) if here else None,
+    }
+
+
+# ---- for people
+
+
+def _print(facts: dict[str, Any]) -> None:
+    rows = [["name", facts["name"]]]
+    if facts["title"]:
+        rows.append(["title", facts["title"]])
+    if facts["aliases"]:
+        rows.append(["aliases", ", ".join(facts["aliases"])])
+    rows += [["format", facts["format"] or "-"], ["runs here", "yes" if facts["runs"] else f"no: {facts['reason']}"]]
+    if facts["architecture"]:
+        rows += _architecture_rows(facts["architecture"])
+    rows.append(["on this machine", facts["path"] or "no"])
+    sampling = facts["generation_defaults"] or {}
+    known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+    if stated := [f"{key} {sampling[key]}" for key in known if sampling.get(key) is not None]:
+        rows.append(["its own defaults", ", ".join(stated)])
+    for key, value in rows:
+        print(f"{key:<16}  {sanitize(value)}")
+    if facts["sources"]:
+        print()
+        _print_sources(facts["sources"])
+
+
+def _architecture_rows(arch: dict[str, Any]) -> list[list[str]]:
+    heads = f"{arch['heads']} heads of {arch['head_dim']}, {arch['kv_heads']} for keys and values"
+    window = f"; {arch['window_layers']} layers see {arch['window']:,} tokens" if arch["window"] else ""
+    experts = f", {arch['experts_active']} of {arch['experts']} experts a token" if arch["experts"] else ""
+    width = arch["intermediate"] or arch["expert_intermediate"]
+    return [
+        ["architecture", f"{arch['model_type']}, {arch['layers']} layers{experts}"],
+        ["parameters", _count(arch["parameters"])],
+        ["sizes", f"hidden {arch['hidden']:,}, MLP {width:,}, vocabulary {arch['vocab']:,}"],
+        ["attention", heads + window],
+        ["context", f"{arch['max_context']:,} tokens, {arch['kv_cache_bytes_per_token']:,} bytes each at 16 bit"],
+    ]
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.0f} million"
+
+
+def _print_sources(sources: list[dict[str, Any]]) -> None:
+    rows = []
+    for each in sources:
+        remarks = ["gated" if each["gated"] else "", "" if each["verified"] else "not verified"]
+        size = human_bytes(each["bytes"]) if each["bytes"] else "-"
+        marks = ", ".join(remark for remark in remarks if remark)
+        here = "yes" if each["path"] else "no"
+        form = f"{each['format']} {each['scheme']}" if each["scheme"] else each["format"]
+        rows.append([form, each["from"], each["revision"][:12], size, each["licence"] or "-", here, marks])
+    headers = ["FORMAT", "FROM", "REVISION", "SIZE", "LICENCE", "HERE", "REMARKS"]
+    stdout_table(headers, rows, right=frozenset({3}))

@@ -1,0 +1,69 @@
+"""The disk as downloads meet it: free space before the first byte, hashes after the last, errors with a cause."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from localq.errors import ExitCode, LocalqError
+
+RESERVE_BYTES = 2**30  # what a download leaves free, at most; less for models that are smaller than this
+
+
+def check_free(folder: Path, needed_bytes: int, what: str) -> None:
+    """Raises LocalqError (exit 9) unless the disk of `folder`, which need not exist, takes `needed_bytes` and more.
+
+    As much again as is needed, at most `RESERVE_BYTES`, must stay free: a full disk breaks other programs.
+    """
+    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
+    with disk_errors(place):
+        free = shutil.disk_usage(place).free
+    if needed_bytes + min(needed_bytes, RESERVE_BYTES) > free:
+        why = f"{needed_bytes:,} bytes and a reserve are needed in {folder}, and {free:,} bytes are free"
+        raise LocalqError(what, why, "Free some space; `localq ls` and `localq rm` help.", ExitCode.DISK)
+
+
+def disk_error(folder: Path, error: OSError) -> LocalqError:
+    """The LocalqError (exit 9) for an OSError of writing below `folder`."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    why = "the disk is full" if full else f"cannot be written ({error.strerror or error})"
+    step = "Free some space and run the same command again." if full else "Check the path and its permissions."
+    return LocalqError(str(folder), why, step, ExitCode.DISK)
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn an OSError of writing below `folder` into a LocalqError (exit 9)."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(folder, error) from error
+
+
+def sha256_of(path: Path) -> str:
+    """Hex sha256 of a file, read once."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def git_blob_sha1_of(path: Path) -> str:
+    """Hex id that git gives to the content of a file: sha1 of "blob <size>", NUL, content."""
+    with path.open("rb") as file:
+        digest = hashlib.sha1(f"blob {os.fstat(file.fileno()).st_size}\0".encode(), usedforsecurity=False)
+        while chunk := file.read(2**20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

