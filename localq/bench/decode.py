@@ -120,7 +120,7 @@ def _on_gpu(model: LoadedModel, tokens: int, repeat: int) -> dict[str, list[Run]
         raise LocalqError("bench", "the captured graph and the eager step give different tokens", "Report this.")
     if any(isinstance(module, nf4.Linear) for module in model.model.modules()):
         del graphs, eager
-        dense = Engine(_dequantized(model))
+        dense = Engine(dequantized(model))
         name = str(model.dtype).removeprefix("torch.")
         measured |= _alternate({name: lambda: _reply(dense, prompt, tokens)}, repeat)
     return measured
@@ -185,7 +185,7 @@ def _reference(model: LoadedModel, files: ModelFiles) -> Any:
     return reference.eval()
 
 
-def _dequantized(model: LoadedModel) -> LoadedModel:
+def dequantized(model: LoadedModel) -> LoadedModel:
     """`model` with every quantized Linear replaced by a plain one, in place (the quantized weights are gone then)."""
     free_memory()
     for path, module in list(model.model.named_modules()):

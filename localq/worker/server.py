@@ -198,7 +198,7 @@ class Server:
         self._beat(watched)
         try:
             for step in backend.generate(request, lambda: request.id in self._cancelled):
-                self._beat(watched)
+                self._deadline = None  # sending may wait for a front end that is stopped (Ctrl-Z)
                 batch += step.ids
                 stats = step.stats
                 now = time.monotonic()
@@ -209,6 +209,7 @@ class Server:
                     self.send(Progress(request.id, stats))
                 if step.reason:
                     self.send(Done(request.id, step.reason, stats))
+                self._beat(watched)
         finally:
             if batch:  # made before the failure, so the front end shall have them
                 self.send(Tokens(request.id, batch, stats))

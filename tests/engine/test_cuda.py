@@ -1,6 +1,6 @@
 """The engine on a GPU: graphs repeat the eager step bit for bit, decoding allocates nothing, memory is accounted for.
 
-Dense weights only, so localq's own kernels are not needed: `on_gpu` skips the probe for them.
+`on_gpu` skips the probe for localq's kernels: only the NF4 tests at the end need them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import torch
 from engine_runs import GREEDY, ids_of, prompt_of
 from tiny_checkpoints import make_checkpoint
 
+from localq.bench.decode import dequantized
+from localq.convert import convert
 from localq.engine.device import Choice
 from localq.engine.generate import Engine
 from localq.engine.load import LoadedModel, Options, free_memory, load
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import open_model
 from localq.planner import MIB
+from localq.quant import nf4
 from localq.sampling import Sampling
 
 pytestmark = pytest.mark.cuda
@@ -160,3 +163,39 @@ def test_ledger_is_what_the_allocator_holds(long_checkpoint):
     assert all(count > 0 for count in parts.values())
     # every block of the allocator is rounded up to 2 MiB, and small tensors share some
     assert torch.cuda.memory_reserved() - before == pytest.approx(sum(parts.values()), abs=24 * MIB)
+
+
+@pytest.fixture(scope="module")
+def nf4_checkpoint(long_checkpoint, tmp_path_factory):
+    """The same weights, bfloat16, with every block Linear in NF4."""
+    out = tmp_path_factory.mktemp("nf4")
+    convert(open_model(long_checkpoint), "nf4", out, force=True)
+    return out
+
+
+def logits_of(model: LoadedModel, ids: list[int]) -> torch.Tensor:
+    """f32 [T, vocab] on the CPU: a prefill pass of all but the last id, which is then decoded."""
+    device = model.device
+    with torch.inference_mode():
+        head, last = torch.tensor(ids[:-1], device=device), torch.tensor(ids[-1:], device=device)
+        positions = torch.arange(len(ids), device=device)
+        first = model.model(head, positions[:-1], model.cache, len(ids) - 1, last_only=False)
+        return torch.cat((first, model.model(last, positions[-1:], model.cache, len(ids)))).cpu()
+
+
+def test_nf4_is_as_near_to_the_reference_as_dense_weights_of_the_same_type(nf4_checkpoint):
+    ids = prompt_of(45)
+    exact = logits_of(load(open_model(nf4_checkpoint), Options(device="cpu")), ids)
+    packed = on_gpu(nf4_checkpoint, dtype="bfloat16")
+    assert any(isinstance(module, nf4.Linear) for module in packed.model.modules())
+    got = logits_of(packed, ids)
+    dense = logits_of(dequantized(packed), ids)
+    assert (got - exact).abs().max() <= 2 * (dense - exact).abs().max() + 1e-6 * exact.abs().max()
+
+
+def test_nf4_graph_equals_eager_bit_for_bit(nf4_checkpoint):
+    graphs = Engine(on_gpu(nf4_checkpoint, dtype="bfloat16"))
+    eager = Engine(on_gpu(nf4_checkpoint, dtype="bfloat16"), use_graphs=False)
+    prompt = prompt_of(100)
+    assert ids_of(graphs, prompt, max_tokens=200) == ids_of(eager, prompt, max_tokens=200)
+    assert_same_cache(graphs, eager)
