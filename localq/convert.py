@@ -24,6 +24,7 @@ from torch import Tensor
 from localq import __version__
 from localq.checkpoint import Checkpoint, open_checkpoint
 from localq.conversion_plan import Job, notes, plan_jobs, skipped_modules
+from localq.disk import disk_errors
 from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 from localq.jsonfile import inside
 from localq.modelfiles import ModelFiles
@@ -33,7 +34,6 @@ from localq.shard_writer import (
     SHARD_BYTES,
     STATE_NAME,
     ShardWriter,
-    disk_errors,
     load_state,
     plan_shards,
     start_state,

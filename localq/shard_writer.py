@@ -7,14 +7,11 @@ size and sha256; the index is written after the last shard. The same input gives
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
-import shutil
 import struct
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +20,13 @@ import torch
 from torch import Tensor
 
 from localq.checkpoint import DTYPES, TensorInfo
-from localq.errors import ExitCode, LocalqError
+from localq.disk import check_free, disk_errors, sha256_of, sync_folder
 from localq.jsonfile import read_object
 from localq.safetensors_header import INDEX_NAME, SINGLE_NAME
 
 STATE_NAME = "conversion.state.json"
 SHARD_BYTES = 5_000_000_000  # what transformers writes; small enough for every file system and every resume
 MAX_STATE_BYTES = 2**20
-FREE_MARGIN = 64 * 2**20  # headers, index, configuration, tokenizer
 _FORMAT_NAMES = {str(dtype).removeprefix("torch."): name for name, dtype in DTYPES.items()}
 
 
@@ -84,13 +80,14 @@ class ShardWriter:
         """The recorded shards of this job that are on the disk as recorded."""
         if state is None or state.get("job") != self._job:
             return {}
+        records = state.get("finished")
         finished: dict[str, dict[str, Any]] = {}
         for shard in self._shards:
-            record, path = state.get("finished", {}).get(shard.name), self._folder / shard.name
-            if record and path.is_file() and path.stat().st_size == record["bytes"]:
-                with path.open("rb") as file:
-                    if hashlib.file_digest(file, "sha256").hexdigest() == record["sha256"]:
-                        finished[shard.name] = record
+            record, path = records.get(shard.name) if isinstance(records, dict) else None, self._folder / shard.name
+            if isinstance(record, dict) and path.is_file() and path.stat().st_size == record.get("bytes"):
+                if sha256_of(path) != record.get("sha256"):
+                    continue
+                finished[shard.name] = record
         return finished
 
     def pending(self) -> list[Shard]:
@@ -99,15 +96,11 @@ class ShardWriter:
 
     def check_space(self) -> None:
         """Raises LocalqError (exit 9) when the pending shards will not fit on the disk. Makes the folder."""
-        needed = sum(shard.nbytes for shard in self.pending()) + FREE_MARGIN
         with disk_errors(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             for part in self._folder.glob("*.part"):  # left by a kill; about to be written again
                 part.unlink()
-            free = shutil.disk_usage(self._folder).free
-        if needed > free:
-            why = f"{needed:,} bytes are needed and {free:,} are free"
-            raise LocalqError(str(self._folder), why, "Free some space or choose another --out.", ExitCode.DISK)
+        check_free(self._folder, sum(shard.nbytes for shard in self.pending()), str(self._folder))
 
     def write(self, shard: Shard, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Write one shard. `tensors` gives each of its tensors once, in any order, on the CPU."""
@@ -196,21 +189,4 @@ def _part(path: Path) -> Path:
 def _place(path: Path) -> None:
     """Give the synced part its final name, durably."""
     os.replace(_part(path), path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn an OSError of writing into `folder` into a LocalqError with exit code 9."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        why = "the disk is full" if full else f"cannot be written ({error.strerror or error})"
-        again = "Finished shards are kept: free some space and run the same command again."
-        check = "Check the path and its permissions, or choose another --out."
-        raise LocalqError(str(folder), why, again if full else check, ExitCode.DISK) from error
+    sync_folder(path.parent)

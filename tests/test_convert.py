@@ -20,7 +20,7 @@ from real_model import smollm2
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_checkpoint
 
-from localq import convert, shard_writer
+from localq import convert, disk, shard_writer
 from localq.checkpoint import info, open_checkpoint
 from localq.conversion_plan import Job, is_block_linear, plan_jobs, skipped_modules
 from localq.convert import LOCK_NAME
@@ -321,8 +321,8 @@ def test_too_little_space_is_seen_before_the_first_byte(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    monkeypatch.setattr(shard_writer.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(LocalqError, match="1,000 are free") as caught:
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    with pytest.raises(LocalqError, match="1,000 bytes are free") as caught:
         quantized(llama, out)
     assert caught.value.exit_code == ExitCode.DISK
     assert [path.name for path in out.iterdir()] in ([], [LOCK_NAME])
