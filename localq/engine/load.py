@@ -127,10 +127,7 @@ def _load(
             f"{len(non_finite)} weight tensors hold NaN or infinity (the first is {non_finite[0]}): "
             "replies may stop with an error"
         )
-    if files.kind == "gguf":
-        format = "gguf"
-    else:
-        format = assignment.format or {"bfloat16": "bf16", "float16": "fp16"}.get(_stored_dtype(files), "fp32")
+    format = _format(files, assignment)
     return LoadedModel(
         model, cache, model.config.vocab_size, device, dtype, format, plan.ctx, plan, ledger, tuple(notes)
     )
@@ -166,6 +163,13 @@ def _stored_dtype(files: ModelFiles) -> str:
         if stated := config.get("dtype") or config.get("torch_dtype"):
             return str(stated)
     return "bfloat16"
+
+
+def _format(files: ModelFiles, assignment: weights.Assignment) -> str:
+    """What the weights were read from; see `LoadedModel`."""
+    if files.kind == "gguf":
+        return "gguf"
+    return assignment.format or {"bfloat16": "bf16", "float16": "fp16"}.get(_stored_dtype(files), "fp32")
 
 
 def _plan(
