@@ -18,13 +18,13 @@ In a checkpoint a Linear `P` has P.weight (the codes, [n/2, 1], of any storage d
 blocksize, dtype, shape and, when nested, nested_blocksize, nested_dtype, nested_offset. We pad that JSON with spaces to
 `STATE_BYTES`, so that a shard can be laid out before it is quantized; every JSON reader skips them.
 
-Quantizing follows bitsandbytes 0.50: x * (1 / absmax), then the nearest code, ties to the lower one (its CPU and CUDA
-code agree). The 8-bit codes take the nearest entry of the map, ties to the even index: that is its CUDA kernel. Two
-places where bitsandbytes differs from itself, and what is done here: its CPU library looks 8-bit codes up in a table
-of 65,536 bins and so takes a neighbouring entry in some 0.3 % of cases (here: the exact nearest, as on CUDA); its
-CUDA kernel divides by an approximate reciprocal and gives an all-zero block code 0, that is -1 times a scale that
-double quantization made unequal to zero (here: IEEE division, and code 7, an exact zero, as on the CPU). `offset` is
-torch's mean, whose last bit depends on device and number of threads, here as there.
+Quantizing follows bitsandbytes 0.50: x * (1 / absmax), then the nearest code, ties to the lower one; the 8-bit codes
+take the nearest entry of the map, ties to the even index, as its CUDA kernel does. Measured against that kernel on an
+H200, 28672 x 8192 random weights: no bit differs for bf16 and f16 input; for f32, 17 of 2.3e8 codes, because the kernel
+divides approximately. Where bitsandbytes differs from itself: its CPU library looks the 8-bit codes up in a table of
+65,536 bins, which in some 0.3 % of cases gives a neighbour (here: the exact nearest, as on CUDA); its CUDA kernel gives
+an all-zero block code 0, that is -1 times a scale that double quantization made unequal to zero (here: code 7, an exact
+zero, as on the CPU). `offset` is torch's mean, whose last bit depends on device and threads, here as there.
 """
 
 from __future__ import annotations
@@ -267,6 +267,8 @@ class Linear(nn.Module):
         self.dtype = packed.dtype
         for name in ("codes", "absmax", "nested_absmax", "nested_map", "offset"):
             self.register_buffer(name, getattr(packed, name))
+        # On the host as well: the kernels take it by value, and reading it back would wait for the device every call.
+        self.host_offset = 0.0 if packed.offset is None else float(packed.offset)
         self.register_buffer("code_map", CODE_MAP.to(packed.codes.device))
         self.register_buffer("bias", bias)
 
@@ -282,8 +284,8 @@ class Linear(nn.Module):
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
         from localq.kernels import ops  # the compiled part: loaded where there is a GPU, for start-up cost
 
-        weight = (self.codes, self.absmax, self.nested_absmax, self.nested_map, self.offset, self.code_map)
-        if x.shape[0] <= GEMV_ROWS:
+        weight = (self.codes, self.absmax, self.nested_absmax, self.nested_map, self.host_offset, self.code_map)
+        if x.shape[0] <= GEMV_ROWS and x.dtype != torch.float32:
             y: Tensor = ops.nf4_gemv(x, *weight, self.out_features, bias=self.bias)
             return y
         dense: Tensor = ops.nf4_dequantize(*weight, (self.out_features, self.in_features), x.dtype)

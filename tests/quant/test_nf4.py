@@ -344,3 +344,17 @@ def test_quantize_on_the_gpu_gives_the_same_codes() -> None:
     on_cpu, on_gpu = nf4.quantize(weight), nf4.quantize(weight.cuda()).to("cpu")
     assert torch.equal(on_cpu.codes, on_gpu.codes)  # the scales' mean is summed in another order there
     assert torch.allclose(nf4.absmax_f32(on_cpu), nf4.absmax_f32(on_gpu), rtol=0.02)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_quantize_agrees_bit_for_bit_with_the_cuda_kernel(bnb: Any, dtype: torch.dtype) -> None:
+    weight = torch.randn(1030, 2112, device="cuda").to(dtype)  # no all-zero block: there the kernel differs
+    codes, state = bnb.quantize_4bit(weight, compress_statistics=True, quant_type="nf4")
+    packed = nf4.quantize(weight)
+    assert torch.equal(packed.codes, codes.reshape(1030, 1056))
+    assert torch.equal(packed.absmax, state.absmax)
+    assert torch.equal(packed.nested_absmax, state.state2.absmax)
+    assert torch.equal(packed.offset, state.offset)
+    assert torch.equal(nf4.dequantize(packed, dtype), bnb.dequantize_4bit(codes, state))
