@@ -1,0 +1,71 @@
+"""The compiled kernels: whether they are there, and if not, why. The operations are in `ops.py`.
+
+Importing this package loads nothing; the compiled module is loaded at the first question. It links the CUDA runtime
+statically and loads without a GPU, so "built" and "usable here" are two questions: `engine.device` asks the second.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from dataclasses import dataclass
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class BuildInfo:
+    """What the compiled module was built for: compute capabilities such as "90", and the compiler's CUDA version."""
+
+    architectures: tuple[str, ...]
+    cuda_version: str
+
+
+@functools.cache
+def _loaded() -> tuple[ModuleType | None, str]:
+    try:
+        return importlib.import_module("localq._C"), ""
+    except ModuleNotFoundError as error:
+        if error.name != "localq._C":
+            return None, f"the compiled module does not load ({error})"
+        return None, "this installation was built without CUDA kernels (LOCALQ_NO_CUDA=1, or it was never built)"
+    except ImportError as error:
+        return None, f"the compiled module does not load ({error})"
+
+
+def available() -> bool:
+    """True when the kernels are built and load."""
+    return _loaded()[0] is not None
+
+
+def why_not() -> str:
+    """Why the kernels are not available; empty when they are."""
+    return _loaded()[1]
+
+
+def module() -> ModuleType:
+    """The compiled module. Raises ImportError with the reason."""
+    found, reason = _loaded()
+    if found is None:
+        raise ImportError(reason)
+    return found
+
+
+def build_info() -> BuildInfo | None:
+    """What the kernels were built for; None when there are none."""
+    found, _ = _loaded()
+    if found is None:
+        return None
+    return BuildInfo(tuple(str(found.build_architectures).split()), str(found.build_cuda_version))
+
+
+def covers(capability: tuple[int, int]) -> bool:
+    """Whether a GPU of this compute capability can run the kernels: machine code of its generation, or PTX.
+
+    Machine code runs on the same major version with an equal or higher minor; the newest architecture is also there as
+    PTX, which the driver compiles for anything later.
+    """
+    info = build_info()
+    if info is None:
+        return False
+    built = [(int(each[:-1]), int(each[-1])) for each in info.architectures]
+    return any(major == capability[0] and minor <= capability[1] for major, minor in built) or capability >= max(built)

