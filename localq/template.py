@@ -20,10 +20,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from localq.errors import ExitCode, LocalqError, bad_file
+from localq.errors import LocalqError, bad_file, usage_error
 
 MAX_TEMPLATE_BYTES = 64 * 1024
 MAX_OUTPUT_BYTES = 2**20
+MAX_CONVERSATION_BYTES = MAX_OUTPUT_BYTES * 3 // 4  # some models' templates add a frame to every message
 WALL_SECONDS = 2.5  # the child's own limit is 2 s of processor time; this is for one that sleeps or swaps
 
 _PACKAGE_PARENT = str(Path(__file__).parents[1])
@@ -41,17 +42,15 @@ def render(
     Raises LocalqError: exit 1 with the template's own words where it refuses the conversation (raise_exception),
     exit 8 where it is malformed, tries to escape or exceeds a limit.
     """
-    size = len(template.encode("utf-8", "surrogatepass"))
+    size = _bytes(template)
     if size > MAX_TEMPLATE_BYTES:
         raise _bad(f"it has {size} bytes, more than {MAX_TEMPLATE_BYTES}")
-    for message in messages:
-        if not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise LocalqError(
-                "chat", "a message needs a role and a content, both text", "Send plain text.", ExitCode.USAGE
-            )
+    _check(messages)
     request = {
         "template": template,
         "variables": {
+            "tools": None,  # defined but empty, as transformers has them: templates test for either
+            "documents": None,
             **variables,
             **(special_tokens or {}),
             "messages": [dict(message) for message in messages],
@@ -64,6 +63,23 @@ def render(
     if answer.get("refused"):
         raise _refused(str(answer["error"]), messages)
     raise _bad(str(answer["error"]))
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _check(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Text only, and so little of it that the limits of the template are not met by an honest one."""
+    size = 0
+    for message in messages:
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise usage_error("chat", "a message needs a role and a content, both text", "Send plain text.")
+        size += _bytes(content)
+    if size > MAX_CONVERSATION_BYTES:
+        why = f"the conversation has {size} bytes, more than {MAX_CONVERSATION_BYTES}"
+        raise usage_error("chat", why, "Start anew with /clear, or send less.")
 
 
 def _bad(why: str) -> LocalqError:
@@ -111,7 +127,10 @@ class _Child:
 
     def _start(self) -> subprocess.Popen[bytes]:
         environment = {"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", "PYTHONPATH": _PACKAGE_PARENT}
-        command = [sys.executable, "-m", "localq.template_child"]
+        if "TZ" in os.environ:  # `strftime_now` gives the user's date
+            environment["TZ"] = os.environ["TZ"]
+        # -P: the working folder may be a stranger's, and must not give the child its modules.
+        command = [sys.executable, "-P", "-m", "localq.template_child"]
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -139,8 +158,7 @@ class _Child:
             raise _bad(f"rendering it takes more than {WALL_SECONDS:g} s")
         raw = _line(process)
         if not raw.endswith(b"\n"):
-            code = process.wait(timeout=5)
-            raise _bad(f"rendering it exceeded the limit of time or memory (the process ended with {code})")
+            raise _bad("rendering it exceeded the limit of time, memory or output")
         answer: dict[str, Any] = json.loads(raw)
         return answer
 

@@ -15,12 +15,14 @@ from typing import Any
 import jinja2
 import jinja2.ext
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 CPU_SECONDS = 2
 MEMORY_BYTES = 512 * 2**20  # of address space beyond what the started process has
 MAX_OUTPUT_BYTES = 2**20
+MAX_WORDS = 500  # characters of an error
 
 
 class Refused(Exception):
@@ -49,10 +51,40 @@ def strftime_now(format: str) -> str:
     return datetime.datetime.now().strftime(format)
 
 
-def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+def tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     """JSON without the HTML escapes of jinja's own filter."""
-    separators, sort_keys = options.get("separators"), bool(options.get("sort_keys", False))
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+class TemplateNamespace(jinja2.utils.Namespace):
+    """A namespace that takes no name with an underscore in front: nothing of Python's own can be set on it."""
+
+    def __init__(*args: Any, **values: Any) -> None:  # so that a value may be named "self"
+        self, *rest = args
+        named = dict(*rest, **values)
+        for name in named:
+            TemplateNamespace._check(name)
+        jinja2.utils.Namespace.__init__(self, named)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        TemplateNamespace._check(name)
+        super().__setitem__(name, value)
+
+    @staticmethod
+    def _check(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(f"a namespace takes no name such as {name[:40]!r}")
+
+
+def make_dict(*args: Any, **values: Any) -> dict[Any, Any]:
+    """`dict` as a function: the class itself would hand out its attributes."""
+    return dict(*args, **values)
 
 
 def environment() -> ImmutableSandboxedEnvironment:
@@ -62,6 +94,7 @@ def environment() -> ImmutableSandboxedEnvironment:
     )
     made.filters["tojson"] = tojson
     made.globals.update(raise_exception=raise_exception, strftime_now=strftime_now)
+    made.globals.update(namespace=TemplateNamespace, dict=make_dict)
     return made
 
 
@@ -75,11 +108,11 @@ def answer(sandbox: ImmutableSandboxedEnvironment, request: dict[str, Any]) -> d
                 return {"error": f"it writes more than {MAX_OUTPUT_BYTES} bytes"}
             pieces.append(piece)
     except Refused as words:
-        return {"error": str(words), "refused": True}
-    except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
-        return {"error": f"{type(error).__name__}: {str(error)[:500]}"}
+        return {"error": str(words)[:MAX_WORDS], "refused": True}
     except (RecursionError, MemoryError) as error:
         return {"error": f"it exceeds the limit of memory or depth ({type(error).__name__})"}
+    except Exception as error:  # a template can raise whatever Python's own objects do
+        return {"error": f"{type(error).__name__}: {str(error)[:MAX_WORDS]}"}
     return {"text": "".join(pieces)}
 
 

@@ -10,6 +10,7 @@ every start. Torch-free and numpy-free.
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -21,6 +22,43 @@ from localq.errors import LocalqError, bad_file
 MAX_KEYS, MAX_TENSORS, MAX_ARRAY, MAX_STRING, MAX_DIMENSIONS = 2**16, 2**17, 2**24, 2**24, 4
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+# ggml's type number -> (values, bytes) of a block; the table of the `gguf` package, which takes numpy to import.
+BLOCKS = {
+    0: (1, 4),
+    1: (1, 2),
+    2: (32, 18),
+    3: (32, 20),
+    6: (32, 22),
+    7: (32, 24),
+    8: (32, 34),
+    9: (32, 40),
+    10: (256, 84),
+    11: (256, 110),
+    12: (256, 144),
+    13: (256, 176),
+    14: (256, 210),
+    15: (256, 292),
+    16: (256, 66),
+    17: (256, 74),
+    18: (256, 98),
+    19: (256, 50),
+    20: (32, 18),
+    21: (256, 110),
+    22: (256, 82),
+    23: (256, 136),
+    24: (1, 1),
+    25: (1, 2),
+    26: (1, 4),
+    27: (1, 8),
+    28: (1, 8),
+    29: (256, 56),
+    30: (1, 2),
+    34: (256, 54),
+    35: (256, 66),
+    39: (32, 17),
+    40: (64, 36),
+    41: (128, 18),
+}
 
 
 @dataclass(frozen=True)
@@ -123,8 +161,12 @@ def _parse(cursor: _Cursor) -> Container:
         raise cursor.damaged(f"the GGUF header has alignment {alignment!r}")
     start, size = -(-cursor.at // alignment) * alignment, len(cursor.data)
     for name, tensor in tensors.items():
-        if start + tensor.offset > size:
-            raise cursor.damaged(f"tensor {name!r} lies beyond the end of the file")
+        # Of an unknown type: at least a byte for 32 values; it is refused by name where it is read.
+        block, block_bytes = BLOCKS.get(tensor.type, (32, 1))
+        if tensor.shape[-1] % block and tensor.type in BLOCKS:
+            raise cursor.damaged(f"tensor {name!r} has rows of {tensor.shape[-1]} values, stored in blocks of {block}")
+        if start + tensor.offset + math.prod(tensor.shape) // block * block_bytes > size:
+            raise cursor.damaged(f"tensor {name!r} of shape {tensor.shape} lies beyond the end of the file")
     placed = {name: RawTensor(each.type, each.shape, start + each.offset) for name, each in tensors.items()}
     return Container(cursor.path, values, placed, size)
 

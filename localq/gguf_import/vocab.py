@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # `tokenizer.ggml.token_type`
+MAX_TOKEN, MAX_VOCABULARY = 2**10, 2**23  # characters; the largest published vocabularies have 2 million
 SPACE = "\u2581"  # SentencePiece writes a space as this
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -38,7 +39,6 @@ def _cased(contractions: str, digits: str) -> str:
 
 # `tokenizer.ggml.pre` -> regular expression of the splitting rule. None: GPT-2's own, built into the byte-level step.
 _RULES: dict[str, str | None] = {
-    "default": None,
     "gpt-2": None,
     "phi-2": None,
     "smollm": None,
@@ -48,11 +48,12 @@ _RULES: dict[str, str | None] = {
     "smaug-bpe": _cl100k(r"\p{N}{1,3}"),
     "dbrx": _cl100k(r"\p{N}{1,3}"),
     "qwen2": _cl100k(r"\p{N}"),
+    "deepseek-r1-qwen": _cl100k(r"\p{N}"),
     "tekken": _cased("", r"\p{N}"),
     "gpt-4o": _cased(f"{_CONTRACTIONS}?", r"\p{N}{1,3}"),
 }
 _SINGLE_DIGITS = frozenset({"smollm"})
-_NFC = frozenset({"qwen2"})
+_NFC = frozenset({"qwen2", "deepseek-r1-qwen"})
 _WHOLE_WORDS_FIRST = frozenset(
     {"llama-bpe", "llama3", "llama-v3", "tekken"}
 )  # a word in the vocabulary needs no merges
@@ -64,15 +65,18 @@ def build_tokenizer(path: Path) -> Tokenizer:
     container = read_container(path)
     tokens, types = _tokens(container)
     kind = container.values.get("tokenizer.ggml.model")
-    if kind == "gpt2":
-        tokenizer = _byte_level(container, tokens)
-    elif kind == "llama":
-        tokenizer = _sentencepiece(container, tokens)
-    else:
-        why = f"its vocabulary is of kind {kind!r}, which is not supported"
+    makers = {"gpt2": _byte_level, "llama": _sentencepiece}
+    if not isinstance(kind, str) or kind not in makers:
+        why = f"its vocabulary is of kind {str(kind)[:40]!r}, which is not supported"
         raise LocalqError(str(path), why, "Supported: gpt2 and llama.", ExitCode.FAILURE)
-    _add_special(tokenizer, tokens, types)
-    _add_ends(tokenizer, container, tokens)
+    try:
+        tokenizer = makers[kind](container, tokens)
+        _add_special(tokenizer, tokens, types)
+        _add_ends(tokenizer, container, tokens)
+    except LocalqError:
+        raise
+    except Exception as error:  # the library raises plain Exception for whatever it does not like
+        raise _malformed(container, f"its vocabulary is malformed ({str(error)[:200]})") from error
     return tokenizer
 
 
@@ -90,6 +94,10 @@ def _tokens(container: Container) -> tuple[list[str], list[int]]:
     types = container.values.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens or ()))
     if not isinstance(tokens, list) or not tokens or not isinstance(types, list) or len(types) != len(tokens):
         raise _malformed(container, "its vocabulary is missing or malformed")
+    if not all(isinstance(token, str) for token in tokens):
+        raise _malformed(container, "its vocabulary is not text")
+    if max(map(len, tokens)) > MAX_TOKEN or sum(map(len, tokens)) > MAX_VOCABULARY:
+        raise _malformed(container, "its vocabulary is larger than any model's")
     return tokens, types
 
 
@@ -113,12 +121,12 @@ def _adds(container: Container, end: str) -> bool:
 def _byte_level(container: Container, tokens: list[str]) -> Tokenizer:
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers  # start-up cost
 
-    rule = container.values.get("tokenizer.ggml.pre", "default")
-    if rule not in _RULES:
-        why = f"its splitting rule {rule!r} is not known"
+    rule = container.values.get("tokenizer.ggml.pre")  # old files lack it, and a guess would split wrongly unseen
+    if not isinstance(rule, str) or rule not in _RULES:
+        why = f"its splitting rule {str(rule)[:40]!r} is not known"
         raise LocalqError(str(container.path), why, "Use the model's safetensors.", ExitCode.FAILURE)
     merges = container.values.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list) or any(str(each).count(" ") != 1 for each in merges):
+    if not isinstance(merges, list) or not all(isinstance(each, str) and each.count(" ") == 1 for each in merges):
         raise _malformed(container, "its merges are missing or malformed")
     vocabulary = {token: index for index, token in reversed(list(enumerate(tokens)))}  # the first of equals wins
     pairs = [tuple(each.split(" ")) for each in merges]
@@ -140,7 +148,7 @@ def _sentencepiece(container: Container, tokens: list[str]) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers  # start-up cost
 
     scores = container.values.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
+    if not isinstance(scores, list) or len(scores) != len(tokens) or not isinstance(scores[0], float):
         raise _malformed(container, "its vocabulary has no scores")
     vocabulary = {token: index for index, token in reversed(list(enumerate(tokens)))}
     unknown = _token(container, tokens, "unknown") or "<unk>"
