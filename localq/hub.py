@@ -10,7 +10,7 @@ was cut off is seen as such. Torch-free.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,7 +122,10 @@ class _Fetch:
         else:
             index = self._get([files[INDEX_NAME]])[0]
             shards = sorted(set(read_index(index.parent).values()))
-            weights = _named(self.listing, shards, f"{INDEX_NAME} names it, and")
+            if absent := [name for name in shards if name not in files]:
+                why = f"{INDEX_NAME} names {absent[0]}, which is not there"
+                raise bad_file(self.listing.repo, why, "Use another repository or revision.")
+            weights = [files[name] for name in shards]
         # The marker comes last: until then, nobody takes the snapshot for a complete one.
         folder = self._get([*first, *weights, files[hub_cache.MARKER_NAME]])[-1].parent
         if not hub_cache.is_complete(folder):
@@ -180,11 +183,11 @@ class _Fetch:
             raise bad_file(self.listing.repo, why, step)
 
 
-def _named(listing: Listing, names: Iterable[str], because: str = "") -> list[RemoteFile]:
+def _named(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:
     for name in names:
         if name not in listing.files:
-            why = f"{because} it has no {name}".strip()
-            raise LocalqError(listing.repo, why, "Check the name and the revision.", ExitCode.UNKNOWN_MODEL)
+            step = "Check the name and the revision."
+            raise LocalqError(listing.repo, f"it has no {name}", step, ExitCode.UNKNOWN_MODEL)
     return [listing.files[name] for name in names]
 
 

@@ -222,20 +222,21 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
         others = {each.path for each in together if each != model}
         return sum(hub_cache.remove_file(path) for path in files if path not in others)
     folder, revisions = hub_cache.repo_folder(model.repo), hub_cache.snapshots(model.repo)
-    if revisions and not model.commit:  # what a cut-off download left beside files of other use
-        freed = 0
-        for path in hub_cache.incomplete_files(model.repo):
-            freed += path.lstat().st_size
-            path.unlink()
-        return freed
+    left = sum(path.lstat().st_size for path in hub_cache.incomplete_files(model.repo))
     freed = _delete_revision(model) if model.commit else 0
     if all(each.commit == model.commit for each in revisions):  # the last one: nothing of the repository stays
-        if folder.is_dir():
-            freed += sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        if folder.is_dir():  # nothing but a begun download, or a state that the client does not touch
+            left = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
             shutil.rmtree(folder)
-    elif model.path.exists():
+        freed += left
+        return freed
+    if model.path.exists():
         why = "the Hugging Face cache is damaged there, and its client does not remove it"
         raise LocalqError(str(model.path), why, f"Remove all of {folder}.", ExitCode.DISK)
+    if not model.complete:
+        for path in hub_cache.incomplete_files(model.repo):
+            path.unlink()
+        freed += left
     return freed
 
 

@@ -11,19 +11,20 @@ from localq import local_models
 from localq.cli import options
 from localq.cli.ls import fields
 from localq.cli.output import human_bytes, note, print_json
-from localq.errors import usage_error
+from localq.errors import ExitCode, usage_error
 
 
 def rm(
     name: Annotated[list[str], typer.Argument(help="Names as `localq ls` shows them.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: options.Json = False,
-) -> None:
+) -> int:
     """Remove models from this machine."""
     found = {str(model.path): model for each in name for model in local_models.matching(each)}
     models = list(found.values())
-    if not yes:
-        _ask(models)
+    if not yes and not _confirmed(models):
+        note("nothing was removed")
+        return ExitCode.FAILURE
     freed = 0
     for model in models:
         freed += local_models.remove([model])
@@ -32,12 +33,14 @@ def rm(
         print_json({"removed": [fields(model) for model in models], "freed_bytes": freed})
     else:
         note(f"{human_bytes(freed)} freed")
+    return ExitCode.OK
 
 
-def _ask(models: list[local_models.LocalModel]) -> None:
+def _confirmed(models: list[local_models.LocalModel]) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise usage_error("localq rm", "there is no terminal to ask at", "Give -y to remove without a question.")
     for model in models:
         note(f"{model.name}  {model.format}  {human_bytes(model.bytes)}  {model.path}")
     total = human_bytes(sum(model.bytes for model in models))
-    typer.confirm(f"Remove {'this' if len(models) == 1 else f'these {len(models)}'} ({total})?", abort=True, err=True)
+    which = "this" if len(models) == 1 else f"these {len(models)}"
+    return typer.confirm(f"Remove {which} ({total})?", err=True)

@@ -1,0 +1,256 @@
+"""A model hub on the loopback address: the requests that huggingface_hub makes for models, faults on demand.
+
+Answers GET /api/models/ORG/REPO[/revision/REV]?blobs=true and HEAD, GET /ORG/REPO/resolve/REV/FILE with Range, ETag,
+X-Repo-Commit and the X-Linked headers of LFS files, in the status codes and headers of the real hub. Every request is
+recorded. `fail` scripts answers, `serve_other` swaps content, `cdn` sends LFS downloads to a second host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.server
+import json
+import threading
+import time
+import urllib.parse
+from dataclasses import dataclass, field
+from typing import Any
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@dataclass
+class FakeRepo:
+    """A repository: commit -> file -> content. `lfs` are the names that the hub stores as LFS files."""
+
+    commits: dict[str, dict[str, bytes]]
+    refs: dict[str, str]
+    lfs: frozenset[str]
+    gated: str | bool = False
+    allowed_tokens: frozenset[str] = frozenset()
+
+    def commit(self, revision: str) -> str | None:
+        found = self.refs.get(revision, revision)
+        return found if found in self.commits else None
+
+
+@dataclass
+class Request:
+    """What a client asked for."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+
+
+@dataclass
+class Fault:
+    """One scripted answer for a request whose "METHOD path" contains `where`."""
+
+    where: str
+    status: int
+    headers: dict[str, str] = field(default_factory=dict)
+    cut_after: int | None = None  # instead of a status: send only so many bytes of the body, then hang up
+
+
+class FakeHub:
+    """Use as a context manager; `url` is what HF_ENDPOINT must be."""
+
+    def __init__(self) -> None:
+        self.repos: dict[str, FakeRepo] = {}
+        self.requests: list[Request] = []
+        self.faults: list[Fault] = []
+        self.other_content: dict[str, bytes] = {}
+        self.cdn: FakeHub | None = None
+        self.slow_after: int | None = None  # bytes of a body after which it trickles
+        self.blobs: dict[str, bytes] = {}  # what this host serves as a CDN
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> FakeHub:
+        hub = self
+
+        class Handler(_Handler):
+            pass
+
+        Handler.hub = hub
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self._thread.join()
+
+    def add(self, repo: str, files: dict[str, bytes], commit: str = COMMIT, **options: Any) -> FakeRepo:
+        """A repository (or a further commit of one) whose "main" is `commit`."""
+        lfs = frozenset(name for name in files if name.endswith((".safetensors", ".gguf", ".bin")))
+        known = self.repos.get(repo) or FakeRepo({}, {}, frozenset(), **options)
+        known.commits[commit], known.refs["main"], known.lfs = files, commit, known.lfs | lfs
+        self.repos[repo] = known
+        return known
+
+    def fail(self, where: str, *statuses: int, cut_after: int | None = None, **headers: str) -> None:
+        """Answer the next requests that contain `where` with these statuses, in this order."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.faults += [Fault(where, status, named, cut_after) for status in statuses or (200,)]
+
+    def seen(self, method: str, part: str = "") -> list[Request]:
+        return [each for each in self.requests if each.method == method and part in each.path]
+
+    def fetched(self) -> list[str]:
+        """The names of the files that were downloaded, in order."""
+        return [urllib.parse.unquote(each.path.rpartition("/")[2]) for each in self.seen("GET", "/resolve/")]
+
+    def note(self, request: Request) -> Fault | None:
+        """Record a request and take the fault that waits for it."""
+        with self._lock:
+            self.requests.append(request)
+            for fault in self.faults:
+                if fault.where in f"{request.method} {request.path}":
+                    self.faults.remove(fault)
+                    return fault
+        return None
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    hub: FakeHub
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Requests are recorded, not printed."""
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def _answer(self) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        fault = self.hub.note(Request(self.command, self.path, headers))
+        if fault is not None and fault.cut_after is None:
+            self._send(fault.status, b"", fault.headers)
+            return
+        parts = [urllib.parse.unquote(part) for part in urllib.parse.urlsplit(self.path).path.strip("/").split("/")]
+        cut = fault.cut_after if fault else None
+        if parts[0] == "blob" and parts[1] in self.hub.blobs:
+            self._send_body(self.hub.blobs[parts[1]], {"ETag": f'"{parts[1]}"'}, cut)
+        elif parts[:2] == ["api", "models"]:
+            self._info("/".join(parts[2:4]), "/".join(parts[5:]) or "main")
+        elif len(parts) >= 5 and parts[2] == "resolve":
+            self._resolve("/".join(parts[:2]), parts[3], "/".join(parts[4:]), cut)
+        else:
+            self._send(404, b"", {})
+
+    def _repo(self, name: str, revision: str, content: bool) -> tuple[FakeRepo, str] | None:
+        """The repository and the commit; None where the refusal was sent."""
+        token = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        repo = self.hub.repos.get(name)
+        if token == "wrong":
+            self._send(401, b"", {"X-Error-Message": "Invalid credentials in Authorization header"})
+        elif repo is None:
+            self._send(404 if token else 401, b"", {"X-Error-Code": "RepoNotFound"})
+        elif repo.gated and content and token not in repo.allowed_tokens:
+            self._send(403 if token else 401, b"", {"X-Error-Code": "GatedRepo"})
+        elif (commit := repo.commit(revision)) is None:
+            self._send(404, b"", {"X-Error-Code": "RevisionNotFound"})
+        else:
+            return repo, commit
+        return None
+
+    def _info(self, name: str, revision: str) -> None:
+        found = self._repo(name, revision, content=False)
+        if found is None:
+            return
+        repo, commit = found
+        siblings = []
+        for file, content in repo.commits[commit].items():
+            sibling: dict[str, Any] = {"rfilename": file, "size": len(content), "blobId": git_id(content)}
+            if file in repo.lfs:
+                sibling["lfs"] = {"size": len(content), "sha256": sha256(content), "pointerSize": 134}
+            siblings.append(sibling)
+        body = {"id": name, "modelId": name, "sha": commit, "gated": repo.gated, "private": False}
+        self._send(200, json.dumps({**body, "siblings": siblings}).encode(), {"Content-Type": "application/json"})
+
+    def _resolve(self, name: str, revision: str, file: str, cut: int | None) -> None:
+        found = self._repo(name, revision, content=True)
+        if found is None:
+            return
+        repo, commit = found
+        listed = repo.commits[commit].get(file)
+        if listed is None:
+            self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
+            return
+        content = self.hub.other_content.get(file, listed)
+        etag = sha256(listed) if file in repo.lfs else git_id(listed)
+        headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+        if file in repo.lfs:
+            headers |= {"X-Linked-ETag": f'"{etag}"', "X-Linked-Size": str(len(listed))}
+            if self.hub.cdn is not None:
+                self.hub.cdn.blobs[etag] = content
+                self._send(302, b"", {**headers, "Location": f"{self.hub.cdn.url}/blob/{etag}"})
+                return
+        self._send_body(content, headers, cut)
+
+    def _send_body(self, content: bytes, headers: dict[str, str], cut: int | None) -> None:
+        status, start = 200, 0
+        asked = self.headers.get("Range", "")
+        if asked.startswith("bytes="):
+            start = int(asked.removeprefix("bytes=").partition("-")[0])
+            status = 206
+            headers = {**headers, "Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
+        self._send(status, content[start:], headers, cut)
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str], cut: int | None = None) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            body = body if cut is None else body[:cut]
+            swift = len(body) if self.hub.slow_after is None else self.hub.slow_after
+            with contextlib.suppress(ConnectionError):  # the client may hang up at any time
+                self.wfile.write(body[:swift])
+                for start in range(swift, len(body), 2**16):
+                    time.sleep(0.02)
+                    self.wfile.write(body[start : start + 2**16])
+        if cut is not None:
+            self.close_connection = True
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def git_id(content: bytes) -> str:
+    return hashlib.sha1(f"blob {len(content)}\0".encode() + content).hexdigest()
+
+
+def safetensors(seed: int, values: int = 700) -> bytes:
+    """A sound safetensors file with one tensor of bytes, other bytes for another seed."""
+    header = json.dumps({f"t{seed}": {"dtype": "U8", "shape": [values], "data_offsets": [0, values]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes((seed + i) % 251 for i in range(values))
+
+
+def model_files(shards: int = 1) -> dict[str, bytes]:
+    """The files of a small model that localq reads, in `shards` files of weights."""
+    files = {
+        "config.json": json.dumps({"model_type": "llama", "dtype": "bfloat16"}).encode(),
+        "generation_config.json": b'{"temperature": 0.6}',
+        "tokenizer.json": b'{"version": "1.0"}',
+        "tokenizer_config.json": b"{}",
+        "special_tokens_map.json": b'{"eos_token": "</s>"}',
+        "chat_template.jinja": b"{{ messages }}",
+    }
+    if shards == 1:
+        return {**files, "model.safetensors": safetensors(1)}
+    names = [f"model-{i:05d}-of-{shards:05d}.safetensors" for i in range(1, shards + 1)]
+    weights = {name: safetensors(i, 400 + 100 * i) for i, name in enumerate(names)}
+    index = {"metadata": {}, "weight_map": {f"t{i}": name for i, name in enumerate(names)}}
+    return {**files, **weights, "model.safetensors.index.json": json.dumps(index).encode()}
