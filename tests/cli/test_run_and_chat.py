@@ -1,0 +1,187 @@
+"""`localq run` and `localq chat` as a user meets them: real processes, a real model, pipes, signals and a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pexpect
+import pytest
+from real_model import smollm2
+
+ROOT = Path(__file__).parents[2]
+LOCALQ = [sys.executable, "-m", "localq"]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("home")
+    places = {name: str(folder / name.lower()) for name in ("LOCALQ_CONFIG", "LOCALQ_DATA", "HF_HUB_CACHE")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LOCALQ_")}
+    return {**kept, **places, "XDG_STATE_HOME": str(folder), "LOCALQ_MODEL": str(smollm2()), "LOCALQ_DEVICE": "cpu"}
+
+
+def localq(
+    environment: dict[str, str], *arguments: str, stdin: str = "", **more: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*LOCALQ, *arguments], input=stdin, capture_output=True, text=True, cwd=ROOT, env={**environment, **more},
+        check=False, timeout=120,
+    )  # fmt: skip
+
+
+def test_a_piped_question_gets_only_the_answer_on_stdout(environment):
+    model = environment["LOCALQ_MODEL"]
+    result = localq(environment, "run", model, "Capital of France?", stdin="Answer in one word.\n")
+    assert result.returncode == 0, result.stderr
+    assert "Paris" in result.stdout
+    assert "\x1b" not in result.stdout + result.stderr
+    assert "tok/s" in result.stderr
+    assert "tok/s" not in result.stdout
+
+
+def test_json_is_one_line_with_schema_and_units(environment):
+    result = localq(environment, "run", environment["LOCALQ_MODEL"], "Capital of France?", "--json", "-n", "5", "-q")
+    assert result.stderr == ""
+    assert result.stdout.count("\n") == 1
+    body = json.loads(result.stdout)
+    assert body["schema"] == 1
+    assert body["reason"] == "length"
+    assert body["stats"]["generated_tokens"] == 5
+    assert body["stats"]["time_to_first_token_s"] > 0
+
+
+def test_a_seed_makes_a_sampled_reply_repeatable(environment):
+    arguments = ("run", environment["LOCALQ_MODEL"], "Invent a word.", "--temp", "1.2", "-n", "12", "-q", "--seed")
+    first, second, other = (localq(environment, *arguments, seed).stdout for seed in ("5", "5", "6"))
+    assert first == second != other
+
+
+def test_a_conversation_from_a_pipe_keeps_its_turns_and_reuses_the_prefix(environment):
+    lines = "My name is Ada.\n/nonsense\nWhat is my name?\n/stats\n/exit\n"
+    result = localq(environment, "chat", "-n", "20", stdin=lines, TERM="dumb")
+    assert result.returncode == 0, result.stderr
+    assert "Ada" in result.stdout
+    assert "there is no such command" in result.stderr
+    assert "cached" in result.stderr  # the second prompt begins with the first turn
+
+
+def test_a_closed_pipe_ends_with_141_and_no_traceback(environment):
+    command = f"{' '.join(LOCALQ)} run {environment['LOCALQ_MODEL']} 'Count to one hundred.' | head -c 1 >/dev/null; "
+    result = subprocess.run(
+        ["bash", "-c", command + "exit ${PIPESTATUS[0]}"], cwd=ROOT, env=environment, capture_output=True, text=True,
+        stdin=subprocess.DEVNULL, check=False, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 141, result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["chat", "--help"], ["ls"], ["fit", "--vram", "24"], ["help"], ["config", "show"]]
+)
+@pytest.mark.parametrize("more", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
+def test_verbs_print_no_escapes_and_survive_a_closed_stdout(environment, arguments, more):
+    plain = localq(environment, *arguments, **more)
+    assert plain.returncode == 0, plain.stderr
+    assert "\x1b" not in plain.stdout + plain.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    closed = subprocess.run(
+        [*LOCALQ, *arguments], stdout=writer, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=ROOT,
+        env={**environment, **more}, check=False, timeout=60,
+    )  # fmt: skip
+    os.close(writer)
+    assert closed.returncode == 141, closed.stderr
+    assert b"Traceback" not in closed.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_run_quickly_with_its_code(environment, number, code):
+    command = [*LOCALQ, "run", environment["LOCALQ_MODEL"], "Tell a very long story about the sea.", "--no-stats"]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = process.stdout.read(1)
+        start = time.perf_counter()
+        process.send_signal(number)
+        rest, errors = process.stdout.read(), process.stderr.read()
+        assert process.wait(timeout=30) == code, errors
+        assert time.perf_counter() - start < 5
+        assert first + rest
+        assert b"Traceback" not in errors
+
+
+def test_wrong_use_ends_with_the_documented_code(environment):
+    model = environment["LOCALQ_MODEL"]
+    expected = {
+        ("run", "smolm2-135m", "hi"): 4,
+        ("run", model): 2,
+        ("run", model, "hi", "--temp", "-1"): 2,
+        ("run", model, "hi", "--nonsense"): 2,
+        ("run", "/nowhere/model.gguf", "hi"): 4,
+        ("run", model, "hi", "--device", "cuda"): 7,
+        ("config", "get", "modle"): 2,
+    }
+    for arguments, code in expected.items():
+        result = localq(environment, *arguments)
+        assert result.returncode == code, (arguments, result.stderr)
+        assert "Traceback" not in result.stderr
+        assert result.stderr.strip()
+
+
+@pytest.fixture
+def terminal(environment):
+    child = pexpect.spawn(
+        LOCALQ[0], [*LOCALQ[1:], "chat"], cwd=str(ROOT), env={**environment, "TERM": "xterm"}, encoding="utf-8",
+        timeout=60, dimensions=(24, 80),
+    )  # fmt: skip
+    child.expect("Ctrl-D")
+    yield child
+    child.close(force=True)
+
+
+def test_at_a_terminal_ctrl_c_keeps_the_reply_and_ctrl_d_leaves(terminal):
+    terminal.expect(">>> ")
+    terminal.send("Tell a very long story about a ship.\r")
+    terminal.expect(r"[a-z]+ [a-z]+ [a-z]+ [a-z]+")
+    terminal.sendintr()
+    terminal.expect("stopped")
+    terminal.expect(r"tok/s")
+    terminal.send("What is the capital of France?\r")
+    terminal.expect("Paris")
+    terminal.expect(r"tok/s")
+    terminal.sendeof()
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 0
+
+
+def test_at_an_empty_prompt_the_second_ctrl_c_leaves(terminal):
+    terminal.expect(">>> ")
+    terminal.sendintr()
+    terminal.expect("leaves")
+    terminal.sendintr()
+    terminal.expect(pexpect.EOF)
+    terminal.close()
+    assert terminal.exitstatus == 130
+
+
+def test_a_killed_engine_is_reported_and_the_conversation_goes_on(terminal):
+    terminal.expect(">>> ")
+    terminal.send("Tell a very long story about a ship.\r")
+    terminal.expect(r"[a-z]+ [a-z]+ [a-z]+ [a-z]+")
+    workers = subprocess.run(["pgrep", "-P", str(terminal.pid)], capture_output=True, text=True, check=True).stdout
+    for pid in workers.split():
+        if b"localq.worker.server" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(int(pid), signal.SIGKILL)
+    terminal.expect("SIGKILL")
+    terminal.expect(">>> ")
+    terminal.send("What is the capital of France?\r")
+    terminal.expect("Paris")
