@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Annotated
 
 import typer
+from typer._click.exceptions import ClickException  # typer carries its parser and exports only parts of it
 
 from localq import __version__
 from localq.cli import bench, chat, config, doctor, fit, help, ls, pull, quantize, rm, run, show
@@ -81,7 +82,7 @@ def execute(arguments: list[str]) -> int:
     except LocalqError as error:
         note(f"localq: {error}")
         return error.exit_code
-    except typer.TyperException as error:  # usage errors: the parser's own words
+    except ClickException as error:  # usage errors: the parser's own words
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):

@@ -58,7 +58,8 @@ def set_value(session: ChatSession, argument: str) -> str:
         if name == "max_tokens":
             session.max_tokens = settings.Settings(max_tokens=value).max_tokens
         else:
-            session.sampling = dataclasses.replace(session.sampling, **{name: value})
+            changed: dict[str, Any] = {name: value}
+            session.sampling = dataclasses.replace(session.sampling, **changed)
         return f"{name} = {value}"
     return "\n".join(f"{name} = {value}" for name, value in values.items())
 
