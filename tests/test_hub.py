@@ -402,7 +402,7 @@ def test_a_fresh_process_asks_for_nothing_but_the_model_and_prints_nothing(serve
     server.add(REPO, fake_hub.model_files())
     server.fail("GET /api/models", 503)
     code = f"import time; time.sleep = lambda s: None; from localq import hub; print(hub.fetch_repo({REPO!r}))"
-    environment = {**os.environ, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home"), "CLAUDECODE": "1", "AGENT": "x"}
+    environment = {**os.environ, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home")}
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT, check=False, timeout=60
     )
