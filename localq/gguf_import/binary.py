@@ -10,6 +10,7 @@ every start. Torch-free and numpy-free.
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
 import struct
@@ -19,9 +20,12 @@ from typing import Any
 
 from localq.errors import LocalqError, bad_file
 
-MAX_KEYS, MAX_TENSORS, MAX_ARRAY, MAX_STRING, MAX_DIMENSIONS = 2**16, 2**17, 2**24, 2**24, 4
+MAX_KEYS, MAX_TENSORS, MAX_STRING, MAX_DIMENSIONS = 2**16, 2**17, 2**24, 4
+MAX_VALUES = 2**21  # in all arrays together; the largest vocabularies with merges and types have under a million
+MAX_TEXT = 2**27  # bytes, in all strings together
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+_LENGTH = struct.Struct("<Q")
 # ggml's type number -> (values, bytes) of a block; the table of the `gguf` package, which takes numpy to import.
 BLOCKS = {
     0: (1, 4),
@@ -85,6 +89,7 @@ class _Cursor:
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.at = path, data, 0
+        self.values_left, self.text_left = MAX_VALUES, MAX_TEXT
 
     def damaged(self, why: str) -> LocalqError:
         return bad_file(str(self.path), why, "The file is damaged or truncated; fetch it again.")
@@ -104,24 +109,34 @@ class _Cursor:
         return int(value)
 
     def string(self) -> str:
-        length = self.count("bytes of text", MAX_STRING)
-        raw = self.data[self.at : self.at + length]
-        self.at += length
-        try:
-            return raw.decode("utf-8")
-        except UnicodeDecodeError:
+        return self.strings(1)[0]
+
+    def strings(self, count: int) -> list[str]:
+        """The next strings; a tight loop, because half of a front end's time with a vocabulary is spent here."""
+        data, at, end, length_at, found = self.data, self.at, len(self.data), _LENGTH.unpack_from, []
+        for _ in range(count):
+            if at + 8 > end:
+                raise self.damaged("the GGUF header is cut off")
+            (length,) = length_at(data, at)
+            if length > MAX_STRING or at + 8 + length > end:
+                raise self.damaged(f"the GGUF header claims {length} bytes of text")
             # Vocabularies hold tokens that are no UTF-8 by themselves; keys and names never do.
-            return raw.decode("utf-8", "replace")
+            found.append(str(data[at + 8 : at + 8 + length], "utf-8", "replace"))
+            at += 8 + length
+        self.text_left -= at - self.at
+        if self.text_left < 0:
+            raise self.damaged(f"the GGUF header has more than {MAX_TEXT} bytes of text")
+        self.at = at
+        return found
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
             (kind,) = self.take("I")
-            length = self.count("array values", MAX_ARRAY)
-            if kind == _STRING:
-                return [self.string() for _ in range(length)]
-            return list(self.take(f"{length}{self.scalar(kind)}"))
+            length = self.count("array values", self.values_left)
+            self.values_left -= length
+            return self.strings(length) if kind == _STRING else list(self.take(f"{length}{self.scalar(kind)}"))
         return self.take(self.scalar(kind))[0]
 
     def scalar(self, kind: int) -> str:
@@ -131,12 +146,29 @@ class _Cursor:
 
 
 def read_container(path: Path) -> Container:
-    """The metadata and tensor directory of `path`. Raises LocalqError (exit 8) for anything malformed."""
+    """The metadata and tensor directory of `path`. Raises LocalqError (exit 8) for anything malformed.
+
+    The last file is remembered while its size and time stay: configuration, tokenizer and special tokens come from it
+    one after the other. What is returned is shared, and so only to be read.
+    """
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return _read(path, state.st_size, state.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)
+def _read(path: Path, _size: int, _changed_ns: int) -> Container:
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _parse(_Cursor(path, data))
     except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
-        raise bad_file(str(path), f"it cannot be read ({error})", "Check the path and the file.") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> LocalqError:
+    return bad_file(str(path), f"it cannot be read ({error})", "Check the path and the file.")
 
 
 def _parse(cursor: _Cursor) -> Container:

@@ -8,7 +8,7 @@ from typing import Any
 from localq.errors import LocalqError, bad_file
 from localq.gguf_import.binary import Container
 
-_LARGEST = 1e12  # of any number in the metadata, as for config.json
+LARGEST = 1e12  # of any number in the metadata, as for config.json
 
 
 class Facts:
@@ -40,7 +40,7 @@ class Facts:
     def number(self, key: str, default: float | None = None) -> float:
         """A positive float; stored as f32, and so given in its shortest spelling (1e-05, not 9.99999974e-06)."""
         value = self.get(key, (int, float), default, required=True)
-        if not 0 < value < _LARGEST:  # NaN ends here too
+        if not 0 < value < LARGEST:  # NaN ends here too
             raise self.bad(key, f"has the value {value}")
         return shortest_f32(float(value))
 

@@ -5,6 +5,7 @@ Torch-free and numpy-free; the data itself is read by `tensors.py`, the vocabula
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,14 @@ from localq.gguf_import.rope import rope_scaling
 # both generations (by their layer count) use hidden / heads, the others head_dim.
 MAX_LAYERS = 256
 _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
+# generation_config.json's name -> what follows `general.sampling.`
+_SAMPLING = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,8 @@ def read_header(path: Path) -> GgufModel:
         raise LocalqError(
             str(path), f"its architecture '{facts.architecture}' is not supported", f"Supported: {known}."
         )
+    if facts.get("expert_count", int):
+        raise LocalqError(str(path), "it is a mixture of experts, which is not supported", "Use a dense model.")
     tensors = _tensors(container, facts.architecture)
     config = _config(facts, tied="lm_head.weight" not in tensors)
     template = facts.values.get("tokenizer.chat_template")
@@ -108,7 +119,10 @@ def _config(facts: Facts, tied: bool) -> dict[str, Any]:
         "torch_dtype": "bfloat16",
     }
     if rotary != head_dim:
-        config["partial_rotary_factor"] = rotary / head_dim
+        fraction = rotary / head_dim
+        # Readers multiply and cut off: of (30 / 44) * 44, 29 would remain.
+        exact = int(fraction * head_dim) == rotary
+        config["partial_rotary_factor"] = fraction if exact else math.nextafter(fraction, 1.0)
     for name in ("bos", "eos"):
         config[f"{name}_token_id"] = facts.get(f"tokenizer.ggml.{name}_token_id", int)
     return {**config, **_family(facts, hidden, heads, head_dim)}
@@ -117,12 +131,15 @@ def _config(facts: Facts, tied: bool) -> dict[str, Any]:
 def _family(facts: Facts, hidden: int, heads: int, head_dim: int) -> dict[str, Any]:
     """What the architecture states beyond the common keys."""
     architecture, window = facts.architecture, facts.get("attention.sliding_window", int)
+    biased = "blk.0.attn_q.bias" in facts.container.tensors
     if architecture in ("llama", "smollm3"):
-        biased = "blk.0.attn_q.bias" in facts.container.tensors
         mlp_biased = "blk.0.ffn_up.bias" in facts.container.tensors
-        return {"hidden_act": "silu", "attention_bias": biased, "mlp_bias": mlp_biased}
-    if architecture in ("qwen2", "qwen3"):
-        return {"hidden_act": "silu", "use_sliding_window": False}
+        plain = {"hidden_act": "silu", "attention_bias": biased, "mlp_bias": mlp_biased}
+        # The file does not say which layers do not turn: llama.cpp knows that it is every fourth.
+        return {**plain, "no_rope_layer_interval": 4} if architecture == "smollm3" else plain
+    if architecture in ("qwen2", "qwen3"):  # a qwen2 has its biases always, and no key for them
+        stated = {"attention_bias": biased} if architecture == "qwen3" else {}
+        return {"hidden_act": "silu", "use_sliding_window": False, **stated}
     if architecture == "phi3":
         original = facts.integer("rope.scaling.original_context_length", facts.integer("context_length"))
         return {"hidden_act": "silu", "sliding_window": window or None, "original_max_position_embeddings": original}
@@ -158,9 +175,21 @@ def _gemma(facts: Facts, hidden: int, heads: int, head_dim: int) -> dict[str, An
 
 
 def _generation_config(facts: Facts) -> dict[str, Any]:
-    """Stop tokens: end of sequence, and the end of turn and of message where the file names them."""
+    """Stop tokens (end of sequence, and of turn and message where the file names them), and how to sample."""
     names = ("eos", "eot", "eom")
     ids = [facts.get(f"tokenizer.ggml.{name}_token_id", int) for name in names]
     stops = list(dict.fromkeys(each for each in ids if each is not None))
     bos = facts.get("tokenizer.ggml.bos_token_id", int)
-    return {"bos_token_id": bos, "eos_token_id": stops} if stops else {"bos_token_id": bos}
+    config: dict[str, Any] = {"bos_token_id": bos, "eos_token_id": stops} if stops else {"bos_token_id": bos}
+    sampling = _sampling(facts)
+    return {**config, **sampling, "do_sample": True} if sampling else config
+
+
+def _sampling(facts: Facts) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, key in _SAMPLING.items():
+        full = f"general.sampling.{key}"
+        value = facts.get(full, (int, float))
+        if value is not None:
+            found[name] = value and (facts.integer(full) if isinstance(value, int) else facts.number(full))
+    return found

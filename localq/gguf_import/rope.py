@@ -8,10 +8,12 @@ from typing import Any
 
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.gguf_import.binary import Container, RawTensor
-from localq.gguf_import.facts import Facts, shortest_f32
+from localq.gguf_import.facts import LARGEST, Facts, shortest_f32
 
 _F32 = 0
-_LLAMA3_ORIGINAL = 8192  # positions of Llama 3's pretraining; low and high frequency factors are 1 and 4
+_LLAMA3_ORIGINAL = 8192  # positions of Llama 3's pretraining, where the divisors leave it open
+_LOW, _HIGH = 1.0, 4.0  # turns within them between which the divisors pass from all to nothing
+_YARN = {"attention_factor": "yarn_attn_factor", "beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 
 
 def rope_scaling(facts: Facts, rotary: int) -> dict[str, Any] | None:
@@ -40,19 +42,26 @@ def rope_scaling(facts: Facts, rotary: int) -> dict[str, Any] | None:
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
         original = facts.integer("rope.scaling.original_context_length")
-        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        keys = {name: f"rope.scaling.{key}" for name, key in _YARN.items()}
+        stated = {name: facts.number(key) for name, key in keys.items() if facts.full(key) in facts.values}
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **stated}
     raise LocalqError(str(facts.container.path), f"its RoPE scaling {kind!r} is not supported", "Use another file.")
 
 
 def _llama3(facts: Facts, rotary: int, stored: list[float]) -> dict[str, Any] | None:
-    """GGUF stores what Llama 3's scaling divides each frequency by; the parameters are found again and checked."""
+    """GGUF stores what Llama 3's scaling divides each frequency by; the parameters are found again and checked.
+
+    Only the ratios of the two borders to the original context show in the divisors, so the borders are taken to be
+    those of all published models, 1 and 4.
+    """
     factor = round(max(stored), 3)
     if all(divisor == 1.0 for divisor in stored):
         return None
     theta = facts.number("rope.freq_base", 10_000.0)
-    for index, divisor in enumerate(stored):
-        turns = _LLAMA3_ORIGINAL * theta ** (-2 * index / rotary) / (2 * math.pi)
-        keep = min(max((turns - 1.0) / 3.0, 0.0), 1.0)
+    wavelengths = [2 * math.pi * theta ** (2 * index / rotary) for index in range(len(stored))]
+    original = _original_context(stored, wavelengths, factor)
+    for divisor, wavelength in zip(stored, wavelengths, strict=True):
+        keep = min(max((original / wavelength - _LOW) / (_HIGH - _LOW), 0.0), 1.0)
         expected = factor / (1.0 - keep + keep * factor) if factor >= 1.0 else math.nan
         if not math.isclose(divisor, expected, rel_tol=1e-4):
             why = "its rope_freqs.weight follows no scaling that is known"
@@ -60,10 +69,19 @@ def _llama3(facts: Facts, rotary: int, stored: list[float]) -> dict[str, Any] | 
     return {
         "rope_type": "llama3",
         "factor": factor,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": _LLAMA3_ORIGINAL,
+        "low_freq_factor": _LOW,
+        "high_freq_factor": _HIGH,
+        "original_max_position_embeddings": original,
     }
+
+
+def _original_context(divisors: list[float], wavelengths: list[float], factor: float) -> int:
+    """Solved from the first divisor between 1 and `factor`."""
+    for divisor, wavelength in zip(divisors, wavelengths, strict=True):
+        if 1.0 < divisor < factor:
+            keep = (factor / divisor - 1.0) / (factor - 1.0)
+            return max(1, round(wavelength * (_LOW + keep * (_HIGH - _LOW))))
+    return _LLAMA3_ORIGINAL
 
 
 def _factors(facts: Facts, name: str, rotary: int) -> list[float] | None:
@@ -79,4 +97,7 @@ def _floats(container: Container, tensor: RawTensor, count: int) -> list[float]:
         raise bad_file(str(container.path), f"{why}, not {count} values of f32", "Fetch the file again.")
     with container.path.open("rb") as file:
         file.seek(tensor.offset)
-        return [shortest_f32(value) for value in struct.unpack(f"<{count}f", file.read(4 * count))]
+        values = struct.unpack(f"<{count}f", file.read(4 * count))
+    if not all(0 < value < LARGEST for value in values):  # NaN fails every comparison and so ends here too
+        raise bad_file(str(container.path), "a RoPE factor is not a positive number", "Fetch the file again.")
+    return [shortest_f32(value) for value in values]

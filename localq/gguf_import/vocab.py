@@ -45,6 +45,8 @@ _RULES: dict[str, str | None] = {
     "llama-bpe": _cl100k(r"\p{N}{1,3}"),
     "llama3": _cl100k(r"\p{N}{1,3}"),
     "llama-v3": _cl100k(r"\p{N}{1,3}"),
+    "falcon3": _cl100k(r"\p{N}{1,3}"),
+    "pixtral": _cl100k(r"\p{N}{1,3}"),
     "smaug-bpe": _cl100k(r"\p{N}{1,3}"),
     "dbrx": _cl100k(r"\p{N}{1,3}"),
     "qwen2": _cl100k(r"\p{N}"),
@@ -54,10 +56,12 @@ _RULES: dict[str, str | None] = {
 }
 _SINGLE_DIGITS = frozenset({"smollm"})
 _NFC = frozenset({"qwen2", "deepseek-r1-qwen"})
-_WHOLE_WORDS_FIRST = frozenset(
-    {"llama-bpe", "llama3", "llama-v3", "tekken"}
-)  # a word in the vocabulary needs no merges
-_ADDS_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "tekken"})  # where the file does not say
+_ADDS_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "tekken"})  # where the file is silent
+# A word in the vocabulary needs no merges. "smaug-bpe" is what SmolLM3 has: Llama 3's vocabulary without its BOS.
+_WHOLE_WORDS_FIRST = _ADDS_BOS | {"smaug-bpe"}
+# Gemma's merges follow the order of the tokens, not their scores, and its tokens of spaces are spelled with spaces.
+_GEMMA = frozenset({"gemma2", "gemma3"})
+_KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})  # of Phi-3's tokens; the others swallow the space behind
 
 
 def build_tokenizer(path: Path) -> Tokenizer:
@@ -71,7 +75,8 @@ def build_tokenizer(path: Path) -> Tokenizer:
         raise LocalqError(str(path), why, "Supported: gpt2 and llama.", ExitCode.FAILURE)
     try:
         tokenizer = makers[kind](container, tokens)
-        _add_special(tokenizer, tokens, types)
+        strips = kind == "llama" and container.values.get("general.architecture") == "phi3"
+        _add_special(tokenizer, tokens, types, strips)
         _add_ends(tokenizer, container, tokens)
     except LocalqError:
         raise
@@ -150,41 +155,58 @@ def _sentencepiece(container: Container, tokens: list[str]) -> Tokenizer:
     scores = container.values.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) != len(tokens) or not isinstance(scores[0], float):
         raise _malformed(container, "its vocabulary has no scores")
+    if container.values.get("general.architecture") in _GEMMA:
+        tokens = [_spelled(token) for token in tokens]
+        scores = [-float(index) for index in range(len(tokens))]
     vocabulary = {token: index for index, token in reversed(list(enumerate(tokens)))}
     unknown = _token(container, tokens, "unknown") or "<unk>"
     tokenizer = Tokenizer(
         models.BPE(vocabulary, _merges(vocabulary, scores), unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
     parts: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if container.values.get("tokenizer.ggml.add_space_prefix", True):
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
-        parts.append(decoders.Strip(" ", 1, 0))
-    else:
+    if not container.values.get("tokenizer.ggml.add_space_prefix", True):
         tokenizer.normalizer = normalizers.Replace(" ", SPACE)
         tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    elif "[INST]" in vocabulary:
+        # Mistral from v0.3 on: a space before the text as a whole, none behind a special token.
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(SPACE, prepend_scheme="first", split=False)
+        parts.append(decoders.Strip(" ", 1, 0))
+    else:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), normalizers.Replace(" ", SPACE)])
+        parts.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(parts)
     return tokenizer
 
 
+def _spelled(token: str) -> str:
+    """Tokens of several spaces as SentencePiece spells them."""
+    return SPACE * len(token) if token and not token.strip(" ") else token
+
+
 def _merges(vocabulary: dict[str, int], scores: list[float]) -> list[tuple[str, str]]:
     """Every way to make a token of two others, best score first (SentencePiece merges the best-scored pair first)."""
-    found: list[tuple[float, int, int, int, int, str, str]] = []
+    found: list[tuple[float, int, int, int, str, str]] = []
     for token, index in vocabulary.items():
         for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if left in vocabulary and right in vocabulary:
-                order = (-scores[index], -len(left), -len(right), vocabulary[left], vocabulary[right])
-                found.append((*order, left, right))
+                found.append((-scores[index], -cut, cut - len(token), index, left, right))
     found.sort()
     return [(left, right) for *_, left, right in found]
 
 
-def _add_special(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Control and user-defined tokens are found in the raw text before anything else."""
+def _add_special(tokenizer: Tokenizer, tokens: list[str], types: list[int], strips: bool) -> None:
+    """Control, unknown and user-defined tokens are found in the raw text before anything else.
+
+    `strips`: most of them take the space behind them along, as Phi-3's do.
+    """
     from tokenizers import AddedToken  # start-up cost
 
-    marked = [(token, kind) for token, kind in zip(tokens, types, strict=True) if kind in (CONTROL, USER_DEFINED)]
-    added = [AddedToken(token, normalized=False, special=kind == CONTROL) for token, kind in marked if token]
+    added = []
+    for token, kind in zip(tokens, types, strict=True):
+        if kind in (CONTROL, UNKNOWN, USER_DEFINED) and tokenizer.token_to_id(token) is not None:
+            swallows = strips and token not in _KEEPS_SPACE
+            added.append(AddedToken(token, normalized=False, special=kind != USER_DEFINED, rstrip=swallows))
     tokenizer.add_tokens(added)
 
 
