@@ -25,7 +25,7 @@ from localq.errors import LocalqError, bad_file, usage_error
 MAX_TEMPLATE_BYTES = 64 * 1024
 MAX_OUTPUT_BYTES = 2**20
 MAX_CONVERSATION_BYTES = MAX_OUTPUT_BYTES * 3 // 4  # some models' templates add a frame to every message
-WALL_SECONDS = 2.5  # the child's own limit is 2 s of processor time; this is for one that sleeps or swaps
+WALL_SECONDS = 2.5  # the child's own limit is 2 to 3 s of processor time; this is also for one that sleeps or swaps
 
 _PACKAGE_PARENT = str(Path(__file__).parents[1])
 
