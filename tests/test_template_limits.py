@@ -129,7 +129,7 @@ BOMBS = {
     "slice": "{{ range(9) | slice(1000000000) | list }}",
     "join": "{{ range(99999) | join('a' * 100000) }}",
     "sort": "{% for i in range(99999) %}{% set x = range(99999) | sort | list %}{% endfor %}",
-    "cartesian-strings": "{% for a in range(9999) %}{% set x = 'a' * 99999999 %}{% endfor %}",
+    "cartesian-strings": "{% for a in range(9999) %}{% set x = 'a' * (99999990 + a) %}{% endfor %}",
     "long-output": "{% for a in range(99999) %}{{ '0123456789abcdef' }}{% endfor %}",
     "long-output-in-blocks": "{% for a in range(9) %}{% set x %}{{ 'a' * 900000 }}{% endset %}{{ x }}{% endfor %}",
     "long-refusal": "{{ raise_exception('a' * 50000000) }}",
