@@ -1,0 +1,55 @@
+"""For all tests: those marked `cuda` skip by name where they cannot run, and no test leaves this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import socket
+from typing import Any
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("cuda")]
+    if marked and (reason := _why_no_cuda()):
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_no_cuda() -> str:
+    """Why tests marked `cuda` cannot run. Kernels that are built and do not load are no reason: those tests fail."""
+    import torch  # only where such a test is collected: it costs seconds
+
+    if not torch.cuda.is_available():
+        return f"no GPU that torch {torch.__version__} can use"
+    if importlib.util.find_spec("localq._C") is None:
+        return "localq was built without CUDA kernels"
+    return ""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def loopback_only() -> Any:
+    """Connecting anywhere but to this machine raises, in the test process; tests start no children that would."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "connect_ex"):
+            patch.setattr(socket.socket, name, _guarded(getattr(socket.socket, name)))
+        yield
+
+
+def _guarded(connect: Any) -> Any:
+    def guarded(self: socket.socket, address: Any) -> Any:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not _is_loopback(address[0]):
+            raise RuntimeError(f"a test tried to connect to {address[0]}: only loopback is allowed")
+        return connect(self, address)
+
+    return guarded
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
