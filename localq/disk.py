@@ -20,12 +20,17 @@ def check_free(folder: Path, needed_bytes: int, what: str) -> None:
 
     As much again as is needed, at most `RESERVE_BYTES`, must stay free: a full disk breaks other programs.
     """
-    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
-    with disk_errors(place):
-        free = shutil.disk_usage(place).free
+    free = free_bytes(folder)
     if needed_bytes + min(needed_bytes, RESERVE_BYTES) > free:
         why = f"{needed_bytes:,} bytes and a reserve are needed in {folder}, and {free:,} bytes are free"
         raise LocalqError(what, why, "Free some space; `localq ls` and `localq rm` help.", ExitCode.DISK)
+
+
+def free_bytes(folder: Path) -> int:
+    """Free bytes of the disk that `folder`, which need not exist, lies on. Raises LocalqError (exit 9)."""
+    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
+    with disk_errors(place):
+        return shutil.disk_usage(place).free
 
 
 def disk_error(folder: Path, error: OSError) -> LocalqError:

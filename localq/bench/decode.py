@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import localq
+from localq import driver
 from localq.checkpoint import open_checkpoint
 from localq.engine import device as devices
 from localq.engine.generate import Engine
@@ -224,7 +225,7 @@ def _conditions(model: LoadedModel, files: ModelFiles, tokens: int, repeat: int)
     }
     if model.device.type == "cpu":
         return {**conditions, "threads": torch.get_num_threads(), "load_average": round(os.getloadavg()[0], 2)}
-    served = devices.probe_driver().cuda_version
+    served = driver.probe_driver().cuda_version
     capability = torch.cuda.get_device_capability(model.device)
     return {**conditions, "driver_cuda": ".".join(map(str, served)), "sm": "".join(map(str, capability))}
 

@@ -56,3 +56,12 @@ def system_text(value: str | None) -> str | None:
             return file.read().rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise usage_error(value[1:], f"the system prompt cannot be read ({error})", "Check the path.") from error
+
+
+def memory(vram: str | None) -> int | None:
+    """The bytes that `--vram` allows, None without it. Raises LocalqError (exit 2)."""
+    if vram is None:
+        return None
+    from localq import planner  # start-up cost: few commands limit the memory
+
+    return planner.parse_card(vram)

@@ -69,3 +69,12 @@ def covers(capability: tuple[int, int]) -> bool:
         return False
     built = [(int(each[:-1]), int(each[-1])) for each in info.architectures]
     return any(major == capability[0] and minor <= capability[1] for major, minor in built) or capability >= max(built)
+
+
+def why_not_on(capability: tuple[int, int]) -> str:
+    """Why the kernels cannot run on a GPU of this compute capability; empty when they can."""
+    info = build_info()
+    if info is None or covers(capability):
+        return why_not()
+    built = ", ".join(f"sm_{each}" for each in info.architectures)
+    return f"this build has machine code for {built}, and none for sm_{capability[0]}{capability[1]}"

@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
-from localq import kernels
-from localq.engine import device
-from localq.engine.device import NO_DRIVER_NOTE, Driver, Machine, pick, probe_driver
+from localq import driver, kernels
+from localq.driver import Driver, Machine, probe_driver
+from localq.engine.device import NO_DRIVER_NOTE, pick
 from localq.errors import ExitCode, LocalqError
 
 WORKING = Driver(present=True, cuda_version=(13, 0))
@@ -86,8 +86,8 @@ def stub_driver(tmp_path, monkeypatch):
         monkeypatch.setattr(ctypes, "CDLL", lambda name: real(str(library) if name == "libcuda.so.1" else name))
         node = tmp_path / "node"
         node.touch()
-        monkeypatch.setattr(device, "KERNEL_NODES", (str(node),) if kernel_half else (str(tmp_path / "none"),))
-        monkeypatch.setattr(device, "WSL_NODE", str(tmp_path / "none"))
+        monkeypatch.setattr(driver, "KERNEL_NODES", (str(node),) if kernel_half else (str(tmp_path / "none"),))
+        monkeypatch.setattr(driver, "WSL_NODE", str(tmp_path / "none"))
 
     return build
 
@@ -124,11 +124,11 @@ def test_kernel_half_without_the_library(tmp_path, monkeypatch):
         raise OSError(f"{name}: cannot open shared object file")
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
-    monkeypatch.setattr(device, "KERNEL_NODES", (str(tmp_path),))
+    monkeypatch.setattr(driver, "KERNEL_NODES", (str(tmp_path),))
     found = probe_driver()
     assert found.present
     assert "libcuda.so.1 cannot be loaded" in found.why_not
-    monkeypatch.setattr(device, "KERNEL_NODES", (str(tmp_path / "none"),))
+    monkeypatch.setattr(driver, "KERNEL_NODES", (str(tmp_path / "none"),))
     assert not probe_driver().present
 
 

@@ -12,9 +12,10 @@ from engine_runs import GREEDY, prompt_of
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_checkpoint
 
+from localq.driver import Driver, Machine
 from localq.engine import load as load_module
 from localq.engine import weights
-from localq.engine.device import NO_DRIVER_NOTE, Driver, Machine, pick
+from localq.engine.device import NO_DRIVER_NOTE, pick
 from localq.engine.generate import Engine
 from localq.engine.load import Options, load, pick_dtype
 from localq.errors import ExitCode, LocalqError

@@ -1,0 +1,110 @@
+"""The GPUs of this machine, as NVIDIA's management library (NVML) tells them: no CUDA context, no torch.
+
+Every question is asked by itself, because each may be unsupported: WSL tells nothing about processes, some virtual
+GPUs nothing about memory. What cannot be told is None, and why is kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that holds memory of a GPU; `bytes` is None where NVML may not tell."""
+
+    pid: int
+    bytes: int | None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU. `index` counts as NVML counts (by bus id); sizes in bytes; None = not told."""
+
+    index: int
+    name: str
+    uuid: str | None
+    capability: tuple[int, int] | None
+    total: int | None
+    free: int | None
+    processes: tuple[Process, ...] | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What NVML tells: the driver's version (such as "580.65.06"), the GPUs, and what it refused to tell, with why."""
+
+    driver_version: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    untold: tuple[str, ...] = ()
+
+
+def probe() -> Found:
+    """Ask NVML. Raises nothing: without NVML the answer is empty and says why."""
+    import pynvml  # type: ignore[import-untyped]  # start-up cost: few verbs need it
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Found(untold=(f"NVML: {error}",))
+    untold: list[str] = []
+
+    def ask(what: str, question: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return question(*arguments)
+        except pynvml.NVMLError as error:
+            untold.append(f"{what}: {error}")
+            return None
+
+    try:
+        version = ask("driver version", pynvml.nvmlSystemGetDriverVersion)
+        count = ask("number of GPUs", pynvml.nvmlDeviceGetCount) or 0
+        gpus = tuple(gpu for index in range(count) if (gpu := _gpu(index, ask)) is not None)
+        return Found(version, gpus, tuple(untold))
+    finally:
+        ask("shutdown", pynvml.nvmlShutdown)
+
+
+def _gpu(index: int, ask: Callable[..., Any]) -> Gpu | None:
+    import pynvml
+
+    device = ask(f"GPU {index}", pynvml.nvmlDeviceGetHandleByIndex, index)
+    if device is None:
+        return None
+    name = ask(f"GPU {index} name", pynvml.nvmlDeviceGetName, device)
+    uuid = ask(f"GPU {index} UUID", pynvml.nvmlDeviceGetUUID, device)
+    capability = ask(f"GPU {index} compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, device)
+    memory = ask(f"GPU {index} memory", pynvml.nvmlDeviceGetMemoryInfo, device)
+    total, free = (int(memory.total), int(memory.free)) if memory is not None else (None, None)
+    processes = _processes(index, device, ask)
+    return Gpu(index, name or "NVIDIA GPU", uuid, tuple(capability) if capability else None, total, free, processes)
+
+
+def _processes(index: int, device: Any, ask: Callable[..., Any]) -> tuple[Process, ...] | None:
+    """Processes that compute or draw, each once, the largest first."""
+    import pynvml
+
+    kinds = (
+        ("compute", pynvml.nvmlDeviceGetComputeRunningProcesses),
+        ("graphics", pynvml.nvmlDeviceGetGraphicsRunningProcesses),
+    )
+    answers = [ask(f"GPU {index} {kind} processes", question, device) for kind, question in kinds]
+    if all(answer is None for answer in answers):
+        return None
+    found = {each.pid: Process(each.pid, each.usedGpuMemory) for answer in answers for each in answer or ()}
+    return tuple(sorted(found.values(), key=lambda each: -(each.bytes or 0)))
+
+
+def first_visible(gpus: tuple[Gpu, ...]) -> Gpu | None:
+    """The GPU that CUDA counts as its first: by CUDA_VISIBLE_DEVICES (a number or a UUID's beginning), else number 0.
+
+    CUDA may count other than NVML where GPUs differ (CUDA_DEVICE_ORDER); a machine with one GPU is always right.
+    """
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+    for gpu in gpus:
+        if first == str(gpu.index) or (first.startswith("GPU-") and (gpu.uuid or "").startswith(first)):
+            return gpu
+    return None
