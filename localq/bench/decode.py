@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 import localq
 from localq import driver
+from localq.bench.roofline import read_bytes_per_s
 from localq.checkpoint import open_checkpoint
 from localq.engine import device as devices
 from localq.engine.generate import Engine
@@ -32,7 +33,6 @@ from localq.quant import nf4
 from localq.sampling import Sampling
 
 PROMPT_TOKENS = 8
-ROOF_BYTES = {"cpu": 2**28, "cuda": 2**30}  # of the buffer that the read bandwidth is measured with
 
 
 @dataclass(frozen=True)
@@ -83,20 +83,6 @@ def bytes_per_token(model: LoadedModel, length: int) -> int:
     if model.model.lm_head is not None:  # otherwise the table is the head and read whole
         count -= table.nbytes - table[0].nbytes
     return count + model.cache.bytes() * min(length, model.ctx) // model.ctx
-
-
-def read_bytes_per_s(device: torch.device) -> float:
-    """The read bandwidth of `device`, by summing a buffer larger than its caches; the best of 10."""
-    size = ROOF_BYTES[device.type]
-    buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
-    seconds = []
-    for _ in range(10):
-        _synchronize(device)
-        started = time.perf_counter()
-        buffer.sum()
-        _synchronize(device)
-        seconds.append(time.perf_counter() - started)
-    return size / min(seconds)
 
 
 def _on_cpu(model: LoadedModel, files: ModelFiles, tokens: int, repeat: int) -> dict[str, list[Run]]:
@@ -228,8 +214,3 @@ def _conditions(model: LoadedModel, files: ModelFiles, tokens: int, repeat: int)
     served = driver.probe_driver().cuda_version
     capability = torch.cuda.get_device_capability(model.device)
     return {**conditions, "driver_cuda": ".".join(map(str, served)), "sm": "".join(map(str, capability))}
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

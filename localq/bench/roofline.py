@@ -1,0 +1,90 @@
+"""What a kernel is judged by: the read bandwidth of this device as measured, and times with a cold L2 cache.
+
+Cold means that the data of a launch was not touched by the launches before it: they take turns over copies whose sum is
+more than twice the cache. Launches are captured in one CUDA graph, as decoding does, so that the gap between two of
+them is the device's own and not the interpreter's.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+GIB = 2**30
+CPU_BUFFER_BYTES, GPU_BUFFER_BYTES = GIB // 4, 4 * GIB
+REPEATS = 10
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of one launch: median and extremes over the replays, each replay averaged over its copies."""
+
+    median_us: float
+    low_us: float
+    high_us: float
+
+
+def read_bytes_per_s(device: torch.device) -> float:
+    """The read bandwidth of `device`: reductions of a buffer larger than its caches, the best of all repetitions.
+
+    Two reductions, because torch does not reach the same speed with each of them.
+    """
+    size = CPU_BUFFER_BYTES
+    if device.type == "cuda":
+        size = min(GPU_BUFFER_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
+    buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
+    timed = _gpu_seconds if device.type == "cuda" else _cpu_seconds
+    seconds = [timed(reduction, buffer) for reduction in (torch.sum, torch.amax) for _ in range(REPEATS)]
+    return buffer.nbytes / min(seconds)
+
+
+def _cpu_seconds(reduction: Callable[[Tensor], Tensor], buffer: Tensor) -> float:
+    started = time.perf_counter()
+    reduction(buffer)
+    return time.perf_counter() - started
+
+
+def _gpu_seconds(reduction: Callable[[Tensor], Tensor], buffer: Tensor) -> float:
+    before, after = _event(), _event()
+    before.record()
+    reduction(buffer)
+    after.record()
+    after.synchronize()
+    return float(before.elapsed_time(after)) / 1e3
+
+
+def copies_for_cold_cache(bytes_each: int, cache_bytes: int) -> int:
+    """How many copies of `bytes_each` must take turns: together more than twice the cache, and never one alone."""
+    return 2 * cache_bytes // bytes_each + 2
+
+
+def time_cold(launches: Sequence[Callable[[], object]], replays: int = 30) -> Timing:
+    """Time of one of `launches`, which do the same on different copies. Runs them all before, as a warm-up."""
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's gap
+    with torch.cuda.stream(stream):
+        for launch in launches:
+            launch()
+    stream.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for launch in launches:
+            launch()
+    graph.replay()
+    microseconds = []
+    for _ in range(replays):
+        before, after = _event(), _event()
+        before.record()
+        graph.replay()
+        after.record()
+        after.synchronize()
+        microseconds.append(before.elapsed_time(after) * 1e3 / len(launches))
+    return Timing(statistics.median(microseconds), min(microseconds), max(microseconds))
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's gap
