@@ -37,15 +37,16 @@ def rope_scaling(facts: Facts, rotary: int) -> dict[str, Any] | None:
         return _llama3(facts, rotary, divisors)
     if kind in (None, "none"):
         return None
+    if kind not in ("linear", "yarn"):
+        why = f"its RoPE scaling {str(kind)[:40]!r} is not supported"
+        raise LocalqError(str(facts.container.path), why, "Use another file.")
     factor = facts.number("rope.scaling.factor")
-    if kind == "linear":
-        return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
         original = facts.integer("rope.scaling.original_context_length")
         keys = {name: f"rope.scaling.{key}" for name, key in _YARN.items()}
         stated = {name: facts.number(key) for name, key in keys.items() if facts.full(key) in facts.values}
         return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original, **stated}
-    raise LocalqError(str(facts.container.path), f"its RoPE scaling {kind!r} is not supported", "Use another file.")
+    return {"rope_type": "linear", "factor": factor}
 
 
 def _llama3(facts: Facts, rotary: int, stored: list[float]) -> dict[str, Any] | None:

@@ -215,6 +215,8 @@ def _add_ends(tokenizer: Tokenizer, container: Container, tokens: list[str]) -> 
 
     ends = {end: _token(container, tokens, end) for end in ("bos", "eos") if _adds(container, end)}
     texts = {end: text for end, text in ends.items() if text}
+    if any(mark in text for text in texts.values() for mark in "$:"):  # the library's signs for texts and types
+        raise _malformed(container, f"its first or last token is called {sorted(texts.values())}")
     if texts:
         single = [*([texts["bos"]] if "bos" in texts else []), "$A", *([texts["eos"]] if "eos" in texts else [])]
         special = [(text, tokenizer.token_to_id(text)) for text in dict.fromkeys(texts.values())]
