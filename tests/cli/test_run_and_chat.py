@@ -82,7 +82,17 @@ def test_a_closed_pipe_ends_with_141_and_no_traceback(environment):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["chat", "--help"], ["ls"], ["fit", "--vram", "24"], ["help"], ["config", "show"]]
+    "arguments",
+    [
+        ["--help"],
+        ["chat", "--help"],
+        ["ls", "--json"],
+        ["fit", "--vram", "24"],
+        ["help"],
+        ["config", "show"],
+        ["show", "phi-4"],
+        ["doctor"],
+    ],
 )
 @pytest.mark.parametrize("more", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
 def test_verbs_print_no_escapes_and_survive_a_closed_stdout(environment, arguments, more):
@@ -139,7 +149,7 @@ def test_wrong_use_ends_with_the_documented_code(environment):
 @pytest.fixture
 def terminal(environment):
     child = pexpect.spawn(
-        LOCALQ[0], [*LOCALQ[1:], "chat"], cwd=str(ROOT), env={**environment, "TERM": "xterm"}, encoding="utf-8",
+        LOCALQ[0], [*LOCALQ[1:], "chat"], cwd=str(ROOT), env={**environment, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}, encoding="utf-8",
         timeout=60, dimensions=(24, 80),
     )  # fmt: skip
     child.expect("Ctrl-D")
@@ -148,9 +158,9 @@ def terminal(environment):
 
 
 def test_at_a_terminal_ctrl_c_keeps_the_reply_and_ctrl_d_leaves(terminal):
-    terminal.expect(">>> ")
+    terminal.expect(">>>")
     terminal.send("Tell a very long story about a ship.\r")
-    terminal.expect(r"[a-z]+ [a-z]+ [a-z]+ [a-z]+")
+    terminal.expect("vessel")  # a word of the reply, not of the echoed message
     terminal.sendintr()
     terminal.expect("stopped")
     terminal.expect(r"tok/s")
@@ -164,7 +174,7 @@ def test_at_a_terminal_ctrl_c_keeps_the_reply_and_ctrl_d_leaves(terminal):
 
 
 def test_at_an_empty_prompt_the_second_ctrl_c_leaves(terminal):
-    terminal.expect(">>> ")
+    terminal.expect(">>>")
     terminal.sendintr()
     terminal.expect("leaves")
     terminal.sendintr()
@@ -174,14 +184,14 @@ def test_at_an_empty_prompt_the_second_ctrl_c_leaves(terminal):
 
 
 def test_a_killed_engine_is_reported_and_the_conversation_goes_on(terminal):
-    terminal.expect(">>> ")
+    terminal.expect(">>>")
     terminal.send("Tell a very long story about a ship.\r")
-    terminal.expect(r"[a-z]+ [a-z]+ [a-z]+ [a-z]+")
+    terminal.expect("vessel")  # a word of the reply, not of the echoed message
     workers = subprocess.run(["pgrep", "-P", str(terminal.pid)], capture_output=True, text=True, check=True).stdout
     for pid in workers.split():
         if b"localq.worker.server" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(int(pid), signal.SIGKILL)
     terminal.expect("SIGKILL")
-    terminal.expect(">>> ")
+    terminal.expect(">>>")
     terminal.send("What is the capital of France?\r")
     terminal.expect("Paris")
