@@ -92,17 +92,13 @@ GEMMA = {name: value.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x06\0\0\0\0\0\0\0gem
 BAD, FAILS = ExitCode.BAD_FILE, ExitCode.FAILURE
 HEADERS = {
     "empty": (b"", BAD),
-    "magic-alone": (b"GGUF", BAD),
     "no-gguf": (b"PK\x03\x04" + bytes(100), BAD),
     "pickle": (b"\x80\x02cos\nsystem\n" + bytes(100), BAD),
     "text": (b'{"model_type": "llama"}' * 10, BAD),
-    "zeros": (bytes(4096), BAD),
-    "version-0": (gguf_file(version=0), BAD),
     "version-1": (gguf_file(version=1), BAD),
     "version-99": (gguf_file(version=99), BAD),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 2, 15) + bytes(1000), BAD),
     "tensors-2**63": (gguf_file(counts=(2**63, 15)), BAD),
-    "keys-2**63": (gguf_file(counts=(2, 2**63)), BAD),
     "keys-2**64-1": (gguf_file(counts=(2, 2**64 - 1)), BAD),
     "one-key-more": (gguf_file(counts=(2, 16)), BAD),
     "one-tensor-more": (gguf_file(counts=(3, 15)), BAD),
