@@ -5,10 +5,11 @@ Torch-free, and without transformers at run time; equality with it is tested.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from localq.modelfiles import ModelFiles
 
 MAX_TOKENIZER_BYTES = 64 * 2**20
+_FETCH_AGAIN = "Its files are damaged; fetch the model again."
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 # Tokens that end a turn; one stops the reply where the vocabulary has it and the chat template writes it.
 _END_OF_TURN = (
@@ -81,11 +83,13 @@ class Tokenizer:
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Ids of `text`; `special` adds what the model wants around plain text, such as BOS."""
         clean = text.encode("utf-8", "replace").decode()  # lone surrogates are no text
-        return list(self.backend.encode(clean, add_special_tokens=special).ids)
+        with _panics_named("the model's tokenizer", "it fails on this text", _FETCH_AGAIN):
+            return list(self.backend.encode(clean, add_special_tokens=special).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens."""
-        return self.backend.decode(list(ids), skip_special_tokens=True)
+        with _panics_named("the model's tokenizer", "it fails on these tokens", _FETCH_AGAIN):
+            return self.backend.decode(list(ids), skip_special_tokens=True)
 
     def stream(self) -> Detokenizer:
         """A detokenizer for one reply."""
@@ -153,6 +157,17 @@ class Detokenizer:
         return piece
 
 
+@contextlib.contextmanager
+def _panics_named(what: str, why: str, next_step: str) -> Iterator[None]:
+    """Name what the library raises over a file: plain Exception, and for some files a panic, no Exception at all."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise  # Ctrl-C and its like
+        raise bad_file(what, f"{why} ({str(error)[:200]})", next_step) from error
+
+
 def _from_gguf(files: ModelFiles) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     from localq.gguf_import import vocab  # start-up cost: only for .gguf files
 
@@ -169,13 +184,16 @@ def _from_folder(files: ModelFiles) -> tuple[tokenizers.Tokenizer, dict[str, str
         size = path.stat().st_size
         if size > MAX_TOKENIZER_BYTES:
             raise bad_file(str(path), f"it has {size} bytes, more than {MAX_TOKENIZER_BYTES}", next_step)
-        backend = Backend.from_str(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise bad_file(str(path), "there is no such file", next_step) from None
-    except LocalqError:
-        raise
-    except Exception as error:  # the library raises plain Exception for whatever it does not like
-        raise bad_file(str(path), f"it is malformed ({str(error)[:200]})", next_step) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise bad_file(str(path), f"it cannot be read ({error})", next_step) from error
+    with _panics_named(str(path), "it is malformed", next_step):
+        backend = Backend.from_str(text)
+    # Left over from how the file was made; a prompt must never be cut or filled up in silence.
+    backend.no_truncation()
+    backend.no_padding()
     return backend, _special_tokens(files)
 
 
