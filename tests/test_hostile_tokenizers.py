@@ -12,7 +12,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import ModelFiles
 from localq.tokenizer import Tokenizer
 
-TEXT = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa héllo <s> x"
+TEXT = "a" * 40 + " héllo x <s>"
 CHARSMAP = base64.b64encode((8).to_bytes(4, "little") + b"\xff" * 8 + b"abcd").decode()
 PARTS = {  # each replaces a part of a sound file
     "charsmap-cut": {"normalizer": {"type": "Precompiled", "precompiled_charsmap": ""}},

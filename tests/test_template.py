@@ -187,7 +187,12 @@ def test_generation_marks_are_those_of_transformers(backend, text):
 
 @pytest.mark.parametrize(
     "text",
-    ["{{ namespace(self=1).self }}", "{{ dict(a=1) }}", "{{ namespace({'a': 2}, b=3).a }}", "{{ tools is none }}"],
+    [
+        "{{ namespace(self=1).self }}",
+        "{{ dict(a=1) }}",
+        "{{ namespace({'a': 2}, b=3).a }}",
+        "{{ tools is none }}{{ documents is none }}",
+    ],
 )
 def test_the_globals_are_those_of_transformers(backend, text):
     reference = PreTrainedTokenizerFast(tokenizer_object=backend)
