@@ -1,7 +1,8 @@
 // out = NF4 weights in f16, bf16 or f32, bit for bit as bitsandbytes 0.50 gives them.
 //   out_i = round(code_map[code_i] * absmax_{i/64})            product in f32, one rounding to the type of out
 // Needs n % 64 == 0 and 16-byte aligned codes and out. A thread takes 4 bytes of codes = 8 neighbouring weights, so a
-// warp reads 128 contiguous bytes and writes 512 (f16, bf16); kUnroll such loads are in flight before the first use.
+// warp reads 128 contiguous bytes and writes 512 (f16, bf16); kUnroll such loads are in flight while the tables are
+// filled and before the first use.
 // Bound: memory. Moves n * (1/2 + 1/64 + 4/16384 + sizeof(T)) bytes; the two tables are read from shared memory, the
 // 16-entry one without bank conflicts (16 words, 16 banks; equal words are broadcast).
 #include <cuda_bf16.h>
@@ -44,27 +45,28 @@ __global__ void __launch_bounds__(kThreads) nf4_dequantize_kernel(const Nf4 w,
                                                                   T* __restrict__ out,  // [n]
                                                                   int64_t words) {      // n / 8
   __shared__ float code_map[kCodes], nested_map[kNestedMapSize];
-  if (threadIdx.x < kCodes) code_map[threadIdx.x] = w.code_map[threadIdx.x];
-  if (kNested) nested_map[threadIdx.x] = w.nested_map[threadIdx.x];
-  __syncthreads();
   const int64_t first = int64_t(blockIdx.x) * kThreads * kUnroll + threadIdx.x;
   const auto* codes = reinterpret_cast<const uint32_t*>(w.codes);
   uint32_t word[kUnroll];
-  float absmax[kUnroll];
+  StoredAbsmax absmax[kUnroll];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    const int64_t i = first + u * kThreads;
-    word[u] = i < words ? __ldcs(codes + i) : 0u;  // read once: do not keep it in the cache
-    absmax[u] = i < words ? block_absmax<kNested>(w, nested_map, i / (kBlock / kWeightsPerThread)) : 0.f;
+    const int64_t i = min(first + u * kThreads, words - 1);  // past the end: read the last one, written by nobody
+    word[u] = __ldcs(codes + i);                             // read once: do not keep it in the cache
+    absmax[u] = load_absmax<kNested>(w, i / (kBlock / kWeightsPerThread));
   }
+  if (threadIdx.x < kCodes) code_map[threadIdx.x] = w.code_map[threadIdx.x];
+  if (kNested) nested_map[threadIdx.x] = w.nested_map[threadIdx.x];
+  __syncthreads();
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const int64_t i = first + u * kThreads;
     if (i >= words) return;
+    const float scale = decode_absmax<kNested>(absmax[u], nested_map, w.offset);
     Eight<T> eight;
 #pragma unroll
     for (int k = 0; k < kWeightsPerThread; ++k) {
-      convert(__fmul_rn(code_map[code_at(word[u], k)], absmax[u]), eight.value[k]);
+      convert(__fmul_rn(code_map[code_at(word[u], k)], scale), eight.value[k]);
     }
     reinterpret_cast<Eight<T>*>(out)[i] = eight;
   }
@@ -89,10 +91,7 @@ void launch(const Nf4& w, void* out, int64_t n, cudaStream_t stream) {
 void nf4_dequantize(const Nf4& w, void* out, Type type, int64_t n, int device, cudaStream_t stream) {
   constexpr const char* op = "nf4_dequantize";
   require(n > 0 && n % kBlock == 0, op, "n", n, "must be a positive multiple of 64");
-  require_aligned(w.codes, 16, op, "codes");
-  require_aligned(w.absmax, 1, op, "absmax");
-  require_aligned(w.code_map, 4, op, "code_map");
-  if (w.nested_absmax != nullptr) require_aligned(w.nested_map, 4, op, "nested_map");
+  require_nf4(w, op);
   require_aligned(out, 16, op, "out");
   const DeviceGuard guard(device, op);
   switch (type) {

@@ -12,7 +12,7 @@
 // a block is multiplied by its absmax in f32.
 //
 // Bound: memory. Reads out*in*(1/2 + 1/64 + 4/16384) bytes once; x comes from L1. Per weight: 0.5 shared-memory
-// look-ups, about 1 integer instruction for their addresses, 1/256 tensor instruction.
+// look-ups, each of which takes a shift and a LOP3 for its address; csrc/README.md has the counts of all instructions.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -54,10 +54,12 @@ __device__ void fill_tables(const Nf4& w, bool nested, Shared& s) {
   __syncthreads();
 }
 
-// Byte k of `word` -> its pair of values. `mine` is the lane's column of the table; a row of it is 128 bytes.
-__device__ __forceinline__ uint32_t look_up(const char* mine, uint32_t word, int k) {
-  const uint32_t at = k == 0 ? (word << 7) & 0x7f80u : (word >> (8 * k - 7)) & 0x7f80u;
-  return *reinterpret_cast<const uint32_t*>(mine + at);
+// Byte k of `word` -> its pair of values, from the lane's column of the table. A row is 128 bytes, so the offset of the
+// lane and that of the byte have no bit in common, and one LOP3 joins them.
+__device__ __forceinline__ uint32_t look_up(const Shared& s, uint32_t lane_offset, uint32_t word, int k) {
+  const uint32_t shifted = k == 0 ? word << 7 : word >> (8 * k - 7);
+  const uint32_t offset = (shifted & 0x7f80u) | lane_offset;
+  return *reinterpret_cast<const uint32_t*>(reinterpret_cast<const char*>(s.table) + offset);
 }
 
 __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, __half) {
@@ -72,75 +74,120 @@ __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// c += the 16 x 64 block of W whose codes the lane holds as low (row g) and high (row g + 8), times x.
+// c = the 16 x 64 block of W whose codes the lane holds as low (row g) and high (row g + 8), times x.
 template <typename T>
-__device__ __forceinline__ void multiply_block(float (&c)[4], const char* mine, uint2 low, uint2 high,
-                                               const uint4 (&x)[2]) {
+__device__ __forceinline__ void multiply_block(float (&c)[4], const Shared& s, uint32_t lane_offset, uint2 low,
+                                               uint2 high, const uint4 (&x)[2]) {
   const uint32_t words[2][2] = {{low.x, low.y}, {high.x, high.y}};
   const uint32_t b[8] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const int word = j / 2, byte = 2 * (j % 2);
-    const uint32_t a[4] = {look_up(mine, words[0][word], byte), look_up(mine, words[1][word], byte),
-                           look_up(mine, words[0][word], byte + 1), look_up(mine, words[1][word], byte + 1)};
+    const uint32_t a[4] = {look_up(s, lane_offset, words[0][word], byte), look_up(s, lane_offset, words[1][word], byte),
+                           look_up(s, lane_offset, words[0][word], byte + 1),
+                           look_up(s, lane_offset, words[1][word], byte + 1)};
     mma(c, a, b[2 * j], b[2 * j + 1], T{});
   }
 }
 
-// The lane's 16 columns of block `b` of its row of x, or zeros. volatile keeps the order against the products: the
+// The lane's 16 columns of a block of its row of x, or zeros. volatile keeps the order against the products: the
 // compiler would otherwise load x of all blocks in flight first, and spill.
-__device__ __forceinline__ void load_x(uint4 (&values)[2], const uint4* row, int b, bool has_row) {
+__device__ __forceinline__ void load_x(uint4 (&values)[2], const uint4* block, bool has_row) {
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     values[i] = make_uint4(0, 0, 0, 0);
     if (has_row) {
       asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
                    : "=r"(values[i].x), "=r"(values[i].y), "=r"(values[i].z), "=r"(values[i].w)
-                   : "l"(row + b * (kBlock / 8) + i));
+                   : "l"(block + i));
     }
   }
 }
 
-// The partial sums of one warp over column blocks [begin, end) of the tile that starts at output `tile * 16`:
-// sum[0..1] = output g, rows 2t and 2t+1 of x; sum[2..3] = output g + 8.
-template <typename T, bool kNested>
-__device__ __forceinline__ void sum_tile(float (&sum)[4], const Nf4& w,
-                                         const T* __restrict__ x,  // [rows, in]
-                                         const Shared& s, int64_t tile, int rows, int64_t out,
-                                         int blocks,  // in / 64
-                                         int begin, int end) {
+// What a lane reads of one tile: where its codes, its scales and its columns of x begin. Rows g and g + 8.
+struct Lane {
+  const uint2 *low_codes, *high_codes;  // block b of columns is 4 b further
+  uint32_t low_block, high_block;       // index of the row's first block
+  const uint4* x;                       // block b is 8 b further
+  uint32_t table_offset;
+  bool has_row;  // of x
+};
+
+template <typename T>
+__device__ __forceinline__ Lane lane_of(const Nf4& w, const T* x, int64_t tile, int rows, int64_t out, int blocks) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const char* mine = reinterpret_cast<const char*>(&s.table[0][lane]);
   // Outputs past the end read the last one; they are not written.
-  const uint32_t first = uint32_t(min(tile * kTile + g, out - 1)) * blocks;
-  const uint32_t second = uint32_t(min(tile * kTile + g + 8, out - 1)) * blocks;
-  const auto* low_codes = reinterpret_cast<const uint2*>(w.codes + int64_t(first) * (kBlock / 2)) + t;
-  const auto* high_codes = reinterpret_cast<const uint2*>(w.codes + int64_t(second) * (kBlock / 2)) + t;
-  const auto* row = reinterpret_cast<const uint4*>(x + int64_t(g) * blocks * kBlock) + 2 * t;
+  const uint32_t low = uint32_t(min(tile * kTile + g, out - 1)) * blocks;
+  const uint32_t high = uint32_t(min(tile * kTile + g + 8, out - 1)) * blocks;
+  return {reinterpret_cast<const uint2*>(w.codes + int64_t(low) * (kBlock / 2)) + t,
+          reinterpret_cast<const uint2*>(w.codes + int64_t(high) * (kBlock / 2)) + t,
+          low,
+          high,
+          reinterpret_cast<const uint4*>(x + int64_t(g) * blocks * kBlock) + 2 * t,
+          4u * lane,
+          g < rows};
+}
+
+// The codes of kStep blocks of columns, and the scales of block t of them.
+struct Step {
+  uint2 low[kStep], high[kStep];
+  StoredAbsmax low_absmax, high_absmax;
+};
+
+// Blocks b .. b + kStep - 1; those past the end, which only a step that is not kFull has, repeat the last one.
+template <bool kNested, bool kFull>
+__device__ __forceinline__ void load_step(Step& step, const Nf4& w, const Lane& lane, int b, int end) {
+#pragma unroll
+  for (int u = 0; u < kStep; ++u) {
+    const int at = kFull ? b + u : min(b + u, end - 1);
+    step.low[u] = __ldcs(lane.low_codes + 4 * at);
+    step.high[u] = __ldcs(lane.high_codes + 4 * at);
+  }
+  const int t = threadIdx.x % 4, at = kFull ? b + t : min(b + t, end - 1);
+  step.low_absmax = load_absmax<kNested>(w, lane.low_block + at);
+  step.high_absmax = load_absmax<kNested>(w, lane.high_block + at);
+}
+
+// sum += scale of the block * block of W * block of x, for the blocks of the step that lie before the end.
+template <typename T, bool kNested, bool kFull>
+__device__ __forceinline__ void add_step(float (&sum)[4], const Step& step, const Nf4& w, const Shared& s,
+                                         const Lane& lane, int b, int end) {
+  const int first_of_row = threadIdx.x % 32 / 4 * 4;  // the lanes of a row hold the scales of the kStep blocks
+  const float low_scale = decode_absmax<kNested>(step.low_absmax, s.nested_map, w.offset);
+  const float high_scale = decode_absmax<kNested>(step.high_absmax, s.nested_map, w.offset);
+#pragma unroll
+  for (int u = 0; u < kStep; ++u) {
+    uint4 values[2];
+    load_x(values, lane.x + 8 * (kFull ? b + u : min(b + u, end - 1)), lane.has_row);
+    float c[4] = {};
+    multiply_block<T>(c, s, lane.table_offset, step.low[u], step.high[u], values);
+    const float low = __shfl_sync(~0u, low_scale, first_of_row + u);
+    const float high = __shfl_sync(~0u, high_scale, first_of_row + u);
+    if (kFull || b + u < end) {
+      sum[0] += low * c[0];
+      sum[1] += low * c[1];
+      sum[2] += high * c[2];
+      sum[3] += high * c[3];
+    }
+  }
+}
+
+// The partial sums of one warp over column blocks [begin, end) of a tile: sum[0..1] = output g, rows 2t and 2t+1 of x;
+// sum[2..3] = output g + 8.
+template <typename T, bool kNested>
+__device__ __forceinline__ void sum_tile(float (&sum)[4], const Nf4& w, const Shared& s, const Lane& lane, int begin,
+                                         int end) {
+  int b = begin;
 #pragma unroll 1
-  for (int b = begin; b < end; b += kStep) {
-    uint2 low[kStep], high[kStep];
-#pragma unroll
-    for (int u = 0; u < kStep; ++u) {
-      const int at = min(b + u, end - 1);  // past the end: read again and dropped below
-      low[u] = __ldcs(low_codes + at * 4);
-      high[u] = __ldcs(high_codes + at * 4);
-    }
-    const int scaled = min(b + t, end - 1);
-    const float low_scale = block_absmax<kNested>(w, s.nested_map, first + scaled);
-    const float high_scale = block_absmax<kNested>(w, s.nested_map, second + scaled);
-#pragma unroll
-    for (int u = 0; u < kStep; ++u) {
-      uint4 values[2];
-      load_x(values, row, min(b + u, end - 1), g < rows);
-      float c[4] = {};
-      multiply_block<T>(c, mine, low[u], high[u], values);
-      const float scale[2] = {__shfl_sync(~0u, low_scale, 4 * g + u), __shfl_sync(~0u, high_scale, 4 * g + u)};
-      if (b + u < end) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sum[i] += scale[i / 2] * c[i];
-      }
-    }
+  for (; b + kStep <= end; b += kStep) {
+    Step step;
+    load_step<kNested, true>(step, w, lane, b, end);
+    add_step<T, kNested, true>(sum, step, w, s, lane, b, end);
+  }
+  if (b < end) {
+    Step step;
+    load_step<kNested, false>(step, w, lane, b, end);
+    add_step<T, kNested, false>(sum, step, w, s, lane, b, end);
   }
 }
 
@@ -177,7 +224,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) nf4_gemv_kernel(const 
   for (int tile = blockIdx.x * together; tile < tiles; tile += gridDim.x * together) {
     float sum[4] = {};
     const int own = tile + warp / split;
-    if (own < tiles) sum_tile<T, kNested>(sum, w, x, s, own, rows, out, blocks, begin, end);
+    if (own < tiles) sum_tile<T, kNested>(sum, w, s, lane_of(w, x, own, rows, out, blocks), begin, end);
 #pragma unroll
     for (int i = 0; i < 4; ++i) s.partial[warp][g + 8 * (i / 2)][2 * t + i % 2] = sum[i];
     __syncthreads();
@@ -218,10 +265,7 @@ void nf4_gemv(const Nf4& w, const void* x, const void* bias, void* y, Type type,
   require(in >= kBlock && in % kBlock == 0, op, "in", in, "must be a positive multiple of 64");
   require(in <= 1 << 24, op, "in", in, "must be at most 2^24");
   require(out <= (1 << 30) && out * (in / kBlock) < (int64_t(1) << 32), op, "out", out, "is too large");
-  require_aligned(w.codes, 16, op, "codes");
-  require_aligned(w.absmax, 1, op, "absmax");
-  require_aligned(w.code_map, 4, op, "code_map");
-  if (w.nested_absmax != nullptr) require_aligned(w.nested_map, 4, op, "nested_map");
+  require_nf4(w, op);
   require_aligned(x, 16, op, "x");
   require_aligned(y, 2, op, "y");
   require(type != Type::kFloat32, op, "dtype", static_cast<int>(type), "must be float16 or bfloat16");

@@ -42,6 +42,7 @@ def nf4_dequantize(
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=codes.device)
     _check("nf4_dequantize", "out", out, codes.device, (dtype,), count)
+    _check_cuda("nf4_dequantize", codes)
     kernels.module().nf4_dequantize(
         **_nf4_arguments(codes, absmax, nested_absmax, nested_map, offset, code_map),
         out=out.data_ptr(),
@@ -83,6 +84,7 @@ def nf4_gemv(
     if out is None:
         out = torch.empty(rows, out_features, dtype=x.dtype, device=x.device)
     _check(op, "out", out, codes.device, (x.dtype,), rows * out_features)
+    _check_cuda(op, codes)
     kernels.module().nf4_gemv(
         x=x.data_ptr(),
         **_nf4_arguments(codes, absmax, nested_absmax, nested_map, offset, code_map),
@@ -125,8 +127,6 @@ def _check_nf4(
 ) -> None:
     if count <= 0 or count % NF4_BLOCK:
         raise ValueError(f"{op}: the matrix has {count} weights, must be a positive multiple of {NF4_BLOCK}")
-    if not codes.is_cuda:
-        raise ValueError(f"{op}: codes are on {codes.device}, must be on a CUDA device")
     blocks = count // NF4_BLOCK
     _check(op, "codes", codes, codes.device, (torch.uint8,), count // 2)
     _check(op, "code_map", code_map, codes.device, (torch.float32,), NF4_VALUES)
@@ -152,6 +152,12 @@ def _check(
         raise ValueError(f"{op}: {name} has shape {tuple(tensor.shape)}, must have {count} elements")
     if not tensor.is_contiguous():
         raise ValueError(f"{op}: {name} has strides {tensor.stride()}, must be contiguous")
+
+
+def _check_cuda(op: str, codes: Tensor) -> None:
+    """All other tensors are on the device of `codes` by now."""
+    if not codes.is_cuda:
+        raise ValueError(f"{op}: codes are on {codes.device}, must be on a CUDA device")
 
 
 def _nf4_arguments(

@@ -1,0 +1,76 @@
+"""Operands for the tests of the NF4 kernels, and the tolerance that their results are held to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localq.quant import nf4
+from localq.quant.nf4 import Packed
+
+
+@dataclass(frozen=True)
+class Operands:
+    """A matrix in NF4: `packed` on the device, and the arguments that the operations share, by name."""
+
+    packed: Packed
+    arguments: dict[str, Any]
+
+    @property
+    def dense(self) -> Tensor:
+        """float32 [out, in], by the reference."""
+        return nf4.dequantize(self.packed, torch.float32)
+
+
+def operands(shape: tuple[int, int], nested: bool = True, device: str = "cpu", seed: int = 0) -> Operands:
+    """Every code occurs, and every absmax code where there are enough; some scales are 30 times the others."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = shape[0] * shape[1] // nf4.BLOCK
+    nested_absmax = 0.005 + 0.01 * torch.rand(-(-blocks // nf4.NESTED_BLOCK), generator=generator)
+    nested_absmax[::5] *= 30
+    packed = Packed(
+        codes=torch.randint(256, (shape[0], shape[1] // 2), dtype=torch.uint8, generator=generator),
+        absmax=torch.randint(256, (blocks,), dtype=torch.uint8, generator=generator),
+        nested_absmax=nested_absmax,
+        nested_map=nf4.dynamic_map(),
+        offset=torch.tensor(0.02),
+        shape=shape,
+        dtype=torch.float16,
+    )
+    if not nested:
+        scales = nf4.absmax_f32(packed).flatten().contiguous()
+        packed = Packed(packed.codes, scales, None, None, None, shape, torch.float16)
+    packed = packed.to(device)
+    return Operands(
+        packed,
+        {
+            "codes": packed.codes,
+            "absmax": packed.absmax,
+            "nested_absmax": packed.nested_absmax,
+            "nested_map": packed.nested_map,
+            "offset": 0.02 if nested else 0.0,
+            "code_map": nf4.CODE_MAP.to(device),
+        },
+    )
+
+
+def inputs(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu", seed: int = 1) -> Tensor:
+    """x [rows, columns], normal, with a few columns that are 50 times the others, as in real models."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, columns, generator=generator)
+    x[:, 5::97] *= 50
+    return x.to(dtype).to(device)
+
+
+def assert_as_good_as_naive(got: Tensor, x: Tensor, dense: Tensor, bias: Tensor | None = None) -> None:
+    """`got` may be twice as far from fp64 as F.linear in the type of x is. dense f32 [out, in]."""
+    exact = x.double() @ dense.double().T
+    if bias is not None:
+        exact += bias.double()
+    naive = torch.nn.functional.linear(x, dense.to(x.dtype), bias)
+    naive_error = (naive.double() - exact).abs().max().item()
+    error = (got.double() - exact).abs().max().item()
+    assert error <= 2 * naive_error + 1e-6 * exact.abs().max().item(), f"off by {error:.3g}, naive {naive_error:.3g}"
