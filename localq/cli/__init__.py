@@ -1,7 +1,7 @@
-"""The command line: one line per verb, and the one place where exceptions become messages and exit codes.
+"""The command line: its entry point, and the one place where exceptions become messages and exit codes.
 
-Verbs live in files of their own and load heavy libraries inside their functions: `localq --help` must answer in 0.3 s
-and must not import torch.
+Verbs live in files of their own (`verbs` lists and loads them) and load heavy libraries inside their functions:
+`localq --help` must answer in 0.3 s and must not import torch.
 """
 
 from __future__ import annotations
@@ -16,34 +16,19 @@ import typer
 from typer._click.exceptions import ClickException  # typer carries its parser and exports only parts of it
 
 from localq import __version__
-from localq.cli import bench, chat, config, doctor, fit, help, ls, pull, quantize, rm, run, show
 from localq.cli.output import note
+from localq.cli.verbs import Verbs
 from localq.errors import ExitCode, LocalqError
 
 app = typer.Typer(
     name="localq",
+    cls=Verbs,
     help="Chat with the largest language model that one consumer NVIDIA GPU can hold.",
     no_args_is_help=True,
     rich_markup_mode=None,  # plain help: quick to start, and readable in pipes, logs and screen readers
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-app.command()(chat.chat)
-app.command()(run.run)
-app.command()(pull.pull)
-app.command()(ls.ls)
-app.command()(show.show)
-app.command()(rm.rm)
-app.command()(fit.fit)
-app.command()(quantize.quantize)
-app.command()(bench.bench)
-app.command()(doctor.doctor)
-app.add_typer(config.config, name="config")
-app.command(name="help")(help.help_)
-
-for alias, verb in (("get", pull.pull), ("list", ls.ls), ("info", show.show), ("remove", rm.rm)):
-    app.command(name=alias, hidden=True)(verb)
 
 
 def _print_version(wanted: bool) -> None:

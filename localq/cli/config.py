@@ -10,7 +10,10 @@ from localq import places, settings
 from localq.cli.output import print_json, stdout_table
 
 config = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Show and change the settings kept in config.toml."
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Show and change the settings kept in config.toml.",
 )
 _Name = Annotated[str, typer.Argument(help="A setting; `localq config show` lists them.")]
 

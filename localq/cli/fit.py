@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from localq.cli.fit_rows import Memory, Row
 
 MIB = 2**20
-Model = Annotated[str | None, typer.Argument(help="Only this model: its memory, line by line, in every format.")]
+_MODEL_HELP = "Only this model: its memory, line by line, in every format."
+Model = Annotated[str | None, typer.Argument(help=_MODEL_HELP, autocompletion=options.known_names)]
 Vram = Annotated[str | None, typer.Option("--vram", metavar="SIZE", help="Of a card you do not have here, such as 24.")]
 Desktop = Annotated[
     str | None, typer.Option("--desktop", metavar="SIZE", help="What other programs take, such as 1.2.")

@@ -12,7 +12,7 @@ from localq.errors import EXIT_CODE_MEANINGS, usage_error
 TOPICS = ("exit-codes",)
 
 
-def help_(
+def help(
     topic: Annotated[str, typer.Argument(help=f"One of: {', '.join(TOPICS)}.")] = "exit-codes",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

@@ -17,7 +17,17 @@ def _count(text: str) -> int:
         raise usage_error(text, "this is not a number of tokens", "Use something like 4096 or 8k.") from None
 
 
-Model = Annotated[str | None, typer.Argument(help="A name, NAME@FORMAT, ORG/REPO, a folder or a .gguf file.")]
+def known_names(incomplete: str) -> list[str]:
+    """Shell completion of a model: the catalogue's names that begin so. Files are the shell's own business."""
+    from localq import catalog  # start-up cost: only verbs about models read the catalogue
+
+    return [entry.name for entry in catalog.load_catalogue() if entry.name.startswith(incomplete)]
+
+
+Model = Annotated[
+    str | None,
+    typer.Argument(help="A name, NAME@FORMAT, ORG/REPO, a folder or a .gguf file.", autocompletion=known_names),
+]
 System = Annotated[str | None, typer.Option("--system", "-s", help="System prompt; @FILE reads it from a file.")]
 Context = Annotated[
     int | None, typer.Option("--ctx-size", "-c", parser=_count, metavar="TOKENS", help="Context size, such as 8k.")

@@ -20,7 +20,9 @@ OnProgress = Callable[[str, int, int], None]
 
 
 def pull(
-    name: Annotated[list[str], typer.Argument(help="Names, NAME@FORMAT or ORG/REPO.")],
+    name: Annotated[
+        list[str], typer.Argument(help="Names, NAME@FORMAT or ORG/REPO.", autocompletion=options.known_names)
+    ],
     revision: Annotated[
         str | None, typer.Option("--revision", help="Branch, tag or commit instead of the catalogue's; asks the hub.")
     ] = None,

@@ -17,7 +17,9 @@ OnProgress = Callable[[str, int, int], None]
 
 
 def quantize(
-    source: Annotated[str, typer.Argument(help="A name, ORG/REPO, a folder or a .gguf file.")],
+    source: Annotated[
+        str, typer.Argument(help="A name, ORG/REPO, a folder or a .gguf file.", autocompletion=options.known_names)
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write; made if need be.")],
     format: Annotated[str, typer.Option("--format", "-f", help="Format to write.")] = "nf4",
     force: Annotated[bool, typer.Option("--force", help="Replace the model that is in --out.")] = False,
