@@ -13,6 +13,7 @@ from pathlib import Path
 
 from localq import catalog, hub, places
 from localq.errors import ExitCode, LocalqError, bad_file
+from localq.worker import client
 
 Say = Callable[[str], None]
 OnProgress = Callable[[str, int, int], None]  # file, bytes done, bytes in total
@@ -46,14 +47,19 @@ def _quantized_here(target: catalog.Target, say: Say, on_progress: OnProgress | 
             target.name, "there are no weights of it to fetch or to quantize", "`localq show` lists its sources."
         )
     out = places.quantized_dir() / target.name
+    origin = target.base.repo or target.base.package
     minutes = max(1, round((target.entry.arch.parameters if target.entry else 0) / QUANTIZE_PARAMETERS_PER_S / 60))
     say(
-        f"{target.name}: nobody publishes these weights, so they are made here once from {target.base.repo} "
+        f"{target.name}: nobody publishes these weights, so they are made here once from {origin} "
         f"(about {minutes} min after the download). They stay in {out}; `localq rm {target.name}` removes them."
     )
     source = hub.fetch(target.base, on_progress, offline=offline)
-    command = [sys.executable, "-m", "localq", "quantize", str(source), "--format", target.format, "--out", str(out)]
-    code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False).returncode
+    # -P: the folder the user stands in must not provide modules.
+    localq = [sys.executable, "-P", "-m", "localq"]
+    command = [*localq, "quantize", str(source.resolve()), "--format", target.format, "--out", str(out)]
+    code = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=client.environment(), check=False
+    ).returncode
     if code != 0:
         again = "The cause stands above; the same command goes on where it stopped."
         known = code in ExitCode.__members__.values()

@@ -13,6 +13,7 @@ from types import FrameType
 from localq import catalog, prepare
 from localq.chat import ChatSession, Piece, Reply
 from localq.cli.output import human_bytes, is_rich_terminal, note
+from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
 from localq.settings import Settings
 from localq.stats import Stats
@@ -65,6 +66,7 @@ class Opened:
 def open_session(name: str, settings: Settings, vram_bytes: int | None, quiet: bool) -> Iterator[Opened]:
     """A session over `name`. The engine process starts at once and imports while the files are found."""
     target = catalog.resolve(name)
+    _refuse_what_does_not_run(target)
     status = StatusLine(quiet)
     client = EngineClient()
     try:
@@ -83,6 +85,13 @@ def open_session(name: str, settings: Settings, vram_bytes: int | None, quiet: b
     finally:
         status.clear()
         client.close()
+
+
+def _refuse_what_does_not_run(target: catalog.Target) -> None:
+    """Before a download of many gigabytes: what the catalogue knows and this version cannot run."""
+    reason = catalog.not_yet(target.entry.arch, target.format) if target.entry and target.format else None
+    if reason is not None:
+        raise LocalqError(target.name, reason, "`localq fit --vram SIZE` lists what does run.", ExitCode.FAILURE)
 
 
 def load_now(opened: Opened) -> None:

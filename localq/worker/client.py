@@ -73,7 +73,7 @@ class EngineClient:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
-            env=_environment(),
+            env=environment(),
         )
         assert process.stdout is not None
         assert process.stderr is not None
@@ -218,7 +218,7 @@ def _ending(code: int) -> str:
         return f"signal {-code}"
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """The front end's environment; a source tree that is not installed is made importable in spite of -P."""
     environment = dict(os.environ)
     root = Path(__file__).resolve().parents[2]
