@@ -90,8 +90,8 @@ def cause(facts: Machine) -> tuple[str, str] | None:
     if facts.torch_why:
         return f"torch cannot use the GPU: {facts.torch_why}", "`localq doctor` shows what was found."
     if facts.kernels_why:
-        step = "Install localq from a wheel that has them, or where nvcc is found."
-        return f"localq's CUDA kernels are missing: {facts.kernels_why}", step
+        step = "Install localq with kernels for this GPU: from a wheel that has them, or where nvcc is found."
+        return f"localq's CUDA kernels cannot be used: {facts.kernels_why}", step
     return None
 
 

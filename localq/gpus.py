@@ -6,6 +6,7 @@ GPUs nothing about memory. What cannot be told is None, and why is kept.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -65,7 +66,8 @@ def probe() -> Found:
         gpus = tuple(gpu for index in range(count) if (gpu := _gpu(index, ask)) is not None)
         return Found(version, gpus, tuple(untold))
     finally:
-        ask("shutdown", pynvml.nvmlShutdown)
+        with contextlib.suppress(pynvml.NVMLError):  # everything was told already
+            pynvml.nvmlShutdown()
 
 
 def _gpu(index: int, ask: Callable[..., Any]) -> Gpu | None:

@@ -164,10 +164,9 @@ def lines(facts: Facts) -> list[tuple[str, str]]:
     for gpu in facts.nvml.gpus:
         rows += _gpu_lines(gpu, facts)
     rows += [("not told", each) for each in facts.nvml.untold]
-    titles = {"models": "model cache", "data": "data", "cache": "cache", "config": "config"}
-    for key, folder in facts.folders.items():
+    for name, folder in facts.folders.items():
         free = "" if folder.free is None else f" ({human_bytes(folder.free)} free)"
-        rows.append((titles[key], f"{folder.path}{free}"))
+        rows.append((name, f"{folder.path}{free}"))
     rows += [
         ("embedded", f"{name}: {'present' if there else f'not here yet; `localq pull {name}` fetches it'}")
         for name, there in facts.embedded.items()
@@ -233,7 +232,7 @@ def as_json(facts: Facts) -> dict[str, Any]:
         "folders": {name: {"path": str(each.path), "free_bytes": each.free} for name, each in facts.folders.items()},
         "embedded": facts.embedded,
         "offline": facts.settings.offline if facts.settings else None,
-        "device": ("cuda" if facts.driver.present else "cpu"),
+        "device": "cuda" if facts.driver.present else "cpu",
     }
 
 

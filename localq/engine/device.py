@@ -34,7 +34,10 @@ def probe() -> Machine:
     found = driver.probe_driver()
     if not found.present or found.why_not:
         return Machine(found, torch.version.cuda)
-    return Machine(found, torch.version.cuda, _torch_why(), kernels.why_not())
+    torch_why = _torch_why()
+    if torch.version.cuda is None or torch_why:
+        return Machine(found, torch.version.cuda, torch_why, kernels.why_not())
+    return Machine(found, torch.version.cuda, "", kernels.why_not_on(torch.cuda.get_device_capability(0)))
 
 
 def _torch_why() -> str:

@@ -77,4 +77,4 @@ def why_not_on(capability: tuple[int, int]) -> str:
     if info is None or covers(capability):
         return why_not()
     built = ", ".join(f"sm_{each}" for each in info.architectures)
-    return f"this build has machine code for {built}, and none for sm_{capability[0]}{capability[1]}"
+    return f"they were built for {built}, and this GPU is sm_{capability[0]}{capability[1]}"

@@ -42,7 +42,7 @@ BROKEN = [
     (Machine(Driver(present=True, why_not="it finds no GPU"), "13.0"), "it finds no GPU"),
     (Machine(Driver(present=True, why_not="CUDA error 803", cuda_version=(13, 0)), "13.0"), "CUDA error 803"),
     (Machine(WORKING, "13.0", torch_why="no machine code for X (sm_61)"), "torch cannot use the GPU: no machine code"),
-    (Machine(WORKING, "13.0", kernels_why="built without CUDA"), "kernels are missing: built without CUDA"),
+    (Machine(WORKING, "13.0", kernels_why="built without CUDA"), "kernels cannot be used: built without CUDA"),
 ]
 
 
