@@ -43,7 +43,11 @@ def operands(shape: tuple[int, int], nested: bool = True, device: str = "cpu", s
     if not nested:
         scales = nf4.absmax_f32(packed).flatten().contiguous()
         packed = Packed(packed.codes, scales, None, None, None, shape, torch.float16)
-    packed = packed.to(device)
+    return operands_of(packed.to(device))
+
+
+def operands_of(packed: Packed) -> Operands:
+    """A matrix that is there already."""
     return Operands(
         packed,
         {
@@ -51,8 +55,8 @@ def operands(shape: tuple[int, int], nested: bool = True, device: str = "cpu", s
             "absmax": packed.absmax,
             "nested_absmax": packed.nested_absmax,
             "nested_map": packed.nested_map,
-            "offset": 0.02 if nested else 0.0,
-            "code_map": nf4.CODE_MAP.to(device),
+            "offset": 0.0 if packed.offset is None else packed.offset.item(),
+            "code_map": nf4.CODE_MAP.to(packed.codes.device),
         },
     )
 
@@ -74,3 +78,8 @@ def assert_as_good_as_naive(got: Tensor, x: Tensor, dense: Tensor, bias: Tensor 
     naive_error = (naive.double() - exact).abs().max().item()
     error = (got.double() - exact).abs().max().item()
     assert error <= 2 * naive_error + 1e-6 * exact.abs().max().item(), f"off by {error:.3g}, naive {naive_error:.3g}"
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """The bits of a float tensor as integers: tells -0 from 0, and a NaN equals itself."""
+    return tensor.view({2: torch.int16, 4: torch.int32}[tensor.element_size()])
