@@ -55,7 +55,8 @@ def _dequantized(model: GgufModel, tensor: GgufTensor) -> NDArray[np.float32]:
         stored = np.float32 if kind == GGMLQuantizationType.F32 else np.float16
         return np.asarray(data).view(stored).astype(np.float32)
     try:
-        return dequantize(np.asarray(data), kind).astype(np.float32, copy=False).reshape(tensor.shape)
+        with np.errstate(all="ignore"):  # a scale that is no number shows in the logits, which are checked
+            return dequantize(np.asarray(data), kind).astype(np.float32, copy=False).reshape(tensor.shape)
     except NotImplementedError:
         raise _unsupported(model, tensor, kind.name) from None
 

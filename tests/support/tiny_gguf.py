@@ -110,7 +110,7 @@ def converted(case: Case, weights: dict[str, np.ndarray]) -> Iterator[tuple[str,
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert stored is not None, name
         yield stored, values
-    yield from _rotary_factors(case)
+    yield from rotary_factors(case)
 
 
 def write(path: Path, case: Case, weights: dict[str, np.ndarray], kind: str = "F32") -> Path:
@@ -188,7 +188,7 @@ def _write_rope(writer: gguf.GGUFWriter, case: Case, config: dict[str, Any]) -> 
         writer.add_rope_scaling_orig_ctx_len(original)
 
 
-def _rotary_factors(case: Case) -> Iterator[tuple[str, np.ndarray]]:
+def rotary_factors(case: Case) -> Iterator[tuple[str, np.ndarray]]:
     config = {**SHAPE, **case.config}
     rope = _rope(config)
     if rope.get("rope_type") == "longrope":
