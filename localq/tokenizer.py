@@ -5,26 +5,27 @@ Torch-free, and without transformers at run time; equality with it is tested.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
+import queue
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from localq import template
-from localq.errors import LocalqError, bad_file
+from localq.errors import LocalqError, bad_file, usage_error
+from localq.tokenizer_files import SPECIAL, panics_named, read_backend, special_tokens
 
 if TYPE_CHECKING:
     import tokenizers
 
     from localq.modelfiles import ModelFiles
 
-MAX_TOKENIZER_BYTES = 64 * 2**20
+MAX_TEXT_BYTES = 8 * 2**20  # more than any model's context holds
+MAX_SECONDS = 5.0  # to encode a text of up to 1 MiB, and as much for every further MiB
 _FETCH_AGAIN = "Its files are damaged; fetch the model again."
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
-# Tokens that end a turn; one stops the reply where the vocabulary has it and the chat template writes it.
+# Tokens that end a turn; one stops the reply where it is a special token and the chat template writes it.
 _END_OF_TURN = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -32,9 +33,12 @@ _END_OF_TURN = (
     "<end_of_turn>",
     "<|end|>",
     "<|return|>",
+    "<|call|>",
     "<|endoftext|>",
     "</s>",
 )
+# gpt-oss ends each message of a reply with the one, and the reply with the other.
+_PART, _WHOLE = "<|end|>", "<|return|>"
 _HELD_BACK = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>\Z")
 
@@ -61,18 +65,12 @@ class Tokenizer:
     @classmethod
     def load(cls, files: ModelFiles) -> Tokenizer:
         """The tokenizer of a model folder or .gguf file. Raises LocalqError (exit 8) where it is missing or damaged."""
-        backend, special = _from_gguf(files) if files.kind == "gguf" else _from_folder(files)
-        vocabulary = backend.get_vocab_size(with_added_tokens=True)
-        stops = {id for id in files.eos_ids if 0 <= id < vocabulary}
-        for text in _END_OF_TURN:
-            id = backend.token_to_id(text)
-            if (
-                id is not None
-                and files.chat_template
-                and text in files.chat_template
-                and text != special.get("bos_token")
-            ):
-                stops.add(id)
+        if files.kind == "gguf":
+            backend, special = _from_gguf(files)
+        else:
+            backend, special = read_backend(files), special_tokens(files)
+        stops = {id for id in files.eos_ids if backend.id_to_token(id) is not None}
+        stops |= _end_of_turn_ids(backend, special, files.chat_template or "")
         return cls(backend, special, files.chat_template, frozenset(stops))
 
     @property
@@ -81,14 +79,21 @@ class Tokenizer:
         return self.backend.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """Ids of `text`; `special` adds what the model wants around plain text, such as BOS."""
-        clean = text.encode("utf-8", "replace").decode()  # lone surrogates are no text
-        with _panics_named("the model's tokenizer", "it fails on this text", _FETCH_AGAIN):
-            return list(self.backend.encode(clean, add_special_tokens=special).ids)
+        """Ids of `text`; `special` adds what the model wants around plain text, such as BOS.
+
+        Raises LocalqError: exit 2 for a text beyond MAX_TEXT_BYTES, exit 8 where the tokenizer fails on it or takes
+        longer than MAX_SECONDS.
+        """
+        raw = text.encode("utf-8", "replace")  # lone surrogates are no text
+        if len(raw) > MAX_TEXT_BYTES:
+            why = f"it has {len(raw)} bytes, more than {MAX_TEXT_BYTES}"
+            raise usage_error("the text", why, "Send less: no model's context holds that much.")
+        seconds = MAX_SECONDS * max(1.0, len(raw) / 2**20)
+        return _encode_within(seconds, self.backend, raw.decode(), special)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens."""
-        with _panics_named("the model's tokenizer", "it fails on these tokens", _FETCH_AGAIN):
+        with panics_named("the model's tokenizer", "it fails on these tokens", _FETCH_AGAIN):
             return self.backend.decode(list(ids), skip_special_tokens=True)
 
     def stream(self) -> Detokenizer:
@@ -142,8 +147,10 @@ class Detokenizer:
 
     def _advance(self) -> str:
         last = self._ids[-1]
-        if last in self._skipped or _BYTE_TOKEN.match(self._tokenizer.backend.id_to_token(last) or ""):
-            # Byte tokens are decoded as a group, across skipped tokens: what one means depends on where it ends.
+        token = self._tokenizer.backend.id_to_token(last)
+        if token is None or last in self._skipped or _BYTE_TOKEN.match(token):
+            # Byte tokens are decoded as a group, across skipped tokens and ids that only a padded embedding has: what
+            # one means depends on where the group ends.
             return ""
         text = self._tokenizer.decode(self._ids[self._start :])
         if text.endswith(_HELD_BACK) or not text.startswith(self._shown):
@@ -157,60 +164,43 @@ class Detokenizer:
         return piece
 
 
-@contextlib.contextmanager
-def _panics_named(what: str, why: str, next_step: str) -> Iterator[None]:
-    """Name what the library raises over a file: plain Exception, and for some files a panic, no Exception at all."""
+def _encode_within(seconds: float, backend: tokenizers.Tokenizer, text: str, special: bool) -> list[int]:
+    """Ids of `text`, encoded beside the caller: the splitting rule of a hostile file can search for hours.
+
+    Native code cannot be interrupted, so the thread of a text that takes too long is left behind; Ctrl-C comes through
+    at once. Only the library's batch call lets other threads run.
+    """
+    answers: queue.SimpleQueue[list[int] | BaseException] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            with panics_named("the model's tokenizer", "it fails on this text", _FETCH_AGAIN):
+                answers.put(list(backend.encode_batch([text], add_special_tokens=special)[0].ids))
+        except BaseException as error:  # raised again by the caller
+            answers.put(error)
+
+    threading.Thread(target=work, daemon=True).start()
     try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise  # Ctrl-C and its like
-        raise bad_file(what, f"{why} ({str(error)[:200]})", next_step) from error
+        answer = answers.get(timeout=seconds)
+    except queue.Empty:
+        why = f"it takes more than {seconds:.0f} s for a text of {len(text)} characters"
+        raise bad_file("the model's tokenizer", why, _FETCH_AGAIN) from None
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+def _end_of_turn_ids(backend: tokenizers.Tokenizer, special: Mapping[str, str], template: str) -> set[int]:
+    """Ids of the special tokens that end a turn in what `template` writes."""
+    written = [text for text in _END_OF_TURN if text in template and not (text == _PART and _WHOLE in template)]
+    if "eos_token" in template and "eos_token" in special:
+        written.append(special["eos_token"])
+    ids = {token.content: id for id, token in backend.get_added_tokens_decoder().items() if token.special}
+    return {ids[text] for text in written if text in ids and text != special.get("bos_token")}
 
 
 def _from_gguf(files: ModelFiles) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
     from localq.gguf_import import vocab  # start-up cost: only for .gguf files
 
     special = vocab.special_tokens(files.path)
-    return vocab.build_tokenizer(files.path), {name: special[name] for name in _SPECIAL if special[name]}
-
-
-def _from_folder(files: ModelFiles) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    from tokenizers import Tokenizer as Backend  # start-up cost
-
-    path = files.path / "tokenizer.json"
-    next_step = "Fetch the model again; localq needs its tokenizer.json."
-    try:
-        size = path.stat().st_size
-        if size > MAX_TOKENIZER_BYTES:
-            raise bad_file(str(path), f"it has {size} bytes, more than {MAX_TOKENIZER_BYTES}", next_step)
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise bad_file(str(path), "there is no such file", next_step) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise bad_file(str(path), f"it cannot be read ({error})", next_step) from error
-    with _panics_named(str(path), "it is malformed", next_step):
-        backend = Backend.from_str(text)
-    # Left over from how the file was made; a prompt must never be cut or filled up in silence.
-    backend.no_truncation()
-    backend.no_padding()
-    return backend, _special_tokens(files)
-
-
-def _special_tokens(files: ModelFiles) -> dict[str, str]:
-    """From tokenizer_config.json, else special_tokens_map.json; a token is text or {"content": text}."""
-    found: dict[str, str] = {}
-    older = files.path / "special_tokens_map.json"
-    fallback: dict[str, Any] = {}
-    if older.is_file() and older.stat().st_size < 2**20:
-        try:
-            read = json.loads(older.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise bad_file(str(older), f"it is malformed ({error})", "Fetch the model again.") from error
-        fallback = read if isinstance(read, dict) else {}
-    for name in _SPECIAL:
-        value = files.tokenizer_config.get(name) or fallback.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            found[name] = text
-    return found
+    return vocab.build_tokenizer(files.path), {name: special[name] for name in SPECIAL if special[name]}

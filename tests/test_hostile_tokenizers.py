@@ -54,7 +54,7 @@ def test_no_prompt_is_cut_or_filled_up(tmp_path, name):
 
 def test_an_interrupt_passes_through():
     class Interrupted:
-        def encode(self, *_arguments, **_keywords):
+        def encode_batch(self, *_arguments, **_keywords):
             raise KeyboardInterrupt
 
     tokenizer = Tokenizer(Interrupted(), {}, None, frozenset())
