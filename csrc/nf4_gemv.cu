@@ -44,11 +44,21 @@ __device__ __forceinline__ uint32_t pack(float low, float high, __nv_bfloat16) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
+// The table holds the 16 values times this, and every sum is divided by it: where a value falls between two numbers of
+// type T is chance, and with this factor (the best of 2^23 between 1 and 2) the worst is rounded by half as much.
+template <typename T>
+__device__ constexpr float kTableScale = 0.f;
+template <>
+__device__ constexpr float kTableScale<__half> = 1.6384992599487305f;  // worst relative error 1.6e-4, 3.3e-4 without
+template <>
+__device__ constexpr float kTableScale<__nv_bfloat16> = 1.1888107061386108f;  // 1.6e-3, 3.1e-3 without
+
 template <typename T>
 __device__ void fill_tables(const Nf4& w, bool nested, Shared& s) {
   const int lane = threadIdx.x % 32;
   for (int byte = threadIdx.x / 32; byte < 256; byte += kWarps) {
-    s.table[byte][lane] = pack(w.code_map[byte >> 4], w.code_map[byte & 15], T{});
+    const float even = w.code_map[byte >> 4] * kTableScale<T>, odd = w.code_map[byte & 15] * kTableScale<T>;
+    s.table[byte][lane] = pack(even, odd, T{});
   }
   if (nested) s.nested_map[threadIdx.x] = w.nested_map[threadIdx.x];
   __syncthreads();
@@ -202,6 +212,7 @@ __device__ void write_tiles(const Shared& s, const T* bias, T* y, int tile, int 
     float total = 0.f;
 #pragma unroll 1
     for (int k = 0; k < split; ++k) total += s.partial[group * split + k][column][row];
+    total *= 1.f / kTableScale<T>;
     if (bias != nullptr) total += float(bias[o]);
     y[int64_t(row) * out + o] = T(total);
   }
@@ -233,10 +244,11 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) nf4_gemv_kernel(const 
   }
 }
 
-// Warps per tile: enough that each still has a few steps to itself, and one where there are tiles for every warp.
+// Warps per tile: one where there are tiles for every warp, else as many as leave each two blocks of columns: what a
+// short matrix costs is the latency of one warp's steps, one after the other.
 int choose_split(int64_t tiles, int blocks, int sms) {
   int split = 1;
-  while (split < kWarps && blocks / (2 * split) >= 2 * kStep && tiles * split < int64_t(sms) * kBlocksPerSm * kWarps) {
+  while (split < kWarps && blocks / (2 * split) >= 2 && tiles * split < int64_t(sms) * kBlocksPerSm * kWarps) {
     split *= 2;
   }
   return split;

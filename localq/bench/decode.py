@@ -51,12 +51,12 @@ def run(path: Path, out: TextIO, device: str = "auto", dtype: str = "auto", toke
     print(", ".join(f"{key} {value}" for key, value in conditions.items()), file=out)
     for note in model.notes:
         print(note, file=out)
+    moved = bytes_per_token(model, PROMPT_TOKENS + tokens // 2)  # before the rivals change the model
     measured = _on_gpu(model, tokens, repeat) if model.device.type == "cuda" else _on_cpu(model, files, tokens, repeat)
     speeds = {name: statistics.median(each.tokens_per_s for each in runs) for name, runs in measured.items()}
     for name, runs in measured.items():
         low, high = min(each.tokens_per_s for each in runs), max(each.tokens_per_s for each in runs)
         print(f"{name}: {speeds[name]:.1f} tok/s (median of {repeat}, {low:.1f} to {high:.1f})", file=out)
-    moved = bytes_per_token(model, PROMPT_TOKENS + tokens // 2)
     roof = read_bytes_per_s(model.device)
     share = speeds["localq"] * moved / roof
     print(f"{moved / 1e9:.3f} GB per token: {share:.0%} of the measured {roof / 1e9:.0f} GB/s", file=out)
