@@ -33,7 +33,7 @@ lint: $(VENV)/.test
 	$(BIN)/lint-imports
 	$(BIN)/clang-format --dry-run --Werror $(CLANG_SOURCES)
 
-wheel: $(VENV)/.torch
+wheel: $(VENV)/.made
 	$(BIN)/pip wheel --no-deps --wheel-dir dist .
 
 readme: $(VENV)/.installed-$(BUILD)
@@ -42,9 +42,12 @@ readme: $(VENV)/.installed-$(BUILD)
 clean:
 	rm -rf $(VENV) build dist
 
-$(VENV)/.torch:
+$(VENV)/.made:
 	$(PYTHON) -c 'import sys; sys.exit("localq needs Python 3.11 or newer" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.torch: $(VENV)/.made
 	$(BIN)/pip install --quiet '$(TORCH)'
 	touch $@
 
