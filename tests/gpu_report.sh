@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
 # Everything that a GPU must show, in one command: build, `pytest -m cuda`, the sanitizer, speeds. A short table last.
-# Usage: bash tests/gpu_report.sh [OUTPUT_FOLDER] [MODEL.gguf]   (needs nvcc, torch with CUDA and the test packages)
+# Usage: bash tests/gpu_report.sh [OUTPUT_FOLDER]   (needs nvcc, torch with CUDA and the test packages)
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-gpu_report}
-model=${2:-smollm2-135m}
 mkdir -p "$out"
 declare -A result
 
@@ -19,14 +18,13 @@ step() { # name, command...
 
 step build python3 -m pip install --quiet --no-build-isolation --no-deps --editable .
 step doctor python3 -m localq doctor
-TAIL=25 step tests python3 -m pytest -q -m cuda tests -p no:cacheprovider -x --timeout 500
-if command -v compute-sanitizer >/dev/null; then
-  step memcheck compute-sanitizer --tool memcheck --error-exitcode 9 python3 -m pytest -q -m "cuda and not slow" tests/kernels \
-    -p no:cacheprovider
-else
-  echo "== memcheck: not run, no compute-sanitizer here"
-fi
+TAIL=30 step tests python3 -m pytest -q -s -m cuda tests -p no:cacheprovider --timeout 500
+step memcheck compute-sanitizer --tool memcheck --error-exitcode 9 \
+  python3 -m pytest -q -m "cuda and not slow" tests/kernels -p no:cacheprovider
 TAIL=30 step kernels python3 -m localq bench --kernels
-TAIL=8 step decode python3 -m localq bench "$model@nf4" --device cuda
+TAIL=6 step decode_nf4 python3 -m localq bench smollm2-135m@nf4 --device cuda
+TAIL=6 step decode_bf16 python3 -m localq bench smollm2-135m --device cuda
+TAIL=2 step decode_memcheck compute-sanitizer --tool memcheck --error-exitcode 9 \
+  python3 -m localq bench smollm2-135m@nf4 --device cuda -n 8 -r 1
 echo "== summary"
 for name in "${!result[@]}"; do echo "$name: ${result[$name]}"; done
