@@ -4,71 +4,36 @@ from __future__ import annotations
 
 import datetime
 import json
-from pathlib import Path
 
 import jinja2
 import pytest
 import tiny_tokenizers
-from real_model import smollm2
+from chat_templates import CONVERSATIONS, EVERY, source, turns
 from transformers import PreTrainedTokenizerFast
 
 from localq import template
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
 
-FOLDER = Path(__file__).parent / "data" / "templates"
-ENDS = {  # bos and eos of the family, as its tokenizer_config.json has them
-    "llama": ("<|begin_of_text|>", "<|eot_id|>"),
-    "mistral": ("<s>", "</s>"),
-    "qwen": (None, "<|im_end|>"),
-    "gemma": ("<bos>", "<eos>"),
-    "phi-3": ("<s>", "<|endoftext|>"),
-    "phi-4": ("<|endoftext|>", "<|endoftext|>"),
-    "smollm": ("<|im_start|>", "<|im_end|>"),
-    "gpt": ("<|startoftext|>", "<|return|>"),
-}
-NAMES = [path.stem for path in sorted(FOLDER.glob("*.jinja"))]
 TOOLS = [
     {"type": "function", "function": {"name": "<é>", "parameters": {"type": "array", "items": {"type": "string"}}}}
 ]
 
-
-def turns(*contents: str, system: str | None = None) -> list[dict[str, str]]:
-    first = [] if system is None else [{"role": "system", "content": system}]
-    return first + [
-        {"role": ("user", "assistant")[index % 2], "content": content} for index, content in enumerate(contents)
-    ]
-
-
-CONVERSATIONS = {
-    "single": turns("What is the capital of France?"),
-    "system": turns("Hi", system="Be kind. /no_think"),
-    "multi": turns("a", "b", "c", "d", "e"),
-    "answered": turns("a", "<think>\nhm\n</think>\n\nb", "c", "<think>\nhm</think>d"),
-    "unicode": turns("Où 👩‍👩‍👧‍👦?", "שלום <b>&amp;</b>", "<|im_end|>{{ bos_token }}{% raw %}", system="日本\x00\x1b"),
-    "whitespace": turns("  \n a \n", "\n\n b  ", "\t", system=" \n "),
-    "empty": turns("", "", "", system=""),
-    "twice": turns("a") + turns("b"),
-    "system-only": turns(system="x"),
-    "system-late": turns("a", "b") + turns("c", system="x"),
-    "calls": [*turns("a", "<|channel|>final<|message|>b"), {"role": "tool", "content": "c"}],
-}
+PROPERTIES = {"city": {"type": "string", "description": "é", "enum": ["a", "b"]}, "days": {"type": "integer"}}
+WEATHER = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "description": "Forecast.",
+            "parameters": {"type": "object", "properties": PROPERTIES, "required": ["city"]},
+        },
+    }
+]
 
 
 @pytest.fixture(scope="module")
 def backend():
     return tiny_tokenizers.byte_level()
-
-
-def source(name: str) -> tuple[str, dict[str, str]]:
-    """Text and special tokens of a template."""
-    bos, eos = next(ends for family, ends in ENDS.items() if name.startswith(family))
-    special = {"eos_token": eos} | ({"bos_token": bos} if bos else {})
-    if name == "smollm2":
-        text = open_model(smollm2()).chat_template
-        assert text is not None
-        return text, special
-    return (FOLDER / f"{name}.jinja").read_text(encoding="utf-8"), special
 
 
 def outcome(function, *arguments, **keywords) -> str | None:
@@ -92,13 +57,13 @@ def both(backend, name: str, messages, **variables) -> tuple[str | None, str | N
 
 @pytest.mark.parametrize("prompt", [True, False])
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
-@pytest.mark.parametrize("name", [*NAMES, "smollm2"])
+@pytest.mark.parametrize("name", EVERY)
 def test_the_text_is_that_of_transformers(backend, name, conversation, prompt):
     wanted, got = both(backend, name, CONVERSATIONS[conversation], add_generation_prompt=prompt)
     assert got == wanted
 
 
-@pytest.mark.parametrize("name", [*NAMES, "smollm2"])
+@pytest.mark.parametrize("name", EVERY)
 def test_every_family_renders_a_plain_conversation(name):
     text = template.render(*_with(name, turns("What is it?", "A cat.", "Sure?")))
     assert text.index("What is it?") < text.index("A cat.") < text.index("Sure?")
@@ -114,6 +79,10 @@ def _with(name: str, messages):
     [
         ("qwen3", {"enable_thinking": False}),
         ("qwen2.5", {"tools": TOOLS}),
+        ("published/qwen2.5-7b-instruct", {"tools": TOOLS}),
+        ("published/qwen3-0.6b", {"tools": TOOLS, "enable_thinking": False}),
+        ("published/mistral-nemo-instruct-2407", {"tools": TOOLS}),
+        ("published/gpt-oss-120b", {"tools": WEATHER, "reasoning_effort": "high", "builtin_tools": ["python"]}),
         ("llama-3.1", {"date_string": "1 Jan 2020", "tools": TOOLS}),
         ("llama-3.3", {"custom_tools": TOOLS}),
         ("mistral-nemo", {"tools": TOOLS}),
@@ -231,3 +200,16 @@ def test_modules_in_the_working_folder_are_not_run(tmp_path, monkeypatch):
     template._CHILD.stop()
     assert template.render("{{ 1 + 1 }}", turns("a")) == "2"
     assert not (tmp_path / "run").exists()
+
+
+def test_nothing_stays_from_one_render_to_the_next():
+    text = (
+        "{% set n = namespace(x=0, seen=[]) %}{% set c = cycler('a', 'b') %}{% macro m() %}{{ c.next() }}{% endmacro %}"
+        "{% for t in messages %}{% set n.x = n.x + 1 %}{{ m() }}{{ joiner('-')() }}{% endfor %}{{ n.x }}{{ late }}"
+    )
+    assert template.render(text, turns("q"), late="!") == "a1!"
+    for count in (1, 3, 2):
+        assert template.render(text, turns(*"q" * count)) == "aba"[:count] + str(count)
+    assert template.render(text, turns("q"), raise_exception="own", late="!") == "a1!"
+    with pytest.raises(LocalqError, match="no!"):
+        template.render("{{ raise_exception('no!') }}", turns("q"))

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
+import time
 from pathlib import Path
 
 import pytest
 import tiny_tokenizers
 from real_model import smollm2
 from tiny_tokenizers import SENTENCES
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from localq.errors import LocalqError
+from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import ModelFiles, open_model
-from localq.tokenizer import Tokenizer
+from localq.tokenizer import MAX_TEXT_BYTES, Tokenizer
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -60,6 +63,42 @@ def test_the_stream_equals_the_decode_over_random_ids(tokenizer):
         assert "".join(pieces) + rest == tokenizer.decode(ids)
 
 
+def test_the_stream_equals_the_decode_over_texts_cut_anywhere(tokenizer):
+    """As a reply that is stopped: the ids of a text, from any to any, some of them doubled or dropped."""
+    generator = random.Random(13)
+    for _ in range(250):
+        text = "".join(generator.sample(SENTENCES, 2))
+        ids = [id for id in tokenizer.encode(text) for _ in range(generator.choice((1,) * 12 + (0, 2)))]
+        ids = ids[generator.randrange(9) : len(ids) - generator.randrange(9)]
+        pieces, rest = streamed(tokenizer, ids, generator)
+        assert "".join(pieces) + rest == tokenizer.decode(ids)
+
+
+def test_the_stream_equals_the_decode_over_bytes_and_ids_that_only_a_padded_embedding_has(tokenizer):
+    generator = random.Random(17)
+    by_token = {token: id for token, id in tokenizer.backend.get_vocab().items() if token.startswith("<0x")}
+    if by_token:
+        values = [by_token[f"<0x{value:02X}>"] for value in range(256)]
+    else:
+        found = [tokenizer.backend.token_to_id(letter) for letter in sorted(ByteLevel.alphabet())]
+        values = [id for id in found if id is not None]  # SmolLM2 lacks a few
+        assert len(values) > 200
+    others = [*tokenizer.skipped_ids, tokenizer.vocab_size, tokenizer.vocab_size + 63, *tokenizer.encode("a b")]
+    for _ in range(300):
+        count = generator.randrange(1, 30)
+        ids = [generator.choice(values if generator.random() < 0.8 else others) for _ in range(count)]
+        pieces, rest = streamed(tokenizer, ids, generator)
+        assert "".join(pieces) + rest == tokenizer.decode(ids)
+
+
+def test_a_stream_shows_a_text_soon(tokenizer):
+    """All but the last word is out before `finish`: holding everything back would also equal the decode."""
+    ids = tokenizer.encode("The ship leaves at ten, not a minute later")
+    stream = tokenizer.stream()
+    shown = stream.push(ids)
+    assert len(shown) >= len(tokenizer.decode(ids)) - 8
+
+
 def test_no_piece_holds_a_part_of_a_character(tokenizer):
     text = "né 日本 👩‍👩‍👧 값"
     ids = tokenizer.encode(text)
@@ -89,6 +128,51 @@ def test_stop_ids_are_the_models_own_and_the_templates_end_of_turn(tmp_path):
     tokenizer = Tokenizer.load(folder_files(tmp_path, "byte_level"))
     assert tokenizer.stop_ids == {2, 4}  # </s> of the configuration, <|im_end|> of the template
     assert Tokenizer.load(open_model(smollm2())).stop_ids == {2}
+
+
+def test_tokens_that_only_the_configuration_declares_are_found_as_by_transformers(tmp_path):
+    backend = tiny_tokenizers.byte_level()
+    size = backend.get_vocab_size()
+    declared = {
+        str(backend.token_to_id("e")): {"content": "e", "special": True},  # of the vocabulary, and no added token yet
+        str(size): {"content": "<|new|>", "special": True, "rstrip": True},
+        str(size + 1): {"content": "<plain>", "special": False},
+    }
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    config = {"added_tokens_decoder": {id: {**flags, **token} for id, token in declared.items()}}
+    files = folder_files(tmp_path, "byte_level", **config)
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", **config})
+    )
+    reference = PreTrainedTokenizerFast.from_pretrained(str(tmp_path))
+    tokenizer = Tokenizer.load(files)
+    text = "the <|new|>  ship <plain> <|im_end|> e"
+    ids = tokenizer.encode(text)
+    assert ids == reference(text, add_special_tokens=False)["input_ids"]
+    assert {size, size + 1} <= set(ids)
+    assert tokenizer.decode(ids) == reference.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [[], {"x": {"content": "<new>"}}, {"9999": {"content": "<new>"}}, {"405": "<new>"}, {"405": {"content": 3}}],
+    ids=str,
+)
+def test_a_declaration_that_does_not_fit_adds_nothing(tmp_path, declared):
+    tokenizer = Tokenizer.load(folder_files(tmp_path, "byte_level", added_tokens_decoder=declared))
+    assert tokenizer.vocab_size == tiny_tokenizers.byte_level().get_vocab_size()
+
+
+def test_a_text_beyond_any_context_is_refused(tokenizer):
+    with pytest.raises(LocalqError, match="8388610 bytes") as caught:
+        tokenizer.prompt_ids("é" * (MAX_TEXT_BYTES // 2 + 1))
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_a_mebibyte_is_encoded_in_time(tokenizer):
+    start = time.monotonic()
+    assert tokenizer.encode("a" * 2**20)
+    assert time.monotonic() - start < 5.0
 
 
 def test_lone_surrogates_are_encoded_as_something(tokenizer):
