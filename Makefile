@@ -14,7 +14,8 @@ DRIVER := $(wildcard /proc/driver/nvidia/version /usr/lib/wsl/lib/libcuda.so.1)
 TORCH ?= $(if $(DRIVER),torch>=2.8,torch==2.13.0)
 
 export LOCALQ_NO_CUDA
-BUILD := $(if $(LOCALQ_NO_CUDA),cpu,cuda)
+# Words that mean no, as the build reads them (scikit-build-core), lead to kernels.
+BUILD := $(if $(filter-out 0 n no f false off,$(LOCALQ_NO_CUDA)),cpu,cuda)
 SOURCES := pyproject.toml localq/__init__.py $(wildcard csrc/*)
 CLANG_SOURCES := $(filter-out csrc/README.md csrc/CMakeLists.txt,$(wildcard csrc/*))
 
