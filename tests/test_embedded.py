@@ -128,6 +128,15 @@ def test_without_pip_the_next_step_is_named(monkeypatch):
     assert f"{fake_index.PACKAGE}=={fake_index.VERSION}" in error.next_step
 
 
+def test_the_folder_that_the_user_stands_in_provides_no_modules(index, tmp_path, monkeypatch):
+    stands_in = tmp_path / "downloaded-folder"
+    stands_in.mkdir()
+    (stands_in / "pip.py").write_text("open('was-run', 'w')")
+    monkeypatch.chdir(stands_in)
+    assert embedded.fetch(fake_index.source()).read_bytes() == fake_index.WEIGHTS
+    assert not (stands_in / "was-run").exists()
+
+
 def test_a_full_disk_is_found_before_pip_runs(index, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=4321))
     error = refused(fake_index.source())
