@@ -204,6 +204,7 @@ def _budget(options: Options, device: torch.device) -> int | None:
     """Bytes that this process may take on the GPU, its context included; None on the CPU. Enforced by the allocator."""
     if device.type == "cpu":
         return None
+    free_memory()  # what the allocator keeps for nobody counts against the limit set below
     free, total = torch.cuda.mem_get_info(device)
     context = planner.CUDA_CONTEXT_BYTES - GRAPHS_BYTES
     budget = free + torch.cuda.memory_reserved(device) + context
