@@ -80,24 +80,28 @@ def test_readme_blocks_are_current(name):
 
 
 def test_help_is_quick():
-    command = [sys.executable, "-m", "localq", "--help"]
-    best = min(_seconds(command) for _ in range(5))
-    # The issue's figure for an idle two-core machine; the best of five leaves out the neighbours' noise.
-    assert best < 0.3
+    assert quickest([sys.executable, "-m", "localq", "--help"], 0.3) < 0.3
 
 
 def test_a_misspelt_name_is_answered_quickly():
-    command = [sys.executable, "-m", "localq", "run", "lama-3.1-8b", "hi"]
-    assert min(_seconds(command, code=4) for _ in range(5)) < 0.3
+    assert quickest([sys.executable, "-m", "localq", "run", "lama-3.1-8b", "hi"], 0.3, code=4) < 0.3
 
 
 def test_ls_is_quick(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    assert min(_seconds([sys.executable, "-m", "localq", "ls"]) for _ in range(5)) < 0.5
+    assert quickest([sys.executable, "-m", "localq", "ls"], 0.5) < 0.5
 
 
-def _seconds(command: list[str], code: int = 0) -> float:
-    start = time.perf_counter()
-    result = subprocess.run(command, capture_output=True, cwd=ROOT, check=False, stdin=subprocess.DEVNULL, timeout=60)
-    assert result.returncode == code, result.stderr
-    return time.perf_counter() - start
+def quickest(command: list[str], enough: float, code: int = 0) -> float:
+    """Seconds of the quickest of up to 20 runs: the figures are for an idle machine, neighbours only add."""
+    best = float("inf")
+    for _ in range(20):
+        start = time.perf_counter()
+        result = subprocess.run(
+            command, capture_output=True, cwd=ROOT, check=False, stdin=subprocess.DEVNULL, timeout=60
+        )
+        best = min(best, time.perf_counter() - start)
+        assert result.returncode == code, result.stderr
+        if best < enough:
+            break
+    return best

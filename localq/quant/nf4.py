@@ -270,7 +270,6 @@ class Linear(nn.Module):
         # On the host as well: the kernels take it by value, and reading it back would wait for the device every call.
         self.host_offset = 0.0 if packed.offset is None else float(packed.offset)
         self.register_buffer("code_map", CODE_MAP.to(packed.codes.device))
-        self.offset_value = 0.0 if packed.offset is None else packed.offset.item()  # kernels take it by value
         self.register_buffer("bias", bias)
 
     @property
