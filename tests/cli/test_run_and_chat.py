@@ -13,6 +13,7 @@ from pathlib import Path
 import pexpect
 import pytest
 from real_model import smollm2
+from tiny_checkpoints import make_checkpoint
 
 ROOT = Path(__file__).parents[2]
 LOCALQ = [sys.executable, "-m", "localq"]
@@ -92,6 +93,10 @@ def test_a_closed_pipe_ends_with_141_and_no_traceback(environment):
         ["config", "show"],
         ["show", "phi-4"],
         ["doctor"],
+        ["pull", "smollm2-135m", "-q"],
+        ["rm", "--help"],
+        ["quantize", "--help"],
+        ["bench", "--help"],
     ],
 )
 @pytest.mark.parametrize("more", [{"TERM": "dumb"}, {"NO_COLOR": "1"}])
@@ -126,6 +131,21 @@ def test_a_signal_ends_a_run_quickly_with_its_code(environment, number, code):
         assert time.perf_counter() - start < 5
         assert first + rest
         assert b"Traceback" not in errors
+
+
+def test_a_base_model_completes_in_run_and_is_refused_in_chat(environment, tmp_path):
+    base = make_checkpoint(tmp_path / "base")
+    config = json.loads((base / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (base / "tokenizer_config.json").write_text(json.dumps(config))
+    (base / "chat_template.jinja").unlink(missing_ok=True)
+    run = localq(environment, "run", str(base), "once upon", "-n", "4")
+    assert run.returncode == 0, run.stderr
+    assert "base model" in run.stderr
+    chat = localq(environment, "chat", str(base), stdin="hello\n")
+    assert chat.returncode == 1
+    assert "no chat template" in chat.stderr
+    assert chat.stdout == ""
 
 
 def test_wrong_use_ends_with_the_documented_code(environment):
