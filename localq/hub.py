@@ -103,6 +103,8 @@ class _Fetch:
         listing = self.listing
         if listing.gated and not hub_client.has_token():
             raise hub_client.gated(listing.repo)
+        with disk.disk_errors(places.hub_cache()):
+            hub_cache.remove_abandoned(listing.repo)  # before the free space is looked at
         names = files or _single_gguf(listing)
         if names and all(name.endswith(".gguf") for name in names):
             path = self._get(_named(listing, names))[0]

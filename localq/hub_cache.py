@@ -6,7 +6,8 @@ Layout (shared with every other tool that uses it; documented by huggingface_hub
     models--ORG--REPO/snapshots/COMMIT/FILE   a link to ../../blobs/HASH (a plain file where there are no links)
     models--ORG--REPO/blobs/HASH              the content, named by sha256 (LFS) or by git's id; may itself be a link
                                               into a store that the whole cache shares
-    models--ORG--REPO/blobs/*.incomplete      a download that was cut off
+    models--ORG--REPO/blobs/HASH.*.incomplete a download that runs, or one that was killed: no later one goes on with it
+    .locks/models--ORG--REPO/HASH.lock        held by the process that downloads HASH
 
 A snapshot is complete when it has `config.json`, `tokenizer.json` and every shard. `hub.fetch` places `config.json`
 last, after the hashes of all other files: a snapshot that it left half done is never taken for a complete one.
@@ -14,9 +15,11 @@ last, after the hashes of all other files: a snapshot that it left half done is 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +37,7 @@ _SHORT_COMMIT = re.compile(r"[0-9a-f]{7,39}")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _PREFIX = "models--"
 _MAX_REF_BYTES = 256
+ABANDONED_S = 60.0  # a download that wrote nothing for so long is none: the client gives up after 10 s of silence
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,30 @@ def gguf_files(folder: Path) -> list[Path]:
 def incomplete_files(repo: str) -> list[Path]:
     """What cut-off downloads of `repo` left behind."""
     return sorted((repo_folder(repo) / "blobs").glob("*.incomplete"))
+
+
+def remove_abandoned(repo: str) -> int:
+    """Remove what killed downloads of `repo` left behind; the bytes freed.
+
+    A file stays while a process holds its lock. Where locks do not work (some network drives), its age decides.
+    """
+    import filelock  # start-up cost: only fetching needs it
+
+    freed = 0
+    for path in incomplete_files(repo):
+        lock = filelock.FileLock(places.hub_cache() / ".locks" / repo_folder(repo).name / f"{_blob_of(path)}.lock")
+        # Gone, held by another process, or a drive without locks: whoever downloads it removes it.
+        with contextlib.suppress(FileNotFoundError, filelock.Timeout, NotImplementedError), lock.acquire(timeout=0):
+            stat = path.stat()
+            if time.time() - stat.st_mtime > ABANDONED_S:
+                path.unlink()
+                freed += stat.st_size
+    return freed
+
+
+def _blob_of(incomplete: Path) -> str:
+    """The name of the blob that an HASH.incomplete or HASH.RANDOM.incomplete was to become."""
+    return incomplete.name.partition(".")[0]
 
 
 def content(folder: Path) -> Iterator[os.stat_result]:

@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import fake_hub
+import filelock
 import pytest
 
 from localq import catalog, hub, hub_cache, hub_client
@@ -395,6 +397,21 @@ def test_an_interrupt_leaves_nothing_that_looks_complete(server):
     assert hub_cache.incomplete_files(REPO) == []
     assert hub.local_source(source()) is None
     assert hub_cache.is_complete(hub.fetch(source()))
+
+
+def test_what_a_killed_download_left_is_removed_and_what_runs_is_spared(server):
+    server.add(REPO, fake_hub.model_files())
+    blobs = hub_cache.repo_folder(REPO) / "blobs"
+    locks = hub_cache.repo_folder(REPO).parent / ".locks" / hub_cache.repo_folder(REPO).name
+    for folder in (blobs, locks):
+        folder.mkdir(parents=True)
+    killed, young, running = (blobs / f"{digit * 64}.0a1b2c3d.incomplete" for digit in "123")
+    for path, age_s in ((killed, 3600), (young, 2), (running, 3600)):
+        path.write_bytes(b"half of it")
+        os.utime(path, (time.time() - age_s,) * 2)
+    with filelock.FileLock(locks / f"{'3' * 64}.lock"):
+        assert hub_cache.is_complete(hub.fetch(source()))
+    assert hub_cache.incomplete_files(REPO) == [young, running]
 
 
 def test_a_fresh_process_asks_for_nothing_but_the_model_and_prints_nothing(server, tmp_path):
