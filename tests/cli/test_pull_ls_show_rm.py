@@ -13,12 +13,11 @@ import cached_models
 import fake_hub
 import pexpect
 import pytest
+from hub_server import REPO, TOKEN
 
 from localq import hub_cache, places
 
 ROOT = Path(__file__).parents[2]
-REPO = "maker/tiny-model"
-TOKEN = "hf_a-secret-of-the-user"
 FILES = fake_hub.model_files()
 
 
