@@ -215,3 +215,19 @@ def test_a_killed_engine_is_reported_and_the_conversation_goes_on(terminal):
     terminal.expect(">>>")
     terminal.send("What is the capital of France?\r")
     terminal.expect("Paris")
+
+
+def test_a_format_that_nobody_publishes_is_made_once_announced_and_removable(environment):
+    first = localq(environment, "run", "smollm2-135m@nf4", "What is the capital of France?", "-n", "12")
+    assert first.returncode == 0, first.stderr
+    assert "Paris" in first.stdout
+    assert "made here once" in first.stderr
+    assert "about 1 min" in first.stderr
+    again = localq(environment, "run", "smollm2-135m@nf4", "What is the capital of France?", "-n", "12")
+    assert again.stdout == first.stdout
+    assert "made here" not in again.stderr
+    listed = json.loads(localq(environment, "ls", "--json").stdout)
+    assert "smollm2-135m@nf4" in [model["name"] for model in listed["models"]]
+    removed = localq(environment, "rm", "smollm2-135m@nf4", "-y")
+    assert removed.returncode == 0, removed.stderr
+    assert "smollm2-135m@nf4" not in localq(environment, "ls", "--json").stdout
