@@ -187,6 +187,7 @@ def test_at_a_terminal_ctrl_c_keeps_the_reply_and_ctrl_d_leaves(terminal):
     terminal.send("What is the capital of France?\r")
     terminal.expect("Paris")
     terminal.expect(r"tok/s")
+    terminal.expect(">>>")  # before the prompt is there, the terminal would take the end-of-file for itself
     terminal.sendeof()
     terminal.expect(pexpect.EOF)
     terminal.close()
