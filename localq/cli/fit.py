@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from localq.cli import options
 from localq.cli.output import human_bytes, note, print_json, stdout_table
-from localq.errors import ExitCode, LocalqError, usage_error
+from localq.errors import usage_error
 
 if TYPE_CHECKING:
     from localq.cli.fit_rows import Memory, Row
@@ -65,23 +64,14 @@ def _memory(vram: str | None, desktop: str | None) -> Memory:
 
 def _detected() -> tuple[int, int]:
     """(bytes in total, bytes that other programs hold) of the GPU that localq would use."""
-    import pynvml  # type: ignore[import-untyped] # start-up cost: most runs of `fit` name a card instead
+    from localq import gpus  # start-up cost: most runs of `fit` name a card instead
 
-    try:
-        pynvml.nvmlInit()
-        try:
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-            if visible.isdecimal():
-                device = pynvml.nvmlDeviceGetHandleByIndex(int(visible))
-            else:
-                device = pynvml.nvmlDeviceGetHandleByUUID(visible)
-            memory = pynvml.nvmlDeviceGetMemoryInfo(device)
-            return int(memory.total), int(memory.total) - int(memory.free)
-        finally:
-            pynvml.nvmlShutdown()
-    except pynvml.NVMLError as error:
-        step = "Say how much memory the card has: localq fit --vram 24."
-        raise LocalqError("fit", f"no NVIDIA GPU can be asked ({error})", step, ExitCode.USAGE) from error
+    found = gpus.probe()
+    gpu = gpus.first_visible(found.gpus)
+    if gpu is None or gpu.total is None or gpu.free is None:
+        why = f"no NVIDIA GPU can be asked ({'; '.join(found.untold) or 'none is visible'})"
+        raise usage_error("fit", why, "Say how much memory the card has: localq fit --vram 24.")
+    return gpu.total, gpu.total - gpu.free
 
 
 def _as_json(rows: list[Row], memory: Memory, ctx: int | None, with_ledger: bool) -> dict[str, Any]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
 
-from localq import catalog, planner
+from localq import catalog, gpus, planner
 from localq.cli import execute
 from localq.errors import ExitCode
 
@@ -22,26 +21,12 @@ ROW_KEYS = {
 }  # fmt: skip
 
 
-class NVMLError(Exception):
-    """Stands for pynvml.NVMLError."""
-
-
-def fake_nvml(monkeypatch, total: int | None, free: int = 0) -> list[str | int]:
-    """A driver with one card of `total` bytes (None: no driver); returns the devices that were asked for."""
-    asked: list[str | int] = []
-
-    def init() -> None:
-        if total is None:
-            raise NVMLError("NVML Shared Library Not Found")
-
-    module = types.ModuleType("pynvml")
-    module.NVMLError = NVMLError
-    module.nvmlInit = init
-    module.nvmlShutdown = lambda: None
-    module.nvmlDeviceGetHandleByIndex = module.nvmlDeviceGetHandleByUUID = lambda which: asked.append(which) or "card"
-    module.nvmlDeviceGetMemoryInfo = lambda handle: types.SimpleNamespace(total=total, free=free)
-    monkeypatch.setitem(sys.modules, "pynvml", module)
-    return asked
+def fake_gpu(monkeypatch, total: int | None, free: int = 0) -> None:
+    """A driver with one card of `total` bytes and a second one of a tenth; None: no driver."""
+    cards = [] if total is None else [(0, "GPU-aaaa", total, free), (1, "GPU-bbbb", total // 10, free // 10)]
+    known = tuple(gpus.Gpu(index, "card", uuid, (8, 9), size, left, None) for index, uuid, size, left in cards)
+    untold = () if cards else ("NVML: NVML Shared Library Not Found",)
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", known, untold))
 
 
 @pytest.fixture(autouse=True)
@@ -177,17 +162,16 @@ def test_wrong_input_is_one_line_and_a_code(capsys, arguments, code):
 
 
 def test_the_card_in_this_machine_is_asked_when_none_is_named(capsys, monkeypatch):
-    asked = fake_nvml(monkeypatch, total=12_282 * MIB, free=11_000 * MIB)
+    fake_gpu(monkeypatch, total=12_280 * MIB, free=11_000 * MIB)
     body = fit_json(capsys)
-    assert (body["vram_bytes"], body["desktop_bytes"]) == (12_282 * MIB, 1282 * MIB)
+    assert (body["vram_bytes"], body["desktop_bytes"]) == (12_280 * MIB, 1280 * MIB)
     assert fit_json(capsys, "--desktop", "2")["desktop_bytes"] == 2 * 2**30
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1234,0")
-    fit_json(capsys)
-    assert asked == [0, 0, "GPU-1234"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bbbb,0")
+    assert fit_json(capsys)["vram_bytes"] == 1228 * MIB
 
 
 def test_without_a_gpu_it_asks_for_the_memory(capsys, monkeypatch):
-    fake_nvml(monkeypatch, total=None)
+    fake_gpu(monkeypatch, total=None)
     assert execute(["fit"]) == ExitCode.USAGE
     captured = capsys.readouterr()
     assert captured.out == ""
