@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 import ipaddress
+import signal
 import socket
 from typing import Any
 
 import pytest
+
+
+def pytest_configure() -> None:
+    # A shell starts background jobs with Ctrl-C ignored, and children inherit that: tests of Ctrl-C need the default.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
