@@ -165,9 +165,10 @@ def _pip_failed(source: Source, log: str) -> LocalqError:
 
 def _bytes_below(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # pip moves its files about meanwhile
-            total += path.lstat().st_size
+    for parent, _, names in os.walk(folder):  # pip removes folders meanwhile, which walk passes over
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(parent, name)).st_size
     return total
 
 
