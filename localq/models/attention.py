@@ -101,6 +101,10 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.hidden, kv_width, bias=config.qkv_bias)
         self.o_proj = nn.Linear(query_width, config.hidden, bias=config.output_bias)
 
+    def inputs(self) -> tuple[nn.Module, ...]:
+        """The linears that read x; their results behind each other are q, k and v."""
+        return self.q_proj, self.k_proj, self.v_proj
+
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, hidden] -> q [T, heads * head_dim], k and v [T, kv_heads * head_dim]."""
         return self.q_proj(x), self.k_proj(x), self.v_proj(x)

@@ -6,6 +6,8 @@ gives, and linears replaced where the checkpoint is quantized; then `make_tables
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,6 +15,15 @@ from torch.nn import functional as F
 from localq.models.attention import Attention, Pass, host_start, visible
 from localq.models.config import DecoderConfig
 from localq.models.layers import Cache, GatedMLP, RMSNorm
+
+
+class Norms(NamedTuple):
+    """The norms of a block by place: of what attention and the MLP read, and of what they add to the residual."""
+
+    before_attention: RMSNorm
+    after_attention: RMSNorm | None
+    before_mlp: RMSNorm
+    after_mlp: RMSNorm | None
 
 
 class Block(nn.Module):
@@ -29,6 +40,10 @@ class Block(nn.Module):
         self.input_layernorm = self.norm_class(config.hidden, config.eps)
         self.post_attention_layernorm = self.norm_class(config.hidden, config.eps)
 
+    def norms(self) -> Norms:
+        """Before attention and before the MLP."""
+        return Norms(self.input_layernorm, None, self.post_attention_layernorm, None)
+
     def forward(self, x: Tensor, step: Pass) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
         x = x + self.self_attn(self.input_layernorm(x), step)
@@ -44,6 +59,7 @@ class Decoder(nn.Module):
     """
 
     block_class: type[Block] = Block
+    embed_scale: float = 1.0  # multiplies the rows of the embedding
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from localq.models.attention import Pass
 from localq.models.config import DecoderConfig, flag, integer, number, read_activation, read_windows
-from localq.models.decoder import Block, Decoder
+from localq.models.decoder import Block, Decoder, Norms
 from localq.models.layers import OffsetRMSNorm
 from localq.models.llama import rename as rename
 
@@ -63,6 +63,15 @@ class SandwichBlock(Block):
         self.pre_feedforward_layernorm = self.norm_class(config.hidden, config.eps)
         self.post_feedforward_layernorm = self.norm_class(config.hidden, config.eps)
 
+    def norms(self) -> Norms:
+        """One on either side of attention and of the MLP."""
+        return Norms(
+            self.input_layernorm,
+            self.post_attention_layernorm,
+            self.pre_feedforward_layernorm,
+            self.post_feedforward_layernorm,
+        )
+
     def forward(self, x: Tensor, step: Pass) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
         x = x + self.post_attention_layernorm(self.self_attn(self.input_layernorm(x), step))
@@ -74,7 +83,6 @@ class Model(Decoder):
     """Scales the embedding by sqrt(hidden), rounded to the dtype of the weights."""
 
     block_class = SandwichBlock
-    embed_scale: float
 
     def make_tables(self, context: int, device: torch.device | str) -> None:
         """As `Decoder.make_tables`, and the rounded scale."""

@@ -50,6 +50,11 @@ class RMSNorm(nn.Module):
     def finish(self) -> None:
         """Called once after the weights are in place; this norm derives nothing from them."""
 
+    @property
+    def factor(self) -> Tensor:
+        """What multiplies x / rms(x), [width]: in the dtype of x after that was rounded, or f32 and rounded last."""
+        return self.weight
+
 
 class OffsetRMSNorm(RMSNorm):
     """(1 + weight) * x / rms(x), all in f32 and rounded last (gemma's order of rounding)."""
@@ -63,6 +68,11 @@ class OffsetRMSNorm(RMSNorm):
     def finish(self) -> None:
         """Keeps 1 + weight in f32, which every call would compute again."""
         self.scale = 1.0 + self.weight.detach().float()
+
+    @property
+    def factor(self) -> Tensor:
+        """1 + weight, f32 [width]."""
+        return self.scale
 
 
 class GatedMLP(nn.Module):
@@ -78,6 +88,10 @@ class GatedMLP(nn.Module):
         self.gate_proj = nn.Linear(hidden, intermediate, bias=bias)
         self.up_proj = nn.Linear(hidden, intermediate, bias=bias)
         self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
+
+    def inputs(self) -> tuple[nn.Module, ...]:
+        """The linears that read x: gate and up, or one whose first half of rows is gate."""
+        return self.gate_proj, self.up_proj
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""

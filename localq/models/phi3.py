@@ -40,6 +40,10 @@ class FusedAttention(Attention):
         self.qkv_proj = nn.Linear(config.hidden, sum(self.widths), bias=config.qkv_bias)
         self.o_proj = nn.Linear(self.widths[0], config.hidden, bias=config.output_bias)
 
+    def inputs(self) -> tuple[nn.Module, ...]:
+        """The linear that reads x."""
+        return (self.qkv_proj,)
+
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [T, hidden] -> q [T, heads * head_dim], k and v [T, kv_heads * head_dim]."""
         q, k, v = self.qkv_proj(x).split(self.widths, -1)
@@ -53,6 +57,10 @@ class FusedMLP(GatedMLP):
         """The linears of this layer."""
         self.gate_up_proj = nn.Linear(hidden, 2 * intermediate, bias=bias)
         self.down_proj = nn.Linear(intermediate, hidden, bias=bias)
+
+    def inputs(self) -> tuple[nn.Module, ...]:
+        """The linear that reads x."""
+        return (self.gate_up_proj,)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
