@@ -71,16 +71,18 @@ def load(
     options: Options,
     on_progress: OnProgress = lambda stage, done, total: None,
     pick: Callable[[str], devices.Choice] = devices.pick,
+    opened: Callable[[ModelFiles], Checkpoint] = open_checkpoint,
 ) -> LoadedModel:
     """Load `files`. Raises LocalqError: exit 7 no usable GPU, 3 does not fit, 8 damaged files, 2 bad options.
 
-    Whatever was allocated is free again after an error.
+    `opened` gives the weights; benchmarks load others than the files hold. Whatever was allocated is free again after
+    an error.
     """
     choice = pick(options.device)
     dtype = pick_dtype(options.dtype, files, choice.device)
     failure: LocalqError
     try:
-        with open_checkpoint(files) as checkpoint:
+        with opened(files) as checkpoint:
             return _load(files, options, checkpoint, choice, dtype, on_progress)
     except LocalqError as error:
         failure = error.with_traceback(None)  # its frames would keep the half-loaded model alive
