@@ -46,3 +46,68 @@ class Stats:
     def to_dict(self) -> dict[str, Any]:
         """Plain form for messages and `--json`."""
         return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """All launches of one kind in a decode step.
+
+    kernel   what they do in the model: "qkv", "attention", "o", "gate_up", "down", "norm", "embed", "head", "sample"
+    calls    how many of them there are
+    us       from the start of each to the start of the next, together; medians over some steps
+    bytes    that they must move: weights once, activations once, cache slots up to the position
+    """
+
+    kernel: str
+    calls: int
+    us: float
+    bytes: int
+
+    @property
+    def gb_per_s(self) -> float:
+        """Bytes that must move over the time taken."""
+        return self.bytes / self.us / 1e3 if self.us > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class StepProfile:
+    """Where the time of one decode step goes.
+
+    rows          by operation, in the order of the step; their times are measured one by one
+    step_us       of one replay of the whole step, measured without taking it apart, back to back with others
+    host_gap_us   wall time per token of steady decoding less step_us
+    position      cache slot of the step
+    timer         "cupti": kernel records of a replay; "events": a graph with an event between the operations
+    """
+
+    rows: tuple[Operation, ...]
+    step_us: float
+    host_gap_us: float
+    position: int
+    timer: str
+
+    @property
+    def sum_us(self) -> float:
+        """Of the rows; near step_us."""
+        return sum(row.us for row in self.rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain form for messages and `--json`, units in key names."""
+        rows = [
+            {
+                "kernel": row.kernel,
+                "calls": row.calls,
+                "us": round(row.us, 3),
+                "bytes": row.bytes,
+                "gb_per_s": round(row.gb_per_s, 1),
+            }
+            for row in self.rows
+        ]
+        return {
+            "rows": rows,
+            "sum_us": round(self.sum_us, 3),
+            "step_us": round(self.step_us, 3),
+            "host_gap_us": round(self.host_gap_us, 3),
+            "position": self.position,
+            "timer": self.timer,
+        }

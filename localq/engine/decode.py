@@ -1,8 +1,8 @@
 """One decode step on fixed buffers: a token in, the next token out, everything kept on the device.
 
 The step feeds itself: it writes the token it chose, the next position and the sampler's history where the next step
-reads them, so that nothing but one id has to come back to the host. The same function runs eagerly and inside a
-captured CUDA graph (`graph.py`). Ids only.
+reads them, so that nothing but one id has to come back to the host. On a GPU the step is `fused.FusedStep`, where its
+kernels serve; `ModuleStep` is the reference, and what runs on the CPU and in float32. Ids only.
 """
 
 from __future__ import annotations
@@ -16,39 +16,61 @@ from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState, sample
 from localq.models.decoder import Decoder
 
-SMALLEST_BUCKET = 256  # cache slots; attention over fewer costs the same
 
+class StepState:
+    """What one step hands to the next: token i64 [1], position i64 [1], chosen i64 [1] (NON_FINITE included)."""
 
-class DecodeStep:
-    """The buffers of a step: token i64 [1], position i64 [1], chosen i64 [1] (NON_FINITE included)."""
-
-    def __init__(self, model: Decoder, cache: KVCache, sampler: SamplerState, device: torch.device) -> None:
-        self.model, self.cache, self.sampler = model, cache, sampler
+    def __init__(self, sampler: SamplerState, device: torch.device) -> None:
+        self.sampler = sampler
         self.token = torch.zeros(1, dtype=torch.int64, device=device)
         self.position = torch.zeros(1, dtype=torch.int64, device=device)
         self.chosen = torch.zeros(1, dtype=torch.int64, device=device)
 
-    def run(self, live: int, greedy: bool) -> None:
-        """Feed `token` at `position`, choose the next token, and move both on. No host synchronisation."""
-        logits = self.model(self.token, self.position, self.cache, live)
-        self.choose(logits[0], greedy)
-        self.position.add_(1)
+    def choose(self, logits: Tensor, greedy: bool, softcap: float = 0.0) -> None:
+        """Choose from logits f32 [vocab], make the choice the next input, and move on by one position.
 
-    def choose(self, logits: Tensor, greedy: bool) -> None:
-        """Choose from logits f32 [vocab] and make the choice the next input."""
-        self.chosen.copy_(sample(logits, self.sampler, greedy))
+        `softcap`: cap * tanh(logits / cap) first, 0 = off (the module path has done it). No host synchronisation.
+        """
+        if logits.is_cuda:
+            from localq.kernels import sampling
+
+            sampling.sample(
+                logits,
+                self.sampler,
+                greedy=greedy,
+                softcap=softcap,
+                chosen=self.chosen,
+                token=self.token,
+                position=self.position,
+            )
+            return
+        capped = torch.tanh(logits / softcap) * softcap if softcap else logits
+        self.chosen.copy_(sample(capped, self.sampler, greedy))
         self.token.copy_(self.chosen.clamp(min=0))  # NON_FINITE ends the reply; until then it must stay an index
         self.sampler.advance(self.token)
+        self.position.add_(1)
 
-    def rewind(self) -> None:
-        """Position and step 0, as before any token: warm-up runs start there."""
-        self.position.zero_()
+    def rewind(self, position: int = 0) -> None:
+        """Token 0 at `position`, step 0 of a reply: warm-up runs and measurements start there."""
+        self.position.fill_(position)
         self.token.zero_()
         self.sampler.step.zero_()
 
     def bytes(self) -> int:
         """Device memory of the buffers, the sampler's included."""
         return self.sampler.bytes() + 3 * self.token.element_size()
+
+
+class ModuleStep:
+    """A step through the modules of the model: one pass of one token."""
+
+    def __init__(self, model: Decoder, cache: KVCache, state: StepState) -> None:
+        self.model, self.cache, self.state = model, cache, state
+
+    def run(self, live: int, greedy: bool) -> None:
+        """Feed the token at its position, which is below `live`, and choose the next. No host synchronisation."""
+        logits = self.model(self.state.token, self.state.position, self.cache, live)
+        self.state.choose(logits[0], greedy)
 
 
 class Readback:
@@ -82,21 +104,3 @@ class Readback:
     def forget(self) -> None:
         """Drop what was pushed and not taken."""
         self._waiting.clear()
-
-
-def buckets(capacity: int) -> list[int]:
-    """Live lengths that graphs are captured for: powers of two below `capacity`, then `capacity`.
-
-    Attention costs at most twice what the live length needs.
-    """
-    lengths = []
-    length = SMALLEST_BUCKET
-    while length < capacity:
-        lengths.append(length)
-        length *= 2
-    return [*lengths, capacity]
-
-
-def bucket_for(length: int, lengths: list[int]) -> int:
-    """The smallest bucket that holds `length` cache slots."""
-    return next(bucket for bucket in lengths if bucket >= length)

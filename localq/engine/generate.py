@@ -7,35 +7,27 @@ interrupts a reply: an error, a cancel, or a consumer that walks away.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from localq import planner
-from localq.engine.decode import DecodeStep, Readback, bucket_for, buckets
-from localq.engine.graph import StepGraphs
+from localq.engine.decode import ModuleStep, Readback, StepState
 from localq.engine.load import LoadedModel, OnProgress, free_memory, out_of_memory
+from localq.engine.reply import Reply
+from localq.engine.reply import Step as Step
 from localq.engine.sampler import NON_FINITE, SamplerState
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.sampling import Sampling
-from localq.stats import Stats
+from localq.stats import StepProfile
+
+if TYPE_CHECKING:
+    from localq.engine.fused import FusedStep
+    from localq.engine.graph import StepGraphs
 
 CUDA_CHUNK = planner.PREFILL_CHUNK  # tokens of one prefill pass
 CPU_CHUNK = 128  # 0.16 s for SmolLM2-135M on two cores, so that Cancel is heard; 256 would be 10 % faster
-
-
-@dataclass(frozen=True)
-class Step:
-    """Something happened: new ids, prefill progress (no ids), or, with a reason, the end of the reply.
-
-    reason: "stop" (a stop id, which is not among the ids), "length", "context" (the cache is full), "cancelled"
-    """
-
-    ids: tuple[int, ...]
-    stats: Stats
-    reason: str | None = None
 
 
 class Engine:
@@ -48,22 +40,35 @@ class Engine:
         chunk: int | None = None,
         on_progress: OnProgress = lambda stage, done, total: None,
     ) -> None:
-        """Allocates buffers and, on a GPU, runs everything once and captures the graphs. `chunk`: tokens of a pass."""
+        """Allocates buffers and, on a GPU, runs everything once and captures the graphs. `chunk`: tokens of a pass.
+
+        `use_graphs` False: the launches that the graphs would hold, one by one, with the same results bit for bit.
+        """
         self.model = model
         on_cuda = model.device.type == "cuda"
-        self.graphs = on_cuda and use_graphs
         self.chunk = chunk or (CUDA_CHUNK if on_cuda else CPU_CHUNK)
         self._lookahead = 1 if on_cuda else 0  # steps launched before the host has seen the token before them
-        self._buckets = buckets(model.ctx) if on_cuda else []
         self._sampler = SamplerState(model.vocab, model.ctx, model.device)
-        self._step = DecodeStep(model.model, model.cache, self._sampler, model.device)
-        self._readback = Readback(self._step.chosen)
+        self._state = StepState(self._sampler, model.device)
+        self._modules = ModuleStep(model.model, model.cache, self._state)
+        self._readback = Readback(self._state.chosen)
         self._cached: list[int] = []
+        self._fused: FusedStep | None = None
         self._graphs: StepGraphs | None = None
-        self._ledger = dict(model.ledger)
-        self._ledger["sampler"] = self._step.bytes()
+        self._ledger = {**model.ledger, "sampler": self._state.bytes()}
+        self.notes = model.notes
         if on_cuda:
-            self._warm_up(on_progress)
+            from localq.engine import fused
+
+            reason = fused.why_not(model.model)
+            if reason:
+                self.notes = (*self.notes, f"decoding without the fused kernels, which is slow: {reason}")
+            self._prepare(not reason, use_graphs, on_progress)
+
+    @property
+    def graphs(self) -> bool:
+        """Decode steps are replays of captured graphs."""
+        return self._graphs is not None
 
     @property
     def cached_tokens(self) -> int:
@@ -75,37 +80,59 @@ class Engine:
         return dict(self._ledger)
 
     @torch.inference_mode()
-    def _warm_up(self, on_progress: OnProgress) -> None:
-        """Capture every decode step, then run the first and the last prefill pass of a full context.
+    def _prepare(self, fuse: bool, use_graphs: bool, on_progress: OnProgress) -> None:
+        """Build and capture the decode step, then run the first and the last prefill pass of a full context.
 
         In this order, because a capture gives cached memory back, and what prefill needs shall stay. From here on the
         allocator has all that a reply takes.
         """
-        device, rows = self.model.device, min(self.chunk, self.model.ctx)
         try:
-            if self.graphs:
+            if fuse:
+                self._build_step()
+            if fuse and use_graphs:
                 on_progress("capturing graphs", 0, 0)
-                free_memory()
-                before = torch.cuda.memory_reserved(device)
-                self._graphs = StepGraphs(self._step, self._buckets)
-                free_memory()
-                self._ledger["graphs"] = torch.cuda.memory_reserved(device) - before
+                self._capture()
             on_progress("warming up", 0, 0)
-            before = torch.cuda.memory_reserved(device)
-            for first in (0, self.model.ctx - rows):
-                logits = self._pass([0] * rows, first)
-            for greedy in (True, False):
-                self._step.rewind()
-                self._step.choose(logits[0], greedy)
-            self._ledger["scratch"] = torch.cuda.memory_reserved(device) - before
-            self._step.rewind()
-            self.model.cache.clear()
+            self._warm_up()
             return
         except torch.OutOfMemoryError as error:
             failure = out_of_memory(self.model.plan.name or "model", "while warming up", error)
-        self._graphs = None
+        self._graphs = self._fused = None
         free_memory()
         raise failure
+
+    def _build_step(self) -> None:
+        from localq.engine.fused import FusedStep
+
+        self._fused = FusedStep(self.model.model, self.model.cache, self._state)
+        self._ledger["step_buffers"] = self._fused.bytes()
+        self._ledger["attention_workspace"] = self._fused.workspace_bytes()
+
+    def _capture(self) -> None:
+        """What the graphs take is the driver's, not the allocator's: it is read from the device."""
+        assert self._fused is not None
+        from localq.engine.graph import StepGraphs
+
+        free_memory()
+        before = torch.cuda.mem_get_info(self.model.device)[0]
+        self._graphs = StepGraphs(self._fused)
+        free_memory()
+        self._ledger["graphs"] = max(0, before - torch.cuda.mem_get_info(self.model.device)[0])
+
+    def _warm_up(self) -> None:
+        before = torch.cuda.memory_reserved(self.model.device)
+        rows = min(self.chunk, self.model.ctx)
+        for first in (0, self.model.ctx - rows):
+            logits = self._pass([0] * rows, first)
+        for greedy in (True, False):
+            self._state.rewind()
+            self._state.choose(logits[0], greedy)
+            if self._fused is None:
+                self._state.rewind(self.model.ctx - 1)
+                self._modules.run(self.model.ctx, greedy)
+        self._ledger["scratch"] = torch.cuda.memory_reserved(self.model.device) - before
+        self._state.rewind()
+        self.model.cache.clear()
 
     # ---- a reply
 
@@ -150,7 +177,7 @@ class Engine:
         room = self.model.ctx - len(prompt) + 1  # the last token of a reply needs no slot
         limit = room if max_tokens is None else min(max_tokens, room)
         at_limit = "context" if limit == room and max_tokens != room else "length"
-        reply = _Reply(prompt, sampling.greedy, limit, self._kept(prompt), self.model.ctx)
+        reply = Reply(prompt, sampling.greedy, limit, self._kept(prompt), self.model.ctx)
         self._readback.forget()
         self._sampler.reset(sampling, torch.tensor(prompt), limit)
         for first in range(reply.kept, len(prompt), self.chunk):
@@ -183,13 +210,13 @@ class Engine:
         return shared
 
     @torch.inference_mode()
-    def _prefill(self, reply: _Reply, first: int) -> None:
+    def _prefill(self, reply: Reply, first: int) -> None:
         """One chunk of the prompt, from position `first`; after the last one the first token is chosen."""
         part = reply.prompt[first : first + self.chunk]
         logits = self._pass(part, first)
         if first + len(part) == len(reply.prompt):
-            self._step.choose(logits[0], reply.greedy)
-            self._step.position.fill_(len(reply.prompt))
+            self._state.position.fill_(len(reply.prompt) - 1)
+            self._state.choose(logits[0], reply.greedy)
             self._readback.push()
         if self.model.device.type == "cuda":
             torch.cuda.synchronize()  # so that progress is true and Cancel is not stuck behind queued passes
@@ -203,7 +230,7 @@ class Engine:
         logits: torch.Tensor = self.model.model(tokens, positions, self.model.cache, end)
         return logits
 
-    def _decoded(self, reply: _Reply) -> Iterator[int]:
+    def _decoded(self, reply: Reply) -> Iterator[int]:
         """Token after token, `reply.limit` at most, the first from the prefill. Keeps `_cached` true."""
         launched = 1
         token: int | None = None
@@ -221,53 +248,35 @@ class Engine:
     @torch.inference_mode()
     def _launch(self, position: int, greedy: bool) -> None:
         """One decode step at `position`, with its result on the way to the host."""
-        live = bucket_for(position + 1, self._buckets) if self._buckets else position + 1
         if self._graphs is not None:
-            self._graphs.replay(live, greedy)
+            self._graphs.replay(greedy)
+        elif self._fused is not None:
+            self._fused.run(greedy)
         else:
-            self._step.run(live, greedy)
+            self._modules.run(position + 1, greedy)
         self._readback.push()
+
+    # ---- measuring
+
+    @torch.inference_mode()
+    def profile_step(self, position: int = 128, greedy: bool = True) -> StepProfile:
+        """The time of every operation of one decode step at `position` (or as far as the context goes).
+
+        Needs a GPU and the fused kernels (LocalqError, exit 7, without). The conversation in the cache is forgotten.
+        """
+        if self._fused is None:
+            why = "only the fused decode step of a GPU is timed, and it does not run here"
+            raise LocalqError("profile", why, "Load with --device cuda and --dtype auto.", ExitCode.NO_DEVICE)
+        from localq.engine import profile
+
+        self._readback.forget()
+        try:
+            return profile.profile_step(self._fused, self._readback, self.model.ctx, position, greedy)
+        finally:
+            self._state.rewind()
+            self._invalidate()
 
     def _invalidate(self) -> None:
         """Forget the conversation: NaN in a cache slot would reach later replies even through a mask."""
         self._cached.clear()
         self.model.cache.clear()
-
-
-class _Reply:
-    """The books of one reply: how far it is and how long each phase took."""
-
-    def __init__(self, prompt: list[int], greedy: bool, limit: int, kept: int, ctx: int) -> None:
-        self.prompt, self.greedy, self.limit, self.kept = prompt, greedy, limit, kept
-        self.count = 0  # tokens of the reply, a stop token included
-        self._started = time.perf_counter()
-        self._first_token_at = 0.0
-        self._stats = Stats(
-            prompt_tokens=len(prompt), cached_tokens=kept, context_used=kept, context_size=ctx, phase="prefill"
-        )
-
-    def prefilled(self, used: int) -> Stats:
-        """After a prefill pass; `used` positions are in the cache."""
-        now = time.perf_counter() - self._started
-        self._stats = replace(self._stats, prefilled_tokens=used - self.kept, context_used=used, prefill_s=now)
-        return self._stats
-
-    def decoded(self) -> Stats:
-        """After a token of the reply."""
-        now = time.perf_counter()
-        if self.count == 1:
-            self._first_token_at = now
-        used = min(len(self.prompt) + self.count, self._stats.context_size)
-        self._stats = replace(
-            self._stats,
-            phase="decode",
-            generated_tokens=self.count,
-            context_used=used,
-            time_to_first_token_s=self._first_token_at - self._started,
-            decode_s=now - self._first_token_at,
-        )
-        return self._stats
-
-    def end(self, reason: str) -> Step:
-        """The last step of the reply."""
-        return Step((), replace(self._stats, phase="done"), reason)

@@ -1,8 +1,7 @@
-"""The decode step as captured CUDA graphs: one for every live bucket, greedy and sampled.
+"""The fused decode step as two captured CUDA graphs: greedy and sampled.
 
-A replay launches the whole step at once and allocates nothing. The graphs share one memory pool, which is safe because
-only one runs at a time and nothing of a step outlives it but the step's own buffers. A graph is replayed only under
-the key it was captured for.
+One graph serves all lengths, because its kernels read the position from device memory. A replay launches the whole
+step at once and allocates nothing.
 """
 
 from __future__ import annotations
@@ -11,37 +10,37 @@ import functools
 
 import torch
 
-from localq.engine.decode import DecodeStep
+from localq.engine.fused import FusedStep
 
 
 @functools.cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one stream that captures run on: cuBLAS keeps a workspace of 32 MiB for every stream that it has seen."""
+    """The one stream that captures run on: libraries keep a workspace for every stream that they have seen."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's gap
 
 
 class StepGraphs:
-    """Captured at construction; `replay` is the decode step afterwards."""
+    """Captured at construction; `replay` is the decode step afterwards. Both were replayed once at position 0."""
 
-    def __init__(self, step: DecodeStep, live_lengths: list[int]) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
-        keys = [(live, greedy) for live in reversed(live_lengths) for greedy in (True, False)]  # the largest first
-        side = capture_stream(step.token.device)
+    def __init__(self, step: FusedStep) -> None:
+        state, side = step.state, capture_stream(step.state.token.device)
+        pool = torch.cuda.graph_pool_handle()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for live, greedy in keys:  # a warm-up outside: kernels load and choose their workspaces
-                step.rewind()
-                step.run(live, greedy)
+            for greedy in (True, False):  # a warm-up outside: kernels load
+                state.rewind()
+                step.run(greedy)
         torch.cuda.current_stream().wait_stream(side)
-        for key in keys:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=side):
-                step.run(*key)
-            self._graphs[key] = graph
-        step.rewind()
+        self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
+        for greedy in (True, False):
+            self._graphs[greedy] = graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=side):
+                step.run(greedy)
+            state.rewind()
+            graph.replay()  # the first one sends the graph to the device and takes the memory for it
+        state.rewind()
         torch.cuda.synchronize()
 
-    def replay(self, live: int, greedy: bool) -> None:
-        """One decode step; `live` is one of the captured lengths."""
-        self._graphs[live, greedy].replay()
+    def replay(self, greedy: bool) -> None:
+        """One decode step."""
+        self._graphs[greedy].replay()

@@ -17,11 +17,24 @@ import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from localq.errors import ExitCode, LocalqError
 from localq.worker import messages
-from localq.worker.messages import Cancel, Done, Event, Failed, Generate, Load, Loaded, Loading, Ready, Shutdown
+from localq.worker.messages import (
+    Cancel,
+    Done,
+    Event,
+    Failed,
+    Generate,
+    Load,
+    Loaded,
+    Loading,
+    Profile,
+    Profiled,
+    Ready,
+    Shutdown,
+)
 
 # -P: the folder the user stands in (it may be a downloaded model) must not provide modules
 COMMAND = (sys.executable, "-P", "-m", "localq.worker.server")
@@ -129,6 +142,18 @@ class EngineClient:
                 raise self._failure(event)
         raise AssertionError("replies end only by raising")
 
+    def profile(self, request: Profile) -> dict[str, Any]:
+        """Where the time of one decode step of the loaded model goes: `StepProfile.to_dict()`."""
+        if not self.alive:
+            raise self._death()
+        self._send(request)
+        for event in self._replies():
+            if isinstance(event, Profiled):
+                return event.profile
+            if isinstance(event, Failed) and event.id is None:
+                raise self._failure(event)
+        raise AssertionError("replies end only by raising")
+
     def generate(self, request: Generate) -> Iterator[Event]:
         """Progress, Tokens, and last Done. Closing the iterator early cancels the reply."""
         if not self.alive:
@@ -140,7 +165,7 @@ class EngineClient:
                 finished = isinstance(event, Done | Failed) and event.id in (request.id, None)
                 if isinstance(event, Failed) and finished:
                     raise self._failure(event)
-                if not isinstance(event, Ready | Loading | Loaded | Failed) and event.id == request.id:
+                if not isinstance(event, Ready | Loading | Loaded | Profiled | Failed) and event.id == request.id:
                     yield event
                     if finished:
                         return
@@ -155,7 +180,7 @@ class EngineClient:
 
     # ---- inside
 
-    def _send(self, request: Load | Generate | Cancel) -> None:
+    def _send(self, request: Load | Generate | Profile | Cancel) -> None:
         line = messages.encode(request)
         if len(line) > messages.MAX_LINE_BYTES:
             limit = f"the prompt is longer than {messages.MAX_LINE_BYTES // 2**20} MiB"

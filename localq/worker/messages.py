@@ -57,6 +57,16 @@ class Cancel:
 
 
 @dataclass(frozen=True)
+class Profile:
+    """Time one decode step of the loaded model at cache slot `position`; answered by Profiled or Failed.
+
+    The conversation in the cache is forgotten.
+    """
+
+    position: int = 128
+
+
+@dataclass(frozen=True)
 class Shutdown:
     """End the engine process."""
 
@@ -124,8 +134,15 @@ class Done:
 
 
 @dataclass(frozen=True)
+class Profiled:
+    """Where the time of a decode step goes: `StepProfile.to_dict()`."""
+
+    profile: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class Failed:
-    """A request failed; `id` is None for a load. `dying`: the process ends now (only a new one can help)."""
+    """A request failed; `id` is None for a load or a profile. `dying`: the process ends now, only a new one can help."""
 
     error: dict[str, Any]  # LocalqError.to_dict()
     id: int | None = None
@@ -136,11 +153,14 @@ class Failed:
         return LocalqError.from_dict(self.error)
 
 
-Request = Load | Generate | Cancel | Shutdown
-Event = Ready | Loading | Loaded | Progress | Tokens | Done | Failed
+Request = Load | Generate | Profile | Cancel | Shutdown
+Event = Ready | Loading | Loaded | Progress | Tokens | Done | Profiled | Failed
 _TYPES: dict[str, type[Any]] = {
     kind.__name__.lower(): kind
-    for kind in (Load, Generate, Cancel, Shutdown, Ready, Loading, Loaded, Progress, Tokens, Done, Failed)
+    for kind in (
+        *(Load, Generate, Profile, Cancel, Shutdown),
+        *(Ready, Loading, Loaded, Progress, Tokens, Done, Profiled, Failed),
+    )
 }
 _NESTED: dict[str, type[Any]] = {"sampling": Sampling, "stats": Stats}
 

@@ -30,6 +30,8 @@ from localq.worker.messages import (
     Load,
     Loaded,
     Loading,
+    Profile,
+    Profiled,
     Progress,
     Ready,
     Shutdown,
@@ -59,6 +61,9 @@ class Backend(Protocol):
 
     def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
         """Continue a prompt."""
+
+    def profile(self, request: Profile) -> Profiled:
+        """Time one decode step."""
 
 
 class TorchBackend:
@@ -98,7 +103,7 @@ class TorchBackend:
             graphs=engine.graphs,
             load_s=time.monotonic() - started,
             ledger=engine.ledger(),
-            notes=list(model.notes),
+            notes=list(engine.notes),
         )
 
     def unload(self) -> None:
@@ -110,11 +115,18 @@ class TorchBackend:
 
     def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
         """Continue the prompt of `request`."""
-        if self._engine is None:
-            raise LocalqError("engine process", "no model is loaded", "Load one first.", ExitCode.USAGE)
-        return self._engine.generate(
+        return self._loaded().generate(
             request.prompt, request.sampling, frozenset(request.stop_ids), request.max_tokens, cancelled
         )
+
+    def profile(self, request: Profile) -> Profiled:
+        """Time one decode step of the loaded model."""
+        return Profiled(self._loaded().profile_step(request.position).to_dict())
+
+    def _loaded(self) -> Engine:
+        if self._engine is None:
+            raise LocalqError("engine process", "no model is loaded", "Load one first.", ExitCode.USAGE)
+        return self._engine
 
 
 class Server:
@@ -123,7 +135,7 @@ class Server:
     def __init__(self, requests: BinaryIO, events: BinaryIO, step_limit_s: float = STEP_LIMIT_S) -> None:
         self._requests, self._events = requests, events
         self._step_limit_s = step_limit_s
-        self._inbox: queue.SimpleQueue[Load | Generate] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Load | Generate | Profile] = queue.SimpleQueue()
         self._cancelled: set[int] = set()
         self._sending = threading.Lock()
         self._deadline: float | None = None  # monotonic seconds; None = nothing is watched
@@ -152,7 +164,7 @@ class Server:
                 continue
             if isinstance(request, Cancel):
                 self._cancelled.add(request.id)
-            elif isinstance(request, Load | Generate):
+            elif isinstance(request, Load | Generate | Profile):
                 self._inbox.put(request)
             elif isinstance(request, Shutdown):
                 break
@@ -178,6 +190,9 @@ class Server:
             try:
                 if isinstance(request, Load):
                     self.send(backend.load(request, lambda *report: self.send(Loading(*report))))
+                elif isinstance(request, Profile):
+                    self._beat(backend.watched)
+                    self.send(backend.profile(request))
                 else:
                     self._generate(request, backend)
             except LocalqError as error:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from engine_runs import GREEDY, greedy_of, ids_of, prompt_of, steps_of
 
-from localq.engine.decode import bucket_for, buckets
 from localq.engine.generate import CPU_CHUNK, Engine
 from localq.engine.load import Options, load
 from localq.errors import ExitCode, LocalqError
@@ -199,14 +198,9 @@ def test_non_finite_logits_end_the_reply_and_the_chat_goes_on(checkpoint):
     assert ids_of(engine, prompt, max_tokens=8) == expected
 
 
-def test_buckets_cover_every_length():
-    assert buckets(100) == [100]
-    assert buckets(256) == [256]
-    assert buckets(1000) == [256, 512, 1000]
-    lengths = buckets(131_072)
-    assert lengths[0] == 256
-    assert lengths[-1] == 131_072
-    for length in (1, 256, 257, 5000, 131_072):
-        bucket = bucket_for(length, lengths)
-        assert bucket >= length
-        assert bucket == 256 or bucket <= 2 * length
+def test_only_the_fused_step_of_a_gpu_is_timed(engine):
+    with pytest.raises(LocalqError, match="only the fused decode step") as caught:
+        engine.profile_step()
+    assert caught.value.exit_code == ExitCode.NO_DEVICE
+    assert not engine.graphs
+    assert engine.notes == engine.model.notes

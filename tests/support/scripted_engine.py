@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from localq.errors import ExitCode, LocalqError
 from localq.stats import Stats
 from localq.worker import server
-from localq.worker.messages import Generate, Load, Loaded
+from localq.worker.messages import Generate, Load, Loaded, Profile, Profiled
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,11 @@ class ScriptedBackend:
 
     def unload(self) -> None:
         print("unloaded", file=sys.stderr, flush=True)
+
+    def profile(self, request: Profile) -> Profiled:
+        if request.position < 0:
+            raise LocalqError("profile", "no such position", "", ExitCode.USAGE)
+        return Profiled({"position": request.position, "rows": []})
 
     def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
         yield Step((), Stats(prompt_tokens=len(request.prompt)))

@@ -1,0 +1,155 @@
+"""The linears of a decode step as operands of matrix-vector kernels, whatever the format of their weights.
+
+A model's linears are `nn.Linear` (16-bit weights), `quant.nf4.Linear` or `quant.int8.Linear`. An operand holds what the
+kernel of that format takes; several of one format that read the same x go into one launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from localq.kernels import dense, gemv, int8, nf4
+from localq.kernels.checks import HALF_TYPES
+from localq.kernels.int8 import Int8Matrix
+from localq.kernels.nf4 import Nf4Matrix
+from localq.quant.int8 import Linear as Int8Linear
+from localq.quant.nf4 import Linear as Nf4Linear
+
+_TILE_ROWS = 16  # rows that the tiled order of NF4 keeps together
+_DENSE_COLUMNS = 8  # 16-byte loads of 16-bit weights
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One matrix [out, in]: a Tensor of 16-bit weights, or the tensors of a format; bias [out] or None."""
+
+    matrix: Tensor | Nf4Matrix | Int8Matrix
+    bias: Tensor | None
+    out_features: int
+    in_features: int
+
+    def bytes(self) -> int:
+        """Bytes that a product reads of it, the bias included."""
+        bias = 0 if self.bias is None else self.bias.nbytes
+        if isinstance(self.matrix, Nf4Matrix):
+            return bias + nf4.nf4_weight_bytes(self.matrix.count, self.matrix.nested_absmax is not None)
+        if isinstance(self.matrix, Int8Matrix):
+            return bias + self.matrix.codes.nbytes + self.matrix.scales.nbytes
+        return bias + self.matrix.nbytes
+
+
+def operand(module: nn.Module) -> Operand | None:
+    """`module` as an operand; None where no kernel reads it (another kind of module, type, width or device)."""
+    if isinstance(module, Nf4Linear | Int8Linear):
+        weights: Tensor = module.codes
+        matrix: Nf4Matrix | Int8Matrix = module.matrix
+        return Operand(matrix, module.bias, module.out_features, module.in_features) if weights.is_cuda else None
+    return dense_operand(module.weight, module.bias) if isinstance(module, nn.Linear) else None
+
+
+def dense_operand(weight: Tensor, bias: Tensor | None = None) -> Operand | None:
+    """A matrix [out, in] of plain weights as an operand, or None."""
+    out_features, in_features = weight.shape
+    if not weight.is_cuda or weight.dtype not in HALF_TYPES or in_features % _DENSE_COLUMNS:
+        return None
+    return Operand(weight.detach(), None if bias is None else bias.detach(), out_features, in_features)
+
+
+def fusable(operands: Sequence[Operand]) -> bool:
+    """One launch can take them all."""
+    return len(operands) <= gemv.SEGMENTS and len({type(each.matrix) for each in operands}) == 1
+
+
+def halves(whole: Operand) -> tuple[Operand, Operand] | None:
+    """The first and the second half of the rows, as views; None where the format cannot be cut there."""
+    rows = whole.out_features // 2
+    if whole.out_features % 2 or isinstance(whole.matrix, Int8Matrix):
+        return None
+    biases = (None, None) if whole.bias is None else (whole.bias[:rows], whole.bias[rows:])
+    if isinstance(whole.matrix, Nf4Matrix):
+        parts = _nf4_halves(whole.matrix, rows)
+        if parts is None:
+            return None
+        first, second = parts
+        return (
+            Operand(first, biases[0], rows, whole.in_features),
+            Operand(second, biases[1], rows, whole.in_features),
+        )
+    return (
+        Operand(whole.matrix[:rows], biases[0], rows, whole.in_features),
+        Operand(whole.matrix[rows:], biases[1], rows, whole.in_features),
+    )
+
+
+def _nf4_halves(matrix: Nf4Matrix, rows: int) -> tuple[Nf4Matrix, Nf4Matrix] | None:
+    """Cut between tiles, and between the groups of blocks that share a nested scale."""
+    blocks = rows * matrix.in_features // nf4.BLOCK
+    if rows % _TILE_ROWS or (matrix.nested_absmax is not None and blocks % nf4.NESTED_BLOCK):
+        return None
+    codes, absmax, nested = matrix.codes.view(-1), matrix.absmax.view(-1), matrix.nested_absmax
+    cut, groups = rows * matrix.in_features // 2, blocks // nf4.NESTED_BLOCK
+    first = replace(
+        matrix,
+        codes=codes[:cut],
+        absmax=absmax[:blocks],
+        nested_absmax=None if nested is None else nested[:groups],
+        out_features=rows,
+    )
+    second = replace(
+        matrix,
+        codes=codes[cut:],
+        absmax=absmax[blocks:],
+        nested_absmax=None if nested is None else nested[groups:],
+        out_features=rows,
+    )
+    return first, second
+
+
+def product(
+    x: Tensor,
+    operands: Sequence[Operand],
+    *,
+    norm: gemv.Norm | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    out: Tensor,
+) -> None:
+    """out = residual + norm(x) W^T + bias, the results of `operands` behind each other; x T [rows <= 8, in].
+
+    With `activation` there are two and out = activation(first) * second. One launch where they are `fusable`, else one
+    each, for one row and without an activation or a residual. out [rows, sum of outs] in T or float32.
+    """
+    if fusable(operands):
+        _launch(x, operands, norm, residual, activation, out)
+        return
+    if x.shape[0] != 1 or activation is not None or residual is not None:
+        raise ValueError("product: operands of different formats take one row, no activation and no residual")
+    start = 0
+    for each in operands:
+        _launch(x, [each], norm, None, None, out[:, start : start + each.out_features])
+        start += each.out_features
+
+
+def _launch(
+    x: Tensor,
+    operands: Sequence[Operand],
+    norm: gemv.Norm | None,
+    residual: Tensor | None,
+    activation: str | None,
+    out: Tensor,
+) -> None:
+    biases = [each.bias for each in operands]
+    matrices = [each.matrix for each in operands]
+    first = matrices[0]
+    if isinstance(first, Nf4Matrix):
+        of_nf4 = [matrix for matrix in matrices if isinstance(matrix, Nf4Matrix)]
+        nf4.nf4_gemv(x, of_nf4, biases=biases, norm=norm, residual=residual, activation=activation, out=out)
+    elif isinstance(first, Int8Matrix):
+        of_int8 = [matrix for matrix in matrices if isinstance(matrix, Int8Matrix)]
+        int8.int8_gemv(x, of_int8, biases=biases, norm=norm, residual=residual, activation=activation, out=out)
+    else:
+        plain = [matrix for matrix in matrices if isinstance(matrix, Tensor)]
+        dense.dense_gemv(x, plain, biases=biases, norm=norm, residual=residual, activation=activation, out=out)

@@ -1,0 +1,193 @@
+"""Where the time of one decode step goes: every operation of the fused step, measured inside a replay of its graph.
+
+CUPTI's records of one replay are the better clock: they leave the launches as they are. A kernel gets the time from its
+start to the start of the next, because programmatic dependent launch lets two overlap; so the sum is the step. Which
+records belong to which operation is known from an eager run with a marker between the operations. Where CUPTI may not
+be used (no permission, another profiler), a graph with an event between the operations is timed: it adds a little to
+each of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity
+
+from localq.engine.decode import Readback
+from localq.engine.fused import FusedStep, Launch
+from localq.engine.graph import capture_stream
+from localq.errors import ExitCode, LocalqError
+from localq.stats import Operation, StepProfile
+
+REPLAYS = 20  # of which the median counts
+STEADY = 64  # tokens of the steady decoding that the host gap is taken from
+_MARKER = "FillFunctor"  # in the name of the kernel that `Tensor.zero_` runs; no operation of a step has it
+_COPIES = ("Memcpy", "Memset")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One kernel on the device: microseconds from the start of the trace."""
+
+    name: str
+    start_us: float
+    end_us: float
+
+
+def profile_step(step: FusedStep, readback: Readback, ctx: int, position: int, greedy: bool) -> StepProfile:
+    """The profile of `step` at `position`, earlier if `ctx` slots leave no room for the repetitions.
+
+    Overwrites the cache from there on and the state of the step. Raises LocalqError (exit 2) for a context too short
+    to repeat a step in.
+    """
+    if ctx < REPLAYS:
+        why = f"a context of {ctx} has no room for {REPLAYS} steps"
+        raise LocalqError("profile", why, "Load with a larger --ctx.", ExitCode.USAGE)
+    position = max(0, min(position, ctx - STEADY - REPLAYS))
+    launches = step.launches(greedy)
+    graph = _captured(step, lambda: step.run(greedy))
+    step.state.rewind(position)
+    step_us = _back_to_back_us(graph, min(STEADY, ctx - position - 1))
+    step.state.rewind(position)
+    token_us = _steady_us(graph, readback, min(STEADY, ctx - position - 1))
+    step.state.rewind(position)
+    replays = min(REPLAYS, ctx - position - 2)
+    times, timer = _by_cupti(step, launches, greedy, replays), "cupti"
+    if times is None:
+        step.state.rewind(position)
+        times, timer = _by_events(step, launches, replays), "events"
+    rows = grouped(launches, times, position + 1)
+    return StepProfile(rows, step_us, max(0.0, token_us - step_us), position, timer)
+
+
+def grouped(launches: Sequence[Launch], times_us: Sequence[float], live: int) -> tuple[Operation, ...]:
+    """One row per kind of operation, in order of first use."""
+    rows: dict[str, Operation] = {}
+    for launch, us in zip(launches, times_us, strict=True):
+        row = rows.get(launch.operation, Operation(launch.operation, 0, 0.0, 0))
+        rows[row.kernel] = Operation(row.kernel, row.calls + 1, row.us + us, row.bytes + launch.bytes(live))
+    return tuple(rows.values())
+
+
+def _captured(step: FusedStep, enqueue: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    # thread-local: what the profiler's own thread asks of the driver must not break the capture
+    with torch.cuda.graph(graph, stream=capture_stream(step.state.token.device), capture_error_mode="thread_local"):
+        enqueue()
+    step.state.rewind()
+    graph.replay()  # the first one sends it to the device
+    torch.cuda.synchronize()
+    return graph
+
+
+def _back_to_back_us(graph: torch.cuda.CUDAGraph, count: int) -> float:
+    """Device time per replay."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start.record()
+    for _ in range(count):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e3 / count
+
+
+def _steady_us(graph: torch.cuda.CUDAGraph, readback: Readback, count: int) -> float:
+    """Wall time per token of the loop of `Engine`: one step runs ahead, every token comes to the host."""
+    torch.cuda.synchronize()
+    graph.replay()
+    readback.push()
+    started = time.perf_counter()
+    for _ in range(count - 1):
+        graph.replay()
+        readback.push()
+        readback.take()
+    readback.take()
+    return (time.perf_counter() - started) * 1e6 / count
+
+
+# ---- by kernel records
+
+
+def _by_cupti(step: FusedStep, launches: Sequence[Launch], greedy: bool, replays: int) -> list[float] | None:
+    """Microseconds of every launch, None where no kernel is recorded."""
+    marker = torch.zeros(1, dtype=torch.int8, device=step.state.token.device)
+    position = int(step.state.position)
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
+        graph = _captured(step, lambda: step.run(greedy))  # captured here: CUPTI must have seen it
+        step.state.rewind(position)
+        torch.cuda.synchronize()
+        for launch in launches:
+            marker.zero_()
+            launch.run()
+        marker.zero_()
+        for _ in range(replays):
+            graph.replay()
+        torch.cuda.synchronize()
+    records = [
+        Record(event.name, event.time_range.start, event.time_range.end)
+        for event in trace.events()
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation and not event.name.startswith(_COPIES)
+    ]
+    if not any(_MARKER in record.name for record in records):
+        return None
+    return attributed(records, len(launches), replays)
+
+
+def attributed(records: Sequence[Record], launches: int, replays: int) -> list[float]:
+    """Kernel records -> microseconds of every launch.
+
+    In order of their starts the records end in: launches with a marker before each and one after the last, then
+    `replays` of the same launches without. LocalqError where the replays do not hold the same kernels.
+    """
+    ordered = sorted(records, key=lambda record: record.start_us)
+    marks = [i for i, record in enumerate(ordered) if _MARKER in record.name][-launches - 1 :]
+    counts = [after - before - 1 for before, after in itertools.pairwise(marks)]
+    names = [record.name for record in ordered[marks[0] :] if _MARKER not in record.name]
+    rest = ordered[marks[-1] + 1 :]
+    once = sum(counts)
+    if len(counts) != launches or len(rest) != once * replays or names != names[:once] * (replays + 1):
+        why = f"{replays} replays recorded {len(rest)} kernels, one step has {once} in {len(counts)} operations"
+        raise LocalqError("profile", why, "Report this as a bug.")
+    samples: list[list[float]] = [[] for _ in counts]
+    for replay in range(replays):
+        part = rest[replay * once : (replay + 1) * once]
+        starts = [*(record.start_us for record in part), part[-1].end_us]
+        first = 0
+        for sample, count in zip(samples, counts, strict=True):
+            sample.append(starts[first + count] - starts[first])
+            first += count
+    return [statistics.median(sample) for sample in samples]
+
+
+# ---- by events
+
+
+def _by_events(step: FusedStep, launches: Sequence[Launch], replays: int) -> list[float]:
+    """Microseconds of every launch from a graph that records an event before each and one after the last."""
+    events = [
+        torch.cuda.Event(enable_timing=True, external=True)  # type: ignore[no-untyped-call]
+        for _ in range(len(launches) + 1)
+    ]
+
+    def enqueue() -> None:
+        for launch, event in zip(launches, events, strict=False):
+            event.record()
+            launch.run()
+        events[-1].record()
+
+    position = int(step.state.position)
+    graph = _captured(step, enqueue)
+    step.state.rewind(position)
+    samples: list[list[float]] = [[] for _ in launches]
+    for _ in range(replays):
+        graph.replay()
+        torch.cuda.synchronize()
+        for sample, before, after in zip(samples, events, events[1:], strict=False):
+            sample.append(float(before.elapsed_time(after)) * 1e3)
+    return [statistics.median(sample) for sample in samples]

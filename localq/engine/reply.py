@@ -1,0 +1,59 @@
+"""One reply: what its consumer gets step by step, and its books."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from localq.stats import Stats
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something happened: new ids, prefill progress (no ids), or, with a reason, the end of the reply.
+
+    reason: "stop" (a stop id, which is not among the ids), "length", "context" (the cache is full), "cancelled"
+    """
+
+    ids: tuple[int, ...]
+    stats: Stats
+    reason: str | None = None
+
+
+class Reply:
+    """The books of one reply: how far it is and how long each phase took."""
+
+    def __init__(self, prompt: list[int], greedy: bool, limit: int, kept: int, ctx: int) -> None:
+        self.prompt, self.greedy, self.limit, self.kept = prompt, greedy, limit, kept
+        self.count = 0  # tokens of the reply, a stop token included
+        self._started = time.perf_counter()
+        self._first_token_at = 0.0
+        self._stats = Stats(
+            prompt_tokens=len(prompt), cached_tokens=kept, context_used=kept, context_size=ctx, phase="prefill"
+        )
+
+    def prefilled(self, used: int) -> Stats:
+        """After a prefill pass; `used` positions are in the cache."""
+        now = time.perf_counter() - self._started
+        self._stats = replace(self._stats, prefilled_tokens=used - self.kept, context_used=used, prefill_s=now)
+        return self._stats
+
+    def decoded(self) -> Stats:
+        """After a token of the reply."""
+        now = time.perf_counter()
+        if self.count == 1:
+            self._first_token_at = now
+        used = min(len(self.prompt) + self.count, self._stats.context_size)
+        self._stats = replace(
+            self._stats,
+            phase="decode",
+            generated_tokens=self.count,
+            context_used=used,
+            time_to_first_token_s=self._first_token_at - self._started,
+            decode_s=now - self._first_token_at,
+        )
+        return self._stats
+
+    def end(self, reason: str) -> Step:
+        """The last step of the reply."""
+        return Step((), replace(self._stats, phase="done"), reason)
