@@ -261,7 +261,7 @@ def _read_events(stdout: BinaryIO, events: queue.Queue[Event | LocalqError | Non
             except LocalqError as error:
                 events.put(error)
                 continue
-            if not isinstance(event, Load | Generate | Cancel | Shutdown):
+            if not isinstance(event, Load | Generate | Profile | Cancel | Shutdown):
                 events.put(event)
     events.put(None)
 

@@ -142,7 +142,7 @@ class Profiled:
 
 @dataclass(frozen=True)
 class Failed:
-    """A request failed; `id` is None for a load or a profile. `dying`: the process ends now, only a new one can help."""
+    """A request failed; `id` is None for Load and Profile. `dying`: the process ends now (only a new one can help)."""
 
     error: dict[str, Any]  # LocalqError.to_dict()
     id: int | None = None
