@@ -1,26 +1,26 @@
-"""Random NF4 weights for the kernel benchmark: as localq's kernels take them and as bitsandbytes takes them."""
+"""Random NF4 weights for the benchmarks: as localq's kernels take them, in both orders, and as bitsandbytes does."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from localq.kernels import ops
-from localq.quant import nf4
+from localq.kernels.nf4 import Nf4Matrix
+from localq.quant import nf4, nf4_tiles
 from localq.quant.nf4 import Packed
 
+OFFSET = 0.05
 
+
+@dataclass(frozen=True)
 class Weights:
-    """A matrix [out, in] and the operations on it; `packed` is its form in `quant.nf4`."""
+    """A matrix [out, in]: `packed` is its form in `quant.nf4`, `matrix` what the kernels take (row by row)."""
 
-    def __init__(self, packed: Packed, offset: float) -> None:
-        self.packed = packed
-        self.shape, self.nbytes = packed.shape, packed.nbytes
-        table = nf4.CODE_MAP.to(packed.codes.device)
-        self._arguments = (packed.codes, packed.absmax, packed.nested_absmax, packed.nested_map, offset, table)
-        self._offset = offset
+    packed: Packed
+    matrix: Nf4Matrix
 
     @classmethod
     def random(cls, shape: tuple[int, int], device: torch.device, seed: int) -> Weights:
@@ -28,49 +28,57 @@ class Weights:
         generator = torch.Generator(device).manual_seed(seed)
         blocks = shape[0] * shape[1] // nf4.BLOCK
         nested_blocks = -(-blocks // nf4.NESTED_BLOCK)
-        offset = torch.tensor(0.05)
-        packed = Packed(
-            codes=torch.randint(256, (shape[0], shape[1] // 2), dtype=torch.uint8, device=device, generator=generator),
-            absmax=torch.randint(256, (blocks,), dtype=torch.uint8, device=device, generator=generator),
-            nested_absmax=0.01 + 0.02 * torch.rand(nested_blocks, device=device, generator=generator),
-            nested_map=nf4.dynamic_map().to(device),
-            offset=offset.to(device),
-            shape=shape,
-            dtype=torch.float16,
-        )
-        return cls(packed, offset.item())
+        codes = torch.randint(256, (shape[0], shape[1] // 2), dtype=torch.uint8, device=device, generator=generator)
+        absmax = torch.randint(256, (blocks,), dtype=torch.uint8, device=device, generator=generator)
+        nested_absmax = 0.01 + 0.02 * torch.rand(nested_blocks, device=device, generator=generator)
+        nested_map, offset = nf4.dynamic_map().to(device), torch.tensor(OFFSET, device=device)
+        packed = Packed(codes, absmax, nested_absmax, nested_map, offset, shape, torch.float16)
+        code_map = nf4.CODE_MAP.to(device)
+        # The kernels add the offset as the f32 that it is, not as the double that was written down.
+        matrix = Nf4Matrix(codes, absmax, nested_absmax, nested_map, offset.item(), code_map, *shape)
+        return cls(packed, matrix)
 
-    def copies(self, count: int) -> list[Weights]:
-        """`count` equal matrices at addresses of their own; only the map, 1 KB, is shared."""
-        mine = self.packed
-        assert mine.nested_absmax is not None  # `random` makes no other
-        return [
-            Weights(
-                Packed(
-                    mine.codes.clone(), mine.absmax.clone(), mine.nested_absmax.clone(),
-                    mine.nested_map, mine.offset, mine.shape, mine.dtype,
-                ),
-                self._offset,
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors but the two small tables."""
+        nested = self.matrix.nested_absmax
+        return self.matrix.codes.nbytes + self.matrix.absmax.nbytes + (0 if nested is None else nested.nbytes)
+
+    def dense(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[out, in], by the reference."""
+        return nf4.dequantize(self.packed, dtype)
+
+    def tiled(self) -> Nf4Matrix:
+        """The same weights in the order in which the kernels read them."""
+        codes, absmax = nf4_tiles.tile(self.matrix.codes, self.matrix.absmax, self.packed.shape)
+        return replace(self.matrix, codes=codes, absmax=absmax, tiled=True)
+
+
+def copies(matrix: Nf4Matrix, count: int) -> list[Nf4Matrix]:
+    """`matrix` and `count` - 1 equal ones at addresses of their own; only the two small tables are shared."""
+    nested = matrix.nested_absmax
+    return [
+        matrix,
+        *(
+            replace(
+                matrix,
+                codes=matrix.codes.clone(),
+                absmax=matrix.absmax.clone(),
+                nested_absmax=None if nested is None else nested.clone(),
             )
-            for _ in range(count)
-        ]  # fmt: skip
+            for _ in range(count - 1)
+        ),
+    ]
 
-    def gemv(self, x: Tensor) -> Tensor:
-        """x [rows <= 8, in] -> [rows, out], by localq's kernel."""
-        return ops.nf4_gemv(x, *self._arguments, self.shape[0])
 
-    def dequantize(self, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-        """[out, in] in `dtype`, by localq's kernel."""
-        return ops.nf4_dequantize(*self._arguments, self.shape, dtype, out=out)
+def for_bitsandbytes(matrix: Nf4Matrix, dtype: torch.dtype) -> tuple[Tensor, Any]:
+    """The codes of a row-by-row matrix and their QuantState; bitsandbytes must be installed."""
+    from bitsandbytes.functional import QuantState  # a rival that need not be there
 
-    def for_bitsandbytes(self, dtype: torch.dtype) -> tuple[Tensor, Any]:
-        """The codes and their QuantState; bitsandbytes must be installed."""
-        from bitsandbytes.functional import QuantState  # a rival that need not be there
-
-        codes, absmax, nested_absmax, nested_map, _, table = self._arguments
-        shape, offset = torch.Size(self.shape), self.packed.offset
-        nested = QuantState(  # type: ignore[no-untyped-call]  # bitsandbytes' gap, as below
-            nested_absmax, code=nested_map, blocksize=nf4.NESTED_BLOCK, dtype=torch.float32
-        )
-        state = QuantState(absmax, shape, table, nf4.BLOCK, "nf4", dtype, offset, nested)  # type: ignore[no-untyped-call]
-        return codes.view(-1, 1), state
+    shape = torch.Size((matrix.out_features, matrix.in_features))
+    offset = torch.tensor(matrix.offset, dtype=torch.float32, device=matrix.codes.device)
+    nested = QuantState(  # type: ignore[no-untyped-call]  # bitsandbytes' gap, as below
+        matrix.nested_absmax, code=matrix.nested_map, blocksize=nf4.NESTED_BLOCK, dtype=torch.float32
+    )
+    state = QuantState(matrix.absmax, shape, matrix.code_map, nf4.BLOCK, "nf4", dtype, offset, nested)  # type: ignore[no-untyped-call]
+    return matrix.codes.view(-1, 1), state

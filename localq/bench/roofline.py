@@ -18,6 +18,19 @@ from torch import Tensor
 GIB = 2**30
 CPU_BUFFER_BYTES, GPU_BUFFER_BYTES = GIB // 4, 4 * GIB
 REPEATS = 10
+ROW = 2**16  # f32 elements of a row, where rows are reduced one by one
+
+# Ways to read a buffer f32 [a multiple of ROW]: to one number, to one number a row, or multiplied by a vector.
+PROBES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sum": torch.sum,
+    "largest": torch.amax,
+    "sums of rows": lambda buffer: buffer.view(-1, ROW).sum(1),
+    "sums of rows, bfloat16": lambda buffer: buffer.view(torch.bfloat16).view(-1, ROW).sum(1),
+    "product, float16": lambda buffer: torch.mv(
+        buffer.view(torch.float16).view(-1, ROW // 8), torch.ones(ROW // 8, dtype=torch.float16, device=buffer.device)
+    ),
+}
+CPU_PROBES = ("sum", "largest")
 
 
 @dataclass(frozen=True)
@@ -30,17 +43,25 @@ class Timing:
 
 
 def read_bytes_per_s(device: torch.device) -> float:
-    """The read bandwidth of `device`: reductions of a buffer larger than its caches, the best of all repetitions.
+    """The read bandwidth of `device`: the best of `read_probes`."""
+    return max(read_probes(device).values())
 
-    Two reductions, because torch does not reach the same speed with each of them.
+
+def read_probes(device: torch.device) -> dict[str, float]:
+    """Bytes/s of several ways to read a buffer larger than the caches, the best of all repetitions of each.
+
+    More than one, because torch reaches another speed with each of them, and a roof that is too low flatters.
     """
     size = CPU_BUFFER_BYTES
     if device.type == "cuda":
         size = min(GPU_BUFFER_BYTES, torch.cuda.mem_get_info(device)[0] // 4)
-    buffer = torch.ones(size // 4, dtype=torch.float32, device=device)
+    buffer = torch.ones(size // (4 * ROW) * ROW, dtype=torch.float32, device=device)
     timed = _gpu_seconds if device.type == "cuda" else _cpu_seconds
-    seconds = [timed(reduction, buffer) for reduction in (torch.sum, torch.amax) for _ in range(REPEATS)]
-    return buffer.nbytes / min(seconds)
+    candidates = {name: PROBES[name] for name in (PROBES if device.type == "cuda" else CPU_PROBES)}
+    return {
+        name: buffer.nbytes / min(timed(reduction, buffer) for _ in range(REPEATS))
+        for name, reduction in candidates.items()
+    }
 
 
 def _cpu_seconds(reduction: Callable[[Tensor], Tensor], buffer: Tensor) -> float:

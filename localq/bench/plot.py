@@ -1,0 +1,74 @@
+"""Shares of the roofline where people would rather look: bars in the terminal, or a PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from localq.errors import LocalqError, usage_error
+
+BAR = 40  # characters of 100 %
+TERMINAL = "-"  # the plot's file name that means the terminal
+
+Bar = tuple[str, float]  # what, share of the roof
+
+
+def draw(bars: Sequence[Bar], title: str, target: str, out: TextIO) -> None:
+    """Bars to `out` for "-", else a PNG at `target`. Raises LocalqError where matplotlib is missing."""
+    if target == TERMINAL:
+        _to_terminal(bars, title, out)
+    else:
+        _to_png(bars, title, target)
+        print(f"plot: {target}", file=out, flush=True)
+
+
+def check_target(target: str | None) -> None:
+    """Refuse before anything is measured what `draw` could not do."""
+    if target is None or target == TERMINAL:
+        return
+    if not target.endswith(".png"):
+        raise usage_error("--plot", f"{target!r} is no PNG file", 'Use "-" for the terminal, or NAME.png.')
+    if not Path(target).absolute().parent.is_dir():
+        raise usage_error("--plot", f"the folder of {target!r} does not exist", "Create it first.")
+    _pyplot()
+
+
+def _to_terminal(bars: Sequence[Bar], title: str, out: TextIO) -> None:
+    from rich.bar import Bar as RichBar  # a plot is rarely wanted: start-up cost
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, box=None, show_header=False, title_justify="left")
+    table.add_column(justify="left", no_wrap=True)
+    table.add_column(width=BAR)
+    table.add_column(justify="right")
+    for name, share in bars:
+        table.add_row(name, RichBar(1.0, 0.0, min(max(share, 0.0), 1.0), width=BAR), f"{share:.0%}")
+    Console(file=out, width=120).print(table)
+
+
+def _to_png(bars: Sequence[Bar], title: str, target: str) -> None:
+    pyplot = _pyplot()
+    figure, axes = pyplot.subplots(figsize=(10, 1 + 0.28 * len(bars)), layout="constrained")
+    names, shares = [name for name, _ in bars], [100 * share for _, share in bars]
+    axes.barh(range(len(bars)), shares)
+    axes.set_yticks(range(len(bars)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("% of the measured read bandwidth")
+    axes.set_title(title)
+    figure.savefig(target, dpi=120)
+    pyplot.close(figure)
+
+
+def _pyplot():  # type: ignore[no-untyped-def]  # matplotlib need not be there
+    try:
+        import matplotlib  # type: ignore[import-not-found,unused-ignore]
+
+        matplotlib.use("agg")
+        from matplotlib import pyplot  # type: ignore[import-not-found,unused-ignore]
+    except ModuleNotFoundError as error:
+        step = 'Install it (`python -m pip install matplotlib`), or plot to the terminal with "-".'
+        raise LocalqError("--plot", "matplotlib is not installed", step) from error
+    return pyplot

@@ -1,0 +1,94 @@
+"""Rows of the small kernels of a decode step: embedding, norm, sampling. Latency, not bandwidth, is their cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from localq.bench.kernel_table import Row
+from localq.bench.kernel_timing import SEED, Bench, check, clones, type_name, wrong
+from localq.bench.shapes import Workload
+from localq.engine import sampler
+from localq.engine.sampler import SamplerState
+from localq.kernels import embed, rmsnorm, sampling
+from localq.kernels.gemv import Norm
+from localq.sampling import Sampling
+
+EPS = 1e-5
+TOKENS = 512  # embedded rows that take turns
+STEPS = 2**16  # of the reply that the sampler believes to be in: more than all replays together
+DRAW = Sampling(temperature=0.7, top_p=0.95, top_k=64, repeat_penalty=1.1, seed=SEED)
+TORCH = "torch"
+
+
+def cases(work: Workload) -> list[Callable[[Bench], Row]]:
+    """What is to be measured."""
+    found: list[Callable[[Bench], Row]] = [partial(rmsnorm_row, width=width) for width in work.widths]
+    for vocab, hidden in work.tables:
+        found += [partial(embed_row, vocab=vocab, hidden=hidden, pinned=pinned) for pinned in (False, True)]
+        found += [partial(sample_row, vocab=vocab, greedy=greedy) for greedy in (True, False)]
+    return found
+
+
+def embed_row(bench: Bench, vocab: int, hidden: int, pinned: bool) -> Row:
+    """One `embed` of one token, from the device or from pinned host memory."""
+    dtype = torch.float16
+    table = bench.normal(vocab, hidden, dtype=dtype)
+    if pinned:
+        table = table.cpu().pin_memory()
+    ids = torch.arange(TOKENS, device=bench.device) * (vocab // TOKENS)
+    out = torch.empty(1, hidden, dtype=dtype, device=bench.device)
+    what = f"{vocab} x {hidden}, {'host' if pinned else 'device'}"
+    launches = [partial(embed.embed, token, table, scale=1.0, out=out) for token in ids.split(1)]
+    launches[-1]()
+    if not torch.equal(out[0], table[int(ids[-1])].to(bench.device)):
+        raise wrong("embed", what, "differs from the table's row")
+    return Row("step", "embed", what, 1, type_name(dtype), 2 * out.nbytes, bench.time(launches))
+
+
+def rmsnorm_row(bench: Bench, width: int) -> Row:
+    """One `rmsnorm` with a residual, as the families with norms after attention and MLP have it."""
+    dtype = torch.bfloat16
+    x, residual = (bench.normal(1, width, dtype=dtype, seed=SEED + part) for part in (1, 2))
+    norm = Norm(1 + 0.1 * bench.normal(width), EPS)
+    out = torch.empty_like(x)
+
+    def run(x: Tensor) -> Tensor:
+        return rmsnorm.rmsnorm(x, norm, residual=residual, out=out)
+
+    exact = x.double() * torch.rsqrt(x.double().square().mean() + EPS) * norm.weight.double() + residual.double()
+    naive = F.rms_norm(x, (width,), norm.weight.to(dtype), EPS) + residual
+    check("rmsnorm", f"{width}", run(x), exact, naive)
+    moved = 3 * x.nbytes + norm.weight.nbytes
+    copies = list(clones(x, TOKENS))
+    rival = bench.rival(TORCH, [partial(F.rms_norm, each, (width,), norm.weight.to(dtype), EPS) for each in copies])
+    timing = bench.time([partial(run, each) for each in copies])
+    return Row("step", "rmsnorm", f"{width}, + residual", 1, type_name(dtype), moved, timing, (rival,))
+
+
+def sample_row(bench: Bench, vocab: int, greedy: bool) -> Row:
+    """One `sample` over all logits; must choose what the reference chooses."""
+    logits = 4 * bench.normal(vocab)
+    settings = Sampling() if greedy else DRAW
+    prompt = torch.arange(0, vocab, vocab // 64)
+    state, reference = (SamplerState(vocab, STEPS, device) for device in (bench.device, torch.device("cpu")))
+    for each in (state, reference):
+        each.reset(settings, prompt, STEPS)
+    chosen, token = (torch.zeros(1, dtype=torch.int64, device=bench.device) for _ in range(2))
+
+    def run(logits: Tensor) -> None:
+        sampling.sample(logits, state, greedy=greedy, softcap=0.0, chosen=chosen, token=token, position=None)
+
+    what = f"{vocab} logits, {'greedy' if greedy else 'top-k, top-p, penalty'}"
+    run(logits)
+    expected = int(sampler.sample(logits.cpu(), reference, greedy))
+    if int(chosen) != expected:
+        raise wrong("sample", what, f"is token {int(chosen)}, the reference takes {expected}")
+    count = min(bench.copies(logits.nbytes), STEPS // (bench.replays + 4))
+    launches = [partial(run, each) for each in clones(logits, count)]
+    moved = logits.nbytes + state.seen.nbytes
+    return Row("step", "sample", what, 1, "float32", moved, bench.time(launches))
