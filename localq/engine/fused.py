@@ -62,12 +62,12 @@ def why_not(model: Decoder) -> str:
     table = model.embed_tokens.weight
     if not (table.is_cuda or table.is_pinned()):
         return "the embedding table is in pageable memory"
-    if head_operand(model) is None:
+    if not _readable(head_operand(model)):
         return "none reads the head"
     for block in model.layers:
         assert isinstance(block, Block)
         for module in (*block.self_attn.inputs(), block.self_attn.o_proj, *block.mlp.inputs(), block.mlp.down_proj):
-            if operand(module) is None:
+            if not _readable(operand(module)):
                 return f"none reads a {type(module).__name__} of {module.in_features} columns"
     return ""
 
@@ -218,6 +218,10 @@ class FusedStep:
             product(x, operands, norm=norm, residual=residual, activation=activation, out=out)
 
         self._launches.append(Launch(operation, run, lambda live: moved))
+
+
+def _readable(found: Operand | None) -> bool:
+    return found is not None and found.readable()
 
 
 def _known(found: Operand | None) -> Operand:

@@ -31,6 +31,13 @@ class Operand:
     out_features: int
     in_features: int
 
+    def readable(self) -> bool:
+        """The kernels read it: on a GPU, in a quantized format or 16 bits, rows of whole 16-byte loads."""
+        if isinstance(self.matrix, Tensor):
+            fits = self.matrix.dtype in HALF_TYPES and self.in_features % _DENSE_COLUMNS == 0
+            return fits and self.matrix.is_cuda
+        return self.matrix.codes.is_cuda
+
     def bytes(self) -> int:
         """Bytes that a product reads of it, the bias included."""
         bias = 0 if self.bias is None else self.bias.nbytes
@@ -42,19 +49,15 @@ class Operand:
 
 
 def operand(module: nn.Module) -> Operand | None:
-    """`module` as an operand; None where no kernel reads it (another kind of module, type, width or device)."""
+    """`module` as an operand; None for a kind of module that has no kernel."""
     if isinstance(module, Nf4Linear | Int8Linear):
-        weights: Tensor = module.codes
-        matrix: Nf4Matrix | Int8Matrix = module.matrix
-        return Operand(matrix, module.bias, module.out_features, module.in_features) if weights.is_cuda else None
+        return Operand(module.matrix, module.bias, module.out_features, module.in_features)
     return dense_operand(module.weight, module.bias) if isinstance(module, nn.Linear) else None
 
 
-def dense_operand(weight: Tensor, bias: Tensor | None = None) -> Operand | None:
-    """A matrix [out, in] of plain weights as an operand, or None."""
+def dense_operand(weight: Tensor, bias: Tensor | None = None) -> Operand:
+    """A matrix [out, in] of plain weights as an operand."""
     out_features, in_features = weight.shape
-    if not weight.is_cuda or weight.dtype not in HALF_TYPES or in_features % _DENSE_COLUMNS:
-        return None
     return Operand(weight.detach(), None if bias is None else bias.detach(), out_features, in_features)
 
 

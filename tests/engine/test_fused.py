@@ -1,0 +1,154 @@
+"""The list of launches, with the kernels' work done by torch: every family must give the logits of its modules.
+
+What the kernels themselves compute is checked on a GPU (`test_fused_on_cuda.py`, `tests/kernels`).
+"""
+
+from __future__ import annotations
+
+import pytest
+import reference_kernels
+import tiny_models
+import torch
+from nf4_operands import operands
+from tiny_models import BY_NAME, CONTEXT, PREFILL, TOKENS
+from torch import nn
+
+from localq.engine import fused
+from localq.engine.cache import KVCache
+from localq.engine.decode import StepState
+from localq.engine.fused import OPERATIONS, FusedStep
+from localq.engine.linears import Operand, dense_operand, fusable, halves, operand
+from localq.engine.sampler import SamplerState
+from localq.kernels.nf4 import Nf4Matrix
+from localq.quant import nf4, nf4_tiles
+
+
+def fused_step(model, cache) -> FusedStep:
+    device = torch.device("cpu")
+    return FusedStep(model, cache, StepState(SamplerState(model.config.vocab_size, CONTEXT, device), device))
+
+
+def capped(logits, cap):
+    return torch.tanh(logits / cap) * cap if cap else logits
+
+
+def logits_of_launches(model) -> torch.Tensor:
+    """f32 [TOKENS - prompt, vocab]: a prefill by the modules, then every token through the launches."""
+    ids, prompt = tiny_models.token_ids(), sum(PREFILL)
+    cache = KVCache(model.kv_layout(), CONTEXT, model.norm.weight.dtype, "cpu")
+    model(ids[:prompt], torch.arange(prompt), cache, prompt)
+    step, rows = fused_step(model, cache), []
+    for position in range(prompt, TOKENS):
+        step.state.token.copy_(ids[position : position + 1])
+        step.state.position.fill_(position)
+        step.run(greedy=True)
+        rows.append(capped(step.logits[0].clone(), step.softcap))
+        assert int(step.state.position) == position + 1
+        assert int(step.state.chosen) == int(rows[-1].argmax())
+        assert int(step.state.token) == int(step.state.chosen)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_launches_give_the_logits_of_the_modules(name, monkeypatch):
+    reference_kernels.install(monkeypatch)
+    model = tiny_models.ours(name)
+    with torch.inference_mode():
+        logits = logits_of_launches(model)
+        expected = tiny_models.logits_in_steps(model)[sum(PREFILL) :]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "per_layer"),
+    [
+        ("qwen3", ["qkv", "attention", "o", "gate_up", "down"]),
+        ("phi3-window", ["qkv", "attention", "o", "gate_up", "down"]),
+        ("gemma2", ["qkv", "attention", "o", "norm", "gate_up", "down", "norm"]),
+    ],
+)
+def test_a_step_is_five_launches_a_layer_and_two_more_around_sandwich_norms(name, per_layer, monkeypatch):
+    reference_kernels.install(monkeypatch)
+    model = tiny_models.ours(name)
+    step = fused_step(model, KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu"))
+    operations = [launch.operation for launch in step.launches(greedy=True)]
+    assert operations == ["embed", *per_layer * model.config.layers, "head", "sample"]
+    assert set(operations) <= set(OPERATIONS)
+
+
+def test_bytes_of_the_launches_are_all_weights_once_and_the_cache(monkeypatch):
+    reference_kernels.install(monkeypatch)
+    model = tiny_models.ours("qwen3")  # tied: the table is the head
+    cache = KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu")
+    launches = fused_step(model, cache).launches(greedy=True)
+    products = [launch for launch in launches if launch.operation in ("qkv", "o", "gate_up", "down", "head")]
+    moved = sum(launch.bytes(1) for launch in products)
+    weights = sum(parameter.nbytes for name, parameter in model.named_parameters() if "q_norm" not in name)
+    weights -= sum(parameter.nbytes for name, parameter in model.named_parameters() if "k_norm" in name)
+    config = model.config
+    activations = config.layers * (6 * config.hidden + 2 * config.intermediate)  # x thrice, out and residual twice
+    activations += config.layers * (2 * config.heads + 2 * config.kv_heads) * config.head_dim
+    activations += config.hidden + config.vocab_size
+    assert moved == weights + 4 * activations
+
+
+def test_gate_and_up_of_one_matrix_that_cannot_be_cut(monkeypatch):
+    reference_kernels.install(monkeypatch)
+    monkeypatch.setattr(fused, "halves", lambda whole: None)
+    model = tiny_models.ours("phi3-window")
+    with torch.inference_mode():
+        logits = logits_of_launches(model)
+        expected = tiny_models.logits_in_steps(model)[sum(PREFILL) :]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4)
+
+
+def test_a_model_without_kernels_says_what_is_missing():
+    assert "float32" in fused.why_not(tiny_models.ours("qwen3"))
+
+
+def test_halves_of_plain_weights_are_views():
+    linear = nn.Linear(8, 6)
+    first, second = halves(dense_operand(linear.weight, linear.bias))
+    assert torch.equal(torch.cat((first.matrix, second.matrix)), linear.weight)
+    assert torch.equal(torch.cat((first.bias, second.bias)), linear.bias)
+    assert second.matrix.data_ptr() == linear.weight[3:].data_ptr()
+    assert fusable([first, second])
+    assert halves(dense_operand(nn.Linear(8, 5).weight)) is None
+
+
+def nf4_operand(shape: tuple[int, int], nested: bool = True) -> Operand:
+    """A matrix of NF4 in the tiled order."""
+    packed = operands(shape, nested).packed
+    codes, absmax = nf4_tiles.tile(packed.codes, packed.absmax, shape)
+    offset = 0.0 if packed.offset is None else float(packed.offset)
+    scales = (absmax, packed.nested_absmax, packed.nested_map)
+    matrix = Nf4Matrix(codes, *scales, offset, nf4.CODE_MAP, *shape, tiled=True)
+    return Operand(matrix, None, *shape)
+
+
+def weights_of(matrix: Nf4Matrix) -> torch.Tensor:
+    shape = (matrix.out_features, matrix.in_features)
+    codes, absmax = nf4_tiles.untile(matrix.codes, matrix.absmax, shape)
+    offset = None if matrix.nested_absmax is None else torch.tensor(matrix.offset)
+    codes = codes.reshape(shape[0], -1)
+    packed = nf4.Packed(codes, absmax, matrix.nested_absmax, matrix.nested_map, offset, shape, torch.float16)
+    return nf4.dequantize(packed, torch.float32)
+
+
+@pytest.mark.parametrize(("shape", "nested"), [((128, 256), True), ((64, 1024), True), ((96, 192), False)])
+def test_halves_of_tiled_nf4_are_the_halves_of_its_rows(shape, nested):
+    whole = nf4_operand(shape, nested)
+    first, second = halves(whole)
+    joined = torch.cat((weights_of(first.matrix), weights_of(second.matrix)))
+    assert torch.equal(joined, weights_of(whole.matrix))
+    assert first.bytes() + second.bytes() == whole.bytes()
+
+
+@pytest.mark.parametrize("shape", [(80, 512), (64, 192)], ids=["inside a tile", "inside a nested block"])
+def test_nf4_that_cannot_be_cut_in_half_is_left_whole(shape):
+    assert halves(nf4_operand(shape)) is None
+
+
+def test_other_modules_are_no_operands():
+    assert operand(nn.Conv1d(4, 4, 1)) is None
+    assert not operand(nn.Linear(8, 4)).readable()  # on the CPU, in float32
