@@ -41,6 +41,7 @@ def prompts(nf4_folder) -> list[list[int]]:
 
 def replies(folder, prompts: list[list[int]], device: str, dtype: str) -> list[list[int]]:
     engine = Engine(load(open_model(folder), Options(device=device, dtype=dtype, ctx=512)))
+    assert engine.graphs == (device == "cuda")
     found = []
     for prompt in prompts:
         ids: list[int] = []
