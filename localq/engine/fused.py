@@ -33,7 +33,7 @@ from localq.models.decoder import Block, Decoder
 from localq.models.layers import GatedMLP, RMSNorm
 
 OPERATIONS = ("embed", "qkv", "attention", "o", "gate_up", "down", "norm", "head", "sample")
-_INPLACE = {
+_INPLACE: dict[str, Callable[[Tensor], Tensor]] = {  # what torch computes them with, in place
     "silu": torch.ops.aten.silu_,
     "gelu": torch.ops.aten.gelu_,
     "gelu_pytorch_tanh": lambda x: torch.ops.aten.gelu_(x, approximate="tanh"),

@@ -1,4 +1,4 @@
-"""The engine on a GPU: graphs repeat the eager step bit for bit, decoding allocates nothing, memory is accounted for."""
+"""The engine on a GPU: graphs repeat the eager step bit for bit, nothing is allocated, memory is accounted for."""
 
 from __future__ import annotations
 
