@@ -1,8 +1,11 @@
-"""The KV cache: static buffers, one pair per layer, in the type of the model. Knows neither tokens nor text.
+"""The KV cache: static buffers, one pair per layer, in the type of the model or in 8 or 4 bit. Knows no tokens.
 
 Slot s holds position s. Nothing is ever removed: a shorter conversation overwrites, and the attention masks hide the
 slots behind the current position. Buffers start as zeros because a masked slot still enters the product with weight
 0, and 0 times an uninitialised NaN is NaN.
+
+A quantized cache (`quant.kv_codec` is its definition) gives passes of many tokens a dequantized copy of one layer at a
+time, in a scratch that all layers share. Decode kernels read the codes themselves (`layer`).
 """
 
 from __future__ import annotations
@@ -10,42 +13,126 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from localq.errors import usage_error
+from localq.kernels import attention
+from localq.kernels.attention import KVLayer
+from localq.kernels.checks import HALF_TYPES
+from localq.quant import kv_codec
+
+Layout = list[tuple[int, int]]  # (kv_heads, head_dim) of every layer
+
 
 class KVCache:
-    """k and v [kv_heads, capacity, head_dim] per layer; implements `models.layers.Cache`."""
+    """One `KVLayer` per layer; implements `models.layers.Cache`."""
 
     def __init__(
-        self,
-        layout: list[tuple[int, int]],
-        capacity: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
+        self, layout: Layout, capacity: int, dtype: torch.dtype, device: torch.device | str, bits: int = 16
     ) -> None:
-        """`layout`: (kv_heads, head_dim) of every layer, as `Decoder.kv_layout()` gives it. Allocates everything."""
-        self.capacity = capacity
-        self.keys = [torch.zeros(heads, capacity, width, dtype=dtype, device=device) for heads, width in layout]
-        self.values = [torch.zeros_like(keys) for keys in self.keys]
+        """`layout` is `Decoder.kv_layout()`. Allocates everything. `bits` 16 means the type of the model.
+
+        Raises LocalqError (exit 2) for heads that the 8 and 4 bit forms do not cover.
+        """
+        self.capacity, self.bits, self.dtype = capacity, bits, dtype
+        _check(layout, bits)
+        self.layers = [_allocate(heads, width, capacity, dtype, device, bits) for heads, width in layout]
+        width = 0 if bits == 16 else _widest(layout) * capacity
+        self._scratch = torch.zeros(2, width, dtype=dtype, device=device)  # k, v of one layer, dequantized
+
+    @property
+    def keys(self) -> list[Tensor]:
+        """What is stored of the keys of every layer."""
+        return [layer.k for layer in self.layers]
+
+    @property
+    def values(self) -> list[Tensor]:
+        """What is stored of the values of every layer."""
+        return [layer.v for layer in self.layers]
+
+    def layer(self, index: int) -> KVLayer:
+        """The buffers of one layer, as decode attention takes them."""
+        return self.layers[index]
 
     def update(self, layer: int, k: Tensor, v: Tensor, positions: Tensor, live: int) -> tuple[Tensor, Tensor]:
         """Stores k, v [T, kv_heads, head_dim] at `positions` int64 [T]; returns both as [kv_heads, live, head_dim].
 
-        The results are views. No host synchronisation: works under CUDA graph capture.
+        The results are views: of the cache, or, where it is quantized, of the scratch, which the next call fills with
+        another layer. No host synchronisation: works under CUDA graph capture.
         """
-        keys, values = self.keys[layer], self.values[layer]
-        keys.index_copy_(1, positions, k.transpose(0, 1))
-        values.index_copy_(1, positions, v.transpose(0, 1))
-        return keys[:, :live], values[:, :live]
+        stored = self.layers[layer]
+        if self.bits == 16:
+            stored.k.index_copy_(1, positions, k.transpose(0, 1))
+            stored.v.index_copy_(1, positions, v.transpose(0, 1))
+            return stored.k[:, :live], stored.v[:, :live]
+        keys, values = (
+            part[: stored.kv_heads * live * stored.head_dim].view(stored.kv_heads, live, stored.head_dim)
+            for part in self._scratch
+        )
+        if k.is_cuda and k.dtype in HALF_TYPES:
+            attention.kv_write(stored, k, v, positions)
+            attention.kv_read(stored, keys, values)
+        else:
+            _store(stored.k, stored.k_scales, k, positions, self.bits)
+            _store(stored.v, stored.v_scales, v, positions, self.bits)
+            keys.copy_(_restored(stored.k, stored.k_scales, live, self.bits, self.dtype))
+            values.copy_(_restored(stored.v, stored.v_scales, live, self.bits, self.dtype))
+        return keys, values
 
     def clear(self) -> None:
         """Zeros every slot: needed after a reply ended in non-finite values, which masking would not hide."""
-        for buffer in (*self.keys, *self.values):
+        for buffer in self._buffers():
             buffer.zero_()
 
     def bytes(self) -> int:
         """Bytes allocated."""
-        return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
+        return sum(buffer.nbytes for buffer in self._buffers())
 
     @staticmethod
-    def bytes_for(layout: list[tuple[int, int]], capacity: int, dtype: torch.dtype) -> int:
-        """Bytes that a cache of this shape allocates."""
-        return sum(2 * heads * width for heads, width in layout) * capacity * dtype.itemsize
+    def bytes_for(layout: Layout, capacity: int, dtype: torch.dtype, bits: int = 16) -> int:
+        """Bytes that a cache of this shape allocates, the scratch of a quantized one included."""
+        elements = sum(2 * heads * width for heads, width in layout) * capacity
+        if bits == 16:
+            return elements * dtype.itemsize
+        scales = sum(2 * heads * kv_codec.scale_count(width) for heads, width in layout) * capacity
+        return elements * bits // 8 + 2 * scales + 2 * _widest(layout) * capacity * dtype.itemsize
+
+    def _buffers(self) -> list[Tensor]:
+        tensors = [t for layer in self.layers for t in (layer.k, layer.v, layer.k_scales, layer.v_scales)]
+        return [tensor for tensor in (*tensors, self._scratch) if tensor is not None]
+
+
+def _check(layout: Layout, bits: int) -> None:
+    if bits not in attention.BITS:
+        raise usage_error("--kv", f"a KV cache of {bits} bits is not defined", "Use 16, 8 or 4.")
+    for _, width in layout:
+        if bits != 16 and (width % 8 or width > attention.MOST_COLUMNS):
+            why = f"heads of {width} columns cannot be stored in {bits} bit (a multiple of 8 up to 256 can)"
+            raise usage_error("--kv", why, "Use 16.")
+
+
+def _allocate(
+    heads: int, width: int, capacity: int, dtype: torch.dtype, device: torch.device | str, bits: int
+) -> KVLayer:
+    if bits == 16:
+        k, v = (torch.zeros(heads, capacity, width, dtype=dtype, device=device) for _ in range(2))
+        return KVLayer(k, v, None, None, bits, width)
+    shape = (heads, capacity, width * bits // 8)
+    k, v = (torch.zeros(shape, dtype=torch.uint8, device=device) for _ in range(2))
+    scales = (heads, capacity, kv_codec.scale_count(width))
+    k_scales, v_scales = (torch.zeros(scales, dtype=torch.float16, device=device) for _ in range(2))
+    return KVLayer(k, v, k_scales, v_scales, bits, width)
+
+
+def _widest(layout: Layout) -> int:
+    return max(heads * width for heads, width in layout)
+
+
+def _store(codes: Tensor, scales: Tensor | None, dense: Tensor, positions: Tensor, bits: int) -> None:
+    assert scales is not None
+    new_codes, new_scales = kv_codec.quantize(dense.transpose(0, 1), bits)
+    codes.index_copy_(1, positions, new_codes)
+    scales.index_copy_(1, positions, new_scales)
+
+
+def _restored(codes: Tensor, scales: Tensor | None, live: int, bits: int, dtype: torch.dtype) -> Tensor:
+    assert scales is not None
+    return kv_codec.dequantize(codes[:, :live], scales[:, :live], bits, dtype)

@@ -1,0 +1,237 @@
+"""Decode attention and the quantized KV cache on the GPU: checks of tensors, then the kernels.
+
+All work under CUDA graph capture; `attention_decode` and `kv_write` read positions from device memory. The stored form
+of 8 and 4 bit is defined in `localq/quant/kv_codec.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from localq import kernels
+from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
+from localq.kernels.gemv import Norm
+
+BITS = (16, 8, 4)
+MOST_PER_GROUP = 16  # query heads of one kv head
+MOST_COLUMNS = 256  # of a head
+
+
+@dataclass(frozen=True)
+class KVLayer:
+    """One layer's cache. Slot s of kv head h holds position s.
+
+    k, v                 16 bit: T [kv_heads, capacity, head_dim]; else u8 [kv_heads, capacity, head_dim * bits / 8]
+    k_scales, v_scales   f16 [kv_heads, capacity, scales of a vector]; None for 16 bit
+    """
+
+    k: Tensor
+    v: Tensor
+    k_scales: Tensor | None
+    v_scales: Tensor | None
+    bits: int
+    head_dim: int
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.k.shape[0]
+
+    @property
+    def capacity(self) -> int:
+        """Slots."""
+        return self.k.shape[1]
+
+    def bytes_per_slot(self) -> int:
+        """Bytes of one position: k and v of all kv heads, their scales included."""
+        tensors = [each for each in (self.k, self.v, self.k_scales, self.v_scales) if each is not None]
+        return sum(each.nbytes for each in tensors) // self.capacity
+
+
+class Workspace:
+    """What the blocks of one launch exchange: allocated once, shared by all layers of one stream."""
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, device: torch.device) -> None:
+        module = kernels.module()
+        self.splits: int = module.attention_splits(kv_heads, device.index or 0)
+        floats = module.attention_partials(heads, kv_heads, head_dim, self.splits)
+        self.shape = (heads, kv_heads, head_dim)
+        self.partials = torch.empty(floats, dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(2 * kv_heads, dtype=torch.int32, device=device)
+
+    def bytes(self) -> int:
+        """Bytes allocated."""
+        return self.partials.nbytes + self.arrived.nbytes
+
+
+def why_not(heads: int, kv_heads: int, head_dim: int) -> str:
+    """Why the kernels cannot serve heads of this shape; empty when they can."""
+    if head_dim % 8 or not 8 <= head_dim <= MOST_COLUMNS:
+        return f"attention has none for a head_dim of {head_dim} (a multiple of 8 up to {MOST_COLUMNS})"
+    if heads % kv_heads or heads // kv_heads > MOST_PER_GROUP:
+        return f"attention has none for {heads} heads of {kv_heads} kv heads (at most {MOST_PER_GROUP} each)"
+    return ""
+
+
+def attention_decode(
+    qkv: Tensor,
+    layer: KVLayer,
+    position: Tensor,
+    *,
+    heads: int,
+    rotary: Tensor | None,
+    q_norm: Norm | None,
+    k_norm: Norm | None,
+    scale: float,
+    softcap: float,
+    window: int,
+    workspace: Workspace,
+    out: Tensor | None = None,
+) -> Tensor:
+    """One token's attention, and the write of its k and v, in one launch -> T [1, heads * head_dim].
+
+    qkv       T [1, (heads + 2 * kv_heads) * head_dim]: q, k and v behind each other, before norm and rotation
+    position  i64 [1] on the device, below the capacity of `layer` and the length of `rotary`
+    rotary    T [ctx, 2, rotary_dim] as `models.rope.Rope.table` makes it, or None
+    window    slots that are seen, the token's own included; 0 = all
+    softcap   scores become softcap * tanh(score / softcap); 0 = none
+
+    Slots behind `position` are never read. Scores and sums in f32, the weights of the softmax rounded to 16 bit. The
+    same bits run after run, in a graph or not. Memory-bound: `attention_decode_bytes`.
+    """
+    op = "attention_decode"
+    width = layer.head_dim
+    if reason := why_not(heads, layer.kv_heads, width):
+        raise ValueError(f"{op}: {reason}")
+    if workspace.shape != (heads, layer.kv_heads, width):
+        raise ValueError(f"{op}: workspace is for {workspace.shape}, must be for {(heads, layer.kv_heads, width)}")
+    device = qkv.device
+    check(op, "qkv", qkv, device, HALF_TYPES, (heads + 2 * layer.kv_heads) * width)
+    _check_layer(op, layer, device, qkv.dtype)
+    check(op, "position", position, device, (torch.int64,), 1)
+    check(op, "partials", workspace.partials, device, (torch.float32,), workspace.partials.numel())
+    if rotary is not None:
+        if rotary.dim() != 3 or rotary.shape[1] != 2:
+            raise ValueError(f"{op}: rotary has shape {tuple(rotary.shape)}, must be [ctx, 2, rotary_dim]")
+        check(op, "rotary", rotary, device, (qkv.dtype,), rotary.numel())
+    if out is None:
+        out = torch.empty(1, heads * width, dtype=qkv.dtype, device=device)
+    check(op, "out", out, device, (qkv.dtype,), heads * width)
+    check_cuda(op, "qkv", qkv)
+    kernels.module().attention_decode(
+        qkv=qkv.data_ptr(),
+        layer=_arguments(layer),
+        position=position.data_ptr(),
+        heads=heads,
+        rotary=0 if rotary is None else rotary.data_ptr(),
+        rotary_dim=0 if rotary is None else rotary.shape[2],
+        q_norm=_norm(op, "q_norm weight", q_norm, qkv, width),
+        k_norm=_norm(op, "k_norm weight", k_norm, qkv, width),
+        scale=scale,
+        softcap=softcap,
+        window=window,
+        partials=workspace.partials.data_ptr(),
+        arrived=workspace.arrived.data_ptr(),
+        splits=workspace.splits,
+        out=out.data_ptr(),
+        type=TYPES[qkv.dtype],
+        **place(qkv),
+    )
+    return out
+
+
+def attention_decode_bytes(layer: KVLayer, heads: int, live: int) -> int:
+    """Bytes that `attention_decode` must move for `live` visible slots, the token's own included: each slot once (the
+    own is written instead of read), qkv and the result once."""
+    width = layer.head_dim * 2
+    return live * layer.bytes_per_slot() + (heads + 2 * layer.kv_heads) * width + heads * width
+
+
+def kv_write(layer: KVLayer, k: Tensor, v: Tensor, positions: Tensor) -> None:
+    """Stores k, v T [tokens, kv_heads, head_dim] at `positions` i64 [tokens], quantized (bits 8 or 4).
+
+    Tokens may lie apart (parts of a fused projection); what belongs to one token must be contiguous.
+    """
+    op = "kv_write"
+    device, shape = k.device, (positions.numel(), layer.kv_heads, layer.head_dim)
+    _check_layer(op, layer, device, k.dtype)
+    check(op, "positions", positions, device, (torch.int64,), positions.numel())
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.dtype not in HALF_TYPES or tensor.dtype != k.dtype or tensor.device != device:
+            raise ValueError(f"{op}: {name} is {tensor.dtype} on {tensor.device}, must be float16 or bfloat16")
+        if tuple(tensor.shape) != shape or tensor.stride()[1:] != (layer.head_dim, 1):
+            raise ValueError(f"{op}: {name} has shape {tuple(tensor.shape)}, strides {tensor.stride()}, not {shape}")
+    check_cuda(op, "k and v", k)
+    kernels.module().kv_write(
+        layer=_arguments(layer),
+        k=k.data_ptr(),
+        v=v.data_ptr(),
+        k_stride=k.stride(0),
+        v_stride=v.stride(0),
+        positions=positions.data_ptr(),
+        tokens=positions.numel(),
+        type=TYPES[k.dtype],
+        **place(k),
+    )
+
+
+def kv_read(layer: KVLayer, k: Tensor, v: Tensor) -> None:
+    """Fills k, v T [kv_heads, live, head_dim] with the first `live` slots, dequantized (bits 8 or 4)."""
+    op = "kv_read"
+    live = k.shape[1]
+    count = layer.kv_heads * live * layer.head_dim
+    check(op, "k", k, layer.k.device, HALF_TYPES, count)
+    check(op, "v", v, layer.k.device, (k.dtype,), count)
+    _check_layer(op, layer, k.device, k.dtype)
+    check_cuda(op, "k and v", k)
+    kernels.module().kv_read(
+        layer=_arguments(layer), k=k.data_ptr(), v=v.data_ptr(), live=live, type=TYPES[k.dtype], **place(k)
+    )
+
+
+def kv_write_bytes(layer: KVLayer, tokens: int) -> int:
+    """Bytes that `kv_write` must move: 16-bit values in, the stored form out."""
+    return tokens * (layer.bytes_per_slot() + 4 * layer.kv_heads * layer.head_dim)
+
+
+def kv_read_bytes(layer: KVLayer, live: int) -> int:
+    """Bytes that `kv_read` must move: as `kv_write_bytes`, the other way round."""
+    return kv_write_bytes(layer, live)
+
+
+def _check_layer(op: str, layer: KVLayer, device: torch.device, dtype: torch.dtype) -> None:
+    if layer.bits not in BITS:
+        raise ValueError(f"{op}: bits = {layer.bits}, must be one of {BITS}")
+    stored = (dtype,) if layer.bits == 16 else (torch.uint8,)
+    count = layer.kv_heads * layer.capacity * (layer.head_dim if layer.bits == 16 else layer.head_dim * layer.bits // 8)
+    for name, codes, scales in (("k", layer.k, layer.k_scales), ("v", layer.v, layer.v_scales)):
+        check(op, f"{name} of the layer", codes, device, stored, count)
+        if layer.bits != 16:
+            if scales is None:
+                raise ValueError(f"{op}: {name}_scales is None, must be given with {layer.bits} bits")
+            vectors = layer.kv_heads * layer.capacity
+            check(op, f"{name}_scales", scales, device, (torch.float16,), vectors * _scales(layer))
+
+
+def _scales(layer: KVLayer) -> int:
+    return 2 if layer.head_dim <= 64 else 4 if layer.head_dim <= 128 else 8  # csrc/kv_codes.cuh, scales_of
+
+
+def _norm(op: str, name: str, norm: Norm | None, qkv: Tensor, width: int) -> tuple[int, int, float]:
+    if norm is None:
+        return 0, 0, 0.0
+    check(op, name, norm.weight, qkv.device, (qkv.dtype, torch.float32), width)
+    return 1 + (norm.weight.dtype == torch.float32), norm.weight.data_ptr(), norm.eps
+
+
+def _arguments(layer: KVLayer) -> tuple[int, int, int, int, int, int, int, int]:
+    """The layer as csrc/bind_attention.cpp takes it."""
+    k_scales = 0 if layer.k_scales is None else layer.k_scales.data_ptr()
+    v_scales = 0 if layer.v_scales is None else layer.v_scales.data_ptr()
+    return (
+        layer.k.data_ptr(), layer.v.data_ptr(), k_scales, v_scales,
+        layer.bits, layer.kv_heads, layer.head_dim, layer.capacity,
+    )  # fmt: skip
