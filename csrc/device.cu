@@ -1,18 +1,32 @@
 // Facts about the device that launchers need.
-#include "check.h"
+#include "launch.h"
 
 namespace localq {
 
-int multiprocessors(int device, const char* op) {
+namespace {
+
+int attribute(cudaDeviceAttr which, int device, const char* op) {
+  int value = 0;
+  check_cuda(cudaDeviceGetAttribute(&value, which, device), op);
+  return value;
+}
+
+}  // namespace
+
+const DeviceFacts& device_facts(int device, const char* op) {
   constexpr int kDevices = 64;
-  static int known[kDevices] = {};  // written at most twice with the same value, so a race is harmless
+  static DeviceFacts known[kDevices] = {};  // written at most twice with the same values, so a race is harmless
   require(device >= 0 && device < kDevices, op, "device", device, "must be from 0 to 63");
-  if (known[device] == 0) {
-    int count = 0;
-    check_cuda(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device), op);
-    known[device] = count;
+  if (known[device].multiprocessors == 0) {
+    known[device].shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device, op);
+    known[device].dependent_launch = attribute(cudaDevAttrComputeCapabilityMajor, device, op) >= 9;
+    known[device].multiprocessors = attribute(cudaDevAttrMultiProcessorCount, device, op);
   }
   return known[device];
+}
+
+int multiprocessors(int device, const char* op) {
+  return device_facts(device, op).multiprocessors;
 }
 
 }  // namespace localq

@@ -5,14 +5,17 @@
 
 #include <cstdint>
 
+#include "gemv.h"
+
 namespace localq {
 
-// The tensors of one matrix [out, in] but its shape.
+// The tensors of one matrix [out, in].
 //   codes          u8   [out, in/2]            even column = high nibble
 //   absmax         u8   [out*in/64], or f32 where nested_absmax is null
 //   nested_absmax  f32  [ceil(out*in/64/256)]
 //   nested_map     f32  [256]
 //   code_map       f32  [16]
+//   tiled          codes and absmax in the order of nf4.cuh instead of row by row
 struct Nf4 {
   const uint8_t* codes;
   const void* absmax;
@@ -20,15 +23,18 @@ struct Nf4 {
   const float* nested_map;
   float offset;
   const float* code_map;
+  int64_t out, in;
+  bool tiled;
 };
 
 enum class Type : int { kFloat16 = 0, kBFloat16 = 1, kFloat32 = 2 };
 
-// out [n] = dequantized weights.
-void nf4_dequantize(const Nf4& w, void* out, Type type, int64_t n, int device, cudaStream_t stream);
+// out [w.out, w.in] = dequantized weights, row by row.
+void nf4_dequantize(const Nf4& w, void* out, Type type, int device, cudaStream_t stream);
 
-// y [rows, out] = x [rows, in] W^T + bias; rows 1 to 8; type float16 or bfloat16; bias [out] or null.
-void nf4_gemv(const Nf4& w, const void* x, const void* bias, void* y, Type type, int rows, int64_t out, int64_t in,
+// y [rows, sum of outs] = extras(x [rows, in] W^T) for `count` matrices that share x and code_map; rows 1 to 8; type of x
+// float16 or bfloat16.
+void nf4_gemv(const Nf4* matrices, int count, const GemvExtras& extras, const void* x, void* y, Type type, int rows,
               int device, cudaStream_t stream);
 
 }  // namespace localq

@@ -1,4 +1,13 @@
-// NF4 inside kernels: the sizes of the format (specified in localq/quant/nf4.py), and how a scale is read.
+// NF4 inside kernels: the sizes of the format (specified in localq/quant/nf4.py), its two orders, how a scale is read.
+//
+// Row-wise order is bitsandbytes' own. Tiled order is the same bytes as the products read them, made once at load
+// (localq/quant/nf4_tiles.py) and undone as easily. Of a matrix with `blocks` = in / 64, a tile is 16 whole rows; lane =
+// 4 g + t of a warp holds rows g and g + 8 of it:
+//   codes   byte j of lane t's 8 bytes (columns 16 t .. 16 t + 15) of row g + 8 h, block b of tile T:
+//           ((T * blocks + b) * 32 + lane) * 16 + 8 h + j            so a warp reads a block of a tile as 512 bytes
+//   absmax  chunk c = 8 blocks: (T * blocks + 8 c) * 16 + lane * 4 + 2 h + i is that of row g + 8 h, block 8 c + 2 t + i;
+//           a last chunk of n < 8 blocks lies row by row: (T * blocks + 8 c) * 16 + row * n + (b - 8 c)
+// Rows that fill no tile stay row-wise, at their row-wise place. Nested absmax are never reordered.
 #pragma once
 
 #include <cstdint>

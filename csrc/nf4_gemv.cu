@@ -1,290 +1,401 @@
-// y = x W^T + bias for 1 to 8 rows of x, W stored as NF4 (nf4.cuh), x, bias and y in f16 or bf16, sums in f32.
-// Needs in % 64 == 0; out is free. Deterministic: every sum has one order, there are no atomics.
+// y = extras(x W^T) for one row of x, W stored as NF4 (nf4.cuh) in either order, up to three matrices that share x; x,
+// bias and residual in f16 or bf16, sums in f32, rounded once. Needs in % 64 == 0; out is free. Deterministic: every
+// sum has one order, there are no atomics.
 //
-// A tile is 16 outputs. `split` warps share a tile, each takes a contiguous part of its 64-column blocks; their partial
-// sums meet in shared memory. Blocks are persistent: they keep the table and walk over the tiles.
+// A tile is 16 results, an item is 8 blocks (512 columns) of a tile. A block of threads owns consecutive tiles and
+// keeps the look-up table; its warps take the items in turn, whatever tile they belong to, so that they all end
+// together, and leave 16 sums per item in shared memory, which are added in the order of the columns at the end.
 //
-// One block of columns of one tile is four m16n8k16 products with W as the 16-row operand A and x as B (8 columns, one
-// per row of x). Which column an index k of the product means is free as long as A and B agree: lane (g, t) = (lane /
-// 4, lane % 4) holds columns 16t .. 16t+15 of rows g and g+8, that is 8 bytes of codes each, straight from the
-// checkpoint's layout, and product j takes its bytes 2j and 2j+1. A byte is one register of A after a look-up: the
-// table byte -> pair of values stands once per lane (32 KB), so no two lanes of a warp ever meet in a bank. The sum of
-// a block is multiplied by its absmax in f32.
+// The 8 blocks of an item share their x operand: column c of the product's B is x of block c, so that lane (g, t) holds
+// x of block g once, and of a product of block u only column u counts: it lies in the lanes with t = u / 2, which are
+// the lanes that hold the scales of blocks 2 t and 2 t + 1. So a block costs 16 PRMT, 16 look-ups, 4 products and 2
+// FFMA.
 //
-// Bound: memory. Reads out*in*(1/2 + 1/64 + 4/16384) bytes once; x comes from L1. Per weight: 0.5 shared-memory
-// look-ups, each of which takes a shift and a LOP3 for its address; csrc/README.md has the counts of all instructions.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
-#include "check.h"
-#include "launchers.h"
-#include "nf4.cuh"
+// Bound: memory. Reads out*in*(1/2 + 1/64 + 4/16384) bytes once, 16 bytes a lane, kDepth loads in flight through all
+// items; the first are issued before the kernel that makes x has ended. csrc/README.md has the counts of instructions.
+#include "nf4_gemv.h"
 
 namespace localq {
 namespace {
 
-constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kTile = 16;        // outputs of a tile
-constexpr int kRows = 8;         // rows of x, the width of the product
-constexpr int kStep = 4;         // column blocks in flight; lane t decodes the scales of block t of them
-constexpr int kBlocksPerSm = 2;  // up to 128 registers a thread; 3 blocks would spill
+constexpr int kWarps = 16, kThreads = 32 * kWarps;
+constexpr int kPrefetch = 1;        // items per warp that are brought to L2 before x is there
+constexpr int kDepth = kChunk / 2;  // blocks of codes in flight per warp
+
+// Shared memory of a block, in this order; sizes in floats are of one tile.
+struct Layout {
+  uint32_t tiles;          // that fit at a time
+  uint32_t nested_stride;  // nested absmax that a tile can touch
+  uint32_t x_bytes;        // 0: x stays in global memory
+
+  __host__ __device__ uint32_t tile_bytes(uint32_t chunks) const {
+    return 4 * (chunks * kTile + nested_stride + 1);
+  }
+  __host__ __device__ uint32_t bytes(uint32_t chunks) const {
+    return kTableBytes + 8 * kWarps + x_bytes + tiles * tile_bytes(chunks);
+  }
+};
+
+constexpr TilePlace kNowhere = {~0u};
 
 struct Shared {
-  uint32_t table[256][32];  // [byte][lane]: two values of x's type, low half = even column
-  float nested_map[kNestedMapSize];
-  float partial[kWarps][kTile][kRows];
+  uint8_t* table;
+  float* scratch;     // [kWarps]
+  uint8_t* x;         // 16-byte words of x in the order of x_word, or null
+  float* partial;     // [tiles][chunks][kTile]
+  float* nested;      // [tiles][nested_stride]
+  TilePlace* places;  // [tiles], and kWarps times kNowhere, which ends the walk of a warp
 };
 
-__device__ __forceinline__ uint32_t pack(float low, float high, __half) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-__device__ __forceinline__ uint32_t pack(float low, float high, __nv_bfloat16) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
+__device__ __forceinline__ Shared carve(uint8_t* memory, const Layout& layout, uint32_t chunks) {
+  Shared s;
+  s.table = memory;
+  s.scratch = reinterpret_cast<float*>(memory + kTableBytes);
+  s.x = memory + kTableBytes + 4 * kWarps;
+  s.partial = reinterpret_cast<float*>(s.x + layout.x_bytes);
+  s.nested = s.partial + layout.tiles * chunks * kTile;
+  s.places = reinterpret_cast<TilePlace*>(s.nested + layout.tiles * layout.nested_stride);
+  if (layout.x_bytes == 0) s.x = nullptr;
+  return s;
 }
 
-// The table holds the 16 values times this, and every sum is divided by it: where a value falls between two numbers of
-// type T is chance, and with this factor (the best of 2^23 between 1 and 2) the worst is rounded by half as much.
+// Where word i (8 values) of x lies in shared memory: so that the two loads of x_operand meet no bank twice.
+__device__ __forceinline__ uint32_t x_word(uint32_t i) {
+  const uint32_t block = i / 8, t = i % 8 / 2, half = i % 2;
+  return block / 2 * 16 + half * 8 + block % 2 * 4 + t;
+}
+
+// Copies x to shared memory in that order, normed where the extras ask for it; all threads.
 template <typename T>
-__device__ constexpr float kTableScale = 0.f;
-template <>
-__device__ constexpr float kTableScale<__half> = 1.6384992599487305f;  // worst relative error 1.6e-4, 3.3e-4 without
-template <>
-__device__ constexpr float kTableScale<__nv_bfloat16> = 1.1888107061386108f;  // 1.6e-3, 3.1e-3 without
-
-template <typename T>
-__device__ void fill_tables(const Nf4& w, bool nested, Shared& s) {
-  const int lane = threadIdx.x % 32;
-  for (int byte = threadIdx.x / 32; byte < 256; byte += kWarps) {
-    const float even = w.code_map[byte >> 4] * kTableScale<T>, odd = w.code_map[byte & 15] * kTableScale<T>;
-    s.table[byte][lane] = pack(even, odd, T{});
-  }
-  if (nested) s.nested_map[threadIdx.x] = w.nested_map[threadIdx.x];
-  __syncthreads();
-}
-
-// Byte k of `word` -> its pair of values, from the lane's column of the table. A row is 128 bytes, so the offset of the
-// lane and that of the byte have no bit in common, and one LOP3 joins them.
-__device__ __forceinline__ uint32_t look_up(const Shared& s, uint32_t lane_offset, uint32_t word, int k) {
-  const uint32_t shifted = k == 0 ? word << 7 : word >> (8 * k - 7);
-  const uint32_t offset = (shifted & 0x7f80u) | lane_offset;
-  return *reinterpret_cast<const uint32_t*>(reinterpret_cast<const char*>(s.table) + offset);
-}
-
-__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, __half) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, __nv_bfloat16) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-// c = the 16 x 64 block of W whose codes the lane holds as low (row g) and high (row g + 8), times x.
-template <typename T>
-__device__ __forceinline__ void multiply_block(float (&c)[4], const Shared& s, uint32_t lane_offset, uint2 low,
-                                               uint2 high, const uint4 (&x)[2]) {
-  const uint32_t words[2][2] = {{low.x, low.y}, {high.x, high.y}};
-  const uint32_t b[8] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
+__device__ void stage(const Nf4Gemv& p, const Shared& s, const T* x) {
+  auto* staged = reinterpret_cast<Eight<T>*>(s.x);
+  const auto* from = reinterpret_cast<const Eight<T>*>(x);
+  const uint32_t words = p.blocks * 8;
+  float squares = 0.f;
+#pragma unroll 2
+  for (uint32_t i = threadIdx.x; i < words; i += kThreads) {
+    const Eight<T> eight = from[i];
+    staged[x_word(i)] = eight;
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    const int word = j / 2, byte = 2 * (j % 2);
-    const uint32_t a[4] = {look_up(s, lane_offset, words[0][word], byte), look_up(s, lane_offset, words[1][word], byte),
-                           look_up(s, lane_offset, words[0][word], byte + 1),
-                           look_up(s, lane_offset, words[1][word], byte + 1)};
-    mma(c, a, b[2 * j], b[2 * j + 1], T{});
+    for (int k = 0; k < 8; ++k) squares += to_float(eight.value[k]) * to_float(eight.value[k]);
   }
-}
-
-// The lane's 16 columns of a block of its row of x, or zeros. volatile keeps the order against the products: the
-// compiler would otherwise load x of all blocks in flight first, and spill.
-__device__ __forceinline__ void load_x(uint4 (&values)[2], const uint4* block, bool has_row) {
+  if (p.extras.norm == NormKind::kNone) return;
+  const float inverse_rms = rsqrtf(block_sum(squares, s.scratch) / (p.blocks * kBlock) + p.extras.eps);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < words; i += kThreads) {  // each thread what it wrote itself
+    Eight<T> eight = staged[x_word(i)];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    values[i] = make_uint4(0, 0, 0, 0);
-    if (has_row) {
-      asm volatile("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];"
-                   : "=r"(values[i].x), "=r"(values[i].y), "=r"(values[i].z), "=r"(values[i].w)
-                   : "l"(block + i));
+    for (int k = 0; k < 8; ++k) {
+      eight.value[k] = normed(eight.value[k], inverse_rms, p.extras.norm_weight, 8 * i + k, p.extras.norm);
     }
+    staged[x_word(i)] = eight;
   }
 }
 
-// What a lane reads of one tile: where its codes, its scales and its columns of x begin. Rows g and g + 8.
-struct Lane {
-  const uint2 *low_codes, *high_codes;  // block b of columns is 4 b further
-  uint32_t low_block, high_block;       // index of the row's first block
-  const uint4* x;                       // block b is 8 b further
-  uint32_t table_offset;
-  bool has_row;  // of x
-};
-
+// x of the lane's columns of `block`: the operand B of a product.
 template <typename T>
-__device__ __forceinline__ Lane lane_of(const Nf4& w, const T* x, int64_t tile, int rows, int64_t out, int blocks) {
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  // Outputs past the end read the last one; they are not written.
-  const uint32_t low = uint32_t(min(tile * kTile + g, out - 1)) * blocks;
-  const uint32_t high = uint32_t(min(tile * kTile + g + 8, out - 1)) * blocks;
-  return {reinterpret_cast<const uint2*>(w.codes + int64_t(low) * (kBlock / 2)) + t,
-          reinterpret_cast<const uint2*>(w.codes + int64_t(high) * (kBlock / 2)) + t,
-          low,
-          high,
-          reinterpret_cast<const uint4*>(x + int64_t(g) * blocks * kBlock) + 2 * t,
-          4u * lane,
-          g < rows};
+__device__ __forceinline__ void x_operand(uint32_t (&b)[8], const Shared& s, const T* x, uint32_t block) {
+  const uint32_t t = threadIdx.x % 4;
+  uint4 words[2];
+  if (s.x != nullptr) {
+    const auto* staged = reinterpret_cast<const uint4*>(s.x) + block / 2 * 16 + block % 2 * 4 + t;
+    words[0] = staged[0];
+    words[1] = staged[8];
+  } else {
+    const auto* from = reinterpret_cast<const uint4*>(x) + block * 8 + 2 * t;
+    words[0] = from[0];
+    words[1] = from[1];
+  }
+  b[0] = words[0].x, b[1] = words[0].y, b[2] = words[0].z, b[3] = words[0].w;
+  b[4] = words[1].x, b[5] = words[1].y, b[6] = words[1].z, b[7] = words[1].w;
 }
 
-// The codes of kStep blocks of columns, and the scales of block t of them.
-struct Step {
-  uint2 low[kStep], high[kStep];
-  StoredAbsmax low_absmax, high_absmax;
+// This warp's place among the items of the tiles in work.
+struct Cursor {
+  uint32_t tile, chunk;
+
+  __device__ __forceinline__ void advance(uint32_t chunks) {
+    chunk += kWarps;
+    while (chunk >= chunks) chunk -= chunks, ++tile;
+  }
 };
 
-// Blocks b .. b + kStep - 1; those past the end, which only a step that is not kFull has, repeat the last one.
-template <bool kNested, bool kFull>
-__device__ __forceinline__ void load_step(Step& step, const Nf4& w, const Lane& lane, int b, int end) {
-#pragma unroll
-  for (int u = 0; u < kStep; ++u) {
-    const int at = kFull ? b + u : min(b + u, end - 1);
-    step.low[u] = __ldcs(lane.low_codes + 4 * at);
-    step.high[u] = __ldcs(lane.high_codes + 4 * at);
+// What the loop over the blocks of an item needs to know of it. An item is quick when its tile and its chunk are whole.
+struct Item {
+  const uint8_t* codes;  // of the lane
+  uint32_t absmax_codes;
+  TilePlace place;
+  bool quick;
+};
+
+template <bool kTiled>
+__device__ __forceinline__ Item item_at(const Nf4Gemv& p, TilePlace place, uint32_t chunk) {
+  Item item = {};
+  item.place = place;
+  if (place.word == kNowhere.word) return item;
+  const uint32_t lane = threadIdx.x % 32, first = chunk * kChunk, tile = place.tile();
+  const Nf4Segment& w = p.segment[place.segment()];
+  item.quick = is_full(w, tile) && first + kChunk <= p.blocks;
+  if (!item.quick) return item;
+  if (kTiled) {
+    const uint32_t word = tile * p.blocks + first;
+    item.codes = w.codes + (uint64_t(word) * kTileWords + lane) * 16;
+  } else {
+    const uint32_t row = tile * kTile + lane / 4, t = lane % 4;
+    item.codes = w.codes + (uint64_t(row) * p.blocks + first) * (kBlock / 2) + 8 * t;
   }
-  const int t = threadIdx.x % 4, at = kFull ? b + t : min(b + t, end - 1);
-  step.low_absmax = load_absmax<kNested>(w, lane.low_block + at);
-  step.high_absmax = load_absmax<kNested>(w, lane.high_block + at);
+  if (p.nested_map != nullptr) item.absmax_codes = load_absmax_word<kTiled>(p, w, tile, first);
+  return item;
 }
 
-// sum += scale of the block * block of W * block of x, for the blocks of the step that lie before the end.
-template <typename T, bool kNested, bool kFull>
-__device__ __forceinline__ void add_step(float (&sum)[4], const Step& step, const Nf4& w, const Shared& s,
-                                         const Lane& lane, int b, int end) {
-  const int first_of_row = threadIdx.x % 32 / 4 * 4;  // the lanes of a row hold the scales of the kStep blocks
-  const float low_scale = decode_absmax<kNested>(step.low_absmax, s.nested_map, w.offset);
-  const float high_scale = decode_absmax<kNested>(step.high_absmax, s.nested_map, w.offset);
+// Bytes between two blocks of a tile as one lane reads them.
+template <bool kTiled>
+__device__ constexpr uint32_t block_stride() {
+  return kTiled ? kTileWords * 16 : kBlock / 2;
+}
+
+template <bool kTiled>
+__device__ __forceinline__ uint4 load_block(const Nf4Gemv& p, const uint8_t* codes, int u) {
+  codes += u * block_stride<kTiled>();
+  if (kTiled) return __ldcs(reinterpret_cast<const uint4*>(codes));
+  const uint2 low = __ldcs(reinterpret_cast<const uint2*>(codes));
+  const uint2 high = __ldcs(reinterpret_cast<const uint2*>(codes + 8 * p.blocks * (kBlock / 2)));
+  return make_uint4(low.x, low.y, high.x, high.y);
+}
+
+template <bool kTiled>
+__device__ __forceinline__ void load_ring(uint4 (&ring)[kDepth], const Nf4Gemv& p, const Item& item) {
 #pragma unroll
-  for (int u = 0; u < kStep; ++u) {
-    uint4 values[2];
-    load_x(values, lane.x + 8 * (kFull ? b + u : min(b + u, end - 1)), lane.has_row);
+  for (int i = 0; i < kDepth; ++i) {
+    ring[i] = make_uint4(0, 0, 0, 0);  // so that the ring is not alive through an item that does not use it
+    if (item.quick) ring[i] = load_block<kTiled>(p, item.codes, i);
+  }
+}
+
+// The scales of a quick item that the lane applies: rows g and g + 8, blocks 2 t and 2 t + 1 of the chunk.
+template <bool kTiled>
+__device__ __forceinline__ void decode_scales(float (&scale)[4], const Nf4Gemv& p, const Shared& s,
+                                              const Layout& layout, const Cursor& cursor, const Item& item) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, block = cursor.chunk * kChunk + 2 * t;
+  const Nf4Segment& w = p.segment[item.place.segment()];
+  if (p.nested_map == nullptr) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scale[i] = load_scale(p, w, item.place.tile(), g + i / 2 * 8, block + i % 2);
+    return;
+  }
+  const uint32_t base = item.place.tile() * kTile * p.blocks;
+  const float* nested = s.nested + cursor.tile * layout.nested_stride - base / kNestedBlock;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t flat = base + (g + i / 2 * 8) * p.blocks + block + i % 2;
+    const float absmax = __uint_as_float(look_up(s.table, 4 * lane + 128, item.absmax_codes, i));
+    scale[i] = __fadd_rn(__fmul_rn(absmax, nested[flat / kNestedBlock]), w.offset);
+  }
+}
+
+// The sums of rows g and g + 8 over the lane's share of an item that is not quick: a short tile, or a short chunk.
+template <typename T>
+__device__ __forceinline__ void sum_short_item(float (&sum)[2], const Nf4Gemv& p, const Shared& s, const T* x,
+                                               const Cursor& cursor) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const TilePlace place = s.places[cursor.tile];
+  const Nf4Segment& w = p.segment[place.segment()];
+  const uint32_t end = min((cursor.chunk + 1) * kChunk, p.blocks);
+#pragma unroll 1
+  for (uint32_t block = cursor.chunk * kChunk; block < end; ++block) {
+    const uint4 codes = load_codes(w, place.tile(), block, p.blocks);
+    const float low = load_scale(p, w, place.tile(), g, block), high = load_scale(p, w, place.tile(), g + 8, block);
+    uint32_t b[8];
+    x_operand(b, s, x, block);
+    if (g != 0) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) b[k] = 0;
+    }
     float c[4] = {};
-    multiply_block<T>(c, s, lane.table_offset, step.low[u], step.high[u], values);
-    const float low = __shfl_sync(~0u, low_scale, first_of_row + u);
-    const float high = __shfl_sync(~0u, high_scale, first_of_row + u);
-    if (kFull || b + u < end) {
-      sum[0] += low * c[0];
-      sum[1] += low * c[1];
-      sum[2] += high * c[2];
-      sum[3] += high * c[3];
-    }
+    multiply_block<T>(c, s.table, 4 * lane, codes, b);
+    if (t == 0) sum[0] += low * c[0], sum[1] += high * c[2];
   }
 }
 
-// The partial sums of one warp over column blocks [begin, end) of a tile: sum[0..1] = output g, rows 2t and 2t+1 of x;
-// sum[2..3] = output g + 8.
-template <typename T, bool kNested>
-__device__ __forceinline__ void sum_tile(float (&sum)[4], const Nf4& w, const Shared& s, const Lane& lane, int begin,
-                                         int end) {
-  int b = begin;
-#pragma unroll 1
-  for (; b + kStep <= end; b += kStep) {
-    Step step;
-    load_step<kNested, true>(step, w, lane, b, end);
-    add_step<T, kNested, true>(sum, step, w, s, lane, b, end);
-  }
-  if (b < end) {
-    Step step;
-    load_step<kNested, false>(step, w, lane, b, end);
-    add_step<T, kNested, false>(sum, step, w, s, lane, b, end);
-  }
+// sum += scale * c for the two columns of a pair of products that count, in the lanes that own them. As one volatile
+// piece, because ptxas would otherwise put it off to the end of the item and spill the products.
+__device__ __forceinline__ void add_pair(float (&sum)[2], const float (&scale)[4], const float (&even)[4],
+                                         const float (&odd)[4], bool owner) {
+  asm volatile(
+      "{.reg .pred p; setp.ne.s32 p, %8, 0;"
+      "@p fma.rn.f32 %0, %2, %4, %0; @p fma.rn.f32 %1, %3, %5, %1;"
+      "@p fma.rn.f32 %0, %9, %6, %0; @p fma.rn.f32 %1, %10, %7, %1;}"
+      : "+f"(sum[0]), "+f"(sum[1])
+      : "f"(scale[0]), "f"(scale[2]), "f"(even[0]), "f"(even[2]), "f"(odd[1]), "f"(odd[3]), "r"(int(owner)),
+        "f"(scale[1]), "f"(scale[3]));
 }
 
-// Adds the `split` partial sums of every tile of this block in order and writes y [rows, out].
-template <typename T>
-__device__ void write_tiles(const Shared& s, const T* bias, T* y, int tile, int split, int rows, int out) {
-#pragma unroll 1
-  for (int i = threadIdx.x; i < kWarps / split * kTile * kRows; i += kThreads) {
-    const int group = i / (kTile * kRows), row = i / kTile % kRows, column = i % kTile;
-    const int o = (tile + group) * kTile + column;
-    if (row >= rows || o >= out) continue;
-    float total = 0.f;
-#pragma unroll 1
-    for (int k = 0; k < split; ++k) total += s.partial[group * split + k][column][row];
-    total *= 1.f / kTableScale<T>;
-    if (bias != nullptr) total += float(bias[o]);
-    y[int64_t(row) * out + o] = T(total);
-  }
-}
-
-template <typename T, bool kNested>
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm) nf4_gemv_kernel(const Nf4 w,
-                                                                          const T* __restrict__ x,     // [rows, in]
-                                                                          const T* __restrict__ bias,  // [out] or null
-                                                                          T* __restrict__ y,           // [rows, out]
-                                                                          int rows, int out,
-                                                                          int blocks,   // in / 64
-                                                                          int split) {  // warps per tile
-  __shared__ Shared s;
-  fill_tables<T>(w, kNested, s);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int tiles = (out + kTile - 1) / kTile, together = kWarps / split;  // tiles of a block at a time
-  const int begin = blocks * (warp % split) / split, end = blocks * (warp % split + 1) / split;
-#pragma unroll 1
-  for (int tile = blockIdx.x * together; tile < tiles; tile += gridDim.x * together) {
-    float sum[4] = {};
-    const int own = tile + warp / split;
-    if (own < tiles) sum_tile<T, kNested>(sum, w, s, lane_of(w, x, own, rows, out, blocks), begin, end);
+// Blocks u0 .. u0 + 3 of a quick item, whose codes are in `ring`; refills it with four blocks from `codes` on, if any.
+template <typename T, bool kTiled, int u0>
+__device__ __forceinline__ void sum_half(float (&sum)[2], uint4 (&ring)[kDepth], const Nf4Gemv& p, const Shared& s,
+                                         const uint32_t (&b)[8], const float (&scale)[4], const uint8_t* codes,
+                                         bool more) {
+  const uint32_t lane = threadIdx.x % 32, t = lane % 4;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) s.partial[warp][g + 8 * (i / 2)][2 * t + i % 2] = sum[i];
-    __syncthreads();
-    write_tiles<T>(s, bias, y, tile, split, rows, out);
-    __syncthreads();
+  for (int i = 0; i < kDepth; i += 2) {
+    float c[2][4] = {};
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      multiply_block<T>(c[k], s.table, 4 * lane, ring[i + k], b);
+      if (more) ring[i + k] = load_block<kTiled>(p, codes, i + k);
+    }
+    add_pair(sum, scale, c[0], c[1], t == (u0 + i) / 2);
   }
 }
 
-// Warps per tile: one where there are tiles for every warp, else as many as leave each two blocks of columns: what a
-// short matrix costs is the latency of one warp's steps, one after the other.
-int choose_split(int64_t tiles, int blocks, int sms) {
-  int split = 1;
-  while (split < kWarps && blocks / (2 * split) >= 2 && tiles * split < int64_t(sms) * kBlocksPerSm * kWarps) {
-    split *= 2;
+template <bool kTiled>
+__device__ __forceinline__ Item next_item(const Nf4Gemv& p, const Shared& s, Cursor& cursor) {
+  cursor.advance(p.chunks);
+  return item_at<kTiled>(p, s.places[cursor.tile], cursor.chunk);
+}
+
+// All items of a block: partial sums into shared memory. `item` is that at the cursor, the ring holds its first half.
+template <typename T, bool kTiled>
+__device__ __forceinline__ void sum_group(const Nf4Gemv& p, const Shared& s, const Layout& layout, const T* x,
+                                          Cursor cursor, Item item, uint4 (&ring)[kDepth]) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  float* partial = s.partial + threadIdx.x / 32 * kTile + g;
+#pragma unroll 1
+  for (; item.place.word != kNowhere.word; partial += kWarps * kTile) {
+    float sum[2] = {};
+    if (item.quick) {
+      float scale[4];
+      decode_scales<kTiled>(scale, p, s, layout, cursor, item);
+      uint32_t b[8];
+      x_operand(b, s, x, cursor.chunk * kChunk + g);
+      sum_half<T, kTiled, 0>(sum, ring, p, s, b, scale, item.codes + kDepth * block_stride<kTiled>(), true);
+      item = next_item<kTiled>(p, s, cursor);
+      sum_half<T, kTiled, kDepth>(sum, ring, p, s, b, scale, item.codes, item.quick);
+    } else {
+      sum_short_item(sum, p, s, x, cursor);
+      item = next_item<kTiled>(p, s, cursor);
+      load_ring<kTiled>(ring, p, item);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      sum[i] += __shfl_xor_sync(~0u, sum[i], 1);
+      sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
+    }
+    if (t == 0) partial[0] = sum[0], partial[8] = sum[1];
   }
-  return split;
+}
+
+// Brings the first items of the warp to L2: the memory works while the table is filled and x is awaited.
+template <bool kTiled>
+__device__ __forceinline__ void prefetch_items(const Nf4Gemv& p, uint32_t unit, uint32_t tiles, Cursor cursor) {
+  const uint32_t lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int i = 0; i < kPrefetch && cursor.tile < tiles; ++i, cursor.advance(p.chunks)) {
+    const TilePlace place = place_of(p, unit + cursor.tile / p.parts, cursor.tile % p.parts);
+    const Nf4Segment& w = p.segment[place.segment()];
+    if (!is_full(w, place.tile()) || (cursor.chunk + 1) * kChunk > p.blocks) continue;
+    const uint64_t first = uint64_t(cursor.chunk) * kChunk;
+    const uint64_t block = kTiled ? (uint64_t(place.tile()) * p.blocks + first) * kTile
+                                  : uint64_t(place.tile() * kTile + lane / 2) * p.blocks + first;
+    const uint8_t* line = w.codes + block * (kBlock / 2) + (kTiled ? lane : lane % 2) * 128;
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+  }
+}
+
+// Number i of the nested absmax of the tiles of a block, and the place of the tile it belongs to.
+__device__ __forceinline__ float nested_at(TilePlace& place, const Nf4Gemv& p, const Layout& layout, uint32_t unit,
+                                           uint32_t i) {
+  const uint32_t tile = i / layout.nested_stride, k = i % layout.nested_stride;
+  place = place_of(p, unit + tile / p.parts, tile % p.parts);
+  if (p.nested_map == nullptr) return 0.f;
+  const Nf4Segment& w = p.segment[place.segment()];
+  const uint32_t last = (w.out * p.blocks - 1) / kNestedBlock;
+  return w.nested_absmax[min(place.tile() * kTile * p.blocks / kNestedBlock + k, last)];
+}
+
+// Places and nested absmax of the tiles of a block into shared memory; those of i = threadIdx.x have been loaded.
+__device__ __forceinline__ void stage_tiles(const Nf4Gemv& p, const Shared& s, const Layout& layout, uint32_t unit,
+                                            uint32_t tiles, float nested, TilePlace place) {
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < tiles * layout.nested_stride; i += kThreads) {
+    if (i != threadIdx.x) nested = nested_at(place, p, layout, unit, i);
+    s.nested[i] = nested;
+    if (i % layout.nested_stride == 0) s.places[i / layout.nested_stride] = place;
+  }
+  if (threadIdx.x < kWarps) s.places[tiles + threadIdx.x] = kNowhere;
+}
+
+__device__ __forceinline__ float sum_chunks(const float* partial, uint32_t chunks) {
+  float sum = 0.f;
+#pragma unroll 8
+  for (uint32_t c = 0; c < chunks; ++c) sum += partial[c * kTile];
+  return sum;
 }
 
 template <typename T>
-void launch(const Nf4& w, const void* x, const void* bias, void* y, int rows, int64_t out, int64_t in, int sms,
-            cudaStream_t stream) {
-  const int64_t tiles = (out + kTile - 1) / kTile;
-  const int blocks = int(in / kBlock), split = choose_split(tiles, blocks, sms);
-  const int64_t together = kWarps / split, wanted = (tiles + together - 1) / together;
-  const int grid = int(wanted < int64_t(sms) * kBlocksPerSm ? wanted : int64_t(sms) * kBlocksPerSm);
-  auto* kernel = w.nested_absmax != nullptr ? nf4_gemv_kernel<T, true> : nf4_gemv_kernel<T, false>;
-  kernel<<<grid, kThreads, 0, stream>>>(w, static_cast<const T*>(x), static_cast<const T*>(bias), static_cast<T*>(y),
-                                        rows, int(out), blocks, split);
-  check_cuda(cudaGetLastError(), "nf4_gemv");
+__device__ __forceinline__ void write_group(const Nf4Gemv& p, const Shared& s, uint32_t tiles, void* y) {
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < tiles / p.parts * kTile; i += kThreads) {
+    const uint32_t tile = i / kTile * p.parts, r = i % kTile;
+    const TilePlace place = s.places[tile];
+    const uint32_t o = place.tile() * kTile + r;
+    if (o >= p.segment[place.segment()].out) continue;
+    const float* partial = s.partial + tile * p.chunks * kTile + r;
+    const float sum = sum_chunks(partial, p.chunks);
+    const float second = p.parts == 2 ? sum_chunks(partial + p.chunks * kTile, p.chunks) : 0.f;
+    write_result<T>(p, place, o, 0, sum, second, y);
+  }
+}
+
+template <typename T, bool kTiled>
+__global__ void __launch_bounds__(kThreads, 1)
+    nf4_gemv_kernel(const __grid_constant__ Nf4Gemv p, const __grid_constant__ Layout layout, const T* x, void* y) {
+  extern __shared__ __align__(16) uint8_t memory[];
+  const Shared s = carve(memory, layout, p.chunks);
+  const uint32_t unit = uint64_t(p.units) * blockIdx.x / gridDim.x;
+  const uint32_t tiles = (uint32_t(uint64_t(p.units) * (blockIdx.x + 1) / gridDim.x) - unit) * p.parts;
+  const Cursor first = {threadIdx.x / 32 / p.chunks, threadIdx.x / 32 % p.chunks};
+  TilePlace place = kNowhere;
+  if (first.tile < tiles) place = place_of(p, unit + first.tile / p.parts, first.tile % p.parts);
+  const Item item = item_at<kTiled>(p, place, first.chunk);
+  uint4 ring[kDepth];
+  load_ring<kTiled>(ring, p, item);
+  const float nested =
+      threadIdx.x < tiles * layout.nested_stride ? nested_at(place, p, layout, unit, threadIdx.x) : 0.f;
+  prefetch_items<kTiled>(p, unit, tiles, first);
+  fill_table<T>(s.table, p.code_map, p.nested_map);
+  stage_tiles(p, s, layout, unit, tiles, nested, place);
+  dependency_wait();
+  release_dependents();
+  if (s.x != nullptr) stage(p, s, x);
+  __syncthreads();
+  sum_group<T, kTiled>(p, s, layout, x, first, item, ring);
+  __syncthreads();
+  write_group<T>(p, s, tiles, y);
+}
+
+template <typename T>
+void launch_typed(const Nf4Gemv& p, const void* x, void* y, bool tiled, int device, cudaStream_t stream) {
+  constexpr const char* op = "nf4_gemv";
+  const DeviceFacts& facts = device_facts(device, op);
+  const uint32_t budget = facts.shared_bytes_per_block;
+  Layout layout = {p.parts, p.blocks / 16 + 2, (p.blocks + 1) / 2 * 256};
+  if (layout.bytes(p.chunks) > budget && p.extras.norm == NormKind::kNone) layout.x_bytes = 0;
+  const uint32_t smallest = layout.bytes(p.chunks);
+  require(smallest <= budget, op, "in", p.blocks * kBlock, "is too large for the shared memory of this device");
+  const uint32_t fit = (budget - smallest) / layout.tile_bytes(p.chunks) / p.parts + 1;  // units of a block
+  const uint32_t sms = facts.multiprocessors, waves = (p.units + sms * fit - 1) / (sms * fit);
+  const uint32_t grid = p.units < sms * waves ? p.units : sms * waves;
+  layout.tiles = (p.units + grid - 1) / grid * p.parts;
+  auto* kernel = tiled ? nf4_gemv_kernel<T, true> : nf4_gemv_kernel<T, false>;
+  launch(op, device, kernel, grid, kThreads, layout.bytes(p.chunks), stream, p, layout, static_cast<const T*>(x), y);
 }
 
 }  // namespace
 
-void nf4_gemv(const Nf4& w, const void* x, const void* bias, void* y, Type type, int rows, int64_t out, int64_t in,
-              int device, cudaStream_t stream) {
-  constexpr const char* op = "nf4_gemv";
-  require(rows >= 1 && rows <= kRows, op, "rows", rows, "must be from 1 to 8");
-  require(out >= 1, op, "out", out, "must be positive");
-  require(in >= kBlock && in % kBlock == 0, op, "in", in, "must be a positive multiple of 64");
-  require(in <= 1 << 24, op, "in", in, "must be at most 2^24");
-  require(out <= (1 << 30) && out * (in / kBlock) < (int64_t(1) << 32), op, "out", out, "is too large");
-  require_nf4(w, op);
-  require_aligned(x, 16, op, "x");
-  require_aligned(y, 2, op, "y");
-  require(type != Type::kFloat32, op, "dtype", static_cast<int>(type), "must be float16 or bfloat16");
-  const DeviceGuard guard(device, op);
-  const int sms = multiprocessors(device, op);
-  if (type == Type::kFloat16) return launch<__half>(w, x, bias, y, rows, out, in, sms, stream);
-  launch<__nv_bfloat16>(w, x, bias, y, rows, out, in, sms, stream);
+void nf4_gemv_row(const Nf4Gemv& p, const void* x, void* y, Type type, bool tiled, int device, cudaStream_t stream) {
+  if (type == Type::kFloat16) return launch_typed<__half>(p, x, y, tiled, device, stream);
+  launch_typed<__nv_bfloat16>(p, x, y, tiled, device, stream);
 }
 
 }  // namespace localq

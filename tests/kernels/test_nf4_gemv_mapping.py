@@ -1,9 +1,10 @@
-"""Why nf4_gemv may read codes in the checkpoint's order: its index mapping on paper, run on the CPU.
+"""Why nf4_gemv may read codes as they lie: the index mappings of its two kernels on paper, run on the CPU.
 
 The tensor instruction's layout is that of the PTX manual (m16n8k16, f16): lane 4g + t holds of A the pairs (g, 2t),
 (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8), of B the pairs (2t, g), (2t + 8, g), of the result (g, 2t), (g, 2t + 1),
 (g + 8, 2t), (g + 8, 2t + 1). The kernel gives it bytes 2j and 2j + 1 of a lane's eight codes instead of columns in
-order, and the same columns of x. The kernel itself is tested where there is a GPU.
+order, and the same columns of x. With one row of x, the eight columns of B are x of eight blocks, and of the product of
+block u column u counts. The kernels themselves are tested where there is a GPU.
 """
 
 from __future__ import annotations
@@ -52,6 +53,33 @@ def sum_tile(codes: Tensor, scales: Tensor, x: Tensor, tile: int) -> Tensor:
     for i, each in enumerate(sums):
         y[2 * t + i % 2, g + 8 * (i // 2)] = each
     return y
+
+
+def sum_chunk_of_one_row(codes: Tensor, scales: Tensor, x: Tensor) -> Tensor:
+    """codes u8 [16, 256], scales f32 [16, 8], x f32 [512] -> y [16]: one item of csrc/nf4_gemv.cu."""
+    pairs = nf4.CODE_MAP[torch.stack((codes >> 4, codes & 15), dim=-1).int()]
+    g, t = torch.arange(32) // 4, torch.arange(32) % 4
+    sums = torch.zeros(2, 32)
+    for block in range(8):
+        product = [torch.zeros(32) for _ in range(4)]
+        for j in range(4):
+            byte = 32 * block + 8 * t + 2 * j
+            a = [pairs[g, byte], pairs[g + 8, byte], pairs[g, byte + 1], pairs[g + 8, byte + 1]]
+            column = 64 * g + 16 * t + 4 * j  # column g of B: x of block g, whatever block W is of
+            b = [x[column[:, None] + torch.tensor(offsets)] for offsets in ((0, 1), (2, 3))]
+            for i, part in enumerate(tensor_instruction(a, b)):
+                product[i] += part
+        counts = t == block // 2
+        sums[0] += counts * scales[g, block] * product[block % 2]
+        sums[1] += counts * scales[g + 8, block] * product[2 + block % 2]
+    return sums.view(2, 8, 4).sum(-1).view(16)
+
+
+def test_eight_blocks_of_one_row_share_the_columns_of_x():
+    weight = operands((16, 512), seed=4)
+    x = inputs(1, 512, torch.float32)
+    y = sum_chunk_of_one_row(weight.packed.codes, nf4.absmax_f32(weight.packed).view(16, 8), x[0])
+    torch.testing.assert_close(y, (x @ weight.dense.T)[0], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("out", "columns", "rows"), [(16, 64, 8), (21, 192, 3)], ids=str)

@@ -1,0 +1,57 @@
+// Bindings of the NF4 operations; no logic.
+#include <pybind11/stl.h>
+
+#include <tuple>
+#include <vector>
+
+#include "bind.h"
+#include "bind_gemv.h"
+#include "launchers.h"
+
+namespace py = pybind11;
+
+namespace localq {
+namespace {
+
+// codes, absmax, nested_absmax, nested_map, offset, code_map, out, in, tiled
+using Matrix = std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t, float, uintptr_t, int64_t, int64_t, bool>;
+
+Nf4 nf4(const Matrix& m) {
+  return {pointer<const uint8_t>(std::get<0>(m)),
+          pointer<const void>(std::get<1>(m)),
+          pointer<const float>(std::get<2>(m)),
+          pointer<const float>(std::get<3>(m)),
+          std::get<4>(m),
+          pointer<const float>(std::get<5>(m)),
+          std::get<6>(m),
+          std::get<7>(m),
+          std::get<8>(m)};
+}
+
+}  // namespace
+
+void bind_nf4(py::module_& m) {
+  m.def(
+      "nf4_dequantize",
+      [](const Matrix& matrix, uintptr_t out, int type, int device, uintptr_t stream) {
+        nf4_dequantize(nf4(matrix), pointer<void>(out), static_cast<Type>(type), device, stream_of(stream));
+      },
+      py::arg("matrix"), py::arg("out"), py::arg("type"), py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "nf4_gemv",
+      [](uintptr_t x, const std::vector<Matrix>& matrices, uintptr_t y, int type, int rows, int norm,
+         uintptr_t norm_weight, float eps, uintptr_t residual, int activation, const std::vector<uintptr_t>& biases,
+         bool y_is_f32, int device, uintptr_t stream) {
+        const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
+        std::vector<Nf4> all;
+        for (const Matrix& matrix : matrices) all.push_back(nf4(matrix));
+        nf4_gemv(all.data(), int(all.size()), extras, pointer<const void>(x), pointer<void>(y), static_cast<Type>(type),
+                 rows, device, stream_of(stream));
+      },
+      py::arg("x"), py::arg("matrices"), py::arg("y"), py::arg("type"), py::arg("rows"), py::arg("norm"),
+      py::arg("norm_weight"), py::arg("eps"), py::arg("residual"), py::arg("activation"), py::arg("biases"),
+      py::arg("y_is_f32"), py::arg("device"), py::arg("stream"));
+}
+
+}  // namespace localq

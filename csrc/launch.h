@@ -1,0 +1,55 @@
+// How every kernel is launched: with programmatic dependent launch where the device has it (compute capability 9.0 and
+// later), so that a kernel may start, fill its tables and prefetch weights while the one before it drains.
+//
+// The contract that makes this safe: every thread of every kernel calls dependency_wait() before it reads anything that
+// an earlier kernel wrote and before it writes anything at all. Weights and tables that no kernel writes may be read
+// before. release_dependents() may be called at any point: the next kernel's own wait covers all that is still to come.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "check.h"
+
+namespace localq {
+
+__device__ __forceinline__ void dependency_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ void release_dependents() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+// Facts about `device` that launchers need; asked once per device.
+struct DeviceFacts {
+  int multiprocessors;
+  int shared_bytes_per_block;  // the most that a block may opt in to
+  bool dependent_launch;
+};
+const DeviceFacts& device_facts(int device, const char* op);
+
+// Launches `kernel` on `stream`. More than 48 KB of shared memory is opted in to here.
+template <typename... Parameters, typename... Arguments>
+void launch(const char* op, int device, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+            cudaStream_t stream, Arguments... arguments) {
+  if (shared_bytes > 48 * 1024) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)), op);
+  }
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = device_facts(device, op).dependent_launch ? 1 : 0;
+  check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), op);
+}
+
+}  // namespace localq

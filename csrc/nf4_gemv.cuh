@@ -1,0 +1,125 @@
+// What the products of one row (nf4_gemv.cu) and of 2 to 8 rows (nf4_gemv_rows.cu) share: the matrices of a launch cut
+// into tiles of 16 rows, how a lane reads codes and scales of them, and the epilogue.
+#pragma once
+
+#include "gemv.cuh"
+#include "launch.h"
+#include "nf4.cuh"
+#include "nf4_mma.cuh"
+
+namespace localq {
+
+constexpr int kTile = 16;       // rows of a tile
+constexpr int kChunk = 8;       // blocks of 64 columns that one lane's word of absmax codes covers
+constexpr int kTileWords = 32;  // 16-byte words of a block of a tile
+
+// One matrix of a launch.
+struct Nf4Segment {
+  const uint8_t* codes;
+  const void* absmax;
+  const float* nested_absmax;
+  const void* bias;
+  float offset;
+  uint32_t out, tiles;  // rows, and tiles of them; the last may be short
+  uint32_t y_begin;     // first column of its results
+  bool tiled;
+};
+
+// A launch. A unit is what ends in 16 results: one tile, or with an activation the gate's and the up's (`parts` = 2).
+struct Nf4Gemv {
+  Nf4Segment segment[kMaxSegments];
+  GemvExtras extras;
+  const float *code_map, *nested_map;  // nested_map is null where absmax is stored in f32
+  uint32_t units, parts, blocks, chunks;
+  uint32_t y_width;
+};
+
+// A tile: its matrix and its number there, in one word.
+struct TilePlace {
+  uint32_t word;
+
+  __device__ __forceinline__ uint32_t segment() const {
+    return word >> 30;
+  }
+  __device__ __forceinline__ uint32_t tile() const {
+    return word & ((1u << 30) - 1);
+  }
+};
+
+__device__ __forceinline__ TilePlace place_of(const Nf4Gemv& p, uint32_t unit, uint32_t part) {
+  if (p.parts == 2) return {part << 30 | unit};
+  uint32_t segment = 0;
+  while (unit >= p.segment[segment].tiles) unit -= p.segment[segment++].tiles;
+  return {segment << 30 | unit};
+}
+
+__device__ __forceinline__ bool is_full(const Nf4Segment& w, uint32_t tile) {
+  return (tile + 1) * kTile <= w.out;
+}
+
+// Block `block` of the lane's two rows of a tile, in either order; rows past the end repeat the last one.
+__device__ __forceinline__ uint4 load_codes(const Nf4Segment& w, uint32_t tile, uint32_t block, uint32_t blocks) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  if (w.tiled && is_full(w, tile)) {
+    return __ldcs(reinterpret_cast<const uint4*>(w.codes) + (uint64_t(tile) * blocks + block) * kTileWords + lane);
+  }
+  const uint32_t low = min(tile * kTile + g, w.out - 1), high = min(tile * kTile + g + 8, w.out - 1);
+  const auto* rows = reinterpret_cast<const uint2*>(w.codes);  // a block of a row is four of them
+  const uint2 a = __ldcs(rows + (uint64_t(low) * blocks + block) * 4 + t);
+  const uint2 b = __ldcs(rows + (uint64_t(high) * blocks + block) * 4 + t);
+  return make_uint4(a.x, a.y, b.x, b.y);
+}
+
+// The scale of row `row` (0 to 15) of a tile in block `block`, in either order, straight from memory.
+__device__ __forceinline__ float load_scale(const Nf4Gemv& p, const Nf4Segment& w, uint32_t tile, uint32_t row,
+                                            uint32_t block) {
+  const uint32_t flat = min(tile * kTile + row, w.out - 1) * p.blocks + block;
+  uint32_t at = flat;
+  if (w.tiled && is_full(w, tile)) {
+    const uint32_t first = block / kChunk * kChunk, n = p.blocks - first, u = block - first;
+    const uint32_t whole = (4 * (row % 8) + u / 2) * 4 + row / 8 * 2 + u % 2;
+    at = (tile * p.blocks + first) * kTile + (n >= kChunk ? whole : row * n + u);
+  }
+  if (p.nested_map == nullptr) return static_cast<const float*>(w.absmax)[at];
+  const float absmax = p.nested_map[static_cast<const uint8_t*>(w.absmax)[at]];
+  return __fadd_rn(__fmul_rn(absmax, w.nested_absmax[flat / kNestedBlock]), w.offset);
+}
+
+// The stored absmax of a whole tile in the whole chunk that begins at block `first`, as the lane owns them: rows g and
+// g + 8, blocks 2 t and 2 t + 1; one byte each.
+template <bool kTiled>
+__device__ __forceinline__ uint32_t load_absmax_word(const Nf4Gemv& p, const Nf4Segment& w, uint32_t tile,
+                                                     uint32_t first) {
+  const uint32_t lane = threadIdx.x % 32;
+  if (kTiled) {
+    return __ldcs(static_cast<const uint32_t*>(w.absmax) + uint64_t(tile * p.blocks + first) * (kTile / 4) + lane);
+  }
+  const auto* low = static_cast<const uint8_t*>(w.absmax) + (tile * kTile + lane / 4) * p.blocks + first + lane % 4 * 2;
+  const auto* high = low + 8 * p.blocks;
+  return low[0] | uint32_t(low[1]) << 8 | uint32_t(high[0]) << 16 | uint32_t(high[1]) << 24;
+}
+
+// Result `o` of row `row` of x: what is added to the sum, and the one rounding. `second` is up's sum with an
+// activation.
+template <typename T>
+__device__ __forceinline__ void write_result(const Nf4Gemv& p, TilePlace place, uint32_t o, uint32_t row, float sum,
+                                             float second, void* y) {
+  const Nf4Segment& w = p.segment[place.segment()];
+  float value = sum * (1.f / kTableScale<T>);
+  if (w.bias != nullptr) value += to_float(static_cast<const T*>(w.bias)[o]);
+  const uint64_t at = uint64_t(row) * p.y_width + w.y_begin + o;
+  if (p.extras.activation != Activation::kNone) {
+    float up = second * (1.f / kTableScale<T>);
+    const void* bias = p.segment[1].bias;
+    if (bias != nullptr) up += to_float(static_cast<const T*>(bias)[o]);
+    value = activate(value, p.extras.activation) * up;
+  }
+  if (p.extras.residual != nullptr) value += to_float(static_cast<const T*>(p.extras.residual)[at]);
+  if (p.extras.y_is_f32) {
+    static_cast<float*>(y)[at] = value;
+  } else {
+    round_to(value, static_cast<T*>(y)[at]);
+  }
+}
+
+}  // namespace localq

@@ -1,0 +1,35 @@
+"""What all wrappers of compiled operations share: checks of tensors by name, and where a launch goes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}  # csrc/launchers.h, enum Type
+HALF_TYPES = (torch.float16, torch.bfloat16)
+
+
+def check(
+    op: str, name: str, tensor: Tensor, device: torch.device, dtypes: tuple[torch.dtype, ...], count: int
+) -> None:
+    """Dtype, device, size and contiguity; raises ValueError with the argument's name and what it was."""
+    if tensor.dtype not in dtypes:
+        raise ValueError(f"{op}: {name} is {tensor.dtype}, must be {' or '.join(map(str, dtypes))}")
+    if tensor.device != device:
+        raise ValueError(f"{op}: {name} is on {tensor.device}, must be on {device}")
+    if tensor.numel() != count:
+        raise ValueError(f"{op}: {name} has shape {tuple(tensor.shape)}, must have {count} elements")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{op}: {name} has strides {tensor.stride()}, must be contiguous")
+
+
+def check_cuda(op: str, name: str, tensor: Tensor) -> None:
+    """The tensor that all others must share the device with is on a GPU."""
+    if not tensor.is_cuda:
+        raise ValueError(f"{op}: {name} are on {tensor.device}, must be on a CUDA device")
+
+
+def place(tensor: Tensor) -> dict[str, int]:
+    """Device and stream of a launch: torch's current stream on the device of `tensor`."""
+    device = tensor.device.index or 0
+    return {"device": device, "stream": torch.cuda.current_stream(tensor.device).cuda_stream}

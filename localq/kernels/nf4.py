@@ -1,0 +1,163 @@
+"""Operations on NF4 weights: each checks its tensors, then calls the kernel on torch's current stream.
+
+All work under CUDA graph capture and allocate nothing but their result. A matrix is stored row by row as bitsandbytes
+does, or `tiled`: the same bytes in the order in which the kernels read them (csrc/nf4.cuh).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from localq import kernels
+from localq.kernels import gemv
+from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
+
+BLOCK, NESTED_BLOCK, VALUES = 64, 256, 16
+
+
+@dataclass(frozen=True)
+class Nf4Matrix:
+    """The tensors of one matrix [out, in], in % 64 == 0. Shapes of codes and absmax count elements only.
+
+    codes          u8  [out*in/2]        the even column is the high nibble
+    absmax         u8  [out*in/64], or f32 where nested_absmax is None
+    nested_absmax  f32 [ceil(out*in/64/256)]
+    nested_map     f32 [256]
+    offset         added to every decoded absmax
+    code_map       f32 [16]
+    tiled          codes and absmax are in the order of csrc/nf4.cuh, "tiled"
+    """
+
+    codes: Tensor
+    absmax: Tensor
+    nested_absmax: Tensor | None
+    nested_map: Tensor | None
+    offset: float
+    code_map: Tensor
+    out_features: int
+    in_features: int
+    tiled: bool = False
+
+    @property
+    def count(self) -> int:
+        """Weights."""
+        return self.out_features * self.in_features
+
+
+def nf4_dequantize(matrix: Nf4Matrix, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """The weights in `dtype` (float16, bfloat16 or float32) -> [out, in], bit-exact with bitsandbytes.
+
+    Memory-bound: `nf4_dequantize_bytes` over the memory bandwidth is the floor.
+    """
+    op = "nf4_dequantize"
+    check_matrix(op, matrix)
+    if dtype not in TYPES:
+        raise ValueError(f"{op}: dtype = {dtype}, must be float16, bfloat16 or float32")
+    if out is None:
+        out = torch.empty(matrix.out_features, matrix.in_features, dtype=dtype, device=matrix.codes.device)
+    check(op, "out", out, matrix.codes.device, (dtype,), matrix.count)
+    check_cuda(op, "codes", matrix.codes)
+    kernels.module().nf4_dequantize(
+        matrix=arguments(matrix), out=out.data_ptr(), type=TYPES[dtype], **place(matrix.codes)
+    )
+    return out
+
+
+def nf4_gemv(
+    x: Tensor,
+    matrices: Sequence[Nf4Matrix],
+    *,
+    biases: Sequence[Tensor | None] | None = None,
+    norm: gemv.Norm | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """y = residual + norm(x) W^T + bias for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
+
+    `matrices` share x: one, or q, k and v, or gate and up; their results lie behind each other. With `activation` there
+    are two of one size and y = activation(first) * second. `norm` needs one row. `out` may be float32 (logits); else
+    the dtype of x. Sums in f32, rounded once, the same bits run after run.
+
+    Memory-bound: `nf4_gemv_bytes` over the memory bandwidth is the floor.
+    """
+    op = "nf4_gemv"
+    if x.dim() != 2 or not 1 <= x.shape[0] <= gemv.ROWS:
+        raise ValueError(f"{op}: x has shape {tuple(x.shape)}, must be [1 to {gemv.ROWS}, in]")
+    rows, columns = x.shape
+    for matrix in matrices:
+        if matrix.in_features != columns:
+            raise ValueError(f"{op}: x has {columns} columns, a matrix has {matrix.in_features}")
+        check_matrix(op, matrix)
+    check(op, "x", x, matrices[0].codes.device, HALF_TYPES, rows * columns)
+    outs = [matrix.out_features for matrix in matrices]
+    if out is None:
+        out = torch.empty(rows, gemv.result_width(outs, activation), dtype=x.dtype, device=x.device)
+    extras = gemv.extras(op, x, outs, biases, norm, residual, activation, out)
+    check_cuda(op, "codes", matrices[0].codes)
+    kernels.module().nf4_gemv(
+        x=x.data_ptr(),
+        matrices=[arguments(matrix) for matrix in matrices],
+        y=out.data_ptr(),
+        type=TYPES[x.dtype],
+        rows=rows,
+        **extras,
+        **place(x),
+    )
+    return out
+
+
+def nf4_weight_bytes(count: int, nested: bool = True) -> int:
+    """Bytes that `count` NF4 weights are read from: codes and scales; the two small tables are left out."""
+    blocks = count // BLOCK
+    scales = blocks + 4 * -(-blocks // NESTED_BLOCK) if nested else 4 * blocks
+    return count // 2 + scales
+
+
+def nf4_dequantize_bytes(shape: tuple[int, int], dtype: torch.dtype, nested: bool = True) -> int:
+    """Bytes that `nf4_dequantize` must move."""
+    return nf4_weight_bytes(math.prod(shape), nested) + math.prod(shape) * dtype.itemsize
+
+
+def nf4_gemv_bytes(rows: int, out: int, columns: int, nested: bool = True, itemsize: int = 2) -> int:
+    """Bytes that `nf4_gemv` must move: weights once, x once, y once."""
+    return nf4_weight_bytes(out * columns, nested) + itemsize * rows * (out + columns)
+
+
+def check_matrix(op: str, matrix: Nf4Matrix) -> None:
+    """Raises ValueError, naming the tensor, unless all of them have the dtype, size and device that they must."""
+    if matrix.in_features % BLOCK or matrix.count <= 0:
+        shape = (matrix.out_features, matrix.in_features)
+        raise ValueError(f"{op}: the matrix is {shape}, its columns must be a positive multiple of {BLOCK}")
+    blocks, device = matrix.count // BLOCK, matrix.codes.device
+    check(op, "codes", matrix.codes, device, (torch.uint8,), matrix.count // 2)
+    check(op, "code_map", matrix.code_map, device, (torch.float32,), VALUES)
+    if matrix.nested_absmax is None:
+        check(op, "absmax", matrix.absmax, device, (torch.float32,), blocks)
+        return
+    if matrix.nested_map is None:
+        raise ValueError(f"{op}: nested_map is None, must be given with nested_absmax")
+    check(op, "absmax", matrix.absmax, device, (torch.uint8,), blocks)
+    check(op, "nested_absmax", matrix.nested_absmax, device, (torch.float32,), -(-blocks // NESTED_BLOCK))
+    check(op, "nested_map", matrix.nested_map, device, (torch.float32,), NESTED_BLOCK)
+
+
+def arguments(matrix: Nf4Matrix) -> tuple[int, int, int, int, float, int, int, int, bool]:
+    """The matrix as csrc/bind_nf4.cpp takes it: addresses, offset, sizes, order."""
+    nested = matrix.nested_absmax
+    return (
+        matrix.codes.data_ptr(),
+        matrix.absmax.data_ptr(),
+        0 if nested is None else nested.data_ptr(),
+        0 if nested is None or matrix.nested_map is None else matrix.nested_map.data_ptr(),
+        float(matrix.offset),
+        matrix.code_map.data_ptr(),
+        matrix.out_features,
+        matrix.in_features,
+        matrix.tiled,
+    )
