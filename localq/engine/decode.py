@@ -14,6 +14,7 @@ from torch import Tensor
 
 from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState, sample
+from localq.kernels import sampling
 from localq.models.decoder import Decoder
 
 
@@ -32,8 +33,6 @@ class StepState:
         `softcap`: cap * tanh(logits / cap) first, 0 = off (the module path has done it). No host synchronisation.
         """
         if logits.is_cuda:
-            from localq.kernels import sampling
-
             sampling.sample(
                 logits,
                 self.sampler,

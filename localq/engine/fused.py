@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from localq.engine.cache import KVCache
 from localq.engine.decode import StepState
 from localq.engine.linears import Operand, dense_operand, fusable, halves, operand, product
-from localq.kernels import attention, embed, rmsnorm
+from localq.kernels import attention, embed, rmsnorm, sampling
 from localq.kernels.checks import HALF_TYPES
 from localq.kernels.gemv import Norm
 from localq.models.attention import Attention
@@ -116,11 +116,12 @@ class FusedStep:
     def launches(self, greedy: bool) -> list[Launch]:
         """The step in order."""
         logits = self.logits[0]
+        moved = sampling.sample_bytes(logits.numel())
 
         def choose() -> None:
             self.state.choose(logits, greedy, self.softcap)
 
-        return [*self._launches, Launch("sample", choose, lambda live: logits.nbytes + self.state.sampler.seen.nbytes)]
+        return [*self._launches, Launch("sample", choose, lambda live: moved)]
 
     def bytes(self) -> int:
         """Device memory of the buffers (without the workspace of attention)."""
@@ -138,7 +139,7 @@ class FusedStep:
 
     def _add_embedding(self, model: Decoder) -> None:
         table, token, scale, out = model.embed_tokens.weight.detach(), self.state.token, model.embed_scale, self._x
-        moved = 2 * out.nbytes
+        moved = embed.embed_bytes(1, out.shape[1])
         self._launches.append(
             Launch("embed", lambda: embed.embed(token, table, scale=scale, out=out), lambda live: moved)
         )
@@ -191,7 +192,8 @@ class FusedStep:
             self._add_product(operation, x, operands, stream, residual=stream)
             return
         self._add_product(operation, x, operands, branch)
-        factor, moved = _norm(norm), 3 * stream.nbytes
+        factor = _norm(norm)
+        moved = rmsnorm.rmsnorm_bytes(1, stream.shape[1], residual=True, offset=factor.weight.dtype == torch.float32)
         self._launches.append(
             Launch(
                 "norm",

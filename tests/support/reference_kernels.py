@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.engine.sampler import sample
 from localq.models.attention import Span, attend
 from localq.models.layers import ACTIVATIONS
 from localq.models.rope import rotate
@@ -62,15 +61,6 @@ def rmsnorm(x, norm, residual=None, *, out) -> None:
     """`kernels.rmsnorm.rmsnorm`."""
     result = normed(x, norm)
     out.copy_(result if residual is None else residual + result)
-
-
-def choose(logits, state, *, greedy, softcap, chosen, token, position) -> None:
-    """`kernels.sampling.sample`."""
-    capped = torch.tanh(logits / softcap) * softcap if softcap else logits
-    chosen.copy_(sample(capped, state, greedy))
-    token.copy_(chosen.clamp(min=0))
-    state.advance(token)
-    position.add_(1)
 
 
 def install(monkeypatch: Any) -> None:
