@@ -19,7 +19,8 @@ from localq.cli.output import human_bytes
 from localq.driver import Driver, Machine
 from localq.errors import ExitCode, LocalqError
 from localq.gpus import Found, Gpu
-from localq.kernels import BuildInfo
+from localq.kernels import BuildInfo, verdicts
+from localq.kernels.verdicts import Place, Verdict
 
 MIB = 2**20
 _SHOWN_PROCESSES = 5
@@ -63,6 +64,7 @@ class Facts:
     embedded: dict[str, bool]
     settings: settings.Settings | None
     settings_error: LocalqError | None
+    selftest: Verdict | None
 
 
 def gather() -> Facts:
@@ -73,13 +75,14 @@ def gather() -> Facts:
         in_force, settings_error = settings.load(), None
     except LocalqError as error:
         in_force, settings_error = None, error
+    first = gpus.first_visible(nvml.gpus)
     return Facts(
         torch=installed_torch(),
         kernels=kernels.build_info(),
         kernels_why=kernels.why_not(),
         driver=found,
         nvml=nvml,
-        first=gpus.first_visible(nvml.gpus),
+        first=first,
         folders={
             "models": _folder(places.hub_cache()),
             "data": _folder(places.data_dir()),
@@ -89,7 +92,15 @@ def gather() -> Facts:
         embedded=_embedded(),
         settings=in_force,
         settings_error=settings_error,
+        selftest=_selftest(first, nvml, found),
     )
+
+
+def _selftest(first: Gpu | None, nvml: Found, found: Driver) -> Verdict | None:
+    if first is None or first.capability is None:
+        return None
+    told = nvml.driver_version or ".".join(map(str, found.cuda_version))
+    return verdicts.recall(Place(first.name, first.uuid or "", first.capability, told))
 
 
 def installed_torch() -> Torch | None:
@@ -136,6 +147,8 @@ def problem(facts: Facts) -> LocalqError | None:
     else:
         kernels_why = facts.kernels_why
     cause = driver.cause(Machine(facts.driver, facts.torch.cuda, kernels_why=kernels_why))
+    if cause is None and facts.selftest is not None and facts.selftest.failed:
+        cause = f"the kernel {facts.selftest.failed} gave wrong results in its self-test", "Update the driver."
     if cause is None:
         return None
     why, step = cause
@@ -161,6 +174,8 @@ def lines(facts: Facts) -> list[tuple[str, str]]:
         ("kernels", _kernels_text(facts)),
         ("driver", _driver_text(facts)),
     ]
+    if facts.first is not None and facts.kernels is not None:
+        rows.append(("self-test", _selftest_text(facts.selftest)))
     for gpu in facts.nvml.gpus:
         rows += _gpu_lines(gpu, facts)
     rows += [("not told", each) for each in facts.nvml.untold]
@@ -187,6 +202,12 @@ def _kernels_text(facts: Facts) -> str:
         return f"none: {facts.kernels_why}"
     built = " ".join(f"sm_{each}" for each in facts.kernels.architectures)
     return f"built with CUDA {facts.kernels.cuda_version} for {built} and newer"
+
+
+def _selftest_text(verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "has not run yet with this GPU, driver and build; the first load runs it"
+    return f"failed: {verdict.failed} gives wrong results" if verdict.failed else "passed"
 
 
 def _driver_text(facts: Facts) -> str:
@@ -225,6 +246,7 @@ def as_json(facts: Facts) -> dict[str, Any]:
         "torch": asdict(facts.torch) if facts.torch else None,
         "kernels": asdict(facts.kernels) if facts.kernels else None,
         "kernels_why": facts.kernels_why,
+        "selftest": asdict(facts.selftest) if facts.selftest else None,
         "driver": {**asdict(facts.driver), "version": facts.nvml.driver_version} if facts.driver.present else None,
         "gpus": [_gpu_json(gpu, facts) for gpu in facts.nvml.gpus],
         "untold": list(facts.nvml.untold),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 
 import psutil  # type: ignore[import-untyped]  # ships no types
@@ -18,7 +18,7 @@ from localq import planner
 from localq.architecture import Architecture
 from localq.checkpoint import Checkpoint, open_checkpoint
 from localq.engine import device as devices
-from localq.engine import weights
+from localq.engine import selftest, weights
 from localq.engine.cache import KVCache
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.modelfiles import ModelFiles
@@ -79,6 +79,7 @@ def load(
     an error.
     """
     choice = pick(options.device)
+    choice = replace(choice, notes=(*choice.notes, *selftest.ensure(choice.device)))
     dtype = pick_dtype(options.dtype, files, choice.device)
     failure: LocalqError
     try:

@@ -37,7 +37,7 @@ class Place:
 
     def key(self) -> str:
         """Hex name of this place together with the compiled module."""
-        parts = (self.gpu, self.uuid, "{}.{}".format(*self.capability), self.driver, build_hash())
+        parts = (self.uuid or self.gpu, "{}.{}".format(*self.capability), self.driver, build_hash())
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 

@@ -8,30 +8,60 @@ import json
 import pytest
 import torch
 
-from localq.bench import kernels as bench
-from localq.bench.kernels import HEADER, Row, as_json, line, needed_bytes
+from localq.bench import nf4_weights, plot, products, shapes
+from localq.bench.kernel_table import FORMAT, HEADER, Rival, Row, as_json, lines
+from localq.bench.kernel_timing import Bench, check
 from localq.bench.nf4_weights import Weights
-from localq.bench.roofline import Timing, copies_for_cold_cache
+from localq.bench.profile import print_profile
+from localq.bench.roofline import CPU_PROBES, Timing, copies_for_cold_cache, read_bytes_per_s, read_probes
+from localq.bench.shapes import GATE_UP, NORM, PLAIN, RESIDUAL, Product, Workload
 from localq.errors import ExitCode, LocalqError
-from localq.kernels import ops
-from localq.quant import nf4
+from localq.kernels import nf4
+from localq.quant import nf4 as nf4_format
+from localq.quant import nf4_tiles
+from localq.stats import Operation, StepProfile
 
 CPU = torch.device("cpu")
 MIB = 2**20
+ON_CPU = Bench(CPU, 60 * MIB, 3)
+
+
+@pytest.fixture
+def bench():
+    """The runner; it imports all wrappers."""
+    from localq.bench import kernels
+
+    return kernels
+
+
+def row(**changes) -> Row:
+    timing = Timing(median_us=50.0, low_us=49.5, high_us=61.0)
+    fields = {
+        "family": "nf4", "op": "nf4_gemv", "what": "300+20 x 128 (norm)", "rows": 2, "dtype": "float16",
+        "bytes": 200_000_000, "timing": timing, "rivals": (Rival("cublas", Timing(150.0, 140.0, 160.0)),),
+    }  # fmt: skip
+    return Row(**{**fields, **changes})
 
 
 def test_a_row_by_hand():
-    timing = Timing(median_us=50.0, low_us=49.5, high_us=61.0)
-    row = Row("nf4_gemv", (300, 128), 2, torch.float16, 200_000_000, timing, Timing(150.0, 140.0, 160.0), None)
-    assert row.bytes_per_s == 4e12
-    assert line(row, 5e12).split() == [
-        "nf4_gemv", "300", "x", "128", "2", "float16", "50.0", "49.5-61.0", "4000", "80%", "150.0", "3.00", "-", "-",
+    (line,) = lines(row(), 5e12)
+    assert line.split() == [
+        "nf4_gemv", "300+20", "x", "128", "(norm)", "2", "float16", "50.0", "49.5-61.0", "4000", "80%", "150.0", "3.00",
+        "-", "-",
     ]  # fmt: skip
-    body = as_json(row, 5e12)
+    body = as_json(row(), 5e12)
     assert body["share_of_roof"] == 0.8
-    assert body["linear_us"] == 150.0
-    assert body["bitsandbytes_us"] is None
-    assert len(HEADER) == len(bench.FORMAT.split())
+    assert body["rivals_us"] == {"cublas": 150.0}
+    assert len(HEADER) == len(FORMAT.split())
+
+
+def test_rivals_without_a_column_get_lines_of_their_own():
+    rivals = (Rival("triton fused", Timing(100.0, 99.0, 103.0)), Rival("triton joined", None, "not installed"))
+    first, fused, joined = lines(row(rivals=rivals), 5e12)
+    assert first.split()[-4:] == ["-"] * 4
+    assert fused.split() == ["triton", "fused", "100.0", "99.0-103.0", "2000", "40%", "ours", "2.00"]
+    assert joined == "  triton joined: not installed"
+    assert as_json(row(rivals=rivals), 5e12)["rivals_us"] == {"triton fused": 100.0, "triton joined": None}
 
 
 def test_bytes_are_those_of_the_tensors():
@@ -39,11 +69,11 @@ def test_bytes_are_those_of_the_tensors():
     weights = Weights.random(shape, CPU, seed=3)
     packed = weights.packed
     stored = packed.codes.nbytes + packed.absmax.nbytes + packed.nested_absmax.nbytes
-    assert ops.nf4_weight_bytes(96 * 576) == stored
-    assert ops.nf4_weight_bytes(96 * 576, nested=False) == packed.codes.nbytes + 4 * packed.absmax.numel()
-    assert ops.nf4_dequantize_bytes(shape, torch.float32) == stored + torch.empty(shape).nbytes
+    assert nf4.nf4_weight_bytes(96 * 576) == stored == weights.nbytes
+    assert nf4.nf4_weight_bytes(96 * 576, nested=False) == packed.codes.nbytes + 4 * packed.absmax.numel()
+    assert nf4.nf4_dequantize_bytes(shape, torch.float32) == stored + torch.empty(shape).nbytes
     x, y = torch.empty(5, 576, dtype=torch.bfloat16), torch.empty(5, 96, dtype=torch.bfloat16)
-    assert ops.nf4_gemv_bytes(5, 96, 576) == stored + x.nbytes + y.nbytes
+    assert nf4.nf4_gemv_bytes(5, 96, 576) == stored + x.nbytes + y.nbytes
 
 
 @pytest.mark.parametrize("bytes_each", [3 * MIB, 50 * MIB, 700 * MIB])
@@ -53,25 +83,157 @@ def test_copies_outgrow_the_cache(bytes_each):
     # what was touched between two visits of the same copy
     assert (copies - 1) * bytes_each > 2 * cache
     assert copies >= 2
-    assert needed_bytes((8192, 4096), cache) > 2 * cache
+
+
+def test_copies_share_nothing_that_is_read():
+    matrices = nf4_weights.copies(Weights.random((33, 576), CPU, seed=4).tiled(), 3)
+    for name in ("codes", "absmax", "nested_absmax"):
+        tensors = [getattr(matrix, name) for matrix in matrices]
+        assert len({tensor.data_ptr() for tensor in tensors}) == 3
+        assert all(torch.equal(tensor, tensors[0]) for tensor in tensors)
+
+
+def test_tiled_weights_are_the_same_weights():
+    weights = Weights.random((35, 576), CPU, seed=5)
+    tiled = weights.tiled()
+    assert tiled.tiled
+    codes, absmax = nf4_tiles.untile(tiled.codes, tiled.absmax, (35, 576))
+    assert torch.equal(codes, weights.packed.codes)
+    assert torch.equal(absmax, weights.packed.absmax)
 
 
 def test_bitsandbytes_is_given_the_same_weights():
     bnb = pytest.importorskip("bitsandbytes")
     weights = Weights.random((33, 576), CPU, seed=4)
-    codes, state = weights.copies(2)[1].for_bitsandbytes(torch.bfloat16)
+    codes, state = nf4_weights.for_bitsandbytes(nf4_weights.copies(weights.matrix, 2)[1], torch.bfloat16)
     theirs = bnb.functional.dequantize_4bit(codes, state)
-    assert torch.equal(theirs, nf4.dequantize(weights.packed, torch.bfloat16))
+    assert torch.equal(theirs, nf4_format.dequantize(weights.packed, torch.bfloat16))
 
 
-def test_without_a_gpu_it_says_so(monkeypatch):
+# ---- shapes
+
+
+def test_shapes_on_the_command_line():
+    work = shapes.workload("28672x8192, 40x64")
+    assert [(each.outs, each.columns, each.form) for each in work.nf4] == [((28672,), 8192, PLAIN), ((40,), 64, PLAIN)]
+    assert work.dense == work.int8 == work.batches == work.dequantized == work.nf4
+    assert work.attention == work.widths == work.tables == ()
+
+
+@pytest.mark.parametrize("text", ["8192x100", "0x64", "8192x64,x", "99999999x99968", "12x64,llama"])
+def test_what_is_no_shape(text):
+    with pytest.raises(LocalqError) as caught:
+        shapes.workload(text)
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_shapes_of_a_model():
+    work = shapes.workload("llama-3.1-8b")
+    assert [(each.name, each.form) for each in work.nf4] == [
+        ("4096+1024+1024 x 4096", NORM),
+        ("4096 x 4096", RESIDUAL),
+        ("14336+14336 x 4096", GATE_UP),
+        ("4096 x 14336", RESIDUAL),
+        ("128256 x 4096", PLAIN),
+    ]
+    assert work.attention[0].name == "32/8 heads of 128"
+    with pytest.raises(LocalqError) as caught:
+        shapes.workload("no-such-model")
+    assert caught.value.exit_code == ExitCode.UNKNOWN_MODEL
+
+
+def test_norms_after_the_output_are_no_residual():
+    forms = [each.form for each in shapes.workload("gemma-2-9b").nf4]
+    assert forms == [NORM, PLAIN, GATE_UP, PLAIN, PLAIN]
+
+
+# ---- what is compared
+
+
+@pytest.mark.parametrize("form", [PLAIN, NORM, GATE_UP, RESIDUAL], ids=["plain", "norm", "gate and up", "residual"])
+def test_the_references_agree_and_errors_are_found(form):
+    product = Product((96, 96) if form == GATE_UP else (96,), 192, form)
+    given = products.inputs(ON_CPU, product, 1, torch.float16)
+    weights = [torch.randn(out, 192, generator=torch.Generator().manual_seed(out)) / 14 for out in product.outs]
+    halves = [weight.half() for weight in weights]
+    exact = products.exact(given, [weight.float() for weight in halves])
+    naive = products.naive(given, halves)
+    assert exact.shape == naive.shape == (1, 96)
+    check("op", "what", naive, exact, naive)
+    bad = naive.clone()
+    bad[0, 7] *= 1.2
+    bad[0, 7] += 0.1 * exact.abs().max()
+    with pytest.raises(LocalqError, match="op: the result on what is off by"):
+        check("op", "what", bad, exact, naive)
+    with pytest.raises(LocalqError, match="is off by nan"):
+        check("op", "what", torch.full_like(naive, torch.nan), exact, naive)
+
+
+def test_the_roof_is_the_best_probe(monkeypatch):
+    monkeypatch.setattr("localq.bench.roofline.CPU_BUFFER_BYTES", 4 * MIB)
+    probes = read_probes(CPU)
+    assert set(probes) == set(CPU_PROBES)
+    assert min(probes.values()) > 1e8
+    assert read_bytes_per_s(CPU) > 1e8
+
+
+# ---- what is printed
+
+
+PROFILE = StepProfile(
+    rows=(Operation("qkv", 32, 200.0, 400_000_000), Operation("head", 1, 100.0, 300_000_000)),
+    step_us=310.0,
+    host_gap_us=4.25,
+    position=128,
+    timer="events",
+)
+
+
+def test_a_profile_by_hand():
+    out = io.StringIO()
+    print_profile(PROFILE, 4e12, out)
+    _, qkv, head, total, host = out.getvalue().splitlines()
+    assert qkv.split() == ["qkv", "32", "200.0", "6.25", "400.00", "2000", "50%", "67%"]
+    assert head.split() == ["head", "1", "100.0", "100.00", "300.00", "3000", "75%", "33%"]
+    assert total == ("sum 300.0 us, the step as one graph 310.0 us (-3.2%): 700.0 MB, 56% of the measured 4000 GB/s")
+    assert host == "host gap 4.2 us a token; at position 128, timed by events"
+
+
+def test_bars_in_the_terminal():
+    out = io.StringIO()
+    plot.draw([("nf4_gemv 4096 x 4096", 0.5), ("embed", 0.0), ("sum", 1.0)], "shares", "-", out)
+    title, half, none, whole = out.getvalue().splitlines()
+    assert title.strip() == "shares"
+    assert half.count("█") == plot.BAR // 2
+    assert (none.count("█"), whole.count("█")) == (0, plot.BAR)
+    assert [line.split()[-1] for line in (half, none, whole)] == ["50%", "0%", "100%"]
+
+
+@pytest.mark.parametrize("target", ["plot.txt", "/no/such/folder/plot.png"])
+def test_a_plot_that_cannot_be_drawn_is_refused_first(target):
+    with pytest.raises(LocalqError) as caught:
+        plot.check_target(target)
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_a_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    out, target = io.StringIO(), tmp_path / "roof.png"
+    plot.draw([("nf4_gemv", 0.5)], "shares", str(target), out)
+    assert target.read_bytes().startswith(b"\x89PNG")
+
+
+# ---- the runner
+
+
+def test_without_a_gpu_it_says_so(bench, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(LocalqError, match="no GPU") as caught:
         bench.run(io.StringIO())
     assert caught.value.exit_code == ExitCode.NO_DEVICE
 
 
-def test_without_kernels_it_says_why(monkeypatch):
+def test_without_kernels_it_says_why(bench, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(bench.kernels, "why_not", lambda: "built without CUDA kernels")
     with pytest.raises(LocalqError, match="built without") as caught:
@@ -79,13 +241,41 @@ def test_without_kernels_it_says_why(monkeypatch):
     assert caught.value.exit_code == ExitCode.NO_DEVICE
 
 
-@pytest.mark.cuda
-def test_a_small_run_on_the_gpu():
+def test_an_unknown_family_is_named(bench):
+    with pytest.raises(LocalqError, match="'nf5' is no family") as caught:
+        bench.run(io.StringIO(), families=["nf4", "nf5"])
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_too_little_memory_leaves_a_row_out(bench, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    def greedy_row(bench, product):
+        raise torch.OutOfMemoryError("2 GiB, please\nand more")
+
+    from functools import partial
+
     out = io.StringIO()
-    result = bench.run(out, shapes=[(1536, 576), (577, 1088)], replays=3)
+    assert bench._measured(partial(greedy_row, product=3), ON_CPU, out) is None
+    assert out.getvalue() == "left out for want of memory: greedy product=3 (2 GiB, please)\n"
+
+
+@pytest.mark.cuda
+def test_a_small_run_on_the_gpu(bench):
+    small = Workload(
+        nf4=(Product((1536,), 576), Product((577, 33, 31), 1088, NORM), Product((96, 96), 576, GATE_UP)),
+        dense=(Product((577,), 1088, RESIDUAL),),
+        int8=(Product((577,), 1088),),
+        batches=(Product((577,), 1088),),
+        dequantized=(Product((577,), 1088),),
+        attention=(shapes.Heads(6, 2, 64),),
+        widths=(1088,),
+        tables=((4099, 576),),
+    )
+    out = io.StringIO()
+    result = bench.run(out, small, replays=3, plot_to="-")
     assert json.loads(out.getvalue().splitlines()[-1]) == result
-    assert [row["op"] for row in result["rows"]] == 2 * ["nf4_dequantize", "nf4_gemv", "nf4_gemv", "nf4_gemv"]
-    for row in result["rows"]:
-        assert 0 < row["share_of_roof"] < 1.1
-        assert row["low_us"] <= row["median_us"] <= row["high_us"]
-        assert (row["linear_us"] is None) == (row["op"] == "nf4_dequantize")
+    assert {each["family"] for each in result["rows"]} == set(bench.FAMILIES)
+    for each in result["rows"]:
+        assert 0 < each["share_of_roof"] < 1.1
+        assert each["low_us"] <= each["median_us"] <= each["high_us"]

@@ -14,7 +14,7 @@ from localq import driver, gpus, kernels
 from localq.cli import doctor_facts, execute
 from localq.cli.doctor_facts import Torch
 from localq.driver import Driver
-from localq.kernels import BuildInfo
+from localq.kernels import BuildInfo, verdicts
 
 GIB = 2**30
 WORKING = Driver(present=True, cuda_version=(13, 0))
@@ -223,3 +223,22 @@ def test_this_machine(monkeypatch):
     assert facts.first is not None
     assert facts.first.capability is not None
     assert doctor_facts.problem(facts) is None
+
+
+@pytest.mark.parametrize(
+    ("failed", "code", "says"),
+    [(None, 0, "has not run yet"), ("", 0, "passed"), ("nf4_gemv", 7, "failed: nf4_gemv gives wrong results")],
+    ids=["never run", "passed", "failed"],
+)
+def test_the_self_test_of_the_kernels(capsys, failed, code, says):
+    if failed is not None:
+        here = verdicts.Place("NVIDIA GeForce RTX 3090", "GPU-5a1b", (8, 6), "580.65.06")
+        assert verdicts.remember(here, verdicts.Verdict(here.gpu, here.driver, failed)) == ""
+    got, out, err = doctor(capsys)
+    assert got == code
+    assert next(line.split(None, 1)[1] for line in out.splitlines() if line.startswith("self-test")).startswith(says)
+    assert ("nf4_gemv gave wrong results in its self-test" in err) == (code == 7)
+    body = json.loads(doctor(capsys, "--json")[1])
+    assert body["selftest"] == (
+        None if failed is None else {"gpu": "NVIDIA GeForce RTX 3090", "driver": "580.65.06", "failed": failed}
+    )

@@ -1,0 +1,72 @@
+"""The self-test of the kernels at first use on a GPU, driver and build: every kernel against the CPU reference.
+
+A driver that compiles PTX anew, a card with bad memory or a broken build would give wrong words, not an error; a second
+once is a fair price to know. What passed is remembered (`kernels.verdicts`); what failed is tested again at every load,
+so that a cure shows. What is computed is in `selftest_checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from localq import driver, gpus
+from localq.errors import ExitCode, LocalqError
+from localq.kernels import verdicts
+from localq.kernels.verdicts import Place, Verdict
+
+Checks = Mapping[str, Callable[[torch.device], None]]  # kernel -> what raises `Mismatch` where it is wrong
+
+
+class Mismatch(Exception):
+    """A kernel's result is not the reference's; the text says how far off it is."""
+
+
+def ensure(
+    device: torch.device, checks: Checks | None = None, place: Callable[[torch.device], Place] | None = None
+) -> tuple[str, ...]:
+    """Run the self-test unless it has passed here. Returns lines that the user must be told.
+
+    Raises LocalqError (exit 7) naming the first kernel that gives wrong results. Does nothing on a CPU.
+    """
+    if device.type != "cuda":
+        return ()
+    here = (place or place_of)(device)
+    known = verdicts.recall(here)
+    if known is not None and not known.failed:
+        return ()
+    with torch.inference_mode():
+        failed, why = first_failure(device, checks)
+    note = verdicts.remember(here, Verdict(here.gpu, here.driver, failed))
+    if failed:
+        raise LocalqError(
+            "GPU",
+            f"the kernel {failed} gives wrong results on {here.gpu}, driver {here.driver or 'unknown'} ({why})",
+            "Use --device cpu; update the driver, or report this.",
+            ExitCode.NO_DEVICE,
+        )
+    return (note,) if note else ()
+
+
+def first_failure(device: torch.device, checks: Checks | None = None) -> tuple[str, str]:
+    """(kernel, what was wrong) of the first check that fails, ("", "") when all pass."""
+    if checks is None:
+        from localq.engine.selftest_checks import CHECKS  # needed once in the life of an installation
+
+        checks = CHECKS
+    for name, check in checks.items():
+        try:
+            check(device)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+        except (Mismatch, RuntimeError) as error:  # RuntimeError: the launch itself failed
+            return name, str(error).splitlines()[0]
+    return "", ""
+
+
+def place_of(device: torch.device) -> Place:
+    """Where kernels would run."""
+    properties = torch.cuda.get_device_properties(device)
+    told = gpus.probe().driver_version or ".".join(map(str, driver.probe_driver().cuda_version))
+    return Place(properties.name, f"GPU-{properties.uuid}", (properties.major, properties.minor), told)

@@ -1,0 +1,206 @@
+"""What the self-test computes: every kernel on small, odd shapes, against the reference on the CPU.
+
+Bounds follow from the arithmetic: a result may differ from fp64 by the roundings of its inputs and of itself, so by a
+few units of the last place of the sum of magnitudes. Anything worse is a wrong table, lane or index, not rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from localq.engine import sampler
+from localq.engine.cache import KVCache
+from localq.engine.sampler import SamplerState
+from localq.engine.selftest import Mismatch
+from localq.kernels import attention, dense, embed, int8, nf4, rmsnorm, sampling
+from localq.kernels.gemv import Norm
+from localq.kernels.int8 import Int8Matrix
+from localq.kernels.nf4 import Nf4Matrix
+from localq.quant import int8 as int8_format
+from localq.quant import nf4 as nf4_format
+from localq.quant import nf4_tiles
+from localq.sampling import Sampling
+
+OUT, COLUMNS = 83, 640  # tiles of 16 rows and a rest; a whole chunk of 8 blocks and a rest
+ROUNDINGS = 3  # of inputs and result, in units of the last place of the sum of magnitudes
+EPS = 1e-5
+HALF = torch.float16
+
+
+def _normal(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _near(got: Tensor, exact: Tensor, magnitude: Tensor) -> None:
+    """|got - exact| within the roundings of 16 bit; all on the CPU, exact and magnitude in fp64."""
+    error = (got.cpu().double() - exact).abs()
+    allowed = ROUNDINGS * torch.finfo(HALF).eps * magnitude + 1e-6
+    if not bool((error <= allowed).all()):
+        worst = int((error / allowed).nan_to_num(torch.inf).argmax())
+        raise Mismatch(f"element {worst} is off by {float(error.flatten()[worst]):.3g}")
+
+
+def _same(got: Tensor, expected: Tensor) -> None:
+    if not torch.equal(got.cpu(), expected):
+        raise Mismatch("the result differs from the reference")
+
+
+def _near_product(got: Tensor, x: Tensor, weight: Tensor, residual: Tensor | None = None) -> None:
+    """got = residual + x weight^T; weight f32 [out, in] on the CPU."""
+    exact, magnitude = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
+    if residual is not None:
+        exact, magnitude = exact + residual.double(), magnitude + residual.double().abs()
+    _near(got, exact, magnitude)
+
+
+def _nf4(device: torch.device, tiled: bool, seed: int = 1) -> tuple[Nf4Matrix, Tensor]:
+    """A matrix on the device, and its weights f32 on the CPU."""
+    packed = nf4_format.quantize(_normal(OUT, COLUMNS, seed=seed))
+    assert packed.nested_absmax is not None  # quantize makes no other
+    assert packed.nested_map is not None
+    assert packed.offset is not None
+    codes, absmax = packed.codes, packed.absmax
+    if tiled:
+        codes, absmax = nf4_tiles.tile(codes, absmax, packed.shape)
+    matrix = Nf4Matrix(
+        codes.to(device), absmax.to(device), packed.nested_absmax.to(device), packed.nested_map.to(device),
+        packed.offset.item(), nf4_format.CODE_MAP.to(device), OUT, COLUMNS, tiled,
+    )  # fmt: skip
+    return matrix, nf4_format.dequantize(packed, torch.float32)
+
+
+def _nf4_dequantize(device: torch.device) -> None:
+    for tiled in (False, True):
+        matrix, weight = _nf4(device, tiled)
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            _same(nf4.nf4_dequantize(matrix, dtype), weight.to(dtype))
+
+
+def _nf4_gemv(device: torch.device) -> None:
+    x = _normal(8, COLUMNS).to(HALF)
+    for tiled in (False, True):
+        matrix, weight = _nf4(device, tiled)
+        for rows in (1, 3, 8):
+            _near_product(nf4.nf4_gemv(x[:rows].to(device), [matrix]), x[:rows], weight)
+    residual = _normal(1, OUT, seed=2).to(HALF)
+    got = nf4.nf4_gemv(x[:1].to(device), [matrix], residual=residual.to(device))
+    _near_product(got, x[:1], weight, residual)
+    second, up = _nf4(device, True, seed=2)
+    _near_gated(lambda norm, x: nf4.nf4_gemv(x, [matrix, second], norm=norm, activation="silu"), x, weight, up, device)
+
+
+def _near_gated(
+    run: Callable[[Norm, Tensor], Tensor], x: Tensor, gate: Tensor, up: Tensor, device: torch.device
+) -> None:
+    """silu(norm(x) gate^T) * norm(x) up^T, as the MLP of a decode step has it."""
+    factor = 1 + 0.1 * _normal(x.shape[1], seed=3)
+    got = run(Norm(factor.to(HALF).to(device), EPS), x[:1].to(device))
+    wide = x[:1].double()
+    wide = wide * torch.rsqrt(wide.square().mean() + EPS) * factor.to(HALF).double()
+    first, second = wide @ gate.double().T, wide @ up.double().T
+    sizes = wide.abs() @ gate.double().abs().T, wide.abs() @ up.double().abs().T
+    _near(got, F.silu(first) * second, 2 * (sizes[0] * second.abs() + first.abs() * sizes[1]))
+
+
+def _nf4_gemm(device: torch.device) -> None:
+    x = _normal(21, COLUMNS).to(HALF)
+    for tiled in (False, True):
+        matrix, weight = _nf4(device, tiled)
+        _near_product(nf4.nf4_gemm(x.to(device), matrix), x, weight)
+
+
+def _dense_gemv(device: torch.device) -> None:
+    x, weight = _normal(8, COLUMNS).to(HALF), _normal(OUT, COLUMNS, seed=2).to(HALF)
+    for rows in (1, 8):
+        _near_product(dense.dense_gemv(x[:rows].to(device), [weight.to(device)]), x[:rows], weight)
+    up = _normal(OUT, COLUMNS, seed=4).to(HALF)
+    matrices = [weight.to(device), up.to(device)]
+    _near_gated(lambda norm, x: dense.dense_gemv(x, matrices, norm=norm, activation="silu"), x, weight, up, device)
+
+
+def _int8_gemv(device: torch.device) -> None:
+    x, packed = _normal(8, COLUMNS).to(HALF), int8_format.quantize(_normal(OUT, COLUMNS, seed=2))
+    matrix = Int8Matrix(packed.codes.to(device), packed.scales.to(device))
+    weight = int8_format.dequantize(packed, torch.float32)
+    for rows in (1, 8):
+        _near_product(int8.int8_gemv(x[:rows].to(device), [matrix]), x[:rows], weight)
+
+
+def _attention_decode(device: torch.device) -> None:
+    """A cache of each width, filled and read by the kernels, against the same cache on the CPU."""
+    heads, kv_heads, width, slots = 6, 2, 64, 200
+    qkv = _normal(1, (heads + 2 * kv_heads) * width).to(HALF)
+    kept = [_normal(slots - 1, kv_heads, width, seed=seed).to(HALF) for seed in (2, 3)]
+    workspace = attention.Workspace(heads, kv_heads, width, device)
+    for bits in attention.BITS:
+        caches = [KVCache([(kv_heads, width)], slots + 9, HALF, place, bits) for place in ("cpu", device)]
+        for cache, place in zip(caches, (torch.device("cpu"), device), strict=True):
+            cache.update(0, kept[0].to(place), kept[1].to(place), torch.arange(slots - 1, device=place), slots - 1)
+        got = attention.attention_decode(
+            qkv.to(device), caches[1].layer(0), torch.tensor([slots - 1], device=device), heads=heads, rotary=None,
+            q_norm=None, k_norm=None, scale=width**-0.5, softcap=0.0, window=0, workspace=workspace,
+        )  # fmt: skip
+        q, new = qkv[:, : heads * width].view(heads, 1, width), qkv[0, heads * width :].view(2, 1, kv_heads, width)
+        k, v = (
+            each.double().repeat_interleave(heads // kv_heads, 0)
+            for each in caches[0].update(0, new[0], new[1], torch.tensor([slots - 1]), slots)
+        )
+        weights = torch.softmax(q.double() @ k.transpose(-1, -2) * width**-0.5, -1)
+        # A code that rounds to the other neighbour moves a stored value by a step; 8 and 4 bit steps are wide.
+        slack = {16: 1, 8: 4, 4: 32}[bits]
+        _near(got.view(heads, 1, width), weights @ v, slack * (4 * weights @ v.abs()))
+
+
+def _embed(device: torch.device) -> None:
+    table, ids = _normal(37, 72).to(HALF), torch.tensor([36])
+    for place in (table.to(device), table.pin_memory()):
+        out = torch.full((1, 72), torch.nan, dtype=HALF, device=device)
+        embed.embed(ids.to(device), place, scale=2.0, out=out)
+        _same(out, table[36:] * 2)
+
+
+def _rmsnorm(device: torch.device) -> None:
+    x, residual, factor = _normal(1, 648).to(HALF), _normal(1, 648, seed=2).to(HALF), 1 + _normal(648, seed=3)
+    out = torch.empty_like(x, device=device)
+    rmsnorm.rmsnorm(x.to(device), Norm(factor.to(device), EPS), residual=residual.to(device), out=out)
+    part = x.double() * torch.rsqrt(x.double().square().mean() + EPS) * factor.double()
+    _near(out, part + residual.double(), part.abs() + residual.double().abs())
+
+
+def _sample(device: torch.device) -> None:
+    vocab, steps = 3001, 4
+    logits = 3 * _normal(vocab)
+    draw = Sampling(temperature=0.8, top_k=200, top_p=0.9, repeat_penalty=1.2, seed=5)
+    for settings in (Sampling(), draw):
+        states = [SamplerState(vocab, steps, place) for place in (torch.device("cpu"), device)]
+        for state in states:
+            state.reset(settings, torch.arange(0, vocab, 7), steps)
+        chosen, token, position = (torch.zeros(1, dtype=torch.int64, device=device) for _ in range(3))
+        for _ in range(steps):
+            expected = sampler.sample(logits, states[0], settings.greedy)
+            states[0].advance(expected)
+            sampling.sample(
+                logits.to(device), states[1], greedy=settings.greedy, softcap=0.0, chosen=chosen, token=token,
+                position=position,
+            )  # fmt: skip
+            _same(chosen, expected)
+        _same(position, torch.tensor([steps]))
+
+
+# Kernel -> its check; a check that fails raises `Mismatch`. `kv_write` and `kv_read` are tested with attention, which
+# reads what they stored.
+CHECKS: dict[str, Callable[[torch.device], None]] = {
+    "nf4_dequantize": _nf4_dequantize,
+    "nf4_gemv": _nf4_gemv,
+    "nf4_gemm": _nf4_gemm,
+    "dense_gemv": _dense_gemv,
+    "int8_gemv": _int8_gemv,
+    "attention_decode": _attention_decode,
+    "embed": _embed,
+    "rmsnorm": _rmsnorm,
+    "sample": _sample,
+}
