@@ -5,6 +5,8 @@ order and the meaning are transformers' (RepetitionPenaltyLogitsProcessor, Tempe
 TopPLogitsWarper, MinPLogitsWarper). All three filters keep a prefix of the tokens sorted by logit, and the draw walks
 that prefix: the first token whose cumulated weight exceeds u * total. u comes from a table filled on the CPU, so a
 seed draws the same tokens on every device. Equal logits are taken in the order of their ids.
+
+`sample` is the reference and what the CPU runs; `kernels.sampling` does the same on a GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import secrets
 import torch
 from torch import Tensor
 
+from localq.kernels.sampling import workspace_elements
 from localq.sampling import Sampling
 
 NON_FINITE = -1  # returned in place of a token id when a logit is NaN or infinite
@@ -27,6 +30,7 @@ class SamplerState:
     step      i64  [1]         how many tokens the reply has
     floats    f64  [4]         temperature, top_p, min_p, repeat_penalty
     top_k     i64  [1]         vocab when off
+    workspace i64  [...]       what the kernels of a GPU keep while they choose (none on the CPU)
     """
 
     def __init__(self, vocab: int, capacity: int, device: torch.device) -> None:
@@ -36,6 +40,8 @@ class SamplerState:
         self.step = torch.zeros(1, dtype=torch.int64, device=device)
         self.floats = torch.ones(4, dtype=torch.float64, device=device)
         self.top_k = torch.full((1,), vocab, dtype=torch.int64, device=device)
+        elements = workspace_elements(vocab) if device.type == "cuda" else 0
+        self.workspace = torch.zeros(elements, dtype=torch.int64, device=device)
 
     def reset(self, sampling: Sampling, prompt: Tensor, steps: int) -> None:
         """Start a reply of at most `steps` tokens. prompt i64 [T] on the CPU or on the device."""
@@ -57,7 +63,7 @@ class SamplerState:
 
     def bytes(self) -> int:
         """Device memory of the tensors above."""
-        tensors = (self.seen, self.uniforms, self.step, self.floats, self.top_k)
+        tensors = (self.seen, self.uniforms, self.step, self.floats, self.top_k, self.workspace)
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 

@@ -1,0 +1,474 @@
+// The next token from the logits of one step.
+//   score[i] = logit (soft-capped), divided by the penalty where seen (multiplied where negative)     f32
+//   greedy:  the largest score, of equal ones the lowest id
+//   sampled: weight[i] = exp((score[i] - largest) / temperature); in the order (falling score, rising id) keep what
+//            top-k, top-p and min-p keep, and draw the first token whose cumulated weight exceeds u * kept weight
+// logits f32 [vocab], vocab < 2^24; settings are read from device memory, so that one captured graph serves them all.
+//
+// Nothing is sorted. All three filters keep a prefix of one order, so what counts is the weight of each prefix: that of
+// top-k, then that of top-p inside it, then the smaller of it and the weight of all that min-p keeps. The draw falls into
+// the smallest prefix by itself. Each search is "the first token whose cumulated count (weight) reaches a target":
+//   1 scan      every block: scores, largest, finite?                     the last block: greedy's choice
+//   2 histogram every block: count and weight per bin of the score        the last block: the bin of the first search
+//   3 refine    three times (top-k, top-p, draw; each leaves at once when it is off): every block lists the tokens of
+//               that bin; the last block finds the one in it, by digits of (score, id), and the bin of the next search
+// A bin is a monotone function of the score: 1/1024 of the 32 nats below the largest, the last one takes all the rest.
+//
+// Weights are f64 rounded to integers of 2^-shift, shift = 62 - bits of vocab (2^-43 for 2^18 tokens), so every sum is
+// exact and independent of the order: same input, same bits. Against f64 sums of the unrounded weights a prefix is off by
+// at most vocab/2 units (2^-26 of the largest weight); only a draw or a top-p edge that near can fall on a neighbour.
+//
+// Bound: latency. 5 bytes per token and launch, from L2 after the first.
+#include <cfloat>
+
+#include "launch.h"
+#include "sampling.h"
+
+namespace localq {
+
+namespace {
+
+constexpr const char* kOp = "sample";
+constexpr int kThreads = 512;
+constexpr int kWarps = kThreads / 32;
+constexpr int kBins = 1024;
+constexpr int kDigit = 10;  // bits: kBins values
+constexpr int kIdBits = 24;
+constexpr float kNats = 32.f;
+constexpr int kNone = -1;
+
+enum Stage : int { kTopK = 0, kTopP = 1, kDraw = 2, kStages = 3 };
+
+// Front of the workspace; the list of u64 [vocab] follows.
+struct Work {
+  unsigned long long weight[kBins];
+  unsigned count[kBins];
+  unsigned long long min_p_weight;  // of all tokens that min-p keeps
+  unsigned long long best;          // ordered score and inverted id of the largest, while blocks arrive
+  unsigned long long before_weight[kStages];
+  unsigned long long before_count[kStages];
+  unsigned long long target[kStages];
+  int bin[kStages];  // kNone: nothing to do
+  float top;         // the largest score
+  int top_id;
+  unsigned not_finite;
+  unsigned listed;
+  unsigned arrived;
+  int finished;  // chosen without a draw
+};
+
+struct Context {
+  Sample s;
+  Work* work;
+  unsigned long long* list;
+  float inverse_cap;
+  double unit;  // 2^shift
+};
+
+struct Settings {
+  double temperature, min_p;
+  float top, per_nat;
+};
+
+struct Bins {
+  unsigned long long weight[kBins];
+  unsigned count[kBins];
+};
+
+struct Place {
+  int bin;  // kNone: all of it is below the target
+  unsigned long long before_weight, weight;
+  unsigned before_count, count;
+};
+
+struct Scratch {
+  Bins bins;
+  unsigned long long warp_sum[kWarps];
+  Place place;
+  unsigned long long found;
+  bool last;
+};
+
+__device__ __forceinline__ float capped(const Context& c, int i) {
+  const float x = __ldcg(c.s.logits + i);
+  return c.s.softcap > 0.f ? tanhf(x * c.inverse_cap) * c.s.softcap : x;
+}
+
+__device__ __forceinline__ float penalized(const Context& c, int i, float x, float penalty) {
+  if (!__ldcg(c.s.seen + i)) return x;
+  return x < 0.f ? x * penalty : __fdiv_rn(x, penalty);
+}
+
+__device__ __forceinline__ float score(const Context& c, int i, float penalty) {
+  return penalized(c, i, capped(c, i), penalty);
+}
+
+// Rises with the score; -0 and 0 are equal.
+__device__ __forceinline__ unsigned ordered(float x) {
+  const unsigned bits = x == 0.f ? 0u : __float_as_uint(x);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ float score_of(unsigned key) {
+  return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
+}
+
+// Rises along the order of the draw: falling score, rising id.
+__device__ __forceinline__ unsigned long long rank_of(float x, int id) {
+  return static_cast<unsigned long long>(~ordered(x)) << kIdBits | unsigned(id);
+}
+
+__device__ __forceinline__ double weight_of(float x, const Settings& settings) {
+  return exp(double(x - settings.top) / settings.temperature);
+}
+
+__device__ __forceinline__ unsigned long long units(double weight, double unit) {
+  return weight > 0.0 ? __double2ull_rn(weight * unit) : 0ull;  // NaN: scores that the penalty made infinite
+}
+
+__device__ __forceinline__ int bin_of(float x, const Settings& settings) {
+  return int(fminf((settings.top - x) * settings.per_nat, float(kBins - 1)));
+}
+
+__device__ __forceinline__ Settings settings_of(const Context& c) {
+  Settings settings;
+  settings.temperature = __ldcg(c.s.floats);
+  settings.min_p = __ldcg(c.s.floats + 2);
+  settings.top = __ldcg(&c.work->top);
+  settings.per_nat = float(fmin(kBins / (kNats * settings.temperature), double(FLT_MAX)));
+  return settings;
+}
+
+// True in all threads of the block that arrives last; what the others wrote before is then visible. Ready for reuse.
+__device__ __forceinline__ bool arrives_last(Work* work, bool* last) {
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    *last = atomicAdd(&work->arrived, 1u) == gridDim.x - 1;
+    if (*last) work->arrived = 0;
+  }
+  __syncthreads();
+  __threadfence();
+  return *last;
+}
+
+// One thread: the choice, and what moves on with it.
+__device__ __forceinline__ void emit(const Context& c, int choice) {
+  const int token = choice < 0 ? 0 : choice;
+  *c.s.chosen = choice;
+  *c.s.token = token;
+  c.s.seen[token] = 1;
+  *c.s.step += 1;
+  if (c.s.position != nullptr) *c.s.position += 1;
+}
+
+// Adds to a sum in shared memory. 64-bit adds are a loop of compare and swap there, 32-bit ones are not.
+__device__ __forceinline__ void add_shared(unsigned long long* sum, unsigned long long value) {
+  auto* halves = reinterpret_cast<unsigned*>(sum);
+  const unsigned low = unsigned(value);
+  const unsigned carry = atomicAdd(halves, low) > ~low;
+  const unsigned high = unsigned(value >> 32) + carry;
+  if (high != 0) atomicAdd(halves + 1, high);
+}
+
+// Sum of `value` over the threads before this one. All threads must call.
+__device__ __forceinline__ unsigned long long sum_before(unsigned long long value, unsigned long long* warp_sum) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  unsigned long long sum = value;
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const unsigned long long other = __shfl_up_sync(~0u, sum, step);
+    if (lane >= step) sum += other;
+  }
+  __syncthreads();  // warp_sum may still be read from the call before
+  if (lane == 31) warp_sum[warp] = sum;
+  __syncthreads();
+  for (int i = 0; i < warp; ++i) sum += warp_sum[i];
+  return sum - value;
+}
+
+// The first bin with which the cumulated count (or weight) reaches `target`. All threads must call, bins complete.
+__device__ Place locate(Scratch& scratch, bool by_count, unsigned long long target) {
+  constexpr int kEach = kBins / kThreads;
+  const int first = threadIdx.x * kEach;
+  unsigned long long weight = 0, count = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    weight += scratch.bins.weight[first + i];
+    count += scratch.bins.count[first + i];
+  }
+  if (threadIdx.x == 0) scratch.place.bin = kNone;
+  unsigned long long before_weight = sum_before(weight, scratch.warp_sum);
+  unsigned long long before_count = sum_before(count, scratch.warp_sum);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const unsigned long long w = scratch.bins.weight[first + i];
+    const unsigned n = scratch.bins.count[first + i];
+    const unsigned long long before = by_count ? before_count : before_weight;
+    const unsigned long long here = by_count ? n : w;
+    if (before < target && before + here >= target) {
+      scratch.place = {first + i, before_weight, w, unsigned(before_count), n};
+    }
+    before_weight += w;
+    before_count += n;
+  }
+  __syncthreads();
+  const Place place = scratch.place;
+  __syncthreads();
+  return place;
+}
+
+// Shared bins = the histogram of all tokens; returns its weight.
+__device__ unsigned long long load_histogram(const Work* work, Scratch& scratch) {
+  for (int i = threadIdx.x; i < kBins; i += kThreads) {
+    scratch.bins.weight[i] = __ldcg(&work->weight[i]);
+    scratch.bins.count[i] = __ldcg(&work->count[i]);
+  }
+  unsigned long long sum = 0;
+  for (int i = threadIdx.x; i < kBins; i += kThreads) sum += scratch.bins.weight[i];
+  const unsigned long long before = sum_before(sum, scratch.warp_sum);
+  if (threadIdx.x == kThreads - 1) scratch.found = before + sum;
+  __syncthreads();
+  const unsigned long long total = scratch.found;
+  __syncthreads();
+  return total;
+}
+
+// Leaves the search of `stage` to its launch. Falls back to the largest where nothing reaches the target.
+__device__ void plan(const Context& c, Scratch& scratch, Stage stage, unsigned long long target) {
+  const Place place = locate(scratch, stage == kTopK, target);
+  if (threadIdx.x != 0) return;
+  c.work->bin[stage] = place.bin;
+  c.work->before_weight[stage] = place.before_weight;
+  c.work->target[stage] = target - (stage == kTopK ? place.before_count : place.before_weight);
+  if (place.bin == kNone) emit(c, c.work->top_id);
+}
+
+// `kept` is the weight of the prefix that the searches before `next` left. All threads of the last block.
+__device__ void plan_next(const Context& c, Scratch& scratch, Stage next, unsigned long long kept) {
+  if (next == kTopK) {
+    const int64_t top_k = __ldcg(c.s.top_k);
+    if (top_k < c.s.vocab) return plan(c, scratch, kTopK, top_k);
+    next = kTopP;
+  }
+  const double top_p = __ldcg(c.s.floats + 1);
+  if (next == kTopP && top_p < 1.0) {
+    const unsigned long long target = __double2ull_ru(top_p * double(kept));
+    return plan(c, scratch, kTopP, min(max(target, 1ull), kept));
+  }
+  const unsigned long long all = min(kept, __ldcg(&c.work->min_p_weight));
+  const int64_t step = min(int64_t(__ldcg(c.s.step)), c.s.capacity - 1);
+  const double threshold = __ldcg(c.s.uniforms + step) * double(all);
+  plan(c, scratch, kDraw, min(__double2ull_rd(threshold) + 1, max(all, 1ull)));
+}
+
+struct Found {
+  unsigned long long rank;     // of the token, for a draw
+  unsigned long long through;  // weight of the list up to and including it
+};
+
+// Bits in which the listed ranks differ. All threads must call.
+__device__ unsigned long long differing(const unsigned long long* list, int n, Scratch& scratch) {
+  const unsigned long long first = __ldcg(list);
+  unsigned long long bits = 0;
+  for (int i = threadIdx.x; i < n; i += kThreads) bits |= __ldcg(list + i) ^ first;
+  if (threadIdx.x == 0) scratch.found = 0;
+  __syncthreads();
+  if (bits != 0) atomicOr(&scratch.found, bits);
+  __syncthreads();
+  bits = scratch.found;
+  __syncthreads();
+  return bits;
+}
+
+// Shared bins = count and weight of the listed ranks that agree with `prefix` under `mask`, by the digit at `shift`.
+__device__ void count_digits(const Context& c, const Settings& settings, Scratch& scratch, int n,
+                             unsigned long long prefix, unsigned long long mask, int shift) {
+  for (int i = threadIdx.x; i < kBins; i += kThreads) scratch.bins.weight[i] = scratch.bins.count[i] = 0;
+  __syncthreads();
+  for (int i = threadIdx.x; i < n; i += kThreads) {
+    const unsigned long long rank = __ldcg(c.list + i);
+    if (((rank ^ prefix) & mask) != 0) continue;
+    const int digit = int(rank >> shift) & (kBins - 1);
+    const float x = score_of(~unsigned(rank >> kIdBits));
+    atomicAdd(&scratch.bins.count[digit], 1u);
+    add_shared(&scratch.bins.weight[digit], units(weight_of(x, settings), c.unit));
+  }
+  __syncthreads();
+}
+
+// The first listed token (top-k: the first score, with all that are equal) with which the target is reached.
+__device__ Found search_list(const Context& c, const Settings& settings, Scratch& scratch, int n, Stage stage,
+                             unsigned long long target) {
+  const int lowest = stage == kTopK ? kIdBits : 0;
+  const unsigned long long bits = differing(c.list, n, scratch);
+  int shift = max(lowest, 64 - __clzll(static_cast<long long>(bits)) - kDigit);
+  unsigned long long prefix = 0, mask = 0, before = 0;
+  Place place;
+  while (true) {
+    count_digits(c, settings, scratch, n, prefix, mask, shift);
+    place = locate(scratch, stage == kTopK, target);
+    const unsigned long long digit_mask = static_cast<unsigned long long>(kBins - 1) << shift;
+    prefix = (prefix & ~digit_mask) | static_cast<unsigned long long>(place.bin) << shift;
+    mask |= digit_mask;
+    before += place.before_weight;
+    target -= stage == kTopK ? place.before_count : place.before_weight;
+    if (place.count == 1 || shift == lowest) break;
+    shift = max(lowest, shift - kDigit);
+  }
+  for (int i = threadIdx.x; i < n; i += kThreads) {
+    const unsigned long long rank = __ldcg(c.list + i);
+    if (((rank ^ prefix) & mask) == 0 && stage == kDraw) scratch.found = rank;  // one token
+  }
+  __syncthreads();
+  return {scratch.found, before + place.weight};
+}
+
+// The largest of the block's scores joins `best`. All threads must call.
+__device__ void join_best(Work* work, unsigned long long best, bool finite) {
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) best = max(best, __shfl_xor_sync(~0u, best, step));
+  __shared__ unsigned long long warp_best[kWarps];
+  if (threadIdx.x % 32 == 0) warp_best[threadIdx.x / 32] = best;
+  const bool all_finite = __syncthreads_and(finite);
+  if (threadIdx.x != 0) return;
+  for (int i = 1; i < kWarps; ++i) best = max(best, warp_best[i]);
+  atomicMax(&work->best, best);
+  if (!all_finite) atomicOr(&work->not_finite, 1u);
+}
+
+// The last block of the scan: one thread settles what is known, and leaves the workspace ready.
+__device__ void settle(const Context& c, bool greedy) {
+  Work* work = c.work;
+  const unsigned long long best = __ldcg(&work->best);
+  const bool finite = __ldcg(&work->not_finite) == 0;
+  const int id = int(~unsigned(best));
+  work->best = 0;
+  work->not_finite = 0;
+  work->top = score_of(unsigned(best >> 32));
+  work->top_id = id;
+  work->finished = greedy || !finite;
+  if (work->finished) emit(c, finite ? id : kNone);
+}
+
+__global__ void __launch_bounds__(kThreads) sample_scan_kernel(Context c, bool greedy) {
+  __shared__ bool last;
+  release_dependents();
+  dependency_wait();
+  const float penalty = float(__ldcg(c.s.floats + 3));
+  const int vocab = int(c.s.vocab), threads = gridDim.x * kThreads;
+  unsigned long long best = 0;
+  bool finite = true;
+#pragma unroll 4
+  for (int i = blockIdx.x * kThreads + threadIdx.x; i < vocab; i += threads) {
+    const float x = capped(c, i);
+    finite &= isfinite(x);
+    const unsigned key = ordered(penalized(c, i, x, penalty));
+    best = max(best, static_cast<unsigned long long>(key) << 32 | ~unsigned(i));
+  }
+  join_best(c.work, best, finite);
+  if (!greedy) {  // for the histogram, which starts after this kernel
+    for (int i = blockIdx.x * kThreads + threadIdx.x; i < kBins; i += threads) {
+      c.work->weight[i] = 0;
+      c.work->count[i] = 0;
+    }
+  }
+  if (arrives_last(c.work, &last) && threadIdx.x == 0) {
+    c.work->min_p_weight = 0;
+    for (int stage = 0; stage < kStages; ++stage) c.work->bin[stage] = kNone;
+    settle(c, greedy);
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) sample_histogram_kernel(Context c) {
+  __shared__ Scratch scratch;
+  release_dependents();
+  for (int i = threadIdx.x; i < kBins; i += kThreads) scratch.bins.weight[i] = scratch.bins.count[i] = 0;
+  if (threadIdx.x == 0) scratch.found = 0;
+  dependency_wait();
+  __syncthreads();
+  if (__ldcg(&c.work->finished)) return;
+  const Settings settings = settings_of(c);
+  const float penalty = float(__ldcg(c.s.floats + 3));
+  unsigned long long min_p_weight = 0;
+  for (int i = blockIdx.x * kThreads + threadIdx.x; i < c.s.vocab; i += gridDim.x * kThreads) {
+    const float x = score(c, i, penalty);
+    const double weight = weight_of(x, settings);
+    const unsigned long long whole = units(weight, c.unit);
+    const int bin = bin_of(x, settings);
+    atomicAdd(&scratch.bins.count[bin], 1u);
+    if (whole != 0) add_shared(&scratch.bins.weight[bin], whole);
+    if (weight >= settings.min_p) min_p_weight += whole;
+  }
+  if (min_p_weight != 0) add_shared(&scratch.found, min_p_weight);
+  __syncthreads();
+  for (int i = threadIdx.x; i < kBins; i += kThreads) {
+    if (scratch.bins.count[i] != 0) atomicAdd(&c.work->count[i], scratch.bins.count[i]);
+    if (scratch.bins.weight[i] != 0) atomicAdd(&c.work->weight[i], scratch.bins.weight[i]);
+  }
+  if (threadIdx.x == 0 && scratch.found != 0) atomicAdd(&c.work->min_p_weight, scratch.found);
+  if (!arrives_last(c.work, &scratch.last)) return;
+  const unsigned long long total = load_histogram(c.work, scratch);
+  plan_next(c, scratch, kTopK, total);
+}
+
+__global__ void __launch_bounds__(kThreads) sample_refine_kernel(Context c, Stage stage) {
+  __shared__ Scratch scratch;
+  release_dependents();
+  dependency_wait();
+  const int bin = __ldcg(&c.work->bin[stage]);
+  if (bin == kNone) return;  // all blocks: nobody writes it in this launch
+  const Settings settings = settings_of(c);
+  const float penalty = float(__ldcg(c.s.floats + 3));
+#pragma unroll 4
+  for (int i = blockIdx.x * kThreads + threadIdx.x; i < c.s.vocab; i += gridDim.x * kThreads) {
+    const float x = score(c, i, penalty);
+    if (bin_of(x, settings) == bin) c.list[atomicAdd(&c.work->listed, 1u)] = rank_of(x, i);
+  }
+  if (!arrives_last(c.work, &scratch.last)) return;
+  const int n = int(__ldcg(&c.work->listed));
+  const Found found = search_list(c, settings, scratch, n, stage, __ldcg(&c.work->target[stage]));
+  if (threadIdx.x == 0) {
+    c.work->listed = 0;
+    if (stage == kDraw) emit(c, int(found.rank & ((1u << kIdBits) - 1)));
+  }
+  if (stage == kDraw) return;
+  __syncthreads();
+  load_histogram(c.work, scratch);
+  plan_next(c, scratch, Stage(stage + 1), __ldcg(&c.work->before_weight[stage]) + found.through);
+}
+
+// localq/kernels/sampling.py allocates this much in front of the list.
+constexpr size_t kWorkBytes = kBins * 12 + 256;
+static_assert(sizeof(Work) <= kWorkBytes && kWorkBytes % 8 == 0, "the list would start inside the rest");
+
+Context context_of(const Sample& s) {
+  int bits = 0;
+  while ((int64_t(1) << bits) < s.vocab) ++bits;
+  auto* work = static_cast<Work*>(s.workspace);
+  return {s, work, reinterpret_cast<unsigned long long*>(static_cast<char*>(s.workspace) + kWorkBytes), s.softcap > 0.f ? 1.f / s.softcap : 0.f,
+          double(uint64_t(1) << (62 - bits))};
+}
+
+}  // namespace
+
+void sample(const Sample& s, bool greedy, int device, cudaStream_t stream) {
+  require(s.vocab >= 1 && s.vocab < (1 << kIdBits), kOp, "vocab", s.vocab, "must be from 1 to 2^24 - 1");
+  require(s.capacity >= 1, kOp, "capacity", s.capacity, "must be positive");
+  require(s.softcap >= 0.f, kOp, "softcap", int64_t(s.softcap), "must not be negative");
+  require_aligned(s.logits, 4, kOp, "logits");
+  require_aligned(s.workspace, 8, kOp, "workspace");
+  const DeviceGuard guard(device, kOp);
+  const Context c = context_of(s);
+  const int64_t wanted = (s.vocab + kThreads - 1) / kThreads;
+  const int most = 2 * device_facts(device, kOp).multiprocessors;
+  const dim3 grid(unsigned(wanted < most ? wanted : most)), block(kThreads);
+  launch(kOp, device, sample_scan_kernel, grid, block, 0, stream, c, greedy);
+  if (greedy) return;
+  launch(kOp, device, sample_histogram_kernel, grid, block, 0, stream, c);
+  for (const Stage stage : {kTopK, kTopP, kDraw}) {
+    launch(kOp, device, sample_refine_kernel, grid, block, 0, stream, c, stage);
+  }
+}
+
+}  // namespace localq

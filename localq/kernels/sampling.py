@@ -1,0 +1,97 @@
+"""The next token from the logits, on the GPU. `engine/sampler.py` is the reference and says what the settings mean.
+
+Same state, same token as the reference, but for draws (and edges of top-p) that come within vocab/2 units of 2^-(62 -
+bits of vocab) of the boundary between two tokens: the kernel sums exact integers, torch rounds f64 sums.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from localq import kernels
+from localq.kernels.checks import check, check_cuda, place
+
+LARGEST_VOCAB = 2**24 - 1  # ids share 64 bits with scores
+_WORK_BYTES = 1024 * (8 + 4) + 256  # csrc/sample.cu, struct Work and room for more
+
+
+class State(Protocol):
+    """What is read and advanced: `engine.sampler.SamplerState`, all on the device of the logits.
+
+    seen       bool [vocab]     the choice is marked
+    uniforms   f64  [capacity]  uniforms[step] is used
+    step       i64  [1]         goes up by one
+    floats     f64  [4]         temperature, top_p, min_p, repeat_penalty
+    top_k      i64  [1]         vocab when off
+    workspace  i64  [...]       `workspace_elements(vocab)` zeros before the first call, then the kernel's own
+    """
+
+    seen: Tensor
+    uniforms: Tensor
+    step: Tensor
+    floats: Tensor
+    top_k: Tensor
+    workspace: Tensor
+
+
+def workspace_elements(vocab: int) -> int:
+    """int64 elements of the workspace: histograms, and room to list every token once."""
+    return _WORK_BYTES // 8 + vocab
+
+
+def sample(
+    logits: Tensor,
+    state: State,
+    *,
+    greedy: bool,
+    softcap: float = 0.0,
+    chosen: Tensor,
+    token: Tensor,
+    position: Tensor | None = None,
+) -> None:
+    """Choose from logits f32 [vocab]: the id, or -1 if a logit is not finite, goes to `chosen`, the id or 0 to `token`.
+
+    chosen, token, position i64 [1]. `softcap` > 0: softcap * tanh(logits / softcap) first. The token is marked as seen,
+    step and position go up by one. `greedy` is a host decision; all other settings are read from the device when the
+    kernels run, so one captured graph serves them all. The same bits every time. Bound by latency.
+    """
+    op, device, vocab = "sample", logits.device, logits.numel()
+    check(op, "logits", logits, device, (torch.float32,), vocab)
+    if not 1 <= vocab <= LARGEST_VOCAB:
+        raise ValueError(f"{op}: logits has shape {tuple(logits.shape)}, must have 1 to {LARGEST_VOCAB} elements")
+    if not softcap >= 0:
+        raise ValueError(f"{op}: softcap = {softcap}, must be 0 (off) or positive")
+    check(op, "seen", state.seen, device, (torch.bool,), vocab)
+    check(op, "uniforms", state.uniforms, device, (torch.float64,), state.uniforms.numel())
+    check(op, "floats", state.floats, device, (torch.float64,), 4)
+    check(op, "workspace", state.workspace, device, (torch.int64,), workspace_elements(vocab))
+    for name, one in (("step", state.step), ("top_k", state.top_k), ("chosen", chosen), ("token", token)):
+        check(op, name, one, device, (torch.int64,), 1)
+    if position is not None:
+        check(op, "position", position, device, (torch.int64,), 1)
+    check_cuda(op, "logits", logits)
+    kernels.module().sample(
+        logits=logits.data_ptr(),
+        vocab=vocab,
+        softcap=softcap,
+        seen=state.seen.data_ptr(),
+        uniforms=state.uniforms.data_ptr(),
+        capacity=state.uniforms.numel(),
+        step=state.step.data_ptr(),
+        floats=state.floats.data_ptr(),
+        top_k=state.top_k.data_ptr(),
+        chosen=chosen.data_ptr(),
+        token=token.data_ptr(),
+        position=0 if position is None else position.data_ptr(),
+        workspace=state.workspace.data_ptr(),
+        greedy=greedy,
+        **place(logits),
+    )
+
+
+def sample_bytes(vocab: int) -> int:
+    """Bytes that must move: the logits and what was seen, once."""
+    return vocab * (4 + 1)
