@@ -158,8 +158,8 @@ __device__ __forceinline__ void emit(const Context& c, int choice) {
   *c.s.chosen = choice;
   *c.s.token = token;
   c.s.seen[token] = 1;
-  *c.s.step += 1;
-  if (c.s.position != nullptr) *c.s.position += 1;
+  *c.s.step = __ldcg(c.s.step) + 1;
+  if (c.s.position != nullptr) *c.s.position = __ldcg(c.s.position) + 1;
 }
 
 // Adds to a sum in shared memory. 64-bit adds are a loop of compare and swap there, 32-bit ones are not.
