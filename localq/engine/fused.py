@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from localq.engine.cache import KVCache
 from localq.engine.decode import StepState
-from localq.engine.linears import Operand, dense_operand, fusable, halves, operand, product
+from localq.engine.linears import Operand, dense_operand, fusable, halves, operand, product, with_shared_tables
 from localq.kernels import attention, embed, rmsnorm, sampling
 from localq.kernels.checks import HALF_TYPES
 from localq.kernels.gemv import Norm
@@ -145,7 +145,7 @@ class FusedStep:
         )
 
     def _add_attention(self, model: Decoder, part: Attention, layer: attention.KVLayer, norm: RMSNorm) -> None:
-        operands = [_known(operand(module)) for module in part.inputs()]
+        operands = with_shared_tables([_known(operand(module)) for module in part.inputs()])
         self._add_product("qkv", self._x, operands, self._qkv, norm=_norm(norm))
         rotary = None if part.rope_kind is None else model.rotary_tables[part.rope_kind]
         q_norm, k_norm = (_norm(part.q_norm), _norm(part.k_norm)) if part.qk_norm else (None, None)
@@ -172,7 +172,7 @@ class FusedStep:
         self._launches.append(Launch("attention", attend, moved))
 
     def _add_mlp(self, part: GatedMLP, norm: RMSNorm) -> None:
-        operands = [_known(operand(module)) for module in part.inputs()]
+        operands = with_shared_tables([_known(operand(module)) for module in part.inputs()])
         pair = halves(operands[0]) if len(operands) == 1 else operands
         if pair is not None and fusable(pair):
             self._add_product("gate_up", self._x, pair, self._gated, norm=_norm(norm), activation=self._activation)

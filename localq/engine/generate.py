@@ -109,7 +109,7 @@ class Engine:
         self._ledger["attention_workspace"] = self._fused.workspace_bytes()
 
     def _capture(self) -> None:
-        """What the graphs take is the driver's, not the allocator's: it is read from the device."""
+        """What the graphs and the code of their kernels take is the driver's: it is read from the device."""
         assert self._fused is not None
         from localq.engine.graph import StepGraphs
 
@@ -127,9 +127,8 @@ class Engine:
         for greedy in (True, False):
             self._state.rewind()
             self._state.choose(logits[0], greedy)
-            if self._fused is None:
-                self._state.rewind(self.model.ctx - 1)
-                self._modules.run(self.model.ctx, greedy)
+            self._state.rewind(self.model.ctx - 1)
+            self._run(self.model.ctx - 1, greedy)
         self._ledger["scratch"] = torch.cuda.memory_reserved(self.model.device) - before
         self._state.rewind()
         self.model.cache.clear()
@@ -163,7 +162,7 @@ class Engine:
             raise usage_error("max_tokens", f"{max_tokens} is not allowed", "Use 1 or more.")
         if len(prompt) > self.model.ctx:
             why = f"it has {len(prompt)} tokens, the context holds {self.model.ctx}"
-            next_step = "Shorten it, start anew with /clear, or load with a larger --ctx-size."
+            next_step = "Shorten it, start anew with /clear, or load with a larger --ctx."
             raise LocalqError("prompt", why, next_step, ExitCode.DOES_NOT_FIT)
 
     def _reply(
@@ -248,13 +247,16 @@ class Engine:
     @torch.inference_mode()
     def _launch(self, position: int, greedy: bool) -> None:
         """One decode step at `position`, with its result on the way to the host."""
+        self._run(position, greedy)
+        self._readback.push()
+
+    def _run(self, position: int, greedy: bool) -> None:
         if self._graphs is not None:
             self._graphs.replay(greedy)
         elif self._fused is not None:
             self._fused.run(greedy)
         else:
             self._modules.run(position + 1, greedy)
-        self._readback.push()
 
     # ---- measuring
 

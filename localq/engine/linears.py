@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor, nn
 
 from localq.kernels import dense, gemv, int8, nf4
@@ -61,9 +62,40 @@ def dense_operand(weight: Tensor, bias: Tensor | None = None) -> Operand:
     return Operand(weight.detach(), None if bias is None else bias.detach(), out_features, in_features)
 
 
+def with_shared_tables(operands: Sequence[Operand]) -> list[Operand]:
+    """The same, reading the small tables of NF4 from the first wherever theirs are equal: one launch has one table.
+
+    Compares on the device and waits for it: for load time.
+    """
+    first = operands[0].matrix
+    return [
+        replace(each, matrix=_with_tables(each.matrix, first))
+        if isinstance(each.matrix, Nf4Matrix) and isinstance(first, Nf4Matrix)
+        else each
+        for each in operands
+    ]
+
+
+def _with_tables(matrix: Nf4Matrix, other: Nf4Matrix) -> Nf4Matrix:
+    if torch.equal(matrix.code_map, other.code_map):
+        matrix = replace(matrix, code_map=other.code_map)
+    mine, theirs = matrix.nested_map, other.nested_map
+    if mine is not None and theirs is not None and torch.equal(mine, theirs):
+        matrix = replace(matrix, nested_map=theirs)
+    return matrix
+
+
 def fusable(operands: Sequence[Operand]) -> bool:
-    """One launch can take them all."""
-    return len(operands) <= gemv.SEGMENTS and len({type(each.matrix) for each in operands}) == 1
+    """One launch can take them all: few enough, of one format, in one order, with the same tables."""
+    return len(operands) <= gemv.SEGMENTS and len({_kind(each.matrix) for each in operands}) == 1
+
+
+def _kind(matrix: Tensor | Nf4Matrix | Int8Matrix) -> tuple[object, ...]:
+    """Equal for matrices that one launch can take."""
+    if isinstance(matrix, Nf4Matrix):
+        nested = None if matrix.nested_map is None else matrix.nested_map.data_ptr()
+        return Nf4Matrix, matrix.tiled, matrix.code_map.data_ptr(), nested
+    return (Int8Matrix if isinstance(matrix, Int8Matrix) else Tensor,)
 
 
 def halves(whole: Operand) -> tuple[Operand, Operand] | None:

@@ -5,6 +5,8 @@ What the kernels themselves compute is checked on a GPU (`test_fused_on_cuda.py`
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import reference_kernels
 import tiny_models
@@ -17,7 +19,7 @@ from localq.engine import fused
 from localq.engine.cache import KVCache
 from localq.engine.decode import StepState
 from localq.engine.fused import OPERATIONS, FusedStep
-from localq.engine.linears import Operand, dense_operand, fusable, halves, operand
+from localq.engine.linears import Operand, dense_operand, fusable, halves, operand, with_shared_tables
 from localq.engine.sampler import SamplerState
 from localq.kernels.nf4 import Nf4Matrix
 from localq.quant import nf4, nf4_tiles
@@ -142,6 +144,18 @@ def test_halves_of_tiled_nf4_are_the_halves_of_its_rows(shape, nested):
     joined = torch.cat((weights_of(first.matrix), weights_of(second.matrix)))
     assert torch.equal(joined, weights_of(whole.matrix))
     assert first.bytes() + second.bytes() == whole.bytes()
+
+
+def test_nf4_of_one_launch_reads_one_set_of_tables():
+    pair = [nf4_operand((64, 128)), nf4_operand((32, 128))]
+    pair[1] = replace(pair[1], matrix=replace(pair[1].matrix, code_map=nf4.CODE_MAP.clone()))
+    assert not fusable(pair)
+    assert fusable(with_shared_tables(pair))
+    other = replace(pair[1], matrix=replace(pair[1].matrix, nested_map=pair[1].matrix.nested_map + 1))
+    assert not fusable(with_shared_tables([pair[0], other]))
+    row_wise = replace(pair[1], matrix=replace(pair[1].matrix, tiled=False))
+    assert not fusable(with_shared_tables([pair[0], row_wise]))
+    assert not fusable([pair[0], dense_operand(torch.empty(32, 128))])
 
 
 @pytest.mark.parametrize("shape", [(80, 512), (64, 192)], ids=["inside a tile", "inside a nested block"])

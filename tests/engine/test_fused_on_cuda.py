@@ -136,7 +136,7 @@ def test_a_step_allocates_nothing_in_a_graph_or_not():
 @pytest.fixture(scope="module")
 def wide_step():
     context = 1024
-    return step_of(wide_llama(2048, 4, torch.bfloat16, context), context)[0], context
+    return step_of(wide_llama(4096, 4, torch.bfloat16, context), context)[0], context
 
 
 @torch.inference_mode()
