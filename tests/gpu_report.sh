@@ -1,30 +1,51 @@
 #!/usr/bin/env bash
-# Everything that a GPU must show, in one command: build, `pytest -m cuda`, the sanitizer, speeds. A short table last.
-# Usage: bash tests/gpu_report.sh [OUTPUT_FOLDER]   (needs nvcc, torch with CUDA and the test packages)
+# What a GPU must show: build, tests, sanitizer, speeds, counters. A short table last.
+# Usage: bash tests/gpu_report.sh [OUTPUT_FOLDER [STEP...]]     all steps but the sanitizer's and ncu without a STEP
+# Steps: see `case` below. Needs nvcc, torch with CUDA and the test packages; MODEL=NAME changes what `model` measures.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-gpu_report}
+shift || true
 mkdir -p "$out"
 declare -A result
+small="cuda and not slow"
+sanitizer() { # tool, arguments... : over every kernel and its edge shapes
+  compute-sanitizer --tool "$1" "${@:2}" --error-exitcode 9 \
+    python3 -m pytest -q -m "$small" tests/kernels -p no:cacheprovider --timeout 3000
+}
 
-step() { # name, command...
-  local name=$1 start=$SECONDS
-  shift
+step() { # name, lines to show, command...
+  local name=$1 lines=$2 start=$SECONDS
+  shift 2
   "$@" >"$out/$name.log" 2>&1
   result[$name]="exit $? after $((SECONDS - start)) s"
   echo "== $name: ${result[$name]}"
-  tail -n "${TAIL:-4}" "$out/$name.log"
+  tail -n "$lines" "$out/$name.log"
 }
 
-step build python3 -m pip install --quiet --no-build-isolation --no-deps --editable .
-step doctor python3 -m localq doctor
-TAIL=30 step tests python3 -m pytest -q -s -m cuda tests -p no:cacheprovider --timeout 500
-step memcheck compute-sanitizer --tool memcheck --error-exitcode 9 \
-  python3 -m pytest -q -m "cuda and not slow" tests/kernels -p no:cacheprovider
-TAIL=30 step kernels python3 -m localq bench --kernels
-TAIL=6 step decode_nf4 python3 -m localq bench smollm2-135m@nf4 --device cuda
-TAIL=6 step decode_bf16 python3 -m localq bench smollm2-135m --device cuda
-TAIL=2 step decode_memcheck compute-sanitizer --tool memcheck --error-exitcode 9 \
-  python3 -m localq bench smollm2-135m@nf4 --device cuda -n 8 -r 1
+run() {
+  case $1 in
+    build) step build 4 python3 -m pip install --quiet --no-build-isolation --no-deps --editable . ;;
+    doctor) step doctor 20 python3 -m localq doctor ;;
+    tests) step tests 30 python3 -m pytest -q -s -m cuda tests -p no:cacheprovider --timeout 500 ;;
+    kernel_tests) step kernel_tests 30 python3 -m pytest -q -m "$small" tests/kernels -p no:cacheprovider --timeout 500 ;;
+    selftest) step selftest 10 python3 -m pytest -q -m cuda tests/engine/test_selftest.py -p no:cacheprovider ;;
+    memcheck) step memcheck 4 sanitizer memcheck ;;
+    racecheck) step racecheck 4 sanitizer racecheck --racecheck-report all ;;
+    initcheck) step initcheck 4 sanitizer initcheck ;;
+    synccheck) step synccheck 4 sanitizer synccheck ;;
+    kernels) step kernels 140 python3 -m localq bench --kernels ;;
+    model) step model 30 python3 -m localq bench --synthetic "${MODEL:-llama-3.1-8b@nf4}" ;;
+    profile) step profile 20 python3 -m localq bench --synthetic "${MODEL:-llama-3.1-8b@nf4}" --profile ;;
+    smollm2) step smollm2 10 python3 -m localq bench smollm2-135m@nf4 --device cuda ;;
+    decode_memcheck) step decode_memcheck 2 compute-sanitizer --tool memcheck --error-exitcode 9 \
+      python3 -m localq run smollm2-135m@nf4 --device cuda "Hello" ;;
+    ncu) step ncu 60 bash tests/ncu_counts.sh ;;
+    *) echo "no such step: $1" >&2 && exit 2 ;;
+  esac
+}
+
+[ $# -gt 0 ] || set -- build doctor tests memcheck kernels profile model smollm2 decode_memcheck
+for name in "$@"; do run "$name"; done
 echo "== summary"
-for name in "${!result[@]}"; do echo "$name: ${result[$name]}"; done
+for name in "$@"; do echo "$name: ${result[$name]}"; done

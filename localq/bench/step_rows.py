@@ -47,7 +47,7 @@ def embed_row(bench: Bench, vocab: int, hidden: int, pinned: bool) -> Row:
     launches[-1]()
     if not torch.equal(out[0], table[int(ids[-1])].to(bench.device)):
         raise wrong("embed", what, "differs from the table's row")
-    return Row("step", "embed", what, 1, type_name(dtype), 2 * out.nbytes, bench.time(launches))
+    return Row("step", "embed", what, 1, type_name(dtype), embed.embed_bytes(1, hidden), bench.time(launches))
 
 
 def rmsnorm_row(bench: Bench, width: int) -> Row:
@@ -63,7 +63,7 @@ def rmsnorm_row(bench: Bench, width: int) -> Row:
     exact = x.double() * torch.rsqrt(x.double().square().mean() + EPS) * norm.weight.double() + residual.double()
     naive = F.rms_norm(x, (width,), norm.weight.to(dtype), EPS) + residual
     check("rmsnorm", f"{width}", run(x), exact, naive)
-    moved = 3 * x.nbytes + norm.weight.nbytes
+    moved = rmsnorm.rmsnorm_bytes(1, width, residual=True, offset=True)
     copies = list(clones(x, TOKENS))
     rival = bench.rival(TORCH, [partial(F.rms_norm, each, (width,), norm.weight.to(dtype), EPS) for each in copies])
     timing = bench.time([partial(run, each) for each in copies])
@@ -90,5 +90,4 @@ def sample_row(bench: Bench, vocab: int, greedy: bool) -> Row:
         raise wrong("sample", what, f"is token {int(chosen)}, the reference takes {expected}")
     count = min(bench.copies(logits.nbytes), STEPS // (bench.replays + 4))
     launches = [partial(run, each) for each in clones(logits, count)]
-    moved = logits.nbytes + state.seen.nbytes
-    return Row("step", "sample", what, 1, "float32", moved, bench.time(launches))
+    return Row("step", "sample", what, 1, "float32", sampling.sample_bytes(vocab), bench.time(launches))
