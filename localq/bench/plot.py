@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from localq.errors import LocalqError, usage_error
 
@@ -62,7 +62,7 @@ def _to_png(bars: Sequence[Bar], title: str, target: str) -> None:
     pyplot.close(figure)
 
 
-def _pyplot():  # type: ignore[no-untyped-def]  # matplotlib need not be there
+def _pyplot() -> Any:
     try:
         import matplotlib  # type: ignore[import-not-found,unused-ignore]
 

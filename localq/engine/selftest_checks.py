@@ -150,8 +150,8 @@ def _attention_decode(device: torch.device) -> None:
             for each in caches[0].update(0, new[0], new[1], torch.tensor([slots - 1]), slots)
         )
         weights = torch.softmax(q.double() @ k.transpose(-1, -2) * width**-0.5, -1)
-        # A code that rounds to the other neighbour moves a stored value by a step; 8 and 4 bit steps are wide.
-        slack = {16: 1, 8: 4, 4: 32}[bits]
+        # The turned q is rounded as well, and a code at a tie may be rounded to its other neighbour here.
+        slack = {16: 1, 8: 2, 4: 4}[bits]
         _near(got.view(heads, 1, width), weights @ v, slack * (4 * weights @ v.abs()))
 
 
