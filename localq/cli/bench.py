@@ -3,36 +3,175 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from localq.cli import options
 from localq.cli.output import note, print_json
+from localq.errors import usage_error
+
+if TYPE_CHECKING:
+    from localq.bench.plan import Plan
+    from localq.bench.whole import Request
+    from localq.settings import Settings
+
+_MODEL_HELP = "As for chat; with --synthetic a catalogue name; with --kernels also shapes: 4096x4096,28672x8192."
+_SYNTHETIC = "Random weights of MODEL's architecture, nothing fetched."
+_AGAINST = "transformers (the default) or bitsandbytes."
+Model = Annotated[str | None, typer.Argument(help=_MODEL_HELP, autocompletion=options.known_names)]
+Prompt = Annotated[str, typer.Option("-p", "--n-prompt", metavar="LIST", help="Prefill tests, in tokens; 0 = none.")]
+Generate = Annotated[str, typer.Option("-n", "--n-gen", metavar="LIST", help="Decode tests, in tokens; 0 = none.")]
+Depth = Annotated[str, typer.Option("-d", "--n-depth", metavar="LIST", help="Tokens in the cache before each test.")]
+Repetitions = Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Timed runs a test; medians count.")]
+Output = Annotated[str, typer.Option("-o", "--output", help="table, md, csv, json or jsonl.")]
+Against = Annotated[list[str] | None, typer.Option("--against", metavar="NAME", help=_AGAINST)]
+Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE|-", help="Shares of the roof: NAME.png, - = here.")]
+MODES = ("kernels", "profile", "crossover", "patched")
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the command line says, less the tests and the memory."""
+
+    model: str | None
+    synthetic: bool
+    output: str
+    plot: str | None
 
 
 def bench(
-    model: options.Model = None,
-    kernels: Annotated[bool, typer.Option("--kernels", help="Time the CUDA kernels instead of a model.")] = False,
-    generate: Annotated[int, typer.Option("--tg", "-n", min=2, help="Tokens to generate.")] = 128,
-    repetitions: Annotated[int, typer.Option("--repetitions", "-r", min=1, help="Timed runs; medians count.")] = 5,
+    model: Model = None,
+    prompt: Prompt = "512",
+    generate: Generate = "128",
+    depth: Depth = "0",
+    repetitions: Repetitions = 5,
+    output: Output = "table",
+    synthetic: Annotated[bool, typer.Option("--synthetic", help=_SYNTHETIC)] = False,
+    against: Against = None,
+    no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Nothing but localq and --against.")] = False,
+    kernels: Annotated[bool, typer.Option("--kernels", help="Time every CUDA kernel instead.")] = False,
+    profile: Annotated[bool, typer.Option("--profile", help="Time one decode step, part by part.")] = False,
+    crossover: Annotated[bool, typer.Option("--crossover", help="Where NF4 prefill changes its way.")] = False,
+    patched: Annotated[bool, typer.Option("--patched", help="Our kernels under a transformers model.")] = False,
+    plot: Plot = None,
+    ctx: options.Context = None,
+    kv: options.KvBits = None,
+    embed: options.Embed = None,
+    head: options.Head = None,
+    vram: options.Vram = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of random prompts and weights.")] = 0,
     offline: options.Offline = None,
+    quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Measure decode speed: MODEL against transformers (CPU) or against the eager step (GPU)."""
-    settings = options.effective(model=model, device=device, dtype=dtype, offline=offline)
-    out = sys.stderr if json else sys.stdout
-    if kernels:
-        from localq.bench.kernels import run as run_kernels  # torch loads only now
+    """Measure MODEL's speed against fp16, transformers and what the memory allows."""
+    flags = dict(zip(MODES, (kernels, profile, crossover, patched), strict=True))
+    asked = _Asked(model, synthetic, "json" if json else output, plot)
+    mode = _mode(flags, asked)
+    if mode in ("kernels", "crossover", "patched"):
+        _run_part(mode, asked)
+        return
+    from localq.bench import plan as plans  # torch-free, as is all before `_request`
 
-        result = run_kernels(out)
+    plan = plans.make(prompt, generate, depth, repetitions, seed)
+    settings = options.effective(device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head)
+    rivals = tuple(part for each in against or [] for part in each.split(","))
+    if not rivals and not no_baseline:
+        rivals = ("transformers",)
+    request = _request(asked, settings, plan, rivals, not no_baseline, ctx)
+    _measure(request, mode, asked, quiet)
+
+
+def _mode(flags: dict[str, bool], asked: _Asked) -> str:
+    """The one of `MODES` that was asked for, "" for a whole model. Raises LocalqError (exit 2)."""
+    from localq.bench import plot, report
+
+    chosen = [name for name, wanted in flags.items() if wanted]
+    if len(chosen) > 1:
+        raise usage_error("bench", f"--{chosen[0]} and --{chosen[1]} are two benchmarks", "Run one after the other.")
+    if asked.output not in report.FORMATS:
+        raise usage_error("-o", f"{asked.output!r} is not a format", f"Use one of {', '.join(report.FORMATS)}.")
+    if chosen and asked.output not in ("table", "json"):
+        raise usage_error("-o", f"--{chosen[0]} is not written as {asked.output}", "Use table or json.")
+    if asked.synthetic and chosen and chosen != ["profile"]:
+        raise usage_error("--synthetic", f"--{chosen[0]} has random weights anyway", "Leave it out.")
+    plot.check_target(asked.plot)
+    return chosen[0] if chosen else ""
+
+
+def _run_part(mode: str, asked: _Asked) -> None:
+    """A benchmark that is no whole model; its module prints a table and one line of JSON."""
+    out = sys.stderr if asked.output == "json" else sys.stdout
+    if mode == "kernels":
+        from localq.bench import kernels  # torch loads only now, as below
+
+        result = kernels.run(out, asked.model, plot_to=asked.plot)
+    elif mode == "crossover":
+        from localq.bench import crossover
+
+        result = crossover.run(out)
+    else:
+        from localq.bench import patched
+
+        result = patched.run(out)
+    if asked.output == "json":
+        print_json(result)
+
+
+def _request(
+    asked: _Asked, settings: Settings, plan: Plan, against: tuple[str, ...], baseline: bool, ctx: int | None
+) -> Request:
+    """The model that is meant, found or fetched, or stood for by random weights."""
+    from pathlib import Path
+
+    from localq import planner  # start-up cost: --help must not pay for it
+
+    vram = planner.parse_card(settings.vram) if settings.vram is not None else None
+    name, synthetic, path = asked.model, asked.synthetic, None
+    if name is None:
+        from localq.bench import choose
+
+        choice = choose.bare(plan.ctx, settings.device, vram, synthetic)
+        name, synthetic, path = choice.name, choice.synthetic, Path(choice.path) if choice.path else None
+        if choice.note:
+            note(choice.note)
+    from localq.bench.sources import from_files, random  # torch loads only now
+    from localq.bench.whole import Request
+    from localq.engine.load import Options
+
+    if synthetic:
+        files, opened = random(name, plan.seed)
     else:
         from localq import prepare
-        from localq.bench.decode import run as run_decode  # torch loads only now
 
-        path = prepare.source_path(settings.model, note, offline=settings.offline)
-        result = run_decode(path, out, settings.device, settings.dtype, generate, repetitions)
-    if json:
-        print_json(result)
+        files, opened = from_files(path or prepare.source_path(name, note, offline=settings.offline))
+    loading = Options(
+        files.name, settings.device, settings.dtype, ctx, settings.kv_bits, vram, settings.embed, settings.head
+    )
+    return Request(files, opened, loading, plan, against, baseline)
+
+
+def _measure(request: Request, mode: str, asked: _Asked, quiet: bool) -> None:
+    from localq.bench import plot, report, step, whole
+    from localq.cli.bench_progress import progress
+
+    with progress(request.plan.repetitions + 1, quiet) as tell:
+        if mode == "profile":
+            out = sys.stderr if asked.output == "json" else sys.stdout
+            result = step.run(request, out, tell)
+            if asked.output == "json":
+                print_json(result)
+            return
+        measured = whole.run(request, tell)
+    if asked.plot is not None:
+        bars = [
+            (f"{row.engine} {row.case.name}", row.share_of_roof)
+            for row in measured.rows
+            if row.share_of_roof is not None
+        ]
+        plot.draw(bars, f"{measured.model}: share of the read bandwidth", asked.plot, sys.stderr)
+    report.write(measured, asked.output, sys.stdout, sys.stderr)

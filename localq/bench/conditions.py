@@ -1,0 +1,104 @@
+"""The conditions of a measurement: device, driver, clocks, power, versions, commit, host. What is not told is None."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import localq
+from localq.engine import device as devices
+
+
+def conditions(device: torch.device, seed: int) -> dict[str, Any]:
+    """Flat, in the order in which they are printed; units in the key names."""
+    facts: dict[str, Any] = {"device": devices.device_name(device)}
+    if device.type == "cuda":
+        facts |= {"sm": "".join(map(str, torch.cuda.get_device_capability(device))), **gpu_state(device)}
+    return {
+        **facts,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "localq": localq.__version__,
+        **commit(Path(localq.__file__).parents[1]),
+        "seed": seed,
+        "date_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "host_cpu": host_cpu(),
+        "threads": torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def gpu_state(device: torch.device) -> dict[str, Any]:
+    """Driver, clocks now and at most, temperature and power, as NVML tells them."""
+    import pynvml  # type: ignore[import-untyped]  # only benchmarks ask for clocks
+
+    questions: dict[str, Callable[[Any], Any]] = {
+        "driver": lambda card: pynvml.nvmlSystemGetDriverVersion(),
+        "sm_clock_mhz": lambda card: pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM),
+        "max_sm_clock_mhz": lambda card: pynvml.nvmlDeviceGetMaxClockInfo(card, pynvml.NVML_CLOCK_SM),
+        "memory_clock_mhz": lambda card: pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_MEM),
+        "max_memory_clock_mhz": lambda card: pynvml.nvmlDeviceGetMaxClockInfo(card, pynvml.NVML_CLOCK_MEM),
+        "temperature_c": lambda card: pynvml.nvmlDeviceGetTemperature(card, pynvml.NVML_TEMPERATURE_GPU),
+        "power_w": lambda card: pynvml.nvmlDeviceGetPowerUsage(card) / 1e3,
+        "power_limit_w": lambda card: pynvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1e3,
+    }
+    try:
+        pynvml.nvmlInit()
+        card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except pynvml.NVMLError:
+        return dict.fromkeys(questions)
+    answers: dict[str, Any] = {}
+    for name, question in questions.items():
+        try:
+            answers[name] = question(card)
+        except pynvml.NVMLError:  # each may be unsupported by itself
+            answers[name] = None
+    return answers
+
+
+def process_bytes(device: torch.device) -> int | None:
+    """Memory of the GPU that this process holds, its context included; None where NVML may not tell (WSL, containers
+    with process ids of their own)."""
+    if device.type != "cuda":
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(card)
+    except pynvml.NVMLError:
+        return None
+    return next((each.usedGpuMemory for each in processes if each.pid == os.getpid()), None)
+
+
+def commit(folder: Path) -> dict[str, Any]:
+    """Of the source tree that is running: its commit, and whether files differ from it; None for an installed wheel."""
+    if not (folder / ".git").exists():
+        return {"commit": None, "dirty": None}
+    answers = []
+    for arguments in (["rev-parse", "--short=12", "HEAD"], ["status", "--porcelain", "--untracked-files=no"]):
+        try:
+            done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False)
+        except OSError:  # no git here
+            return {"commit": None, "dirty": None}
+        answers.append(done.stdout.strip() if done.returncode == 0 else None)
+    return {"commit": answers[0], "dirty": None if answers[1] is None else bool(answers[1])}
+
+
+def host_cpu() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

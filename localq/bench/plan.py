@@ -1,0 +1,94 @@
+"""What a benchmark measures: tests of prefill and of decode, each at a depth, in the letters of llama-bench. No torch.
+
+`-p 512,2048 -n 128 -d 0,4096` means six tests: pp512, pp2048 and tg128, each behind 0 and behind 4096 tokens that are
+in the cache already. A test of 0 tokens is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localq.errors import usage_error
+from localq.settings import parse_count
+
+PROMPT, GENERATE, REPETITIONS = 512, 128, 5
+CONTEXT_STEP = 64  # contexts are multiples of it
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test: `prompt` tokens of prefill or `generate` tokens of decode (the other is 0), behind `depth` tokens."""
+
+    prompt: int
+    generate: int
+    depth: int
+
+    @property
+    def name(self) -> str:
+        """As llama-bench writes it: "tg128", "pp512 @ d4096"."""
+        test = f"pp{self.prompt}" if self.prompt else f"tg{self.generate}"
+        return f"{test} @ d{self.depth}" if self.depth else test
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that are timed."""
+        return self.prompt or self.generate
+
+    @property
+    def start(self) -> int:
+        """Positions in the cache when the clock starts; decode needs at least one token to go on from."""
+        return self.depth if self.prompt else max(self.depth, 1)
+
+    @property
+    def positions(self) -> int:
+        """Positions of the cache that the test needs."""
+        return self.start + self.tokens + 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every test, and how often each is repeated after one warm-up; medians count."""
+
+    cases: tuple[Case, ...]
+    repetitions: int = REPETITIONS
+    seed: int = 0
+
+    @property
+    def positions(self) -> int:
+        """Positions of the cache that the longest test needs."""
+        return max(case.positions for case in self.cases)
+
+    @property
+    def ctx(self) -> int:
+        """The smallest context, in whole steps, that every test fits."""
+        return -(-self.positions // CONTEXT_STEP) * CONTEXT_STEP
+
+    @property
+    def headline(self) -> Case:
+        """The test that the first line is about: the first of decode, else the first."""
+        return next((case for case in self.cases if case.generate), self.cases[0])
+
+
+def make(prompt: str, generate: str, depth: str, repetitions: int = REPETITIONS, seed: int = 0) -> Plan:
+    """From the words of the command line. Raises LocalqError (exit 2)."""
+    prompts, generates = _counts("-p", prompt), _counts("-n", generate)
+    cases = []
+    for deep in _counts("-d", depth):
+        cases += [Case(count, 0, deep) for count in prompts if count]
+        cases += [Case(0, count, deep) for count in generates if count]
+    if not cases:
+        raise usage_error("bench", "-p 0 -n 0 leaves nothing to measure", "Give one of them a number of tokens.")
+    if short := next((case for case in cases if case.generate == 1), None):
+        raise usage_error("-n", f"{short.name} is too short to time", "Use 2 or more.")
+    return Plan(tuple(dict.fromkeys(cases)), repetitions, seed)
+
+
+def _counts(option: str, text: str) -> list[int]:
+    try:
+        counts = [parse_count(part) for part in text.split(",")]
+    except ValueError:
+        why = f"{text!r} is not a list of token counts"
+        raise usage_error(option, why, "Use something like 512 or 128,512,4k.") from None
+    if any(count < 0 for count in counts):
+        raise usage_error(option, f"{text!r} holds a negative count", "Use 0 or more.")
+    return counts

@@ -1,0 +1,43 @@
+"""`localq bench --profile`: where the time of one decode step goes, operation by operation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any, TextIO
+
+from localq.bench.conditions import conditions
+from localq.bench.profile import print_profile
+from localq.bench.roofline import read_bytes_per_s
+from localq.bench.whole import OnState, Request, name_of
+from localq.engine import device as devices
+from localq.engine.generate import Engine
+from localq.engine.load import free_memory, load
+
+
+def run(request: Request, out: TextIO, on_state: OnState) -> dict[str, Any]:
+    """Load, profile one step behind the first depth of the plan, print, and end with one JSON line.
+
+    Raises LocalqError as `load` does, and exit 7 where no fused step runs (no GPU).
+    """
+    device = devices.pick(request.options.device).device
+    on_state("measuring the read bandwidth")
+    roof = read_bytes_per_s(device)
+    free_memory()
+    on_state(f"loading {request.files.name}")
+    options = replace(request.options, ctx=request.ctx)
+    model = load(request.files, options, opened=lambda files: request.opened(files, device))
+    on_state("timing the operations of a step")
+    profile = Engine(model).profile_step(position=request.plan.headline.start)
+    result = {
+        "schema": 1,
+        "model": request.files.name,
+        "format": model.format,
+        "dtype": name_of(model.dtype),
+        **profile.to_dict(),
+        "roof_bytes_per_s": round(roof),
+        "conditions": conditions(device, request.plan.seed),
+    }
+    print_profile(profile, roof, out)
+    print(json.dumps(result), file=out, flush=True)
+    return result

@@ -1,0 +1,254 @@
+"""`localq bench MODEL`: a whole model, timed beside the same engine in 16 bit and beside others in the same run.
+
+Correctness first: on a GPU the captured graph and the eager step must give the same tokens, and how many of them others
+give is counted. Then the model alone on the device; then, where its weights are quantized, the 16-bit form of the same
+weights in its place; others run on the tensors of whichever is loaded. Where 16 bit does not fit, see `extrapolate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from localq.bench import energy, measure, rivals
+from localq.bench.conditions import conditions
+from localq.bench.dense import dequantized
+from localq.bench.extrapolate import Timed, extrapolated
+from localq.bench.measure import EngineSubject, Measured, Subject
+from localq.bench.plan import Case, Plan
+from localq.bench.report import BASELINE, OURS, Report, Row
+from localq.bench.roofline import read_bytes_per_s
+from localq.bench.rows import rows_of
+from localq.bench.synthetic import checkpoint, with_layers
+from localq.checkpoint import Checkpoint
+from localq.engine import device as devices
+from localq.engine.generate import Engine
+from localq.engine.load import LoadedModel, Options, free_memory, load
+from localq.errors import ExitCode, LocalqError
+from localq.modelfiles import ModelFiles
+from localq.models.layers import RMSNorm
+
+TRANSFORMERS, BITSANDBYTES = rivals.RIVALS
+OnState = Callable[[str], None]  # what is going on now
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure.
+
+    opened     gives the weights of `files`, or random ones, on that device
+    against    of `rivals.RIVALS`
+    baseline   also in 16 bit, where the weights are quantized
+    """
+
+    files: ModelFiles
+    opened: Callable[[ModelFiles, torch.device], Checkpoint]
+    options: Options
+    plan: Plan
+    against: tuple[str, ...] = ()
+    baseline: bool = True
+
+    @property
+    def ctx(self) -> int:
+        """The context asked for, or what the tests need and no more than the model was made for."""
+        most = int(self.files.text_config.get("max_position_embeddings", self.plan.ctx))
+        return self.options.ctx or max(min(self.plan.ctx, most), self.plan.positions)
+
+
+def run(request: Request, on_state: OnState) -> Report:
+    """Measure. Raises LocalqError as `load` does, and where the graph and the eager step disagree (exit 1)."""
+    rivals.check(request.against)
+    device = devices.pick(request.options.device).device
+    on_state("measuring the read bandwidth")
+    bench = _Bench(request, device, read_bytes_per_s(device), on_state)
+    free_memory()
+    model = bench.ours()
+    facts = {
+        "format": model.format, "dtype": name_of(model.dtype), "ctx": model.ctx,
+        **conditions(device, request.plan.seed),  # now, while the clocks are those of the timing
+    }  # fmt: skip
+    ledger, dtype, plain = dict(model.ledger), model.dtype, is_plain(model)
+    del model
+    if not plain and (request.baseline or TRANSFORMERS in request.against):
+        bench.in_16_bit(dtype)
+    return Report(
+        model=request.files.name,
+        rows=tuple(bench.rows),
+        headline=request.plan.headline,
+        conditions=facts,
+        roof_bytes_per_s=bench.roof,
+        checked_tokens=measure.CHECK_TOKENS,
+        same_tokens=bench.same_tokens,
+        ledger_bytes=ledger,
+        notes=tuple(bench.notes),
+    )
+
+
+def is_plain(model: LoadedModel) -> bool:
+    """Is every matrix a plain one? On the CPU all are: dequantized at load."""
+    leaves = (module for module in model.model.modules() if next(module.children(), None) is None)
+    return all(isinstance(module, nn.Linear | nn.Embedding | RMSNorm) for module in leaves)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """As on the command line: "float16"."""
+    return str(dtype).removeprefix("torch.")
+
+
+class _Bench:
+    """One run: what it is about, and what it gathers."""
+
+    def __init__(self, request: Request, device: torch.device, roof: float, on_state: OnState) -> None:
+        self.request, self.device, self.roof, self._on_state = request, device, roof, on_state
+        self._meter = energy.meter(device)
+        self._seed = request.plan.seed
+        self.rows: list[Row] = []
+        self.notes: list[str] = []
+        self.same_tokens: dict[str, int] = {}
+
+    def ours(self) -> LoadedModel:
+        """localq itself, then those who can run on the tensors that it has loaded."""
+        request = self.request
+        options = replace(request.options, ctx=request.ctx)
+        model = self._loaded(request.files, options, lambda files: request.opened(files, self.device))
+        engine = Engine(model)
+        self.notes += model.notes
+        ids = self._checked(engine)
+        subjects: dict[str, Subject] = {OURS: EngineSubject(engine, self._seed)}
+        beside = TRANSFORMERS in request.against and is_plain(model)
+        if beside and self.device.type == "cpu":  # in turn, because the host's speed changes by the minute
+            subjects[TRANSFORMERS] = self._transformers(model, request.files, ids)
+        timed = self._timed(subjects)
+        gap = self._host_gap(engine, request.plan.headline)
+        self.rows += rows_of(OURS, model.format, timed[OURS], self.roof, model, gap)
+        if beside and TRANSFORMERS not in timed:
+            timed |= self._guarded(TRANSFORMERS, lambda: self._transformers(model, request.files, ids))
+        if BITSANDBYTES in request.against:
+            timed |= self._guarded(BITSANDBYTES, lambda: self._bitsandbytes(model, ids))
+        for name, format in ((TRANSFORMERS, name_of(model.dtype)), (BITSANDBYTES, "nf4")):
+            self.rows += rows_of(name, format, timed.get(name, []), self.roof)
+        return model
+
+    def in_16_bit(self, dtype: torch.dtype) -> None:
+        """The same engine, and transformers, on the same weights dequantized; where all is too much, on two cuts."""
+        request = self.request
+        free_memory()
+        options = replace(  # nothing quantized, nothing on the host, the whole card
+            request.options, ctx=request.ctx, dtype=name_of(dtype), kv_bits=16, vram_bytes=None, embed="device",
+            head="16",
+        )  # fmt: skip
+        try:
+            self._timed_plain(
+                request.files,
+                options,
+                lambda files: dequantized(request.opened(files, self.device), self.device, dtype),
+                whole=True,
+            )
+        except LocalqError as error:
+            if error.exit_code != ExitCode.DOES_NOT_FIT:
+                raise
+        else:
+            return
+        free_memory()
+        layers = int(request.files.text_config["num_hidden_layers"])
+        timed, pair = extrapolated(layers, lambda count: self._timed_cut(count, options, dtype))
+        how = f"from cuts of {pair[0]} and {pair[1]} of its {layers} layers, on random weights"
+        self.notes.append(f"16 bit does not fit: extrapolated {how}")
+        for name, measured in timed.items():
+            self.rows += rows_of(name, name_of(dtype), measured, self.roof)
+
+    # ---- parts
+
+    def _timed_cut(self, layers: int, options: Options, dtype: torch.dtype) -> Timed:
+        config = {**with_layers(self.request.files.config, layers), "dtype": name_of(dtype)}
+        config.pop("quantization_config", None)
+        files = ModelFiles(path=Path(), kind="safetensors", config=config, name=self.request.files.name)
+        return self._timed_plain(files, options, lambda each: checkpoint(each, "fp16", self.device, self._seed))
+
+    def _timed_plain(
+        self, files: ModelFiles, options: Options, opened: Callable[[ModelFiles], Checkpoint], whole: bool = False
+    ) -> Timed:
+        """See `_timed_on`, on a model that is loaded for it and gone afterwards."""
+        timed = self._timed_on(self._loaded(files, options, opened), files, whole)
+        free_memory()
+        return timed
+
+    def _timed_on(self, model: LoadedModel, files: ModelFiles, whole: bool) -> Timed:
+        """The engine on plain weights, and transformers on the same. `whole`: the model as it is, so rows at once."""
+        engine, format, timed = Engine(model), name_of(model.dtype), Timed()
+        ids = measure.greedy_ids(engine, self._seed)
+        if self.request.baseline:
+            timed |= self._timed({BASELINE: EngineSubject(engine, self._seed)})
+            if whole:
+                self.rows += rows_of(BASELINE, format, timed[BASELINE], self.roof, model)
+        if TRANSFORMERS in self.request.against:
+            timed |= self._guarded(TRANSFORMERS, lambda: self._transformers(model, files, ids))
+            if whole:
+                self.rows += rows_of(TRANSFORMERS, format, timed.get(TRANSFORMERS, []), self.roof)
+        return timed
+
+    def _loaded(self, files: ModelFiles, options: Options, opened: Callable[[ModelFiles], Checkpoint]) -> LoadedModel:
+        self._on_state(f"loading {files.name}")
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        return load(files, options, opened=opened)
+
+    def _timed(self, subjects: dict[str, Subject]) -> Timed:
+        return measure.measure(
+            subjects, self.request.plan, self._meter, lambda name, case: self._on_state(f"{name} {case.name}")
+        )
+
+    def _checked(self, engine: Engine) -> list[int]:
+        """The greedy tokens; on a GPU those of the graph, which the eager step must repeat."""
+        ids = measure.greedy_ids(engine, self._seed)
+        if self.device.type == "cuda":
+            self._on_state("checking the graph against the eager step")
+            if ids != measure.greedy_ids(Engine(engine.model, use_graphs=False), self._seed):
+                raise LocalqError("bench", "the captured graph and the eager step give different tokens", "Report it.")
+            self.same_tokens["eager"] = len(ids)
+            free_memory()
+        return ids
+
+    def _host_gap(self, engine: Engine, case: Case) -> float | None:
+        """Microseconds per token that the device waits for the host; None without the fused step."""
+        if self.device.type != "cuda":
+            return None
+        try:
+            return engine.profile_step(position=case.start).host_gap_us
+        except LocalqError as error:
+            self.notes.append(f"host gap not measured: {error}")
+            return None
+
+    def _transformers(self, model: LoadedModel, files: ModelFiles, ids: list[int]) -> Subject:
+        self._on_state("preparing transformers")
+        reference, static = rivals.transformers_model(model, files), self.device.type == "cuda"
+        return self._compared(TRANSFORMERS, rivals.Transformers(reference, model.ctx, self._seed, static), model, ids)
+
+    def _bitsandbytes(self, model: LoadedModel, ids: list[int]) -> Subject:
+        self._on_state("preparing bitsandbytes")
+        reference = rivals.bitsandbytes_model(model, self.request.files)
+        return self._compared(BITSANDBYTES, rivals.Transformers(reference, model.ctx, self._seed, False), model, ids)
+
+    def _compared(self, name: str, subject: rivals.Transformers, model: LoadedModel, ids: list[int]) -> Subject:
+        prompt = measure.prompt(measure.CHECK_PROMPT, model.vocab, self._seed)
+        self.same_tokens[name] = measure.common_prefix(ids, subject.generate(prompt, measure.CHECK_TOKENS)[1])
+        return subject
+
+    def _guarded(self, name: str, made: Callable[[], Subject]) -> Timed:
+        """Time a rival. One that fails is a note with its own words, and no reason to lose what was measured."""
+        try:
+            measured: list[Measured] = self._timed({name: made()})[name]
+        except LocalqError:
+            raise
+        except Exception as error:  # other people's code: any failure of it is theirs to name
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self.notes.append(f"{name} not measured: {type(error).__name__}: {first[:200]}")
+            return {}
+        finally:
+            if self.device.type == "cuda":
+                torch.compiler.reset()  # gives the memory of its graphs back
+        return {name: measured}

@@ -1,0 +1,115 @@
+"""What is measured and how it is written: cases, the arithmetic of rows, every output format, the straight line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from localq.bench import plan as plans
+from localq.bench.energy import integrate
+from localq.bench.extrapolate import PAIRS, extrapolated, line
+from localq.bench.measure import Measured, Run
+from localq.bench.plan import Case
+from localq.bench.report import BASELINE, FORMATS, OURS, Report, Row, write
+from localq.errors import ExitCode, LocalqError
+
+TG, PP = Case(0, 128, 0), Case(512, 0, 4096)
+
+
+def test_lists_make_every_test_at_every_depth():
+    plan = plans.make("512,2k", "128", "0,4096", repetitions=3)
+    assert [case.name for case in plan.cases] == [
+        "pp512", "pp2048", "tg128", "pp512 @ d4096", "pp2048 @ d4096", "tg128 @ d4096",
+    ]  # fmt: skip
+    assert plan.positions == 4096 + 2048 + 1
+    assert plan.ctx == 6208  # 97 * 64
+    assert plan.headline == Case(0, 128, 0)
+    assert plans.make("0", "16", "0").cases == (Case(0, 16, 0),)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"), [(("x", "1", "0"), "-p"), (("0", "0", "0"), "nothing"), (("0", "1", "0"), "tg1"),
+                         (("5", "8", "-1"), "-d")],
+)  # fmt: skip
+def test_wrong_lists_are_usage_errors(words, named):
+    with pytest.raises(LocalqError, match=named) as caught:
+        plans.make(*words)
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_rates_and_energy_by_hand():
+    measured = Measured(TG, (Run(1.0, 0.25), Run(2.0, 0.5), Run(4.0, 0.125)), joules=96.0)
+    assert measured.rates == [128.0, 64.0, 32.0]
+    assert measured.seconds_per_token == 2.0 / 128
+    assert measured.first_token_s == 0.25
+    assert measured.joules_per_token == 96.0 / 384
+    assert integrate([(0.0, 100.0), (0.5, 200.0), (1.5, 200.0)]) == 75.0 + 200.0
+
+
+def test_the_line_through_two_cuts():
+    assert line(3.0, 5.0, few=2, more=4, layers=80) == 3.0 + 78.0
+    asked = []
+
+    def timed(layers: int) -> dict[str, list[Measured]]:
+        asked.append(layers)
+        if layers > 4:
+            raise LocalqError("model", "too large", "", ExitCode.DOES_NOT_FIT)
+        return {"engine": [Measured(TG, (Run(1.0 + 0.5 * layers),))]}
+
+    result, pair = extrapolated(80, timed)
+    assert asked == [6, 2, 4]
+    assert pair == PAIRS[1]
+    assert result["engine"][0].runs[0].seconds == pytest.approx(41.0)
+    assert result["engine"][0].extrapolated
+
+
+def test_other_failures_are_not_taken_for_a_lack_of_memory():
+    def timed(layers: int) -> dict[str, list[Measured]]:
+        raise LocalqError("model", "damaged", "", ExitCode.BAD_FILE)
+
+    with pytest.raises(LocalqError, match="damaged"):
+        extrapolated(80, timed)
+
+
+def report() -> Report:
+    ours = Row(OURS, "nf4", TG, (300.0, 320.0), 310.0, 0.01, 4_000_000, 0.4, 0.5, 2**30, None, 3.25)
+    prefill = Row(OURS, "nf4", PP, (9000.0,), 9000.0)
+    dense = Row(BASELINE, "float16", TG, (100.0,), 100.0, extrapolated=True)
+    return Report("a, \"quoted\" model", (ours, prefill, dense), TG, {"device": "CPU", "seed": 0}, 1e12,
+                  32, {"eager": 32}, {"weights": 5}, ("a note",))  # fmt: skip
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format_parses_and_ends_with_the_whole_as_json(format):
+    out, err = io.StringIO(), io.StringIO()
+    body = write(report(), format, out, err)
+    lines = out.getvalue().splitlines()
+    assert json.loads(lines[-1]) == body
+    assert body["schema"] == 1
+    assert body["speedup_over_fp16"] == 3.1
+    assert body["speedups"] == {"tg128": {BASELINE: 3.1}, "pp512 @ d4096": {}}
+    assert body["rows"][0]["joules_per_token"] == 0.5
+    said = lines[0] if format in ("table", "md") else err.getvalue()
+    assert said.startswith("3.10x of the same engine in fp16 (100.0 tok/s, extrapolated)")
+    if format == "json":
+        assert len(lines) == 1
+    if format == "jsonl":
+        assert [json.loads(line)["test"] for line in lines[:-1]] == ["tg128", "pp512 @ d4096", "tg128"]
+    if format == "csv":
+        rows = list(csv.DictReader(lines[:-1]))
+        assert [row["engine"] for row in rows] == [OURS, OURS, BASELINE]
+        assert float(rows[0]["tok_per_s"]) == 310.0
+        assert rows[1]["bytes_per_token"] == ""
+    if format == "md":
+        table = [line for line in lines if line.startswith("|")]
+        assert len({line.count("|") for line in table}) == 1
+        assert len(table) == 2 + 3
+
+
+def test_the_first_line_without_a_baseline_says_why():
+    alone = Report("m", (Row(OURS, "bf16", TG, (10.0,), 10.0),), TG, {}, 1e12)
+    assert "nothing quantized" in alone.first_line()
+    assert alone.to_dict()["speedup_over_fp16"] is None

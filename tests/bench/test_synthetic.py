@@ -1,0 +1,109 @@
+"""Random weights: of every catalogued shape, the same each time, read by the loader, and tame."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from localq import catalog
+from localq.bench import synthetic
+from localq.bench.dense import dequantized
+from localq.engine.generate import Engine
+from localq.engine.load import Options, load
+from localq.errors import ExitCode, LocalqError
+from localq.modelfiles import ModelFiles, check_config
+from localq.models import architecture
+from localq.quant import nf4
+from localq.sampling import Sampling
+
+CPU = torch.device("cpu")
+RUNNABLE = [entry for entry in catalog.load_catalogue() if not catalog.not_yet(entry.arch, "nf4")]
+FAMILIES = sorted({entry.arch.model_type for entry in RUNNABLE})
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def tiny(model_type: str, dtype: str = "float16") -> ModelFiles:
+    """A small model of the family, by the catalogue's own road."""
+    arch = next(entry.arch for entry in RUNNABLE if entry.arch.model_type == model_type)
+    small = replace(
+        arch, layers=3, hidden=128, heads=4, kv_heads=2, head_dim=32, intermediate=192, vocab=320, max_context=512,
+        window=arch.window and 16,
+    )  # fmt: skip
+    return ModelFiles(path=Path(), kind="safetensors", config=synthetic.config_of(small, dtype), name="tiny")
+
+
+@pytest.mark.parametrize("entry", RUNNABLE, ids=lambda entry: entry.name)
+def test_every_catalogued_shape_makes_a_model_with_that_many_weights(entry):
+    config = synthetic.config_of(entry.arch)
+    check_config(config, entry.name)
+    family = architecture(config)
+    with torch.device("meta"):
+        model = family.Model(family.Config.from_dict(config))
+    assert sum(parameter.numel() for parameter in model.parameters()) == entry.arch.parameters
+    assert sum(bool(window) for window in model.config.windows) == entry.arch.window_layers
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("format", ["nf4", "fp16"])
+def test_the_loader_reads_it_and_logits_stay_finite(model_type, format):
+    files = tiny(model_type)
+    model = load(
+        files, Options(device="cpu", ctx=320), opened=lambda each: synthetic.checkpoint(each, format, CPU, seed=1)
+    )
+    steps = list(Engine(model).generate([5, 6, 7], Sampling(), max_tokens=300))
+    assert sum(len(step.ids) for step in steps) == 300
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_gives_others():
+    files = tiny("llama")
+    first, again, other = (synthetic.checkpoint(files, "nf4", CPU, seed) for seed in (1, 1, 2))
+    name = "model.layers.1.mlp.up_proj.weight"
+    assert torch.equal(first.read(name), again.read(name))
+    assert not torch.equal(first.read(name), other.read(name))
+    for each, described in first.tensors.items():
+        tensor = first.read(each)
+        assert (tuple(tensor.shape), tensor.nbytes) == (described.shape, described.nbytes), each
+
+
+def test_rows_have_about_unit_gain():
+    weights = synthetic.checkpoint(tiny("llama"), "nf4", CPU, seed=0)
+    packed = nf4.from_checkpoint(weights, "model.layers.0.mlp.down_proj")
+    gain = nf4.dequantize(packed, torch.float32).square().sum(-1).sqrt()
+    assert gain.mean() == pytest.approx(1.0, rel=0.05)
+
+
+def test_the_dense_form_holds_the_same_weights():
+    files = tiny("llama")
+    plain = dequantized(synthetic.checkpoint(files, "nf4", CPU, 0), CPU, torch.float32)
+    assert not any(nf4.is_quantized(plain.tensors, name.removesuffix(".weight")) for name in plain.tensors)
+    quantized = load(files, Options(device="cpu", ctx=64), opened=lambda f: synthetic.checkpoint(f, "nf4", CPU, 0))
+    dense = load(files, Options(device="cpu", ctx=64), opened=lambda f: plain)
+    pairs = zip(quantized.model.parameters(), dense.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_cut_keeps_the_pattern_of_its_layers():
+    config = {
+        "model_type": "gemma3",
+        "text_config": {"num_hidden_layers": 4, "hidden_size": 8, "layer_types": list("abcd")},
+    }
+    cut = synthetic.with_layers(config, 2)
+    assert cut["model_type"] == "gemma3_text"
+    assert (cut["num_hidden_layers"], cut["layer_types"], cut["hidden_size"]) == (2, ["a", "b"], 8)
+
+
+def test_names_that_cannot_be_made_up():
+    for name, code in {"nosuchmodel": 4, "llama-3.1-8b@aqlm": 2, "qwen3-30b-a3b": 2}.items():
+        with pytest.raises(LocalqError) as caught:
+            synthetic.files_of(name)
+        assert caught.value.exit_code == ExitCode(code), name
+    files, format = synthetic.files_of("llama-3.1-8b")
+    assert (format, files.config["num_hidden_layers"]) == ("nf4", 32)
+    assert synthetic.files_of("llama-3.1-8b@fp16")[1] == "fp16"

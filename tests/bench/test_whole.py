@@ -1,0 +1,156 @@
+"""A whole run: like is compared with like, bytes are counted as they are, the report holds what was measured."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import torch
+from tiny_checkpoints import make_checkpoint
+
+from localq.bench import bytes as counted
+from localq.bench import measure, plan, report, rivals, sources, whole
+from localq.bench.measure import EngineSubject, Run
+from localq.bench.plan import Case
+from localq.convert import convert
+from localq.engine.generate import Engine
+from localq.engine.load import Options, load
+from localq.errors import ExitCode, LocalqError
+from localq.modelfiles import open_model
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Tiny matrices gain nothing from threads, and lose much where the machine is busy."""
+    torch.set_num_threads(1)
+
+
+def request(folder, tests: plan.Plan, against: tuple[str, ...] = (), device: str = "cpu") -> whole.Request:
+    files, opened = sources.from_files(folder)
+    return whole.Request(files, opened, Options(device=device), tests, against)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "phi3"])
+def test_same_tokens_as_transformers_and_one_json_line(tmp_path, model_type):
+    folder = make_checkpoint(tmp_path, model_type, initializer_range=0.15, tie_word_embeddings=model_type != "llama")
+    tests = plan.make("24", "8", "0,16", repetitions=2)
+    said: list[str] = []
+    measured = whole.run(request(folder, tests, ("transformers",)), said.append)
+    out, err = io.StringIO(), io.StringIO()
+    body = report.write(measured, "table", out, err)
+    assert json.loads(out.getvalue().splitlines()[-1]) == body
+    assert body["same_tokens"] == {"transformers": measure.CHECK_TOKENS}
+    assert [(row["engine"], row["test"]) for row in body["rows"]] == [
+        (engine, test) for engine in ("localq", "transformers") for test in (case.name for case in tests.cases)
+    ]
+    decode = next(row for row in body["rows"] if row["test"] == "tg8")
+    assert 0 < decode["share_of_roof"] < 1
+    assert decode["tok_per_s_min"] <= decode["tok_per_s"] <= decode["tok_per_s_max"]
+    assert decode["tok_per_s"] == pytest.approx(1e3 / decode["ms_per_token"], rel=0.01)
+    assert body["conditions"]["seed"] == 0
+    assert body["conditions"]["dtype"] == "float32"
+    assert body["ledger_bytes"]["weights"] > 0
+    assert said.count("localq tg8") == 3  # a warm-up and two runs
+
+
+def test_prefill_computes_all_of_its_tokens_and_none_of_the_depth(tmp_path):
+    engine = Engine(load(open_model(make_checkpoint(tmp_path)), Options(device="cpu", ctx=128)))
+    subject = EngineSubject(engine, seed=0)
+    for case in (Case(40, 0, 0), Case(40, 0, 30)):
+        for repetition in (-1, 0, 1):
+            assert subject.run(case, repetition).seconds > 0  # raises where a token was found in the cache
+    run = subject.run(Case(0, 8, 30), 0)
+    assert isinstance(run, Run)
+    assert len(run.ids) == 9  # the first comes from the prefill
+    assert run.ids == subject.run(Case(0, 8, 30), 1).ids
+
+
+def test_bytes_are_those_of_the_tensors(tmp_path):
+    hidden, vocab, ctx, length = 128, 320, 100, 50
+    untied = load(open_model(make_checkpoint(tmp_path / "untied")), Options(device="cpu", ctx=ctx))
+    tied = load(
+        open_model(make_checkpoint(tmp_path / "tied", tie_word_embeddings=True)), Options(device="cpu", ctx=ctx)
+    )
+    kv = 3 * 2 * 2 * 32 * 4 * length  # layers, k and v, heads, head_dim, bytes
+    layer = hidden * (128 + 64 + 64 + 128) + 3 * hidden * 192 + 2 * hidden
+    blocks = 3 * layer + hidden
+    assert counted.per_token(untied, length) == 4 * (blocks + vocab * hidden + hidden) + kv
+    assert counted.per_token(tied, length) == 4 * (blocks + vocab * hidden) + kv
+
+
+def test_a_windowed_layer_reads_its_window(tmp_path):
+    folder = make_checkpoint(tmp_path, "gemma2")  # a window of 16 on layers 0 and 2 of 3
+    model = load(open_model(folder), Options(device="cpu", ctx=100))
+    slot = 2 * 2 * 32 * 4
+    assert counted.kv(model, 50) == slot * (16 + 50 + 16)
+    assert counted.kv(model, 10) == slot * 30
+    assert counted.mean_length(Case(0, 4, 10)) == (11 + 12 + 13 + 14) / 4
+    assert counted.mean_length(Case(0, 3, 0)) == (2 + 3 + 4) / 3
+
+
+def test_bitsandbytes_runs_on_our_codes(tmp_path):
+    pytest.importorskip("bitsandbytes")
+    folder = make_checkpoint(tmp_path / "dense", initializer_range=0.15)
+    convert(open_model(folder), "nf4", tmp_path / "nf4")
+    files = open_model(tmp_path / "nf4")
+    model = load(files, Options(device="cpu", ctx=64))
+    ids = measure.greedy_ids(Engine(model), 0)
+    from localq.checkpoint import open_checkpoint
+    from localq.quant import nf4
+
+    with open_checkpoint(files) as weights:  # the CPU dequantizes at load; put the quantized modules back
+        for path, module in list(model.model.named_modules()):
+            if isinstance(module, torch.nn.Linear) and nf4.is_quantized(weights.tensors, f"model.{path}"):
+                parent, _, leaf = path.rpartition(".")
+                packed = nf4.from_checkpoint(weights, f"model.{path}")
+                setattr(model.model.get_submodule(parent), leaf, nf4.Linear(packed))
+    theirs = rivals.Transformers(rivals.bitsandbytes_model(model, files), 64, 0, static=False)
+    got = theirs.generate(measure.prompt(measure.CHECK_PROMPT, model.vocab, 0), measure.CHECK_TOKENS)[1]
+    assert measure.common_prefix(ids, got) == measure.CHECK_TOKENS
+
+
+def test_a_rival_that_is_unknown_is_refused_before_anything_is_loaded(tmp_path):
+    with pytest.raises(LocalqError, match="ollama") as caught:
+        rivals.check(("ollama",))
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_a_rival_that_fails_is_a_note(tmp_path):
+    def broken(model, files):
+        raise RuntimeError("no compiler\nmore lines")
+
+    bench = whole._Bench(request(make_checkpoint(tmp_path), plan.make("0", "8", "0")), CPU, 1e9, lambda text: None)
+    assert bench._guarded("transformers", lambda: broken(None, None)) == {}
+    assert bench.notes == ["transformers not measured: RuntimeError: no compiler"]
+
+
+@pytest.mark.cuda
+def test_a_small_synthetic_model_on_the_gpu(monkeypatch):
+    files, opened = sources.random("smollm2-135m", seed=0)
+    tests = plan.make("600", "32", "0", repetitions=2)
+    asked = whole.Request(files, opened, Options(device="cuda"), tests)
+    measured = whole.run(asked, lambda text: None)
+    ours, dense = (measured.row(name, tests.headline) for name in (report.OURS, report.BASELINE))
+    assert ours is not None
+    assert dense is not None
+    assert measured.same_tokens["eager"] == measure.CHECK_TOKENS
+    assert ours.bytes_per_token < dense.bytes_per_token
+    assert 0 < ours.share_of_roof < 1
+    assert ours.peak_vram_bytes > measured.ledger_bytes["weights"]
+    assert not dense.extrapolated
+
+    full = whole.load
+
+    def short_of_memory(each, options, **more):
+        if each.text_config["num_hidden_layers"] == 30 and options.head == "16" and options.embed == "device":
+            raise LocalqError("model", "too large", "", ExitCode.DOES_NOT_FIT)
+        return full(each, options, **more)
+
+    monkeypatch.setattr(whole, "load", short_of_memory)
+    cut = whole.run(asked, lambda text: None).row(report.BASELINE, tests.headline)
+    assert cut is not None
+    assert cut.extrapolated
+    assert cut.tok_per_s == pytest.approx(dense.tok_per_s, rel=0.25)
