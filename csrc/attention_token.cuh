@@ -117,11 +117,7 @@ __device__ __forceinline__ void write_own(float (&x)[kDim / 32], float* fresh, c
       fresh[e] = x[i];
       if (write && e < head_dim) static_cast<uint16_t*>(cache)[slot * head_dim + e] = bits_of(x[i], a.bf16);
     } else {
-      if (32 * i >= head_dim) {
-        fresh[e] = 0.f;
-        continue;
-      }
-      const int count = min(32, head_dim - 32 * i);
+      const int count = max(0, min(32, head_dim - 32 * i));  // a block without elements gets a scale of 0
       const Code code = encode(turned(x[i], hadamard_width(head_dim), lane), kBits);
       fresh[e] = lane < count ? code.value : 0.f;
       if (!write) continue;

@@ -31,10 +31,10 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads) kv_write_kernel(const Arguments a) {
   release_dependents();
   dependency_wait();
-  const int lane = threadIdx.x % 32, blocks = (a.head_dim + kKvBlock - 1) / kKvBlock;
+  const int lane = threadIdx.x % 32, blocks = scales_of(a.head_dim);  // those without elements get a scale of 0
   const int64_t warp = (int64_t(blockIdx.x) * kThreads + threadIdx.x) / 32;
   const int64_t vector = warp / blocks;
-  const int block = int(warp % blocks), first = kKvBlock * block, size = min(kKvBlock, a.head_dim - first);
+  const int block = int(warp % blocks), first = kKvBlock * block, size = max(0, min(kKvBlock, a.head_dim - first));
   const int64_t token = vector / a.kv_heads;
   if (token >= a.count) return;  // the whole warp
   const int head = int(vector % a.kv_heads);
@@ -44,8 +44,7 @@ __global__ void __launch_bounds__(kThreads) kv_write_kernel(const Arguments a) {
   const Code code = encode(turned(x, hadamard_width(a.head_dim), lane), a.bits);
   const int64_t slot = head * a.capacity + a.positions[token];
   store_codes(rows.codes + slot * (a.head_dim * a.bits / 8), first, lane, size, code.code, a.bits);
-  const int scales = scales_of(a.head_dim);
-  if (lane == 0) rows.scales[slot * scales + scale_place(block, scales)] = __float2half_rn(code.scale);
+  if (lane == 0) rows.scales[slot * blocks + scale_place(block, blocks)] = __float2half_rn(code.scale);
 }
 
 __device__ __forceinline__ void turn_eight(float (&x)[8], int width, int lane) {
@@ -138,7 +137,7 @@ void kv_write(const KvLayer& layer, const void* k, const void* v, int64_t k_stri
   Arguments a = arguments(layer, k, v, tokens);
   a.rows[0].token_stride = k_stride, a.rows[1].token_stride = v_stride;
   a.positions = positions;
-  const int64_t warps = int64_t(tokens) * layer.kv_heads * ((layer.head_dim + kKvBlock - 1) / kKvBlock);
+  const int64_t warps = int64_t(tokens) * layer.kv_heads * scales_of(layer.head_dim);
   const auto kernel = type == Type::kBFloat16 ? kv_write_kernel<__nv_bfloat16> : kv_write_kernel<__half>;
   launch(op, device, kernel, grid_for(32 * warps, op), kThreads, 0, stream, a);
 }

@@ -181,19 +181,26 @@ class Architecture:
         """Bytes of keys and values that one position takes over all layers; see `kv_vector_bytes`."""
         return self.layers * 2 * self.kv_heads * kv_vector_bytes(self.head_dim, bits)
 
+    def kv_scratch_bytes_per_token(self, bits: int = 16) -> int:
+        """Bytes that one position of an 8 or 4 bit cache takes besides: one layer's keys and values in 16 bit."""
+        return 0 if bits in (32, 16) else 2 * self.kv_heads * kv_vector_bytes(self.head_dim, 16)
+
 
 def kv_vector_bytes(head_dim: int, bits: int) -> int:
     """Bytes of one key (or value) of one head.
 
-    32 and 16 bit: plain. 8 bit: one fp16 scale and one fp16 offset a vector. 4 bit: the same for every 64 elements.
+    32 and 16 bit: plain. 8 and 4 bit: codes, and `kv_scale_count` scales of 2 bytes.
     """
     if bits in (32, 16):
         return head_dim * bits // 8
-    if bits == 8:
-        return head_dim + 4
-    if bits == 4:
-        return -(-head_dim // 2) + 4 * -(-head_dim // 64)
+    if bits in (8, 4):
+        return -(-head_dim * bits // 8) + 2 * kv_scale_count(head_dim)
     raise ValueError(f"a KV cache of {bits} bits is not defined")
+
+
+def kv_scale_count(head_dim: int) -> int:
+    """Scales of one quantized key or value: one for 32 elements, so many that one load fetches them."""
+    return 2 if head_dim <= 64 else 4 if head_dim <= 128 else 8
 
 
 def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:

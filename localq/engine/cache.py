@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from localq.architecture import kv_scale_count
 from localq.errors import usage_error
 from localq.kernels import attention
 from localq.kernels.attention import KVLayer
@@ -92,7 +93,7 @@ class KVCache:
         elements = sum(2 * heads * width for heads, width in layout) * capacity
         if bits == 16:
             return elements * dtype.itemsize
-        scales = sum(2 * heads * kv_codec.scale_count(width) for heads, width in layout) * capacity
+        scales = sum(2 * heads * kv_scale_count(width) for heads, width in layout) * capacity
         return elements * bits // 8 + 2 * scales + 2 * _widest(layout) * capacity * dtype.itemsize
 
     def _buffers(self) -> list[Tensor]:
@@ -117,7 +118,7 @@ def _allocate(
         return KVLayer(k, v, None, None, bits, width)
     shape = (heads, capacity, width * bits // 8)
     k, v = (torch.zeros(shape, dtype=torch.uint8, device=device) for _ in range(2))
-    scales = (heads, capacity, kv_codec.scale_count(width))
+    scales = (heads, capacity, kv_scale_count(width))
     k_scales, v_scales = (torch.zeros(scales, dtype=torch.float16, device=device) for _ in range(2))
     return KVLayer(k, v, k_scales, v_scales, bits, width)
 

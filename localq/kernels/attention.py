@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from localq import kernels
+from localq.architecture import kv_scale_count
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
 from localq.kernels.gemv import Norm
 
@@ -213,11 +214,7 @@ def _check_layer(op: str, layer: KVLayer, device: torch.device, dtype: torch.dty
             if scales is None:
                 raise ValueError(f"{op}: {name}_scales is None, must be given with {layer.bits} bits")
             vectors = layer.kv_heads * layer.capacity
-            check(op, f"{name}_scales", scales, device, (torch.float16,), vectors * _scales(layer))
-
-
-def _scales(layer: KVLayer) -> int:
-    return 2 if layer.head_dim <= 64 else 4 if layer.head_dim <= 128 else 8  # csrc/kv_codes.cuh, scales_of
+            check(op, f"{name}_scales", scales, device, (torch.float16,), vectors * kv_scale_count(layer.head_dim))
 
 
 def _norm(op: str, name: str, norm: Norm | None, qkv: Tensor, width: int) -> tuple[int, int, float]:

@@ -11,11 +11,19 @@ turned elements (the last may be shorter) then has one f16 scale s:
           of 8 neighbours in a little-endian u32, element 2i lies at bit 4i and element 2i + 1 at bit 16 + 4i
 
 codes   u8  [..., head_dim * bits / 8]
-scales  f16 [..., n], n = 2 for head_dim <= 64, 4 for <= 128, else 8: of the even blocks, then of the odd ones
+scales  f16 [..., n], n = kv_scale_count(head_dim) = 2, 4 or 8: of the even blocks, then of the odd ones
 
-At head_dim 64, 128 and 256 that is 8.5 and 4.5 bits an element. NaN and infinity make their block read as NaN or infinity.
+At head_dim 64, 128 and 256 that is 8.5 and 4.5 bits an element. NaN and infinity leave no finite value in their block.
 
-Mean KL divergence of the logits from those of a 16-bit cache: see `tests/engine/test_kv_accuracy.py`.
+Accuracy on SmolLM2-135M (head_dim 64), float32 on the CPU: mean KL of the logits against an unquantized cache, in nats,
+and share of equal first choices, over 512 tokens of LICENSE (`pytest -s tests/engine/test_kv_accuracy.py`):
+
+  8 bit   1.9e-4   0.994
+  4 bit   5.7e-2   0.861
+
+On 768 tokens of the validation slice of wikitext-2 the same comparison gave 1.3e-4 and 3.6e-2; there, without the
+Hadamard matrix 3.1e-4 and 0.10, with it over all 64 columns 1.5e-4 and 4.3e-2, with one fixed range 4.6e-2, and with a
+minimum per block as well (5 bits an element) 3.0e-2.
 """
 
 from __future__ import annotations
@@ -23,13 +31,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from localq.architecture import kv_scale_count
+
 BLOCK = 32
 RANGES = (13.0, 14.0, 15.0, 16.0, 17.0, 18.0)  # half steps from 0 to the largest; 15 clips nothing
-
-
-def scale_count(head_dim: int) -> int:
-    """Scales that are stored for one vector."""
-    return 2 if head_dim <= 64 else 4 if head_dim <= 128 else 8
 
 
 def turn(x: Tensor) -> Tensor:
@@ -114,6 +119,6 @@ def _unpack(packed: Tensor) -> Tensor:
 
 def _spread(scales: Tensor, head_dim: int) -> Tensor:
     """f16 [..., blocks] -> [..., n]: padded, even blocks before odd ones."""
-    count = scale_count(head_dim)
+    count = kv_scale_count(head_dim)
     padded = torch.nn.functional.pad(scales, (0, count - scales.shape[-1]))
     return padded.reshape(*scales.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)

@@ -1,0 +1,166 @@
+"""attention_decode on a GPU: as close to fp64 as 16 bit allow, only live slots, the same bits every time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from attention_operands import Case, Operands, assert_as_good_as_16_bit, poisonable
+
+from localq.engine.cache import KVCache
+from localq.kernels import attention
+from localq.quant import kv_codec
+
+pytestmark = pytest.mark.cuda
+
+F16, BF16 = torch.float16, torch.bfloat16
+LENGTHS = [1, 2, 31, 32, 33, 63, 64, 65, 66, 129, 1000, 4097]
+HEADS = [  # heads, kv_heads, head_dim: groups 1 to 16, every width of the families, odd ones
+    (5, 5, 64), (9, 3, 64), (18, 2, 64), (6, 3, 72), (10, 2, 80), (32, 32, 96), (6, 1, 96), (24, 8, 128), (32, 8, 128),
+    (14, 2, 128), (16, 2, 128), (27, 3, 128), (32, 2, 128), (8, 4, 256), (7, 1, 256), (9, 1, 256), (4, 2, 8),
+    (6, 2, 200),
+]  # fmt: skip
+BASE = Case(12, 4, 128, 700, 1024, rotary=128)
+FEATURES = {
+    "no rope": {"rotary": 0},
+    "partial rope": {"rotary": 96},
+    "llama norm": {"norm": "llama"},
+    "gemma norm": {"norm": "gemma"},
+    "norm, no rope": {"norm": "llama", "rotary": 0},
+    "norm, partial rope": {"norm": "gemma", "rotary": 34},
+    "softcap": {"softcap": 2.5},
+    "window of 1": {"window": 1},
+    "window of 2": {"window": 2},
+    "window": {"window": 129},
+    "window longer than the text": {"window": 5000},
+    "all": {"norm": "gemma", "rotary": 64, "softcap": 5.0, "window": 333},
+}
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_lengths(length, dtype, bits):
+    operands = Operands(replace(BASE, position=length - 1, capacity=length + 70, dtype=dtype, bits=bits), seed=length)
+    assert_as_good_as_16_bit(operands.run(), operands)
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("shape", HEADS, ids=str)
+def test_heads(shape, bits):
+    heads, kv_heads, width = shape
+    dtype = BF16 if heads % 2 else F16
+    case = Case(heads, kv_heads, width, 299, 310, dtype, bits, rotary=width // 4 * 2, norm="llama")
+    operands = Operands(case, seed=width)
+    assert_as_good_as_16_bit(operands.run(), operands)
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+@pytest.mark.parametrize("width", [64, 128, 256])
+@pytest.mark.parametrize("name", FEATURES)
+def test_features(name, width, bits):
+    changes = FEATURES[name]
+    rotary = changes.get("rotary", width)
+    case = replace(BASE, head_dim=width, bits=bits, **{**changes, "rotary": min(rotary, width)})
+    operands = Operands(case, seed=width)
+    assert_as_good_as_16_bit(operands.run(), operands)
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("width", [64, 80, 128, 256])
+def test_the_token_is_stored_as_a_prefill_would_store_it(width, bits):
+    operands = Operands(Case(6, 2, width, 40, 50, BF16, bits, rotary=width // 2, norm="gemma"))
+    case, layer = operands.case, operands.layer
+    operands.run()
+    _, k, v = operands.token(torch.float64)
+    expected = KVCache([(2, width)], 50, BF16, "cuda", bits)
+    expected.update(0, k.to(BF16)[None], v.to(BF16)[None], operands.position, 50)
+    stored = expected.layer(0)
+    assert torch.equal(layer.v[:, 40], stored.v[:, 40])
+    # k was rounded after norm and rotation here and only once there; a code at a border may fall on the other side.
+    if bits == 16:
+        assert (layer.k[:, 40] - stored.k[:, 40]).abs().max() <= 2**-6 * stored.k[:, 40].abs().max()
+    else:
+        read = [
+            kv_codec.dequantize(each.k[:, 40], each.k_scales[:, 40], bits, torch.float32) for each in (layer, stored)
+        ]
+        assert (read[0] - read[1]).norm() <= {8: 0.02, 4: 0.15}[bits] * read[1].norm()
+        assert torch.equal(layer.v_scales[:, 40], stored.v_scales[:, 40])
+    for tensor in poisonable(layer):
+        assert tensor[:, 41:].isnan().all(), "slots behind the position were written"
+    assert case.position == operands.position.item()
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_20_runs_give_the_same_bits_and_leave_the_counters_at_zero(bits):
+    operands = Operands(replace(BASE, position=3000, capacity=3001, bits=bits))
+    first = operands.run().clone()
+    for _ in range(20):
+        assert torch.equal(operands.run(), first)
+        assert not operands.workspace.arrived.any()
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_results_do_not_depend_on_the_number_of_splits_beyond_rounding(bits):
+    operands = Operands(replace(BASE, position=2500, capacity=2501, bits=bits))
+    for splits in (1, 3, 7, operands.workspace.splits):
+        operands.workspace.splits = splits
+        assert_as_good_as_16_bit(operands.run(), operands)
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_one_graph_serves_all_positions(bits):
+    captured = Operands(replace(BASE, position=1500, capacity=1600, bits=bits, window=700))
+    out = torch.full((1, 12 * 128), torch.nan, dtype=F16, device="cuda")
+    captured.run(out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured.run(out)
+    for position in (3, 64, 700, 1599):
+        other = Operands(replace(captured.case, position=position), seed=position)
+        expected = other.run().clone()
+        captured.qkv.copy_(other.qkv)
+        captured.position.copy_(other.position)
+        for ours, theirs in zip(_tensors(captured.layer), _tensors(other.layer), strict=True):
+            ours.copy_(theirs)
+        out.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(out, expected)
+
+
+def test_values_that_are_not_finite_come_out_as_such():
+    for bits in (16, 8, 4):
+        operands = Operands(replace(BASE, bits=bits))
+        operands.qkv.view(-1, 128)[13] = torch.nan  # k of kv head 1, whose query heads are 3, 4, 5
+        out = operands.run().view(12, 128)
+        assert out[3:6].isnan().all()
+        assert out[:3].isfinite().all()
+        assert out[6:].isfinite().all()
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("width", [8, 16, 72, 80, 96, 128, 256])
+def test_kv_write_and_kv_read_are_the_codec(width, dtype, bits):
+    torch.manual_seed(width)
+    cache = KVCache([(3, width)], 77, dtype, "cuda", bits)
+    fused = torch.randn(40, 7, width, device="cuda").to(dtype)  # k and v as parts of one projection
+    k, v = fused[:, 1:4], fused[:, 4:7]
+    positions = torch.arange(30, 70, device="cuda")
+    keys, values = cache.update(0, k, v, positions, 75)
+    layer = cache.layer(0)
+    for codes, scales, dense, read in (
+        (layer.k, layer.k_scales, k, keys), (layer.v, layer.v_scales, v, values),
+    ):  # fmt: skip
+        expected, expected_scales = kv_codec.quantize(dense.transpose(0, 1).cpu(), bits)
+        same = (codes[:, 30:70].cpu() == expected).float().mean().item()
+        assert same >= 0.99, "more than ties differ"
+        assert (scales[:, 30:70].cpu() == expected_scales).float().mean().item() >= 0.99
+        dequantized = kv_codec.dequantize(codes[:, :75].cpu(), scales[:, :75].cpu(), bits, torch.float32)
+        assert torch.allclose(read.cpu().float(), dequantized, rtol=2**-7, atol=1e-5)
+        assert not read[:, :30].any()
+
+
+def _tensors(layer: attention.KVLayer) -> list[torch.Tensor]:
+    return [each for each in (layer.k, layer.v, layer.k_scales, layer.v_scales) if each is not None]

@@ -1,0 +1,149 @@
+"""Operands for the tests of decode attention, and its definition in fp64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from localq.engine.cache import KVCache
+from localq.kernels.attention import KVLayer, Workspace, attention_decode
+from localq.kernels.gemv import Norm
+from localq.models.rope import Rope, rotate
+from localq.quant import kv_codec
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer at one position. `rotary` columns turn (0 = none); `norm` is "", "llama" or "gemma"."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    position: int
+    capacity: int
+    dtype: torch.dtype = torch.float16
+    bits: int = 16
+    rotary: int = 0
+    norm: str = ""
+    softcap: float = 0.0
+    window: int = 0
+
+    @property
+    def first(self) -> int:
+        return max(0, self.position + 1 - self.window) if self.window else 0
+
+
+class Operands:
+    """Everything on the GPU; slots that must not be read are NaN (16 bit) or have NaN for a scale."""
+
+    def __init__(self, case: Case, seed: int = 0) -> None:
+        self.case = case
+        generator = torch.Generator().manual_seed(seed)
+        k, v = torch.randn(2, case.position + 1, case.kv_heads, case.head_dim, generator=generator)
+        k[:, :, 5] *= 8  # a channel that stands out, as in real keys
+        v[::7] *= 3
+        qkv = torch.randn(1, (case.heads + 2 * case.kv_heads) * case.head_dim, generator=generator)
+        qkv[:, ::53] *= 4
+        self.qkv = qkv.to(case.dtype).cuda()
+        self.rotary = None
+        if case.rotary:
+            self.rotary = Rope("default", 500.0, case.rotary).table(case.capacity, case.dtype, torch.device("cuda"))
+        self.q_norm, self.k_norm = (self._norm(generator) for _ in range(2))
+        self.scale = 0.7 * case.head_dim**-0.5
+        cache = KVCache([(case.kv_heads, case.head_dim)], case.capacity, case.dtype, "cuda", case.bits)
+        if case.position:
+            old = torch.arange(case.position, device="cuda")
+            cache.update(0, k[:-1].to(case.dtype).cuda(), v[:-1].to(case.dtype).cuda(), old, case.position)
+        self.layer: KVLayer = cache.layer(0)
+        for hidden in (slice(0, case.first), slice(case.position, None)):
+            for tensor in poisonable(self.layer):
+                tensor[:, hidden] = torch.nan
+        self.position = torch.tensor([case.position], device="cuda")
+        self.workspace = Workspace(case.heads, case.kv_heads, case.head_dim, torch.device("cuda"))
+
+    def _norm(self, generator: torch.Generator) -> Norm | None:
+        if not self.case.norm:
+            return None
+        weight = (1 + 0.3 * torch.randn(self.case.head_dim, generator=generator)).cuda()
+        return Norm(weight.to(self.case.dtype) if self.case.norm == "llama" else weight, 1e-5)
+
+    def run(self, out: Tensor | None = None) -> Tensor:
+        """The kernel."""
+        case = self.case
+        return attention_decode(
+            self.qkv,
+            self.layer,
+            self.position,
+            heads=case.heads,
+            rotary=self.rotary,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+            scale=self.scale,
+            softcap=case.softcap,
+            window=case.window,
+            workspace=self.workspace,
+            out=out,
+        )
+
+    def token(self, wide: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """q, k, v [heads, head_dim] of the token after norm and rotation: in fp64, or as the modules do in 16 bit."""
+        case = self.case
+        shape = (case.heads + 2 * case.kv_heads, case.head_dim)
+        q, k, v = self.qkv.view(shape).to(wide).split([case.heads, case.kv_heads, case.kv_heads])
+        return self._prepared(q, self.q_norm), self._prepared(k, self.k_norm), v
+
+    def _prepared(self, x: Tensor, norm: Norm | None) -> Tensor:
+        if norm is not None:
+            precise = torch.promote_types(x.dtype, torch.float32)
+            unit = torch.nn.functional.rms_norm(x.to(precise), x.shape[-1:], None, norm.eps)
+            if self.case.norm == "llama":
+                x = unit.to(x.dtype) * norm.weight.to(x.dtype)
+            else:
+                x = (unit * norm.weight).to(x.dtype)
+        if self.rotary is None:
+            return x
+        cos, sin = self.rotary[self.case.position].to(x.dtype)
+        return rotate(x[None], cos[None, None], sin[None, None])[0]
+
+    def visible(self, wide: torch.dtype) -> tuple[Tensor, Tensor]:
+        """k, v [kv_heads, slots, head_dim] that the token sees, read from the cache after `run`."""
+        live = slice(self.case.first, self.case.position + 1)
+        layer = self.layer
+        if layer.bits == 16:
+            return layer.k[:, live].to(wide), layer.v[:, live].to(wide)
+        assert layer.k_scales is not None
+        assert layer.v_scales is not None
+        k = kv_codec.dequantize(layer.k[:, live], layer.k_scales[:, live], layer.bits, torch.float32)
+        v = kv_codec.dequantize(layer.v[:, live], layer.v_scales[:, live], layer.bits, torch.float32)
+        return k.to(wide), v.to(wide)
+
+    def attended(self, wide: torch.dtype) -> Tensor:
+        """The definition in `wide` over what `run` left in the cache -> [1, heads * head_dim]. Scores in f32 at least,
+        as fused kernels have them; q and the weights rounded to `wide`."""
+        case = self.case
+        q, _, _ = self.token(wide)
+        k, v = self.visible(wide)
+        group = case.heads // case.kv_heads
+        precise = torch.promote_types(wide, torch.float32)
+        q = q.view(case.kv_heads, group, case.head_dim)
+        scores = (q.to(precise) @ k.to(precise).transpose(1, 2)) * self.scale
+        if case.softcap:
+            scores = case.softcap * torch.tanh(scores / case.softcap)
+        weights = torch.softmax(scores, -1).to(wide)
+        return (weights @ v).reshape(1, -1)
+
+
+def poisonable(layer: KVLayer) -> list[Tensor]:
+    """The tensors of a layer in which a NaN spoils what is read."""
+    scales = [each for each in (layer.k_scales, layer.v_scales) if each is not None]
+    return scales or [layer.k, layer.v]
+
+
+def assert_as_good_as_16_bit(got: Tensor, operands: Operands) -> None:
+    """`got` may be twice as far from fp64 as the definition with 16-bit operands, weights and result is."""
+    exact = operands.attended(torch.float64)
+    naive = (operands.attended(operands.case.dtype).double() - exact).abs().max().item()
+    error = (got.double() - exact).abs().max().item()
+    assert error <= 2 * naive + 1e-6 * exact.abs().max().item(), f"off by {error:.3g}, naive {naive:.3g}"
