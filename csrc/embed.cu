@@ -4,8 +4,8 @@
 // takes less than a microsecond of PCIe bandwidth after the latency of one access, because all its loads are in flight
 // at once. Needs hidden % 8 == 0. Blocks of 128 threads, 16 bytes a thread; blockIdx.y is the row.
 // Bound: latency for one row.
-#include "gemv.cuh"
 #include "embed.h"
+#include "gemv.cuh"
 #include "launch.h"
 
 namespace localq {
@@ -16,8 +16,8 @@ constexpr const char* kOp = "embed";
 constexpr int kThreads = 128;
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) embed_kernel(const int64_t* ids, const T* table, float scale, T* out,
-                                                         int hidden) {
+__global__ void __launch_bounds__(kThreads)
+    embed_kernel(const int64_t* ids, const T* table, float scale, T* out, int hidden) {
   release_dependents();
   dependency_wait();
   const int i = blockIdx.x * kThreads + threadIdx.x;

@@ -16,8 +16,8 @@ constexpr const char* kOp = "rmsnorm";
 constexpr int kThreads = 512;
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) rmsnorm_kernel(const T* x, GemvExtras extras, const T* residual, T* out,
-                                                           int width) {
+__global__ void __launch_bounds__(kThreads)
+    rmsnorm_kernel(const T* x, GemvExtras extras, const T* residual, T* out, int width) {
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ float scratch[kThreads / 32];
   auto* row = reinterpret_cast<T*>(shared);
