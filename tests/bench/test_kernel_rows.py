@@ -1,0 +1,97 @@
+"""Every row of the kernel benchmark with stand-ins for the kernels: what is checked, counted and compared with what."""
+
+from __future__ import annotations
+
+import pytest
+import reference_kernels
+import torch
+
+from localq.bench import attention_rows, dense_rows, dequantize_rows, kernel_timing, nf4_rows, step_rows
+from localq.bench.kernel_timing import Bench
+from localq.bench.roofline import Timing
+from localq.bench.shapes import GATE_UP, NORM, RESIDUAL, Heads, Product, Workload
+from localq.errors import LocalqError
+from localq.kernels import attention, nf4
+
+WORK = Workload(
+    nf4=(
+        Product((83,), 576),
+        Product((64, 32, 31), 576, NORM),
+        Product((40, 40), 640, GATE_UP),
+        Product((50,), 64, RESIDUAL),
+    ),
+    dense=(Product((83,), 576), Product((40, 40), 640, GATE_UP)),
+    int8=(Product((83,), 576),),
+    batches=(Product((83,), 576),),
+    dequantized=(Product((83,), 576),),
+    attention=(Heads(6, 2, 64),),
+    widths=(640,),
+    tables=((4099, 64),),
+)
+FAMILIES = (
+    nf4_rows.gemv_cases, nf4_rows.gemm_cases, dequantize_rows.cases, dense_rows.dense_cases, dense_rows.int8_cases,
+    attention_rows.cases, step_rows.cases,
+)  # fmt: skip
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """On the CPU: two copies each, every launch run once, a microsecond long."""
+    reference_kernels.install(monkeypatch)
+    monkeypatch.setattr(attention_rows, "DEPTHS", (5, 130))
+    monkeypatch.setattr(attention_rows, "TOKENS", 32)
+    monkeypatch.setattr(attention, "kv_write", kv_write)
+    monkeypatch.setattr(attention, "kv_read", kv_read)
+    monkeypatch.setattr(Bench, "copies", lambda bench, size: 2)
+    monkeypatch.setattr(Bench, "time", lambda bench, launches: [each() for each in launches] and Timing(1.0, 1.0, 1.0))
+    monkeypatch.setattr(nf4_rows, "installed", lambda package: False)
+    monkeypatch.setattr(dequantize_rows, "installed", lambda package: False)
+    return Bench(torch.device("cpu"), 1, 1)
+
+
+def kv_write(layer, k, v, positions):
+    from localq.quant import kv_codec
+
+    for stored, scales, part in ((layer.k, layer.k_scales, k), (layer.v, layer.v_scales, v)):
+        stored[:, positions], scales[:, positions] = kv_codec.quantize(part.transpose(0, 1), layer.bits)
+
+
+def kv_read(layer, k, v):
+    from localq.quant import kv_codec
+
+    for stored, scales, part in ((layer.k, layer.k_scales, k), (layer.v, layer.v_scales, v)):
+        live = part.shape[1]
+        part.copy_(kv_codec.dequantize(stored[:, :live], scales[:, :live], layer.bits, part.dtype))
+
+
+def test_every_row_is_measured(bench):
+    rows = [case(bench) for cases in FAMILIES for case in cases(WORK)]
+    assert {row.op for row in rows} == {
+        "nf4_gemv", "nf4_gemm", "nf4_dequantize", "dense_gemv", "int8_gemv", "attention_decode", "kv_write", "kv_read",
+        "embed", "rmsnorm", "sample",
+    }  # fmt: skip
+    assert all(row.bytes > 0 for row in rows)
+    plain = next(row for row in rows if row.op == "nf4_gemv" and row.rows == 8)
+    assert plain.bytes == nf4.nf4_gemv_bytes(8, 83, 576)
+    decode = next(row for row in rows if row.op == "attention_decode" and "130, 8 bit" in row.what)
+    assert decode.bytes == 130 * 2 * 2 * (64 + 4) + 2 * 64 * (6 + 4 + 6)
+    names = {rival.name for row in rows for rival in row.rivals}
+    assert names >= {"cublas", "bitsandbytes", "torch attention", "triton two-step", "triton fused", "triton joined"}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(nf4, "nf4_gemv"), (attention, "attention_decode")], ids=["nf4", "attention"]
+)
+def test_a_wrong_kernel_is_not_timed(bench, monkeypatch, module, name):
+    right = getattr(reference_kernels, name)
+    monkeypatch.setattr(module, name, lambda *given, **named: right(*given, **named).roll(1))
+    cases = nf4_rows.gemv_cases(WORK) if module is nf4 else attention_rows.cases(WORK)
+    for case in cases[:3]:
+        with pytest.raises(LocalqError, match=f"{name}: the result on .* is off by"):
+            case(bench)
+
+
+def test_chunks_of_the_exact_product_join(monkeypatch):
+    monkeypatch.setattr(kernel_timing, "CHUNK", 4)
+    x, weight = torch.randn(2, 8), torch.randn(11, 8)
+    assert torch.allclose(kernel_timing.exact_product(x, weight), x.double() @ weight.double().T)

@@ -1,0 +1,64 @@
+"""The checks of the self-test: right results pass, each kind of wrong result is found."""
+
+from __future__ import annotations
+
+import pytest
+import reference_kernels
+import torch
+
+from localq.engine.selftest import Mismatch, first_failure
+from localq.engine.selftest_checks import CHECKS
+from localq.kernels import attention, dense, embed, int8, nf4, rmsnorm, sampling
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def stand_ins(monkeypatch):
+    reference_kernels.install(monkeypatch)
+
+
+def one_off(result):
+    """The last element wrong by half of the largest."""
+    result.view(-1)[-1] += 0.5 * result.abs().max()
+    return result
+
+
+def next_token(*given, chosen, **named):
+    reference_kernels.sampled(*given, chosen=chosen, **named)
+    chosen.add_(1)
+
+
+def off(function):
+    """`function` with its result `one_off`."""
+    return lambda *given, **named: one_off(function(*given, **named))
+
+
+WRONG = {
+    "nf4_dequantize": (nf4, off(reference_kernels.nf4_dequantize)),
+    "nf4_gemv": (nf4, off(reference_kernels.nf4_gemv)),
+    "nf4_gemm": (nf4, off(reference_kernels.nf4_gemm)),
+    "dense_gemv": (dense, off(reference_kernels.dense_gemv)),
+    "int8_gemv": (int8, off(reference_kernels.int8_gemv)),
+    "attention_decode": (attention, off(reference_kernels.attention_decode)),
+    "embed": (embed, off(reference_kernels.embedded)),
+    "rmsnorm": (rmsnorm, off(reference_kernels.normed)),
+    "sample": (sampling, next_token),
+}
+
+
+def test_right_results_pass():
+    assert first_failure(CPU) == ("", "")
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_wrong_result_is_found(name, monkeypatch):
+    module, wrong = WRONG[name]
+    monkeypatch.setattr(module, name, wrong)
+    assert first_failure(CPU)[0] == name
+
+
+def test_a_result_of_nan_is_found(monkeypatch):
+    monkeypatch.setattr(nf4, "nf4_gemv", lambda x, *given, **named: torch.full((x.shape[0], 83), torch.nan))
+    with pytest.raises(Mismatch, match="off by nan"):
+        CHECKS["nf4_gemv"](CPU)
