@@ -23,6 +23,7 @@ from localq.kernels.nf4 import Nf4Matrix
 from localq.quant import int8 as int8_format
 from localq.quant import nf4 as nf4_format
 from localq.quant import nf4_tiles
+from localq.quant.nf4 import Packed
 from localq.sampling import Sampling
 
 OUT, COLUMNS = 83, 640  # tiles of 16 rows and a rest; a whole chunk of 8 blocks and a rest
@@ -58,17 +59,19 @@ def _near_product(got: Tensor, x: Tensor, weight: Tensor, residual: Tensor | Non
 
 
 def _nf4(device: torch.device, tiled: bool, seed: int = 1) -> tuple[Nf4Matrix, Tensor]:
-    """A matrix on the device, and its weights f32 on the CPU."""
-    packed = nf4_format.quantize(_normal(OUT, COLUMNS, seed=seed))
-    assert packed.nested_absmax is not None  # quantize makes no other
-    assert packed.nested_map is not None
-    assert packed.offset is not None
-    codes, absmax = packed.codes, packed.absmax
+    """A matrix of random codes and scales on the device, and its weights f32 on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = OUT * COLUMNS // nf4.BLOCK
+    codes = torch.randint(256, (OUT, COLUMNS // 2), dtype=torch.uint8, generator=generator)
+    absmax = torch.randint(256, (blocks,), dtype=torch.uint8, generator=generator)
+    nested_absmax = 0.5 + torch.rand(-(-blocks // nf4.NESTED_BLOCK), generator=generator)
+    nested_map, offset = nf4_format.dynamic_map(), torch.tensor(1.25)
+    packed = Packed(codes, absmax, nested_absmax, nested_map, offset, (OUT, COLUMNS), torch.float32)
     if tiled:
         codes, absmax = nf4_tiles.tile(codes, absmax, packed.shape)
     matrix = Nf4Matrix(
-        codes.to(device), absmax.to(device), packed.nested_absmax.to(device), packed.nested_map.to(device),
-        packed.offset.item(), nf4_format.CODE_MAP.to(device), OUT, COLUMNS, tiled,
+        codes.to(device), absmax.to(device), nested_absmax.to(device), nested_map.to(device), offset.item(),
+        nf4_format.CODE_MAP.to(device), OUT, COLUMNS, tiled,
     )  # fmt: skip
     return matrix, nf4_format.dequantize(packed, torch.float32)
 
