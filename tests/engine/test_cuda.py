@@ -9,7 +9,8 @@ import torch
 from engine_runs import GREEDY, ids_of, prompt_of
 from tiny_checkpoints import make_checkpoint
 
-from localq.bench.decode import dequantized
+from localq.bench.dense import dequantized
+from localq.checkpoint import open_checkpoint
 from localq.convert import convert
 from localq.engine.device import Choice
 from localq.engine.generate import Engine
@@ -32,11 +33,10 @@ def long_checkpoint(tmp_path_factory):
     return make_checkpoint(folder, dtype=torch.float32, initializer_range=0.15, max_position_embeddings=CONTEXT)
 
 
-def on_gpu(folder, dtype: str = "bfloat16", **options) -> LoadedModel:
+def on_gpu(folder, dtype: str = "bfloat16", opened=open_checkpoint, **options) -> LoadedModel:
     files = open_model(folder)
-    return load(
-        files, Options(device="cuda", dtype=dtype, **options), pick=lambda word: Choice(torch.device("cuda", 0))
-    )
+    gpu = Choice(torch.device("cuda", 0))
+    return load(files, Options(device="cuda", dtype=dtype, **options), pick=lambda word: gpu, opened=opened)
 
 
 def assert_same_cache(one: Engine, other: Engine) -> None:
@@ -214,7 +214,8 @@ def test_nf4_is_as_near_to_the_reference_as_dense_weights_of_the_same_type(nf4_c
     packed = on_gpu(nf4_checkpoint, dtype="bfloat16")
     assert any(isinstance(module, nf4.Linear) for module in packed.model.modules())
     got = logits_of(packed, ids)
-    dense = logits_of(dequantized(packed), ids)
+    plain = dequantized(open_checkpoint(open_model(nf4_checkpoint)), packed.device, packed.dtype)
+    dense = logits_of(on_gpu(nf4_checkpoint, dtype="bfloat16", opened=lambda files: plain), ids)
     assert (got - exact).abs().max() <= 2 * (dense - exact).abs().max() + 1e-6 * exact.abs().max()
 
 
