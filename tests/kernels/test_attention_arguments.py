@@ -1,0 +1,92 @@
+"""What decode attention and the quantized cache's kernels refuse, by name, before anything touches a device."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from localq.engine.cache import KVCache
+from localq.kernels import attention
+from localq.kernels.gemv import Norm
+
+HEADS, KV_HEADS, WIDTH, CAPACITY = 6, 2, 64, 9
+F16 = torch.float16
+
+
+def layer(bits: int = 16, width: int = WIDTH) -> attention.KVLayer:
+    return KVCache([(KV_HEADS, width)], CAPACITY, F16, "cpu", bits).layer(0)
+
+
+def workspace(shape=(HEADS, KV_HEADS, WIDTH)):
+    return SimpleNamespace(shape=shape, partials=torch.empty(8), arrived=torch.zeros(4, dtype=torch.int32), splits=4)
+
+
+def decode(**changes):
+    arguments = {
+        "qkv": torch.zeros(1, (HEADS + 2 * KV_HEADS) * WIDTH, dtype=F16),
+        "layer": layer(),
+        "position": torch.zeros(1, dtype=torch.int64),
+        "heads": HEADS,
+        "rotary": None,
+        "q_norm": None,
+        "k_norm": None,
+        "scale": 0.1,
+        "softcap": 0.0,
+        "window": 0,
+        "workspace": workspace(),
+        **changes,
+    }
+    return attention.attention_decode(**arguments)
+
+
+REFUSED = {
+    "on the CPU": ({}, "qkv are on cpu"),
+    "heads of no group": ({"heads": 7}, "7 heads of 2 kv heads"),
+    "too many heads": ({"heads": 34}, "34 heads of 2 kv heads"),
+    "qkv of floats": ({"qkv": torch.zeros(1, 640)}, "qkv is torch.float32"),
+    "qkv too short": ({"qkv": torch.zeros(1, 639, dtype=F16)}, "qkv has shape"),
+    "cache of another type": ({"qkv": torch.zeros(1, 640, dtype=torch.bfloat16)}, "k of the layer is torch.float16"),
+    "position of 32 bit": ({"position": torch.zeros(1, dtype=torch.int32)}, "position is torch.int32"),
+    "two positions": ({"position": torch.zeros(2, dtype=torch.int64)}, "position has shape"),
+    "rotary flat": ({"rotary": torch.zeros(9, 64, dtype=F16)}, "rotary has shape"),
+    "rotary of floats": ({"rotary": torch.zeros(9, 2, 64)}, "rotary is torch.float32"),
+    "another workspace": ({"workspace": workspace((8, 2, 64))}, "workspace is for"),
+    "out too short": ({"out": torch.zeros(1, 64, dtype=F16)}, "out has shape"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_decode_refuses(case):
+    changes, message = REFUSED[case]
+    with pytest.raises(ValueError, match=f"attention_decode: .*{message}"):
+        decode(**changes)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_write_refuses_rows_with_gaps_and_16_bit(bits):
+    k = torch.zeros(3, KV_HEADS, WIDTH, dtype=F16)
+    positions = torch.arange(3)
+    with pytest.raises(ValueError, match="kv_write: v has shape"):
+        attention.kv_write(layer(bits), k, torch.stack([k, k], -1)[..., 0], positions)
+    with pytest.raises(ValueError, match="kv_write: k and v are on cpu"):
+        attention.kv_write(layer(bits), k, k, positions)
+
+
+def test_shapes_that_kernels_serve():
+    assert attention.why_not(9, 3, 64) == ""
+    assert "head_dim of 100" in attention.why_not(8, 8, 100)
+    assert "head_dim of 264" in attention.why_not(8, 8, 264)
+
+
+@pytest.mark.parametrize(("bits", "slot"), [(16, 512), (8, 272), (4, 144)])
+def test_bytes(bits, slot):
+    wide = layer(bits, 128)
+    assert attention.attention_decode_bytes(wide, 8, 100) == 100 * 2 * slot + 2 * 128 * (8 + 4 + 8)
+    assert attention.kv_write_bytes(wide, 3) == 3 * (2 * slot + 2 * 2 * 128 * 2)
+
+
+def test_norm_weights_are_checked():
+    with pytest.raises(ValueError, match="q_norm weight has shape"):
+        attention._norm("op", "q_norm weight", Norm(torch.ones(3).half(), 1e-5), torch.zeros(1, dtype=F16), WIDTH)
