@@ -28,7 +28,7 @@ from localq.checkpoint import Checkpoint
 from localq.engine import device as devices
 from localq.engine.generate import Engine
 from localq.engine.load import LoadedModel, Options, free_memory, load
-from localq.errors import ExitCode, LocalqError
+from localq.errors import ExitCode, LocalqError, usage_error
 from localq.modelfiles import ModelFiles
 from localq.models.layers import RMSNorm
 
@@ -54,19 +54,28 @@ class Request:
 
     @property
     def ctx(self) -> int:
-        """The context asked for, or what the tests need and no more than the model was made for."""
-        most = int(self.files.text_config.get("max_position_embeddings", self.plan.ctx))
-        return self.options.ctx or max(min(self.plan.ctx, most), self.plan.positions)
+        """The context asked for, or what the tests need and no more than the model was made for.
+
+        Raises LocalqError (exit 2) where the tests need more than was asked for.
+        """
+        if self.options.ctx is None:
+            most = int(self.files.text_config.get("max_position_embeddings", self.plan.ctx))
+            return max(min(self.plan.ctx, most), self.plan.positions)
+        if self.options.ctx < self.plan.positions:
+            why = f"a context of {self.options.ctx} is too short for the tests, which take {self.plan.positions}"
+            raise usage_error("--ctx", why, "Leave it out.")
+        return self.options.ctx
 
 
 def run(request: Request, on_state: OnState) -> Report:
     """Measure. Raises LocalqError as `load` does, and where the graph and the eager step disagree (exit 1)."""
     rivals.check(request.against)
+    options = replace(request.options, ctx=request.ctx)
     device = devices.pick(request.options.device).device
     on_state("measuring the read bandwidth")
     bench = _Bench(request, device, read_bytes_per_s(device), on_state)
     free_memory()
-    model = bench.ours()
+    model = bench.ours(options)
     facts = {
         "format": model.format, "dtype": name_of(model.dtype), "ctx": model.ctx,
         **conditions(device, request.plan.seed),  # now, while the clocks are those of the timing
@@ -110,10 +119,9 @@ class _Bench:
         self.notes: list[str] = []
         self.same_tokens: dict[str, int] = {}
 
-    def ours(self) -> LoadedModel:
+    def ours(self, options: Options) -> LoadedModel:
         """localq itself, then those who can run on the tensors that it has loaded."""
         request = self.request
-        options = replace(request.options, ctx=request.ctx)
         model = self._loaded(request.files, options, lambda files: request.opened(files, self.device))
         engine = Engine(model)
         self.notes += model.notes
