@@ -3,31 +3,32 @@
 The engine allocates by the plan it gets here at load, with the exact bytes of the weights; `localq fit` asks the same
 functions about models that are not on this machine. Windowed layers are counted like the others, because the engine's
 cache keeps every position of every layer.
+
+What the user leaves open is decided here: nothing is reduced where a usable context (or the one asked for) fits, else
+as many of `placement.STEPS` as it takes, in their order.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from localq import catalog
-from localq.architecture import Architecture, Linears
+from localq import catalog, footprint
+from localq.architecture import Architecture
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.footprint import CUDA_CONTEXT_BYTES as CUDA_CONTEXT_BYTES
+from localq.footprint import MIB as MIB
+from localq.footprint import PREFILL_CHUNK as PREFILL_CHUNK
+from localq.footprint import bits_per_weight as bits_per_weight
+from localq.footprint import linear_bytes as linear_bytes
+from localq.footprint import weights_bytes as weights_bytes
+from localq.placement import HEAD_NAMES, Placement, kv_storable
+from localq.placement import Wishes as Wishes
 
-MIB = 2**20
-
-# CUDA context, loaded kernels and captured graphs. An assumption of the 24 GB arithmetic that users of such cards go
-# by (a context of 300 to 400 MiB plus graphs); to be replaced by a measurement per card.
-CUDA_CONTEXT_BYTES = 500 * MIB
-PREFILL_CHUNK = 1024  # tokens; prefill goes through the prompt in pieces of this size
-MASK_BYTES = 3  # of one chunk row and one context position: a bool mask and its 16-bit form inside attention
-LOGIT_COPIES = 4  # f32 rows over the vocabulary: logits, sorted logits, probabilities, cumulated probabilities
 CPU_CONTEXT = 8192  # tokens, where no budget limits the context and none was asked for
 MIN_CONTEXT = 512  # tokens; a model that leaves less does not fit
 CONTEXT_STEP = 64  # contexts that the planner chooses are multiples of it
 USABLE_CONTEXT = 4096  # tokens; what a suggested model must leave
-
 
 # What the drivers of cards of so many GiB report in MiB: RTX 4060, 4070, 4080, 4090 and 5090.
 CARD_TOTALS_MIB = {8: 8188, 12: 12_282, 16: 16_376, 24: 24_564, 32: 32_607}
@@ -35,9 +36,18 @@ CARD_RESERVE = 1 / 2048  # of any other card: the share that the driver of most 
 _UNITS = {"": 2**30, "g": 2**30, "gib": 2**30, "gb": 10**9, "m": MIB, "mib": MIB, "mb": 10**6}
 
 
+# The blocks' weights with their norms; embedding and head; the KV cache with the copy that prefill reads where it is
+# quantized; tables of positions; what a prefill pass holds; what a decode step holds; what CUDA and its libraries take.
+COMPONENTS = (
+    *("weights", "embedding", "head", "kv_cache", "tables", "scratch", "step_buffers", "attention_workspace"),
+    *("sampler", "cublas_workspace", "graphs", "cuda_context"),
+)
+_ON_GPU_ONLY = ("step_buffers", "attention_workspace", "cublas_workspace", "graphs")
+
+
 @dataclass(frozen=True)
 class Ledger:
-    """Component -> bytes on the device: weights, embedding, head, kv_cache, scratch, cuda_context."""
+    """Component -> bytes on the device, in the order of `COMPONENTS`."""
 
     components: dict[str, int]
 
@@ -49,7 +59,11 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a model would be loaded. `fits` is false only in plans of `assess`; `reason` then says why in a few words."""
+    """How a model would be loaded. `fits` is false only in plans of `assess`; `reason` then says why in a few words.
+
+    kv_bits, embed, head  as in `footprint.Placement`
+    choice                what the planner reduced, and why, in one line; empty where it reduced nothing
+    """
 
     name: str
     format: str
@@ -58,6 +72,14 @@ class Plan:
     ledger: Ledger
     fits: bool
     reason: str = ""
+    embed: str = "device"
+    head: str = "16"
+    choice: str = ""
+
+    @property
+    def placement(self) -> Placement:
+        """Where this plan saves memory."""
+        return Placement(self.kv_bits, self.embed, self.head)
 
 
 def parse_bytes(text: str) -> int:
@@ -77,58 +99,6 @@ def parse_card(text: str) -> int:
     return total * MIB if total else size - int(size * CARD_RESERVE)
 
 
-def weights_bytes(arch: Architecture, format: str, scheme: str = "") -> dict[str, int]:
-    """Bytes of the weights in memory: {"weights": the blocks', "embedding": the table's, "head": 0 where tied}.
-
-    Norms, biases and routers count to "weights" and, like embedding and head, take 16 bit. `scheme` as in
-    `catalog.Source`; GGUF weights are 16-bit once imported.
-    """
-    blocks = sum(each.count * linear_bytes(each, format, scheme) for each in arch.linears)
-    return {
-        "weights": blocks + 2 * arch.other_parameters,
-        "embedding": 2 * arch.embedding_parameters,
-        "head": 2 * arch.head_parameters,
-    }
-
-
-def linear_bytes(linear: Linears, format: str, scheme: str = "") -> int:
-    """Bytes of one [rows, columns] matrix in `format`; the format's own tensors, without padding."""
-    rows, columns = linear.rows, linear.columns
-    n = rows * columns
-    if format in ("bf16", "fp16", "gguf") or (format == "mxfp4" and not linear.expert):
-        return 2 * n
-    if format == "nf4":  # codes, 8-bit absmax of 64, f32 absmax of 256 of these, two f32 maps of 16 and 256
-        blocks = -(-n // 64)
-        return -(-n // 2) + blocks + 4 * -(-blocks // 256) + 4 * (16 + 256)
-    if format == "mxfp4":  # codes, one e8m0 scale for 32
-        return n // 2 + n // 32
-    if format in ("awq", "gptq"):  # codes; for 128 of them an fp16 scale and a 4-bit zero point
-        return n // 2 + -(-n // 128) * 5 // 2
-    if format == "aqlm" and (match := re.fullmatch(r"(\d+)x(\d+)g(\d+)", scheme or "1x16g8")):
-        books, bits, group = map(int, match.groups())
-        return rows * -(-columns // group) * books * bits // 8 + 2 * rows + 2 * books * (1 << bits) * group
-    if format == "vptq" and (match := re.fullmatch(r"v(\d+)-k(\d+)-(\d+)", scheme or "v8-k65536-0")):
-        length, main, residual = map(int, match.groups())
-        bits = math.ceil(math.log2(main)) + (math.ceil(math.log2(residual)) if residual else 0)
-        # per input column: int16 permutation, 16-bit scale and bias
-        return -(-rows // length) * columns * bits // 8 + 2 * length * (main + residual) + 6 * columns
-    raise usage_error(f"{format} {scheme}".strip(), "the size of this format is not known")
-
-
-def bits_per_weight(arch: Architecture, format: str, scheme: str = "") -> float:
-    """Stored bits per weight over the block matrices."""
-    return 8 * sum(each.count * linear_bytes(each, format, scheme) for each in arch.linears) / arch.linear_parameters
-
-
-def scratch_bytes(arch: Architecture, format: str) -> int:
-    """Working memory of a prefill chunk, without what grows with the context (`_bytes_per_token`)."""
-    quantized = format not in ("bf16", "fp16", "gguf")
-    tile = 2 * max(each.rows * each.columns for each in arch.linears) if quantized else 0  # one matrix, dequantized
-    width = arch.intermediate or arch.expert_intermediate * arch.experts_active
-    row = 4 * arch.hidden + (arch.heads + 2 * arch.kv_heads) * arch.head_dim + 3 * width
-    return tile + 2 * PREFILL_CHUNK * row + 4 * LOGIT_COPIES * arch.vocab
-
-
 def largest_context(free_bytes: int, bytes_per_token: int) -> int:
     """Tokens whose keys and values fit into what the rest leaves free; 0 when nothing is left."""
     return max(free_bytes, 0) // bytes_per_token
@@ -139,33 +109,29 @@ def assess(
     format: str,
     budget_bytes: int | None,
     *,
-    ctx: int | None = None,
-    kv_bits: int = 16,
+    wishes: Wishes | None = None,
     weights: int | None = None,
     scheme: str = "",
     name: str = "",
+    itemsize: int = 2,
+    context_bytes: int = CUDA_CONTEXT_BYTES,
 ) -> Plan:
     """`plan` that never refuses: a model that does not fit gets fits=False, a reason, and its least useful context."""
+    wishes = wishes or Wishes()
+    ctx = wishes.ctx
     if ctx is not None and not 0 < ctx <= arch.max_context:
         why = f"a context of {ctx} tokens is not possible"
         raise usage_error(name or "context", why, f"The model was made for at most {arch.max_context}.")
-    fixed = {"weights": weights} if weights is not None else weights_bytes(arch, format, scheme)
-    fixed["scratch"] = scratch_bytes(arch, format)
-    fixed["cuda_context"] = 0 if budget_bytes is None else CUDA_CONTEXT_BYTES
-    per_token = _bytes_per_token(arch, kv_bits)
-    least = ctx or min(MIN_CONTEXT, arch.max_context)
-    if budget_bytes is None:
-        chosen, fits = ctx or min(arch.max_context, CPU_CONTEXT), True
-    else:
-        largest = largest_context(budget_bytes - sum(fixed.values()), per_token)
-        fits = largest >= least
-        rounded = largest if largest < CONTEXT_STEP else largest - largest % CONTEXT_STEP
-        chosen = ctx or (min(arch.max_context, rounded) if fits else least)
-    ledger = Ledger(_with_context(fixed, arch, chosen, kv_bits))
-    reason = ""
-    if budget_bytes is not None and not fits:
-        reason = f"needs {_mib(ledger.total)} with {chosen} tokens of context, {_mib(budget_bytes)} available"
-    return Plan(name, format, chosen, kv_bits, ledger, fits, reason)
+    _check(arch, wishes)
+    target = ctx or min(USABLE_CONTEXT, arch.max_context)
+    tried: list[Plan] = []
+    for placement in wishes.placements(arch):
+        fixed = footprint.fixed_bytes(arch, format, scheme, weights, placement, itemsize)
+        fixed["cuda_context"] = context_bytes
+        tried.append(_placed(arch, placement, budget_bytes, fixed, ctx, itemsize))
+        if tried[-1].fits and tried[-1].ctx >= target:
+            break
+    return replace(tried[-1], name=name, format=format, choice=_choice(wishes, tried[-1], target))
 
 
 def plan(
@@ -173,35 +139,95 @@ def plan(
     format: str,
     budget_bytes: int | None,
     *,
-    ctx: int | None = None,
-    kv_bits: int = 16,
+    wishes: Wishes | None = None,
     weights: int | None = None,
     scheme: str = "",
     name: str = "",
+    itemsize: int = 2,
+    context_bytes: int = CUDA_CONTEXT_BYTES,
 ) -> Plan:
-    """The plan to load by: the largest context that fits, or `ctx` exactly.
+    """The plan to load by: the largest context that fits, or the one that was asked for exactly.
 
-    budget_bytes  all that the process may take on the device, its CUDA context included; None = no limit (CPU)
-    weights       exact bytes of all weights where they are known (then the ledger has one line for them)
+    budget_bytes   all that the process may take on the device, its CUDA context included; None = no limit (CPU)
+    weights        exact bytes of all weights but embedding and head, where they are known
+    itemsize       bytes of an element of the type to compute in
+    context_bytes  what CUDA takes for itself
 
-    Raises LocalqError: exit 3 when it does not fit, naming the bytes and three ways out; exit 2 for a context that
-    the model was not made for.
+    Raises LocalqError: exit 3 when it does not fit, naming the bytes and three ways out; exit 2 for what this model
+    cannot be asked for.
     """
-    made = assess(arch, format, budget_bytes, ctx=ctx, kv_bits=kv_bits, weights=weights, scheme=scheme, name=name)
+    made = assess(
+        arch, format, budget_bytes, wishes=wishes, weights=weights, scheme=scheme, name=name, itemsize=itemsize,
+        context_bytes=context_bytes,
+    )  # fmt: skip
     if made.fits or budget_bytes is None:
         return made
     why = f"{made.reason} ({made.ledger.total} and {budget_bytes} bytes)"
-    ways = "; ".join(f"({number}) {way}" for number, way in enumerate(_ways_out(made, arch, budget_bytes, ctx), 1))
+    asked = wishes.ctx if wishes else None
+    ways = "; ".join(
+        f"({number}) {way}" for number, way in enumerate(_ways_out(made, arch, budget_bytes, asked, itemsize), 1)
+    )
     raise LocalqError(name or "model", why, f"Three ways out: {ways}.", ExitCode.DOES_NOT_FIT)
 
 
-def _ways_out(made: Plan, arch: Architecture, budget_bytes: int, ctx: int | None) -> tuple[str, str, str]:
+def _check(arch: Architecture, wishes: Wishes) -> None:
+    """What this shape cannot be asked for is a usage error."""
+    if wishes.kv_bits in (8, 4) and not kv_storable(arch):
+        why = f"heads of {arch.head_dim} columns cannot be stored in {wishes.kv_bits} bit"
+        raise usage_error("--kv", why, "Use 16.")
+    if wishes.head == "nf4" and arch.hidden % 64:
+        raise usage_error("--head", f"NF4 takes a multiple of 64 columns, the head has {arch.hidden}", "Use 8 or 16.")
+    if wishes.embed == "host" and arch.tied and wishes.head == "16":
+        why = "the embedding of this model is also its head, which the device reads whole for every token"
+        raise usage_error("--embed", why, "Add --head 8 or --head nf4, or use --embed device.")
+
+
+def _placed(
+    arch: Architecture,
+    placement: Placement,
+    budget_bytes: int | None,
+    fixed: dict[str, int],
+    ctx: int | None,
+    itemsize: int,
+) -> Plan:
+    """The plan of one placement, without names."""
+    growth = footprint.per_token_bytes(arch, placement, itemsize)
+    least = ctx or min(MIN_CONTEXT, arch.max_context)
+    if budget_bytes is None:
+        fixed.update(dict.fromkeys((*_ON_GPU_ONLY, "cuda_context"), 0))
+        chosen, fits = ctx or min(arch.max_context, CPU_CONTEXT), True
+    else:
+        largest = largest_context(budget_bytes - sum(fixed.values()), sum(growth.values()))
+        fits = largest >= least
+        rounded = largest if largest < CONTEXT_STEP else largest - largest % CONTEXT_STEP
+        chosen = ctx or (min(arch.max_context, rounded) if fits else least)
+    ledger = Ledger({part: fixed.get(part, 0) + chosen * growth.get(part, 0) for part in COMPONENTS})
+    reason = ""
+    if budget_bytes is not None and not fits:
+        reason = f"needs {_mib(ledger.total)} with {chosen} tokens of context, {_mib(budget_bytes)} available"
+    return Plan("", "", chosen, placement.kv_bits, ledger, fits, reason, placement.embed, placement.head)
+
+
+def _choice(wishes: Wishes, chosen: Plan, target: int) -> str:
+    """What was reduced without being asked for, and why, for people."""
+    changes = (
+        (wishes.embed == "auto" and chosen.embed != "device", "the embedding in host memory (--embed)"),
+        (wishes.head == "auto" and chosen.head != "16", f"the head in {HEAD_NAMES[chosen.head]} (--head)"),
+        (wishes.kv_bits is None and chosen.kv_bits != 16, f"the KV cache in {chosen.kv_bits} bit (--kv)"),
+    )
+    made = [text for is_made, text in changes if is_made]
+    return f"to make room for {target} tokens of context: {', '.join(made)}" if made else ""
+
+
+def _ways_out(
+    made: Plan, arch: Architecture, budget_bytes: int, ctx: int | None, itemsize: int
+) -> tuple[str, str, str]:
     """Three things to do about `made`: another model, a shorter context (or the CPU), more free memory."""
     other = _that_fits(made, arch, budget_bytes, ctx)
     smaller = f"use {other}, which fits" if other else "use a GPU with more memory"
-    per_token = _bytes_per_token(arch, made.kv_bits)
+    per_token = sum(footprint.per_token_bytes(arch, made.placement, itemsize).values())
     largest = largest_context(budget_bytes - made.ledger.total + made.ctx * per_token, per_token)
-    shorter = f"a shorter context: --ctx-size {largest}" if MIN_CONTEXT <= largest < made.ctx else "--device cpu"
+    shorter = f"a shorter context: --ctx {largest}" if MIN_CONTEXT <= largest < made.ctx else "--device cpu"
     missing = _mib(made.ledger.total - budget_bytes)
     return smaller, shorter, f"free {missing} more by closing other programs that use the GPU"
 
@@ -218,8 +244,12 @@ def _that_fits(made: Plan, arch: Architecture, budget_bytes: int, ctx: int | Non
             if catalog.not_yet(entry.arch, format) or (entry.arch == arch and format == made.format):
                 continue
             source = entry.source(format)
-            other = assess(entry.arch, format, budget_bytes, scheme=source.scheme if source else "")
-            if other.fits and other.ctx >= (ctx or min(USABLE_CONTEXT, entry.arch.max_context)):
+            wanted = ctx or min(USABLE_CONTEXT, entry.arch.max_context)
+            if wanted > entry.arch.max_context:
+                continue
+            wishes = Wishes(wanted)
+            other = assess(entry.arch, format, budget_bytes, wishes=wishes, scheme=source.scheme if source else "")
+            if other.fits:
                 default = format == entry.default_format
                 same = (entry.name == made.name.partition("@")[0], entry.arch == arch)
                 rank = (*same, size_class(entry.arch), -order, default, other.ledger.total)
@@ -230,17 +260,6 @@ def _that_fits(made: Plan, arch: Architecture, budget_bytes: int, ctx: int | Non
 def size_class(arch: Architecture) -> float:
     """Parameters to two digits: what differs by less is the same size to a person who chooses."""
     return float(f"{arch.parameters:.2g}")
-
-
-def _bytes_per_token(arch: Architecture, kv_bits: int) -> int:
-    return arch.kv_bytes_per_token(kv_bits) + MASK_BYTES * PREFILL_CHUNK
-
-
-def _with_context(fixed: dict[str, int], arch: Architecture, ctx: int, kv_bits: int) -> dict[str, int]:
-    kv_cache = ctx * arch.kv_bytes_per_token(kv_bits)
-    scratch = fixed["scratch"] + ctx * MASK_BYTES * PREFILL_CHUNK
-    weights = {part: count for part, count in fixed.items() if part not in ("scratch", "cuda_context")}
-    return {**weights, "kv_cache": kv_cache, "scratch": scratch, "cuda_context": fixed["cuda_context"]}
 
 
 def _mib(count: int) -> str:

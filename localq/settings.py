@@ -19,7 +19,14 @@ from localq.errors import LocalqError, bad_file, usage_error
 from localq.sampling import Sampling
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
-_CHOICES = {"device": ("auto", "cpu", "cuda"), "dtype": ("auto", "float32", "bfloat16", "float16")}
+CHOICES: dict[str, tuple[str, ...]] = {
+    "device": ("auto", "cpu", "cuda"),
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "kv": ("auto", "16", "8", "4"),
+    "embed": ("auto", "device", "host"),
+    "head": ("auto", "16", "8", "nf4"),
+}
+_NUMBER_OR_WORD = ("kv", "head", "vram")  # a file may hold these as numbers
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,10 @@ class Settings:
     device: str = "auto"
     dtype: str = "auto"
     ctx: int | None = None
+    vram: str | None = None
+    kv: str = "auto"
+    embed: str = "auto"
+    head: str = "auto"
     max_tokens: int | None = None
     temperature: float | None = None
     top_k: int | None = None
@@ -42,7 +53,7 @@ class Settings:
     stats: bool = True
 
     def __post_init__(self) -> None:
-        for name, allowed in _CHOICES.items():
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise usage_error(name, f"'{getattr(self, name)}' is not allowed", f"Use one of {', '.join(allowed)}.")
         for name in ("ctx", "max_tokens"):
@@ -56,6 +67,11 @@ class Settings:
         given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
         return dataclasses.replace(base, **given)
 
+    @property
+    def kv_bits(self) -> int | None:
+        """`kv` as a number, None = the planner decides."""
+        return None if self.kv == "auto" else int(self.kv)
+
     def replace(self, **flags: Any) -> Settings:
         """These settings with the flags that were given (not None) laid over them."""
         return dataclasses.replace(self, **{name: value for name, value in flags.items() if value is not None})
@@ -67,6 +83,10 @@ DESCRIPTIONS: dict[str, str] = {
     "device": "auto, cpu or cuda",
     "dtype": "auto, float32, bfloat16 or float16",
     "ctx": "context size in tokens; unset = the largest that fits",
+    "vram": "most GPU memory to use, such as 24 or 12GiB, everything included; unset = what is free",
+    "kv": "bits of the KV cache: 16, 8, 4, or auto = fewer only where the context would not fit",
+    "embed": "the embedding table on the device, in host memory, or auto = in host memory only where memory is short",
+    "head": "the output head in 16 bit, 8 bit or nf4, or auto = reduced only where memory is short",
     "max_tokens": "longest reply in tokens; unset = until the model stops or the context is full",
     "temperature": "0 = greedy; unset = the model's own",
     "top_k": "0 = off; unset = the model's own",
@@ -148,6 +168,8 @@ def parse(name: str, value: Any, where: str) -> Any:
             return words[value.lower()]
     elif kind == "str" and isinstance(value, str):
         return value
+    elif name in _NUMBER_OR_WORD and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
     elif kind in ("int", "float") and isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             number = float(value) if kind == "float" else parse_count(value)

@@ -4,6 +4,7 @@ the largest, and every way out that a refusal names is one."""
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ import torch
 from localq import catalog, planner
 from localq.architecture import Architecture, Linears, kv_vector_bytes
 from localq.errors import ExitCode, LocalqError
+from localq.footprint import head_bytes, per_token_bytes
+from localq.placement import Placement, Wishes
 
 MIB, GB = 2**20, 1e9
 
@@ -178,18 +181,24 @@ def test_contexts_of_the_70b_on_24_gb(taken_mib, contexts):
 # ---- plans
 
 
+def as_is(ctx: int | None = None, kv_bits: int = 16) -> Wishes:
+    """Nothing is left to the planner but the context."""
+    return Wishes(ctx, kv_bits, "device", "16")
+
+
 @pytest.mark.parametrize(
     ("name", "format", "gib"), [("llama-3.1-8b", "nf4", 8), ("qwen3-32b", "nf4", 24), ("gemma-3-4b", "bf16", 10)]
 )
 @pytest.mark.parametrize("kv_bits", [16, 8])
 def test_the_largest_context_is_the_largest(name, format, gib, kv_bits):
     budget = gib * 2**30
-    plan = planner.plan(arch(name), format, budget, kv_bits=kv_bits)
+    plan = planner.plan(arch(name), format, budget, wishes=as_is(kv_bits=kv_bits))
     assert plan.fits
     assert plan.ctx < arch(name).max_context
     assert plan.ctx % planner.CONTEXT_STEP == 0
     assert plan.ledger.total <= budget
-    more = planner.assess(arch(name), format, budget, ctx=plan.ctx + planner.CONTEXT_STEP, kv_bits=kv_bits)
+    wishes = as_is(ctx=plan.ctx + planner.CONTEXT_STEP, kv_bits=kv_bits)
+    more = planner.assess(arch(name), format, budget, wishes=wishes)
     assert not more.fits
     assert more.ledger.total > budget
 
@@ -197,25 +206,103 @@ def test_the_largest_context_is_the_largest(name, format, gib, kv_bits):
 def test_a_context_is_never_longer_than_the_model_was_made_for():
     assert planner.plan(arch("qwen2.5-0.5b"), "nf4", 80 * 2**30).ctx == 32_768
     with pytest.raises(LocalqError) as raised:
-        planner.plan(arch("qwen2.5-0.5b"), "nf4", 80 * 2**30, ctx=32_769)
+        planner.plan(arch("qwen2.5-0.5b"), "nf4", 80 * 2**30, wishes=Wishes(32_769))
     assert raised.value.exit_code == ExitCode.USAGE
 
 
 def test_the_ledger_names_every_component_and_exact_weights_replace_the_estimate():
     shape = arch("qwen3-8b")
-    ledger = planner.plan(shape, "nf4", 12 * 2**30, ctx=3000).ledger
-    assert list(ledger.components) == ["weights", "embedding", "head", "kv_cache", "scratch", "cuda_context"]
+    ledger = planner.plan(shape, "nf4", 12 * 2**30, wishes=as_is(3000)).ledger
+    assert list(ledger.components) == list(planner.COMPONENTS)
     assert ledger.components["kv_cache"] == 3000 * 144 * 1024
+    assert ledger.components["embedding"] == ledger.components["head"] == 2 * 151_936 * 4096
+    assert ledger.components["tables"] == 3000 * (2 * 128 * 2 + 8)  # cos and sin of a head, and the slot's number
+    assert ledger.components["step_buffers"] == 2 * (2 * 4096 + (2 * 32 + 2 * 8) * 128 + 12_288) + 4 * 151_936
     assert ledger.total == sum(ledger.components.values())
-    exact = planner.plan(shape, "nf4", 12 * 2**30, ctx=3000, weights=6_000_000_001).ledger
-    assert list(exact.components) == ["weights", "kv_cache", "scratch", "cuda_context"]
-    assert exact.components["weights"] == 6_000_000_001
+    exact = planner.plan(shape, "nf4", 12 * 2**30, wishes=as_is(3000), weights=4_000_000_001).ledger
+    assert exact.components["weights"] == 4_000_000_001
+    assert {**exact.components, "weights": 0} == {**ledger.components, "weights": 0}
+
+
+def test_heads_by_hand():
+    shape = arch("qwen3-8b")  # 151,936 rows of 4,096
+    assert head_bytes(shape, "16") == 1_244_659_712
+    assert head_bytes(shape, "8") == 622_329_856 + 4 * 151_936
+    assert head_bytes(shape, "nf4") == 311_164_928 + 9_723_904 + 4 * 37_984 + 4 * 272
+    assert head_bytes(arch("qwen3-0.6b"), "16") == 0  # the table is the head
+    assert head_bytes(arch("qwen3-0.6b"), "8") == 151_936 * 1024 + 4 * 151_936
+
+
+def test_a_token_of_a_quantized_cache_by_hand():
+    """8 kv heads of 128 in 36 layers: codes and four scales a vector, and one layer in 16 bit for prefill to read."""
+    grown = per_token_bytes(arch("qwen3-8b"), Placement(8), 2)
+    assert grown["kv_cache"] == 36 * 2 * 8 * (128 + 8) + 2 * 8 * 128 * 2
+    assert per_token_bytes(arch("qwen3-8b"), Placement(4), 2)["kv_cache"] == 36 * 2 * 8 * (64 + 8) + 2 * 8 * 128 * 2
+    assert per_token_bytes(arch("qwen3-8b"), Placement(), 4)["kv_cache"] == 36 * 2 * 8 * 128 * 4
+
+
+# ---- what the planner reduces
+
+
+def test_nothing_is_reduced_where_a_usable_context_fits():
+    plan = planner.plan(arch("qwen3-8b"), "nf4", 12 * 2**30)
+    assert (plan.placement, plan.choice) == (Placement(), "")
+
+
+def test_steps_of_an_untied_model_are_taken_in_order_until_the_context_fits():
+    shape, found = arch("llama-3.1-8b"), []
+    assert Wishes().placements(shape) == [
+        Placement(), Placement(16, "host"), Placement(8, "host"), Placement(8, "host", "8"),
+        Placement(8, "host", "nf4"), Placement(4, "host", "nf4"),
+    ]  # fmt: skip
+    for mib in range(9000, 4000, -10):
+        plan = planner.assess(shape, "nf4", mib * MIB)
+        if plan.fits and plan.ctx >= planner.USABLE_CONTEXT and plan.placement not in found:
+            found.append(plan.placement)
+    assert found == Wishes().placements(shape)
+
+
+def test_the_table_of_a_tied_model_moves_only_with_a_head_of_its_own():
+    shape = arch("llama-3.2-1b")
+    expected = [Placement(), Placement(8), Placement(8, "host", "8"), Placement(8, "host", "nf4")]
+    assert Wishes().placements(shape) == [*expected, Placement(4, "host", "nf4")]
+    assert Wishes(embed="device").placements(shape) == [Placement(), Placement(8), Placement(4)]
+    assert Wishes(embed="host").placements(shape)[0] == Placement(16, "host", "8")
+    assert Wishes(head="8").placements(shape)[:2] == [Placement(head="8"), Placement(16, "host", "8")]
+    with pytest.raises(LocalqError, match="also its head") as raised:
+        planner.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(embed="host", head="16"))
+    assert raised.value.exit_code == ExitCode.USAGE
+
+
+def test_what_was_decided_is_said_and_what_was_asked_for_is_kept():
+    shape, budget = arch("llama-3.1-8b"), 6500 * MIB
+    plan = planner.plan(shape, "nf4", budget)
+    assert plan.choice.startswith("to make room for 4096 tokens of context: the embedding in host memory (--embed)")
+    kept = planner.assess(shape, "nf4", budget, wishes=Wishes(kv_bits=16, embed="device", head="8"))
+    assert (kept.placement, kept.choice) == (Placement(16, "device", "8"), "")
+    longer = planner.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(30_000))
+    assert (longer.ctx, longer.kv_bits) == (30_000, 8)
+    assert "the KV cache in 8 bit (--kv)" in longer.choice
+
+
+def test_heads_that_the_quantized_cache_does_not_cover():
+    shape = replace(arch("llama-3.1-8b"), head_dim=100)
+    assert all(placement.kv_bits == 16 for placement in Wishes().placements(shape))
+    with pytest.raises(LocalqError, match="heads of 100 columns"):
+        planner.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(kv_bits=8))
+
+
+@pytest.mark.parametrize("wrong", [{"kv_bits": 5}, {"embed": "disk"}, {"head": "4"}])
+def test_wishes_that_do_not_exist(wrong):
+    with pytest.raises(LocalqError) as raised:
+        Wishes(**wrong)
+    assert raised.value.exit_code == ExitCode.USAGE
 
 
 def test_without_a_budget_the_context_is_8k_or_what_was_asked():
     assert planner.plan(arch("llama-3.1-8b"), "nf4", None).ctx == 8192
     assert planner.plan(arch("phi-3-mini"), "nf4", None).ctx == 4096
-    plan = planner.plan(arch("llama-3.1-8b"), "bf16", None, ctx=20_000, kv_bits=32)
+    plan = planner.plan(arch("llama-3.1-8b"), "bf16", None, wishes=Wishes(20_000), itemsize=4)
     assert plan.ctx == 20_000
     assert plan.ledger.components["cuda_context"] == 0
     assert plan.ledger.components["kv_cache"] == 20_000 * 256 * 1024
@@ -223,7 +310,7 @@ def test_without_a_budget_the_context_is_8k_or_what_was_asked():
 
 def refusal(name: str, format: str, budget: int, ctx: int | None = None) -> str:
     with pytest.raises(LocalqError) as raised:
-        planner.plan(arch(name), format, budget, ctx=ctx, name=name)
+        planner.plan(arch(name), format, budget, wishes=Wishes(ctx), name=name)
     assert raised.value.exit_code == ExitCode.DOES_NOT_FIT
     text = str(raised.value)
     assert text.startswith(f"{name}: needs ")
@@ -233,16 +320,16 @@ def refusal(name: str, format: str, budget: int, ctx: int | None = None) -> str:
 
 
 def test_a_refusal_names_the_bytes_and_a_shorter_context_that_fits():
-    budget = 24_564 * MIB
-    text = refusal("qwen3-32b", "nf4", budget, ctx=32_768)
-    needed = planner.assess(arch("qwen3-32b"), "nf4", budget, ctx=32_768).ledger.total
+    budget = 18 * 2**30
+    text = refusal("qwen3-32b", "nf4", budget, ctx=40_000)
+    needed = planner.assess(arch("qwen3-32b"), "nf4", budget, wishes=Wishes(40_000)).ledger.total
     assert str(needed) in text
-    shorter = int(re.search(r"--ctx-size (\d+)", text)[1])
-    assert planner.plan(arch("qwen3-32b"), "nf4", budget, ctx=shorter).fits
-    assert not planner.assess(arch("qwen3-32b"), "nf4", budget, ctx=shorter + 1).fits
+    shorter = int(re.search(r"--ctx (\d+)", text)[1])
+    assert planner.plan(arch("qwen3-32b"), "nf4", budget, wishes=Wishes(shorter)).fits
+    assert not planner.assess(arch("qwen3-32b"), "nf4", budget, wishes=Wishes(shorter + 1)).fits
     assert f"free {-(-(needed - budget) // MIB):,} MiB" in text
     other = catalog.resolve(re.search(r"use (\S+), which fits", text)[1])
-    assert planner.plan(other.entry.arch, other.format, budget, ctx=32_768).fits
+    assert planner.plan(other.entry.arch, other.format, budget, wishes=Wishes(40_000)).fits
 
 
 def test_a_refusal_offers_the_same_model_smaller_before_another_model():

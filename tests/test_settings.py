@@ -25,6 +25,13 @@ def test_environment_beats_file_beats_built_in(config_file):
     assert settings.load({}).ctx == 8192
 
 
+def test_memory_settings_may_be_numbers_or_words(config_file):
+    config_file.write_text('kv = 8\nvram = 12\nhead = "nf4"\n')
+    found = settings.load({"LOCALQ_EMBED": "host"})
+    assert (found.kv_bits, found.vram, found.head, found.embed) == (8, "12", "nf4", "host")
+    assert settings.Settings().kv_bits is None
+
+
 def test_settings_lie_over_the_models_own_sampling(config_file):
     own = Sampling(temperature=0.6, top_p=0.9)
     assert settings.Settings(top_p=0.5).sampling(own) == Sampling(temperature=0.6, top_p=0.5)
@@ -38,6 +45,9 @@ def test_settings_lie_over_the_models_own_sampling(config_file):
         ("temperature = nan", ExitCode.USAGE, "temperature"),
         ('device = "gpu"', ExitCode.USAGE, "cuda"),
         ("ctx = 0", ExitCode.USAGE, "ctx"),
+        ("kv = 5", ExitCode.USAGE, "16"),
+        ('embed = "disk"', ExitCode.USAGE, "host"),
+        ('head = "q4"', ExitCode.USAGE, "nf4"),
         ("ctx = 2.5", ExitCode.USAGE, "whole number"),
         ("stats = 3", ExitCode.USAGE, "true or false"),
         ("model = ", ExitCode.BAD_FILE, "config.toml"),

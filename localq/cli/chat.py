@@ -33,6 +33,9 @@ def chat(
     device: options.Device = None,
     dtype: options.Dtype = None,
     vram: options.Vram = None,
+    kv: options.KvBits = None,
+    embed: options.Embed = None,
+    head: options.Head = None,
     offline: options.Offline = None,
     stats: options.ShowStats = None,
     quiet: options.Quiet = False,
@@ -41,16 +44,16 @@ def chat(
     settings = options.effective(
         model=model, system=options.system_text(system), ctx=ctx, max_tokens=max_tokens, temperature=temperature,
         top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed, device=device, dtype=dtype,
-        offline=offline, stats=stats,
+        vram=vram, kv=kv, embed=embed, head=head, offline=offline, stats=stats,
     )  # fmt: skip
-    return converse(settings, options.memory(vram), quiet)
+    return converse(settings, quiet)
 
 
-def converse(settings: Settings, vram_bytes: int | None, quiet: bool) -> int:
+def converse(settings: Settings, quiet: bool) -> int:
     """Open the model and read messages until the user leaves."""
     from localq.cli.session import load_now, open_session  # start-up cost: --help must not pay for it
 
-    with open_session(settings.model, settings, vram_bytes, quiet) as opened:
+    with open_session(settings.model, settings, quiet) as opened:
         if opened.session.tokenizer.chat_template is None:
             why = "it is a base model: it has no chat template, so it cannot hold a conversation"
             raise LocalqError(settings.model, why, f"`localq run {settings.model} TEXT` completes a text.")

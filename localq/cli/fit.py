@@ -75,6 +75,9 @@ def _detected() -> tuple[int, int]:
 
 
 def _as_json(rows: list[Row], memory: Memory, ctx: int | None, with_ledger: bool) -> dict[str, Any]:
+    def placed(row: Row) -> dict[str, Any]:
+        return {"kv_bits": row.now.kv_bits, "embed": row.now.embed, "head": row.now.head}
+
     def body(row: Row) -> dict[str, Any]:
         fields = {
             "name": row.candidate.name,
@@ -90,7 +93,7 @@ def _as_json(rows: list[Row], memory: Memory, ctx: int | None, with_ledger: bool
             "quality": None,  # and has measured no quality yet
             "reason": row.reason,
         }
-        ledger = {"ctx": row.now.ctx, "ledger_bytes": row.now.ledger.components} if with_ledger else {}
+        ledger = {"ctx": row.now.ctx, "ledger_bytes": row.now.ledger.components, **placed(row)} if with_ledger else {}
         return {**fields, **ledger}
 
     return {
@@ -117,14 +120,16 @@ def _print_table(rows: list[Row], memory: Memory) -> None:
 
 def _print_ledgers(rows: list[Row], memory: Memory) -> None:
     _print_memory(memory)
-    parts = list(dict.fromkeys(part for row in rows for part in row.now.ledger.components))
-    headers = ["MODEL", "FORMAT", "CONTEXT", *(part.replace("_", " ").upper() for part in parts), "TOTAL, MIB", "FITS"]
+    parts = ("weights", "embedding", "head", "kv_cache", "scratch", "cuda_context")
+    headers = ["MODEL", "FORMAT", "CONTEXT", "KV BITS", *(part.replace("_", " ").upper() for part in parts)]
+    headers += ["OTHER", "TOTAL, MIB", "FITS"]
     lines = []
     for row in rows:
         ledger = row.now.ledger
-        sizes = [f"{ledger.components[part] / MIB:,.0f}" for part in parts]
-        total = f"{ledger.total / MIB:,.0f}"
-        lines.append([row.candidate.name, row.candidate.format, _tokens(row.now.ctx), *sizes, total, _verdict(row)])
+        shown = [ledger.components[part] for part in parts]
+        sizes = [f"{size / MIB:,.0f}" for size in (*shown, ledger.total - sum(shown), ledger.total)]
+        name, format, bits = row.candidate.name, row.candidate.format, str(row.now.kv_bits)
+        lines.append([name, format, _tokens(row.now.ctx), bits, *sizes, _verdict(row)])
     stdout_table(headers, lines, right=frozenset(range(2, len(headers) - 1)))
     note("sizes in MiB, with the context shown")
 
@@ -135,7 +140,7 @@ def _print_memory(memory: Memory) -> None:
 
 
 def _verdict(row: Row) -> str:
-    parts = [part for part in (row.reason, row.candidate.remark) if part]
+    parts = [part for part in (row.reason, row.now.choice if row.fits else "", row.candidate.remark) if part]
     return f"{'yes' if row.fits else 'no'}{': ' if parts else ''}{'; '.join(parts)}"
 
 

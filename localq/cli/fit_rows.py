@@ -70,8 +70,8 @@ class Row:
     @property
     def weights(self) -> int:
         """Bytes of all weights, embedding and head included."""
-        parts = self.now.ledger.components
-        return sum(parts.get(part, 0) for part in ("weights", "embedding", "head"))
+        candidate = self.candidate
+        return sum(planner.weights_bytes(candidate.arch, candidate.format, candidate.scheme).values())
 
 
 def of_catalogue() -> list[Candidate]:
@@ -130,7 +130,12 @@ def row_of(candidate: Candidate, memory: Memory, ctx: int | None) -> Row:
     ctx_max, ctx_max_no_desktop = (plan.ctx if plan.fits else 0 for plan in (now, alone))
     fits, reason = now.fits, candidate.not_yet if now.fits else now.reason
     if now.fits and ctx is not None and ctx > ctx_max:
-        fits, reason = False, f"{ctx_max} tokens of context at most"
+        fits, reason = False, f"{arch.max_context} tokens of context at most"
+        if ctx <= arch.max_context:
+            wishes = planner.Wishes(ctx)
+            asked = planner.assess(arch, format, memory.budget, wishes=wishes, scheme=scheme, name=candidate.name)
+            fits, reason = asked.fits, candidate.not_yet if asked.fits else asked.reason
+            now, ctx_max = (asked, ctx) if asked.fits else (now, ctx_max)
     return Row(candidate, now, ctx_max, ctx_max_no_desktop, fits, reason)
 
 

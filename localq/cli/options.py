@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -24,13 +25,19 @@ def known_names(incomplete: str) -> list[str]:
     return [entry.name for entry in catalog.load_catalogue() if entry.name.startswith(incomplete)]
 
 
+def _choices(name: str) -> Callable[[str], list[str]]:
+    """Shell completion of the setting `name`."""
+    return lambda incomplete: [value for value in settings.CHOICES[name] if value.startswith(incomplete)]
+
+
 Model = Annotated[
     str | None,
     typer.Argument(help="A name, NAME@FORMAT, ORG/REPO, a folder or a .gguf file.", autocompletion=known_names),
 ]
 System = Annotated[str | None, typer.Option("--system", "-s", help="System prompt; @FILE reads it from a file.")]
 Context = Annotated[
-    int | None, typer.Option("--ctx-size", "-c", parser=_count, metavar="TOKENS", help="Context size, such as 8k.")
+    int | None,
+    typer.Option("--ctx", "-c", "--ctx-size", parser=_count, metavar="TOKENS", help="Context size, such as 8k."),
 ]
 MaxTokens = Annotated[
     int | None, typer.Option("--max-tokens", "-n", parser=_count, metavar="TOKENS", help="Longest reply.")
@@ -44,6 +51,20 @@ Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same reply.
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
 Vram = Annotated[str | None, typer.Option("--vram", metavar="SIZE", help="Use at most this much, such as 24 or 12GiB.")]
+KvBits = Annotated[
+    str | None,
+    typer.Option("--kv", metavar="BITS", help="KV cache: auto, 16, 8 or 4.", autocompletion=_choices("kv")),
+]
+Embed = Annotated[
+    str | None,
+    typer.Option(
+        "--embed", metavar="PLACE", help="Embedding table: auto, device or host.", autocompletion=_choices("embed")
+    ),
+]
+Head = Annotated[
+    str | None,
+    typer.Option("--head", metavar="FORM", help="Output head: auto, 16, 8 or nf4.", autocompletion=_choices("head")),
+]
 Offline = Annotated[
     bool | None, typer.Option("--offline/--online", help="Never touch the network.", show_default=False)
 ]
@@ -66,12 +87,3 @@ def system_text(value: str | None) -> str | None:
             return file.read().rstrip("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise usage_error(value[1:], f"the system prompt cannot be read ({error})", "Check the path.") from error
-
-
-def memory(vram: str | None) -> int | None:
-    """The bytes that `--vram` allows, None without it. Raises LocalqError (exit 2)."""
-    if vram is None:
-        return None
-    from localq import planner  # start-up cost: few commands limit the memory
-
-    return planner.parse_card(vram)

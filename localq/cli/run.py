@@ -30,6 +30,9 @@ def run(
     device: options.Device = None,
     dtype: options.Dtype = None,
     vram: options.Vram = None,
+    kv: options.KvBits = None,
+    embed: options.Embed = None,
+    head: options.Head = None,
     offline: options.Offline = None,
     stats: options.ShowStats = None,
     quiet: options.Quiet = False,
@@ -40,11 +43,11 @@ def run(
     settings = options.effective(
         model=model, system=options.system_text(system), ctx=ctx, max_tokens=max_tokens, temperature=temperature,
         top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed, device=device, dtype=dtype,
-        offline=offline, stats=stats,
+        vram=vram, kv=kv, embed=embed, head=head, offline=offline, stats=stats,
     )  # fmt: skip
     from localq.cli.session import interruptible, load_now, open_session, print_reply, stats_line
 
-    with open_session(settings.model, settings, options.memory(vram), quiet) as opened:
+    with open_session(settings.model, settings, quiet) as opened:
         load_now(opened)
         with interruptible(opened.session) as pressed:
             parts = _parts(opened.session, text, quiet)

@@ -63,7 +63,7 @@ class Opened:
 
 
 @contextlib.contextmanager
-def open_session(name: str, settings: Settings, vram_bytes: int | None, quiet: bool) -> Iterator[Opened]:
+def open_session(name: str, settings: Settings, quiet: bool) -> Iterator[Opened]:
     """A session over `name`. The engine process starts at once and imports while the files are found."""
     target = catalog.resolve(name)
     _refuse_what_does_not_run(target)
@@ -76,7 +76,7 @@ def open_session(name: str, settings: Settings, vram_bytes: int | None, quiet: b
         from localq.tokenizer import Tokenizer  # start-up cost: a wrong name must be answered without these
 
         files = open_model(path)
-        request = Load(str(path), target.name, settings.device, settings.dtype, settings.ctx, vram_bytes=vram_bytes)
+        request = _load_request(str(path), target.name, settings)
         sampling = settings.sampling(Sampling.from_generation_config(files.generation_config))
         session = ChatSession(client, request, Tokenizer.load(files), sampling, settings.max_tokens)
         session.system = settings.system
@@ -85,6 +85,22 @@ def open_session(name: str, settings: Settings, vram_bytes: int | None, quiet: b
     finally:
         status.clear()
         client.close()
+
+
+def _load_request(path: str, name: str, settings: Settings) -> Load:
+    from localq import planner  # start-up cost: only here is an amount of memory read
+
+    return Load(
+        path,
+        name,
+        settings.device,
+        settings.dtype,
+        settings.ctx,
+        kv_bits=settings.kv_bits,
+        vram_bytes=planner.parse_card(settings.vram) if settings.vram is not None else None,
+        embed=settings.embed,
+        head=settings.head,
+    )
 
 
 def _refuse_what_does_not_run(target: catalog.Target) -> None:

@@ -94,6 +94,8 @@ class Engine:
                 self._capture()
             on_progress("warming up", 0, 0)
             self._warm_up()
+            if self.model.vram is not None:
+                self._ledger = self.model.vram.settled(self._ledger, self.model.plan.name or "model")
             return
         except torch.OutOfMemoryError as error:
             failure = out_of_memory(self.model.plan.name or "model", "while warming up", error)
@@ -120,7 +122,6 @@ class Engine:
         self._ledger["graphs"] = max(0, before - torch.cuda.mem_get_info(self.model.device)[0])
 
     def _warm_up(self) -> None:
-        before = torch.cuda.memory_reserved(self.model.device)
         rows = min(self.chunk, self.model.ctx)
         for first in (0, self.model.ctx - rows):
             logits = self._pass([0] * rows, first)
@@ -129,7 +130,6 @@ class Engine:
             self._state.choose(logits[0], greedy)
             self._state.rewind(self.model.ctx - 1)
             self._run(self.model.ctx - 1, greedy)
-        self._ledger["scratch"] = torch.cuda.memory_reserved(self.model.device) - before
         self._state.rewind()
         self.model.cache.clear()
 

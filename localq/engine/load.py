@@ -14,11 +14,11 @@ from types import ModuleType
 import psutil  # type: ignore[import-untyped]  # ships no types
 import torch
 
-from localq import planner
+from localq import footprint, planner
 from localq.architecture import Architecture
 from localq.checkpoint import Checkpoint, open_checkpoint
 from localq.engine import device as devices
-from localq.engine import selftest, weights
+from localq.engine import selftest, vram, weights
 from localq.engine.cache import KVCache
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.modelfiles import ModelFiles
@@ -28,9 +28,7 @@ from localq.models.decoder import Decoder
 OnProgress = Callable[[str, int, int], None]  # stage, bytes done, bytes in total
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# What is left of the planner's CUDA_CONTEXT_BYTES when free memory is read: the context itself is there by then.
-GRAPHS_BYTES = 150 * planner.MIB
-_LESS = "Use a smaller model, a shorter context (--ctx-size), or close other programs."
+_LESS = "Use a smaller model, a shorter context (--ctx), or close other programs."
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,10 @@ class Options:
     device: str = "auto"
     dtype: str = "auto"
     ctx: int | None = None
-    kv_bits: int = 16
+    kv_bits: int | None = None
     vram_bytes: int | None = None
+    embed: str = "auto"
+    head: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,8 @@ class LoadedModel:
     format   "nf4", "bf16", "fp16", "fp32" or "gguf": what the weights were read from
     plan     what was predicted; ledger: component -> bytes that were allocated
     notes    lines that the user must be told
+    kv_bits, embed, head_bits  as in `placement.Placement`: kv_bits 16 is the type of the model
+    vram     the memory that this load may take on a GPU, None on the CPU
     """
 
     model: Decoder
@@ -64,6 +66,10 @@ class LoadedModel:
     plan: planner.Plan
     ledger: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    kv_bits: int = 16
+    embed: str = "device"
+    head_bits: str = "16"
+    vram: vram.Held | None = None
 
 
 def load(
@@ -78,13 +84,15 @@ def load(
     `opened` gives the weights; benchmarks load others than the files hold. Whatever was allocated is free again after
     an error.
     """
+    wishes = planner.Wishes(options.ctx, options.kv_bits, options.embed, options.head)
+    before = vram.free_before_context() if options.device != "cpu" else {}
     choice = pick(options.device)
     choice = replace(choice, notes=(*choice.notes, *selftest.ensure(choice.device)))
     dtype = pick_dtype(options.dtype, files, choice.device)
     failure: LocalqError
     try:
         with opened(files) as checkpoint:
-            return _load(files, options, checkpoint, choice, dtype, on_progress)
+            return _load(files, options, wishes, checkpoint, choice, dtype, before, on_progress)
     except LocalqError as error:
         failure = error.with_traceback(None)  # its frames would keep the half-loaded model alive
     except RuntimeError as error:
@@ -98,42 +106,86 @@ def load(
 def _load(
     files: ModelFiles,
     options: Options,
+    wishes: planner.Wishes,
     checkpoint: Checkpoint,
     choice: devices.Choice,
     dtype: torch.dtype,
+    before: dict[str, int],
     on_progress: OnProgress,
 ) -> LoadedModel:
     name, device = options.name or files.name, choice.device
-    if device.type == "cuda":
-        # cuDNN's attention plans anew for every length: 40 ms a prefill pass on an H200, 0.6 s the first time. Torch's
-        # own kernels take 10 to 25 % longer on lengths seen before, but a chat hardly ever sees one again.
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    held = _begin(device, options.vram_bytes, before) if device.type == "cuda" else None
     on_progress("planning", 0, 0)
     architecture = _architecture(files, name)
     with torch.device("meta"):
         model = architecture.Model(architecture.Config.from_dict(files.config))
     assignment = weights.assign(checkpoint, model, architecture.rename, name)
-    plan = _plan(files, options, assignment, model, device, dtype)
-    ledger, before = {}, _allocated(device)
+    plan = _plan(files, wishes, assignment, model, dtype, held, name)
     non_finite = weights.fill(
-        model, assignment, checkpoint, device, dtype, lambda done, total: on_progress("reading weights", done, total)
+        model,
+        assignment,
+        checkpoint,
+        device,
+        dtype,
+        plan.placement,
+        lambda done, total: on_progress("reading weights", done, total),
     )
+    free_memory()  # what reading took besides
     model.make_tables(plan.ctx, device)
     model.eval()
-    loaded = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    ledger["weights"] = _allocated(device) - before if device.type == "cuda" else loaded
-    cache = KVCache(model.kv_layout(), plan.ctx, dtype, device)
-    ledger["kv_cache"] = cache.bytes()
-    notes = list(choice.notes)
+    cache = KVCache(model.kv_layout(), plan.ctx, dtype, device, plan.kv_bits)
+    ledger = {**weight_bytes(model), "kv_cache": cache.bytes(), "tables": model.table_bytes(plan.ctx, dtype)}
+    if held is not None:
+        ledger["cublas_workspace"] = vram.cublas_workspace(device, dtype)
+    return LoadedModel(
+        model=model,
+        cache=cache,
+        vocab=model.config.vocab_size,
+        device=device,
+        dtype=dtype,
+        format=_format(files, assignment),
+        ctx=plan.ctx,
+        plan=plan,
+        ledger=ledger,
+        notes=(*choice.notes, *_notes(plan, non_finite)),
+        kv_bits=plan.kv_bits,
+        embed=plan.embed,
+        head_bits="nf4" if weights.HEAD in assignment.quantized else plan.head,
+        vram=held,
+    )
+
+
+def _notes(plan: planner.Plan, non_finite: list[str]) -> list[str]:
+    notes = [plan.choice] if plan.choice else []
     if non_finite:
         notes.append(
             f"{len(non_finite)} weight tensors hold NaN or infinity (the first is {non_finite[0]}): "
             "replies may stop with an error"
         )
-    format = _format(files, assignment)
-    return LoadedModel(
-        model, cache, model.config.vocab_size, device, dtype, format, plan.ctx, plan, ledger, tuple(notes)
-    )
+    return notes
+
+
+def _begin(device: torch.device, vram_bytes: int | None, before: dict[str, int]) -> vram.Held:
+    # cuDNN's attention plans anew for every length: 40 ms a prefill pass on an H200, 0.6 s the first time. Torch's
+    # own kernels take 10 to 25 % longer on lengths seen before, but a chat hardly ever sees one again.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    free_memory()
+    return vram.begin(device, vram_bytes, before)
+
+
+def weight_bytes(model: Decoder) -> dict[str, int]:
+    """What the weights take on the device they compute on: "weights" of the blocks, "embedding", "head" of its own."""
+    table, device = model.embed_tokens.weight, model.norm.weight.device
+    head = 0 if model.lm_head is None else _bytes(model.lm_head)
+    return {
+        "weights": _bytes(model) - table.nbytes - head,
+        "embedding": table.nbytes if table.device == device else 0,
+        "head": head,
+    }
+
+
+def _bytes(module: torch.nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 def _architecture(files: ModelFiles, name: str) -> ModuleType:
@@ -177,44 +229,38 @@ def _format(files: ModelFiles, assignment: weights.Assignment) -> str:
 
 def _plan(
     files: ModelFiles,
-    options: Options,
+    wishes: planner.Wishes,
     assignment: weights.Assignment,
     model: Decoder,
-    device: torch.device,
     dtype: torch.dtype,
+    held: vram.Held | None,
+    name: str,
 ) -> planner.Plan:
-    """The context and the predicted ledger; exit 3 when it does not fit."""
-    name = options.name or files.name
-    if options.kv_bits != 16:
-        raise usage_error("--kv-bits", f"a KV cache of {options.kv_bits} bits is not built yet", "Use 16.")
-    packed = device.type == "cuda"
-    count = weights.total_bytes(assignment, model, dtype, packed)
+    """The context, what is reduced, and the predicted ledger; exit 3 when it does not fit. Sets the limit on a GPU."""
+    packed = held is not None
+    arch = Architecture.from_config(files.config)
+    if weights.HEAD in assignment.quantized:
+        if wishes.head not in ("auto", "nf4"):
+            why = f"its files hold the head in NF4, not in {wishes.head} bit"
+            raise usage_error("--head", why, "Leave --head out.")
+        wishes = replace(wishes, head="nf4")
+    if not packed:
+        wishes = replace(wishes, embed="device")  # which is host memory here
     plan = planner.plan(
-        Architecture.from_config(files.config),
+        arch,
         (assignment.format if packed else None) or "bf16",
-        _budget(options, device),
-        ctx=options.ctx,
-        kv_bits=8 * dtype.itemsize,
-        weights=count,
+        None if held is None else held.budget,
+        wishes=wishes,
+        weights=weights.block_bytes(assignment, model, dtype, packed),
         name=name,
+        itemsize=dtype.itemsize,
+        context_bytes=footprint.CUDA_CONTEXT_BYTES if held is None else held.context,
     )
-    if device.type == "cpu":
+    if held is None:
         _check_host_memory(plan, name)
+    else:
+        held.hold(plan.ledger.components["cuda_context"] + plan.ledger.components["graphs"])
     return plan
-
-
-def _budget(options: Options, device: torch.device) -> int | None:
-    """Bytes that this process may take on the GPU, its context included; None on the CPU. Enforced by the allocator."""
-    if device.type == "cpu":
-        return None
-    free_memory()  # what the allocator keeps for nobody counts against the limit set below
-    free, total = torch.cuda.mem_get_info(device)
-    context = planner.CUDA_CONTEXT_BYTES - GRAPHS_BYTES
-    budget = free + torch.cuda.memory_reserved(device) + context
-    if options.vram_bytes is not None:
-        budget = min(budget, options.vram_bytes)
-    torch.cuda.set_per_process_memory_fraction(max(0.0, min(1.0, (budget - context) / total)), device)
-    return budget
 
 
 def _check_host_memory(plan: planner.Plan, name: str) -> None:
@@ -241,7 +287,3 @@ def free_memory() -> None:
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's gap
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-
-
-def _allocated(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

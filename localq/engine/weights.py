@@ -16,10 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from localq.checkpoint import Checkpoint
-from localq.errors import LocalqError, bad_file
+from localq.engine import heads
+from localq.errors import ExitCode, LocalqError, bad_file
 from localq.models.decoder import Decoder
+from localq.placement import Placement
 from localq.quant import FORMATS
 
+HEAD, TABLE = "lm_head", "embed_tokens.weight"
 DENSE_DTYPES = ("float32", "bfloat16", "float16", "float64")
 _AGAIN = "Fetch the model again; if that does not help, its files do not belong together."
 
@@ -104,46 +107,79 @@ def _check(assignment: Assignment, checkpoint: Checkpoint, model: nn.Module, nam
             raise bad_file(name, f"{path!r} is quantized but is not a linear layer", _AGAIN)
 
 
-def total_bytes(assignment: Assignment, model: nn.Module, dtype: torch.dtype, packed: bool) -> int:
-    """Device bytes of all weights: exact but for the allocator's rounding. `packed`: quantized ones stay so."""
+def block_bytes(assignment: Assignment, model: nn.Module, dtype: torch.dtype, packed: bool) -> int:
+    """Device bytes of all weights but embedding and head: exact but for the allocator's rounding.
+
+    `packed`: quantized ones stay so.
+    """
     shapes = dict(model.named_parameters())
-    count = sum(shapes[target].numel() * dtype.itemsize for target in assignment.dense)
+    dense = (shapes[target].numel() for target in assignment.dense if target not in (TABLE, f"{HEAD}.weight"))
+    count = dtype.itemsize * sum(dense)
     for path, entry in assignment.quantized.items():
         out, columns = shapes[f"{path}.weight"].shape
-        count += entry.module.bytes(out, columns) if packed else out * columns * dtype.itemsize
+        if path != HEAD:
+            count += entry.module.bytes(out, columns) if packed else out * columns * dtype.itemsize
     return count
 
 
 def fill(
-    model: nn.Module,
+    model: Decoder,
     assignment: Assignment,
     checkpoint: Checkpoint,
     device: torch.device,
     dtype: torch.dtype,
+    placement: Placement,
     on_progress: Callable[[int, int], None],
 ) -> list[str]:
     """Read every tensor into `model`; on_progress(bytes read, bytes in all) after each.
 
-    Returns the names of tensors that hold NaN or infinity.
+    On the device there is room for one tensor besides the model. A head that is quantized comes first, because that
+    tensor is the largest of all. Returns the names of tensors that hold NaN or infinity.
     """
-    linears = assignment.quantized
-    total = sum(checkpoint.tensors[key].nbytes for key in assignment.dense.values())
-    total += sum(checkpoint.tensors[key].nbytes for entry in linears.values() for key in entry.keys)
-    done, non_finite = 0, []
-    for target, key in assignment.dense.items():
-        tensor = checkpoint.read(key).to(dtype=dtype, copy=True).to(device)
-        if not _finite(tensor):
-            non_finite.append(key)
-        _put(model, target, tensor)
-        done += checkpoint.tensors[key].nbytes
+    sources, linears = dict(assignment.dense), assignment.quantized
+    made_head = None
+    if placement.head != "16" and HEAD not in linears:
+        made_head = sources.pop(f"{HEAD}.weight", sources[TABLE])
+    sizes = {key: checkpoint.tensors[key].nbytes for key in checkpoint.tensors}
+    total = sum(sizes[key] for key in (*sources.values(), *([made_head] if made_head else [])))
+    total += sum(sizes[key] for entry in linears.values() for key in entry.keys)
+    done = 0
+    non_finite: list[str] = []
+    if made_head is not None:
+        model.lm_head = heads.quantized(_read(checkpoint, made_head, dtype, device, non_finite), placement.head, dtype)
+        done += sizes[made_head]
+        on_progress(done, total)
+    for target, key in sources.items():
+        on_host = target == TABLE and placement.embed == "host" and device.type == "cuda"
+        tensor = _read(checkpoint, key, dtype, torch.device("cpu") if on_host else device, non_finite)
+        _put(model, target, _pinned(tensor) if on_host else tensor)
+        done += sizes[key]
         on_progress(done, total)
     for path, entry in linears.items():
         _put_quantized(model, path, entry, checkpoint, device, dtype)
-        done += sum(checkpoint.tensors[key].nbytes for key in entry.keys)
+        done += sum(sizes[key] for key in entry.keys)
         on_progress(done, total)
     if empty := [target for target, tensor in model.named_parameters() if tensor.is_meta]:
         raise LocalqError("engine", f"the weight {empty[0]!r} was never filled", "Report this as a bug.")
-    return non_finite
+    return list(dict.fromkeys(non_finite))
+
+
+def _read(checkpoint: Checkpoint, key: str, dtype: torch.dtype, device: torch.device, non_finite: list[str]) -> Tensor:
+    """The tensor `key` in `dtype` on `device`; its name goes to `non_finite` where it holds NaN or infinity."""
+    tensor = checkpoint.read(key).to(dtype=dtype, copy=True).to(device)
+    if not _finite(tensor):
+        non_finite.append(key)
+    return tensor
+
+
+def _pinned(table: Tensor) -> Tensor:
+    """A copy that the GPU can read where it lies."""
+    try:
+        return table.pin_memory()
+    except RuntimeError as error:  # torch has no kind of its own for memory that cannot be locked
+        why = f"{table.nbytes} bytes of host memory cannot be pinned ({str(error).splitlines()[0]})"
+        step = "Use --embed device, or let programs lock more memory (ulimit -l)."
+        raise LocalqError("--embed host", why, step, ExitCode.DOES_NOT_FIT) from None
 
 
 def _finite(tensor: Tensor) -> bool:
@@ -166,15 +202,17 @@ def _put_quantized(
     dtype: torch.dtype,
 ) -> None:
     """Its bias, if it has one, is dense and in place already."""
-    linear = model.get_submodule(path)
-    assert isinstance(linear, nn.Linear)  # checked by `assign`
+    plain = model.get_submodule(path)
+    assert isinstance(plain, nn.Linear)  # checked by `assign`
     packed = entry.module.from_checkpoint(checkpoint, entry.prefix)
-    if packed.shape != tuple(linear.weight.shape):
-        why = f"{entry.prefix!r} has shape {list(packed.shape)}, not {list(linear.weight.shape)}"
+    if packed.shape != tuple(plain.weight.shape):
+        why = f"{entry.prefix!r} has shape {list(packed.shape)}, not {list(plain.weight.shape)}"
         raise bad_file(entry.prefix, why, _AGAIN)
     if device.type == "cpu":
         _put(model, f"{path}.weight", entry.module.dequantize(packed, dtype))
         return
-    bias = None if linear.bias is None else linear.bias.data
+    bias = None if plain.bias is None else plain.bias.data
     parent, _, leaf = path.rpartition(".")
-    setattr(model.get_submodule(parent), leaf, entry.module.Linear(packed.to(device), bias))
+    linear = entry.module.Linear(packed.to(device), bias)
+    linear.tile_()
+    setattr(model.get_submodule(parent), leaf, linear)

@@ -98,9 +98,16 @@ class Decoder(nn.Module):
         return rotary + context * torch.int64.itemsize
 
     def embed(self, ids: Tensor) -> Tensor:
-        """ids int64 [T] -> [T, hidden]."""
-        embedded: Tensor = self.embed_tokens(ids)
-        return embedded
+        """ids int64 [T] -> [T, hidden], on the device of the ids; the table may lie in pinned host memory."""
+        table = self.embed_tokens.weight
+        if table.device == ids.device:
+            embedded: Tensor = self.embed_tokens(ids)
+            return embedded
+        if table.dtype != torch.float32 and table.shape[1] % 8 == 0:
+            from localq.kernels import embed  # the compiled part: loaded where there is a GPU, for start-up cost
+
+            return embed.embed(ids, table.detach())
+        return table[ids.cpu()].to(ids.device)  # waits for the device
 
     def forward(self, ids: Tensor, positions: Tensor, cache: Cache, live: int, last_only: bool = True) -> Tensor:
         """ids, positions int64 [T] -> logits f32 [1, vocab] of the last token, or [T, vocab].

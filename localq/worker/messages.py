@@ -26,7 +26,8 @@ class Load:
     """Load the model at `path` (a folder or a .gguf file); answered by Loading*, then Loaded or Failed.
 
     device "auto" | "cpu" | "cuda"; dtype "auto" | "float32" | "bfloat16" | "float16"; ctx in tokens, None = the planner
-    decides; kv_bits 16 for now; vram_bytes None = what the device has free.
+    decides; kv_bits 16, 8 or 4, None = the planner decides; vram_bytes = all that the process may take of the device,
+    its CUDA context included, None = what is free; embed "auto" | "device" | "host"; head "auto" | "16" | "8" | "nf4".
     """
 
     path: str
@@ -34,8 +35,10 @@ class Load:
     device: str = "auto"
     dtype: str = "auto"
     ctx: int | None = None
-    kv_bits: int = 16
+    kv_bits: int | None = None
     vram_bytes: int | None = None
+    embed: str = "auto"
+    head: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,10 @@ class Loading:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The model is ready. `ledger` maps a component to bytes as allocated on the device."""
+    """The model is ready. `ledger` maps a component to bytes as allocated on the device.
+
+    kv_bits, embed and head are what the load request leaves open or asks for, as they came to be.
+    """
 
     name: str
     device: str
@@ -105,6 +111,9 @@ class Loaded:
     load_s: float
     ledger: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # things the user must be told, one line each
+    kv_bits: int = 16
+    embed: str = "device"
+    head: str = "16"
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,14 @@ class TorchBackend:
         self.unload()
         files = modelfiles.open_model(Path(request.path))
         options = load.Options(
-            request.name, request.device, request.dtype, request.ctx, request.kv_bits, request.vram_bytes
+            request.name,
+            request.device,
+            request.dtype,
+            request.ctx,
+            request.kv_bits,
+            request.vram_bytes,
+            request.embed,
+            request.head,
         )
         model = load.load(files, options, on_progress)
         self._engine = engine = generate.Engine(model, on_progress=on_progress)
@@ -103,6 +110,9 @@ class TorchBackend:
             graphs=engine.graphs,
             load_s=time.monotonic() - started,
             ledger=engine.ledger(),
+            kv_bits=model.kv_bits,
+            embed=model.embed,
+            head=model.head_bits,
             notes=list(engine.notes),
         )
 

@@ -74,9 +74,14 @@ def test_logits_equal_transformers(loaded, reference):
 def test_what_was_loaded_is_described(loaded, checkpoint):
     assert (loaded.format, loaded.dtype, loaded.ctx, loaded.vocab) == ("fp32", torch.float32, 512, 320)
     counted = sum(tensor.nbytes for tensor in load_file_all(checkpoint).values())
-    assert loaded.ledger == {"weights": counted, "kv_cache": 3 * 2 * 2 * 32 * 512 * 4}
-    assert loaded.plan.ledger.components["weights"] == counted
-    assert loaded.plan.ledger.components["kv_cache"] == loaded.ledger["kv_cache"]
+    table = 320 * 128 * 4
+    tables = 512 * (2 * 32 * 4 + 8)
+    kv_cache = 3 * 2 * 2 * 32 * 512 * 4
+    assert loaded.ledger == {
+        "weights": counted - 2 * table, "embedding": table, "head": table, "kv_cache": kv_cache, "tables": tables,
+    }  # fmt: skip
+    assert {part: loaded.plan.ledger.components[part] for part in loaded.ledger} == loaded.ledger
+    assert (loaded.kv_bits, loaded.embed, loaded.head_bits) == (16, "device", "16")
 
 
 def load_file_all(folder) -> dict[str, torch.Tensor]:
@@ -117,7 +122,9 @@ def test_biases_beside_quantized_linears(tmp_path):
 def test_tied_head(tmp_path):
     folder = make_checkpoint(tmp_path, dtype=torch.float32, tie_word_embeddings=True)
     loaded = load(open_model(folder), CPU)
-    assert loaded.ledger["weights"] == sum(tensor.nbytes for tensor in load_file_all(folder).values())
+    counted = sum(tensor.nbytes for tensor in load_file_all(folder).values())
+    assert loaded.ledger["weights"] + loaded.ledger["embedding"] == counted
+    assert loaded.ledger["head"] == 0
     from transformers import AutoModelForCausalLM
 
     ids = prompt_of(12)
@@ -285,8 +292,57 @@ def test_dtype(edit, device, wanted, config, dtype):
     assert pick_dtype(wanted, edit(change), torch.device(device)) == dtype
 
 
-def test_unknown_dtype_and_kv_bits(checkpoint):
+def test_what_does_not_exist_is_a_usage_error(checkpoint):
     with pytest.raises(LocalqError, match="'int8' is not a type"):
         load(open_model(checkpoint), Options(device="cpu", dtype="int8"))
-    with pytest.raises(LocalqError, match="8 bits is not built yet"):
-        load(open_model(checkpoint), Options(device="cpu", kv_bits=8))
+    for wrong in ({"kv_bits": 5}, {"embed": "disk"}, {"head": "32"}):
+        with pytest.raises(LocalqError) as caught:
+            load(open_model(checkpoint), Options(device="cpu", **wrong))
+        assert caught.value.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_head_in_nf4_has_the_values_of_its_dequantized_form(tmp_path, tied):
+    folder = make_checkpoint(tmp_path, dtype=torch.float32, initializer_range=0.15, tie_word_embeddings=tied)
+    plain, quantized = load(open_model(folder), CPU), load(open_model(folder), Options(device="cpu", head="nf4"))
+    assert quantized.head_bits == "nf4"
+    head = plain.model.embed_tokens.weight if tied else plain.model.lm_head.weight
+    expected = nf4.dequantize(nf4.quantize(head.detach()), torch.float32)
+    assert torch.equal(quantized.model.lm_head.weight, expected)
+    assert torch.equal(quantized.model.embed_tokens.weight, plain.model.embed_tokens.weight)
+    ids = prompt_of(20)
+    assert_near(logits_of(quantized, ids), logits_of(plain, ids), 0.15)
+
+
+def assert_near(logits: torch.Tensor, reference: torch.Tensor, relative: float) -> None:
+    """The error is a share of the logits' spread: of the size that the rounding of one step makes."""
+    assert (logits - reference).norm() / reference.norm() < relative
+
+
+def test_quantized_caches_on_the_cpu(checkpoint, loaded):
+    ids = prompt_of(40)
+    exact, errors = logits_of(loaded, ids), []
+    for bits in (8, 4):
+        quantized = load(open_model(checkpoint), Options(device="cpu", kv_bits=bits))
+        assert (quantized.kv_bits, quantized.cache.bits) == (bits, bits)
+        assert quantized.ledger["kv_cache"] == quantized.plan.ledger.components["kv_cache"]
+        assert quantized.ledger["kv_cache"] < loaded.ledger["kv_cache"]
+        errors.append((logits_of(quantized, ids) - exact).norm() / exact.norm())
+    assert errors[0] < 0.04
+    assert errors[1] < 25 * errors[0]  # the steps are 17 times as large
+
+
+def test_host_memory_for_the_embedding_changes_nothing_on_the_cpu(checkpoint, loaded):
+    same = load(open_model(checkpoint), Options(device="cpu", embed="host"))
+    assert (same.embed, same.ledger) == ("device", loaded.ledger)
+
+
+def test_a_head_that_the_files_hold_in_nf4(edit):
+    def change(tensors, config):
+        quantize_linears(tensors, config, only=("lm_head",))
+
+    files = edit(change)
+    assert load(files, CPU).head_bits == "nf4"
+    with pytest.raises(LocalqError, match="hold the head in NF4") as caught:
+        load(files, Options(device="cpu", head="8"))
+    assert caught.value.exit_code == ExitCode.USAGE

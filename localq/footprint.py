@@ -1,0 +1,130 @@
+"""What each part of a loaded model takes in memory: the sizes that the engine allocates, from its shape. Torch-free.
+
+Exact for weights, cache and tables; what a prefill pass holds at once is counted from its widest moment, and what CUDA
+takes for itself is an assumption until a load measures it (`engine.vram`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from localq.architecture import Architecture, Linears
+from localq.errors import usage_error
+from localq.placement import Placement
+
+MIB = 2**20
+# CUDA context and loaded kernels before they are measured. An assumption of the 24 GB arithmetic that users of such
+# cards go by (300 to 400 MiB, and graphs). A load replaces the context by what it really took.
+CUDA_CONTEXT_BYTES = 500 * MIB
+KERNELS_BYTES = 64 * MIB  # of these, machine code and library handles that come after the context; assumed
+CUBLAS_BYTES = 32 * MIB  # torch's workspace for cuBLAS on Hopper; elsewhere less
+LAUNCH_BYTES = 8192  # of one kernel launch in a captured graph; assumed
+PREFILL_CHUNK = 1024  # tokens; prefill goes through the prompt in pieces of this size
+PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized for prefill
+SCORES_BYTES = 96 * MIB  # scores of a block of queries, and their copies, where a soft cap rules out fused attention
+MASK_BYTES = 3  # of one chunk row and one context position: a bool mask and its 16-bit form inside attention
+SPLIT_BLOCKS, SPLIT_ROWS = 340, 16  # attention: blocks of the largest card (2 for each multiprocessor), rows of each
+SAMPLER_BYTES = 17  # per entry of the vocabulary: seen, and room to sort by score
+LOGITS_BYTES = 6  # per entry of the vocabulary: a row in 16 bit and in f32
+_PLAIN = ("bf16", "fp16", "gguf")
+
+
+def weights_bytes(arch: Architecture, format: str, scheme: str = "") -> dict[str, int]:
+    """Bytes of the weights in memory: {"weights": the blocks', "embedding": the table's, "head": 0 where tied}.
+
+    Norms, biases and routers count to "weights" and, like embedding and head, take 16 bit. `scheme` as in
+    `catalog.Source`; GGUF weights are 16-bit once imported.
+    """
+    blocks = sum(each.count * linear_bytes(each, format, scheme) for each in arch.linears)
+    return {
+        "weights": blocks + 2 * arch.other_parameters,
+        "embedding": 2 * arch.embedding_parameters,
+        "head": 2 * arch.head_parameters,
+    }
+
+
+def linear_bytes(linear: Linears, format: str, scheme: str = "") -> int:
+    """Bytes of one [rows, columns] matrix in `format`; the format's own tensors, without padding."""
+    rows, columns = linear.rows, linear.columns
+    n = rows * columns
+    if format in _PLAIN or (format == "mxfp4" and not linear.expert):
+        return 2 * n
+    if format == "nf4":  # codes, 8-bit absmax of 64, f32 absmax of 256 of these, two f32 maps of 16 and 256
+        blocks = -(-n // 64)
+        return -(-n // 2) + blocks + 4 * -(-blocks // 256) + 4 * (16 + 256)
+    if format == "mxfp4":  # codes, one e8m0 scale for 32
+        return n // 2 + n // 32
+    if format in ("awq", "gptq"):  # codes; for 128 of them an fp16 scale and a 4-bit zero point
+        return n // 2 + -(-n // 128) * 5 // 2
+    if format == "aqlm" and (match := re.fullmatch(r"(\d+)x(\d+)g(\d+)", scheme or "1x16g8")):
+        books, bits, group = map(int, match.groups())
+        return rows * -(-columns // group) * books * bits // 8 + 2 * rows + 2 * books * (1 << bits) * group
+    if format == "vptq" and (match := re.fullmatch(r"v(\d+)-k(\d+)-(\d+)", scheme or "v8-k65536-0")):
+        length, main, residual = map(int, match.groups())
+        bits = math.ceil(math.log2(main)) + (math.ceil(math.log2(residual)) if residual else 0)
+        # per input column: int16 permutation, 16-bit scale and bias
+        return -(-rows // length) * columns * bits // 8 + 2 * length * (main + residual) + 6 * columns
+    raise usage_error(f"{format} {scheme}".strip(), "the size of this format is not known")
+
+
+def bits_per_weight(arch: Architecture, format: str, scheme: str = "") -> float:
+    """Stored bits per weight over the block matrices."""
+    return 8 * sum(each.count * linear_bytes(each, format, scheme) for each in arch.linears) / arch.linear_parameters
+
+
+def head_bytes(arch: Architecture, head: str, itemsize: int = 2) -> int:
+    """Bytes of the head alone: 0 where it is the embedding table. `itemsize` of the model's type."""
+    if head == "nf4":
+        return linear_bytes(Linears("head", arch.vocab, arch.hidden, 1), "nf4")
+    if head == "8":
+        return arch.embedding_parameters + 4 * arch.vocab  # codes, and one f32 scale for each row
+    return itemsize * arch.head_parameters
+
+
+def fixed_bytes(
+    arch: Architecture, format: str, scheme: str, weights: int | None, placement: Placement, itemsize: int
+) -> dict[str, int]:
+    """What does not depend on the context. `weights`: exact bytes of all but embedding and head, where known."""
+    return {
+        "weights": weights_bytes(arch, format, scheme)["weights"] if weights is None else weights,
+        "embedding": 0 if placement.embed == "host" else itemsize * arch.embedding_parameters,
+        "head": head_bytes(arch, placement.head, itemsize),
+        "scratch": _scratch(arch, format, itemsize),
+        "step_buffers": _step_buffers(arch, itemsize),
+        "attention_workspace": 4 * SPLIT_BLOCKS * SPLIT_ROWS * (arch.head_dim + 2),
+        "sampler": SAMPLER_BYTES * arch.vocab,
+        "cublas_workspace": CUBLAS_BYTES,
+        "graphs": 2 * (5 * arch.layers + 3) * LAUNCH_BYTES,
+    }
+
+
+def per_token_bytes(arch: Architecture, placement: Placement, itemsize: int) -> dict[str, int]:
+    """What each position of the context adds to the components."""
+    plain = placement.kv_bits == 16
+    bits = 8 * itemsize if plain else placement.kv_bits
+    layer = 2 * arch.kv_heads * arch.head_dim * itemsize  # the copy of one layer that prefill reads
+    kinds = 2 if arch.model_type.startswith("gemma3") else 1  # of rotary tables: cos and sin for each column of a head
+    return {
+        "kv_cache": arch.kv_bytes_per_token(bits) + (0 if plain else layer),
+        "tables": kinds * 2 * arch.head_dim * itemsize + 8,
+        "scratch": MASK_BYTES * PREFILL_CHUNK,
+        "sampler": 8,
+    }
+
+
+def _scratch(arch: Architecture, format: str, itemsize: int) -> int:
+    """What a prefill chunk holds besides the masks."""
+    matrix = itemsize * max(each.rows * each.columns for each in arch.linears)
+    dequantized = 0 if format in _PLAIN else min(matrix, PREFILL_SCRATCH)
+    width = arch.intermediate or arch.expert_intermediate * arch.experts_active
+    row = 4 * arch.hidden + (arch.heads + 2 * arch.kv_heads) * arch.head_dim + 3 * width
+    scores = SCORES_BYTES if arch.model_type == "gemma2" else 0
+    return dequantized + itemsize * PREFILL_CHUNK * row + scores + LOGITS_BYTES * arch.vocab
+
+
+def _step_buffers(arch: Architecture, itemsize: int) -> int:
+    """The fixed rows of a decode step: two of the residual stream, q k v, attention, MLP, and logits in f32."""
+    width = arch.intermediate or arch.expert_intermediate * arch.experts_active
+    row = 2 * arch.hidden + (2 * arch.heads + 2 * arch.kv_heads) * arch.head_dim + width
+    return itemsize * row + 4 * arch.vocab
