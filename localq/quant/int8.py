@@ -1,0 +1,95 @@
+"""Symmetric 8-bit weights, one scale per row: for the output head, whose rows are read whole for every token.
+
+A weight matrix [out, in], in % 16 == 0:
+
+codes   i8  [out, in]    -127 .. 127; -128 is never written
+scales  f32 [out]        largest absolute value of the row / 127; 0 for a row of zeros
+
+weight_ij = codes_ij * scales_i                     one f32 product, then rounded to the wanted dtype
+codes_ij = round(weight_ij / scales_i)              in f32, ties to even; 0 in a row of zeros
+
+8 + 32/in bits per weight: 8.008 at 4096 columns. It is made while a model is loaded, and is no format of checkpoints.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from localq.kernels import gemv
+from localq.kernels.checks import HALF_TYPES
+from localq.kernels.int8 import COLUMNS, Int8Matrix, int8_gemv
+
+LARGEST = 127
+ROWS_AT_A_TIME = 4096  # quantized together, so that the f32 copy of a head of 128,256 rows stays small
+
+
+@dataclass(frozen=True)
+class Packed:
+    """codes i8 [out, in], scales f32 [out]: see the module."""
+
+    codes: Tensor
+    scales: Tensor
+
+
+def quantize(weight: Tensor) -> Packed:
+    """weight [out, in] of any float dtype -> codes and scales on its device. Raises ValueError for in % 16 != 0.
+
+    A row that holds infinity or NaN has no scale: its scale becomes NaN, and so do its products, as in 16 bits.
+    """
+    out, columns = weight.shape
+    if columns % COLUMNS:
+        raise ValueError(f"quantize: weight has {columns} columns, must be a multiple of {COLUMNS}")
+    codes = torch.empty(out, columns, dtype=torch.int8, device=weight.device)
+    scales = torch.empty(out, dtype=torch.float32, device=weight.device)
+    for first in range(0, out, ROWS_AT_A_TIME):
+        part = slice(first, first + ROWS_AT_A_TIME)
+        wide = weight[part].float()
+        largest = wide.abs().amax(1)
+        scale = torch.where(largest.isfinite(), largest / LARGEST, torch.nan)
+        quotient = (wide / scale.unsqueeze(1)).nan_to_num(0.0, 0.0, 0.0)  # 0/0 in a row of zeros
+        codes[part], scales[part] = quotient.round().clamp(-LARGEST, LARGEST).to(torch.int8), scale
+    return Packed(codes, scales)
+
+
+def dequantize(packed: Packed, dtype: torch.dtype) -> Tensor:
+    """The weights in `dtype` -> [out, in]: the definition of the format."""
+    return (packed.codes.float() * packed.scales.unsqueeze(1)).to(dtype)
+
+
+def bytes(out: int, columns: int) -> int:
+    """Device bytes of one matrix [out, columns]."""
+    return out * columns + 4 * out
+
+
+class Linear(nn.Module):
+    """y = W x + b with W in 8 bits. x [T, in] of any float dtype -> [T, out] of the same dtype.
+
+    CUDA: up to 8 rows of float16 or bfloat16 the kernel reads the codes; above, and on the CPU, W is dequantized into a
+    temporary first (the reference).
+    """
+
+    codes: Tensor
+    scales: Tensor
+    bias: Tensor | None
+
+    def __init__(self, codes: Tensor, scales: Tensor, bias: Tensor | None = None) -> None:
+        """codes i8 [out, in], scales f32 [out], bias [out] or None."""
+        super().__init__()
+        self.out_features, self.in_features = codes.shape
+        for name, tensor in (("codes", codes), ("scales", scales), ("bias", bias)):
+            self.register_buffer(name, tensor)
+
+    @property
+    def matrix(self) -> Int8Matrix:
+        """The tensors as the kernels take them."""
+        return Int8Matrix(self.codes, self.scales)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        if x.is_cuda and x.dtype in HALF_TYPES and x.shape[0] <= gemv.ROWS:
+            return int8_gemv(x, [self.matrix], biases=[self.bias])
+        return F.linear(x, dequantize(Packed(self.codes, self.scales), x.dtype), self.bias)
