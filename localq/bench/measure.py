@@ -69,6 +69,10 @@ class Subject(Protocol):
         """One run."""
         ...
 
+    def can(self, case: Case) -> bool:
+        """It can be timed on this case."""
+        ...
+
 
 class Meter(Protocol):
     """Joules since `start`, None where the device does not tell; see `energy`."""
@@ -99,6 +103,10 @@ class EngineSubject:
         fresh[0] = (start[0] + 2 + repetition if start else 1 + repetition) % vocab
         return self._prefill([*start, *fresh], None if repetition < 0 else case.prompt)
 
+    def can(self, case: Case) -> bool:
+        """Every case."""
+        return True
+
     def _decode(self, start: list[int], generate: int) -> Run:
         steps = list(self.engine.generate(start, Sampling(), max_tokens=generate + 1))
         ids, stats = [id for step in steps for id in step.ids], steps[-1].stats
@@ -125,21 +133,21 @@ def measure(subjects: dict[str, Subject], plan: Plan, meter: Meter, on_run: OnRu
 
     Energy is metered only where one subject is measured alone.
     """
-    alone = len(subjects) == 1
     results: dict[str, list[Measured]] = {name: [] for name in subjects}
     for case in plan.cases:
-        for name, subject in subjects.items():
+        able = {name: subject for name, subject in subjects.items() if subject.can(case)}
+        for name, subject in able.items():
             on_run(name, case)
             subject.run(case, -1)
-        runs: dict[str, list[Run]] = {name: [] for name in subjects}
+        runs: dict[str, list[Run]] = {name: [] for name in able}
         meter.start()
         for repetition in range(plan.repetitions):
-            for name, subject in subjects.items():
+            for name, subject in able.items():
                 on_run(name, case)
                 runs[name].append(subject.run(case, repetition))
         joules = meter.stop()
-        for name in subjects:
-            results[name].append(Measured(case, tuple(runs[name]), joules if alone else None))
+        for name in able:
+            results[name].append(Measured(case, tuple(runs[name]), joules if len(subjects) == 1 else None))
     return results
 
 

@@ -74,7 +74,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run. `same_tokens`: per comparison, how many leading greedy tokens of `checked_tokens` agree."""
+    """A whole run.
+
+    same_tokens      per comparison, how many leading greedy tokens of `checked_tokens` agree
+    ledger_bytes     component -> bytes as allocated by localq; predicted_bytes: as planned before the load
+    """
 
     model: str
     rows: tuple[Row, ...]
@@ -84,6 +88,7 @@ class Report:
     checked_tokens: int = 0
     same_tokens: dict[str, int] = field(default_factory=dict)
     ledger_bytes: dict[str, int] = field(default_factory=dict)
+    predicted_bytes: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def row(self, engine: str, case: Case) -> Row | None:
@@ -132,6 +137,7 @@ class Report:
             "checked_tokens": self.checked_tokens,
             "same_tokens": self.same_tokens,
             "ledger_bytes": self.ledger_bytes,
+            "predicted_bytes": self.predicted_bytes,
             "conditions": self.conditions,
             "notes": list(self.notes),
             "rows": [row.to_dict() for row in self.rows],

@@ -51,17 +51,17 @@ class Transformers:
             self._settings = {"past_key_values": self._cache}
 
     def run(self, case: Case, repetition: int) -> Run:
-        """See `measure.Subject`. Prefill behind a depth is timed as the whole prompt less the depth's own time."""
+        """See `measure.Subject`. Every run computes its depth anew, which for decode is not timed."""
         vocab = int(self._reference.config.vocab_size)
         if case.generate:
             stamps, ids = self.generate(measure.prompt(case.start, vocab, self._seed), case.generate + 1)
             return Run(stamps[-1] - stamps[1], stamps[1] - stamps[0], tuple(ids))
-        seconds = 0.0
-        for count, sign in ((case.depth + case.prompt, 1), (case.depth, -1)):
-            if count:
-                stamps, _ = self.generate(measure.prompt(count, vocab, self._seed + repetition), 1)
-                seconds += sign * (stamps[1] - stamps[0])
-        return Run(max(seconds, 1e-9), seconds)
+        stamps, _ = self.generate(measure.prompt(case.prompt, vocab, self._seed + 2 + repetition), 1)
+        return Run(stamps[1] - stamps[0], stamps[1] - stamps[0])
+
+    def can(self, case: Case) -> bool:
+        """Not prefill behind a depth: `generate` does not stop the clock in between."""
+        return not (case.prompt and case.depth)
 
     def generate(self, prompt: list[int], count: int) -> tuple[list[float], list[int]]:
         """`count` greedy tokens: when the request came and when each token was there, in seconds, and the tokens."""

@@ -80,7 +80,7 @@ def run(request: Request, on_state: OnState) -> Report:
         "format": model.format, "dtype": name_of(model.dtype), "ctx": model.ctx,
         **conditions(device, request.plan.seed),  # now, while the clocks are those of the timing
     }  # fmt: skip
-    ledger, dtype, plain = dict(model.ledger), model.dtype, is_plain(model)
+    predicted, dtype, plain = model.plan.ledger.components, model.dtype, is_plain(model)
     del model
     if not plain and (request.baseline or TRANSFORMERS in request.against):
         bench.in_16_bit(dtype)
@@ -92,7 +92,8 @@ def run(request: Request, on_state: OnState) -> Report:
         roof_bytes_per_s=bench.roof,
         checked_tokens=measure.CHECK_TOKENS,
         same_tokens=bench.same_tokens,
-        ledger_bytes=ledger,
+        ledger_bytes=bench.ledger,
+        predicted_bytes=predicted,
         notes=tuple(bench.notes),
     )
 
@@ -117,15 +118,20 @@ class _Bench:
         self._seed = request.plan.seed
         self.rows: list[Row] = []
         self.notes: list[str] = []
+        self.ledger: dict[str, int] = {}
         self.same_tokens: dict[str, int] = {}
 
     def ours(self, options: Options) -> LoadedModel:
         """localq itself, then those who can run on the tensors that it has loaded."""
         request = self.request
         model = self._loaded(request.files, options, lambda files: request.opened(files, self.device))
+        eager = self._eager_ids(model)
         engine = Engine(model)
-        self.notes += model.notes
-        ids = self._checked(engine)
+        self.notes += engine.notes
+        self.ledger = engine.ledger()
+        ids = measure.greedy_ids(engine, self._seed)
+        if eager is not None and ids != eager:
+            raise LocalqError("bench", "the captured graph and the eager step give different tokens", "Report this.")
         subjects: dict[str, Subject] = {OURS: EngineSubject(engine, self._seed)}
         beside = TRANSFORMERS in request.against and is_plain(model)
         if beside and self.device.type == "cpu":  # in turn, because the host's speed changes by the minute
@@ -210,15 +216,14 @@ class _Bench:
             subjects, self.request.plan, self._meter, lambda name, case: self._on_state(f"{name} {case.name}")
         )
 
-    def _checked(self, engine: Engine) -> list[int]:
-        """The greedy tokens; on a GPU those of the graph, which the eager step must repeat."""
-        ids = measure.greedy_ids(engine, self._seed)
-        if self.device.type == "cuda":
-            self._on_state("checking the graph against the eager step")
-            if ids != measure.greedy_ids(Engine(engine.model, use_graphs=False), self._seed):
-                raise LocalqError("bench", "the captured graph and the eager step give different tokens", "Report it.")
-            self.same_tokens["eager"] = len(ids)
-            free_memory()
+    def _eager_ids(self, model: LoadedModel) -> list[int] | None:
+        """The greedy tokens that a GPU gives without a graph; None on the CPU, which has no graphs."""
+        if self.device.type != "cuda":
+            return None
+        self._on_state("checking the eager step")
+        ids = measure.greedy_ids(Engine(model, use_graphs=False), self._seed)
+        self.same_tokens["eager"] = len(ids)
+        free_memory()
         return ids
 
     def _host_gap(self, engine: Engine, case: Case) -> float | None:
@@ -250,8 +255,6 @@ class _Bench:
         """Time a rival. One that fails is a note with its own words, and no reason to lose what was measured."""
         try:
             measured: list[Measured] = self._timed({name: made()})[name]
-        except LocalqError:
-            raise
         except Exception as error:  # other people's code: any failure of it is theirs to name
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             self.notes.append(f"{name} not measured: {type(error).__name__}: {first[:200]}")

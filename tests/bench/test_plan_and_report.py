@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 
 import pytest
 
 from localq.bench import plan as plans
-from localq.bench.energy import integrate
+from localq.bench.energy import CounterMeter, PowerMeter, integrate
 from localq.bench.extrapolate import PAIRS, extrapolated, line
 from localq.bench.measure import Measured, Run
 from localq.bench.plan import Case
@@ -49,6 +50,34 @@ def test_rates_and_energy_by_hand():
     assert integrate([(0.0, 100.0), (0.5, 200.0), (1.5, 200.0)]) == 75.0 + 200.0
 
 
+class Card:
+    """NVML's two ways to tell energy."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self) -> None:
+        self.millijoules = iter([1_000, 3_500])
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> int:
+        return next(self.millijoules)
+
+    def nvmlDeviceGetPowerUsage(self, handle: object) -> int:
+        return 40_000
+
+
+def test_meters_read_the_counter_or_integrate_the_power():
+    counter = CounterMeter(Card(), None)
+    counter.start()
+    assert counter.stop() == 2.5
+    power = PowerMeter(Card(), None)
+    power.start()
+    started = time.perf_counter()
+    time.sleep(0.05)
+    joules = power.stop()
+    assert joules == pytest.approx(40 * (time.perf_counter() - started), rel=0.5)
+
+
 def test_the_line_through_two_cuts():
     assert line(3.0, 5.0, few=2, more=4, layers=80) == 3.0 + 78.0
     asked = []
@@ -79,7 +108,7 @@ def report() -> Report:
     prefill = Row(OURS, "nf4", PP, (9000.0,), 9000.0)
     dense = Row(BASELINE, "float16", TG, (100.0,), 100.0, extrapolated=True)
     return Report("a, \"quoted\" model", (ours, prefill, dense), TG, {"device": "CPU", "seed": 0}, 1e12,
-                  32, {"eager": 32}, {"weights": 5}, ("a note",))  # fmt: skip
+                  32, {"eager": 32}, {"weights": 5}, {"weights": 6}, ("a note",))  # fmt: skip
 
 
 @pytest.mark.parametrize("format", FORMATS)
