@@ -25,7 +25,7 @@ PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized 
 SCORES_BYTES = 96 * MIB  # scores of a block of queries, and their copies, where a soft cap rules out fused attention
 MASK_BYTES = 3  # of one chunk row and one context position: a bool mask and its 16-bit form inside attention
 SPLIT_BLOCKS, SPLIT_ROWS = 340, 16  # attention: blocks of the largest card (2 for each multiprocessor), rows of each
-SAMPLER_BYTES = 17  # per entry of the vocabulary: seen, and room to sort by score
+SAMPLER_BYTES, SAMPLER_FIXED = 9, 12_616  # per entry of the vocabulary: seen, and its place in a list; and besides
 LOGITS_BYTES = 6  # per entry of the vocabulary: a row in 16 bit and in f32
 _PLAIN = ("bf16", "fp16", "gguf")
 
@@ -93,7 +93,7 @@ def fixed_bytes(
         "scratch": _scratch(arch, format, itemsize),
         "step_buffers": _step_buffers(arch, itemsize),
         "attention_workspace": 4 * SPLIT_BLOCKS * SPLIT_ROWS * (arch.head_dim + 2),
-        "sampler": SAMPLER_BYTES * arch.vocab,
+        "sampler": SAMPLER_BYTES * arch.vocab + SAMPLER_FIXED,
         "cublas_workspace": CUBLAS_BYTES,
         "graphs": 2 * (5 * arch.layers + 3) * LAUNCH_BYTES,
     }

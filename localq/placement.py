@@ -19,6 +19,7 @@ STEPS: tuple[Mapping[str, int | str], ...] = (
     {"head": "nf4", "embed": "host"},
     {"kv_bits": 4},
 )
+HEAD_COLUMNS = {"16": 1, "8": 16, "nf4": 64}  # the form takes a multiple of so many
 HEAD_NAMES = {"16": "16 bit", "8": "8 bit", "nf4": "NF4"}
 
 
@@ -76,7 +77,7 @@ def _saves(arch: Architecture, tried: Placement, step: Mapping[str, int | str]) 
         return kv_storable(arch)
     if arch.tied and (tried.embed == "host") != (tried.head != "16"):
         return False  # the table moves only together with the head, and a head of its own only pays with it
-    return tried.head != "nf4" or arch.hidden % 64 == 0
+    return arch.hidden % HEAD_COLUMNS[tried.head] == 0
 
 
 def kv_storable(arch: Architecture) -> bool:

@@ -22,7 +22,7 @@ from localq.footprint import PREFILL_CHUNK as PREFILL_CHUNK
 from localq.footprint import bits_per_weight as bits_per_weight
 from localq.footprint import linear_bytes as linear_bytes
 from localq.footprint import weights_bytes as weights_bytes
-from localq.placement import HEAD_NAMES, Placement, kv_storable
+from localq.placement import HEAD_COLUMNS, HEAD_NAMES, Placement, kv_storable
 from localq.placement import Wishes as Wishes
 
 CPU_CONTEXT = 8192  # tokens, where no budget limits the context and none was asked for
@@ -175,8 +175,10 @@ def _check(arch: Architecture, wishes: Wishes) -> None:
     if wishes.kv_bits in (8, 4) and not kv_storable(arch):
         why = f"heads of {arch.head_dim} columns cannot be stored in {wishes.kv_bits} bit"
         raise usage_error("--kv", why, "Use 16.")
-    if wishes.head == "nf4" and arch.hidden % 64:
-        raise usage_error("--head", f"NF4 takes a multiple of 64 columns, the head has {arch.hidden}", "Use 8 or 16.")
+    columns = HEAD_COLUMNS.get(wishes.head, 1)
+    if arch.hidden % columns:
+        why = f"{HEAD_NAMES[wishes.head]} takes a multiple of {columns} columns, the head has {arch.hidden}"
+        raise usage_error("--head", why, "Use 16.")
     if wishes.embed == "host" and arch.tied and wishes.head == "16":
         why = "the embedding of this model is also its head, which the device reads whole for every token"
         raise usage_error("--embed", why, "Add --head 8 or --head nf4, or use --embed device.")

@@ -292,6 +292,13 @@ def test_heads_that_the_quantized_cache_does_not_cover():
         planner.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(kv_bits=8))
 
 
+def test_heads_that_a_form_does_not_cover():
+    shape = replace(arch("llama-3.1-8b"), hidden=4096 + 8)
+    assert all(placement.head == "16" for placement in Wishes().placements(shape))
+    with pytest.raises(LocalqError, match="8 bit takes a multiple of 16 columns, the head has 4104"):
+        planner.plan(shape, "bf16", 80 * 2**30, wishes=Wishes(head="8"))
+
+
 @pytest.mark.parametrize("wrong", [{"kv_bits": 5}, {"embed": "disk"}, {"head": "4"}])
 def test_wishes_that_do_not_exist(wrong):
     with pytest.raises(LocalqError) as raised:

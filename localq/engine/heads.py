@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from localq.quant import nf4
+from localq.quant import int8, nf4
 
 
 def quantized(weight: Tensor, head: str, dtype: torch.dtype) -> nn.Module:
@@ -24,8 +24,6 @@ def quantized(weight: Tensor, head: str, dtype: torch.dtype) -> nn.Module:
         linear = nf4.Linear(packed)
         linear.tile_()
         return linear
-    from localq.quant import int8  # only here: few models have such a head
-
     coded = int8.quantize(weight)
     return int8.Linear(coded.codes, coded.scales, None) if weight.is_cuda else _plain(int8.dequantize(coded, dtype))
 

@@ -20,7 +20,7 @@ from localq.engine.generate import Engine
 from localq.engine.load import Options, load, pick_dtype
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import open_model
-from localq.quant import nf4
+from localq.quant import int8, nf4
 
 CPU = Options(device="cpu")
 
@@ -301,17 +301,18 @@ def test_what_does_not_exist_is_a_usage_error(checkpoint):
         assert caught.value.exit_code == ExitCode.USAGE
 
 
+@pytest.mark.parametrize(("form", "module", "relative"), [("8", int8, 0.02), ("nf4", nf4, 0.15)])
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_head_in_nf4_has_the_values_of_its_dequantized_form(tmp_path, tied):
+def test_a_reduced_head_has_the_values_of_its_dequantized_form(tmp_path, tied, form, module, relative):
     folder = make_checkpoint(tmp_path, dtype=torch.float32, initializer_range=0.15, tie_word_embeddings=tied)
-    plain, quantized = load(open_model(folder), CPU), load(open_model(folder), Options(device="cpu", head="nf4"))
-    assert quantized.head_bits == "nf4"
+    plain, quantized = load(open_model(folder), CPU), load(open_model(folder), Options(device="cpu", head=form))
+    assert quantized.head_bits == form
     head = plain.model.embed_tokens.weight if tied else plain.model.lm_head.weight
-    expected = nf4.dequantize(nf4.quantize(head.detach()), torch.float32)
+    expected = module.dequantize(module.quantize(head.detach()), torch.float32)
     assert torch.equal(quantized.model.lm_head.weight, expected)
     assert torch.equal(quantized.model.embed_tokens.weight, plain.model.embed_tokens.weight)
     ids = prompt_of(20)
-    assert_near(logits_of(quantized, ids), logits_of(plain, ids), 0.15)
+    assert_near(logits_of(quantized, ids), logits_of(plain, ids), relative)
 
 
 def assert_near(logits: torch.Tensor, reference: torch.Tensor, relative: float) -> None:

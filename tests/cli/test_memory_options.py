@@ -1,0 +1,68 @@
+"""`--vram`, `--kv`, `--embed`, `--head` and `--ctx`: from the command line to the message that the engine gets."""
+
+from __future__ import annotations
+
+import pytest
+
+from localq.cli import execute, options
+from localq.cli.session import _load_request
+from localq.errors import ExitCode, LocalqError
+from localq.planner import MIB
+from localq.worker import messages
+from localq.worker.messages import Load
+
+
+@pytest.fixture(autouse=True)
+def no_own_settings(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "none.toml"))
+
+
+def test_nothing_said_leaves_everything_to_the_planner():
+    request = _load_request("folder", "tiny", options.effective())
+    assert request == Load("folder", "tiny")
+    assert (request.kv_bits, request.vram_bytes, request.embed, request.head) == (None, None, "auto", "auto")
+
+
+def test_flags_beat_the_environment_and_reach_the_engine(monkeypatch):
+    monkeypatch.setenv("LOCALQ_KV", "8")
+    monkeypatch.setenv("LOCALQ_VRAM", "8")
+    settings = options.effective(vram="24", embed="host", head="nf4", ctx=4096)
+    request = _load_request("folder", "tiny", settings)
+    assert request == Load("folder", "tiny", ctx=4096, kv_bits=8, vram_bytes=24_564 * MIB, embed="host", head="nf4")
+    assert messages.decode(messages.encode(request)) == request
+
+
+def test_an_amount_that_is_none_is_a_usage_error():
+    with pytest.raises(LocalqError, match="not an amount of memory") as caught:
+        _load_request("folder", "tiny", options.effective(vram="lots"))
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--kv", "5"], "auto, 16, 8, 4"),
+        (["--embed", "disk"], "auto, device, host"),
+        (["--head", "q4"], "auto, 16, 8, nf4"),
+        (["--ctx", "many"], "4096 or 8k"),
+        (["--ctx-size", "0"], "1 or more"),
+    ],
+)
+def test_wrong_values_are_one_line_and_exit_2(capsys, arguments, hint):
+    assert execute(["chat", "smollm2-135m", *arguments]) == ExitCode.USAGE
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert hint in captured.err
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["chat", "run"])
+def test_help_names_them(capsys, verb):
+    assert execute([verb, "--help"]) == ExitCode.OK
+    text = capsys.readouterr().out
+    assert all(option in text for option in ("--vram", "--kv", "--embed", "--head", "--ctx"))
+
+
+def test_completion_offers_the_values():
+    assert options._choices("kv")("") == ["auto", "16", "8", "4"]
+    assert options._choices("head")("n") == ["nf4"]
