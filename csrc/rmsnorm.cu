@@ -14,13 +14,14 @@ namespace {
 
 constexpr const char* kOp = "rmsnorm";
 constexpr int kThreads = 512;
+constexpr int kScratchBytes = kThreads / 32 * sizeof(float);
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     rmsnorm_kernel(const T* x, GemvExtras extras, const T* residual, T* out, int width) {
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ float scratch[kThreads / 32];
   auto* row = reinterpret_cast<T*>(shared);
+  auto* scratch = reinterpret_cast<float*>(row + width);  // all dynamic: launch() opts in to the most there is
   const int64_t begin = int64_t(blockIdx.x) * width;
   release_dependents();
   dependency_wait();
@@ -39,8 +40,9 @@ __global__ void __launch_bounds__(kThreads)
 template <typename T>
 void launch_rows(const void* x, const GemvExtras& extras, const void* residual, void* out, int64_t rows, int64_t width,
                  int device, cudaStream_t stream) {
-  launch(kOp, device, rmsnorm_kernel<T>, dim3(unsigned(rows)), dim3(kThreads), size_t(width) * sizeof(T), stream,
-         static_cast<const T*>(x), extras, static_cast<const T*>(residual), static_cast<T*>(out), int(width));
+  launch(kOp, device, rmsnorm_kernel<T>, dim3(unsigned(rows)), dim3(kThreads),
+         size_t(width) * sizeof(T) + kScratchBytes, stream, static_cast<const T*>(x), extras,
+         static_cast<const T*>(residual), static_cast<T*>(out), int(width));
 }
 
 }  // namespace
@@ -51,7 +53,7 @@ void rmsnorm(const void* x, NormKind kind, const void* weight, float eps, const 
   require(width >= 8 && width % 8 == 0, kOp, "width", width, "must be a positive multiple of 8");
   require(type != Type::kFloat32, kOp, "dtype", static_cast<int>(type), "must be float16 or bfloat16");
   require(kind != NormKind::kNone, kOp, "norm", 0, "must be plain or offset");
-  require(width * 2 + 256 <= device_facts(device, kOp).shared_bytes_per_block, kOp, "width", width,
+  require(width * 2 + kScratchBytes <= device_facts(device, kOp).shared_bytes_per_block, kOp, "width", width,
           "does not fit in shared memory");
   require_aligned(x, 16, kOp, "x");
   require_aligned(out, 16, kOp, "out");
