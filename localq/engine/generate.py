@@ -8,12 +8,14 @@ interrupts a reply: an error, a cancel, or a consumer that walks away.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import torch
 
 from localq import planner
+from localq.engine import fused, profile
 from localq.engine.decode import ModuleStep, Readback, StepState
+from localq.engine.fused import FusedStep
+from localq.engine.graph import StepGraphs
 from localq.engine.load import LoadedModel, OnProgress, free_memory, out_of_memory
 from localq.engine.reply import Reply
 from localq.engine.reply import Step as Step
@@ -21,10 +23,6 @@ from localq.engine.sampler import NON_FINITE, SamplerState
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.sampling import Sampling
 from localq.stats import StepProfile
-
-if TYPE_CHECKING:
-    from localq.engine.fused import FusedStep
-    from localq.engine.graph import StepGraphs
 
 CUDA_CHUNK = planner.PREFILL_CHUNK  # tokens of one prefill pass
 CPU_CHUNK = 128  # 0.16 s for SmolLM2-135M on two cores, so that Cancel is heard; 256 would be 10 % faster
@@ -58,8 +56,6 @@ class Engine:
         self._ledger = {**model.ledger, "sampler": self._state.bytes()}
         self.notes = model.notes
         if on_cuda:
-            from localq.engine import fused
-
             reason = fused.why_not(model.model)
             if reason:
                 self.notes = (*self.notes, f"decoding without the fused kernels, which is slow: {reason}")
@@ -104,8 +100,6 @@ class Engine:
         raise failure
 
     def _build_step(self) -> None:
-        from localq.engine.fused import FusedStep
-
         self._fused = FusedStep(self.model.model, self.model.cache, self._state)
         self._ledger["step_buffers"] = self._fused.bytes()
         self._ledger["attention_workspace"] = self._fused.workspace_bytes()
@@ -113,8 +107,6 @@ class Engine:
     def _capture(self) -> None:
         """What the graphs and the code of their kernels take is the driver's: it is read from the device."""
         assert self._fused is not None
-        from localq.engine.graph import StepGraphs
-
         free_memory()
         before = torch.cuda.mem_get_info(self.model.device)[0]
         self._graphs = StepGraphs(self._fused)
@@ -269,8 +261,6 @@ class Engine:
         if self._fused is None:
             why = "only the fused decode step of a GPU is timed, and it does not run here"
             raise LocalqError("profile", why, "Load with --device cuda and --dtype auto.", ExitCode.NO_DEVICE)
-        from localq.engine import profile
-
         self._readback.forget()
         try:
             return profile.profile_step(self._fused, self._readback, self.model.ctx, position, greedy)

@@ -20,7 +20,6 @@ from localq.quant.int8 import Linear as Int8Linear
 from localq.quant.nf4 import Linear as Nf4Linear
 
 _TILE_ROWS = 16  # rows that the tiled order of NF4 keeps together
-_DENSE_COLUMNS = 8  # 16-byte loads of 16-bit weights
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Operand:
     def readable(self) -> bool:
         """The kernels read it: on a GPU, in a quantized format or 16 bits, rows of whole 16-byte loads."""
         if isinstance(self.matrix, Tensor):
-            fits = self.matrix.dtype in HALF_TYPES and self.in_features % _DENSE_COLUMNS == 0
+            fits = self.matrix.dtype in HALF_TYPES and self.in_features % dense.COLUMNS == 0
             return fits and self.matrix.is_cuda
         return self.matrix.codes.is_cuda
 
@@ -51,7 +50,9 @@ class Operand:
 
 def operand(module: nn.Module) -> Operand | None:
     """`module` as an operand; None for a kind of module that has no kernel."""
-    if isinstance(module, Nf4Linear | Int8Linear):
+    if isinstance(module, Nf4Linear):
+        return Operand(module.matrix, module.bias, module.out_features, module.in_features)
+    if isinstance(module, Int8Linear):
         return Operand(module.matrix, module.bias, module.out_features, module.in_features)
     return dense_operand(module.weight, module.bias) if isinstance(module, nn.Linear) else None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import reference_kernels
+import step_stand_ins
 import tiny_models
 import torch
 from nf4_operands import operands
@@ -53,7 +53,7 @@ def logits_of_launches(model) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_launches_give_the_logits_of_the_modules(name, monkeypatch):
-    reference_kernels.install(monkeypatch)
+    step_stand_ins.install(monkeypatch)
     model = tiny_models.ours(name)
     with torch.inference_mode():
         logits = logits_of_launches(model)
@@ -70,7 +70,7 @@ def test_launches_give_the_logits_of_the_modules(name, monkeypatch):
     ],
 )
 def test_a_step_is_five_launches_a_layer_and_two_more_around_sandwich_norms(name, per_layer, monkeypatch):
-    reference_kernels.install(monkeypatch)
+    step_stand_ins.install(monkeypatch)
     model = tiny_models.ours(name)
     step = fused_step(model, KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu"))
     operations = [launch.operation for launch in step.launches(greedy=True)]
@@ -79,7 +79,7 @@ def test_a_step_is_five_launches_a_layer_and_two_more_around_sandwich_norms(name
 
 
 def test_bytes_of_the_launches_are_all_weights_once_and_the_cache(monkeypatch):
-    reference_kernels.install(monkeypatch)
+    step_stand_ins.install(monkeypatch)
     model = tiny_models.ours("qwen3")  # tied: the table is the head
     cache = KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu")
     launches = fused_step(model, cache).launches(greedy=True)
@@ -95,7 +95,7 @@ def test_bytes_of_the_launches_are_all_weights_once_and_the_cache(monkeypatch):
 
 
 def test_gate_and_up_of_one_matrix_that_cannot_be_cut(monkeypatch):
-    reference_kernels.install(monkeypatch)
+    step_stand_ins.install(monkeypatch)
     monkeypatch.setattr(fused, "halves", lambda whole: None)
     model = tiny_models.ours("phi3-window")
     with torch.inference_mode():
