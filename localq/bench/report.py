@@ -118,7 +118,7 @@ class Report:
             )
             return f"{others or 'no comparison'} ({speed}; nothing quantized to set against fp16)"
         how = ", extrapolated" if fp16.extrapolated else ""
-        return f"{factor:.2f}x of the same engine in fp16 ({fp16.tok_per_s:.1f} tok/s{how}); {speed}"
+        return f"{factor:.2f}x of the same engine in {fp16.format} ({fp16.tok_per_s:.1f} tok/s{how}); {speed}"
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, for the last line."""

@@ -104,6 +104,11 @@ def is_plain(model: LoadedModel) -> bool:
     return all(isinstance(module, nn.Linear | nn.Embedding | RMSNorm) for module in leaves)
 
 
+def short_name(dtype: torch.dtype) -> str:
+    """As a format: "fp16"."""
+    return {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
+
+
 def name_of(dtype: torch.dtype) -> str:
     """As on the command line: "float16"."""
     return str(dtype).removeprefix("torch.")
@@ -143,7 +148,7 @@ class _Bench:
             timed |= self._guarded(TRANSFORMERS, lambda: self._transformers(model, request.files, ids))
         if BITSANDBYTES in request.against:
             timed |= self._guarded(BITSANDBYTES, lambda: self._bitsandbytes(model, ids))
-        for name, format in ((TRANSFORMERS, name_of(model.dtype)), (BITSANDBYTES, "nf4")):
+        for name, format in ((TRANSFORMERS, short_name(model.dtype)), (BITSANDBYTES, "nf4")):
             self.rows += rows_of(name, format, timed.get(name, []), self.roof)
         return model
 
@@ -173,7 +178,7 @@ class _Bench:
         how = f"from cuts of {pair[0]} and {pair[1]} of its {layers} layers, on random weights"
         self.notes.append(f"16 bit does not fit: extrapolated {how}")
         for name, measured in timed.items():
-            self.rows += rows_of(name, name_of(dtype), measured, self.roof)
+            self.rows += rows_of(name, short_name(dtype), measured, self.roof)
 
     # ---- parts
 
@@ -193,7 +198,7 @@ class _Bench:
 
     def _timed_on(self, model: LoadedModel, files: ModelFiles, whole: bool) -> Timed:
         """The engine on plain weights, and transformers on the same. `whole`: the model as it is, so rows at once."""
-        engine, format, timed = Engine(model), name_of(model.dtype), Timed()
+        engine, format, timed = Engine(model), short_name(model.dtype), Timed()
         ids = measure.greedy_ids(engine, self._seed)
         if self.request.baseline:
             timed |= self._timed({BASELINE: EngineSubject(engine, self._seed)})

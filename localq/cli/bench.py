@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _MODEL_HELP = "As for chat; with --synthetic a catalogue name; with --kernels also shapes: 4096x4096,28672x8192."
 _SYNTHETIC = "Random weights of MODEL's architecture, nothing fetched."
-_AGAINST = "transformers (the default) or bitsandbytes."
+_AGAINST = "transformers (the default), bitsandbytes or none."
 Model = Annotated[str | None, typer.Argument(help=_MODEL_HELP, autocompletion=options.known_names)]
 Prompt = Annotated[str, typer.Option("-p", "--n-prompt", metavar="LIST", help="Prefill tests, in tokens; 0 = none.")]
 Generate = Annotated[str, typer.Option("-n", "--n-gen", metavar="LIST", help="Decode tests, in tokens; 0 = none.")]
@@ -50,7 +50,7 @@ def bench(
     output: Output = "table",
     synthetic: Annotated[bool, typer.Option("--synthetic", help=_SYNTHETIC)] = False,
     against: Against = None,
-    no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Nothing but localq and --against.")] = False,
+    no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Only localq, and what --against names.")] = False,
     kernels: Annotated[bool, typer.Option("--kernels", help="Time every CUDA kernel instead.")] = False,
     profile: Annotated[bool, typer.Option("--profile", help="Time one decode step, part by part.")] = False,
     crossover: Annotated[bool, typer.Option("--crossover", help="Where NF4 prefill changes its way.")] = False,
@@ -79,9 +79,10 @@ def bench(
 
     plan = plans.make(prompt, generate, depth, repetitions, seed)
     settings = options.effective(device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head)
-    rivals = tuple(part for each in against or [] for part in each.split(","))
-    if not rivals and not no_baseline:
-        rivals = ("transformers",)
+    named = [part for each in against or [] for part in each.split(",")]
+    if not named and not no_baseline:
+        named = ["transformers"]
+    rivals = tuple(name for name in named if name != "none")
     request = _request(asked, settings, plan, rivals, not no_baseline, ctx)
     _measure(request, mode, asked, quiet)
 

@@ -106,7 +106,7 @@ def test_other_failures_are_not_taken_for_a_lack_of_memory():
 def report() -> Report:
     ours = Row(OURS, "nf4", TG, (300.0, 320.0), 310.0, 0.01, 4_000_000, 0.4, 0.5, 2**30, None, 3.25)
     prefill = Row(OURS, "nf4", PP, (9000.0,), 9000.0)
-    dense = Row(BASELINE, "float16", TG, (100.0,), 100.0, extrapolated=True)
+    dense = Row(BASELINE, "fp16", TG, (100.0,), 100.0, extrapolated=True)
     return Report("a, \"quoted\" model", (ours, prefill, dense), TG, {"device": "CPU", "seed": 0}, 1e12,
                   32, {"eager": 32}, {"weights": 5}, {"weights": 6}, ("a note",))  # fmt: skip
 

@@ -52,6 +52,8 @@ def test_the_comparison_may_be_chosen_without_the_rest(model, capsys):
     assert cli.execute(["bench", model, *SHORT, "--against", "transformers", "--json"]) == 0
     body = json.loads(capsys.readouterr().out)
     assert list(body["speedups"]["tg4"]) == ["transformers"]
+    assert cli.execute(["bench", model, *SHORT[:-1], "--against", "none", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["speedups"]["tg4"] == {}
 
 
 def test_random_weights_of_a_catalogued_shape(monkeypatch, capsys):
