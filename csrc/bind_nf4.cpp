@@ -33,10 +33,13 @@ Nf4 nf4(const Matrix& m) {
 void bind_nf4(py::module_& m) {
   m.def(
       "nf4_dequantize",
-      [](const Matrix& matrix, uintptr_t out, int type, int device, uintptr_t stream) {
-        nf4_dequantize(nf4(matrix), pointer<void>(out), static_cast<Type>(type), device, stream_of(stream));
+      [](const Matrix& matrix, uintptr_t out, int type, int64_t row_begin, int64_t row_count, int device,
+         uintptr_t stream) {
+        nf4_dequantize(nf4(matrix), pointer<void>(out), static_cast<Type>(type), row_begin, row_count, device,
+                       stream_of(stream));
       },
-      py::arg("matrix"), py::arg("out"), py::arg("type"), py::arg("device"), py::arg("stream"));
+      py::arg("matrix"), py::arg("out"), py::arg("type"), py::arg("row_begin"), py::arg("row_count"), py::arg("device"),
+      py::arg("stream"));
 
   m.def(
       "nf4_gemv",

@@ -37,7 +37,11 @@ template <typename... Parameters, typename... Arguments>
 void launch(const char* op, int device, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
             cudaStream_t stream, Arguments... arguments) {
   if (shared_bytes > 48 * 1024) {
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared_bytes)), op);
+    // the most there is, not what this launch takes: graphs may hold other launches of the same kernel
+    cudaFuncAttributes facts;
+    check_cuda(cudaFuncGetAttributes(&facts, kernel), op);
+    const int most = device_facts(device, op).shared_bytes_per_block - int(facts.sharedSizeBytes);
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), op);
   }
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

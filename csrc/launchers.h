@@ -29,8 +29,9 @@ struct Nf4 {
 
 enum class Type : int { kFloat16 = 0, kBFloat16 = 1, kFloat32 = 2 };
 
-// out [w.out, w.in] = dequantized weights, row by row.
-void nf4_dequantize(const Nf4& w, void* out, Type type, int device, cudaStream_t stream);
+// out [row_count, w.in] = dequantized weights of a slab of rows, row by row.
+void nf4_dequantize(const Nf4& w, void* out, Type type, int64_t row_begin, int64_t row_count, int device,
+                    cudaStream_t stream);
 
 // y [rows, sum of outs] = extras(x [rows, in] W^T) for `count` matrices that share x and code_map; rows 1 to 8; type of x
 // float16 or bfloat16.

@@ -37,15 +37,6 @@ struct StoredAbsmax {
   uint32_t code;  // into nested_map
 };
 
-template <bool kNested>
-__device__ __forceinline__ StoredAbsmax load_absmax(const Nf4& w, int64_t block) {
-  if constexpr (kNested) {
-    return {w.nested_absmax[block / kNestedBlock], static_cast<const uint8_t*>(w.absmax)[block]};
-  } else {
-    return {static_cast<const float*>(w.absmax)[block], 0u};
-  }
-}
-
 // absmax in f32, bit for bit as bitsandbytes: multiply, round, add, round. `map` is nested_map in shared memory.
 template <bool kNested>
 __device__ __forceinline__ float decode_absmax(StoredAbsmax stored, const float* map, float offset) {

@@ -19,44 +19,32 @@ namespace localq {
 namespace {
 
 constexpr int kWarps = 16, kThreads = 32 * kWarps;
-constexpr int kPrefetch = 1;        // items per warp that are brought to L2 before x is there
-constexpr int kDepth = kChunk / 2;  // blocks of codes in flight per warp
+constexpr int kPrefetch = 1;  // items per warp that are brought to L2 before x is there
 
-// Shared memory of a block, in this order; sizes in floats are of one tile.
+// Shared memory of a block: the look-up table, kWarps floats, x, the tile table, the partial sums.
 struct Layout {
-  uint32_t tiles;          // that fit at a time
-  uint32_t nested_stride;  // nested absmax that a tile can touch
-  uint32_t x_bytes;        // 0: x stays in global memory
+  uint32_t tiles;    // of a block, at most
+  uint32_t x_bytes;  // 0: x stays in global memory
 
-  __host__ __device__ uint32_t tile_bytes(uint32_t chunks) const {
-    return 4 * (chunks * kTile + nested_stride + 1);
-  }
-  __host__ __device__ uint32_t bytes(uint32_t chunks) const {
-    return kTableBytes + 8 * kWarps + x_bytes + tiles * tile_bytes(chunks);
+  __host__ __device__ uint32_t bytes(uint32_t blocks, uint32_t chunks) const {
+    return kTableBytes + 4 * kWarps + x_bytes + TileTable::bytes(tiles, blocks) + 4 * tiles * chunks * kTile;
   }
 };
-
-constexpr TilePlace kNowhere = {~0u};
 
 struct Shared {
   uint8_t* table;
-  float* scratch;     // [kWarps]
-  uint8_t* x;         // 16-byte words of x in the order of x_word, or null
-  float* partial;     // [tiles][chunks][kTile]
-  float* nested;      // [tiles][nested_stride]
-  TilePlace* places;  // [tiles], and kWarps times kNowhere, which ends the walk of a warp
+  float* scratch;  // [kWarps]
+  uint8_t* x;      // 16-byte words of x in the order of x_word, or null
+  TileTable tiles;
+  float* partial;  // [tiles][chunks][kTile]
 };
 
-__device__ __forceinline__ Shared carve(uint8_t* memory, const Layout& layout, uint32_t chunks) {
-  Shared s;
-  s.table = memory;
-  s.scratch = reinterpret_cast<float*>(memory + kTableBytes);
-  s.x = memory + kTableBytes + 4 * kWarps;
-  s.partial = reinterpret_cast<float*>(s.x + layout.x_bytes);
-  s.nested = s.partial + layout.tiles * chunks * kTile;
-  s.places = reinterpret_cast<TilePlace*>(s.nested + layout.tiles * layout.nested_stride);
-  if (layout.x_bytes == 0) s.x = nullptr;
-  return s;
+__device__ __forceinline__ Shared carve(uint8_t* memory, const Layout& layout, uint32_t blocks) {
+  uint8_t* const x = memory + kTableBytes + 4 * kWarps;
+  uint8_t* const rest = x + layout.x_bytes;
+  return {memory, reinterpret_cast<float*>(memory + kTableBytes), layout.x_bytes == 0 ? nullptr : x,
+          TileTable(rest, layout.tiles, blocks),
+          reinterpret_cast<float*>(rest + TileTable::bytes(layout.tiles, blocks))};
 }
 
 // Where word i (8 values) of x lies in shared memory: so that the two loads of x_operand meet no bank twice.
@@ -120,85 +108,12 @@ struct Cursor {
   }
 };
 
-// What the loop over the blocks of an item needs to know of it. An item is quick when its tile and its chunk are whole.
-struct Item {
-  const uint8_t* codes;  // of the lane
-  uint32_t absmax_codes;
-  TilePlace place;
-  bool quick;
-};
-
-template <bool kTiled>
-__device__ __forceinline__ Item item_at(const Nf4Gemv& p, TilePlace place, uint32_t chunk) {
-  Item item = {};
-  item.place = place;
-  if (place.word == kNowhere.word) return item;
-  const uint32_t lane = threadIdx.x % 32, first = chunk * kChunk, tile = place.tile();
-  const Nf4Segment& w = p.segment[place.segment()];
-  item.quick = is_full(w, tile) && first + kChunk <= p.blocks;
-  if (!item.quick) return item;
-  if (kTiled) {
-    const uint32_t word = tile * p.blocks + first;
-    item.codes = w.codes + (uint64_t(word) * kTileWords + lane) * 16;
-  } else {
-    const uint32_t row = tile * kTile + lane / 4, t = lane % 4;
-    item.codes = w.codes + (uint64_t(row) * p.blocks + first) * (kBlock / 2) + 8 * t;
-  }
-  if (p.nested_map != nullptr) item.absmax_codes = load_absmax_word<kTiled>(p, w, tile, first);
-  return item;
-}
-
-// Bytes between two blocks of a tile as one lane reads them.
-template <bool kTiled>
-__device__ constexpr uint32_t block_stride() {
-  return kTiled ? kTileWords * 16 : kBlock / 2;
-}
-
-template <bool kTiled>
-__device__ __forceinline__ uint4 load_block(const Nf4Gemv& p, const uint8_t* codes, int u) {
-  codes += u * block_stride<kTiled>();
-  if (kTiled) return __ldcs(reinterpret_cast<const uint4*>(codes));
-  const uint2 low = __ldcs(reinterpret_cast<const uint2*>(codes));
-  const uint2 high = __ldcs(reinterpret_cast<const uint2*>(codes + 8 * p.blocks * (kBlock / 2)));
-  return make_uint4(low.x, low.y, high.x, high.y);
-}
-
-template <bool kTiled>
-__device__ __forceinline__ void load_ring(uint4 (&ring)[kDepth], const Nf4Gemv& p, const Item& item) {
-#pragma unroll
-  for (int i = 0; i < kDepth; ++i) {
-    ring[i] = make_uint4(0, 0, 0, 0);  // so that the ring is not alive through an item that does not use it
-    if (item.quick) ring[i] = load_block<kTiled>(p, item.codes, i);
-  }
-}
-
-// The scales of a quick item that the lane applies: rows g and g + 8, blocks 2 t and 2 t + 1 of the chunk.
-template <bool kTiled>
-__device__ __forceinline__ void decode_scales(float (&scale)[4], const Nf4Gemv& p, const Shared& s,
-                                              const Layout& layout, const Cursor& cursor, const Item& item) {
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, block = cursor.chunk * kChunk + 2 * t;
-  const Nf4Segment& w = p.segment[item.place.segment()];
-  if (p.nested_map == nullptr) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) scale[i] = load_scale(p, w, item.place.tile(), g + i / 2 * 8, block + i % 2);
-    return;
-  }
-  const uint32_t base = item.place.tile() * kTile * p.blocks;
-  const float* nested = s.nested + cursor.tile * layout.nested_stride - base / kNestedBlock;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t flat = base + (g + i / 2 * 8) * p.blocks + block + i % 2;
-    const float absmax = __uint_as_float(look_up(s.table, 4 * lane + 128, item.absmax_codes, i));
-    scale[i] = __fadd_rn(__fmul_rn(absmax, nested[flat / kNestedBlock]), w.offset);
-  }
-}
-
 // The sums of rows g and g + 8 over the lane's share of an item that is not quick: a short tile, or a short chunk.
 template <typename T>
 __device__ __forceinline__ void sum_short_item(float (&sum)[2], const Nf4Gemv& p, const Shared& s, const T* x,
                                                const Cursor& cursor) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const TilePlace place = s.places[cursor.tile];
+  const TilePlace place = s.tiles.places[cursor.tile];
   const Nf4Segment& w = p.segment[place.segment()];
   const uint32_t end = min((cursor.chunk + 1) * kChunk, p.blocks);
 #pragma unroll 1
@@ -251,13 +166,13 @@ __device__ __forceinline__ void sum_half(float (&sum)[2], uint4 (&ring)[kDepth],
 template <bool kTiled>
 __device__ __forceinline__ Item next_item(const Nf4Gemv& p, const Shared& s, Cursor& cursor) {
   cursor.advance(p.chunks);
-  return item_at<kTiled>(p, s.places[cursor.tile], cursor.chunk);
+  return item_at<kTiled>(p, s.tiles.places[cursor.tile], cursor.chunk);
 }
 
 // All items of a block: partial sums into shared memory. `item` is that at the cursor, the ring holds its first half.
 template <typename T, bool kTiled>
-__device__ __forceinline__ void sum_group(const Nf4Gemv& p, const Shared& s, const Layout& layout, const T* x,
-                                          Cursor cursor, Item item, uint4 (&ring)[kDepth]) {
+__device__ __forceinline__ void sum_group(const Nf4Gemv& p, const Shared& s, const T* x, Cursor cursor, Item item,
+                                          uint4 (&ring)[kDepth]) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   float* partial = s.partial + threadIdx.x / 32 * kTile + g;
 #pragma unroll 1
@@ -265,7 +180,7 @@ __device__ __forceinline__ void sum_group(const Nf4Gemv& p, const Shared& s, con
     float sum[2] = {};
     if (item.quick) {
       float scale[4];
-      decode_scales<kTiled>(scale, p, s, layout, cursor, item);
+      decode_scales(scale, p, s.table, s.tiles, cursor.tile, cursor.chunk, item);
       uint32_t b[8];
       x_operand(b, s, x, cursor.chunk * kChunk + g);
       sum_half<T, kTiled, 0>(sum, ring, p, s, b, scale, item.codes + kDepth * block_stride<kTiled>(), true);
@@ -302,29 +217,6 @@ __device__ __forceinline__ void prefetch_items(const Nf4Gemv& p, uint32_t unit, 
   }
 }
 
-// Number i of the nested absmax of the tiles of a block, and the place of the tile it belongs to.
-__device__ __forceinline__ float nested_at(TilePlace& place, const Nf4Gemv& p, const Layout& layout, uint32_t unit,
-                                           uint32_t i) {
-  const uint32_t tile = i / layout.nested_stride, k = i % layout.nested_stride;
-  place = place_of(p, unit + tile / p.parts, tile % p.parts);
-  if (p.nested_map == nullptr) return 0.f;
-  const Nf4Segment& w = p.segment[place.segment()];
-  const uint32_t last = (w.out * p.blocks - 1) / kNestedBlock;
-  return w.nested_absmax[min(place.tile() * kTile * p.blocks / kNestedBlock + k, last)];
-}
-
-// Places and nested absmax of the tiles of a block into shared memory; those of i = threadIdx.x have been loaded.
-__device__ __forceinline__ void stage_tiles(const Nf4Gemv& p, const Shared& s, const Layout& layout, uint32_t unit,
-                                            uint32_t tiles, float nested, TilePlace place) {
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < tiles * layout.nested_stride; i += kThreads) {
-    if (i != threadIdx.x) nested = nested_at(place, p, layout, unit, i);
-    s.nested[i] = nested;
-    if (i % layout.nested_stride == 0) s.places[i / layout.nested_stride] = place;
-  }
-  if (threadIdx.x < kWarps) s.places[tiles + threadIdx.x] = kNowhere;
-}
-
 __device__ __forceinline__ float sum_chunks(const float* partial, uint32_t chunks) {
   float sum = 0.f;
 #pragma unroll 8
@@ -337,7 +229,7 @@ __device__ __forceinline__ void write_group(const Nf4Gemv& p, const Shared& s, u
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < tiles / p.parts * kTile; i += kThreads) {
     const uint32_t tile = i / kTile * p.parts, r = i % kTile;
-    const TilePlace place = s.places[tile];
+    const TilePlace place = s.tiles.places[tile];
     const uint32_t o = place.tile() * kTile + r;
     if (o >= p.segment[place.segment()].out) continue;
     const float* partial = s.partial + tile * p.chunks * kTile + r;
@@ -351,7 +243,7 @@ template <typename T, bool kTiled>
 __global__ void __launch_bounds__(kThreads, 1)
     nf4_gemv_kernel(const __grid_constant__ Nf4Gemv p, const __grid_constant__ Layout layout, const T* x, void* y) {
   extern __shared__ __align__(16) uint8_t memory[];
-  const Shared s = carve(memory, layout, p.chunks);
+  const Shared s = carve(memory, layout, p.blocks);
   const uint32_t unit = uint64_t(p.units) * blockIdx.x / gridDim.x;
   const uint32_t tiles = (uint32_t(uint64_t(p.units) * (blockIdx.x + 1) / gridDim.x) - unit) * p.parts;
   const Cursor first = {threadIdx.x / 32 / p.chunks, threadIdx.x / 32 % p.chunks};
@@ -360,16 +252,16 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Item item = item_at<kTiled>(p, place, first.chunk);
   uint4 ring[kDepth];
   load_ring<kTiled>(ring, p, item);
-  const float nested =
-      threadIdx.x < tiles * layout.nested_stride ? nested_at(place, p, layout, unit, threadIdx.x) : 0.f;
+  float nested = 0.f;
+  if (threadIdx.x < tiles * s.tiles.stride) nested = nested_at(place, p, s.tiles.stride, unit, threadIdx.x);
   prefetch_items<kTiled>(p, unit, tiles, first);
   fill_table<T>(s.table, p.code_map, p.nested_map);
-  stage_tiles(p, s, layout, unit, tiles, nested, place);
+  fill_tiles(s.tiles, p, unit, tiles, nested, place);
   dependency_wait();
   release_dependents();
   if (s.x != nullptr) stage(p, s, x);
   __syncthreads();
-  sum_group<T, kTiled>(p, s, layout, x, first, item, ring);
+  sum_group<T, kTiled>(p, s, x, first, item, ring);
   __syncthreads();
   write_group<T>(p, s, tiles, y);
 }
@@ -379,16 +271,19 @@ void launch_typed(const Nf4Gemv& p, const void* x, void* y, bool tiled, int devi
   constexpr const char* op = "nf4_gemv";
   const DeviceFacts& facts = device_facts(device, op);
   const uint32_t budget = facts.shared_bytes_per_block;
-  Layout layout = {p.parts, p.blocks / 16 + 2, (p.blocks + 1) / 2 * 256};
-  if (layout.bytes(p.chunks) > budget && p.extras.norm == NormKind::kNone) layout.x_bytes = 0;
-  const uint32_t smallest = layout.bytes(p.chunks);
+  Layout layout = {p.parts, (p.blocks + 1) / 2 * 256};
+  if (layout.bytes(p.blocks, p.chunks) > budget && p.extras.norm == NormKind::kNone) layout.x_bytes = 0;
+  const uint32_t smallest = layout.bytes(p.blocks, p.chunks);
   require(smallest <= budget, op, "in", p.blocks * kBlock, "is too large for the shared memory of this device");
-  const uint32_t fit = (budget - smallest) / layout.tile_bytes(p.chunks) / p.parts + 1;  // units of a block
+  layout.tiles += 1;
+  const uint32_t per_tile = layout.bytes(p.blocks, p.chunks) - smallest;
+  const uint32_t fit = (budget - smallest) / per_tile / p.parts + 1;  // units of a block
   const uint32_t sms = facts.multiprocessors, waves = (p.units + sms * fit - 1) / (sms * fit);
   const uint32_t grid = p.units < sms * waves ? p.units : sms * waves;
   layout.tiles = (p.units + grid - 1) / grid * p.parts;
   auto* kernel = tiled ? nf4_gemv_kernel<T, true> : nf4_gemv_kernel<T, false>;
-  launch(op, device, kernel, grid, kThreads, layout.bytes(p.chunks), stream, p, layout, static_cast<const T*>(x), y);
+  launch(op, device, kernel, grid, kThreads, layout.bytes(p.blocks, p.chunks), stream, p, layout,
+         static_cast<const T*>(x), y);
 }
 
 }  // namespace

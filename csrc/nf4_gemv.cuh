@@ -9,9 +9,11 @@
 
 namespace localq {
 
-constexpr int kTile = 16;       // rows of a tile
-constexpr int kChunk = 8;       // blocks of 64 columns that one lane's word of absmax codes covers
-constexpr int kTileWords = 32;  // 16-byte words of a block of a tile
+constexpr int kTile = 16;           // rows of a tile
+constexpr int kChunk = 8;           // blocks of 64 columns that one lane's word of absmax codes covers
+constexpr int kMostWarps = 24;      // of a block of any of the kernels
+constexpr int kDepth = kChunk / 2;  // blocks of codes in flight per warp
+constexpr int kTileWords = 32;      // 16-byte words of a block of a tile
 
 // One matrix of a launch.
 struct Nf4Segment {
@@ -45,6 +47,8 @@ struct TilePlace {
     return word & ((1u << 30) - 1);
   }
 };
+
+constexpr TilePlace kNowhere = {~0u};
 
 __device__ __forceinline__ TilePlace place_of(const Nf4Gemv& p, uint32_t unit, uint32_t part) {
   if (p.parts == 2) return {part << 30 | unit};
@@ -97,6 +101,122 @@ __device__ __forceinline__ uint32_t load_absmax_word(const Nf4Gemv& p, const Nf4
   const auto* low = static_cast<const uint8_t*>(w.absmax) + (tile * kTile + lane / 4) * p.blocks + first + lane % 4 * 2;
   const auto* high = low + 8 * p.blocks;
   return low[0] | uint32_t(low[1]) << 8 | uint32_t(high[0]) << 16 | uint32_t(high[1]) << 24;
+}
+
+// An item is a chunk of a tile: what the loop over its blocks needs to know. Quick: its tile and its chunk are whole.
+struct Item {
+  const uint8_t* codes;  // of the lane
+  uint32_t absmax_codes;
+  TilePlace place;
+  bool quick;
+};
+
+template <bool kTiled>
+__device__ __forceinline__ Item item_at(const Nf4Gemv& p, TilePlace place, uint32_t chunk) {
+  Item item = {};
+  item.place = place;
+  if (place.word == kNowhere.word) return item;
+  const uint32_t lane = threadIdx.x % 32, first = chunk * kChunk, tile = place.tile();
+  const Nf4Segment& w = p.segment[place.segment()];
+  item.quick = is_full(w, tile) && first + kChunk <= p.blocks;
+  if (!item.quick) return item;
+  if (kTiled) {
+    const uint32_t word = tile * p.blocks + first;
+    item.codes = w.codes + (uint64_t(word) * kTileWords + lane) * 16;
+  } else {
+    const uint32_t row = tile * kTile + lane / 4, t = lane % 4;
+    item.codes = w.codes + (uint64_t(row) * p.blocks + first) * (kBlock / 2) + 8 * t;
+  }
+  if (p.nested_map != nullptr) item.absmax_codes = load_absmax_word<kTiled>(p, w, tile, first);
+  return item;
+}
+
+// Bytes between two blocks of a tile as one lane reads them.
+template <bool kTiled>
+__device__ constexpr uint32_t block_stride() {
+  return kTiled ? kTileWords * 16 : kBlock / 2;
+}
+
+template <bool kTiled>
+__device__ __forceinline__ uint4 load_block(const Nf4Gemv& p, const uint8_t* codes, int u) {
+  codes += u * block_stride<kTiled>();
+  if (kTiled) return __ldcs(reinterpret_cast<const uint4*>(codes));
+  const uint2 low = __ldcs(reinterpret_cast<const uint2*>(codes));
+  const uint2 high = __ldcs(reinterpret_cast<const uint2*>(codes + 8 * p.blocks * (kBlock / 2)));
+  return make_uint4(low.x, low.y, high.x, high.y);
+}
+
+template <bool kTiled>
+__device__ __forceinline__ void load_ring(uint4 (&ring)[kDepth], const Nf4Gemv& p, const Item& item) {
+#pragma unroll
+  for (int i = 0; i < kDepth; ++i) {
+    ring[i] = make_uint4(0, 0, 0, 0);  // so that the ring is not alive through an item that does not use it
+    if (item.quick) ring[i] = load_block<kTiled>(p, item.codes, i);
+  }
+}
+
+// What a block keeps of its tiles in shared memory, so that no item has to wait for it: places, and for each tile the
+// nested absmax that it can touch.
+struct TileTable {
+  TilePlace* places;  // [tiles + kMostWarps]: behind the tiles kNowhere, which ends the walk of a warp
+  float* nested;      // [tiles][stride]
+  uint32_t stride;
+
+  static __host__ __device__ uint32_t stride_of(uint32_t blocks) {
+    return blocks / 16 + 2;
+  }
+  static __host__ __device__ uint32_t bytes(uint32_t tiles, uint32_t blocks) {
+    return 4 * (tiles + kMostWarps + tiles * stride_of(blocks));
+  }
+  __device__ __forceinline__ TileTable(uint8_t* memory, uint32_t tiles, uint32_t blocks)
+      : places(reinterpret_cast<TilePlace*>(memory)),
+        nested(reinterpret_cast<float*>(memory) + tiles + kMostWarps),
+        stride(stride_of(blocks)) {
+  }
+};
+
+// Number i of the nested absmax of the tiles of a block, and the place of the tile it belongs to.
+__device__ __forceinline__ float nested_at(TilePlace& place, const Nf4Gemv& p, uint32_t stride, uint32_t unit,
+                                           uint32_t i) {
+  const uint32_t tile = i / stride, k = i % stride;
+  place = place_of(p, unit + tile / p.parts, tile % p.parts);
+  if (p.nested_map == nullptr) return 0.f;
+  const Nf4Segment& w = p.segment[place.segment()];
+  const uint32_t last = (w.out * p.blocks - 1) / kNestedBlock;
+  return w.nested_absmax[min(place.tile() * kTile * p.blocks / kNestedBlock + k, last)];
+}
+
+// Fills the table with all threads; `nested` and `place` are nested_at(.., threadIdx.x), loaded before.
+__device__ __forceinline__ void fill_tiles(const TileTable& table, const Nf4Gemv& p, uint32_t unit, uint32_t tiles,
+                                           float nested, TilePlace place) {
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < tiles * table.stride; i += blockDim.x) {
+    if (i != threadIdx.x) nested = nested_at(place, p, table.stride, unit, i);
+    table.nested[i] = nested;
+    if (i % table.stride == 0) table.places[i / table.stride] = place;
+  }
+  if (threadIdx.x < kMostWarps) table.places[tiles + threadIdx.x] = kNowhere;
+}
+
+// The scales of a quick item that the lane owns: rows g and g + 8, blocks 2 t and 2 t + 1 of the chunk. `tile` is its
+// number in the block's table, `codes` the look-up table.
+__device__ __forceinline__ void decode_scales(float (&scale)[4], const Nf4Gemv& p, const uint8_t* codes,
+                                              const TileTable& table, uint32_t tile, uint32_t chunk, const Item& item) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, block = chunk * kChunk + 2 * t;
+  const Nf4Segment& w = p.segment[item.place.segment()];
+  if (p.nested_map == nullptr) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) scale[i] = load_scale(p, w, item.place.tile(), g + i / 2 * 8, block + i % 2);
+    return;
+  }
+  const uint32_t base = item.place.tile() * kTile * p.blocks;
+  const float* nested = table.nested + tile * table.stride - base / kNestedBlock;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t flat = base + (g + i / 2 * 8) * p.blocks + block + i % 2;
+    const float absmax = __uint_as_float(look_up(codes, 4 * lane + 128, item.absmax_codes, i));
+    scale[i] = __fadd_rn(__fmul_rn(absmax, nested[flat / kNestedBlock]), w.offset);
+  }
 }
 
 // Result `o` of row `row` of x: what is added to the sum, and the one rounding. `second` is up's sum with an

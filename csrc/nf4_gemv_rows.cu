@@ -2,57 +2,58 @@
 // x, bias and residual in f16 or bf16, sums in f32, rounded once. Deterministic: every sum has one order.
 //
 // As nf4_gemv.cu, but column c of the product's B is row c of x, so every product counts in full and x is needed anew
-// for every block of 64 columns. To need it half as often a warp works on two tiles of 16 results at a time. `split`
-// warps share such a pair, each takes every split-th chunk of 8 blocks, and their sums meet in shared memory.
+// for every block of 64 columns: from shared memory where all rows fit. The chunks of 8 blocks of a block's tiles, in
+// the order of memory, are dealt out evenly: a warp takes a run of them, adds as long as the tile is the same, and
+// leaves a share of 16 x rows sums per tile it touched, in the slot tile + warp, which no other share can have.
 //
-// A block of a tile costs 16 PRMT, 16 look-ups, 4 products, 4 FFMA and 2 shuffles, which bring the scales from the lane
-// that decoded them; for two tiles 2 loads of x come to it, from shared memory where all rows fit.
-// Bound: memory. Reads out*in*(1/2 + 1/64 + 4/16384) bytes once.
+// A block of a tile costs 16 PRMT, 16 look-ups, 4 products, 4 FFMA, 2 loads of x and 2 shuffles, which bring the scales
+// from the lane that decoded them. Bound: memory. Reads out*in*(1/2 + 1/64 + 4/16384) bytes once.
 #include "nf4_gemv.h"
 
 namespace localq {
 namespace {
 
-constexpr int kWarps = 16, kThreads = 32 * kWarps;
-constexpr int kRows = 8;     // of x, the width of the product
-constexpr int kPair = 2;     // tiles that a warp works on
-constexpr int kDepth = 2;    // blocks of each tile in flight
+constexpr int kWarps = 12, kThreads = 32 * kWarps;
 constexpr int kRowPad = 64;  // bytes between rows of x in shared memory, so that two rows fill all banks
 
 struct Shared {
   uint8_t* table;
-  float* partial;  // [kWarps][kPair][kTile][kRows]
-  uint8_t* x;      // [rows][in] of T and kRowPad, or null
-};
-constexpr uint32_t kFixedBytes = kTableBytes + 4 * kWarps * kPair * kTile * kRows;
-
-// What a warp works on: two tiles, of which the second may be the first again (`single`), and its columns.
-struct Pair {
-  TilePlace place[kPair];
-  bool single, quick;  // quick: both tiles are whole
+  float* shares;  // [tiles + kWarps][kTile][rows]
+  uint8_t* x;     // [rows][in] of T and kRowPad, or null
+  TileTable tiles;
 };
 
-__device__ __forceinline__ Pair pair_at(const Nf4Gemv& p, uint32_t index) {
-  Pair pair;
-  const uint32_t unit = p.parts == 2 ? index : index * kPair;
-  pair.single = p.parts == 1 && unit + 1 == p.units;
-  pair.place[0] = place_of(p, unit, 0);
-  pair.place[1] = p.parts == 2 ? place_of(p, unit, 1) : pair.single ? pair.place[0] : place_of(p, unit + 1, 0);
-  pair.quick = true;
-#pragma unroll
-  for (int j = 0; j < kPair; ++j) {
-    pair.quick = pair.quick && is_full(p.segment[pair.place[j].segment()], pair.place[j].tile());
+// A block's tiles: those of units unit .. unit + tiles / parts - 1.
+struct Work {
+  uint32_t unit, tiles, chunks;
+
+  __device__ __forceinline__ uint32_t begin(uint32_t warp) const {
+    return tiles * chunks * warp / kWarps;
   }
-  return pair;
+  __device__ __forceinline__ uint32_t warp_of(uint32_t item) const {
+    return ((item + 1) * kWarps - 1) / (tiles * chunks);
+  }
+};
+
+__device__ __forceinline__ Work work_of(const Nf4Gemv& p) {
+  const uint32_t block = blockIdx.x;
+  Work work;
+  work.unit = uint64_t(p.units) * block / gridDim.x;
+  work.tiles = (uint32_t(uint64_t(p.units) * (block + 1) / gridDim.x) - work.unit) * p.parts;
+  work.chunks = p.chunks;
+  return work;
 }
 
+// Copies x to shared memory without a way through registers, so that all of it is in flight at once.
 template <typename T>
 __device__ __forceinline__ void stage(const Shared& s, const T* x, int rows, uint32_t blocks) {
   const uint32_t words = blocks * 8;  // 16-byte words of a row: [block][half][t], from [block][t][half]
   for (uint32_t i = threadIdx.x; i < rows * words; i += kThreads) {
     const uint32_t row = i / words, word = i % words, to = word / 8 * 8 + word % 2 * 4 + word % 8 / 2;
-    reinterpret_cast<uint4*>(s.x + row * (words * 16 + kRowPad))[to] = reinterpret_cast<const uint4*>(x)[i];
+    const uint32_t shared = __cvta_generic_to_shared(s.x + row * (words * 16 + kRowPad) + to * 16);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(reinterpret_cast<const uint4*>(x) + i));
   }
+  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 // Where the lane reads its row of x; rows that are not there read the last one, into columns that nobody looks at.
@@ -75,211 +76,171 @@ __device__ __forceinline__ XSource x_source(const Shared& s, const T* x, int row
   return {reinterpret_cast<const uint4*>(x) + row * words + 2 * t, 1};
 }
 
-// Codes of blocks first .. first + kDepth - 1 of both tiles.
-template <bool kTiled>
-__device__ __forceinline__ uint4 load_block(const Nf4Gemv& p, TilePlace place, uint32_t block) {
-  const uint32_t lane = threadIdx.x % 32;
-  const Nf4Segment& w = p.segment[place.segment()];
-  if (kTiled) {
-    return __ldcs(reinterpret_cast<const uint4*>(w.codes) + (uint64_t(place.tile()) * p.blocks + block) * kTileWords +
-                  lane);
-  }
-  const auto* low = reinterpret_cast<const uint2*>(w.codes) +
-                    (uint64_t(place.tile() * kTile + lane / 4) * p.blocks + block) * 4 + lane % 4;
-  const uint2 a = __ldcs(low), b = __ldcs(low + uint64_t(8) * p.blocks * 4);
-  return make_uint4(a.x, a.y, b.x, b.y);
+// volatile, because ptxas would otherwise put the sums of several blocks off and run out of registers for the products.
+__device__ __forceinline__ void add_scaled(float (&sum)[4], const float (&c)[4], float low, float high) {
+  asm volatile(
+      "fma.rn.f32 %0, %4, %6, %0; fma.rn.f32 %1, %4, %7, %1; fma.rn.f32 %2, %5, %8, %2; fma.rn.f32 %3, %5, %9, %3;"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "f"(low), "f"(high), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
 }
 
-template <bool kTiled>
-__device__ __forceinline__ void load_ring(uint4 (&ring)[kDepth][kPair], const Nf4Gemv& p, const Pair& pair,
-                                          uint32_t block) {
-#pragma unroll
-  for (int i = 0; i < kDepth; ++i) {
-#pragma unroll
-    for (int j = 0; j < kPair; ++j) ring[i][j] = load_block<kTiled>(p, pair.place[j], block + i);
-  }
-}
-
-// Blocks first + u0 .. of a whole chunk of whole tiles: sum += scale * product. Refills the ring from `next` on.
-template <typename T, bool kTiled>
-__device__ __forceinline__ void sum_part(float (&sum)[kPair][4], uint4 (&ring)[kDepth][kPair], const Nf4Gemv& p,
-                                         const Shared& s, const XSource& x, const Pair& pair,
-                                         const float (&scale)[kPair][4], uint32_t first, int u0, uint32_t next,
-                                         bool more) {
+// Blocks u0 .. u0 + 3 of a quick item, whose codes are in `ring`; refills it with four blocks from `codes` on, if any.
+template <typename T, bool kTiled, int u0>
+__device__ __forceinline__ void sum_half(float (&sum)[4], uint4 (&ring)[kDepth], const Nf4Gemv& p, const Shared& s,
+                                         const XSource& x, const float (&scale)[4], uint32_t first,
+                                         const uint8_t* codes, bool more) {
   const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kDepth; ++i) {
-    const int owner = lane / 4 * 4 + (u0 + i) / 2;  // of the scales of this block
+    const int u = u0 + i, owner = lane / 4 * 4 + u / 2;
     uint32_t b[8];
-    x.load(b, first + u0 + i);
-#pragma unroll
-    for (int j = 0; j < kPair; ++j) {
-      float c[4] = {};
-      multiply_block<T>(c, s.table, 4 * lane, ring[i][j], b);
-      if (more) ring[i][j] = load_block<kTiled>(p, pair.place[j], next + i);
-      const float low = __shfl_sync(~0u, scale[j][i % 2], owner);
-      const float high = __shfl_sync(~0u, scale[j][2 + i % 2], owner);
-      sum[j][0] += low * c[0], sum[j][1] += low * c[1];
-      sum[j][2] += high * c[2], sum[j][3] += high * c[3];
-    }
+    x.load(b, first + u);
+    float c[4] = {};
+    multiply_block<T>(c, s.table, 4 * lane, ring[i], b);
+    if (more) ring[i] = load_block<kTiled>(p, codes, i);
+    add_scaled(sum, c, __shfl_sync(~0u, scale[u % 2], owner), __shfl_sync(~0u, scale[2 + u % 2], owner));
   }
 }
 
-// Any chunk of any tiles, block by block.
+// An item that is not quick, block by block.
 template <typename T>
-__device__ __forceinline__ void sum_slowly(float (&sum)[kPair][4], const Nf4Gemv& p, const Shared& s, const XSource& x,
-                                           const Pair& pair, uint32_t first) {
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4;
+__device__ __forceinline__ void sum_short_item(float (&sum)[4], const Nf4Gemv& p, const Shared& s, const XSource& x,
+                                               TilePlace place, uint32_t first) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, tile = place.tile();
+  const Nf4Segment& w = p.segment[place.segment()];
   const uint32_t end = min(first + kChunk, p.blocks);
 #pragma unroll 1
   for (uint32_t block = first; block < end; ++block) {
     uint32_t b[8];
     x.load(b, block);
-#pragma unroll
-    for (int j = 0; j < kPair; ++j) {
-      const Nf4Segment& w = p.segment[pair.place[j].segment()];
-      const uint32_t tile = pair.place[j].tile();
-      const float low = load_scale(p, w, tile, g, block), high = load_scale(p, w, tile, g + 8, block);
-      float c[4] = {};
-      multiply_block<T>(c, s.table, 4 * lane, load_codes(w, tile, block, p.blocks), b);
-      sum[j][0] += low * c[0], sum[j][1] += low * c[1];
-      sum[j][2] += high * c[2], sum[j][3] += high * c[3];
-    }
+    float c[4] = {};
+    multiply_block<T>(c, s.table, 4 * lane, load_codes(w, tile, block, p.blocks), b);
+    add_scaled(sum, c, load_scale(p, w, tile, g, block), load_scale(p, w, tile, g + 8, block));
   }
 }
 
-// The scales that the lane decodes: rows g and g + 8, blocks 2 t and 2 t + 1 of a whole chunk of whole tiles.
-template <bool kTiled>
-__device__ __forceinline__ void load_scales(float (&scale)[kPair][4], const Nf4Gemv& p, const Shared& s,
-                                            const Pair& pair, uint32_t first) {
+// Leaves the warp's share of a tile: the lane has rows g and g + 8 of it, rows 2 t and 2 t + 1 of x.
+__device__ __forceinline__ void leave_share(const Shared& s, const float (&sum)[4], uint32_t slot, int rows) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
-  for (int j = 0; j < kPair; ++j) {
-    const uint32_t tile = pair.place[j].tile();
-    const Nf4Segment& w = p.segment[pair.place[j].segment()];
-    if (p.nested_map == nullptr) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) scale[j][i] = load_scale(p, w, tile, g + i / 2 * 8, first + 2 * t + i % 2);
-      continue;
-    }
-    const uint32_t codes = load_absmax_word<kTiled>(p, w, tile, first);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t flat = (tile * kTile + g + i / 2 * 8) * p.blocks + first + 2 * t + i % 2;
-      const float absmax = __uint_as_float(look_up(s.table, 4 * lane + 128, codes, i));
-      scale[j][i] = __fadd_rn(__fmul_rn(absmax, w.nested_absmax[flat / kNestedBlock]), w.offset);
-    }
+  for (int i = 0; i < 4; ++i) {
+    const int row = 2 * t + i % 2;
+    if (row < rows) s.shares[(slot * kTile + g + i / 2 * 8) * rows + row] = sum[i];
   }
 }
 
-// The chunks of a pair that are quick: all that are whole, of whole tiles.
-__device__ __forceinline__ uint32_t quick_chunks(const Nf4Gemv& p, const Pair& pair) {
-  return pair.quick ? p.blocks / kChunk : 0;
-}
-
-// All chunks of a warp's share of a pair; the ring holds the first blocks of the first one if that is quick.
+// The warp's run of items; `item` is its first, and the ring holds the first blocks of that.
 template <typename T, bool kTiled>
-__device__ __forceinline__ void sum_pair(float (&sum)[kPair][4], uint4 (&ring)[kDepth][kPair], const Nf4Gemv& p,
-                                         const Shared& s, const XSource& x, const Pair& pair, uint32_t part,
-                                         uint32_t split) {
-  const uint32_t whole = quick_chunks(p, pair);
+__device__ __forceinline__ void sum_run(const Nf4Gemv& p, const Shared& s, const XSource& x, const Work& work, int rows,
+                                        Item item, uint4 (&ring)[kDepth]) {
+  const uint32_t warp = threadIdx.x / 32, at = work.begin(warp);
+  uint32_t left = work.begin(warp + 1) - at, tile = at / p.chunks, chunk = at % p.chunks;
+  float sum[4] = {};
 #pragma unroll 1
-  for (uint32_t chunk = part; chunk < p.chunks; chunk += split) {
-    const uint32_t first = chunk * kChunk, next = first + split * kChunk;
-    if (chunk >= whole) {
-      sum_slowly<T>(sum, p, s, x, pair, first);
-      continue;
+  while (left != 0) {
+    const uint32_t first = chunk * kChunk, slot = tile + threadIdx.x / 32;
+    const bool quick = item.quick;
+    float scale[4];
+    if (quick) {
+      decode_scales(scale, p, s.table, s.tiles, tile, chunk, item);
+      sum_half<T, kTiled, 0>(sum, ring, p, s, x, scale, first, item.codes + kDepth * block_stride<kTiled>(), true);
+    } else {
+      sum_short_item<T>(sum, p, s, x, item.place, first);
     }
-    float scale[kPair][4];
-    load_scales<kTiled>(scale, p, s, pair, first);
-#pragma unroll 1
-    for (int u = 0; u < kChunk; u += kDepth) {
-      const bool last = u + kDepth == kChunk;
-      sum_part<T, kTiled>(sum, ring, p, s, x, pair, scale, first, u, last ? next : first + u + kDepth,
-                          !last || chunk + split < whole);
+    if (++chunk == p.chunks) chunk = 0, ++tile;
+    item.quick = false;
+    if (--left != 0) item = item_at<kTiled>(p, s.tiles.places[tile], chunk);
+    if (quick) {
+      sum_half<T, kTiled, kDepth>(sum, ring, p, s, x, scale, first, item.codes, item.quick);
+    } else {
+      load_ring<kTiled>(ring, p, item);
     }
+    if (chunk != 0 && left != 0) continue;
+    leave_share(s, sum, slot, rows);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i] = 0.f;
   }
 }
 
-// Adds the shares of every pair in order and writes its results.
+// Adds the shares of a tile in the order of their columns.
+__device__ __forceinline__ float sum_shares(const Shared& s, const Work& work, uint32_t tile, uint32_t r, int row,
+                                            int rows) {
+  const uint32_t last = work.warp_of((tile + 1) * work.chunks - 1);
+  float sum = 0.f;
+  for (uint32_t warp = work.warp_of(tile * work.chunks); warp <= last; ++warp) {
+    if (work.begin(warp) == work.begin(warp + 1)) continue;  // more warps than items: this one left nothing
+    sum += s.shares[((tile + warp) * kTile + r) * rows + row];
+  }
+  return sum;
+}
+
 template <typename T>
-__device__ __forceinline__ void write_pairs(const Nf4Gemv& p, const Shared& s, uint32_t first, uint32_t count,
-                                            uint32_t split, int rows, void* y) {
-  const uint32_t tiles = p.parts == 2 ? 1 : kPair;  // of a pair that have results
+__device__ __forceinline__ void write_tiles(const Nf4Gemv& p, const Shared& s, const Work& work, int rows, void* y) {
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < count * tiles * kTile * rows; i += kThreads) {
-    const uint32_t r = i % kTile, row = i / kTile % rows, j = i / (kTile * rows) % tiles,
-                   n = i / (kTile * rows * tiles);
-    const Pair pair = pair_at(p, first + n);
-    const TilePlace place = j == 0 ? pair.place[0] : pair.place[1];
+  for (uint32_t i = threadIdx.x; i < work.tiles / p.parts * kTile * rows; i += kThreads) {
+    const uint32_t r = i % kTile, row = i / kTile % rows, unit = i / (kTile * rows), tile = unit * p.parts;
+    const TilePlace place = place_of(p, work.unit + unit, 0);
     const uint32_t o = place.tile() * kTile + r;
-    if ((j == 1 && pair.single) || o >= p.segment[place.segment()].out) continue;
-    float sum = 0.f, second = 0.f;
-#pragma unroll 1
-    for (uint32_t k = 0; k < split; ++k) {
-      const float* partial = s.partial + (((n * split + k) * kPair + j) * kTile + r) * kRows + row;
-      sum += partial[0];
-      if (p.parts == 2) second += partial[kTile * kRows];
-    }
+    if (o >= p.segment[place.segment()].out) continue;
+    const float sum = sum_shares(s, work, tile, r, row, rows);
+    const float second = p.parts == 2 ? sum_shares(s, work, tile + 1, r, row, rows) : 0.f;
     write_result<T>(p, place, o, row, sum, second, y);
   }
 }
 
 template <typename T, bool kTiled>
 __global__ void __launch_bounds__(kThreads, 1)
-    nf4_gemv_rows_kernel(const __grid_constant__ Nf4Gemv p, const T* x, void* y, int rows, uint32_t pairs,
-                         uint32_t split, bool staged) {
+    nf4_gemv_rows_kernel(const __grid_constant__ Nf4Gemv p, const T* x, void* y, int rows, uint32_t most_tiles,
+                         uint32_t share_bytes, bool staged) {
   extern __shared__ __align__(16) uint8_t memory[];
-  const Shared s = {memory, reinterpret_cast<float*>(memory + kTableBytes), staged ? memory + kFixedBytes : nullptr};
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const uint32_t together = kWarps / split, part = warp % split;
-  const uint32_t begin = uint64_t(pairs) * blockIdx.x / gridDim.x, end = uint64_t(pairs) * (blockIdx.x + 1) / gridDim.x;
-  uint32_t own = begin + warp / split;
-  Pair pair = pair_at(p, min(own, end - 1));
-  uint4 ring[kDepth][kPair] = {};
-  if (own < end && part < quick_chunks(p, pair)) load_ring<kTiled>(ring, p, pair, part * kChunk);
+  uint8_t* const rest = memory + kTableBytes;
+  const Work work = work_of(p);
+  const uint32_t warp = threadIdx.x / 32, at = work.begin(warp), tile = at / p.chunks;
+  uint8_t* const after_shares = rest + share_bytes;
+  const uint32_t table_bytes = TileTable::bytes(most_tiles, p.blocks);
+  const Shared s = {memory, reinterpret_cast<float*>(rest),
+                    staged ? after_shares + (table_bytes + 15) / 16 * 16 : nullptr,
+                    TileTable(after_shares, most_tiles, p.blocks)};
+  TilePlace place = {};
+  float nested = 0.f;
+  if (threadIdx.x < work.tiles * s.tiles.stride) {
+    nested = nested_at(place, p, s.tiles.stride, work.unit, threadIdx.x);
+  }
+  Item item = {};
+  if (at < work.begin(warp + 1)) {
+    item = item_at<kTiled>(p, place_of(p, work.unit + tile / p.parts, tile % p.parts), at % p.chunks);
+  }
+  uint4 ring[kDepth];
+  load_ring<kTiled>(ring, p, item);
   fill_table<T>(s.table, p.code_map, p.nested_map);
+  fill_tiles(s.tiles, p, work.unit, work.tiles, nested, place);
   dependency_wait();
   release_dependents();
   if (staged) stage(s, x, rows, p.blocks);
   __syncthreads();
-  const XSource source = x_source(s, x, rows, p.blocks);
-#pragma unroll 1
-  for (uint32_t first = begin; first < end; first += together, own += together) {
-    float sum[kPair][4] = {};
-    if (own < end) {
-      if (first != begin) {
-        pair = pair_at(p, own);
-        if (part < quick_chunks(p, pair)) load_ring<kTiled>(ring, p, pair, part * kChunk);
-      }
-      sum_pair<T, kTiled>(sum, ring, p, s, source, pair, part, split);
-    }
-#pragma unroll
-    for (int j = 0; j < kPair; ++j) {
-      auto* partial = reinterpret_cast<float2*>(s.partial + ((warp * kPair + j) * kTile + g) * kRows) + t;
-      partial[0] = make_float2(sum[j][0], sum[j][1]);
-      partial[8 * kRows / 2] = make_float2(sum[j][2], sum[j][3]);
-    }
-    __syncthreads();
-    write_pairs<T>(p, s, first, min(together, end - first), split, rows, y);
-    __syncthreads();
-  }
+  sum_run<T, kTiled>(p, s, x_source(s, x, rows, p.blocks), work, rows, item, ring);
+  __syncthreads();
+  write_tiles<T>(p, s, work, rows, y);
 }
 
 template <typename T>
 void launch_typed(const Nf4Gemv& p, const void* x, void* y, int rows, bool tiled, int device, cudaStream_t stream) {
   constexpr const char* op = "nf4_gemv";
   const DeviceFacts& facts = device_facts(device, op);
-  require(int(kFixedBytes) <= facts.shared_bytes_per_block, op, "rows", rows, "needs more shared memory than there is");
-  const uint32_t pairs = p.parts == 2 ? p.units : (p.units + 1) / 2, sms = facts.multiprocessors;
-  const uint32_t grid = pairs < sms ? pairs : sms, each = (pairs + grid - 1) / grid;
-  uint32_t split = 1;  // warps per pair: as many as leave no warp idle, and each a chunk
-  while (split < kWarps && 2 * split * each <= kWarps && 2 * split <= p.chunks) split *= 2;
+  const uint32_t budget = facts.shared_bytes_per_block - kTableBytes, share = 4 * kTile * rows;
+  const uint32_t none = TileTable::bytes(0, p.blocks) + kWarps * share;
+  const uint32_t per_tile = TileTable::bytes(1, p.blocks) - TileTable::bytes(0, p.blocks) + share;
+  const uint32_t fit = (budget - none) / per_tile / p.parts;  // units of a block
+  require(fit > 0, op, "in", p.blocks * kBlock, "is too large for the shared memory of this device");
+  const uint32_t sms = facts.multiprocessors, waves = (p.units + sms * fit - 1) / (sms * fit);
+  const uint32_t grid = p.units < sms * waves ? p.units : sms * waves;
+  const uint32_t tiles = (p.units + grid - 1) / grid * p.parts, share_bytes = (tiles + kWarps) * share;
+  const uint32_t table_bytes = (TileTable::bytes(tiles, p.blocks) + 15) / 16 * 16;
   const uint32_t x_bytes = rows * (p.blocks * kBlock * 2 + kRowPad);
-  const bool staged = kFixedBytes + x_bytes <= uint32_t(facts.shared_bytes_per_block);
+  const bool staged = share_bytes + table_bytes + x_bytes <= budget;
   auto* kernel = tiled ? nf4_gemv_rows_kernel<T, true> : nf4_gemv_rows_kernel<T, false>;
-  launch(op, device, kernel, grid, kThreads, kFixedBytes + (staged ? x_bytes : 0), stream, p, static_cast<const T*>(x),
-         y, rows, pairs, split, staged);
+  launch(op, device, kernel, grid, kThreads, kTableBytes + share_bytes + table_bytes + (staged ? x_bytes : 0), stream,
+         p, static_cast<const T*>(x), y, rows, tiles, share_bytes, staged);
 }
 
 }  // namespace

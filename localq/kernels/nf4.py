@@ -49,21 +49,36 @@ class Nf4Matrix:
         return self.out_features * self.in_features
 
 
-def nf4_dequantize(matrix: Nf4Matrix, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+def nf4_dequantize(
+    matrix: Nf4Matrix,
+    dtype: torch.dtype,
+    out: Tensor | None = None,
+    rows: tuple[int, int] | None = None,
+) -> Tensor:
     """The weights in `dtype` (float16, bfloat16 or float32) -> [out, in], bit-exact with bitsandbytes.
+
+    `rows` = (first, count): only a slab of them; of a tiled matrix at multiples of 16, but for the end.
 
     Memory-bound: `nf4_dequantize_bytes` over the memory bandwidth is the floor.
     """
     op = "nf4_dequantize"
     check_matrix(op, matrix)
+    first, count = rows if rows is not None else (0, matrix.out_features)
     if dtype not in TYPES:
         raise ValueError(f"{op}: dtype = {dtype}, must be float16, bfloat16 or float32")
+    if not (first >= 0 and 0 < count <= matrix.out_features - first):
+        raise ValueError(f"{op}: rows = {(first, count)}, must lie within {matrix.out_features}")
     if out is None:
-        out = torch.empty(matrix.out_features, matrix.in_features, dtype=dtype, device=matrix.codes.device)
-    check(op, "out", out, matrix.codes.device, (dtype,), matrix.count)
+        out = torch.empty(count, matrix.in_features, dtype=dtype, device=matrix.codes.device)
+    check(op, "out", out, matrix.codes.device, (dtype,), count * matrix.in_features)
     check_cuda(op, "codes", matrix.codes)
     kernels.module().nf4_dequantize(
-        matrix=arguments(matrix), out=out.data_ptr(), type=TYPES[dtype], **place(matrix.codes)
+        matrix=arguments(matrix),
+        out=out.data_ptr(),
+        type=TYPES[dtype],
+        row_begin=first,
+        row_count=count,
+        **place(matrix.codes),
     )
     return out
 

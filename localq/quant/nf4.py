@@ -35,12 +35,12 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
 from localq.errors import bad_file
 from localq.jsonfile import DAMAGED, parse_object
 from localq.quant.nf4_codec import BLOCK, CODE_MAP, NESTED_BLOCK, Packed, absmax_f32, dequantize, dynamic_map, quantize
+from localq.quant.nf4_linear import Linear
 
 __all__ = [
     "BLOCK",
@@ -64,7 +64,6 @@ __all__ = [
 STATE_BYTES = 256
 STATE_SUFFIX = ".weight.quant_state.bitsandbytes__nf4"
 FP4_SUFFIX = ".weight.quant_state.bitsandbytes__fp4"
-GEMV_ROWS = 8  # up to so many rows the weights are decoded on the fly, above that they are dequantized once
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 suffixes = (
     ".weight",
@@ -240,53 +239,3 @@ def _raw_bytes(stored: Tensor) -> Tensor:
 def _require(prefix: str, holds: bool, why: str) -> None:
     if not holds:
         raise bad_file(prefix, f"damaged NF4 weights: {why}", DAMAGED)
-
-
-# ---- the module
-
-
-class Linear(nn.Module):
-    """y = W x + b with W in NF4. x [T, in] of any float dtype -> [T, out] of the same dtype.
-
-    CUDA: up to `GEMV_ROWS` rows the kernel decodes the codes as it reads them; above, W is dequantized into a
-    temporary and multiplied by cuBLAS. CPU: the reference (dequantize, then F.linear); the loader replaces it there by
-    a dequantized nn.Linear.
-    """
-
-    codes: Tensor
-    absmax: Tensor
-    nested_absmax: Tensor | None
-    nested_map: Tensor | None
-    offset: Tensor | None
-    code_map: Tensor
-    bias: Tensor | None
-
-    def __init__(self, packed: Packed, bias: Tensor | None = None) -> None:
-        super().__init__()
-        self.out_features, self.in_features = packed.shape
-        self.dtype = packed.dtype
-        for name in ("codes", "absmax", "nested_absmax", "nested_map", "offset"):
-            self.register_buffer(name, getattr(packed, name))
-        # On the host as well: the kernels take it by value, and reading it back would wait for the device every call.
-        self.host_offset = 0.0 if packed.offset is None else float(packed.offset)
-        self.register_buffer("code_map", CODE_MAP.to(packed.codes.device))
-        self.register_buffer("bias", bias)
-
-    @property
-    def packed(self) -> Packed:
-        """The buffers in the form of the codec."""
-        shape = (self.out_features, self.in_features)
-        return Packed(self.codes, self.absmax, self.nested_absmax, self.nested_map, self.offset, shape, self.dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """See the class."""
-        if not x.is_cuda:
-            return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
-        from localq.kernels import ops  # the compiled part: loaded where there is a GPU, for start-up cost
-
-        weight = (self.codes, self.absmax, self.nested_absmax, self.nested_map, self.host_offset, self.code_map)
-        if x.shape[0] <= GEMV_ROWS and x.dtype != torch.float32:
-            y: Tensor = ops.nf4_gemv(x, *weight, self.out_features, bias=self.bias)
-            return y
-        dense: Tensor = ops.nf4_dequantize(*weight, (self.out_features, self.in_features), x.dtype)
-        return F.linear(x, dense, self.bias)

@@ -1,0 +1,138 @@
+"""The Linear of NF4: which kernel multiplies, by how many rows x has.
+
+Up to `gemv.ROWS` rows the codes are decoded as they are read; above that, slabs of rows of W are dequantized into a
+scratch and multiplied by cuBLAS, unless `nf4_crossover` has measured that the product with on-the-fly decoding is
+faster. On the CPU it is the reference; the loader replaces it there by a dequantized nn.Linear.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from localq.quant import nf4_tiles
+from localq.quant.nf4_codec import CODE_MAP, Packed, dequantize
+
+_shared_tables: dict[torch.device, list[Tensor]] = {}
+
+
+def shared_table(table: Tensor) -> Tensor:
+    """`table`, or the equal one that an earlier matrix on its device has: matrices of one launch must share theirs."""
+    known = _shared_tables.setdefault(table.device, [])
+    for other in known:
+        if other.shape == table.shape and torch.equal(other, table):
+            return other
+    known.append(table)
+    return table
+
+
+class Linear(nn.Module):
+    """y = W x + b with W in NF4. x [T, in] of any float dtype -> [T, out] of the same dtype.
+
+    tiled    codes and absmax are in the order that the kernels read (`tile_`); `packed` always has them row by row
+    scratch  u8, for dequantized slabs of W; shared by all Linears of a model. None: allocated when needed
+    """
+
+    codes: Tensor
+    absmax: Tensor
+    nested_absmax: Tensor | None
+    nested_map: Tensor | None
+    offset: Tensor | None
+    code_map: Tensor
+    bias: Tensor | None
+
+    def __init__(self, packed: Packed, bias: Tensor | None = None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = packed.shape
+        self.dtype = packed.dtype
+        self.tiled = False
+        self.scratch: Tensor | None = None
+        for name in ("codes", "absmax", "nested_absmax", "offset"):
+            self.register_buffer(name, getattr(packed, name))
+        self.register_buffer("nested_map", None if packed.nested_map is None else shared_table(packed.nested_map))
+        # On the host as well: the kernels take it by value, and reading it back would wait for the device every call.
+        self.host_offset = 0.0 if packed.offset is None else float(packed.offset)
+        self.register_buffer("code_map", shared_table(CODE_MAP.to(packed.codes.device)))
+        self.register_buffer("bias", bias)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in]"""
+        return self.out_features, self.in_features
+
+    @property
+    def packed(self) -> Packed:
+        """The buffers in the form of the codec, row by row; copies where they are tiled."""
+        codes, absmax = self.codes, self.absmax
+        if self.tiled:
+            codes, absmax = nf4_tiles.untile(codes, absmax, self.shape)
+        return Packed(codes, absmax, self.nested_absmax, self.nested_map, self.offset, self.shape, self.dtype)
+
+    @property
+    def matrix(self) -> object:
+        """The buffers as the kernels take them: a `kernels.nf4.Nf4Matrix`."""
+        from localq.kernels.nf4 import Nf4Matrix  # the compiled part: loaded where there is a GPU, for start-up cost
+
+        return Nf4Matrix(
+            self.codes,
+            self.absmax,
+            self.nested_absmax,
+            self.nested_map,
+            self.host_offset,
+            self.code_map,
+            self.out_features,
+            self.in_features,
+            self.tiled,
+        )
+
+    def tile_(self) -> Linear:
+        """Put codes and absmax into the order that the kernels read, in place; one copy of them is needed meanwhile."""
+        if not self.tiled:
+            codes, absmax = nf4_tiles.tile(self.codes, self.absmax, self.shape)
+            self.codes.copy_(codes)
+            self.absmax.copy_(absmax)
+            self.tiled = True
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        if not x.is_cuda:
+            return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
+        from localq.kernels import gemv  # as in `matrix`
+        from localq.kernels.nf4 import nf4_gemv
+
+        if x.shape[0] <= gemv.ROWS and x.dtype != torch.float32:
+            y: Tensor = nf4_gemv(x, [self.matrix], biases=[self.bias])  # type: ignore[list-item]  # see `matrix`
+            return y
+        return self._by_slabs(x)
+
+    def _by_slabs(self, x: Tensor) -> Tensor:
+        """Dequantize as many rows of W as the scratch holds, multiply, go on."""
+        from localq.kernels.nf4 import nf4_dequantize  # as in `matrix`
+
+        matrix = self.matrix
+        rows = self.slab_rows(x.dtype)
+        if rows >= self.out_features:
+            dense = nf4_dequantize(matrix, x.dtype, self._slab(self.out_features, x.dtype))  # type: ignore[arg-type]
+            return F.linear(x, dense, self.bias)
+        y = torch.empty(x.shape[0], self.out_features, dtype=x.dtype, device=x.device)
+        for first in range(0, self.out_features, rows):
+            count = min(rows, self.out_features - first)
+            dense = nf4_dequantize(matrix, x.dtype, self._slab(count, x.dtype), (first, count))  # type: ignore[arg-type]
+            bias = None if self.bias is None else self.bias[first : first + count]
+            y[:, first : first + count] = F.linear(x, dense, bias)
+        return y
+
+    def slab_rows(self, dtype: torch.dtype) -> int:
+        """Rows of W, a multiple of a tile, that the scratch holds dequantized; all of them without a scratch."""
+        if self.scratch is None:
+            return self.out_features
+        fit = self.scratch.nbytes // (self.in_features * dtype.itemsize)
+        return max(fit // nf4_tiles.ROWS, 1) * nf4_tiles.ROWS
+
+    def _slab(self, rows: int, dtype: torch.dtype) -> Tensor | None:
+        needed = rows * self.in_features * dtype.itemsize
+        if self.scratch is None or self.scratch.nbytes < needed:
+            return None
+        return self.scratch[:needed].view(dtype).view(rows, self.in_features)
