@@ -24,6 +24,7 @@ from localq.errors import ExitCode, LocalqError, usage_error
 from localq.modelfiles import ModelFiles
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
+from localq.quant import nf4
 
 OnProgress = Callable[[str, int, int], None]  # stage, bytes done, bytes in total
 
@@ -136,6 +137,7 @@ def _load(
     cache = KVCache(model.kv_layout(), plan.ctx, dtype, device, plan.kv_bits)
     ledger = {**weight_bytes(model), "kv_cache": cache.bytes(), "tables": model.table_bytes(plan.ctx, dtype)}
     if held is not None:
+        ledger["scratch"] = share_scratch(model, dtype)
         ledger["cublas_workspace"] = vram.cublas_workspace(device, dtype)
     return LoadedModel(
         model=model,
@@ -171,6 +173,19 @@ def _begin(device: torch.device, vram_bytes: int | None, before: dict[str, int])
     torch.backends.cuda.enable_cudnn_sdp(False)
     free_memory()
     return vram.begin(device, vram_bytes, before)
+
+
+def share_scratch(model: Decoder, dtype: torch.dtype) -> int:
+    """Gives all NF4 linears of a model on a GPU one buffer for weights dequantized in prefill; returns its bytes."""
+    linears = [module for module in model.modules() if isinstance(module, nf4.Linear)]
+    if not linears:
+        return 0
+    largest = max(linear.out_features * linear.in_features for linear in linears)
+    count = min(largest * dtype.itemsize, footprint.PREFILL_SCRATCH)
+    scratch = torch.empty(count, dtype=torch.uint8, device=linears[0].codes.device)
+    for linear in linears:
+        linear.scratch = scratch
+    return count
 
 
 def weight_bytes(model: Decoder) -> dict[str, int]:
