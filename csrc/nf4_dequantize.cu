@@ -2,10 +2,13 @@
 // bitsandbytes 0.50 gives them; the matrix is stored in either order (nf4.cuh).
 //   out_i = round(code_map[code_i] * absmax_{i/64})            product in f32, one rounding to the type of out
 // Needs in % 64 == 0, 16-byte aligned codes and out; a slab of a tiled matrix begins at a multiple of 16 rows.
-// A thread takes kWords 16-byte words of codes. Row-wise a word is 32 neighbouring weights, in a tiled block 16 of row
-// g and 16 of row g + 8, so that a warp writes lines of at least 128 bytes either way. Bound: memory. Moves n * (1/2 +
-// 1/64 + 4/16384 + sizeof(T)) bytes; the tables are read from shared memory, the 16-entry one without bank conflicts
-// (16 words, 16 banks; equal words are broadcast).
+//
+// A thread takes 4 bytes of codes = 8 neighbouring weights of a row, kUnroll times, all loaded before the first use, so
+// that a warp reads 128 contiguous bytes and writes whole sectors: row by row 512 contiguous bytes, of a tile four
+// lines of 128. Of a tile, a block of threads takes a chunk of 8 blocks of columns: a thread stays in one row of the
+// tile, and the absmax of its four words are one byte each of one 16-byte load. Bound: memory. Moves n * (1/2 + 1/64 +
+// 4/16384 + sizeof(T)) bytes; the tables are read from shared memory, the 16-entry one without bank conflicts (16
+// words, 16 banks; equal words are broadcast).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -18,14 +21,15 @@ namespace localq {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWords = 2;                   // per thread, all loaded before the first is used
-constexpr int kWeights = 32;                // of a word
+constexpr int kWeights = 8;  // of a word
+constexpr int kUnroll = 4;
 constexpr uint32_t kTile = 16, kChunk = 8;  // rows of a tile, blocks of a chunk: nf4.cuh
+static_assert(kThreads * kUnroll * kWeights == kTile * kChunk * kBlock, "a block of threads takes a chunk of a tile");
 
 // Eight values of type T, stored as one or two 16-byte words.
 template <typename T>
 struct alignas(16) Eight {
-  T value[8];
+  T value[kWeights];
 };
 
 __device__ __forceinline__ void convert(float from, __half& to) {
@@ -38,100 +42,137 @@ __device__ __forceinline__ void convert(float from, float& to) {
   to = from;
 }
 
-// One word of codes: where its two halves of 16 weights go, and the row-wise number of their blocks.
-struct Place {
-  uint64_t out[2];     // first of the 16 weights, counted from the first weight of the slab
-  uint32_t flat[2];    // row-wise number of the block
-  uint32_t stored[2];  // where its absmax lies
+struct Tables {
+  float code_map[kCodes];
+  float nested_map[kNestedMapSize];
 };
 
-__device__ __forceinline__ Place row_wise(uint64_t word, uint32_t row_begin, uint32_t blocks) {
-  const uint64_t weight = word * kWeights;  // counted from the first weight of the matrix
-  const uint64_t first = weight - uint64_t(row_begin) * blocks * kBlock;
-  const uint32_t flat = uint32_t(weight / kBlock);
-  return {{first, first + kWeights / 2}, {flat, flat}, {flat, flat}};
+template <bool kNested>
+__device__ __forceinline__ void fill(Tables& tables, const Nf4& w) {
+  if (threadIdx.x < kCodes) tables.code_map[threadIdx.x] = w.code_map[threadIdx.x];
+  if (kNested) tables.nested_map[threadIdx.x] = w.nested_map[threadIdx.x];
+  dependency_wait();
+  release_dependents();
+  __syncthreads();
 }
 
-__device__ __forceinline__ Place tiled(uint64_t word, uint32_t row_begin, uint32_t blocks) {
-  const uint32_t lane = word % 32, g = lane / 4, t = lane % 4, number = uint32_t(word / 32);
-  const uint32_t tile = number / blocks, block = number % blocks;
-  const uint32_t first = block / kChunk * kChunk, n = blocks - first, u = block - first;
-  Place place;
+// Eight weights, high nibble of a byte first, times their scale. Streamed: the product that reads them is far away.
+template <typename T>
+__device__ __forceinline__ void write(T* out, uint32_t word, float scale, const Tables& tables) {
+  const auto* values = reinterpret_cast<const uint8_t*>(tables.code_map);
+  Eight<T> eight;
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const uint32_t in_tile = g + 8 * h, row = tile * kTile + in_tile;
-    const uint32_t whole = (4 * g + u / 2) * 4 + 2 * h + u % 2;
-    place.out[h] = (uint64_t(row - row_begin) * blocks + block) * kBlock + 16 * t;
-    place.flat[h] = row * blocks + block;
-    place.stored[h] = (tile * blocks + first) * kTile + (n >= kChunk ? whole : in_tile * n + u);
+  for (int k = 0; k < kWeights; ++k) {
+    const int shift = 8 * (k / 2) + (k % 2 ? 0 : 4);
+    const uint32_t offset = (shift < 2 ? word << (2 - shift) : word >> (shift - 2)) & 0x3cu;
+    convert(__fmul_rn(*reinterpret_cast<const float*>(values + offset), scale), eight.value[k]);
   }
-  return place;
+  *reinterpret_cast<Eight<T>*>(out) = eight;
+}
+
+template <typename T, bool kNested>
+__global__ void __launch_bounds__(kThreads) nf4_dequantize_rows_kernel(const Nf4 w, T* out,  // row `first` on
+                                                                       int64_t first,        // word of that row
+                                                                       int64_t words) {
+  __shared__ Tables tables;
+  const int64_t begin = int64_t(blockIdx.x) * kThreads * kUnroll + threadIdx.x;
+  const auto* codes = reinterpret_cast<const uint32_t*>(w.codes) + first;
+  uint32_t word[kUnroll];
+  StoredAbsmax absmax[kUnroll];
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    const int64_t i = min(begin + u * kThreads, words - 1);  // past the end: read the last one, written by nobody
+    word[u] = __ldcs(codes + i);
+    absmax[u] = load_absmax<kNested>(w, (first + i) / (kBlock / kWeights));
+  }
+  fill<kNested>(tables, w);
+#pragma unroll
+  for (int u = 0; u < kUnroll; ++u) {
+    const int64_t i = begin + u * kThreads;
+    if (i >= words) return;
+    write(out + i * kWeights, word[u], decode_absmax<kNested>(absmax[u], tables.nested_map, w.offset), tables);
+  }
+}
+
+// What a thread of the tiled kernel works on: words at block 2 u + odd of the chunk, always in the same row.
+struct Part {
+  uint32_t row, column, odd;  // row of the tile; column within a block; which of two neighbouring blocks
+  uint32_t g, h;
+};
+
+__device__ __forceinline__ Part part_of_thread() {
+  const uint32_t e = threadIdx.x % 128, lane = e / 4, h = e / 2 % 2, g = lane / 4;
+  return {g + 8 * h, lane % 4 * 16 + e % 2 * 8, threadIdx.x / 128, g, h};
 }
 
 template <bool kNested>
-__device__ __forceinline__ StoredAbsmax load_absmax(const Nf4& w, uint32_t stored, uint32_t flat) {
-  if constexpr (kNested) return {w.nested_absmax[flat / kNestedBlock], static_cast<const uint8_t*>(w.absmax)[stored]};
-  return {static_cast<const float*>(w.absmax)[stored], 0u};
-}
-
-// 16 weights of two words of codes, high nibble first, times their scale.
-template <typename T>
-__device__ __forceinline__ void write_half(T* out, uint32_t low, uint32_t high, float scale, const float* code_map) {
-  const uint32_t words[2] = {low, high};
+__device__ __forceinline__ void load_tile_absmax(StoredAbsmax (&absmax)[kUnroll], const Nf4& w, const Part& part,
+                                                 uint32_t tile, uint32_t blocks, uint32_t first, uint32_t n) {
+  const uint64_t base = uint64_t(tile * blocks + first) * kTile;
+  uint32_t codes[kUnroll] = {};
+  if (kNested && n == kChunk) {
+    const uint4 all = __ldcs(reinterpret_cast<const uint4*>(static_cast<const uint8_t*>(w.absmax) + base) + part.g);
+    codes[0] = all.x, codes[1] = all.y, codes[2] = all.z, codes[3] = all.w;
+  }
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    Eight<T> eight;
-#pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      const uint32_t code = (words[i] >> (8 * (k / 2) + (k % 2 ? 0 : 4))) & 15u;
-      convert(__fmul_rn(code_map[code], scale), eight.value[k]);
+  for (int u = 0; u < kUnroll; ++u) {
+    const uint32_t b = min(2 * u + part.odd, n - 1), flat = (tile * kTile + part.row) * blocks + first + b;
+    const uint32_t whole = (4 * part.g + b / 2) * 4 + 2 * part.h + b % 2;
+    const uint64_t at = base + (n == kChunk ? whole : part.row * n + b);
+    if (!kNested) {
+      absmax[u] = {static_cast<const float*>(w.absmax)[at], 0u};
+    } else {
+      const uint32_t code =
+          n == kChunk ? codes[u] >> (8 * (2 * part.h + part.odd)) & 255u : static_cast<const uint8_t*>(w.absmax)[at];
+      absmax[u] = {w.nested_absmax[flat / kNestedBlock], code};
     }
-    reinterpret_cast<Eight<T>*>(out)[i] = eight;
   }
 }
 
 template <typename T, bool kNested>
-__global__ void __launch_bounds__(kThreads)
-    nf4_dequantize_kernel(const Nf4 w, T* out, uint32_t row_begin, uint64_t first_word, uint64_t tiled_end,
-                          uint64_t end) {
-  __shared__ float code_map[kCodes], nested_map[kNestedMapSize];
-  const uint64_t first = first_word + uint64_t(blockIdx.x) * kThreads * kWords + threadIdx.x;
-  const uint32_t blocks = w.in / kBlock;
-  uint4 codes[kWords];
-  StoredAbsmax absmax[kWords][2];
-  Place place[kWords];
+__global__ void __launch_bounds__(kThreads) nf4_dequantize_tiles_kernel(const Nf4 w, T* out,  // of row row_begin on
+                                                                        uint32_t first_tile, uint32_t chunks) {
+  __shared__ Tables tables;
+  const uint32_t blocks = w.in / kBlock, tile = first_tile + blockIdx.x / chunks, first = blockIdx.x % chunks * kChunk;
+  const uint32_t n = min(kChunk, blocks - first);
+  const Part part = part_of_thread();
+  const auto* codes = reinterpret_cast<const uint32_t*>(w.codes) + uint64_t(tile * blocks + first) * 128;
+  uint32_t word[kUnroll];
+  StoredAbsmax absmax[kUnroll];
 #pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    const uint64_t word = min(first + i * kThreads, end - 1);  // past the end: read the last one, written by nobody
-    codes[i] = __ldcs(reinterpret_cast<const uint4*>(w.codes) + word);
-    place[i] = word < tiled_end ? tiled(word, row_begin, blocks) : row_wise(word, row_begin, blocks);
+  for (int u = 0; u < kUnroll; ++u) word[u] = __ldcs(codes + min(2 * u + part.odd, n - 1) * 128 + threadIdx.x % 128);
+  load_tile_absmax<kNested>(absmax, w, part, tile, blocks, first, n);
+  fill<kNested>(tables, w);
+  T* row = out + uint64_t((tile - first_tile) * kTile + part.row) * w.in + first * kBlock + part.column;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) absmax[i][h] = load_absmax<kNested>(w, place[i].stored[h], place[i].flat[h]);
-  }
-  if (threadIdx.x < kCodes) code_map[threadIdx.x] = w.code_map[threadIdx.x];
-  if (kNested) nested_map[threadIdx.x] = w.nested_map[threadIdx.x];
-  dependency_wait();
-  release_dependents();
-  __syncthreads();
-#pragma unroll
-  for (int i = 0; i < kWords; ++i) {
-    if (first + i * kThreads >= end) return;
-    const uint4 c = codes[i];
-    write_half(out + place[i].out[0], c.x, c.y, decode_absmax<kNested>(absmax[i][0], nested_map, w.offset), code_map);
-    write_half(out + place[i].out[1], c.z, c.w, decode_absmax<kNested>(absmax[i][1], nested_map, w.offset), code_map);
+  for (int u = 0; u < kUnroll; ++u) {
+    if (2 * u + part.odd >= n) return;
+    const float scale = decode_absmax<kNested>(absmax[u], tables.nested_map, w.offset);
+    write(row + (2 * u + part.odd) * kBlock, word[u], scale, tables);
   }
 }
 
 template <typename T>
 void launch_typed(const Nf4& w, void* out, int64_t row_begin, int64_t row_count, int device, cudaStream_t stream) {
   constexpr const char* op = "nf4_dequantize";
-  const uint64_t row_words = w.in / kWeights, begin = row_begin * row_words, end = (row_begin + row_count) * row_words;
-  const uint64_t tiled_end = w.tiled ? w.out / kTile * kTile * row_words : 0;
-  const uint64_t per_block = kThreads * kWords, grid = (end - begin + per_block - 1) / per_block;
-  require(grid <= INT32_MAX, op, "out", w.out, "is too large for one launch");
-  auto* kernel = w.nested_absmax != nullptr ? nf4_dequantize_kernel<T, true> : nf4_dequantize_kernel<T, false>;
-  launch(op, device, kernel, dim3(uint32_t(grid)), dim3(kThreads), 0, stream, w, static_cast<T*>(out),
-         uint32_t(row_begin), begin, tiled_end, end);
+  const bool nested = w.nested_absmax != nullptr;
+  const int64_t end = row_begin + row_count, whole = w.tiled ? w.out / kTile * kTile : 0;
+  const int64_t tiles = row_begin < whole ? ((end < whole ? end : whole) - row_begin) / kTile : 0;
+  if (tiles > 0) {
+    const int64_t chunks = (w.in / kBlock + kChunk - 1) / kChunk;
+    require(tiles * chunks <= INT32_MAX, op, "out", w.out, "is too large for one launch");
+    auto* kernel = nested ? nf4_dequantize_tiles_kernel<T, true> : nf4_dequantize_tiles_kernel<T, false>;
+    launch(op, device, kernel, dim3(uint32_t(tiles * chunks)), dim3(kThreads), 0, stream, w, static_cast<T*>(out),
+           uint32_t(row_begin / kTile), uint32_t(chunks));
+  }
+  const int64_t first = row_begin + tiles * kTile;  // of the rows that lie row by row
+  if (first == end) return;
+  const int64_t words = (end - first) * w.in / kWeights,
+                blocks = (words + kThreads * kUnroll - 1) / (kThreads * kUnroll);
+  require(blocks <= INT32_MAX, op, "out", w.out, "is too large for one launch");
+  auto* kernel = nested ? nf4_dequantize_rows_kernel<T, true> : nf4_dequantize_rows_kernel<T, false>;
+  launch(op, device, kernel, dim3(uint32_t(blocks)), dim3(kThreads), 0, stream, w,
+         static_cast<T*>(out) + (first - row_begin) * w.in, first * w.in / kWeights, words);
 }
 
 }  // namespace

@@ -158,6 +158,7 @@ __device__ __forceinline__ void load_ring(uint4 (&ring)[kDepth], const Nf4Gemv& 
 // What a block keeps of its tiles in shared memory, so that no item has to wait for it: places, and for each tile the
 // nested absmax that it can touch.
 struct TileTable {
+  uint32_t* range;    // the first unit, and the number of tiles
   TilePlace* places;  // [tiles + kMostWarps]: behind the tiles kNowhere, which ends the walk of a warp
   float* nested;      // [tiles][stride]
   uint32_t stride;
@@ -166,11 +167,12 @@ struct TileTable {
     return blocks / 16 + 2;
   }
   static __host__ __device__ uint32_t bytes(uint32_t tiles, uint32_t blocks) {
-    return 4 * (tiles + kMostWarps + tiles * stride_of(blocks));
+    return 4 * (2 + tiles + kMostWarps + tiles * stride_of(blocks));
   }
   __device__ __forceinline__ TileTable(uint8_t* memory, uint32_t tiles, uint32_t blocks)
-      : places(reinterpret_cast<TilePlace*>(memory)),
-        nested(reinterpret_cast<float*>(memory) + tiles + kMostWarps),
+      : range(reinterpret_cast<uint32_t*>(memory)),
+        places(reinterpret_cast<TilePlace*>(range + 2)),
+        nested(reinterpret_cast<float*>(range + 2) + tiles + kMostWarps),
         stride(stride_of(blocks)) {
   }
 };
@@ -195,14 +197,22 @@ __device__ __forceinline__ void fill_tiles(const TileTable& table, const Nf4Gemv
     table.nested[i] = nested;
     if (i % table.stride == 0) table.places[i / table.stride] = place;
   }
+  if (threadIdx.x == 0) table.range[0] = unit, table.range[1] = tiles;
   if (threadIdx.x < kMostWarps) table.places[tiles + threadIdx.x] = kNowhere;
+}
+
+// The lane, asked anew: what follows from it shall not be kept in registers through the products.
+__device__ __forceinline__ uint32_t fresh_lane() {
+  uint32_t lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
 }
 
 // The scales of a quick item that the lane owns: rows g and g + 8, blocks 2 t and 2 t + 1 of the chunk. `tile` is its
 // number in the block's table, `codes` the look-up table.
 __device__ __forceinline__ void decode_scales(float (&scale)[4], const Nf4Gemv& p, const uint8_t* codes,
                                               const TileTable& table, uint32_t tile, uint32_t chunk, const Item& item) {
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, block = chunk * kChunk + 2 * t;
+  const uint32_t lane = fresh_lane(), g = lane / 4, t = lane % 4, block = chunk * kChunk + 2 * t;
   const Nf4Segment& w = p.segment[item.place.segment()];
   if (p.nested_map == nullptr) {
 #pragma unroll

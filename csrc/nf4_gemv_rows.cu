@@ -13,7 +13,7 @@
 namespace localq {
 namespace {
 
-constexpr int kWarps = 12, kThreads = 32 * kWarps;
+constexpr int kWarps = 16, kThreads = 32 * kWarps;
 constexpr int kRowPad = 64;  // bytes between rows of x in shared memory, so that two rows fill all banks
 
 struct Shared {
@@ -220,7 +220,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   sum_run<T, kTiled>(p, s, x_source(s, x, rows, p.blocks), work, rows, item, ring);
   __syncthreads();
-  write_tiles<T>(p, s, work, rows, y);
+  // From shared memory, because there were no registers to keep it in through the products.
+  write_tiles<T>(p, s, {s.tiles.range[0], s.tiles.range[1], p.chunks}, rows, y);
 }
 
 template <typename T>
