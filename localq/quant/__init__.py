@@ -8,6 +8,7 @@ A format module has
   bytes(out, in) -> int                device bytes of one matrix
   suffixes                             the checkpoint tensors P + suffix that a Linear P owns
   is_quantized(tensors, P) -> bool     does a checkpoint hold P in this format?
+  stored_bytes(tensors, P) -> int      what P takes there: codes, scales, tables
   from_checkpoint(checkpoint, P) -> Packed, to_tensors(packed, P) -> dict, layout(out, in) -> dict
   quantization_config(dtype, skipped)  what config.json says about a checkpoint in this format
   Linear(packed, bias)                 an nn.Module: x [T, in] -> [T, out]

@@ -57,6 +57,7 @@ __all__ = [
     "layout",
     "quantization_config",
     "quantize",
+    "stored_bytes",
     "suffixes",
     "to_tensors",
 ]
@@ -102,6 +103,14 @@ def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
     if prefix + FP4_SUFFIX in tensors:
         raise bad_file(prefix, "stored as bitsandbytes FP4, which localq does not read", "Use an NF4 checkpoint.")
     return prefix + STATE_SUFFIX in tensors
+
+
+def stored_bytes(tensors: Mapping[str, Any], prefix: str) -> int:
+    """Bytes of the Linear `prefix` in a checkpoint: codes, scales and tables; of its JSON only the f32 offset."""
+    parts = [tensors[prefix + suffix] for suffix in suffixes[:-1] if prefix + suffix in tensors]
+    nested = prefix + ".weight.nested_absmax" in tensors
+    count: int = sum(part.nbytes for part in parts)
+    return count + 4 * nested
 
 
 def layout(out: int, columns: int) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:

@@ -1,0 +1,35 @@
+"""Bits per weight of a model: counted over the tensors that its checkpoint holds, not over a formula."""
+
+from __future__ import annotations
+
+import torch
+
+from localq.checkpoint import open_checkpoint
+from localq.engine import weights
+from localq.modelfiles import ModelFiles
+from localq.models import ARCHITECTURES
+from localq.quant import int8, nf4
+
+UNQUANTIZED = 16.0
+
+
+def per_weight(files: ModelFiles, head: str = "16") -> float:
+    """Bits per weight over all quantized linears, with codes, scales and tables; 16 where none is quantized.
+
+    head   "8" or "nf4" where the head is quantized while the model is loaded, as in `placement.Placement`
+    """
+    architecture = ARCHITECTURES[files.config["model_type"]]
+    with torch.device("meta"):
+        model = architecture.Model(architecture.Config.from_dict(files.config))
+    shapes = dict(model.named_parameters())
+    count = stored = 0
+    with open_checkpoint(files) as checkpoint:
+        linears = weights.assign(checkpoint, model, architecture.rename, files.name).quantized
+        for path, entry in linears.items():
+            count += shapes[f"{path}.weight"].numel()
+            stored += entry.module.stored_bytes(checkpoint.tensors, entry.prefix)
+    if head != "16" and weights.HEAD not in linears:
+        out, columns = shapes[weights.TABLE].shape
+        count += out * columns
+        stored += (nf4 if head == "nf4" else int8).bytes(out, columns)
+    return 8 * stored / count if count else UNQUANTIZED

@@ -1,0 +1,128 @@
+"""`localq eval`: how good a model is, beside the weights it was made from or another model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from localq.cli import options
+from localq.cli.output import is_rich_terminal, note, print_json, stderr_console, stdout_table
+from localq.errors import usage_error
+
+DEFAULT_TEXT = Path(__file__).parents[1] / "data" / "wikitext-2-valid-slice.txt"
+_AGAINST = "reference (the same weights dequantized), or a model with the same vocabulary."
+_DECODE = "Also feed the first N tokens one by one, and compare with reading them at once."
+OnProgress = Callable[[str, int, int], None]
+
+
+def eval(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A name, NAME@FORMAT, ORG/REPO, a folder or a .gguf file.", autocompletion=options.known_names
+        ),
+    ],
+    text: Annotated[str | None, typer.Option("--text", metavar="FILE|-", help="Plain text; - reads stdin.")] = None,
+    window: Annotated[int, typer.Option("--window", min=4, help="Tokens of a window.")] = 2048,
+    max_windows: Annotated[int | None, typer.Option("--max-windows", min=1, help="Read no more windows.")] = None,
+    against: Annotated[str | None, typer.Option("--against", metavar="MODEL|reference", help=_AGAINST)] = None,
+    decode: Annotated[int, typer.Option("--decode", min=0, metavar="N", help=_DECODE)] = 0,
+    ctx: options.Context = None,
+    kv: options.KvBits = None,
+    embed: options.Embed = None,
+    head: options.Head = None,
+    vram: options.Vram = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    offline: options.Offline = None,
+    quiet: options.Quiet = False,
+    json: options.Json = False,
+) -> None:
+    """Measure MODEL's perplexity on a text, and how far it is from a reference."""
+    settings = options.effective(device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head)
+    raw, name = _read(text)
+    from localq import planner, prepare  # start-up cost: --help must not pay for it
+    from localq.modelfiles import open_model
+
+    budget = planner.parse_card(settings.vram) if settings.vram is not None else None
+    with _progress(quiet) as on_progress:
+        files = open_model(prepare.source_path(model, note, on_progress, settings.offline))
+        rival = None
+        if against is not None and against != "reference":
+            rival = open_model(prepare.source_path(against, note, on_progress, settings.offline))
+        from localq.bench.evaluation import Request, run  # torch loads only now
+        from localq.engine.load import Options
+
+        loading = Options(
+            model, settings.device, settings.dtype, ctx, settings.kv_bits, budget, settings.embed, settings.head
+        )
+        request = Request(files, loading, raw, name, window, max_windows, against, rival, decode)
+        result = run(request, on_progress or (lambda stage, done, total: None))
+    for line in result["notes"]:
+        note(line)
+    if json:
+        print_json(result)
+    else:
+        _print(result)
+
+
+def _read(text: str | None) -> tuple[bytes, str]:
+    """The bytes of `--text` and what to call them. Raises LocalqError (exit 2) for a file that cannot be read."""
+    if text == "-":
+        return sys.stdin.buffer.read(), "stdin"
+    path = DEFAULT_TEXT if text is None else Path(text).expanduser()
+    try:
+        return path.read_bytes(), path.name if text is None else text
+    except OSError as error:
+        raise usage_error(text or path.name, f"the text cannot be read ({error.strerror})", "Check the path.") from None
+
+
+def _print(result: dict[str, Any]) -> None:
+    """What people want to know, in a table."""
+    counts = f"{result['n_windows']} windows of {result['window']} tokens of {result['text']}"
+    rows = [
+        ("perplexity", f"{result['perplexity']:.4f}", counts),
+        ("perplexity, llama.cpp", f"{result['perplexity_llamacpp']:.4f}", "second half of each window, BOS in front"),
+    ]
+    if result["against"] is not None:
+        against = f"{result['against']} in {result['against_dtype']}"
+        rows += [
+            ("perplexity, reference", f"{result['perplexity_reference']:.4f}", against),
+            ("KL from the reference", f"{result['kl']:.3e}", "nats per token, mean"),
+            ("same first choice", f"{result['top1']:.2%}", ""),
+        ]
+    if result["decode_tokens"]:
+        steps = f"{result['decode_tokens']} single steps against passes of many tokens"
+        rows += [
+            ("KL of decode", f"{result['decode_kl']:.3e}", steps),
+            ("same first choice", f"{result['decode_top1']:.2%}", ""),
+        ]
+    rows.append(("bits per weight", f"{result['bits_per_weight']:.3f}", "all quantized linears"))
+    facts = result["conditions"]
+    where = f"{facts['device']}, {result['dtype']}, KV cache in {result['kv_bits']} bit, head {result['head']}"
+    rows.append(("conditions", result["format"], where))
+    stdout_table((result["model"], "", ""), rows, right=frozenset({1}))
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[OnProgress | None]:
+    """A progress bar on stderr, where that is a terminal."""
+    if quiet or not is_rich_terminal(sys.stderr):
+        yield None
+        return
+    from rich import progress  # rich costs start-up time
+
+    columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TimeElapsedColumn())
+    with progress.Progress(*columns, console=stderr_console(), transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def update(what: str, done: int, total: int) -> None:
+            count = f" {done} of {total}" if 0 < total < 10_000 else ""  # of windows, not of bytes
+            bar.update(task, description=what + count, completed=done, total=total or None)
+
+        yield update
