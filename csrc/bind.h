@@ -17,6 +17,7 @@ inline cudaStream_t stream_of(uintptr_t address) {
 }
 
 void bind_nf4(pybind11::module_& m);
+void bind_dense(pybind11::module_& m);
 void bind_attention(pybind11::module_& m);
 void bind_step(pybind11::module_& m);
 

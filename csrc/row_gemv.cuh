@@ -61,7 +61,7 @@ __device__ __forceinline__ uint4 load_weights(const uint8_t* at, int left, int n
   uint4 v;
   asm volatile(
       "{.reg .pred p; setp.gt.s32 p, %5, %6; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;"
-      "@p ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {%0, %1, %2, %3}, [%4];}"
+      "@p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];}"
       : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
       : "l"(at), "r"(left), "r"(needed));
   return v;
