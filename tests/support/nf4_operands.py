@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from localq.quant import nf4
+from localq.kernels.nf4 import Nf4Matrix
+from localq.quant import nf4, nf4_tiles
 from localq.quant.nf4 import Packed
 
 
 @dataclass(frozen=True)
 class Operands:
-    """A matrix in NF4: `packed` on the device, and the arguments that the operations share, by name."""
+    """A matrix in NF4, row by row: `packed`, and `matrix` as the operations take it, of the same tensors."""
 
     packed: Packed
-    arguments: dict[str, Any]
+    matrix: Nf4Matrix
 
     @property
     def dense(self) -> Tensor:
@@ -48,17 +48,18 @@ def operands(shape: tuple[int, int], nested: bool = True, device: str = "cpu", s
 
 def operands_of(packed: Packed) -> Operands:
     """A matrix that is there already."""
-    return Operands(
-        packed,
-        {
-            "codes": packed.codes,
-            "absmax": packed.absmax,
-            "nested_absmax": packed.nested_absmax,
-            "nested_map": packed.nested_map,
-            "offset": 0.0 if packed.offset is None else packed.offset.item(),
-            "code_map": nf4.CODE_MAP.to(packed.codes.device),
-        },
-    )
+    offset = 0.0 if packed.offset is None else packed.offset.item()
+    code_map = nf4.CODE_MAP.to(packed.codes.device)
+    tensors = (packed.codes, packed.absmax, packed.nested_absmax, packed.nested_map)
+    return Operands(packed, Nf4Matrix(*tensors, offset, code_map, *packed.shape))
+
+
+def in_order(matrix: Nf4Matrix, tiled: bool) -> Nf4Matrix:
+    """A row-wise matrix as it is, or the same weights tiled."""
+    if not tiled:
+        return matrix
+    codes, absmax = nf4_tiles.tile(matrix.codes, matrix.absmax, (matrix.out_features, matrix.in_features))
+    return replace(matrix, codes=codes, absmax=absmax, tiled=True)
 
 
 def inputs(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu", seed: int = 1) -> Tensor:
