@@ -127,6 +127,40 @@ def nf4_gemv(
     return out
 
 
+def nf4_gemm(x: Tensor, matrix: Nf4Matrix, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    """y = x W^T + bias for 9 and more rows. x [rows, in] float16 or bfloat16 -> [rows, out] of the same type.
+
+    Takes fewer rows as well, for which `nf4_gemv` is faster. Sums in f32, rounded once, the same bits run after run.
+
+    Memory-bound for few rows, then bound by tensor cores: W is read and decoded again for every 64 rows, so that from
+    some number of rows on `nf4_dequantize` and cuBLAS are faster (`quant.nf4_crossover`).
+    """
+    op = "nf4_gemm"
+    if x.dim() != 2 or x.shape[0] < 1:
+        raise ValueError(f"{op}: x has shape {tuple(x.shape)}, must be [1 or more, in]")
+    rows, columns = x.shape
+    if matrix.in_features != columns:
+        raise ValueError(f"{op}: x has {columns} columns, the matrix has {matrix.in_features}")
+    check_matrix(op, matrix)
+    check(op, "x", x, matrix.codes.device, HALF_TYPES, rows * columns)
+    if bias is not None:
+        check(op, "bias", bias, x.device, (x.dtype,), matrix.out_features)
+    if out is None:
+        out = torch.empty(rows, matrix.out_features, dtype=x.dtype, device=x.device)
+    check(op, "out", out, x.device, (x.dtype,), rows * matrix.out_features)
+    check_cuda(op, "codes", matrix.codes)
+    kernels.module().nf4_gemm(
+        x=x.data_ptr(),
+        matrix=arguments(matrix),
+        bias=0 if bias is None else bias.data_ptr(),
+        y=out.data_ptr(),
+        type=TYPES[x.dtype],
+        rows=rows,
+        **place(x),
+    )
+    return out
+
+
 def nf4_weight_bytes(count: int, nested: bool = True) -> int:
     """Bytes that `count` NF4 weights are read from: codes and scales; the two small tables are left out."""
     blocks = count // BLOCK
@@ -142,6 +176,11 @@ def nf4_dequantize_bytes(shape: tuple[int, int], dtype: torch.dtype, nested: boo
 def nf4_gemv_bytes(rows: int, out: int, columns: int, nested: bool = True, itemsize: int = 2) -> int:
     """Bytes that `nf4_gemv` must move: weights once, x once, y once."""
     return nf4_weight_bytes(out * columns, nested) + itemsize * rows * (out + columns)
+
+
+def nf4_gemm_bytes(rows: int, out: int, columns: int, nested: bool = True, itemsize: int = 2) -> int:
+    """Bytes that `nf4_gemm` must move: those of `nf4_gemv`, whatever the number of rows."""
+    return nf4_gemv_bytes(rows, out, columns, nested, itemsize)
 
 
 def check_matrix(op: str, matrix: Nf4Matrix) -> None:
