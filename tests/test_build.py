@@ -65,6 +65,7 @@ def test_the_wheel_without_kernels_works_anywhere(source, tmp_path):
     assert (unpacked / "localq/models.toml").read_bytes() == (ROOT / "models.toml").read_bytes()
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "localq").rglob("*.py")}
     assert modules <= set(names)
+    assert {"localq/data/wikitext-2-valid-slice.txt", "localq/data/README.md"} <= set(names)  # text and its licence
 
     count = python_with(unpacked, "from localq import catalog; print(len(catalog.load_catalogue()), catalog.__file__)")
     assert count.split()[1].startswith(str(unpacked))

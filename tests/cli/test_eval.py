@@ -1,0 +1,105 @@
+"""`localq eval` as a user calls it: output, texts, exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_checkpoints import make_checkpoint
+
+from localq import cli
+from localq.bench import evaluation
+
+TEXT = str(Path(__file__).parents[2] / "LICENSE")
+SHORT = ("--device", "cpu", "--text", TEXT, "--window", "64", "--max-windows", "2")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    return str(make_checkpoint(tmp_path_factory.mktemp("eval"), initializer_range=0.15))
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch, tmp_path) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config"))
+
+
+def test_json_is_one_line(model, capsys):
+    assert cli.execute(["eval", model, *SHORT, "--against", "reference", "--decode", "5", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.count("\n") == 1
+    body = json.loads(shown.out)
+    assert next(iter(body)) == "schema"
+    assert body["schema"] == 1
+    wanted = {"perplexity", "perplexity_llamacpp", "kl", "top1", "bits_per_weight", "window", "n_windows"}
+    assert wanted <= set(body)
+    assert (body["window"], body["n_windows"], body["text"]) == (64, 2, TEXT)
+    assert body["model"] == model
+    assert "\x1b" not in shown.err
+
+
+def test_people_get_a_table(model, capsys):
+    assert cli.execute(["eval", model, *SHORT, "--against", model, "--decode", "5"]) == 0
+    shown = capsys.readouterr().out
+    for part in ("perplexity", "llama.cpp", "KL from the reference", "KL of decode", "bits per weight", "2 windows"):
+        assert part in shown
+    assert "\x1b" not in shown
+
+
+def test_the_text_may_come_through_a_pipe(model, monkeypatch, capsys):
+    with open(TEXT, "rb") as file:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read())))
+    assert cli.execute(["eval", model, *SHORT, "--text", "-", "--json"]) == 0
+    piped = json.loads(capsys.readouterr().out)
+    assert piped["text"] == "stdin"
+    assert cli.execute(["eval", model, *SHORT, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["perplexity"] == piped["perplexity"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--text", "/nonexistent/text"], 2, "/nonexistent/text"),
+        (["--text", "/"], 2, "cannot be read"),
+        (["--text", "/dev/null"], 2, "it is empty"),
+        (["--window", "3"], 2, ""),
+        (["--window", "100000"], 2, "100000"),
+        (["--max-windows", "0"], 2, ""),
+        (["--decode", "64"], 2, "--decode"),
+        (["--kv", "5"], 2, "kv"),
+        (["-c", "10"], 2, "--ctx"),
+        (["--against", "nosuchmodel"], 4, "nosuchmodel"),
+    ],
+)
+def test_wrong_use_ends_with_its_code(model, arguments, code, said, capsys):
+    assert cli.execute(["eval", model, *SHORT, *arguments]) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert said in shown.err
+
+
+def test_an_unknown_model(capsys):
+    assert cli.execute(["eval", "nosuchmodel"]) == 4
+    assert "nosuchmodel" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_it_judges_ends_with_130(model, monkeypatch, capsys):
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation, "score", interrupted)
+    assert cli.execute(["eval", model, *SHORT, "--json"]) == 130
+    assert capsys.readouterr().out == ""
+
+
+def test_help_loads_no_torch():
+    code = "import sys; from localq import cli; cli.execute(['eval', '--help']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "--max-windows" in done.stdout
