@@ -44,16 +44,13 @@ __device__ __forceinline__ Work work_of(const Nf4Gemv& p) {
   return work;
 }
 
-// Copies x to shared memory without a way through registers, so that all of it is in flight at once.
 template <typename T>
 __device__ __forceinline__ void stage(const Shared& s, const T* x, int rows, uint32_t blocks) {
   const uint32_t words = blocks * 8;  // 16-byte words of a row: [block][half][t], from [block][t][half]
   for (uint32_t i = threadIdx.x; i < rows * words; i += kThreads) {
     const uint32_t row = i / words, word = i % words, to = word / 8 * 8 + word % 2 * 4 + word % 8 / 2;
-    const uint32_t shared = __cvta_generic_to_shared(s.x + row * (words * 16 + kRowPad) + to * 16);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(reinterpret_cast<const uint4*>(x) + i));
+    reinterpret_cast<uint4*>(s.x + row * (words * 16 + kRowPad))[to] = reinterpret_cast<const uint4*>(x)[i];
   }
-  asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 // Where the lane reads its row of x; rows that are not there read the last one, into columns that nobody looks at.
@@ -76,12 +73,9 @@ __device__ __forceinline__ XSource x_source(const Shared& s, const T* x, int row
   return {reinterpret_cast<const uint4*>(x) + row * words + 2 * t, 1};
 }
 
-// volatile, because ptxas would otherwise put the sums of several blocks off and run out of registers for the products.
 __device__ __forceinline__ void add_scaled(float (&sum)[4], const float (&c)[4], float low, float high) {
-  asm volatile(
-      "fma.rn.f32 %0, %4, %6, %0; fma.rn.f32 %1, %4, %7, %1; fma.rn.f32 %2, %5, %8, %2; fma.rn.f32 %3, %5, %9, %3;"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "f"(low), "f"(high), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+  sum[0] += low * c[0], sum[1] += low * c[1];
+  sum[2] += high * c[2], sum[3] += high * c[3];
 }
 
 // Blocks u0 .. u0 + 3 of a quick item, whose codes are in `ring`; refills it with four blocks from `codes` on, if any.
