@@ -9,6 +9,11 @@ weight_ij = codes_ij * scales_i                     one f32 product, then rounde
 codes_ij = round(weight_ij / scales_i)              in f32, ties to even; 0 in a row of zeros
 
 8 + 32/in bits per weight: 8.008 at 4096 columns. It is made while a model is loaded, and is no format of checkpoints.
+
+What it costs the head of SmolLM2-135M (576 columns; CPU, 512 tokens of the licence text, logits against those of the
+checkpoint's head): mean KL 1.3e-3 nats, equal first choice 99.2 %. With one scale per 64 columns (8.25 bits) it is
+3.7e-4 and 98.6 %, an NF4 head has 0.13 and 77 %. The row's scale is near enough, and is applied once per result instead
+of once per block. `pytest -s tests/quant/test_int8.py -k real` prints all three.
 """
 
 from __future__ import annotations

@@ -1,0 +1,71 @@
+"""Operands for the tests of the products whose weights lie row by row, in 16 and in 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localq.kernels import gemv
+from localq.kernels.dense import dense_gemv
+from localq.kernels.int8 import Int8Matrix, int8_gemv
+
+
+@dataclass(frozen=True)
+class RowOperand:
+    """A matrix as the kernel takes it, and its weights f32 [out, in] by the definition of its format."""
+
+    matrix: Any
+    dense: Tensor
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """`make` (shape, dtype of x, seed, device) -> operand; `gemv`: the product; `columns` must be a multiple of."""
+
+    make: Callable[[tuple[int, int], torch.dtype, int, str], RowOperand]
+    gemv: Callable[..., Tensor]
+    columns: int
+
+    def shapes(self) -> list[tuple[int, int]]:
+        """One result and one load; part of a tile; items whole, short and missing; more results than a block keeps
+        shares of at a time (one row: 512 times the multiprocessors); x too wide for shared memory."""
+        c = self.columns
+        return [
+            (1, c), (15, 5 * c), (48, 512), (577, 576), (33, 1088 + c), (1001, 2112 + c), (5003, 4160 + c),
+            (77, 28672), (40009, 192 + c), (70001, 3 * c),
+        ]  # fmt: skip
+
+
+def _dense(shape: tuple[int, int], dtype: torch.dtype, seed: int, device: str) -> RowOperand:
+    """Some columns and rows are larger than the others, as in real models."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(shape, generator=generator) * 0.02
+    weight[:, 3::101] *= 20
+    weight[::7] *= 5
+    stored = weight.to(dtype).to(device)
+    return RowOperand(stored, stored.float())
+
+
+def _int8(shape: tuple[int, int], dtype: torch.dtype, seed: int, device: str) -> RowOperand:
+    """Every code occurs, also -128, which quantize does not write; some scales are 30 times the others."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator).to(device)
+    scales = 1e-4 + 2e-4 * torch.rand(shape[0], generator=generator)
+    scales[::5] *= 30
+    scales = scales.to(device)
+    return RowOperand(Int8Matrix(codes, scales), codes.float() * scales.unsqueeze(1))
+
+
+DENSE = RowFormat(_dense, dense_gemv, 8)
+INT8 = RowFormat(_int8, int8_gemv, 16)
+
+
+def normed(x: Tensor, norm: gemv.Norm) -> Tensor:
+    """As llama's and gemma's RMSNorm: localq/models/layers.py."""
+    if norm.weight.dtype == torch.float32:
+        return torch.nn.functional.rms_norm(x.float(), norm.weight.shape, norm.weight, norm.eps).to(x.dtype)
+    return torch.nn.functional.rms_norm(x, norm.weight.shape, None, norm.eps) * norm.weight
