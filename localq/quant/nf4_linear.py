@@ -1,17 +1,19 @@
 """The Linear of NF4: which kernel multiplies, by how many rows x has.
 
-Up to `gemv.ROWS` rows the codes are decoded as they are read; above that, slabs of rows of W are dequantized into a
-scratch and multiplied by cuBLAS, unless `nf4_crossover` has measured that the product with on-the-fly decoding is
-faster. On the CPU it is the reference; the loader replaces it there by a dequantized nn.Linear.
+Up to `gemv.ROWS` rows, and for 16-bit x up to where `nf4_crossover` says, the codes are decoded as they are read;
+above that, slabs of rows of W are dequantized into a scratch and multiplied by cuBLAS. On the CPU it is the reference;
+the loader replaces it there by a dequantized nn.Linear.
 """
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from localq.quant import nf4_tiles
+from localq.quant import nf4_crossover, nf4_tiles
 from localq.quant.nf4_codec import CODE_MAP, Packed, dequantize
 
 _shared_tables: dict[torch.device, list[Tensor]] = {}
@@ -100,12 +102,14 @@ class Linear(nn.Module):
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
         from localq.kernels import gemv  # as in `matrix`
-        from localq.kernels.nf4 import nf4_gemv
+        from localq.kernels.nf4 import nf4_gemm, nf4_gemv
 
-        if x.shape[0] <= gemv.ROWS and x.dtype != torch.float32:
-            y: Tensor = nf4_gemv(x, [self.matrix], biases=[self.bias])  # type: ignore[list-item]  # see `matrix`
-            return y
-        return self._by_slabs(x)
+        rows = x.shape[0]
+        if x.dtype == torch.float32 or rows >= _rows_from(x.device, self.out_features * self.in_features):
+            return self._by_slabs(x)
+        if rows > gemv.ROWS:
+            return nf4_gemm(x, self.matrix, self.bias)  # type: ignore[arg-type]  # see `matrix`
+        return nf4_gemv(x, [self.matrix], biases=[self.bias])  # type: ignore[list-item]  # see `matrix`
 
     def _by_slabs(self, x: Tensor) -> Tensor:
         """Dequantize as many rows of W as the scratch holds, multiply, go on."""
@@ -120,8 +124,11 @@ class Linear(nn.Module):
         for first in range(0, self.out_features, rows):
             count = min(rows, self.out_features - first)
             dense = nf4_dequantize(matrix, x.dtype, self._slab(count, x.dtype), (first, count))  # type: ignore[arg-type]
-            bias = None if self.bias is None else self.bias[first : first + count]
-            y[:, first : first + count] = F.linear(x, dense, bias)
+            part = y[:, first : first + count]  # cuBLAS writes into it: rows may lie apart
+            if self.bias is None:
+                torch.mm(x, dense.T, out=part)
+            else:
+                torch.addmm(self.bias[first : first + count], x, dense.T, out=part)
         return y
 
     def slab_rows(self, dtype: torch.dtype) -> int:
@@ -136,3 +143,9 @@ class Linear(nn.Module):
         if self.scratch is None or self.scratch.nbytes < needed:
             return None
         return self.scratch[:needed].view(dtype).view(rows, self.in_features)
+
+
+@functools.cache
+def _rows_from(device: torch.device, weights: int) -> int:
+    """See `nf4_crossover.rows_from`; asking for the name of the GPU at every product would take microseconds."""
+    return nf4_crossover.rows_from(torch.cuda.get_device_name(device), weights)

@@ -155,7 +155,6 @@ LAUNCHER_GEMV = [
 LAUNCHER_DEQUANTIZE = [
     ({"out": 2**32}, "out = 4294967296, must be positive and not larger"),
     ({"to": 4104}, "out = 8, bytes past"),
-    ({"type": 3}, "dtype = 3, must be float16, bfloat16 or float32"),
     ({"row_begin": 16}, "row_begin = 16, is not a row"),
     ({"row_begin": -1}, "row_begin = -1, is not a row"),
     ({"row_count": 0}, "row_count = 0, is not within"),
