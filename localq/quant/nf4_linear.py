@@ -108,7 +108,7 @@ class Linear(nn.Module):
         if x.dtype == torch.float32 or rows >= _rows_from(x.device, self.out_features * self.in_features):
             return self._by_slabs(x)
         if rows > gemv.ROWS:
-            return nf4_gemm(x, self.matrix, self.bias)  # type: ignore[arg-type]  # see `matrix`
+            return nf4_gemm(x, self.matrix, bias=self.bias)  # type: ignore[arg-type]  # see `matrix`
         return nf4_gemv(x, [self.matrix], biases=[self.bias])  # type: ignore[list-item]  # see `matrix`
 
     def _by_slabs(self, x: Tensor) -> Tensor:

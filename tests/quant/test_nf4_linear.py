@@ -44,11 +44,11 @@ def on_gpu(monkeypatch):
 
         return call
 
-    def gemm(x, matrix, bias=None):
+    def gemm(x, matrix, *, bias):
         return F.linear(x, reference_kernels.nf4_weight(matrix, x.dtype), bias)
 
     def gemv(x, matrices, biases):
-        return gemm(x, matrices[0], biases[0])
+        return gemm(x, matrices[0], bias=biases[0])
 
     monkeypatch.setattr(operations, "nf4_dequantize", dequantize)
     monkeypatch.setattr(operations, "nf4_gemm", noted("gemm", gemm))
