@@ -55,6 +55,16 @@ void bind_nf4(py::module_& m) {
       py::arg("x"), py::arg("matrices"), py::arg("y"), py::arg("type"), py::arg("rows"), py::arg("norm"),
       py::arg("norm_weight"), py::arg("eps"), py::arg("residual"), py::arg("activation"), py::arg("biases"),
       py::arg("y_is_f32"), py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "nf4_gemm",
+      [](uintptr_t x, const Matrix& matrix, uintptr_t bias, uintptr_t y, int type, int64_t rows, int device,
+         uintptr_t stream) {
+        nf4_gemm(nf4(matrix), pointer<const void>(bias), pointer<const void>(x), pointer<void>(y),
+                 static_cast<Type>(type), rows, device, stream_of(stream));
+      },
+      py::arg("x"), py::arg("matrix"), py::arg("bias"), py::arg("y"), py::arg("type"), py::arg("rows"),
+      py::arg("device"), py::arg("stream"));
 }
 
 }  // namespace localq

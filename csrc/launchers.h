@@ -38,4 +38,9 @@ void nf4_dequantize(const Nf4& w, void* out, Type type, int64_t row_begin, int64
 void nf4_gemv(const Nf4* matrices, int count, const GemvExtras& extras, const void* x, void* y, Type type, int rows,
               int device, cudaStream_t stream);
 
+// y [rows, w.out] = x [rows, w.in] W^T + bias (of the type of x, or null), for 9 and more rows; type of x float16 or
+// bfloat16.
+void nf4_gemm(const Nf4& w, const void* bias, const void* x, void* y, Type type, int64_t rows, int device,
+              cudaStream_t stream);
+
 }  // namespace localq
