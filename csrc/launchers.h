@@ -33,8 +33,8 @@ enum class Type : int { kFloat16 = 0, kBFloat16 = 1, kFloat32 = 2 };
 void nf4_dequantize(const Nf4& w, void* out, Type type, int64_t row_begin, int64_t row_count, int device,
                     cudaStream_t stream);
 
-// y [rows, sum of outs] = extras(x [rows, in] W^T) for `count` matrices that share x and code_map; rows 1 to 8; type of x
-// float16 or bfloat16.
+// y [rows, sum of outs] = extras(x [rows, in] W^T) for `count` matrices that share x and code_map; rows 1 to 8; type of
+// x float16 or bfloat16.
 void nf4_gemv(const Nf4* matrices, int count, const GemvExtras& extras, const void* x, void* y, Type type, int rows,
               int device, cudaStream_t stream);
 

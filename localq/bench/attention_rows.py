@@ -62,14 +62,14 @@ def attention_row(bench: Bench, heads: Heads, depth: int, bits: int, dtype: torc
         )  # fmt: skip
 
     what = f"{heads.name}, depth {depth}, {bits} bit"
-    layer = cache.layer(0)
-    got = attend(layer).clone()
+    measured = cache.layer(0)
+    got = attend(measured).clone()
     keys, values = _stored(cache, heads, qkv, depth)
     q = qkv[:, : heads.heads * heads.head_dim].view(1, heads.heads, 1, heads.head_dim)
     exact = _torch_attention(q.double(), keys.double(), values.double()).view(1, -1)
     check("attention_decode", what, got, exact, _naive_attention(q, keys, values).view(1, -1))
     timing = bench.time([partial(attend, cache.layer(index)) for index in range(count)])
-    moved = attention.attention_decode_bytes(layer, heads.heads, depth)
+    moved = attention.attention_decode_bytes(measured, heads.heads, depth)
     rivals = (_torch(bench, q, keys, values),) if bits == BITS[0] else ()
     return Row("attention", "attention_decode", what, 1, type_name(dtype), moved, timing, rivals)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,9 +82,11 @@ def gemm_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype) -> R
 
 
 def _weights(bench: Bench, product: Product) -> list[Weights]:
-    return [
+    """The matrices of a launch, which reads the small tables from one place."""
+    made = [
         Weights.random((out, product.columns), bench.device, SEED + index) for index, out in enumerate(product.outs)
     ]
+    return [made[0], *(each.with_tables_of(made[0]) for each in made[1:])]
 
 
 def _check(
@@ -111,7 +114,7 @@ def _bitsandbytes(bench: Bench, x: Tensor, weights: Sequence[Weights]) -> Rival:
     rotation = _rotation(bench, [each.matrix for each in weights])
     theirs = [[for_bitsandbytes(matrix, x.dtype) for matrix in matrices] for matrices in rotation]
 
-    def multiply(operands: Sequence[tuple[Tensor, object]]) -> None:
+    def multiply(operands: Sequence[tuple[Tensor, Any]]) -> None:
         for codes, state in operands:
             matmul_4bit(x, codes, state)
 

@@ -44,6 +44,11 @@ class Weights:
         nested = self.matrix.nested_absmax
         return self.matrix.codes.nbytes + self.matrix.absmax.nbytes + (0 if nested is None else nested.nbytes)
 
+    def with_tables_of(self, other: Weights) -> Weights:
+        """The same weights, the two small tables at `other`'s addresses: one launch takes one of each."""
+        tables = other.matrix
+        return replace(self, matrix=replace(self.matrix, code_map=tables.code_map, nested_map=tables.nested_map))
+
     def dense(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """[out, in], by the reference."""
         return nf4.dequantize(self.packed, dtype)

@@ -43,7 +43,7 @@ def embed_row(bench: Bench, vocab: int, hidden: int, pinned: bool) -> Row:
     ids = torch.arange(TOKENS, device=bench.device) * (vocab // TOKENS)
     out = torch.empty(1, hidden, dtype=dtype, device=bench.device)
     what = f"{vocab} x {hidden}, {'host' if pinned else 'device'}"
-    launches = [partial(embed.embed, token, table, scale=1.0, out=out) for token in ids.split(1)]
+    launches = [partial(embed.embed, token, table, scale=1.0, out=out) for token in torch.split(ids, 1)]
     launches[-1]()
     if not torch.equal(out[0], table[int(ids[-1])].to(bench.device)):
         raise wrong("embed", what, "differs from the table's row")

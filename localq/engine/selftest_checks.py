@@ -7,6 +7,7 @@ few units of the last place of the sum of magnitudes. Anything worse is a wrong 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -93,6 +94,7 @@ def _nf4_gemv(device: torch.device) -> None:
     got = nf4.nf4_gemv(x[:1].to(device), [matrix], residual=residual.to(device))
     _near_product(got, x[:1], weight, residual)
     second, up = _nf4(device, True, seed=2)
+    second = replace(second, code_map=matrix.code_map, nested_map=matrix.nested_map)  # one launch has one of each
     _near_gated(lambda norm, x: nf4.nf4_gemv(x, [matrix, second], norm=norm, activation="silu"), x, weight, up, device)
 
 

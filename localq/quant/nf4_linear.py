@@ -8,6 +8,7 @@ the loader replaces it there by a dequantized nn.Linear.
 from __future__ import annotations
 
 import functools
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,9 @@ from torch.nn import functional as F
 
 from localq.quant import nf4_crossover, nf4_tiles
 from localq.quant.nf4_codec import CODE_MAP, Packed, dequantize
+
+if TYPE_CHECKING:
+    from localq.kernels.nf4 import Nf4Matrix
 
 _shared_tables: dict[torch.device, list[Tensor]] = {}
 
@@ -72,8 +76,8 @@ class Linear(nn.Module):
         return Packed(codes, absmax, self.nested_absmax, self.nested_map, self.offset, self.shape, self.dtype)
 
     @property
-    def matrix(self) -> object:
-        """The buffers as the kernels take them: a `kernels.nf4.Nf4Matrix`."""
+    def matrix(self) -> Nf4Matrix:
+        """The buffers as the kernels take them."""
         from localq.kernels.nf4 import Nf4Matrix  # the compiled part: loaded where there is a GPU, for start-up cost
 
         return Nf4Matrix(
@@ -108,8 +112,8 @@ class Linear(nn.Module):
         if x.dtype == torch.float32 or rows >= _rows_from(x.device, self.out_features * self.in_features):
             return self._by_slabs(x)
         if rows > gemv.ROWS:
-            return nf4_gemm(x, self.matrix, bias=self.bias)  # type: ignore[arg-type]  # see `matrix`
-        return nf4_gemv(x, [self.matrix], biases=[self.bias])  # type: ignore[list-item]  # see `matrix`
+            return nf4_gemm(x, self.matrix, bias=self.bias)
+        return nf4_gemv(x, [self.matrix], biases=[self.bias])
 
     def _by_slabs(self, x: Tensor) -> Tensor:
         """Dequantize as many rows of W as the scratch holds, multiply, go on."""
@@ -118,12 +122,12 @@ class Linear(nn.Module):
         matrix = self.matrix
         rows = self.slab_rows(x.dtype)
         if rows >= self.out_features:
-            dense = nf4_dequantize(matrix, x.dtype, self._slab(self.out_features, x.dtype))  # type: ignore[arg-type]
+            dense = nf4_dequantize(matrix, x.dtype, self._slab(self.out_features, x.dtype))
             return F.linear(x, dense, self.bias)
         y = torch.empty(x.shape[0], self.out_features, dtype=x.dtype, device=x.device)
         for first in range(0, self.out_features, rows):
             count = min(rows, self.out_features - first)
-            dense = nf4_dequantize(matrix, x.dtype, self._slab(count, x.dtype), (first, count))  # type: ignore[arg-type]
+            dense = nf4_dequantize(matrix, x.dtype, self._slab(count, x.dtype), (first, count))
             part = y[:, first : first + count]  # cuBLAS writes into it: rows may lie apart
             if self.bias is None:
                 torch.mm(x, dense.T, out=part)
