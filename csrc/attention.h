@@ -29,7 +29,7 @@ struct KvLayer {
 //   rotary    T [ctx, 2, rotary_dim], cos and signed sin, or null
 //   out       T [heads * head_dim]
 //   partials  f32 [attention_partials(...)]
-//   arrived   i32 [kv_heads * 2], all zero before and after
+//   arrived   i32 [kv_heads * 16], all zero before and after
 struct AttentionStep {
   const void* qkv;
   const int64_t* position;
@@ -48,7 +48,7 @@ struct AttentionStep {
   int splits;  // at most, see attention_splits
 };
 
-// Blocks per kv head that fill the device about twice.
+// Blocks per kv head that fill the device about three times, in whole clusters where the device has them.
 int attention_splits(int kv_heads, int device);
 // Floats of `partials` for the largest of the layers.
 int64_t attention_partials(int heads, int kv_heads, int head_dim, int splits);

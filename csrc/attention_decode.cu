@@ -6,18 +6,24 @@
 // Shapes: attention.h; codes of 8 and 4 bit: kv_codes.cuh. Heads of a group share k and v: each byte of the cache is
 // read once for all of them, or, where they are more than 8 and head_dim is at most 64 or above 128, twice.
 //
-// Who owns what. grid (splits, kv_heads * passes), 4 warps a block. The slots before `position` are cut into as many
-// equal splits of whole 64-slot pieces as there are blocks for, so the cost follows the live length although the grid
-// is fixed; blocks without a split leave at once. A warp takes every fourth tile of 16 slots straight into registers:
+// Who owns what. grid (splits, kv_heads * passes), 4 warps a block, 8 blocks a cluster from compute capability 9.0 on.
+// The slots before `position` are cut into equal splits of whole 64-slot pieces: among one cluster while that is not
+// more than 4 pieces a block, else among all, so the cost follows the live length although the grid is fixed; clusters
+// without a split leave at once. A warp takes every fourth tile of 16 slots straight into registers:
 //   S [16 heads, 8 slots] = Q K^T   m16n8k16, Q from shared memory, K as loaded: the order of the columns is free
 //   O^T [16 columns, 8 heads] += V^T P^T   pairs of slots joined by byte permutes; P stays where S left it
-// The four warps, and then the splits, are joined with their largest scores in a fixed order: same input, same bits.
-// The block that arrives last joins the splits of its kv head and sets the counter back to zero.
-// The token's own k and v never come from memory: the last split adds them as one more partial result, in the form in
-// which later steps will read them. A split before has nothing to wait for but its slots.
+// The four warps, the blocks of a cluster and the clusters are joined with their largest scores, each in a fixed order:
+// same input, same bits. How: attention_join.cuh.
+// The token's own k and v never come from memory: the last split (an idle block of the cluster, if there is one) adds
+// them as one more partial result, in the form in which later steps will read them. The others wait for nothing but
+// their slots.
 //
-// Before the dependency wait, the position of the step before serves as a hint of what to bring into L2.
+// Before the dependency wait the first slots are loaded for the position that memory shows, this step's or the one's
+// before: the slots in front of either were written by steps that have ended. If it was the one's before, they are
+// loaded again.
 // Bound: memory, and for short contexts latency: position -> slots -> S -> O -> join.
+#include <algorithm>
+
 #include "attention.h"
 #include "attention_block.cuh"
 #include "attention_join.cuh"
@@ -32,26 +38,71 @@ using namespace decoding;
 
 namespace {
 
+// Bytes [first, first + count) to L2.
 __device__ __forceinline__ void prefetch_bytes(const void* from, int64_t first, int64_t count) {
   for (int64_t at = 128 * threadIdx.x; at < count; at += 128 * kThreads) {
     prefetch(static_cast<const uint8_t*>(from) + first + at);
   }
 }
 
-// Brings what the block will read first into L2, as the position of the step before (or already this one's) tells it.
-__device__ __forceinline__ void prefetch_slots(const Arguments& a, int kv_head) {
-  const int64_t hint = fresh_load(a.step.position);
-  if (hint < 0 || hint >= a.layer.capacity) return;
-  Range whole;
-  const Range mine = split_range(int(hint), a.step.window, a.step.splits, blockIdx.x, &whole);
-  const int64_t slot = int64_t(kv_head) * a.layer.capacity + mine.first, slots = min(mine.count, kPiece);
-  const int64_t row_bytes = a.layer.head_dim * a.layer.bits / 8;
-  prefetch_bytes(a.layer.k, slot * row_bytes, slots * row_bytes);
-  prefetch_bytes(a.layer.v, slot * row_bytes, slots * row_bytes);
-  if (a.layer.bits == 16) return;
-  const int64_t scale_bytes = 2 * scales_of(a.layer.head_dim);
-  prefetch_bytes(a.layer.k_scales, slot * scale_bytes, slots * scale_bytes);
-  prefetch_bytes(a.layer.v_scales, slot * scale_bytes, slots * scale_bytes);
+// What follows the first piece of the block, so far as it is read soon.
+__device__ __forceinline__ void prefetch_slots(const KvLayer& layer, int64_t base, int count) {
+  const int64_t slot = base + kPiece, slots = min(count, kPiece * kAlone) - kPiece;
+  const int64_t row_bytes = layer.head_dim * layer.bits / 8;
+  prefetch_bytes(layer.k, slot * row_bytes, slots * row_bytes);
+  prefetch_bytes(layer.v, slot * row_bytes, slots * row_bytes);
+  if (layer.bits == 16) return;
+  const int64_t scale_bytes = 2 * scales_of(layer.head_dim);
+  prefetch_bytes(layer.k_scales, slot * scale_bytes, slots * scale_bytes);
+  prefetch_bytes(layer.v_scales, slot * scale_bytes, slots * scale_bytes);
+}
+
+// Where the block stands in its cluster, its heads and slots; right once `position` is.
+struct Place {
+  int kv_head, pass, first_head, heads, rank;
+  int position;
+  Share mine;
+
+  __device__ __forceinline__ Place(const Arguments& a, int most_heads) {
+    const int group = a.step.heads / a.layer.kv_heads;
+    kv_head = blockIdx.y / a.passes, pass = blockIdx.y % a.passes;
+    first_head = kv_head * group + pass * most_heads;
+    heads = min(most_heads, group - pass * most_heads);
+    rank = blockIdx.x & ((1 << a.rank_bits) - 1);
+  }
+};
+
+// Loads what depends on the position, with slots before it only.
+template <typename W, int kDim>
+__device__ __forceinline__ void begin(Place& at, W& state, Tables<kDim>& tables, const Arguments& a, bool ahead) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  at.mine = share_of(a, at.position, blockIdx.x);
+  const int64_t base = int64_t(at.kv_head) * a.layer.capacity + at.mine.first;
+  if (warp * kTile < at.mine.count) {
+    if (ahead) state.load_k(a.layer, base, warp, at.mine.count, lane);
+    state.load_v(a.layer, base, warp, at.mine.count, lane);
+  }
+  tables.load_turns(a, at.position, lane);
+}
+
+// The warp's tiles, one after the other; the loads of the next are under way while one is worked on.
+template <bool kAhead, typename W, typename S>
+__device__ __forceinline__ void work(W& state, S& shared, const Arguments& a, const Place& at) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = at.mine.count, tiles = ceil_div(count, kTile);
+  const int64_t base = int64_t(at.kv_head) * a.layer.capacity + at.mine.first;
+  state.clear();
+  for (int tile = warp; tile < tiles; tile += kWarps) {
+    const int next = tile + kWarps;
+    float s[2][4] = {};
+    unsigned p[W::kTiles][2];
+    if (!kAhead) state.load_k(a.layer, base, tile, count, lane);
+    state.products(s, shared, lane);
+    if (kAhead && next < tiles) state.load_k(a.layer, base, next, count, lane);
+    state.soften(p, s, a.step, tile, count, lane);
+    state.accumulate(p, lane);
+    if (next < tiles) state.load_v(a.layer, base, next, count, lane);
+  }
+  state.leave(shared, warp, lane);
 }
 
 template <typename T, int kBits, int kDim, int kHeadTiles>
@@ -60,74 +111,74 @@ __global__ void __launch_bounds__(kThreads, kDim == 64                 ? 5
                                                                        : 2) attention_decode_kernel(const Arguments a) {
   __shared__ Shared<kDim, kHeadTiles> shared;
   constexpr bool kAhead = kDim < 256 || kBits != 8;  // k of the next tile while this one is worked on; else spills
-  const int kv_head = blockIdx.y / a.passes, pass = blockIdx.y % a.passes;
-  const int group = a.step.heads / a.layer.kv_heads;
-  const int first_head = kv_head * group + pass * 8 * kHeadTiles;
-  const int heads = min(8 * kHeadTiles, group - pass * 8 * kHeadTiles);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, split = blockIdx.x;
   release_dependents();
+  cluster_arrive();  // whoever sends here must know that this block is there
+  Place at(a, 8 * kHeadTiles);
+  Warp<T, kBits, kDim, kHeadTiles> state;
   Tables<kDim> tables;
-  tables.load_weights(a, lane);
-  prefetch_slots(a, kv_head);
+  const int64_t hint = acquire_load(a.step.position);
+  at.position = hint >= 0 && hint < a.layer.capacity ? int(hint) : 0;
+  begin(at, state, tables, a, kAhead);
+  prefetch_slots(a.layer, int64_t(at.kv_head) * a.layer.capacity + at.mine.first, at.mine.count);
+  tables.load_weights(a, threadIdx.x % 32);
+  clear_q(shared, at.heads);
   dependency_wait();
 
   const int position = int(fresh_load(a.step.position));
-  stage_rows(shared, a, kv_head, first_head, heads);
-  Range whole;
-  const Range mine = split_range(position, a.step.window, a.step.splits, split, &whole);
-  if (split >= whole.splits) return;  // the whole block leaves
-  const bool own = split == whole.splits - 1;
+  stage_rows(shared, a, at.kv_head, at.first_head, at.heads);
+  if (position != at.position) {
+    at.position = position;
+    begin(at, state, tables, a, kAhead);
+  }
+  const int split = blockIdx.x, own = at.mine.own;
+  if (split >> a.rank_bits > own >> a.rank_bits) return;  // the whole cluster leaves
+  if (split <= own) {
+    __syncthreads();
+    prepare_token<T, kBits>(shared, a, at.kv_head, at.heads, position, split == own, at.pass == 0, tables);
+    __syncthreads();
+    if (split == own) score_own<T>(shared, a, at.heads);
+    work<kAhead>(state, shared, a, at);
+    __syncthreads();
+  }
+  cluster_wait();
+  if (split <= own) send(shared, at.heads, a.rank_bits, at.rank, split == own);
+  cluster_arrive();
+  cluster_wait();
+  receive(shared, a, at.first_head, at.heads, at.rank, own);
+}
 
-  Warp<T, kBits, kDim, kHeadTiles> state;
-  const int64_t base = int64_t(kv_head) * a.layer.capacity + mine.first;
-  const int tiles = ceil_div(mine.count, kTile);
-  if (warp < tiles) {
-    if (kAhead) state.load_k(a.layer, base, warp, mine.count, lane);
-    state.load_v(a.layer, base, warp, mine.count, lane);
+// Clusters of 2^rank_bits blocks that the device holds at once, so that none has to wait for others to end.
+template <typename Kernel>
+int clusters_held(Kernel kernel, int rank_bits, int device) {
+  const char* op = "attention_decode";
+  int count = 0;
+  if (rank_bits == 0) {
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, kThreads, 0), op);
+    return count * device_facts(device, op).multiprocessors;
   }
-  tables.load_turns(a, position, lane);
-  __syncthreads();
-  prepare_token<T, kBits>(shared, a, kv_head, heads, position, own, pass == 0, tables);
-  __syncthreads();
-  if (own) score_own<T>(shared, a, heads);
-
-#pragma unroll
-  for (int h = 0; h < kHeadTiles; ++h) {
-    state.largest[h] = kNegInf, state.sum[h] = 0.f;
-#pragma unroll
-    for (int i = 0; i < kDim / 16; ++i) state.o[h][i][0] = state.o[h][i][1] = state.o[h][i][2] = state.o[h][i][3] = 0.f;
-  }
-  for (int tile = warp; tile < tiles; tile += kWarps) {
-    const int next = tile + kWarps;
-    float s[2][4] = {};
-    unsigned p[kHeadTiles][2];
-    if (!kAhead) state.load_k(a.layer, base, tile, mine.count, lane);
-    state.products(s, shared, lane);
-    if (kAhead && next < tiles) state.load_k(a.layer, base, next, mine.count, lane);
-    state.soften(p, s, a.step, tile, mine.count, lane);
-    state.accumulate(p, lane);
-    if (next < tiles) state.load_v(a.layer, base, next, mine.count, lane);
-  }
-  __syncthreads();  // Q makes room for the results
-  state.leave(shared, warp, lane);
-  __syncthreads();
-  join_warps(shared, heads, own);
-
-  if (whole.splits > 1) {
-    const int64_t place = int64_t(blockIdx.y) * a.step.splits * 8 * kHeadTiles;
-    const int64_t rows = int64_t(gridDim.y) * a.step.splits * 8 * kHeadTiles;
-    const Partials partials = {a.step.partials + place * kDim,
-                               reinterpret_cast<float2*>(a.step.partials + rows * kDim) + place};
-    if (!deliver(shared, partials, a.step.arrived + blockIdx.y, heads, split, whole.splits)) return;
-    join_splits(shared, partials, heads, whole.splits);
-  }
-  finish(shared, a, first_head, heads, kBits != 16);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = 1u << rank_bits, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(1u << rank_bits), config.blockDim = kThreads;
+  config.attrs = &attribute, config.numAttrs = 1;
+  check_cuda(cudaOccupancyMaxActiveClusters(&count, kernel, &config), op);
+  return count;
 }
 
 template <typename T, int kBits, int kDim, int kHeadTiles>
-void start(const Arguments& a, int device, cudaStream_t stream) {
-  const dim3 grid(a.step.splits, a.layer.kv_heads * a.passes);
-  launch("attention_decode", device, attention_decode_kernel<T, kBits, kDim, kHeadTiles>, grid, kThreads, 0, stream, a);
+void start(Arguments a, int device, cudaStream_t stream) {
+  static int held[kMostDevices][2] = {};  // asked once; a race would write the same
+  const auto kernel = attention_decode_kernel<T, kBits, kDim, kHeadTiles>;
+  const DeviceFacts& facts = device_facts(device, "attention_decode");
+  const bool clusters = facts.clusters && a.step.splits % kRanks == 0;
+  a.rank_bits = clusters ? kRankBits : 0;
+  int& most = held[device][clusters];
+  if (most == 0) most = std::max(1, clusters_held(kernel, a.rank_bits, device));
+  const int rows = a.layer.kv_heads * a.passes;
+  a.step.splits = std::min(a.step.splits >> a.rank_bits, std::max(1, most / rows)) << a.rank_bits;
+  launch_clusters("attention_decode", device, 1 << a.rank_bits, kernel, dim3(a.step.splits, rows), kThreads, 0, stream,
+                  a);
 }
 
 template <typename T, int kBits>
@@ -159,7 +210,7 @@ void check(const AttentionStep& step, const KvLayer& layer, Type type) {
   require(step.splits >= 1 && step.splits <= kMaxSplits, op, "splits", step.splits, "must be from 1 to 64");
   require_aligned(step.qkv, 16, op, "qkv");
   require_aligned(step.position, 8, op, "position");
-  require_aligned(step.out, 2, op, "out");
+  require_aligned(step.out, 8, op, "out");
   require_aligned(step.partials, 16, op, "partials");
   require_aligned(step.arrived, 4, op, "arrived");
   require_aligned(layer.k, 16, op, "k");
@@ -174,21 +225,22 @@ void check(const AttentionStep& step, const KvLayer& layer, Type type) {
 
 int attention_splits(int kv_heads, int device) {
   require(kv_heads > 0, "attention_splits", "kv_heads", kv_heads, "must be positive");
-  const int blocks = 2 * device_facts(device, "attention_splits").multiprocessors;
-  return blocks / kv_heads < 1 ? 1 : blocks / kv_heads > kMaxSplits ? kMaxSplits : blocks / kv_heads;
+  const DeviceFacts& facts = device_facts(device, "attention_splits");
+  const int ranks = facts.clusters ? kRanks : 1;
+  return std::clamp(3 * facts.multiprocessors / kv_heads / ranks * ranks, ranks, kMaxSplits);
 }
 
 int64_t attention_partials(int heads, int kv_heads, int head_dim, int splits) {
   const int columns = head_dim <= 64 ? 64 : head_dim <= 128 ? 128 : 256;
   const int group = heads / kv_heads;
   const int64_t rows = int64_t(kv_heads) * (group > 8 ? 16 : 8) * splits;
-  return rows * (columns + 2);  // two facts per row
+  return rows * (columns + columns / 16);  // two facts per 32 columns
 }
 
 void attention_decode(const AttentionStep& step, const KvLayer& layer, Type type, int device, cudaStream_t stream) {
   check(step, layer, type);
   const DeviceGuard guard(device, "attention_decode");
-  Arguments a = {step, layer, type == Type::kBFloat16, 1};
+  Arguments a = {step, layer, type == Type::kBFloat16, 1, 0};
   if (step.rotary == nullptr) a.step.rotary_dim = 0;
   if (layer.bits == 8) return start_sized<__half, 8>(a, device, stream);
   if (layer.bits == 4) return start_sized<__half, 4>(a, device, stream);

@@ -1,4 +1,13 @@
-// Decode attention (attention_decode.cu): joining the results of the warps of a block, and of the blocks of a kv head.
+// Decode attention (attention_decode.cu): joining the results of the warps of a block, of the blocks of a cluster, and
+// of the clusters of a kv head, each in a fixed order.
+//
+// A result is cut into units of 32 columns of one head; block `rank` of a cluster joins the units rank, rank + ranks,
+// .. Every block sends it those, so that nothing has to be asked for: one barrier, and all lies in its own shared
+// memory:
+//   incoming [source][unit / ranks][32], facts [source][head] = largest score, sum of weights
+// Of more clusters than one, those of the same rank meet in global memory, and the last of them to arrive finishes:
+//   partials o f32 [y][cluster][unit][32], then facts f32x2 [y][cluster][unit]
+// Eight threads share a unit, four columns each.
 #pragma once
 
 #include "attention_block.cuh"
@@ -11,124 +20,170 @@ __device__ __forceinline__ float share(float largest, float highest) {
   return largest == kNegInf ? 0.f : exp2f(largest - highest);
 }
 
-// Joins the warps' results and, in the last split, the token's own: o[0] and sum[0] unnormalised, largest[0].
-template <int kDim, int kHeadTiles>
-__device__ __forceinline__ void join_warps(Shared<kDim, kHeadTiles>& shared, int heads, bool own) {
-  const float lift = exp2f(kLift);
-  for (int i = threadIdx.x; i < heads * (kDim / 4); i += kThreads) {
-    const int head = i / (kDim / 4), column = 4 * (i % (kDim / 4));
-    float highest = own ? shared.fresh_score[head] : kNegInf;
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) highest = fmaxf(highest, shared.largest[warp][head]);
-    float4 joined = {};
-#pragma unroll
-    for (int warp = 0; warp < kWarps; ++warp) {
-      const float factor = share(shared.largest[warp][head], highest);
-      const float4 o = *reinterpret_cast<const float4*>(&shared.o[warp][head][column]);
-      joined.x += factor * o.x, joined.y += factor * o.y, joined.z += factor * o.z, joined.w += factor * o.w;
-    }
-    if (own) {
-      const float factor = lift * exp2f(shared.fresh_score[head] - highest);
-      const float4 o = *reinterpret_cast<const float4*>(&shared.fresh_v[column]);
-      joined.x += factor * o.x, joined.y += factor * o.y, joined.z += factor * o.z, joined.w += factor * o.w;
-    }
-    *reinterpret_cast<float4*>(&shared.o[0][head][column]) = joined;  // read by this thread alone
-  }
-  __syncthreads();
-  const int head = threadIdx.x;
-  if (head < heads) {
-    float highest = own ? shared.fresh_score[head] : kNegInf, total = 0.f;
-    for (int warp = 0; warp < kWarps; ++warp) highest = fmaxf(highest, shared.largest[warp][head]);
-    for (int warp = 0; warp < kWarps; ++warp) {
-      total += share(shared.largest[warp][head], highest) * shared.sum[warp][head];
-    }
-    if (own) total += lift * exp2f(shared.fresh_score[head] - highest);
-    shared.largest[0][head] = highest;
-    shared.total[head] = total;
-  }
-  __syncthreads();
-}
-
-// out = joined / total, turned back where the cache is turned. The block must have synchronised.
-template <int kDim, int kHeadTiles>
-__device__ __forceinline__ void finish(const Shared<kDim, kHeadTiles>& shared, const Arguments& a, int first_head,
-                                       int heads, bool turn) {
-  const int lane = threadIdx.x % 32, head_dim = a.layer.head_dim, blocks = (head_dim + 31) / 32;
-  auto* out = static_cast<uint16_t*>(a.step.out);
-  for (int i = threadIdx.x / 32; i < heads * blocks; i += kWarps) {
-    const int head = i / blocks, column = 32 * (i % blocks) + lane;
-    float value = shared.joined[head][column] / shared.total[head];
-    if (turn) value = turned(value, hadamard_width(head_dim), lane);
-    if (column < head_dim) out[int64_t(first_head + head) * head_dim + column] = bits_of(value, a.bf16);
-  }
-}
-
-// Where the partial results of a kv head lie: o [splits][heads][kDim], then (largest, sum) [splits][heads].
-struct Partials {
-  float* o;
-  float2* facts;
+// Four columns of a unnormalised result.
+struct Partial {
+  float4 o;
+  float2 facts;  // largest score, sum of weights
 };
 
-template <int kDim, int kHeadTiles>
-__device__ __forceinline__ void join_splits(Shared<kDim, kHeadTiles>& shared, Partials from, int heads, int splits) {
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int head = warp; head < heads; head += kWarps) {
-    float2 fact[kMaxSplits / 32];
-    float highest = kNegInf, total = 0.f;
+// The sum of `count` <= kCount partial results.
+template <int kCount>
+__device__ __forceinline__ Partial joined(const Partial (&part)[kCount], int count) {
+  float highest = kNegInf;
 #pragma unroll
-    for (int i = 0; i < kMaxSplits / 32; ++i) {
-      const int split = lane + 32 * i;
-      fact[i] = split < splits ? __ldcg(from.facts + split * heads + head) : make_float2(kNegInf, 0.f);
-      highest = fmaxf(highest, fact[i].x);
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) highest = fmaxf(highest, __shfl_xor_sync(~0u, highest, step));
-#pragma unroll
-    for (int i = 0; i < kMaxSplits / 32; ++i) {
-      const float factor = share(fact[i].x, highest);
-      shared.weight[head][lane + 32 * i] = factor;
-      total += factor * fact[i].y;
-    }
-    total = warp_sum(total);
-    if (lane == 0) shared.total[head] = total;
+  for (int i = 0; i < kCount; ++i) {
+    if (i < count) highest = fmaxf(highest, part[i].facts.x);
   }
-  __syncthreads();
-  for (int i = threadIdx.x; i < heads * (kDim / 4); i += kThreads) {
-    const int head = i / (kDim / 4), column = 4 * (i % (kDim / 4));
-    float4 joined = {};
-#pragma unroll 8
-    for (int split = 0; split < splits; ++split) {
-      const float4 o =
-          __ldcg(reinterpret_cast<const float4*>(from.o + (int64_t(split) * heads + head) * kDim + column));
-      const float factor = shared.weight[head][split];
-      joined.x += factor * o.x, joined.y += factor * o.y, joined.z += factor * o.z, joined.w += factor * o.w;
-    }
-    *reinterpret_cast<float4*>(&shared.joined[head][column]) = joined;
+  Partial all = {{0.f, 0.f, 0.f, 0.f}, {highest, 0.f}};
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (i >= count) continue;
+    const float factor = share(part[i].facts.x, highest);
+    all.o.x += factor * part[i].o.x, all.o.y += factor * part[i].o.y;
+    all.o.z += factor * part[i].o.z, all.o.w += factor * part[i].o.w;
+    all.facts.y += factor * part[i].facts.y;
   }
-  __syncthreads();
+  return all;
 }
 
-// Puts the block's result where the others' are; true in the block that came last, which sees them all.
+// Joins the warps' results and, in the last split, the token's own, and sends each unit to the block that joins it.
 template <int kDim, int kHeadTiles>
-__device__ __forceinline__ bool deliver(Shared<kDim, kHeadTiles>& shared, Partials to, int* arrived, int heads,
-                                        int split, int splits) {
+__device__ __forceinline__ void send(Shared<kDim, kHeadTiles>& shared, int heads, int rank_bits, int rank, bool own) {
+  const int ranks = 1 << rank_bits, each = 8 * kHeadTiles * (kDim / 32) >> rank_bits;
+  const float lift = exp2f(kLift);  // as P has it
   for (int i = threadIdx.x; i < heads * (kDim / 4); i += kThreads) {
-    const float4 o = *reinterpret_cast<const float4*>(&shared.o[0][0][0] + 4 * i);
-    __stcg(reinterpret_cast<float4*>(to.o + int64_t(split) * heads * kDim) + i, o);
+    const int head = i / (kDim / 4), column = 4 * (i % (kDim / 4)), unit = i / 8;
+    Partial part[kWarps + 1];
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) {
+      part[warp].o = *reinterpret_cast<const float4*>(&shared.o[warp][head][column]);
+      part[warp].facts = make_float2(shared.largest[warp][head], shared.sum[warp][head]);
+    }
+    const float4 fresh = *reinterpret_cast<const float4*>(&shared.fresh_v[column]);
+    part[kWarps].o = make_float4(lift * fresh.x, lift * fresh.y, lift * fresh.z, lift * fresh.w);
+    part[kWarps].facts = make_float2(shared.fresh_score[head], lift);
+    const Partial all = joined(part, own ? kWarps + 1 : kWarps);
+    float* place = &shared.incoming[(rank * each + (unit >> rank_bits)) * 32 + column % 32];
+    *reinterpret_cast<float4*>(at_rank(place, unit & (ranks - 1))) = all.o;
+    if (i % (kDim / 4) < ranks) *at_rank(&shared.facts[rank][head], i % (kDim / 4)) = all.facts;
   }
-  if (threadIdx.x < heads) {
-    const float2 fact = make_float2(shared.largest[0][threadIdx.x], shared.total[threadIdx.x]);
-    __stcg(to.facts + split * heads + threadIdx.x, fact);
+}
+
+// Four neighbours of a unit per lane, turned back: attention over turned values is turned.
+__device__ __forceinline__ float4 turned_back(float4 o, int width, int lane) {
+  float x[4] = {o.x + o.y, o.x - o.y, o.z + o.w, o.z - o.w};
+  float y[4] = {x[0] + x[2], x[1] + x[3], x[0] - x[2], x[1] - x[3]};
+#pragma unroll
+  for (int step = 4; step < 32; step *= 2) {
+    if (step >= width) break;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float other = __shfl_xor_sync(~0u, y[i], step / 4);
+      y[i] = lane & (step / 4) ? other - y[i] : y[i] + other;
+    }
   }
+  const float scale = hadamard_scale(width);
+  return {y[0] * scale, y[1] * scale, y[2] * scale, y[3] * scale};
+}
+
+// out = o / sum of weights. All lanes of a warp must call; those without `live` only take part.
+template <int kDim>
+__device__ __forceinline__ void finish(const Partial& part, const Arguments& a, int first_head, int unit, bool live) {
+  constexpr int kUnits = kDim / 32;
+  const int head_dim = a.layer.head_dim, column = unit % kUnits * 32 + threadIdx.x % 8 * 4;
+  float4 o = {part.o.x / part.facts.y, part.o.y / part.facts.y, part.o.z / part.facts.y, part.o.w / part.facts.y};
+  if (a.layer.bits != 16) o = turned_back(o, hadamard_width(head_dim), threadIdx.x % 32);
+  if (!live || column >= head_dim) return;
+  uint2 packed;
+  packed.x = bits_of(o.x, a.bf16) | unsigned(bits_of(o.y, a.bf16)) << 16;
+  packed.y = bits_of(o.z, a.bf16) | unsigned(bits_of(o.w, a.bf16)) << 16;
+  auto* out = static_cast<uint16_t*>(a.step.out) + int64_t(first_head + unit / kUnits) * head_dim + column;
+  *reinterpret_cast<uint2*>(out) = packed;
+}
+
+// One thread's part of a unit, summed over the blocks of the cluster.
+template <int kDim, int kHeadTiles>
+__device__ __forceinline__ Partial received(const Shared<kDim, kHeadTiles>& shared, int item, int unit, int rank_bits,
+                                            int sources) {
+  const int each = 8 * kHeadTiles * (kDim / 32) >> rank_bits;
+  Partial part[kRanks];
+#pragma unroll
+  for (int source = 0; source < kRanks; ++source) {
+    const int from = source < sources ? source : 0;
+    part[source].o = *reinterpret_cast<const float4*>(&shared.incoming[from * each * 32 + 4 * item]);
+    part[source].facts = shared.facts[from][unit / (kDim / 32)];
+  }
+  return joined(part, sources);
+}
+
+// Where the results of clusters lie that belong to one y of the grid.
+struct Exchange {
+  float4* o;      // [cluster][units][8]
+  float2* facts;  // [cluster][units]
+  int units;
+};
+
+__device__ __forceinline__ Partial fetched(const Exchange& from, int unit, int clusters) {
+  constexpr int kBatch = 8;
+  Partial part[kBatch + 1];
+  part[kBatch] = {{0.f, 0.f, 0.f, 0.f}, {kNegInf, 0.f}};
+  for (int first = 0; first < clusters; first += kBatch) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      const int64_t at = int64_t(min(first + i, clusters - 1)) * from.units + unit;
+      const bool live = first + i < clusters;
+      part[i].facts = __ldcg(from.facts + at);
+      part[i].o = __ldcg(from.o + 8 * at + threadIdx.x % 8);
+      if (!live) part[i] = {{0.f, 0.f, 0.f, 0.f}, {kNegInf, 0.f}};
+    }
+    part[kBatch] = joined(part, kBatch + 1);
+  }
+  return part[kBatch];
+}
+
+// True in the block that comes last of those that add to `arrived`; it sees what all of them wrote.
+template <int kDim, int kHeadTiles>
+__device__ __forceinline__ bool arrives_last(Shared<kDim, kHeadTiles>& shared, int* arrived, int count) {
   __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    shared.last = atomicAdd(arrived, 1) == splits - 1;
+    shared.last = atomicAdd(arrived, 1) == count - 1;
     if (shared.last) *arrived = 0;
     __threadfence();
   }
   __syncthreads();
   return shared.last;
+}
+
+// After all blocks of the cluster have sent: joins this block's units and, if it is the last to do so, writes `out`.
+template <int kDim, int kHeadTiles>
+__device__ __forceinline__ void receive(Shared<kDim, kHeadTiles>& shared, const Arguments& a, int first_head, int heads,
+                                        int rank, int own) {
+  constexpr int kUnits = kDim / 32, kMost = 8 * kHeadTiles * kUnits;
+  const int bits = a.rank_bits, ranks = 1 << bits, cluster = int(blockIdx.x) >> bits, clusters = (own >> bits) + 1;
+  const int sources = min(ranks, own + 1 - (cluster << bits)), lane = threadIdx.x % 32;
+  const int items = (max(0, heads * kUnits - rank + ranks - 1) >> bits) * 8;
+  if (items == 0) return;
+  const int64_t places = int64_t(gridDim.y) * a.step.splits * kMost,
+                place = int64_t(blockIdx.y) * a.step.splits * kMost;
+  const Exchange exchange = {reinterpret_cast<float4*>(a.step.partials) + 8 * place,
+                             reinterpret_cast<float2*>(a.step.partials + 32 * places) + place, kMost};
+  for (int i = threadIdx.x; i - lane < items; i += kThreads) {
+    const int item = min(i, items - 1), unit = (item / 8 << bits) + rank;
+    const Partial part = received(shared, item, unit, bits, sources);
+    if (clusters == 1) {
+      finish<kDim>(part, a, first_head, unit, i < items);
+    } else if (i < items) {
+      const int64_t at = int64_t(cluster) * kMost + unit;
+      __stcg(exchange.o + 8 * at + i % 8, part.o);
+      if (i % 8 == 0) __stcg(exchange.facts + at, part.facts);
+    }
+  }
+  if (clusters == 1 || !arrives_last(shared, a.step.arrived + (blockIdx.y << bits) + rank, clusters)) return;
+  for (int i = threadIdx.x; i - lane < items; i += kThreads) {
+    const int item = min(i, items - 1), unit = (item / 8 << bits) + rank;
+    finish<kDim>(fetched(exchange, unit, clusters), a, first_head, unit, i < items);
+  }
 }
 
 }  // namespace localq::decoding

@@ -81,7 +81,7 @@ __device__ __forceinline__ unsigned scaled(unsigned pair, unsigned scales) {
 
 template <typename T, int kBits, int kDim, int kHeadTiles>
 struct Warp {
-  static constexpr int kBlocks = kDim / 32, kWide = kDim / 64;
+  static constexpr int kBlocks = kDim / 32, kWide = kDim / 64, kTiles = kHeadTiles;
   Chunk<kBits> k[2][kBlocks];                    // slots g and 8 + g, columns 32 block + 8 t ..
   Chunk<kBits> v[4][kWide];                      // slots 2t, 2t + 1, 8 + 2t, 9 + 2t, columns 64 wide + 8 g ..
   Scales<kBits == 16 ? 1 : kBlocks> k_scale[4];  // of the four slots of v
@@ -91,6 +91,15 @@ struct Warp {
 
   __device__ __forceinline__ static int slot_of(int i, int t) {
     return 8 * (i / 2) + 2 * t + i % 2;
+  }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int h = 0; h < kHeadTiles; ++h) {
+      largest[h] = kNegInf, sum[h] = 0.f;
+#pragma unroll
+      for (int i = 0; i < kDim / 16; ++i) o[h][i][0] = o[h][i][1] = o[h][i][2] = o[h][i][3] = 0.f;
+    }
   }
 
   __device__ __forceinline__ void load_k(const KvLayer& layer, int64_t base, int tile, int count, int lane) {

@@ -110,6 +110,11 @@ template <int kDim, int kBits>
 __device__ __forceinline__ void write_own(float (&x)[kDim / 32], float* fresh, const Arguments& a, void* cache,
                                           void* scales, int64_t slot, bool write, int lane) {
   const int head_dim = a.layer.head_dim;
+  Code code[kDim / 32];
+  if constexpr (kBits != 16) {
+    turn(x, hadamard_width(head_dim), lane);
+    encode(code, x, kBits, lane);
+  }
 #pragma unroll
   for (int i = 0; i < kDim / 32; ++i) {
     const int e = lane + 32 * i;
@@ -118,18 +123,27 @@ __device__ __forceinline__ void write_own(float (&x)[kDim / 32], float* fresh, c
       if (write && e < head_dim) static_cast<uint16_t*>(cache)[slot * head_dim + e] = bits_of(x[i], a.bf16);
     } else {
       const int count = max(0, min(32, head_dim - 32 * i));  // a block without elements gets a scale of 0
-      const Code code = encode(turned(x[i], hadamard_width(head_dim), lane), kBits);
-      fresh[e] = lane < count ? code.value : 0.f;
+      fresh[e] = lane < count ? code[i].value : 0.f;
       if (!write) continue;
       auto* codes = static_cast<uint8_t*>(cache) + slot * (head_dim * kBits / 8);
-      store_codes(codes, 32 * i, lane, count, code.code, kBits);
+      store_codes(codes, 32 * i, lane, count, code[i].code, kBits);
       if (lane == 0)
-        static_cast<__half*>(scales)[slot * (kDim / 32) + scale_place(i, kDim / 32)] = __float2half_rn(code.scale);
+        static_cast<__half*>(scales)[slot * (kDim / 32) + scale_place(i, kDim / 32)] = __float2half_rn(code[i].scale);
     }
   }
 }
 
-// Q of all heads in the type and order of the tensor cores; in the last split also the token's own k and v.
+// Zeros where Q has no head.
+template <int kDim, int kHeadTiles>
+__device__ __forceinline__ void clear_q(Shared<kDim, kHeadTiles>& shared, int heads) {
+  constexpr int kChunks = kDim / 8;
+  for (int i = threadIdx.x; i < (8 * kHeadTiles - heads) * kChunks; i += kThreads) {
+    *reinterpret_cast<uint4*>(&shared.q[heads + i / kChunks][i % kChunks * 8]) = make_uint4(0, 0, 0, 0);
+  }
+}
+
+// Q of the heads in the type and order of the tensor cores, one warp per head; in the last split one warp each has the
+// token's own k and v meanwhile.
 template <typename T, int kBits, int kDim, int kHeadTiles>
 __device__ __forceinline__ void prepare_token(Shared<kDim, kHeadTiles>& shared, const Arguments& a, int kv_head,
                                               int heads, int position, bool own, bool write,
@@ -137,25 +151,22 @@ __device__ __forceinline__ void prepare_token(Shared<kDim, kHeadTiles>& shared, 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head_dim = a.layer.head_dim;
   const int64_t slot = int64_t(kv_head) * a.layer.capacity + position;
   float x[kDim / 32];
-  for (int row = warp; row < 8 * kHeadTiles + 2; row += kWarps) {
-    const int index = row - 8 * kHeadTiles;  // 0 = k, 1 = v
-    if (index < 0) {
-      if (row < heads) {
-        prepare<kDim>(x, shared.row[row], a, false, tables, lane);
-      }
+  if (own && warp == 0) {
+    prepare<kDim>(x, shared.row[heads], a, true, tables, lane);
+    write_own<kDim, kBits>(x, shared.fresh_k, a, a.layer.k, a.layer.k_scales, slot, write, lane);
+  } else if (own && warp == 1) {
+    read_row<kDim>(x, shared.row[heads + 1], a, lane);
+    write_own<kDim, kBits>(x, shared.fresh_v, a, a.layer.v, a.layer.v_scales, slot, write, lane);
+  } else {
+    const int others = own ? 2 : 0;
+    for (int head = warp - others; head < heads; head += kWarps - others) {
+      prepare<kDim>(x, shared.row[head], a, false, tables, lane);
+      if (kBits != 16) turn(x, hadamard_width(head_dim), lane);
 #pragma unroll
       for (int i = 0; i < kDim / 32; ++i) {
-        float value = row < heads ? x[i] : 0.f;
-        if (kBits != 16) value = turned(value, hadamard_width(head_dim), lane);
-        const bool bf16 = std::is_same_v<T, __nv_bfloat16>;
-        shared.q[row][lane + 32 * i] = bits_of(lane + 32 * i < head_dim ? value : 0.f, bf16);
+        const float value = lane + 32 * i < head_dim ? x[i] : 0.f;
+        shared.q[head][lane + 32 * i] = bits_of(value, std::is_same_v<T, __nv_bfloat16>);
       }
-    } else if (own && index == 0) {
-      prepare<kDim>(x, shared.row[heads], a, true, tables, lane);
-      write_own<kDim, kBits>(x, shared.fresh_k, a, a.layer.k, a.layer.k_scales, slot, write, lane);
-    } else if (own) {
-      read_row<kDim>(x, shared.row[heads + 1], a, lane);
-      write_own<kDim, kBits>(x, shared.fresh_v, a, a.layer.v, a.layer.v_scales, slot, write, lane);
     }
   }
 }

@@ -14,12 +14,12 @@ int attribute(cudaDeviceAttr which, int device, const char* op) {
 }  // namespace
 
 const DeviceFacts& device_facts(int device, const char* op) {
-  constexpr int kDevices = 64;
-  static DeviceFacts known[kDevices] = {};  // written at most twice with the same values, so a race is harmless
-  require(device >= 0 && device < kDevices, op, "device", device, "must be from 0 to 63");
+  static DeviceFacts known[kMostDevices] = {};  // written at most twice with the same values, so a race is harmless
+  require(device >= 0 && device < kMostDevices, op, "device", device, "must be from 0 to 63");
   if (known[device].multiprocessors == 0) {
     known[device].shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device, op);
     known[device].dependent_launch = attribute(cudaDevAttrComputeCapabilityMajor, device, op) >= 9;
+    known[device].clusters = attribute(cudaDevAttrClusterLaunch, device, op) != 0;
     known[device].multiprocessors = attribute(cudaDevAttrMultiProcessorCount, device, op);
   }
   return known[device];

@@ -40,11 +40,13 @@ __global__ void __launch_bounds__(kThreads) kv_write_kernel(const Arguments a) {
   const int head = int(vector % a.kv_heads);
   const Rows rows = blockIdx.y == 0 ? a.rows[0] : a.rows[1];  // indexed, it would be copied to local memory
   const T* dense = static_cast<const T*>(rows.dense) + token * rows.token_stride + int64_t(head) * a.head_dim;
-  const float x = lane < size ? float(dense[first + lane]) : 0.f;
-  const Code code = encode(turned(x, hadamard_width(a.head_dim), lane), a.bits);
+  float x[1] = {lane < size ? float(dense[first + lane]) : 0.f};
+  Code code[1];
+  turn(x, hadamard_width(a.head_dim), lane);
+  encode(code, x, a.bits, lane);
   const int64_t slot = head * a.capacity + a.positions[token];
-  store_codes(rows.codes + slot * (a.head_dim * a.bits / 8), first, lane, size, code.code, a.bits);
-  if (lane == 0) rows.scales[slot * blocks + scale_place(block, blocks)] = __float2half_rn(code.scale);
+  store_codes(rows.codes + slot * (a.head_dim * a.bits / 8), first, lane, size, code[0].code, a.bits);
+  if (lane == 0) rows.scales[slot * blocks + scale_place(block, blocks)] = __float2half_rn(code[0].scale);
 }
 
 __device__ __forceinline__ void turn_eight(float (&x)[8], int width, int lane) {

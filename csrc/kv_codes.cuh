@@ -36,13 +36,20 @@ __device__ __forceinline__ float hadamard_scale(int width) {  // width ** -0.5
   return width == 32 ? 0.17677669529663687f : width == 16 ? 0.25f : 0.35355339059327373f;
 }
 
-// One element per lane, turned among runs of `width` lanes; symmetric, so it also turns back.
-__device__ __forceinline__ float turned(float x, int width, int lane) {
-  for (int step = 1; step < width; step *= 2) {
-    const float other = __shfl_xor_sync(~0u, x, step);
-    x = lane & step ? other - x : x + other;
+// One element of each block per lane, turned among runs of `width` lanes; symmetric, so it also turns back.
+template <int kCount>
+__device__ __forceinline__ void turn(float (&x)[kCount], int width, int lane) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    if (step >= width) break;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float other = __shfl_xor_sync(~0u, x[i], step);
+      x[i] = lane & step ? other - x[i] : x[i] + other;
+    }
   }
-  return x * hadamard_scale(width);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) x[i] *= hadamard_scale(width);
 }
 
 __device__ __forceinline__ float warp_sum(float value) {
@@ -57,34 +64,82 @@ struct Code {
   float value;  // as it will be read
 };
 
-// The code of a block's element x (turned, one per lane, zero past the end). NaN or infinity in the block makes its
-// scale NaN or infinite, so that all that is read from it is NaN.
-__device__ __forceinline__ Code encode(float x, int bits) {
-  const float largest = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(fabsf(x))));
-  Code best;
-  best.scale = 0.f, best.code = 0, best.value = 0.f;
-  if (bits == 8) {
-    best.scale = __half2float(__float2half_rn(__fdiv_rn(largest, 127.f)));
-    const float inverse = best.scale > 0.f ? __frcp_rn(best.scale) : 0.f;
-    best.code = min(127, max(-127, __float2int_rn(x * inverse)));
-    best.value = best.scale * best.code;
-    return best;
-  }
-  // Clipping the largest pays where it stands out: the best of six ranges by squared error, the first of equals.
-  float least = 0.f;
+// Of eight sums over the warp, the index of the least, the first of equals; NaN is above all. The sums are made in the
+// order of warp_sum, but of eight at a time: each step halves how many a lane still has.
+__device__ __forceinline__ int first_least(float (&part)[8], int lane) {
 #pragma unroll
-  for (int option = 0; option < 6; ++option) {
-    const float scale = __half2float(__float2half_rn(__fdiv_rn(largest, 13.f + option)));
-    const float inverse = scale > 0.f ? __frcp_rn(scale) : 0.f;
-    const int code = min(15, max(0, __float2int_rn(fmaf(x * inverse, 0.5f, 7.5f))));
-    const float value = scale * (2 * code - 15);
-    const float error = warp_sum((value - x) * (value - x));
-    if (option == 0 || error < least) {
-      least = error;
-      best.scale = scale, best.code = code, best.value = value;
+  for (int half = 4; half > 0; half /= 2) {
+    const int step = 4 * half;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float low = part[i], high = part[half + i];  // by value: a choice of addresses would go through memory
+      const float keep = lane & step ? high : low, give = lane & step ? low : high;
+      part[i] = keep + __shfl_xor_sync(~0u, give, step);
     }
   }
-  return best;
+  part[0] += __shfl_xor_sync(~0u, part[0], 2);
+  part[0] += __shfl_xor_sync(~0u, part[0], 1);
+  const unsigned order = __float_as_uint(part[0]);  // of sums that are not negative, that of the bits
+  return (__ffs(__ballot_sync(~0u, order == __reduce_min_sync(~0u, order))) - 1) / 4;
+}
+
+__device__ __forceinline__ float inverse_of(float scale) {
+  return scale > 0.f ? __frcp_rn(scale) : 0.f;
+}
+
+__device__ __forceinline__ Code code_4_bit(float x, float scale, float inverse) {
+  const int code = min(15, max(0, __float2int_rn(fmaf(x * inverse, 0.5f, 7.5f))));
+  return {scale, code, __fmul_rn(scale, float(2 * code - 15))};
+}
+
+// Clipping the largest pays where it stands out: the best of six ranges by squared error, the first of equals.
+template <int kCount>
+__device__ __forceinline__ void encode_4_bit(Code (&code)[kCount], const float (&x)[kCount],
+                                             const float (&largest)[kCount], int lane) {
+  constexpr float kNone = __builtin_nanf("");
+  constexpr int kGroup = kCount < 4 ? kCount : 4;
+  static_assert(kCount % kGroup == 0);
+#pragma unroll
+  for (int first = 0; first < kCount; first += 4) {  // lane 8 b + option has the scale of block `first` + b
+    float top = largest[first];
+#pragma unroll
+    for (int b = 1; b < kGroup; ++b) {
+      const float other = largest[first + b];
+      top = lane / 8 == b ? other : top;
+    }
+    const float scale = __half2float(__float2half_rn(__fdiv_rn(top, float(13 + lane % 8))));
+    const float inverse = inverse_of(scale);
+#pragma unroll
+    for (int b = 0; b < kGroup; ++b) {
+      float error[8] = {0.f, 0.f, 0.f, 0.f, 0.f, 0.f, kNone, kNone};
+#pragma unroll
+      for (int option = 0; option < 6; ++option) {
+        const float s = __shfl_sync(~0u, scale, 8 * b + option), i = __shfl_sync(~0u, inverse, 8 * b + option);
+        const float off = __fsub_rn(code_4_bit(x[first + b], s, i).value, x[first + b]);
+        error[option] = __fmul_rn(off, off);
+      }
+      const int best = 8 * b + first_least(error, lane);
+      code[first + b] = code_4_bit(x[first + b], __shfl_sync(~0u, scale, best), __shfl_sync(~0u, inverse, best));
+    }
+  }
+}
+
+// The codes of the blocks' elements x (turned, one of each block per lane, zero past the end). NaN or infinity in a
+// block makes its scale NaN or infinite, so that all that is read from it is NaN.
+template <int kCount>
+__device__ __forceinline__ void encode(Code (&code)[kCount], const float (&x)[kCount], int bits, int lane) {
+  float largest[kCount];
+#pragma unroll
+  for (int b = 0; b < kCount; ++b) {
+    largest[b] = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(fabsf(x[b]))));
+  }
+  if (bits == 4) return encode_4_bit(code, x, largest, lane);
+#pragma unroll
+  for (int b = 0; b < kCount; ++b) {
+    const float scale = __half2float(__float2half_rn(__fdiv_rn(largest[b], 127.f)));
+    const int near = min(127, max(-127, __float2int_rn(x[b] * inverse_of(scale))));
+    code[b] = {scale, near, scale * near};
+  }
 }
 
 // Stores the codes of a block, one per lane: `lane` < `count` elements of the vector that starts at `codes`, from

@@ -24,18 +24,22 @@ __device__ __forceinline__ void release_dependents() {
 #endif
 }
 
+constexpr int kMostDevices = 64;
+
 // Facts about `device` that launchers need; asked once per device.
 struct DeviceFacts {
   int multiprocessors;
   int shared_bytes_per_block;  // the most that a block may opt in to
   bool dependent_launch;
+  bool clusters;  // of blocks that reach each other's shared memory
 };
 const DeviceFacts& device_facts(int device, const char* op);
 
-// Launches `kernel` on `stream`. More than 48 KB of shared memory is opted in to here.
+// Launches `kernel` on `stream` in clusters of `cluster` blocks along x. More than 48 KB of shared memory is opted in
+// to here.
 template <typename... Parameters, typename... Arguments>
-void launch(const char* op, int device, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-            cudaStream_t stream, Arguments... arguments) {
+void launch_clusters(const char* op, int device, int cluster, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                     size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
   if (shared_bytes > 48 * 1024) {
     // the most there is, not what this launch takes: graphs may hold other launches of the same kernel
     cudaFuncAttributes facts;
@@ -43,17 +47,31 @@ void launch(const char* op, int device, void (*kernel)(Parameters...), dim3 grid
     const int most = device_facts(device, op).shared_bytes_per_block - int(facts.sharedSizeBytes);
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), op);
   }
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = device_facts(device, op).dependent_launch ? 1 : 0;
+  config.attrs = attributes;
+  if (device_facts(device, op).dependent_launch) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs].val.clusterDim.x = unsigned(cluster);
+    attributes[config.numAttrs].val.clusterDim.y = attributes[config.numAttrs].val.clusterDim.z = 1;
+    ++config.numAttrs;
+  }
   check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), op);
+}
+
+// The same without clusters.
+template <typename... Parameters, typename... Arguments>
+void launch(const char* op, int device, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+            cudaStream_t stream, Arguments... arguments) {
+  launch_clusters(op, device, 1, kernel, grid, block, shared_bytes, stream, arguments...);
 }
 
 }  // namespace localq

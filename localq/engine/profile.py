@@ -1,8 +1,8 @@
 """Where the time of one decode step goes: every operation of the fused step, measured inside a replay of its graph.
 
-CUPTI's records of one replay are the better clock: they leave the launches as they are. A kernel gets the time from its
-start to the start of the next, because programmatic dependent launch lets two overlap; so the sum is the step. Which
-records belong to which operation is known from an eager run with a marker between the operations. Where CUPTI may not
+CUPTI's records of one replay are the better clock: they leave the launches as they are. A kernel gets the time from the
+end of the one before to its own end: programmatic dependent launch starts it early, and until the other has ended it
+only prepares and waits. So the sum is the step. Which records belong to which operation is known from an eager run with a marker between the operations. Where CUPTI may not
 be used (no permission, another profiler), a graph with an event between the operations is timed: it adds a little to
 each of them.
 """
@@ -157,10 +157,10 @@ def attributed(records: Sequence[Record], launches: int, replays: int) -> list[f
     samples: list[list[float]] = [[] for _ in counts]
     for replay in range(replays):
         part = rest[replay * once : (replay + 1) * once]
-        starts = [*(record.start_us for record in part), part[-1].end_us]
+        ends = [part[0].start_us, *itertools.accumulate((record.end_us for record in part), max)]
         first = 0
         for sample, count in zip(samples, counts, strict=True):
-            sample.append(starts[first + count] - starts[first])
+            sample.append(ends[first + count] - ends[first])
             first += count
     return [statistics.median(sample) for sample in samples]
 

@@ -61,7 +61,7 @@ class Workspace:
         floats = module.attention_partials(heads, kv_heads, head_dim, self.splits)
         self.shape = (heads, kv_heads, head_dim)
         self.partials = torch.empty(floats, dtype=torch.float32, device=device)
-        self.arrived = torch.zeros(2 * kv_heads, dtype=torch.int32, device=device)
+        self.arrived = torch.zeros(16 * kv_heads, dtype=torch.int32, device=device)
 
     def bytes(self) -> int:
         """Bytes allocated."""
@@ -103,24 +103,11 @@ def attention_decode(
     Slots behind `position` are never read. Scores and sums in f32, the weights of the softmax rounded to 16 bit. The
     same bits run after run, in a graph or not. Memory-bound: `attention_decode_bytes`.
     """
-    op = "attention_decode"
-    width = layer.head_dim
-    if reason := why_not(heads, layer.kv_heads, width):
-        raise ValueError(f"{op}: {reason}")
-    if workspace.shape != (heads, layer.kv_heads, width):
-        raise ValueError(f"{op}: workspace is for {workspace.shape}, must be for {(heads, layer.kv_heads, width)}")
-    device = qkv.device
-    check(op, "qkv", qkv, device, HALF_TYPES, (heads + 2 * layer.kv_heads) * width)
-    _check_layer(op, layer, device, qkv.dtype)
-    check(op, "position", position, device, (torch.int64,), 1)
-    check(op, "partials", workspace.partials, device, (torch.float32,), workspace.partials.numel())
-    if rotary is not None:
-        if rotary.dim() != 3 or rotary.shape[1] != 2:
-            raise ValueError(f"{op}: rotary has shape {tuple(rotary.shape)}, must be [ctx, 2, rotary_dim]")
-        check(op, "rotary", rotary, device, (qkv.dtype,), rotary.numel())
+    op, width = "attention_decode", layer.head_dim
+    _check_call(op, qkv, layer, position, heads, rotary, workspace)
     if out is None:
-        out = torch.empty(1, heads * width, dtype=qkv.dtype, device=device)
-    check(op, "out", out, device, (qkv.dtype,), heads * width)
+        out = torch.empty(1, heads * width, dtype=qkv.dtype, device=qkv.device)
+    check(op, "out", out, qkv.device, (qkv.dtype,), heads * width)
     check_cuda(op, "qkv", qkv)
     kernels.module().attention_decode(
         qkv=qkv.data_ptr(),
@@ -142,6 +129,26 @@ def attention_decode(
         **place(qkv),
     )
     return out
+
+
+def _check_call(
+    op: str, qkv: Tensor, layer: KVLayer, position: Tensor, heads: int, rotary: Tensor | None, workspace: Workspace
+) -> None:
+    """ValueError where the operands of `attention_decode` do not belong together."""
+    width, device = layer.head_dim, qkv.device
+    if reason := why_not(heads, layer.kv_heads, width):
+        raise ValueError(f"{op}: {reason}")
+    if workspace.shape != (heads, layer.kv_heads, width):
+        raise ValueError(f"{op}: workspace is for {workspace.shape}, must be for {(heads, layer.kv_heads, width)}")
+    check(op, "qkv", qkv, device, HALF_TYPES, (heads + 2 * layer.kv_heads) * width)
+    _check_layer(op, layer, device, qkv.dtype)
+    check(op, "position", position, device, (torch.int64,), 1)
+    check(op, "partials", workspace.partials, device, (torch.float32,), workspace.partials.numel())
+    if rotary is None:
+        return
+    if rotary.dim() != 3 or rotary.shape[1] != 2:
+        raise ValueError(f"{op}: rotary has shape {tuple(rotary.shape)}, must be [ctx, 2, rotary_dim]")
+    check(op, "rotary", rotary, device, (qkv.dtype,), rotary.numel())
 
 
 def attention_decode_bytes(layer: KVLayer, heads: int, live: int) -> int:
