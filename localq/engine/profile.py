@@ -2,9 +2,9 @@
 
 CUPTI's records of one replay are the better clock: they leave the launches as they are. A kernel gets the time from the
 end of the one before to its own end: programmatic dependent launch starts it early, and until the other has ended it
-only prepares and waits. So the sum is the step. Which records belong to which operation is known from an eager run with a marker between the operations. Where CUPTI may not
-be used (no permission, another profiler), a graph with an event between the operations is timed: it adds a little to
-each of them.
+only prepares and waits. So the sum is the step. Which records belong to which operation is known from an eager run with
+a marker between the operations. Where CUPTI may not be used (no permission, another profiler), a graph with an event
+between the operations is timed: it adds a little to each of them.
 """
 
 from __future__ import annotations
