@@ -77,6 +77,7 @@ class Report:
     """A whole run.
 
     same_tokens      per comparison, how many leading greedy tokens of `checked_tokens` agree
+    why_no_fp16      said where there is no speedup over fp16
     ledger_bytes     component -> bytes as allocated by localq; predicted_bytes: as planned before the load
     """
 
@@ -90,6 +91,7 @@ class Report:
     ledger_bytes: dict[str, int] = field(default_factory=dict)
     predicted_bytes: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    why_no_fp16: str = "nothing quantized to set against fp16"
 
     def row(self, engine: str, case: Case) -> Row | None:
         """Of that engine and test."""
@@ -116,7 +118,7 @@ class Report:
             others = ", ".join(
                 f"{value:.2f}x of {name}" for name in self.rivals if (value := self.speedup(name, self.headline))
             )
-            return f"{others or 'no comparison'} ({speed}; nothing quantized to set against fp16)"
+            return f"{others or 'no comparison'} ({speed}; {self.why_no_fp16})"
         how = ", extrapolated" if fp16.extrapolated else ""
         return f"{factor:.2f}x of the same engine in {fp16.format} ({fp16.tok_per_s:.1f} tok/s{how}); {speed}"
 

@@ -7,7 +7,8 @@ weights in its place; others run on the tensors of whichever is loaded. Where 16
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from localq.bench import energy, measure, rivals
 from localq.bench.conditions import conditions
 from localq.bench.dense import dequantized
 from localq.bench.extrapolate import Timed, extrapolated
-from localq.bench.measure import EngineSubject, Measured, Subject
+from localq.bench.measure import EngineSubject, Subject
 from localq.bench.plan import Case, Plan
 from localq.bench.report import BASELINE, OURS, Report, Row
 from localq.bench.roofline import read_bytes_per_s
@@ -83,7 +84,8 @@ def run(request: Request, on_state: OnState) -> Report:
     predicted, dtype, plain = model.plan.ledger.components, model.dtype, is_plain(model)
     del model
     if not plain and (request.baseline or TRANSFORMERS in request.against):
-        bench.in_16_bit(dtype)
+        with bench.noting("16 bit"):
+            bench.in_16_bit(dtype)
     return Report(
         model=request.files.name,
         rows=tuple(bench.rows),
@@ -95,7 +97,15 @@ def run(request: Request, on_state: OnState) -> Report:
         ledger_bytes=bench.ledger,
         predicted_bytes=predicted,
         notes=tuple(bench.notes),
+        why_no_fp16=_why_no_fp16(plain, request.baseline),
     )
+
+
+def _why_no_fp16(plain: bool, asked: bool) -> str:
+    """What the first line says where there is no speedup over fp16."""
+    if not asked:
+        return "fp16 was left out"
+    return "nothing quantized to set against fp16" if plain else "fp16 could not be measured, see the notes"
 
 
 def is_plain(model: LoadedModel) -> bool:
@@ -137,14 +147,15 @@ class _Bench:
         ids = measure.greedy_ids(engine, self._seed)
         if eager is not None and ids != eager:
             raise LocalqError("bench", "the captured graph and the eager step give different tokens", "Report this.")
-        subjects: dict[str, Subject] = {OURS: EngineSubject(engine, self._seed)}
+        subject, timed = EngineSubject(engine, self._seed), Timed()
         beside = TRANSFORMERS in request.against and is_plain(model)
         if beside and self.device.type == "cpu":  # in turn, because the host's speed changes by the minute
-            subjects[TRANSFORMERS] = self._transformers(model, request.files, ids)
-        timed = self._timed(subjects)
+            with self.noting(TRANSFORMERS):
+                timed |= self._timed({OURS: subject, TRANSFORMERS: self._transformers(model, request.files, ids)})
+        timed = timed or self._timed({OURS: subject})
         gap = self._host_gap(engine, request.plan.headline)
         self.rows += rows_of(OURS, model.format, timed[OURS], self.roof, model, gap)
-        if beside and TRANSFORMERS not in timed:
+        if beside and self.device.type != "cpu":
             timed |= self._guarded(TRANSFORMERS, lambda: self._transformers(model, request.files, ids))
         if BITSANDBYTES in request.against:
             timed |= self._guarded(BITSANDBYTES, lambda: self._bitsandbytes(model, ids))
@@ -257,14 +268,20 @@ class _Bench:
         return subject
 
     def _guarded(self, name: str, made: Callable[[], Subject]) -> Timed:
-        """Time a rival. One that fails is a note with its own words, and no reason to lose what was measured."""
+        """Time a rival, if it can be timed; see `noting`."""
+        timed = Timed()
+        with self.noting(name):
+            timed |= self._timed({name: made()})
+        if self.device.type == "cuda":
+            torch.compiler.reset()  # gives the memory of its graphs back
+        return timed
+
+    @contextlib.contextmanager
+    def noting(self, name: str) -> Iterator[None]:
+        """What fails inside is a note with its own words, and no reason to lose what was measured before."""
         try:
-            measured: list[Measured] = self._timed({name: made()})[name]
+            yield
         except Exception as error:  # other people's code: any failure of it is theirs to name
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
-            self.notes.append(f"{name} not measured: {type(error).__name__}: {first[:200]}")
-            return {}
-        finally:
-            if self.device.type == "cuda":
-                torch.compiler.reset()  # gives the memory of its graphs back
-        return {name: measured}
+            kind = "" if isinstance(error, LocalqError) else f"{type(error).__name__}: "
+            self.notes.append(f"{name} not measured: {kind}{first[:200]}")

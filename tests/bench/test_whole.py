@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -125,6 +126,38 @@ def test_a_rival_that_fails_is_a_note(tmp_path):
     bench = whole._Bench(request(make_checkpoint(tmp_path), plan.make("0", "8", "0")), CPU, 1e9, lambda text: None)
     assert bench._guarded("transformers", lambda: broken(None, None)) == {}
     assert bench.notes == ["transformers not measured: RuntimeError: no compiler"]
+
+
+@pytest.mark.parametrize("when", ["when it is made", "while it is timed"])
+def test_transformers_failing_on_the_cpu_leaves_what_localq_measured(tmp_path, monkeypatch, when):
+    def broken(self, case, repetition):
+        raise ValueError("unknown architecture")
+
+    if when == "when it is made":
+        monkeypatch.setattr(rivals, "transformers_model", lambda model, files: broken(None, None, 0))
+    else:
+        monkeypatch.setattr(rivals.Transformers, "run", broken)
+    asked = request(make_checkpoint(tmp_path, initializer_range=0.15), plan.make("8", "4", "0", 2), ("transformers",))
+    measured = whole.run(asked, lambda text: None)
+    assert [row.engine for row in measured.rows] == [report.OURS] * 2
+    assert [len(row.samples) for row in measured.rows] == [2, 2]
+    assert measured.notes == ("transformers not measured: ValueError: unknown architecture",)
+
+
+def test_a_baseline_that_fails_leaves_what_was_measured_and_the_first_line_says_so(tmp_path, monkeypatch):
+    def short_of_memory(self, dtype):
+        raise LocalqError("model", "too large even in two cuts", "", ExitCode.DOES_NOT_FIT)
+
+    monkeypatch.setattr(whole, "is_plain", lambda model: False)
+    monkeypatch.setattr(whole._Bench, "in_16_bit", short_of_memory)
+    asked = request(make_checkpoint(tmp_path), plan.make("0", "4", "0", 1))
+    measured = whole.run(asked, lambda text: None)
+    assert measured.rows[0].engine == report.OURS
+    assert "16 bit not measured: model: too large even in two cuts" in measured.notes[0]
+    assert "no comparison" in measured.first_line()
+    assert "could not be measured" in measured.first_line()
+    alone = whole.run(replace(asked, baseline=False), lambda text: None)
+    assert "fp16 was left out" in alone.first_line()
 
 
 @pytest.mark.cuda
