@@ -206,7 +206,8 @@ __device__ __forceinline__ void write_group(const RowGemv& p, const Span& span, 
   }
 }
 
-// Where the lane reads its row of x; rows that are not there read the last one, into columns that nobody looks at.
+// Where the lane reads its row of x. Rows that are not there are zeros: columns that nobody looks at, but products of
+// zeros take less power, and sustained decoding is limited by it.
 struct XSource {
   const uint8_t* x;
   int left;  // as in LaneRows, in bytes of W
@@ -214,10 +215,12 @@ struct XSource {
 
 template <typename Format, typename T>
 __device__ __forceinline__ XSource x_source(const RowGemv& p, const uint8_t* staged, const T* x) {
-  const uint32_t lane = threadIdx.x % 32, row = min(lane / 4, uint32_t(p.rows - 1)), skipped = lane % 4 * 16;
+  const uint32_t lane = threadIdx.x % 32, skipped = lane % 4 * 16;
+  const bool there = lane / 4 < uint32_t(p.rows);
+  const uint32_t row = there ? lane / 4 : 0;
   const uint8_t* from = p.x_stride != 0 ? staged + row * p.x_stride
                                         : reinterpret_cast<const uint8_t*>(x) + uint64_t(row) * p.in * sizeof(T);
-  return {from + skipped * Format::kXWords, int(p.row_bytes) - int(skipped)};
+  return {from + skipped * Format::kXWords, there ? int(p.row_bytes) - int(skipped) : 0};
 }
 
 // All of the warp's items of a group of tiles; the ring (the lane's bytes of rows g and g + 8) holds that at the
