@@ -1,7 +1,7 @@
 """What each part of a loaded model takes in memory: the sizes that the engine allocates, from its shape. Torch-free.
 
-Exact for weights, cache and tables; what a prefill pass holds at once is counted from its widest moment, and what CUDA
-takes for itself is an assumption until a load measures it (`engine.vram`).
+Exact for weights, cache, tables and buffers. What a prefill pass holds at once is counted from its widest moment, and
+the engine reserves just that; what CUDA takes for itself is an assumption until a load measures it (`engine.vram`).
 """
 
 from __future__ import annotations
@@ -9,22 +9,25 @@ from __future__ import annotations
 import math
 import re
 
-from localq.architecture import Architecture, Linears
+from localq.architecture import MODEL_TYPES, Architecture, Linears
 from localq.errors import usage_error
 from localq.placement import Placement
 
 MIB = 2**20
-# CUDA context and loaded kernels before they are measured. An assumption of the 24 GB arithmetic that users of such
-# cards go by (300 to 400 MiB, and graphs). A load replaces the context by what it really took.
+# CUDA context, streams and loaded kernels before they are measured. An assumption of the 24 GB arithmetic that users of
+# such cards go by (300 to 400 MiB, and graphs). A load replaces it by what was really taken when it began.
 CUDA_CONTEXT_BYTES = 500 * MIB
-KERNELS_BYTES = 64 * MIB  # of these, machine code and library handles that come after the context; assumed
+KERNELS_BYTES = 64 * MIB  # of these, machine code that is loaded after that, when it first runs; assumed
 CUBLAS_BYTES = 32 * MIB  # torch's workspace for cuBLAS on Hopper; elsewhere less
 LAUNCH_BYTES = 8192  # of one kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill goes through the prompt in pieces of this size
 PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized for prefill
-SCORES_BYTES = 96 * MIB  # scores of a block of queries, and their copies, where a soft cap rules out fused attention
-MASK_BYTES = 3  # of one chunk row and one context position: a bool mask and its 16-bit form inside attention
-SPLIT_BLOCKS, SPLIT_ROWS = 340, 16  # attention: blocks of the largest card (2 for each multiprocessor), rows of each
+SPARE_BYTES = 24 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unused
+SCORES_BYTES = (
+    80 * MIB
+)  # scores of a block of queries, and copies, in 16 bit, where a soft cap rules out fused attention
+MULTIPROCESSORS = 192  # of the largest card that is planned for
+MOST_SPLITS, CLUSTER = 64, 8  # attention: parts of a kv head's slots (csrc/attention_decode.cu)
 SAMPLER_BYTES, SAMPLER_FIXED = 9, 12_616  # per entry of the vocabulary: seen, and its place in a list; and besides
 LOGITS_BYTES = 6  # per entry of the vocabulary: a row in 16 bit and in f32
 _PLAIN = ("bf16", "fp16", "gguf")
@@ -92,7 +95,7 @@ def fixed_bytes(
         "head": head_bytes(arch, placement.head, itemsize),
         "scratch": _scratch(arch, format, itemsize),
         "step_buffers": _step_buffers(arch, itemsize),
-        "attention_workspace": 4 * SPLIT_BLOCKS * SPLIT_ROWS * (arch.head_dim + 2),
+        "attention_workspace": _attention_workspace(arch),
         "sampler": SAMPLER_BYTES * arch.vocab + SAMPLER_FIXED,
         "cublas_workspace": CUBLAS_BYTES,
         "graphs": 2 * (5 * arch.layers + 3) * LAUNCH_BYTES,
@@ -104,23 +107,52 @@ def per_token_bytes(arch: Architecture, placement: Placement, itemsize: int) -> 
     plain = placement.kv_bits == 16
     bits = 8 * itemsize if plain else placement.kv_bits
     layer = 2 * arch.kv_heads * arch.head_dim * itemsize  # the copy of one layer that prefill reads
-    kinds = 2 if arch.model_type.startswith("gemma3") else 1  # of rotary tables: cos and sin for each column of a head
+    windows = 2 if 0 < arch.window_layers < arch.layers else 1  # kinds of layers, each with a mask for all its like
     return {
         "kv_cache": arch.kv_bytes_per_token(bits) + (0 if plain else layer),
-        "tables": kinds * 2 * arch.head_dim * itemsize + 8,
-        "scratch": MASK_BYTES * PREFILL_CHUNK,
+        "tables": _rotary(arch) * itemsize + 8,
+        "scratch": (windows * itemsize + 1) * PREFILL_CHUNK,  # masks as attention adds them, and one as bools
         "sampler": 8,
     }
 
 
 def _scratch(arch: Architecture, format: str, itemsize: int) -> int:
-    """What a prefill chunk holds besides the masks."""
-    matrix = itemsize * max(each.rows * each.columns for each in arch.linears)
-    dequantized = 0 if format in _PLAIN else min(matrix, PREFILL_SCRATCH)
+    """What prefill holds besides the masks: dequantized weights, and all that a chunk computes."""
+    largest = 0 if format in _PLAIN else max(each.rows * each.columns for each in arch.linears)
+    return slab_bytes(largest, itemsize) + _chunk(arch, itemsize) * 9 // 8 + SPARE_BYTES  # an eighth lies in between
+
+
+def _chunk(arch: Architecture, itemsize: int) -> int:
+    """What a prefill chunk holds at the widest moment of a block, besides the masks."""
+    q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     width = arch.intermediate or arch.expert_intermediate * arch.experts_active
-    row = 4 * arch.hidden + (arch.heads + 2 * arch.kv_heads) * arch.head_dim + 3 * width
-    scores = SCORES_BYTES if arch.model_type == "gemma2" else 0
-    return dequantized + itemsize * PREFILL_CHUNK * row + scores + LOGITS_BYTES * arch.vocab
+    fused = "fused" in MODEL_TYPES[arch.model_type]
+    turning = 2 * arch.hidden + (q + 2 * kv) + 3 * (q + kv)  # x, its norm; q, k, v; what rotates them
+    gated = 3 * arch.hidden + (3 if fused else 2) * width  # x before, x, its norm; gate and up
+    normed = 8 * arch.hidden  # gemma's norms compute in f32
+    rows = itemsize * PREFILL_CHUNK
+    widest = rows * max(turning, gated, normed)
+    if arch.model_type == "gemma2":
+        widest = max(widest, rows * (2 * arch.hidden + 2 * kv + 3 * q) + SCORES_BYTES * itemsize // 2)
+    return widest + rows * _rotary(arch) + LOGITS_BYTES * arch.vocab
+
+
+def slab_bytes(largest: int, itemsize: int) -> int:
+    """Bytes of the buffer for dequantized weights, of which the largest matrix has so many."""
+    return min(itemsize * largest, PREFILL_SCRATCH)
+
+
+def _rotary(arch: Architecture) -> int:
+    """Elements that a position has in the rotary tables: cos and sin for each column of a head."""
+    return (2 if arch.model_type.startswith("gemma3") else 1) * 2 * arch.head_dim
+
+
+def _attention_workspace(arch: Architecture) -> int:
+    """What the parts of decode attention exchange, on the largest card: `attention_partials` of csrc, and counters."""
+    splits = min(MOST_SPLITS, max(CLUSTER, 3 * MULTIPROCESSORS // arch.kv_heads))
+    columns = 64 if arch.head_dim <= 64 else 128 if arch.head_dim <= 128 else 256
+    rows = arch.kv_heads * (16 if arch.heads > 8 * arch.kv_heads else 8) * splits
+    return 4 * rows * (columns + columns // 16) + 64 * arch.kv_heads
 
 
 def _step_buffers(arch: Architecture, itemsize: int) -> int:

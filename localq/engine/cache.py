@@ -10,10 +10,14 @@ time, in a scratch that all layers share. Decode kernels read the codes themselv
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import torch
 from torch import Tensor
 
 from localq.architecture import kv_scale_count
+from localq.engine.arena import Arena, arena_bytes
 from localq.errors import usage_error
 from localq.kernels import attention
 from localq.kernels.attention import KVLayer
@@ -21,6 +25,7 @@ from localq.kernels.checks import HALF_TYPES
 from localq.quant import kv_codec
 
 Layout = list[tuple[int, int]]  # (kv_heads, head_dim) of every layer
+Shape = tuple[tuple[int, ...], torch.dtype]
 
 
 class KVCache:
@@ -35,9 +40,13 @@ class KVCache:
         """
         self.capacity, self.bits, self.dtype = capacity, bits, dtype
         _check(layout, bits)
-        self.layers = [_allocate(heads, width, capacity, dtype, device, bits) for heads, width in layout]
-        width = 0 if bits == 16 else _widest(layout) * capacity
-        self._scratch = torch.zeros(2, width, dtype=dtype, device=device)  # k, v of one layer, dequantized
+        shapes = [_shapes(heads, width, capacity, dtype, bits) for heads, width in layout]
+        copies: Shape = ((2, 0 if bits == 16 else _widest(layout) * capacity), dtype)  # k, v of a layer, dequantized
+        all_shapes = [copies, *itertools.chain.from_iterable(shapes)]
+        sizes = [math.prod(shape) * kind.itemsize for shape, kind in all_shapes]
+        arena = Arena(arena_bytes(sizes), device)
+        self.layers = [_layer(arena, parts, bits, width) for parts, (_, width) in zip(shapes, layout, strict=True)]
+        self._scratch = arena.empty(*copies).zero_()
 
     @property
     def keys(self) -> list[Tensor]:
@@ -110,16 +119,17 @@ def _check(layout: Layout, bits: int) -> None:
             raise usage_error("--kv", why, "Use 16.")
 
 
-def _allocate(
-    heads: int, width: int, capacity: int, dtype: torch.dtype, device: torch.device | str, bits: int
-) -> KVLayer:
-    if bits == 16:
-        k, v = (torch.zeros(heads, capacity, width, dtype=dtype, device=device) for _ in range(2))
-        return KVLayer(k, v, None, None, bits, width)
-    shape = (heads, capacity, width * bits // 8)
-    k, v = (torch.zeros(shape, dtype=torch.uint8, device=device) for _ in range(2))
-    scales = (heads, capacity, kv_scale_count(width))
-    k_scales, v_scales = (torch.zeros(scales, dtype=torch.float16, device=device) for _ in range(2))
+def _shapes(heads: int, width: int, capacity: int, dtype: torch.dtype, bits: int) -> list[Shape]:
+    """Of k and v, and of their scales where there are any."""
+    plain: Shape = ((heads, capacity, width), dtype)
+    codes: Shape = ((heads, capacity, width * bits // 8), torch.uint8)
+    scales: Shape = ((heads, capacity, kv_scale_count(width)), torch.float16)
+    return [plain, plain] if bits == 16 else [codes, codes, scales, scales]
+
+
+def _layer(arena: Arena, parts: list[Shape], bits: int, width: int) -> KVLayer:
+    k, v, *scales = (arena.empty(shape, dtype).zero_() for shape, dtype in parts)
+    k_scales, v_scales = scales or (None, None)
     return KVLayer(k, v, k_scales, v_scales, bits, width)
 
 

@@ -30,14 +30,9 @@ from localq.kernels.checks import HALF_TYPES
 from localq.kernels.gemv import Norm
 from localq.models.attention import Attention
 from localq.models.decoder import Block, Decoder
-from localq.models.layers import GatedMLP, RMSNorm
+from localq.models.layers import ACTIVATIONS, GatedMLP, RMSNorm
 
 OPERATIONS = ("embed", "qkv", "attention", "o", "gate_up", "down", "norm", "head", "sample")
-_INPLACE: dict[str, Callable[[Tensor], Tensor]] = {  # what torch computes them with, in place
-    "silu": torch.ops.aten.silu_,
-    "gelu": torch.ops.aten.gelu_,
-    "gelu_pytorch_tanh": lambda x: torch.ops.aten.gelu_(x, approximate="tanh"),
-}
 
 
 @dataclass(frozen=True)
@@ -179,7 +174,7 @@ class FusedStep:
             return
         if self._gate_up is None:
             self._gate_up = self._buffer(2 * self._gated.shape[1], self._x.dtype, self._x.device)
-        both, out, activate = self._gate_up, self._gated, _INPLACE[self._activation]
+        both, out, activate = self._gate_up, self._gated, ACTIVATIONS[self._activation]
         gate, up = both.chunk(2, -1)
         self._add_product("gate_up", self._x, operands, both, norm=_norm(norm))
         moved = both.nbytes + out.nbytes

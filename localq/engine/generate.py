@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from localq import planner
+from localq import footprint
 from localq.engine import fused, profile
 from localq.engine.decode import ModuleStep, Readback, StepState
 from localq.engine.fused import FusedStep
@@ -24,7 +24,7 @@ from localq.errors import ExitCode, LocalqError, usage_error
 from localq.sampling import Sampling
 from localq.stats import StepProfile
 
-CUDA_CHUNK = planner.PREFILL_CHUNK  # tokens of one prefill pass
+CUDA_CHUNK = footprint.PREFILL_CHUNK  # tokens of one prefill pass
 CPU_CHUNK = 128  # 0.16 s for SmolLM2-135M on two cores, so that Cancel is heard; 256 would be 10 % faster
 
 
@@ -89,6 +89,7 @@ class Engine:
                 on_progress("capturing graphs", 0, 0)
                 self._capture()
             on_progress("warming up", 0, 0)
+            self._reserve()
             self._warm_up()
             if self.model.vram is not None:
                 self._ledger = self.model.vram.settled(self._ledger, self.model.plan.name or "model")
@@ -112,6 +113,12 @@ class Engine:
         self._graphs = StepGraphs(self._fused)
         free_memory()
         self._ledger["graphs"] = max(0, before - torch.cuda.mem_get_info(self.model.device)[0])
+
+    def _reserve(self) -> None:
+        """Make the allocator hold what the plan has for prefill in one block, which passes then cut up."""
+        planned = self.model.plan.ledger.components["scratch"] - self._ledger.get("scratch", 0) - footprint.SPARE_BYTES
+        free_memory()
+        torch.empty(max(0, planned), dtype=torch.uint8, device=self.model.device)
 
     def _warm_up(self) -> None:
         rows = min(self.chunk, self.model.ctx)

@@ -7,6 +7,7 @@ an answer at load time. Knows no text.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -176,13 +177,16 @@ def _begin(device: torch.device, vram_bytes: int | None, before: dict[str, int])
 
 
 def share_scratch(model: Decoder, dtype: torch.dtype) -> int:
-    """Gives all NF4 linears of a model on a GPU one buffer for weights dequantized in prefill; returns its bytes."""
+    """Gives all NF4 linears of a model on a GPU one buffer for weights dequantized in prefill; returns its bytes.
+
+    It has the size for the blocks: a head is read for one token at a time, and for more in slabs.
+    """
     linears = [module for module in model.modules() if isinstance(module, nf4.Linear)]
-    if not linears:
+    blocks = [module for module in model.layers.modules() if isinstance(module, nf4.Linear)]
+    if not blocks:
         return 0
-    largest = max(linear.out_features * linear.in_features for linear in linears)
-    count = min(largest * dtype.itemsize, footprint.PREFILL_SCRATCH)
-    scratch = torch.empty(count, dtype=torch.uint8, device=linears[0].codes.device)
+    count = footprint.slab_bytes(max(math.prod(linear.shape) for linear in blocks), dtype.itemsize)
+    scratch = torch.empty(count, dtype=torch.uint8, device=blocks[0].codes.device)
     for linear in linears:
         linear.scratch = scratch
     return count

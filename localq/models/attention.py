@@ -19,6 +19,7 @@ from localq.models.config import DecoderConfig
 from localq.models.layers import Cache, RMSNorm
 from localq.models.rope import rotate
 
+MASK_COLUMNS = 16  # torch's attention copies a mask whose rows do not lie a multiple of 8 elements apart
 SCORE_BYTES = 64 * 2**20  # the most that the f32 scores of one query block take where no fused kernel serves
 
 
@@ -57,8 +58,9 @@ def visible(positions: Tensor, start: int | None, slots: Tensor, live: int, wind
     hidden = slots[first:stop] > positions[:, None]
     if window:
         hidden |= slots[first:stop] <= positions[:, None] - window
-    bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -math.inf)
-    return Span(first, stop, bias, False)
+    width = -(-hidden.shape[1] // MASK_COLUMNS) * MASK_COLUMNS
+    bias = torch.zeros(queries, width, dtype=dtype, device=hidden.device)[:, : hidden.shape[1]]
+    return Span(first, stop, bias.masked_fill_(hidden, -math.inf), False)
 
 
 @dataclass(slots=True)
@@ -162,9 +164,9 @@ def _scored(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale:
     if softcap or bias is None:
         scores = torch.baddbmm(q.new_zeros(()), q, keys.transpose(1, 2), beta=0, alpha=scale)  # [kv_heads, rows, span]
         if softcap:
-            scores = torch.tanh(scores / softcap) * softcap
+            scores.div_(softcap).tanh_().mul_(softcap)
         if bias is not None:
-            scores = scores + bias
+            scores += bias
     else:
         scores = torch.baddbmm(bias, q, keys.transpose(1, 2), alpha=scale)
     return torch.bmm(torch.softmax(scores, -1), values)  # softmax sums in f32 whatever the dtype of the scores

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+# In place: of a prefill pass, the rows of the MLP are the largest tensors.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": torch.ops.aten.silu_,
+    "gelu": torch.ops.aten.gelu_,
+    "gelu_pytorch_tanh": partial(torch.ops.aten.gelu_, approximate="tanh"),
 }
 
 
@@ -95,5 +96,7 @@ class GatedMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
-        projected: Tensor = self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+        gated = self.activation(self.gate_proj(x))
+        gated *= self.up_proj(x)
+        projected: Tensor = self.down_proj(gated)
         return projected

@@ -65,7 +65,9 @@ class FusedMLP(GatedMLP):
     def forward(self, x: Tensor) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
         gate, up = self.gate_up_proj(x).chunk(2, -1)
-        projected: Tensor = self.down_proj(self.activation(gate) * up)
+        gated = self.activation(gate) * up
+        del gate, up  # their memory is free for what follows
+        projected: Tensor = self.down_proj(gated)
         return projected
 
 

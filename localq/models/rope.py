@@ -70,9 +70,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """
     rotary_dim = cos.shape[-1]
     if rotary_dim == x.shape[-1]:
-        return torch.addcmul(x * cos, x.roll(rotary_dim // 2, -1), sin)
+        return (x * cos).addcmul_(x.roll(rotary_dim // 2, -1), sin)
     turning, passing = x[..., :rotary_dim], x[..., rotary_dim:]
-    return torch.cat((torch.addcmul(turning * cos, turning.roll(rotary_dim // 2, -1), sin), passing), -1)
+    return torch.cat(((turning * cos).addcmul_(turning.roll(rotary_dim // 2, -1), sin), passing), -1)
 
 
 def _default(rope: Rope, context: int) -> Tensor:
