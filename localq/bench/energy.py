@@ -38,9 +38,11 @@ class CounterMeter:
         self._before = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
 
     def stop(self) -> float | None:
-        """See `measure.Meter`."""
-        after = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
-        return (after - self._before) / 1e3 if after > self._before else None
+        """See `measure.Meter`. None too where the counter has not moved: it is renewed every 20 to 100 ms."""
+        with contextlib.suppress(self._nvml.NVMLError):  # the driver tells no longer
+            after = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
+            return (after - self._before) / 1e3 if after > self._before else None
+        return None
 
 
 class PowerMeter:

@@ -49,7 +49,8 @@ def run(
     `FAMILIES`, all by default; `plot_to`: "-" draws bars to `out`, NAME.png a picture.
 
     Raises LocalqError: exit 7 without a GPU or kernels, 2 for a family or shape that is none, 4 for an unknown model,
-    1 where a kernel gives a wrong result.
+    9 for a picture that cannot be written. A kernel that gives a wrong result, or fails, is not timed: it is named in
+    the table and among the "failures" of the result. One that breaks the device ends the run.
     """
     cases = _cases(asked, families)
     plot.check_target(plot_to)
@@ -60,18 +61,37 @@ def run(
     facts = _facts(bench, probes)
     print(", ".join(f"{key} {value}" for key, value in facts.items()), file=out)
     print(FORMAT.format(*HEADER), file=out, flush=True)
-    rows = []
+    rows, failures = _table(cases, bench, roof, out)
+    bars = [(f"{row.op} {row.what} x{row.rows} {row.dtype}", row.bytes_per_s / roof) for row in rows]
+    title = f"{facts['device']}: share of the measured {roof / 1e9:.0f} GB/s"
+    if plot_to == plot.TERMINAL:
+        plot.draw(bars, title, plot_to, out)
+    result = {"schema": 1, **facts, "rows": [as_json(row, roof) for row in rows], "failures": failures}
+    print(json.dumps(result), file=out, flush=True)
+    if plot_to not in (None, plot.TERMINAL):  # last: what can fail must not cost what was measured
+        plot.draw(bars, title, plot_to, out)
+    return result
+
+
+def _table(
+    cases: Sequence[Callable[[Bench], Row]], bench: Bench, roof: float, out: TextIO
+) -> tuple[list[Row], list[str]]:
+    """Measure and print case by case; the rows, and what failed."""
+    rows: list[Row] = []
+    failures: list[str] = []
     for case in cases:
-        row = _measured(case, bench, out)
+        try:
+            row = _measured(case, bench, out)
+        except (LocalqError, RuntimeError) as error:
+            failures.append(f"{_name(case)}: {str(error).splitlines()[0]}")
+            print(f"FAILED {failures[-1]}", file=out, flush=True)
+            if not isinstance(error, LocalqError) and not _answers(bench.device):
+                break
+            continue
         if row is not None:
             rows.append(row)
             print("\n".join(lines(row, roof)), file=out, flush=True)
-    if plot_to is not None:
-        bars = [(f"{row.op} {row.what} x{row.rows} {row.dtype}", row.bytes_per_s / roof) for row in rows]
-        plot.draw(bars, f"{facts['device']}: share of the measured {roof / 1e9:.0f} GB/s", plot_to, out)
-    result = {"schema": 1, **facts, "rows": [as_json(row, roof) for row in rows]}
-    print(json.dumps(result), file=out, flush=True)
-    return result
+    return rows, failures
 
 
 def _cases(asked: str | Workload | None, families: Sequence[str] | None) -> list[Callable[[Bench], Row]]:
@@ -91,6 +111,15 @@ def _measured(case: Callable[[Bench], Row], bench: Bench, out: TextIO) -> Row | 
         row = None
     torch.cuda.empty_cache()
     return row
+
+
+def _answers(device: torch.device) -> bool:
+    """False where CUDA has broken down, which then every later launch reports."""
+    try:
+        torch.ones(1, device=device).sum().item()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _name(case: Any) -> str:

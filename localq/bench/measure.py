@@ -73,6 +73,10 @@ class Subject(Protocol):
         """It can be timed on this case."""
         ...
 
+    def metered(self, case: Case) -> bool:
+        """The energy of a run is that of the tokens which are timed."""
+        ...
+
 
 class Meter(Protocol):
     """Joules since `start`, None where the device does not tell; see `energy`."""
@@ -107,6 +111,10 @@ class EngineSubject:
         """Every case."""
         return True
 
+    def metered(self, case: Case) -> bool:
+        """Every case: the depth stays in the cache."""
+        return True
+
     def _decode(self, start: list[int], generate: int) -> Run:
         steps = list(self.engine.generate(start, Sampling(), max_tokens=generate + 1))
         ids, stats = [id for step in steps for id in step.ids], steps[-1].stats
@@ -131,7 +139,7 @@ def prompt(count: int, vocab: int, seed: int) -> list[int]:
 def measure(subjects: dict[str, Subject], plan: Plan, meter: Meter, on_run: OnRun) -> dict[str, list[Measured]]:
     """Every case on every subject: a warm-up each, then the repetitions in turn, so that a slow minute hits all alike.
 
-    Energy is metered only where one subject is measured alone.
+    Energy is told only where one subject is measured alone, and does nothing else meanwhile.
     """
     results: dict[str, list[Measured]] = {name: [] for name in subjects}
     for case in plan.cases:
@@ -146,8 +154,9 @@ def measure(subjects: dict[str, Subject], plan: Plan, meter: Meter, on_run: OnRu
                 on_run(name, case)
                 runs[name].append(subject.run(case, repetition))
         joules = meter.stop()
-        for name in able:
-            results[name].append(Measured(case, tuple(runs[name]), joules if len(subjects) == 1 else None))
+        for name, subject in able.items():
+            known = len(subjects) == 1 and subject.metered(case)
+            results[name].append(Measured(case, tuple(runs[name]), joules if known else None))
     return results
 
 

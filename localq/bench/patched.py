@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from localq.bench import roofline
 from localq.bench.conditions import conditions
+from localq.bench.plan import check_rivals
 from localq.engine import device as devices
 from localq.engine.load import free_memory
 from localq.errors import usage_error
@@ -54,6 +55,7 @@ def run(out: TextIO, layers: int = 2, tokens: int = 32, repeat: int = 3) -> dict
     """
     if layers < 2:
         raise usage_error("layers", f"{layers} is too few", "Use 2 or more.")
+    check_rivals("--patched", ["bitsandbytes"])
     device = devices.pick("cuda").device
     roof = roofline.read_bytes_per_s(device)
     result: dict[str, Any] = {"schema": 1, "layers": layers, "roof_bytes_per_s": round(roof), "sizes": {}}

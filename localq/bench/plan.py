@@ -6,12 +6,15 @@ in the cache already. A test of 0 tokens is left out.
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localq.errors import usage_error
 from localq.settings import parse_count
 
 PROMPT, GENERATE, REPETITIONS = 512, 128, 5
+RIVALS = ("transformers", "bitsandbytes")
 CONTEXT_STEP = 64  # contexts are multiples of it
 
 
@@ -81,6 +84,26 @@ def make(prompt: str, generate: str, depth: str, repetitions: int = REPETITIONS,
     if short := next((case for case in cases if case.generate == 1), None):
         raise usage_error("-n", f"{short.name} is too short to time", "Use 2 or more.")
     return Plan(tuple(dict.fromkeys(cases)), repetitions, seed)
+
+
+def rivals(words: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
+    """Whom to measure besides: the words of `--against`, several names in one with commas; "none" names nobody.
+
+    Raises LocalqError (exit 2) as `check_rivals` does.
+    """
+    names = [name for word in words for name in word.split(",")] or default
+    named = tuple(dict.fromkeys(name for name in names if name != "none"))
+    check_rivals("--against", named)
+    return named
+
+
+def check_rivals(subject: str, names: Sequence[str]) -> None:
+    """Raises LocalqError (exit 2) for a rival that is not known or not installed."""
+    for name in names:
+        if name not in RIVALS:
+            raise usage_error(subject, f"{name!r} is not known", f"Use {', '.join(RIVALS)} or none.")
+        if importlib.util.find_spec(name) is None:
+            raise usage_error(subject, f"{name} is not installed", f"`pip install {name}` adds it.")
 
 
 def _counts(option: str, text: str) -> list[int]:

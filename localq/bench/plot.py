@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from localq.errors import LocalqError, usage_error
+from localq.errors import ExitCode, LocalqError, usage_error
 
 BAR = 40  # characters of 100 %
 TERMINAL = "-"  # the plot's file name that means the terminal
@@ -15,12 +17,15 @@ Bar = tuple[str, float]  # what, share of the roof
 
 
 def draw(bars: Sequence[Bar], title: str, target: str, out: TextIO) -> None:
-    """Bars to `out` for "-", else a PNG at `target`. Raises LocalqError where matplotlib is missing."""
+    """Bars to `out` for "-", else a PNG at `target`, which a line on stderr names.
+
+    Raises LocalqError: exit 1 where matplotlib is missing, 9 where the file cannot be written.
+    """
     if target == TERMINAL:
         _to_terminal(bars, title, out)
     else:
         _to_png(bars, title, target)
-        print(f"plot: {target}", file=out, flush=True)
+        print(f"plot: {target}", file=sys.stderr, flush=True)
 
 
 def check_target(target: str | None) -> None:
@@ -29,8 +34,11 @@ def check_target(target: str | None) -> None:
         return
     if not target.endswith(".png"):
         raise usage_error("--plot", f"{target!r} is no PNG file", 'Use "-" for the terminal, or NAME.png.')
-    if not Path(target).absolute().parent.is_dir():
+    folder = Path(target).absolute().parent
+    if not folder.is_dir():
         raise usage_error("--plot", f"the folder of {target!r} does not exist", "Create it first.")
+    if Path(target).is_dir() or not os.access(folder, os.W_OK):
+        raise usage_error("--plot", f"{target!r} cannot be written", "Use another name.")
     _pyplot()
 
 
@@ -58,8 +66,13 @@ def _to_png(bars: Sequence[Bar], title: str, target: str) -> None:
     axes.set_xlim(0, 100)
     axes.set_xlabel("% of the measured read bandwidth")
     axes.set_title(title)
-    figure.savefig(target, dpi=120)
-    pyplot.close(figure)
+    try:
+        figure.savefig(target, dpi=120)
+    except OSError as error:
+        why = f"{target} cannot be written ({error.strerror})"
+        raise LocalqError("--plot", why, "Use another name.", ExitCode.DISK) from error
+    finally:
+        pyplot.close(figure)
 
 
 def _pyplot() -> Any:

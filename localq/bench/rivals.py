@@ -7,7 +7,6 @@ On a GPU: `generate` with a static cache, compiled as transformers does by itsel
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,20 +19,9 @@ from localq.bench.measure import Run
 from localq.bench.plan import Case
 from localq.bench.synthetic import with_layers
 from localq.engine.load import LoadedModel
-from localq.errors import LocalqError, usage_error
+from localq.errors import LocalqError
 from localq.modelfiles import ModelFiles
 from localq.quant import nf4
-
-RIVALS = ("transformers", "bitsandbytes")
-
-
-def check(names: tuple[str, ...]) -> None:
-    """Raises LocalqError (exit 2) for a rival that is not known or not installed."""
-    for name in names:
-        if name not in RIVALS:
-            raise usage_error("--against", f"{name!r} is not known", f"Use {' or '.join(RIVALS)}.")
-        if importlib.util.find_spec(name) is None:
-            raise usage_error("--against", f"{name} is not installed", f"`pip install {name}` adds it.")
 
 
 class Transformers:
@@ -62,6 +50,10 @@ class Transformers:
     def can(self, case: Case) -> bool:
         """Not prefill behind a depth: `generate` does not stop the clock in between."""
         return not (case.prompt and case.depth)
+
+    def metered(self, case: Case) -> bool:
+        """Not behind a depth, which every run computes anew."""
+        return not case.depth
 
     def generate(self, prompt: list[int], count: int) -> tuple[list[float], list[int]]:
         """`count` greedy tokens: when the request came and when each token was there, in seconds, and the tokens."""

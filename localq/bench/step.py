@@ -13,6 +13,7 @@ from localq.bench.whole import OnState, Request, name_of
 from localq.engine import device as devices
 from localq.engine.generate import Engine
 from localq.engine.load import free_memory, load
+from localq.errors import ExitCode, LocalqError
 
 
 def run(request: Request, out: TextIO, on_state: OnState) -> dict[str, Any]:
@@ -21,6 +22,9 @@ def run(request: Request, out: TextIO, on_state: OnState) -> dict[str, Any]:
     Raises LocalqError as `load` does, and exit 7 where no fused step runs (no GPU).
     """
     device = devices.pick(request.options.device).device
+    if device.type != "cuda":
+        why = "it times the kernels of a step, and there are none on the CPU"
+        raise LocalqError("bench --profile", why, "Use a machine with an NVIDIA GPU.", ExitCode.NO_DEVICE)
     on_state("measuring the read bandwidth")
     roof = read_bytes_per_s(device)
     free_memory()

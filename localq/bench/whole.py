@@ -20,7 +20,7 @@ from localq.bench.conditions import conditions
 from localq.bench.dense import dequantized
 from localq.bench.extrapolate import Timed, extrapolated
 from localq.bench.measure import EngineSubject, Subject
-from localq.bench.plan import Case, Plan
+from localq.bench.plan import RIVALS, Case, Plan
 from localq.bench.report import BASELINE, OURS, Report, Row
 from localq.bench.roofline import read_bytes_per_s
 from localq.bench.rows import rows_of
@@ -33,7 +33,7 @@ from localq.errors import ExitCode, LocalqError, usage_error
 from localq.modelfiles import ModelFiles
 from localq.models.layers import RMSNorm
 
-TRANSFORMERS, BITSANDBYTES = rivals.RIVALS
+TRANSFORMERS, BITSANDBYTES = RIVALS
 OnState = Callable[[str], None]  # what is going on now
 
 
@@ -42,7 +42,7 @@ class Request:
     """What to measure.
 
     opened     gives the weights of `files`, or random ones, on that device
-    against    of `rivals.RIVALS`
+    against    of `plan.RIVALS`
     baseline   also in 16 bit, where the weights are quantized
     """
 
@@ -70,7 +70,6 @@ class Request:
 
 def run(request: Request, on_state: OnState) -> Report:
     """Measure. Raises LocalqError as `load` does, and where the graph and the eager step disagree (exit 1)."""
-    rivals.check(request.against)
     options = replace(request.options, ctx=request.ctx)
     device = devices.pick(request.options.device).device
     on_state("measuring the read bandwidth")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from localq.cli import options
 from localq.cli.output import note, print_json
-from localq.errors import usage_error
+from localq.errors import LocalqError, usage_error
 
 if TYPE_CHECKING:
     from localq.bench.plan import Plan
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _MODEL_HELP = "As for chat; with --synthetic a catalogue name; with --kernels also shapes: 4096x4096,28672x8192."
 _SYNTHETIC = "Random weights of MODEL's architecture, nothing fetched."
-_AGAINST = "transformers (the default), bitsandbytes or none."
+_AGAINST = "transformers (the default), bitsandbytes, both with a comma, or none."
 Model = Annotated[str | None, typer.Argument(help=_MODEL_HELP, autocompletion=options.known_names)]
 Prompt = Annotated[str, typer.Option("-p", "--n-prompt", metavar="LIST", help="Prefill tests, in tokens; 0 = none.")]
 Generate = Annotated[str, typer.Option("-n", "--n-gen", metavar="LIST", help="Decode tests, in tokens; 0 = none.")]
@@ -29,6 +30,11 @@ Output = Annotated[str, typer.Option("-o", "--output", help="table, md, csv, jso
 Against = Annotated[list[str] | None, typer.Option("--against", metavar="NAME", help=_AGAINST)]
 Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE|-", help="Shares of the roof: NAME.png, - = here.")]
 MODES = ("kernels", "profile", "crossover", "patched")
+# Parameters that a mode takes besides the output; profile: those that it does not take.
+TAKEN = {"kernels": ("model", "plot"), "crossover": (), "patched": ()}
+WITHOUT_MEANING = ("plot", "against", "no_baseline", "repetitions")  # to a profile
+ALWAYS = (*MODES, "output", "json", "quiet")
+SPELLINGS = {"model": "MODEL", "prompt": "-p", "generate": "-n", "depth": "-d", "repetitions": "-r"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class _Asked:
 
 
 def bench(
+    context: typer.Context,
     model: Model = None,
     prompt: Prompt = "512",
     generate: Generate = "128",
@@ -68,10 +75,14 @@ def bench(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Measure MODEL's speed against fp16, transformers and what the memory allows."""
+    """Measure MODEL's speed against fp16, transformers and what the memory allows.
+
+    The last line on stdout is one JSON object; errors go to stderr.
+    """
     flags = dict(zip(MODES, (kernels, profile, crossover, patched), strict=True))
     asked = _Asked(model, synthetic, "json" if json else output, plot)
     mode = _mode(flags, asked)
+    _refuse_ignored(mode, context)
     if mode in ("kernels", "crossover", "patched"):
         _run_part(mode, asked)
         return
@@ -79,10 +90,7 @@ def bench(
 
     plan = plans.make(prompt, generate, depth, repetitions, seed)
     settings = options.effective(device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head)
-    named = [part for each in against or [] for part in each.split(",")]
-    if not named and not no_baseline:
-        named = ["transformers"]
-    rivals = tuple(name for name in named if name != "none")
+    rivals = plans.rivals(against or (), () if no_baseline else ("transformers",))
     request = _request(asked, settings, plan, rivals, not no_baseline, ctx)
     _measure(request, mode, asked, quiet)
 
@@ -104,6 +112,16 @@ def _mode(flags: dict[str, bool], asked: _Asked) -> str:
     return chosen[0] if chosen else ""
 
 
+def _refuse_ignored(mode: str, context: Any) -> None:
+    """No option is taken and not obeyed. Raises LocalqError (exit 2)."""
+    given = [name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"]
+    for name in given if mode else ():
+        taken = name not in WITHOUT_MEANING if mode == "profile" else name in TAKEN[mode]
+        if not taken and name not in ALWAYS:
+            word = SPELLINGS.get(name, f"--{name.replace('_', '-')}")
+            raise usage_error("bench", f"{word} has no meaning with --{mode}", "Leave it out.")
+
+
 def _run_part(mode: str, asked: _Asked) -> None:
     """A benchmark that is no whole model; its module prints a table and one line of JSON."""
     out = sys.stderr if asked.output == "json" else sys.stdout
@@ -121,17 +139,16 @@ def _run_part(mode: str, asked: _Asked) -> None:
         result = patched.run(out)
     if asked.output == "json":
         print_json(result)
+    if failures := result.get("failures"):
+        why = f"{len(failures)} measurements failed, the first: {failures[0]}"
+        raise LocalqError("bench --kernels", why, "Report this as a bug.")
 
 
 def _request(
     asked: _Asked, settings: Settings, plan: Plan, against: tuple[str, ...], baseline: bool, ctx: int | None
 ) -> Request:
     """The model that is meant, found or fetched, or stood for by random weights."""
-    from pathlib import Path
-
-    from localq import planner  # start-up cost: --help must not pay for it
-
-    vram = planner.parse_card(settings.vram) if settings.vram is not None else None
+    vram = options.budget(settings)
     name, synthetic, path = asked.model, asked.synthetic, None
     if name is None:
         from localq.bench import choose
@@ -150,6 +167,8 @@ def _request(
         from localq import prepare
 
         files, opened = from_files(path or prepare.source_path(name, note, offline=settings.offline))
+        if not Path(name).exists():
+            files = replace(files, name=name)  # as it was asked for, not as its file is called
     loading = Options(
         files.name, settings.device, settings.dtype, ctx, settings.kv_bits, vram, settings.embed, settings.head
     )
@@ -168,6 +187,7 @@ def _measure(request: Request, mode: str, asked: _Asked, quiet: bool) -> None:
                 print_json(result)
             return
         measured = whole.run(request, tell)
+    report.write(measured, asked.output, sys.stdout, sys.stderr)
     if asked.plot is not None:
         bars = [
             (f"{row.engine} {row.case.name}", row.share_of_roof)
@@ -175,4 +195,3 @@ def _measure(request: Request, mode: str, asked: _Asked, quiet: bool) -> None:
             if row.share_of_roof is not None
         ]
         plot.draw(bars, f"{measured.model}: share of the read bandwidth", asked.plot, sys.stderr)
-    report.write(measured, asked.output, sys.stdout, sys.stderr)

@@ -46,10 +46,10 @@ def eval(
     """Measure MODEL's perplexity on a text, and how far it is from a reference."""
     settings = options.effective(device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head)
     raw, name = _read(text)
-    from localq import planner, prepare  # start-up cost: --help must not pay for it
+    budget = options.budget(settings)
+    from localq import prepare  # start-up cost: --help must not pay for it
     from localq.modelfiles import open_model
 
-    budget = planner.parse_card(settings.vram) if settings.vram is not None else None
     with _progress(quiet) as on_progress:
         files = open_model(prepare.source_path(model, note, on_progress, settings.offline))
         rival = None

@@ -52,14 +52,9 @@ def _memory(vram: str | None, desktop: str | None) -> Memory:
     from localq.cli.fit_rows import Memory
 
     if vram is not None:
-        memory = Memory(planner.parse_card(vram), planner.parse_bytes(desktop) if desktop else 0)
-    else:
-        total, used = _detected()
-        memory = Memory(total, planner.parse_bytes(desktop) if desktop else used)
-    if memory.total < planner.CUDA_CONTEXT_BYTES:
-        least = f"a CUDA program alone takes {planner.CUDA_CONTEXT_BYTES // MIB} MiB"
-        raise usage_error("--vram", f"{memory.total // MIB} MiB is too little: {least}", "A bare number means GiB.")
-    return memory
+        return Memory(options.card_bytes(vram), planner.parse_bytes(desktop) if desktop else 0)
+    total, used = _detected()
+    return Memory(total, planner.parse_bytes(desktop) if desktop else used)
 
 
 def _detected() -> tuple[int, int]:

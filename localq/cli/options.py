@@ -10,6 +10,8 @@ import typer
 from localq import settings
 from localq.errors import usage_error
 
+MIB = 2**20
+
 
 def _count(text: str) -> int:
     try:
@@ -76,6 +78,22 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no s
 def effective(**flags: Any) -> settings.Settings:
     """The settings in force: built-in < config.toml < environment < the flags that were given."""
     return settings.load().replace(**flags)
+
+
+def card_bytes(size: str) -> int:
+    """Bytes of GPU memory that `--vram SIZE` means. Raises LocalqError (exit 2) for less than CUDA itself takes."""
+    from localq import planner  # start-up cost: most runs name no size
+
+    total = planner.parse_card(size)
+    if total < planner.CUDA_CONTEXT_BYTES:
+        least = f"a CUDA program alone takes {planner.CUDA_CONTEXT_BYTES // MIB} MiB"
+        raise usage_error("--vram", f"{total // MIB} MiB is too little: {least}", "A bare number means GiB.")
+    return total
+
+
+def budget(values: settings.Settings) -> int | None:
+    """The bytes that the setting `vram` allows, None where it is unset."""
+    return None if values.vram is None else card_bytes(values.vram)
 
 
 def system_text(value: str | None) -> str | None:

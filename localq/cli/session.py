@@ -12,6 +12,7 @@ from types import FrameType
 
 from localq import catalog, prepare
 from localq.chat import ChatSession, Piece, Reply
+from localq.cli import options
 from localq.cli.output import human_bytes, is_rich_terminal, note
 from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
@@ -88,8 +89,6 @@ def open_session(name: str, settings: Settings, quiet: bool) -> Iterator[Opened]
 
 
 def _load_request(path: str, name: str, settings: Settings) -> Load:
-    from localq import planner  # start-up cost: only here is an amount of memory read
-
     return Load(
         path,
         name,
@@ -97,7 +96,7 @@ def _load_request(path: str, name: str, settings: Settings) -> Load:
         settings.dtype,
         settings.ctx,
         kv_bits=settings.kv_bits,
-        vram_bytes=planner.parse_card(settings.vram) if settings.vram is not None else None,
+        vram_bytes=options.budget(settings),
         embed=settings.embed,
         head=settings.head,
     )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from localq.bench import nf4_weights, plot, products, shapes
+from localq.bench import kernel_timing, nf4_weights, plot, products, shapes
 from localq.bench.kernel_table import FORMAT, HEADER, Rival, Row, as_json, lines
 from localq.bench.kernel_timing import Bench, check
 from localq.bench.nf4_weights import Weights
@@ -221,6 +222,10 @@ def test_a_picture(tmp_path):
     out, target = io.StringIO(), tmp_path / "roof.png"
     plot.draw([("nf4_gemv", 0.5)], "shares", str(target), out)
     assert target.read_bytes().startswith(b"\x89PNG")
+    assert out.getvalue() == ""  # stdout ends with JSON; the file is named on stderr
+    with pytest.raises(LocalqError, match="cannot be written") as caught:
+        plot.draw([("nf4_gemv", 0.5)], "shares", str(tmp_path / "none" / "roof.png"), out)
+    assert caught.value.exit_code == ExitCode.DISK
 
 
 # ---- the runner
@@ -258,6 +263,39 @@ def test_too_little_memory_leaves_a_row_out(bench, monkeypatch):
     out = io.StringIO()
     assert bench._measured(partial(greedy_row, product=3), ON_CPU, out) is None
     assert out.getvalue() == "left out for want of memory: greedy product=3 (2 GiB, please)\n"
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_a_kernel_that_fails_is_named_and_costs_no_other_row(bench, monkeypatch, breaks):
+    from functools import partial
+
+    def wrong_row(bench, rows):
+        raise kernel_timing.wrong("nf4_gemv", "64 x 64", "is off by 1")
+
+    def crashing_row(bench):
+        raise RuntimeError("CUDA error: an illegal memory access\nand more")
+
+    def right_row(bench):
+        return Row("step", "embed", "64 x 64", 1, "float16", 10, Timing(1.0, 1.0, 1.0))
+
+    cases = [partial(wrong_row, rows=3), partial(right_row), partial(crashing_row), partial(right_row)]
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(bench, "_answers", lambda device: not breaks)
+    monkeypatch.setattr(bench, "_cases", lambda asked, families: cases)
+    monkeypatch.setattr(bench, "_device", lambda: torch.device("cpu"))
+    monkeypatch.setattr(bench, "_facts", lambda at, probes: {"device": "none"})
+    monkeypatch.setattr(bench, "Bench", lambda device, cache, replays: ON_CPU)
+    monkeypatch.setattr(bench.roofline, "read_probes", lambda device: {"sum": 1e9})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=1))
+    out = io.StringIO()
+    result = bench.run(out)
+    assert json.loads(out.getvalue().splitlines()[-1]) == result
+    assert len(result["rows"]) == (1 if breaks else 2)
+    assert result["failures"] == [
+        "wrong rows=3: nf4_gemv: the result on 64 x 64 is off by 1. Report this as a bug; it was not timed.",
+        "crashing: CUDA error: an illegal memory access",
+    ]
+    assert out.getvalue().count("FAILED") == 2
 
 
 @pytest.mark.cuda

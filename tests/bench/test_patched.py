@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-from localq.bench import patched
+from localq.bench import patched, plan
 from localq.errors import LocalqError
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
@@ -28,6 +28,12 @@ def test_the_model_has_linear4bit_in_its_layers_and_a_plain_head():
 def test_one_layer_is_refused():
     with pytest.raises(LocalqError, match="1 is too few"):
         patched.run(io.StringIO(), layers=1)
+
+
+def test_without_bitsandbytes_it_is_refused_at_once(monkeypatch):
+    monkeypatch.setattr(plan.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(LocalqError, match="bitsandbytes is not installed"):
+        patched.run(io.StringIO())
 
 
 @pytest.mark.cuda

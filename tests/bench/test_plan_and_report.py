@@ -10,9 +10,9 @@ import time
 import pytest
 
 from localq.bench import plan as plans
-from localq.bench.energy import CounterMeter, PowerMeter, integrate
+from localq.bench.energy import CounterMeter, NoMeter, PowerMeter, integrate
 from localq.bench.extrapolate import PAIRS, extrapolated, line
-from localq.bench.measure import Measured, Run
+from localq.bench.measure import Measured, Run, measure
 from localq.bench.plan import Case
 from localq.bench.report import BASELINE, FORMATS, OURS, Report, Row, write
 from localq.errors import ExitCode, LocalqError
@@ -41,6 +41,17 @@ def test_wrong_lists_are_usage_errors(words, named):
     assert caught.value.exit_code == ExitCode.USAGE
 
 
+def test_whom_to_measure_besides(monkeypatch):
+    assert plans.rivals([], ["transformers"]) == ("transformers",)
+    assert plans.rivals(["none"], ["transformers"]) == ()
+    monkeypatch.setattr(plans.importlib.util, "find_spec", lambda name: name == "transformers" or None)
+    assert plans.rivals(["transformers,none", "transformers"], []) == ("transformers",)
+    for words, named in ((["ollama"], "'ollama' is not known"), (["transformers,bitsandbytes"], "not installed")):
+        with pytest.raises(LocalqError, match=named) as caught:
+            plans.rivals(words, [])
+        assert caught.value.exit_code == ExitCode.USAGE
+
+
 def test_rates_and_energy_by_hand():
     measured = Measured(TG, (Run(1.0, 0.25), Run(2.0, 0.5), Run(4.0, 0.125)), joules=96.0)
     assert measured.rates == [128.0, 64.0, 32.0]
@@ -62,6 +73,9 @@ class Card:
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: object) -> int:
         return next(self.millijoules)
 
+    def refuse(self, handle: object) -> int:
+        raise self.NVMLError
+
     def nvmlDeviceGetPowerUsage(self, handle: object) -> int:
         return 40_000
 
@@ -76,6 +90,52 @@ def test_meters_read_the_counter_or_integrate_the_power():
     time.sleep(0.05)
     joules = power.stop()
     assert joules == pytest.approx(40 * (time.perf_counter() - started), rel=0.5)
+
+
+def test_energy_that_is_not_told_is_unknown_and_never_nothing():
+    still, gone = Card(), Card()
+    still.millijoules = iter([1_000, 1_000])
+    gone.nvmlDeviceGetPowerUsage = gone.refuse
+
+    def told_once(handle: object, answers: list[int] = [7]) -> int:  # noqa: B006  # gives its one answer
+        return answers.pop() if answers else gone.refuse(handle)
+
+    gone.nvmlDeviceGetTotalEnergyConsumption = told_once
+    for meter in (CounterMeter(still, None), CounterMeter(gone, None), PowerMeter(gone, None), NoMeter()):
+        meter.start()
+        assert meter.stop() is None
+    assert Measured(TG, (Run(1.0),)).joules_per_token is None
+
+
+class Metered:
+    """A subject whose runs take a second; a meter that tells 12 J."""
+
+    def __init__(self, metered: bool = True) -> None:
+        self.metered = lambda case: metered
+
+    def can(self, case: Case) -> bool:
+        return True
+
+    def run(self, case: Case, repetition: int) -> Run:
+        return Run(1.0)
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> float:
+        return 12.0
+
+
+def test_energy_is_told_only_where_it_is_that_of_the_tokens():
+    plan = plans.make("0", "4", "0", repetitions=3)
+
+    def joules(**subjects: Metered) -> list[float | None]:
+        measured = measure(subjects, plan, Metered(), lambda name, case: None)
+        return [each.joules_per_token for cases in measured.values() for each in cases]
+
+    assert joules(ours=Metered()) == [1.0]
+    assert joules(theirs=Metered(False)) == [None]
+    assert joules(ours=Metered(), theirs=Metered()) == [None, None]
 
 
 def test_the_line_through_two_cuts():

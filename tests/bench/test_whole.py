@@ -113,12 +113,6 @@ def test_bitsandbytes_runs_on_our_codes(tmp_path):
     assert measure.common_prefix(ids, got) == measure.CHECK_TOKENS
 
 
-def test_a_rival_that_is_unknown_is_refused_before_anything_is_loaded(tmp_path):
-    with pytest.raises(LocalqError, match="ollama") as caught:
-        rivals.check(("ollama",))
-    assert caught.value.exit_code == ExitCode.USAGE
-
-
 def test_a_rival_that_fails_is_a_note(tmp_path):
     def broken(model, files):
         raise RuntimeError("no compiler\nmore lines")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from tiny_checkpoints import make_checkpoint
 
-from localq import cli, driver
-from localq.bench import choose
+from localq import cli, driver, prepare
+from localq.bench import choose, kernels
+from localq.bench.measure import EngineSubject
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +90,15 @@ def test_a_bare_bench_measures_what_is_chosen_and_says_so(model, monkeypatch, ca
         (["--kv", "5"], 2, "kv"),
         (["-c", "4"], 2, "--ctx"),
         (["--profile", "--device", "cpu"], 7, "profile"),
+        (["--vram", "0"], 2, "too little"),
+        (["--vram", "much"], 2, "amount of memory"),
+        (["-n", "1"], 2, "too short"),
+        (["--seed", "-1"], 2, ""),
+        (["--profile", "--plot", "-"], 2, "--plot has no meaning with --profile"),
+        (["--profile", "--against", "none"], 2, "--against has no meaning with --profile"),
+        (["--crossover"], 2, "has no meaning with --crossover"),
+        (["--patched"], 2, "has no meaning with --patched"),
+        (["--kernels"], 2, "has no meaning with --kernels"),
     ],
 )
 def test_wrong_use_ends_with_its_code_before_long(model, arguments, code, said, capsys):
@@ -96,6 +107,52 @@ def test_wrong_use_ends_with_its_code_before_long(model, arguments, code, said, 
     shown = capsys.readouterr()
     assert shown.out == ""
     assert said in shown.err
+
+
+@pytest.mark.parametrize("mode", ["--kernels", "--crossover", "--patched"])
+def test_parts_need_a_gpu_and_say_so(mode, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(driver, "probe_driver", lambda: driver.Driver(present=False))
+    assert cli.execute(["bench", mode, "--json", "--quiet"]) == 7
+    assert capsys.readouterr().out == ""
+
+
+def test_failures_of_kernels_come_after_the_json(monkeypatch, capsys):
+    result = {"schema": 1, "rows": [], "failures": ["nf4_gemv is wrong"]}
+    monkeypatch.setattr(kernels, "run", lambda out, model, plot_to: result)
+    assert cli.execute(["bench", "--kernels", "--json"]) == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out) == result
+    assert "1 measurements failed, the first: nf4_gemv is wrong" in shown.err
+
+
+def test_ctrl_c_ends_with_130_and_leaves_stdout_empty(model, monkeypatch, capsys):
+    def interrupted(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EngineSubject, "run", interrupted)
+    assert cli.execute(["bench", model, *SHORT]) == 130
+    assert capsys.readouterr().out == ""
+
+
+def test_a_closed_pipe_ends_with_141(model):
+    command = f"{sys.executable} -m localq bench {model} {' '.join(SHORT)}; echo $? >&2"
+    done = subprocess.run(
+        f"({command}) | head -c 0", shell=True, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stderr.split()[-1] == "141"
+    assert "Traceback" not in done.stderr
+
+
+def test_nothing_but_notes_on_stderr_that_is_no_terminal(model, capsys):
+    assert cli.execute(["bench", model, *SHORT, "--against", "transformers"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_the_name_is_the_one_that_was_asked_for(model, monkeypatch, capsys):
+    monkeypatch.setattr(prepare, "source_path", lambda name, tell, offline: Path(model))
+    assert cli.execute(["bench", "tiny@nf4", *SHORT, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"] == "tiny@nf4"
 
 
 def test_unknown_names(capsys):
