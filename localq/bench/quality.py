@@ -92,7 +92,16 @@ class Tally:
     def scores(self, compared: bool) -> Scores:
         """The means. `compared`: there was a reference."""
         nll, theirs, kl, same = (self._sums / self._tokens).tolist()
-        return Scores(math.exp(nll), math.exp(theirs), kl, same) if compared else Scores(math.exp(nll))
+        return Scores(_exp(nll), _exp(theirs), kl, same) if compared else Scores(_exp(nll))
+
+
+def _exp(nll: float) -> float:
+    """A perplexity. Raises LocalqError (exit 1) where it is beyond f64: JSON has no word for it."""
+    try:
+        return math.exp(nll)
+    except OverflowError:
+        why = f"the text costs {nll:.0f} nats a token, which is no language model"
+        raise LocalqError("model", why, "The weights are damaged or overflow in this type (see --dtype).") from None
 
 
 def _judged(logits: Tensor, targets: Tensor, reference: Tensor | None) -> list[Tensor]:

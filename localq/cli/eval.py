@@ -15,6 +15,7 @@ from localq.cli.output import is_rich_terminal, note, print_json, stderr_console
 from localq.errors import usage_error
 
 DEFAULT_TEXT = Path(__file__).parents[1] / "data" / "wikitext-2-valid-slice.txt"
+UNQUANTIZED = 16  # bits, as `bench.bits` has it
 _AGAINST = "reference (the same weights dequantized), or a model with the same vocabulary."
 _DECODE = "Also feed the first N tokens one by one, and compare with reading them at once."
 OnProgress = Callable[[str, int, int], None]
@@ -84,7 +85,8 @@ def _read(text: str | None) -> tuple[bytes, str]:
 
 def _print(result: dict[str, Any]) -> None:
     """What people want to know, in a table."""
-    counts = f"{result['n_windows']} windows of {result['window']} tokens of {result['text']}"
+    windows = "1 window" if result["n_windows"] == 1 else f"{result['n_windows']} windows"
+    counts = f"{windows} of {result['window']} tokens of {result['text']}"
     rows = [
         ("perplexity", f"{result['perplexity']:.4f}", counts),
         ("perplexity, llama.cpp", f"{result['perplexity_llamacpp']:.4f}", "second half of each window, BOS in front"),
@@ -102,7 +104,8 @@ def _print(result: dict[str, Any]) -> None:
             ("KL of decode", f"{result['decode_kl']:.3e}", steps),
             ("same first choice", f"{result['decode_top1']:.2%}", ""),
         ]
-    rows.append(("bits per weight", f"{result['bits_per_weight']:.3f}", "all quantized linears"))
+    counted = "all quantized linears" if result["bits_per_weight"] < UNQUANTIZED else "nothing is quantized"
+    rows.append(("bits per weight", f"{result['bits_per_weight']:.3f}", counted))
     facts = result["conditions"]
     where = f"{facts['device']}, {result['dtype']}, KV cache in {result['kv_bits']} bit, head {result['head']}"
     rows.append(("conditions", result["format"], where))

@@ -6,12 +6,13 @@ Apart from the verb because the verb's file is imported at every start and this 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localq import catalog, planner
 from localq.architecture import Architecture
 from localq.catalog import ModelEntry
 from localq.errors import ExitCode, LocalqError
+from localq.placement import Wishes
 from localq.planner import Plan
 
 
@@ -123,17 +124,24 @@ def of_model(name: str) -> list[Candidate]:
     return [Candidate(target.name, arch, format, not_yet=catalog.not_yet(arch, format))]
 
 
-def row_of(candidate: Candidate, memory: Memory, ctx: int | None) -> Row:
-    arch, format, scheme = candidate.arch, candidate.format, candidate.scheme
-    now = planner.assess(arch, format, memory.budget, scheme=scheme, name=candidate.name)
-    alone = planner.assess(arch, format, memory.total, scheme=scheme, name=candidate.name)
+def row_of(candidate: Candidate, memory: Memory, wishes: Wishes) -> Row:
+    """What the planner says: with the context of `wishes` if it has one, else with the largest."""
+    arch, ctx, name = candidate.arch, wishes.ctx, candidate.name
+    of, free = (arch, candidate.format), replace(wishes, ctx=None)
+    try:
+        now, alone = (
+            planner.assess(*of, budget, wishes=free, scheme=candidate.scheme, name=name)
+            for budget in (memory.budget, memory.total)
+        )
+    except LocalqError as error:  # nothing of that shape can be asked for this
+        plain = planner.assess(*of, memory.budget, scheme=candidate.scheme, name=name)
+        return Row(candidate, replace(plain, fits=False), 0, 0, False, error.why)
     ctx_max, ctx_max_no_desktop = (plan.ctx if plan.fits else 0 for plan in (now, alone))
     fits, reason = now.fits, candidate.not_yet if now.fits else now.reason
     if now.fits and ctx is not None and ctx > ctx_max:
         fits, reason = False, f"{arch.max_context} tokens of context at most"
         if ctx <= arch.max_context:
-            wishes = planner.Wishes(ctx)
-            asked = planner.assess(arch, format, memory.budget, wishes=wishes, scheme=scheme, name=candidate.name)
+            asked = planner.assess(*of, memory.budget, wishes=wishes, scheme=candidate.scheme, name=name)
             fits, reason = asked.fits, candidate.not_yet if asked.fits else asked.reason
             now, ctx_max = (asked, ctx) if asked.fits else (now, ctx_max)
     return Row(candidate, now, ctx_max, ctx_max_no_desktop, fits, reason)

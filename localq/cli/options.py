@@ -15,9 +15,12 @@ MIB = 2**20
 
 def _count(text: str) -> int:
     try:
-        return settings.parse_count(text)
+        count = settings.parse_count(text)
     except ValueError:
         raise usage_error(text, "this is not a number of tokens", "Use something like 4096 or 8k.") from None
+    if count < 1:
+        raise usage_error(text, "this is too few", "Use a number of tokens, 1 or more.")
+    return count
 
 
 def known_names(incomplete: str) -> list[str]:

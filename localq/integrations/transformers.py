@@ -13,6 +13,7 @@ not.
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from localq import kernels
+from localq.engine import selftest
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES
@@ -32,7 +34,7 @@ def patch(model: nn.Module) -> int:
     """Run every `Linear4bit` of `model` with localq's kernels; returns how many. Those already patched stay so.
 
     Raises LocalqError, with the model as it was: exit 2 where the weights are not NF4 in blocks of 64 on a GPU, exit 7
-    where the kernels cannot run there.
+    where the kernels cannot run there or do not pass their self-test, which runs at the first use.
     """
     found = _linears(model)
     if not found:
@@ -42,6 +44,9 @@ def patch(model: nn.Module) -> int:
     forwards = {
         path: _Forward(module, path) for path, module in found.items() if not isinstance(_replaced(module), _Forward)
     }  # all of them before the first is put in place
+    for device in {module.get_parameter("weight").device for module in found.values()}:
+        for line in selftest.ensure(device):
+            warnings.warn(line, stacklevel=2)
     for path, forward in forwards.items():
         found[path].forward = forward
     return len(found)

@@ -101,6 +101,15 @@ def test_non_finite_logits_are_an_error_that_names_the_window(texts, bad):
         score(tested, None, texts, VOCAB)
 
 
+def test_a_perplexity_beyond_numbers_is_an_error(texts):
+    class Sure:
+        def logits(self, ids: list[int], first: int) -> torch.Tensor:
+            return torch.eye(VOCAB)[torch.full((len(ids),), VOCAB - 1)] * 1e4
+
+    with pytest.raises(LocalqError, match="nats a token"):
+        score(Sure(), None, Windows([[0] * WINDOW]), VOCAB)
+
+
 def test_progress_counts_windows(texts):
     said: list[tuple[int, int]] = []
     score(Table(1), None, texts, VOCAB, lambda done, total: said.append((done, total)))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localq import catalog, gpus, planner
+from localq import catalog, gpus, placement, planner
 from localq.cli import execute
 from localq.errors import ExitCode
 
@@ -70,6 +70,32 @@ def test_rows_say_what_the_planner_says(capsys):
         assert row["ctx_max_no_desktop"] == (alone.ctx if alone.fits else 0)
         assert row["weights_bytes"] == sum(planner.weights_bytes(target.entry.arch, row["format"], scheme).values())
         assert bool(row["reason"]) == (not row["fits"] or not row["runs"])
+
+
+def test_what_is_asked_of_memory_is_planned_or_refused_row_by_row(capsys):
+    plain = {row["name"]: row for row in fit_json(capsys, "--vram", "24")["rows"]}
+    asked = {row["name"]: row for row in fit_json(capsys, "--vram", "24", "--kv", "4", "--head", "nf4")["rows"]}
+    assert asked["qwen3-32b"]["ctx_max"] > 1.1 * plain["qwen3-32b"]["ctx_max"]
+    narrow = [entry for entry in catalog.load_catalogue() if not placement.kv_storable(entry.arch)]
+    for entry in narrow:
+        assert "cannot be stored in 4 bit" in asked[entry.name]["reason"]
+    (row,) = (
+        each for each in fit_json(capsys, "llama-3.1-8b@nf4", "--vram", "8", "--head", "8", "--embed", "host")["rows"]
+    )
+    assert (row["head"], row["embed"]) == ("8", "host")
+    (row,) = fit_json(capsys, "smollm2-135m@nf4", "--vram", "8", "--embed", "host", "--head", "16")["rows"]
+    assert (row["fits"], row["ctx_max"]) == (False, 0)
+    assert "is also its head" in row["reason"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--kv", "3"], ["--embed", "disk"], ["--head", "q4"], ["--ctx", "few"], ["--ctx", "0"], ["--vram", "0"]],
+)
+def test_wrong_values_are_usage_errors(arguments, capsys):
+    assert execute(["fit", "--vram", "24", *arguments]) == ExitCode.USAGE
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
 
 
 def test_the_order_is_what_a_person_would_choose(capsys):

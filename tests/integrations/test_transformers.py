@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from localq.errors import LocalqError
+from localq.integrations import transformers
 from localq.integrations.transformers import matrix_of, patch, unpatch, why_not_readable
 from localq.quant import nf4
 
@@ -188,6 +189,23 @@ def test_a_forward_that_something_else_replaced_is_left_alone():
 def test_a_model_without_linear4bit_is_refused():
     with pytest.raises(LocalqError, match="the model has no Linear4bit"):
         patch(nn.Sequential(nn.Linear(4, 4)))
+
+
+def test_kernels_that_fail_their_self_test_are_not_put_in(monkeypatch):
+    def failing(device):
+        raise LocalqError("GPU", "the kernel nf4_gemv gives wrong results")
+
+    monkeypatch.setattr(transformers, "_matrix", lambda module, path: None)
+    module = linear(device="cpu")
+    module.weight.quant_state = SimpleNamespace(dtype=torch.float16)
+    monkeypatch.setattr(transformers.selftest, "ensure", failing)
+    with pytest.raises(LocalqError, match="nf4_gemv gives wrong results"):
+        patch(nn.Sequential(module))
+    assert "forward" not in vars(module)
+    monkeypatch.setattr(transformers.selftest, "ensure", lambda device: ("cannot be kept",))
+    with pytest.warns(UserWarning, match="cannot be kept"):
+        assert patch(nn.Sequential(module)) == 1
+    assert unpatch(module) == 1
 
 
 def test_a_model_on_the_cpu_is_refused():
