@@ -12,20 +12,22 @@ from torch import Tensor, nn
 from localq.quant import int8, nf4
 
 
-def quantized(weight: Tensor, head: str, dtype: torch.dtype) -> nn.Module:
-    """weight [vocab, hidden] on its device -> the head in "8" or "nf4" there.
+def quantized(weight: Tensor, head: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """weight [vocab, hidden], from wherever it lies -> the head in "8" or "nf4" on `device`, some rows at a time.
 
     Raises LocalqError (exit 8) for weights that are not finite in NF4.
     """
     if head == "nf4":
-        packed = nf4.quantize(weight)
-        if not weight.is_cuda:
+        packed = nf4.quantize(weight, device)
+        if device.type == "cpu":
             return _plain(nf4.dequantize(packed, dtype))
         linear = nf4.Linear(packed)
         linear.tile_()
         return linear
-    coded = int8.quantize(weight)
-    return int8.Linear(coded.codes, coded.scales, None) if weight.is_cuda else _plain(int8.dequantize(coded, dtype))
+    coded = int8.quantize(weight, device)
+    if device.type == "cpu":
+        return _plain(int8.dequantize(coded, dtype))
+    return int8.Linear(coded.codes, coded.scales, None)
 
 
 def _plain(weight: Tensor) -> nn.Module:

@@ -122,14 +122,13 @@ def _load(
     with torch.device("meta"):
         model = architecture.Model(architecture.Config.from_dict(files.config))
     assignment = weights.assign(checkpoint, model, architecture.rename, name)
-    plan = _plan(files, wishes, assignment, model, dtype, held, name)
+    sizes = weights.block_sizes(assignment, checkpoint, model, dtype, packed=held is not None)
+    plan = _plan(files, wishes, assignment, sum(sizes), dtype, held, name)
     non_finite = weights.fill(
         model,
         assignment,
         checkpoint,
-        device,
-        dtype,
-        plan.placement,
+        weights.Places(device, dtype, plan.placement, sizes),
         lambda done, total: on_progress("reading weights", done, total),
     )
     free_memory()  # what reading took besides
@@ -250,12 +249,15 @@ def _plan(
     files: ModelFiles,
     wishes: planner.Wishes,
     assignment: weights.Assignment,
-    model: Decoder,
+    block_bytes: int,
     dtype: torch.dtype,
     held: vram.Held | None,
     name: str,
 ) -> planner.Plan:
-    """The context, what is reduced, and the predicted ledger; exit 3 when it does not fit. Sets the limit on a GPU."""
+    """The context, what is reduced, and the predicted ledger; exit 3 when it does not fit. Sets the limit on a GPU.
+
+    block_bytes: exact bytes of all weights but embedding and head.
+    """
     packed = held is not None
     arch = Architecture.from_config(files.config)
     if weights.HEAD in assignment.quantized:
@@ -270,7 +272,7 @@ def _plan(
         (assignment.format if packed else None) or "bf16",
         None if held is None else held.budget,
         wishes=wishes,
-        weights=weights.block_bytes(assignment, model, dtype, packed),
+        weights=block_bytes,
         name=name,
         itemsize=dtype.itemsize,
         context_bytes=footprint.CUDA_CONTEXT_BYTES if held is None else held.context,

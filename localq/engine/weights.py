@@ -17,12 +17,14 @@ from torch import Tensor, nn
 
 from localq.checkpoint import Checkpoint
 from localq.engine import heads
+from localq.engine.arena import Arena, arena_bytes
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.models.decoder import Decoder
 from localq.placement import Placement
 from localq.quant import FORMATS
 
 HEAD, TABLE = "lm_head", "embed_tokens.weight"
+_LARGE = (TABLE, f"{HEAD}.weight")  # allocated by themselves
 DENSE_DTYPES = ("float32", "bfloat16", "float16", "float64")
 _AGAIN = "Fetch the model again; if that does not help, its files do not belong together."
 
@@ -107,38 +109,68 @@ def _check(assignment: Assignment, checkpoint: Checkpoint, model: nn.Module, nam
             raise bad_file(name, f"{path!r} is quantized but is not a linear layer", _AGAIN)
 
 
-def block_bytes(assignment: Assignment, model: nn.Module, dtype: torch.dtype, packed: bool) -> int:
-    """Device bytes of all weights but embedding and head: exact but for the allocator's rounding.
-
-    `packed`: quantized ones stay so.
-    """
+def block_sizes(
+    assignment: Assignment, checkpoint: Checkpoint, model: nn.Module, dtype: torch.dtype, packed: bool
+) -> list[int]:
+    """Device bytes of every tensor of weights, embedding and head left out. `packed`: quantized ones stay so."""
     shapes = dict(model.named_parameters())
-    dense = (shapes[target].numel() for target in assignment.dense if target not in (TABLE, f"{HEAD}.weight"))
-    count = dtype.itemsize * sum(dense)
+    sizes = [shapes[target].numel() * dtype.itemsize for target in assignment.dense if target not in _LARGE]
     for path, entry in assignment.quantized.items():
-        out, columns = shapes[f"{path}.weight"].shape
-        if path != HEAD:
-            count += entry.module.bytes(out, columns) if packed else out * columns * dtype.itemsize
-    return count
+        if path == HEAD:
+            continue
+        if packed:
+            sizes += entry.module.placed_bytes(checkpoint.tensors, entry.prefix)
+        else:
+            sizes.append(shapes[f"{path}.weight"].numel() * dtype.itemsize)
+    return sizes
+
+
+class Places:
+    """Where tensors go. On a GPU all but embedding and head lie in one arena, made when the first of them comes."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, placement: Placement, sizes: list[int]) -> None:
+        """`sizes`: what `block_sizes` says."""
+        self.device, self.dtype, self.placement = device, dtype, placement
+        self.packed = device.type != "cpu"  # quantized matrices stay so
+        self._sizes = sizes
+        self._arena: Arena | None = None
+
+    def dense(self, target: str, stored: Tensor) -> Tensor:
+        """A tensor of the checkpoint as the parameter `target`, in the type of the model."""
+        if not self.packed:
+            return stored.to(device=self.device, dtype=self.dtype, copy=True)  # it may be a view of the file
+        if target == TABLE and self.placement.embed == "host":
+            return _pinned(stored.to(device="cpu", dtype=self.dtype))
+        if target in _LARGE:
+            return stored.to(self.dtype).to(self.device)
+        return self.block(stored.to(self.dtype))
+
+    def block(self, tensor: Tensor) -> Tensor:
+        """A copy in the arena."""
+        if self._arena is None:
+            self._arena = Arena(arena_bytes(self._sizes), self.device)
+        return self._arena.placed(tensor)
+
+    def alone(self, tensor: Tensor) -> Tensor:
+        """On the device, in memory of its own."""
+        return tensor.to(self.device)
 
 
 def fill(
     model: Decoder,
     assignment: Assignment,
     checkpoint: Checkpoint,
-    device: torch.device,
-    dtype: torch.dtype,
-    placement: Placement,
+    places: Places,
     on_progress: Callable[[int, int], None],
 ) -> list[str]:
     """Read every tensor into `model`; on_progress(bytes read, bytes in all) after each.
 
-    On the device there is room for one tensor besides the model. A head that is quantized comes first, because that
-    tensor is the largest of all. Returns the names of tensors that hold NaN or infinity.
+    A GPU never holds more than the plan: what has to be quantized or tiled is so some rows at a time, and embedding
+    and head come first. Returns the names of tensors that hold NaN or infinity.
     """
     sources, linears = dict(assignment.dense), assignment.quantized
     made_head = None
-    if placement.head != "16" and HEAD not in linears:
+    if places.placement.head != "16" and HEAD not in linears:
         made_head = sources.pop(f"{HEAD}.weight", sources[TABLE])
     sizes = {key: checkpoint.tensors[key].nbytes for key in checkpoint.tensors}
     total = sum(sizes[key] for key in (*sources.values(), *([made_head] if made_head else [])))
@@ -146,17 +178,17 @@ def fill(
     done = 0
     non_finite: list[str] = []
     if made_head is not None:
-        model.lm_head = heads.quantized(_read(checkpoint, made_head, dtype, device, non_finite), placement.head, dtype)
+        _make_head(model, checkpoint, made_head, places, non_finite)
         done += sizes[made_head]
         on_progress(done, total)
-    for target, key in sources.items():
-        on_host = target == TABLE and placement.embed == "host" and device.type == "cuda"
-        tensor = _read(checkpoint, key, dtype, torch.device("cpu") if on_host else device, non_finite)
-        _put(model, target, _pinned(tensor) if on_host else tensor)
+    for target, key in sorted(sources.items(), key=lambda each: each[0] not in _LARGE):
+        tensor = places.dense(target, checkpoint.read(key))
+        _note_non_finite(tensor, key, non_finite)
+        _put(model, target, tensor)
         done += sizes[key]
         on_progress(done, total)
     for path, entry in linears.items():
-        _put_quantized(model, path, entry, checkpoint, device, dtype)
+        _put_quantized(model, path, entry, checkpoint, places)
         done += sum(sizes[key] for key in entry.keys)
         on_progress(done, total)
     if empty := [target for target, tensor in model.named_parameters() if tensor.is_meta]:
@@ -164,12 +196,11 @@ def fill(
     return list(dict.fromkeys(non_finite))
 
 
-def _read(checkpoint: Checkpoint, key: str, dtype: torch.dtype, device: torch.device, non_finite: list[str]) -> Tensor:
-    """The tensor `key` in `dtype` on `device`; its name goes to `non_finite` where it holds NaN or infinity."""
-    tensor = checkpoint.read(key).to(dtype=dtype, copy=True).to(device)
-    if not _finite(tensor):
-        non_finite.append(key)
-    return tensor
+def _make_head(model: Decoder, checkpoint: Checkpoint, key: str, places: Places, non_finite: list[str]) -> None:
+    """A head in fewer bits than `key` has it; the weights stay where they are read."""
+    weight = checkpoint.read(key).to(places.dtype)
+    _note_non_finite(weight, key, non_finite)
+    model.lm_head = heads.quantized(weight, places.placement.head, places.dtype, places.device)
 
 
 def _pinned(table: Tensor) -> Tensor:
@@ -182,10 +213,11 @@ def _pinned(table: Tensor) -> Tensor:
         raise LocalqError("--embed host", why, step, ExitCode.DOES_NOT_FIT) from None
 
 
-def _finite(tensor: Tensor) -> bool:
-    """No NaN, no infinity; without a mask of the tensor's size."""
+def _note_non_finite(tensor: Tensor, key: str, names: list[str]) -> None:
+    """Its name, where it holds NaN or infinity; without a mask of the tensor's size."""
     low, high = torch.aminmax(tensor)
-    return bool(torch.isfinite(low) & torch.isfinite(high))
+    if not torch.isfinite(low) & torch.isfinite(high):
+        names.append(key)
 
 
 def _put(model: nn.Module, target: str, tensor: Tensor) -> None:
@@ -193,14 +225,7 @@ def _put(model: nn.Module, target: str, tensor: Tensor) -> None:
     setattr(model.get_submodule(path), leaf, nn.Parameter(tensor, requires_grad=False))
 
 
-def _put_quantized(
-    model: nn.Module,
-    path: str,
-    entry: Quantized,
-    checkpoint: Checkpoint,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> None:
+def _put_quantized(model: nn.Module, path: str, entry: Quantized, checkpoint: Checkpoint, places: Places) -> None:
     """Its bias, if it has one, is dense and in place already."""
     plain = model.get_submodule(path)
     assert isinstance(plain, nn.Linear)  # checked by `assign`
@@ -208,11 +233,12 @@ def _put_quantized(
     if packed.shape != tuple(plain.weight.shape):
         why = f"{entry.prefix!r} has shape {list(packed.shape)}, not {list(plain.weight.shape)}"
         raise bad_file(entry.prefix, why, _AGAIN)
-    if device.type == "cpu":
-        _put(model, f"{path}.weight", entry.module.dequantize(packed, dtype))
+    if not places.packed:
+        _put(model, f"{path}.weight", entry.module.dequantize(packed, places.dtype))
         return
     bias = None if plain.bias is None else plain.bias.data
     parent, _, leaf = path.rpartition(".")
-    linear = entry.module.Linear(packed.to(device), bias)
+    placed = packed.placed(places.alone if path == HEAD else places.block, places.device)
+    linear = entry.module.Linear(placed, bias)
     linear.tile_()
     setattr(model.get_submodule(parent), leaf, linear)

@@ -29,7 +29,7 @@ from localq.kernels.checks import HALF_TYPES
 from localq.kernels.int8 import COLUMNS, Int8Matrix, int8_gemv
 
 LARGEST = 127
-ROWS_AT_A_TIME = 4096  # quantized together, so that the f32 copy of a head of 128,256 rows stays small
+ELEMENTS_AT_A_TIME = 2**23  # quantized together, so that f32 copies of a head of 128,256 rows stay small: 32 MiB
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,22 @@ class Packed:
     scales: Tensor
 
 
-def quantize(weight: Tensor) -> Packed:
-    """weight [out, in] of any float dtype -> codes and scales on its device. Raises ValueError for in % 16 != 0.
+def quantize(weight: Tensor, device: torch.device | None = None) -> Packed:
+    """weight [out, in] of any float dtype -> codes and scales on its device, or on `device`, some rows at a time.
 
+    Raises ValueError for in % 16 != 0.
     A row that holds infinity or NaN has no scale: its scale becomes NaN, and so do its products, as in 16 bits.
     """
     out, columns = weight.shape
     if columns % COLUMNS:
         raise ValueError(f"quantize: weight has {columns} columns, must be a multiple of {COLUMNS}")
-    codes = torch.empty(out, columns, dtype=torch.int8, device=weight.device)
-    scales = torch.empty(out, dtype=torch.float32, device=weight.device)
-    for first in range(0, out, ROWS_AT_A_TIME):
-        part = slice(first, first + ROWS_AT_A_TIME)
-        wide = weight[part].float()
+    device = device or weight.device
+    codes = torch.empty(out, columns, dtype=torch.int8, device=device)
+    scales = torch.empty(out, dtype=torch.float32, device=device)
+    rows = max(1, ELEMENTS_AT_A_TIME // columns)
+    for first in range(0, out, rows):
+        part = slice(first, first + rows)
+        wide = weight[part].to(device).float()
         largest = wide.abs().amax(1)
         scale = torch.where(largest.isfinite(), largest / LARGEST, torch.nan)
         quotient = (wide / scale.unsqueeze(1)).nan_to_num(0.0, 0.0, 0.0)  # 0/0 in a row of zeros

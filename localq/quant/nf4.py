@@ -55,6 +55,7 @@ __all__ = [
     "from_checkpoint",
     "is_quantized",
     "layout",
+    "placed_bytes",
     "quantization_config",
     "quantize",
     "stored_bytes",
@@ -80,6 +81,13 @@ def bytes(out: int, columns: int) -> int:
     """Bytes of a double-quantized matrix on the device: codes, absmax codes, nested scales, map and offset."""
     blocks = out * columns // BLOCK
     return out * columns // 2 + blocks + 4 * math.ceil(blocks / NESTED_BLOCK) + 4 * 256 + 4
+
+
+def placed_bytes(tensors: Mapping[str, Any], prefix: str) -> list[int]:
+    """Bytes of each tensor of the Linear `prefix` that its own is on the device: all but the maps, which are shared."""
+    names = [prefix + suffix for suffix in (".weight", ".weight.absmax", ".weight.nested_absmax")]
+    sizes = [tensors[name].nbytes for name in names if name in tensors]
+    return [*sizes, 4] if names[2] in tensors else sizes  # and the offset, which the JSON holds
 
 
 # ---- checkpoints

@@ -6,7 +6,7 @@ Works on whatever device the tensors are on; rows are worked on in chunks that b
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from localq.errors import bad_file
 
 BLOCK = 64
 NESTED_BLOCK = 256
-CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**26}  # temporaries that stay in a CPU's cache; 256 MiB each on a GPU
+CHUNK_ELEMENTS = {"cpu": 2**18, "cuda": 2**23}  # temporaries that stay in a CPU's cache; 32 MiB each on a GPU
 
 # The NF4 values: quantiles of a normal distribution, scaled to [-1, 1] (QLoRA, arXiv 2305.14314, appendix E).
 CODE_MAP = torch.tensor(
@@ -51,6 +51,15 @@ class Packed:
         assert moved[1] is not None
         return Packed(moved[0], moved[1], moved[2], moved[3], moved[4], self.shape, self.dtype)
 
+    def placed(self, place: Callable[[Tensor], Tensor], device: torch.device) -> Packed:
+        """The same on `device`: every tensor where `place` copies it, but for the map, which matrices share."""
+        tensors = (self.codes, self.absmax, self.nested_absmax, self.offset)
+        codes, absmax, nested_absmax, offset = (None if each is None else place(each) for each in tensors)
+        assert codes is not None  # as in `to`
+        assert absmax is not None
+        nested_map = None if self.nested_map is None else self.nested_map.to(device)
+        return Packed(codes, absmax, nested_absmax, nested_map, offset, self.shape, self.dtype)
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
@@ -78,9 +87,10 @@ def dynamic_map() -> Tensor:
 # ---- quantize
 
 
-def quantize(weight: Tensor) -> Packed:
-    """weight f32 | bf16 | f16 [out, in], in % 64 == 0, any device -> Packed on that device, double-quantized.
+def quantize(weight: Tensor, device: torch.device | None = None) -> Packed:
+    """weight f32 | bf16 | f16 [out, in], in % 64 == 0 -> Packed on its device, or on `device`, double-quantized.
 
+    On another device only some rows of the weight are there at a time.
     Raises LocalqError for a shape that NF4 cannot take and for weights that are not finite.
     """
     if weight.dim() != 2 or weight.shape[1] % BLOCK or not weight.numel():
@@ -88,17 +98,18 @@ def quantize(weight: Tensor) -> Packed:
     if weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise bad_file("weight", f"NF4 takes 16-bit and 32-bit floats, not {weight.dtype}")
     out, columns = weight.shape
-    codes = torch.empty(out, columns // 2, dtype=torch.uint8, device=weight.device)
-    absmax = torch.empty(out, columns // BLOCK, dtype=torch.float32, device=weight.device)
-    bounds = _midpoints(CODE_MAP.to(weight.device))
-    for part in _row_chunks((out, columns), weight.device):
-        _quantize_rows(weight[part].float(), bounds, codes[part], absmax[part])
+    device = device or weight.device
+    codes = torch.empty(out, columns // 2, dtype=torch.uint8, device=device)
+    absmax = torch.empty(out, columns // BLOCK, dtype=torch.float32, device=device)
+    bounds = _midpoints(CODE_MAP.to(device))
+    for part in _row_chunks((out, columns), device):
+        _quantize_rows(weight[part].to(device).float(), bounds, codes[part], absmax[part])
     absmax = absmax.reshape(-1)
     if not torch.isfinite(absmax).all():
         raise bad_file("weight", "it holds NaN or infinity")
     offset = absmax.mean()
     nested_codes, nested_absmax = _quantize_absmax(absmax - offset)
-    nested_map = dynamic_map().to(weight.device)
+    nested_map = dynamic_map().to(device)
     return Packed(codes, nested_codes, nested_absmax, nested_map, offset, (out, columns), weight.dtype)
 
 

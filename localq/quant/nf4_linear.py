@@ -20,6 +20,7 @@ from localq.quant.nf4_codec import CODE_MAP, Packed, dequantize
 if TYPE_CHECKING:
     from localq.kernels.nf4 import Nf4Matrix
 
+TILED_AT_A_TIME = 2**24  # weights, of which the copy takes 8 MiB
 _shared_tables: dict[torch.device, list[Tensor]] = {}
 
 
@@ -93,12 +94,18 @@ class Linear(nn.Module):
         )
 
     def tile_(self) -> Linear:
-        """Put codes and absmax into the order that the kernels read, in place; one copy of them is needed meanwhile."""
-        if not self.tiled:
-            codes, absmax = nf4_tiles.tile(self.codes, self.absmax, self.shape)
-            self.codes.copy_(codes)
-            self.absmax.copy_(absmax)
-            self.tiled = True
+        """Put codes and absmax into the order that the kernels read: in place, some tiles at a time."""
+        if self.tiled:
+            return self
+        codes = self.codes.view(self.out_features, -1)
+        absmax = self.absmax.view(self.out_features, -1)
+        rows = max(1, TILED_AT_A_TIME // (nf4_tiles.ROWS * self.in_features)) * nf4_tiles.ROWS
+        for first in range(0, self.out_features, rows):
+            part = slice(first, first + rows)
+            shape = (codes[part].shape[0], self.in_features)
+            tiles, scales = nf4_tiles.tile(codes[part], absmax[part], shape)
+            codes[part], absmax[part] = tiles, scales
+        self.tiled = True
         return self
 
     def forward(self, x: Tensor) -> Tensor:
