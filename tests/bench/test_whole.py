@@ -14,11 +14,13 @@ from localq.bench import bytes as counted
 from localq.bench import measure, plan, report, rivals, sources, whole
 from localq.bench.measure import EngineSubject, Run
 from localq.bench.plan import Case
+from localq.checkpoint import open_checkpoint
 from localq.convert import convert
 from localq.engine.generate import Engine
-from localq.engine.load import Options, load
+from localq.engine.load import LoadedModel, Options, load
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
+from localq.modelfiles import ModelFiles, open_model
+from localq.quant import nf4
 
 CPU = torch.device("cpu")
 
@@ -82,6 +84,38 @@ def test_bytes_are_those_of_the_tensors(tmp_path):
     assert counted.per_token(tied, length) == 4 * (blocks + vocab * hidden) + kv
 
 
+def put_back_nf4(model: LoadedModel, files: ModelFiles) -> None:
+    """The quantized modules, as on a GPU: the CPU dequantizes at load."""
+    with open_checkpoint(files) as weights:
+        for path, module in list(model.model.named_modules()):
+            if isinstance(module, torch.nn.Linear) and nf4.is_quantized(weights.tensors, f"model.{path}"):
+                parent, _, leaf = path.rpartition(".")
+                packed = nf4.from_checkpoint(weights, f"model.{path}")
+                setattr(model.model.get_submodule(parent), leaf, nf4.Linear(packed))
+
+
+def test_bytes_of_nf4_are_codes_and_both_levels_of_scales_and_tables_once(tmp_path):
+    hidden, vocab, length = 128, 320, 50
+    folder = convert(open_model(make_checkpoint(tmp_path / "dense")), "nf4", tmp_path / "nf4")
+    files = open_model(folder)
+    model = load(files, Options(device="cpu", ctx=100, kv_bits=8))
+    put_back_nf4(model, files)
+    matrices = 0
+    for out, columns in ((128, 128), (64, 128), (64, 128), (128, 128), (192, 128), (192, 128), (128, 192)):
+        blocks = out * columns // 64
+        matrices += out * columns // 2 + blocks + 4 * -(-blocks // 256) + 4  # codes, scales, their scales, the offset
+    norms, tables = 4 * (3 * 2 + 1) * hidden, 4 * 256 + 4 * 16
+    assert counted.weights(model) == 3 * matrices + tables + norms + 4 * (vocab * hidden + hidden)
+    slot = 2 * 2 * (32 + 2 * 2)  # k and v, heads, 32 codes and two scales of 16 bit (one is unused)
+    assert counted.per_token(model, length) == counted.weights(model) + 3 * slot * length
+    scratch = torch.empty(2**20, dtype=torch.uint8)
+    before = counted.weights(model)
+    for module in model.model.modules():
+        if isinstance(module, nf4.Linear):
+            module.tile_().scratch = scratch  # of prefill: no step of decode reads it
+    assert counted.weights(model) == before
+
+
 def test_a_windowed_layer_reads_its_window(tmp_path):
     folder = make_checkpoint(tmp_path, "gemma2")  # a window of 16 on layers 0 and 2 of 3
     model = load(open_model(folder), Options(device="cpu", ctx=100))
@@ -99,15 +133,7 @@ def test_bitsandbytes_runs_on_our_codes(tmp_path):
     files = open_model(tmp_path / "nf4")
     model = load(files, Options(device="cpu", ctx=64))
     ids = measure.greedy_ids(Engine(model), 0)
-    from localq.checkpoint import open_checkpoint
-    from localq.quant import nf4
-
-    with open_checkpoint(files) as weights:  # the CPU dequantizes at load; put the quantized modules back
-        for path, module in list(model.model.named_modules()):
-            if isinstance(module, torch.nn.Linear) and nf4.is_quantized(weights.tensors, f"model.{path}"):
-                parent, _, leaf = path.rpartition(".")
-                packed = nf4.from_checkpoint(weights, f"model.{path}")
-                setattr(model.model.get_submodule(parent), leaf, nf4.Linear(packed))
+    put_back_nf4(model, files)
     theirs = rivals.Transformers(rivals.bitsandbytes_model(model, files), 64, 0, static=False)
     got = theirs.generate(measure.prompt(measure.CHECK_PROMPT, model.vocab, 0), measure.CHECK_TOKENS)[1]
     assert measure.common_prefix(ids, got) == measure.CHECK_TOKENS
