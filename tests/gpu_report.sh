@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What a GPU must show: build, tests, sanitizer, speeds, counters. A short table last.
 # Usage: bash tests/gpu_report.sh [OUTPUT_FOLDER [STEP...]]     all steps but the sanitizer's and ncu without a STEP
-# Steps: see `case` below. Needs nvcc, torch with CUDA and the test packages; MODEL=NAME changes what `model` measures.
+# Steps: see `case` below. Needs nvcc, torch with CUDA and the test packages; `smollm2`, `quality` and some tests also
+# the embedded model. MODEL=NAME changes what `model` and `profile` measure, LIMIT=SECONDS (600) is for each step.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-gpu_report}
@@ -9,9 +10,10 @@ shift || true
 mkdir -p "$out"
 declare -A result
 small="cuda and not slow"
+limit="timeout -k 5 ${LIMIT:-600}"
 sanitizer() { # tool, arguments... : over every kernel and its edge shapes
-  compute-sanitizer --tool "$1" "${@:2}" --error-exitcode 9 \
-    python3 -m pytest -q -m "$small" tests/kernels -p no:cacheprovider --timeout 3000
+  PYTHONPATH="tests/support:${PYTHONPATH:-}" $limit compute-sanitizer --tool "$1" "${@:2}" --error-exitcode 9 \
+    python3 tests/support/every_kernel.py
 }
 
 step() { # name, lines to show, command...
@@ -26,21 +28,25 @@ step() { # name, lines to show, command...
 run() {
   case $1 in
     build) step build 4 python3 -m pip install --quiet --no-build-isolation --no-deps --editable . ;;
-    doctor) step doctor 20 python3 -m localq doctor ;;
-    tests) step tests 30 python3 -m pytest -q -s -m cuda tests -p no:cacheprovider --timeout 500 ;;
-    kernel_tests) step kernel_tests 30 python3 -m pytest -q -m "$small" tests/kernels -p no:cacheprovider --timeout 500 ;;
-    selftest) step selftest 10 python3 -m pytest -q -m cuda tests/engine/test_selftest.py -p no:cacheprovider ;;
+    doctor) step doctor 20 $limit python3 -m localq doctor ;;
+    tests) step tests 30 $limit python3 -m pytest -q -s -m cuda tests -p no:cacheprovider --timeout 500 ;;
+    kernel_tests) step kernel_tests 30 $limit python3 -m pytest -q -m "$small" tests/kernels -p no:cacheprovider --timeout 500 ;;
+    selftest) step selftest 10 $limit python3 -m pytest -q -m cuda tests/engine/test_selftest.py -p no:cacheprovider ;;
     memcheck) step memcheck 4 sanitizer memcheck ;;
     racecheck) step racecheck 4 sanitizer racecheck --racecheck-report all ;;
     initcheck) step initcheck 4 sanitizer initcheck ;;
     synccheck) step synccheck 4 sanitizer synccheck ;;
-    kernels) step kernels 140 python3 -m localq bench --kernels ;;
-    model) step model 30 python3 -m localq bench --synthetic "${MODEL:-llama-3.1-8b@nf4}" ;;
-    profile) step profile 20 python3 -m localq bench --synthetic "${MODEL:-llama-3.1-8b@nf4}" --profile ;;
-    smollm2) step smollm2 10 python3 -m localq bench smollm2-135m@nf4 --device cuda ;;
-    decode_memcheck) step decode_memcheck 2 compute-sanitizer --tool memcheck --error-exitcode 9 \
+    kernels) step kernels 140 $limit python3 -m localq bench --kernels ;;
+    crossover) step crossover 60 $limit python3 -m localq bench --crossover ;;
+    patched) step patched 40 $limit python3 -m localq bench --patched ;;
+    model) step model 12 $limit python3 -m localq bench --synthetic "${MODEL:-llama-3.1-8b@nf4}" -p 2048 --against none ;;
+    large) step large 12 $limit python3 -m localq bench --synthetic llama-3.3-70b@nf4 -p 0 --against none ;;
+    profile) step profile 20 $limit python3 -m localq bench --synthetic "${MODEL:-llama-3.1-8b@nf4}" --profile ;;
+    smollm2) step smollm2 10 $limit python3 -m localq bench smollm2-135m@nf4 --device cuda ;;
+    quality) step quality 10 $limit python3 -m localq eval smollm2-135m@nf4 --device cuda --against reference --decode 512 ;;
+    decode_memcheck) step decode_memcheck 2 $limit compute-sanitizer --tool memcheck --error-exitcode 9 \
       python3 -m localq run smollm2-135m@nf4 --device cuda "Hello" ;;
-    ncu) step ncu 60 bash tests/ncu_counts.sh ;;
+    ncu) step ncu 60 $limit bash tests/ncu_counts.sh ;;
     *) echo "no such step: $1" >&2 && exit 2 ;;
   esac
 }

@@ -1,0 +1,93 @@
+"""Every kernel once on every edge shape, for `compute-sanitizer`, which takes 10 to 100 times as long as the tests.
+
+What the results are is the tests' business; what the self-test checks is checked here too. Prints what it ran.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+
+import attention_operands
+import nf4_operands
+import torch
+from row_operands import DENSE, INT8
+
+from localq.engine.cache import KVCache
+from localq.engine.selftest_checks import CHECKS
+from localq.kernels import nf4
+from localq.kernels.gemv import Norm
+
+HALF = torch.float16
+# One result and one block; parts of tiles and chunks; more chunks than warps; several tiles for every block of threads.
+NF4_SHAPES = ((1, 64), (15, 320), (577, 576), (33, 1088), (77, 8256), (5003, 192))
+HEADS = ((5, 5, 64), (6, 3, 72), (32, 8, 128), (27, 3, 128), (32, 2, 128), (7, 1, 256), (9, 1, 256), (4, 2, 8))
+LIVE = (1, 2, 64, 65, 513, 2049)  # around a piece; in one cluster; in several
+Case = tuple[str, Callable[[], object]]
+
+
+def nf4_cases() -> Iterator[Case]:
+    """Both orders, scales of both kinds, 1 to 8 rows, 9 and more, slabs."""
+    for shape, nested, tiled in product(NF4_SHAPES, (True, False), (True, False)):
+        matrix = nf4_operands.in_order(nf4_operands.operands(shape, nested, "cuda").matrix, tiled)
+        name = f"{shape}, nested {nested}, tiled {tiled}"
+        for rows in (1, 2, 7, 8):
+            x = nf4_operands.inputs(rows, shape[1], HALF, "cuda")
+            yield f"nf4_gemv {name}, {rows} rows", partial(nf4.nf4_gemv, x, [matrix])
+        for rows in (9, 33, 70):
+            x = nf4_operands.inputs(rows, shape[1], torch.bfloat16, "cuda")
+            yield f"nf4_gemm {name}, {rows} rows", partial(nf4.nf4_gemm, x, matrix)
+        yield f"nf4_dequantize {name}", partial(nf4.nf4_dequantize, matrix, HALF)
+        first = 16 * (shape[0] // 32)
+        slab = partial(nf4.nf4_dequantize, matrix, HALF, None, (first, shape[0] - first))
+        yield f"nf4_dequantize {name}, the second half", slab
+
+
+def row_cases() -> Iterator[Case]:
+    """16 and 8 bit: all shapes, one and eight rows, and a gated pair with its norm."""
+    for name, form in (("dense_gemv", DENSE), ("int8_gemv", INT8)):
+        for shape in form.shapes():
+            operand = form.make(shape, HALF, 0, "cuda")
+            for rows in (1, 8):
+                x = nf4_operands.inputs(rows, shape[1], HALF, "cuda")
+                yield f"{name} {shape}, {rows} rows", partial(form.gemv, x, [operand.matrix])
+        shape = (333, 1024)
+        pair = [form.make(shape, HALF, seed, "cuda").matrix for seed in (1, 2)]
+        norm = Norm(torch.ones(shape[1], dtype=HALF, device="cuda"), 1e-5)
+        x = nf4_operands.inputs(1, shape[1], HALF, "cuda")
+        yield f"{name} gate and up", partial(form.gemv, x, pair, norm=norm, activation="silu")
+
+
+def attention_cases() -> Iterator[Case]:
+    """Every width of heads and cache around every border of the live length; windows; the cache's own kernels."""
+    for (heads, kv_heads, width), bits in product(HEADS, (16, 8, 4)):
+        for live, window in ((64, 0), (513, 0), (513, 130)):
+            case = attention_operands.Case(heads, kv_heads, width, live - 1, live + 3, HALF, bits, window=window)
+            yield f"attention_decode {case}", attention_operands.Operands(case).run
+    for live, bits in product(LIVE, (16, 8, 4)):
+        case = attention_operands.Case(12, 4, 128, live - 1, live, HALF, bits, rotary=128, norm="llama", softcap=9.0)
+        yield f"attention_decode {case}", attention_operands.Operands(case).run
+    for bits in (8, 4):
+        cache = KVCache([(3, 72)], 50, HALF, "cuda", bits)
+        k, v = torch.randn(2, 41, 3, 72, device="cuda").to(HALF)
+        yield f"kv_write, kv_read, {bits} bit", partial(cache.update, 0, k, v, torch.arange(41, device="cuda"), 41)
+
+
+def main(wanted: list[str]) -> None:
+    """Runs the cases whose name holds one of `wanted`, all without any."""
+    checks = ((f"self-test {name}", partial(check, torch.device("cuda", 0))) for name, check in CHECKS.items())
+    count = 0
+    for name, run in (*checks, *nf4_cases(), *row_cases(), *attention_cases()):
+        if wanted and not any(part in name for part in wanted):
+            continue
+        run()
+        torch.cuda.synchronize()
+        count += 1
+    print(f"{count} cases ran")
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main(sys.argv[1:])
