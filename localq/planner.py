@@ -175,10 +175,12 @@ def _check(arch: Architecture, wishes: Wishes) -> None:
     if wishes.kv_bits in (8, 4) and not kv_storable(arch):
         why = f"heads of {arch.head_dim} columns cannot be stored in {wishes.kv_bits} bit"
         raise usage_error("--kv", why, "Use 16.")
-    columns = HEAD_COLUMNS.get(wishes.head, 1)
+    head = wishes.placements(arch)[0].head
+    columns = HEAD_COLUMNS[head]
     if arch.hidden % columns:
-        why = f"{HEAD_NAMES[wishes.head]} takes a multiple of {columns} columns, the head has {arch.hidden}"
-        raise usage_error("--head", why, "Use 16.")
+        why = f"{HEAD_NAMES[head]} takes a multiple of {columns} columns, the head has {arch.hidden}"
+        step = "Use 16." if wishes.embed != "host" or not arch.tied else "Use 16, with --embed device."
+        raise usage_error("--head", why, step)
     if wishes.embed == "host" and arch.tied and wishes.head == "16":
         why = "the embedding of this model is also its head, which the device reads whole for every token"
         raise usage_error("--embed", why, "Add --head 8 or --head nf4, or use --embed device.")

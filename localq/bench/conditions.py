@@ -64,22 +64,6 @@ def gpu_state(device: torch.device) -> dict[str, Any]:
     return answers
 
 
-def process_bytes(device: torch.device) -> int | None:
-    """Memory of the GPU that this process holds, its context included; None where NVML may not tell (WSL, containers
-    with process ids of their own)."""
-    if device.type != "cuda":
-        return None
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(card)
-    except pynvml.NVMLError:
-        return None
-    return next((each.usedGpuMemory for each in processes if each.pid == os.getpid()), None)
-
-
 def commit(folder: Path) -> dict[str, Any]:
     """Of the source tree that is running: its commit, and whether files differ from it; None for an installed wheel."""
     if not (folder / ".git").exists():

@@ -107,6 +107,23 @@ class Report:
         """Everyone but localq, in the order of the rows."""
         return [name for name in dict.fromkeys(row.engine for row in self.rows) if name != OURS]
 
+    @property
+    def memory(self) -> tuple[int, int] | None:
+        """Bytes of the GPU: predicted before the load, and taken by the process as the driver says, or else by the
+        ledger. None on the CPU."""
+        if "cuda_context" not in self.ledger_bytes:
+            return None
+        told = next((row.process_vram_bytes for row in self.rows if row.engine == OURS), None)
+        return sum(self.predicted_bytes.values()), told or sum(self.ledger_bytes.values())
+
+    def memory_line(self) -> str:
+        """The prediction against what was taken; empty on the CPU."""
+        if self.memory is None:
+            return ""
+        predicted, taken = self.memory
+        more = f"{(taken - predicted) / 2**20:+,.0f} MiB, {taken / predicted - 1:+.1%}"
+        return f"memory: predicted {predicted / 2**30:.2f} GiB, taken {taken / 2**30:.2f} GiB ({more})"
+
     def first_line(self) -> str:
         """The speedup over fp16, or why there is none, with the speed behind it."""
         ours = self.row(OURS, self.headline)
@@ -125,6 +142,7 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Everything, for the last line."""
         cases = dict.fromkeys(row.case for row in self.rows)
+        predicted, taken = self.memory or (None, None)
         return {
             "schema": SCHEMA,
             "model": self.model,
@@ -140,6 +158,8 @@ class Report:
             "same_tokens": self.same_tokens,
             "ledger_bytes": self.ledger_bytes,
             "predicted_bytes": self.predicted_bytes,
+            "predicted_vram_bytes": predicted,
+            "taken_vram_bytes": taken,
             "conditions": self.conditions,
             "notes": list(self.notes),
             "rows": [row.to_dict() for row in self.rows],
@@ -155,7 +175,7 @@ def write(report: Report, format: str, out: TextIO, err: TextIO) -> dict[str, An
         print(*(_markdown(cells) if format == "md" else _aligned(cells)), sep="\n", file=out)
         facts = [f"{name.replace('_', ' ')} {value}" for name, value in report.conditions.items() if value is not None]
         print(f"measured read bandwidth {report.roof_bytes_per_s / 1e9:.0f} GB/s; {', '.join(facts)}", file=out)
-        for note in report.notes:
+        for note in filter(None, (report.memory_line(), *report.notes)):
             print(note, file=out)
     elif format == "csv":
         out.write(_csv(body["rows"]))

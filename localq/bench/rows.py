@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 
 from localq.bench import bytes as counted
-from localq.bench.conditions import process_bytes
 from localq.bench.measure import Measured
 from localq.bench.report import Row
 from localq.engine.load import LoadedModel
+from localq.engine.vram import process_bytes
 
 
 def rows_of(
@@ -19,7 +19,6 @@ def rows_of(
     measured: Sequence[Measured],
     roof: float,
     model: LoadedModel | None = None,
-    host_gap_us: float | None = None,
 ) -> list[Row]:
     """One row per case. `model`: what it ran on, where its bytes are counted and its memory is its own; read now."""
     peak = process = None
@@ -42,7 +41,6 @@ def rows_of(
                 joules_per_token=each.joules_per_token,
                 peak_vram_bytes=peak,
                 process_vram_bytes=process,
-                host_gap_us=host_gap_us if decode else None,
                 extrapolated=each.extrapolated,
             )
         )

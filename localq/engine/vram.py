@@ -1,17 +1,20 @@
 """What this process takes of a GPU: the CUDA context is measured, and torch's allocator is held to what is left.
 
 The budget of a load covers everything: tensors, the context, loaded kernels, library handles, captured graphs. What is
-not the allocator's is read from the device as the memory that went away, so on a shared card another program's change
-in the same moment would be counted; values that cannot be are replaced by the planner's assumption.
+not the allocator's is what the driver says of this process. Where it may not tell (WSL, containers with process ids of
+their own), it is the memory of the device that went away, so on a shared card another program's change in the same
+moment would be counted; values that cannot be are replaced by the planner's assumption.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
 
 from localq import footprint, gpus
+from localq.engine.graph import capture_stream
 from localq.errors import ExitCode, LocalqError
 
 _PLAUSIBLE = (32 * footprint.MIB, 2048 * footprint.MIB)  # of a CUDA context with its kernels
@@ -53,7 +56,8 @@ class Held:
         reserved = torch.cuda.memory_reserved(self.device)
         grown = (self.free - free) - (reserved - self.reserved)
         graphs = ledger.get("graphs", 0)
-        context = self.measured + max(0, grown - graphs)
+        outside = _outside(self.device)
+        context = self.measured + max(0, grown - graphs) if outside is None else outside - graphs
         if not _PLAUSIBLE[0] <= context <= _PLAUSIBLE[1]:
             context = self.context
         _contexts[_index(self.device)] = (context, True)
@@ -89,17 +93,56 @@ def begin(device: torch.device, vram_bytes: int | None, before: dict[str, int]) 
     return Held(device, budget - others, vram_bytes is not None, context, context + later, others, free, reserved)
 
 
-def _context(device: torch.device, before: dict[str, int]) -> tuple[int, bool]:
-    if (known := _contexts.get(_index(device))) is not None:
-        return known
-    torch.zeros(1, device=device)  # the context is there now
-    torch.cuda.synchronize(device)
+def process_bytes(device: torch.device) -> int | None:
+    """Memory of the GPU that the driver says this process holds, its context included; None where it does not tell."""
+    if device.type != "cuda":
+        return None
     uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-    taken = before.get(uuid, 0) - torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_reserved(device)
+    processes = next((gpu.processes for gpu in gpus.probe().gpus if gpu.uuid == uuid), None)
+    return next((each.bytes for each in processes or () if each.pid == os.getpid()), None)
+
+
+def _outside(device: torch.device) -> int | None:
+    """Of these, what is not the allocator's; None where they cannot be told, or cannot be meant."""
+    told = process_bytes(device)
+    outside = None if told is None else told - torch.cuda.memory_reserved(device)
+    return outside if outside is not None and _PLAUSIBLE[0] <= outside <= _PLAUSIBLE[1] else None
+
+
+def _context(device: torch.device, before: dict[str, int]) -> tuple[int, bool]:
+    """CUDA's part as it is now, and whether everything has run before."""
+    known = _contexts.get(_index(device))
+    if known is None:
+        _start(device)
+    taken = _outside(device)
+    if taken is None and known is not None:
+        return known
+    if taken is None:
+        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        taken = before.get(uuid, 0) - torch.cuda.mem_get_info(device)[0] - torch.cuda.memory_reserved(device)
     if not _PLAUSIBLE[0] <= taken <= _PLAUSIBLE[1]:
         taken = footprint.CUDA_CONTEXT_BYTES - footprint.KERNELS_BYTES
-    _contexts[_index(device)] = (taken, False)
+    _contexts[_index(device)] = (taken, known is not None and known[1])
     return _contexts[_index(device)]
+
+
+def _start(device: torch.device) -> None:
+    """Make CUDA and torch take what they take once and keep: context, streams, cuBLAS, what a first graph needs.
+
+    So it is measured before anything is planned, and not taken for the graphs' later.
+    """
+    row = torch.zeros(16, 16, dtype=torch.float16, device=device)
+    product = torch.mm(row, row)
+    graph = torch.cuda.CUDAGraph()
+    product.add_(row)  # loads the kernel before it is captured
+    torch.cuda.synchronize(device)
+    with torch.cuda.graph(graph, stream=capture_stream(device), capture_error_mode="thread_local"):
+        product.add_(row)
+    graph.replay()
+    torch.cuda.synchronize(device)
+    del row, product, graph
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
 
 
 def cublas_workspace(device: torch.device, dtype: torch.dtype) -> int:

@@ -198,6 +198,21 @@ def test_every_format_parses_and_ends_with_the_whole_as_json(format):
         assert len(table) == 2 + 3
 
 
+@pytest.mark.parametrize("told", [None, 3 * 2**30])
+def test_memory_as_predicted_and_as_taken(told):
+    ours = Row(OURS, "nf4", TG, (1.0,), 1.0, process_vram_bytes=told)
+    ledger, predicted = {"weights": 2 * 2**30, "cuda_context": 2**30}, {"weights": 2 * 2**30, "cuda_context": 2**29}
+    measured = Report("m", (ours,), TG, {}, 1e12, ledger_bytes=ledger, predicted_bytes=predicted)
+    line = "memory: predicted 2.50 GiB, taken 3.00 GiB (+512 MiB, +20.0%)"
+    assert measured.memory_line() == line
+    out = io.StringIO()
+    body = write(measured, "table", out, io.StringIO())
+    assert line in out.getvalue().splitlines()
+    assert (body["predicted_vram_bytes"], body["taken_vram_bytes"]) == (2.5 * 2**30, 3 * 2**30)
+    assert report().memory_line() == ""
+    assert report().to_dict()["taken_vram_bytes"] is None
+
+
 def test_the_first_line_without_a_baseline_says_why():
     alone = Report("m", (Row(OURS, "bf16", TG, (10.0,), 10.0),), TG, {}, 1e12)
     assert "nothing quantized" in alone.first_line()

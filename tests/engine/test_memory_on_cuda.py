@@ -10,7 +10,9 @@ import torch
 from engine_runs import ids_of, prompt_of
 from tiny_checkpoints import make_checkpoint
 
+from localq.bench import sources
 from localq.convert import convert
+from localq.engine import vram
 from localq.engine.device import Choice
 from localq.engine.generate import Engine
 from localq.engine.load import LoadedModel, Options, free_memory, load
@@ -98,6 +100,31 @@ def test_the_peak_is_what_was_predicted(nf4_folder):
     ledger = engine.ledger()
     peak = torch.cuda.max_memory_reserved() - others + ledger["cuda_context"] + ledger.get("graphs", 0)
     assert abs(peak - loaded.plan.ledger.total) <= max(200 * MIB, 0.03 * peak)
+
+
+@pytest.mark.parametrize("options", [{}, {"embed": "host", "kv_bits": 8, "head": "nf4"}], ids=["plain", "reduced"])
+def test_a_model_of_real_shape_takes_what_was_predicted(options):
+    """While it loads as well as afterwards, by the allocator and by the driver."""
+    device = torch.device("cuda", 0)
+    files, opened = sources.random("llama-3.2-3b", seed=0)
+    free_memory()
+    torch.cuda.reset_peak_memory_stats()
+    others = torch.cuda.memory_reserved()
+    loaded = load(files, Options(device="cuda", ctx=2048, **options), opened=lambda each: opened(each, device))
+    planned = loaded.plan.ledger
+    outside = planned.components["cuda_context"] + planned.components["graphs"]
+    assert torch.cuda.max_memory_reserved() - others <= planned.total - outside
+    engine = Engine(loaded)
+    for length in (1500, 1019, 2000, 7):
+        ids_of(engine, prompt_of(length, seed=length), max_tokens=8)
+    ledger = engine.ledger()
+    assert abs(ledger["scratch"] - planned.components["scratch"]) <= 24 * MIB
+    idle = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    assert abs(idle + loaded.ledger["scratch"] - ledger["scratch"]) <= 4 * MIB  # nothing was added by the replies
+    tolerance = max(200 * MIB, 0.03 * planned.total)
+    assert abs(sum(ledger.values()) - planned.total) <= tolerance
+    told = vram.process_bytes(device)
+    assert told is None or abs(told - others - planned.total) <= tolerance
 
 
 def test_a_budget_below_what_is_needed_is_refused_with_three_ways_out(nf4_folder):
