@@ -22,7 +22,7 @@ CUBLAS_BYTES = 32 * MIB  # torch's workspace for cuBLAS on Hopper; elsewhere les
 LAUNCH_BYTES = 8192  # of one kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill goes through the prompt in pieces of this size
 PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized for prefill
-SPARE_BYTES = 24 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unused
+SPARE_BYTES = 32 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unused
 SCORES_BYTES = (
     80 * MIB
 )  # scores of a block of queries, and copies, in 16 bit, where a soft cap rules out fused attention
@@ -93,6 +93,7 @@ def fixed_bytes(
         "weights": weights_bytes(arch, format, scheme)["weights"] if weights is None else weights,
         "embedding": 0 if placement.embed == "host" else itemsize * arch.embedding_parameters,
         "head": head_bytes(arch, placement.head, itemsize),
+        "tables": 4 * arch.other_parameters if "four_norms" in MODEL_TYPES[arch.model_type] else 0,  # 1 + weight in f32
         "scratch": _scratch(arch, format, itemsize),
         "step_buffers": _step_buffers(arch, itemsize),
         "attention_workspace": _attention_workspace(arch),
@@ -107,11 +108,10 @@ def per_token_bytes(arch: Architecture, placement: Placement, itemsize: int) -> 
     plain = placement.kv_bits == 16
     bits = 8 * itemsize if plain else placement.kv_bits
     layer = 2 * arch.kv_heads * arch.head_dim * itemsize  # the copy of one layer that prefill reads
-    windows = 2 if 0 < arch.window_layers < arch.layers else 1  # kinds of layers, each with a mask for all its like
     return {
         "kv_cache": arch.kv_bytes_per_token(bits) + (0 if plain else layer),
         "tables": _rotary(arch) * itemsize + 8,
-        "scratch": (windows * itemsize + 1) * PREFILL_CHUNK,  # masks as attention adds them, and one as bools
+        "scratch": (_kinds(arch) * itemsize + 1) * PREFILL_CHUNK,  # masks as attention adds them, and one as bools
         "sampler": 8,
     }
 
@@ -144,7 +144,13 @@ def slab_bytes(largest: int, itemsize: int) -> int:
 
 def _rotary(arch: Architecture) -> int:
     """Elements that a position has in the rotary tables: cos and sin for each column of a head."""
-    return (2 if arch.model_type.startswith("gemma3") else 1) * 2 * arch.head_dim
+    kinds = _kinds(arch) if arch.model_type.startswith("gemma3") else 1  # its windowed layers turn otherwise
+    return kinds * 2 * arch.head_dim
+
+
+def _kinds(arch: Architecture) -> int:
+    """Kinds of layers, windowed and not."""
+    return 2 if 0 < arch.window_layers < arch.layers else 1
 
 
 def _attention_workspace(arch: Architecture) -> int:

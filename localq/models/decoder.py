@@ -82,8 +82,8 @@ class Decoder(nn.Module):
     def make_tables(self, context: int, device: torch.device | str) -> None:
         """Makes on `device` what the passes look up, for positions below `context`; call once, after the weights.
 
-        cos and sin per kind of rotary embedding, in the dtype of the weights (`table_bytes` in all), the slot
-        numbers that masks compare with, and what norms derive from their weights.
+        cos and sin per kind of rotary embedding, in the dtype of the weights, the slot numbers that masks compare
+        with, and what norms derive from their weights: `table_bytes` in all.
         """
         device, dtype = torch.device(device), self.norm.weight.dtype
         self.rotary_tables = [rope.table(context, dtype, device) for rope in self.config.rope_kinds]
@@ -93,9 +93,10 @@ class Decoder(nn.Module):
                 module.finish()
 
     def table_bytes(self, context: int, dtype: torch.dtype) -> int:
-        """Bytes that `make_tables` allocates for positions."""
+        """Bytes that `make_tables` allocates for so many positions, and for norms."""
         rotary = sum(rope.table_bytes(context, dtype.itemsize) for rope in self.config.rope_kinds)
-        return rotary + context * torch.int64.itemsize
+        norms = sum(module.derived_bytes() for module in self.modules() if isinstance(module, RMSNorm))
+        return rotary + context * torch.int64.itemsize + norms
 
     def embed(self, ids: Tensor) -> Tensor:
         """ids int64 [T] -> [T, hidden], on the device of the ids; the table may lie in pinned host memory."""

@@ -51,6 +51,10 @@ class RMSNorm(nn.Module):
     def finish(self) -> None:
         """Called once after the weights are in place; this norm derives nothing from them."""
 
+    def derived_bytes(self) -> int:
+        """Bytes of what `finish` keeps."""
+        return 0
+
     @property
     def factor(self) -> Tensor:
         """What multiplies x / rms(x), [width]: in the dtype of x after that was rounded, or f32 and rounded last."""
@@ -69,6 +73,10 @@ class OffsetRMSNorm(RMSNorm):
     def finish(self) -> None:
         """Keeps 1 + weight in f32, which every call would compute again."""
         self.scale = 1.0 + self.weight.detach().float()
+
+    def derived_bytes(self) -> int:
+        """Bytes of `scale`."""
+        return 4 * self.weight.numel()
 
     @property
     def factor(self) -> Tensor:

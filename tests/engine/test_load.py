@@ -84,6 +84,12 @@ def test_what_was_loaded_is_described(loaded, checkpoint):
     assert (loaded.kv_bits, loaded.embed, loaded.head_bits) == (16, "device", "16")
 
 
+@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "phi3", "qwen3", "smollm3"])
+def test_what_is_planned_is_what_is_allocated(tmp_path, model_type):
+    loaded = load(open_model(make_checkpoint(tmp_path, model_type)), CPU)
+    assert {part: loaded.plan.ledger.components[part] for part in loaded.ledger} == loaded.ledger
+
+
 def load_file_all(folder) -> dict[str, torch.Tensor]:
     return {key: tensor for shard in folder.glob("*.safetensors") for key, tensor in load_file(shard).items()}
 

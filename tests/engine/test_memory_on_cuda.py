@@ -118,7 +118,7 @@ def test_a_model_of_real_shape_takes_what_was_predicted(options):
     for length in (1500, 1019, 2000, 7):
         ids_of(engine, prompt_of(length, seed=length), max_tokens=8)
     ledger = engine.ledger()
-    assert abs(ledger["scratch"] - planned.components["scratch"]) <= 24 * MIB
+    assert abs(ledger["scratch"] - planned.components["scratch"]) <= 32 * MIB
     idle = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     assert abs(idle + loaded.ledger["scratch"] - ledger["scratch"]) <= 4 * MIB  # nothing was added by the replies
     tolerance = max(200 * MIB, 0.03 * planned.total)
