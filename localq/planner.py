@@ -18,7 +18,6 @@ from localq.architecture import Architecture
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.footprint import CUDA_CONTEXT_BYTES as CUDA_CONTEXT_BYTES
 from localq.footprint import MIB as MIB
-from localq.footprint import PREFILL_CHUNK as PREFILL_CHUNK
 from localq.footprint import bits_per_weight as bits_per_weight
 from localq.footprint import linear_bytes as linear_bytes
 from localq.footprint import weights_bytes as weights_bytes

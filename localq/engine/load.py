@@ -135,7 +135,7 @@ def _load(
     model.make_tables(plan.ctx, device)
     model.eval()
     cache = KVCache(model.kv_layout(), plan.ctx, dtype, device, plan.kv_bits)
-    ledger = {**weight_bytes(model), "kv_cache": cache.bytes(), "tables": model.table_bytes(plan.ctx, dtype)}
+    ledger = {**weights.weight_bytes(model), "kv_cache": cache.bytes(), "tables": model.table_bytes(plan.ctx, dtype)}
     if held is not None:
         ledger["scratch"] = share_scratch(model, dtype)
         ledger["cublas_workspace"] = vram.cublas_workspace(device, dtype)
@@ -189,21 +189,6 @@ def share_scratch(model: Decoder, dtype: torch.dtype) -> int:
     for linear in linears:
         linear.scratch = scratch
     return count
-
-
-def weight_bytes(model: Decoder) -> dict[str, int]:
-    """What the weights take on the device they compute on: "weights" of the blocks, "embedding", "head" of its own."""
-    table, device = model.embed_tokens.weight, model.norm.weight.device
-    head = 0 if model.lm_head is None else _bytes(model.lm_head)
-    return {
-        "weights": _bytes(model) - table.nbytes - head,
-        "embedding": table.nbytes if table.device == device else 0,
-        "head": head,
-    }
-
-
-def _bytes(module: torch.nn.Module) -> int:
-    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
 
 
 def _architecture(files: ModelFiles, name: str) -> ModuleType:

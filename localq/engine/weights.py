@@ -125,6 +125,21 @@ def block_sizes(
     return sizes
 
 
+def weight_bytes(model: Decoder) -> dict[str, int]:
+    """What the weights take on the device they compute on: "weights" of the blocks, "embedding", "head" of its own."""
+    table, device = model.embed_tokens.weight, model.norm.weight.device
+    head = 0 if model.lm_head is None else _bytes(model.lm_head)
+    return {
+        "weights": _bytes(model) - table.nbytes - head,
+        "embedding": table.nbytes if table.device == device else 0,
+        "head": head,
+    }
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+
+
 class Places:
     """Where tensors go. On a GPU all but embedding and head lie in one arena, made when the first of them comes."""
 

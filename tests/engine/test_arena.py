@@ -13,7 +13,7 @@ from localq.checkpoint import Checkpoint, info, open_checkpoint
 from localq.convert import convert
 from localq.engine import weights
 from localq.engine.arena import ALIGNMENT, Arena, arena_bytes
-from localq.engine.load import Options, load, weight_bytes
+from localq.engine.load import Options, load
 from localq.modelfiles import open_model
 from localq.models import architecture
 from localq.placement import Placement
@@ -77,7 +77,7 @@ def test_the_arena_holds_the_blocks_exactly(tmp_path, model_type, nested):
         weights.fill(model, assignment, checkpoint, places, lambda done, total: None)
     with pytest.raises(ValueError, match="0 bytes are left"):
         places.block(torch.ones(1))
-    taken = weight_bytes(model)["weights"]
+    taken = weights.weight_bytes(model)["weights"]
     assert sum(sizes) <= taken <= sum(sizes) + 2048  # and the maps, once
     model.make_tables(64, CPU)
     got, wanted = (logits(each, expected.cache) for each in (model, expected.model))
