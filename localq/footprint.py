@@ -18,6 +18,7 @@ MIB = 2**20
 # such cards go by (300 to 400 MiB, and graphs). A load replaces it by what was really taken when it began.
 CUDA_CONTEXT_BYTES = 500 * MIB
 KERNELS_BYTES = 64 * MIB  # of these, machine code that is loaded after that, when it first runs; assumed
+MORE_KERNELS_BYTES = 16 * MIB  # the same of a later model in the same process
 CUBLAS_BYTES = 32 * MIB  # torch's workspace for cuBLAS on Hopper; elsewhere less
 LAUNCH_BYTES = 8192  # of one kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill goes through the prompt in pieces of this size

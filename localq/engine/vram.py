@@ -89,7 +89,7 @@ def begin(device: torch.device, vram_bytes: int | None, before: dict[str, int]) 
     reserved, others = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
     available = free + reserved + context
     budget = available if vram_bytes is None else min(available, vram_bytes)
-    later = 0 if complete else footprint.KERNELS_BYTES
+    later = footprint.MORE_KERNELS_BYTES if complete else footprint.KERNELS_BYTES
     return Held(device, budget - others, vram_bytes is not None, context, context + later, others, free, reserved)
 
 
