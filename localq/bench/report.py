@@ -147,6 +147,7 @@ class Report:
             "schema": SCHEMA,
             "model": self.model,
             "speedup_over_fp16": _rounded(self.speedup(BASELINE, self.headline), 3),
+            "fp16_extrapolated": any(row.extrapolated for row in self.rows if row.engine == BASELINE),
             "speedups": {
                 case.name: {
                     name: _rounded(value, 3) for name in self.rivals if (value := self.speedup(name, case)) is not None
@@ -188,6 +189,8 @@ def write(report: Report, format: str, out: TextIO, err: TextIO) -> dict[str, An
 
 def _cells(row: Row, report: Report) -> list[str]:
     factor = report.speedup(BASELINE, row.case) if row.engine == OURS else None
+    fp16 = report.row(BASELINE, row.case)
+    about = "~" if factor and fp16 and fp16.extrapolated else ""
     memory = row.process_vram_bytes or row.peak_vram_bytes
     return [
         row.engine + (" (extrapolated)" if row.extrapolated else ""),
@@ -199,7 +202,7 @@ def _cells(row: Row, report: Report) -> list[str]:
         _shown(row.first_token_s, 1e3, ".1f"),
         _shown(row.bytes_per_token, 1e-6, ".1f"),
         _shown(row.share_of_roof, 1, ".0%"),
-        _shown(factor, 1, ".2f"),
+        about + _shown(factor, 1, ".2f"),
         _shown(memory, 2**-30, ".2f"),
         _shown(row.joules_per_token, 1, ".3f"),
     ]

@@ -9,7 +9,7 @@ from typing import Any, TextIO
 from localq.bench.conditions import conditions
 from localq.bench.profile import print_profile
 from localq.bench.roofline import read_bytes_per_s
-from localq.bench.whole import OnState, Request, name_of
+from localq.bench.whole import OnState, Request, form_of
 from localq.engine import device as devices
 from localq.engine.generate import Engine
 from localq.engine.load import free_memory, load
@@ -36,8 +36,7 @@ def run(request: Request, out: TextIO, on_state: OnState) -> dict[str, Any]:
     result = {
         "schema": 1,
         "model": request.files.name,
-        "format": model.format,
-        "dtype": name_of(model.dtype),
+        **form_of(model),
         **profile.to_dict(),
         "roof_bytes_per_s": round(roof),
         "conditions": conditions(device, request.plan.seed),

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -76,10 +77,7 @@ def run(request: Request, on_state: OnState) -> Report:
     bench = _Bench(request, device, read_bytes_per_s(device), on_state)
     free_memory()
     model = bench.ours(options)
-    facts = {
-        "format": model.format, "dtype": name_of(model.dtype), "ctx": model.ctx,
-        **conditions(device, request.plan.seed),  # now, while the clocks are those of the timing
-    }  # fmt: skip
+    facts = {**form_of(model), **conditions(device, request.plan.seed)}  # now: the clocks are those of the timing
     predicted, dtype, plain = model.plan.ledger.components, model.dtype, is_plain(model)
     del model
     if not plain and (request.baseline or TRANSFORMERS in request.against):
@@ -105,6 +103,18 @@ def _why_no_fp16(plain: bool, asked: bool) -> str:
     if not asked:
         return "fp16 was left out"
     return "nothing quantized to set against fp16" if plain else "fp16 could not be measured, see the notes"
+
+
+def form_of(model: LoadedModel) -> dict[str, Any]:
+    """What a model was measured as."""
+    return {
+        "format": model.format,
+        "dtype": name_of(model.dtype),
+        "ctx": model.ctx,
+        "kv_bits": model.kv_bits,
+        "head": model.head_bits,
+        "embed": model.embed,
+    }
 
 
 def is_plain(model: LoadedModel) -> bool:

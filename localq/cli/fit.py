@@ -35,10 +35,11 @@ def fit(
     json: options.Json = False,
 ) -> None:
     """Say which models fit a GPU, in which format, with how much context."""
+    from localq import placement
     from localq.cli import fit_rows  # start-up cost: `--help` and the other verbs do without the planner
 
     settings = options.effective(kv=kv, embed=embed, head=head)
-    wishes = fit_rows.Wishes(ctx, settings.kv_bits, settings.embed, settings.head)
+    wishes = placement.Wishes(ctx, settings.kv_bits, settings.embed, settings.head)
     memory = _memory(vram, desktop)
     candidates = fit_rows.of_model(model) if model else fit_rows.of_catalogue()
     rows = [fit_rows.row_of(each, memory, wishes) for each in candidates]

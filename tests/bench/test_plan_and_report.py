@@ -178,7 +178,7 @@ def test_every_format_parses_and_ends_with_the_whole_as_json(format):
     lines = out.getvalue().splitlines()
     assert json.loads(lines[-1]) == body
     assert body["schema"] == 1
-    assert body["speedup_over_fp16"] == 3.1
+    assert (body["speedup_over_fp16"], body["fp16_extrapolated"]) == (3.1, True)
     assert body["speedups"] == {"tg128": {BASELINE: 3.1}, "pp512 @ d4096": {}}
     assert body["rows"][0]["joules_per_token"] == 0.5
     said = lines[0] if format in ("table", "md") else err.getvalue()
@@ -192,6 +192,9 @@ def test_every_format_parses_and_ends_with_the_whole_as_json(format):
         assert [row["engine"] for row in rows] == [OURS, OURS, BASELINE]
         assert float(rows[0]["tok_per_s"]) == 310.0
         assert rows[1]["bytes_per_token"] == ""
+    if format in ("table", "md"):
+        assert "~3.10" in out.getvalue()  # over a row that is marked
+        assert "localq fp16 (extrapolated)" in out.getvalue()
     if format == "md":
         table = [line for line in lines if line.startswith("|")]
         assert len({line.count("|") for line in table}) == 1

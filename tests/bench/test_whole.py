@@ -54,7 +54,8 @@ def test_same_tokens_as_transformers_and_one_json_line(tmp_path, model_type):
     assert decode["tok_per_s_min"] <= decode["tok_per_s"] <= decode["tok_per_s_max"]
     assert decode["tok_per_s"] == pytest.approx(1e3 / decode["ms_per_token"], rel=0.01)
     assert body["conditions"]["seed"] == 0
-    assert body["conditions"]["dtype"] == "float32"
+    form = {"dtype": "float32", "kv_bits": 16, "head": "16", "embed": "device"}
+    assert form.items() <= body["conditions"].items()
     assert body["ledger_bytes"]["weights"] == body["predicted_bytes"]["weights"]
     assert said.count("localq tg8") == 3  # a warm-up and two runs
 
