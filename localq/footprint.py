@@ -24,9 +24,8 @@ LAUNCH_BYTES = 8192  # of one kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill goes through the prompt in pieces of this size
 PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized for prefill
 SPARE_BYTES = 32 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unused
-SCORES_BYTES = (
-    80 * MIB
-)  # scores of a block of queries, and copies, in 16 bit, where a soft cap rules out fused attention
+# Where a soft cap rules out fused attention: scores of a block of queries, and copies, in 16 bit.
+SCORES_BYTES = 80 * MIB
 MULTIPROCESSORS = 192  # of the largest card that is planned for
 MOST_SPLITS, CLUSTER = 64, 8  # attention: parts of a kv head's slots (csrc/attention_decode.cu)
 SAMPLER_BYTES, SAMPLER_FIXED = 9, 12_616  # per entry of the vocabulary: seen, and its place in a list; and besides
