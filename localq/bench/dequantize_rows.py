@@ -10,7 +10,7 @@ from torch import Tensor
 
 from localq.bench import triton_rivals
 from localq.bench.kernel_table import BITSANDBYTES, NOT_INSTALLED, Rival, Row
-from localq.bench.kernel_timing import SEED, Bench, installed, type_name, wrong
+from localq.bench.kernel_timing import SEED, Bench, guarded, installed, type_name, wrong
 from localq.bench.nf4_weights import Weights, copies, for_bitsandbytes
 from localq.bench.shapes import Product, Workload
 from localq.kernels import nf4
@@ -41,8 +41,11 @@ def dequantize_row(bench: Bench, product: Product, dtype: torch.dtype, tiled: bo
     # Each copy has a result of its own: one that stays in the cache would not have to be written.
     pairs = [(each, torch.empty_like(reference)) for each in copies(matrix, bench.copies(moved))]
     timing = bench.time([partial(nf4.nf4_dequantize, each, dtype, out) for each, out in pairs])
-    rivals = () if tiled else (_bitsandbytes(bench, pairs), *_triton(bench, pairs, reference))
-    return Row("dequantize", "nf4_dequantize", what, 0, type_name(dtype), moved, timing, rivals)
+    rivals: list[Rival] = []
+    if not tiled:
+        rivals.append(guarded(BITSANDBYTES, lambda: _bitsandbytes(bench, pairs)))
+        rivals += [guarded(name, partial(_triton, bench, name, pairs, reference)) for name in triton_rivals.VARIANTS]
+    return Row("dequantize", "nf4_dequantize", what, 0, type_name(dtype), moved, timing, tuple(rivals))
 
 
 def _bitsandbytes(bench: Bench, pairs: list[Pair]) -> Rival:
@@ -55,17 +58,14 @@ def _bitsandbytes(bench: Bench, pairs: list[Pair]) -> Rival:
     return bench.rival(BITSANDBYTES, calls)
 
 
-def _triton(bench: Bench, pairs: list[Pair], reference: Tensor) -> list[Rival]:
-    """The three variants; one whose weights are more than a rounding off is not timed."""
+def _triton(bench: Bench, name: str, pairs: list[Pair], reference: Tensor) -> Rival:
+    """One of the three variants; one whose weights are more than a rounding off is not timed."""
     if not installed("triton"):
-        return [Rival(name, None, NOT_INSTALLED) for name in triton_rivals.VARIANTS]
-    rivals = []
-    for name, dequantize in triton_rivals.VARIANTS.items():
-        matrix, out = pairs[0]
-        out.zero_()
-        dequantize(matrix, out)
-        if not torch.allclose(out, reference, rtol=2e-3, atol=1e-6):
-            rivals.append(Rival(name, None, "gives wrong weights here"))
-            continue
-        rivals.append(bench.rival(name, [partial(dequantize, *pair) for pair in pairs]))
-    return rivals
+        return Rival(name, None, NOT_INSTALLED)
+    dequantize = triton_rivals.VARIANTS[name]
+    matrix, out = pairs[0]
+    out.zero_()
+    dequantize(matrix, out)
+    if not torch.allclose(out, reference, rtol=2e-3, atol=1e-6):
+        return Rival(name, None, "gives wrong weights here")
+    return bench.rival(name, [partial(dequantize, *pair) for pair in pairs])

@@ -53,7 +53,7 @@ class Row:
 
 
 def lines(row: Row, roof: float) -> list[str]:
-    """The line of a row (columns: `HEADER`), and one for each rival that has no column."""
+    """The line of a row (columns: `HEADER`), and one for each rival that has no column or failed."""
     columns: list[str] = []
     for name in (CUBLAS, BITSANDBYTES):
         rival = row.rival(name)
@@ -61,7 +61,11 @@ def lines(row: Row, roof: float) -> list[str]:
             columns += ["-", "-"]
         else:
             columns += [f"{rival.timing.median_us:.1f}", f"{rival.timing.median_us / row.timing.median_us:.2f}"]
-    others = [rival for rival in row.rivals if rival.name not in (CUBLAS, BITSANDBYTES)]
+    others = [
+        rival
+        for rival in row.rivals
+        if rival.name not in (CUBLAS, BITSANDBYTES) or (rival.timing is None and rival.note not in ("", NOT_INSTALLED))
+    ]
     return [
         FORMAT.format(
             row.op, row.what, row.rows or "-", row.dtype, f"{row.timing.median_us:.1f}", _spread(row.timing),

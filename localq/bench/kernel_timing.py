@@ -44,6 +44,15 @@ class Bench:
         return Rival(name, self.time(launches))
 
 
+def guarded(name: str, made: Callable[[], Rival]) -> Rival:
+    """What `made` gives. A rival that fails is a note with its own words, and costs nothing of ours."""
+    try:
+        return made()
+    except Exception as error:  # other people's code: any failure of it is theirs to name
+        first = (str(error).strip() or "no message").splitlines()[0]
+        return Rival(name, None, f"not measured, {type(error).__name__}: {first[:100]}")
+
+
 def exact_product(x: Tensor, weight: Tensor) -> Tensor:
     """x [rows, in] times weight f32 [out, in], in fp64 -> [rows, out]."""
     return torch.cat([x.double() @ chunk.double().T for chunk in torch.split(weight, CHUNK)], dim=1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localq.bench import products
 from localq.bench.kernel_table import BITSANDBYTES, NOT_INSTALLED, Rival, Row
-from localq.bench.kernel_timing import SEED, Bench, check, installed, type_name
+from localq.bench.kernel_timing import SEED, Bench, check, guarded, installed, type_name
 from localq.bench.nf4_weights import Weights, copies, for_bitsandbytes
 from localq.bench.shapes import Product, Workload
 from localq.kernels import nf4
@@ -59,7 +59,8 @@ def gemv_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype) -> R
     dense = _check("nf4_gemv", what, multiply(tiled), given, weights, dtype)
     timing = bench.time([partial(multiply, each) for each in _rotation(bench, tiled)])
     moved = given.nbytes + nf4.nf4_weight_bytes(product.count) + out.nbytes
-    rivals = (products.cublas(bench, given.x, dense), _bitsandbytes(bench, given.x, weights))
+    theirs = guarded(BITSANDBYTES, lambda: _bitsandbytes(bench, given.x, weights))
+    rivals = (products.cublas(bench, given.x, dense), theirs)
     return Row("nf4", "nf4_gemv", what, rows, type_name(dtype), moved, timing, rivals)
 
 
@@ -77,7 +78,8 @@ def gemm_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype) -> R
     dense = _check("nf4_gemm", what, multiply(tiled), given, weights, dtype)
     timing = bench.time([partial(multiply, each) for each in _rotation(bench, tiled)])
     moved = given.nbytes + nf4.nf4_weight_bytes(product.count) + out.nbytes
-    rivals = (products.cublas(bench, given.x, dense), _bitsandbytes(bench, given.x, weights))
+    theirs = guarded(BITSANDBYTES, lambda: _bitsandbytes(bench, given.x, weights))
+    rivals = (products.cublas(bench, given.x, dense), theirs)
     return Row("gemm", "nf4_gemm", what, rows, type_name(dtype), moved, timing, rivals)
 
 

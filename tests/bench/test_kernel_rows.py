@@ -7,6 +7,7 @@ import reference_kernels
 import torch
 
 from localq.bench import attention_rows, dense_rows, dequantize_rows, kernel_timing, nf4_rows, step_rows
+from localq.bench.kernel_table import as_json, lines
 from localq.bench.kernel_timing import Bench
 from localq.bench.roofline import Timing
 from localq.bench.shapes import GATE_UP, NORM, RESIDUAL, Heads, Product, Workload
@@ -89,6 +90,22 @@ def test_a_wrong_kernel_is_not_timed(bench, monkeypatch, module, name):
     for case in cases[:3]:
         with pytest.raises(LocalqError, match=f"{name}: the result on .* is off by"):
             case(bench)
+
+
+def test_a_rival_that_fails_is_a_note_under_our_row(bench, monkeypatch):
+    def broken(*given, **named):
+        raise OSError("no compiler\nand more")
+
+    monkeypatch.setattr(nf4_rows, "_bitsandbytes", broken)
+    monkeypatch.setattr(dequantize_rows, "installed", lambda package: package == "triton")
+    monkeypatch.setitem(dequantize_rows.triton_rivals.VARIANTS, "triton fused", broken)
+    monkeypatch.setitem(dequantize_rows.triton_rivals.VARIANTS, "triton two-step", lambda matrix, out: None)
+    rows = [nf4_rows.gemv_cases(WORK)[0](bench), dequantize_rows.cases(WORK)[0](bench)]
+    said = [line for row in rows for line in lines(row, 1e12)]
+    assert "  bitsandbytes: not measured, OSError: no compiler" in said
+    assert "  triton fused: not measured, OSError: no compiler" in said
+    assert "  triton two-step: gives wrong weights here" in said
+    assert as_json(rows[0], 1e12)["rivals_us"] == {"cublas": 1.0, "bitsandbytes": None}
 
 
 def test_chunks_of_the_exact_product_join(monkeypatch):
