@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from localq.bench.plan import Case, Plan
+from localq.bench.throttle import Throttle
 from localq.engine.generate import Engine
 from localq.errors import LocalqError
 from localq.sampling import Sampling
@@ -33,12 +34,13 @@ class Run:
 
 @dataclass(frozen=True)
 class Measured:
-    """All runs of a case. joules: over all of them, None where the device does not tell."""
+    """All runs of a case. joules: over all of them, None where the device does not tell; held_down: see `throttle`."""
 
     case: Case
     runs: tuple[Run, ...]
     joules: float | None = None
     extrapolated: bool = False
+    held_down: dict[str, float] = field(default_factory=dict)
 
     @property
     def rates(self) -> list[float]:
@@ -136,7 +138,9 @@ def prompt(count: int, vocab: int, seed: int) -> list[int]:
     return torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def measure(subjects: dict[str, Subject], plan: Plan, meter: Meter, on_run: OnRun) -> dict[str, list[Measured]]:
+def measure(
+    subjects: dict[str, Subject], plan: Plan, meter: Meter, limits: Throttle, on_run: OnRun
+) -> dict[str, list[Measured]]:
     """Every case on every subject: a warm-up each, then the repetitions in turn, so that a slow minute hits all alike.
 
     Energy is told only where one subject is measured alone, and does nothing else meanwhile.
@@ -148,15 +152,16 @@ def measure(subjects: dict[str, Subject], plan: Plan, meter: Meter, on_run: OnRu
             on_run(name, case)
             subject.run(case, -1)
         runs: dict[str, list[Run]] = {name: [] for name in able}
+        limits.start()
         meter.start()
         for repetition in range(plan.repetitions):
             for name, subject in able.items():
                 on_run(name, case)
                 runs[name].append(subject.run(case, repetition))
-        joules = meter.stop()
+        joules, held_down = meter.stop(), limits.stop()
         for name, subject in able.items():
             known = len(subjects) == 1 and subject.metered(case)
-            results[name].append(Measured(case, tuple(runs[name]), joules if known else None))
+            results[name].append(Measured(case, tuple(runs[name]), joules if known else None, held_down=held_down))
     return results
 
 

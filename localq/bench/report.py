@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
+from localq.bench import throttle
 from localq.bench.plan import Case
 
 SCHEMA = 1
@@ -30,6 +31,7 @@ class Row:
     bytes_per_token      that a decode step must read; share_of_roof: of the read bandwidth as measured
     peak_vram_bytes      most that torch had allocated; process_vram_bytes: of the process, context included (NVML)
     extrapolated         from two cuts of the model, because the whole does not fit
+    held_down            cause -> share of the time in which the driver lowered the clocks for it (`throttle`)
     """
 
     engine: str
@@ -45,6 +47,7 @@ class Row:
     process_vram_bytes: int | None = None
     host_gap_us: float | None = None
     extrapolated: bool = False
+    held_down: dict[str, float] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Flat, for JSON and CSV."""
@@ -69,6 +72,7 @@ class Row:
             "host_gap_us": _rounded(self.host_gap_us, 2),
             "repetitions": len(self.samples),
             "extrapolated": self.extrapolated,
+            **{f"held_down_for_{cause}": _rounded(self.held_down.get(cause), 3) for cause in throttle.POLICIES},
         }
 
 
@@ -124,6 +128,11 @@ class Report:
         more = f"{(taken - predicted) / 2**20:+,.0f} MiB, {taken / predicted - 1:+.1%}"
         return f"memory: predicted {predicted / 2**30:.2f} GiB, taken {taken / 2**30:.2f} GiB ({more})"
 
+    def clocks_line(self) -> str:
+        """Which rows ran with lowered clocks; empty where none did."""
+        said = [f"{row.engine} {row.case.name} {text}" for row in self.rows if (text := throttle.told(row.held_down))]
+        return f"clocks held down by the driver, of the time: {'; '.join(said)}" if said else ""
+
     def first_line(self) -> str:
         """The speedup over fp16, or why there is none, with the speed behind it."""
         ours = self.row(OURS, self.headline)
@@ -176,7 +185,7 @@ def write(report: Report, format: str, out: TextIO, err: TextIO) -> dict[str, An
         print(*(_markdown(cells) if format == "md" else _aligned(cells)), sep="\n", file=out)
         facts = [f"{name.replace('_', ' ')} {value}" for name, value in report.conditions.items() if value is not None]
         print(f"measured read bandwidth {report.roof_bytes_per_s / 1e9:.0f} GB/s; {', '.join(facts)}", file=out)
-        for note in filter(None, (report.memory_line(), *report.notes)):
+        for note in filter(None, (report.memory_line(), report.clocks_line(), *report.notes)):
             print(note, file=out)
     elif format == "csv":
         out.write(_csv(body["rows"]))

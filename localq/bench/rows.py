@@ -42,6 +42,7 @@ def rows_of(
                 peak_vram_bytes=peak,
                 process_vram_bytes=process,
                 extrapolated=each.extrapolated,
+                held_down=each.held_down,
             )
         )
     return rows

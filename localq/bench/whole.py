@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from localq.bench import energy, measure, rivals
+from localq.bench import energy, measure, rivals, throttle
 from localq.bench.conditions import conditions
 from localq.bench.dense import dequantized
 from localq.bench.extrapolate import Timed, extrapolated
@@ -138,7 +138,7 @@ class _Bench:
 
     def __init__(self, request: Request, device: torch.device, roof: float, on_state: OnState) -> None:
         self.request, self.device, self.roof, self._on_state = request, device, roof, on_state
-        self._meter = energy.meter(device)
+        self._meter, self._limits = energy.meter(device), throttle.throttle(device)
         self._seed = request.plan.seed
         self.rows: list[Row] = []
         self.notes: list[str] = []
@@ -239,7 +239,11 @@ class _Bench:
 
     def _timed(self, subjects: dict[str, Subject]) -> Timed:
         return measure.measure(
-            subjects, self.request.plan, self._meter, lambda name, case: self._on_state(f"{name} {case.name}")
+            subjects,
+            self.request.plan,
+            self._meter,
+            self._limits,
+            lambda name, case: self._on_state(f"{name} {case.name}"),
         )
 
     def _eager_ids(self, model: LoadedModel) -> list[int] | None:

@@ -15,6 +15,7 @@ from localq.bench.extrapolate import PAIRS, extrapolated, line
 from localq.bench.measure import Measured, Run, measure
 from localq.bench.plan import Case
 from localq.bench.report import BASELINE, FORMATS, OURS, Report, Row, write
+from localq.bench.throttle import Throttle
 from localq.errors import ExitCode, LocalqError
 
 TG, PP = Case(0, 128, 0), Case(512, 0, 4096)
@@ -130,7 +131,7 @@ def test_energy_is_told_only_where_it_is_that_of_the_tokens():
     plan = plans.make("0", "4", "0", repetitions=3)
 
     def joules(**subjects: Metered) -> list[float | None]:
-        measured = measure(subjects, plan, Metered(), lambda name, case: None)
+        measured = measure(subjects, plan, Metered(), Throttle(None, None), lambda name, case: None)
         return [each.joules_per_token for cases in measured.values() for each in cases]
 
     assert joules(ours=Metered()) == [1.0]
