@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq import __version__
+from localq import __version__, catalog
 from localq.checkpoint import Checkpoint, open_checkpoint
 from localq.conversion_plan import Job, notes, plan_jobs, skipped_modules
 from localq.disk import disk_errors
@@ -90,8 +90,8 @@ def convert(
 
 
 def _format_module(source: ModelFiles, format: str) -> ModuleType:
-    if format not in FORMATS:
-        raise usage_error(format, "localq does not write this format", f"Formats: {', '.join(FORMATS)}.")
+    if format not in catalog.MADE_FORMATS:
+        raise usage_error(format, "localq does not write this format", f"Formats: {', '.join(catalog.MADE_FORMATS)}.")
     if "quantization_config" in source.config:
         method = source.config["quantization_config"]
         name = method.get("quant_method", "unknown") if isinstance(method, dict) else "unknown"

@@ -23,6 +23,8 @@ CUBLAS_BYTES = 32 * MIB  # torch's workspace for cuBLAS on Hopper; elsewhere les
 LAUNCH_BYTES = 8192  # of one kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill goes through the prompt in pieces of this size
 PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized for prefill
+# What is dequantized by torch and not by a kernel of ours goes through temporaries (`CHUNK_WEIGHTS` of its module).
+UNPACK_BYTES = {"aqlm": 48 * MIB}
 SPARE_BYTES = 32 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unused
 # Where a soft cap rules out fused attention: scores of a block of queries, and copies, in 16 bit.
 SCORES_BYTES = 80 * MIB
@@ -119,7 +121,8 @@ def per_token_bytes(arch: Architecture, placement: Placement, itemsize: int) -> 
 def _scratch(arch: Architecture, format: str, itemsize: int) -> int:
     """What prefill holds besides the masks: dequantized weights, and all that a chunk computes."""
     largest = 0 if format in _PLAIN else max(each.rows * each.columns for each in arch.linears)
-    return slab_bytes(largest, itemsize) + _chunk(arch, itemsize) * 9 // 8 + SPARE_BYTES  # an eighth lies in between
+    chunk = _chunk(arch, itemsize) * 9 // 8  # an eighth lies in between
+    return slab_bytes(largest, itemsize) + UNPACK_BYTES.get(format, 0) + chunk + SPARE_BYTES
 
 
 def _chunk(arch: Architecture, itemsize: int) -> int:

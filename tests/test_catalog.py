@@ -208,7 +208,7 @@ def test_find_takes_names_and_aliases_only():
 
 def test_what_this_version_cannot_run_is_said_plainly():
     assert catalog.not_yet(catalog.find("llama-3.1-8b").arch, "nf4") is None
-    assert "aqlm format" in catalog.not_yet(catalog.find("llama-3.1-8b").arch, "aqlm")
+    assert "awq format" in catalog.not_yet(catalog.find("llama-3.1-8b").arch, "awq")
     assert "qwen3_moe" in catalog.not_yet(catalog.find("qwen3-30b-a3b").arch, "nf4")
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from localq.checkpoint import Checkpoint, info
-from localq.quant import FORMATS
+from localq.quant import FORMATS, owner
 
 
 def dequantized(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Checkpoint:
@@ -28,10 +28,9 @@ class _Dequantized:
         self._checkpoint, self._device, self._dtype = checkpoint, device, dtype
         self.quantized: dict[str, ModuleType] = {}
         for name in checkpoint.tensors:
-            prefix = name.removesuffix(".weight")
-            for module in FORMATS.values():
-                if name.endswith(".weight") and module.is_quantized(checkpoint.tensors, prefix):
-                    self.quantized[prefix] = module
+            if found := owner(checkpoint.tensors, name):
+                format, prefix = found
+                self.quantized[prefix] = FORMATS[format]
 
     def read(self, name: str) -> Tensor:
         """See `Checkpoint.read`; what was quantized comes on the device."""

@@ -31,6 +31,7 @@ from localq.kernels.gemv import Norm
 from localq.models.attention import Attention
 from localq.models.decoder import Block, Decoder
 from localq.models.layers import ACTIVATIONS, GatedMLP, RMSNorm
+from localq.quant.slabs import SlabLinear
 
 OPERATIONS = ("embed", "qkv", "attention", "o", "gate_up", "down", "norm", "head", "sample")
 
@@ -63,7 +64,7 @@ def why_not(model: Decoder) -> str:
         assert isinstance(block, Block)
         for module in (*block.self_attn.inputs(), block.self_attn.o_proj, *block.mlp.inputs(), block.mlp.down_proj):
             if not _readable(operand(module)):
-                return f"none reads a {type(module).__name__} of {module.in_features} columns"
+                return f"none reads a Linear{_format_of(module)} of {module.in_features} columns"
     return ""
 
 
@@ -215,6 +216,10 @@ class FusedStep:
             product(x, operands, norm=norm, residual=residual, activation=activation, out=out)
 
         self._launches.append(Launch(operation, run, lambda live: moved))
+
+
+def _format_of(module: nn.Module) -> str:
+    return f" in {module.format}" if isinstance(module, SlabLinear) else ""
 
 
 def _readable(found: Operand | None) -> bool:

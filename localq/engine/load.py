@@ -25,7 +25,8 @@ from localq.errors import ExitCode, LocalqError, usage_error
 from localq.modelfiles import ModelFiles
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
-from localq.quant import nf4
+from localq.quant import FORMATS, nf4
+from localq.quant.slabs import SlabLinear
 
 OnProgress = Callable[[str, int, int], None]  # stage, bytes done, bytes in total
 
@@ -51,7 +52,7 @@ class Options:
 class LoadedModel:
     """A model ready to run.
 
-    format   "nf4", "bf16", "fp16", "fp32" or "gguf": what the weights were read from
+    format   "nf4", "aqlm", "bf16", "fp16", "fp32" or "gguf": what the weights were read from
     plan     what was predicted; ledger: component -> bytes that were allocated
     notes    lines that the user must be told
     kv_bits, embed, head_bits  as in `placement.Placement`: kv_bits 16 is the type of the model
@@ -152,7 +153,7 @@ def _load(
         notes=(*choice.notes, *_notes(plan, non_finite)),
         kv_bits=plan.kv_bits,
         embed=plan.embed,
-        head_bits="nf4" if weights.HEAD in assignment.quantized else plan.head,
+        head_bits=plan.head,
         vram=held,
     )
 
@@ -176,16 +177,16 @@ def _begin(device: torch.device, vram_bytes: int | None, before: dict[str, int])
 
 
 def share_scratch(model: Decoder, dtype: torch.dtype) -> int:
-    """Gives all NF4 linears of a model on a GPU one buffer for weights dequantized in prefill; returns its bytes.
+    """Gives all quantized linears of a model on a GPU one buffer for weights dequantized in prefill; returns its bytes.
 
     It has the size for the blocks: a head is read for one token at a time, and for more in slabs.
     """
-    linears = [module for module in model.modules() if isinstance(module, nf4.Linear)]
-    blocks = [module for module in model.layers.modules() if isinstance(module, nf4.Linear)]
+    linears = [module for module in model.modules() if isinstance(module, SlabLinear)]
+    blocks = [module for module in model.layers.modules() if isinstance(module, SlabLinear)]
     if not blocks:
         return 0
     count = footprint.slab_bytes(max(math.prod(linear.shape) for linear in blocks), dtype.itemsize)
-    scratch = torch.empty(count, dtype=torch.uint8, device=blocks[0].codes.device)
+    scratch = torch.empty(count, dtype=torch.uint8, device=next(blocks[0].buffers()).device)
     for linear in linears:
         linear.scratch = scratch
     return count
@@ -197,10 +198,12 @@ def _architecture(files: ModelFiles, name: str) -> ModuleType:
         known = ", ".join(sorted(ARCHITECTURES))
         raise LocalqError(name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
     quantization = files.config.get("quantization_config") or files.text_config.get("quantization_config") or {}
-    method = quantization.get("quant_method", "bitsandbytes") if isinstance(quantization, dict) else quantization
-    if method != "bitsandbytes" or (quantization and not quantization.get("load_in_4bit")):
-        what = "bitsandbytes in 8 bit" if method == "bitsandbytes" else f"{method!r}"
-        raise LocalqError(name, f"its weights are quantized by {what}, which localq does not read", "Use NF4 or bf16.")
+    method = quantization.get("quant_method", nf4.quant_method) if isinstance(quantization, dict) else quantization
+    in_8_bit = method == nf4.quant_method and quantization and not quantization.get("load_in_4bit")
+    if in_8_bit or method not in [module.quant_method for module in FORMATS.values()]:
+        what = "bitsandbytes in 8 bit" if in_8_bit else f"{method!r}"
+        step = f"Use {', '.join(FORMATS)} or bf16."
+        raise LocalqError(name, f"its weights are quantized by {what}, which localq does not read", step)
     return ARCHITECTURES[model_type]
 
 
@@ -245,11 +248,12 @@ def _plan(
     """
     packed = held is not None
     arch = Architecture.from_config(files.config)
-    if weights.HEAD in assignment.quantized:
-        if wishes.head not in ("auto", "nf4"):
-            why = f"its files hold the head in NF4, not in {wishes.head} bit"
+    if (head := assignment.quantized.get(weights.HEAD)) is not None:
+        kept = head.format if head.format in weights.HEAD_FORMATS else "16"
+        if wishes.head not in ("auto", kept):
+            why = f"its files hold the head in {head.format.upper()}, not in {wishes.head} bit"
             raise usage_error("--head", why, "Leave --head out.")
-        wishes = replace(wishes, head="nf4")
+        wishes = replace(wishes, head=kept)
     if not packed:
         wishes = replace(wishes, embed="device")  # which is host memory here
     plan = planner.plan(

@@ -21,10 +21,11 @@ from localq.engine.arena import Arena, arena_bytes
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.models.decoder import Decoder
 from localq.placement import Placement
-from localq.quant import FORMATS
+from localq.quant import FORMATS, owner
 
 HEAD, TABLE = "lm_head", "embed_tokens.weight"
 _LARGE = (TABLE, f"{HEAD}.weight")  # allocated by themselves
+HEAD_FORMATS = ("nf4",)  # a head that the files hold in another format is dequantized: `placement` plans for no other
 DENSE_DTYPES = ("float32", "bfloat16", "float16", "float64")
 _AGAIN = "Fetch the model again; if that does not help, its files do not belong together."
 
@@ -62,10 +63,10 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
     owned: set[str] = set()
     for key in checkpoint.tensors:
         entry = _quantized(checkpoint, key)
-        target = rename(key)
         if entry is None:
             continue
         owned.update(entry.keys)
+        target = rename(f"{entry.prefix}.weight")
         if target is not None and target not in model.redundant:
             assignment.quantized[target.removesuffix(".weight")] = entry
     for key in checkpoint.tensors:
@@ -80,14 +81,13 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
 
 
 def _quantized(checkpoint: Checkpoint, key: str) -> Quantized | None:
-    if not key.endswith(".weight"):
+    found = owner(checkpoint.tensors, key)
+    if found is None:
         return None
-    prefix = key.removesuffix(".weight")
-    for format, module in FORMATS.items():
-        if module.is_quantized(checkpoint.tensors, prefix):
-            keys = tuple(prefix + suffix for suffix in module.suffixes if prefix + suffix in checkpoint.tensors)
-            return Quantized(format, module, prefix, keys)
-    return None
+    format, prefix = found
+    module = FORMATS[format]
+    keys = tuple(prefix + suffix for suffix in module.suffixes if prefix + suffix in checkpoint.tensors)
+    return Quantized(format, module, prefix, keys)
 
 
 def _check(assignment: Assignment, checkpoint: Checkpoint, model: nn.Module, name: str) -> None:
@@ -248,8 +248,8 @@ def _put_quantized(model: nn.Module, path: str, entry: Quantized, checkpoint: Ch
     if packed.shape != tuple(plain.weight.shape):
         why = f"{entry.prefix!r} has shape {list(packed.shape)}, not {list(plain.weight.shape)}"
         raise bad_file(entry.prefix, why, _AGAIN)
-    if not places.packed:
-        _put(model, f"{path}.weight", entry.module.dequantize(packed, places.dtype))
+    if not places.packed or (path == HEAD and entry.format not in HEAD_FORMATS):
+        _put(model, f"{path}.weight", entry.module.dequantize(packed, places.dtype).to(places.device))
         return
     bias = None if plain.bias is None else plain.bias.data
     parent, _, leaf = path.rpartition(".")

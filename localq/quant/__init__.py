@@ -2,23 +2,39 @@
 
 A format module has
   its docstring                        the format, byte by byte
-  Packed                               the tensors of one matrix; .placed(place, device) -> the same, copied by `place`
-  quantize(weight) -> Packed           weight f32 | bf16 | f16 [out, in]
+  Packed                               the tensors of one matrix and its `shape`; .to(device) -> the same there;
+                                       .placed(place, device) -> the same, copied by `place`
   dequantize(packed, dtype) -> Tensor  the definition of the format and the reference of its kernels
   bytes(out, in) -> int                device bytes of one matrix
-  suffixes                             the checkpoint tensors P + suffix that a Linear P owns
+  quant_method                         what config.json calls it
+  suffixes                             the checkpoint tensors P + suffix that a Linear P owns; every P has the first
   is_quantized(tensors, P) -> bool     does a checkpoint hold P in this format?
   stored_bytes(tensors, P) -> int      what P takes there: codes, scales, tables
   placed_bytes(tensors, P) -> [int]    what each tensor of P takes on a device, in the order of Packed.placed
-  from_checkpoint(checkpoint, P) -> Packed, to_tensors(packed, P) -> dict, layout(out, in) -> dict
+  from_checkpoint(checkpoint, P) -> Packed
+  Linear(packed, bias)                 a `slabs.SlabLinear`: x [T, in] -> [T, out]
+
+and one that localq makes (`catalog.MADE_FORMATS`) besides
+  quantize(weight) -> Packed           weight f32 | bf16 | f16 [out, in]
+  to_tensors(packed, P) -> dict, layout(out, in) -> dict
   quantization_config(dtype, skipped)  what config.json says about a checkpoint in this format
-  Linear(packed, bias)                 an nn.Module: x [T, in] -> [T, out]
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
 
-from localq.quant import nf4
+from localq.quant import aqlm, nf4
 
-FORMATS: dict[str, ModuleType] = {"nf4": nf4}
+FORMATS: dict[str, ModuleType] = {"nf4": nf4, "aqlm": aqlm}
+
+
+def owner(tensors: Mapping[str, Any], key: str) -> tuple[str, str] | None:
+    """(format, P) where `key` is the first tensor of a Linear P that a checkpoint holds quantized; None for others."""
+    for format, module in FORMATS.items():
+        prefix = key.removesuffix(module.suffixes[0])
+        if prefix != key and module.is_quantized(tensors, prefix):
+            return format, prefix
+    return None

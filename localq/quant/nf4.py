@@ -56,6 +56,7 @@ __all__ = [
     "is_quantized",
     "layout",
     "placed_bytes",
+    "quant_method",
     "quantization_config",
     "quantize",
     "stored_bytes",
@@ -67,6 +68,7 @@ STATE_BYTES = 256
 STATE_SUFFIX = ".weight.quant_state.bitsandbytes__nf4"
 FP4_SUFFIX = ".weight.quant_state.bitsandbytes__fp4"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+quant_method = "bitsandbytes"
 suffixes = (
     ".weight",
     ".weight.absmax",

@@ -1,7 +1,7 @@
 """The Linear of NF4: which kernel multiplies, by how many rows x has.
 
 Up to `gemv.ROWS` rows, and for 16-bit x up to where `nf4_crossover` says, the codes are decoded as they are read;
-above that, slabs of rows of W are dequantized into a scratch and multiplied by cuBLAS. On the CPU it is the reference;
+above that, slabs of rows of W are dequantized and multiplied by cuBLAS (`slabs.py`). On the CPU it is the reference;
 the loader replaces it there by a dequantized nn.Linear.
 """
 
@@ -11,11 +11,12 @@ import functools
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from localq.quant import nf4_crossover, nf4_tiles
 from localq.quant.nf4_codec import CODE_MAP, Packed, dequantize
+from localq.quant.slabs import SlabLinear
 
 if TYPE_CHECKING:
     from localq.kernels.nf4 import Nf4Matrix
@@ -34,39 +35,31 @@ def shared_table(table: Tensor) -> Tensor:
     return table
 
 
-class Linear(nn.Module):
+class Linear(SlabLinear):
     """y = W x + b with W in NF4. x [T, in] of any float dtype -> [T, out] of the same dtype.
 
     tiled    codes and absmax are in the order that the kernels read (`tile_`); `packed` always has them row by row
-    scratch  u8, for dequantized slabs of W; shared by all Linears of a model. None: allocated when needed
     """
 
+    format = "NF4"
+    row_step = nf4_tiles.ROWS
     codes: Tensor
     absmax: Tensor
     nested_absmax: Tensor | None
     nested_map: Tensor | None
     offset: Tensor | None
     code_map: Tensor
-    bias: Tensor | None
 
     def __init__(self, packed: Packed, bias: Tensor | None = None) -> None:
-        super().__init__()
-        self.out_features, self.in_features = packed.shape
+        super().__init__(packed.shape, bias)
         self.dtype = packed.dtype
         self.tiled = False
-        self.scratch: Tensor | None = None
         for name in ("codes", "absmax", "nested_absmax", "offset"):
             self.register_buffer(name, getattr(packed, name))
         self.register_buffer("nested_map", None if packed.nested_map is None else shared_table(packed.nested_map))
         # On the host as well: the kernels take it by value, and reading it back would wait for the device every call.
         self.host_offset = 0.0 if packed.offset is None else float(packed.offset)
         self.register_buffer("code_map", shared_table(CODE_MAP.to(packed.codes.device)))
-        self.register_buffer("bias", bias)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """[out, in]"""
-        return self.out_features, self.in_features
 
     @property
     def packed(self) -> Packed:
@@ -122,38 +115,11 @@ class Linear(nn.Module):
             return nf4_gemm(x, self.matrix, bias=self.bias)
         return nf4_gemv(x, [self.matrix], biases=[self.bias])
 
-    def _by_slabs(self, x: Tensor) -> Tensor:
-        """Dequantize as many rows of W as the scratch holds, multiply, go on."""
+    def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+        """See `SlabLinear`."""
         from localq.kernels.nf4 import nf4_dequantize  # as in `matrix`
 
-        matrix = self.matrix
-        rows = self.slab_rows(x.dtype)
-        if rows >= self.out_features:
-            dense = nf4_dequantize(matrix, x.dtype, self._slab(self.out_features, x.dtype))
-            return F.linear(x, dense, self.bias)
-        y = torch.empty(x.shape[0], self.out_features, dtype=x.dtype, device=x.device)
-        for first in range(0, self.out_features, rows):
-            count = min(rows, self.out_features - first)
-            dense = nf4_dequantize(matrix, x.dtype, self._slab(count, x.dtype), (first, count))
-            part = y[:, first : first + count]  # cuBLAS writes into it: rows may lie apart
-            if self.bias is None:
-                torch.mm(x, dense.T, out=part)
-            else:
-                torch.addmm(self.bias[first : first + count], x, dense.T, out=part)
-        return y
-
-    def slab_rows(self, dtype: torch.dtype) -> int:
-        """Rows of W, a multiple of a tile, that the scratch holds dequantized; all of them without a scratch."""
-        if self.scratch is None:
-            return self.out_features
-        fit = self.scratch.nbytes // (self.in_features * dtype.itemsize)
-        return max(fit // nf4_tiles.ROWS, 1) * nf4_tiles.ROWS
-
-    def _slab(self, rows: int, dtype: torch.dtype) -> Tensor | None:
-        needed = rows * self.in_features * dtype.itemsize
-        if self.scratch is None or self.scratch.nbytes < needed:
-            return None
-        return self.scratch[:needed].view(dtype).view(rows, self.in_features)
+        return nf4_dequantize(self.matrix, dtype, out, None if count == self.out_features else (first, count))
 
 
 @functools.cache

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from localq.catalog import MADE_FORMATS
 from localq.checkpoint import Checkpoint, TensorInfo, info
 from localq.errors import ExitCode, LocalqError
 from localq.quant import FORMATS, nf4, nf4_codec
@@ -305,7 +306,7 @@ def test_damaged_checkpoints_are_refused(case: str) -> None:
 # ---- the contract of a format, and the module
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", MADE_FORMATS)
 def test_format_contract(name: str) -> None:
     module = FORMATS[name]
     weight = sample(33, 192, torch.bfloat16)

@@ -1,0 +1,207 @@
+"""AQLM: every group of weights of a row is a sum of codewords, one of each codebook, times the scale of the row.
+
+A Linear `P` of a checkpoint, W [out, in], is stored as P.codes, P.codebooks, P.scales and, where it has one, P.bias:
+
+codes      i8 | i16   [out/out_group, in/in_group, books]    one number of a codeword for each codebook; little-endian
+codebooks  f16 | bf16 | f32  [books, entries, out_group, in_group]                      entries = 2^bits, 1 to 16 bits
+scales     the same type     [out/out_group, 1, 1, 1]
+bias       dense, [out]
+
+Codes are stored signed and mean unsigned numbers: -1 in i16 is 65,535. They count modulo `entries`, as the package has
+it. A codeword covers out_group rows (1 in all that is published) and in_group columns. With O, G a group of rows and
+one of columns, i, j a row and a column inside:
+
+sum    = codebooks[0, codes[O, G, 0], i, j] + codebooks[1, codes[O, G, 1], i, j] + ...     f32, then rounded to the type
+W      = sum * scales[O]                                                        one product, rounded to the type
+
+and only then in the wanted dtype: W is the same whatever one computes in. Sizes are those of the tensors; names of
+repositories and fields of config.json do not count, and a Linear without codes is a plain one, which is what the list
+`linear_weights_not_to_quantize` of config.json says too.
+
+  1x16, groups of 8   2     bits per weight, besides 1 MiB for a codebook and 16 bits for each scale
+  2x8,  groups of 8   2     and 8 KiB
+  1x16, groups of 16  1     and 2 MiB
+  1x8,  groups of 8   1     and 4 KiB
+  8x8,  groups of 32  2     and 128 KiB
+
+The definition is `aqlm.utils._dequantize_weight` of the package aqlm 1.1.7, in the type of the stored codebooks: what
+its path of dequantizing and its CUDA kernels agree on. (Its kernels for products leave out the rounding of the sum; its
+numba kernel computes in f32.) For f16 and f32, and for one codebook, all bits are equal. bfloat16 sums of several
+codebooks are rounded to even here, as torch does on CUDA; torch's CPU library rounds ties up, the package with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from localq.errors import bad_file
+from localq.jsonfile import DAMAGED
+from localq.quant.additive import dequantize_codes
+from localq.quant.slabs import SlabLinear
+
+quant_method = "aqlm"
+suffixes = (".codes", ".codebooks", ".scales")
+CODES = {"int8": 256, "int16": 65_536}  # type of codes -> entries that they can tell apart
+VALUES = ("float16", "bfloat16", "float32")
+# Weights that are dequantized together: four temporaries of so many bytes, 48 MiB at most on a GPU.
+CHUNK_WEIGHTS = {"cpu": 2**20, "cuda": 2**22}
+
+
+@dataclass(frozen=True)
+class Packed:
+    """One matrix: see the module."""
+
+    codes: Tensor
+    codebooks: Tensor
+    scales: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in]"""
+        _, _, out_group, in_group = self.codebooks.shape
+        return self.codes.shape[0] * out_group, self.codes.shape[1] * in_group
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all three."""
+        return self.codes.nbytes + self.codebooks.nbytes + self.scales.nbytes
+
+    def to(self, device: torch.device | str) -> Packed:
+        """The same on `device`."""
+        return Packed(self.codes.to(device), self.codebooks.to(device), self.scales.to(device))
+
+    def placed(self, place: Callable[[Tensor], Tensor], device: torch.device) -> Packed:
+        """The same on `device`, every tensor where `place` copies it."""
+        return replace(self, codes=place(self.codes), codebooks=place(self.codebooks), scales=place(self.scales))
+
+
+def bytes(out: int, columns: int, books: int = 1, bits: int = 16, group: int = 8) -> int:
+    """Bytes of a matrix on the device, in groups of one row, with codebooks of 16-bit values."""
+    codes = out * (columns // group) * books * (1 if bits <= 8 else 2)
+    return codes + 2 * books * (1 << bits) * group + 2 * out
+
+
+# ---- dequantize
+
+
+def dequantize(packed: Packed, dtype: torch.dtype) -> Tensor:
+    """The matrix that `packed` stands for: [out, in] of `dtype`, on its device. This is the definition."""
+    return dequantize_rows(packed, 0, torch.empty(packed.shape, dtype=dtype, device=packed.codes.device))
+
+
+def dequantize_rows(packed: Packed, first: int, out: Tensor) -> Tensor:
+    """Rows of the matrix from `first` on into `out` [count, in], and `out`. Both count in whole groups of rows."""
+    books, entries, out_group, in_group = packed.codebooks.shape
+    groups, length = packed.codes.shape[1], out_group * in_group
+    table = packed.codebooks.reshape(books, entries, length).float()
+    step = max(1, CHUNK_WEIGHTS.get(out.device.type, 2**20) // (groups * length))
+    rows = out.view(-1, out_group, groups, in_group)
+    for begin in range(0, len(rows), step):
+        part = rows[begin : begin + step]
+        source = slice(first // out_group + begin, first // out_group + begin + len(part))
+        sums = dequantize_codes(packed.codes[source], table, length, length, groups * length)
+        weight = sums.to(packed.codebooks.dtype)
+        weight *= packed.scales[source].view(-1, 1)
+        part.copy_(weight.view(-1, groups, out_group, in_group).transpose(1, 2))
+    return out
+
+
+class Linear(SlabLinear):
+    """y = W x + b with W in AQLM. x [T, in] of any float dtype -> [T, out] of the same dtype."""
+
+    format = "AQLM"
+    codes: Tensor
+    codebooks: Tensor
+    scales: Tensor
+
+    def __init__(self, packed: Packed, bias: Tensor | None = None) -> None:
+        super().__init__(packed.shape, bias)
+        self.row_step = packed.codebooks.shape[2]
+        for name in ("codes", "codebooks", "scales"):
+            self.register_buffer(name, getattr(packed, name))
+
+    @property
+    def packed(self) -> Packed:
+        """The buffers in the form of the format."""
+        return Packed(self.codes, self.codebooks, self.scales)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        return self._by_slabs(x) if x.is_cuda else F.linear(x, dequantize(self.packed, x.dtype), self.bias)
+
+    def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+        """See `SlabLinear`."""
+        if out is None:
+            out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
+        return dequantize_rows(self.packed, first, out)
+
+
+# ---- checkpoints
+
+
+class Checkpoint(Protocol):
+    """What is needed of `localq.checkpoint.Checkpoint`."""
+
+    @property
+    def tensors(self) -> Mapping[str, Any]:
+        """Every tensor by name."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, on the CPU."""
+        ...
+
+
+def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
+    """Does the checkpoint hold the Linear `prefix` in AQLM?"""
+    return prefix + ".codes" in tensors
+
+
+def placed_bytes(tensors: Mapping[str, Any], prefix: str) -> list[int]:
+    """Bytes of each tensor of the Linear `prefix` on the device."""
+    return [tensors[prefix + suffix].nbytes for suffix in suffixes if prefix + suffix in tensors]
+
+
+def stored_bytes(tensors: Mapping[str, Any], prefix: str) -> int:
+    """Bytes of the Linear `prefix` in a checkpoint: codes, codebooks and scales."""
+    return sum(placed_bytes(tensors, prefix))
+
+
+def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
+    """The matrix of the Linear `prefix`, on the CPU; raises LocalqError (exit 8) unless every part is sound."""
+    _check(checkpoint.tensors, prefix)
+    packed = Packed(*(checkpoint.read(prefix + suffix) for suffix in suffixes))
+    for what, values in (("codebooks", packed.codebooks), ("scales", packed.scales)):
+        _require(prefix, bool(torch.isfinite(values).all()), f"{what} hold NaN or infinity")
+    return packed
+
+
+def _check(tensors: Mapping[str, Any], prefix: str) -> None:
+    """Types and shapes, by the headers alone."""
+    for suffix in suffixes:
+        if prefix + suffix not in tensors:
+            raise bad_file(prefix, f"the checkpoint lacks {prefix + suffix}", DAMAGED)
+    codes, codebooks, scales = (tensors[prefix + suffix] for suffix in suffixes)
+    shapes = [tuple(each.shape) for each in (codes, codebooks, scales)]
+    sound = len(shapes[0]) == 3 and len(shapes[1]) == 4 and all(math.prod(shape) > 0 for shape in shapes)
+    _require(prefix, sound, f"codes {list(shapes[0])} and codebooks {list(shapes[1])} are not of three and four sizes")
+    _require(prefix, codes.dtype in CODES, f"codes are {codes.dtype}, not {' or '.join(CODES)}")
+    same = codebooks.dtype == scales.dtype and scales.dtype in VALUES
+    _require(prefix, same, f"codebooks are {codebooks.dtype}, scales {scales.dtype}: not one of {', '.join(VALUES)}")
+    books, entries = shapes[1][:2]
+    _require(prefix, shapes[0][2] == books, f"{shapes[0][2]} codes of each group for {books} codebooks")
+    power = entries & (entries - 1) == 0 and 1 < entries <= CODES[codes.dtype]
+    _require(prefix, power, f"codebooks of {entries} entries are not of 1 to 8 or, in int16, to 16 bits")
+    _require(prefix, shapes[2] == (shapes[0][0], 1, 1, 1), f"scales have shape {list(shapes[2])}")
+
+
+def _require(prefix: str, holds: bool, why: str) -> None:
+    if not holds:
+        raise bad_file(prefix, f"damaged AQLM weights: {why}", DAMAGED)
