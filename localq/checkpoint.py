@@ -51,10 +51,16 @@ class Source(Protocol):
 
 
 class Checkpoint:
-    """All tensors of a model. `tensors` is known at once; `read` gives one of them, on the CPU, in its own dtype."""
+    """All tensors of a model. `tensors` is known at once; `read` gives one of them, on the CPU, in its own dtype.
 
-    def __init__(self, tensors: dict[str, TensorInfo], source: Source) -> None:
+    quantization: config.json's quantization_config, for formats whose tensors do not say everything; {} without one.
+    """
+
+    def __init__(
+        self, tensors: dict[str, TensorInfo], source: Source, quantization: dict[str, Any] | None = None
+    ) -> None:
         self.tensors = tensors
+        self.quantization = quantization or {}
         self._source = source
 
     def read(self, name: str) -> Tensor:
@@ -81,7 +87,7 @@ class Checkpoint:
 
 def open_checkpoint(files: ModelFiles) -> Checkpoint:
     """The weights of `files`; raises LocalqError (exit 8) for anything unsound in a header or in the index."""
-    return _open_gguf(files.path) if files.kind == "gguf" else _open_safetensors(files.path)
+    return _open_gguf(files.path) if files.kind == "gguf" else _open_safetensors(files)
 
 
 def info(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorInfo:
@@ -120,7 +126,8 @@ class _Shards:
         self._open.clear()
 
 
-def _open_safetensors(folder: Path) -> Checkpoint:
+def _open_safetensors(files: ModelFiles) -> Checkpoint:
+    folder = files.path
     headers = {shard: read_header(path) for shard, path in shard_paths(folder).items()}
     owner: dict[str, Header] = {}
     for shard, header in headers.items():
@@ -134,7 +141,8 @@ def _open_safetensors(folder: Path) -> Checkpoint:
     for name, header in owner.items():
         entry = header.tensors[name]
         tensors[name] = TensorInfo(str(DTYPES[entry.dtype]).removeprefix("torch."), entry.shape, entry.nbytes)
-    return Checkpoint(tensors, _Shards({name: header.path for name, header in owner.items()}))
+    shards = _Shards({name: header.path for name, header in owner.items()})
+    return Checkpoint(tensors, shards, files.quantization)
 
 
 def _check_index(folder: Path, headers: dict[str, Header]) -> None:

@@ -71,6 +71,14 @@ class ModelFiles:
         return inner if isinstance(inner, dict) else self.config
 
     @property
+    def quantization(self) -> dict[str, Any]:
+        """config.json's quantization_config, {} without one."""
+        for config in (self.config, self.text_config):
+            if isinstance(found := config.get("quantization_config"), dict):
+                return found
+        return {}
+
+    @property
     def eos_ids(self) -> tuple[int, ...]:
         """The ids that end a reply: generation_config's `eos_token_id`, else the configuration's."""
         for source in (self.generation_config, self.config, self.text_config):
