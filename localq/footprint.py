@@ -24,7 +24,7 @@ LAUNCH_BYTES = 8192  # of one kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill goes through the prompt in pieces of this size
 PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized for prefill
 # What is dequantized by torch and not by a kernel of ours goes through temporaries (`CHUNK_WEIGHTS` of its module).
-UNPACK_BYTES = {"aqlm": 48 * MIB}
+UNPACK_BYTES = {"aqlm": 48 * MIB, "vptq": 32 * MIB}
 SPARE_BYTES = 32 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unused
 # Where a soft cap rules out fused attention: scores of a block of queries, and copies, in 16 bit.
 SCORES_BYTES = 80 * MIB

@@ -26,9 +26,9 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from localq.quant import aqlm, nf4
+from localq.quant import aqlm, nf4, vptq
 
-FORMATS: dict[str, ModuleType] = {"nf4": nf4, "aqlm": aqlm}
+FORMATS: dict[str, ModuleType] = {"nf4": nf4, "aqlm": aqlm, "vptq": vptq}
 
 
 def owner(tensors: Mapping[str, Any], key: str) -> tuple[str, str] | None:

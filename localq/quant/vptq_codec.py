@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 WORD = 32  # bits of a word of packed indices
-SLAB_ELEMENTS = {"cpu": 2**18, "cuda": 2**20}  # weights; the temporaries take some 20 bytes for each
+CHUNK_WEIGHTS = {"cpu": 2**18, "cuda": 2**20}  # weights; the temporaries take some 20 bytes for each
 FIELDS = (
     "indices", "centroids", "res_indices", "res_centroids", "outlier_indices", "outlier_centroids",
     "perm", "weight_scale", "weight_bias",
@@ -117,7 +117,7 @@ def dequantize_rows(packed: Packed, first: int, count: int, dtype: torch.dtype, 
     if weight is None:
         weight = torch.empty(count, columns, dtype=dtype, device=device)
     places = None if packed.perm is None else torch.argsort(_unsigned(packed.perm))
-    rows = max(1, SLAB_ELEMENTS.get(device.type, 2**18) // (length * columns)) * length
+    rows = max(1, CHUNK_WEIGHTS.get(device.type, 2**18) // (length * columns)) * length
     for begin in range(first, first + count, rows):
         end = min(begin + rows, first + count)
         weight[begin - first : end - first] = _slab(packed, begin, end, places)

@@ -8,69 +8,23 @@ from collections.abc import Callable
 import pytest
 import torch
 import vptq_layers
+from live_memory import LiveMemory
 from torch import Tensor
 from torch.nn import functional as F
-from vptq_layers import BF16, F16, F32, Layer, Layout, by_package, make, shorts
+from vptq_layers import BF16, F16, F32, LAYOUTS, Held, Layer, Layout, by_package, checkpoint_of, make, shorts
 
 from localq import footprint
 from localq.architecture import Linears
-from localq.checkpoint import Checkpoint, info
+from localq.checkpoint import Checkpoint
 from localq.errors import LocalqError
 from localq.quant import vptq, vptq_codec
 
 DTYPES = (F32, BF16, F16)
 
-# The sizes of all differ; a vector length that does not divide `out`, and words that end within an index, are the rule.
-LAYOUTS = {
-    "v8-k65536-0": Layout((8, 65536, 0), 44, 39),
-    "v8-k65536-256": Layout((8, 65536, 256), 35, 70, dtypes=(BF16, BF16, BF16, BF16)),
-    "v8-k65536-65536": Layout((8, 65536, 65536), 24, 33),
-    "v16-k65536-65536": Layout((16, 65536, 65536), 47, 19),
-    "v16-k65536-1024": Layout((16, 65536, 1024), 33, 50, dtypes=(BF16, BF16, BF16, BF16)),
-    "v6-k4096-0": Layout((6, 4096, 0), 41, 53),
-    "v12-k512-64": Layout((12, 512, 64), 31, 45, dtypes=(F32, F32, F32, F32)),
-    "v1-k2-0": Layout((1, 2, 0), 9, 67),
-    "longer than out": Layout((16, 128, 32), 5, 37),
-    "three groups": Layout((8, 256, 16), 21, 3 * 17, groups=3),
-    "outliers": Layout((8, 1024, 0), 43, 36, outlier=(4, 32, 5)),
-    "outliers, longer vectors": Layout((6, 512, 128), 38, 41, outlier=(16, 256, 8), dtypes=(BF16, BF16, BF16, BF16)),
-    "outliers of many": Layout((8, 64, 0), 30, 40, outlier=(2, 65536, 7)),
-    "all at once": Layout((16, 4096, 256), 75, 11 + 2 * 23, outlier=(3, 100, 11), groups=2),
-    "no permutation": Layout((8, 2048, 0), 27, 46, perm=None),
-    "64-bit permutation": Layout((8, 2048, 0), 28, 57, perm=torch.int64),
-    "no norm": Layout((8, 8192, 32), 29, 48, norm=False),
-    "indices alone": Layout((8, 128, 0), 25, 30, perm=None, norm=False),
-    "unpacked": Layout((8, 65536, 0), 26, 31, packed=False, perm=torch.int64),
-    "unpacked, odd counts": Layout((7, 1000, 99), 51, 34, outlier=(5, 77, 4), packed=False, dtypes=(BF16,) * 4),
-    "unpacked groups": Layout((16, 300, 20), 52, 4 * 9, groups=4, packed=False),
-    "four types": Layout((8, 512, 16), 42, 63, outlier=(4, 16, 3), dtypes=(F16, BF16, F32, F16)),
-    "two types": Layout((8, 512, 0), 45, 61, dtypes=(BF16, BF16, BF16, F32)),
-}
-
 
 @pytest.fixture(scope="module")
 def dequant() -> Callable[..., Tensor]:
     return vptq_layers.package_dequant()
-
-
-class Held:
-    """A checkpoint in memory."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.held = tensors
-
-    def read(self, name: str) -> Tensor:
-        return self.held[name]
-
-    def close(self) -> None:
-        pass
-
-
-def checkpoint_of(layer: Layer, name: str = "a.q_proj") -> Checkpoint:
-    tensors = {name + suffix: tensor for suffix, tensor in layer.tensors.items()}
-    described = {key: info(tensor.dtype, tuple(tensor.shape)) for key, tensor in tensors.items()}
-    quantization = {"quant_method": "vptq", "config_for_layers": {name: layer.config}}
-    return Checkpoint(described, Held(tensors), quantization)
 
 
 def read(layer: Layer) -> vptq.Packed:
@@ -153,7 +107,7 @@ def test_slabs_and_parts_change_nothing(name: str, monkeypatch: pytest.MonkeyPat
     packed = read(make(LAYOUTS[name]))
     out, columns = packed.shape
     whole = vptq.dequantize(packed, BF16)
-    monkeypatch.setattr(vptq_codec, "SLAB_ELEMENTS", {"cpu": 2 * packed.vector_len * columns + 1})
+    monkeypatch.setattr(vptq_codec, "CHUNK_WEIGHTS", {"cpu": 2 * packed.vector_len * columns + 1})
     assert torch.equal(vptq.dequantize(packed, BF16), whole)
     first = packed.vector_len
     into = torch.full((out - first - 1, columns), 7.0, dtype=BF16)
@@ -183,22 +137,34 @@ def test_unpacked_indices_of_another_16_bit_type(dtype: torch.dtype) -> None:
     assert torch.equal(vptq.dequantize(read(again), F32), vptq.dequantize(read(layer), F32))
 
 
-def test_temporaries_are_bounded() -> None:
-    """No operation on more than a slab: seen from the largest tensor that torch makes, the result left out."""
-    packed = read(make(Layout((8, 256, 16), 4096, 640)))
-    largest = 0
+@pytest.mark.parametrize(("out", "columns"), [(1100, 8192), (500, 28672)])  # the columns of a 70B
+@pytest.mark.parametrize("scheme", [(8, 65536, 0), (8, 65536, 65536), (16, 65536, 65536), (6, 4096, 4096)])
+def test_temporaries_are_as_planned(
+    out: int, columns: int, scheme: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vptq_codec.CHUNK_WEIGHTS, "meta", vptq_codec.CHUNK_WEIGHTS["cuda"])
+    length, count, residuals = scheme
+    words = -(-columns * (16 + 16 if residuals == 65536 else 24 if residuals else 16) // 32)
 
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-            nonlocal largest
-            result = func(*args, **(kwargs or {}))
-            if isinstance(result, Tensor) and result.shape != (4096, 640) and result._base is None:
-                largest = max(largest, result.nbytes)
-            return result
+    def held(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
 
-    with Watch():
-        vptq.dequantize(packed, F32)
-    assert 0 < largest <= 8 * vptq_codec.SLAB_ELEMENTS["cpu"]
+    packed = vptq.Packed(
+        indices=held(torch.int32, 1, -(-out // length), words),
+        centroids=held(F16, 1, count, length),
+        res_indices=None,
+        res_centroids=held(F16, 1, residuals, length) if residuals else None,
+        outlier_indices=None,
+        outlier_centroids=None,
+        perm=held(torch.int16, columns),
+        weight_scale=held(F16, columns),
+        weight_bias=held(F16, columns),
+        shape=(out, columns),
+    )
+    with LiveMemory() as memory:
+        weight = vptq.dequantize(packed, F16)
+    assert memory.now == weight.nbytes
+    assert 0 < memory.peak - weight.nbytes <= footprint.UNPACK_BYTES["vptq"]
 
 
 # ---- the contract, and the module

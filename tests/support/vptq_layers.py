@@ -17,6 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from localq.checkpoint import Checkpoint, info
+
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
@@ -41,6 +43,34 @@ class Layout:
     @property
     def group_size(self) -> int:
         return (self.columns - self.outlier[2]) // self.groups
+
+
+# The sizes of all differ; a vector length that does not divide `out`, and words that end within an index, are the rule.
+LAYOUTS = {
+    "v8-k65536-0": Layout((8, 65536, 0), 44, 39),
+    "v8-k65536-256": Layout((8, 65536, 256), 35, 70, dtypes=(BF16, BF16, BF16, BF16)),
+    "v8-k65536-65536": Layout((8, 65536, 65536), 24, 33),
+    "v16-k65536-65536": Layout((16, 65536, 65536), 47, 19),
+    "v16-k65536-1024": Layout((16, 65536, 1024), 33, 50, dtypes=(BF16, BF16, BF16, BF16)),
+    "v6-k4096-0": Layout((6, 4096, 0), 41, 53),
+    "v12-k512-64": Layout((12, 512, 64), 31, 45, dtypes=(F32, F32, F32, F32)),
+    "v1-k2-0": Layout((1, 2, 0), 9, 67),
+    "longer than out": Layout((16, 128, 32), 5, 37),
+    "three groups": Layout((8, 256, 16), 21, 3 * 17, groups=3),
+    "outliers": Layout((8, 1024, 0), 43, 36, outlier=(4, 32, 5)),
+    "outliers, longer vectors": Layout((6, 512, 128), 38, 41, outlier=(16, 256, 8), dtypes=(BF16, BF16, BF16, BF16)),
+    "outliers of many": Layout((8, 64, 0), 30, 40, outlier=(2, 65536, 7)),
+    "all at once": Layout((16, 4096, 256), 75, 11 + 2 * 23, outlier=(3, 100, 11), groups=2),
+    "no permutation": Layout((8, 2048, 0), 27, 46, perm=None),
+    "64-bit permutation": Layout((8, 2048, 0), 28, 57, perm=torch.int64),
+    "no norm": Layout((8, 8192, 32), 29, 48, norm=False),
+    "indices alone": Layout((8, 128, 0), 25, 30, perm=None, norm=False),
+    "unpacked": Layout((8, 65536, 0), 26, 31, packed=False, perm=torch.int64),
+    "unpacked, odd counts": Layout((7, 1000, 99), 51, 34, outlier=(5, 77, 4), packed=False, dtypes=(BF16,) * 4),
+    "unpacked groups": Layout((16, 300, 20), 52, 4 * 9, groups=4, packed=False),
+    "four types": Layout((8, 512, 16), 42, 63, outlier=(4, 16, 3), dtypes=(F16, BF16, F32, F16)),
+    "two types": Layout((8, 512, 0), 45, 61, dtypes=(BF16, BF16, BF16, F32)),
+}
 
 
 @dataclass(frozen=True)
@@ -129,6 +159,26 @@ def packed(numbers: Tensor, bits: int) -> Tensor:
         whole = sum(number << place * bits for place, number in enumerate(row))
         rows.append(torch.frombuffer(bytearray(whole.to_bytes(4 * words, "little")), dtype=torch.int32))
     return torch.stack(rows).reshape(*numbers.shape[:-1], words)
+
+
+class Held:
+    """A checkpoint in memory."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.held = tensors
+
+    def read(self, name: str) -> Tensor:
+        return self.held[name]
+
+    def close(self) -> None:
+        pass
+
+
+def checkpoint_of(layer: Layer, name: str = "a.q_proj") -> Checkpoint:
+    tensors = {name + suffix: tensor for suffix, tensor in layer.tensors.items()}
+    described = {key: info(tensor.dtype, tuple(tensor.shape)) for key, tensor in tensors.items()}
+    quantization = {"quant_method": "vptq", "config_for_layers": {name: layer.config}}
+    return Checkpoint(described, Held(tensors), quantization)
 
 
 # ---- the package
