@@ -50,7 +50,7 @@ quant_method = "aqlm"
 suffixes = (".codes", ".codebooks", ".scales")
 CODES = {"int8": 256, "int16": 65_536}  # type of codes -> entries that they can tell apart
 VALUES = ("float16", "bfloat16", "float32")
-# Weights that are dequantized together: four temporaries of so many bytes, 48 MiB at most on a GPU.
+# Weights that are dequantized together. On a GPU their temporaries stay within `footprint.UNPACK_BYTES`.
 CHUNK_WEIGHTS = {"cpu": 2**20, "cuda": 2**22}
 
 
@@ -106,11 +106,21 @@ def dequantize_rows(packed: Packed, first: int, out: Tensor) -> Tensor:
     for begin in range(0, len(rows), step):
         part = rows[begin : begin + step]
         source = slice(first // out_group + begin, first // out_group + begin + len(part))
-        sums = dequantize_codes(packed.codes[source], table, length, length, groups * length)
-        weight = sums.to(packed.codebooks.dtype)
-        weight *= packed.scales[source].view(-1, 1)
-        part.copy_(weight.view(-1, groups, out_group, in_group).transpose(1, 2))
+        _dequantize_chunk(packed.codes[source], table, packed.scales[source], part)
     return out
+
+
+def _dequantize_chunk(codes: Tensor, table: Tensor, scales: Tensor, out: Tensor) -> None:
+    """codes [n, groups, books], table f32 [books, entries, length], scales [n, 1, 1, 1]
+    -> out [n, out_group, groups, in_group], groups of rows.
+
+    A function of its own, so that the temporaries of one chunk are gone when the next begins.
+    """
+    count, out_group, groups, in_group = out.shape
+    length = out_group * in_group
+    weight = dequantize_codes(codes, table, length, length, groups * length).to(scales.dtype)
+    weight *= scales.view(-1, 1)
+    out.copy_(weight.view(count, groups, out_group, in_group).transpose(1, 2))
 
 
 class Linear(SlabLinear):

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from held_tensors import Held
 from torch import Tensor
 from torch.nn import functional as F
 
 from localq.catalog import MADE_FORMATS
-from localq.checkpoint import Checkpoint, TensorInfo, info
 from localq.errors import ExitCode, LocalqError
 from localq.quant import FORMATS, nf4, nf4_codec
 
@@ -36,23 +36,6 @@ def sample(out: int, columns: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
     weight[out // 2, :64] = 0
     weight[out // 3, :64] *= 1e-4
     return weight.to(dtype)
-
-
-class Held:
-    """A checkpoint in memory."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.held = tensors
-
-    def read(self, name: str) -> Tensor:
-        return self.held[name]
-
-    def close(self) -> None:
-        pass
-
-    def checkpoint(self) -> Checkpoint:
-        described: dict[str, TensorInfo] = {name: info(t.dtype, tuple(t.shape)) for name, t in self.held.items()}
-        return Checkpoint(described, self)
 
 
 # ---- by hand
