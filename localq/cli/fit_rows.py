@@ -115,13 +115,14 @@ def of_model(name: str) -> list[Candidate]:
     if target.path is None:
         step = f"`localq pull {target.name}`, then `localq show {target.name}`."
         raise LocalqError(target.name, "its shape is not in the catalogue", step, ExitCode.UNKNOWN_MODEL)
-    from localq.modelfiles import open_model  # start-up cost: only files on this machine need it
+    from localq.modelfiles import open_model  # start-up cost: only files on this machine need these two
+    from localq.schemes import scheme_of
 
     files = open_model(target.path)
-    method = (files.config.get("quantization_config") or {}).get("quant_method", "bf16")
+    method = str(files.quantization.get("quant_method", "bf16"))
     format = "gguf" if files.kind == "gguf" else {"bitsandbytes": "nf4"}.get(method, method)
     arch = Architecture.from_config(files.config)
-    return [Candidate(target.name, arch, format, not_yet=catalog.not_yet(arch, format))]
+    return [Candidate(target.name, arch, format, scheme_of(files), not_yet=catalog.not_yet(arch, format))]
 
 
 def row_of(candidate: Candidate, memory: Memory, wishes: Wishes) -> Row:

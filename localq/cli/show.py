@@ -36,12 +36,13 @@ def show(model: options.Model = None, json: options.Json = False) -> None:
 def _facts(target: catalog.Target, path: Path | None) -> dict[str, Any]:
     """Everything that is shown, in the form of `--json`."""
     entry = target.entry
-    arch, reason, generation = entry.arch if entry else None, None, None
+    arch, reason, generation, scheme = entry.arch if entry else None, None, None, ""
     if path is not None:
-        from localq.modelfiles import open_model  # start-up cost: only files on this machine need it
+        from localq.modelfiles import open_model  # start-up cost: only files on this machine need these two
+        from localq.schemes import scheme_of
 
         files = open_model(path)
-        generation = files.generation_config
+        generation, scheme = files.generation_config, scheme_of(files)
         try:
             arch = arch or Architecture.from_config(files.config)
         except LocalqError as error:  # shown all the same: this is where a user looks for the reason
@@ -53,6 +54,7 @@ def _facts(target: catalog.Target, path: Path | None) -> dict[str, Any]:
         "title": entry.title if entry else None,
         "aliases": list(entry.aliases) if entry else [],
         "format": target.format or _stated_format(path),
+        "scheme": scheme or (target.source.scheme if target.source else "") or None,
         "runs": reason is None,
         "reason": reason,
         "architecture": _architecture(arch),
@@ -107,7 +109,8 @@ def _print(facts: dict[str, Any]) -> None:
         rows.append(["title", facts["title"]])
     if facts["aliases"]:
         rows.append(["aliases", ", ".join(facts["aliases"])])
-    rows += [["format", facts["format"] or "-"], ["runs here", "yes" if facts["runs"] else f"no: {facts['reason']}"]]
+    form = " ".join(filter(None, (facts["format"], facts["scheme"]))) or "-"
+    rows += [["format", form], ["runs here", "yes" if facts["runs"] else f"no: {facts['reason']}"]]
     if facts["architecture"]:
         rows += _architecture_rows(facts["architecture"])
     rows.append(["on this machine", facts["path"] or "no"])

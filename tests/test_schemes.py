@@ -1,0 +1,81 @@
+"""The variant of a format by the files of a model: shapes of AQLM's codebooks, what VPTQ's config.json says."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from raw_safetensors import entry, write_raw
+
+from localq.errors import LocalqError
+from localq.modelfiles import open_model
+from localq.schemes import scheme_of
+
+
+def files(folder, quantization, **shapes):
+    """A model folder with float16 tensors of these shapes, their data left out of the story: all zeros."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        size = 2
+        for each in shape:
+            size *= each
+        header[f"model.layers.0.{name.replace('__', '.')}"] = entry("F16", shape, (end, end + size))
+        end += size
+    write_raw(folder / "model.safetensors", header, bytes(end))
+    config = {"model_type": "llama", "quantization_config": quantization}
+    (folder / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return open_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("shape", "scheme"),
+    [
+        ((1, 65_536, 1, 8), "1x16g8"),
+        ((1, 4096, 1, 16), "1x12g16"),
+        ((2, 256, 1, 8), "2x8g8"),
+        ((8, 256, 1, 32), "8x8g32"),
+        ((2, 256, 2, 4), "2x8g8"),  # blocks of two rows take as many codes
+        ((2, 256, 8), ""),
+        ((2, 0, 1, 8), ""),
+        ((2, 2**17, 1, 1), ""),
+    ],
+)
+def test_aqlm_by_the_shape_of_its_codebooks(tmp_path, shape, scheme):
+    said = {"quant_method": "aqlm", "num_codebooks": 7, "nbits_per_codebook": 3}  # names and numbers lie
+    made = files(tmp_path, said, norm__weight=(4,), mlp__up_proj__codebooks=shape)
+    assert scheme_of(made) == scheme
+
+
+def vptq(**changes):
+    layer = {"vector_lens": [-1, 8], "num_centroids": [-1, 65_536], "num_res_centroids": [-1, 256], **changes}
+    return {"quant_method": "vptq", "config_for_layers": {"model.layers.0.mlp.up_proj": layer}}
+
+
+@pytest.mark.parametrize(
+    ("said", "scheme"),
+    [
+        (vptq(), "v8-k65536-256"),
+        (vptq(vector_lens=[4, 16], num_res_centroids=[-1, -1]), "v16-k65536-0"),
+        (vptq(vector_lens=[-1, 0]), ""),
+        (vptq(num_centroids=[-1, 10**9]), ""),
+        (vptq(num_res_centroids=[-1, 10**9]), ""),
+        (vptq(num_centroids=[-1, True]), ""),
+        (vptq(num_centroids=65_536), ""),
+        (vptq(num_centroids=None), ""),
+        ({"quant_method": "vptq"}, ""),
+        ({"quant_method": "vptq", "config_for_layers": {}}, ""),
+        ({"quant_method": "vptq", "config_for_layers": {"a": 3}}, ""),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, ""),
+        ({"quant_method": ["aqlm"]}, ""),
+        (None, ""),
+    ],
+)
+def test_vptq_by_its_configuration_and_others_have_none(tmp_path, said, scheme):
+    assert scheme_of(files(tmp_path, said, norm__weight=(4,))) == scheme
+
+
+def test_a_damaged_header_is_an_error(tmp_path):
+    made = files(tmp_path, {"quant_method": "aqlm"}, norm__weight=(4,))
+    (tmp_path / "model.safetensors").write_bytes(b"nope")
+    with pytest.raises(LocalqError):
+        scheme_of(made)
