@@ -24,10 +24,11 @@ repositories and fields of config.json do not count, and a Linear without codes 
   1x8,  groups of 8   1     and 4 KiB
   8x8,  groups of 32  2     and 128 KiB
 
-The definition is `aqlm.utils._dequantize_weight` of the package aqlm 1.1.7, in the type of the stored codebooks: what
-its path of dequantizing and its CUDA kernels agree on. (Its kernels for products leave out the rounding of the sum; its
-numba kernel computes in f32.) For f16 and f32, and for one codebook, all bits are equal. bfloat16 sums of several
-codebooks are rounded to even here, as torch does on CUDA; torch's CPU library rounds ties up, the package with it.
+The definition is `aqlm.utils._dequantize_weight` of the package aqlm 1.1.7, in the type of the stored codebooks; the
+dequantize kernels of its CUDA part round in the same two places. (Its kernels for products put the scale behind the
+sum over columns, its numba kernel computes in f32.) For f16 and f32, and for one codebook, all bits are equal. bfloat16
+sums of several codebooks are rounded to even here, as on CUDA; torch's CPU library rounds ties up, and the package with
+it.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def test_a_reply_on_the_gpu(tmp_path, name):
         place = {"device": loaded.device}
         got = loaded.model(torch.tensor(ids, **place), torch.arange(50, **place), loaded.cache, 50, last_only=False)
     expected = logits_of(exact.model, exact, ids)
-    assert (got.float().cpu() - expected).norm() / expected.norm() < 0.02
+    assert (got.float().cpu() - expected).norm() / expected.norm() < 0.05
 
 
 # ---- hostile files

@@ -79,7 +79,6 @@ def test_dequantize_agrees_bit_for_bit(name, dtype):
     if dtype == torch.bfloat16 and LAYOUTS[name].books > 1:  # torch's CPU library rounds ties of such sums up
         exact = of_package(Packed(packed.codes, packed.codebooks.float(), torch.ones_like(packed.scales)))
         scales = packed.scales.view(-1, 1).repeat_interleave(LAYOUTS[name].out_group, 0)
-        assert not torch.equal(weight, theirs)
         tie = exact.view(torch.int32) & 0xFFFF == 0x8000
         assert not ((weight != theirs) & ~tie).any()
         theirs = exact.bfloat16() * scales  # where nothing but ties differs: to even, as torch does on CUDA
