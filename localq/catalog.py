@@ -30,6 +30,7 @@ RUNNABLE_FORMATS = frozenset({"bf16", "fp16", "nf4", "aqlm", "vptq", "gguf"})
 RUNNABLE_MODEL_TYPES = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma3_text", "phi3", "smollm3"}
 )
+SLOW_FORMATS = frozenset({"aqlm", "vptq"})  # no kernel reads them: a GPU dequantizes them anew for every token
 MADE_FORMATS = ("nf4",)  # formats that localq can make from full-precision weights
 FULL_PRECISION = ("bf16", "fp16")
 

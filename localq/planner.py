@@ -236,7 +236,7 @@ def _ways_out(
 
 
 def _that_fits(made: Plan, arch: Architecture, budget_bytes: int, ctx: int | None) -> str | None:
-    """What to use instead: the same model in another format if one fits, else the largest that runs.
+    """What to use instead: the same model in another format if one fits, else the largest that runs with kernels.
 
     "Fits" means with the context asked for, or else a usable one. Among models of one size the catalogue's first
     counts, in its default format.
@@ -244,7 +244,9 @@ def _that_fits(made: Plan, arch: Architecture, budget_bytes: int, ctx: int | Non
     candidates = []
     for order, entry in enumerate(catalog.load_catalogue()):
         for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.MADE_FORMATS)):
-            if catalog.not_yet(entry.arch, format) or (entry.arch == arch and format == made.format):
+            if catalog.not_yet(entry.arch, format) or format in catalog.SLOW_FORMATS:
+                continue
+            if entry.arch == arch and format == made.format:
                 continue
             source = entry.source(format)
             wanted = ctx or min(USABLE_CONTEXT, entry.arch.max_context)

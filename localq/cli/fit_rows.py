@@ -52,6 +52,11 @@ class Candidate:
         return self.name.partition("@")[0]
 
     @property
+    def slow(self) -> bool:
+        """No kernel of ours reads the format."""
+        return self.format in catalog.SLOW_FORMATS
+
+    @property
     def bits(self) -> float:
         """Stored bits per weight of the block matrices."""
         return planner.bits_per_weight(self.arch, self.format, self.scheme)
@@ -91,6 +96,8 @@ def _of_entry(entry: ModelEntry, only: str | None = None) -> list[Candidate]:
             continue
         remark = "" if source else f"quantized here, from {files.format}"
         remark = "gated" if files.gated and not remark else remark
+        if format in catalog.SLOW_FORMATS:
+            remark = ", ".join(filter(None, ("slow, no kernel reads it yet", remark)))
         candidates.append(
             Candidate(
                 entry.name if format == entry.default_format else f"{entry.name}@{format}",
@@ -151,16 +158,17 @@ def row_of(candidate: Candidate, memory: Memory, wishes: Wishes) -> Row:
 def ordered(rows: list[Row]) -> list[Row]:
     """As a person would choose: what runs and leaves a usable context before the rest, the largest model first.
 
-    Among models of one size the catalogue's order decides, among the formats of one model the default comes first,
-    then more bits. What does not fit follows, the nearest to fitting first.
+    What runs without kernels of ours comes behind all that has them. Among models of one size the catalogue's order
+    decides, among the formats of one model the default comes first, then more bits. What does not fit follows, the
+    nearest to fitting first.
     """
 
     def key(row: Row) -> tuple[float, ...]:
         arch = row.candidate.arch
         if not row.fits:
-            return (3, row.now.ledger.total)
+            return (4, row.now.ledger.total)
         usable = row.ctx_max >= min(planner.USABLE_CONTEXT, arch.max_context)
-        group = 2 if row.candidate.not_yet else 0 if usable else 1
+        group = 3 if row.candidate.not_yet else 2 if row.candidate.slow else 0 if usable else 1
         return (group, -planner.size_class(arch))
 
     def within(row: Row) -> tuple[float, ...]:
