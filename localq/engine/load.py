@@ -90,7 +90,8 @@ def load(
     wishes = planner.Wishes(options.ctx, options.kv_bits, options.embed, options.head)
     before = vram.free_before_context() if options.device != "cpu" else {}
     choice = pick(options.device)
-    choice = replace(choice, notes=(*choice.notes, *selftest.ensure(choice.device)))
+    idle = ("--vram has no meaning on the CPU",) if options.vram_bytes and choice.device.type == "cpu" else ()
+    choice = replace(choice, notes=(*choice.notes, *idle, *selftest.ensure(choice.device)))
     dtype = pick_dtype(options.dtype, files, choice.device)
     failure: LocalqError
     try:

@@ -277,6 +277,12 @@ def test_notes_of_the_device_are_kept(checkpoint):
     assert loaded.notes == (NO_DRIVER_NOTE,)
 
 
+def test_a_budget_for_a_gpu_is_noted_where_there_is_none(checkpoint):
+    assert load(open_model(checkpoint), Options(device="cpu", vram_bytes=2**33)).notes == (
+        "--vram has no meaning on the CPU",
+    )
+
+
 @pytest.mark.parametrize(
     ("device", "wanted", "config", "dtype"),
     [
