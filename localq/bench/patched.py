@@ -50,6 +50,7 @@ KERNEL_SIZES = ("27B", "70B")
 def run(out: TextIO, layers: int = 2, tokens: int = 32, repeat: int = 3) -> dict[str, Any]:
     """Measure all sizes with so many layers, tell `out`, and return what its last line says as JSON.
 
+    A size at which transformers or bitsandbytes fails is named among the "failures" of the result.
     Raises LocalqError: exit 2 for fewer than two layers (a layer alone would stay in the cache) or without
     bitsandbytes, exit 7 without a GPU.
     """
@@ -58,19 +59,29 @@ def run(out: TextIO, layers: int = 2, tokens: int = 32, repeat: int = 3) -> dict
     check_rivals("--patched", ["bitsandbytes"])
     device = devices.pick("cuda").device
     roof = roofline.read_bytes_per_s(device)
-    result: dict[str, Any] = {"schema": 1, "layers": layers, "roof_bytes_per_s": round(roof), "sizes": {}}
+    sizes: dict[str, dict[str, Any]] = {}
+    failures: list[str] = []
     for name, size in SIZES.items():
         free_memory()
-        model = random_model(size, layers, device)
         print(f"{name}: {layers} layers of {size.hidden} x {size.intermediate}", file=out)
-        measured = {"end_to_end": [end_to_end(model, batch, tokens, repeat, out) for batch in BATCHES]}
-        if name in KERNEL_SIZES:
-            measured["kernels"] = kernel_rows(model, device, roof, out)
-        result["sizes"][name] = measured
-        del model
+        try:
+            sizes[name] = _measured(name, random_model(size, layers, device), roof, tokens, repeat, out)
+        except Exception as error:  # mostly other people's code: its failures are named in its own words
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            failures.append(f"{name}: {type(error).__name__}: {first[:200]}")
+            print(f"FAILED {failures[-1]}", file=out)
+    result: dict[str, Any] = {"schema": 1, "layers": layers, "roof_bytes_per_s": round(roof), "sizes": sizes}
+    result["failures"] = failures
     result["conditions"] = conditions(device, SEED)
     print(json.dumps(result), file=out, flush=True)
     return result
+
+
+def _measured(name: str, model: Any, roof: float, tokens: int, repeat: int, out: TextIO) -> dict[str, Any]:
+    found: dict[str, Any] = {"end_to_end": [end_to_end(model, batch, tokens, repeat, out) for batch in BATCHES]}
+    if name in KERNEL_SIZES:
+        found["kernels"] = kernel_rows(model, model.device, roof, out)
+    return found
 
 
 def random_model(size: Size, layers: int, device: torch.device) -> Any:

@@ -141,7 +141,7 @@ def _run_part(mode: str, asked: _Asked) -> None:
         print_json(result)
     if failures := result.get("failures"):
         why = f"{len(failures)} measurements failed, the first: {failures[0]}"
-        raise LocalqError("bench --kernels", why, "Report this as a bug.")
+        raise LocalqError(f"bench --{mode}", why, "Report this as a bug.")
 
 
 def _request(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from localq.bench import patched, plan
+from localq.engine.device import Choice
 from localq.errors import LocalqError
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
@@ -34,6 +35,24 @@ def test_without_bitsandbytes_it_is_refused_at_once(monkeypatch):
     monkeypatch.setattr(plan.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(LocalqError, match="bitsandbytes is not installed"):
         patched.run(io.StringIO())
+
+
+def test_a_size_that_fails_is_named_and_the_others_go_on(monkeypatch):
+    def made(size: patched.Size, layers: int, device: torch.device) -> object:
+        if size is TINY:
+            raise AttributeError("'Linear4bit' has changed\nsince")
+        return object()
+
+    monkeypatch.setattr(patched, "SIZES", {"8B": TINY, "70B": patched.Size(1, 1, 1, 1)})
+    monkeypatch.setattr(patched, "random_model", made)
+    monkeypatch.setattr(patched, "_measured", lambda *given: {"end_to_end": []})
+    monkeypatch.setattr(patched.devices, "pick", lambda word: Choice(torch.device("cpu")))
+    monkeypatch.setattr(patched.roofline, "read_bytes_per_s", lambda device: 1e12)
+    out = io.StringIO()
+    result = patched.run(out)
+    assert result["failures"] == ["8B: AttributeError: 'Linear4bit' has changed"]
+    assert list(result["sizes"]) == ["70B"]
+    assert json.loads(out.getvalue().splitlines()[-1])["failures"] == result["failures"]
 
 
 @pytest.mark.cuda
