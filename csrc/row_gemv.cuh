@@ -16,8 +16,8 @@
 // Deterministic: every sum has one order, there are no atomics. Bound: memory. The first item of every warp (48 or 64
 // KB per block) is asked for before the kernel that makes x has ended, and about as much stays in flight until the end.
 // One block per multiprocessor, and never two: each asks for more than half of the shared memory. Where two fit, a
-// kernel that starts early finds some multiprocessors full and puts two blocks on others, and so do all after it: the
-// 16-bit 8B step took 4.62 ms instead of 3.99. The other half is for decode attention, which shares multiprocessors.
+// kernel that starts early finds some multiprocessors full and puts two blocks on others, and so do all after it (what
+// that cost: README.md). The other half is for decode attention, which shares multiprocessors.
 #pragma once
 
 #include "gemv.cuh"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import platform
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 import localq
+from localq.bench import nvml
 from localq.engine import device as devices
 
 
@@ -36,31 +38,26 @@ def conditions(device: torch.device, seed: int) -> dict[str, Any]:
     }
 
 
-def gpu_state(device: torch.device) -> dict[str, Any]:
-    """Driver, clocks now and at most, temperature and power, as NVML tells them."""
-    import pynvml  # type: ignore[import-untyped]  # only benchmarks ask for clocks
+_QUESTIONS: dict[str, Callable[[Any, Any], Any]] = {  # of pynvml and a card
+    "driver": lambda nvml, card: nvml.nvmlSystemGetDriverVersion(),
+    "sm_clock_mhz": lambda nvml, card: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
+    "max_sm_clock_mhz": lambda nvml, card: nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_SM),
+    "memory_clock_mhz": lambda nvml, card: nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_MEM),
+    "max_memory_clock_mhz": lambda nvml, card: nvml.nvmlDeviceGetMaxClockInfo(card, nvml.NVML_CLOCK_MEM),
+    "temperature_c": lambda nvml, card: nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU),
+    "power_w": lambda nvml, card: nvml.nvmlDeviceGetPowerUsage(card) / 1e3,
+    "power_limit_w": lambda nvml, card: nvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1e3,
+}
 
-    questions: dict[str, Callable[[Any], Any]] = {
-        "driver": lambda card: pynvml.nvmlSystemGetDriverVersion(),
-        "sm_clock_mhz": lambda card: pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_SM),
-        "max_sm_clock_mhz": lambda card: pynvml.nvmlDeviceGetMaxClockInfo(card, pynvml.NVML_CLOCK_SM),
-        "memory_clock_mhz": lambda card: pynvml.nvmlDeviceGetClockInfo(card, pynvml.NVML_CLOCK_MEM),
-        "max_memory_clock_mhz": lambda card: pynvml.nvmlDeviceGetMaxClockInfo(card, pynvml.NVML_CLOCK_MEM),
-        "temperature_c": lambda card: pynvml.nvmlDeviceGetTemperature(card, pynvml.NVML_TEMPERATURE_GPU),
-        "power_w": lambda card: pynvml.nvmlDeviceGetPowerUsage(card) / 1e3,
-        "power_limit_w": lambda card: pynvml.nvmlDeviceGetEnforcedPowerLimit(card) / 1e3,
-    }
-    try:
-        pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    except pynvml.NVMLError:
-        return dict.fromkeys(questions)
-    answers: dict[str, Any] = {}
-    for name, question in questions.items():
-        try:
-            answers[name] = question(card)
-        except pynvml.NVMLError:  # each may be unsupported by itself
-            answers[name] = None
+
+def gpu_state(device: torch.device) -> dict[str, Any]:
+    """Driver, clocks now and at most, temperature and power, as NVML tells them; None what it does not."""
+    answers: dict[str, Any] = dict.fromkeys(_QUESTIONS)
+    if (found := nvml.card(device)) is not None:
+        library, card = found
+        for name, question in _QUESTIONS.items():
+            with contextlib.suppress(library.NVMLError):  # each may be unsupported by itself
+                answers[name] = question(library, card)
     return answers
 
 

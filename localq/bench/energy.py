@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from localq.bench import nvml
+
 SAMPLE_S = 0.02  # between two readings of the power; drivers renew it every 20 to 100 ms
 
 
@@ -82,16 +84,11 @@ def integrate(readings: list[tuple[float, float]]) -> float:
 
 
 def meter(device: torch.device) -> NoMeter | CounterMeter | PowerMeter:
-    """The best meter that `device` has. Leaves NVML initialised, which costs nothing, until the process ends."""
-    if device.type != "cuda":
+    """The best meter that `device` has."""
+    found = nvml.card(device)
+    if found is None:
         return NoMeter()
-    import pynvml  # type: ignore[import-untyped]  # only benchmarks meter
-
-    try:
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    except pynvml.NVMLError:
-        return NoMeter()
+    pynvml, handle = found
     meters = ((CounterMeter, pynvml.nvmlDeviceGetTotalEnergyConsumption), (PowerMeter, pynvml.nvmlDeviceGetPowerUsage))
     for kind, question in meters:
         with contextlib.suppress(pynvml.NVMLError):  # not supported by this card: try the next way

@@ -20,6 +20,8 @@ from localq.bench.shapes import Product, Workload
 from localq.kernels import nf4
 from localq.kernels.nf4 import Nf4Matrix
 
+Multiply = Callable[[products.Inputs, Sequence[Nf4Matrix], Tensor], Tensor]
+
 PLAIN_CASES = ((1, torch.float16), (8, torch.float16), (1, torch.bfloat16), (8, torch.bfloat16))
 FUSED_CASES = ((1, torch.float16),)
 BATCH_ROWS = (9, 16, 64, 256)
@@ -45,42 +47,38 @@ def gemm_cases(work: Workload) -> list[Callable[[Bench], Row]]:
 
 def gemv_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype) -> Row:
     """One `nf4_gemv`, checked and timed."""
-    given = products.inputs(bench, product, rows, dtype)
-    weights = _weights(bench, product)
-    tiled = [each.tiled() for each in weights]
-    out = torch.empty(rows, product.width, dtype=dtype, device=bench.device)
 
-    def multiply(matrices: Sequence[Nf4Matrix]) -> Tensor:
+    def multiply(given: products.Inputs, matrices: Sequence[Nf4Matrix], out: Tensor) -> Tensor:
         return nf4.nf4_gemv(
             given.x, matrices, norm=given.norm, residual=given.residual, activation=given.activation, out=out
         )
 
-    what = products.describe(product)
-    dense = _check("nf4_gemv", what, multiply(tiled), given, weights, dtype)
-    timing = bench.time([partial(multiply, each) for each in _rotation(bench, tiled)])
-    moved = given.nbytes + nf4.nf4_weight_bytes(product.count) + out.nbytes
-    theirs = guarded(BITSANDBYTES, lambda: _bitsandbytes(bench, given.x, weights))
-    rivals = (products.cublas(bench, given.x, dense), theirs)
-    return Row("nf4", "nf4_gemv", what, rows, type_name(dtype), moved, timing, rivals)
+    return _row(bench, "nf4", "nf4_gemv", multiply, product, rows, dtype)
 
 
 def gemm_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype) -> Row:
     """One `nf4_gemm`, checked and timed."""
+
+    def multiply(given: products.Inputs, matrices: Sequence[Nf4Matrix], out: Tensor) -> Tensor:
+        return nf4.nf4_gemm(given.x, matrices[0], out=out)
+
+    return _row(bench, "gemm", "nf4_gemm", multiply, product, rows, dtype)
+
+
+def _row(
+    bench: Bench, family: str, op: str, multiply: Multiply, product: Product, rows: int, dtype: torch.dtype
+) -> Row:
     given = products.inputs(bench, product, rows, dtype)
     weights = _weights(bench, product)
     tiled = [each.tiled() for each in weights]
     out = torch.empty(rows, product.width, dtype=dtype, device=bench.device)
-
-    def multiply(matrices: Sequence[Nf4Matrix]) -> Tensor:
-        return nf4.nf4_gemm(given.x, matrices[0], out=out)
-
     what = products.describe(product)
-    dense = _check("nf4_gemm", what, multiply(tiled), given, weights, dtype)
-    timing = bench.time([partial(multiply, each) for each in _rotation(bench, tiled)])
+    dense = _check(op, what, multiply(given, tiled, out), given, weights, dtype)
+    timing = bench.time([partial(multiply, given, each, out) for each in _rotation(bench, tiled)])
     moved = given.nbytes + nf4.nf4_weight_bytes(product.count) + out.nbytes
     theirs = guarded(BITSANDBYTES, lambda: _bitsandbytes(bench, given.x, weights))
     rivals = (products.cublas(bench, given.x, dense), theirs)
-    return Row("gemm", "nf4_gemm", what, rows, type_name(dtype), moved, timing, rivals)
+    return Row(family, op, what, rows, type_name(dtype), moved, timing, rivals)
 
 
 def _weights(bench: Bench, product: Product) -> list[Weights]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from localq.bench import nvml
+
 if TYPE_CHECKING:
     import torch
 
@@ -52,18 +54,8 @@ class Throttle:
 
 
 def throttle(device: torch.device) -> Throttle:
-    """For `device`; leaves NVML initialised until the process ends, as `energy.meter` does."""
-    if device.type != "cuda":
-        return Throttle(None, None)
-    import pynvml  # type: ignore[import-untyped]  # only benchmarks ask
-    import torch  # `told` serves a report, which loads none
-
-    try:
-        pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    except pynvml.NVMLError:
-        return Throttle(None, None)
-    return Throttle(pynvml, card)
+    """For `device`."""
+    return Throttle(*(nvml.card(device) or (None, None)))
 
 
 def told(shares: dict[str, float]) -> str:

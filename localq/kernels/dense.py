@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
+from localq.kernels.checks import check, check_cuda, place
 
 COLUMNS = 8  # a row is a whole number of 16-byte loads
 
@@ -37,27 +36,14 @@ def dense_gemv(
     Memory-bound: `dense_gemv_bytes` over the memory bandwidth is the floor.
     """
     op = "dense_gemv"
-    if x.dim() != 2 or not 1 <= x.shape[0] <= gemv.ROWS:
-        raise ValueError(f"{op}: x has shape {tuple(x.shape)}, must be [1 to {gemv.ROWS}, in]")
-    if not 1 <= len(weights) <= gemv.SEGMENTS:
-        raise ValueError(f"{op}: {len(weights)} matrices, must be 1 to {gemv.SEGMENTS}")
-    rows, columns = x.shape
-    check(op, "x", x, weights[0].device, HALF_TYPES, rows * columns)
+    gemv.check_x(op, x, weights)
     for weight in weights:
         check_weight(op, weight, x)
     outs = [weight.shape[0] for weight in weights]
-    if out is None:
-        out = torch.empty(rows, gemv.result_width(outs, activation), dtype=x.dtype, device=x.device)
-    extras = gemv.extras(op, x, outs, biases, norm, residual, activation, out)
+    out, arguments = gemv.prepared(op, x, outs, biases, norm, residual, activation, out)
     check_cuda(op, "weights", weights[0])
     kernels.module().dense_gemv(
-        x=x.data_ptr(),
-        matrices=[(weight.data_ptr(), *weight.shape) for weight in weights],
-        y=out.data_ptr(),
-        type=TYPES[x.dtype],
-        rows=rows,
-        **extras,
-        **place(x),
+        matrices=[(weight.data_ptr(), *weight.shape) for weight in weights], **arguments, **place(x)
     )
     return out
 

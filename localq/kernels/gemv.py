@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from localq.kernels.checks import check
+from localq.kernels.checks import HALF_TYPES, TYPES, check
 
 ROWS = 8  # rows of x that a matrix-vector product takes
 SEGMENTS = 3  # matrices that one launch takes: q, k and v, or gate and up
@@ -27,7 +27,16 @@ class Norm(NamedTuple):
     eps: float
 
 
-def extras(
+def check_x(op: str, x: Tensor, weights: Sequence[Tensor]) -> None:
+    """x is [1 to `ROWS`, in] in 16 bit, where `weights` are, one tensor of each matrix; raises ValueError by name."""
+    if x.dim() != 2 or not 1 <= x.shape[0] <= ROWS:
+        raise ValueError(f"{op}: x has shape {tuple(x.shape)}, must be [1 to {ROWS}, in]")
+    if not 1 <= len(weights) <= SEGMENTS:
+        raise ValueError(f"{op}: {len(weights)} matrices, must be 1 to {SEGMENTS}")
+    check(op, "x", x, weights[0].device, HALF_TYPES, x.numel())
+
+
+def prepared(
     op: str,
     x: Tensor,
     outs: Sequence[int],
@@ -35,16 +44,14 @@ def extras(
     norm: Norm | None,
     residual: Tensor | None,
     activation: str | None,
-    out: Tensor,
-) -> dict[str, object]:
-    """Arguments of the compiled operations for what surrounds the product; raises ValueError by name.
+    out: Tensor | None,
+) -> tuple[Tensor, dict[str, object]]:
+    """The result, allocated where `out` is None, and the arguments of a compiled product but its matrices and place.
 
     x [rows, in]; `outs` rows of each matrix. With an activation there are two matrices of one size, no residual, and
-    out is [rows, outs[0]], else [rows, sum(outs)], in the dtype of x or float32.
+    out is [rows, outs[0]], else [rows, sum(outs)], in the dtype of x or float32. Raises ValueError by name.
     """
     rows, columns = x.shape
-    if not 1 <= len(outs) <= SEGMENTS:
-        raise ValueError(f"{op}: {len(outs)} matrices, must be 1 to {SEGMENTS}")
     if activation not in ACTIVATIONS:
         raise ValueError(f"{op}: activation = {activation!r}, must be one of {list(ACTIVATIONS)}")
     if activation is not None and (len(outs) != 2 or outs[0] != outs[1] or residual is not None):
@@ -59,8 +66,15 @@ def extras(
     for bias, count in zip(given, outs, strict=True):
         if bias is not None:
             check(op, "bias", bias, x.device, (x.dtype,), count)
-    check(op, "out", out, x.device, (x.dtype, torch.float32), rows * result_width(outs, activation))
-    return {
+    width = outs[0] if activation is not None else sum(outs)
+    if out is None:
+        out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+    check(op, "out", out, x.device, (x.dtype, torch.float32), rows * width)
+    return out, {
+        "x": x.data_ptr(),
+        "y": out.data_ptr(),
+        "type": TYPES[x.dtype],
+        "rows": rows,
         "norm": 0 if norm is None else 1 + (norm.weight.dtype == torch.float32),
         "norm_weight": 0 if norm is None else norm.weight.data_ptr(),
         "eps": 0.0 if norm is None else norm.eps,
@@ -69,8 +83,3 @@ def extras(
         "biases": [0 if bias is None else bias.data_ptr() for bias in given],
         "y_is_f32": out.dtype == torch.float32,
     }
-
-
-def result_width(outs: Sequence[int], activation: str | None) -> int:
-    """Columns of the result."""
-    return outs[0] if activation is not None else sum(outs)

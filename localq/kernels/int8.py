@@ -13,7 +13,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
+from localq.kernels.checks import check, check_cuda, place
 
 COLUMNS = 16  # a row is a whole number of 16-byte loads
 
@@ -60,28 +60,14 @@ def int8_gemv(
     Memory-bound: `int8_gemv_bytes` over the memory bandwidth is the floor.
     """
     op = "int8_gemv"
-    if x.dim() != 2 or not 1 <= x.shape[0] <= gemv.ROWS:
-        raise ValueError(f"{op}: x has shape {tuple(x.shape)}, must be [1 to {gemv.ROWS}, in]")
-    if not 1 <= len(matrices) <= gemv.SEGMENTS:
-        raise ValueError(f"{op}: {len(matrices)} matrices, must be 1 to {gemv.SEGMENTS}")
-    rows, columns = x.shape
-    check(op, "x", x, matrices[0].codes.device, HALF_TYPES, rows * columns)
+    gemv.check_x(op, x, [matrix.codes for matrix in matrices])
     for matrix in matrices:
         check_matrix(op, matrix, x)
     outs = [matrix.out_features for matrix in matrices]
-    if out is None:
-        out = torch.empty(rows, gemv.result_width(outs, activation), dtype=x.dtype, device=x.device)
-    extras = gemv.extras(op, x, outs, biases, norm, residual, activation, out)
+    out, arguments = gemv.prepared(op, x, outs, biases, norm, residual, activation, out)
     check_cuda(op, "codes", matrices[0].codes)
-    kernels.module().int8_gemv(
-        x=x.data_ptr(),
-        matrices=[(each.codes.data_ptr(), each.scales.data_ptr(), *each.codes.shape) for each in matrices],
-        y=out.data_ptr(),
-        type=TYPES[x.dtype],
-        rows=rows,
-        **extras,
-        **place(x),
-    )
+    of_kernel = [(each.codes.data_ptr(), each.scales.data_ptr(), *each.codes.shape) for each in matrices]
+    kernels.module().int8_gemv(matrices=of_kernel, **arguments, **place(x))
     return out
 
 

@@ -102,28 +102,15 @@ def nf4_gemv(
     Memory-bound: `nf4_gemv_bytes` over the memory bandwidth is the floor.
     """
     op = "nf4_gemv"
-    if x.dim() != 2 or not 1 <= x.shape[0] <= gemv.ROWS:
-        raise ValueError(f"{op}: x has shape {tuple(x.shape)}, must be [1 to {gemv.ROWS}, in]")
-    rows, columns = x.shape
+    gemv.check_x(op, x, [matrix.codes for matrix in matrices])
     for matrix in matrices:
-        if matrix.in_features != columns:
-            raise ValueError(f"{op}: x has {columns} columns, a matrix has {matrix.in_features}")
+        if matrix.in_features != x.shape[1]:
+            raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {matrix.in_features}")
         check_matrix(op, matrix)
-    check(op, "x", x, matrices[0].codes.device, HALF_TYPES, rows * columns)
     outs = [matrix.out_features for matrix in matrices]
-    if out is None:
-        out = torch.empty(rows, gemv.result_width(outs, activation), dtype=x.dtype, device=x.device)
-    extras = gemv.extras(op, x, outs, biases, norm, residual, activation, out)
+    out, prepared = gemv.prepared(op, x, outs, biases, norm, residual, activation, out)
     check_cuda(op, "codes", matrices[0].codes)
-    kernels.module().nf4_gemv(
-        x=x.data_ptr(),
-        matrices=[arguments(matrix) for matrix in matrices],
-        y=out.data_ptr(),
-        type=TYPES[x.dtype],
-        rows=rows,
-        **extras,
-        **place(x),
-    )
+    kernels.module().nf4_gemv(matrices=[arguments(matrix) for matrix in matrices], **prepared, **place(x))
     return out
 
 

@@ -5,12 +5,14 @@ As many rows of W as the scratch holds are dequantized into it and multiplied by
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class SlabLinear(nn.Module):
+class SlabLinear(nn.Module, ABC):
     """y = W x + b with W [out_features, in_features] in a quantized format; a format says how rows are dequantized.
 
     format   its name, for people
@@ -39,9 +41,10 @@ class SlabLinear(nn.Module):
         """Put the tensors into the order that the kernels of the format read, in place; by itself there is no other."""
         return self
 
+    @abstractmethod
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """Rows first .. first+count-1 of W in `dtype` [count, in]: written into `out` where it is given."""
-        raise NotImplementedError
+        ...
 
     def _by_slabs(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out]: dequantize as many rows of W as the scratch holds, multiply, go on."""

@@ -12,7 +12,7 @@ import aqlm_package
 import pytest
 import torch
 from aqlm_checkpoints import LAYOUTS, write
-from engine_runs import prompt_of
+from engine_runs import logits_of, prompt_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -20,7 +20,7 @@ from localq.bench import bits
 from localq.bench.dense import dequantized
 from localq.checkpoint import open_checkpoint
 from localq.engine import fused, weights
-from localq.engine.load import LoadedModel, Options, load, share_scratch
+from localq.engine.load import Options, load, share_scratch
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import open_model
 from localq.models import ARCHITECTURES
@@ -51,13 +51,6 @@ def edit(folder, tmp_path) -> Any:
         return open_model(made)
 
     return make
-
-
-def logits_of(model: Any, loaded: LoadedModel, ids: list[int]) -> Tensor:
-    """f32 [T, vocab]."""
-    loaded.cache.clear()
-    with torch.inference_mode():
-        return model(torch.tensor(ids), torch.arange(len(ids)), loaded.cache, len(ids), last_only=False)
 
 
 def assert_near(logits: Tensor, expected: Tensor) -> None:
@@ -219,10 +212,7 @@ def test_a_reply_on_the_gpu(tmp_path, name):
     assert [note for note in engine.notes if "none reads a Linear in AQLM" in note]
     assert list(engine.generate(prompt_of(50), GREEDY))
     exact, loaded, ids = load(files, CPU), engine.model, prompt_of(50)
-    with torch.inference_mode():
-        loaded.cache.clear()
-        place = {"device": loaded.device}
-        got = loaded.model(torch.tensor(ids, **place), torch.arange(50, **place), loaded.cache, 50, last_only=False)
+    got = logits_of(loaded.model, loaded, ids)
     expected = logits_of(exact.model, exact, ids)
     assert (got.float().cpu() - expected).norm() / expected.norm() < 0.05
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import GREEDY, prompt_of
+from engine_runs import GREEDY, logits_of, prompt_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from vptq_checkpoints import SCHEMES, write
@@ -23,7 +23,7 @@ from localq.bench import bits
 from localq.bench.dense import dequantized
 from localq.checkpoint import open_checkpoint
 from localq.engine import weights
-from localq.engine.load import LoadedModel, Options, load, share_scratch
+from localq.engine.load import Options, load, share_scratch
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import ModelFiles, open_model
 from localq.models import ARCHITECTURES
@@ -61,13 +61,6 @@ def edit(folder: Path, tmp_path: Path) -> Any:
         return open_model(made)
 
     return make
-
-
-def logits_of(model: Any, loaded: LoadedModel, ids: list[int]) -> Tensor:
-    """f32 [T, vocab]."""
-    loaded.cache.clear()
-    with torch.inference_mode():
-        return model(torch.tensor(ids), torch.arange(len(ids)), loaded.cache, len(ids), last_only=False)
 
 
 def assert_near(logits: Tensor, expected: Tensor) -> None:
@@ -171,10 +164,7 @@ def test_a_reply_on_the_gpu(folder):
     assert [note for note in engine.notes if "none reads a Linear in VPTQ" in note]
     assert list(engine.generate(prompt_of(50), GREEDY))
     exact, loaded, ids = load(files, CPU), engine.model, prompt_of(50)
-    with torch.inference_mode():
-        loaded.cache.clear()
-        place = {"device": loaded.device}
-        got = loaded.model(torch.tensor(ids, **place), torch.arange(50, **place), loaded.cache, 50, last_only=False)
+    got = logits_of(loaded.model, loaded, ids)
     expected = logits_of(exact.model, exact, ids)
     assert (got.float().cpu() - expected).norm() / expected.norm() < 0.02
 

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 import vptq_layers
+from held_tensors import Held
 from live_memory import LiveMemory
 from torch import Tensor
 from torch.nn import functional as F
-from vptq_layers import BF16, F16, F32, LAYOUTS, Held, Layer, Layout, by_package, checkpoint_of, make, shorts
+from vptq_layers import BF16, F16, F32, LAYOUTS, Layer, Layout, by_package, checkpoint_of, make, shorts
 
 from localq import footprint
 from localq.architecture import Linears

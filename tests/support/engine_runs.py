@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from localq.engine.generate import Engine, Step
+from localq.engine.load import LoadedModel
 from localq.sampling import Sampling
 
 GREEDY = Sampling()
@@ -25,6 +27,15 @@ def steps_of(engine: Engine, prompt: list[int], sampling: Sampling = GREEDY, **s
 def ids_of(engine: Engine, prompt: list[int], sampling: Sampling = GREEDY, **settings: Any) -> list[int]:
     """The ids of a reply."""
     return [id for step in steps_of(engine, prompt, sampling, **settings) for id in step.ids]
+
+
+def logits_of(model: Any, loaded: LoadedModel, ids: list[int]) -> Tensor:
+    """f32 [T, vocab], or 16 bit on a GPU, of a pass of all `ids` through `model` over the cache of `loaded`."""
+    loaded.cache.clear()
+    place = {"device": loaded.device}
+    with torch.inference_mode():
+        positions = torch.arange(len(ids), **place)
+        return model(torch.tensor(ids, **place), positions, loaded.cache, len(ids), last_only=False)
 
 
 def greedy_of(reference: Any, prompt: list[int], count: int) -> list[int]:

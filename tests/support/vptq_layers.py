@@ -15,6 +15,7 @@ from unittest import mock
 
 import pytest
 import torch
+from held_tensors import Held
 from torch import Tensor
 
 from localq.checkpoint import Checkpoint, info
@@ -159,19 +160,6 @@ def packed(numbers: Tensor, bits: int) -> Tensor:
         whole = sum(number << place * bits for place, number in enumerate(row))
         rows.append(torch.frombuffer(bytearray(whole.to_bytes(4 * words, "little")), dtype=torch.int32))
     return torch.stack(rows).reshape(*numbers.shape[:-1], words)
-
-
-class Held:
-    """A checkpoint in memory."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.held = tensors
-
-    def read(self, name: str) -> Tensor:
-        return self.held[name]
-
-    def close(self) -> None:
-        pass
 
 
 def checkpoint_of(layer: Layer, name: str = "a.q_proj") -> Checkpoint:
