@@ -70,6 +70,7 @@ GEMV = {
     "x with gaps": ({"x": every_second(inputs(ROWS, IN, torch.float16))}, "x has strides"),
     "bias of another type": ({"biases": [torch.ones(OUT)]}, "bias is torch.float32"),
     "bias of another size": ({"biases": [torch.ones(IN).half()]}, "bias has shape"),
+    "no matrix": ({"matrices": []}, "0 matrices, must be 1 to 3"),
     "four matrices": ({"matrices": [MATRIX] * 4}, "4 matrices, must be 1 to 3"),
     "residual of another size": ({"residual": torch.ones(OUT).half()}, "residual has shape"),
     "an unknown activation": ({"activation": "relu"}, "activation = 'relu'"),
