@@ -86,11 +86,11 @@ def test_meters_read_the_counter_or_integrate_the_power():
     counter.start()
     assert counter.stop() == 2.5
     power = PowerMeter(Card(), None)
-    power.start()
     started = time.perf_counter()
-    time.sleep(0.05)
+    power.start()
+    time.sleep(0.2)
     joules = power.stop()
-    assert joules == pytest.approx(40 * (time.perf_counter() - started), rel=0.5)
+    assert 40 * 0.1 < joules <= 40 * (time.perf_counter() - started)  # the thread that samples may begin late
 
 
 def test_energy_that_is_not_told_is_unknown_and_never_nothing():

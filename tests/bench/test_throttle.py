@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -22,19 +21,21 @@ class Nvml:
     NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL = 0, 1
 
     def __init__(self, share: float) -> None:
-        self._share = share
+        self._share, self.seconds = share, 3.0
 
     def nvmlDeviceGetViolationStatus(self, card: object, policy: int) -> SimpleNamespace:
         if policy == self.NVML_PERF_POLICY_THERMAL:
             raise self.NVMLError
-        return SimpleNamespace(violationTime=int(7e9 + self._share * time.perf_counter_ns()))
+        return SimpleNamespace(violationTime=int(7e9 + self._share * self.seconds * 1e9))
 
 
-def test_the_share_of_the_time_is_what_the_counter_says():
-    limits = Throttle(Nvml(0.5), None)
+def test_the_share_of_the_time_is_what_the_counter_says(monkeypatch):
+    nvml = Nvml(0.5)
+    monkeypatch.setattr("localq.bench.throttle.time", SimpleNamespace(perf_counter=lambda: nvml.seconds))
+    limits = Throttle(nvml, None)
     limits.start()
-    time.sleep(0.05)
-    assert limits.stop() == {"power": pytest.approx(0.5, abs=0.02)}
+    nvml.seconds += 0.25
+    assert limits.stop() == {"power": pytest.approx(0.5)}
 
 
 def test_nothing_is_told_where_nothing_is_counted():

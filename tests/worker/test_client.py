@@ -17,6 +17,7 @@ import pytest
 from localq.errors import ExitCode, LocalqError
 from localq.worker.client import COMMAND, EngineClient, last_words
 from localq.worker.messages import Done, Generate, Load, Loading, Progress, Tokens, encode
+from localq.worker.server import BATCH_S
 
 SUPPORT = Path(__file__).parents[1] / "support"
 SCRIPTED = (sys.executable, str(SUPPORT / "scripted_engine.py"))
@@ -34,6 +35,14 @@ def reply(client: EngineClient, *prompt: int, id: int = 1, max_tokens: int | Non
         ids += event.ids if isinstance(event, Tokens) else []
     assert isinstance(event, Done)
     return ids, event.reason
+
+
+def logged(client: EngineClient, text: str) -> bool:
+    """Does a line of the log hold `text`? The log comes through a pipe of its own, perhaps after the reply."""
+    deadline = time.monotonic() + 5
+    while not any(text in line for line in client.log) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return any(text in line for line in client.log)
 
 
 def collect(client: EngineClient, request: Generate, seen: list[int]) -> None:
@@ -56,12 +65,14 @@ def test_load_failure_keeps_the_process(client):
 
 
 def test_tokens_arrive_in_order_and_in_batches(client):
+    started = time.monotonic()
     events = list(client.generate(Generate(7, [5, 20], max_tokens=300)))
+    elapsed = time.monotonic() - started
     tokens = [event for event in events if isinstance(event, Tokens)]
     assert [id for event in tokens for id in event.ids] == list(range(21, 321))
     assert isinstance(events[0], Progress)
     assert tokens[0].ids == [21]  # the first token is not held back
-    assert len(tokens) < 60  # 300 ms of tokens, sent at most every 25 ms
+    assert len(tokens) <= elapsed / BATCH_S + 2  # the first and the last are sent at once
     assert events[-1].reason == "length"
 
 
@@ -91,7 +102,7 @@ def test_cancel_from_another_thread(client):
 
 def test_what_libraries_print_does_no_harm(client):
     assert reply(client, 1001) == (list(range(1002, 1012)), "length")
-    assert "a library prints this to stdout" in client.log
+    assert logged(client, "a library prints this to stdout")
 
 
 def test_named_failure_keeps_tokens_and_process(client):
@@ -108,7 +119,7 @@ def test_bug_is_named_and_its_traceback_is_in_the_log(client):
     with pytest.raises(LocalqError, match="KeyError: 'unexpected'"):
         reply(client, 1004)
     assert client.alive
-    assert any("in bug" in line for line in client.log)
+    assert logged(client, "in bug")
 
 
 def test_device_fault_ends_the_process_and_the_next_load_starts_another(client):
