@@ -134,6 +134,15 @@ class Architecture:
             return Linears("gate and up", 2 * width, self.hidden, copies, expert), down
         return Linears("gate, up", width, self.hidden, 2 * copies, expert), down
 
+    def columns_of(self, name: str) -> int | None:
+        """Columns of the Linear whose name in a checkpoint ends in `name` ("down_proj"); None for one not known."""
+        if name == "o_proj":
+            return self.heads * self.head_dim
+        if name in ("down_proj", "w2"):
+            return self.intermediate or self.expert_intermediate
+        inputs = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj", "w1", "w3")
+        return self.hidden if name in (*inputs, "lm_head") else None
+
     @property
     def linear_parameters(self) -> int:
         """Weights of `linears`."""

@@ -15,7 +15,7 @@ from localq.architecture import MODEL_TYPES, Architecture
 from localq.errors import LocalqError, bad_file
 
 # Formats that a source may have. Which of them this version runs: `catalog.RUNNABLE_FORMATS`.
-FORMATS = ("bf16", "fp16", "nf4", "aqlm", "vptq", "mxfp4", "awq", "gptq", "gguf")
+FORMATS = ("bf16", "fp16", "nf4", "aqlm", "vptq", "vq2", "mxfp4", "awq", "gptq", "gguf")
 KINDS = ("hub", "pypi")
 
 
@@ -25,7 +25,7 @@ class Source:
 
     format    one of `FORMATS`
     kind      "hub" (`repo` at `revision`) or "pypi" (`member` of the wheel of `package` `version`)
-    scheme    the variant where a format has several: "1x16g8", "2x8g8" (AQLM), "v8-k65536-0" (VPTQ), "Q4_1" (GGUF)
+    scheme    the variant where a format has several: "1x16g8" (AQLM), "v8-k65536-0" (VPTQ), "s4l16" (vq2), "Q4_1"
     files     files to download; empty = the allow-list patterns of the hub client
     sha256    file -> hex digest, where known
     bytes     download size, 0 = unknown

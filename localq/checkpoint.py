@@ -53,14 +53,21 @@ class Source(Protocol):
 class Checkpoint:
     """All tensors of a model. `tensors` is known at once; `read` gives one of them, on the CPU, in its own dtype.
 
-    quantization: config.json's quantization_config, for formats whose tensors do not say everything; {} without one.
+    For formats whose tensors do not say everything:
+    quantization  config.json's quantization_config; {} without one
+    config        config.json; {} without one
     """
 
     def __init__(
-        self, tensors: dict[str, TensorInfo], source: Source, quantization: dict[str, Any] | None = None
+        self,
+        tensors: dict[str, TensorInfo],
+        source: Source,
+        quantization: dict[str, Any] | None = None,
+        config: dict[str, Any] | None = None,
     ) -> None:
         self.tensors = tensors
         self.quantization = quantization or {}
+        self.config = config or {}
         self._source = source
 
     def read(self, name: str) -> Tensor:
@@ -142,7 +149,7 @@ def _open_safetensors(files: ModelFiles) -> Checkpoint:
         entry = header.tensors[name]
         tensors[name] = TensorInfo(str(DTYPES[entry.dtype]).removeprefix("torch."), entry.shape, entry.nbytes)
     shards = _Shards({name: header.path for name, header in owner.items()})
-    return Checkpoint(tensors, shards, files.quantization)
+    return Checkpoint(tensors, shards, files.quantization, files.config)
 
 
 def _check_index(folder: Path, headers: dict[str, Header]) -> None:

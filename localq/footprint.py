@@ -24,7 +24,7 @@ LAUNCH_BYTES = 8192  # of one kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill goes through the prompt in pieces of this size
 PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized for prefill
 # What is dequantized by torch and not by a kernel of ours goes through temporaries (`CHUNK_WEIGHTS` of its module).
-UNPACK_BYTES = {"aqlm": 48 * MIB, "vptq": 32 * MIB}
+UNPACK_BYTES = {"aqlm": 48 * MIB, "vptq": 32 * MIB, "vq2": 32 * MIB}
 SPARE_BYTES = 32 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unused
 # Where a soft cap rules out fused attention: scores of a block of queries, and copies, in 16 bit.
 SCORES_BYTES = 80 * MIB
@@ -70,7 +70,19 @@ def linear_bytes(linear: Linears, format: str, scheme: str = "") -> int:
         bits = math.ceil(math.log2(main)) + (math.ceil(math.log2(residual)) if residual else 0)
         # per input column: int16 permutation, 16-bit scale and bias
         return -(-rows // length) * columns * bits // 8 + 2 * length * (main + residual) + 6 * columns
+    if format == "vq2":  # with signs and codebooks of its own, which is the most that a matrix takes
+        parts = [rows * -(-columns // stride) + 2 * 256 * length for stride, length in vq2_books(scheme)]
+        return sum(parts) + 2 * rows + -(-columns // 8)
     raise usage_error(f"{format} {scheme}".strip(), "the size of this format is not known")
+
+
+def vq2_books(scheme: str) -> list[tuple[int, int]]:
+    """(stride, length) of the codebooks of a scheme of vq2: "s4l16", or with two "s4l16+s8l16"; "" is "s4l16"."""
+    books = [re.fullmatch(r"s(2|4|8|16)l(\d{1,2})", part) for part in (scheme or "s4l16").split("+")]
+    found = [(int(match[1]), int(match[2])) for match in books if match]
+    if not 1 <= len(books) == len(found) <= 2 or any(n % s or not s <= n <= 32 for s, n in found):
+        raise usage_error(f"vq2 {scheme}", "this is no scheme of vq2", "One is s4l16, or with two books s4l16+s8l16.")
+    return found
 
 
 def bits_per_weight(arch: Architecture, format: str, scheme: str = "") -> float:
@@ -122,6 +134,8 @@ def _scratch(arch: Architecture, format: str, itemsize: int) -> int:
     """What prefill holds besides the masks: dequantized weights, and all that a chunk computes."""
     largest = 0 if format in _PLAIN else max(each.rows * each.columns for each in arch.linears)
     chunk = _chunk(arch, itemsize) * 9 // 8  # an eighth lies in between
+    if format == "vq2":  # the rotated inputs of a Linear
+        chunk += itemsize * PREFILL_CHUNK * max(each.columns for each in arch.linears)
     return slab_bytes(largest, itemsize) + UNPACK_BYTES.get(format, 0) + chunk + SPARE_BYTES
 
 

@@ -1,12 +1,16 @@
-"""Which variant of its format a model on the disk is in, in the catalogue's words: "2x8g8", "v8-k65536-0". Torch-free.
+"""Which variant of its format a model on the disk is in, in the catalogue's words: "2x8g8", "s4l16". Torch-free.
 
 For estimates: the first matrix in the format speaks for all. Loading looks at every one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
+from localq import footprint
+from localq.architecture import Architecture
+from localq.errors import LocalqError
 from localq.modelfiles import ModelFiles
 from localq.safetensors_header import read_header, shard_paths
 
@@ -18,6 +22,8 @@ def scheme_of(files: ModelFiles) -> str:
     method = files.quantization.get("quant_method")
     if method == "aqlm":
         return _aqlm(files)
+    if method == "localq_vq2":
+        return _vq2(files)
     return _vptq(files.quantization) if method == "vptq" else ""
 
 
@@ -30,6 +36,43 @@ def _aqlm(files: ModelFiles) -> str:
                 books, entries, rows, columns = shape
                 return f"{books}x{(entries - 1).bit_length()}g{rows * columns}"
     return ""
+
+
+def _vq2(files: ModelFiles) -> str:
+    """By the shapes of codes [rows, codes] and codebooks [256, length] of a Linear whose columns are known."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in shard_paths(files.path).values():
+        shapes |= {name: each.shape for name, each in read_header(path).tensors.items()}
+    try:
+        arch = Architecture.from_config(files.config)
+        for prefix in (name.removesuffix(".codes") for name in shapes if name.endswith(".codes")):
+            columns = arch.columns_of(prefix.rpartition(".")[2])
+            suffixes = [each for each in ("", "_2") if f"{prefix}.codes{each}" in shapes]
+            scheme = "+".join(_vq2_book(shapes, prefix, each, columns or 0) for each in suffixes)
+            footprint.vq2_books(scheme or "none")
+            return scheme
+    except LocalqError:  # for loading to name
+        pass
+    return ""
+
+
+def _vq2_book(shapes: dict[str, tuple[int, ...]], prefix: str, suffix: str, columns: int) -> str:
+    """Of one book: "s4l16"; empty where the shapes are none of a book."""
+    codes, codebook = shapes[f"{prefix}.codes{suffix}"], codebook_name(shapes, prefix, f".codebook{suffix}")
+    book = shapes[codebook] if codebook else ()
+    if len(codes) != 2 or len(book) != 2 or codes[1] < 1 or columns % codes[1]:
+        return ""
+    return f"s{columns // codes[1]}l{book[1]}"
+
+
+def codebook_name(names: Container[str], prefix: str, suffix: str) -> str | None:
+    """The tensor of vq2 that the Linear `prefix` has as `suffix` (".codebook"): its own, or the nearest around it."""
+    module = prefix
+    while module:
+        if module + suffix in names:
+            return module + suffix
+        module = module.rpartition(".")[0]
+    return None
 
 
 def _vptq(quantization: dict[str, Any]) -> str:

@@ -23,11 +23,14 @@ def per_weight(files: ModelFiles, head: str = "16") -> float:
         model = architecture.Model(architecture.Config.from_dict(files.config))
     shapes = dict(model.named_parameters())
     count = stored = 0
+    shared: dict[str, int] = {}
     with open_checkpoint(files) as checkpoint:
         linears = weights.assign(checkpoint, model, architecture.rename, files.name).quantized
         for path, entry in linears.items():
             count += shapes[f"{path}.weight"].numel()
             stored += entry.module.stored_bytes(checkpoint.tensors, entry.prefix)
+            shared |= {key: checkpoint.tensors[key].nbytes for key in entry.shared}
+    stored += sum(shared.values())
     if head != "16" and weights.HEAD not in linears:
         out, columns = shapes[weights.TABLE].shape
         count += out * columns

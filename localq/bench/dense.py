@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from localq.checkpoint import Checkpoint, info
-from localq.quant import FORMATS, owner
+from localq.quant import FORMATS, owner, shared_names
 
 
 def dequantized(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Checkpoint:
     """`checkpoint` with every quantized matrix as one tensor of `dtype`, dequantized on `device` when it is read."""
     source = _Dequantized(checkpoint, device, dtype)
     owned = {f"{prefix}{suffix}" for prefix, module in source.quantized.items() for suffix in module.suffixes}
+    for prefix, module in source.quantized.items():
+        owned.update(shared_names(module, checkpoint.tensors, prefix))
     tensors = {name: described for name, described in checkpoint.tensors.items() if name not in owned}
     for prefix, module in source.quantized.items():
         tensors[f"{prefix}.weight"] = info(dtype, module.from_checkpoint(checkpoint, prefix).shape)

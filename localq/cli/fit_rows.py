@@ -127,7 +127,7 @@ def of_model(name: str) -> list[Candidate]:
 
     files = open_model(target.path)
     method = str(files.quantization.get("quant_method", "bf16"))
-    format = "gguf" if files.kind == "gguf" else {"bitsandbytes": "nf4"}.get(method, method)
+    format = "gguf" if files.kind == "gguf" else {"bitsandbytes": "nf4", "localq_vq2": "vq2"}.get(method, method)
     arch = Architecture.from_config(files.config)
     return [Candidate(target.name, arch, format, scheme_of(files), not_yet=catalog.not_yet(arch, format))]
 

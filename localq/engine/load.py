@@ -52,7 +52,7 @@ class Options:
 class LoadedModel:
     """A model ready to run.
 
-    format   "nf4", "aqlm", "vptq", "bf16", "fp16", "fp32" or "gguf": what the weights were read from
+    format   "nf4", "aqlm", "vptq", "vq2", "bf16", "fp16", "fp32" or "gguf": what the weights were read from
     plan     what was predicted; ledger: component -> bytes that were allocated
     notes    lines that the user must be told
     kv_bits, embed, head_bits  as in `placement.Placement`: kv_bits 16 is the type of the model

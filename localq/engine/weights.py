@@ -18,10 +18,11 @@ from torch import Tensor, nn
 from localq.checkpoint import Checkpoint
 from localq.engine import heads
 from localq.engine.arena import Arena, arena_bytes
+from localq.engine.shared import Shared
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.models.decoder import Decoder
 from localq.placement import Placement
-from localq.quant import FORMATS, owner
+from localq.quant import FORMATS, owner, shared_names
 
 HEAD, TABLE = "lm_head", "embed_tokens.weight"
 _LARGE = (TABLE, f"{HEAD}.weight")  # allocated by themselves
@@ -32,12 +33,16 @@ _AGAIN = "Fetch the model again; if that does not help, its files do not belong 
 
 @dataclass(frozen=True)
 class Quantized:
-    """A Linear in a quantized format: the module that reads it, its checkpoint prefix, and its tensors' names."""
+    """A Linear in a quantized format: the module that reads it, its checkpoint prefix, and its tensors' names.
+
+    shared   of tensors that other Linears may read too
+    """
 
     format: str
     module: ModuleType
     prefix: str
     keys: tuple[str, ...]
+    shared: tuple[str, ...] = ()
 
 
 @dataclass
@@ -65,7 +70,7 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
         entry = _quantized(checkpoint, key)
         if entry is None:
             continue
-        owned.update(entry.keys)
+        owned.update(entry.keys, entry.shared)
         target = rename(f"{entry.prefix}.weight")
         if target is not None and target not in model.redundant:
             assignment.quantized[target.removesuffix(".weight")] = entry
@@ -87,7 +92,7 @@ def _quantized(checkpoint: Checkpoint, key: str) -> Quantized | None:
     format, prefix = found
     module = FORMATS[format]
     keys = tuple(prefix + suffix for suffix in module.suffixes if prefix + suffix in checkpoint.tensors)
-    return Quantized(format, module, prefix, keys)
+    return Quantized(format, module, prefix, keys, shared_names(module, checkpoint.tensors, prefix))
 
 
 def _check(assignment: Assignment, checkpoint: Checkpoint, model: nn.Module, name: str) -> None:
@@ -122,6 +127,9 @@ def block_sizes(
             sizes += entry.module.placed_bytes(checkpoint.tensors, entry.prefix)
         else:
             sizes.append(shapes[f"{path}.weight"].numel() * dtype.itemsize)
+    if packed:
+        blocks = [entry for path, entry in assignment.quantized.items() if path != HEAD]
+        sizes += [checkpoint.tensors[key].nbytes for key in {key: None for entry in blocks for key in entry.shared}]
     return sizes
 
 
@@ -190,6 +198,7 @@ def fill(
     sizes = {key: checkpoint.tensors[key].nbytes for key in checkpoint.tensors}
     total = sum(sizes[key] for key in (*sources.values(), *([made_head] if made_head else [])))
     total += sum(sizes[key] for entry in linears.values() for key in entry.keys)
+    shared = Shared(checkpoint, (key for entry in linears.values() for key in entry.shared))
     done = 0
     non_finite: list[str] = []
     if made_head is not None:
@@ -203,7 +212,7 @@ def fill(
         done += sizes[key]
         on_progress(done, total)
     for path, entry in linears.items():
-        _put_quantized(model, path, entry, checkpoint, places)
+        _put_quantized(model, path, entry, shared, places)
         done += sum(sizes[key] for key in entry.keys)
         on_progress(done, total)
     if empty := [target for target, tensor in model.named_parameters() if tensor.is_meta]:
@@ -240,11 +249,11 @@ def _put(model: nn.Module, target: str, tensor: Tensor) -> None:
     setattr(model.get_submodule(path), leaf, nn.Parameter(tensor, requires_grad=False))
 
 
-def _put_quantized(model: nn.Module, path: str, entry: Quantized, checkpoint: Checkpoint, places: Places) -> None:
+def _put_quantized(model: nn.Module, path: str, entry: Quantized, shared: Shared, places: Places) -> None:
     """Its bias, if it has one, is dense and in place already."""
     plain = model.get_submodule(path)
     assert isinstance(plain, nn.Linear)  # checked by `assign`
-    packed = entry.module.from_checkpoint(checkpoint, entry.prefix)
+    packed = entry.module.from_checkpoint(shared.checkpoint, entry.prefix)
     if packed.shape != tuple(plain.weight.shape):
         why = f"{entry.prefix!r} has shape {list(packed.shape)}, not {list(plain.weight.shape)}"
         raise bad_file(entry.prefix, why, _AGAIN)
@@ -253,7 +262,7 @@ def _put_quantized(model: nn.Module, path: str, entry: Quantized, checkpoint: Ch
         return
     bias = None if plain.bias is None else plain.bias.data
     parent, _, leaf = path.rpartition(".")
-    placed = packed.placed(places.alone if path == HEAD else places.block, places.device)
+    placed = packed.placed(places.alone if path == HEAD else shared.once(places.block), places.device)
     linear = entry.module.Linear(placed, bias)
     linear.tile_()
     setattr(model.get_submodule(parent), leaf, linear)

@@ -12,6 +12,7 @@ A format module has
   stored_bytes(tensors, P) -> int      what P takes there: codes, scales, tables
   placed_bytes(tensors, P) -> [int]    what each tensor of P takes on a device, in the order of Packed.placed
   from_checkpoint(checkpoint, P) -> Packed
+  shared_names(tensors, P) -> [str]    where Linears may share tensors: those that P reads and does not own
   Linear(packed, bias)                 a `slabs.SlabLinear`: x [T, in] -> [T, out]
 
 and one that localq makes (`catalog.MADE_FORMATS`) besides
@@ -26,9 +27,15 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from localq.quant import aqlm, nf4, vptq
+from localq.quant import aqlm, nf4, vptq, vq2
 
-FORMATS: dict[str, ModuleType] = {"nf4": nf4, "aqlm": aqlm, "vptq": vptq}
+FORMATS: dict[str, ModuleType] = {"nf4": nf4, "aqlm": aqlm, "vptq": vptq, "vq2": vq2}
+
+
+def shared_names(module: ModuleType, tensors: Mapping[str, Any], prefix: str) -> tuple[str, ...]:
+    """The tensors outside P that the Linear P in the format `module` reads: `stored_bytes` and the like leave them out,
+    for whoever counts must count them once."""
+    return tuple(module.shared_names(tensors, prefix)) if hasattr(module, "shared_names") else ()
 
 
 def owner(tensors: Mapping[str, Any], key: str) -> tuple[str, str] | None:

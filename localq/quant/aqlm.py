@@ -172,7 +172,7 @@ class Checkpoint(Protocol):
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:
     """Does the checkpoint hold the Linear `prefix` in AQLM?"""
-    return prefix + ".codes" in tensors
+    return prefix + ".codes" in tensors and tensors[prefix + ".codes"].dtype != "uint8"  # unsigned ones are vq2's
 
 
 def placed_bytes(tensors: Mapping[str, Any], prefix: str) -> list[int]:
