@@ -47,6 +47,18 @@ def test_parameters_are_those_that_transformers_makes(model_type, tied):
         assert arch.linear_parameters + arch.vocab * arch.hidden == linears
 
 
+@pytest.mark.parametrize(
+    "model_type", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3"]
+)
+def test_columns_are_those_of_transformers_linears(model_type):
+    config, model = reference(model_type)
+    arch = Architecture.from_config(config.to_dict())
+    linears = {name: m.in_features for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+    assert len(linears) >= 4 * 7
+    assert {name: arch.columns_of(name.rpartition(".")[2]) for name in linears} == linears
+    assert arch.columns_of("router") is None
+
+
 @pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "gpt_oss", "mistral", "qwen2"])
 def test_windows_are_those_of_transformers(model_type):
     fields = {"sliding_window": 96}

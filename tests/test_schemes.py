@@ -1,4 +1,4 @@
-"""The variant of a format by the files of a model: shapes of AQLM's codebooks, what VPTQ's config.json says."""
+"""The variant of a format by the files of a model: shapes of AQLM's codebooks and of vq2, VPTQ's config.json."""
 
 from __future__ import annotations
 
@@ -72,6 +72,37 @@ def vptq(**changes):
 )
 def test_vptq_by_its_configuration_and_others_have_none(tmp_path, said, scheme):
     assert scheme_of(files(tmp_path, said, norm__weight=(4,))) == scheme
+
+
+SHAPE = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("shapes", "scheme"),
+    [
+        ({"mlp__up_proj__codes": (6, 8), "mlp__up_proj__codebook": (256, 16)}, "s4l16"),
+        ({"mlp__down_proj__codes": (6, 6), "mlp__codebook": (256, 8)}, "s8l8"),  # shared; 48 columns
+        ({"a__q_proj__codes": (6, 8), "codebook": (256, 8), "a__q_proj__codes_2": (6, 2), "a__codebook_2": (256, 16)},
+         "s4l8+s16l16"),
+        ({"mlp__up_proj__codes": (6, 8)}, ""),
+        ({"mlp__up_proj__codes": (6, 8), "a__codebook": (256, 16)}, ""),
+        ({"mlp__up_proj__codes": (6, 7), "codebook": (256, 16)}, ""),
+        ({"mlp__up_proj__codes": (6, 0), "codebook": (256, 16)}, ""),
+        ({"mlp__up_proj__codes": (6, 32), "codebook": (256, 16)}, ""),
+        ({"mlp__up_proj__codes": (6, 8), "codebook": (256, 18)}, ""),
+        ({"mlp__up_proj__codes": (6, 8, 1), "codebook": (256, 16)}, ""),
+        ({"mlp__router__codes": (6, 8), "codebook": (256, 16)}, ""),
+        ({}, ""),
+    ],
+)  # fmt: skip
+def test_vq2_by_the_shapes_of_codes_and_codebooks(tmp_path, shapes, scheme):
+    made = files(tmp_path, {"quant_method": "localq_vq2"}, norm__weight=(4,), **shapes)
+    assert scheme_of(made) == ""  # of a shape that is not known
+    made.config.update(SHAPE)
+    assert scheme_of(made) == scheme
 
 
 def test_a_damaged_header_is_an_error(tmp_path):

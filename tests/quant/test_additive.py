@@ -60,6 +60,22 @@ def test_every_member_is_the_sum_of_its_terms(dtype, books, entries, stride, len
     )
 
 
+def test_books_of_other_strides_and_lengths_are_added_to_the_sum():
+    generator = torch.Generator().manual_seed(5)
+    first, second = torch.randn(1, 16, 6, generator=generator), 30 * torch.randn(1, 8, 4, generator=generator)
+    codes = torch.randint(0, 16, (3, 12, 1), generator=generator), torch.randint(0, 8, (3, 6, 1), generator=generator)
+    total = dequantize_codes(codes[0], first, 2, 6, 24)
+    expected = total.clone()
+    for r in range(3):
+        for h in range(6):
+            expected[r, 4 * h : 4 * h + 4] += second[0, int(codes[1][r, h, 0])]
+    assert torch.equal(dequantize_codes(codes[1], second, 4, 4, 24, total), expected)
+    assert torch.equal(total, expected)  # in place
+    for wrong in (torch.zeros(3, 23), torch.zeros(2, 24), torch.zeros(3, 24).double()):
+        with pytest.raises(ValueError, match=r"not float32 \[3, 24\]"):
+            dequantize_codes(codes[1], second, 4, 4, 24, wrong)
+
+
 @pytest.mark.parametrize(
     ("codes", "books", "stride", "length", "columns", "why"),
     [
