@@ -20,5 +20,6 @@ void bind_nf4(pybind11::module_& m);
 void bind_dense(pybind11::module_& m);
 void bind_attention(pybind11::module_& m);
 void bind_step(pybind11::module_& m);
+void bind_search(pybind11::module_& m);
 
 }  // namespace localq

@@ -10,4 +10,5 @@ PYBIND11_MODULE(_C, m) {
   localq::bind_dense(m);
   localq::bind_attention(m);
   localq::bind_step(m);
+  localq::bind_search(m);
 }

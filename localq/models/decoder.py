@@ -117,7 +117,7 @@ class Decoder(nn.Module):
         into `cache`. `live` is how many cache slots attention looks at: more than the last position, and otherwise
         free; slots behind a query's own position are masked.
         """
-        step = self._begin(positions, cache, live)
+        step = self.begin(positions, cache, live)
         x = self.embed(ids)
         for block in self.layers:
             x = block(x, step)
@@ -127,7 +127,8 @@ class Decoder(nn.Module):
         cap = self.config.final_softcap
         return torch.tanh(logits / cap) * cap if cap else logits
 
-    def _begin(self, positions: Tensor, cache: Cache, live: int) -> Pass:
+    def begin(self, positions: Tensor, cache: Cache, live: int) -> Pass:
+        """What all layers share of a pass over these `positions`; arguments as of `forward`."""
         rotary = []
         for table in self.rotary_tables:
             turns = table.index_select(0, positions)  # [T, 2, rotary_dim]

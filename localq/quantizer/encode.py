@@ -1,0 +1,127 @@
+"""Codes, codebooks and scales for matrices that read the same input and share their codebooks.
+
+`choose` searches the codes of all rows block by block of columns, every block fed what the errors of those before cost
+(kernels/search.py); `fit` then finds, for these codes, the codebooks and scales with the least loss trace(E H E^T).
+Both again, as often as it is asked for; the best of all is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from localq.kernels.search import Book, vq_search
+from localq.quant.additive import dequantize_codes
+from localq.quant.vq2 import Packed
+from localq.quantizer.refine import fit_books
+from localq.quantizer.statistics import Factor, damped, factor
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard the encoder tries.
+
+    beam     paths of a row that the search follows
+    columns  of a block; the search looks back and ahead within it
+    rounds   of choosing codes and fitting codebooks
+    steps    of conjugate gradients of a fit
+    damping  of the metric, in parts of its mean diagonal
+    """
+
+    beam: int = 32
+    columns: int = 192
+    rounds: int = 1
+    steps: int = 8
+    damping: float = 0.01
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Codes of each book u8 [rows, positions]; books, f32 but of 16-bit values; scales f32 [rows, 1], likewise.
+
+    loss   trace(E H E^T) over trace(W H W^T), without damping
+    """
+
+    codes: tuple[Tensor, ...]
+    books: tuple[Book, ...]
+    scales: Tensor
+    loss: float
+
+    def matrices(self, rows: Sequence[int], signs: Tensor | None, columns: int) -> list[Packed]:
+        """The matrices, so many rows each behind each other, on the CPU; they hold the same codebook tensors."""
+        codebooks = [book.codewords.half().cpu() for book in self.books]
+        codes, scales = [each.cpu() for each in self.codes], self.scales.half().flatten().cpu()
+        found, begin = [], 0
+        for count in rows:
+            own = slice(begin, begin + count)
+            pairs = tuple((each[own].clone(), book) for each, book in zip(codes, codebooks, strict=True))
+            found.append(Packed(pairs, scales[own].clone(), signs, (count, columns)))
+            begin += count
+        return found
+
+
+def encode(weight: Tensor, metric: Tensor, books: Sequence[Book], effort: Effort) -> Encoded:
+    """weight f32 [rows, in], metric f32 [in, in] -> its codes. `books` are where the search begins; all on one device.
+
+    in is a multiple of 16.
+    """
+    heavy = damped(metric, effort.damping)
+    found = factor(heavy, min(book.stride for book in books))
+    scales = _sixteen(weight.square().mean(1, keepdim=True).sqrt().clamp_min(1e-12))
+    whole = _energy(weight, metric).clamp_min(1e-30)
+    best: Encoded | None = None
+    for _ in range(effort.rounds):
+        codes = choose(weight / scales, found, books, effort)
+        books = fit_books(weight, heavy, codes, books, scales, effort.steps)
+        books = [Book(book.stride, _sixteen(book.codewords)) for book in books]
+        plain = decode(codes, books, weight.shape[1])
+        scales = _sixteen(_fitted_scales(weight, plain, heavy, scales))
+        loss = float(_energy(weight - plain * scales, metric) / whole)
+        if best is None or loss < best.loss:
+            best = Encoded(tuple(codes), tuple(books), scales, loss)
+    assert best is not None  # there is at least one round
+    return best
+
+
+def choose(weight: Tensor, found: Factor, books: Sequence[Book], effort: Effort) -> list[Tensor]:
+    """Codes u8 [rows, positions] of each book for weight f32 [rows, in], scaled to mean squares near 1."""
+    rows, columns = weight.shape
+    step = found.white.shape[1]
+    left = weight.clone()
+    tails = torch.zeros(rows, max(book.length for book in books), device=weight.device)
+    blocks = []
+    for begin in range(0, columns, effort.columns):
+        end = min(columns, begin + effort.columns)
+        white, feedback = found.white[begin // step : end // step], found.feedback[begin:end]
+        codes, errors = vq_search(left[:, begin:end], feedback[:, begin:end], white, books, tails, effort.beam)
+        left[:, end:].addmm_(errors, feedback[:, end:], alpha=-1)
+        blocks.append(codes)
+    return [torch.cat(parts, 1) for parts in zip(*blocks, strict=True)]
+
+
+def decode(codes: Sequence[Tensor], books: Sequence[Book], columns: int) -> Tensor:
+    """f32 [rows, columns], without scales."""
+    total: Tensor | None = None
+    for part, book in zip(codes, books, strict=True):
+        total = dequantize_codes(part[:, :, None], book.codewords[None], book.stride, book.length, columns, total)
+    assert total is not None  # there is at least one book
+    return total
+
+
+def _fitted_scales(weight: Tensor, plain: Tensor, metric: Tensor, before: Tensor) -> Tensor:
+    """f32 [rows, 1]: what `plain` is best multiplied with to come near to `weight`; `before` where that is negative."""
+    seen = plain @ metric
+    scales = (weight * seen).sum(1, keepdim=True) / (plain * seen).sum(1, keepdim=True).clamp_min(1e-20)
+    return torch.where(scales > 0, scales, before)
+
+
+def _energy(matrix: Tensor, metric: Tensor) -> Tensor:
+    return ((matrix @ metric) * matrix).sum()
+
+
+def _sixteen(values: Tensor) -> Tensor:
+    """Rounded to what the file holds, within its range."""
+    return values.clamp(-60_000, 60_000).half().float()

@@ -1,0 +1,160 @@
+"""One layer: its matrices quantized one after the other, each on what the ones before it have left of its input.
+
+Four groups in the order in which the layer computes: q, k and v; o; gate and up; down. Those of a group read the same
+input and share their codebooks.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from localq.kernels.search import Book
+from localq.models.decoder import Block
+from localq.quant import hadamard
+from localq.quant.vq2 import Packed, dequantize
+from localq.quantizer import stream
+from localq.quantizer.encode import Effort, encode
+from localq.quantizer.fold import minus_signs, plain
+from localq.quantizer.statistics import Statistics
+from localq.quantizer.stream import Streams
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a conversion is made with.
+
+    effort      of the encoder
+    books       where the search begins, on the device
+    correction  damping of the goals (`Statistics.goal`), in parts of the metric's mean diagonal
+    rotate      inputs that are rotated when the model runs: "down", or "all" where the stream cannot be turned
+    seed        of all rotations
+    """
+
+    effort: Effort
+    books: tuple[Book, ...]
+    correction: float = 0.03
+    rotate: str = "down"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Group:
+    """Matrices that read one input.
+
+    names     of their modules in the block
+    x         the input, from the streams' state before it and the block
+    home      the module of the block whose codebook it is: a name, the module itself where it is one matrix
+    writes    its output is added to the stream, so it makes up for the drift
+    number    in the layer
+    """
+
+    names: tuple[str, ...]
+    x: Callable[[Block, Tensor], Tensor]
+    home: str
+    writes: bool
+    number: int
+
+    def signs(self, columns: int, layer: int, settings: Settings) -> Tensor | None:
+        """Of the rotation of the input when the model runs, u8 [columns / 8]; None without one."""
+        if settings.rotate == "down" and self.names != ("mlp.down_proj",):
+            return None
+        if self.names == ("self_attn.o_proj",):  # turned with the values already
+            return None
+        return minus_signs(columns, (settings.seed * 4096 + layer) * 4 + self.number)
+
+
+@dataclass(frozen=True)
+class Made:
+    """The matrices of a layer by module name, the home of each one's codebooks, and the loss of each group."""
+
+    packed: dict[str, Packed]
+    homes: dict[str, str]
+    losses: dict[str, float]
+
+
+def quantize_layer(block: Block, index: int, streams: Streams, settings: Settings) -> Made:
+    """Quantize a dense `block`, f32 on the device of `streams`, and take both streams through it.
+
+    On return `block` is as it was; the streams are behind the layer.
+    """
+    made = copy.deepcopy(block)
+    found = Made({}, {}, {})
+    step = streams.step
+    first, second = _groups(block, streams)
+    for group in first:
+        _quantize(group, block, made, index, streams, settings, found)
+    streams.advance(
+        lambda x: stream.after_attention(made, x, step), lambda full: stream.after_attention(block, full, step)
+    )
+    for group in second:
+        _quantize(group, block, made, index, streams, settings, found)
+    streams.advance(lambda x: stream.after_mlp(made, x), lambda full: stream.after_mlp(block, full))
+    return found
+
+
+def pass_layer(block: Block, packed: dict[str, Packed], streams: Streams) -> None:
+    """Take the streams through a layer that was quantized before; block as in `quantize_layer`."""
+    made, step = copy.deepcopy(block), streams.step
+    for name, matrix in packed.items():
+        put(made, name, matrix)
+    streams.advance(
+        lambda x: stream.after_attention(made, x, step), lambda full: stream.after_attention(block, full, step)
+    )
+    streams.advance(lambda x: stream.after_mlp(made, x), lambda full: stream.after_mlp(block, full))
+
+
+def put(block: Block, name: str, packed: Packed) -> None:
+    """Give the linear `name` of a dense block the weights that `packed` stands for."""
+    linear = plain(block.get_submodule(name))
+    linear.weight.data = dequantize(packed.to(linear.weight.device), linear.weight.dtype)
+
+
+def _groups(block: Block, streams: Streams) -> tuple[list[Group], list[Group]]:
+    """Those of attention, and those of the MLP."""
+    names = {id(module): name for name, module in block.named_modules()}
+    attention = tuple(names[id(module)] for module in block.self_attn.inputs())
+    mlp = tuple(names[id(module)] for module in block.mlp.inputs())
+    step = streams.step
+    norms = block.norms()
+    return (
+        [
+            Group(attention, stream.attention_input, "self_attn", False, 0),
+            Group(
+                ("self_attn.o_proj",), lambda b, x: stream.attended(b, x, step), "", norms.after_attention is None, 1
+            ),
+        ],
+        [
+            Group(mlp, stream.mlp_input, "mlp", False, 2),
+            Group(("mlp.down_proj",), stream.gated, "", norms.after_mlp is None, 3),
+        ],
+    )
+
+
+def _quantize(
+    group: Group, block: Block, made: Block, index: int, streams: Streams, settings: Settings, found: Made
+) -> None:
+    linears = [plain(block.get_submodule(name)) for name in group.names]
+    columns, rows = linears[0].in_features, [linear.out_features for linear in linears]
+    statistics = Statistics(columns, rows[0] if group.writes else 0, streams.device)
+    for x, full in streams.pairs():
+        owed = full.float() - x.float() if group.writes else None
+        statistics.add(group.x(made, x).float(), group.x(block, full).float(), owed)
+    metric = statistics.metric()
+    weight = torch.cat(statistics.goal([each.weight.data.float() for each in linears], metric, settings.correction))
+    del statistics
+    signs = group.signs(columns, index, settings)
+    if signs is not None:
+        on_device = signs.to(streams.device)
+        weight = hadamard.rotate(weight, on_device)
+        metric = hadamard.rotate(hadamard.rotate(metric, on_device).T.contiguous(), on_device)
+    encoded = encode(weight, metric, settings.books, settings.effort)
+    found.losses[group.names[0]] = encoded.loss
+    for name, packed in zip(group.names, encoded.matrices(rows, signs, columns), strict=True):
+        found.packed[name] = packed
+        found.homes[name] = group.home or name
+        put(made, name, packed)

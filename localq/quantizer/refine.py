@@ -1,0 +1,84 @@
+"""The codebooks that fit given codes best: a linear least-squares problem, by conjugate gradients.
+
+The decoded matrix D(C) is linear in the codebooks C, so trace((W - s D(C)) H (W - s D(C))^T) is quadratic in them; s
+are the scales of the rows. Its gradient needs a decoding, a product with H, and the adjoint of decoding: every codeword
+gathers what lies where it was used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from localq.kernels.search import ENTRIES, Book
+from localq.quant.additive import dequantize_codes
+
+RIDGE = 1e-3  # of the mean diagonal, for codewords that are hardly used
+
+
+def fit_books(
+    weight: Tensor, metric: Tensor, codes: Sequence[Tensor], books: Sequence[Book], scales: Tensor, steps: int
+) -> list[Book]:
+    """Better codebooks after `steps` steps from `books`; weight f32 [rows, in], scales f32 [rows, 1]."""
+    squares = scales.square()
+    heights = [_used(each, squares) * metric.diagonal().mean() for each in codes]
+    weights = [height + RIDGE * height.mean() for height in heights]  # of the preconditioner
+
+    def product(values: list[Tensor]) -> list[Tensor]:
+        plain = _decoded(codes, books, values, weight.shape[1])
+        return gathered((plain * squares) @ metric, codes, books)
+
+    values = [book.codewords for book in books]
+    aim = gathered((weight * scales) @ metric, codes, books)
+    rest = [wanted - got for wanted, got in zip(aim, product(values), strict=True)]
+    scaled = [each / height for each, height in zip(rest, weights, strict=True)]
+    way, size = scaled, _dot(rest, scaled)
+    for _ in range(steps):
+        turned = product(way)
+        along = _dot(way, turned)
+        if not bool(along > 0):  # at the end already: nothing is left, or only rounding
+            break
+        pace = size / along
+        values = [value + pace * each for value, each in zip(values, way, strict=True)]
+        rest = [each - pace * other for each, other in zip(rest, turned, strict=True)]
+        scaled = [each / height for each, height in zip(rest, weights, strict=True)]
+        before, size = size, _dot(rest, scaled)
+        way = [each + (size / before) * old for each, old in zip(scaled, way, strict=True)]
+    return [Book(book.stride, value) for book, value in zip(books, values, strict=True)]
+
+
+def gathered(matrix: Tensor, codes: Sequence[Tensor], books: Sequence[Book]) -> list[Tensor]:
+    """The adjoint of decoding: matrix f32 [rows, in] -> f32 [256, length] of each book."""
+    rows = matrix.shape[0]
+    found = []
+    for numbers, book in zip(codes, books, strict=True):
+        positions = numbers.shape[1]
+        parts = matrix.view(rows, positions, book.stride)
+        total = torch.zeros(ENTRIES, book.length, device=matrix.device)
+        for lag in range(min(book.length // book.stride, positions)):
+            used = numbers[:, : positions - lag].reshape(-1).int()
+            begin = lag * book.stride
+            total[:, begin : begin + book.stride].index_add_(0, used, parts[:, lag:].reshape(-1, book.stride))
+        found.append(total)
+    return found
+
+
+def _decoded(codes: Sequence[Tensor], books: Sequence[Book], values: Sequence[Tensor], columns: int) -> Tensor:
+    total: Tensor | None = None
+    for numbers, book, value in zip(codes, books, values, strict=True):
+        total = dequantize_codes(numbers[:, :, None], value[None], book.stride, book.length, columns, total)
+    assert total is not None  # there is at least one book
+    return total
+
+
+def _used(numbers: Tensor, squares: Tensor) -> Tensor:
+    """f32 [256, 1]: how often each codeword is used, weighed by the squares of the rows' scales."""
+    counts = torch.zeros(ENTRIES, device=numbers.device)
+    counts.index_add_(0, numbers.reshape(-1).int(), squares.expand(-1, numbers.shape[1]).reshape(-1))
+    return counts[:, None]
+
+
+def _dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
+    return torch.stack([(one * other).sum() for one, other in zip(first, second, strict=True)]).sum()

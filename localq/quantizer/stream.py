@@ -1,0 +1,106 @@
+"""The calibration text on its way through the model, layer by layer: as the full model has it, and the quantized one.
+
+Both residual streams wait in host memory between layers; a sequence at a time is on the device. Within a layer every
+sweep begins where the last finished one ended, so that nothing wider than the stream is kept: attention is computed
+twice, gate and up as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from localq.models.attention import Pass
+from localq.models.decoder import Block, Decoder
+
+
+class NoCache:
+    """`layers.Cache` of a pass that sees its own tokens only."""
+
+    def update(self, layer: int, k: Tensor, v: Tensor, positions: Tensor, live: int) -> tuple[Tensor, Tensor]:
+        """See `layers.Cache`."""
+        return k.transpose(0, 1), v.transpose(0, 1)
+
+
+class Streams:
+    """x and full: per sequence [T, hidden], on the host; `device` is where layers run."""
+
+    def __init__(self, model: Decoder, embedded: list[Tensor], device: torch.device) -> None:
+        """model: its tables are on `device`. embedded: what the first layer reads, in the order of the sequences."""
+        self.device = device
+        self.x, self.full = embedded, [each.clone() for each in embedded]
+        tokens = embedded[0].shape[0]
+        self.step: Pass = model.begin(torch.arange(tokens, device=device), NoCache(), tokens)
+
+    def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Both streams of every sequence, on the device."""
+        for x, full in zip(self.x, self.full, strict=True):
+            yield x.to(self.device), full.to(self.device)
+
+    def advance(self, made: Callable[[Tensor], Tensor], full: Callable[[Tensor], Tensor]) -> None:
+        """Replace every sequence by what the two functions make of it."""
+        for index, (x, reference) in enumerate(self.pairs()):
+            self.x[index].copy_(made(x))
+            self.full[index].copy_(full(reference))
+
+    def drift(self) -> float:
+        """How far the quantized stream is from the full one, in parts of the full one's energy."""
+        apart = sum(float((x.float() - full.float()).square().sum()) for x, full in zip(self.x, self.full, strict=True))
+        return apart / max(sum(float(full.float().square().sum()) for full in self.full), 1e-30)
+
+
+# ---- parts of a block, whatever its family
+
+
+def attention_input(block: Block, x: Tensor) -> Tensor:
+    """What the projections of attention read."""
+    normed: Tensor = block.norms().before_attention(x)
+    return normed
+
+
+def attended(block: Block, x: Tensor, step: Pass) -> Tensor:
+    """What the output projection reads."""
+    with _without(block.self_attn, "o_proj"):
+        found: Tensor = block.self_attn(attention_input(block, x), step)
+    return found
+
+
+def after_attention(block: Block, x: Tensor, step: Pass) -> Tensor:
+    """The stream behind attention."""
+    return x + _normed(block.norms().after_attention, block.self_attn(attention_input(block, x), step))
+
+
+def mlp_input(block: Block, x: Tensor) -> Tensor:
+    """What gate and up read; x as `after_attention` left it."""
+    normed: Tensor = block.norms().before_mlp(x)
+    return normed
+
+
+def gated(block: Block, x: Tensor) -> Tensor:
+    """What the down projection reads."""
+    with _without(block.mlp, "down_proj"):
+        found: Tensor = block.mlp(mlp_input(block, x))
+    return found
+
+
+def after_mlp(block: Block, x: Tensor) -> Tensor:
+    """The stream behind the block."""
+    return x + _normed(block.norms().after_mlp, block.mlp(mlp_input(block, x)))
+
+
+def _normed(norm: nn.Module | None, x: Tensor) -> Tensor:
+    return x if norm is None else norm(x)
+
+
+@contextmanager
+def _without(owner: nn.Module, name: str) -> Iterator[None]:
+    """`owner` with nothing in the place of its last linear."""
+    linear = getattr(owner, name)
+    setattr(owner, name, nn.Identity())
+    try:
+        yield
+    finally:
+        setattr(owner, name, linear)
