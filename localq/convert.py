@@ -8,12 +8,9 @@ bitsandbytes, for NF4) load. Memory: the largest source tensor and its quantized
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,34 +20,15 @@ from torch import Tensor
 
 from localq import __version__, catalog
 from localq.checkpoint import Checkpoint, open_checkpoint
+from localq.conversion_folder import claim, locked, source_facts, stated_dtype, write_small_files
 from localq.conversion_plan import Job, notes, plan_jobs, skipped_modules
-from localq.disk import disk_errors
-from localq.errors import ExitCode, LocalqError, bad_file, usage_error
-from localq.jsonfile import inside
+from localq.errors import LocalqError, bad_file, usage_error
 from localq.modelfiles import ModelFiles
 from localq.quant import FORMATS
-from localq.safetensors_header import shard_paths
-from localq.shard_writer import (
-    SHARD_BYTES,
-    STATE_NAME,
-    ShardWriter,
-    load_state,
-    plan_shards,
-    start_state,
-    write_file,
-)
+from localq.shard_writer import SHARD_BYTES, ShardWriter, plan_shards, start_state
 
 OnProgress = Callable[[str, int, int], None]  # what is done, source bytes done, source bytes in total
 Say = Callable[[str], None]  # one-line notes for the user
-
-LOCK_NAME = "conversion.lock"
-# Everything that a tokenizer, a chat front end or the licence of the weights needs.
-COPIED = re.compile(
-    r"(tokenizer.*\.(json|model)|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|merges\.txt"
-    r"|spiece\.model|chat_template\.(jinja|json)|generation_config\.json|(pre)?processor_config\.json"
-    r"|preprocessor_config\.json|(LICENSE|NOTICE|USE_POLICY).*)"
-)
-OURS = re.compile(r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|conversion\.state\.json)")
 
 
 def convert(
@@ -75,13 +53,13 @@ def convert(
             raise bad_file(str(source.path), "none of its tensors is a decoder Linear that localq knows")
         shards = plan_shards([job.outputs for job in jobs], shard_bytes)
         task = _task(source, format, jobs, shard_bytes)
-        _claim(source, out, task, force)
-        with _locked(out):
+        claim(source, out, task, force)
+        with locked(out):
             writer = ShardWriter(out, shards, task)
             writer.check_space()
             start_state(out, task)
             _write_shards(writer, checkpoint, jobs, module, source, on_progress)
-            _write_small_files(source, module.quantization_config(_dtype(source), skipped_modules(jobs)), out)
+            write_small_files(source, module.quantization_config(stated_dtype(source), skipped_modules(jobs)), out)
             writer.finish()
     for note in notes(jobs):
         if say:
@@ -102,57 +80,14 @@ def _format_module(source: ModelFiles, format: str) -> ModuleType:
 
 def _task(source: ModelFiles, format: str, jobs: list[Job], shard_bytes: int) -> dict[str, Any]:
     """What identifies a conversion: its input files, its output layout and the code that makes it."""
-    paths = [source.path] if source.kind == "gguf" else list(shard_paths(source.path).values())
-    stats = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
     layout = [[name, part.dtype, list(part.shape)] for job in jobs for name, part in job.outputs.items()]
-    described = json.dumps([stats, layout, shard_bytes, source.config], default=str)
+    described = json.dumps([source_facts(source), layout, shard_bytes, source.config], default=str)
     return {
         "source": source.name,
         "format": format,
         "localq": __version__,
         "fingerprint": hashlib.sha256(described.encode()).hexdigest(),
     }
-
-
-# ---- the output folder
-
-
-def _claim(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> None:
-    """Make sure that `out` may be written: new, empty, the same conversion interrupted, or `force`."""
-    if out.resolve() == (source.path if source.kind == "safetensors" else source.path.parent).resolve():
-        raise usage_error(str(out), "this is the folder of the source", "Give another folder.")
-    if out.exists() and not out.is_dir():
-        raise usage_error(str(out), "this is a file", "Give a folder.")
-    unstarted = {LOCK_NAME, f"{STATE_NAME}.part"}  # all that a kill before the first record leaves
-    names = [path.name for path in out.iterdir() if path.name not in unstarted] if out.exists() else []
-    if not names:
-        return
-    state = load_state(out)
-    if state is not None and state.get("job") == task:
-        return
-    if not force:
-        why = "it holds an unfinished conversion of something else" if state else "the folder is not empty"
-        raise usage_error(str(out), why, "Give another folder, or --force to replace the model in it.")
-    with disk_errors(out):
-        for name in names:
-            if OURS.fullmatch(name):
-                (out / name).unlink()
-
-
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """Keep a second localq from writing into the same folder."""
-    with disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-        file = (out / LOCK_NAME).open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            why = "another localq is quantizing into it"
-            raise LocalqError(str(out), why, "Wait for it to end.", ExitCode.FAILURE) from error
-        yield
-        (out / LOCK_NAME).unlink(missing_ok=True)
 
 
 def _write_shards(
@@ -194,48 +129,3 @@ def _outputs(job: Job, tensor: Tensor, module: ModuleType, kind: str) -> dict[st
         packed = dataclasses.replace(packed, dtype=torch.bfloat16)
     written: dict[str, Tensor] = module.to_tensors(packed, job.name.removesuffix(".weight"))
     return written
-
-
-# ---- configuration and tokenizer
-
-
-def _write_small_files(source: ModelFiles, quantization: dict[str, Any], out: Path) -> None:
-    if source.kind == "gguf":
-        _write_gguf_text_files(source, out)
-    else:
-        for name in sorted(path.name for path in source.path.iterdir()):
-            path = inside(source.path, name) if COPIED.fullmatch(name) and not (source.path / name).is_dir() else None
-            if path is not None:
-                write_file(out / name, path.read_bytes())
-    config = {**source.config, "dtype": _dtype(source), "quantization_config": quantization}
-    config.pop("torch_dtype", None)  # the older name of "dtype"
-    write_file(out / "config.json", _json(config))
-
-
-def _dtype(source: ModelFiles) -> str:
-    """The dtype of the tensors that stay unquantized, and the one to compute in."""
-    named = [part.get(key) for part in (source.config, source.text_config) for key in ("dtype", "torch_dtype")]
-    known = [name for name in named if name in ("bfloat16", "float16", "float32")]
-    return known[0] if known and source.kind != "gguf" else "bfloat16"
-
-
-def _write_gguf_text_files(source: ModelFiles, out: Path) -> None:
-    from localq.gguf_import import vocab  # tokenizers and the gguf package: only for a .gguf source
-
-    tokens = vocab.special_tokens(source.path)
-    config = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **{key: tokens[key] for key in ("bos_token", "eos_token", "unk_token", "pad_token") if tokens.get(key)},
-        "add_bos_token": bool(tokens.get("add_bos")),
-        "add_eos_token": bool(tokens.get("add_eos")),
-        "clean_up_tokenization_spaces": False,
-    }
-    if source.chat_template:
-        config["chat_template"] = source.chat_template
-    write_file(out / "tokenizer.json", vocab.build_tokenizer(source.path).to_str().encode())
-    write_file(out / "tokenizer_config.json", _json(config))
-    write_file(out / "generation_config.json", _json(source.generation_config))
-
-
-def _json(value: dict[str, Any]) -> bytes:
-    return json.dumps(value, indent=2, ensure_ascii=False).encode() + b"\n"

@@ -81,7 +81,7 @@ def _plain(step: int) -> Factor:
 
 def main(path: str) -> None:
     """Train all schemes and write them to `path`; prints the error of each."""
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for scheme in SCHEMES:
         books = train(scheme, rows=512, rounds=48, beam=32)
         tensors |= {f"{scheme}.{number}": book.codewords.half() for number, book in enumerate(books)}

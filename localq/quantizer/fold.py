@@ -62,11 +62,9 @@ def fold_block(block: Block, turn: Tensor | None, seed: int) -> None:
         _write(plain(writer), turn)
 
 
-def fold_ends(embedding: Tensor, head: Tensor, norm: Tensor, turn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Embedding and head [vocab, hidden], weight [hidden] of the last norm -> the same three, turned, f32."""
-    turn = turn.to(embedding.device)
-    turned = _times(embedding, turn)
-    return turned, _times(head.float() * norm.float(), turn), torch.ones_like(norm, dtype=torch.float32)
+def turned_rows(rows: Tensor, turn: Tensor) -> Tensor:
+    """rows [n, hidden], of the embedding or of a head into which its norm has gone -> the same, turned, f32."""
+    return _times(rows, turn)
 
 
 def _fold_values(attention: Attention, seed: int) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from localq.kernels.search import Book
+from localq.models.attention import Pass
 from localq.models.decoder import Block
 from localq.quant import hadamard
 from localq.quant.vq2 import Packed, dequantize
@@ -22,6 +23,8 @@ from localq.quantizer.encode import Effort, encode
 from localq.quantizer.fold import minus_signs, plain
 from localq.quantizer.statistics import Statistics
 from localq.quantizer.stream import Streams
+
+OUT, DOWN = ("self_attn.o_proj",), ("mlp.down_proj",)
 
 
 @dataclass(frozen=True)
@@ -47,23 +50,25 @@ class Group:
     """Matrices that read one input.
 
     names     of their modules in the block
-    x         the input, from the streams' state before it and the block
-    home      the module of the block whose codebook it is: a name, the module itself where it is one matrix
+    x         their input: of the block, and of what the streams hold before attention, or before the MLP
+    home      the module of the block whose codebook it is, "" where the one matrix has its own
     writes    its output is added to the stream, so it makes up for the drift
     number    in the layer
     """
 
     names: tuple[str, ...]
-    x: Callable[[Block, Tensor], Tensor]
+    x: Callable[[Block, Tensor, Pass], Tensor]
     home: str
     writes: bool
     number: int
 
+    def rotated(self, rotate: str) -> bool:
+        """Is the input rotated when the model runs? That of o is turned with the values already."""
+        return self.names == DOWN if rotate == "down" else self.names != OUT
+
     def signs(self, columns: int, layer: int, settings: Settings) -> Tensor | None:
         """Of the rotation of the input when the model runs, u8 [columns / 8]; None without one."""
-        if settings.rotate == "down" and self.names != ("mlp.down_proj",):
-            return None
-        if self.names == ("self_attn.o_proj",):  # turned with the values already
+        if not self.rotated(settings.rotate):
             return None
         return minus_signs(columns, (settings.seed * 4096 + layer) * 4 + self.number)
 
@@ -85,13 +90,13 @@ def quantize_layer(block: Block, index: int, streams: Streams, settings: Setting
     made = copy.deepcopy(block)
     found = Made({}, {}, {})
     step = streams.step
-    first, second = _groups(block, streams)
-    for group in first:
+    groups = groups_of(block)
+    for group in groups[:2]:
         _quantize(group, block, made, index, streams, settings, found)
     streams.advance(
         lambda x: stream.after_attention(made, x, step), lambda full: stream.after_attention(block, full, step)
     )
-    for group in second:
+    for group in groups[2:]:
         _quantize(group, block, made, index, streams, settings, found)
     streams.advance(lambda x: stream.after_mlp(made, x), lambda full: stream.after_mlp(block, full))
     return found
@@ -114,25 +119,18 @@ def put(block: Block, name: str, packed: Packed) -> None:
     linear.weight.data = dequantize(packed.to(linear.weight.device), linear.weight.dtype)
 
 
-def _groups(block: Block, streams: Streams) -> tuple[list[Group], list[Group]]:
-    """Those of attention, and those of the MLP."""
+def groups_of(block: Block) -> list[Group]:
+    """The four groups of a block: two of attention, two of the MLP."""
     names = {id(module): name for name, module in block.named_modules()}
     attention = tuple(names[id(module)] for module in block.self_attn.inputs())
     mlp = tuple(names[id(module)] for module in block.mlp.inputs())
-    step = streams.step
     norms = block.norms()
-    return (
-        [
-            Group(attention, stream.attention_input, "self_attn", False, 0),
-            Group(
-                ("self_attn.o_proj",), lambda b, x: stream.attended(b, x, step), "", norms.after_attention is None, 1
-            ),
-        ],
-        [
-            Group(mlp, stream.mlp_input, "mlp", False, 2),
-            Group(("mlp.down_proj",), stream.gated, "", norms.after_mlp is None, 3),
-        ],
-    )
+    return [
+        Group(attention, lambda b, x, step: stream.attention_input(b, x), "self_attn", False, 0),
+        Group(OUT, stream.attended, "", norms.after_attention is None, 1),
+        Group(mlp, lambda b, x, step: stream.mlp_input(b, x), "mlp", False, 2),
+        Group(DOWN, lambda b, x, step: stream.gated(b, x), "", norms.after_mlp is None, 3),
+    ]
 
 
 def _quantize(
@@ -140,10 +138,11 @@ def _quantize(
 ) -> None:
     linears = [plain(block.get_submodule(name)) for name in group.names]
     columns, rows = linears[0].in_features, [linear.out_features for linear in linears]
+    step = streams.step
     statistics = Statistics(columns, rows[0] if group.writes else 0, streams.device)
     for x, full in streams.pairs():
         owed = full.float() - x.float() if group.writes else None
-        statistics.add(group.x(made, x).float(), group.x(block, full).float(), owed)
+        statistics.add(group.x(made, x, step).float(), group.x(block, full, step).float(), owed)
     metric = statistics.metric()
     weight = torch.cat(statistics.goal([each.weight.data.float() for each in linears], metric, settings.correction))
     del statistics

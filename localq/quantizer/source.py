@@ -1,0 +1,180 @@
+"""The full model, a layer at a time, turned (`fold.py`), and where each of its tensors belongs in a checkpoint."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from localq.checkpoint import Checkpoint, TensorInfo, info
+from localq.engine import weights
+from localq.errors import usage_error
+from localq.modelfiles import ModelFiles
+from localq.models.decoder import Block, Decoder
+from localq.quant import vq2
+from localq.quantizer import fold
+from localq.quantizer.layer import Made
+
+STREAM = 1_000_003  # what the seed of the stream's rotation is set apart by
+
+
+class Source:
+    """A model whose layers are read when they are asked for.
+
+    turned   the stream is rotated, and head and embedding are no longer the same matrix
+    model    its modules, on the meta device; tables of passes are real after `prepare`
+    """
+
+    def __init__(
+        self, files: ModelFiles, checkpoint: Checkpoint, architecture: ModuleType, device: torch.device, seed: int
+    ) -> None:
+        with torch.device("meta"):
+            self.model: Decoder = architecture.Model(architecture.Config.from_dict(files.config))
+        self._assignment = weights.assign(checkpoint, self.model, architecture.rename, files.name)
+        self._checkpoint, self._rename = checkpoint, architecture.rename
+        self._device, self._seed = device, seed
+        self.turned = fold.foldable(self.model)
+        self.layers = len(self.model.layers)
+        turn = fold.rotation(self.model.config.hidden, STREAM + seed) if self.turned else None
+        kept = torch.float64 if device.type == "cpu" else torch.float32
+        self._turn = None if turn is None else turn.to(device, kept)
+        self.linears = [name for name, module in self.meta_block(0).named_modules() if isinstance(module, nn.Linear)]
+        for name in self.linears:
+            columns = fold.plain(self.meta_block(0).get_submodule(name)).in_features
+            if columns % vq2.BLOCK:
+                why = f"{name} has rows of {columns} weights, and vq2 needs a multiple of {vq2.BLOCK}"
+                raise usage_error(files.name, why, "Use --format nf4.")
+
+    @property
+    def origin(self) -> str:
+        """The format that the weights are read from, "" for plain ones."""
+        return self._assignment.format or ""
+
+    def meta_block(self, index: int) -> Block:
+        """Layer `index` without data."""
+        block = self.model.layers[index]
+        assert isinstance(block, Block)
+        return block
+
+    def block(self, index: int) -> Block:
+        """Layer `index`: plain linears, f32, on the device, turned."""
+        block = self.meta_block(index).to_empty(device=self._device).float()
+        for name, _ in list(block.named_parameters()):
+            owner, _, last = name.rpartition(".")
+            tensor = self._read(f"layers.{index}.{name}")
+            setattr(block.get_submodule(owner), last, nn.Parameter(tensor, requires_grad=False))
+        for module in block.modules():
+            if callable(finish := getattr(module, "finish", None)):  # norms that derive something from their weights
+                finish()
+        fold.fold_block(block, self._turn, self._seed * self.layers + index)
+        return block
+
+    def embedding(self) -> Tensor:
+        """f32 [vocab, hidden] on the CPU, turned; without what a family multiplies rows with."""
+        table = self._read(weights.TABLE, torch.device("cpu"))
+        return table if self._turn is None else fold.turned_rows(table, self._turn.cpu())
+
+    def ends(self) -> dict[str, Tensor]:
+        """Embedding, last norm and head by their checkpoint names, on the CPU."""
+        named = {self._key(weights.TABLE): self.embedding()}
+        norm = self._read("norm.weight", torch.device("cpu"))
+        tied = self.model.lm_head is None
+        if self._turn is None:
+            head = {} if tied else {self.head_name(): self._read("lm_head.weight", torch.device("cpu"))}
+            return {**named, self._key("norm.weight"): norm, **head}
+        head_rows = self._read(weights.TABLE if tied else "lm_head.weight", torch.device("cpu"))
+        return {
+            **named,
+            self._key("norm.weight"): torch.ones_like(norm),
+            self.head_name(): fold.turned_rows(head_rows * norm, self._turn.cpu()),
+        }
+
+    def head_name(self) -> str:
+        """Of the head's weight in the checkpoint."""
+        return "lm_head.weight" if self.model.lm_head is None else self._key("lm_head.weight")
+
+    # ---- names and sizes
+
+    def root(self, index: int) -> str:
+        """What stands before a module's name in the checkpoint: "model.layers.3."."""
+        name = self.linears[0]
+        return self._prefix(f"layers.{index}.{name}").removesuffix(name)
+
+    def others(self, block: Block, index: int) -> dict[str, Tensor]:
+        """The parameters of a block that are not quantized (norms, biases), by their checkpoint names."""
+        quantized = {f"{name}.weight" for name in self.linears}
+        found = [(name, tensor) for name, tensor in block.named_parameters() if name not in quantized]
+        return {self._key(f"layers.{index}.{name}"): tensor.detach().cpu() for name, tensor in found}
+
+    def layout(
+        self, index: int, scheme: str, signed: set[str], homes: dict[str, str], dtype: torch.dtype
+    ) -> dict[str, TensorInfo]:
+        """Every tensor that is written for a layer. signed: linears with a rotation; homes: of codebooks, by linear."""
+        root, block = self.root(index), self.meta_block(index)
+        planned: dict[str, TensorInfo] = {}
+        for name in self.linears:
+            linear = fold.plain(block.get_submodule(name))
+            parts = vq2.layout(linear.out_features, linear.in_features, scheme, signs=name in signed)
+            for suffix, (kind, shape) in parts.items():
+                home = homes[name] if suffix.startswith(".codebook") else name
+                planned[f"{root}{home}{suffix}"] = info(kind, shape)
+        planned |= {key: info(dtype, tuple(tensor.shape)) for key, tensor in self.others_meta(index)}
+        return planned
+
+    def end_shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of `ends`."""
+        config = self.model.config
+        table = (config.vocab_size, config.hidden)
+        shapes = {self._key(weights.TABLE): table, self._key("norm.weight"): (config.hidden,)}
+        return shapes if self.model.lm_head is None and not self.turned else {**shapes, self.head_name(): table}
+
+    def unread(self) -> list[str]:
+        """Checkpoint tensors that are no part of the decoder, which a conversion copies."""
+        used = set(self._assignment.dense.values())
+        used |= {key for entry in self._assignment.quantized.values() for key in (*entry.keys, *entry.shared)}
+        redundant = {key for key in self._checkpoint.tensors if self._rename(key) in self.model.redundant}
+        return sorted(set(self._checkpoint.tensors) - used - redundant)
+
+    def weights(self) -> int:
+        """Weights of all linears of the blocks."""
+        return sum(
+            fold.plain(self.meta_block(index).get_submodule(name)).weight.numel()
+            for index in range(self.layers)
+            for name in self.linears
+        )
+
+    def others_meta(self, index: int) -> list[tuple[str, Tensor]]:
+        """As `others`, without data."""
+        quantized = {f"{name}.weight" for name in self.linears}
+        named = self.meta_block(index).named_parameters()
+        return [(self._key(f"layers.{index}.{name}"), tensor) for name, tensor in named if name not in quantized]
+
+    def tensors(self, made: Made, block: Block, index: int) -> dict[str, Tensor]:
+        """The tensors of a layer that was made."""
+        root, written = self.root(index), self.others(block, index)
+        for name, packed in made.packed.items():
+            written |= vq2.to_tensors(packed, root + name, root + made.homes[name])
+        return written
+
+    # ---- inside
+
+    def _key(self, target: str) -> str:
+        """The checkpoint's name of a parameter."""
+        path = target.removesuffix(".weight")
+        if path in self._assignment.quantized and path != target:
+            return f"{self._assignment.quantized[path].prefix}.weight"
+        return self._assignment.dense[target]
+
+    def _prefix(self, path: str) -> str:
+        return self._key(f"{path}.weight").removesuffix(".weight")
+
+    def _read(self, target: str, device: torch.device | None = None) -> Tensor:
+        """A parameter, f32."""
+        place, path = device or self._device, target.removesuffix(".weight")
+        if path in self._assignment.quantized and path != target:
+            entry = self._assignment.quantized[path]
+            packed = entry.module.from_checkpoint(self._checkpoint, entry.prefix)
+            dense: Tensor = entry.module.dequantize(packed.to(place), torch.float32)
+            return dense
+        return self._checkpoint.read(self._assignment.dense[target]).to(place, torch.float32, copy=True)

@@ -1,0 +1,197 @@
+"""A model becomes one of 2 bits (`quant/vq2.py`): layer by layer on calibration text, restartable after a kill.
+
+Every layer is a shard of its own. A conversion that goes on takes the text through the layers that are done, with the
+weights that were written for them, and so makes what it would have made. Memory: two copies of the largest layer in
+32 bit with its statistics, on the device, and the text twice as wide as the model's residual stream, on the host.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from localq import __version__
+from localq.checkpoint import Checkpoint, info, open_checkpoint
+from localq.conversion_folder import claim, locked, source_facts, stated_dtype, write_small_files
+from localq.errors import LocalqError, usage_error
+from localq.modelfiles import ModelFiles
+from localq.models import ARCHITECTURES
+from localq.quant import vq2
+from localq.quantizer.books import universal
+from localq.quantizer.encode import Effort
+from localq.quantizer.layer import Group, Settings, groups_of, pass_layer, quantize_layer
+from localq.quantizer.source import Source
+from localq.quantizer.stream import Streams
+from localq.shard_writer import Shard, ShardWriter, plan_shards, start_state
+
+OnProgress = Callable[[str, int, int], None]  # what is done, weights done, weights in total
+HOST_BYTES = 8 * 2**30  # the streams are kept in 32 bit where both take no more
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to make.
+
+    windows  calibration: token ids, all of one length
+    scheme   of vq2; effort, correction: see `layer.Settings`
+    seed     of the rotations
+    """
+
+    source: ModelFiles
+    out: Path
+    windows: Sequence[Sequence[int]]
+    device: torch.device
+    scheme: str = "s4l16"
+    effort: Effort = field(default_factory=Effort)
+    correction: float = 0.03
+    seed: int = 0
+    force: bool = False
+
+
+def convert(request: Request, on_progress: OnProgress | None = None) -> Path:
+    """Quantize into `request.out` and return it. The same call goes on where a killed one stopped.
+
+    Raises LocalqError: exit 2 for a source or a text that does not do, or an `out` that holds something else, 8 for
+    damaged weights, 9 for the disk.
+    """
+    source, out = request.source, request.out
+    model_type = source.config.get("model_type")
+    if model_type not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise LocalqError(source.name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
+    if not request.windows:
+        raise usage_error("--calibration", "the text is shorter than one window", "Give a longer one.")
+    with open_checkpoint(source) as checkpoint, torch.inference_mode():
+        model = Source(source, checkpoint, ARCHITECTURES[model_type], request.device, request.seed)
+        work = _Work(request, model, checkpoint)
+        shards = plan_shards(work.planned, 1)
+        task = _task(request, work)
+        claim(source, out, task, request.force)
+        with locked(out):
+            writer = ShardWriter(out, shards, task)
+            writer.check_space()
+            start_state(out, task)
+            work.run(writer, shards, on_progress or (lambda what, done, total: None))
+            changes = _untied(source.config) if model.turned else {}
+            write_small_files(source, vq2.quantization_config(stated_dtype(source), ["lm_head"]), out, changes)
+            writer.finish()
+    return out
+
+
+def _untied(config: dict[str, Any]) -> dict[str, Any]:
+    """config.json of a model whose head is no longer its embedding."""
+    text = config.get("text_config")
+    nested = {"text_config": {**text, "tie_word_embeddings": False}} if isinstance(text, dict) else {}
+    return {"tie_word_embeddings": False, **nested}
+
+
+def _task(request: Request, work: _Work) -> dict[str, Any]:
+    """What identifies a conversion: its input files, its text, its settings, its layout and the code that makes it."""
+    layout = [[name, part.dtype, list(part.shape)] for group in work.planned for name, part in group.items()]
+    text = hashlib.sha256(json.dumps([list(window) for window in request.windows]).encode()).hexdigest()
+    settings = [asdict(request.effort), request.correction, request.seed, request.device.type]
+    described = [source_facts(request.source), layout, text, settings, request.source.config]
+    return {
+        "source": request.source.name,
+        "format": "vq2",
+        "localq": __version__,
+        "fingerprint": hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest(),
+    }
+
+
+class _Work:
+    """One conversion. planned: the tensors of every shard, the ends of the model first, then its layers."""
+
+    def __init__(self, request: Request, model: Source, checkpoint: Checkpoint) -> None:
+        self._request, self._model = request, model
+        self._dtype = getattr(torch, stated_dtype(request.source))
+        books = universal(request.scheme, request.device)
+        rotate = "down" if model.turned else "all"
+        self._settings = Settings(request.effort, books, request.correction, rotate, request.seed)
+        self._groups = [groups_of(model.meta_block(index)) for index in range(model.layers)]
+        self._rest = model.unread()
+        self._checkpoint = checkpoint
+        ends = {name: info(self._dtype, shape) for name, shape in model.end_shapes().items()}
+        ends |= {name: checkpoint.tensors[name] for name in self._rest}
+        layers = [
+            model.layout(index, request.scheme, self._signed(groups), _homes(groups), self._dtype)
+            for index, groups in enumerate(self._groups)
+        ]
+        self.planned = [ends, *layers]
+
+    def _signed(self, groups: Sequence[Group]) -> set[str]:
+        return {name for group in groups if group.rotated(self._settings.rotate) for name in group.names}
+
+    def run(self, writer: ShardWriter, shards: list[Shard], on_progress: OnProgress) -> None:
+        pending = {shard.name for shard in writer.pending()}
+        total, done = self._model.weights(), 0
+        on_progress("quantizing", 0, total)
+        if shards[0].name in pending:
+            tensors = {name: tensor.to(self._dtype) for name, tensor in self._model.ends().items()}
+            tensors |= {name: self._checkpoint.read(name) for name in self._rest}
+            writer.write(shards[0], tensors.items())
+        last = max((index for index, shard in enumerate(shards) if shard.name in pending), default=0)
+        if last == 0:
+            return
+        streams = self._streams()
+        for index in range(last):
+            shard, block = shards[index + 1], self._model.block(index)
+            if shard.name in pending:
+                made = quantize_layer(block, index, streams, self._settings)
+                tensors = self._model.tensors(made, block, index)
+                kept = {name: self._kept(tensor, shard.tensors[name].dtype) for name, tensor in tensors.items()}
+                writer.write(shard, kept.items())
+            else:
+                stored = _stored(load_file(self._request.out / shard.name), self._request.source.config)
+                root = self._model.root(index)
+                packed = {name: vq2.from_checkpoint(stored, root + name) for name in self._model.linears}
+                pass_layer(block, packed, streams)
+            done += self._model.weights() // self._model.layers
+            on_progress("quantizing", min(done, total), total)
+
+    def _kept(self, tensor: Tensor, dtype: str) -> Tensor:
+        return tensor.to(getattr(torch, dtype))
+
+    def _streams(self) -> Streams:
+        """The text as the first layer reads it."""
+        windows, model = self._request.windows, self._model.model
+        model.make_tables(len(windows[0]), self._request.device)
+        hidden = model.config.hidden
+        wide = 8 * len(windows) * len(windows[0]) * hidden <= HOST_BYTES
+        table = self._model.embedding()
+        rows = [table[torch.tensor(window)] * model.embed_scale for window in windows]
+        return Streams(
+            model, [each.to(torch.float32 if wide else torch.bfloat16) for each in rows], self._request.device
+        )
+
+
+def _homes(groups: Sequence[Group]) -> dict[str, str]:
+    return {name: group.home or name for group in groups for name in group.names}
+
+
+class _Held:
+    """A `checkpoint.Source` of tensors in memory."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def read(self, name: str) -> Tensor:
+        """See `checkpoint.Source`."""
+        return self._tensors[name]
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def _stored(tensors: dict[str, Tensor], config: dict[str, Any]) -> Checkpoint:
+    """A shard that was read, as a checkpoint."""
+    described = {name: info(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    return Checkpoint(described, _Held(tensors), None, config)
