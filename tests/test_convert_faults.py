@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_checkpoint
 
 from localq import convert, disk, shard_writer
-from localq.convert import LOCK_NAME
+from localq.conversion_folder import LOCK_NAME
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import open_model
 
