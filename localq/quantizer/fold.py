@@ -38,7 +38,7 @@ def rotation(width: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(width // power, width // power, generator=generator, dtype=torch.float64)
     mixed, triangle = torch.linalg.qr(noise)
-    mixed *= triangle.diagonal().sign()
+    mixed = (mixed * triangle.diagonal().sign()).contiguous()  # column-major as it comes
     signs = torch.randint(0, 2, (width,), generator=generator).double() * 2 - 1
     return torch.kron(mixed, _sylvester(power)) * signs
 
