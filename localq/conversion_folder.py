@@ -84,7 +84,7 @@ def write_small_files(
             path = inside(source.path, name) if COPIED.fullmatch(name) and not (source.path / name).is_dir() else None
             if path is not None:
                 write_file(out / name, path.read_bytes())
-    config = {**source.config, **(changes or {}), "dtype": stated_dtype(source), "quantization_config": quantization}
+    config = {**source.config, "dtype": stated_dtype(source), **(changes or {}), "quantization_config": quantization}
     config.pop("torch_dtype", None)  # the older name of "dtype"
     write_file(out / "config.json", _json(config))
 

@@ -1,4 +1,4 @@
-"""A model becomes one of 2 bits (`quant/vq2.py`): layer by layer on calibration text, restartable after a kill.
+"""A model becomes one of 2 bits (`quantizer/target.py`): layer by layer on calibration text, restartable after a kill.
 
 Every layer is a shard of its own. A conversion that goes on takes the text through the layers that are done, with the
 weights that were written for them, and so makes what it would have made. Memory: two copies of the largest layer in
@@ -21,15 +21,15 @@ from torch import Tensor
 from localq import __version__
 from localq.checkpoint import Checkpoint, info, open_checkpoint
 from localq.conversion_folder import claim, locked, source_facts, stated_dtype, write_small_files
-from localq.errors import LocalqError, usage_error
+from localq.errors import ExitCode, LocalqError, usage_error
 from localq.modelfiles import ModelFiles
 from localq.models import ARCHITECTURES
-from localq.quant import vq2
 from localq.quantizer.books import universal
 from localq.quantizer.encode import Effort
-from localq.quantizer.layer import Group, Settings, groups_of, pass_layer, quantize_layer
+from localq.quantizer.layer import Settings, groups_of, pass_layer, quantize_layer
 from localq.quantizer.source import Source
 from localq.quantizer.stream import Streams
+from localq.quantizer.target import target_of
 from localq.shard_writer import Shard, ShardWriter, plan_shards, start_state
 
 OnProgress = Callable[[str, int, int], None]  # what is done, weights done, weights in total
@@ -41,7 +41,8 @@ class Request:
     """What to make.
 
     windows  calibration: token ids, all of one length
-    scheme   of vq2; effort, correction: see `layer.Settings`
+    format   a name of `target.target_of`; scheme: of vq2 alone
+    effort, correction   see `layer.Settings`
     seed     of the rotations
     """
 
@@ -49,6 +50,7 @@ class Request:
     out: Path
     windows: Sequence[Sequence[int]]
     device: torch.device
+    format: str = "vq2"
     scheme: str = "s4l16"
     effort: Effort = field(default_factory=Effort)
     correction: float = 0.03
@@ -80,17 +82,15 @@ def convert(request: Request, on_progress: OnProgress | None = None) -> Path:
             writer.check_space()
             start_state(out, task)
             work.run(writer, shards, on_progress or (lambda what, done, total: None))
-            changes = _untied(source.config) if model.turned else {}
-            write_small_files(source, vq2.quantization_config(stated_dtype(source), ["lm_head"]), out, changes)
+            write_small_files(source, work.quantization_config(), out, work.changes())
             writer.finish()
     return out
 
 
-def _untied(config: dict[str, Any]) -> dict[str, Any]:
-    """config.json of a model whose head is no longer its embedding."""
+def _changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`changes` for config.json, and for its part about the decoder where it has one."""
     text = config.get("text_config")
-    nested = {"text_config": {**text, "tie_word_embeddings": False}} if isinstance(text, dict) else {}
-    return {"tie_word_embeddings": False, **nested}
+    return {**changes, **({"text_config": {**text, **changes}} if isinstance(text, dict) else {})}
 
 
 def _task(request: Request, work: _Work) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _task(request: Request, work: _Work) -> dict[str, Any]:
     described = [source_facts(request.source), layout, text, settings, request.source.config]
     return {
         "source": request.source.name,
-        "format": "vq2",
+        "format": request.format,
         "localq": __version__,
         "fingerprint": hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest(),
     }
@@ -112,30 +112,42 @@ class _Work:
 
     def __init__(self, request: Request, model: Source, checkpoint: Checkpoint) -> None:
         self._request, self._model = request, model
-        self._dtype = getattr(torch, stated_dtype(request.source))
-        books = universal(request.scheme, request.device)
-        rotate = "down" if model.turned else "all"
-        self._settings = Settings(request.effort, books, request.correction, rotate, request.seed)
-        self._groups = [groups_of(model.meta_block(index)) for index in range(model.layers)]
+        self._target = target_of(request.format, request.scheme)
+        self._stated = self._target.dtype(stated_dtype(request.source))
+        self._dtype = getattr(torch, self._stated)
+        books = universal(self._target.scheme, request.device)
+        rotate = ("down" if model.turned else "all") if self._target.rotates else "none"
+        self._settings = Settings(
+            request.effort, books, request.correction, rotate, request.seed, shares=self._target.shares
+        )
+        groups = [groups_of(model.meta_block(index)) for index in range(model.layers)]
         self._rest = model.unread()
         self._checkpoint = checkpoint
         ends = {name: info(self._dtype, shape) for name, shape in model.end_shapes().items()}
         ends |= {name: checkpoint.tensors[name] for name in self._rest}
-        layers = [
-            model.layout(index, request.scheme, self._signed(groups), _homes(groups), self._dtype)
-            for index, groups in enumerate(self._groups)
-        ]
-        self.planned = [ends, *layers]
+        self.planned = [ends]
+        for index, parts in enumerate(groups):
+            signed = {name for group in parts if group.rotated(rotate) for name in group.names}
+            homes = {name: home for group in parts for name, home in group.homes(self._target.shares).items()}
+            self.planned.append(model.layout(index, self._target, signed, homes, self._dtype))
 
-    def _signed(self, groups: Sequence[Group]) -> set[str]:
-        return {name for group in groups if group.rotated(self._settings.rotate) for name in group.names}
+    def quantization_config(self) -> dict[str, Any]:
+        """What config.json says of the weights."""
+        names = [name for group in self.planned for name in group]
+        modules = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
+        return self._target.quantization_config(self._stated, modules)
+
+    def changes(self) -> dict[str, Any]:
+        """What config.json says otherwise than the source's: a turned head is no longer the embedding."""
+        untied = {"tie_word_embeddings": False} if self._model.turned else {}
+        return {"dtype": self._stated, **_changed(self._request.source.config, untied)}
 
     def run(self, writer: ShardWriter, shards: list[Shard], on_progress: OnProgress) -> None:
         pending = {shard.name for shard in writer.pending()}
         total, done = self._model.weights(), 0
         on_progress("quantizing", 0, total)
         if shards[0].name in pending:
-            tensors = {name: tensor.to(self._dtype) for name, tensor in self._model.ends().items()}
+            tensors = {name: self._kept(name, tensor, self._stated) for name, tensor in self._model.ends().items()}
             tensors |= {name: self._checkpoint.read(name) for name in self._rest}
             writer.write(shards[0], tensors.items())
         last = max((index for index, shard in enumerate(shards) if shard.name in pending), default=0)
@@ -146,19 +158,24 @@ class _Work:
             shard, block = shards[index + 1], self._model.block(index)
             if shard.name in pending:
                 made = quantize_layer(block, index, streams, self._settings)
-                tensors = self._model.tensors(made, block, index)
-                kept = {name: self._kept(tensor, shard.tensors[name].dtype) for name, tensor in tensors.items()}
+                tensors = self._model.tensors(made, block, index, self._target)
+                kept = {name: self._kept(name, each, shard.tensors[name].dtype) for name, each in tensors.items()}
                 writer.write(shard, kept.items())
             else:
                 stored = _stored(load_file(self._request.out / shard.name), self._request.source.config)
                 root = self._model.root(index)
-                packed = {name: vq2.from_checkpoint(stored, root + name) for name in self._model.linears}
+                packed = {name: self._target.from_checkpoint(stored, root + name) for name in self._model.linears}
                 pass_layer(block, packed, streams)
             done += self._model.weights() // self._model.layers
             on_progress("quantizing", min(done, total), total)
 
-    def _kept(self, tensor: Tensor, dtype: str) -> Tensor:
-        return tensor.to(getattr(torch, dtype))
+    def _kept(self, name: str, tensor: Tensor, dtype: str) -> Tensor:
+        """As it is written."""
+        kept = tensor.to(getattr(torch, dtype))
+        if kept.is_floating_point() and not bool(torch.isfinite(kept).all()):
+            why = f"it has values beyond {dtype}, in which {self._request.format} would have it"
+            raise LocalqError(name, why, "If the source is sound, use another --format.", ExitCode.BAD_FILE)
+        return kept
 
     def _streams(self) -> Streams:
         """The text as the first layer reads it."""
@@ -171,10 +188,6 @@ class _Work:
         return Streams(
             model, [each.to(torch.float32 if wide else torch.bfloat16) for each in rows], self._request.device
         )
-
-
-def _homes(groups: Sequence[Group]) -> dict[str, str]:
-    return {name: group.home or name for group in groups for name in group.names}
 
 
 class _Held:

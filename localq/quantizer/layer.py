@@ -34,8 +34,9 @@ class Settings:
     effort      of the encoder
     books       where the search begins, on the device
     correction  damping of the goals (`Statistics.goal`), in parts of the metric's mean diagonal
-    rotate      inputs that are rotated when the model runs: "down", or "all" where the stream cannot be turned
+    rotate      inputs that are rotated when the model runs: "down", "all" where the stream cannot be turned, or "none"
     seed        of all rotations
+    shares      matrices that read one input share their codebooks
     """
 
     effort: Effort
@@ -43,6 +44,7 @@ class Settings:
     correction: float = 0.03
     rotate: str = "down"
     seed: int = 0
+    shares: bool = True
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Group:
 
     names     of their modules in the block
     x         their input: of the block, and of what the streams hold before attention, or before the MLP
-    home      the module of the block whose codebook it is, "" where the one matrix has its own
+    home      the module of the block whose codebook it is where they share one, "" of a single matrix
     writes    its output is added to the stream, so it makes up for the drift
     number    in the layer
     """
@@ -64,7 +66,11 @@ class Group:
 
     def rotated(self, rotate: str) -> bool:
         """Is the input rotated when the model runs? That of o is turned with the values already."""
-        return self.names == DOWN if rotate == "down" else self.names != OUT
+        return {"none": False, "down": self.names == DOWN, "all": self.names != OUT}[rotate]
+
+    def homes(self, shares: bool) -> dict[str, str]:
+        """The module whose codebooks each matrix has."""
+        return {name: (self.home if shares else "") or name for name in self.names}
 
     def signs(self, columns: int, layer: int, settings: Settings) -> Tensor | None:
         """Of the rotation of the input when the model runs, u8 [columns / 8]; None without one."""
@@ -75,7 +81,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Made:
-    """The matrices of a layer by module name, the home of each one's codebooks, and the loss of each group."""
+    """The matrices of a layer by module name, the home of each one's codebooks, and the losses, one for each codebook
+    by the name of the first matrix that has it."""
 
     packed: dict[str, Packed]
     homes: dict[str, str]
@@ -151,9 +158,12 @@ def _quantize(
         on_device = signs.to(streams.device)
         weight = hadamard.rotate(weight, on_device)
         metric = hadamard.rotate(hadamard.rotate(metric, on_device).T.contiguous(), on_device)
-    encoded = encode(weight, metric, settings.books, settings.effort)
-    found.losses[group.names[0]] = encoded.loss
-    for name, packed in zip(group.names, encoded.matrices(rows, signs, columns), strict=True):
-        found.packed[name] = packed
-        found.homes[name] = group.home or name
-        put(made, name, packed)
+    found.homes.update(group.homes(settings.shares))
+    whole = [(group.names, rows, weight)]
+    alone = [((name,), [len(part)], part) for name, part in zip(group.names, torch.split(weight, rows), strict=True)]
+    for names, counts, part in whole if settings.shares else alone:
+        encoded = encode(part, metric, settings.books, settings.effort)
+        found.losses[names[0]] = encoded.loss
+        for name, packed in zip(names, encoded.matrices(counts, signs, columns), strict=True):
+            found.packed[name] = packed
+            put(made, name, packed)

@@ -15,6 +15,7 @@ from localq.models.decoder import Block, Decoder
 from localq.quant import vq2
 from localq.quantizer import fold
 from localq.quantizer.layer import Made
+from localq.quantizer.target import Target
 
 STREAM = 1_000_003  # what the seed of the stream's rotation is set apart by
 
@@ -43,7 +44,7 @@ class Source:
         for name in self.linears:
             columns = fold.plain(self.meta_block(0).get_submodule(name)).in_features
             if columns % vq2.BLOCK:
-                why = f"{name} has rows of {columns} weights, and vq2 needs a multiple of {vq2.BLOCK}"
+                why = f"{name} has rows of {columns} weights, and 2 bits need a multiple of {vq2.BLOCK}"
                 raise usage_error(files.name, why, "Use --format nf4.")
 
     @property
@@ -108,14 +109,14 @@ class Source:
         return {self._key(f"layers.{index}.{name}"): tensor.detach().cpu() for name, tensor in found}
 
     def layout(
-        self, index: int, scheme: str, signed: set[str], homes: dict[str, str], dtype: torch.dtype
+        self, index: int, target: Target, signed: set[str], homes: dict[str, str], dtype: torch.dtype
     ) -> dict[str, TensorInfo]:
         """Every tensor that is written for a layer. signed: linears with a rotation; homes: of codebooks, by linear."""
         root, block = self.root(index), self.meta_block(index)
         planned: dict[str, TensorInfo] = {}
         for name in self.linears:
             linear = fold.plain(block.get_submodule(name))
-            parts = vq2.layout(linear.out_features, linear.in_features, scheme, signs=name in signed)
+            parts = target.layout(linear.out_features, linear.in_features, signs=name in signed)
             for suffix, (kind, shape) in parts.items():
                 home = homes[name] if suffix.startswith(".codebook") else name
                 planned[f"{root}{home}{suffix}"] = info(kind, shape)
@@ -150,11 +151,11 @@ class Source:
         named = self.meta_block(index).named_parameters()
         return [(self._key(f"layers.{index}.{name}"), tensor) for name, tensor in named if name not in quantized]
 
-    def tensors(self, made: Made, block: Block, index: int) -> dict[str, Tensor]:
+    def tensors(self, made: Made, block: Block, index: int, target: Target) -> dict[str, Tensor]:
         """The tensors of a layer that was made."""
         root, written = self.root(index), self.others(block, index)
         for name, packed in made.packed.items():
-            written |= vq2.to_tensors(packed, root + name, root + made.homes[name])
+            written |= target.to_tensors(packed, root + name, root + made.homes[name])
         return written
 
     # ---- inside
