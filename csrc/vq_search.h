@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+struct CUstream_st;  // *cudaStream_t: the search on the CPU needs no headers of CUDA
+
 namespace localq {
 
 constexpr int kSearchEntries = 256;  // codewords of a book
@@ -44,5 +46,10 @@ SearchBlock search_block(int64_t rows, int columns, int step, int tail, int beam
 
 // On the CPU, with so many threads. Paths are kept in ascending order of cost; of equal ones the first found stays.
 void vq_search_host(const SearchBlock& block, int threads);
+
+// On a GPU: `event` alone is in host memory, and read before this returns. step 2, 4, 8 or 16; at most 1024 events; the
+// errors of all paths of a row must fit into shared memory: about (4 columns + 240) * beam bytes. books, feedback,
+// white and tables are 16-byte aligned. Paths stay in ascending order of cost, equal ones in that of path, then code.
+void vq_search(const SearchBlock& block, int device, CUstream_st* stream);
 
 }  // namespace localq

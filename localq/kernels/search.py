@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from localq import kernels
+from localq.kernels.checks import place
 
 ENTRIES = 256
 
@@ -59,24 +61,52 @@ def vq_search(
                                       add to the next. tail = the longest codeword
     errors    f32 [rows, columns]     what the next blocks are to be fed back
 
-    All on one device; step is the least stride. Raises ValueError for sizes that do not belong together, ImportError
+    All on one device; step is the least stride. On a GPU 2, 4, 8 or 16, and about (4 columns + 240) * beam bytes must
+    fit into the shared memory of a multiprocessor. Raises ValueError for sizes that do not belong together, ImportError
     where the compiled part is missing.
+
+    Bound by instructions: csrc/README.md, "The search for codes".
     """
+    search = prepare(targets, feedback, white, books, tails, beam)
+    search.launch()
+    numbers = [book for book, _ in search.arguments["events"]]
+    chosen = [[i for i, book in enumerate(numbers) if book == number] for number in range(len(books))]
+    return [search.codes[:, at].contiguous() for at in chosen], search.errors
+
+
+@dataclass(frozen=True)
+class Search:
+    """A checked search: `launch` fills `codes` u8 [rows, events] and `errors` and replaces the tails it was given."""
+
+    arguments: dict[str, Any]  # of the bindings, but for where to run
+    held: tuple[Tensor, ...]  # what their addresses are of
+    codes: Tensor
+    errors: Tensor
+
+    def launch(self) -> None:
+        """On torch's current stream of the GPU that holds the tensors, or on the CPU with all threads."""
+        if self.codes.is_cuda:
+            kernels.module().vq_search(**self.arguments, **place(self.codes))
+        else:
+            threads = min(len(self.codes), os.cpu_count() or 1)
+            kernels.module().vq_search_host(**self.arguments, threads=threads)
+
+
+def prepare(
+    targets: Tensor, feedback: Tensor, white: Tensor, books: Sequence[Book], tails: Tensor, beam: int
+) -> Search:
+    """All of `vq_search` but the search."""
     rows, columns = targets.shape
     step = min(book.stride for book in books)
     order = events(books, columns)
-    tables = _tables(order, books, white)
-    codes = torch.empty(rows, len(order), dtype=torch.uint8, device=targets.device)
-    errors = torch.empty_like(targets, memory_format=torch.contiguous_format)
     tensors = {"targets": targets.contiguous(), "feedback": feedback.contiguous(), "white": white.contiguous()}
     words = [book.codewords.contiguous() for book in books]
     _check({**tensors, "tails": tails, **{f"book {i}": each for i, each in enumerate(words)}}, rows, columns, step)
+    tensors = {**tensors, "tables": _tables(order, books, white), "tails": tails}
+    tensors["codes"] = torch.empty(rows, len(order), dtype=torch.uint8, device=targets.device)
+    tensors["errors"] = torch.empty_like(tensors["targets"])
     arguments = {
         **{name: tensor.data_ptr() for name, tensor in tensors.items()},
-        "tables": tables.data_ptr(),
-        "tails": tails.data_ptr(),
-        "codes": codes.data_ptr(),
-        "errors": errors.data_ptr(),
         "events": order,
         "books": [(each.data_ptr(), each.shape[1]) for each in words],
         "rows": rows,
@@ -85,9 +115,12 @@ def vq_search(
         "tail": tails.shape[1],
         "beam": beam,
     }
-    kernels.module().vq_search_host(**arguments, threads=min(rows, os.cpu_count() or 1))
-    chosen = [[i for i, (book, _) in enumerate(order) if book == number] for number in range(len(books))]
-    return [codes[:, at].contiguous() for at in chosen], errors
+    return Search(arguments, (*tensors.values(), *words), tensors["codes"], tensors["errors"])
+
+
+def vq_search_bytes(rows: int, columns: int, events: int, tail: int) -> int:
+    """Bytes that `vq_search` must move, without what all rows share."""
+    return rows * (4 * columns + 8 * tail + events + 4 * columns)
 
 
 def _tables(order: Sequence[tuple[int, bool]], books: Sequence[Book], white: Tensor) -> Tensor:
@@ -111,8 +144,14 @@ def _check(tensors: dict[str, Tensor], rows: int, columns: int, step: int) -> No
             raise ValueError(f"vq_search: {name} has shape {tuple(tensor.shape)}, must be {shapes[name]}")
         if name.startswith("book") and (tensor.dim() != 2 or tensor.shape[0] != ENTRIES or tensor.shape[1] % step):
             raise ValueError(f"vq_search: {name} has shape {tuple(tensor.shape)}, must be [256, n * {step}]")
-        if not bool(torch.isfinite(tensor).all()):
-            raise ValueError(f"vq_search: {name} holds NaN or infinity")
     longest = max(tensor.shape[1] for name, tensor in tensors.items() if name.startswith("book"))
     if tuple(tensors["tails"].shape) != (rows, longest):
         raise ValueError(f"vq_search: tails have shape {tuple(tensors['tails'].shape)}, must be {(rows, longest)}")
+    finite = torch.stack([torch.isfinite(tensor).all() for tensor in tensors.values()])  # asked once: GPUs run on
+    if not bool(finite.all()):
+        name = next(name for name, each in zip(tensors, finite.tolist(), strict=True) if not each)
+        raise ValueError(f"vq_search: {name} holds NaN or infinity")
+    finite = torch.stack([torch.isfinite(tensor).all() for tensor in tensors.values()])  # asked once: GPUs run on
+    if not bool(finite.all()):
+        name = next(name for name, each in zip(tensors, finite.tolist(), strict=True) if not each)
+        raise ValueError(f"vq_search: {name} holds NaN or infinity")
