@@ -10,17 +10,18 @@ from typing import Any
 
 import torch
 
-from localq.bench import bits, windows
+from localq import windows
+from localq.bench import bits
 from localq.bench.conditions import conditions
 from localq.bench.dense import dequantized
 from localq.bench.quality import Scores, score
-from localq.bench.windows import Windows
 from localq.checkpoint import open_checkpoint
 from localq.engine.load import LoadedModel, Options, free_memory, is_out_of_memory, load, out_of_memory
 from localq.engine.scoring import Decode, Prefill
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.modelfiles import ModelFiles
 from localq.tokenizer import Tokenizer
+from localq.windows import Windows
 
 REFERENCE = "reference"
 OnProgress = Callable[[str, int, int], None]  # stage, done, in total

@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from localq.bench import quality
 from localq.bench.quality import Scores, score
-from localq.bench.windows import Windows
 from localq.engine import scoring
 from localq.errors import LocalqError
+from localq.windows import Windows
 
 VOCAB, WINDOW = 37, 21
 

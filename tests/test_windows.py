@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from localq.bench import windows
+from localq import windows
 from localq.errors import ExitCode, LocalqError
 
 BOS = 7
