@@ -41,6 +41,12 @@ def source_path(name: str, say: Say, on_progress: OnProgress | None = None, offl
     return model_path(catalog.resolve(name), say, on_progress, offline)
 
 
+def cannot_search(format: str, why: str) -> LocalqError:
+    """Exit 7: `format` is made with a search that is compiled, and `why` it is not there."""
+    ways = "Install localq with its compiled part (a wheel that has it, or where nvcc is found), or use --format nf4."
+    return LocalqError(f"--format {format}", f"it is made with a compiled search, and {why}", ways, ExitCode.NO_DEVICE)
+
+
 def _quantized_here(target: catalog.Target, say: Say, on_progress: OnProgress | None, offline: bool) -> Path:
     if target.base is None or target.format is None:
         raise bad_file(

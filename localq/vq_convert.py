@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from localq import __version__
+from localq import __version__, kernels, prepare
 from localq.checkpoint import Checkpoint, info, open_checkpoint
 from localq.conversion_folder import claim, locked, source_facts, stated_dtype, write_small_files
 from localq.errors import ExitCode, LocalqError, usage_error
@@ -33,6 +34,9 @@ from localq.quantizer.target import target_of
 from localq.shard_writer import Shard, ShardWriter, plan_shards, start_state
 
 OnProgress = Callable[[str, int, int], None]  # what is done, weights done, weights in total
+Say = Callable[[str], None]  # one-line notes for the user
+QUANTIZING, CATCHING_UP = "quantizing", "catching up"  # what is done: layers made, layers that were there already
+FULL_BITS = 12  # sources of fewer bits a weight have lost something already
 HOST_BYTES = 8 * 2**30  # the streams are kept in 32 bit where both take no more
 
 
@@ -58,12 +62,14 @@ class Request:
     force: bool = False
 
 
-def convert(request: Request, on_progress: OnProgress | None = None) -> Path:
+def convert(request: Request, on_progress: OnProgress | None = None, say: Say | None = None) -> Path:
     """Quantize into `request.out` and return it. The same call goes on where a killed one stopped.
 
-    Raises LocalqError: exit 2 for a source or a text that does not do, or an `out` that holds something else, 8 for
-    damaged weights, 9 for the disk.
+    Raises LocalqError: exit 2 for a source or a text that does not do, or an `out` that holds something else, 7 where
+    the compiled part is missing, 8 for damaged weights, 9 for the disk.
     """
+    if why := kernels.why_not():
+        raise prepare.cannot_search(request.format, why)
     source, out = request.source, request.out
     model_type = source.config.get("model_type")
     if model_type not in ARCHITECTURES:
@@ -73,6 +79,7 @@ def convert(request: Request, on_progress: OnProgress | None = None) -> Path:
         raise usage_error("--calibration", "the text is shorter than one window", "Give a longer one.")
     with open_checkpoint(source) as checkpoint, torch.inference_mode():
         model = Source(source, checkpoint, ARCHITECTURES[model_type], request.device, request.seed)
+        note = _origin(source, checkpoint, model.origin)
         work = _Work(request, model, checkpoint)
         shards = plan_shards(work.planned, 1)
         task = _task(request, work)
@@ -81,10 +88,29 @@ def convert(request: Request, on_progress: OnProgress | None = None) -> Path:
             writer = ShardWriter(out, shards, task)
             writer.check_space()
             start_state(out, task)
+            if note and say:
+                say(note)
             work.run(writer, shards, on_progress or (lambda what, done, total: None))
             write_small_files(source, work.quantization_config(), out, work.changes())
             writer.finish()
     return out
+
+
+def _origin(source: ModelFiles, checkpoint: Checkpoint, format: str) -> str:
+    """What the user must know about the weights that are quantized, "" if nothing; `format` is theirs.
+
+    Raises LocalqError (exit 2) for formats with so few bits that nothing is left to lose.
+    """
+    if format not in ("", "nf4"):
+        why = f"its weights are quantized already ({format})"
+        raise usage_error(source.name, why, "Quantize the full-precision weights instead.")
+    bits = 4.0 if format else float(FULL_BITS)
+    if source.kind == "gguf":
+        bits = 8 * source.path.stat().st_size / sum(math.prod(each.shape) for each in checkpoint.tensors.values())
+    if bits >= FULL_BITS:
+        return ""
+    made = f"made from {bits:.0f}-bit weights ({format or source.kind})"
+    return f"{source.name}: {made}, with what those have lost; full-precision ones give better."
 
 
 def _changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -145,7 +171,13 @@ class _Work:
     def run(self, writer: ShardWriter, shards: list[Shard], on_progress: OnProgress) -> None:
         pending = {shard.name for shard in writer.pending()}
         total, done = self._model.weights(), 0
-        on_progress("quantizing", 0, total)
+
+        def advance(weights: int, what: str = QUANTIZING) -> None:
+            nonlocal done
+            done += weights
+            on_progress(what, done, total)
+
+        advance(0)
         if shards[0].name in pending:
             tensors = {name: self._kept(name, tensor, self._stated) for name, tensor in self._model.ends().items()}
             tensors |= {name: self._checkpoint.read(name) for name in self._rest}
@@ -157,7 +189,7 @@ class _Work:
         for index in range(last):
             shard, block = shards[index + 1], self._model.block(index)
             if shard.name in pending:
-                made = quantize_layer(block, index, streams, self._settings)
+                made = quantize_layer(block, index, streams, self._settings, advance)
                 tensors = self._model.tensors(made, block, index, self._target)
                 kept = {name: self._kept(name, each, shard.tensors[name].dtype) for name, each in tensors.items()}
                 writer.write(shard, kept.items())
@@ -166,8 +198,8 @@ class _Work:
                 root = self._model.root(index)
                 packed = {name: self._target.from_checkpoint(stored, root + name) for name in self._model.linears}
                 pass_layer(block, packed, streams)
-            done += self._model.weights() // self._model.layers
-            on_progress("quantizing", min(done, total), total)
+                advance(total // self._model.layers, CATCHING_UP)
+        advance(total - done)  # of layers at the end that were there
 
     def _kept(self, name: str, tensor: Tensor, dtype: str) -> Tensor:
         """As it is written."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
+from localq.errors import usage_error
 from localq.footprint import vq2_books
 from localq.kernels.search import ENTRIES, Book
 from localq.quantizer.encode import Effort, choose, decode
@@ -29,9 +30,14 @@ FILE = Path(__file__).parents[1] / "data" / "codebooks.safetensors"
 
 
 def universal(scheme: str, device: torch.device) -> tuple[Book, ...]:
-    """The codebooks of a scheme of `SCHEMES`, for weights of mean square 1; f32 on `device`."""
-    tensors = load_file(FILE)
+    """The codebooks of a scheme of `SCHEMES`, for weights of mean square 1; f32 on `device`.
+
+    Raises LocalqError (exit 2) for other schemes.
+    """
     sizes = vq2_books(scheme)
+    if scheme not in SCHEMES:
+        raise usage_error(f"vq2 {scheme}", "there are no codebooks to begin with", f"There are: {', '.join(SCHEMES)}.")
+    tensors = load_file(FILE)
     return tuple(
         Book(stride, tensors[f"{scheme}.{number}"].float().to(device)) for number, (stride, _) in enumerate(sizes)
     )

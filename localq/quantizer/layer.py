@@ -24,6 +24,7 @@ from localq.quantizer.fold import minus_signs, plain
 from localq.quantizer.statistics import Statistics
 from localq.quantizer.stream import Streams
 
+OnGroup = Callable[[int], None]  # weights of the group
 OUT, DOWN = ("self_attn.o_proj",), ("mlp.down_proj",)
 
 
@@ -89,22 +90,24 @@ class Made:
     losses: dict[str, float]
 
 
-def quantize_layer(block: Block, index: int, streams: Streams, settings: Settings) -> Made:
+def quantize_layer(
+    block: Block, index: int, streams: Streams, settings: Settings, on_group: OnGroup = lambda weights: None
+) -> Made:
     """Quantize a dense `block`, f32 on the device of `streams`, and take both streams through it.
 
-    On return `block` is as it was; the streams are behind the layer.
+    On return `block` is as it was; the streams are behind the layer. `on_group` hears of every group that is done.
     """
     made = copy.deepcopy(block)
     found = Made({}, {}, {})
     step = streams.step
     groups = groups_of(block)
     for group in groups[:2]:
-        _quantize(group, block, made, index, streams, settings, found)
+        on_group(_quantize(group, block, made, index, streams, settings, found))
     streams.advance(
         lambda x: stream.after_attention(made, x, step), lambda full: stream.after_attention(block, full, step)
     )
     for group in groups[2:]:
-        _quantize(group, block, made, index, streams, settings, found)
+        on_group(_quantize(group, block, made, index, streams, settings, found))
     streams.advance(lambda x: stream.after_mlp(made, x), lambda full: stream.after_mlp(block, full))
     return found
 
@@ -142,7 +145,8 @@ def groups_of(block: Block) -> list[Group]:
 
 def _quantize(
     group: Group, block: Block, made: Block, index: int, streams: Streams, settings: Settings, found: Made
-) -> None:
+) -> int:
+    """The matrices of a group go into `made` and `found`; returns how many weights they have."""
     linears = [plain(block.get_submodule(name)) for name in group.names]
     columns, rows = linears[0].in_features, [linear.out_features for linear in linears]
     step = streams.step
@@ -167,3 +171,4 @@ def _quantize(
         for name, packed in zip(names, encoded.matrices(counts, signs, columns), strict=True):
             found.packed[name] = packed
             put(made, name, packed)
+    return weight.numel()

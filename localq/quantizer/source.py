@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from localq.checkpoint import Checkpoint, TensorInfo, info
 from localq.engine import weights
-from localq.errors import usage_error
+from localq.errors import bad_file, usage_error
 from localq.modelfiles import ModelFiles
 from localq.models.decoder import Block, Decoder
 from localq.quant import vq2
@@ -177,5 +177,8 @@ class Source:
             entry = self._assignment.quantized[path]
             packed = entry.module.from_checkpoint(self._checkpoint, entry.prefix)
             dense: Tensor = entry.module.dequantize(packed.to(place), torch.float32)
-            return dense
-        return self._checkpoint.read(self._assignment.dense[target]).to(place, torch.float32, copy=True)
+        else:
+            dense = self._checkpoint.read(self._assignment.dense[target]).to(place, torch.float32, copy=True)
+        if not bool(torch.isfinite(dense).all()):
+            raise bad_file(self._key(target), "it holds NaN or infinity", "Fetch the model again.")
+        return dense

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from localq.errors import bad_file
+
 F64_COLUMNS = 8192  # wider matrices are factored in f32: their f64 factors would not fit beside them
 
 
@@ -97,4 +99,5 @@ def _cholesky(matrix: Tensor) -> Tensor:
         if int(info) == 0:
             return lower
         more = max(1e-4, 10 * more)
-    raise ValueError("the second moments of the calibration are not finite")
+    why = "on the calibration text the model computes values that are not finite"
+    raise bad_file("weights", why, "Fetch the model again.")
