@@ -1,0 +1,66 @@
+// Bindings of the products with additive codebooks of 256 codewords, and of the rotation before them; no logic.
+#include <pybind11/stl.h>
+
+#include <tuple>
+#include <vector>
+
+#include "bind.h"
+#include "bind_gemv.h"
+#include "hadamard.h"
+#include "vq_gemv.h"
+
+namespace py = pybind11;
+
+namespace localq {
+namespace {
+
+// codes, fragments, stride, steps, before, tile_positions
+using Book = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t>;
+// books, scales, scales_bf16, factor, out, in
+using Matrix = std::tuple<std::vector<Book>, uintptr_t, bool, float, int64_t, int64_t>;
+// partials, floats, arrived, stripes
+using Workspace = std::tuple<uintptr_t, int64_t, uintptr_t, int64_t>;
+
+VqMatrix vq_matrix(const Matrix& matrix) {
+  const auto& [books, scales, scales_bf16, factor, out, in] = matrix;
+  if (books.size() > size_t(kMaxBooks)) throw std::invalid_argument("books: more than 2");
+  VqMatrix w = {{}, int(books.size()), pointer<const void>(scales), scales_bf16, factor, out, in};
+  for (size_t i = 0; i < books.size(); ++i) {
+    const auto& [codes, fragments, stride, steps, before, tile_positions] = books[i];
+    w.book[i] = {pointer<const uint8_t>(codes), pointer<const void>(fragments), stride, steps, before, tile_positions};
+  }
+  return w;
+}
+
+}  // namespace
+
+void bind_vq(py::module_& m) {
+  m.def(
+      "vq_gemv",
+      [](uintptr_t x, const std::vector<Matrix>& matrices, const Workspace& workspace, uintptr_t y, int type, int rows,
+         int norm, uintptr_t norm_weight, float eps, uintptr_t residual, int activation,
+         const std::vector<uintptr_t>& biases, bool y_is_f32, int device, uintptr_t stream) {
+        const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
+        std::vector<VqMatrix> all;
+        for (const Matrix& matrix : matrices) all.push_back(vq_matrix(matrix));
+        const auto& [partials, floats, arrived, stripes] = workspace;
+        const VqWorkspace meeting = {pointer<float>(partials), floats, pointer<int>(arrived), stripes};
+        vq_gemv(all.data(), int(all.size()), extras, meeting, pointer<const void>(x), pointer<void>(y),
+                static_cast<Type>(type), rows, device, stream_of(stream));
+      },
+      py::arg("x"), py::arg("matrices"), py::arg("workspace"), py::arg("y"), py::arg("type"), py::arg("rows"),
+      py::arg("norm"), py::arg("norm_weight"), py::arg("eps"), py::arg("residual"), py::arg("activation"),
+      py::arg("biases"), py::arg("y_is_f32"), py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "hadamard",
+      [](uintptr_t x, uintptr_t signs, uintptr_t out, int type, int64_t rows, int64_t columns, int device,
+         uintptr_t stream) {
+        hadamard(pointer<const void>(x), pointer<const uint8_t>(signs), pointer<void>(out), static_cast<Type>(type),
+                 rows, columns, device, stream_of(stream));
+      },
+      py::arg("x"), py::arg("signs"), py::arg("out"), py::arg("type"), py::arg("rows"), py::arg("columns"),
+      py::arg("device"), py::arg("stream"));
+}
+
+}  // namespace localq

@@ -1,0 +1,60 @@
+// y = extras(x W^T) for 1 to 8 rows of x and up to three matrices that share x, W a sum of codewords: one or two books
+// of 256, codewords of at most 32 weights every 2, 4, 8 or 16 columns (localq/quant/vq2.py; AQLM's 1x8 and 2x8); x,
+// bias and residual in f16 or bf16, sums in f32, rounded once.
+//
+// With T_h[k] = <x[stride h : stride h + length], codeword k>, a result is scale * sum over h of T_h[code of h]: one
+// look-up per byte of codes, whatever the length. vq_tables.cuh makes the tables of inner products, 64 KB at a time,
+// vq_lookup.cuh looks up, vq_join.cuh adds what blocks have of the same results.
+//
+// Blocks of threads form stripes of rows and slices of columns: the more rows a block has, the less its tables cost
+// (256 entries for each position, once), so up to eight slices share a stripe, as a cluster where the device has them.
+// One block per multiprocessor, and never two: each asks for more than half of the shared memory (row_gemv.cuh says
+// why). Where there is room for two tables, half of the warps make the next one before they look up, the others after.
+//
+// Deterministic: every sum has one order, there are no float atomics. What is not finite in x makes its whole row of y
+// NaN, and no other. Bound: memory. Reads 256 / stride bytes per 256 weights of each book once, two items of each warp
+// (32 KB per block) in flight through all steps; the first are asked for before the kernel that makes x has ended.
+#include "vq_kernel.cuh"
+#include "vq_plan.h"
+
+namespace localq::vq {
+
+template <typename T, int kRows>
+void start(Arguments p, const Plan& plan, const void* x, void* y, int device, cudaStream_t stream) {
+  launch_clusters(kOp, device, p.clusters ? int(p.slices) : 1, vq_gemv_kernel<T, kRows>, plan.blocks, kThreads,
+                  plan.shared_bytes, stream, p, static_cast<const T*>(x), y);
+}
+
+template <int kRows>
+uint32_t clusters_held(uint32_t slices, uint32_t shared_bytes, int device) {
+  const auto kernel = vq_gemv_kernel<__half, kRows>;  // of both types of x, which need the same
+  const DeviceFacts& facts = device_facts(device, kOp);
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, facts.shared_bytes_per_block),
+             kOp);
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = slices, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(slices), config.blockDim = kThreads, config.dynamicSmemBytes = shared_bytes;
+  config.attrs = &attribute, config.numAttrs = 1;
+  int count = 0;
+  check_cuda(cudaOccupancyMaxActiveClusters(&count, kernel, &config), kOp);
+  return uint32_t(count);
+}
+
+#define LOCALQ_VQ_INSTANCE(T, ROWS) \
+  template void start<T, ROWS>(Arguments, const Plan&, const void*, void*, int, cudaStream_t)
+LOCALQ_VQ_INSTANCE(__half, 1);
+LOCALQ_VQ_INSTANCE(__half, 2);
+LOCALQ_VQ_INSTANCE(__half, 4);
+LOCALQ_VQ_INSTANCE(__half, 8);
+LOCALQ_VQ_INSTANCE(__nv_bfloat16, 1);
+LOCALQ_VQ_INSTANCE(__nv_bfloat16, 2);
+LOCALQ_VQ_INSTANCE(__nv_bfloat16, 4);
+LOCALQ_VQ_INSTANCE(__nv_bfloat16, 8);
+template uint32_t clusters_held<1>(uint32_t, uint32_t, int);
+template uint32_t clusters_held<2>(uint32_t, uint32_t, int);
+template uint32_t clusters_held<4>(uint32_t, uint32_t, int);
+template uint32_t clusters_held<8>(uint32_t, uint32_t, int);
+
+}  // namespace localq::vq

@@ -1,0 +1,23 @@
+// vq_gemv: how a launch is cut (vq_gemv_launch.cu), and its kernels.
+#pragma once
+
+#include "vq_gemv.cuh"
+
+namespace localq::vq {
+
+constexpr const char* kOp = "vq_gemv";
+
+struct Plan {
+  uint32_t blocks;
+  uint32_t shared_bytes;
+};
+
+// Launches the kernel for up to kRows rows of x.
+template <typename T, int kRows>
+void start(Arguments p, const Plan& plan, const void* x, void* y, int device, cudaStream_t stream);
+
+// Clusters of `slices` blocks with so much shared memory that the device holds at once.
+template <int kRows>
+uint32_t clusters_held(uint32_t slices, uint32_t shared_bytes, int device);
+
+}  // namespace localq::vq

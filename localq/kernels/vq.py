@@ -1,0 +1,167 @@
+"""Products with additive codebooks of 256 codewords: vq2, and AQLM's 1x8 and 2x8. Checks, then the kernel.
+
+Works under CUDA graph capture and allocates nothing but its result. What a matrix must look like (codes in tiles,
+codewords as fragments) is made by `quant.vq_tiles`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from localq import kernels
+from localq.kernels import gemv
+from localq.kernels.checks import HALF_TYPES, check, check_cuda, place
+
+ENTRIES, TILE = 256, 16  # codewords of a book; rows of a tile
+STRIDES = (2, 4, 8, 16)
+BOOKS = 2  # of one matrix, at most
+STEP, LONGEST = 16, 32  # weights of a codeword in a product of the tensor cores; the most that a codeword has
+COLUMNS = 8  # a matrix has a multiple of them
+# Where slices of columns meet on devices whose blocks of threads cannot form clusters.
+MEETING_FLOATS, MEETING_STRIPES = 2**20, 1024
+
+
+@dataclass(frozen=True)
+class VqBook:
+    """A codebook and its codes: weight j of a row gets codeword[code of h][j - stride * h] of every h that reaches it.
+
+    codes           u8 or i8 [ceil(out/16) * tile_positions * 16], in tiles of 16 rows: [tile][position][row in it]
+    fragments       f16 [16, steps, 32, 8]: the codewords times 1 / factor, see `quant.vq_tiles.fragments`
+    stride          columns from one code to the next
+    before          positions of other books that come first in a tile; of this book there are in / stride
+    tile_positions  positions of all books whose codes lie in `codes`
+    """
+
+    codes: Tensor
+    fragments: Tensor
+    stride: int
+    before: int
+    tile_positions: int
+
+    @property
+    def steps(self) -> int:
+        """A codeword has at most 16 times as many weights."""
+        return self.fragments.shape[1]
+
+
+@dataclass(frozen=True)
+class VqMatrix:
+    """The tensors of one matrix [out, in], in % 8 == 0: weight = scales[row] * factor * sum of codewords.
+
+    scales  f16 or bf16 [out]
+    """
+
+    books: tuple[VqBook, ...]
+    scales: Tensor
+    factor: float
+    out_features: int
+    in_features: int
+
+    @property
+    def codes(self) -> Tensor:
+        """Those of the first book."""
+        return self.books[0].codes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a product reads of it."""
+        codes = sum(self.out_features * (self.in_features // book.stride) for book in self.books)
+        return codes + sum(book.fragments.nbytes for book in self.books) + self.scales.nbytes
+
+
+def vq_gemv(
+    x: Tensor,
+    matrices: Sequence[VqMatrix],
+    *,
+    biases: Sequence[Tensor | None] | None = None,
+    norm: gemv.Norm | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """y = residual + norm(x) W^T + bias for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
+
+    `matrices` share x and have books of the same strides: one, or q, k and v, or gate and up; their results lie behind
+    each other. With `activation` there are two of one size and y = activation(first) * second. `norm` needs one row.
+    `out` may be float32 (logits); else the dtype of x. Inner products of x with codewords in f32, each rounded to f16
+    at its own scale, then sums in f32, rounded once; the same bits run after run. Raises ValueError by the argument's
+    name.
+
+    One stream of a device at a time. Memory-bound: `vq_gemv_bytes` over the memory bandwidth is the floor.
+    """
+    op = "vq_gemv"
+    for matrix in matrices:
+        if not 1 <= len(matrix.books) <= BOOKS:
+            raise ValueError(f"{op}: {len(matrix.books)} books, must be 1 or {BOOKS}")
+    gemv.check_x(op, x, [matrix.codes for matrix in matrices])
+    for matrix in matrices:
+        check_matrix(op, matrix, x)
+    outs = [matrix.out_features for matrix in matrices]
+    out, arguments = gemv.prepared(op, x, outs, biases, norm, residual, activation, out)
+    check_cuda(op, "codes", matrices[0].codes)
+    of_kernel = [_arguments(matrix) for matrix in matrices]
+    kernels.module().vq_gemv(matrices=of_kernel, workspace=meeting_place(x.device), **arguments, **place(x))
+    return out
+
+
+def vq_gemv_bytes(rows: int, out: int, columns: int, strides: Sequence[int] = (4,), itemsize: int = 2) -> int:
+    """Bytes that `vq_gemv` must move: codes and scales once, x once, y once; the codebooks are left out."""
+    return sum(out * (columns // stride) for stride in strides) + 2 * out + itemsize * rows * (out + columns)
+
+
+def check_matrix(op: str, matrix: VqMatrix, x: Tensor) -> None:
+    """Raises ValueError, naming the tensor, unless `matrix` is one that the kernel reads beside x [rows, in]."""
+    out, columns = matrix.out_features, matrix.in_features
+    if columns != x.shape[1]:
+        raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {columns}")
+    if out <= 0 or columns <= 0 or columns % COLUMNS:
+        raise ValueError(f"{op}: the matrix is {(out, columns)}, its columns must be a positive multiple of {COLUMNS}")
+    check(op, "scales", matrix.scales, x.device, HALF_TYPES, out)
+    for book in matrix.books:
+        if book.stride not in STRIDES or columns % book.stride:
+            raise ValueError(f"{op}: stride = {book.stride}, must be one of {STRIDES} and divide {columns}")
+        if not 0 <= book.before <= book.tile_positions - columns // book.stride:
+            raise ValueError(f"{op}: before = {book.before}, must leave room among {book.tile_positions} positions")
+        tiles = -(-out // TILE)
+        check(op, "codes", book.codes, x.device, (torch.uint8, torch.int8), tiles * book.tile_positions * TILE)
+        steps = book.fragments.shape[1] if book.fragments.dim() == 4 else 0
+        if steps not in (1, LONGEST // STEP):
+            raise ValueError(f"{op}: fragments have shape {tuple(book.fragments.shape)}, must be [16, 1 or 2, 32, 8]")
+        check(op, "fragments", book.fragments, x.device, (torch.float16,), ENTRIES * STEP * steps)
+
+
+@functools.cache
+def _meeting(device: torch.device) -> tuple[Tensor, Tensor] | None:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0):
+        return None
+    return torch.zeros(MEETING_FLOATS, device=device), torch.zeros(MEETING_STRIPES, dtype=torch.int32, device=device)
+
+
+def meeting_place(device: torch.device) -> tuple[int, int, int, int]:
+    """Where slices of columns meet, as csrc/bind_vq.cpp takes it: allocated at the first call for a device, which is
+    when a matrix is loaded; nothing where clusters make it needless."""
+    made = _meeting(device)
+    if made is None:
+        return 0, 0, 0, 0
+    return made[0].data_ptr(), MEETING_FLOATS, made[1].data_ptr(), MEETING_STRIPES
+
+
+def _arguments(matrix: VqMatrix) -> tuple[list[tuple[int, int, int, int, int, int]], int, bool, float, int, int]:
+    books = [
+        (
+            book.codes.data_ptr(),
+            book.fragments.data_ptr(),
+            book.stride,
+            book.steps,
+            book.before,
+            book.tile_positions,
+        )
+        for book in matrix.books
+    ]
+    bf16 = matrix.scales.dtype == torch.bfloat16
+    return books, matrix.scales.data_ptr(), bf16, matrix.factor, matrix.out_features, matrix.in_features

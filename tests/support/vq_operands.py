@@ -1,0 +1,94 @@
+"""Matrices with additive codebooks of 256 codewords for the tests of their products, and their weights beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from localq.kernels.vq import VqBook, VqMatrix
+from localq.quant import vq_tiles
+from localq.quant.additive import dequantize_codes
+
+Books = Sequence[tuple[int, int]]  # stride, length of each
+SCHEMES: dict[str, Books] = {
+    "s4l16": [(4, 16)],
+    "s8l8": [(8, 8)],
+    "s8l8+s8l8": [(8, 8), (8, 8)],
+    "s8l16": [(8, 16)],
+    "s16l16": [(16, 16)],
+    "s4l16+s16l32": [(4, 16), (16, 32)],
+    "s2l8": [(2, 8)],
+}
+
+
+@dataclass(frozen=True)
+class VqOperand:
+    """A matrix as the kernel takes it, its weights f32 [out, in] by the definition, and how it was stored."""
+
+    matrix: VqMatrix
+    dense: Tensor
+    codes: list[Tensor]  # [out, positions, 1] of each book
+    codebooks: list[Tensor]  # f16 [256, length]
+
+
+def make(
+    shape: tuple[int, int],
+    books: Books,
+    seed: int = 0,
+    device: str = "cpu",
+    scales: torch.dtype = torch.float16,
+    together: bool = False,
+) -> VqOperand:
+    """Random codes and codebooks, some codewords and some rows larger than the others; `together`: the codes of all
+    books in one tensor, as AQLM has them (books of one stride)."""
+    generator = torch.Generator().manual_seed(seed)
+    out, columns = shape
+    codes, codebooks = [], []
+    for stride, length in books:
+        codes.append(torch.randint(256, (out, columns // stride, 1), dtype=torch.uint8, generator=generator))
+        codebook = 0.02 * torch.randn(256, length, generator=generator)
+        codebook[::9] *= 6
+        codebooks.append(codebook.half())
+    scale = (0.5 + torch.rand(out, generator=generator)).to(scales)
+    scale[::5] *= 8
+    total = None
+    for (stride, length), code, codebook in zip(books, codes, codebooks, strict=True):
+        total = dequantize_codes(code, codebook[None], stride, length, columns, total)
+    factor = vq_tiles.factor_of(codebooks)
+    tiles = [vq_tiles.tile(torch.cat(codes, 2))] * 2 if together else [vq_tiles.tile(code) for code in codes]
+    held = tuple(
+        VqBook(
+            tile.to(device),
+            vq_tiles.fragments(codebook, factor).to(device),
+            stride,
+            before=number * (columns // stride) if together else 0,
+            tile_positions=len(books) * (columns // stride) if together else columns // stride,
+        )
+        for number, ((stride, _), codebook, tile) in enumerate(zip(books, codebooks, tiles[: len(books)], strict=True))
+    )
+    matrix = VqMatrix(held, scale.to(device), factor, out, columns)
+    return VqOperand(matrix, (total * scale[:, None].float()).to(device), codes, codebooks)
+
+
+def by_tables(operand: VqOperand, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The product as the kernel rounds it, but for its sums, and the sums of magnitudes: x [rows, in] -> f32 [rows, out]
+    both. Tables of inner products in f16, at the scale of the row; every code is looked up once."""
+    matrix = operand.matrix
+    largest = x.float().abs().amax(1, keepdim=True)
+    up = torch.exp2(14 - torch.floor(torch.log2(largest)))
+    sums, sizes = torch.zeros(2, x.shape[0], matrix.out_features, dtype=torch.float64)
+    for book, codes, codebook in zip(matrix.books, operand.codes, operand.codebooks, strict=True):
+        positions, length = codes.shape[1], codebook.shape[1]
+        padded = torch.cat((x.double() * up, x.new_zeros(x.shape[0], length, dtype=torch.float64)), 1)
+        windows = padded.unfold(1, length, book.stride)[:, :positions]
+        exact = windows @ (codebook.float() / matrix.factor).half().double().T  # [rows, positions, 256]
+        entries = exact.float().half().double()
+        for row, table in enumerate(entries):
+            entry = table[torch.arange(positions), codes[..., 0].long()]
+            sums[row] += entry.sum(1)
+            sizes[row] += entry.abs().sum(1)
+    scale = matrix.scales.float() * matrix.factor / up
+    return (sums * scale).float(), (sizes * scale).float()
