@@ -54,16 +54,24 @@ __device__ __forceinline__ T normed(T x, float inverse_rms, const void* weight, 
   return out;
 }
 
-// shared[0 .. in) = x, normed where `extras` asks for it. in % 8 == 0, both 16-byte aligned. All threads must call;
-// afterwards the block must synchronise. Call after dependency_wait().
-template <typename T>
-__device__ __forceinline__ void stage_x(T* shared, const T* x, int in, const GemvExtras& extras, float* scratch) {
+// Words of 8 values stay where they are.
+struct InOrder {
+  __device__ __forceinline__ uint32_t operator()(uint32_t word) const {
+    return word;
+  }
+};
+
+// shared[0 .. in) = x, normed where `extras` asks for it; word i, of 8 values, is left as word order(i). in % 8 == 0,
+// both 16-byte aligned. All threads must call; afterwards the block must synchronise. Call after dependency_wait().
+template <typename T, typename Order = InOrder>
+__device__ __forceinline__ void stage_x(T* shared, const T* x, int in, const GemvExtras& extras, float* scratch,
+                                        Order order = {}) {
   const auto* from = reinterpret_cast<const Eight<T>*>(x);
   auto* to = reinterpret_cast<Eight<T>*>(shared);
   float squares = 0.f;
   for (int i = threadIdx.x; i < in / 8; i += blockDim.x) {
     const Eight<T> eight = from[i];
-    to[i] = eight;
+    to[order(i)] = eight;
     if (extras.norm != NormKind::kNone) {
 #pragma unroll
       for (int k = 0; k < 8; ++k) squares += to_float(eight.value[k]) * to_float(eight.value[k]);
@@ -72,12 +80,12 @@ __device__ __forceinline__ void stage_x(T* shared, const T* x, int in, const Gem
   if (extras.norm == NormKind::kNone) return;
   const float inverse_rms = rsqrtf(block_sum(squares, scratch) / in + extras.eps);
   for (int i = threadIdx.x; i < in / 8; i += blockDim.x) {  // each thread what it wrote itself
-    Eight<T> eight = to[i];
+    Eight<T> eight = to[order(i)];
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       eight.value[k] = normed(eight.value[k], inverse_rms, extras.norm_weight, 8 * i + k, extras.norm);
     }
-    to[i] = eight;
+    to[order(i)] = eight;
   }
 }
 

@@ -37,6 +37,7 @@ struct RowSegment {
   const float* scales;  // [out], or null: of every row, applied to its sum
   const void* bias;     // T [out] or null
   uint32_t out;
+  const void* scales_16;  // T [out], or null: the same in 16 bit
 };
 
 struct RowGemv {
@@ -166,6 +167,7 @@ __device__ __forceinline__ float sum_shares(const RowGemv& p, const float* tile_
 template <typename T>
 __device__ __forceinline__ float finished(const RowSegment& segment, uint32_t o, float sum) {
   if (segment.scales != nullptr) sum *= segment.scales[o];
+  if (segment.scales_16 != nullptr) sum *= to_float(static_cast<const T*>(segment.scales_16)[o]);
   return segment.bias == nullptr ? sum : sum + to_float(static_cast<const T*>(segment.bias)[o]);
 }
 

@@ -16,14 +16,25 @@ from typing import Any, TextIO
 import torch
 
 from localq import kernels
-from localq.bench import attention_rows, dense_rows, dequantize_rows, nf4_rows, plot, roofline, shapes, step_rows
+from localq.bench import (
+    attention_rows,
+    dense_rows,
+    dequantize_rows,
+    gather_rows,
+    nf4_rows,
+    plot,
+    roofline,
+    search_rows,
+    shapes,
+    step_rows,
+)
 from localq.bench.conditions import conditions
 from localq.bench.kernel_table import FORMAT, HEADER, Row, as_json, lines
 from localq.bench.kernel_timing import SEED, Bench, installed
 from localq.bench.shapes import Workload
 from localq.errors import ExitCode, LocalqError, usage_error
 
-RIVALS = ("bitsandbytes", "triton")  # packages whose versions belong to the conditions
+RIVALS = ("bitsandbytes", "triton", "aqlm", "vptq")  # packages whose versions belong to the conditions
 # Name -> what of a workload is to be measured; each case gives one row.
 FAMILIES: dict[str, Callable[[Workload], list[Callable[[Bench], Row]]]] = {
     "nf4": nf4_rows.gemv_cases,
@@ -31,7 +42,9 @@ FAMILIES: dict[str, Callable[[Workload], list[Callable[[Bench], Row]]]] = {
     "dequantize": dequantize_rows.cases,
     "dense": dense_rows.dense_cases,
     "int8": dense_rows.int8_cases,
+    "gather": gather_rows.cases,
     "attention": attention_rows.cases,
+    "search": search_rows.cases,
     "step": step_rows.cases,
 }
 

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from localq.engine import sampler
+from localq.engine import selftest_books as books
+from localq.engine import selftest_search as searches
 from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState
 from localq.engine.selftest import Mismatch
-from localq.kernels import attention, dense, embed, int8, nf4, rmsnorm, sampling
+from localq.kernels import attention, dense, embed, gather, int8, nf4, rmsnorm, sampling, unpack
 from localq.kernels.gemv import Norm
 from localq.kernels.int8 import Int8Matrix
 from localq.kernels.nf4 import Nf4Matrix
+from localq.kernels.unpack import CodeSet
+from localq.quant import aqlm, nf4_tiles, vptq_codec, vq2_codec
 from localq.quant import int8 as int8_format
 from localq.quant import nf4 as nf4_format
-from localq.quant import nf4_tiles
 from localq.quant.nf4 import Packed
 from localq.sampling import Sampling
 
@@ -135,6 +139,67 @@ def _int8_gemv(device: torch.device) -> None:
         _near_product(int8.int8_gemv(x[:rows].to(device), [matrix]), x[:rows], weight)
 
 
+def _additive_dequantize(device: torch.device) -> None:
+    """AQLM in four layouts, and vq2 with two books, to each type."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for layout in books.LAYOUTS:
+            packed = books.aqlm_packed(layout, 82, 144)
+            moved, (number, entries, rows, columns) = packed.to(device), layout
+            codes = CodeSet(moved.codes, moved.codebooks.view(number, entries, rows * columns), columns)
+            out = torch.full((82, 144), torch.nan, dtype=dtype, device=device)
+            unpack.additive_dequantize([codes], moved.scales, 0, out, out_group=rows, rounded=True)
+            _same(out, aqlm.dequantize(packed, dtype))
+        two = books.vq2_packed(83, 144)
+        sets = [CodeSet(codes[..., None], book[None], 144 // codes.shape[1]) for codes, book in two.to(device).books]
+        out = torch.full((83, 144), torch.nan, dtype=dtype, device=device)
+        unpack.additive_dequantize(sets, two.scales.to(device), 0, out, rounded=False)
+        _same(out, vq2_codec.dequantize(two, dtype))
+
+
+def _vptq_dequantize(device: torch.device) -> None:
+    for scheme in books.VPTQ_SCHEMES:
+        packed = books.vptq_packed(scheme, 83, 328)
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            out = torch.full((83, 328), torch.nan, dtype=dtype, device=device)
+            unpack.vptq_dequantize(books.vptq_matrix(packed, device), 0, out)
+            _same(out, vptq_codec.dequantize(packed, dtype))
+
+
+def _fused(product: Callable[..., Tensor], norm: Norm, x: Tensor) -> Tensor:
+    return product(x, norm=norm)
+
+
+def _gather_gemv(device: torch.device) -> None:
+    x = _normal(8, COLUMNS).to(HALF)
+    for layout in books.LAYOUTS[:2]:
+        pair = [books.gather_matrix(books.aqlm_packed(layout, OUT, COLUMNS, seed), device) for seed in (1, 5)]
+        for rows in (1, 8):
+            _near_product(gather.gather_gemv(x[:rows].to(device), [pair[0][0]]), x[:rows], pair[0][1])
+        both = [matrix for matrix, _ in pair]
+        run = partial(_fused, partial(gather.gather_gemv, matrices=both, activation="silu"))
+        _near_gated(run, x, pair[0][1], pair[1][1], device)
+
+
+def _vptq_gemv(device: torch.device) -> None:
+    x = _normal(8, COLUMNS).to(HALF)
+    for scheme in books.VPTQ_SCHEMES:
+        pair = [books.vptq_packed(scheme, OUT, COLUMNS, seed) for seed in (1, 5)]
+        both = [books.vptq_matrix(packed, device) for packed in pair]
+        gate, up = (vptq_codec.dequantize(packed, torch.float32) for packed in pair)
+        for rows in (1, 8):
+            _near_product(gather.vptq_gemv(x[:rows].to(device), both[:1]), x[:rows], gate)
+        run = partial(_fused, partial(gather.vptq_gemv, matrices=both, activation="silu"))
+        _near_gated(run, x, gate, up, device)
+
+
+def _gather_roof(device: torch.device) -> None:
+    """An even number of equal words cancels out in every sum."""
+    table = torch.full((2**14,), 0x5A, dtype=torch.uint8, device=device)
+    sums = torch.full((512,), -1, dtype=torch.int32, device=device)
+    for step in gather.ROOF_STEPS:
+        _same(gather.gather_roof(table, step, 32, sums), torch.zeros(512, dtype=torch.int32))
+
+
 def _attention_decode(device: torch.device) -> None:
     """A cache of each width, filled and read by the kernels, against the same cache on the CPU."""
     heads, kv_heads, width, slots = 6, 2, 64, 200
@@ -158,6 +223,12 @@ def _attention_decode(device: torch.device) -> None:
         # The turned q is rounded as well, and a code at a tie may be rounded to its other neighbour here.
         slack = {16: 1, 8: 2, 4: 4}[bits]
         _near(got.view(heads, 1, width), weights @ v, slack * (4 * weights @ v.abs()))
+
+
+def _vq_search(device: torch.device) -> None:
+    for stride, length, beam in searches.SHAPES:
+        if why := searches.known(43, 6 * stride, stride, length, device).why_not(beam):
+            raise Mismatch(why)
 
 
 def _embed(device: torch.device) -> None:
@@ -204,7 +275,13 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
     "nf4_gemm": _nf4_gemm,
     "dense_gemv": _dense_gemv,
     "int8_gemv": _int8_gemv,
+    "additive_dequantize": _additive_dequantize,
+    "vptq_dequantize": _vptq_dequantize,
+    "gather_gemv": _gather_gemv,
+    "vptq_gemv": _vptq_gemv,
+    "gather_roof": _gather_roof,
     "attention_decode": _attention_decode,
+    "vq_search": _vq_search,
     "embed": _embed,
     "rmsnorm": _rmsnorm,
     "sample": _sample,

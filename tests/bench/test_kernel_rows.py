@@ -6,7 +6,7 @@ import pytest
 import reference_kernels
 import torch
 
-from localq.bench import attention_rows, dense_rows, dequantize_rows, kernel_timing, nf4_rows, step_rows
+from localq.bench import attention_rows, dense_rows, dequantize_rows, gather_rows, kernel_timing, nf4_rows, search_rows, step_rows
 from localq.bench.kernel_table import as_json, lines
 from localq.bench.kernel_timing import Bench
 from localq.bench.roofline import Timing
@@ -31,7 +31,7 @@ WORK = Workload(
 )
 FAMILIES = (
     nf4_rows.gemv_cases, nf4_rows.gemm_cases, dequantize_rows.cases, dense_rows.dense_cases, dense_rows.int8_cases,
-    attention_rows.cases, step_rows.cases,
+    attention_rows.cases, step_rows.cases, gather_rows.cases, search_rows.cases,
 )  # fmt: skip
 
 
@@ -47,6 +47,7 @@ def bench(monkeypatch):
     monkeypatch.setattr(Bench, "time", lambda bench, launches: [each() for each in launches] and Timing(1.0, 1.0, 1.0))
     monkeypatch.setattr(nf4_rows, "installed", lambda package: False)
     monkeypatch.setattr(dequantize_rows, "installed", lambda package: False)
+    monkeypatch.setattr(gather_rows, "installed", lambda package: False)
     return Bench(torch.device("cpu"), 1, 1)
 
 
@@ -69,7 +70,8 @@ def test_every_row_is_measured(bench):
     rows = [case(bench) for cases in FAMILIES for case in cases(WORK)]
     assert {row.op for row in rows} == {
         "nf4_gemv", "nf4_gemm", "nf4_dequantize", "dense_gemv", "int8_gemv", "attention_decode", "kv_write", "kv_read",
-        "embed", "rmsnorm", "sample",
+        "embed", "rmsnorm", "sample", "gather_gemv", "vptq_gemv", "gather_roof", "additive_dequantize",
+        "vptq_dequantize", "vq_search",
     }  # fmt: skip
     assert all(row.bytes > 0 for row in rows)
     plain = next(row for row in rows if row.op == "nf4_gemv" and row.rows == 8)

@@ -8,7 +8,7 @@ import torch
 
 from localq.engine.selftest import Mismatch, first_failure
 from localq.engine.selftest_checks import CHECKS
-from localq.kernels import attention, dense, embed, int8, nf4, rmsnorm, sampling
+from localq.kernels import attention, dense, embed, gather, int8, nf4, rmsnorm, sampling, search, unpack
 
 CPU = torch.device("cpu")
 
@@ -40,7 +40,13 @@ WRONG = {
     "nf4_gemm": (nf4, off(reference_kernels.nf4_gemm)),
     "dense_gemv": (dense, off(reference_kernels.dense_gemv)),
     "int8_gemv": (int8, off(reference_kernels.int8_gemv)),
+    "additive_dequantize": (unpack, off(reference_kernels.additive_dequantize)),
+    "vptq_dequantize": (unpack, off(reference_kernels.vptq_dequantize)),
+    "gather_gemv": (gather, off(reference_kernels.gather_gemv)),
+    "vptq_gemv": (gather, off(reference_kernels.vptq_gemv)),
+    "gather_roof": (gather, lambda table, step, loads, sums: sums.fill_(1)),
     "attention_decode": (attention, off(reference_kernels.attention_decode)),
+    "vq_search": (search, lambda *given: ([each + 1 for each in reference_kernels.vq_search(*given)[0]], given[0])),
     "embed": (embed, off(reference_kernels.embedded)),
     "rmsnorm": (rmsnorm, off(reference_kernels.normed)),
     "sample": (sampling, next_token),

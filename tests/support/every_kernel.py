@@ -11,14 +11,17 @@ from functools import partial
 from itertools import product
 
 import attention_operands
+import gather_operands
 import nf4_operands
+import search_operands
 import torch
 from row_operands import DENSE, INT8
 
 from localq.engine.cache import KVCache
 from localq.engine.selftest_checks import CHECKS
-from localq.kernels import nf4
+from localq.kernels import gather, nf4
 from localq.kernels.gemv import Norm
+from localq.quant import aqlm, vptq
 
 HALF = torch.float16
 # One result and one block; parts of tiles and chunks; more chunks than warps; several tiles for every block of threads.
@@ -46,8 +49,10 @@ def nf4_cases() -> Iterator[Case]:
 
 
 def row_cases() -> Iterator[Case]:
-    """16 and 8 bit: all shapes, one and eight rows, and a gated pair with its norm."""
-    for name, form in (("dense_gemv", DENSE), ("int8_gemv", INT8)):
+    """16 and 8 bit, and what is gathered: all shapes, one and eight rows, and a gated pair with its norm."""
+    gathered = (gather_operands.AQLM | gather_operands.VPTQ).items()
+    forms = (("dense_gemv", DENSE), ("int8_gemv", INT8), *((f"gather_gemv {name}", form) for name, form in gathered))
+    for name, form in forms:
         for shape in form.shapes():
             operand = form.make(shape, HALF, 0, "cuda")
             for rows in (1, 8):
@@ -58,6 +63,34 @@ def row_cases() -> Iterator[Case]:
         norm = Norm(torch.ones(shape[1], dtype=HALF, device="cuda"), 1e-5)
         x = nf4_operands.inputs(1, shape[1], HALF, "cuda")
         yield f"{name} gate and up", partial(form.gemv, x, pair, norm=norm, activation="silu")
+
+
+def unpack_cases() -> Iterator[Case]:
+    """Codebooks in shared memory and out of it, groups of rows, outliers; whole and in slabs; and the roof."""
+    for layout, shape in (((1, 65536, 1, 8), (83, 1048)), ((8, 256, 1, 32), (33, 96)), ((3, 16, 2, 6), (90, 102))):
+        linear = aqlm.Linear(gather_operands.aqlm_packed(shape, HALF, 1, layout).to("cuda"))
+        for first in (0, 16):
+            rows = partial(linear.dequantized_rows, first, shape[0] - first, HALF, None)
+            yield f"additive_dequantize {layout} from {first}", rows
+    for scheme, outliers in (((8, 65536, 256), (0, 0, 0)), ((12, 300, 7), (5, 4, 19)), ((16, 4096, 0), (8, 12, 64))):
+        for packs in (True, False) if scheme[1] != 300 else (False,):
+            packed = gather_operands.vptq_packed((83, 341), HALF, 1, scheme, outliers=outliers, packed=packs)
+            rows = partial(vptq.Linear(packed.to("cuda")).dequantized_rows, 0, 83, HALF, None)
+            yield f"vptq_dequantize {scheme}, outliers {outliers}, packed {packs}", rows
+    table, sums = (
+        torch.zeros(2**20, dtype=torch.uint8, device="cuda"),
+        torch.zeros(512, dtype=torch.int32, device="cuda"),
+    )
+    for step in gather.ROOF_STEPS:
+        yield f"gather_roof by {step}", partial(gather.gather_roof, table, step, 16, sums)
+
+
+def search_cases() -> Iterator[Case]:
+    """Every step, one warp and many, several books at a position, beams that fill no warp."""
+    for shapes, beam in product(([(4, 16)], [(2, 10)], [(8, 16), (4, 12)], [(8, 8), (8, 8)], [(16, 32)]), (1, 13, 64)):
+        operands = search_operands.block(5, 48, shapes, beam).to("cuda")
+        yield f"vq_search {shapes}, beam {beam}", partial(search_operands.search, operands)
+    yield "vq_search, beam 200", partial(search_operands.search, search_operands.block(3, 16, [(4, 8)], 200).to("cuda"))
 
 
 def attention_cases() -> Iterator[Case]:
@@ -79,7 +112,7 @@ def main(wanted: list[str]) -> None:
     """Runs the cases whose name holds one of `wanted`, all without any."""
     checks = ((f"self-test {name}", partial(check, torch.device("cuda", 0))) for name, check in CHECKS.items())
     count = 0
-    for name, run in (*checks, *nf4_cases(), *row_cases(), *attention_cases()):
+    for name, run in (*checks, *nf4_cases(), *row_cases(), *unpack_cases(), *attention_cases()):
         if wanted and not any(part in name for part in wanted):
             continue
         run()

@@ -5,14 +5,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from localq.engine import sampler
-from localq.kernels import attention, dense, embed, int8, nf4, rmsnorm, sampling
+from localq.kernels import attention, dense, embed, gather, int8, nf4, rmsnorm, sampling, search, unpack
+from localq.quant import aqlm, nf4_tiles, vptq_codec
 from localq.quant import int8 as int8_format
-from localq.quant import nf4_tiles
 from localq.quant.nf4 import Packed
 from localq.quant.nf4 import dequantize as nf4_values
 
@@ -26,6 +28,13 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(nf4, "nf4_dequantize", nf4_dequantize)
     monkeypatch.setattr(dense, "dense_gemv", dense_gemv, raising=False)
     monkeypatch.setattr(int8, "int8_gemv", int8_gemv, raising=False)
+    monkeypatch.setattr(unpack, "additive_dequantize", additive_dequantize)
+    monkeypatch.setattr(unpack, "vptq_dequantize", vptq_dequantize)
+    monkeypatch.setattr(gather, "gather_gemv", gather_gemv)
+    monkeypatch.setattr(gather, "vptq_gemv", vptq_gemv)
+    monkeypatch.setattr(gather, "gather_roof", lambda table, step, loads, sums: sums.zero_())
+    monkeypatch.setattr(search, "vq_search", vq_search)
+    monkeypatch.setattr(search.Search, "launch", lambda prepared: None)
     monkeypatch.setattr(embed, "embed", embedded)
     monkeypatch.setattr(rmsnorm, "rmsnorm", normed)
     monkeypatch.setattr(sampling, "sample", sampled)
@@ -78,6 +87,38 @@ def int8_gemv(x, matrices, **around):
     return product(x, weights, **around)
 
 
+def additive_dequantize(sets, scales, first, out, *, out_group=1, rounded):
+    from localq.quant.additive import dequantize_codes
+
+    if rounded:
+        codes, codebooks = sets[0].codes, sets[0].codebooks.unflatten(2, (out_group, sets[0].stride))
+        return aqlm.dequantize_rows(aqlm.Packed(codes, codebooks, scales), first, out)
+    total, rows = None, slice(first, first + len(out))
+    for each in sets:
+        length = each.codebooks.shape[2]
+        total = dequantize_codes(each.codes[rows], each.codebooks, each.stride, length, out.shape[1], total)
+    return out.copy_(total * scales[rows, None].float())
+
+
+def vptq_packed(matrix):
+    return vptq_codec.Packed(**{each.name: getattr(matrix, each.name) for each in fields(matrix)})
+
+
+def vptq_dequantize(matrix, first, out):
+    return vptq_codec.dequantize_rows(vptq_packed(matrix), first, len(out), out.dtype, out)
+
+
+def gather_gemv(x, matrices, **around):
+    ones = [aqlm.Packed(each.codes, each.codebooks, torch.ones_like(each.scales)) for each in matrices]
+    weights = [aqlm.dequantize(one, torch.float32) for one in ones]
+    scaled = [weight * each.scales.view(-1, 1).float() for weight, each in zip(weights, matrices, strict=True)]
+    return product(x, scaled, **around)
+
+
+def vptq_gemv(x, matrices, **around):
+    return product(x, [vptq_codec.dequantize(vptq_packed(each), torch.float32) for each in matrices], **around)
+
+
 def embedded(ids, table, scale=1.0, out=None):
     rows = table[ids] * scale
     return rows if out is None else out.copy_(rows)
@@ -119,3 +160,21 @@ def attention_decode(
     attended = torch.softmax(q @ read[0].transpose(-1, -2) * scale, -1) @ read[1]
     result = attended.reshape(1, -1).to(qkv.dtype)
     return result if out is None else out.copy_(result)
+
+
+def vq_search(targets, feedback, white, books, tails, beam):
+    """One book, and as a beam of one would choose."""
+    (book,), stride = books, white.shape[1]
+    rest = torch.cat((targets, torch.zeros_like(tails)), 1)
+    rest[:, : tails.shape[1]] -= tails
+    codes, errors = [], torch.zeros_like(targets)
+    for position, begin in enumerate(range(0, targets.shape[1], stride)):
+        here = slice(begin, begin + stride)
+        wanted, offered = rest[:, here] @ white[position], book.codewords[:, :stride] @ white[position]
+        codes.append(torch.cdist(wanted, offered).argmin(1).to(torch.uint8))
+        rest[:, begin : begin + book.length] -= book.codewords[codes[-1].long()]
+        errors[:, here] = rest[:, here] @ white[position]
+        later = slice(begin + stride, targets.shape[1])
+        rest[:, later] -= errors[:, here] @ feedback[here, later]
+    tails.copy_(-rest[:, targets.shape[1] :])
+    return [torch.stack(codes, 1)], errors

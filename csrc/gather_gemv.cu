@@ -1,0 +1,329 @@
+// y = extras(x W^T), W in AQLM with one codebook of 16-bit codes (localq/quant/aqlm.py): 1x16 in groups of 8 or 16.
+//   codes     u16 [out, in / group], one to three matrices that share x     x T [rows, in]
+//   codebook  T [entries, group] of each                                    y T or f32 [rows, sum of outs]
+//   scales    T [out], applied to the sum over columns: W is not rounded
+// The frame is that of row_gemv.cuh: tiles of 16 rows of W, m16n8k16, items taken in turn by the warps of a block,
+// shares added in the order of the items. An item is 256 columns of a tile. Lane (g, t) has 8 codes of row g and 8 of
+// row g + 8, and 16 bytes of each of their codewords: with groups of 8 the lanes t have codes of their own; with groups
+// of 16 two lanes share them, and each takes its half of a codeword, so that one request asks for the whole sector.
+//
+// In flight per thread: 16 gathers (one item), asked for one by one as those before are multiplied, and the codes of
+// two items. Codes and codewords of a block's first items are asked for before the kernel that makes x has ended.
+//
+// Bound: sectors of L2, 32 bytes per code less what shared memory keeps (gather_gemv.cuh); codes themselves are 2
+// bytes. Deterministic, as row_gemv.cuh is. Codes count modulo the entries, so none reads out of bounds; rows and
+// columns that are not there have code 0, and x of zeros.
+#include "gather_gemv.cuh"
+#include "gather_gemv.h"
+
+namespace localq {
+namespace {
+
+constexpr const char* kOp = "gather_gemv";
+constexpr int kSlots = 8;                                // codes of a lane in a row of an item
+constexpr uint32_t kItemColumns = 256, kItemWords = 32;  // words: 8 columns, 16 bytes of x
+constexpr uint32_t kItemXBytes = kItemWords * 16;
+
+struct GatherGemv : RowGemv {  // segment.rows: codes; row_bytes: of codes
+  const uint8_t* codebook[kMaxSegments];
+  uint32_t mask;  // of the offset of an entry, in bytes
+  uint32_t kept;  // bytes of a codebook in shared memory: of the block's own, or of both of a pair
+  bool narrow;    // rows of codes are multiples of 4 bytes, not of 16
+};
+
+// Where a word of x lies in shared memory: of an item, slot by slot, the four lanes' words beside each other.
+template <int kLanes>
+struct BySlots {
+  __device__ __forceinline__ uint32_t operator()(uint32_t word) const {
+    const uint32_t item = word / kItemWords, in_item = word % kItemWords, lanes = in_item / (kSlots * kLanes);
+    const uint32_t slot = in_item / kLanes % kSlots, t = lanes * kLanes + in_item % kLanes;
+    return item * kItemWords + slot * 4 + t;
+  }
+};
+
+__device__ __forceinline__ uint32_t segment_number(const RowGemv& p, uint32_t& o) {
+  uint32_t s = 0;
+  while (o >= p.segment[s].out) o -= p.segment[s++].out;
+  return s;
+}
+
+// The lane's rows of a tile, g and g + 8: their numbers and segments; rows that are not there are of segment kNoRow.
+constexpr uint32_t kNoRow = ~0u;
+struct TileRows {
+  uint32_t row[2], segment[2];
+};
+
+__device__ __forceinline__ TileRows tile_rows(const RowGemv& p, const Span& span, uint32_t tile) {
+  TileRows rows;
+  const bool paired = p.span != kRowTile;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    rows.row[i] = span.begin + tile * p.span + threadIdx.x % 32 / 4 + (paired ? 0 : 8 * i);
+    if (tile >= span.tiles || rows.row[i] >= span.end) {
+      rows.row[i] = 0, rows.segment[i] = kNoRow;
+    } else {
+      rows.segment[i] = paired ? i : segment_number(p, rows.row[i]);
+    }
+  }
+  return rows;
+}
+
+// The lane's codes of an item, of rows g and g + 8.
+struct Codes {
+  uint4 row[2];
+};
+
+template <int kLanes>
+__device__ __forceinline__ Codes load_codes(const GatherGemv& p, const Span& span, const Cursor& at) {
+  const TileRows rows = tile_rows(p, span, at.tile);
+  const uint32_t skipped = at.item * (64 / kLanes) + threadIdx.x % 4 / kLanes * 16;
+  Codes codes;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const bool there = rows.segment[i] != kNoRow;
+    const uint8_t* const from =
+        p.segment[there ? rows.segment[i] : 0].rows + uint64_t(rows.row[i]) * p.row_bytes + skipped;
+    const int left = there ? int(p.row_bytes) - int(skipped) : 0;
+    if (!p.narrow) {
+      codes.row[i] = load_weights(from, left, 0);
+    } else {
+      codes.row[i] = {load_codes_4(from, left, 0), load_codes_4(from + 4, left, 4), load_codes_4(from + 8, left, 8),
+                      load_codes_4(from + 12, left, 12)};
+    }
+  }
+  return codes;
+}
+
+// The codebooks of the lane's two rows of a tile. `own`: the segment whose first entries the block keeps.
+struct Books {
+  Codebook row[2];
+};
+
+__device__ __forceinline__ Books tile_books(const GatherGemv& p, const Span& span, uint32_t tile, uint32_t own,
+                                            uint32_t kept_at) {
+  const TileRows rows = tile_rows(p, span, tile);
+  const bool paired = p.span != kRowTile;
+  Books books;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t segment = rows.segment[i] == kNoRow ? own : rows.segment[i];
+    books.row[i] = {p.codebook[segment], kept_at + (paired ? segment * p.kept : 0),
+                    paired || segment == own ? p.kept : 0};
+  }
+  return books;
+}
+
+// The lane's 16 bytes of the codeword of slot `j`.
+template <int kLanes>
+__device__ __forceinline__ uint4 codeword(const Codebook& book, const uint4& codes, int j, uint32_t mask) {
+  constexpr int kShift = kLanes == 1 ? 4 : 5;  // codewords of 16 and 32 bytes
+  const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+  const uint32_t word = words[j / 2], offset = (j % 2 == 0 ? word << kShift : word >> (16 - kShift)) & mask;
+  return gather(book, offset + (kLanes == 1 ? 0 : threadIdx.x % 2 * 16));
+}
+
+// What a warp carries from item to item: codewords of the item at `now`, codes of that at `next`.
+struct Pipeline {
+  Cursor now, next;
+  Codes codes;
+  uint4 ring[kSlots][2];
+};
+
+// Where the lane reads its row of x, and groups from its first to the end of the row.
+struct XLane {
+  const uint8_t* x;
+  int left;
+  uint32_t step;  // bytes from slot to slot
+};
+
+template <typename T, int kLanes>
+__device__ __forceinline__ XLane x_lane(const GatherGemv& p, const uint8_t* staged, const T* x) {
+  const uint32_t lane = threadIdx.x % 32, t = lane % 4;
+  const bool there = lane / 4 < uint32_t(p.rows);
+  const uint32_t row = there ? lane / 4 : 0;
+  if (p.x_stride != 0) return {staged + row * p.x_stride + t * 16, there ? int(p.items) * 32 : 0, 64};
+  const auto* const from = reinterpret_cast<const uint8_t*>(x) + uint64_t(row) * p.in * sizeof(T);
+  const int groups = p.in / (8 * kLanes), first = t / kLanes * kSlots;
+  return {from + (first * kLanes + t % kLanes) * 16, there ? groups - first : 0, 16 * kLanes};
+}
+
+// All of the warp's items of a group of tiles.
+template <typename T, int kLanes>
+__device__ __forceinline__ void sum_tiles(const GatherGemv& p, const Span& span, float* shares, uint32_t first,
+                                          const XLane& x, Pipeline& pipeline, uint32_t own, uint32_t kept_at) {
+  const uint32_t end = min(first + p.group, span.tiles);
+  float sum[4] = {};
+#pragma unroll 1
+  while (pipeline.now.tile < end) {
+    const Cursor now = pipeline.now;
+    const uint8_t* from = x.x + now.item * kItemXBytes;
+    const int left = x.left - int(now.item * (32 / kLanes));
+    pipeline.now = pipeline.next;
+    pipeline.next.advance(p.items);
+    const Books books = tile_books(p, span, pipeline.now.tile, own, kept_at);
+    const Codes later = load_codes<kLanes>(p, span, pipeline.next);
+#pragma unroll
+    for (int j = 0; j < kSlots; ++j) {
+      const uint4 words = load_x(from, left, j), low = pipeline.ring[j][0], high = pipeline.ring[j][1];
+      from += x.step;
+      const uint32_t a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
+      mma(sum, a[0], words.x, words.y, T{});
+      mma(sum, a[1], words.z, words.w, T{});
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        pipeline.ring[j][i] = codeword<kLanes>(books.row[i], pipeline.codes.row[i], j, p.mask);
+      }
+    }
+    pipeline.codes = later;
+    if (pipeline.now.tile == now.tile) continue;
+    leave_share(shares + ((now.tile - first) * kRowWarps + threadIdx.x / 32) * kRowTile * p.rows, sum, p.rows);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[i] = 0.f;
+  }
+}
+
+// The begin of a warp: its first codewords, and the codes after them. kLanes as in the kernel.
+template <int kLanes>
+__device__ __forceinline__ Pipeline begin(const GatherGemv& p, const Span& span, uint32_t own, uint32_t kept_at) {
+  const uint32_t warp = threadIdx.x / 32;
+  Pipeline pipeline;
+  pipeline.now = pipeline.next = {warp / p.items, warp % p.items};
+  const Codes first = load_codes<kLanes>(p, span, pipeline.now);
+  pipeline.next.advance(p.items);
+  pipeline.codes = load_codes<kLanes>(p, span, pipeline.next);
+  const bool paired = p.span != kRowTile;
+  if (p.kept != 0) {
+    for (uint32_t i = 0; i < (paired ? 2u : 1u); ++i) {
+      keep({p.codebook[paired ? i : own], kept_at + i * p.kept, p.kept});
+    }
+    wait_kept();
+    __syncthreads();
+  }
+  const Books books = tile_books(p, span, pipeline.now.tile, own, kept_at);
+#pragma unroll
+  for (int j = 0; j < kSlots; ++j) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) pipeline.ring[j][i] = codeword<kLanes>(books.row[i], first.row[i], j, p.mask);
+  }
+  return pipeline;
+}
+
+// x [rows, in] to shared memory in the order of the slots, zeros behind the end of a row; then synchronise.
+template <typename T, int kLanes>
+__device__ __forceinline__ void stage_slots(const GatherGemv& p, uint8_t* staged, const T* x, float* scratch) {
+  const uint32_t words = p.in / 8, all = p.items * kItemWords;
+  const BySlots<kLanes> order;
+  for (int row = 0; row < p.rows; ++row) {
+    auto* const to = reinterpret_cast<T*>(staged + row * p.x_stride);
+    stage_x(to, x + uint64_t(row) * p.in, p.in, p.extras, scratch, order);
+    for (uint32_t i = words + threadIdx.x; i < all; i += kRowThreads) {
+      reinterpret_cast<uint4*>(to)[order(i)] = make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
+// kLanes: lanes that share a codeword, 16 bytes each; 1 for groups of 8, 2 for groups of 16.
+template <typename T, int kLanes>
+__global__ void __launch_bounds__(kRowThreads, 1) gather_gemv_kernel(const __grid_constant__ GatherGemv p,
+                                                                     const T* x,  // [rows, in]
+                                                                     void* y) {   // T or f32 [rows, results]
+  extern __shared__ __align__(16) uint8_t memory[];
+  const uint32_t set_floats = p.group * kRowWarps * kRowTile * p.rows;
+  float* const scratch = reinterpret_cast<float*>(memory);
+  float* const shares = scratch + kRowWarps;
+  uint8_t* const staged = reinterpret_cast<uint8_t*>(shares + 2 * set_floats);
+  const uint32_t kept_at = uint32_t(__cvta_generic_to_shared(staged + p.rows * p.x_stride));
+  const Span span = span_of(p);
+  uint32_t middle = (span.begin + span.end) / 2;
+  const uint32_t own = p.span != kRowTile ? 0 : segment_number(p, middle);
+  Pipeline pipeline = begin<kLanes>(p, span, own, kept_at);
+  release_dependents();
+  dependency_wait();
+  if (p.x_stride != 0) stage_slots<T, kLanes>(p, staged, x, scratch);
+  __syncthreads();
+  const XLane source = x_lane<T, kLanes>(p, staged, x);
+#pragma unroll 1
+  for (uint32_t first = 0, set = 0; first < span.tiles; first += p.group, set ^= 1) {
+    float* const mine = shares + set * set_floats;
+    sum_tiles<T, kLanes>(p, span, mine, first, source, pipeline, own, kept_at);
+    __syncthreads();
+    write_group<T>(p, span, mine, first, y);
+  }
+}
+
+// Fills in what follows from sizes and device, and launches.
+template <typename T, int kLanes>
+void launch_gather(GatherGemv p, int count, uint32_t entries, const void* x, void* y, int device, cudaStream_t stream) {
+  const DeviceFacts& facts = device_facts(device, kOp);
+  const bool paired = p.extras.activation != Activation::kNone;
+  p.items = (p.in + kItemColumns - 1) / kItemColumns;
+  p.span = paired ? kRowTile / 2 : kRowTile;
+  for (int i = 0; i < (paired ? 1 : count); ++i) p.results += p.segment[i].out;
+  const uint32_t grid = p.results < uint32_t(facts.multiprocessors) ? p.results : facts.multiprocessors;
+  const uint32_t tiles = ((p.results + grid - 1) / grid + p.span - 1) / p.span;
+  const uint32_t tile_bytes = kRowWarps * kRowTile * p.rows * sizeof(float), fit = kShareBudget / tile_bytes;
+  p.group = tiles < fit ? tiles : fit;
+  const uint32_t others = kRowWarps * sizeof(float) + 2 * p.group * tile_bytes;
+  const uint32_t most = uint32_t(facts.shared_bytes_per_block), stride = p.items * kItemXBytes + 64;
+  const bool staged = others + uint64_t(p.rows) * stride <= most;
+  require(staged || p.extras.norm == NormKind::kNone, kOp, "in", p.in, "is too large for a norm on this device");
+  p.x_stride = staged ? stride : 0;  // 64 past whole lines: lanes of two rows of x then meet no bank twice
+  const uint32_t needed = others + p.rows * p.x_stride;
+  const uint32_t entry_bytes = 16 * kLanes, whole = entries * entry_bytes;
+  const uint64_t codes = uint64_t(p.results) * (p.row_bytes / 2) / grid;  // of a block that name one codebook
+  if (worth_keeping(codes, entries, entry_bytes)) {
+    const uint32_t room = (most - needed) / (paired ? 2 : 1) / entry_bytes * entry_bytes;
+    p.kept = room < whole ? room : whole;
+  }
+  const uint32_t used = needed + (paired ? 2 : 1) * p.kept, alone = most / 2 + 1024;  // two of these are too many
+  launch(kOp, device, gather_gemv_kernel<T, kLanes>, grid, kRowThreads, used > alone ? used : alone, stream, p,
+         static_cast<const T*>(x), y);
+}
+
+void check_matrix(const GatherMatrix& w, const GatherMatrix& first) {
+  require(w.in == first.in, kOp, "in", w.in, "must be that of the first matrix");
+  require(w.group == first.group, kOp, "group", w.group, "must be that of the first matrix");
+  require(w.entries == first.entries, kOp, "entries", w.entries, "must be those of the first matrix");
+  require_aligned(w.codes, 16, kOp, "codes");
+  require_aligned(w.codebook, 16, kOp, "codebook");
+  require_aligned(w.scales, 2, kOp, "scales");
+}
+
+}  // namespace
+
+void gather_gemv(const GatherMatrix* matrices, int count, const GemvExtras& extras, const void* x, void* y, Type type,
+                 int rows, int device, cudaStream_t stream) {
+  require(count >= 1 && count <= kMaxSegments, kOp, "matrices", count, "must be from 1 to 3");
+  const GatherMatrix& first = matrices[0];
+  require(first.group == 8 || first.group == 16, kOp, "group", first.group, "must be 8 or 16");
+  require(first.in >= 2 * first.group && first.in % (2 * first.group) == 0, kOp, "in", first.in,
+          "must be a positive multiple of two groups");
+  require(first.in <= 1 << 24, kOp, "in", first.in, "must be at most 2^24");
+  require(first.entries >= 2 && first.entries <= 1 << 16 && (first.entries & (first.entries - 1)) == 0, kOp, "entries",
+          first.entries, "must be a power of two, at most 65536");
+  GatherGemv p = {};
+  int64_t outs[kMaxSegments] = {};
+  for (int i = 0; i < count; ++i) {
+    check_matrix(matrices[i], first);
+    outs[i] = matrices[i].out;
+    p.segment[i] = {reinterpret_cast<const uint8_t*>(matrices[i].codes), nullptr, extras.bias[i], uint32_t(outs[i]),
+                    matrices[i].scales};
+    p.codebook[i] = static_cast<const uint8_t*>(matrices[i].codebook);
+  }
+  check_row_gemv(kOp, outs, count, extras, x, y, type, rows);
+  p.extras = extras;
+  p.in = uint32_t(first.in);
+  p.row_bytes = uint32_t(2 * (first.in / first.group));
+  p.rows = rows;
+  p.mask = uint32_t((first.entries - 1) * first.group * 2);
+  p.narrow = p.row_bytes % 16 != 0;
+  const DeviceGuard guard(device, kOp);
+  const auto entries = uint32_t(first.entries);
+  const bool half = type == Type::kFloat16, eight = first.group == 8;
+  if (half && eight) return launch_gather<__half, 1>(p, count, entries, x, y, device, stream);
+  if (half) return launch_gather<__half, 2>(p, count, entries, x, y, device, stream);
+  if (eight) return launch_gather<__nv_bfloat16, 1>(p, count, entries, x, y, device, stream);
+  launch_gather<__nv_bfloat16, 2>(p, count, entries, x, y, device, stream);
+}
+
+}  // namespace localq
