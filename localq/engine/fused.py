@@ -58,12 +58,12 @@ def why_not(model: Decoder) -> str:
     table = model.embed_tokens.weight
     if not (table.is_cuda or table.is_pinned()):
         return "the embedding table is in pageable memory"
-    if not _readable(head_operand(model)):
+    if not _readable(head_operand(model), dtype):
         return "none reads the head"
     for block in model.layers:
         assert isinstance(block, Block)
         for module in (*block.self_attn.inputs(), block.self_attn.o_proj, *block.mlp.inputs(), block.mlp.down_proj):
-            if not _readable(operand(module)):
+            if not _readable(operand(module), dtype):
                 return f"none reads a Linear{_format_of(module)} of {module.in_features} columns"
     return ""
 
@@ -222,8 +222,8 @@ def _format_of(module: nn.Module) -> str:
     return f" in {module.format}" if isinstance(module, SlabLinear) else ""
 
 
-def _readable(found: Operand | None) -> bool:
-    return found is not None and found.readable()
+def _readable(found: Operand | None, dtype: torch.dtype) -> bool:
+    return found is not None and found.readable(dtype)
 
 
 def _known(found: Operand | None) -> Operand:

@@ -1,6 +1,7 @@
 """The linears of a decode step as operands of matrix-vector kernels, whatever the format of their weights.
 
-A model's linears are `nn.Linear` (16-bit weights), `quant.nf4.Linear` or `quant.int8.Linear`. An operand holds what the
+A model's linears are `nn.Linear` (16-bit weights) or those of a format: `quant.nf4`, `quant.int8`, and `quant.aqlm` and
+`quant.vptq` in the layouts that a kernel gathers. An operand holds what the
 kernel of that format takes; several of one format that read the same x go into one launch.
 """
 
@@ -12,27 +13,37 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from localq.kernels import dense, gemv, int8, nf4
+from localq.kernels import dense, gather, gemv, int8, nf4
 from localq.kernels.checks import HALF_TYPES
+from localq.kernels.gather import GatherMatrix
 from localq.kernels.int8 import Int8Matrix
 from localq.kernels.nf4 import Nf4Matrix
+from localq.kernels.unpack import VptqMatrix
+from localq.quant.aqlm import Linear as AqlmLinear
 from localq.quant.int8 import Linear as Int8Linear
 from localq.quant.nf4 import Linear as Nf4Linear
+from localq.quant.vptq import Linear as VptqLinear
 
 _TILE_ROWS = 16  # rows that the tiled order of NF4 keeps together
+Matrix = Tensor | Nf4Matrix | Int8Matrix | GatherMatrix | VptqMatrix
 
 
 @dataclass(frozen=True)
 class Operand:
     """One matrix [out, in]: a Tensor of 16-bit weights, or the tensors of a format; bias [out] or None."""
 
-    matrix: Tensor | Nf4Matrix | Int8Matrix
+    matrix: Matrix
     bias: Tensor | None
     out_features: int
     in_features: int
 
-    def readable(self) -> bool:
-        """The kernels read it: on a GPU, in a quantized format or 16 bits, rows of whole 16-byte loads."""
+    def readable(self, dtype: torch.dtype = torch.float16) -> bool:
+        """The kernels read it beside x of `dtype`: on a GPU, in a quantized format or 16 bits, rows of whole 16-byte
+        loads, codebooks in the type of x."""
+        if isinstance(self.matrix, GatherMatrix):
+            return self.matrix.codes.is_cuda and self.matrix.codebooks.dtype == dtype
+        if isinstance(self.matrix, VptqMatrix):
+            return self.matrix.indices.is_cuda and self.matrix.centroids.dtype == dtype
         if isinstance(self.matrix, Tensor):
             fits = self.matrix.dtype in HALF_TYPES and self.in_features % dense.COLUMNS == 0
             return fits and self.matrix.is_cuda
@@ -45,6 +56,8 @@ class Operand:
             return bias + nf4.nf4_weight_bytes(self.matrix.count, self.matrix.nested_absmax is not None)
         if isinstance(self.matrix, Int8Matrix):
             return bias + self.matrix.codes.nbytes + self.matrix.scales.nbytes
+        if isinstance(self.matrix, GatherMatrix | VptqMatrix):
+            return bias + sum(each.nbytes for each in self.matrix.tensors())
         return bias + self.matrix.nbytes
 
 
@@ -54,6 +67,9 @@ def operand(module: nn.Module) -> Operand | None:
         return Operand(module.matrix, module.bias, module.out_features, module.in_features)
     if isinstance(module, Int8Linear):
         return Operand(module.matrix, module.bias, module.out_features, module.in_features)
+    if isinstance(module, AqlmLinear | VptqLinear):
+        gathered = module.gather
+        return None if gathered is None else Operand(gathered, module.bias, *module.shape)
     return dense_operand(module.weight, module.bias) if isinstance(module, nn.Linear) else None
 
 
@@ -91,18 +107,22 @@ def fusable(operands: Sequence[Operand]) -> bool:
     return len(operands) <= gemv.SEGMENTS and len({_kind(each.matrix) for each in operands}) == 1
 
 
-def _kind(matrix: Tensor | Nf4Matrix | Int8Matrix) -> tuple[object, ...]:
+def _kind(matrix: Matrix) -> tuple[object, ...]:
     """Equal for matrices that one launch can take."""
     if isinstance(matrix, Nf4Matrix):
         nested = None if matrix.nested_map is None else matrix.nested_map.data_ptr()
         return Nf4Matrix, matrix.tiled, matrix.code_map.data_ptr(), nested
+    if isinstance(matrix, GatherMatrix):
+        return GatherMatrix, matrix.codebooks.shape, matrix.codebooks.dtype
+    if isinstance(matrix, VptqMatrix):
+        return VptqMatrix, matrix.centroids.shape, matrix.centroids.dtype, matrix.residuals, matrix.words
     return (Int8Matrix if isinstance(matrix, Int8Matrix) else Tensor,)
 
 
 def halves(whole: Operand) -> tuple[Operand, Operand] | None:
     """The first and the second half of the rows, as views; None where the format cannot be cut there."""
     rows = whole.out_features // 2
-    if whole.out_features % 2 or isinstance(whole.matrix, Int8Matrix):
+    if whole.out_features % 2 or not isinstance(whole.matrix, Tensor | Nf4Matrix):
         return None
     biases = (None, None) if whole.bias is None else (whole.bias[:rows], whole.bias[rows:])
     if isinstance(whole.matrix, Nf4Matrix):
@@ -186,6 +206,12 @@ def _launch(
     elif isinstance(first, Int8Matrix):
         of_int8 = [matrix for matrix in matrices if isinstance(matrix, Int8Matrix)]
         int8.int8_gemv(x, of_int8, biases=biases, norm=norm, residual=residual, activation=activation, out=out)
+    elif isinstance(first, GatherMatrix):
+        of_aqlm = [matrix for matrix in matrices if isinstance(matrix, GatherMatrix)]
+        gather.gather_gemv(x, of_aqlm, biases=biases, norm=norm, residual=residual, activation=activation, out=out)
+    elif isinstance(first, VptqMatrix):
+        of_vptq = [matrix for matrix in matrices if isinstance(matrix, VptqMatrix)]
+        gather.vptq_gemv(x, of_vptq, biases=biases, norm=norm, residual=residual, activation=activation, out=out)
     else:
         plain = [matrix for matrix in matrices if isinstance(matrix, Tensor)]
         dense.dense_gemv(x, plain, biases=biases, norm=norm, residual=residual, activation=activation, out=out)

@@ -36,7 +36,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +46,9 @@ from localq.errors import bad_file
 from localq.jsonfile import DAMAGED
 from localq.quant.additive import dequantize_codes
 from localq.quant.slabs import SlabLinear
+
+if TYPE_CHECKING:
+    from localq.kernels.gather import GatherMatrix
 
 quant_method = "aqlm"
 suffixes = (".codes", ".codebooks", ".scales")
@@ -125,7 +128,12 @@ def _dequantize_chunk(codes: Tensor, table: Tensor, scales: Tensor, out: Tensor)
 
 
 class Linear(SlabLinear):
-    """y = W x + b with W in AQLM. x [T, in] of any float dtype -> [T, out] of the same dtype."""
+    """y = W x + b with W in AQLM. x [T, in] of any float dtype -> [T, out] of the same dtype.
+
+    On a GPU `gather_gemv` multiplies up to `gemv.ROWS` rows of x in the type of the codebooks where it reads the layout
+    (`gather`); else slabs of rows are dequantized and multiplied by cuBLAS. On the CPU it is the reference; the loader
+    replaces it there by a dequantized nn.Linear.
+    """
 
     format = "AQLM"
     codes: Tensor
@@ -143,15 +151,37 @@ class Linear(SlabLinear):
         """The buffers in the form of the format."""
         return Packed(self.codes, self.codebooks, self.scales)
 
+    @property
+    def gather(self) -> GatherMatrix | None:
+        """The buffers as `gather_gemv` takes them; None for layouts that it does not read."""
+        from localq.kernels.gather import GatherMatrix, reads  # the compiled part: loaded where there is a GPU
+
+        matrix = GatherMatrix(self.codes, self.codebooks, self.scales)
+        return matrix if reads(matrix) else None
+
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        return self._by_slabs(x) if x.is_cuda else F.linear(x, dequantize(self.packed, x.dtype), self.bias)
+        if not x.is_cuda:
+            return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
+        from localq.kernels import gemv  # as in `gather`
+        from localq.kernels.gather import gather_gemv
+
+        matrix = self.gather if x.shape[0] <= gemv.ROWS and x.dtype == self.codebooks.dtype else None
+        return self._by_slabs(x) if matrix is None else gather_gemv(x, [matrix], biases=[self.bias])
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """See `SlabLinear`."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
-        return dequantize_rows(self.packed, first, out)
+        books, entries, out_group, in_group = self.codebooks.shape
+        if not out.is_cuda:
+            return dequantize_rows(self.packed, first, out)
+        from localq.kernels.unpack import LONGEST, MOST_BOOKS, CodeSet, additive_dequantize  # as in `gather`
+
+        if books > MOST_BOOKS or out_group * in_group > LONGEST:
+            return dequantize_rows(self.packed, first, out)
+        codes = CodeSet(self.codes, self.codebooks.view(books, entries, out_group * in_group), in_group)
+        return additive_dequantize([codes], self.scales, first, out, out_group=out_group, rounded=True)
 
 
 # ---- checkpoints

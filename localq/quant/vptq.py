@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -52,6 +52,9 @@ from localq.errors import usage_error
 from localq.quant.slabs import SlabLinear
 from localq.quant.vptq_codec import FIELDS, Packed, dequantize, dequantize_rows, index_bits, unpack, words_of
 from localq.quant.vptq_read import SUFFIXES, from_checkpoint
+
+if TYPE_CHECKING:
+    from localq.kernels.unpack import VptqMatrix
 
 __all__ = [
     "Linear",
@@ -105,11 +108,13 @@ def placed_bytes(tensors: Mapping[str, Any], prefix: str) -> list[int]:
 class Linear(SlabLinear):
     """y = W x + b with W in VPTQ. x [T, in] of any float dtype -> [T, out] of the same dtype.
 
-    On a GPU slabs of rows are dequantized by torch and multiplied by cuBLAS, whatever T is. On the CPU it is the
-    reference; the loader replaces it there by a dequantized nn.Linear.
+    On a GPU `vptq_gemv` multiplies up to `gemv.ROWS` rows of x in the type of the tables where it reads the layout
+    (`gather`); else slabs of rows are dequantized and multiplied by cuBLAS. On the CPU it is the reference; the loader
+    replaces it there by a dequantized nn.Linear.
     """
 
     format = "VPTQ"
+    indices: Tensor
 
     def __init__(self, packed: Packed, bias: Tensor | None = None) -> None:
         super().__init__(packed.shape, bias)
@@ -123,12 +128,38 @@ class Linear(SlabLinear):
         """The buffers in the form of the codec."""
         return Packed(**{name: getattr(self, name) for name in FIELDS}, shape=self.shape)
 
+    @property
+    def matrix(self) -> VptqMatrix:
+        """The buffers as the kernels take them."""
+        from localq.kernels.unpack import VptqMatrix  # the compiled part: loaded where there is a GPU
+
+        return VptqMatrix(**{name: getattr(self, name) for name in FIELDS}, shape=self.shape)
+
+    @property
+    def gather(self) -> VptqMatrix | None:
+        """The same for `vptq_gemv`; None for layouts that it does not read."""
+        from localq.kernels.gather import reads_vptq  # as in `matrix`
+
+        matrix = self.matrix
+        return matrix if reads_vptq(matrix) else None
+
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
-        return self._by_slabs(x)
+        from localq.kernels import gemv  # as in `matrix`
+        from localq.kernels.gather import vptq_gemv
+
+        matrix = self.gather if x.shape[0] <= gemv.ROWS and x.dtype == self.dtype else None
+        return self._by_slabs(x) if matrix is None else vptq_gemv(x, [matrix], biases=[self.bias])
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-        """See `SlabLinear`."""
-        return dequantize_rows(self.packed, first, count, dtype, out)
+        """See `SlabLinear`. The kernel reads tables and norms of one type; torch does the rest."""
+        if out is None:
+            out = torch.empty(count, self.in_features, dtype=dtype, device=self.indices.device)
+        matrix = self.matrix
+        if not out.is_cuda or len(matrix.dtypes()) > 1:
+            return dequantize_rows(self.packed, first, count, dtype, out)
+        from localq.kernels.unpack import vptq_dequantize  # as in `matrix`
+
+        return vptq_dequantize(matrix, first, out)

@@ -194,4 +194,13 @@ class Linear(SlabLinear):
         """See `SlabLinear`; of the decoded matrix, for an x that has been rotated."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
-        return decode_rows(self.packed, first, out)
+        packed = self.packed
+        if not out.is_cuda:
+            return decode_rows(packed, first, out)
+        from localq.kernels.unpack import CodeSet, additive_dequantize  # the compiled part: loaded where there is a GPU
+
+        sets = [
+            CodeSet(codes.unsqueeze(-1), codebook.unsqueeze(0), stride)
+            for (codes, codebook), stride in zip(packed.books, packed.strides, strict=True)
+        ]
+        return additive_dequantize(sets, packed.scales, first, out, rounded=False)
