@@ -48,7 +48,7 @@ SearchBlock search_block(int64_t rows, int columns, int step, int tail, int beam
 void vq_search_host(const SearchBlock& block, int threads);
 
 // On a GPU: `event` alone is in host memory, and read before this returns. step 2, 4, 8 or 16; at most 1024 events; the
-// errors of all paths of a row must fit into shared memory: about (4 columns + 240) * beam bytes. books, feedback,
+// errors of all paths of a row must fit into shared memory: about (5 columns + 200) * beam bytes. books, feedback,
 // white and tables are 16-byte aligned. Paths stay in ascending order of cost, equal ones in that of path, then code.
 void vq_search(const SearchBlock& block, int device, CUstream_st* stream);
 

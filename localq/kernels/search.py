@@ -61,7 +61,7 @@ def vq_search(
                                       add to the next. tail = the longest codeword
     errors    f32 [rows, columns]     what the next blocks are to be fed back
 
-    All on one device; step is the least stride. On a GPU 2, 4, 8 or 16, and about (4 columns + 240) * beam bytes must
+    All on one device; step is the least stride. On a GPU 2, 4, 8 or 16, and about (5 columns + 200) * beam bytes must
     fit into the shared memory of a multiprocessor. Raises ValueError for sizes that do not belong together, ImportError
     where the compiled part is missing.
 

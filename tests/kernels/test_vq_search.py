@@ -1,4 +1,4 @@
-"""vq_search on a GPU against the search on the CPU: ways as cheap, errors that are those of its codes, the same bits."""
+"""vq_search on a GPU against the search on the CPU: ways as cheap, errors as its codes make them, the same bits."""
 
 from __future__ import annotations
 
