@@ -6,7 +6,16 @@ import pytest
 import reference_kernels
 import torch
 
-from localq.bench import attention_rows, dense_rows, dequantize_rows, gather_rows, kernel_timing, nf4_rows, search_rows, step_rows
+from localq.bench import (
+    attention_rows,
+    dense_rows,
+    dequantize_rows,
+    gather_rows,
+    kernel_timing,
+    nf4_rows,
+    search_rows,
+    step_rows,
+)
 from localq.bench.kernel_table import as_json, lines
 from localq.bench.kernel_timing import Bench
 from localq.bench.roofline import Timing

@@ -112,7 +112,7 @@ def main(wanted: list[str]) -> None:
     """Runs the cases whose name holds one of `wanted`, all without any."""
     checks = ((f"self-test {name}", partial(check, torch.device("cuda", 0))) for name, check in CHECKS.items())
     count = 0
-    for name, run in (*checks, *nf4_cases(), *row_cases(), *unpack_cases(), *attention_cases()):
+    for name, run in (*checks, *nf4_cases(), *row_cases(), *unpack_cases(), *search_cases(), *attention_cases()):
         if wanted and not any(part in name for part in wanted):
             continue
         run()
