@@ -11,6 +11,7 @@ import pytest
 import step_stand_ins
 import tiny_models
 import torch
+from gather_operands import aqlm_packed, vptq_packed
 from nf4_operands import operands
 from tiny_models import BY_NAME, CONTEXT, PREFILL, TOKENS
 from torch import nn
@@ -22,7 +23,7 @@ from localq.engine.fused import OPERATIONS, FusedStep
 from localq.engine.linears import Operand, dense_operand, fusable, halves, operand, with_shared_tables
 from localq.engine.sampler import SamplerState
 from localq.kernels.nf4 import Nf4Matrix
-from localq.quant import nf4, nf4_tiles
+from localq.quant import aqlm, nf4, nf4_tiles, vptq
 
 
 def fused_step(model, cache) -> FusedStep:
@@ -161,6 +162,38 @@ def test_nf4_of_one_launch_reads_one_set_of_tables():
 @pytest.mark.parametrize("shape", [(80, 512), (64, 192)], ids=["inside a tile", "inside a nested block"])
 def test_nf4_that_cannot_be_cut_in_half_is_left_whole(shape):
     assert halves(nf4_operand(shape)) is None
+
+
+def test_what_is_gathered_is_an_operand_of_its_own_kind():
+    gathered = [aqlm.Linear(aqlm_packed((40, 64), torch.float16, seed, (1, 512, 1, 8))) for seed in (1, 2)]
+    permuted = [vptq.Linear(vptq_packed((40, 64), torch.float16, seed, (8, 64, 16))) for seed in (1, 2)]
+    for linears in (gathered, permuted):
+        pair = [operand(linear) for linear in linears]
+        assert fusable(pair)
+        assert halves(pair[0]) is None
+        assert pair[0].bytes() == sum(each.nbytes for each in linears[0].buffers())
+        assert not pair[0].readable(torch.float16)  # on the CPU
+    assert not fusable([operand(gathered[0]), operand(permuted[0])])
+    other = operand(aqlm.Linear(aqlm_packed((40, 64), torch.float16, 1, (1, 1024, 1, 8))))
+    assert not fusable([operand(gathered[0]), other])
+    other = operand(vptq.Linear(vptq_packed((40, 64), torch.float16, 1, (8, 64, 0))))
+    assert not fusable([operand(permuted[0]), other])
+
+
+def test_codebooks_are_read_beside_x_of_their_type(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
+    for linear in (
+        aqlm.Linear(aqlm_packed((40, 64), torch.bfloat16, 1, (1, 512, 1, 8))),
+        vptq.Linear(vptq_packed((40, 64), torch.bfloat16, 1, (8, 64, 0))),
+    ):
+        assert operand(linear).readable(torch.bfloat16)
+        assert not operand(linear).readable(torch.float16)
+
+
+def test_layouts_that_no_kernel_gathers_are_no_operands():
+    assert operand(aqlm.Linear(aqlm_packed((40, 64), torch.float16, 1, (3, 512, 1, 8)))) is None
+    assert operand(vptq.Linear(vptq_packed((40, 64), torch.float16, 1, (12, 64, 0)))) is None
+    assert operand(vptq.Linear(vptq_packed((40, 68), torch.float16, 1, (8, 64, 0), outliers=(4, 4, 16)))) is None
 
 
 def test_other_modules_are_no_operands():
