@@ -44,8 +44,9 @@ from torch.nn import functional as F
 
 from localq.errors import bad_file
 from localq.jsonfile import DAMAGED
+from localq.quant import vq_tiles
 from localq.quant.additive import dequantize_codes
-from localq.quant.slabs import SlabLinear
+from localq.quant.vq_linear import Book, VqLinear, multiplies
 
 if TYPE_CHECKING:
     from localq.kernels.gather import GatherMatrix
@@ -54,6 +55,7 @@ quant_method = "aqlm"
 suffixes = (".codes", ".codebooks", ".scales")
 CODES = {"int8": 256, "int16": 65_536}  # type of codes -> entries that they can tell apart
 VALUES = ("float16", "bfloat16", "float32")
+HALF_TYPES = (torch.float16, torch.bfloat16)
 # Weights that are dequantized together. On a GPU their temporaries stay within `footprint.UNPACK_BYTES`.
 CHUNK_WEIGHTS = {"cpu": 2**20, "cuda": 2**22}
 
@@ -127,12 +129,13 @@ def _dequantize_chunk(codes: Tensor, table: Tensor, scales: Tensor, out: Tensor)
     out.copy_(weight.view(count, groups, out_group, in_group).transpose(1, 2))
 
 
-class Linear(SlabLinear):
+class Linear(VqLinear):
     """y = W x + b with W in AQLM. x [T, in] of any float dtype -> [T, out] of the same dtype.
 
-    On a GPU `gather_gemv` multiplies up to `gemv.ROWS` rows of x in the type of the codebooks where it reads the layout
-    (`gather`); else slabs of rows are dequantized and multiplied by cuBLAS. On the CPU it is the reference; the loader
-    replaces it there by a dequantized nn.Linear.
+    On a GPU `vq_gemv` multiplies up to `gemv.ROWS` rows of x with one or two books of 8-bit codes (`matrix`), and
+    `gather_gemv`, for x in the type of the codebooks, with one of 16-bit codes (`gather`); else slabs of rows are
+    dequantized and multiplied by cuBLAS. On the CPU it is the reference; the loader replaces it there by a dequantized
+    nn.Linear.
     """
 
     format = "AQLM"
@@ -149,7 +152,15 @@ class Linear(SlabLinear):
     @property
     def packed(self) -> Packed:
         """The buffers in the form of the format."""
-        return Packed(self.codes, self.codebooks, self.scales)
+        return Packed(self.codes_of("codes"), self.codebooks, self.scales)
+
+    def books(self) -> list[Book]:
+        """See `VqLinear`."""
+        books, entries, out_group, in_group = self.codebooks.shape
+        small = self.codes.dtype == torch.int8 and books <= 2 and entries <= vq_tiles.ENTRIES and out_group == 1
+        if not small or in_group not in (2, 4, 8, 16) or self.in_features % 8 or self.scales.dtype not in HALF_TYPES:
+            return []
+        return [Book("codes", number, self.codebooks, number) for number in range(books)]
 
     @property
     def gather(self) -> GatherMatrix | None:
@@ -165,7 +176,10 @@ class Linear(SlabLinear):
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
         from localq.kernels import gemv  # as in `gather`
         from localq.kernels.gather import gather_gemv
+        from localq.kernels.vq import vq_gemv
 
+        if self.matrix is not None and multiplies(self, x):
+            return vq_gemv(x, [self.matrix], biases=[self.bias])
         matrix = self.gather if x.shape[0] <= gemv.ROWS and x.dtype == self.codebooks.dtype else None
         return self._by_slabs(x) if matrix is None else gather_gemv(x, [matrix], biases=[self.bias])
 
@@ -174,14 +188,18 @@ class Linear(SlabLinear):
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
         books, entries, out_group, in_group = self.codebooks.shape
+        packed = Packed(self.codes, self.codebooks, self.scales)
+        if self.matrix is not None:
+            part = self.scales[first : first + count]
+            packed, first = Packed(self.codes_of("codes", first, count), self.codebooks, part), 0
         if not out.is_cuda:
-            return dequantize_rows(self.packed, first, out)
+            return dequantize_rows(packed, first, out)
         from localq.kernels.unpack import LONGEST, MOST_BOOKS, CodeSet, additive_dequantize  # as in `gather`
 
         if books > MOST_BOOKS or out_group * in_group > LONGEST:
-            return dequantize_rows(self.packed, first, out)
-        codes = CodeSet(self.codes, self.codebooks.view(books, entries, out_group * in_group), in_group)
-        return additive_dequantize([codes], self.scales, first, out, out_group=out_group, rounded=True)
+            return dequantize_rows(packed, first, out)
+        codes = CodeSet(packed.codes, self.codebooks.view(books, entries, out_group * in_group), in_group)
+        return additive_dequantize([codes], packed.scales, first, out, out_group=out_group, rounded=True)
 
 
 # ---- checkpoints

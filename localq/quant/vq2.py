@@ -49,9 +49,9 @@ from torch import Tensor
 from localq import footprint
 from localq.architecture import Linears
 from localq.quant import hadamard
-from localq.quant.slabs import SlabLinear
 from localq.quant.vq2_codec import BLOCK, ENTRIES, Packed, decode_rows, dequantize
 from localq.quant.vq2_read import BOOKS, SUFFIXES, from_checkpoint
+from localq.quant.vq_linear import Book, VqLinear, multiplies
 from localq.schemes import codebook_name
 
 __all__ = [
@@ -154,10 +154,11 @@ def quantization_config(compute_dtype: str, skipped: list[str]) -> dict[str, Any
 # ---- the module
 
 
-class Linear(SlabLinear):
+class Linear(VqLinear):
     """y = W x + b with W in vq2. x [T, in] of any float dtype -> [T, out] of the same dtype.
 
-    Where there are signs x is rotated, in f32, and rounded to its dtype; slabs of the decoded matrix are multiplied.
+    Where there are signs x is rotated, in f32, and rounded to its dtype. On a GPU `vq_gemv` multiplies few rows of it
+    with the decoded matrix, for more slabs of that are dequantized and multiplied.
     On a CPU the loader replaces it by a dequantized nn.Linear, the reference.
     """
 
@@ -181,26 +182,45 @@ class Linear(SlabLinear):
     @property
     def packed(self) -> Packed:
         """The buffers in the form of the codec."""
-        books = ((self.codes, self.codebook),)
-        if self.codes_2 is not None and self.codebook_2 is not None:
-            return Packed((*books, (self.codes_2, self.codebook_2)), self.scales, self.signs, self.shape)
-        return Packed(books, self.scales, self.signs, self.shape)
+        return self._packed_rows(0, self.out_features)
+
+    def _packed_rows(self, first: int, count: int) -> Packed:
+        books = tuple((self.codes_of(book.codes, first, count), book.codebook) for book in self.books())
+        return Packed(books, self.scales[first : first + count], self.signs, (count, self.in_features))
+
+    def books(self) -> list[Book]:
+        """See `VqLinear`."""
+        first = Book("codes", 0, self.codebook)
+        return [first] if self.codebook_2 is None else [first, Book("codes_2", 0, self.codebook_2)]
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        return self._by_slabs(x if self.signs is None else hadamard.rotate(x, self.signs))
+        if self.signs is not None:
+            x = self._rotated(x, self.signs)
+        if self.matrix is None or not multiplies(self, x):
+            return self._by_slabs(x)
+        from localq.kernels.vq import vq_gemv  # the compiled part: loaded where there is a GPU
+
+        return vq_gemv(x, [self.matrix], biases=[self.bias])
+
+    def _rotated(self, x: Tensor, signs: Tensor) -> Tensor:
+        if not x.is_cuda or x.dtype == torch.float32:
+            return hadamard.rotate(x, signs)
+        from localq.kernels import hadamard as kernel  # as in `forward`
+
+        return kernel.hadamard(x.contiguous(), signs)
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """See `SlabLinear`; of the decoded matrix, for an x that has been rotated."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
-        packed = self.packed
+        packed = self._packed_rows(first, count)
         if not out.is_cuda:
-            return decode_rows(packed, first, out)
+            return decode_rows(packed, 0, out)
         from localq.kernels.unpack import CodeSet, additive_dequantize  # the compiled part: loaded where there is a GPU
 
         sets = [
             CodeSet(codes.unsqueeze(-1), codebook.unsqueeze(0), stride)
             for (codes, codebook), stride in zip(packed.books, packed.strides, strict=True)
         ]
-        return additive_dequantize(sets, packed.scales, first, out, rounded=False)
+        return additive_dequantize(sets, packed.scales, 0, out, rounded=False)

@@ -1,0 +1,106 @@
+"""What the Linears share whose codes `vq_gemv` looks up: vq2, and AQLM with books of 256 codewords.
+
+At load their codes are put into tiles (`vq_tiles`), in place. Few rows of x are multiplied by the kernel; for more,
+slabs of rows are put back in order, dequantized and multiplied by cuBLAS (`slabs.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from localq.quant import vq_tiles
+from localq.quant.slabs import SlabLinear
+
+if TYPE_CHECKING:
+    from localq.kernels.vq import VqBook, VqMatrix
+
+# Codebook -> factor -> its fragments: matrices that share a codebook share them too, which saves a launch tables.
+_fragments: Any = WeakIdKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Book:
+    """A book of a Linear: the name of the buffer of its codes [out, positions] or [out, positions, books], its number
+    among the books of that buffer, and where its codebook [entries, length] is; `codebook` is an index of it."""
+
+    codes: str
+    number: int
+    codebook: Tensor
+    index: int | None = None
+
+    @property
+    def values(self) -> Tensor:
+        """[entries, length]"""
+        return self.codebook if self.index is None else self.codebook[self.index].flatten(1)
+
+
+class VqLinear(SlabLinear):
+    """A `SlabLinear` with codes in tiles, once `tile_` has found a kernel that reads them.
+
+    matrix   the tensors as `vq_gemv` takes them; None before, and where the layout has no kernel. 8 KB of fragments for
+             each codebook are all that it has besides the buffers
+    """
+
+    matrix: VqMatrix | None = None
+    scales: Tensor
+
+    def books(self) -> list[Book]:
+        """What `vq_gemv` would read; empty where it does not read the layout."""
+        raise NotImplementedError
+
+    def tile_(self) -> VqLinear:
+        """Put the codes into tiles where a kernel may read them: on a GPU."""
+        return self.put_into_tiles() if self.scales.is_cuda else self
+
+    def put_into_tiles(self) -> VqLinear:
+        """The same anywhere: in place, but that rows which are no multiple of 16 get their codes anew."""
+        books = self.books()
+        if self.matrix is not None or not books:
+            return self
+        from localq.kernels.vq import VqMatrix, meeting_place  # the compiled part: loaded where there is a GPU
+
+        self.code_shapes = {book.codes: tuple(getattr(self, book.codes).shape) for book in books}
+        for name in self.code_shapes:
+            setattr(self, name, vq_tiles.tile_(getattr(self, name)))
+        factor = vq_tiles.factor_of([book.values for book in books])
+        held = tuple(self._book(book, factor) for book in books)
+        self.matrix = VqMatrix(held, self.scales.view(-1), factor, self.out_features, self.in_features)
+        self.row_step = vq_tiles.ROWS
+        meeting_place(self.scales.device)  # allocates it now
+        return self
+
+    def _book(self, book: Book, factor: float) -> VqBook:
+        from localq.kernels.vq import VqBook  # as in `tile_`
+
+        positions = self.code_shapes[book.codes][1]
+        together = sum(other.codes == book.codes for other in self.books())
+        tiles = getattr(self, book.codes)
+        fragments = _fragments_of(book, factor)
+        return VqBook(tiles, fragments, self.in_features // positions, book.number * positions, together * positions)
+
+    def codes_of(self, name: str, first: int = 0, count: int | None = None) -> Tensor:
+        """Rows first .. first + count - 1 (all by default) of the buffer `name`, row by row; first a multiple of 16."""
+        codes: Tensor = getattr(self, name)
+        if self.matrix is None:
+            return codes[first : None if count is None else first + count]
+        return vq_tiles.untile(codes, self.code_shapes[name], first, count)
+
+
+def _fragments_of(book: Book, factor: float) -> Tensor:
+    known: dict[tuple[int | None, float], Tensor] = _fragments.setdefault(book.codebook, {})
+    if (book.index, factor) not in known:
+        known[book.index, factor] = vq_tiles.fragments(book.values, factor)
+    return known[book.index, factor]
+
+
+def multiplies(linear: VqLinear, x: Tensor) -> bool:
+    """Whether `vq_gemv` multiplies x [T, in]: few rows of 16 bit."""
+    from localq.kernels import gemv  # as in `tile_`
+
+    few = x.shape[0] <= gemv.ROWS and x.dtype in (torch.float16, torch.bfloat16)
+    return linear.matrix is not None and x.is_cuda and few

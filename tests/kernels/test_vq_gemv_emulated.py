@@ -1,0 +1,224 @@
+"""vq_gemv's launcher and kernel, compiled for the CPU (tests/support/vq_machine_on_cpu.cuh): indices, barriers, joins.
+
+Every position, tile and slice that the kernel can meet, without a GPU: each code must be looked up at the entry that is
+its own, or sums differ by far more than rounding. Conflicts between banks of shared memory are counted: there are none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from nf4_operands import bits, inputs
+from row_operands import normed
+from vq_operands import SCHEMES, VqOperand, by_tables, make
+
+from localq import kernels
+from localq.kernels import gemv, vq
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "vq_gemv.h", "vq_plan.h", "vq_gemv_launch.cu")
+# Multiprocessors, shared memory of a block, clusters: of an H200, with room for two tables, and of a consumer card.
+LARGE, SMALL = (16, 232_448, True), (6, 101_376, False)
+MEETING = 2**18
+SUMS = 2e-6  # of at most 288 entries in f32, over the sum of magnitudes
+
+
+class Book(ctypes.Structure):
+    """csrc/vq_gemv.h, VqBook."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("codes", "fragments")),
+        *((name, ctypes.c_int64) for name in ("stride", "steps", "before", "tile_positions")),
+    )
+
+
+class Matrix(ctypes.Structure):
+    """VqMatrix."""
+
+    _fields_ = (
+        ("book", Book * 2), ("books", ctypes.c_int), ("scales", ctypes.c_void_p), ("scales_bf16", ctypes.c_bool),
+        ("factor", ctypes.c_float), ("out", ctypes.c_int64), ("columns", ctypes.c_int64),
+    )  # fmt: skip
+
+
+class Extras(ctypes.Structure):
+    """csrc/gemv.h, GemvExtras."""
+
+    _fields_ = (
+        ("norm", ctypes.c_int), ("norm_weight", ctypes.c_void_p), ("eps", ctypes.c_float),
+        ("residual", ctypes.c_void_p), ("activation", ctypes.c_int), ("bias", ctypes.c_void_p * 3),
+        ("y_is_f32", ctypes.c_bool),
+    )  # fmt: skip
+
+
+class Workspace(ctypes.Structure):
+    """VqWorkspace."""
+
+    _fields_ = (
+        ("partials", ctypes.c_void_p), ("floats", ctypes.c_int64), ("arrived", ctypes.c_void_p),
+        ("stripes", ctypes.c_int64),
+    )  # fmt: skip
+
+
+def cuda_headers() -> Path | None:
+    """Where cuda_fp16.h is: beside nvcc, in pip's package, at the usual place."""
+    nvcc = shutil.which("nvcc")
+    packages = Path(sysconfig.get_paths()["purelib"])
+    places = [Path(nvcc).resolve().parents[1]] if nvcc else []
+    places += [packages / "nvidia/cu13", Path("/usr/local/cuda")]
+    return next((place / "include" for place in places if (place / "include/cuda_fp16.h").exists()), None)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> ctypes.CDLL:
+    compiler, headers = shutil.which("g++"), cuda_headers()
+    if compiler is None or headers is None:
+        pytest.skip("there is no g++, or no header of CUDA")
+    folder = tmp_path_factory.mktemp("library")
+    for source in (*SOURCES, *(path.name for path in (ROOT / "csrc").glob("*.cuh"))):
+        shutil.copy(ROOT / "csrc" / source, folder)
+    shutil.copy(ROOT / "tests/support/vq_machine_on_cpu.cuh", folder / "vq_machine.cuh")
+    (folder / "launch.h").write_text('#include "vq_machine.cuh"\n')
+    command = [compiler, "-std=c++17", "-O2", "-w", "-shared", "-fPIC", "-I", folder, "-I", headers]
+    command += ["-include", "vq_machine.cuh", "-o", folder / "vq.so", ROOT / "tests/support/vq_on_cpu.cpp"]
+    subprocess.run([*command, "-x", "c++", folder / "vq_gemv_launch.cu"], check=True)
+    found = ctypes.CDLL(str(folder / "vq.so"))
+    found.vq_gemv_on_cpu.restype = ctypes.c_char_p
+    return found
+
+
+@pytest.fixture
+def emulated(library, monkeypatch):
+    """vq_gemv on a device (`LARGE` or `SMALL`), by the kernel; counts of look-ups and stores in `.counts`."""
+    partials, arrived = torch.full((MEETING,), torch.nan), torch.zeros(64, dtype=torch.int32)
+    counts = (ctypes.c_int64 * 4)()
+
+    def run(device, *given, **named):
+        def launch(*, x, matrices, workspace, y, type, rows, biases, device, stream, **extras):
+            all_matrices = (Matrix * len(matrices))(*(matrix_of(each) for each in matrices))
+            around = Extras(bias=(ctypes.c_void_p * 3)(*biases), **extras)
+            floats = 0 if device[2] else MEETING
+            meeting = Workspace(partials.data_ptr(), floats, arrived.data_ptr(), 64)
+            failure = library.vq_gemv_on_cpu(
+                all_matrices, len(matrices), ctypes.byref(around), ctypes.byref(meeting), ctypes.c_void_p(x),
+                ctypes.c_void_p(y), type, rows, *device, counts,
+            )  # fmt: skip
+            if failure is not None:
+                raise ValueError(failure.decode())
+            assert not arrived.any()
+            assert counts[0] > 0
+            assert list(counts)[1::2] == [0, 0], "conflicts between banks"
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kernels, "module", lambda: SimpleNamespace(vq_gemv=launch))
+            patch.setattr(vq, "check_cuda", lambda *given: None)
+            patch.setattr(vq, "place", lambda tensor: {"device": device, "stream": 0})
+            return vq.vq_gemv(*given, **named)
+
+    return run
+
+
+def matrix_of(arguments) -> Matrix:
+    books, scales, bf16, factor, out, columns = arguments
+    held = (Book * 2)(*(Book(*book) for book in books))
+    return Matrix(held, len(books), scales, bf16, factor, out, columns)
+
+
+def close(got: torch.Tensor, operand: VqOperand, x: torch.Tensor) -> None:
+    """Within the rounding of sums in f32: the scale of x may differ between slices, which changes no entry."""
+    expected, size = by_tables(operand, x)
+    assert ((got - expected).abs() <= SUMS * size).all(), float(((got - expected).abs() / size).max())
+
+
+SHAPES = {1: (177, 576), 2: (83, 640), 3: (35, 1088), 8: (35, 576)}  # by rows of x
+CASES = [
+    *((LARGE, scheme, 1) for scheme in SCHEMES),
+    *((LARGE, "s4l16+s16l32", rows) for rows in (2, 3, 8)),
+    *((SMALL, scheme, rows) for scheme in ("s4l16", "s8l8+s8l8") for rows in SHAPES),
+]
+
+
+@pytest.mark.parametrize(("device", "scheme", "rows"), CASES, ids=str)
+def test_it_looks_up_every_code_once(emulated, device, scheme, rows):
+    shape, dtype = SHAPES[rows], torch.bfloat16 if rows == 2 else torch.float16
+    operand = make(shape, SCHEMES[scheme], seed=shape[0], together=scheme == "s8l8+s8l8")
+    x = inputs(rows, shape[1], dtype)
+    got = emulated(device, x, [operand.matrix], out=torch.full((rows, shape[0]), torch.nan))
+    close(got, operand, x)
+
+
+@pytest.mark.parametrize("shape", [(1, 16), (15, 320), (16, 4112), (1700, 48)], ids=str)
+def test_odd_shapes(emulated, shape):
+    operand = make(shape, SCHEMES["s4l16"], seed=3, scales=torch.bfloat16)
+    x = inputs(1, shape[1], torch.bfloat16)
+    for device in (LARGE, SMALL):
+        close(emulated(device, x, [operand.matrix], out=torch.empty(1, shape[0])), operand, x)
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["own codebooks", "one codebook"])
+@pytest.mark.parametrize("device", [LARGE, SMALL], ids=["clusters", "without clusters"])
+def test_three_matrices_with_norm_bias_and_residual(emulated, device, shared):
+    outs, columns = (40, 17, 90), 640
+    operands = [make((out, columns), SCHEMES["s8l8"], seed=1 if shared else out) for out in outs]
+    x, weight = inputs(1, columns, torch.float16), torch.rand(columns) + 0.5
+    bias, residual = torch.randn(147).half(), torch.randn(1, 147).half()
+    matrices = [operand.matrix for operand in operands]
+    if shared:
+        first = matrices[0].books[0]
+        matrices = [vq.VqMatrix((vq.VqBook(each.codes, first.fragments, 8, 0, 80),), each.scales, each.factor,
+                                each.out_features, columns) for each in matrices]  # fmt: skip
+        operands = [VqOperand(matrix, weights(operand, operands[0]), operand.codes, operands[0].codebooks)
+                    for matrix, operand in zip(matrices, operands, strict=True)]  # fmt: skip
+    norm = gemv.Norm(weight, 1e-5)
+    got = emulated(device, x, matrices, biases=list(bias.split(outs)), norm=norm, residual=residual,
+                   out=torch.empty(1, 147))  # fmt: skip
+    wide = normed(x, norm)
+    parts, sizes = zip(*(by_tables(operand, wide) for operand in operands), strict=True)
+    expected, size = torch.cat(parts, 1) + bias.float() + residual.float(), torch.cat(sizes, 1)
+    assert ((got - expected).abs() <= 3e-4 * size + 1e-6).all()  # x/rms may round to its other neighbour
+
+
+def weights(operand: VqOperand, other: VqOperand) -> torch.Tensor:
+    """f32 [out, in] of the codes of one matrix with the codebook of another (8 columns each)."""
+    rows = other.codebooks[0].float()[operand.codes[0][..., 0].long()].flatten(1)
+    return rows * operand.matrix.scales[:, None].float()
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+def test_gate_and_up(emulated, rows):
+    pair = [make((101, 576), SCHEMES["s4l16"], seed=seed) for seed in (1, 2)]
+    x = inputs(rows, 576, torch.float16) / 32
+    for device in (LARGE, SMALL):
+        got = emulated(device, x, [each.matrix for each in pair], activation="silu", out=torch.empty(rows, 101))
+        gate, up = (by_tables(each, x)[0] for each in pair)
+        torch.testing.assert_close(got, torch.nn.functional.silu(gate) * up, rtol=2e-4, atol=2e-4)
+
+
+def test_what_is_not_finite_stays_in_its_row(emulated):
+    operand = make((99, 640), SCHEMES["s4l16"])
+    x = inputs(5, 640, torch.float16)
+    clean = emulated(LARGE, x, [operand.matrix])
+    x[2, 635], x[4, 70] = torch.inf, torch.nan
+    got = emulated(LARGE, x, [operand.matrix])
+    assert torch.equal(bits(got[[0, 1, 3]]), bits(clean[[0, 1, 3]]))
+    assert got[[2, 4]].isnan().all()
+
+
+def test_unaligned_tensors_and_wrong_numbers_are_named(emulated):
+    operand = make((16, 64), SCHEMES["s4l16"])
+    first = operand.matrix.books[0]
+    x = inputs(1, 64, torch.float16)
+    odd = torch.zeros(first.codes.numel() + 1, dtype=torch.uint8)[1:]
+    other = vq.VqMatrix((vq.VqBook(odd, first.fragments, 4, 0, 16),), operand.matrix.scales, 1.0, 16, 64)
+    with pytest.raises(ValueError, match="vq_gemv: codes = 1, bytes past"):
+        emulated(LARGE, x, [other])
+    two = make((16, 64), SCHEMES["s8l8"])
+    with pytest.raises(ValueError, match="vq_gemv: book = 0, must be like that of the first matrix"):
+        emulated(LARGE, x, [operand.matrix, two.matrix])

@@ -1,0 +1,306 @@
+// In place of csrc/vq_machine.cuh and csrc/launch.h, and before all others: what vq_gemv takes from a GPU, on a CPU, for
+// tests of the kernel and its launcher where there is no GPU. Threads are coroutines that run until they meet others;
+// blocks of a cluster run together. Counts the wavefronts of accesses to shared memory: what they are above one each are
+// bank conflicts.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <set>
+#include <vector>
+
+#include "check.h"
+
+namespace on_cpu {
+
+constexpr int kBlockThreads = 512;
+
+struct Warp {
+  uint32_t word[32][6];
+  float sum[32][4];
+  int here = 0;
+  uint64_t round = 0;
+};
+struct Block {
+  std::vector<uint8_t> memory;
+  std::vector<Warp> warps = std::vector<Warp>(kBlockThreads / 32);
+  uint32_t number = 0;
+  int here = 0;
+  uint64_t round = 0;
+};
+struct Thread {
+  ucontext_t context;
+  std::vector<uint8_t> stack = std::vector<uint8_t>(64 * 1024);
+  Block* block = nullptr;
+  uint32_t number = 0;
+  bool done = false;
+};
+
+inline ucontext_t scheduler;
+inline Thread* now;
+inline std::vector<std::unique_ptr<Block>> cluster;
+inline int cluster_here;
+inline uint64_t cluster_round;
+inline uint32_t blocks;
+inline std::function<void()> body;
+
+// Accesses of warps, and wavefronts beyond the least: look-ups, and 16-byte stores of tables.
+struct Count {
+  int64_t accesses, conflicts;
+};
+inline Count lookups, stores;
+
+inline void leave() {
+  swapcontext(&now->context, &scheduler);
+}
+template <typename Last>
+void meet(int& here, uint64_t& round, int all, Last last) {
+  const uint64_t mine = round;
+  if (++here == all) {
+    last();
+    here = 0, ++round;
+  }
+  while (round == mine) leave();
+}
+inline Warp& warp() {
+  return now->block->warps[now->number / 32];
+}
+template <typename Last>
+void meet_lanes(Last last) {
+  meet(warp().here, warp().round, 32, last);
+}
+
+// All lanes see what all lanes give.
+inline std::vector<uint32_t> exchanged(uint32_t value) {
+  warp().word[now->number % 32][0] = value;
+  meet_lanes([] {});
+  std::vector<uint32_t> all(32);
+  for (int lane = 0; lane < 32; ++lane) all[lane] = warp().word[lane][0];
+  meet_lanes([] {});
+  return all;
+}
+template <typename To, typename From>
+To bits(From from) {
+  To to;
+  std::memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+inline void count(Count& count, uint32_t address, uint32_t bytes) {
+  const std::vector<uint32_t> all = exchanged(address);
+  if (now->number % 32 != 0) return;
+  const int together = bytes == 16 ? 8 : bytes == 8 ? 16 : 32;
+  for (int first = 0; first < 32; first += together) {
+    std::set<uint32_t> words[32];
+    for (int lane = first; lane < first + together; ++lane) {
+      for (uint32_t at = 0; at < bytes; at += 4) words[(all[lane] + at) / 4 % 32].insert((all[lane] + at) / 4);
+    }
+    size_t most = 0;
+    for (const auto& bank : words) most = std::max(most, bank.size());
+    ++count.accesses, count.conflicts += int64_t(most) - 1;
+  }
+}
+
+inline void enter() {
+  body();
+  now->done = true;
+  leave();
+}
+
+// Blocks first .. first + count - 1, together.
+inline void run_cluster(uint32_t first, uint32_t count, uint32_t shared_bytes) {
+  cluster.clear();
+  std::vector<std::unique_ptr<Thread>> threads;
+  for (uint32_t number = first; number < first + count; ++number) {
+    cluster.push_back(std::make_unique<Block>());
+    Block& block = *cluster.back();
+    block.memory.assign(shared_bytes, 0xff), block.number = number;
+    for (uint32_t i = 0; i < kBlockThreads; ++i) {
+      threads.push_back(std::make_unique<Thread>());
+      Thread& thread = *threads.back();
+      thread.block = &block, thread.number = i;
+      getcontext(&thread.context);
+      thread.context.uc_stack.ss_sp = thread.stack.data(), thread.context.uc_stack.ss_size = thread.stack.size();
+      makecontext(&thread.context, enter, 0);
+    }
+  }
+  for (bool live = true; live;) {
+    live = false;
+    for (const auto& thread : threads) {
+      if (thread->done) continue;
+      live = true, now = thread.get();
+      swapcontext(&scheduler, &now->context);
+    }
+  }
+}
+
+struct Place {
+  uint32_t x;
+};
+inline Place thread_place() {
+  return {now->number};
+}
+inline Place block_place() {
+  return {now->block->number};
+}
+
+}  // namespace on_cpu
+
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#define threadIdx on_cpu::thread_place()
+#define blockIdx on_cpu::block_place()
+#define gridDim (on_cpu::Place{on_cpu::blocks})
+#define blockDim (on_cpu::Place{on_cpu::kBlockThreads})
+
+using std::max;
+using std::min;
+
+inline void __syncthreads() {
+  on_cpu::meet(on_cpu::now->block->here, on_cpu::now->block->round, on_cpu::kBlockThreads, [] {});
+}
+inline void __threadfence() {
+}
+template <typename T>
+T __shfl_sync(unsigned, T value, int lane) {
+  return on_cpu::bits<T>(on_cpu::exchanged(on_cpu::bits<uint32_t>(value))[lane]);
+}
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, uint32_t lanes) {
+  return __shfl_sync(mask, value, int(on_cpu::now->number % 32 ^ lanes));
+}
+inline uint32_t __reduce_max_sync(unsigned, uint32_t value) {
+  const std::vector<uint32_t> all = on_cpu::exchanged(value);
+  return *std::max_element(all.begin(), all.end());
+}
+inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
+  uint32_t out = 0;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t from = selector >> (4 * i) & 7;
+    out |= ((from < 4 ? low >> (8 * from) : high >> (8 * (from - 4))) & 255) << (8 * i);
+  }
+  return out;
+}
+template <typename T>
+T __ldg(const T* from) {
+  return *from;
+}
+template <typename T>
+T __ldcs(const T* from) {
+  return *from;
+}
+template <typename T>
+T __ldcg(const T* from) {
+  return *from;
+}
+template <typename T>
+void __stcg(T* to, T value) {
+  *to = value;
+}
+inline void atomicMax(uint32_t* to, uint32_t value) {
+  *to = std::max(*to, value);
+}
+inline int atomicAdd(int* to, int value) {
+  *to += value;
+  return *to - value;
+}
+inline float __int_as_float(int bits) {
+  return on_cpu::bits<float>(bits);
+}
+inline float rsqrtf(float x) {
+  return 1 / std::sqrt(x);
+}
+inline float __expf(float x) {
+  return std::exp(x);
+}
+
+namespace localq {
+
+constexpr int kMostDevices = 64;
+struct DeviceFacts {
+  int multiprocessors, shared_bytes_per_block;
+  bool dependent_launch, clusters;
+};
+const DeviceFacts& device_facts(int device, const char* op);
+inline void dependency_wait() {
+}
+inline void release_dependents() {
+}
+
+inline uint32_t pack(float low, float high, __half) {
+  return on_cpu::bits<uint16_t>(__float2half_rn(low)) | uint32_t(on_cpu::bits<uint16_t>(__float2half_rn(high))) << 16;
+}
+
+// m16n8k16 by the PTX manual's layout.
+inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, __half) {
+  on_cpu::Warp& warp = on_cpu::warp();
+  const uint32_t me = threadIdx.x % 32, words[6] = {a[0], a[1], a[2], a[3], b0, b1};
+  std::copy(words, words + 6, warp.word[me]);
+  std::copy(c, c + 4, warp.sum[me]);
+  on_cpu::meet_lanes([&warp] {
+    float left[16][16], right[16][8];
+    const auto value = [&warp](int lane, int word, int upper) {
+      return __half2float(on_cpu::bits<__half>(uint16_t(warp.word[lane][word] >> (16 * upper))));
+    };
+    for (int i = 0; i < 64; ++i) {
+      const int lane = i / 2, g = lane / 4, t = 2 * (lane % 4) + i % 2;
+      left[g][t] = value(lane, 0, i % 2), left[g + 8][t] = value(lane, 1, i % 2);
+      left[g][t + 8] = value(lane, 2, i % 2), left[g + 8][t + 8] = value(lane, 3, i % 2);
+      right[t][g] = value(lane, 4, i % 2), right[t + 8][g] = value(lane, 5, i % 2);
+    }
+    for (int i = 0; i < 128; ++i) {
+      const int lane = i / 4, row = lane / 4 + i % 4 / 2 * 8, column = lane % 4 * 2 + i % 2;
+      double sum = warp.sum[lane][i % 4];
+      for (int k = 0; k < 16; ++k) sum += double(left[row][k]) * right[k][column];
+      warp.sum[lane][i % 4] = float(sum);
+    }
+  });
+  std::copy(warp.sum[me], warp.sum[me] + 4, c);
+  on_cpu::meet_lanes([] {});
+}
+
+}  // namespace localq
+
+namespace localq::vq {
+
+inline uint8_t* shared_memory() {
+  return on_cpu::now->block->memory.data();
+}
+inline uint32_t shared_address(const void* pointer) {
+  return uint32_t(static_cast<const uint8_t*>(pointer) - shared_memory());
+}
+inline uint32_t fresh_lane() {
+  return threadIdx.x % 32;
+}
+template <int kOffset>
+void load_half(uint32_t (&to)[1], uint32_t address) {
+  on_cpu::count(on_cpu::lookups, address + kOffset, 2);
+  uint16_t low;
+  std::memcpy(&low, &on_cpu::now->block->memory.at(address + kOffset), 2);
+  to[0] = low;
+}
+template <int kOffset, size_t kWords>
+void load_words(uint32_t (&to)[kWords], uint32_t address) {
+  on_cpu::count(on_cpu::lookups, address + kOffset, 4 * kWords);
+  std::memcpy(to, &on_cpu::now->block->memory.at(address + kOffset), 4 * kWords);
+}
+inline void store_words(uint8_t* to, uint4 words) {
+  on_cpu::count(on_cpu::stores, shared_address(to), 16);
+  std::memcpy(to, &words, 16);
+}
+inline void cluster_meet() {
+  on_cpu::meet(on_cpu::cluster_here, on_cpu::cluster_round, int(on_cpu::cluster.size()) * on_cpu::kBlockThreads, [] {});
+}
+inline float read_rank(const float* own, uint32_t rank) {
+  return *reinterpret_cast<const float*>(on_cpu::cluster[rank]->memory.data() + shared_address(own));
+}
+
+}  // namespace localq::vq

@@ -1,0 +1,70 @@
+// vq_gemv on a CPU: its launcher and its kernel (tests/kernels/test_vq_gemv_emulated.py puts the files together).
+#include "vq_kernel.cuh"
+#include "vq_plan.h"
+
+static localq::DeviceFacts facts;
+
+extern "C" {
+cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int) {
+  return cudaSuccess;
+}
+const char* cudaGetErrorString(cudaError_t) {
+  return "none";
+}
+}
+
+namespace localq {
+
+const DeviceFacts& device_facts(int, const char*) {
+  return facts;
+}
+
+namespace vq {
+
+template <typename T, int kRows>
+void start(Arguments p, const Plan& plan, const void* x, void* y, int, cudaStream_t) {
+  on_cpu::blocks = plan.blocks;
+  on_cpu::body = [&] { vq_gemv_kernel<T, kRows>(p, static_cast<const T*>(x), y); };
+  const uint32_t together = p.clusters ? p.slices : 1;
+  for (uint32_t first = 0; first < plan.blocks; first += together) {
+    on_cpu::run_cluster(first, together, plan.shared_bytes);
+  }
+}
+template <int kRows>
+uint32_t clusters_held(uint32_t slices, uint32_t, int) {
+  return uint32_t(facts.multiprocessors) / slices;
+}
+
+#define INSTANCE(ROWS)                                                                                     \
+  template void start<__half, ROWS>(Arguments, const Plan&, const void*, void*, int, cudaStream_t);        \
+  template void start<__nv_bfloat16, ROWS>(Arguments, const Plan&, const void*, void*, int, cudaStream_t); \
+  template uint32_t clusters_held<ROWS>(uint32_t, uint32_t, int)
+INSTANCE(1);
+INSTANCE(2);
+INSTANCE(4);
+INSTANCE(8);
+
+}  // namespace vq
+}  // namespace localq
+
+// What went wrong, or null; `counts`: accesses and conflicts of look-ups, then of stores.
+extern "C" const char* vq_gemv_on_cpu(const localq::VqMatrix* matrices, int count, const localq::GemvExtras* extras,
+                                      const localq::VqWorkspace* workspace, const void* x, void* y, int type, int rows,
+                                      int multiprocessors, int shared_bytes, bool clusters, int64_t* counts) {
+  static std::string said;
+  facts = {multiprocessors, shared_bytes, clusters, clusters};
+  on_cpu::lookups = on_cpu::stores = {};
+  try {
+    localq::vq_gemv(matrices, count, *extras, *workspace, x, y, static_cast<localq::Type>(type), rows, 0, nullptr);
+  } catch (const std::exception& error) {
+    said = error.what();
+    return said.c_str();
+  }
+  const on_cpu::Count of[2] = {on_cpu::lookups, on_cpu::stores};
+  for (int i = 0; i < 2; ++i) counts[2 * i] = of[i].accesses, counts[2 * i + 1] = of[i].conflicts;
+  return nullptr;
+}
