@@ -70,7 +70,7 @@ def encode(weight: Tensor, metric: Tensor, books: Sequence[Book], effort: Effort
     """
     heavy = damped(metric, effort.damping)
     found = factor(heavy, min(book.stride for book in books))
-    scales = _sixteen(weight.square().mean(1, keepdim=True).sqrt().clamp_min(1e-12))
+    scales = _positive(weight.square().mean(1, keepdim=True).sqrt())
     whole = _energy(weight, metric).clamp_min(1e-30)
     best: Encoded | None = None
     for _ in range(effort.rounds):
@@ -78,7 +78,7 @@ def encode(weight: Tensor, metric: Tensor, books: Sequence[Book], effort: Effort
         books = fit_books(weight, heavy, codes, books, scales, effort.steps)
         books = [Book(book.stride, _sixteen(book.codewords)) for book in books]
         plain = decode(codes, books, weight.shape[1])
-        scales = _sixteen(_fitted_scales(weight, plain, heavy, scales))
+        scales = _positive(_fitted_scales(weight, plain, heavy, scales))
         loss = float(_energy(weight - plain * scales, metric) / whole)
         if best is None or loss < best.loss:
             best = Encoded(tuple(codes), tuple(books), scales, loss)
@@ -120,6 +120,11 @@ def _fitted_scales(weight: Tensor, plain: Tensor, metric: Tensor, before: Tensor
 
 def _energy(matrix: Tensor, metric: Tensor) -> Tensor:
     return ((matrix @ metric) * matrix).sum()
+
+
+def _positive(scales: Tensor) -> Tensor:
+    """As `_sixteen`, no less than the least number above 0 that there is: rows are divided by them."""
+    return _sixteen(scales.clamp_min(2**-24))
 
 
 def _sixteen(values: Tensor) -> Tensor:

@@ -16,6 +16,9 @@ from localq.kernels.search import ENTRIES, Book
 from localq.quant.additive import dequantize_codes
 
 RIDGE = 1e-3  # of the mean diagonal, for codewords that are hardly used
+# Of the squared residual that fitting begins with: what is left then is rounding, and where two books can take from
+# each other (a constant in the one is none in the other) steps along it would lead away.
+ROUNDING = 1e-11
 
 
 def fit_books(
@@ -35,10 +38,11 @@ def fit_books(
     rest = [wanted - got for wanted, got in zip(aim, product(values), strict=True)]
     scaled = [each / height for each, height in zip(rest, weights, strict=True)]
     way, size = scaled, _dot(rest, scaled)
+    least = ROUNDING * size
     for _ in range(steps):
         turned = product(way)
         along = _dot(way, turned)
-        if not bool(along > 0):  # at the end already: nothing is left, or only rounding
+        if not bool((along > 0) & (size > least)):  # at the end already
             break
         pace = size / along
         values = [value + pace * each for value, each in zip(values, way, strict=True)]

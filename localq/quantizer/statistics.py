@@ -96,7 +96,7 @@ def _cholesky(matrix: Tensor) -> Tensor:
         tried = matrix if more == 0 else matrix + torch.eye(len(matrix), device=matrix.device) * (more * diagonal)
         lower: Tensor
         lower, info = torch.linalg.cholesky_ex(tried)
-        if int(info) == 0:
+        if int(info) == 0 and bool(torch.isfinite(diagonal)):
             return lower
         more = max(1e-4, 10 * more)
     why = "on the calibration text the model computes values that are not finite"
