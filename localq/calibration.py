@@ -1,40 +1,64 @@
 """The text that a model is quantized on, as windows of token ids. Torch-free.
 
-Without a file of the user's it is a slice of the training split of WikiText-2, which comes with localq.
+Without a file of the user's it is a slice of the training split of WikiText-2, which comes with localq. Rows are joined
+as in the convention of GPTQ (`windows.py`), and tokenized some at a time: a large text is no reason to give up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from localq import windows
-from localq.errors import LocalqError, usage_error
+from localq.errors import usage_error
 from localq.modelfiles import ModelFiles
 from localq.tokenizer import MAX_TEXT_BYTES, Tokenizer
 
 DEFAULT_TEXT = Path(__file__).parent / "data" / "wikitext-2-train-slice.txt"
 WINDOW = 2048  # tokens of a window, less where the model has a shorter context
+PIECE = 2**16  # characters that are tokenized together, and the rest of their row
 OPTION = "--calibration"
 
 
-def token_windows(files: ModelFiles, text: str, count: int | None) -> list[list[int]]:
-    """`count` windows (None: all) from all over `text`, each as long as the others.
+def token_windows(files: ModelFiles, text: str, count: int | None, most: int | None = None) -> list[list[int]]:
+    """`count` windows from all over `text`, each as long as the others; where that is None, all, or `most`.
 
     Raises LocalqError: exit 2 for a text of less than one window, or of fewer than `count`.
     """
     context = files.text_config.get("max_position_embeddings")
     size = min(WINDOW, context) if isinstance(context, int) else WINDOW
-    try:
-        found = windows.gptq(Tokenizer.load(files), text, size, None, OPTION).ids
-    except LocalqError as error:
-        if error.what != OPTION:
-            raise
-        raise usage_error(OPTION, error.why, "Give a longer text.") from None
-    if count is not None and count > len(found):
-        why = f"the text has {len(found)} windows of {size} tokens"
-        raise usage_error("--windows", why, f"Ask for {len(found)} at most, or give a longer text.")
-    wanted = len(found) if count is None else count
-    return [found[index * len(found) // wanted] for index in range(wanted)]
+    ids = _ids(Tokenizer.load(files), text)
+    found = len(ids) // size
+    if found == 0:
+        why = f"the text has {len(ids)} tokens, fewer than one window of {size}"
+        raise usage_error(OPTION, why, "Give a longer text.")
+    if count is not None and count > found:
+        why = f"the text has {found} windows of {size} tokens"
+        raise usage_error("--windows", why, f"Ask for {found} at most, or give a longer text.")
+    wanted = min(found, most or found) if count is None else count
+    firsts = (index * found // wanted * size for index in range(wanted))
+    return [ids[first : first + size] for first in firsts]
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """All of `text`, with BOS in front where the tokenizer adds it."""
+    bos = windows.bos_id(tokenizer)
+    ids = [] if bos is None else [bos]
+    for piece in _pieces(text):
+        ids += tokenizer.encode(piece)
+    return ids
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Joined rows, about `PIECE` characters at a time."""
+    joined, size = list[str](), 0
+    for row in windows.rows(text):
+        joined += [row, "\n\n"]
+        size += len(row) + 2
+        if size >= PIECE:
+            yield "".join(joined)
+            joined, size = [], 0
+    yield "".join(joined)
 
 
 def read_text(path: Path) -> str:

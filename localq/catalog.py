@@ -31,7 +31,7 @@ RUNNABLE_MODEL_TYPES = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma3_text", "phi3", "smollm3"}
 )
 SLOW_FORMATS = frozenset({"aqlm", "vptq", "vq2"})  # no kernel reads them: a GPU dequantizes them anew for every token
-MADE_FORMATS = ("nf4",)  # formats that localq can make from full-precision weights
+MADE_FORMATS = ("nf4", "vq2")  # formats that NAME@FORMAT makes here where nobody publishes it
 FULL_PRECISION = ("bf16", "fp16")
 
 _HUB_PREFIX = re.compile(r"^(https?://)?(www\.)?(huggingface\.co|hf\.co)/+", re.IGNORECASE)

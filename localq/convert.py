@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq import __version__, catalog
+from localq import __version__
 from localq.checkpoint import Checkpoint, open_checkpoint
 from localq.conversion_folder import claim, locked, source_facts, stated_dtype, write_small_files
 from localq.conversion_plan import Job, notes, plan_jobs, skipped_modules
@@ -27,6 +27,7 @@ from localq.modelfiles import ModelFiles
 from localq.quant import FORMATS
 from localq.shard_writer import SHARD_BYTES, ShardWriter, plan_shards, start_state
 
+MADE = ("nf4",)  # formats that are made tensor by tensor; `vq_convert` makes others
 OnProgress = Callable[[str, int, int], None]  # what is done, source bytes done, source bytes in total
 Say = Callable[[str], None]  # one-line notes for the user
 
@@ -68,8 +69,8 @@ def convert(
 
 
 def _format_module(source: ModelFiles, format: str) -> ModuleType:
-    if format not in catalog.MADE_FORMATS:
-        raise usage_error(format, "localq does not write this format", f"Formats: {', '.join(catalog.MADE_FORMATS)}.")
+    if format not in MADE:
+        raise usage_error(format, "localq does not write this format tensor by tensor", f"Formats: {', '.join(MADE)}.")
     if "quantization_config" in source.config:
         method = source.config["quantization_config"]
         name = method.get("quant_method", "unknown") if isinstance(method, dict) else "unknown"

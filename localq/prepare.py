@@ -6,12 +6,14 @@ loses only what that process can resume.
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from localq import catalog, hub, places
+from localq import catalog, driver, hub, places
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.worker import client
 
@@ -19,7 +21,12 @@ Say = Callable[[str], None]
 OnProgress = Callable[[str, int, int], None]  # file, bytes done, bytes in total
 
 # `localq quantize smollm2-135m` on two CPU cores: 134.5 M parameters in 3.8 s, reading and writing included.
-QUANTIZE_PARAMETERS_PER_S = 35e6
+NF4_PARAMETERS_PER_S = 35e6
+# `localq quantize smollm2-135m --format vq2`, one core of two; most of it is products of the calibration text, about
+# 1.4 MFLOP a parameter. A GPU is assumed to do 30 TFLOP/s of these, until one is measured.
+VQ2_PARAMETERS_PER_S_AND_CORE = 30e3
+VQ2_PARAMETERS_PER_S_ON_A_GPU = 20e6
+CALIBRATED = ("vq2", "aqlm2x8")  # formats that are made on a text, with a search that is compiled
 
 
 def model_path(target: catalog.Target, say: Say, on_progress: OnProgress | None = None, offline: bool = False) -> Path:
@@ -41,6 +48,23 @@ def source_path(name: str, say: Say, on_progress: OnProgress | None = None, offl
     return model_path(catalog.resolve(name), say, on_progress, offline)
 
 
+def estimate(format: str, parameters: int) -> str:
+    """How long it takes to make `format` here of so many parameters: "about 40 min"."""
+    rate = NF4_PARAMETERS_PER_S
+    if format in CALIBRATED:
+        found = driver.probe_driver()
+        on_cpu = VQ2_PARAMETERS_PER_S_AND_CORE * len(os.sched_getaffinity(0))
+        rate = VQ2_PARAMETERS_PER_S_ON_A_GPU if found.present and not found.why_not else on_cpu
+    minutes = max(1, round(parameters / rate / 60))
+    return f"about {minutes} min" if minutes < 120 else f"about {round(minutes / 60)} h"
+
+
+def check_can_make(format: str) -> None:
+    """Raises LocalqError (exit 7) where `format` needs the compiled part and it was not built."""
+    if format in CALIBRATED and importlib.util.find_spec("localq._C") is None:
+        raise cannot_search(format, "this installation was built without it")
+
+
 def cannot_search(format: str, why: str) -> LocalqError:
     """Exit 7: `format` is made with a search that is compiled, and `why` it is not there."""
     ways = "Install localq with its compiled part (a wheel that has it, or where nvcc is found), or use --format nf4."
@@ -52,12 +76,13 @@ def _quantized_here(target: catalog.Target, say: Say, on_progress: OnProgress | 
         raise bad_file(
             target.name, "there are no weights of it to fetch or to quantize", "`localq show` lists its sources."
         )
+    check_can_make(target.format)
     out = places.quantized_dir() / target.name
     origin = target.base.repo or target.base.package
-    minutes = max(1, round((target.entry.arch.parameters if target.entry else 0) / QUANTIZE_PARAMETERS_PER_S / 60))
+    time = estimate(target.format, target.entry.arch.parameters if target.entry else 0)
     say(
         f"{target.name}: nobody publishes these weights, so they are made here once from {origin} "
-        f"(about {minutes} min after the download). They stay in {out}; `localq rm {target.name}` removes them."
+        f"({time} after the download). They stay in {out}; `localq rm {target.name}` removes them."
     )
     source = hub.fetch(target.base, on_progress, offline=offline)
     # -P: the folder the user stands in must not provide modules.

@@ -15,7 +15,7 @@ A format module has
   shared_names(tensors, P) -> [str]    where Linears may share tensors: those that P reads and does not own
   Linear(packed, bias)                 a `slabs.SlabLinear`: x [T, in] -> [T, out]
 
-and one that localq makes (`catalog.MADE_FORMATS`) besides
+and one that is made tensor by tensor (`convert.MADE`) besides
   quantize(weight) -> Packed           weight f32 | bf16 | f16 [out, in]
   to_tensors(packed, P) -> dict, layout(out, in) -> dict
   quantization_config(dtype, skipped)  what config.json says about a checkpoint in this format

@@ -146,7 +146,7 @@ def test_the_table_has_one_row_for_a_model_and_all_for_all(capsys):
 def test_one_model_shows_its_ledger_in_every_format(capsys):
     assert execute(["fit", "llama-3.1-8b", "--vram", "8"]) == ExitCode.OK
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines[1:]] == ["nf4", "bf16", "aqlm"]
+    assert [line.split()[1] for line in lines[1:]] == ["nf4", "bf16", "aqlm", "vq2"]
     assert "KV CACHE" in lines[0]
     assert "needs" in lines[2]
     body = fit_json(capsys, "llama-3.1-8b", "--vram", "8")

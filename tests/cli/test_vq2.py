@@ -1,4 +1,4 @@
-"""The verbs on a folder in vq2: what they call it, what they count, that it runs, and that none is made yet."""
+"""The verbs on a folder in vq2: what they call it, what they count, and that it runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_checkpoints import make_checkpoint
 from vq2_checkpoints import write
 
 from localq import catalog, planner
@@ -75,14 +74,6 @@ def test_run_replies(folder, capsys, monkeypatch):
 def test_what_is_in_it_is_not_quantized_again(folder, tmp_path, capsys):
     assert execute(["quantize", folder, "--out", str(tmp_path / "out")]) == ExitCode.USAGE
     assert "quantized already (localq_vq2)" in capsys.readouterr().err
-
-
-def test_until_it_is_made_the_verbs_say_so(tmp_path, capsys):
-    source = str(make_checkpoint(tmp_path / "source"))
-    assert execute(["quantize", source, "--format", "vq2", "--out", str(tmp_path / "out")]) == ExitCode.USAGE
-    assert "localq does not write this format. Formats: nf4." in capsys.readouterr().err
-    assert execute(["show", "llama-3.1-8b@vq2"]) == ExitCode.UNKNOWN_MODEL
-    assert "there are no 'vq2' weights of it, and localq does not make them" in capsys.readouterr().err
 
 
 def test_a_70b_is_planned_with_what_it_takes():

@@ -13,7 +13,7 @@ from held_tensors import Held
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.catalog import MADE_FORMATS
+from localq.convert import MADE
 from localq.errors import ExitCode, LocalqError
 from localq.quant import FORMATS, nf4, nf4_codec
 
@@ -289,7 +289,7 @@ def test_damaged_checkpoints_are_refused(case: str) -> None:
 # ---- the contract of a format, and the module
 
 
-@pytest.mark.parametrize("name", MADE_FORMATS)
+@pytest.mark.parametrize("name", MADE)
 def test_format_contract(name: str) -> None:
     module = FORMATS[name]
     weight = sample(33, 192, torch.bfloat16)
