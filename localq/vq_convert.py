@@ -27,6 +27,7 @@ from localq.modelfiles import ModelFiles
 from localq.models import ARCHITECTURES
 from localq.quantizer.books import universal
 from localq.quantizer.encode import Effort
+from localq.quantizer.finetune import Tuning
 from localq.quantizer.layer import Settings, groups_of, pass_layer, quantize_layer
 from localq.quantizer.source import Source
 from localq.quantizer.stream import Streams
@@ -57,6 +58,7 @@ class Request:
     format: str = "vq2"
     scheme: str = "s4l16"
     effort: Effort = field(default_factory=Effort)
+    tuning: Tuning = field(default_factory=Tuning)
     correction: float = 0.03
     seed: int = 0
     force: bool = False
@@ -77,7 +79,7 @@ def convert(request: Request, on_progress: OnProgress | None = None, say: Say | 
         raise LocalqError(source.name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
     if not request.windows:
         raise usage_error("--calibration", "the text is shorter than one window", "Give a longer one.")
-    with open_checkpoint(source) as checkpoint, torch.inference_mode():
+    with open_checkpoint(source) as checkpoint, torch.no_grad():
         model = Source(source, checkpoint, ARCHITECTURES[model_type], request.device, request.seed)
         note = _origin(source, checkpoint, model.origin)
         work = _Work(request, model, checkpoint)
@@ -123,7 +125,7 @@ def _task(request: Request, work: _Work) -> dict[str, Any]:
     """What identifies a conversion: its input files, its text, its settings, its layout and the code that makes it."""
     layout = [[name, part.dtype, list(part.shape)] for group in work.planned for name, part in group.items()]
     text = hashlib.sha256(json.dumps([list(window) for window in request.windows]).encode()).hexdigest()
-    settings = [asdict(request.effort), request.correction, request.seed, request.device.type]
+    settings = [asdict(request.effort), asdict(request.tuning), request.correction, request.seed, request.device.type]
     described = [source_facts(request.source), layout, text, settings, request.source.config]
     return {
         "source": request.source.name,
@@ -144,7 +146,14 @@ class _Work:
         books = universal(self._target.scheme, request.device)
         rotate = ("down" if model.turned else "all") if self._target.rotates else "none"
         self._settings = Settings(
-            request.effort, books, request.correction, rotate, request.seed, shares=self._target.shares
+            request.effort,
+            books,
+            request.correction,
+            rotate,
+            request.seed,
+            self._target.shares,
+            request.tuning,
+            self._dtype,
         )
         groups = [groups_of(model.meta_block(index)) for index in range(model.layers)]
         self._rest = model.unread()
@@ -185,7 +194,7 @@ class _Work:
         last = max((index for index, shard in enumerate(shards) if shard.name in pending), default=0)
         if last == 0:
             return
-        streams = self._streams()
+        request, streams = self._request, self._streams()
         for index in range(last):
             shard, block = shards[index + 1], self._model.block(index)
             if shard.name in pending:
@@ -194,10 +203,11 @@ class _Work:
                 kept = {name: self._kept(name, each, shard.tensors[name].dtype) for name, each in tensors.items()}
                 writer.write(shard, kept.items())
             else:
-                stored = _stored(load_file(self._request.out / shard.name), self._request.source.config)
+                stored = _stored(load_file(request.out / shard.name), request.source.config)
                 root = self._model.root(index)
                 packed = {name: self._target.from_checkpoint(stored, root + name) for name in self._model.linears}
-                pass_layer(block, packed, streams)
+                others = {name: stored.read(key) for name, key in self._model.other_names(index).items()}
+                pass_layer(block, packed, others if request.tuning.steps else {}, streams)
                 advance(total // self._model.layers, CATCHING_UP)
         advance(total - done)  # of layers at the end that were there
 

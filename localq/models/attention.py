@@ -164,7 +164,8 @@ def _scored(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale:
     if softcap or bias is None:
         scores = torch.baddbmm(q.new_zeros(()), q, keys.transpose(1, 2), beta=0, alpha=scale)  # [kv_heads, rows, span]
         if softcap:
-            scores.div_(softcap).tanh_().mul_(softcap)
+            scores = scores.div_(softcap).tanh_()
+            scores = scores * softcap if scores.requires_grad else scores.mul_(softcap)  # tanh's gradient needs tanh
         if bias is not None:
             scores += bias
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from localq.quant import hadamard
 from localq.quant.vq2 import Packed, dequantize
 from localq.quantizer import stream
 from localq.quantizer.encode import Effort, encode
+from localq.quantizer.finetune import Tuning, tune
 from localq.quantizer.fold import minus_signs, plain
 from localq.quantizer.statistics import Statistics
 from localq.quantizer.stream import Streams
@@ -36,8 +37,10 @@ class Settings:
     books       where the search begins, on the device
     correction  damping of the goals (`Statistics.goal`), in parts of the metric's mean diagonal
     rotate      inputs that are rotated when the model runs: "down", "all" where the stream cannot be turned, or "none"
-    seed        of all rotations
+    seed        of all rotations, and of the order of the text in fine-tuning
     shares      matrices that read one input share their codebooks
+    tuning      fine-tuning of every layer
+    dtype       in which norms and biases are written
     """
 
     effort: Effort
@@ -46,6 +49,8 @@ class Settings:
     rotate: str = "down"
     seed: int = 0
     shares: bool = True
+    tuning: Tuning = field(default_factory=Tuning)
+    dtype: torch.dtype = torch.bfloat16
 
 
 @dataclass(frozen=True)
@@ -82,12 +87,18 @@ class Group:
 
 @dataclass(frozen=True)
 class Made:
-    """The matrices of a layer by module name, the home of each one's codebooks, and the losses, one for each codebook
-    by the name of the first matrix that has it."""
+    """What is made of a layer.
 
-    packed: dict[str, Packed]
-    homes: dict[str, str]
-    losses: dict[str, float]
+    packed  matrices by module name
+    homes   of their codebooks
+    others  parameters that fine-tuning changed, by name, as they are written
+    losses  one for each codebook, by the name of the first matrix that has it; "tuning" after fine-tuning
+    """
+
+    packed: dict[str, Packed] = field(default_factory=dict)
+    homes: dict[str, str] = field(default_factory=dict)
+    others: dict[str, Tensor] = field(default_factory=dict)
+    losses: dict[str, float] = field(default_factory=dict)
 
 
 def quantize_layer(
@@ -97,9 +108,8 @@ def quantize_layer(
 
     On return `block` is as it was; the streams are behind the layer. `on_group` hears of every group that is done.
     """
-    made = copy.deepcopy(block)
-    found = Made({}, {}, {})
-    step = streams.step
+    made, found, step = copy.deepcopy(block), Made(), streams.step
+    before = [each.clone() for each in streams.x] if settings.tuning.steps else []
     groups = groups_of(block)
     for group in groups[:2]:
         on_group(_quantize(group, block, made, index, streams, settings, found))
@@ -109,14 +119,43 @@ def quantize_layer(
     for group in groups[2:]:
         on_group(_quantize(group, block, made, index, streams, settings, found))
     streams.advance(lambda x: stream.after_mlp(made, x), lambda full: stream.after_mlp(block, full))
+    if before:
+        _tune(made, index, before, streams, settings, found)
     return found
 
 
-def pass_layer(block: Block, packed: dict[str, Packed], streams: Streams) -> None:
-    """Take the streams through a layer that was quantized before; block as in `quantize_layer`."""
+def _tune(made: Block, index: int, before: list[Tensor], streams: Streams, settings: Settings, found: Made) -> None:
+    """Fine-tune `made`, which read `before`; what then comes out of it replaces the quantized stream."""
+    device, step = streams.device, streams.step
+
+    def sequence(number: int) -> tuple[Tensor, Tensor]:
+        return before[number].to(device).float(), streams.full[number].to(device).float()
+
+    seed = settings.seed * 4096 + index
+    packed, others, loss = tune(made, found.packed, sequence, len(before), step, settings.tuning, seed)
+    found.packed.update(packed)
+    found.others.update({name: value.to(settings.dtype).cpu() for name, value in others.items()})
+    found.losses["tuning"] = loss
+    for name, matrix in packed.items():
+        put(made, name, matrix)
+    _put_others(made, found.others)
+    for number, x in enumerate(before):
+        behind = stream.after_attention(made, x.to(device), step)
+        streams.x[number].copy_(stream.after_mlp(made, behind))
+
+
+def _put_others(block: Block, others: dict[str, Tensor]) -> None:
+    for name, value in others.items():
+        parameter = block.get_parameter(name)
+        parameter.data = value.to(parameter.device, parameter.dtype)
+
+
+def pass_layer(block: Block, packed: dict[str, Packed], others: dict[str, Tensor], streams: Streams) -> None:
+    """Take the streams through a layer that was quantized before; block as in `quantize_layer`, others of `Made`."""
     made, step = copy.deepcopy(block), streams.step
     for name, matrix in packed.items():
         put(made, name, matrix)
+    _put_others(made, others)
     streams.advance(
         lambda x: stream.after_attention(made, x, step), lambda full: stream.after_attention(block, full, step)
     )

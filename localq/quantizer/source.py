@@ -102,11 +102,15 @@ class Source:
         name = self.linears[0]
         return self._prefix(f"layers.{index}.{name}").removesuffix(name)
 
-    def others(self, block: Block, index: int) -> dict[str, Tensor]:
-        """The parameters of a block that are not quantized (norms, biases), by their checkpoint names."""
+    def other_names(self, index: int) -> dict[str, str]:
+        """Parameters of a block that are not quantized (norms, biases) -> their checkpoint names."""
         quantized = {f"{name}.weight" for name in self.linears}
-        found = [(name, tensor) for name, tensor in block.named_parameters() if name not in quantized]
-        return {self._key(f"layers.{index}.{name}"): tensor.detach().cpu() for name, tensor in found}
+        names = [name for name, _ in self.meta_block(index).named_parameters() if name not in quantized]
+        return {name: self._key(f"layers.{index}.{name}") for name in names}
+
+    def others(self, block: Block, index: int) -> dict[str, Tensor]:
+        """The same of a block, by their checkpoint names."""
+        return {key: block.get_parameter(name).detach().cpu() for name, key in self.other_names(index).items()}
 
     def layout(
         self, index: int, target: Target, signed: set[str], homes: dict[str, str], dtype: torch.dtype
@@ -120,8 +124,8 @@ class Source:
             for suffix, (kind, shape) in parts.items():
                 home = homes[name] if suffix.startswith(".codebook") else name
                 planned[f"{root}{home}{suffix}"] = info(kind, shape)
-        planned |= {key: info(dtype, tuple(tensor.shape)) for key, tensor in self.others_meta(index)}
-        return planned
+        others = self.other_names(index).items()
+        return planned | {key: info(dtype, tuple(block.get_parameter(name).shape)) for name, key in others}
 
     def end_shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of `ends`."""
@@ -145,15 +149,10 @@ class Source:
             for name in self.linears
         )
 
-    def others_meta(self, index: int) -> list[tuple[str, Tensor]]:
-        """As `others`, without data."""
-        quantized = {f"{name}.weight" for name in self.linears}
-        named = self.meta_block(index).named_parameters()
-        return [(self._key(f"layers.{index}.{name}"), tensor) for name, tensor in named if name not in quantized]
-
     def tensors(self, made: Made, block: Block, index: int, target: Target) -> dict[str, Tensor]:
         """The tensors of a layer that was made."""
         root, written = self.root(index), self.others(block, index)
+        written |= {self.other_names(index)[name]: value for name, value in made.others.items()}
         for name, packed in made.packed.items():
             written |= target.to_tensors(packed, root + name, root + made.homes[name])
         return written

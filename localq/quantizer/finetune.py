@@ -1,0 +1,181 @@
+"""What is continuous in a quantized layer (codebooks, scales, norms), trained to do what the full layer does.
+
+The codes stay. Adam, on whole sequences: x as the quantized model gives it to the layer, and the aim is what the full
+model's stream holds behind it, so the layer also learns to make up for the drift before it. As AQLM does block by block
+(Egiazarov et al. 2024, section 3.4), which has no drift in its aim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from localq.kernels.search import Book
+from localq.models.attention import Pass
+from localq.models.decoder import Block
+from localq.models.layers import RMSNorm
+from localq.quant import hadamard
+from localq.quant.vq2 import Packed
+from localq.quantizer.encode import decode
+from localq.quantizer.refine import gathered
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How long, and how fast.
+
+    steps      of Adam, 0 = none; each sees `sequences` of the text
+    books, scales, norms  learning rates at the start; they fall to nothing along a cosine. Scales and norms are
+               multiplied by what is learned, so all three are relative
+    """
+
+    steps: int = 0
+    sequences: int = 8
+    books: float = 2e-3
+    scales: float = 1e-3
+    norms: float = 1e-3
+
+
+class _Decode(torch.autograd.Function):
+    """codes u8 and a codebook f32 [256, length] -> f32 [rows, columns]; the gradient is of the codebook."""
+
+    @staticmethod
+    def forward(ctx: Any, words: Tensor, codes: Tensor, stride: int, columns: int) -> Tensor:
+        ctx.save_for_backward(codes)
+        ctx.book = Book(stride, words.detach())
+        return decode([codes], [ctx.book], columns)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
+        (codes,) = ctx.saved_tensors
+        return gathered(gradients[0].contiguous(), [codes], [ctx.book])[0], None, None, None
+
+
+class Trained(nn.Module):
+    """The matrices of a layer as functions of what is trained."""
+
+    def __init__(self, packed: dict[str, Packed], block: Block, device: torch.device) -> None:
+        super().__init__()
+        self._packed = {name: each.to(device) for name, each in packed.items()}
+        places: dict[int, int] = {}
+        self.books = nn.ParameterList()
+        self._books: dict[str, list[int]] = {}
+        for name, each in packed.items():
+            for _, codebook in each.books:
+                if codebook.data_ptr() not in places:
+                    places[codebook.data_ptr()] = len(self.books)
+                    self.books.append(nn.Parameter(codebook.to(device, torch.float32)))
+            self._books[name] = [places[codebook.data_ptr()] for _, codebook in each.books]
+        self.scales = nn.ParameterList(
+            nn.Parameter(torch.ones(len(each.scales), 1, device=device)) for each in packed.values()
+        )
+        quantized = {f"{name}.weight" for name in packed}
+        fixed = {f"{name}.weight" for name, module in block.named_modules() if _derives(module)}
+        rest = [(name, value) for name, value in block.named_parameters() if name not in quantized | fixed]
+        self.kept = {name: value.detach() for name, value in rest}
+        self.norms = nn.ParameterList(nn.Parameter(torch.ones_like(value)) for value in self.kept.values())
+
+    def parameters_of(self, rates: Tuning) -> list[dict[str, Any]]:
+        """For the optimizer."""
+        groups = ((self.books, rates.books), (self.scales, rates.scales), (self.norms, rates.norms))
+        return [{"params": list(part), "lr": rate} for part, rate in groups]
+
+    def weights(self) -> dict[str, Tensor]:
+        """Every parameter of the block by name, f32, with gradients."""
+        found = {name: value * factor for (name, value), factor in zip(self.kept.items(), self.norms, strict=True)}
+        for (name, packed), factor in zip(self._packed.items(), self.scales, strict=True):
+            total: Tensor | None = None
+            for (codes, _), stride, place in zip(packed.books, packed.strides, self._books[name], strict=True):
+                part = _Decode.apply(self.books[place], codes, stride, packed.shape[1])  # type: ignore[no-untyped-call]
+                total = part if total is None else total + part
+            assert total is not None  # there is at least one book
+            weight = total * (packed.scales.float()[:, None] * factor)
+            found[f"{name}.weight"] = weight if packed.signs is None else _Unrotate.apply(weight, packed.signs)  # type: ignore[no-untyped-call]
+        return found
+
+    def result(self) -> tuple[dict[str, Packed], dict[str, Tensor]]:
+        """The matrices with what was learned, on the CPU and rounded as they are stored; and the other parameters."""
+        words = [book.detach().half().cpu() for book in self.books]
+        made = {}
+        for (name, packed), factor in zip(self._packed.items(), self.scales, strict=True):
+            pairs = tuple(
+                (codes.cpu(), words[place]) for (codes, _), place in zip(packed.books, self._books[name], strict=True)
+            )
+            scales = (packed.scales.float() * factor.detach().flatten()).half().cpu()
+            made[name] = Packed(pairs, scales, None if packed.signs is None else packed.signs.cpu(), packed.shape)
+        others = {
+            name: (value * factor).detach() for (name, value), factor in zip(self.kept.items(), self.norms, strict=True)
+        }
+        return made, others
+
+
+def _derives(module: nn.Module) -> bool:
+    """Does it compute with something that it made of its weights when they were loaded (gemma's norms)?"""
+    return isinstance(module, RMSNorm) and module.derived_bytes() > 0
+
+
+class _Unrotate(torch.autograd.Function):
+    """Rows of W from those of the decoded matrix; its adjoint is the way there."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, signs: Tensor) -> Tensor:
+        ctx.save_for_backward(signs)
+        return hadamard.unrotate(weight, signs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
+        (signs,) = ctx.saved_tensors
+        return hadamard.rotate(gradients[0].contiguous(), signs), None
+
+
+def tune(
+    block: Block,
+    packed: dict[str, Packed],
+    sequences: Callable[[int], tuple[Tensor, Tensor]],
+    count: int,
+    step: Pass,
+    tuning: Tuning,
+    seed: int,
+) -> tuple[dict[str, Packed], dict[str, Tensor], float]:
+    """Train a layer. block: f32, of plain linears, with the norms and biases to begin with.
+
+    sequences(i), i < count: x and aim of a sequence, f32 [T, hidden] on the device. Returns the matrices, the other
+    parameters by name, and the loss, in parts of the aims' energy, over the last tenth of the steps.
+    """
+    device = next(block.parameters()).device
+    generator = torch.Generator().manual_seed(seed)
+    losses = []
+    with torch.inference_mode(False), torch.enable_grad():
+        trained = Trained(packed, block, device)
+        optimizer = torch.optim.Adam(trained.parameters_of(tuning), betas=(0.9, 0.95))
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda at: (1 + math.cos(math.pi * at / tuning.steps)) / 2
+        )
+        for _ in range(tuning.steps):
+            chosen = torch.randperm(count, generator=generator)[: tuning.sequences].tolist()
+            losses.append(_step(block, trained, [sequences(index) for index in chosen], step))
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        tenth = max(1, len(losses) // 10)
+        made, others = trained.result()
+    return made, others, sum(losses[-tenth:]) / tenth
+
+
+def _step(block: Block, trained: Trained, batch: list[tuple[Tensor, Tensor]], step: Pass) -> float:
+    """Gradients of the mean loss of some sequences; the matrices are decoded once for all of them."""
+    weights = trained.weights()
+    leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+    total = 0.0
+    for x, aim in batch:
+        out = torch.func.functional_call(block, leaves, (x.clone(), step))
+        loss = (out - aim).square().sum() / (aim.square().sum() * len(batch))
+        loss.backward()
+        total += float(loss.detach())
+    torch.autograd.backward(list(weights.values()), [leaf.grad for leaf in leaves.values()])
+    return total

@@ -1,0 +1,129 @@
+"""Fine-tuning of a layer: gradients against finite differences, a loss that falls, and what may not change."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from localq.kernels.search import Book
+from localq.models import ARCHITECTURES
+from localq.models.decoder import Block, Decoder
+from localq.quant.hadamard import packed_signs
+from localq.quant.vq2 import Packed, dequantize
+from localq.quantizer import stream
+from localq.quantizer.finetune import Trained, Tuning, tune
+from localq.quantizer.layer import groups_of, put
+from localq.quantizer.refine import gathered
+
+
+def tiny_decoder(model_type: str) -> Decoder:
+    """Two layers of random f32 weights."""
+    module = ARCHITECTURES[model_type]
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    others = {"vocab_size": 40, "num_hidden_layers": 2, "head_dim": 16, "max_position_embeddings": 64}
+    config = module.Config.from_dict({"model_type": model_type, "rms_norm_eps": 1e-5, **sizes, **others})
+    with torch.device("meta"):
+        model: Decoder = module.Model(config)
+    model.to_empty(device="cpu").requires_grad_(False)
+    generator = torch.Generator().manual_seed(9)
+    for parameter in model.parameters():
+        offset = 1.0 if parameter.dim() == 1 and not model_type.startswith("gemma") else 0.0
+        parameter.normal_(offset, 0.1, generator=generator)
+    model.make_tables(32, "cpu")
+    return model.eval()
+
+
+def packed_block(block: Block, seed: int) -> dict[str, Packed]:
+    """Random matrices in vq2 for all linears of `block`, those of a group with one codebook, the last one rotated."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for group in groups_of(block):
+        codebook = torch.randn(256, 16, generator=generator).half() / 2
+        for name in group.names:
+            out, columns = block.get_submodule(name).weight.shape
+            codes = torch.randint(0, 256, (out, columns // 4), generator=generator, dtype=torch.uint8)
+            minus = torch.randint(0, 2, (columns,), generator=generator).bool()
+            signs = packed_signs(minus) if name == "mlp.down_proj" else None
+            scales = (torch.rand(out, generator=generator) + 0.5).half() / 12
+            found[name] = Packed(((codes, codebook),), scales, signs, (out, columns))
+    return found
+
+
+def layer(model_type: str) -> tuple[Block, stream.Streams]:
+    model = tiny_decoder(model_type)
+    texts = [torch.randn(21, model.config.hidden, generator=torch.Generator().manual_seed(i)) for i in range(6)]
+    return model.layers[0], stream.Streams(model, texts, torch.device("cpu"))
+
+
+def behind(block: Block, x: torch.Tensor, streams: stream.Streams) -> torch.Tensor:
+    return stream.after_mlp(block, stream.after_attention(block, x, streams.step))
+
+
+def test_weights_are_those_of_the_format_before_the_first_step():
+    block, _ = layer("llama")
+    packed = packed_block(block, 1)
+    weights = Trained(packed, block, torch.device("cpu")).weights()
+    for name, each in packed.items():
+        torch.testing.assert_close(weights[f"{name}.weight"], dequantize(each, torch.float32), rtol=1e-6, atol=1e-7)
+    assert set(weights) == {name for name, _ in block.named_parameters()}
+
+
+def test_gradients_of_codebook_and_rotation_are_adjoint_to_the_weights():
+    """<d W(C) / d C [D], G> = <D, gradient>, for the map is linear in C."""
+    block, _ = layer("llama")
+    packed = packed_block(block, 2)
+    trained = Trained(packed, block, torch.device("cpu"))
+    direction = torch.randn(256, 16)
+    last = len(trained.books) - 1  # that of the rotated matrix
+    pulled = torch.randn(packed["mlp.down_proj"].shape)
+    (trained.weights()["mlp.down_proj.weight"] * pulled).sum().backward()
+    gradient = trained.books[last].grad
+    with torch.no_grad():
+        before = trained.weights()["mlp.down_proj.weight"]
+        trained.books[last] += direction
+        change = trained.weights()["mlp.down_proj.weight"] - before
+    expected = (change.double() * pulled).sum()
+    torch.testing.assert_close((direction.double() * gradient).sum(), expected, rtol=1e-4, atol=1e-4 * change.norm())
+
+
+@pytest.mark.parametrize("model_type", ["llama", "phi3", "gemma2", "qwen2"])
+def test_the_loss_falls_and_the_codes_stay(model_type):
+    block, streams = layer(model_type)
+    packed = packed_block(block, 3)
+    made = copy.deepcopy(block)
+    for name, each in packed.items():
+        put(made, name, each)
+    with torch.no_grad():
+        aims = [behind(block, x, streams) for x in streams.x]
+        lost = sum(
+            float((behind(made, x, streams) - aim).square().sum()) for x, aim in zip(streams.x, aims, strict=True)
+        )
+    tuning = Tuning(steps=30, sequences=3, books=1e-2, scales=1e-2, norms=1e-3)
+    kept = {name: [codes.clone() for codes, _ in each.books] for name, each in packed.items()}
+    results = [
+        tune(made, packed, lambda i: (streams.x[i], aims[i]), len(aims), streams.step, tuning, seed=4) for _ in range(2)
+    ]
+    (first, others, loss), (again, _, same) = results
+    assert loss == same
+    assert loss * sum(float(aim.square().sum()) for aim in aims) < 0.9 * lost
+    for name, each in first.items():
+        assert torch.equal(each.books[0][0], kept[name][0])
+        assert torch.equal(each.books[0][1], again[name].books[0][1])
+        assert torch.equal(each.scales, again[name].scales)
+    assert first["self_attn.o_proj"].books[0][1] is not packed["self_attn.o_proj"].books[0][1]
+    assert {name.rpartition(".")[2] for name in others} <= {"weight", "bias"}
+
+
+def test_what_norms_derive_from_their_weights_is_left_alone():
+    block, _ = layer("gemma2")
+    trained = Trained(packed_block(block, 5), block, torch.device("cpu"))
+    assert not [name for name in trained.kept if name.endswith("layernorm.weight")]
+
+
+def test_a_codeword_that_no_code_names_gets_no_gradient():
+    codes = torch.zeros(3, 8, dtype=torch.uint8)
+    total = gathered(torch.ones(3, 32), [codes], [Book(4, torch.zeros(256, 16))])[0]
+    assert float(total[1:].abs().sum()) == 0
+    assert total[0, 0] == 24
