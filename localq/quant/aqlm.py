@@ -44,7 +44,7 @@ from torch.nn import functional as F
 
 from localq.errors import bad_file
 from localq.jsonfile import DAMAGED
-from localq.quant import vq_tiles
+from localq.quant import gather_order, vq_tiles
 from localq.quant.additive import dequantize_codes
 from localq.quant.vq_linear import Book, VqLinear, multiplies
 
@@ -161,6 +161,13 @@ class Linear(VqLinear):
         if not small or in_group not in (2, 4, 8, 16) or self.in_features % 8 or self.scales.dtype not in HALF_TYPES:
             return []
         return [Book("codes", number, self.codebooks, number) for number in range(books)]
+
+    def tile_(self) -> Linear:
+        """See `VqLinear`. Codewords that are gathered are put into the order of how often codes name them."""
+        if self.gather is not None:
+            gather_order.by_frequency_(self.codes, self.codebooks)
+        super().tile_()
+        return self
 
     @property
     def gather(self) -> GatherMatrix | None:
