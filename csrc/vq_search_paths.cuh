@@ -92,7 +92,7 @@ class RowPaths {
  private:
   static constexpr int kVector = search_vector(kStep);
   // Registers bound both: paths or positions in work, lines of a small matrix.
-  static constexpr int kAtOnce = kStep <= 4 ? 2 : 1, kUnrolled = kStep <= 8 ? kStep : 2;
+  static constexpr int kAtOnce = kStep <= 4 ? 2 : 1, kUnrolled = kStep <= 8 ? kStep : 1;
 
   __device__ __forceinline__ float* errors() const {
     return reinterpret_cast<float*>(shared);

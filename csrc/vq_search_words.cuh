@@ -22,7 +22,11 @@ struct Stretch {
   float at[kStep];
   __device__ __forceinline__ void read(const float* from) {
 #pragma unroll
-    for (int i = 0; i < kStep; ++i) at[i] = load<kVector>(from + i / kVector * kVector).at[i % kVector];
+    for (int i = 0; i < kStep; i += kVector) {
+      const auto some = load<kVector>(from + i);
+#pragma unroll
+      for (int j = 0; j < kVector; ++j) at[i + j] = some.at[j];
+    }
   }
   __device__ __forceinline__ void write(float* to) const {
 #pragma unroll
