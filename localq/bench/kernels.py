@@ -27,6 +27,7 @@ from localq.bench import (
     search_rows,
     shapes,
     step_rows,
+    vq_rows,
 )
 from localq.bench.conditions import conditions
 from localq.bench.kernel_table import FORMAT, HEADER, Row, as_json, lines
@@ -43,6 +44,7 @@ FAMILIES: dict[str, Callable[[Workload], list[Callable[[Bench], Row]]]] = {
     "dense": dense_rows.dense_cases,
     "int8": dense_rows.int8_cases,
     "gather": gather_rows.cases,
+    "vq": vq_rows.cases,
     "attention": attention_rows.cases,
     "search": search_rows.cases,
     "step": step_rows.cases,

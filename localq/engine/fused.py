@@ -12,12 +12,16 @@
 The list is data: it is run eagerly, captured as a graph, and timed launch by launch (`profile.py`). The residual stream
 x is updated in place, element by element. Torch computes one thing: act(gate) * up where gate and up lie in one matrix
 that cannot be cut into two (odd sizes of phi3 in NF4), or in two formats.
+
+Matrices that multiply a rotated x (vq2) have a launch for that before theirs, and one for the norm before that: one for
+all that share their signs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +29,7 @@ from torch import Tensor, nn
 from localq.engine.cache import KVCache
 from localq.engine.decode import StepState
 from localq.engine.linears import Operand, dense_operand, fusable, halves, operand, product, with_shared_tables
-from localq.kernels import attention, embed, rmsnorm, sampling
+from localq.kernels import attention, embed, hadamard, rmsnorm, sampling
 from localq.kernels.checks import HALF_TYPES
 from localq.kernels.gemv import Norm
 from localq.models.attention import Attention
@@ -33,7 +37,7 @@ from localq.models.decoder import Block, Decoder
 from localq.models.layers import ACTIVATIONS, GatedMLP, RMSNorm
 from localq.quant.slabs import SlabLinear
 
-OPERATIONS = ("embed", "qkv", "attention", "o", "gate_up", "down", "norm", "head", "sample")
+OPERATIONS = ("embed", "qkv", "attention", "o", "gate_up", "down", "norm", "rotate", "head", "sample")
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,7 @@ class FusedStep:
         self._qkv = self._buffer((config.heads + 2 * config.kv_heads) * config.head_dim, dtype, device)
         self._attended = self._buffer(config.heads * config.head_dim, dtype, device)
         self._gated = self._buffer(config.intermediate, dtype, device)
+        self._turned: dict[int, Tensor] = {}  # by width, where x is rotated
         self._gate_up: Tensor | None = None  # only where they cannot be computed in one launch
         self.logits = self._buffer(config.vocab_size, torch.float32, device)
         self._workspace = attention.Workspace(config.heads, config.kv_heads, config.head_dim, device)
@@ -209,6 +214,15 @@ class FusedStep:
         residual: Tensor | None = None,
         activation: str | None = None,
     ) -> None:
+        if operands[0].signs is not None and not fusable(operands):
+            start = 0
+            for each in operands:
+                part = out[:, start : start + each.out_features]
+                self._add_product(operation, x, [each], part, norm=norm)
+                start += each.out_features
+            return
+        if operands[0].signs is not None:
+            x, norm = self._add_rotation(x, operands[0].signs, norm), None
         moved = sum(each.bytes() for each in operands) + x.nbytes + out.nbytes
         moved += (0 if norm is None else norm.weight.nbytes) + (0 if residual is None else residual.nbytes)
 
@@ -216,6 +230,21 @@ class FusedStep:
             product(x, operands, norm=norm, residual=residual, activation=activation, out=out)
 
         self._launches.append(Launch(operation, run, lambda live: moved))
+
+    def _add_rotation(self, x: Tensor, signs: Tensor, norm: Norm | None) -> Tensor:
+        """Where norm(x) lies rotated, after the launches for it."""
+        width = x.shape[1]
+        if width not in self._turned:
+            self._turned[width] = self._buffer(width, x.dtype, x.device)
+        turned, source = self._turned[width], x
+        if norm is not None:
+            factor, source = norm, turned
+            read = rmsnorm.rmsnorm_bytes(1, width, offset=factor.weight.dtype == torch.float32)
+            self._launches.append(Launch("norm", lambda: rmsnorm.rmsnorm(x, factor, out=turned), lambda live: read))
+        moved = hadamard.hadamard_bytes(1, width)
+        run = partial(hadamard.hadamard, source, signs, out=turned)
+        self._launches.append(Launch("rotate", run, lambda live: moved))
+        return turned
 
 
 def _format_of(module: nn.Module) -> str:

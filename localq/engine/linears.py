@@ -1,8 +1,8 @@
 """The linears of a decode step as operands of matrix-vector kernels, whatever the format of their weights.
 
-A model's linears are `nn.Linear` (16-bit weights) or those of a format: `quant.nf4`, `quant.int8`, and `quant.aqlm` and
-`quant.vptq` in the layouts that a kernel gathers. An operand holds what the
-kernel of that format takes; several of one format that read the same x go into one launch.
+A model's linears are `nn.Linear` (16-bit weights) or those of a format: `quant.nf4`, `quant.int8`, `quant.vq2`, and
+`quant.aqlm` and `quant.vptq` in the layouts that a kernel reads. An operand holds what the kernel of that format takes;
+several of one format that read the same x go into one launch.
 """
 
 from __future__ import annotations
@@ -13,29 +13,35 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from localq.kernels import dense, gather, gemv, int8, nf4
+from localq.kernels import dense, gather, gemv, int8, nf4, vq
 from localq.kernels.checks import HALF_TYPES
 from localq.kernels.gather import GatherMatrix
 from localq.kernels.int8 import Int8Matrix
 from localq.kernels.nf4 import Nf4Matrix
 from localq.kernels.unpack import VptqMatrix
+from localq.kernels.vq import VqMatrix
 from localq.quant.aqlm import Linear as AqlmLinear
 from localq.quant.int8 import Linear as Int8Linear
 from localq.quant.nf4 import Linear as Nf4Linear
 from localq.quant.vptq import Linear as VptqLinear
+from localq.quant.vq2 import Linear as Vq2Linear
 
 _TILE_ROWS = 16  # rows that the tiled order of NF4 keeps together
-Matrix = Tensor | Nf4Matrix | Int8Matrix | GatherMatrix | VptqMatrix
+Matrix = Tensor | Nf4Matrix | Int8Matrix | GatherMatrix | VptqMatrix | VqMatrix
 
 
 @dataclass(frozen=True)
 class Operand:
-    """One matrix [out, in]: a Tensor of 16-bit weights, or the tensors of a format; bias [out] or None."""
+    """One matrix [out, in]: a Tensor of 16-bit weights, or the tensors of a format; bias [out] or None.
+
+    signs   where the matrix multiplies a rotated x (`kernels.hadamard`), those of the rotation u8 [in / 8]
+    """
 
     matrix: Matrix
     bias: Tensor | None
     out_features: int
     in_features: int
+    signs: Tensor | None = None
 
     def readable(self, dtype: torch.dtype = torch.float16) -> bool:
         """The kernels read it beside x of `dtype`: on a GPU, in a quantized format or 16 bits, rows of whole 16-byte
@@ -67,6 +73,10 @@ def operand(module: nn.Module) -> Operand | None:
         return Operand(module.matrix, module.bias, module.out_features, module.in_features)
     if isinstance(module, Int8Linear):
         return Operand(module.matrix, module.bias, module.out_features, module.in_features)
+    if isinstance(module, Vq2Linear):
+        return None if module.matrix is None else Operand(module.matrix, module.bias, *module.shape, module.signs)
+    if isinstance(module, AqlmLinear) and module.matrix is not None:
+        return Operand(module.matrix, module.bias, *module.shape)
     if isinstance(module, AqlmLinear | VptqLinear):
         gathered = module.gather
         return None if gathered is None else Operand(gathered, module.bias, *module.shape)
@@ -80,17 +90,23 @@ def dense_operand(weight: Tensor, bias: Tensor | None = None) -> Operand:
 
 
 def with_shared_tables(operands: Sequence[Operand]) -> list[Operand]:
-    """The same, reading the small tables of NF4 from the first wherever theirs are equal: one launch has one table.
+    """The same, with the small tables of NF4 and the signs of rotations of the first wherever theirs are equal: one
+    launch has one table, and one x.
 
     Compares on the device and waits for it: for load time.
     """
-    first = operands[0].matrix
+    first, signs = operands[0].matrix, operands[0].signs
+    operands = [replace(each, signs=signs) if _equal(each.signs, signs) else each for each in operands]
     return [
         replace(each, matrix=_with_tables(each.matrix, first))
         if isinstance(each.matrix, Nf4Matrix) and isinstance(first, Nf4Matrix)
         else each
         for each in operands
     ]
+
+
+def _equal(mine: Tensor | None, theirs: Tensor | None) -> bool:
+    return mine is not None and theirs is not None and torch.equal(mine, theirs)
 
 
 def _with_tables(matrix: Nf4Matrix, other: Nf4Matrix) -> Nf4Matrix:
@@ -103,8 +119,9 @@ def _with_tables(matrix: Nf4Matrix, other: Nf4Matrix) -> Nf4Matrix:
 
 
 def fusable(operands: Sequence[Operand]) -> bool:
-    """One launch can take them all: few enough, of one format, in one order, with the same tables."""
-    return len(operands) <= gemv.SEGMENTS and len({_kind(each.matrix) for each in operands}) == 1
+    """One launch can take them all: few enough, of one format, in one order, with the same tables and the same x."""
+    kinds = {(_kind(each.matrix), None if each.signs is None else each.signs.data_ptr()) for each in operands}
+    return len(operands) <= gemv.SEGMENTS and len(kinds) == 1
 
 
 def _kind(matrix: Matrix) -> tuple[object, ...]:
@@ -116,6 +133,9 @@ def _kind(matrix: Matrix) -> tuple[object, ...]:
         return GatherMatrix, matrix.codebooks.shape, matrix.codebooks.dtype
     if isinstance(matrix, VptqMatrix):
         return VptqMatrix, matrix.centroids.shape, matrix.centroids.dtype, matrix.residuals, matrix.words
+    if isinstance(matrix, VqMatrix):
+        places = tuple((book.stride, book.steps, book.before, book.tile_positions) for book in matrix.books)
+        return VqMatrix, places, matrix.scales.dtype
     return (Int8Matrix if isinstance(matrix, Int8Matrix) else Tensor,)
 
 
@@ -206,6 +226,9 @@ def _launch(
     elif isinstance(first, Int8Matrix):
         of_int8 = [matrix for matrix in matrices if isinstance(matrix, Int8Matrix)]
         int8.int8_gemv(x, of_int8, biases=biases, norm=norm, residual=residual, activation=activation, out=out)
+    elif isinstance(first, VqMatrix):
+        of_books = [matrix for matrix in matrices if isinstance(matrix, VqMatrix)]
+        vq.vq_gemv(x, of_books, biases=biases, norm=norm, residual=residual, activation=activation, out=out)
     elif isinstance(first, GatherMatrix):
         of_aqlm = [matrix for matrix in matrices if isinstance(matrix, GatherMatrix)]
         gather.gather_gemv(x, of_aqlm, biases=biases, norm=norm, residual=residual, activation=activation, out=out)

@@ -9,11 +9,14 @@ from torch import Tensor
 
 from localq.kernels.gather import GatherMatrix
 from localq.kernels.unpack import VptqMatrix
-from localq.quant import aqlm, vptq_codec, vq2_codec
+from localq.kernels.vq import VqMatrix
+from localq.quant import aqlm, vptq_codec, vq2, vq2_codec
+from localq.quant.vq_linear import VqLinear
 
 HALF = torch.float16
 LAYOUTS = ((1, 4096, 1, 8), (1, 512, 1, 16), (2, 256, 1, 8), (3, 16, 2, 8))  # books, entries, rows and columns of AQLM
 VQ2_BOOKS = ((4, 16), (16, 32))  # stride, length
+VQ_SCHEMES = ("vq2", "2x8", "1x8")
 VPTQ_SCHEMES = ((8, 1024, 0), (8, 256, 16), (16, 512, 256))  # vector length, centroids, residual ones
 
 
@@ -48,6 +51,20 @@ def vq2_packed(out: int, columns: int, seed: int = 1) -> vq2_codec.Packed:
         for stride, length in VQ2_BOOKS
     )
     return vq2_codec.Packed(books, 1 + 0.1 * _normal(out, seed=seed), None, (out, columns))
+
+
+def vq_matrix(scheme: str, out: int, columns: int, device: torch.device, seed: int) -> tuple[VqMatrix, Tensor]:
+    """As `vq_gemv` takes it on the device, and its weights f32."""
+    if scheme == "vq2":
+        packed = vq2_packed(out, columns, seed)
+        linear: VqLinear = vq2.Linear(packed.to(device)).put_into_tiles()
+        weight = vq2_codec.dequantize(packed, torch.float32)
+    else:
+        coded = aqlm_packed((int(scheme[0]), 256, 1, 8), out, columns, seed)
+        linear = aqlm.Linear(coded.to(device)).put_into_tiles()
+        weight = aqlm.dequantize(coded, torch.float32)
+    assert linear.matrix is not None  # a layout that the kernel reads
+    return linear.matrix, weight
 
 
 def vptq_packed(scheme: tuple[int, int, int], out: int, columns: int, seed: int = 1) -> vptq_codec.Packed:

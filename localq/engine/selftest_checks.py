@@ -20,12 +20,13 @@ from localq.engine import selftest_search as searches
 from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState
 from localq.engine.selftest import Mismatch
-from localq.kernels import attention, dense, embed, gather, int8, nf4, rmsnorm, sampling, unpack
+from localq.kernels import attention, dense, embed, gather, hadamard, int8, nf4, rmsnorm, sampling, unpack, vq
 from localq.kernels.gemv import Norm
 from localq.kernels.int8 import Int8Matrix
 from localq.kernels.nf4 import Nf4Matrix
 from localq.kernels.unpack import CodeSet
 from localq.quant import aqlm, nf4_tiles, vptq_codec, vq2_codec
+from localq.quant import hadamard as rotation
 from localq.quant import int8 as int8_format
 from localq.quant import nf4 as nf4_format
 from localq.quant.nf4 import Packed
@@ -200,6 +201,23 @@ def _gather_roof(device: torch.device) -> None:
         _same(gather.gather_roof(table, step, 32, sums), torch.zeros(512, dtype=torch.int32))
 
 
+def _vq_gemv(device: torch.device) -> None:
+    """One and two books, of one stride and of two."""
+    x = _normal(8, COLUMNS).to(HALF)
+    for scheme in books.VQ_SCHEMES:
+        pair = [books.vq_matrix(scheme, OUT, COLUMNS, device, seed) for seed in (1, 5)]
+        for rows in (1, 2, 3, 8):
+            _near_product(vq.vq_gemv(x[:rows].to(device), [pair[0][0]]), x[:rows], pair[0][1])
+        run = partial(_fused, partial(vq.vq_gemv, matrices=[matrix for matrix, _ in pair], activation="silu"))
+        _near_gated(run, x, pair[0][1], pair[1][1], device)
+
+
+def _hadamard(device: torch.device) -> None:
+    for columns in (48, COLUMNS, 1536, 8192):
+        x, signs = _normal(3, columns).to(HALF), rotation.packed_signs(_normal(columns, seed=2) < 0)
+        _same(hadamard.hadamard(x.to(device), signs.to(device)), rotation.rotate(x, signs))
+
+
 def _attention_decode(device: torch.device) -> None:
     """A cache of each width, filled and read by the kernels, against the same cache on the CPU."""
     heads, kv_heads, width, slots = 6, 2, 64, 200
@@ -280,6 +298,8 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
     "gather_gemv": _gather_gemv,
     "vptq_gemv": _vptq_gemv,
     "gather_roof": _gather_roof,
+    "vq_gemv": _vq_gemv,
+    "hadamard": _hadamard,
     "attention_decode": _attention_decode,
     "vq_search": _vq_search,
     "embed": _embed,

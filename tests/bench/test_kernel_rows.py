@@ -15,6 +15,7 @@ from localq.bench import (
     nf4_rows,
     search_rows,
     step_rows,
+    vq_rows,
 )
 from localq.bench.kernel_table import as_json, lines
 from localq.bench.kernel_timing import Bench
@@ -40,7 +41,7 @@ WORK = Workload(
 )
 FAMILIES = (
     nf4_rows.gemv_cases, nf4_rows.gemm_cases, dequantize_rows.cases, dense_rows.dense_cases, dense_rows.int8_cases,
-    attention_rows.cases, step_rows.cases, gather_rows.cases, search_rows.cases,
+    attention_rows.cases, step_rows.cases, gather_rows.cases, search_rows.cases, vq_rows.cases,
 )  # fmt: skip
 
 
@@ -80,7 +81,7 @@ def test_every_row_is_measured(bench):
     assert {row.op for row in rows} == {
         "nf4_gemv", "nf4_gemm", "nf4_dequantize", "dense_gemv", "int8_gemv", "attention_decode", "kv_write", "kv_read",
         "embed", "rmsnorm", "sample", "gather_gemv", "vptq_gemv", "gather_roof", "additive_dequantize",
-        "vptq_dequantize", "vq_search",
+        "vptq_dequantize", "vq_search", "vq_gemv", "hadamard",
     }  # fmt: skip
     assert all(row.bytes > 0 for row in rows)
     plain = next(row for row in rows if row.op == "nf4_gemv" and row.rows == 8)

@@ -15,11 +15,12 @@ import gather_operands
 import nf4_operands
 import search_operands
 import torch
+import vq_operands
 from row_operands import DENSE, INT8
 
 from localq.engine.cache import KVCache
 from localq.engine.selftest_checks import CHECKS
-from localq.kernels import gather, nf4
+from localq.kernels import gather, hadamard, nf4, vq
 from localq.kernels.gemv import Norm
 from localq.quant import aqlm, vptq
 
@@ -93,6 +94,23 @@ def search_cases() -> Iterator[Case]:
     yield "vq_search, beam 200", partial(search_operands.search, search_operands.block(3, 16, [(4, 8)], 200).to("cuda"))
 
 
+def vq_cases() -> Iterator[Case]:
+    """Every scheme on edge shapes with each kernel, a gated pair with its norm; rotations of every kind."""
+    for (name, books), shape in product(vq_operands.SCHEMES.items(), ((1, 16), (15, 320), (577, 576), (5003, 2128))):
+        operand = vq_operands.make(shape, books, 1, "cuda", together=name == "s8l8+s8l8")
+        for rows in (1, 2, 3, 8):
+            x = nf4_operands.inputs(rows, shape[1], HALF, "cuda")
+            yield f"vq_gemv {name} {shape}, {rows} rows", partial(vq.vq_gemv, x, [operand.matrix])
+    pair = [vq_operands.make((333, 1024), [(4, 16)], seed, "cuda").matrix for seed in (1, 2)]
+    norm = Norm(torch.ones(1024, dtype=HALF, device="cuda"), 1e-5)
+    x = nf4_operands.inputs(1, 1024, HALF, "cuda")
+    yield "vq_gemv gate and up", partial(vq.vq_gemv, x, pair, norm=norm, activation="silu")
+    for columns in (16, 48, 576, 768, 8192):
+        signs = torch.zeros(columns // 8, dtype=torch.uint8, device="cuda")
+        x = nf4_operands.inputs(3, columns, HALF, "cuda")
+        yield f"hadamard {columns}", partial(hadamard.hadamard, x, signs)
+
+
 def attention_cases() -> Iterator[Case]:
     """Every width of heads and cache around every border of the live length; windows; the cache's own kernels."""
     for (heads, kv_heads, width), bits in product(HEADS, (16, 8, 4)):
@@ -112,7 +130,15 @@ def main(wanted: list[str]) -> None:
     """Runs the cases whose name holds one of `wanted`, all without any."""
     checks = ((f"self-test {name}", partial(check, torch.device("cuda", 0))) for name, check in CHECKS.items())
     count = 0
-    for name, run in (*checks, *nf4_cases(), *row_cases(), *unpack_cases(), *search_cases(), *attention_cases()):
+    for name, run in (
+        *checks,
+        *nf4_cases(),
+        *row_cases(),
+        *unpack_cases(),
+        *vq_cases(),
+        *search_cases(),
+        *attention_cases(),
+    ):
         if wanted and not any(part in name for part in wanted):
             continue
         run()

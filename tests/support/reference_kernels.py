@@ -10,10 +10,12 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from vq_operands import weights_of
 
 from localq.engine import sampler
-from localq.kernels import attention, dense, embed, gather, int8, nf4, rmsnorm, sampling, search, unpack
+from localq.kernels import attention, dense, embed, gather, hadamard, int8, nf4, rmsnorm, sampling, search, unpack, vq
 from localq.quant import aqlm, nf4_tiles, vptq_codec
+from localq.quant import hadamard as rotation
 from localq.quant import int8 as int8_format
 from localq.quant.nf4 import Packed
 from localq.quant.nf4 import dequantize as nf4_values
@@ -33,6 +35,8 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(gather, "gather_gemv", gather_gemv)
     monkeypatch.setattr(gather, "vptq_gemv", vptq_gemv)
     monkeypatch.setattr(gather, "gather_roof", lambda table, step, loads, sums: sums.zero_())
+    monkeypatch.setattr(vq, "vq_gemv", vq_gemv)
+    monkeypatch.setattr(hadamard, "hadamard", rotated)
     monkeypatch.setattr(search, "vq_search", vq_search)
     monkeypatch.setattr(search.Search, "launch", lambda prepared: None)
     monkeypatch.setattr(embed, "embed", embedded)
@@ -113,6 +117,15 @@ def gather_gemv(x, matrices, **around):
     weights = [aqlm.dequantize(one, torch.float32) for one in ones]
     scaled = [weight * each.scales.view(-1, 1).float() for weight, each in zip(weights, matrices, strict=True)]
     return product(x, scaled, **around)
+
+
+def vq_gemv(x, matrices, **around):
+    return product(x, [weights_of(each) for each in matrices], **around)
+
+
+def rotated(x, signs, out=None):
+    turned = rotation.rotate(x, signs)
+    return turned if out is None else out.copy_(turned)
 
 
 def vptq_gemv(x, matrices, **around):

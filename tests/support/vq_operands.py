@@ -74,8 +74,8 @@ def make(
 
 
 def by_tables(operand: VqOperand, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The product as the kernel rounds it, but for its sums, and the sums of magnitudes: x [rows, in] -> f32 [rows, out]
-    both. Tables of inner products in f16, at the scale of the row; every code is looked up once."""
+    """The product as the kernel rounds it, but for its sums, and the sums of magnitudes: x [rows, in] -> two of f32
+    [rows, out]. Tables of inner products in f16, at the scale of the row; every code is looked up once."""
     matrix = operand.matrix
     largest = x.float().abs().amax(1, keepdim=True)
     up = torch.exp2(14 - torch.floor(torch.log2(largest)))
@@ -92,3 +92,16 @@ def by_tables(operand: VqOperand, x: Tensor) -> tuple[Tensor, Tensor]:
             sizes[row] += entry.abs().sum(1)
     scale = matrix.scales.float() * matrix.factor / up
     return (sums * scale).float(), (sizes * scale).float()
+
+
+def weights_of(matrix: VqMatrix) -> Tensor:
+    """f32 [out, in] of a matrix as the kernel takes it: back from tiles and fragments."""
+    total = None
+    for book in matrix.books:
+        shape = (matrix.out_features, book.tile_positions)
+        positions = matrix.in_features // book.stride
+        codes = vq_tiles.untile(book.codes.flatten(), shape)[:, book.before : book.before + positions, None]
+        parts = book.fragments.float().view(16, book.steps, 8, 4, 2, 2, 2)  # m, k, g, t, upper columns, upper rows, i
+        codebook = parts.permute(0, 5, 2, 1, 4, 3, 6).reshape(1, 256, -1) * matrix.factor
+        total = dequantize_codes(codes, codebook, book.stride, codebook.shape[2], matrix.in_features, total)
+    return total * matrix.scales[:, None].float()

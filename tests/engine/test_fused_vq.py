@@ -1,0 +1,143 @@
+"""Linears with books of 256 codewords in the fused step: operands, rotations and launches, by torch on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import step_stand_ins
+import tiny_models
+import torch
+from tiny_models import CONTEXT, PREFILL, TOKENS
+from torch import nn
+from vq_operands import weights_of
+
+from localq.engine.cache import KVCache
+from localq.engine.decode import StepState
+from localq.engine.fused import FusedStep
+from localq.engine.linears import fusable, halves, operand, with_shared_tables
+from localq.engine.sampler import SamplerState
+from localq.kernels import hadamard as kernel
+from localq.kernels import vq
+from localq.models import ARCHITECTURES
+from localq.models.decoder import Decoder
+from localq.quant import aqlm, hadamard, vq2
+
+
+def random_vq2(out: int, columns: int, signs: torch.Tensor | None, bias: torch.Tensor | None = None) -> vq2.Linear:
+    codes = torch.randint(256, (out, columns // 4), dtype=torch.uint8)
+    book = (codes, (torch.randn(256, 16) / (2 * columns**0.5)).half())
+    packed = vq2.Packed((book,), 0.5 + torch.rand(out).half(), signs, (out, columns))
+    linear = vq2.Linear(packed, bias)
+    linear.put_into_tiles()
+    return linear
+
+
+def in_vq2(model: Decoder, rotated: str) -> None:
+    """All linears of the blocks; signs of their own ("own"), the same for all of one width ("shared"), none ("no")."""
+    torch.manual_seed(4)
+    widths: dict[int, torch.Tensor] = {}
+    for path, plain in list(model.named_modules()):
+        if not isinstance(plain, nn.Linear) or "layers." not in path:
+            continue
+        columns = plain.in_features
+        signs = torch.randint(256, (columns // 8,), dtype=torch.uint8)
+        signs = widths.setdefault(columns, signs) if rotated == "shared" else signs
+        linear = random_vq2(plain.out_features, columns, None if rotated == "no" else signs.clone(), plain.bias)
+        parent, _, leaf = path.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, linear)
+
+
+def wide_qwen3() -> Decoder:
+    """Whose widths are multiples of 16, with random weights."""
+    changes = {"hidden_size": 64, "intermediate_size": 112, "head_dim": 16}
+    module = ARCHITECTURES["qwen3"]
+    model = module.Model(module.Config.from_dict({**tiny_models.BY_NAME["qwen3"].config, **changes}))
+    generator = torch.Generator().manual_seed(2)
+    for name, parameter in model.named_parameters():
+        around = 1.0 if "norm" in name else 0.0
+        parameter.data = around + 0.3 * torch.randn(parameter.shape, generator=generator)
+    model.make_tables(CONTEXT, "cpu")
+    return model.eval()
+
+
+def fused_step(model: Decoder, cache: KVCache) -> FusedStep:
+    device = torch.device("cpu")
+    return FusedStep(model, cache, StepState(SamplerState(model.config.vocab_size, CONTEXT, device), device))
+
+
+def logits_of_launches(model: Decoder) -> torch.Tensor:
+    """f32 [TOKENS - prompt, vocab]: a prefill by the modules, then every token through the launches."""
+    ids, prompt = tiny_models.token_ids(), sum(PREFILL)
+    cache = KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu")
+    model(ids[:prompt], torch.arange(prompt), cache, prompt)
+    step, rows = fused_step(model, cache), []
+    for position in range(prompt, TOKENS):
+        step.state.token.copy_(ids[position : position + 1])
+        step.state.position.fill_(position)
+        step.run(greedy=True)
+        rows.append(step.logits[0].clone())
+    return torch.stack(rows)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    step_stand_ins.install(monkeypatch)
+
+    def product(x, matrices, **around):
+        step_stand_ins.dense_gemv(x, [weights_of(matrix) for matrix in matrices], **around)
+
+    def rotated(x, signs, out):
+        out.copy_(hadamard.rotate(x, signs))
+
+    monkeypatch.setattr(vq, "vq_gemv", product)
+    monkeypatch.setattr(kernel, "hadamard", rotated)
+
+
+LAUNCHES = {
+    "no": ["qkv", "attention", "o", "gate_up", "down"],
+    "shared": ["norm", "rotate", "qkv", "attention", "rotate", "o", "norm", "rotate", "gate_up", "rotate", "down"],
+    "own": [
+        *["norm", "rotate", "qkv"] * 3, "attention", "rotate", "o", *["norm", "rotate", "gate_up"] * 2, "gate_up",
+        "rotate", "down",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rotated", LAUNCHES)
+def test_launches_give_the_logits_of_the_modules(rotated, stand_ins):
+    model = wide_qwen3()
+    in_vq2(model, rotated)
+    with torch.inference_mode():
+        logits = logits_of_launches(model)
+        expected = tiny_models.logits_in_steps(model)[sum(PREFILL) :]
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4)
+    step = fused_step(model, KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu"))
+    operations = [launch.operation for launch in step.launches(greedy=True)]
+    assert operations == ["embed", *LAUNCHES[rotated] * model.config.layers, "head", "sample"]
+    assert all(launch.bytes(9) > 0 for launch in step.launches(greedy=True))
+
+
+def test_what_one_launch_takes():
+    signs = torch.randint(256, (8,), dtype=torch.uint8)
+    pair = [operand(random_vq2(out, 64, signs.clone())) for out in (48, 16)]
+    other = operand(random_vq2(48, 64, ~signs))
+    assert not fusable(pair)  # their signs lie at two places
+    shared = with_shared_tables([*pair, other])
+    assert fusable(shared[:2])
+    assert not fusable(shared)
+    assert halves(pair[0]) is None
+    assert pair[0].bytes() == 48 * 16 + 8192 + 2 * 48
+    assert not pair[0].readable(torch.float16)  # on the CPU
+
+
+def test_aqlm_of_8_bit_codes_is_an_operand_once_in_tiles():
+    codes = torch.randint(-128, 128, (40, 8, 2), dtype=torch.int8)
+    linear = aqlm.Linear(aqlm.Packed(codes, torch.randn(2, 256, 1, 8).half(), torch.ones(40, 1, 1, 1).half()))
+    assert operand(linear) is None
+    linear.put_into_tiles()
+    found = operand(linear)
+    assert found is not None
+    torch.testing.assert_close(
+        weights_of(found.matrix), aqlm.dequantize(linear.packed, torch.float32), rtol=1e-3, atol=1e-3
+    )
+    assert fusable([found, found])
+    assert not fusable([found, operand(random_vq2(40, 64, None))])
