@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from localq.kernels.search import Book
 from localq.models.attention import Pass
@@ -150,7 +151,11 @@ def tune(
     device = next(block.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     losses = []
-    with torch.inference_mode(False), torch.enable_grad():
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),
+    ):  # the others add as threads come
         trained = Trained(packed, block, device)
         optimizer = torch.optim.Adam(trained.parameters_of(tuning), betas=(0.9, 0.95))
         schedule = torch.optim.lr_scheduler.LambdaLR(

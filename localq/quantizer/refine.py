@@ -64,7 +64,7 @@ def gathered(matrix: Tensor, codes: Sequence[Tensor], books: Sequence[Book]) -> 
         for lag in range(min(book.length // book.stride, positions)):
             used = numbers[:, : positions - lag].reshape(-1).int()
             begin = lag * book.stride
-            total[:, begin : begin + book.stride].index_add_(0, used, parts[:, lag:].reshape(-1, book.stride))
+            _add(total[:, begin : begin + book.stride], used, parts[:, lag:].reshape(-1, book.stride))
         found.append(total)
     return found
 
@@ -80,8 +80,18 @@ def _decoded(codes: Sequence[Tensor], books: Sequence[Book], values: Sequence[Te
 def _used(numbers: Tensor, squares: Tensor) -> Tensor:
     """f32 [256, 1]: how often each codeword is used, weighed by the squares of the rows' scales."""
     counts = torch.zeros(ENTRIES, device=numbers.device)
-    counts.index_add_(0, numbers.reshape(-1).int(), squares.expand(-1, numbers.shape[1]).reshape(-1))
+    _add(counts, numbers.reshape(-1).int(), squares.expand(-1, numbers.shape[1]).reshape(-1))
     return counts[:, None]
+
+
+def _add(total: Tensor, indices: Tensor, parts: Tensor) -> None:
+    """total[indices[i]] += parts[i], in an order that is always the same: on a GPU torch else adds as threads come."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        total.index_add_(0, indices, parts)
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def _dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
