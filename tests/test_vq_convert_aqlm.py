@@ -22,6 +22,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import open_model
 from localq.quant import aqlm
 from localq.quantizer.encode import Effort
+from localq.quantizer.finetune import Tuning
 from localq.schemes import scheme_of
 from localq.vq_convert import Request, convert
 
@@ -34,7 +35,12 @@ UP, Q = "model.layers.1.mlp.up_proj", "model.layers.0.self_attn.q_proj"
 
 def request(source: Path, out: Path, **options: Any) -> Request:
     windows = [prompt_of(48, seed) for seed in range(16)]
-    options = {"format": "aqlm2x8", "effort": Effort(beam=6, columns=64), **options}
+    options = {
+        "format": "aqlm2x8",
+        "effort": Effort(beam=6, columns=64),
+        "tuning": Tuning(steps=4, sequences=2),
+        **options,
+    }
     return Request(open_model(source), out, windows, CPU, **options)
 
 
