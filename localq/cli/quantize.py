@@ -23,7 +23,8 @@ Say = Callable[[str], None]
 
 SCHEMES = {"2": "s4l16", "2.5": "s4l16+s16l16", "3": "s4l16+s8l16", "4": "s4l16+s4l16"}  # of vq2, by bits
 QUICK_WINDOWS = 64
-BEST_BEAM, BEST_ROUNDS = 96, 2
+BEST_BEAM, BEST_ROUNDS = 64, 2
+BEST_STEPS, BEST_SEQUENCES = 200, 4  # of fine-tuning
 LARGEST_SEED = 2**31 - 1
 
 
@@ -68,7 +69,7 @@ def quantize(
     best: Annotated[
         bool | None,
         typer.Option(
-            "--best/--quick", help="A wider search, twice, on all of the text; --quick is the default.",
+            "--best/--quick", help="A wider search, twice, on all of the text, and fine-tuning (hours without a GPU); or --quick, the default.",
             show_default=False,
         ),
     ] = None,
@@ -131,13 +132,24 @@ def _on_text(
     from localq.cli import quantize_progress
     from localq.engine.device import device_name, pick
     from localq.quantizer.encode import Effort
+    from localq.quantizer.finetune import Tuning
 
     choice = pick(device)
     effort = Effort(beam=BEST_BEAM, rounds=BEST_ROUNDS) if asked.best else Effort()
+    tuning = Tuning(BEST_STEPS, BEST_SEQUENCES) if asked.best else Tuning()
     ids = calibration.token_windows(files, text, asked.windows, None if asked.best else QUICK_WINDOWS)
     scheme, seed = SCHEMES[asked.bits or "2"], asked.seed or 0
     request = vq_convert.Request(
-        files, out, ids, choice.device, format=format, scheme=scheme, effort=effort, seed=seed, force=force
+        files,
+        out,
+        ids,
+        choice.device,
+        format=format,
+        scheme=scheme,
+        effort=effort,
+        tuning=tuning,
+        seed=seed,
+        force=force,
     )
     for line in choice.notes:
         say(line)

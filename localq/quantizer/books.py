@@ -89,7 +89,7 @@ def main(path: str) -> None:
     """Train all schemes and write them to `path`; prints the error of each."""
     tensors: dict[str, torch.Tensor] = {}
     for scheme in SCHEMES:
-        books = train(scheme, rows=512, rounds=48, beam=32)
+        books = train(scheme, rows=256, rounds=40, beam=16)
         tensors |= {f"{scheme}.{number}": book.codewords.half() for number, book in enumerate(books)}
         print(f"{scheme}: mean square error {error(books, 512, 32):.5f} with 32 paths", flush=True)
     save_file(tensors, path)
