@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What a GPU must show: build, tests, sanitizer, speeds, counters. A short table last.
 # Usage: bash tests/gpu_report.sh [OUTPUT_FOLDER [STEP...]]     all steps but the sanitizer's and ncu without a STEP
-# Steps: see `case` below. Needs nvcc, torch with CUDA and the test packages; `smollm2`, `quality` and some tests also
-# the embedded model. MODEL=NAME changes what `model` and `profile` measure, LIMIT=SECONDS (600) is for each step.
+# Steps: see `case` below. Needs nvcc, torch with CUDA and the test packages; `smollm2`, `quality`, `vq2` and some tests
+# also the embedded model. MODEL=NAME changes what `model` and `profile` measure, LIMIT=SECONDS (600) is for each step.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-gpu_report}
@@ -43,6 +43,7 @@ run() {
     large) step large 12 $limit python3 -m localq bench --synthetic llama-3.3-70b@nf4 -p 0 --against none ;;
     profile) step profile 20 $limit python3 -m localq bench --synthetic "${MODEL:-llama-3.1-8b@nf4}" --profile ;;
     smollm2) step smollm2 10 $limit python3 -m localq bench smollm2-135m@nf4 --device cuda ;;
+    vq2) step vq2 20 $limit bash tests/vq2_report.sh "$out/vq2" ;;
     quality) step quality 10 $limit python3 -m localq eval smollm2-135m@nf4 --device cuda --against reference --decode 512 ;;
     decode_memcheck) step decode_memcheck 2 $limit compute-sanitizer --tool memcheck --error-exitcode 9 \
       python3 -m localq run smollm2-135m@nf4 --device cuda "Hello" ;;

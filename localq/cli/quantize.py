@@ -69,7 +69,7 @@ def quantize(
     best: Annotated[
         bool | None,
         typer.Option(
-            "--best/--quick", help="A wider search, twice, on all of the text, and fine-tuning (hours without a GPU); or --quick, the default.",
+            "--best/--quick", help="A wider search, twice, on all of the text, and fine-tuning: hours without a GPU.",
             show_default=False,
         ),
     ] = None,
