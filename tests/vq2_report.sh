@@ -21,7 +21,7 @@ made() { # name, options of quantize...
 # shellcheck disable=SC2086
 echo "reference: $(python3 -m localq eval smollm2-135m $device --json)"
 made quick --format vq2 --quick
-made quick-all-text --format vq2 --quick --windows 1000
+made quick-all-text --format vq2 --quick --windows 110
 made best --format vq2 --best
 made best-3-bits --format vq2 --best --bits 3
 made aqlm2x8 --format aqlm2x8 --quick
