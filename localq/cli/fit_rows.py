@@ -97,7 +97,7 @@ def _of_entry(entry: ModelEntry, only: str | None = None) -> list[Candidate]:
         remark = "" if source else f"quantized here, from {files.format}"
         remark = "gated" if files.gated and not remark else remark
         if format in catalog.SLOW_FORMATS:
-            remark = ", ".join(filter(None, ("slow, no kernel reads it yet", remark)))
+            remark = ", ".join(filter(None, ("slow, gathers its codewords", remark)))
         candidates.append(
             Candidate(
                 entry.name if format == entry.default_format else f"{entry.name}@{format}",
