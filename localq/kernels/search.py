@@ -39,9 +39,13 @@ class Book:
 
 
 def events(books: Sequence[Book], columns: int) -> list[tuple[int, bool]]:
-    """In which order books are read along `columns`: (number of the book, is it the last of its position)."""
+    """In which order books are read along `columns`: (number of the book, is it the last of its position).
+
+    The finest strides come first at a position: their codewords carry most of a weight, and paths that are judged
+    before them are judged by what matters least (a third more squared error at 3 bits).
+    """
     step = min(book.stride for book in books)
-    order = sorted(range(len(books)), key=lambda book: -books[book].stride)  # what reaches farthest first
+    order = sorted(range(len(books)), key=lambda book: books[book].stride)
     found = []
     for column in range(0, columns, step):
         here = [book for book in order if column % books[book].stride == 0]

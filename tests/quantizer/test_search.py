@@ -142,9 +142,9 @@ def test_threads_and_neighbours_change_nothing(monkeypatch):
     assert torch.equal(search(part).codes[0], whole.codes[0][2:5])
 
 
-def test_books_that_reach_farthest_are_read_first():
-    books = [Book(4, torch.zeros(256, 16)), Book(8, torch.zeros(256, 16))]
-    assert events(books, 16) == [(1, False), (0, True), (0, True), (1, False), (0, True), (0, True)]
+def test_the_finest_books_are_read_first():
+    books = [Book(8, torch.zeros(256, 16)), Book(4, torch.zeros(256, 16))]
+    assert events(books, 16) == [(1, False), (0, True), (1, True), (1, False), (0, True), (1, True)]
 
 
 BROKEN = {
