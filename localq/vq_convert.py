@@ -209,7 +209,15 @@ class _Work:
                 others = {name: stored.read(key) for name, key in self._model.other_names(index).items()}
                 pass_layer(block, packed, others if request.tuning.steps else {}, streams)
                 advance(total // self._model.layers, CATCHING_UP)
+            self._check_range(index, streams)
         advance(total - done)  # of layers at the end that were there
+
+    def _check_range(self, index: int, streams: Streams) -> None:
+        """Can the type that the model is to compute in hold what comes out of a layer?"""
+        largest = max(float(x.abs().max()) for x in streams.x)
+        if largest > torch.finfo(self._dtype).max:
+            why = f"layer {index} makes values up to {largest:.0f}, beyond {self._stated}, in which it would compute"
+            raise LocalqError(self._request.source.name, why, "Use --format vq2.", ExitCode.USAGE)
 
     def _kept(self, name: str, tensor: Tensor, dtype: str) -> Tensor:
         """As it is written."""

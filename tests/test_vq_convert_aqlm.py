@@ -159,11 +159,25 @@ def test_the_other_format_is_another_conversion(tmp_path):
         convert(dataclasses.replace(one, format="vq2"))
 
 
-def test_values_beyond_float16_are_named(tmp_path):
-    source = make_checkpoint(tmp_path / "source", num_hidden_layers=2, shard_bytes=10**9)
+def scaled(folder: Path, model_type: str, name: str, factor: float) -> Path:
+    """A source, one of whose tensors is multiplied."""
+    source = make_checkpoint(folder / "source", model_type, num_hidden_layers=2, shard_bytes=10**9)
     tensors = load_file(source / "model.safetensors")
-    tensors["model.embed_tokens.weight"] *= 1e7
+    tensors[name] *= factor
     save_file(tensors, source / "model.safetensors")
+    return source
+
+
+def test_weights_beyond_float16_are_named(tmp_path):
+    source = scaled(tmp_path, "llama", "model.embed_tokens.weight", 1e7)
     with pytest.raises(LocalqError, match=r"embed_tokens.weight.*beyond float16") as caught:
         convert(request(source, tmp_path / "out"))
     assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+def test_what_float16_cannot_compute_is_refused(tmp_path):
+    """gemma multiplies its embedding, whose weights float16 can hold."""
+    source = scaled(tmp_path, "gemma2", "model.embed_tokens.weight", 3e5)
+    with pytest.raises(LocalqError, match=r"layer 0 makes values.*beyond float16.*vq2") as caught:
+        convert(request(source, tmp_path / "out"))
+    assert caught.value.exit_code == ExitCode.USAGE
