@@ -61,6 +61,7 @@ CASES: list[tuple[str, int]] = [
     ("nf4_dequantize, tiled", SHAPE[0] * SHAPE[1]),
     ("dense_gemv, 1 row", SHAPE[0] * SHAPE[1]),
     ("int8_gemv, 1 row", SHAPE[0] * SHAPE[1]),
+    *((f"vq_gemv, {rows} row{'s' * (rows > 1)}", SHAPE[0] * SHAPE[1]) for rows in (1, 2, 4, 8)),
     *((f"attention_decode, {bits} bit", 2 * 8 * 128 * DEPTH) for bits in (16, 8, 4)),
 ]
 
@@ -104,6 +105,8 @@ def _case(name: str, device: Any) -> Callable[[], object]:
         codes = torch.randint(-127, 128, SHAPE, dtype=torch.int8, device=device)
         scales = torch.rand(SHAPE[0], dtype=torch.float32, device=device)
         return partial(int8.int8_gemv, _x(1, device), [Int8Matrix(codes, scales)])
+    if op == "vq_gemv":
+        return _vq(int(name.split()[1]), device)
     weights = Weights.random(SHAPE, device, 1)
     if op == "nf4_dequantize":
         matrix = weights.tiled() if "tiled" in name else weights.matrix
@@ -113,6 +116,22 @@ def _case(name: str, device: Any) -> Callable[[], object]:
     if op == "nf4_gemm":
         return partial(nf4.nf4_gemm, x, weights.tiled())
     return partial(nf4.nf4_gemv, x, [weights.tiled()])
+
+
+def _vq(rows: int, device: Any) -> Callable[[], object]:
+    """vq2 with stride 4 and length 16."""
+    import torch
+
+    from localq.kernels.vq import VqBook, VqMatrix, vq_gemv
+    from localq.quant import vq_tiles
+
+    positions = SHAPE[1] // 4
+    codes = torch.randint(256, (SHAPE[0] * positions,), dtype=torch.uint8, device=device)
+    codebook = torch.randn(256, 16, dtype=torch.float16, device=device)
+    factor = vq_tiles.factor_of([codebook])
+    book = VqBook(codes, vq_tiles.fragments(codebook, factor), 4, 0, positions)
+    scales = torch.ones(SHAPE[0], dtype=torch.float16, device=device)
+    return partial(vq_gemv, _x(rows, device), [VqMatrix((book,), scales, factor, *SHAPE)])
 
 
 def _x(rows: int, device: Any) -> Any:

@@ -1,7 +1,6 @@
-// In place of csrc/vq_machine.cuh and csrc/launch.h, and before all others: what vq_gemv takes from a GPU, on a CPU, for
-// tests of the kernel and its launcher where there is no GPU. Threads are coroutines that run until they meet others;
-// blocks of a cluster run together. Counts the wavefronts of accesses to shared memory: what they are above one each are
-// bank conflicts.
+// In place of csrc/vq_machine.cuh and csrc/launch.h, before all others: what vq_gemv takes from a GPU, on a CPU, to
+// test the kernel and its launcher without one. Threads are coroutines that run until they meet others; blocks of a
+// cluster run together. Counts wavefronts of shared memory: what they are above one each are bank conflicts.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -21,7 +20,7 @@
 
 namespace on_cpu {
 
-constexpr int kBlockThreads = 512;
+constexpr int kBlockThreads = 512, kStack = 64 * 1024;
 
 struct Warp {
   uint32_t word[32][6];
@@ -38,7 +37,7 @@ struct Block {
 };
 struct Thread {
   ucontext_t context;
-  std::vector<uint8_t> stack = std::vector<uint8_t>(64 * 1024);
+  std::unique_ptr<uint8_t[]> stack{new uint8_t[kStack]};
   Block* block = nullptr;
   uint32_t number = 0;
   bool done = false;
@@ -128,7 +127,7 @@ inline void run_cluster(uint32_t first, uint32_t count, uint32_t shared_bytes) {
       Thread& thread = *threads.back();
       thread.block = &block, thread.number = i;
       getcontext(&thread.context);
-      thread.context.uc_stack.ss_sp = thread.stack.data(), thread.context.uc_stack.ss_size = thread.stack.size();
+      thread.context.uc_stack.ss_sp = thread.stack.get(), thread.context.uc_stack.ss_size = kStack;
       makecontext(&thread.context, enter, 0);
     }
   }
@@ -190,17 +189,12 @@ inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
   return out;
 }
 template <typename T>
-T __ldg(const T* from) {
+T read(const T* from) {
   return *from;
 }
-template <typename T>
-T __ldcs(const T* from) {
-  return *from;
-}
-template <typename T>
-T __ldcg(const T* from) {
-  return *from;
-}
+#define __ldg read
+#define __ldcs read
+#define __ldcg read
 template <typename T>
 void __stcg(T* to, T value) {
   *to = value;

@@ -84,8 +84,12 @@ def by_tables(operand: VqOperand, x: Tensor) -> tuple[Tensor, Tensor]:
         positions, length = codes.shape[1], codebook.shape[1]
         padded = torch.cat((x.double() * up, x.new_zeros(x.shape[0], length, dtype=torch.float64)), 1)
         windows = padded.unfold(1, length, book.stride)[:, :positions]
-        exact = windows @ (codebook.float() / matrix.factor).half().double().T  # [rows, positions, 256]
-        entries = exact.float().half().double()
+        scaled = (codebook.float() / matrix.factor).half().double()
+        inner = torch.zeros(x.shape[0], positions, len(codebook))  # one product of the tensor cores has 16 weights
+        for first in range(0, length, vq_tiles.STEP):
+            part = slice(first, first + vq_tiles.STEP)
+            inner = (inner.double() + windows[..., part] @ scaled[:, part].T).float()
+        entries = inner.half().double()
         for row, table in enumerate(entries):
             entry = table[torch.arange(positions), codes[..., 0].long()]
             sums[row] += entry.sum(1)
