@@ -30,7 +30,11 @@ RUNNABLE_FORMATS = frozenset({"bf16", "fp16", "nf4", "aqlm", "vptq", "vq2", "ggu
 RUNNABLE_MODEL_TYPES = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma3_text", "phi3", "smollm3"}
 )
-SLOW_FORMATS = frozenset({"aqlm", "vptq"})  # most gather codewords from L2: sixteen times the bytes of their codes
+LAST_FORMATS = {  # what runs but is offered behind all else, and why
+    "aqlm": "slow, gathers its codewords",  # from L2: most of them sixteen times the bytes of their codes
+    "vptq": "slow, gathers its codewords",
+    "vq2": "its kernels have not been timed yet",
+}
 MADE_FORMATS = ("nf4", "vq2")  # formats that NAME@FORMAT makes here where nobody publishes it
 FULL_PRECISION = ("bf16", "fp16")
 

@@ -244,7 +244,7 @@ def _that_fits(made: Plan, arch: Architecture, budget_bytes: int, ctx: int | Non
     candidates = []
     for order, entry in enumerate(catalog.load_catalogue()):
         for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.MADE_FORMATS)):
-            if catalog.not_yet(entry.arch, format) or format in catalog.SLOW_FORMATS:
+            if catalog.not_yet(entry.arch, format) or format in catalog.LAST_FORMATS:
                 continue
             if entry.arch == arch and format == made.format:
                 continue

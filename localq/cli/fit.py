@@ -85,7 +85,7 @@ def _as_json(rows: list[Row], memory: Memory, ctx: int | None, with_ledger: bool
             "format": row.candidate.format,
             "fits": row.fits,
             "runs": row.candidate.not_yet is None,
-            "slow": row.candidate.slow,
+            "last": row.candidate.last,
             "bits_per_weight": round(row.candidate.bits, 3),
             "weights_bytes": row.weights,
             "ctx_max": row.ctx_max,

@@ -52,9 +52,9 @@ class Candidate:
         return self.name.partition("@")[0]
 
     @property
-    def slow(self) -> bool:
-        """No kernel of ours reads the format."""
-        return self.format in catalog.SLOW_FORMATS
+    def last(self) -> bool:
+        """Offered behind all else: see the catalogue."""
+        return self.format in catalog.LAST_FORMATS
 
     @property
     def bits(self) -> float:
@@ -96,8 +96,8 @@ def _of_entry(entry: ModelEntry, only: str | None = None) -> list[Candidate]:
             continue
         remark = "" if source else f"quantized here, from {files.format}"
         remark = "gated" if files.gated and not remark else remark
-        if format in catalog.SLOW_FORMATS:
-            remark = ", ".join(filter(None, ("slow, gathers its codewords", remark)))
+        if last := catalog.LAST_FORMATS.get(format):
+            remark = ", ".join(filter(None, (last, remark)))
         candidates.append(
             Candidate(
                 entry.name if format == entry.default_format else f"{entry.name}@{format}",
@@ -168,7 +168,7 @@ def ordered(rows: list[Row]) -> list[Row]:
         if not row.fits:
             return (4, row.now.ledger.total)
         usable = row.ctx_max >= min(planner.USABLE_CONTEXT, arch.max_context)
-        group = 3 if row.candidate.not_yet else 2 if row.candidate.slow else 0 if usable else 1
+        group = 3 if row.candidate.not_yet else 2 if row.candidate.last else 0 if usable else 1
         return (group, -planner.size_class(arch))
 
     def within(row: Row) -> tuple[float, ...]:
