@@ -1,0 +1,288 @@
+"""A conversion into vq2 under faults: kills at every step and at any moment, full disks, foreign folders."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conversions import digests
+from tiny_checkpoints import make_checkpoint
+from vq2_conversions import converted, request, windows
+
+from localq import disk, kernels, shard_writer, vq_convert
+from localq.conversion_folder import LOCK_NAME
+from localq.errors import ExitCode, LocalqError
+from localq.modelfiles import open_model
+from localq.quantizer.encode import Effort
+from localq.quantizer.finetune import Tuning
+
+pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+
+MOMENTS = 20
+SHAPE = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2,
+         "num_key_value_heads": 1}  # fmt: skip
+SETTINGS: dict[str, Any] = {
+    "windows": windows(3, 32),
+    "effort": Effort(beam=2, columns=32),
+    "tuning": Tuning(steps=2, sequences=2),
+    "seed": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return make_checkpoint(tmp_path_factory.mktemp("source") / "llama", "llama", **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def finished(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return converted(llama, tmp_path_factory.mktemp("out") / "whole", **SETTINGS)
+
+
+# ---- kills
+
+# One process that has loaded everything makes children: each converts and is killed, and another goes on.
+KILLED = """
+import json, os, pathlib, random, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+import torch
+from conversions import digests
+from vq2_conversions import converted, windows
+from localq.errors import LocalqError
+from localq.modelfiles import open_model
+from localq.quantizer.encode import Effort
+from localq.quantizer.finetune import Tuning
+torch.set_num_threads(1)
+source, folder = map(pathlib.Path, sys.argv[2:4])
+settings = dict(windows=windows(3, 32), effort=Effort(2, 32), tuning=Tuning(steps=2, sequences=2), seed=5)
+
+converted(source, folder / "first", **settings)  # what is imported on the way is imported once
+begun = time.monotonic()
+converted(source, folder / "whole", **settings)
+whole = time.monotonic() - begun
+
+def child(out, die_at=None):
+    number = os.fork()
+    if number:
+        return number
+    left, replace = die_at, os.replace
+    def count():
+        nonlocal left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    if die_at is not None:  # before every rename, and after it
+        os.replace = lambda *names: (count(), replace(*names), count())
+    try:
+        converted(source, out, **settings)
+    except BaseException:
+        import traceback
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+def ended(number):
+    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+
+def gone_on(out, was):
+    kept = {path.name: path.stat().st_mtime_ns for path in out.glob("*.safetensors")} if out.exists() else {}
+    code = ended(child(out))
+    same = [name for name, made in kept.items() if (out / name).stat().st_mtime_ns == made]
+    print(json.dumps([was, code, digests(out), len(kept), len(same)]), flush=True)
+
+if sys.argv[4] == "renames":
+    for number in range(10**6):
+        out = folder / str(number)
+        code = ended(child(out, number))
+        if code == 0:
+            break
+        gone_on(out, code)
+else:
+    moments = random.Random(11)
+    for number in range(int(sys.argv[4])):
+        out = folder / str(number)
+        running = child(out)
+        time.sleep(whole * moments.random())
+        os.kill(running, signal.SIGKILL)
+        gone_on(out, ended(running))
+"""
+
+
+def killed(source: Path, folder: Path, how: str) -> list[list[Any]]:
+    """How each killed conversion went on: [its exit, that of the second, digests, shards before, those kept]."""
+    support = str(Path(__file__).parent / "support")
+    command = [sys.executable, "-c", KILLED, support, str(source), str(folder), how]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=280)
+    return [json.loads(line) for line in run.stdout.splitlines()]
+
+
+@pytest.mark.slow
+def test_kills_around_every_rename_change_nothing(llama: Path, finished: Path, tmp_path: Path) -> None:
+    ended = killed(llama, tmp_path, "renames")
+    assert len(ended) >= 2 * (2 * 3 + 1)  # of three shards with their records, and the first record
+    for first, second, found, before, kept in ended:
+        assert (first, second) == (-9, 0)
+        assert found == digests(finished)
+        assert kept >= before - 1  # what was recorded is not made again; the last one may have missed its record
+    assert max(each[4] for each in ended) == 3
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_change_nothing(llama: Path, finished: Path, tmp_path: Path) -> None:
+    ended = killed(llama, tmp_path, str(MOMENTS))
+    assert len(ended) == MOMENTS
+    for first, second, found, *_ in ended:
+        assert first in (-9, 0)  # a moment near the end may come too late
+        if first == -9:
+            assert second == 0
+        assert found == digests(finished)
+    assert sum(each[0] == -9 for each in ended) >= MOMENTS // 2
+
+
+def _stopped(source: Path, out: Path, after: int, **changes: Any) -> None:
+    """A conversion that ends after so many groups."""
+
+    def stop(what: str, done: int, total: int) -> None:
+        nonlocal after
+        after -= 1
+        if after < 0:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        vq_convert.convert(request(source, out, **{**SETTINGS, **changes}), stop)
+
+
+def test_what_is_unfinished_is_no_model_and_goes_on(llama: Path, finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    _stopped(llama, out, 6)
+    with pytest.raises(LocalqError):
+        open_model(out)
+    told: list[tuple[str, int, int]] = []
+    vq_convert.convert(request(llama, out, **SETTINGS), lambda *each: told.append(each))
+    assert told[1][0] == vq_convert.CATCHING_UP
+    assert told[2][0] == vq_convert.QUANTIZING
+    assert told[-1][1] == told[-1][2]
+    assert digests(out) == digests(finished)
+
+
+@pytest.mark.parametrize("damage", ["flip", "remove"])
+def test_a_damaged_layer_is_made_again_before_those_behind_it_are_taken(
+    llama: Path, finished: Path, tmp_path: Path, damage: str
+) -> None:
+    out = tmp_path / "out"
+    _stopped(llama, out, 6)
+    shard = out / "model-00002-of-00003.safetensors"
+    if damage == "flip":
+        raw = bytearray(shard.read_bytes())
+        raw[-1] ^= 1
+        shard.write_bytes(raw)
+    else:
+        shard.unlink()
+    assert digests(converted(llama, out, **SETTINGS)) == digests(finished)
+
+
+# ---- other settings, other folders
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 6},
+        {"scheme": "s4l16+s4l16"},
+        {"effort": Effort(beam=3, columns=32)},
+        {"tuning": Tuning(steps=3, sequences=2)},
+        {"correction": 0.1},
+        {"windows": [[5, 6, 7, 8] * 16] * 3},
+        {"format": "aqlm2x8"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_other_settings_do_not_go_on(llama: Path, tmp_path: Path, change: dict[str, Any]) -> None:
+    out = tmp_path / "out"
+    _stopped(llama, out, 6)
+    before = digests(out)
+    with pytest.raises(LocalqError, match="something else") as caught:
+        converted(llama, out, **{**SETTINGS, **change})
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert digests(out) == before
+
+
+def test_force_begins_anew(llama: Path, finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    _stopped(llama, out, 6, seed=6)
+    assert digests(converted(llama, out, force=True, **SETTINGS)) == digests(finished)
+
+
+def test_a_folder_of_something_else_is_kept(llama: Path, finished: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "thesis.txt").write_text("keep me")
+    with pytest.raises(LocalqError, match="not empty") as caught:
+        converted(llama, out, **SETTINGS)
+    assert caught.value.exit_code == ExitCode.USAGE
+    converted(llama, out, force=True, **SETTINGS)
+    assert (out / "thesis.txt").read_text() == "keep me"
+    assert digests(out).items() >= digests(finished).items()
+    with pytest.raises(LocalqError, match="source"):
+        converted(llama, llama, force=True, **SETTINGS)
+
+
+def test_a_second_conversion_into_the_same_folder_waits_for_nobody(llama: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    with (out / LOCK_NAME).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(LocalqError, match="another localq"):
+            converted(llama, out, **SETTINGS)
+
+
+# ---- disks
+
+
+@pytest.mark.parametrize("count", [0, 1, 4, 9])
+def test_a_full_disk_is_named_and_loses_nothing(
+    llama: Path, finished: Path, tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Callable[[int], None] = os.fsync
+    left = [count]
+
+    def fsync(descriptor: int) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    out = tmp_path / "out"
+    monkeypatch.setattr(shard_writer.os, "fsync", fsync)
+    with pytest.raises(LocalqError, match="disk is full") as caught:
+        converted(llama, out, **SETTINGS)
+    assert caught.value.exit_code == ExitCode.DISK
+    monkeypatch.undo()
+    assert digests(converted(llama, out, **SETTINGS)) == digests(finished)
+
+
+def test_too_little_space_is_seen_before_the_first_layer(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    with pytest.raises(LocalqError, match="1,000 bytes are free") as caught:
+        vq_convert.convert(request(llama, tmp_path / "out", **SETTINGS), lambda *each: pytest.fail("it began"))
+    assert caught.value.exit_code == ExitCode.DISK
+
+
+def test_an_output_that_cannot_be_made(llama: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LocalqError) as caught:
+        converted(llama, tmp_path / "file" / "out", **SETTINGS)
+    assert caught.value.exit_code == ExitCode.DISK
