@@ -14,12 +14,12 @@ import typer
 from localq.cli import options
 from localq.cli.output import human_bytes, is_rich_terminal, note, print_json, stderr_console
 from localq.errors import usage_error
+from localq.settings import Settings
 
 if TYPE_CHECKING:
     from localq.modelfiles import ModelFiles
 
 OnProgress = Callable[[str, int, int], None]
-Say = Callable[[str], None]
 
 SCHEMES = {"2": "s4l16", "2.5": "s4l16+s16l16", "3": "s4l16+s8l16", "4": "s4l16+s4l16"}  # of vq2, by bits
 QUICK_WINDOWS = 64
@@ -53,110 +53,121 @@ class _Calibrated:
             raise usage_error("--bits", f"{self.bits!r} is not offered", f"There are {', '.join(SCHEMES)}.")
 
 
+Bits = Annotated[str | None, typer.Option("--bits", help="Of vq2: 2 (default), 2.5, 3 or 4.")]
+Calibration = Annotated[
+    Path | None, typer.Option("--calibration", metavar="FILE", help="A plain text, unlike the one to judge by.")
+]
+Windows = Annotated[int | None, typer.Option("--windows", min=1, help="How many of its windows of 2048 tokens.")]
+Best = Annotated[
+    bool | None,
+    typer.Option(
+        "--best/--quick",
+        help="A wider search, twice, on all of the text, and fine-tuning: hours without a GPU.",
+        show_default=False,
+    ),
+]
+Seed = Annotated[
+    int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the rotations of vq2 and aqlm2x8.")
+]
+
+
 def quantize(
     source: Annotated[
         str, typer.Argument(help="A name, ORG/REPO, a folder or a .gguf file.", autocompletion=options.known_names)
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write; made if need be.")],
     format: Annotated[str, typer.Option("--format", "-f", help="nf4, vq2 or aqlm2x8.")] = "nf4",
-    bits: Annotated[str | None, typer.Option("--bits", help="Of vq2: 2 (default), 2.5, 3 or 4.")] = None,
-    calibration: Annotated[
-        Path | None, typer.Option("--calibration", metavar="FILE", help="A plain text, unlike the one to judge by.")
-    ] = None,
-    windows: Annotated[
-        int | None, typer.Option("--windows", min=1, help="How many of its windows of 2048 tokens.")
-    ] = None,
-    best: Annotated[
-        bool | None,
-        typer.Option(
-            "--best/--quick", help="A wider search, twice, on all of the text, and fine-tuning: hours without a GPU.",
-            show_default=False,
-        ),
-    ] = None,
+    bits: Bits = None,
+    calibration: Calibration = None,
+    windows: Windows = None,
+    best: Best = None,
     device: options.Device = None,
-    seed: Annotated[
-        int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the rotations of vq2 and aqlm2x8.")
-    ] = None,
+    seed: Seed = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the model that is in --out.")] = False,
     offline: options.Offline = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
-) -> None:  # fmt: skip
+) -> None:
     """Quantize SOURCE into a model folder; run it again after an interruption, and it goes on.
 
     nf4 takes seconds to minutes. vq2 (2 to 4 bits) and aqlm2x8 (the same search, for other programs) are fitted to
     what the model does on a text: --bits, --calibration, --windows, --best, --device and --seed are theirs.
     """
-    from localq import prepare
-    from localq.modelfiles import open_model  # start-up cost: --help must not pay for these
-
-    def say(line: str) -> None:
-        if not quiet:
-            note(line)
-
     asked = _Calibrated(bits, calibration, windows, best, device, seed)
-    formats = ("nf4", *prepare.CALIBRATED)
-    if format not in formats:
-        raise usage_error(format, "localq does not write this format", f"Formats: {', '.join(formats)}.")
-    asked.check(format, prepare.CALIBRATED)
-    prepare.check_can_make(format)
-    text = None if format not in prepare.CALIBRATED else _text(asked)
-    effective = options.effective(offline=offline, device=device)
-    with _progress(quiet) as on_progress:
-        files = open_model(prepare.source_path(source, say, on_progress, effective.offline))
-        if text is None:
-            from localq import convert  # torch loads only now
-
-            folder = convert.convert(files, format, out, on_progress, say, force=force)
-    if text is not None:
-        folder = _on_text(files, format, out, text, asked, effective.device, force, quiet, say)
+    job = _Job(source, format, out, force, quiet, options.effective(offline=offline, device=device))
+    folder = job.run(asked)
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     if json:
         print_json({"path": str(folder), "format": format, "weights_bytes": weights})
     else:
-        say(f"{folder}: {human_bytes(weights)} of weights. Chat with it: localq chat {folder}")
+        job.say(f"{folder}: {human_bytes(weights)} of weights. Chat with it: localq chat {folder}")
 
 
-def _text(asked: _Calibrated) -> str:
-    from localq import calibration
+@dataclass(frozen=True)
+class _Job:
+    """What to make of what, and where."""
 
-    return calibration.read_text(asked.calibration or calibration.DEFAULT_TEXT)
+    source: str
+    format: str
+    out: Path
+    force: bool
+    quiet: bool
+    settings: Settings
 
+    def say(self, line: str) -> None:
+        """A line for the user."""
+        if not self.quiet:
+            note(line)
 
-def _on_text(
-    files: ModelFiles, format: str, out: Path, text: str, asked: _Calibrated, device: str, force: bool, quiet: bool,
-    say: Say,
-) -> Path:  # fmt: skip
-    """The folder of a model that was fitted to `text`."""
-    from localq import calibration, vq_convert
-    from localq.cli import quantize_progress
-    from localq.engine.device import device_name, pick
-    from localq.quantizer.encode import Effort
-    from localq.quantizer.finetune import Tuning
+    def run(self, asked: _Calibrated) -> Path:
+        """The folder. What was asked for is checked before anything is fetched."""
+        from localq import calibration, prepare
+        from localq.modelfiles import open_model  # start-up cost: --help must not pay for these
 
-    choice = pick(device)
-    effort = Effort(beam=BEST_BEAM, rounds=BEST_ROUNDS) if asked.best else Effort()
-    tuning = Tuning(BEST_STEPS, BEST_SEQUENCES) if asked.best else Tuning()
-    ids = calibration.token_windows(files, text, asked.windows, None if asked.best else QUICK_WINDOWS)
-    scheme, seed = SCHEMES[asked.bits or "2"], asked.seed or 0
-    request = vq_convert.Request(
-        files,
-        out,
-        ids,
-        choice.device,
-        format=format,
-        scheme=scheme,
-        effort=effort,
-        tuning=tuning,
-        seed=seed,
-        force=force,
-    )
-    for line in choice.notes:
-        say(line)
-    counted = f"{len(ids)} window{'s' * (len(ids) > 1)} of {len(ids[0])} tokens, {effort.beam} paths a row"
-    say(f"{files.name}: {counted}, on {device_name(choice.device)}. Once interrupted, the same command goes on.")
-    with quantize_progress.shown(quiet) as on_progress:
-        return vq_convert.convert(request, on_progress, say)
+        formats = ("nf4", *prepare.CALIBRATED)
+        if self.format not in formats:
+            raise usage_error(self.format, "localq does not write this format", f"Formats: {', '.join(formats)}.")
+        asked.check(self.format, prepare.CALIBRATED)
+        prepare.check_can_make(self.format)
+        on_text = self.format in prepare.CALIBRATED
+        text = calibration.read_text(asked.calibration or calibration.DEFAULT_TEXT) if on_text else ""
+        with _progress(self.quiet) as on_progress:
+            files = open_model(prepare.source_path(self.source, self.say, on_progress, self.settings.offline))
+            if not on_text:
+                from localq import convert  # torch loads only now
+
+                return convert.convert(files, self.format, self.out, on_progress, self.say, force=self.force)
+        return self._on_text(files, text, asked)
+
+    def _on_text(self, files: ModelFiles, text: str, asked: _Calibrated) -> Path:
+        from localq import calibration, vq_convert
+        from localq.cli import quantize_progress
+        from localq.engine.device import device_name, pick
+        from localq.quantizer.encode import Effort
+        from localq.quantizer.finetune import Tuning
+
+        choice = pick(self.settings.device)
+        ids = calibration.token_windows(files, text, asked.windows, None if asked.best else QUICK_WINDOWS)
+        request = vq_convert.Request(
+            files,
+            self.out,
+            ids,
+            choice.device,
+            format=self.format,
+            scheme=SCHEMES[asked.bits or "2"],
+            effort=Effort(beam=BEST_BEAM, rounds=BEST_ROUNDS) if asked.best else Effort(),
+            tuning=Tuning(BEST_STEPS, BEST_SEQUENCES) if asked.best else Tuning(),
+            seed=asked.seed or 0,
+            force=self.force,
+        )
+        for line in choice.notes:
+            self.say(line)
+        counted = f"{len(ids)} window{'s' * (len(ids) > 1)} of {len(ids[0])} tokens, {request.effort.beam} paths a row"
+        self.say(
+            f"{files.name}: {counted}, on {device_name(choice.device)}. Once interrupted, the same command goes on."
+        )
+        with quantize_progress.shown(self.quiet) as on_progress:
+            return vq_convert.convert(request, on_progress, self.say)
 
 
 @contextmanager
