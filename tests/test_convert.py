@@ -14,8 +14,8 @@ from tiny_checkpoints import make_checkpoint
 
 from localq import convert
 from localq.checkpoint import info, open_checkpoint
-from localq.conversion_plan import Job, is_block_linear, plan_jobs, skipped_modules
 from localq.conversion_folder import LOCK_NAME
+from localq.conversion_plan import Job, is_block_linear, plan_jobs, skipped_modules
 from localq.modelfiles import open_model
 from localq.quant import nf4
 from localq.safetensors_header import INDEX_NAME, read_header
