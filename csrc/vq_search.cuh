@@ -99,6 +99,7 @@ class RowSearch : RowPaths<kStep> {
         if (lane == 0) lowest(chunk)[path] = of_path;
       }
     }
+    __syncwarp();  // one warp alone comes to no barrier before it reads what lane 0 wrote
     return own;
   }
 

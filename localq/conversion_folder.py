@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,11 @@ def source_facts(source: ModelFiles) -> list[tuple[str, int, int]]:
     return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
-def claim(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> None:
-    """Make sure that `out` may be written: new, empty, the same conversion interrupted, or `force`."""
+def claim(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> list[Path]:
+    """Make sure that `out` may be written: new, empty, the same conversion interrupted, or `force`.
+
+    Returns the files of an earlier model that are to go, once the folder is `locked`.
+    """
     if out.resolve() == (source.path if source.kind == "safetensors" else source.path.parent).resolve():
         raise usage_error(str(out), "this is the folder of the source", "Give another folder.")
     if out.exists() and not out.is_dir():
@@ -42,22 +45,19 @@ def claim(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> N
     unstarted = {LOCK_NAME, f"{STATE_NAME}.part"}  # all that a kill before the first record leaves
     names = [path.name for path in out.iterdir() if path.name not in unstarted] if out.exists() else []
     if not names:
-        return
+        return []
     state = load_state(out)
     if state is not None and state.get("job") == task:
-        return
+        return []
     if not force:
         why = "it holds an unfinished conversion of something else" if state else "the folder is not empty"
         raise usage_error(str(out), why, "Give another folder, or --force to replace the model in it.")
-    with disk_errors(out):
-        for name in names:
-            if OURS.fullmatch(name):
-                (out / name).unlink()
+    return [out / name for name in names if OURS.fullmatch(name)]
 
 
 @contextmanager
-def locked(out: Path) -> Iterator[None]:
-    """Keep a second localq from writing into the same folder."""
+def locked(out: Path, stale: Iterable[Path] = ()) -> Iterator[None]:
+    """Keep a second localq from writing into the same folder; what is `stale` there is removed."""
     with disk_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         file = (out / LOCK_NAME).open("w")
@@ -67,6 +67,9 @@ def locked(out: Path) -> Iterator[None]:
         except BlockingIOError as error:
             why = "another localq is quantizing into it"
             raise LocalqError(str(out), why, "Wait for it to end.", ExitCode.FAILURE) from error
+        with disk_errors(out):
+            for path in stale:
+                path.unlink(missing_ok=True)
         yield
         (out / LOCK_NAME).unlink(missing_ok=True)
 

@@ -54,8 +54,8 @@ def convert(
             raise bad_file(str(source.path), "none of its tensors is a decoder Linear that localq knows")
         shards = plan_shards([job.outputs for job in jobs], shard_bytes)
         task = _task(source, format, jobs, shard_bytes)
-        claim(source, out, task, force)
-        with locked(out):
+        stale = claim(source, out, task, force)
+        with locked(out, stale):
             writer = ShardWriter(out, shards, task)
             writer.check_space()
             start_state(out, task)

@@ -23,8 +23,9 @@ CUBLAS_BYTES = 32 * MIB  # torch's workspace for cuBLAS on Hopper; elsewhere les
 LAUNCH_BYTES = 8192  # of one kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill goes through the prompt in pieces of this size
 PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized for prefill
-# What is dequantized by torch and not by a kernel of ours goes through temporaries (`CHUNK_WEIGHTS` of its module).
-UNPACK_BYTES = {"aqlm": 48 * MIB, "vptq": 32 * MIB, "vq2": 32 * MIB}
+# Beside the scratch: temporaries of what torch dequantizes (`CHUNK_WEIGHTS` of its module), codes of a slab that are
+# taken out of their tiles (vq2: 4 bits of the weights that fit into the scratch in 16).
+UNPACK_BYTES = {"aqlm": 48 * MIB, "vptq": 32 * MIB, "vq2": 64 * MIB}
 SPARE_BYTES = 32 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unused
 # Where a soft cap rules out fused attention: scores of a block of queries, and copies, in 16 bit.
 SCORES_BYTES = 80 * MIB
@@ -113,7 +114,7 @@ def fixed_bytes(
         "attention_workspace": _attention_workspace(arch),
         "sampler": SAMPLER_BYTES * arch.vocab + SAMPLER_FIXED,
         "cublas_workspace": CUBLAS_BYTES,
-        "graphs": 2 * (5 * arch.layers + 3) * LAUNCH_BYTES,
+        "graphs": 2 * ((11 if format == "vq2" else 5) * arch.layers + 3) * LAUNCH_BYTES,  # vq2: norms and rotations
     }
 
 

@@ -90,6 +90,11 @@ class ShardWriter:
                 finished[shard.name] = record
         return finished
 
+    @property
+    def folder(self) -> Path:
+        """Where the shards go."""
+        return self._folder
+
     def pending(self) -> list[Shard]:
         """The shards that are still to be written."""
         return [shard for shard in self._shards if shard.name not in self._finished]

@@ -22,6 +22,7 @@ from torch import Tensor
 from localq import __version__, kernels, prepare
 from localq.checkpoint import Checkpoint, info, open_checkpoint
 from localq.conversion_folder import claim, locked, source_facts, stated_dtype, write_small_files
+from localq.engine.load import is_out_of_memory
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.modelfiles import ModelFiles
 from localq.models import ARCHITECTURES
@@ -85,17 +86,29 @@ def convert(request: Request, on_progress: OnProgress | None = None, say: Say | 
         work = _Work(request, model, checkpoint)
         shards = plan_shards(work.planned, 1)
         task = _task(request, work)
-        claim(source, out, task, request.force)
-        with locked(out):
+        stale = claim(source, out, task, request.force)
+        with locked(out, stale):
             writer = ShardWriter(out, shards, task)
             writer.check_space()
             start_state(out, task)
             if note and say:
                 say(note)
-            work.run(writer, shards, on_progress or (lambda what, done, total: None))
+            _within_memory(work, writer, shards, on_progress or (lambda what, done, total: None))
             write_small_files(source, work.quantization_config(), out, work.changes())
             writer.finish()
     return out
+
+
+def _within_memory(work: _Work, writer: ShardWriter, shards: list[Shard], on_progress: OnProgress) -> None:
+    """`work.run`; memory that runs out is an answer (exit 3), and what is done stays done."""
+    try:
+        work.run(writer, shards, on_progress)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        why = f"memory ran out while quantizing ({str(error).splitlines()[0]})"
+        step = "Close other programs, ask for fewer --windows, or use --device cpu; the layers that are done stay."
+        raise LocalqError(str(writer.folder), why, step, ExitCode.DOES_NOT_FIT) from None
 
 
 def _origin(source: ModelFiles, checkpoint: Checkpoint, format: str) -> str:
@@ -214,8 +227,8 @@ class _Work:
 
     def _check_range(self, index: int, streams: Streams) -> None:
         """Can the type that the model is to compute in hold what comes out of a layer?"""
-        largest = max(float(x.abs().max()) for x in streams.x)
-        if largest > torch.finfo(self._dtype).max:
+        largest = float(torch.stack([x.abs().max().float() for x in streams.x]).max())
+        if not largest <= torch.finfo(self._dtype).max:
             why = f"layer {index} makes values up to {largest:.0f}, beyond {self._stated}, in which it would compute"
             raise LocalqError(self._request.source.name, why, "Use --format vq2.", ExitCode.USAGE)
 

@@ -22,8 +22,10 @@ from localq.checkpoint import open_checkpoint
 from localq.conversion_plan import is_block_linear
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import open_model
+from localq.models import ARCHITECTURES
 from localq.quant import vq2
 from localq.quantizer.finetune import Tuning
+from localq.quantizer.source import Source
 from localq.schemes import scheme_of
 from localq.tokenizer import Tokenizer
 
@@ -255,6 +257,24 @@ def test_without_the_compiled_part_two_ways_are_named(source_of, tmp_path, monke
 
 
 # ---- progress
+
+
+def test_a_layer_that_was_read_is_not_kept(source_of) -> None:
+    files = open_model(source_of("llama"))
+    with open_checkpoint(files) as checkpoint:
+        source = Source(files, checkpoint, ARCHITECTURES["llama"], torch.device("cpu"), seed=0)
+        block = source.block(1)
+    assert not any(parameter.is_meta for parameter in block.parameters())
+    assert all(parameter.is_meta for parameter in source.model.parameters())
+
+
+def test_memory_that_runs_out_is_an_answer(source_of, tmp_path, monkeypatch) -> None:
+    def greedy(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.06 GiB\nmore")
+
+    monkeypatch.setattr(vq_convert, "quantize_layer", greedy)
+    error = _refused("memory ran out while quantizing", ExitCode.DOES_NOT_FIT, source_of("llama"), tmp_path / "out")
+    assert "--windows" in error.next_step
 
 
 def test_progress_tells_of_every_group(source_of, tmp_path) -> None:

@@ -176,6 +176,17 @@ def test_what_is_unfinished_is_no_model_and_goes_on(llama: Path, finished: Path,
     assert digests(out) == digests(finished)
 
 
+@pytest.mark.parametrize("model_type", ["llama", "gemma2"])
+def test_streams_of_16_bit_go_on_as_they_were(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text too long for 32 bit, and fine-tuning, whose layers round where those that are read again do."""
+    monkeypatch.setattr(vq_convert, "HOST_BYTES", 0)
+    source = make_checkpoint(tmp_path / "source", model_type, num_hidden_layers=3)
+    changes = {**SETTINGS, "tuning": Tuning(steps=2, sequences=2)}
+    whole = converted(source, tmp_path / "whole", **changes)
+    _stopped(source, tmp_path / "out", 10, tuning=changes["tuning"])
+    assert digests(converted(source, tmp_path / "out", **changes)) == digests(whole)
+
+
 @pytest.mark.parametrize("damage", ["flip", "remove"])
 def test_a_damaged_layer_is_made_again_before_those_behind_it_are_taken(
     llama: Path, finished: Path, tmp_path: Path, damage: str

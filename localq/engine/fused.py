@@ -214,7 +214,7 @@ class FusedStep:
         residual: Tensor | None = None,
         activation: str | None = None,
     ) -> None:
-        if operands[0].signs is not None and not fusable(operands):
+        if any(each.signs is not None for each in operands) and not fusable(operands):
             start = 0
             for each in operands:
                 part = out[:, start : start + each.out_features]

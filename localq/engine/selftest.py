@@ -60,7 +60,7 @@ def first_failure(device: torch.device, checks: Checks | None = None) -> tuple[s
             check(device)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
-        except (Mismatch, RuntimeError) as error:  # RuntimeError: the launch itself failed
+        except (Mismatch, RuntimeError, ValueError) as error:  # the launch itself failed, or was refused
             return name, str(error).splitlines()[0]
     return "", ""
 

@@ -32,7 +32,7 @@ class Tuning:
 
     steps      of Adam, 0 = none; each sees `sequences` of the text
     books, scales, norms  learning rates at the start; they fall to nothing along a cosine. Scales and norms are
-               multiplied by what is learned, so all three are relative
+               multiplied by what is learned, codebooks of weights near 1 learn what is added
     """
 
     steps: int = 0

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from localq.errors import bad_file
 from localq.kernels.search import Book
 from localq.models.attention import Pass
 from localq.models.decoder import Block
@@ -116,11 +117,12 @@ def quantize_layer(
     streams.advance(
         lambda x: stream.after_attention(made, x, step), lambda full: stream.after_attention(block, full, step)
     )
-    for group in groups[2:]:
-        on_group(_quantize(group, block, made, index, streams, settings, found))
+    on_group(_quantize(groups[2], block, made, index, streams, settings, found))
+    last = _quantize(groups[3], block, made, index, streams, settings, found)
     streams.advance(lambda x: stream.after_mlp(made, x), lambda full: stream.after_mlp(block, full))
     if before:
         _tune(made, index, before, streams, settings, found)
+    on_group(last)
     return found
 
 
@@ -139,9 +141,9 @@ def _tune(made: Block, index: int, before: list[Tensor], streams: Streams, setti
     for name, matrix in packed.items():
         put(made, name, matrix)
     _put_others(made, found.others)
-    for number, x in enumerate(before):
-        behind = stream.after_attention(made, x.to(device), step)
-        streams.x[number].copy_(stream.after_mlp(made, behind))
+    for kept, x in zip(streams.x, before, strict=True):  # rounded where `pass_layer` rounds
+        kept.copy_(stream.after_attention(made, x.to(device, torch.float32), step))
+        kept.copy_(stream.after_mlp(made, kept.to(device, torch.float32)))
 
 
 def _put_others(block: Block, others: dict[str, Tensor]) -> None:
@@ -196,6 +198,9 @@ def _quantize(
     metric = statistics.metric()
     weight = torch.cat(statistics.goal([each.weight.data.float() for each in linears], metric, settings.correction))
     del statistics
+    if not bool(torch.isfinite(weight).all()):
+        why = "on the calibration text the model computes values that are not finite"
+        raise bad_file(f"layer {index}, {group.names[0]}", why, "Fetch the model again.")
     signs = group.signs(columns, index, settings)
     if signs is not None:
         on_device = signs.to(streams.device)

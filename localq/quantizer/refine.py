@@ -15,6 +15,7 @@ from torch import Tensor
 from localq.kernels.search import ENTRIES, Book
 from localq.quant.additive import dequantize_codes
 
+SHARES = 1024  # of the sums over codes on a GPU, added up in their order
 RIDGE = 1e-3  # of the mean diagonal, for codewords that are hardly used
 # Of the squared residual that fitting begins with: what is left then is rounding, and where two books can take from
 # each other (a constant in the one is none in the other) steps along it would lead away.
@@ -85,13 +86,23 @@ def _used(numbers: Tensor, squares: Tensor) -> Tensor:
 
 
 def _add(total: Tensor, indices: Tensor, parts: Tensor) -> None:
-    """total[indices[i]] += parts[i], in an order that is always the same: on a GPU torch else adds as threads come."""
+    """total[indices[i]] += parts[i], in an order that is always the same: on a GPU torch else adds as threads come.
+
+    There one thread adds up all parts of a row, so every row is cut into as many as keep a GPU busy.
+    """
+    if not total.is_cuda:
+        total.index_add_(0, indices, parts)
+        return
+    shares, count = SHARES, len(indices)
+    share = torch.arange(count, device=indices.device) * shares // count
+    cut = torch.zeros(shares * len(total), *total.shape[1:], device=total.device)
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
-        total.index_add_(0, indices, parts)
+        cut.index_add_(0, indices + (share * len(total)).int(), parts)
     finally:
         torch.use_deterministic_algorithms(before)
+    total += cut.view(shares, *total.shape).sum(0)
 
 
 def _dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import ModuleType
 
 import torch
@@ -24,7 +25,7 @@ class Source:
     """A model whose layers are read when they are asked for.
 
     turned   the stream is rotated, and head and embedding are no longer the same matrix
-    model    its modules, on the meta device; tables of passes are real after `prepare`
+    model    its modules, on the meta device; tables of passes are made by who runs it
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Source:
 
     def block(self, index: int) -> Block:
         """Layer `index`: plain linears, f32, on the device, turned."""
-        block = self.meta_block(index).to_empty(device=self._device).float()
+        block = copy.deepcopy(self.meta_block(index)).to_empty(device=self._device).float()
         for name, _ in list(block.named_parameters()):
             owner, _, last = name.rpartition(".")
             tensor = self._read(f"layers.{index}.{name}")

@@ -43,16 +43,17 @@ class Statistics:
 
     def metric(self) -> Tensor:
         """H, f32 [in, in], symmetric."""
-        return (self._moments + self._moments.T) / (2 * self.tokens)
+        return (self._moments + self._moments.T).div_(2 * self.tokens)
 
     def goal(self, weights: list[Tensor], metric: Tensor, damping: float) -> list[Tensor]:
         """W' of each of `weights` f32 [out, in]; `metric` is `metric()`."""
         lower = _cholesky(damped(metric, damping))
         goals = []
         for weight in weights:
-            owed = weight @ (self._drift / self.tokens)
+            owed = weight @ self._drift
             if self._owed is not None:
-                owed += self._owed / self.tokens
+                owed += self._owed
+            owed /= self.tokens
             goals.append(weight + torch.cholesky_solve(owed.T.to(lower.dtype), lower).T.float())
         return goals
 
@@ -84,8 +85,11 @@ def factor(metric: Tensor, step: int) -> Factor:
 def damped(metric: Tensor, damping: float) -> Tensor:
     """metric + damping times its mean diagonal; where that is nothing, the unit matrix."""
     mean = metric.diagonal().mean()
-    ones = torch.eye(len(metric), device=metric.device)
-    return metric + ones * (damping * mean) if bool(mean > 0) else ones
+    if bool(mean == 0):
+        return torch.eye(len(metric), device=metric.device)
+    heavy = metric.clone()
+    heavy.diagonal().add_(damping * mean)
+    return heavy
 
 
 def _cholesky(matrix: Tensor) -> Tensor:
@@ -93,7 +97,10 @@ def _cholesky(matrix: Tensor) -> Tensor:
     matrix = matrix.double() if len(matrix) <= F64_COLUMNS else matrix
     diagonal, more = matrix.diagonal().mean(), 0.0
     for _ in range(6):
-        tried = matrix if more == 0 else matrix + torch.eye(len(matrix), device=matrix.device) * (more * diagonal)
+        tried = matrix
+        if more > 0:
+            tried = matrix.clone()
+            tried.diagonal().add_(more * diagonal)
         lower: Tensor
         lower, info = torch.linalg.cholesky_ex(tried)
         if int(info) == 0 and bool(torch.isfinite(diagonal)):

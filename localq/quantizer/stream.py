@@ -36,9 +36,9 @@ class Streams:
         self.step: Pass = model.begin(torch.arange(tokens, device=device), NoCache(), tokens)
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Both streams of every sequence, on the device."""
+        """Both streams of every sequence, f32 on the device."""
         for x, full in zip(self.x, self.full, strict=True):
-            yield x.to(self.device), full.to(self.device)
+            yield x.to(self.device, torch.float32), full.to(self.device, torch.float32)
 
     def advance(self, made: Callable[[Tensor], Tensor], full: Callable[[Tensor], Tensor]) -> None:
         """Replace every sequence by what the two functions make of it."""

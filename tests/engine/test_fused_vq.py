@@ -32,7 +32,8 @@ def random_vq2(out: int, columns: int, signs: torch.Tensor | None, bias: torch.T
 
 
 def in_vq2(model: Decoder, rotated: str) -> None:
-    """All linears of the blocks; signs of their own ("own"), the same for all of one width ("shared"), none ("no")."""
+    """All linears of the blocks; signs of their own ("own"), the same for all of one width ("shared"), none ("no"), or
+    of their own but for those that come first among those that read the same ("later")."""
     torch.manual_seed(4)
     widths: dict[int, torch.Tensor] = {}
     for path, plain in list(model.named_modules()):
@@ -41,7 +42,8 @@ def in_vq2(model: Decoder, rotated: str) -> None:
         columns = plain.in_features
         signs = torch.randint(256, (columns // 8,), dtype=torch.uint8)
         signs = widths.setdefault(columns, signs) if rotated == "shared" else signs
-        linear = random_vq2(plain.out_features, columns, None if rotated == "no" else signs.clone(), plain.bias)
+        bare = rotated == "no" or (rotated == "later" and path.endswith(("q_proj", "gate_proj")))
+        linear = random_vq2(plain.out_features, columns, None if bare else signs.clone(), plain.bias)
         parent, _, leaf = path.rpartition(".")
         setattr(model.get_submodule(parent), leaf, linear)
 
@@ -98,6 +100,10 @@ LAUNCHES = {
     "own": [
         *["norm", "rotate", "qkv"] * 3, "attention", "rotate", "o", *["norm", "rotate", "gate_up"] * 2, "gate_up",
         "rotate", "down",
+    ],
+    "later": [
+        "qkv", *["norm", "rotate", "qkv"] * 2, "attention", "rotate", "o",
+        "gate_up", "norm", "rotate", "gate_up", "gate_up", "rotate", "down",
     ],
 }  # fmt: skip
 
