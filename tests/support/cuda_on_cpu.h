@@ -146,7 +146,7 @@ T value(uint64_t bits) {
 inline void __syncthreads() {
   on_cpu::meet(on_cpu::block->all, on_cpu::kBarrier, threadIdx.x, 0, [](unsigned) { return true; });
 }
-inline void __syncwarp(unsigned mask) {
+inline void __syncwarp(unsigned mask = ~0u) {
   on_cpu::meet_lanes(on_cpu::kWarpBarrier, mask, 0);
 }
 template <typename T>
