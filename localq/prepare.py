@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from localq import catalog, driver, hub, places
+from localq import catalog, hub, places
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.worker import client
 
@@ -53,6 +53,8 @@ def estimate(format: str, parameters: int) -> str:
     """How long it takes to make `format` here of so many parameters: "about 40 min"."""
     rate = NF4_PARAMETERS_PER_S
     if format in CALIBRATED:
+        from localq import driver  # start-up cost: only what is made here needs it
+
         found = driver.probe_driver()
         on_cpu = VQ2_PARAMETERS_PER_S_AND_CORE * len(os.sched_getaffinity(0))
         rate = VQ2_PARAMETERS_PER_S_ON_A_GPU if found.present and not found.why_not else on_cpu
