@@ -6,6 +6,7 @@ slabs of rows are put back in order, dequantized and multiplied by cuBLAS (`slab
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +50,10 @@ class VqLinear(SlabLinear):
     matrix: VqMatrix | None = None
     scales: Tensor
 
+    @abstractmethod
     def books(self) -> list[Book]:
         """What `vq_gemv` would read; empty where it does not read the layout."""
-        raise NotImplementedError
+        ...
 
     def tile_(self) -> VqLinear:
         """Put the codes into tiles where a kernel may read them: on a GPU."""

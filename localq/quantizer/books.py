@@ -20,8 +20,8 @@ from safetensors.torch import load_file, save_file
 from localq.errors import usage_error
 from localq.footprint import vq2_books
 from localq.kernels.search import ENTRIES, Book
-from localq.quantizer.encode import Effort, choose, decode
-from localq.quantizer.refine import fit_books
+from localq.quantizer.encode import Effort, choose
+from localq.quantizer.refine import decode, fit_books
 from localq.quantizer.statistics import Factor
 
 SCHEMES = ("s4l16", "s4l16+s16l16", "s4l16+s8l16", "s4l16+s4l16", "s8l8+s8l8")

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from localq.kernels.search import Book, vq_search
-from localq.quant.additive import dequantize_codes
 from localq.quant.vq2 import Packed
-from localq.quantizer.refine import fit_books
+from localq.quantizer.refine import decode, fit_books
 from localq.quantizer.statistics import Factor, damped, factor
 
 
@@ -100,15 +99,6 @@ def choose(weight: Tensor, found: Factor, books: Sequence[Book], effort: Effort)
         left[:, end:].addmm_(errors, feedback[:, end:], alpha=-1)
         blocks.append(codes)
     return [torch.cat(parts, 1) for parts in zip(*blocks, strict=True)]
-
-
-def decode(codes: Sequence[Tensor], books: Sequence[Book], columns: int) -> Tensor:
-    """f32 [rows, columns], without scales."""
-    total: Tensor | None = None
-    for part, book in zip(codes, books, strict=True):
-        total = dequantize_codes(part[:, :, None], book.codewords[None], book.stride, book.length, columns, total)
-    assert total is not None  # there is at least one book
-    return total
 
 
 def _fitted_scales(weight: Tensor, plain: Tensor, metric: Tensor, before: Tensor) -> Tensor:

@@ -22,8 +22,7 @@ from localq.models.decoder import Block
 from localq.models.layers import RMSNorm
 from localq.quant import hadamard
 from localq.quant.vq2 import Packed
-from localq.quantizer.encode import decode
-from localq.quantizer.refine import gathered
+from localq.quantizer.refine import decode, gathered
 
 
 @dataclass(frozen=True)

@@ -93,13 +93,11 @@ class Made:
     packed  matrices by module name
     homes   of their codebooks
     others  parameters that fine-tuning changed, by name, as they are written
-    losses  one for each codebook, by the name of the first matrix that has it; "tuning" after fine-tuning
     """
 
     packed: dict[str, Packed] = field(default_factory=dict)
     homes: dict[str, str] = field(default_factory=dict)
     others: dict[str, Tensor] = field(default_factory=dict)
-    losses: dict[str, float] = field(default_factory=dict)
 
 
 def quantize_layer(
@@ -134,10 +132,9 @@ def _tune(made: Block, index: int, before: list[Tensor], streams: Streams, setti
         return before[number].to(device).float(), streams.full[number].to(device).float()
 
     seed = settings.seed * 4096 + index
-    packed, others, loss = tune(made, found.packed, sequence, len(before), step, settings.tuning, seed)
+    packed, others, _ = tune(made, found.packed, sequence, len(before), step, settings.tuning, seed)
     found.packed.update(packed)
     found.others.update({name: value.to(settings.dtype).cpu() for name, value in others.items()})
-    found.losses["tuning"] = loss
     for name, matrix in packed.items():
         put(made, name, matrix)
     _put_others(made, found.others)
@@ -211,7 +208,6 @@ def _quantize(
     alone = [((name,), [len(part)], part) for name, part in zip(group.names, torch.split(weight, rows), strict=True)]
     for names, counts, part in whole if settings.shares else alone:
         encoded = encode(part, metric, settings.books, settings.effort)
-        found.losses[names[0]] = encoded.loss
         for name, packed in zip(names, encoded.matrices(counts, signs, columns), strict=True):
             found.packed[name] = packed
             put(made, name, packed)

@@ -31,7 +31,8 @@ def fit_books(
     weights = [height + RIDGE * height.mean() for height in heights]  # of the preconditioner
 
     def product(values: list[Tensor]) -> list[Tensor]:
-        plain = _decoded(codes, books, values, weight.shape[1])
+        held = [Book(book.stride, value) for book, value in zip(books, values, strict=True)]
+        plain = decode(codes, held, weight.shape[1])
         return gathered((plain * squares) @ metric, codes, books)
 
     values = [book.codewords for book in books]
@@ -54,6 +55,15 @@ def fit_books(
     return [Book(book.stride, value) for book, value in zip(books, values, strict=True)]
 
 
+def decode(codes: Sequence[Tensor], books: Sequence[Book], columns: int) -> Tensor:
+    """f32 [rows, columns], without scales."""
+    total: Tensor | None = None
+    for part, book in zip(codes, books, strict=True):
+        total = dequantize_codes(part[:, :, None], book.codewords[None], book.stride, book.length, columns, total)
+    assert total is not None  # there is at least one book
+    return total
+
+
 def gathered(matrix: Tensor, codes: Sequence[Tensor], books: Sequence[Book]) -> list[Tensor]:
     """The adjoint of decoding: matrix f32 [rows, in] -> f32 [256, length] of each book."""
     rows = matrix.shape[0]
@@ -68,14 +78,6 @@ def gathered(matrix: Tensor, codes: Sequence[Tensor], books: Sequence[Book]) -> 
             _add(total[:, begin : begin + book.stride], used, parts[:, lag:].reshape(-1, book.stride))
         found.append(total)
     return found
-
-
-def _decoded(codes: Sequence[Tensor], books: Sequence[Book], values: Sequence[Tensor], columns: int) -> Tensor:
-    total: Tensor | None = None
-    for numbers, book, value in zip(codes, books, values, strict=True):
-        total = dequantize_codes(numbers[:, :, None], value[None], book.stride, book.length, columns, total)
-    assert total is not None  # there is at least one book
-    return total
 
 
 def _used(numbers: Tensor, squares: Tensor) -> Tensor:
