@@ -29,7 +29,7 @@ from localq.models import ARCHITECTURES
 from localq.quantizer.books import universal
 from localq.quantizer.encode import Effort
 from localq.quantizer.finetune import Tuning
-from localq.quantizer.layer import Settings, groups_of, pass_layer, quantize_layer
+from localq.quantizer.layer import Settings, groups_of, inputs_rotated, pass_layer, quantize_layer
 from localq.quantizer.source import Source
 from localq.quantizer.stream import Streams
 from localq.quantizer.target import target_of
@@ -157,7 +157,7 @@ class _Work:
         self._stated = self._target.dtype(stated_dtype(request.source))
         self._dtype = getattr(torch, self._stated)
         books = universal(self._target.scheme, request.device)
-        rotate = ("down" if model.turned else "all") if self._target.rotates else "none"
+        rotate = inputs_rotated(model.turned, self._target.rotates)
         self._settings = Settings(
             request.effort,
             books,

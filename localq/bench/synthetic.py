@@ -1,34 +1,32 @@
 """Random weights of any architecture, as a checkpoint that the loader reads: no download, and no second way to load.
 
-Big tensors are made on the device, one at a time, each from a seed of its own, so that a 70B in NF4 takes the memory of
-its codes and no more. Their scale keeps the residual stream of a hundred layers far from the limits of 16 bit: every
+Big tensors are made on the device, one at a time, each from a seed of its own, so that a 70B takes the memory of its
+codes and no more. Their scale keeps the residual stream of a hundred layers far from the limits of 16 bit: every
 row of a matrix has about unit gain. Tokens mean nothing; the time they take does not depend on the values.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import zlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from localq import catalog
 from localq.architecture import Architecture
-from localq.checkpoint import Checkpoint, TensorInfo, info
+from localq.bench import random_formats
+from localq.bench.random_tensors import Part, RandomTensors, filled, normal, part
+from localq.checkpoint import Checkpoint
 from localq.errors import usage_error
 from localq.modelfiles import ModelFiles
 from localq.models import architecture
+from localq.models.decoder import Decoder
 from localq.models.layers import RMSNorm
 from localq.quant import nf4
 
-FORMATS = ("nf4", "fp16", "bf16")  # what random weights are made in
-SCALE_SPREAD = 0.1  # the absmax of blocks lies within this share of their mean
-_BIG = 2**16  # elements; smaller tensors are made on the CPU
+FORMATS = ("nf4", "vq2", "aqlm", "vptq", "fp16", "bf16")  # what random weights are made in
+HEAD = "lm_head.weight"
 
 
 def config_of(arch: Architecture, dtype: str = "float16") -> dict[str, Any]:
@@ -83,39 +81,38 @@ def files_of(name: str, dtype: str = "float16") -> tuple[ModelFiles, str]:
         raise usage_error("--synthetic", f"random {format} weights are not made", f"Use one of {', '.join(FORMATS)}.")
     if reason := catalog.not_yet(entry.arch, format):
         raise usage_error("--synthetic", f"{entry.name}: {reason}", "`localq fit` lists others.")
-    config = config_of(entry.arch, "bfloat16" if format == "bf16" else dtype)
+    config = in_format(config_of(entry.arch, "bfloat16" if format == "bf16" else dtype), format)
     label = f"{entry.name}@{format} (random weights)"
     return ModelFiles(path=Path(), kind="safetensors", config=config, name=label), format
 
 
+def in_format(config: dict[str, Any], format: str) -> dict[str, Any]:
+    """`config` (of `config_of`) as it is for weights in `format`."""
+    return {**config, **random_formats.changes(format, _model(config), config["dtype"])}
+
+
 def checkpoint(files: ModelFiles, format: str, device: torch.device, seed: int) -> Checkpoint:
     """Random weights for `files`: the block matrices in `format` where it takes them, the rest in 16 bit."""
-    family = architecture(files.config)
-    with torch.device("meta"):
-        model = family.Model(family.Config.from_dict(files.config))
+    model = _model(files.config)
     dtype = nf4.DTYPES[str(files.config.get("dtype", "float16"))]
-    quantized = {}
-    if format == "nf4":
-        quantized = {
-            path: (module.out_features, module.in_features)
-            for path, module in model.layers.named_modules(prefix="layers")
-            if isinstance(module, nn.Linear) and module.in_features % nf4.BLOCK == 0
-        }
+    quantized = random_formats.linears(model, format)
     norms = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, RMSNorm)}
-    dense = {
-        name: (tuple(parameter.shape), 1.0 if name in norms else _deviation(name, parameter))
-        for name, parameter in model.named_parameters()
-        if name.removesuffix(".weight") not in quantized
-    }
-    tensors = {f"model.{name}": info(dtype, shape) for name, (shape, _) in dense.items()}
-    for path, (out, columns) in quantized.items():
-        tensors |= {
-            f"model.{path}{suffix}": info(kind, shape) for suffix, (kind, shape) in nf4.layout(out, columns).items()
-        }
-    deviations = {f"model.{name}": scale for name, (_, scale) in dense.items()}
-    shapes = {f"model.{path}": shape for path, shape in quantized.items()}
-    constant = frozenset(f"model.{name}" for name in norms)
-    return Checkpoint(tensors, _Random(tensors, deviations, shapes, constant, device, seed))
+    parts: dict[str, Part] = {}
+    for name, parameter in model.named_parameters():
+        if name.removesuffix(".weight") not in quantized:
+            make = filled(1.0) if name in norms else normal(_deviation(name, parameter))
+            parts[name if name == HEAD else f"model.{name}"] = part(dtype, tuple(parameter.shape), make)
+    parts |= random_formats.parts(format, model, seed)
+    source = RandomTensors(parts, device, seed)
+    return Checkpoint({name: each.info for name, each in parts.items()}, source, files.quantization, files.config)
+
+
+def _model(config: dict[str, Any]) -> Decoder:
+    """Without weights."""
+    family = architecture(config)
+    with torch.device("meta"):
+        model: Decoder = family.Model(family.Config.from_dict(config))
+    return model
 
 
 def _deviation(name: str, parameter: Tensor) -> float:
@@ -123,63 +120,3 @@ def _deviation(name: str, parameter: Tensor) -> float:
     if name == "embed_tokens.weight":
         return 1.0
     return 0.02 if parameter.dim() == 1 else parameter.shape[1] ** -0.5
-
-
-class _Random:
-    """See `checkpoint.Source`: every tensor is made when it is read, and is the same every time."""
-
-    def __init__(
-        self,
-        tensors: Mapping[str, TensorInfo],
-        deviations: Mapping[str, float],
-        quantized: Mapping[str, tuple[int, int]],
-        norms: frozenset[str],
-        device: torch.device,
-        seed: int,
-    ) -> None:
-        """deviations: of the dense tensors; quantized: prefix -> [out, in]; norms: names of what is all ones."""
-        self._tensors, self._deviations, self._quantized, self._norms = tensors, deviations, quantized, norms
-        self._device, self._seed = device, seed
-
-    def read(self, name: str) -> Tensor:
-        """On the device, or on the CPU when small."""
-        described = self._tensors[name]
-        shape, dtype = described.shape, getattr(torch, described.dtype)
-        device = self._device if math.prod(shape) >= _BIG else torch.device("cpu")
-        generator = torch.Generator(device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))
-        if name in self._norms:
-            return torch.ones(shape, dtype=dtype)
-        if name in self._deviations:
-            return torch.randn(shape, dtype=dtype, device=device, generator=generator).mul_(self._deviations[name])
-        prefix, _, suffix = name.rpartition(".weight")
-        out, columns = self._quantized[prefix]
-        if suffix in ("", ".absmax"):  # every code, and scales over the whole map
-            return torch.randint(256, shape, dtype=dtype, device=device, generator=generator)
-        if suffix == ".nested_absmax":  # the map spans -1 to 1
-            return torch.full(shape, SCALE_SPREAD * unit_absmax(columns), dtype=dtype)
-        return _constants(out, columns)[name.removeprefix(prefix)]
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def unit_absmax(columns: int) -> float:
-    """The absmax at which a row of uniformly random NF4 codes has unit gain."""
-    return 1 / (math.sqrt(columns) * float(nf4.CODE_MAP.square().mean().sqrt()))
-
-
-def _constants(out: int, columns: int) -> dict[str, Tensor]:
-    """Suffix -> the parts of an NF4 matrix that are not random: as the format writes them, for another shape."""
-    one = nf4.Packed(
-        codes=torch.zeros(1, nf4.BLOCK // 2, dtype=torch.uint8),
-        absmax=torch.zeros(1, dtype=torch.uint8),
-        nested_absmax=torch.zeros(1),
-        nested_map=nf4.dynamic_map(),
-        offset=torch.tensor(unit_absmax(columns)),
-        shape=(1, nf4.BLOCK),
-        dtype=torch.float16,
-    )
-    tensors = nf4.to_tensors(one, "")
-    state = json.loads(tensors[nf4.STATE_SUFFIX].numpy().tobytes())
-    text = json.dumps({**state, "shape": [out, columns]}).encode().ljust(nf4.STATE_BYTES)
-    return {**tensors, nf4.STATE_SUFFIX: torch.frombuffer(bytearray(text), dtype=torch.uint8)}

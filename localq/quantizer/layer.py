@@ -54,6 +54,11 @@ class Settings:
     dtype: torch.dtype = torch.bfloat16
 
 
+def inputs_rotated(turned: bool, possible: bool = True) -> str:
+    """`Settings.rotate` of a model whose stream is `turned` or not, in a format in which it is `possible` at all."""
+    return ("down" if turned else "all") if possible else "none"
+
+
 @dataclass(frozen=True)
 class Group:
     """Matrices that read one input.

@@ -7,16 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_checkpoints import make_checkpoint
+from vq2_conversions import converted
 
 from localq import catalog
 from localq.bench import synthetic
 from localq.bench.dense import dequantized
+from localq.checkpoint import Checkpoint, open_checkpoint
 from localq.engine.generate import Engine
 from localq.engine.load import Options, load
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import ModelFiles, check_config
+from localq.modelfiles import ModelFiles, check_config, open_model
 from localq.models import architecture
-from localq.quant import nf4
+from localq.quant import FORMATS
 from localq.sampling import Sampling
 
 CPU = torch.device("cpu")
@@ -24,19 +27,24 @@ RUNNABLE = [entry for entry in catalog.load_catalogue() if not catalog.not_yet(e
 FAMILIES = sorted({entry.arch.model_type for entry in RUNNABLE})
 
 
+QUANTIZED = ["nf4", "vq2", "aqlm", "vptq"]
+CODES = {"nf4": ".weight", "vq2": ".codes", "aqlm": ".codes", "vptq": ".indices"}
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def tiny(model_type: str, dtype: str = "float16") -> ModelFiles:
+def tiny(model_type: str, format: str = "fp16") -> ModelFiles:
     """A small model of the family, by the catalogue's own road."""
     arch = next(entry.arch for entry in RUNNABLE if entry.arch.model_type == model_type)
     small = replace(
         arch, layers=3, hidden=128, heads=4, kv_heads=2, head_dim=32, intermediate=192, vocab=320, max_context=512,
         window=arch.window and 16,
     )  # fmt: skip
-    return ModelFiles(path=Path(), kind="safetensors", config=synthetic.config_of(small, dtype), name="tiny")
+    config = synthetic.in_format(synthetic.config_of(small), format)
+    return ModelFiles(path=Path(), kind="safetensors", config=config, name="tiny")
 
 
 @pytest.mark.parametrize("entry", RUNNABLE, ids=lambda entry: entry.name)
@@ -51,20 +59,22 @@ def test_every_catalogued_shape_makes_a_model_with_that_many_weights(entry):
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-@pytest.mark.parametrize("format", ["nf4", "fp16"])
+@pytest.mark.parametrize("format", [*QUANTIZED, "fp16"])
 def test_the_loader_reads_it_and_logits_stay_finite(model_type, format):
-    files = tiny(model_type)
+    files = tiny(model_type, format)
     model = load(
         files, Options(device="cpu", ctx=320), opened=lambda each: synthetic.checkpoint(each, format, CPU, seed=1)
     )
+    assert model.format == format
     steps = list(Engine(model).generate([5, 6, 7], Sampling(), max_tokens=300))
     assert sum(len(step.ids) for step in steps) == 300
 
 
-def test_the_same_seed_gives_the_same_bytes_and_another_gives_others():
-    files = tiny("llama")
-    first, again, other = (synthetic.checkpoint(files, "nf4", CPU, seed) for seed in (1, 1, 2))
-    name = "model.layers.1.mlp.up_proj.weight"
+@pytest.mark.parametrize("format", QUANTIZED)
+def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(format):
+    files = tiny("llama", format)
+    first, again, other = (synthetic.checkpoint(files, format, CPU, seed) for seed in (1, 1, 2))
+    name = f"model.layers.1.mlp.up_proj{CODES[format]}"
     assert torch.equal(first.read(name), again.read(name))
     assert not torch.equal(first.read(name), other.read(name))
     for each, described in first.tensors.items():
@@ -72,21 +82,46 @@ def test_the_same_seed_gives_the_same_bytes_and_another_gives_others():
         assert (tuple(tensor.shape), tensor.nbytes) == (described.shape, described.nbytes), each
 
 
-def test_rows_have_about_unit_gain():
-    weights = synthetic.checkpoint(tiny("llama"), "nf4", CPU, seed=0)
-    packed = nf4.from_checkpoint(weights, "model.layers.0.mlp.down_proj")
-    gain = nf4.dequantize(packed, torch.float32).square().sum(-1).sqrt()
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "phi3", "gemma2"])
+@pytest.mark.parametrize("format", ["vq2", "aqlm"])
+def test_names_sizes_and_so_bits_are_those_of_a_conversion(model_type, format, tmp_path):
+    """gemma2's stream cannot be turned; phi3's matrices are fused."""
+    arch = next(entry.arch for entry in RUNNABLE if entry.arch.model_type == model_type)
+    source = make_checkpoint(tmp_path / "source", model_type, dtype=torch.float16, tie_word_embeddings=arch.tied)
+    target = {"vq2": "vq2", "aqlm": "aqlm2x8"}[format]
+    folder = converted(source, tmp_path / "out", format=target)
+    files = tiny(model_type, format)
+    random = synthetic.checkpoint(files, format, CPU, seed=0)
+    with open_checkpoint(open_model(folder)) as real:
+        assert random.tensors == real.tensors
+        assert random.config["quantization_config"]["quant_method"] == real.quantization["quant_method"]
+        assert random.config["tie_word_embeddings"] == real.config["tie_word_embeddings"]
+        shared = [name for name in real.tensors if name.endswith(".signs")]
+        assert all(torch.equal(random.read(name), real.read(name)) for name in shared)
+
+
+@pytest.mark.parametrize("format", QUANTIZED)
+def test_rows_have_about_unit_gain(format):
+    weights = synthetic.checkpoint(tiny("llama", format), format, CPU, seed=0)
+    module = FORMATS[format]
+    packed = module.from_checkpoint(weights, "model.layers.0.mlp.down_proj")
+    gain = module.dequantize(packed, torch.float32).square().sum(-1).sqrt()
     assert gain.mean() == pytest.approx(1.0, rel=0.05)
 
 
-def test_the_dense_form_holds_the_same_weights():
-    files = tiny("llama")
-    plain = dequantized(synthetic.checkpoint(files, "nf4", CPU, 0), CPU, torch.float32)
-    assert not any(nf4.is_quantized(plain.tensors, name.removesuffix(".weight")) for name in plain.tensors)
-    quantized = load(files, Options(device="cpu", ctx=64), opened=lambda f: synthetic.checkpoint(f, "nf4", CPU, 0))
+@pytest.mark.parametrize("format", QUANTIZED)
+def test_the_dense_form_holds_the_same_weights(format):
+    files = tiny("llama", format)
+    plain = dequantized(synthetic.checkpoint(files, format, CPU, 0), CPU, torch.float32)
+    assert not any(quantized_in(plain, name.removesuffix(".weight")) for name in plain.tensors)
+    quantized = load(files, Options(device="cpu", ctx=64), opened=lambda f: synthetic.checkpoint(f, format, CPU, 0))
     dense = load(files, Options(device="cpu", ctx=64), opened=lambda f: plain)
     pairs = zip(quantized.model.parameters(), dense.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def quantized_in(checkpoint: Checkpoint, prefix: str) -> bool:
+    return any(module.is_quantized(checkpoint.tensors, prefix) for module in FORMATS.values())
 
 
 def test_a_cut_keeps_the_pattern_of_its_layers():
@@ -100,7 +135,7 @@ def test_a_cut_keeps_the_pattern_of_its_layers():
 
 
 def test_names_that_cannot_be_made_up():
-    for name, code in {"nosuchmodel": 4, "llama-3.1-8b@aqlm": 2, "qwen3-30b-a3b": 2}.items():
+    for name, code in {"nosuchmodel": 4, "llama-3.1-8b@awq": 2, "qwen3-30b-a3b": 2}.items():
         with pytest.raises(LocalqError) as caught:
             synthetic.files_of(name)
         assert caught.value.exit_code == ExitCode(code), name

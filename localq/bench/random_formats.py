@@ -1,0 +1,170 @@
+"""The matrices of a decoder on random numbers, in each format that random weights are made in.
+
+nf4    double-quantized
+vq2    s4l16, and aqlm 2x8 in groups of 8: names, sizes, codebooks and rotations as `localq quantize` writes them. Where
+       it turns the stream the head is no longer the embedding (`changes`)
+vptq   v8-k65536-256 with permutation and norm, as is published most
+
+Codes are uniform, so codewords are read as evenly as can be. Scales are such that a row has about unit gain.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from localq.bench.random_tensors import SPREAD, Part, codes, constant, filled, normal, order, part, scales
+from localq.errors import usage_error
+from localq.models.decoder import Block, Decoder
+from localq.quant import nf4, vptq, vptq_read, vq2
+from localq.quant.vq2 import Packed
+from localq.quantizer.books import universal
+from localq.quantizer.encode import Effort
+from localq.quantizer.fold import foldable
+from localq.quantizer.layer import Settings, groups_of, inputs_rotated
+from localq.quantizer.target import Target, target_of
+
+TARGETS = {"vq2": "vq2", "aqlm": "aqlm2x8"}  # what `localq quantize --format` calls it
+BLOCKS = {"nf4": nf4.BLOCK, "vq2": vq2.BLOCK, "aqlm": 8, "vptq": 1}  # columns come in multiples of it
+VECTOR, CENTROIDS, RESIDUALS = 8, 65_536, 256  # of VPTQ
+RESIDUAL, BIAS = 0.1, 0.01  # of VPTQ: deviations of residual codewords and of the norm's bias, in parts of a weight's
+
+Suffixed = dict[str, Part]  # suffix of a Linear's tensor -> how it is made
+
+
+def linears(model: Decoder, format: str) -> dict[str, nn.Linear]:
+    """The Linears of the blocks that `format` takes, by their path in the model."""
+    found = model.layers.named_modules(prefix="layers")
+    step = BLOCKS.get(format, 0)
+    return {path: each for path, each in found if step and isinstance(each, nn.Linear) and each.in_features % step == 0}
+
+
+def parts(format: str, model: Decoder, seed: int) -> dict[str, Part]:
+    """Every tensor of `linears`, by its name in a checkpoint. `model` may be on the meta device."""
+    found = linears(model, format)
+    if format in TARGETS:
+        return _additive(target_of(TARGETS[format]), model, set(found), seed)
+    make: Callable[[int, int], Suffixed] = _vptq if format == "vptq" else _nf4
+    made = {path: make(each.out_features, each.in_features) for path, each in found.items()}
+    return {f"model.{path}{suffix}": each for path, group in made.items() for suffix, each in group.items()}
+
+
+def changes(format: str, model: Decoder, dtype: str) -> dict[str, Any]:
+    """What config.json says besides the shape; dtype: "float16" or "bfloat16".
+
+    Raises LocalqError (exit 2) for a type that the format has no models of.
+    """
+    if format == "vptq":
+        said = {f"model.{path}": _said(each.in_features) for path, each in linears(model, format).items()}
+        return {"quantization_config": {"quant_method": vptq.quant_method, "config_for_layers": said}}
+    if format not in TARGETS:
+        return {}
+    target = target_of(TARGETS[format])
+    if target.dtype(dtype) != dtype:
+        raise usage_error(format, f"its models are made in {target.dtype(dtype)}, not in {dtype}")
+    untied = {"tie_word_embeddings": False} if foldable(model) else {}
+    return {**untied, "quantization_config": target.quantization_config(dtype, [])}
+
+
+# ---- vq2 and AQLM
+
+
+def _additive(target: Target, model: Decoder, paths: set[str], seed: int) -> dict[str, Part]:
+    """With the books that the encoder begins with."""
+    books = universal(target.scheme, torch.device("cpu"))
+    codebooks = [(book.stride, book.codewords.half()) for book in books]
+    power = sum(float(book.codewords.square().sum(1).mean()) / book.stride for book in books)
+    settings = Settings(Effort(), (), rotate=inputs_rotated(foldable(model), target.rotates), seed=seed)
+    found: dict[str, Part] = {}
+    for index, block in enumerate(model.layers):
+        assert isinstance(block, Block)
+        for group in groups_of(block):
+            homes = group.homes(target.shares)
+            for name in (each for each in group.names if f"layers.{index}.{each}" in paths):
+                linear = block.get_submodule(name)
+                assert isinstance(linear, nn.Linear)
+                out, columns = linear.out_features, linear.in_features
+                signs = group.signs(columns, index, settings)
+                constants = target.to_tensors(_one_row(codebooks, signs, columns), "", "")
+                for suffix, (dtype, shape) in target.layout(out, columns, signs=signs is not None).items():
+                    home = homes[name] if suffix.startswith(".codebook") else name
+                    recipe = constant(constants[suffix])
+                    if suffix == ".scales":
+                        recipe = scales((columns * power) ** -0.5)
+                    elif suffix.startswith(".codes"):
+                        recipe = codes
+                    found[f"model.layers.{index}.{home}{suffix}"] = part(dtype, shape, recipe)
+    return found
+
+
+def _one_row(codebooks: list[tuple[int, Tensor]], signs: Tensor | None, columns: int) -> Packed:
+    """A matrix [1, columns], for what does not depend on the number of rows."""
+    pairs = tuple((torch.zeros(1, columns // stride, dtype=torch.uint8), values) for stride, values in codebooks)
+    return Packed(pairs, torch.ones(1, dtype=torch.float16), signs, (1, columns))
+
+
+# ---- VPTQ
+
+
+def _vptq(out: int, columns: int) -> Suffixed:
+    shapes = vptq_read.Layer(out, columns, VECTOR, CENTROIDS, RESIDUALS, 0, 0, 0, 1, columns, True).shapes()
+    of_weight = columns**-0.5
+    made = {
+        "indices": (torch.int32, codes),
+        "centroids": (torch.float16, normal(1.0)),
+        "res_centroids": (torch.float16, normal(RESIDUAL)),
+        "perm": (torch.int16, order),
+        "weight_scale": (torch.float16, scales(of_weight)),
+        "weight_bias": (torch.float16, normal(BIAS * of_weight)),
+    }
+    return {vptq_read.SUFFIXES[name]: part(dtype, shapes[name], make) for name, (dtype, make) in made.items()}
+
+
+def _said(columns: int) -> dict[str, Any]:
+    """What config.json says of one matrix."""
+    sizes = {"vector_lens": VECTOR, "num_centroids": CENTROIDS, "num_res_centroids": RESIDUALS}
+    flags = dict.fromkeys(("enable_norm", "enable_perm", "is_indice_packed"), True)
+    pairs = {name: [-1, size] for name, size in sizes.items()}  # [of outliers, of the rest]
+    return {**pairs, **flags, "outlier_size": 0, "group_num": 1, "group_size": columns, "in_features": columns}
+
+
+# ---- NF4
+
+
+def unit_absmax(columns: int) -> float:
+    """The absmax at which a row of uniformly random NF4 codes has unit gain."""
+    return 1 / (math.sqrt(columns) * float(nf4.CODE_MAP.square().mean().sqrt()))
+
+
+def _nf4(out: int, columns: int) -> Suffixed:
+    constants = _constants(out, columns)
+    found = {suffix: part(*described, codes) for suffix, described in nf4.layout(out, columns).items()}
+    for suffix, each in found.items():
+        name = suffix.removeprefix(".weight")
+        if name == ".nested_absmax":  # of absmax, which are codes of a map that spans -1 to 1
+            found[suffix] = Part(each.info, filled(SPREAD * unit_absmax(columns)))
+        elif name not in ("", ".absmax"):
+            found[suffix] = Part(each.info, constant(constants[suffix]))
+    return found
+
+
+def _constants(out: int, columns: int) -> dict[str, Tensor]:
+    """Suffix -> the parts of an NF4 matrix that are not random: as the format writes them, for another shape."""
+    one = nf4.Packed(
+        codes=torch.zeros(1, nf4.BLOCK // 2, dtype=torch.uint8),
+        absmax=torch.zeros(1, dtype=torch.uint8),
+        nested_absmax=torch.zeros(1),
+        nested_map=nf4.dynamic_map(),
+        offset=torch.tensor(unit_absmax(columns)),
+        shape=(1, nf4.BLOCK),
+        dtype=torch.float16,
+    )
+    tensors = nf4.to_tensors(one, "")
+    state = json.loads(tensors[nf4.STATE_SUFFIX].numpy().tobytes())
+    text = json.dumps({**state, "shape": [out, columns]}).encode().ljust(nf4.STATE_BYTES)
+    return {**tensors, nf4.STATE_SUFFIX: torch.frombuffer(bytearray(text), dtype=torch.uint8)}
