@@ -220,7 +220,7 @@ class _Work:
                 root = self._model.root(index)
                 packed = {name: self._target.from_checkpoint(stored, root + name) for name in self._model.linears}
                 others = {name: stored.read(key) for name, key in self._model.other_names(index).items()}
-                pass_layer(block, packed, others if request.tuning.steps else {}, streams)
+                pass_layer(block, packed, others if request.tuning.steps else {}, streams, self._settings)
                 advance(total // self._model.layers, CATCHING_UP)
             self._check_range(index, streams)
         advance(total - done)  # of layers at the end that were there

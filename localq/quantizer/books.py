@@ -51,7 +51,7 @@ def train(scheme: str, rows: int, rounds: int, beam: int, seed: int = 0) -> tupl
     for number in range(rounds):
         noise = torch.randn(rows, COLUMNS, generator=generator)
         effort = Effort(beam=beam if number >= rounds // 4 else max(beam // 4, 4), columns=COLUMNS)
-        codes = choose(noise, _plain(min(stride for stride, _ in sizes)), books, effort)
+        codes = choose(noise, torch.ones(rows, 1), _plain(min(stride for stride, _ in sizes)), books, effort)
         fitted = fit_books(noise, torch.eye(COLUMNS), codes, books, torch.ones(rows, 1), 12)
         late = number >= rounds // 2
         books = [
@@ -65,7 +65,7 @@ def error(books: tuple[Book, ...], rows: int, beam: int, seed: int = 1) -> float
     """Mean square error on fresh Gaussian weights; the least that so many bits allow is 4^-bits."""
     noise = torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(seed))
     step = min(book.stride for book in books)
-    codes = choose(noise, _plain(step), books, Effort(beam=beam, columns=COLUMNS))
+    codes = choose(noise, torch.ones(rows, 1), _plain(step), books, Effort(beam=beam, columns=COLUMNS))
     return float((noise - decode(codes, books, COLUMNS)).square().mean())
 
 

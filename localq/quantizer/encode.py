@@ -15,8 +15,9 @@ from torch import Tensor
 
 from localq.kernels.search import Book, vq_search
 from localq.quant.vq2 import Packed
+from localq.quantizer.pieces import pieces
 from localq.quantizer.refine import decode, fit_books
-from localq.quantizer.statistics import Factor, damped, factor
+from localq.quantizer.statistics import Factor, factor, raised
 
 
 @dataclass(frozen=True)
@@ -65,32 +66,41 @@ class Encoded:
 def encode(weight: Tensor, metric: Tensor, books: Sequence[Book], effort: Effort) -> Encoded:
     """weight f32 [rows, in], metric f32 [in, in] -> its codes. `books` are where the search begins; all on one device.
 
-    in is a multiple of 16.
+    in is a multiple of 16. Beside its operands it holds one more matrix [in, in], and pieces of the weight.
     """
-    heavy = damped(metric, effort.damping)
-    found = factor(heavy, min(book.stride for book in books))
+    with raised(metric, effort.damping):
+        found: Factor | None = factor(metric, min(book.stride for book in books))
     scales = _positive(weight.square().mean(1, keepdim=True).sqrt())
     whole = _energy(weight, metric).clamp_min(1e-30)
     best: Encoded | None = None
-    for _ in range(effort.rounds):
-        codes = choose(weight / scales, found, books, effort)
-        books = fit_books(weight, heavy, codes, books, scales, effort.steps)
-        books = [Book(book.stride, _sixteen(book.codewords)) for book in books]
-        plain = decode(codes, books, weight.shape[1])
-        scales = _positive(_fitted_scales(weight, plain, heavy, scales))
-        loss = float(_energy(weight - plain * scales, metric) / whole)
+    for number in range(effort.rounds):
+        assert found is not None  # it goes after the last round
+        codes = choose(weight, scales, found, books, effort)
+        found = found if number + 1 < effort.rounds else None
+        with raised(metric, effort.damping):
+            books = fit_books(weight, metric, codes, books, scales, effort.steps)
+            books = [Book(book.stride, _sixteen(book.codewords)) for book in books]
+            scales = _positive(_fitted_scales(weight, codes, books, metric, scales))
+        loss = float(_lost(weight, codes, books, metric, scales) / whole)
         if best is None or loss < best.loss:
             best = Encoded(tuple(codes), tuple(books), scales, loss)
     assert best is not None  # there is at least one round
     return best
 
 
-def choose(weight: Tensor, found: Factor, books: Sequence[Book], effort: Effort) -> list[Tensor]:
-    """Codes u8 [rows, positions] of each book for weight f32 [rows, in], scaled to mean squares near 1."""
+def choose(weight: Tensor, scales: Tensor, found: Factor, books: Sequence[Book], effort: Effort) -> list[Tensor]:
+    """Codes u8 [rows, positions] of each book for weight f32 [rows, in]; scales f32 [rows, 1], of rows of unit size."""
     rows, columns = weight.shape
+    cuts = pieces(rows, columns, 2)  # a row is a block of threads: fewer rows would leave a large GPU idle
+    parts = [_chosen(weight[cut] / scales[cut], found, books, effort) for cut in cuts]
+    return [torch.cat(each) for each in zip(*parts, strict=True)]
+
+
+def _chosen(left: Tensor, found: Factor, books: Sequence[Book], effort: Effort) -> list[Tensor]:
+    """`choose` for scaled rows, which are used up."""
+    rows, columns = left.shape
     step = found.white.shape[1]
-    left = weight.clone()
-    tails = torch.zeros(rows, max(book.length for book in books), device=weight.device)
+    tails = torch.zeros(rows, max(book.length for book in books), device=left.device)
     blocks = []
     for begin in range(0, columns, effort.columns):
         end = min(columns, begin + effort.columns)
@@ -101,15 +111,36 @@ def choose(weight: Tensor, found: Factor, books: Sequence[Book], effort: Effort)
     return [torch.cat(parts, 1) for parts in zip(*blocks, strict=True)]
 
 
-def _fitted_scales(weight: Tensor, plain: Tensor, metric: Tensor, before: Tensor) -> Tensor:
-    """f32 [rows, 1]: what `plain` is best multiplied with to come near to `weight`; `before` where that is negative."""
-    seen = plain @ metric
-    scales = (weight * seen).sum(1, keepdim=True) / (plain * seen).sum(1, keepdim=True).clamp_min(1e-20)
+def _fitted_scales(
+    weight: Tensor, codes: Sequence[Tensor], books: Sequence[Book], metric: Tensor, before: Tensor
+) -> Tensor:
+    """f32 [rows, 1]: what the decoded matrix is best multiplied with to come near to `weight`.
+
+    `before` where that is negative.
+    """
+    found = []
+    for rows in pieces(*weight.shape):
+        plain = decode([each[rows] for each in codes], books, weight.shape[1])
+        seen = plain @ metric
+        size = (plain * seen).sum(1, keepdim=True).clamp_min(1e-20)
+        found.append((seen.mul_(weight[rows])).sum(1, keepdim=True) / size)
+    scales = torch.cat(found)
     return torch.where(scales > 0, scales, before)
 
 
+def _lost(weight: Tensor, codes: Sequence[Tensor], books: Sequence[Book], metric: Tensor, scales: Tensor) -> Tensor:
+    """trace(E H E^T)"""
+    lost = torch.zeros((), device=weight.device)
+    for rows in pieces(*weight.shape):
+        error = decode([each[rows] for each in codes], books, weight.shape[1]).mul_(scales[rows])
+        lost += _energy(torch.sub(weight[rows], error, out=error), metric)
+    return lost
+
+
 def _energy(matrix: Tensor, metric: Tensor) -> Tensor:
-    return ((matrix @ metric) * matrix).sum()
+    """trace(M H M^T)"""
+    parts = [matrix[rows] for rows in pieces(*matrix.shape)]
+    return torch.stack([((part @ metric).mul_(part)).sum() for part in parts]).sum()
 
 
 def _positive(scales: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from localq.kernels.search import Book
 from localq.models.attention import Pass
@@ -77,7 +78,7 @@ class Trained(nn.Module):
         quantized = {f"{name}.weight" for name in packed}
         fixed = {f"{name}.weight" for name, module in block.named_modules() if _derives(module)}
         rest = [(name, value) for name, value in block.named_parameters() if name not in quantized | fixed]
-        self.kept = {name: value.detach() for name, value in rest}
+        self.kept = {name: value.detach().to(device) for name, value in rest}
         self.norms = nn.ParameterList(nn.Parameter(torch.ones_like(value)) for value in self.kept.values())
 
     def parameters_of(self, rates: Tuning) -> list[dict[str, Any]]:
@@ -88,15 +89,21 @@ class Trained(nn.Module):
     def weights(self) -> dict[str, Tensor]:
         """Every parameter of the block by name, f32, with gradients."""
         found = {name: value * factor for (name, value), factor in zip(self.kept.items(), self.norms, strict=True)}
-        for (name, packed), factor in zip(self._packed.items(), self.scales, strict=True):
-            total: Tensor | None = None
-            for (codes, _), stride, place in zip(packed.books, packed.strides, self._books[name], strict=True):
-                part = _Decode.apply(self.books[place], codes, stride, packed.shape[1])  # type: ignore[no-untyped-call]
-                total = part if total is None else total + part
-            assert total is not None  # there is at least one book
-            weight = total * (packed.scales.float()[:, None] * factor)
-            found[f"{name}.weight"] = weight if packed.signs is None else _Unrotate.apply(weight, packed.signs)  # type: ignore[no-untyped-call]
+        for name, factor in zip(self._packed, self.scales, strict=True):
+            # What lies between codes and weights is made again on the way back: it would be as large as the layer.
+            made = checkpoint(self._weight, name, factor, use_reentrant=False, preserve_rng_state=False)
+            found[f"{name}.weight"] = made
         return found
+
+    def _weight(self, name: str, factor: Tensor) -> Tensor:
+        """A matrix [out, in]."""
+        packed, total = self._packed[name], None
+        for (codes, _), stride, place in zip(packed.books, packed.strides, self._books[name], strict=True):
+            part = _Decode.apply(self.books[place], codes, stride, packed.shape[1])  # type: ignore[no-untyped-call]
+            total = part if total is None else total + part
+        assert total is not None  # there is at least one book
+        weight: Tensor = total * (packed.scales.float()[:, None] * factor)
+        return weight if packed.signs is None else _Unrotate.apply(weight, packed.signs)  # type: ignore[no-untyped-call]
 
     def result(self) -> tuple[dict[str, Packed], dict[str, Tensor]]:
         """The matrices with what was learned, on the CPU and rounded as they are stored; and the other parameters."""
@@ -141,13 +148,13 @@ def tune(
     step: Pass,
     tuning: Tuning,
     seed: int,
+    device: torch.device,
 ) -> tuple[dict[str, Packed], dict[str, Tensor], float]:
-    """Train a layer. block: f32, of plain linears, with the norms and biases to begin with.
+    """Train a layer on `device`. block: f32, of plain linears, with the norms and biases to begin with, anywhere.
 
     sequences(i), i < count: x and aim of a sequence, f32 [T, hidden] on the device. Returns the matrices, the other
     parameters by name, and the loss, in parts of the aims' energy, over the last tenth of the steps.
     """
-    device = next(block.parameters()).device
     generator = torch.Generator().manual_seed(seed)
     losses = []
     with (

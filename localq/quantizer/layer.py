@@ -23,6 +23,8 @@ from localq.quantizer import stream
 from localq.quantizer.encode import Effort, encode
 from localq.quantizer.finetune import Tuning, tune
 from localq.quantizer.fold import minus_signs, plain
+from localq.quantizer.lending import lent
+from localq.quantizer.pieces import pieces
 from localq.quantizer.statistics import Statistics
 from localq.quantizer.stream import Streams
 
@@ -36,12 +38,13 @@ class Settings:
 
     effort      of the encoder
     books       where the search begins, on the device
-    correction  damping of the goals (`Statistics.goal`), in parts of the metric's mean diagonal
+    correction  damping of the goals (`Statistics.finish`), in parts of the metric's mean diagonal
     rotate      inputs that are rotated when the model runs: "down", "all" where the stream cannot be turned, or "none"
     seed        of all rotations, and of the order of the text in fine-tuning
     shares      matrices that read one input share their codebooks
     tuning      fine-tuning of every layer
     dtype       in which norms and biases are written
+    on_host     weights wait on the host while they are not needed (`memory.py`); it changes no result
     """
 
     effort: Effort
@@ -52,11 +55,7 @@ class Settings:
     shares: bool = True
     tuning: Tuning = field(default_factory=Tuning)
     dtype: torch.dtype = torch.bfloat16
-
-
-def inputs_rotated(turned: bool, possible: bool = True) -> str:
-    """`Settings.rotate` of a model whose stream is `turned` or not, in a format in which it is `possible` at all."""
-    return ("down" if turned else "all") if possible else "none"
+    on_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,7 @@ class Group:
     home      the module of the block whose codebook it is where they share one, "" of a single matrix
     writes    its output is added to the stream, so it makes up for the drift
     number    in the layer
+    after     linears that compute x
     """
 
     names: tuple[str, ...]
@@ -75,6 +75,7 @@ class Group:
     home: str
     writes: bool
     number: int
+    after: tuple[str, ...] = ()
 
     def rotated(self, rotate: str) -> bool:
         """Is the input rotated when the model runs? That of o is turned with the values already."""
@@ -110,23 +111,37 @@ def quantize_layer(
 ) -> Made:
     """Quantize a dense `block`, f32 on the device of `streams`, and take both streams through it.
 
-    On return `block` is as it was; the streams are behind the layer. `on_group` hears of every group that is done.
+    On return `block` is as it was, but for where it lies (`Settings.on_host`); the streams are behind the layer.
+    `on_group` hears of every group that is done.
     """
-    made, found, step = copy.deepcopy(block), Made(), streams.step
+    block.to("cpu" if settings.on_host else streams.device)
+    made, found = copy.deepcopy(block), Made()
     before = [each.clone() for each in streams.x] if settings.tuning.steps else []
     groups = groups_of(block)
     for group in groups[:2]:
         on_group(_quantize(group, block, made, index, streams, settings, found))
-    streams.advance(
-        lambda x: stream.after_attention(made, x, step), lambda full: stream.after_attention(block, full, step)
-    )
+    _through_attention(block, made, streams)
     on_group(_quantize(groups[2], block, made, index, streams, settings, found))
     last = _quantize(groups[3], block, made, index, streams, settings, found)
-    streams.advance(lambda x: stream.after_mlp(made, x), lambda full: stream.after_mlp(block, full))
+    _through_mlp(block, made, streams)
     if before:
         _tune(made, index, before, streams, settings, found)
     on_group(last)
     return found
+
+
+def _through_attention(block: Block, made: Block, streams: Streams) -> None:
+    names, step = [name for group in groups_of(block)[:2] for name in group.names], streams.step
+    with lent(made, names, streams.device), lent(block, names, streams.device):
+        streams.advance(
+            lambda x: stream.after_attention(made, x, step), lambda full: stream.after_attention(block, full, step)
+        )
+
+
+def _through_mlp(block: Block, made: Block, streams: Streams) -> None:
+    names = [name for group in groups_of(block)[2:] for name in group.names]
+    with lent(made, names, streams.device), lent(block, names, streams.device):
+        streams.advance(lambda x: stream.after_mlp(made, x), lambda full: stream.after_mlp(block, full))
 
 
 def _tune(made: Block, index: int, before: list[Tensor], streams: Streams, settings: Settings, found: Made) -> None:
@@ -137,15 +152,16 @@ def _tune(made: Block, index: int, before: list[Tensor], streams: Streams, setti
         return before[number].to(device).float(), streams.full[number].to(device).float()
 
     seed = settings.seed * 4096 + index
-    packed, others, _ = tune(made, found.packed, sequence, len(before), step, settings.tuning, seed)
+    packed, others, _ = tune(made, found.packed, sequence, len(before), step, settings.tuning, seed, device)
     found.packed.update(packed)
     found.others.update({name: value.to(settings.dtype).cpu() for name, value in others.items()})
     for name, matrix in packed.items():
-        put(made, name, matrix)
+        put(made, name, matrix, device)
     _put_others(made, found.others)
-    for kept, x in zip(streams.x, before, strict=True):  # rounded where `pass_layer` rounds
-        kept.copy_(stream.after_attention(made, x.to(device, torch.float32), step))
-        kept.copy_(stream.after_mlp(made, kept.to(device, torch.float32)))
+    with lent(made, list(packed), device):
+        for kept, x in zip(streams.x, before, strict=True):  # rounded where `pass_layer` rounds
+            kept.copy_(stream.after_attention(made, x.to(device, torch.float32), step))
+            kept.copy_(stream.after_mlp(made, kept.to(device, torch.float32)))
 
 
 def _put_others(block: Block, others: dict[str, Tensor]) -> None:
@@ -154,22 +170,23 @@ def _put_others(block: Block, others: dict[str, Tensor]) -> None:
         parameter.data = value.to(parameter.device, parameter.dtype)
 
 
-def pass_layer(block: Block, packed: dict[str, Packed], others: dict[str, Tensor], streams: Streams) -> None:
+def pass_layer(
+    block: Block, packed: dict[str, Packed], others: dict[str, Tensor], streams: Streams, settings: Settings
+) -> None:
     """Take the streams through a layer that was quantized before; block as in `quantize_layer`, others of `Made`."""
-    made, step = copy.deepcopy(block), streams.step
+    block.to("cpu" if settings.on_host else streams.device)
+    made = copy.deepcopy(block)
     for name, matrix in packed.items():
-        put(made, name, matrix)
+        put(made, name, matrix, streams.device)
     _put_others(made, others)
-    streams.advance(
-        lambda x: stream.after_attention(made, x, step), lambda full: stream.after_attention(block, full, step)
-    )
-    streams.advance(lambda x: stream.after_mlp(made, x), lambda full: stream.after_mlp(block, full))
+    _through_attention(block, made, streams)
+    _through_mlp(block, made, streams)
 
 
-def put(block: Block, name: str, packed: Packed) -> None:
-    """Give the linear `name` of a dense block the weights that `packed` stands for."""
+def put(block: Block, name: str, packed: Packed, device: torch.device) -> None:
+    """Give the linear `name` of a dense block the weights that `packed` stands for, made on `device`."""
     linear = plain(block.get_submodule(name))
-    linear.weight.data = dequantize(packed.to(linear.weight.device), linear.weight.dtype)
+    linear.weight.data = dequantize(packed.to(device), linear.weight.dtype).to(linear.weight.device)
 
 
 def groups_of(block: Block) -> list[Group]:
@@ -180,9 +197,9 @@ def groups_of(block: Block) -> list[Group]:
     norms = block.norms()
     return [
         Group(attention, lambda b, x, step: stream.attention_input(b, x), "self_attn", False, 0),
-        Group(OUT, stream.attended, "", norms.after_attention is None, 1),
+        Group(OUT, stream.attended, "", norms.after_attention is None, 1, attention),
         Group(mlp, lambda b, x, step: stream.mlp_input(b, x), "mlp", False, 2),
-        Group(DOWN, lambda b, x, step: stream.gated(b, x), "", norms.after_mlp is None, 3),
+        Group(DOWN, lambda b, x, step: stream.gated(b, x), "", norms.after_mlp is None, 3, mlp),
     ]
 
 
@@ -192,22 +209,22 @@ def _quantize(
     """The matrices of a group go into `made` and `found`; returns how many weights they have."""
     linears = [plain(block.get_submodule(name)) for name in group.names]
     columns, rows = linears[0].in_features, [linear.out_features for linear in linears]
-    step = streams.step
-    statistics = Statistics(columns, rows[0] if group.writes else 0, streams.device)
-    for x, full in streams.pairs():
-        owed = full.float() - x.float() if group.writes else None
-        statistics.add(group.x(made, x, step).float(), group.x(block, full, step).float(), owed)
-    metric = statistics.metric()
-    weight = torch.cat(statistics.goal([each.weight.data.float() for each in linears], metric, settings.correction))
-    del statistics
+    device, step = streams.device, streams.step
+    statistics = Statistics(columns, rows[0] if group.writes else 0, device)
+    with lent(made, group.after, device), lent(block, group.after, device):
+        for x, full in streams.pairs():
+            owed = full - x if group.writes else None
+            statistics.add(group.x(made, x, step), group.x(block, full, step), owed)
+    weight = torch.empty(sum(rows), columns, device=device)
+    for part, linear in zip(torch.split(weight, rows), linears, strict=True):
+        part.copy_(linear.weight.data)
+    metric = statistics.finish(weight, settings.correction)
     if not bool(torch.isfinite(weight).all()):
         why = "on the calibration text the model computes values that are not finite"
         raise bad_file(f"layer {index}, {group.names[0]}", why, "Fetch the model again.")
     signs = group.signs(columns, index, settings)
     if signs is not None:
-        on_device = signs.to(streams.device)
-        weight = hadamard.rotate(weight, on_device)
-        metric = hadamard.rotate(hadamard.rotate(metric, on_device).T.contiguous(), on_device)
+        _rotate_(weight, metric, signs.to(device))
     found.homes.update(group.homes(settings.shares))
     whole = [(group.names, rows, weight)]
     alone = [((name,), [len(part)], part) for name, part in zip(group.names, torch.split(weight, rows), strict=True)]
@@ -215,5 +232,14 @@ def _quantize(
         encoded = encode(part, metric, settings.books, settings.effort)
         for name, packed in zip(names, encoded.matrices(counts, signs, columns), strict=True):
             found.packed[name] = packed
-            put(made, name, packed)
+            put(made, name, packed, device)
     return weight.numel()
+
+
+def _rotate_(weight: Tensor, metric: Tensor, signs: Tensor) -> None:
+    """Both, in place, as inputs have it that are rotated."""
+    for matrix in (weight, metric):
+        for rows in pieces(*matrix.shape):
+            matrix[rows] = hadamard.rotate(matrix[rows], signs)
+    for columns in pieces(*metric.shape):
+        metric[:, columns] = hadamard.rotate(metric[:, columns].T.contiguous(), signs).T

@@ -7,13 +7,14 @@ gathers what lies where it was used.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from localq.kernels.search import ENTRIES, Book
 from localq.quant.additive import dequantize_codes
+from localq.quantizer.pieces import pieces
 
 SHARES = 1024  # of the sums over codes on a GPU, added up in their order
 RIDGE = 1e-3  # of the mean diagonal, for codewords that are hardly used
@@ -32,11 +33,14 @@ def fit_books(
 
     def product(values: list[Tensor]) -> list[Tensor]:
         held = [Book(book.stride, value) for book, value in zip(books, values, strict=True)]
-        plain = decode(codes, held, weight.shape[1])
-        return gathered((plain * squares) @ metric, codes, books)
+
+        def rows_of(rows: slice) -> Tensor:
+            return decode([each[rows] for each in codes], held, weight.shape[1]).mul_(squares[rows]) @ metric
+
+        return _gathered(rows_of, weight.shape, codes, books)
 
     values = [book.codewords for book in books]
-    aim = gathered((weight * scales) @ metric, codes, books)
+    aim = _gathered(lambda rows: (weight[rows] * scales[rows]) @ metric, weight.shape, codes, books)
     rest = [wanted - got for wanted, got in zip(aim, product(values), strict=True)]
     scaled = [each / height for each, height in zip(rest, weights, strict=True)]
     way, size = scaled, _dot(rest, scaled)
@@ -66,24 +70,36 @@ def decode(codes: Sequence[Tensor], books: Sequence[Book], columns: int) -> Tens
 
 def gathered(matrix: Tensor, codes: Sequence[Tensor], books: Sequence[Book]) -> list[Tensor]:
     """The adjoint of decoding: matrix f32 [rows, in] -> f32 [256, length] of each book."""
-    rows = matrix.shape[0]
-    found = []
-    for numbers, book in zip(codes, books, strict=True):
-        positions = numbers.shape[1]
-        parts = matrix.view(rows, positions, book.stride)
-        total = torch.zeros(ENTRIES, book.length, device=matrix.device)
-        for lag in range(min(book.length // book.stride, positions)):
-            used = numbers[:, : positions - lag].reshape(-1).int()
-            begin = lag * book.stride
-            _add(total[:, begin : begin + book.stride], used, parts[:, lag:].reshape(-1, book.stride))
-        found.append(total)
+    return _gathered(lambda rows: matrix[rows], matrix.shape, codes, books)
+
+
+def _gathered(
+    rows_of: Callable[[slice], Tensor], shape: Sequence[int], codes: Sequence[Tensor], books: Sequence[Book]
+) -> list[Tensor]:
+    """`gathered` of a matrix of this shape, of which `rows_of` gives some rows."""
+    found = [torch.zeros_like(book.codewords) for book in books]
+    for rows in pieces(*shape):
+        part = rows_of(rows)
+        for total, numbers, book in zip(found, codes, books, strict=True):
+            _gather(total, part, numbers[rows], book)
     return found
+
+
+def _gather(total: Tensor, matrix: Tensor, numbers: Tensor, book: Book) -> None:
+    rows, positions = numbers.shape
+    parts = matrix.view(rows, positions, book.stride)
+    for lag in range(min(book.length // book.stride, positions)):
+        used = numbers[:, : positions - lag].reshape(-1).int()
+        begin = lag * book.stride
+        _add(total[:, begin : begin + book.stride], used, parts[:, lag:].reshape(-1, book.stride))
 
 
 def _used(numbers: Tensor, squares: Tensor) -> Tensor:
     """f32 [256, 1]: how often each codeword is used, weighed by the squares of the rows' scales."""
     counts = torch.zeros(ENTRIES, device=numbers.device)
-    _add(counts, numbers.reshape(-1).int(), squares.expand(-1, numbers.shape[1]).reshape(-1))
+    for rows in pieces(*numbers.shape):
+        used = numbers[rows]
+        _add(counts, used.reshape(-1).int(), squares[rows].expand(-1, used.shape[1]).reshape(-1))
     return counts[:, None]
 
 

@@ -13,12 +13,16 @@ As in GPTAQ (Li et al. 2025, section 4), which has no d.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from localq.errors import bad_file
+from localq.quantizer import triangles
+from localq.quantizer.pieces import pieces
 
 F64_COLUMNS = 8192  # wider matrices are factored in f32: their f64 factors would not fit beside them
 
@@ -41,21 +45,23 @@ class Statistics:
         if self._owed is not None and owed is not None:
             self._owed.addmm_(owed.T, x)
 
-    def metric(self) -> Tensor:
-        """H, f32 [in, in], symmetric."""
-        return (self._moments + self._moments.T).div_(2 * self.tokens)
+    def finish(self, weight: Tensor, damping: float) -> Tensor:
+        """Move `weight` f32 [out, in] to W', in place, and return H, f32 [in, in], symmetric.
 
-    def goal(self, weights: list[Tensor], metric: Tensor, damping: float) -> list[Tensor]:
-        """W' of each of `weights` f32 [out, in]; `metric` is `metric()`."""
-        lower = _cholesky(damped(metric, damping))
-        goals = []
-        for weight in weights:
-            owed = weight @ self._drift
-            if self._owed is not None:
-                owed += self._owed
-            owed /= self.tokens
-            goals.append(weight + torch.cholesky_solve(owed.T.to(lower.dtype), lower).T.float())
-        return goals
+        At the end, and once: the sums are used up, and H stands where one of them stood.
+        """
+        owed = weight @ self._drift if self._owed is None else self._owed.addmm_(weight, self._drift)
+        metric = self._moments
+        del self._drift, self._owed, self._moments
+        triangles.mean_transpose_(metric, 2 * self.tokens)
+        owed /= self.tokens
+        with raised(metric, damping):
+            upper = _upper(metric)
+        for rows in pieces(*owed.shape):
+            part = owed[rows].to(upper.dtype)
+            triangles.solve_(upper, part)
+            weight[rows] += part
+        return metric
 
 
 @dataclass(frozen=True)
@@ -71,40 +77,50 @@ class Factor:
 
 
 def factor(metric: Tensor, step: int) -> Factor:
-    """`metric` f32 [in, in], positive definite (`damped`); in a multiple of `step`.
-
-    V from the Cholesky factor of H with both its sides turned round. In f64 up to 8192 columns.
-    """
-    upper = _cholesky(metric.flip(0, 1)).flip(0, 1)
-    columns = len(metric)
-    white = torch.stack([upper[at : at + step, at : at + step] for at in range(0, columns, step)]).float()
-    ones = torch.eye(columns, dtype=upper.dtype, device=upper.device)
-    return Factor(torch.linalg.solve_triangular(upper, ones, upper=True).float(), white)
+    """`metric` f32 [in, in], positive definite (`damped`); in a multiple of `step`. In f64 up to 8192 columns."""
+    upper = _upper(metric)
+    blocks = [upper[at : at + step, at : at + step] for at in range(0, len(upper), step)]
+    white = torch.stack(blocks).float()
+    triangles.invert_(upper)
+    return Factor(upper.float(), white)
 
 
 def damped(metric: Tensor, damping: float) -> Tensor:
     """metric + damping times its mean diagonal; where that is nothing, the unit matrix."""
-    mean = metric.diagonal().mean()
-    if bool(mean == 0):
-        return torch.eye(len(metric), device=metric.device)
     heavy = metric.clone()
-    heavy.diagonal().add_(damping * mean)
+    _damp_(heavy.diagonal(), damping)
     return heavy
 
 
-def _cholesky(matrix: Tensor) -> Tensor:
-    """Lower triangle; more is added to the diagonal, ten times as much each try, where rounding asks for it."""
-    matrix = matrix.double() if len(matrix) <= F64_COLUMNS else matrix
-    diagonal, more = matrix.diagonal().mean(), 0.0
-    for _ in range(6):
-        tried = matrix
-        if more > 0:
-            tried = matrix.clone()
-            tried.diagonal().add_(more * diagonal)
-        lower: Tensor
-        lower, info = torch.linalg.cholesky_ex(tried)
-        if int(info) == 0 and bool(torch.isfinite(diagonal)):
-            return lower
+@contextmanager
+def raised(metric: Tensor, damping: float) -> Iterator[None]:
+    """While it is entered `metric` is what `damped` makes of it: there is no room for a second one."""
+    diagonal = metric.diagonal()
+    before = diagonal.clone()
+    _damp_(diagonal, damping)
+    try:
+        yield
+    finally:
+        diagonal.copy_(before)
+
+
+def _damp_(diagonal: Tensor, damping: float) -> None:
+    mean = diagonal.mean()
+    if bool(mean == 0):  # then so is all of the matrix, whose diagonal has squares
+        diagonal.fill_(1)
+    else:
+        diagonal.add_(damping * mean)
+
+
+def _upper(metric: Tensor) -> Tensor:
+    """V; more is added to the diagonal, ten times as much each try, where rounding asks for it."""
+    upper = metric.to(torch.float64 if len(metric) <= F64_COLUMNS else torch.float32, copy=True)
+    diagonal, more = upper.diagonal().mean(), 0.0
+    for _ in range(6 if bool(torch.isfinite(diagonal)) else 0):
+        upper.diagonal().add_(more * diagonal)
+        if triangles.factor_(upper):
+            return upper
+        upper.copy_(metric)
         more = max(1e-4, 10 * more)
     why = "on the calibration text the model computes values that are not finite"
     raise bad_file("weights", why, "Fetch the model again.")

@@ -35,6 +35,9 @@ def tiny_decoder(model_type: str) -> Decoder:
     return model.eval()
 
 
+CPU = torch.device("cpu")
+
+
 def packed_block(block: Block, seed: int) -> dict[str, Packed]:
     """Random matrices in vq2 for all linears of `block`, those of a group with one codebook, the last one rotated."""
     generator = torch.Generator().manual_seed(seed)
@@ -54,7 +57,7 @@ def packed_block(block: Block, seed: int) -> dict[str, Packed]:
 def layer(model_type: str) -> tuple[Block, stream.Streams]:
     model = tiny_decoder(model_type)
     texts = [torch.randn(21, model.config.hidden, generator=torch.Generator().manual_seed(i)) for i in range(6)]
-    return model.layers[0], stream.Streams(model, texts, torch.device("cpu"))
+    return model.layers[0], stream.Streams(model, texts, CPU)
 
 
 def behind(block: Block, x: torch.Tensor, streams: stream.Streams) -> torch.Tensor:
@@ -64,7 +67,7 @@ def behind(block: Block, x: torch.Tensor, streams: stream.Streams) -> torch.Tens
 def test_weights_are_those_of_the_format_before_the_first_step():
     block, _ = layer("llama")
     packed = packed_block(block, 1)
-    weights = Trained(packed, block, torch.device("cpu")).weights()
+    weights = Trained(packed, block, CPU).weights()
     for name, each in packed.items():
         torch.testing.assert_close(weights[f"{name}.weight"], dequantize(each, torch.float32), rtol=1e-6, atol=1e-7)
     assert set(weights) == {name for name, _ in block.named_parameters()}
@@ -74,7 +77,7 @@ def test_gradients_of_codebook_and_rotation_are_adjoint_to_the_weights():
     """<d W(C) / d C [D], G> = <D, gradient>, for the map is linear in C."""
     block, _ = layer("llama")
     packed = packed_block(block, 2)
-    trained = Trained(packed, block, torch.device("cpu"))
+    trained = Trained(packed, block, CPU)
     direction = torch.randn(256, 16)
     last = len(trained.books) - 1  # that of the rotated matrix
     pulled = torch.randn(packed["mlp.down_proj"].shape)
@@ -94,7 +97,7 @@ def test_the_loss_falls_and_the_codes_stay(model_type):
     packed = packed_block(block, 3)
     made = copy.deepcopy(block)
     for name, each in packed.items():
-        put(made, name, each)
+        put(made, name, each, CPU)
     with torch.no_grad():
         aims = [behind(block, x, streams) for x in streams.x]
         lost = sum(
@@ -103,7 +106,7 @@ def test_the_loss_falls_and_the_codes_stay(model_type):
     tuning = Tuning(steps=30, sequences=3, books=1e-2, scales=1e-2, norms=1e-3)
     kept = {name: [codes.clone() for codes, _ in each.books] for name, each in packed.items()}
     results = [
-        tune(made, packed, lambda i: (streams.x[i], aims[i]), len(aims), streams.step, tuning, seed=4) for _ in range(2)
+        tune(made, packed, lambda i: (streams.x[i], aims[i]), len(aims), streams.step, tuning, 4, CPU) for _ in range(2)
     ]
     (first, others, loss), (again, _, same) = results
     assert loss == same
@@ -118,7 +121,7 @@ def test_the_loss_falls_and_the_codes_stay(model_type):
 
 def test_what_norms_derive_from_their_weights_is_left_alone():
     block, _ = layer("gemma2")
-    trained = Trained(packed_block(block, 5), block, torch.device("cpu"))
+    trained = Trained(packed_block(block, 5), block, CPU)
     assert not [name for name in trained.kept if name.endswith("layernorm.weight")]
 
 

@@ -110,7 +110,8 @@ def test_squared_errors_of_joined_blocks_are_the_loss(shapes, columns, monkeypat
         return codes, errors
 
     monkeypatch.setattr(encode, "vq_search", spy)
-    codes = choose(weight, factor(metric, min(stride for stride, _ in shapes)), books, Effort(beam=6, columns=columns))
+    found = factor(metric, min(stride for stride, _ in shapes))
+    codes = choose(weight, torch.ones(5, 1), found, books, Effort(beam=6, columns=columns))
     assert len(squares) == -(-160 // columns)
     error = weight.double() - decode(codes, books, 160).double()
     loss = ((error @ metric.double()) * error).sum(1)
@@ -122,7 +123,9 @@ def test_squared_errors_of_joined_blocks_are_the_loss(shapes, columns, monkeypat
 @every_scheme
 def test_with_one_way_the_blocks_do_not_matter(shapes):
     weight, found, books = noise(6, 96), factor(metric_of(96), min(each[0] for each in shapes)), random_books(shapes)
-    whole, parts = (choose(weight, found, books, Effort(beam=1, columns=columns)) for columns in (96, 32))
+    whole, parts = (
+        choose(weight, torch.ones(6, 1), found, books, Effort(beam=1, columns=columns)) for columns in (96, 32)
+    )
     for one, other in zip(whole, parts, strict=True):
         assert torch.equal(one, other)
 

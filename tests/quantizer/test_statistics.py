@@ -31,13 +31,17 @@ def gathered(parts: int, residual: int = 0) -> Statistics:
     return found
 
 
+def metric_of(found: Statistics) -> Tensor:
+    return found.finish(torch.zeros(OUT, COLUMNS), 0.03)
+
+
 @pytest.mark.parametrize("residual", [0, OUT], ids=["a reader", "a writer of the stream"])
 @pytest.mark.parametrize("damping", [1e-4, 0.3])
 def test_the_goal_is_the_least_squares_solution(residual, damping):
     """min over C of |x C^T - ((full - x) W^T + owed)|^2 + ridge |C|^2, by f64 lstsq; the goal is W + C."""
     weight, found = normal(OUT, COLUMNS, seed=7), gathered(3, residual)
-    metric = found.metric()
-    (goal,) = found.goal([weight], metric, damping)
+    goal = weight.clone()
+    metric = found.finish(goal, damping)
     x, full, owed = (each.double() for each in inputs())
     wanted = (full - x) @ weight.double().T + (owed if residual else 0)
     ridge = (TOKENS * damping * metric.double().diagonal().mean()).sqrt() * torch.eye(COLUMNS, dtype=torch.float64)
@@ -51,21 +55,25 @@ def test_the_goal_is_the_least_squares_solution(residual, damping):
 
 def test_matrices_of_a_group_get_their_goals_one_by_one():
     found = gathered(2)
-    weights = [normal(4, COLUMNS, seed=8), normal(9, COLUMNS, seed=9)]
-    both = found.goal(weights, found.metric(), 0.03)
-    for weight, goal in zip(weights, both, strict=True):
-        torch.testing.assert_close(goal, found.goal([weight], found.metric(), 0.03)[0], rtol=1e-5, atol=1e-6)
+    weights = normal(4, COLUMNS, seed=8), normal(9, COLUMNS, seed=9)
+    both, alone = torch.cat(weights), [weight.clone() for weight in weights]
+    found.finish(both, 0.03)
+    for goal, weight in zip(both.split([4, 9]), alone, strict=True):
+        gathered(2).finish(weight, 0.03)
+        torch.testing.assert_close(goal, weight, rtol=1e-5, atol=1e-6)
 
 
 def test_without_drift_the_goal_is_the_matrix():
     x, weight = inputs()[0], normal(OUT, COLUMNS, seed=7)
     found = Statistics(COLUMNS, 0, CPU)
     found.add(x, x)
-    assert torch.equal(found.goal([weight], found.metric(), 0.03)[0], weight)
+    goal = weight.clone()
+    found.finish(goal, 0.03)
+    assert torch.equal(goal, weight)
 
 
 def test_the_metric_is_the_mean_square_of_outputs():
-    error, metric, x = normal(OUT, COLUMNS, seed=6).double(), gathered(4).metric(), inputs()[0].double()
+    error, metric, x = normal(OUT, COLUMNS, seed=6).double(), metric_of(gathered(4)), inputs()[0].double()
     assert torch.equal(metric, metric.T)
     expected = (x @ error.T).square().sum() / TOKENS
     torch.testing.assert_close(torch.trace(error @ metric.double() @ error.T), expected, rtol=1e-5, atol=0)
@@ -73,7 +81,7 @@ def test_the_metric_is_the_mean_square_of_outputs():
 
 @pytest.mark.parametrize("step", [2, 4, 8])
 def test_the_factor_multiplies_to_the_metric(step):
-    metric = gathered(1).metric()
+    metric = metric_of(gathered(1))
     found = factor(metric, step)
     upper = torch.linalg.inv(found.feedback.double())
     condition = float(torch.linalg.cond(metric.double())) ** 0.5
@@ -88,7 +96,7 @@ def test_the_factor_multiplies_to_the_metric(step):
 
 
 def test_wide_matrices_are_factored_in_f32(monkeypatch):
-    metric = damped(gathered(1).metric(), 0.01)
+    metric = damped(metric_of(gathered(1)), 0.01)
     exact = factor(metric, 4)
     monkeypatch.setattr(statistics, "F64_COLUMNS", COLUMNS - 1)
     found = factor(metric, 4)
@@ -113,14 +121,17 @@ def test_fewer_tokens_than_columns_do():
         assert (upper @ upper.T - given.double()).norm() <= off * given.norm()
     found = Statistics(COLUMNS, 0, CPU)
     found.add(x, x + 0.1 * normal(5, COLUMNS, seed=4))
-    assert torch.isfinite(found.goal([normal(OUT, COLUMNS, seed=7)], found.metric(), 0.03)[0]).all()
+    goal = normal(OUT, COLUMNS, seed=7)
+    found.finish(goal, 0.03)
+    assert torch.isfinite(goal).all()
 
 
 def test_inputs_of_zeros_leave_the_matrix_and_the_plain_metric():
     found, weight = Statistics(COLUMNS, OUT, CPU), normal(OUT, COLUMNS, seed=7)
     found.add(torch.zeros(9, COLUMNS), normal(9, COLUMNS), normal(9, OUT))
-    metric = found.metric()
-    assert torch.equal(found.goal([weight], metric, 0.03)[0], weight)
+    goal = weight.clone()
+    metric = found.finish(goal, 0.03)
+    assert torch.equal(goal, weight)
     assert torch.equal(factor(damped(metric, 0.03), 4).feedback, torch.eye(COLUMNS))
 
 
