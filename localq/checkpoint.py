@@ -160,6 +160,29 @@ def _check_index(folder: Path, headers: dict[str, Header]) -> None:
             raise bad_file(str(folder), why, DAMAGED)
 
 
+# ---- tensors in memory
+
+
+class _Held:
+    """Tensors by name."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def read(self, name: str) -> Tensor:
+        """See `Source`."""
+        return self._tensors[name]
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+def in_memory(tensors: dict[str, Tensor], config: dict[str, Any]) -> Checkpoint:
+    """Tensors that are there already, as a checkpoint."""
+    described = {name: info(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    return Checkpoint(described, _Held(tensors), None, config)
+
+
 # ---- GGUF
 
 

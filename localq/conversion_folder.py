@@ -24,7 +24,9 @@ COPIED = re.compile(
     r"|spiece\.model|chat_template\.(jinja|json)|generation_config\.json|(pre)?processor_config\.json"
     r"|preprocessor_config\.json|(LICENSE|NOTICE|USE_POLICY).*)"
 )
-OURS = re.compile(r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|conversion\.state\.json)")
+OURS = re.compile(
+    r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|conversion\.(state|bits)\.json)"
+)
 
 
 def source_facts(source: ModelFiles) -> list[tuple[str, int, int]]:

@@ -33,6 +33,7 @@ MULTIPROCESSORS = 192  # of the largest card that is planned for
 MOST_SPLITS, CLUSTER = 64, 8  # attention: parts of a kv head's slots (csrc/attention_decode.cu)
 SAMPLER_BYTES, SAMPLER_FIXED = 9, 12_616  # per entry of the vocabulary: seen, and its place in a list; and besides
 LOGITS_BYTES = 6  # per entry of the vocabulary: a row in 16 bit and in f32
+VQ2_MIX = "mix"  # before the bits per weight of codes, where schemes of vq2 are mixed: "mix2.27"
 _PLAIN = ("bf16", "fp16", "gguf")
 
 
@@ -72,8 +73,11 @@ def linear_bytes(linear: Linears, format: str, scheme: str = "") -> int:
         # per input column: int16 permutation, 16-bit scale and bias
         return -(-rows // length) * columns * bits // 8 + 2 * length * (main + residual) + 6 * columns
     if format == "vq2":  # with signs and codebooks of its own, which is the most that a matrix takes
-        parts = [rows * -(-columns // stride) + 2 * 256 * length for stride, length in vq2_books(scheme)]
-        return sum(parts) + 2 * rows + -(-columns // 8)
+        if mix := re.fullmatch(rf"{VQ2_MIX}(\d(?:\.\d+)?)", scheme):  # two books of 16 weights at most
+            codes = math.ceil(n * float(mix[1]) / 8) + 2 * 2 * 256 * 16
+        else:
+            codes = sum(rows * -(-columns // stride) + 2 * 256 * length for stride, length in vq2_books(scheme))
+        return codes + 2 * rows + -(-columns // 8)
     raise usage_error(f"{format} {scheme}".strip(), "the size of this format is not known")
 
 

@@ -1,10 +1,11 @@
 """Which variant of its format a model on the disk is in, in the catalogue's words: "2x8g8", "s4l16". Torch-free.
 
-For estimates: the first matrix in the format speaks for all. Loading looks at every one.
+For estimates: the first matrix of AQLM or VPTQ speaks for all. Loading looks at every one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from typing import Any
 
@@ -39,21 +40,30 @@ def _aqlm(files: ModelFiles) -> str:
 
 
 def _vq2(files: ModelFiles) -> str:
-    """By the shapes of codes [rows, codes] and codebooks [256, length] of a Linear whose columns are known."""
+    """By the shapes of codes [rows, codes] and codebooks [256, length] of Linears whose columns are known.
+
+    Where matrices differ, "mix" and the bits per weight of all codes: "mix2.27".
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     for path in shard_paths(files.path).values():
         shapes |= {name: each.shape for name, each in read_header(path).tensors.items()}
+    found: set[str] = set()
+    weights = bits = 0
     try:
         arch = Architecture.from_config(files.config)
         for prefix in (name.removesuffix(".codes") for name in shapes if name.endswith(".codes")):
-            columns = arch.columns_of(prefix.rpartition(".")[2])
+            columns = arch.columns_of(prefix.rpartition(".")[2]) or 0
             suffixes = [each for each in ("", "_2") if f"{prefix}.codes{each}" in shapes]
-            scheme = "+".join(_vq2_book(shapes, prefix, each, columns or 0) for each in suffixes)
+            scheme = "+".join(_vq2_book(shapes, prefix, each, columns) for each in suffixes)
             footprint.vq2_books(scheme or "none")
-            return scheme
+            found.add(scheme)
+            weights += shapes[f"{prefix}.codes"][0] * columns
+            bits += sum(8 * math.prod(shapes[f"{prefix}.codes{each}"]) for each in suffixes)
     except LocalqError:  # for loading to name
-        pass
-    return ""
+        return ""
+    return (
+        f"{footprint.VQ2_MIX}{math.ceil(100 * bits / max(weights, 1)) / 100:.2f}" if len(found) > 1 else "".join(found)
+    )
 
 
 def _vq2_book(shapes: dict[str, tuple[int, ...]], prefix: str, suffix: str, columns: int) -> str:

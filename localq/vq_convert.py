@@ -7,11 +7,13 @@ weights that were written for them, and so makes what it would have made. Memory
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +22,18 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from localq import __version__, kernels, prepare
-from localq.checkpoint import Checkpoint, info, open_checkpoint
+from localq.checkpoint import Checkpoint, TensorInfo, in_memory, info, open_checkpoint
 from localq.conversion_folder import claim, locked, source_facts, stated_dtype, write_small_files
 from localq.engine.load import is_out_of_memory
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.modelfiles import ModelFiles
 from localq.models import ARCHITECTURES
+from localq.quantizer import mixture
 from localq.quantizer.books import universal
 from localq.quantizer.encode import Effort
 from localq.quantizer.finetune import Tuning
 from localq.quantizer.layer import Settings, groups_of, inputs_rotated, pass_layer, quantize_layer
+from localq.quantizer.sensitivity import spread
 from localq.quantizer.source import Source
 from localq.quantizer.stream import Streams
 from localq.quantizer.target import target_of
@@ -37,7 +41,8 @@ from localq.shard_writer import Shard, ShardWriter, plan_shards, start_state
 
 OnProgress = Callable[[str, int, int], None]  # what is done, weights done, weights in total
 Say = Callable[[str], None]  # one-line notes for the user
-QUANTIZING, CATCHING_UP = "quantizing", "catching up"  # what is done: layers made, layers that were there already
+# What is done: layers made, layers that were there already, and before them what bits are worth where.
+QUANTIZING, CATCHING_UP, MEASURING = "quantizing", "catching up", "measuring where bits are worth most"
 FULL_BITS = 12  # sources of fewer bits a weight have lost something already
 HOST_BYTES = 8 * 2**30  # the streams are kept in 32 bit where both take no more
 
@@ -48,6 +53,7 @@ class Request:
 
     windows  calibration: token ids, all of one length
     format   a name of `target.target_of`; scheme: of vq2 alone
+    bits     of vq2: scheme by scheme where they are worth most, so many per weight in all; None: `scheme` everywhere
     effort, correction   see `layer.Settings`
     seed     of the rotations
     """
@@ -58,6 +64,7 @@ class Request:
     device: torch.device
     format: str = "vq2"
     scheme: str = "s4l16"
+    bits: float | None = None
     effort: Effort = field(default_factory=Effort)
     tuning: Tuning = field(default_factory=Tuning)
     correction: float = 0.03
@@ -84,31 +91,38 @@ def convert(request: Request, on_progress: OnProgress | None = None, say: Say | 
         model = Source(source, checkpoint, ARCHITECTURES[model_type], request.device, request.seed)
         note = _origin(source, checkpoint, model.origin)
         work = _Work(request, model, checkpoint)
-        shards = plan_shards(work.planned, 1)
         task = _task(request, work)
         stale = claim(source, out, task, request.force)
+        tell, hear = on_progress or (lambda what, done, total: None), say or (lambda line: None)
         with locked(out, stale):
-            writer = ShardWriter(out, shards, task)
-            writer.check_space()
-            start_state(out, task)
-            if note and say:
-                say(note)
-            _within_memory(work, writer, shards, on_progress or (lambda what, done, total: None))
+            if note:
+                hear(note)
+            with _within_memory(out):
+                if request.bits is not None:
+                    start_state(out, task)
+                    work.mix(task, tell, hear)
+                shards = plan_shards(work.planned, 1)
+                writer = ShardWriter(out, shards, task)
+                writer.check_space()
+                start_state(out, task)
+                work.run(writer, shards, tell)
             write_small_files(source, work.quantization_config(), out, work.changes())
             writer.finish()
+            (out / mixture.FILE).unlink(missing_ok=True)
     return out
 
 
-def _within_memory(work: _Work, writer: ShardWriter, shards: list[Shard], on_progress: OnProgress) -> None:
-    """`work.run`; memory that runs out is an answer (exit 3), and what is done stays done."""
+@contextlib.contextmanager
+def _within_memory(out: Path) -> Iterator[None]:
+    """Memory that runs out is an answer (exit 3), and what is done stays done."""
     try:
-        work.run(writer, shards, on_progress)
+        yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
         why = f"memory ran out while quantizing ({str(error).splitlines()[0]})"
         step = "Close other programs, ask for fewer --windows, or use --device cpu; the layers that are done stay."
-        raise LocalqError(str(writer.folder), why, step, ExitCode.DOES_NOT_FIT) from None
+        raise LocalqError(str(out), why, step, ExitCode.DOES_NOT_FIT) from None
 
 
 def _origin(source: ModelFiles, checkpoint: Checkpoint, format: str) -> str:
@@ -139,6 +153,7 @@ def _task(request: Request, work: _Work) -> dict[str, Any]:
     layout = [[name, part.dtype, list(part.shape)] for group in work.planned for name, part in group.items()]
     text = hashlib.sha256(json.dumps([list(window) for window in request.windows]).encode()).hexdigest()
     settings = [asdict(request.effort), asdict(request.tuning), request.correction, request.seed, request.device.type]
+    settings.append(request.bits)
     described = [source_facts(request.source), layout, text, settings, request.source.config]
     return {
         "source": request.source.name,
@@ -149,18 +164,17 @@ def _task(request: Request, work: _Work) -> dict[str, Any]:
 
 
 class _Work:
-    """One conversion. planned: the tensors of every shard, the ends of the model first, then its layers."""
+    """One conversion."""
 
     def __init__(self, request: Request, model: Source, checkpoint: Checkpoint) -> None:
         self._request, self._model = request, model
         self._target = target_of(request.format, request.scheme)
         self._stated = self._target.dtype(stated_dtype(request.source))
         self._dtype = getattr(torch, self._stated)
-        books = universal(self._target.scheme, request.device)
         rotate = inputs_rotated(model.turned, self._target.rotates)
         self._settings = Settings(
             request.effort,
-            books,
+            (),
             request.correction,
             rotate,
             request.seed,
@@ -168,16 +182,40 @@ class _Work:
             request.tuning,
             self._dtype,
         )
-        groups = [groups_of(model.meta_block(index)) for index in range(model.layers)]
+        self._groups = [groups_of(model.meta_block(index)) for index in range(model.layers)]
         self._rest = model.unread()
         self._checkpoint = checkpoint
         ends = {name: info(self._dtype, shape) for name, shape in model.end_shapes().items()}
-        ends |= {name: checkpoint.tensors[name] for name in self._rest}
-        self.planned = [ends]
-        for index, parts in enumerate(groups):
-            signed = {name for group in parts if group.rotated(rotate) for name in group.names}
-            homes = {name: home for group in parts for name, home in group.homes(self._target.shares).items()}
-            self.planned.append(model.layout(index, self._target, signed, homes, self._dtype))
+        self._ends = ends | {name: checkpoint.tensors[name] for name in self._rest}
+        self._schemes = [[self._target.scheme] * len(groups) for groups in self._groups]
+        self._books = {self._target.scheme: universal(self._target.scheme, request.device)}
+
+    @property
+    def planned(self) -> list[dict[str, TensorInfo]]:
+        """The tensors of every shard, the ends of the model first, then its layers."""
+        return [self._ends, *(self._layout(index, schemes) for index, schemes in enumerate(self._schemes))]
+
+    def _layout(self, index: int, schemes: list[str]) -> dict[str, TensorInfo]:
+        """Of a layer whose groups have these schemes."""
+        groups, rotate, shares = self._groups[index], self._settings.rotate, self._target.shares
+        signed = {name for group in groups if group.rotated(rotate) for name in group.names}
+        homes = {name: home for group in groups for name, home in group.homes(shares).items()}
+        each = [target_of(self._target.name, scheme) for scheme in schemes]
+        targets = {name: target for group, target in zip(groups, each, strict=True) for name in group.names}
+        return self._model.layout(index, targets, signed, homes, self._dtype)
+
+    def mix(self, task: dict[str, Any], on_progress: OnProgress, say: Say) -> None:
+        """Choose the schemes for the bits that are asked for, or find what was chosen; see `mixture`."""
+        request = self._request
+
+        def made() -> mixture.Schemes:
+            streams = self._streams(spread(len(request.windows)))
+            tell = partial(on_progress, MEASURING)
+            return mixture.measured(self._model, streams, self._settings, self._layout, request.bits or 0.0, tell, say)
+
+        self._schemes = mixture.kept(request.out, task, self._model.layers, made)
+        every = {scheme for schemes in self._schemes for scheme in schemes}
+        self._books = {scheme: universal(scheme, request.device) for scheme in every}
 
     def quantization_config(self) -> dict[str, Any]:
         """What config.json says of the weights."""
@@ -211,12 +249,13 @@ class _Work:
         for index in range(last):
             shard, block = shards[index + 1], self._model.block(index)
             if shard.name in pending:
-                made = quantize_layer(block, index, streams, self._settings, advance)
+                books = tuple(self._books[scheme] for scheme in self._schemes[index])
+                made = quantize_layer(block, index, streams, replace(self._settings, books=books), advance)
                 tensors = self._model.tensors(made, block, index, self._target)
                 kept = {name: self._kept(name, each, shard.tensors[name].dtype) for name, each in tensors.items()}
                 writer.write(shard, kept.items())
             else:
-                stored = _stored(load_file(request.out / shard.name), request.source.config)
+                stored = in_memory(load_file(request.out / shard.name), request.source.config)
                 root = self._model.root(index)
                 packed = {name: self._target.from_checkpoint(stored, root + name) for name in self._model.linears}
                 others = {name: stored.read(key) for name, key in self._model.other_names(index).items()}
@@ -240,9 +279,10 @@ class _Work:
             raise LocalqError(name, why, "If the source is sound, use another --format.", ExitCode.BAD_FILE)
         return kept
 
-    def _streams(self) -> Streams:
-        """The text as the first layer reads it."""
+    def _streams(self, numbers: Sequence[int] | None = None) -> Streams:
+        """The text as the first layer reads it; numbers: of some windows."""
         windows, model = self._request.windows, self._model.model
+        windows = windows if numbers is None else [windows[number] for number in numbers]
         model.make_tables(len(windows[0]), self._request.device)
         hidden = model.config.hidden
         wide = 8 * len(windows) * len(windows[0]) * hidden <= HOST_BYTES
@@ -251,23 +291,3 @@ class _Work:
         return Streams(
             model, [each.to(torch.float32 if wide else torch.bfloat16) for each in rows], self._request.device
         )
-
-
-class _Held:
-    """A `checkpoint.Source` of tensors in memory."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self._tensors = tensors
-
-    def read(self, name: str) -> Tensor:
-        """See `checkpoint.Source`."""
-        return self._tensors[name]
-
-    def close(self) -> None:
-        """Nothing to free."""
-
-
-def _stored(tensors: dict[str, Tensor], config: dict[str, Any]) -> Checkpoint:
-    """A shard that was read, as a checkpoint."""
-    described = {name: info(tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    return Checkpoint(described, _Held(tensors), None, config)

@@ -87,6 +87,9 @@ SHAPE = {
         ({"mlp__down_proj__codes": (6, 6), "mlp__codebook": (256, 8)}, "s8l8"),  # shared; 48 columns
         ({"a__q_proj__codes": (6, 8), "codebook": (256, 8), "a__q_proj__codes_2": (6, 2), "a__codebook_2": (256, 16)},
          "s4l8+s16l16"),
+        ({"mlp__up_proj__codes": (6, 8), "mlp__down_proj__codes": (6, 12), "codebook": (256, 16),
+          "mlp__down_proj__codes_2": (6, 3), "mlp__down_proj__codebook_2": (256, 16)}, "mix2.30"),  # 552 bits of 240
+        ({"mlp__up_proj__codes": (6, 8), "mlp__down_proj__codes": (6, 7), "codebook": (256, 16)}, ""),
         ({"mlp__up_proj__codes": (6, 8)}, ""),
         ({"mlp__up_proj__codes": (6, 8), "a__codebook": (256, 16)}, ""),
         ({"mlp__up_proj__codes": (6, 7), "codebook": (256, 16)}, ""),

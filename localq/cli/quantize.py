@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,11 +50,24 @@ class _Calibrated:
             raise usage_error(next(iter(given)), why, f"It is an option of --format {' and '.join(calibrated)}.")
         if self.bits is not None and format != "vq2":
             raise usage_error("--bits", f"{format} has bits of its own", "It is an option of --format vq2.")
-        if self.bits is not None and self.bits not in SCHEMES:
-            raise usage_error("--bits", f"{self.bits!r} is not offered", f"There are {', '.join(SCHEMES)}.")
+        if self.bits is not None and self.bits not in SCHEMES and not self.mixed:
+            ways = f"There are {', '.join(SCHEMES)}, and mixtures of them: a number in between, as 2.3 or 2.25."
+            raise usage_error("--bits", f"{self.bits!r} is not offered", ways)
+
+    @property
+    def mixed(self) -> float | None:
+        """Bits per weight where schemes are mixed."""
+        number = float(self.bits) if self.bits and re.fullmatch(r"[23]\.\d{1,2}", self.bits) else 0.0
+        return number if number > 2 and f"{number:g}" not in SCHEMES else None
+
+    @property
+    def scheme(self) -> str:
+        """Where it is the same everywhere; of a mixture the least."""
+        return SCHEMES.get(self.bits or "2", SCHEMES["2"])
 
 
-Bits = Annotated[str | None, typer.Option("--bits", help="Of vq2: 2 (default), 2.5, 3 or 4.")]
+_BITS = "Of vq2: 2 (default), 2.5, 3 or 4, or in between, as 2.3: more where it is worth most."
+Bits = Annotated[str | None, typer.Option("--bits", metavar="NUMBER", help=_BITS)]
 Calibration = Annotated[
     Path | None, typer.Option("--calibration", metavar="FILE", help="A plain text, unlike the one to judge by.")
 ]
@@ -154,7 +168,8 @@ class _Job:
             ids,
             choice.device,
             format=self.format,
-            scheme=SCHEMES[asked.bits or "2"],
+            scheme=asked.scheme,
+            bits=asked.mixed,
             effort=Effort(beam=BEST_BEAM, rounds=BEST_ROUNDS) if asked.best else Effort(),
             tuning=Tuning(BEST_STEPS, BEST_SEQUENCES) if asked.best else Tuning(),
             seed=asked.seed or 0,

@@ -37,7 +37,7 @@ class Settings:
     """What a conversion is made with.
 
     effort      of the encoder
-    books       where the search begins, on the device
+    books       where the search begins, on the device: of each group of a layer
     correction  damping of the goals (`Statistics.finish`), in parts of the metric's mean diagonal
     rotate      inputs that are rotated when the model runs: "down", "all" where the stream cannot be turned, or "none"
     seed        of all rotations, and of the order of the text in fine-tuning
@@ -48,7 +48,7 @@ class Settings:
     """
 
     effort: Effort
-    books: tuple[Book, ...]
+    books: tuple[tuple[Book, ...], ...]
     correction: float = 0.03
     rotate: str = "down"
     seed: int = 0
@@ -56,6 +56,11 @@ class Settings:
     tuning: Tuning = field(default_factory=Tuning)
     dtype: torch.dtype = torch.bfloat16
     on_host: bool = False
+
+
+def inputs_rotated(turned: bool, possible: bool = True) -> str:
+    """`Settings.rotate` of a model whose stream is `turned` or not, in a format in which it is `possible` at all."""
+    return ("down" if turned else "all") if possible else "none"
 
 
 @dataclass(frozen=True)
@@ -229,7 +234,7 @@ def _quantize(
     whole = [(group.names, rows, weight)]
     alone = [((name,), [len(part)], part) for name, part in zip(group.names, torch.split(weight, rows), strict=True)]
     for names, counts, part in whole if settings.shares else alone:
-        encoded = encode(part, metric, settings.books, settings.effort)
+        encoded = encode(part, metric, settings.books[group.number], settings.effort)
         for name, packed in zip(names, encoded.matrices(counts, signs, columns), strict=True):
             found.packed[name] = packed
             put(made, name, packed, device)

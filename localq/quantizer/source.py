@@ -114,14 +114,14 @@ class Source:
         return {key: block.get_parameter(name).detach().cpu() for name, key in self.other_names(index).items()}
 
     def layout(
-        self, index: int, target: Target, signed: set[str], homes: dict[str, str], dtype: torch.dtype
+        self, index: int, targets: dict[str, Target], signed: set[str], homes: dict[str, str], dtype: torch.dtype
     ) -> dict[str, TensorInfo]:
-        """Every tensor that is written for a layer. signed: linears with a rotation; homes: of codebooks, by linear."""
+        """Every tensor that is written for a layer. By linear: targets, homes of codebooks; signed: with rotations."""
         root, block = self.root(index), self.meta_block(index)
         planned: dict[str, TensorInfo] = {}
         for name in self.linears:
             linear = fold.plain(block.get_submodule(name))
-            parts = target.layout(linear.out_features, linear.in_features, signs=name in signed)
+            parts = targets[name].layout(linear.out_features, linear.in_features, signs=name in signed)
             for suffix, (kind, shape) in parts.items():
                 home = homes[name] if suffix.startswith(".codebook") else name
                 planned[f"{root}{home}{suffix}"] = info(kind, shape)

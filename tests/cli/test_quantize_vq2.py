@@ -119,6 +119,8 @@ def test_options_reach_the_encoder(source, monkeypatch, capsys) -> None:
     for bits, scheme in verb.SCHEMES.items():
         assert asked(monkeypatch, capsys, source, "--format", "vq2", "--bits", bits).scheme == scheme
         assert scheme in SCHEMES
+    mixed = asked(monkeypatch, capsys, source, "--format", "vq2", "--bits", "2.30")
+    assert (mixed.bits, mixed.scheme, quick.bits) == (2.3, "s4l16", None)
 
 
 def test_only_the_best_reads_all_of_a_long_text(source, monkeypatch, capsys) -> None:
@@ -139,6 +141,10 @@ def test_only_the_best_reads_all_of_a_long_text(source, monkeypatch, capsys) -> 
         (("--seed", "0"), "--seed: nf4"),
         (("--format", "aqlm2x8", "--bits", "2"), "--bits: aqlm2x8"),
         (("--format", "vq2", "--bits", "5"), "'5' is not offered. There are 2, 2.5, 3, 4"),
+        (("--format", "vq2", "--bits", "1.9"), "'1.9' is not offered"),
+        (("--format", "vq2", "--bits", "4.5"), "'4.5' is not offered"),
+        (("--format", "vq2", "--bits", "2.333"), "a number in between"),
+        (("--format", "vq2", "--bits", "2.00"), "'2.00' is not offered"),
         (("--format", "vq3"), "Formats: nf4, vq2, aqlm2x8"),
         (("--format", "vq2", "--windows", "0"), "--windows"),
         (("--format", "vq2", "--seed", "-1"), "--seed"),

@@ -1,0 +1,161 @@
+"""Bits where they are worth most: which scheme of vq2 each group of matrices gets, for a size in all.
+
+The groups are those of `layer.groups_of`: matrices that read one input share their codebooks, and so their scheme. What
+one loses in a scheme is its sensitivity (`sensitivity.py`) times what the scheme leaves of noise; what it takes is
+counted in bytes, with codebooks, scales and signs. From 2 bits everywhere, the step with the most loss less a byte is
+taken, again and again, while it fits: along the lower hull of a group's steps, which is the least sum for that size.
+
+A conversion keeps its choice in `FILE` while it lasts, so that one that goes on makes what it would have made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localq.checkpoint import TensorInfo
+from localq.errors import usage_error
+from localq.jsonfile import read_object
+from localq.quantizer.fold import plain
+from localq.quantizer.layer import Settings, groups_of
+from localq.quantizer.sensitivity import sensitivities
+from localq.quantizer.source import Source
+from localq.quantizer.stream import Streams
+from localq.shard_writer import write_file
+
+# What each scheme leaves of Gaussian noise, with 16 paths: `books.error` (tests/quantizer/test_mixture.py).
+LEFT = {"s4l16": 0.0824, "s4l16+s16l16": 0.0508, "s4l16+s8l16": 0.0282, "s4l16+s4l16": 0.00792}
+SCHEMES = tuple(LEFT)
+FILE = "conversion.bits.json"
+MAX_FILE_BYTES = 2**20
+_DENSE = ("weight", "bias")
+Schemes = list[list[str]]  # of each layer, of each group
+
+
+@dataclass(frozen=True)
+class Part:
+    """A group of a layer. sensitivity: nats a token; sizes: bytes in each of `SCHEMES`, rising; weights: how many."""
+
+    names: tuple[str, ...]
+    sensitivity: float
+    sizes: tuple[int, ...]
+    weights: int
+
+    def loss(self, scheme: int) -> float:
+        """Nats a token."""
+        return self.sensitivity * LEFT[SCHEMES[scheme]]
+
+    def steps(self) -> list[int]:
+        """Schemes on the lower hull of loss over size, rising; the first is 0."""
+        hull: list[int] = []
+        for scheme in range(len(self.sizes)):
+            while len(hull) > 1 and self.slope(hull[-1], scheme) >= self.slope(hull[-2], hull[-1]):
+                hull.pop()
+            hull.append(scheme)
+        return hull
+
+    def slope(self, before: int, after: int) -> float:
+        """Nats less for each byte more."""
+        return (self.loss(before) - self.loss(after)) / (self.sizes[after] - self.sizes[before])
+
+
+def choose(parts: Sequence[Part], bits: float) -> list[int]:
+    """A number of `SCHEMES` for each part, of at most `bits` per weight over all of them.
+
+    Raises LocalqError (exit 2) where even the smallest takes more.
+    """
+    weights, size = sum(part.weights for part in parts), sum(part.sizes[0] for part in parts)
+    budget = int(bits * weights / 8)
+    if size > budget:
+        least = -(-800 * size // weights) / 100
+        why = f"the least that this model takes is {least:.2f} bits a weight, with codebooks, scales and signs"
+        raise usage_error("--bits", why, f"Ask for {least:.2f} or more.")
+    waiting = [part.steps()[1:] for part in parts]
+    chosen = [0] * len(parts)
+    while True:
+        found = [
+            (-parts[index].slope(chosen[index], steps[0]), index)
+            for index, steps in enumerate(waiting)
+            if steps and size + _more(parts[index], chosen[index], steps[0]) <= budget
+        ]
+        if not found:
+            return chosen
+        index = min(found)[1]
+        size += _more(parts[index], chosen[index], waiting[index][0])
+        chosen[index] = waiting[index].pop(0)
+
+
+def _more(part: Part, before: int, after: int) -> int:
+    return part.sizes[after] - part.sizes[before]
+
+
+def told(parts: Sequence[Part], chosen: Sequence[int], bits: float) -> str:
+    """For the user: bits per weight in all, and of each kind of group."""
+    kinds: dict[str, list[int]] = {}
+    for part, scheme in zip(parts, chosen, strict=True):
+        name = " ".join(name.rpartition(".")[2].removesuffix("_proj") for name in part.names)
+        kind = kinds.setdefault(name, [0, 0])
+        kind[0] += part.sizes[scheme]
+        kind[1] += part.weights
+    size, weights = (sum(each) for each in zip(*kinds.values(), strict=True))
+    each = ", ".join(f"{name} {8 * held / count:.2f}" for name, (held, count) in kinds.items())
+    return f"{8 * size / weights:.3f} bits a weight of {bits:g}: {each}"
+
+
+def kept(folder: Path, job: dict[str, Any], layers: int, make: Callable[[], Schemes]) -> Schemes:
+    """The choice that the conversion `job` into `folder` has made already, or the one it makes now."""
+    path = folder / FILE
+    found = read_object(path, MAX_FILE_BYTES) if path.is_file() else {}
+    schemes = found.get("schemes") if found.get("job") == job else None
+    if isinstance(schemes, list) and len(schemes) == layers:
+        return schemes
+    made = make()
+    write_file(path, json.dumps({"job": job, "schemes": made}, indent=1).encode())
+    return made
+
+
+def measured(
+    model: Source,
+    streams: Streams,
+    settings: Settings,
+    layout: Callable[[int, list[str]], dict[str, TensorInfo]],
+    bits: float,
+    on_step: Callable[[int, int], None],
+    say: Callable[[str], None],
+) -> Schemes:
+    """The choice for at most `bits` per weight, which `say` is told of.
+
+    layout(layer, schemes of its groups): all tensors of the layer. on_step: steps of the measuring done, in total.
+    """
+    done = 0
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        on_step(done, 2 * model.layers)
+
+    parts: list[Part] = []
+    rows = sensitivities(model, streams, settings, advance)
+    for layer, row in enumerate(rows):
+        planned = [layout(layer, [scheme] * len(row)) for scheme in SCHEMES]
+        block, root = model.meta_block(layer), model.root(layer)
+        for group, sensitivity in zip(groups_of(block), row, strict=True):
+            modules = {root + name for name in (*group.names, *group.homes(settings.shares).values())}
+            sizes = tuple(_bytes_of(tensors, modules) for tensors in planned)
+            weights = sum(plain(block.get_submodule(name)).weight.numel() for name in group.names)
+            parts.append(Part(group.names, sensitivity, sizes, weights))
+    chosen = choose(parts, bits)
+    say(told(parts, chosen, bits))
+    schemes, count = [SCHEMES[each] for each in chosen], len(rows[0])
+    return [schemes[first : first + count] for first in range(0, len(schemes), count)]
+
+
+def _bytes_of(tensors: dict[str, TensorInfo], modules: set[str]) -> int:
+    """What is stored for quantized modules, and for homes of codebooks."""
+    parts = [key.rpartition(".") for key in tensors]
+    return sum(
+        tensors[f"{module}.{last}"].nbytes for module, _, last in parts if module in modules and last not in _DENSE
+    )

@@ -1,0 +1,207 @@
+"""What an error in each matrix costs at the end of the model: measured once, to decide where bits are worth most.
+
+An error E of a matrix [out, in] changes its output y by E x. To second order, and where neither rows nor tokens
+conspire, the distribution of the next token then moves by
+
+KL = 1/2 sum over rows r of  mean(g_r^2) * (E H E^T)_rr        H = mean(x^T x)
+
+nats a token; g is the gradient to y of the log-probability of words that the model itself draws, so that its squares
+are those of the Fisher information: one pass through the model and one back. What a search with feedback leaves of a
+row r of mean square s_r, with codebooks that leave the part e of noise, is e * s_r * sum of V_ii^2 where H = V V^T, V
+upper triangular. So e times
+
+    sensitivity = 1/2 sum of V_ii^2 * sum over r of mean(g_r^2) s_r
+
+is the price of a group of matrices, for every e. The search by sub-layers of nuQmm (Park et al. 2022, arXiv 2206.09557)
+quantizes each of them and reads the text again, which takes as many passes as there are layers, kinds and sizes.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from localq.errors import bad_file
+from localq.models.decoder import Block
+from localq.quant import hadamard
+from localq.quantizer.fold import plain
+from localq.quantizer.layer import Group, Settings, groups_of
+from localq.quantizer.source import Source
+from localq.quantizer.statistics import F64_COLUMNS
+from localq.quantizer.stream import Streams
+
+WINDOWS, TRACED = 16, 4  # of the text, for the metrics; of these for the gradients
+HELD_BYTES = 4 * 2**30  # of what the layers read of the traced ones, on the host
+HEAD_BYTES = 2**28  # of logits at a time
+OnLayer = Callable[[], None]
+
+
+def sensitivities(model: Source, streams: Streams, settings: Settings, on_layer: OnLayer) -> list[list[float]]:
+    """Of each layer its four groups (`layer.groups_of`), in nats a token for weights that are lost altogether.
+
+    streams: the text as the first layer reads it; `full` is used up. `on_layer` is called twice for each layer.
+    """
+    text = streams.full
+    traced = min(TRACED, len(text), max(1, HELD_BYTES // (model.layers * 4 * text[0].numel())))
+    held: list[list[Tensor]] = []
+    energies: list[list[Tensor]] = []
+    for index in range(model.layers):
+        held.append([x.clone() for x in text[:traced]])
+        energies.append(_forward(model.block(index), index, streams, settings))
+        on_layer()
+    slopes = [_slope_of_end(model, x, streams.device, seed) for seed, x in enumerate(text[:traced])]
+    found: list[list[float]] = []
+    for index in reversed(range(model.layers)):
+        squares = _backward(model.block(index), held.pop(), slopes, streams)
+        pairs = zip(squares, energies[index], strict=True)
+        found.append([float(square @ energy) / 2 for square, energy in pairs])
+        on_layer()
+    if not all(math.isfinite(each) for layer in found for each in layer):
+        why = "on the calibration text the model computes values that are not finite"
+        raise bad_file("weights", why, "Fetch the model again.")
+    return found[::-1]
+
+
+def spread(count: int, most: int = WINDOWS) -> list[int]:
+    """Numbers of at most `most` of so many windows, from all over the text."""
+    wanted = min(count, most)
+    return [index * count // wanted for index in range(wanted)]
+
+
+def _forward(block: Block, index: int, streams: Streams, settings: Settings) -> list[Tensor]:
+    """Take the full text through a layer; of each group f64 [rows]: mean squares of the weights times sum of V_ii^2."""
+    groups, device = groups_of(block), streams.device
+    readers = [_linears(block, group)[0] for group in groups]
+    moments = [torch.zeros(each.in_features, each.in_features, device=device) for each in readers]
+    tokens = 0
+    with _inputs(readers) as read:
+        for number, x in enumerate(streams.full):
+            out = block(x.to(device, torch.float32).clone(), streams.step)
+            streams.full[number].copy_(out)
+            tokens += len(out)
+            for total, linear in zip(moments, readers, strict=True):
+                total.addmm_(read[linear].T, read[linear])
+    return [
+        _energy(block, group, total / tokens, index, settings) for group, total in zip(groups, moments, strict=True)
+    ]
+
+
+def _energy(block: Block, group: Group, metric: Tensor, index: int, settings: Settings) -> Tensor:
+    signs = group.signs(len(metric), index, settings)
+    if signs is not None:
+        on_device = signs.to(metric.device)
+        metric = hadamard.rotate(hadamard.rotate(metric, on_device).T.contiguous(), on_device)
+    rows = torch.cat([linear.weight.double().square().mean(1) for linear in _linears(block, group)])
+    return rows.cpu() * _left_by_feedback((metric + metric.T) / 2, settings.effort.damping)
+
+
+def _left_by_feedback(metric: Tensor, damping: float) -> float:
+    """Sum of V_ii^2, of a damped metric = V V^T; its trace, which feedback lessens, where rounding hides V."""
+    metric = metric.to(torch.float64 if len(metric) <= F64_COLUMNS else torch.float32)
+    metric.diagonal().add_(damping * metric.diagonal().mean())
+    lower, failed = torch.linalg.cholesky_ex(metric.flip(0, 1))
+    return float(metric.diagonal().sum() if int(failed) else lower.diagonal().double().square().sum())
+
+
+def _slope_of_end(model: Source, x: Tensor, device: torch.device, seed: int) -> Tensor:
+    """Gradient, to x [T, hidden] behind the last layer, of the log-probability of words drawn by what it predicts."""
+    norm, head, cap = _ending(model, device)
+    draws = torch.rand(len(x), generator=torch.Generator().manual_seed(seed))
+    rows = max(1, HEAD_BYTES // (4 * len(head)))
+    slopes = []
+    for part, drawn in zip(torch.split(x, rows), torch.split(draws, rows), strict=True):
+        with torch.inference_mode(False), torch.enable_grad():
+            leaf = part.to(device, torch.float32).clone().requires_grad_()
+            logits = norm(leaf) @ head.T
+            if cap:
+                logits = torch.tanh(logits / cap) * cap
+            likely = torch.log_softmax(logits, -1)
+            shares = likely.detach().exp().double().cumsum(-1)
+            aim = drawn.to(device).double()[:, None] * shares[:, -1:]
+            words = torch.searchsorted(shares, aim).clamp_max(len(head) - 1)
+            torch.autograd.backward(likely.gather(1, words).sum())
+        assert leaf.grad is not None
+        slopes.append(leaf.grad)
+    return torch.cat(slopes).cpu()
+
+
+def _ending(model: Source, device: torch.device) -> tuple[nn.Module, Tensor, float]:
+    """The last norm, the head [vocab, hidden], and the soft cap of the logits, 0 without one."""
+    ends = model.ends()
+    head = ends.get(model.head_name())
+    head = model.embedding() if head is None else head
+    norm = copy.deepcopy(model.model.norm).to_empty(device=device).float()
+    scale = next(each for each in ends.values() if each.dim() == 1)
+    norm.weight = nn.Parameter(scale.to(device), requires_grad=False)
+    norm.finish()
+    return norm, head.to(device), model.model.config.final_softcap
+
+
+def _backward(block: Block, text: list[Tensor], slopes: list[Tensor], streams: Streams) -> list[Tensor]:
+    """Take the slopes back through a layer, in place; of each group f64 [rows], mean squares of those to its output."""
+    groups, device = groups_of(block), streams.device
+    linears = [_linears(block, group) for group in groups]
+    sums: dict[nn.Module, Tensor] = {
+        each: torch.zeros(each.out_features, device=device) for group in linears for each in group
+    }
+    tokens = 0
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        sdpa_kernel(SDPBackend.MATH),  # the others add as threads come
+        _outputs(sums),
+    ):
+        for number, x in enumerate(text):
+            leaf = x.to(device, torch.float32).clone().requires_grad_()
+            out = block(leaf.clone(), streams.step)
+            torch.autograd.backward(out, slopes[number].to(device))
+            assert leaf.grad is not None
+            slopes[number] = leaf.grad.cpu()
+            tokens += len(x)
+    return [torch.cat([sums[each] for each in group]).double().cpu() / tokens for group in linears]
+
+
+def _linears(block: Block, group: Group) -> list[nn.Linear]:
+    return [plain(block.get_submodule(name)) for name in group.names]
+
+
+@contextmanager
+def _inputs(linears: Sequence[nn.Linear]) -> Iterator[dict[nn.Module, Tensor]]:
+    """What each read last."""
+    read: dict[nn.Module, Tensor] = {}
+
+    def look(linear: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        read[linear] = arguments[0]
+
+    handles = [linear.register_forward_pre_hook(look) for linear in linears]
+    try:
+        yield read
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _outputs(sums: Mapping[nn.Module, Tensor]) -> Iterator[None]:
+    """Adds up the squared slopes to what each gives, over tokens, as they come back."""
+
+    def look(linear: nn.Module, arguments: tuple[Tensor, ...], out: Tensor) -> None:
+        total = sums[linear]
+
+        def add(slope: Tensor) -> None:
+            total.add_(slope.square().sum(0))
+
+        out.register_hook(add)  # type: ignore[no-untyped-call]
+
+    handles = [linear.register_forward_hook(look) for linear in sums]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

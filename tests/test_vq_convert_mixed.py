@@ -1,0 +1,135 @@
+"""Models of mixed bits: the size is kept, it reaches more than one scheme everywhere, and a kill changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conversions import digests
+from tiny_checkpoints import make_checkpoint
+from vq2_conversions import converted, loaded, logits, request, windows
+
+from localq import footprint, kernels, vq_convert
+from localq.architecture import Architecture
+from localq.bench import bits
+from localq.errors import ExitCode, LocalqError
+from localq.modelfiles import open_model
+from localq.quantizer import mixture
+from localq.schemes import scheme_of
+
+pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+
+# Codebooks of 8 KB weigh little enough for a mixture.
+SHAPE = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "head_dim": 64}  # fmt: skip
+HALF = "s4l16+s16l16"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("source") / "m"
+    return make_checkpoint(folder, "llama", dtype=torch.float32, initializer_range=0.08, **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def uniform(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return converted(source, tmp_path_factory.mktemp("out") / "uniform", scheme=HALF)
+
+
+@pytest.fixture(scope="module")
+def wanted(uniform: Path) -> float:
+    """The bits of one scheme everywhere, as a user would ask for them: no more."""
+    return int(100 * bits.per_weight(open_model(uniform))) / 100
+
+
+@pytest.fixture(scope="module")
+def mixed(source: Path, wanted: float, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return converted(source, tmp_path_factory.mktemp("out") / "mixed", bits=wanted)
+
+
+def test_the_bits_are_kept_and_used(mixed: Path, wanted: float) -> None:
+    reached = bits.per_weight(open_model(mixed))
+    assert wanted - 0.15 < reached <= wanted  # the smallest step of the smallest group is 0.1 bits of this model
+
+
+def test_more_is_reached_than_by_one_scheme_of_that_size(source: Path, uniform: Path, mixed: Path) -> None:
+    exact, one, many = (loaded(each) for each in (source, uniform, mixed))
+
+    def divergence(model: Any) -> float:
+        total = 0.0
+        for text in windows(12)[6:]:  # that neither was made on
+            full, got = (torch.log_softmax(logits(each, text).double(), -1) for each in (exact, model))
+            total += float((full.exp() * (full - got)).sum())
+        return total
+
+    print(divergence(one), divergence(many))
+    assert divergence(many) < divergence(one)
+
+
+def test_every_matrix_is_what_its_shapes_say(mixed: Path) -> None:
+    files = open_model(mixed)
+    scheme = scheme_of(files)
+    assert scheme.startswith("mix")
+    arch = Architecture.from_config(files.config)
+    stated = footprint.bits_per_weight(arch, "vq2", scheme)
+    assert float(scheme.removeprefix("mix")) < bits.per_weight(files) < stated  # codes alone; with codebooks for each
+    assert not (mixed / mixture.FILE).exists()
+    assert loaded(mixed).format == "vq2"
+
+
+def test_what_is_told_and_measured_once(source: Path, mixed: Path, wanted: float, tmp_path: Path) -> None:
+    said: list[str] = []
+    steps: list[tuple[str, int, int]] = []
+    asked = request(source, tmp_path / "out", bits=wanted)
+    vq_convert.convert(asked, lambda *each: steps.append(each), said.append)
+    (line,) = said
+    assert f"bits a weight of {wanted:g}: q k v " in line
+    assert all(f"{name} " in line for name in ("o", "gate up", "down"))
+    measuring = [each[1:] for each in steps if each[0] == vq_convert.MEASURING]
+    assert measuring == [(number, 4) for number in range(1, 5)]
+    assert digests(tmp_path / "out") == digests(mixed)  # again: the same bytes
+
+
+def test_going_on_reads_the_choice(
+    source: Path, mixed: Path, wanted: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, out = vq_convert.quantize_layer, tmp_path / "out"
+
+    def killed(block: Any, index: int, *rest: Any) -> Any:
+        if index == 1:
+            raise KeyboardInterrupt
+        return real(block, index, *rest)
+
+    monkeypatch.setattr(vq_convert, "quantize_layer", killed)
+    with pytest.raises(KeyboardInterrupt):
+        converted(source, out, bits=wanted)
+    monkeypatch.setattr(vq_convert, "quantize_layer", real)
+    assert {len(schemes) for schemes in json.loads((out / mixture.FILE).read_text())["schemes"]} == {4}
+    with pytest.raises(LocalqError, match="unfinished conversion of something else"):
+        converted(source, out, bits=wanted + 0.1)
+    monkeypatch.setattr(mixture, "measured", lambda *_: pytest.fail("it was measured before"))
+    assert digests(converted(source, out, bits=wanted)) == digests(mixed)
+
+
+def test_a_mixture_that_is_replaced_leaves_nothing(source: Path, uniform: Path, wanted: float, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vq_convert, "quantize_layer", _interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            converted(source, out, bits=wanted)
+    assert (out / mixture.FILE).exists()
+    assert digests(converted(source, out, scheme=HALF, force=True)) == digests(uniform)
+
+
+def _interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_fewer_bits_than_there_can_be(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(LocalqError, match=r"the least that this model takes is \d\.\d\d bits") as caught:
+        converted(source, tmp_path / "out", bits=2.01)
+    assert caught.value.exit_code == ExitCode.USAGE
