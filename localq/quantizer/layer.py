@@ -214,17 +214,12 @@ def _quantize(
     """The matrices of a group go into `made` and `found`; returns how many weights they have."""
     linears = [plain(block.get_submodule(name)) for name in group.names]
     columns, rows = linears[0].in_features, [linear.out_features for linear in linears]
-    device, step = streams.device, streams.step
-    statistics = Statistics(columns, rows[0] if group.writes else 0, device)
-    with lent(made, group.after, device), lent(block, group.after, device):
-        for x, full in streams.pairs():
-            owed = full - x if group.writes else None
-            statistics.add(group.x(made, x, step), group.x(block, full, step), owed)
+    device, statistics = streams.device, _gather(group, block, made, streams)
     weight = torch.empty(sum(rows), columns, device=device)
     for part, linear in zip(torch.split(weight, rows), linears, strict=True):
         part.copy_(linear.weight.data)
     metric = statistics.finish(weight, settings.correction)
-    if not bool(torch.isfinite(weight).all()):
+    if not all(bool(torch.isfinite(weight[some]).all()) for some in pieces(*weight.shape)):
         why = "on the calibration text the model computes values that are not finite"
         raise bad_file(f"layer {index}, {group.names[0]}", why, "Fetch the model again.")
     signs = group.signs(columns, index, settings)
@@ -239,6 +234,17 @@ def _quantize(
             found.packed[name] = packed
             put(made, name, packed, device)
     return weight.numel()
+
+
+def _gather(group: Group, block: Block, made: Block, streams: Streams) -> Statistics:
+    """What the text tells about the matrices of a group."""
+    first, device, step = plain(block.get_submodule(group.names[0])), streams.device, streams.step
+    statistics = Statistics(first.in_features, first.out_features if group.writes else 0, device)
+    with lent(made, group.after, device), lent(block, group.after, device):
+        for x, full in streams.pairs():
+            owed = full - x if group.writes else None
+            statistics.add(group.x(made, x, step), group.x(block, full, step), owed)
+    return statistics
 
 
 def _rotate_(weight: Tensor, metric: Tensor, signs: Tensor) -> None:

@@ -1,0 +1,198 @@
+"""The count of what quantizing takes, held against the tensors that it holds; and that its place changes no result."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from live_memory import LiveMemory
+
+from localq import kernels
+from localq.models import ARCHITECTURES
+from localq.models.decoder import Decoder
+from localq.quantizer import encode, layer, memory, pieces, statistics, triangles
+from localq.quantizer.books import universal
+from localq.quantizer.encode import Effort
+from localq.quantizer.finetune import Tuning
+from localq.quantizer.fold import plain
+from localq.quantizer.layer import Settings, groups_of, quantize_layer
+from localq.quantizer.stream import Streams
+
+pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+
+HIDDEN, WINDOWS = 256, 3
+WITHIN = 0.1  # of the measured peak
+
+
+def decoder(intermediate: int, tokens: int, hidden: int = HIDDEN) -> Decoder:
+    """One layer of random weights, tables for its windows."""
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "hidden_size": hidden,
+        "num_attention_heads": hidden // 32,
+        "num_key_value_heads": hidden // 64,
+        "head_dim": 32,
+        "intermediate_size": intermediate,
+        "vocab_size": 64,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": tokens,
+    }
+    llama = ARCHITECTURES["llama"]
+    model: Decoder = llama.Model(llama.Config.from_dict(config)).requires_grad_(False)
+    generator = torch.Generator().manual_seed(3)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator) * parameter.shape[-1] ** -0.5
+        parameter.data = noise if parameter.dim() == 2 else torch.ones_like(parameter)
+    return model
+
+
+def text(model: Decoder, tokens: int, device: torch.device) -> Streams:
+    """In 16 bits, as long texts are kept: on their way to the device they are copied."""
+    model.make_tables(tokens, device)
+    generator = torch.Generator().manual_seed(4)
+    rows = [torch.randn(tokens, model.config.hidden, generator=generator).bfloat16() for _ in range(WINDOWS)]
+    return Streams(model, rows, device)
+
+
+def settings(device: str = "cpu", **changes: Any) -> Settings:
+    books = (universal("s4l16", torch.device(device)),) * 4
+    return Settings(Effort(beam=4, columns=64, steps=2), books, **changes)
+
+
+class Stages(LiveMemory):
+    """Peaks by what was begun last."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.peaks: dict[str, int] = {}
+        self.group, self._stage = "", "before"
+        patch.setattr(layer, "_quantize", self._group(layer._quantize))
+        marks = [(statistics.Statistics, "finish", "goal"), (layer, "encode", "search")]
+        marks += [(encode, "fit_books", "codebooks"), (layer, "put", "weights")]
+        for owner, name, stage in marks:
+            patch.setattr(owner, name, self._marked(getattr(owner, name), stage))
+        passes = dict.fromkeys(("_through_attention", "_through_mlp"), "a pass through it")
+        for name, stage in {**passes, "tune": "fine-tuning"}.items():
+            patch.setattr(layer, name, self._marked(getattr(layer, name), stage, whole=True))
+
+    def mark(self, stage: str) -> None:
+        """What follows belongs to `stage`."""
+        self.peaks[self._stage] = max(self.peaks.get(self._stage, 0), self.peak)
+        self._stage, self.peak = stage, self.now
+
+    def _marked(self, call: Any, stage: str, whole: bool = False) -> Any:
+        def marked(*arguments: Any, **options: Any) -> Any:
+            self.mark(stage if whole else f"{stage} of {self.group}")
+            return call(*arguments, **options)
+
+        return marked
+
+    def _group(self, call: Any) -> Any:
+        def quantized(group: Any, *arguments: Any) -> Any:
+            self.group = group.names[0]
+            self.mark(f"statistics of {self.group}")
+            return call(group, *arguments)
+
+        return quantized
+
+
+@contextmanager
+def small_parts() -> Iterator[pytest.MonkeyPatch]:
+    """Pieces and panels that are small beside small matrices, as the real ones are beside large ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "VALUES", 2**16)
+        patch.setattr(triangles, "PANEL", 64)
+        patch.setattr(statistics, "F64_COLUMNS", 300)
+        yield patch
+
+
+CASES = {
+    "a wide MLP": (896, 64, 0),
+    "a narrow MLP": (384, 96, 0),
+    "a long text": (512, 640, 0),
+    "fine-tuned": (768, 64, 2),
+    "fine-tuned on a long text": (512, 512, 2),
+}
+
+
+@pytest.mark.parametrize(("intermediate", "tokens", "steps"), CASES.values(), ids=CASES)
+def test_the_count_is_the_measured_peak(intermediate, tokens, steps):
+    model = decoder(intermediate, tokens)
+    chosen = settings(tuning=Tuning(steps, 2))
+    with torch.no_grad(), small_parts() as patch, Stages(patch) as measured:
+        block, streams = model.layers[0], text(model, tokens, torch.device("cpu"))
+        begun = measured.now
+        made = quantize_layer(block, 0, streams, chosen)
+        measured.mark("after")
+        counted = memory.count(block, HIDDEN, tokens, chosen, "cpu", turned=False)
+    # On a CPU what is done, and what fine-tuning begins with, lies in the same memory. Both layers are not seen.
+    on_host = sum(each.numel() for packed in made.packed.values() for each, _ in packed.books)
+    on_host += begun + (2 * WINDOWS * tokens * HIDDEN if steps else 0)
+    weights = sum(plain(block.get_submodule(name)).weight.numel() for each in groups_of(block) for name in each.names)
+    peaks = {stage: peak - on_host + 8 * weights for stage, peak in measured.peaks.items()}
+    highest = max(peaks.values())
+    assert counted.stages[counted.widest] == pytest.approx(highest, rel=WITHIN)
+    for stage, peak in peaks.items():
+        if stage in counted.stages:
+            assert counted.stages[stage] == pytest.approx(peak, abs=WITHIN * highest), stage
+
+
+def made_of(model: Decoder, tokens: int, chosen: Settings, device: torch.device) -> tuple[layer.Made, Streams]:
+    """A layer that is quantized, and the text behind it."""
+    with torch.no_grad():
+        block, streams = copy.deepcopy(model.layers[0]).to(device), text(model, tokens, device)
+        return quantize_layer(block, 0, streams, chosen), streams
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_where_weights_wait_changes_no_bit(device, steps):
+    model, place = decoder(384, 96), torch.device(device)
+    chosen = settings(device, tuning=Tuning(steps, 2))
+    (here, one), (away, other) = (
+        made_of(model, 96, replace(chosen, on_host=on_host), place) for on_host in (False, True)
+    )
+    for name, packed in here.packed.items():
+        assert torch.equal(packed.scales, away.packed[name].scales)
+        for (codes, book), (same, twin) in zip(packed.books, away.packed[name].books, strict=True):
+            assert torch.equal(codes, same)
+            assert torch.equal(book, twin)
+    assert all(torch.equal(*pair) for pair in zip(one.x + one.full, other.x + other.full, strict=True))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("on_host", [False, True], ids=["resident", "on the host"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_the_count_is_what_the_allocator_of_a_gpu_tells(on_host, steps):
+    """A quarter of a 70B's layer each way; without the context, and without what the allocator keeps unused."""
+    hidden, tokens, device = 2048, 1024, torch.device("cuda", 0)
+    model = decoder(7168, tokens, hidden)
+    chosen = settings("cuda", tuning=Tuning(steps, 2), on_host=on_host)
+    counted = memory.count(model.layers[0], hidden, tokens, chosen, "cuda", turned=False)
+    torch.ones(16, 16, device=device).mm(torch.ones(16, 16, device=device))  # cuBLAS takes its workspace
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    made_of(model, tokens, chosen, device)
+    measured = torch.cuda.max_memory_allocated(device) - before
+    assert counted.stages[counted.widest] == pytest.approx(measured, rel=WITHIN)
+
+
+def test_a_70b_fits_a_card_of_24_gb_and_moved_to_the_host_less():
+    """8192 x 28672, windows of 2048 tokens, as `localq quantize` makes it; counted, on the meta device."""
+    llama = ARCHITECTURES["llama"]
+    config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 8192, "intermediate_size": 28672}
+    config |= {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256}
+    with torch.device("meta"):
+        block = llama.Model(llama.Config.from_dict({**config, "max_position_embeddings": 2048})).layers[0]
+    for tuning in (Tuning(), Tuning(200, 4)):
+        peaks = [
+            memory.count(block, 8192, 2048, settings(tuning=tuning, on_host=on_host), "cuda", turned=True).peak
+            for on_host in (False, True)
+        ]
+        assert peaks[1] < 17e9 < peaks[0] < 24e9
