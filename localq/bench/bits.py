@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from localq.checkpoint import open_checkpoint
@@ -13,8 +15,22 @@ from localq.quant import int8, nf4
 UNQUANTIZED = 16.0
 
 
+@dataclass(frozen=True)
+class Size:
+    """bits_per_weight: over all quantized linears, with codes, scales and tables; 16 where none is quantized.
+    weights_bytes: of all weights, what is not quantized in 16 bit."""
+
+    bits_per_weight: float
+    weights_bytes: int
+
+
 def per_weight(files: ModelFiles, head: str = "16") -> float:
-    """Bits per weight over all quantized linears, with codes, scales and tables; 16 where none is quantized.
+    """`Size.bits_per_weight`."""
+    return size_of(files, head).bits_per_weight
+
+
+def size_of(files: ModelFiles, head: str = "16") -> Size:
+    """Of a model.
 
     head   "8" or "nf4" where the head is quantized while the model is loaded, as in `placement.Placement`
     """
@@ -22,12 +38,13 @@ def per_weight(files: ModelFiles, head: str = "16") -> float:
     with torch.device("meta"):
         model = architecture.Model(architecture.Config.from_dict(files.config))
     shapes = dict(model.named_parameters())
+    dense = {name: each.numel() for name, each in shapes.items()}
     count = stored = 0
     shared: dict[str, int] = {}
     with open_checkpoint(files) as checkpoint:
         linears = weights.assign(checkpoint, model, architecture.rename, files.name).quantized
         for path, entry in linears.items():
-            count += shapes[f"{path}.weight"].numel()
+            count += dense.pop(f"{path}.weight")
             stored += entry.module.stored_bytes(checkpoint.tensors, entry.prefix)
             shared |= {key: checkpoint.tensors[key].nbytes for key in entry.shared}
     stored += sum(shared.values())
@@ -35,4 +52,6 @@ def per_weight(files: ModelFiles, head: str = "16") -> float:
         out, columns = shapes[weights.TABLE].shape
         count += out * columns
         stored += (nf4 if head == "nf4" else int8).bytes(out, columns)
-    return 8 * stored / count if count else UNQUANTIZED
+        dense.pop(f"{weights.HEAD}.weight", None)
+    bits = 8 * stored / count if count else UNQUANTIZED
+    return Size(bits, stored + 2 * sum(dense.values()))

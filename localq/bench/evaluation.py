@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from localq import windows
-from localq.bench import bits
+from localq.bench import bits, speed
 from localq.bench.conditions import conditions
 from localq.bench.dense import dequantized
 from localq.bench.quality import Scores, score
@@ -33,8 +33,10 @@ class Request:
 
     raw        the text; `text` is what to call it
     window     tokens of a window; `most` windows at most, None = all
-    against    None, `REFERENCE` (the weights of `files`, dequantized), or another model, whose files are `rival`
+    against    None, `REFERENCE` (the weights of `rival`, or else of `files`, dequantized), or another model: `rival`
+    rival      must have the vocabulary of `files`
     decode     single steps to compare with the passes of many tokens, 0 = none
+    speed      also time a reply
     """
 
     files: ModelFiles
@@ -46,6 +48,7 @@ class Request:
     against: str | None = None
     rival: ModelFiles | None = None
     decode: int = 0
+    speed: bool = False
 
 
 def run(request: Request, on_progress: OnProgress = lambda stage, done, total: None) -> dict[str, Any]:
@@ -56,6 +59,11 @@ def run(request: Request, on_progress: OnProgress = lambda stage, done, total: N
     started = time.perf_counter()
     gptq, llamacpp = _windows(request)
     model = load(request.files, _options(request), on_progress)
+    timed = None
+    if request.speed:  # alone on the device
+        on_progress("timing a reply", 0, 0)
+        timed = speed.measured(model)
+        free_memory()
     reference, notes = _reference(request, model, on_progress)
     if model.device.type == "cuda":  # a budget is the model's: what judging takes comes on top
         torch.cuda.set_per_process_memory_fraction(1.0, model.device)
@@ -67,10 +75,13 @@ def run(request: Request, on_progress: OnProgress = lambda stage, done, total: N
         raise out_of_memory(request.files.name, "while judging", error) from None
     facts = conditions(model.device, 0)
     del facts["seed"]  # nothing is random
+    size = bits.size_of(request.files, model.head_bits)
     return {
         "model": request.options.name or request.files.name,
         **found,
-        "bits_per_weight": bits.per_weight(request.files, model.head_bits),
+        "bits_per_weight": size.bits_per_weight,
+        "weights_bytes": size.weights_bytes,
+        "speed": timed,
         "window": request.window,
         "n_windows": len(gptq.ids),
         "n_windows_llamacpp": len(llamacpp.ids),
@@ -150,16 +161,21 @@ def _check_vocabulary(request: Request, rival: ModelFiles, ours: Tokenizer) -> N
     if widths[0] == widths[1] and known[0] == known[1]:
         return
     sizes = f"{widths[1]} and {widths[0]} tokens" if widths[0] != widths[1] else "as many tokens, but others"
-    why = f"the vocabulary of {request.against} is not that of {request.files.name} ({sizes})"
-    raise usage_error("--against", why, "Compare models with the same tokenizer.")
+    name, subject = request.against, "--against"
+    if name in (None, REFERENCE):
+        name, subject = rival.name, "eval"
+    why = f"the vocabulary of {name} is not that of {request.files.name} ({sizes})"
+    raise usage_error(subject, why, "Compare models with the same tokenizer.")
 
 
 def _options(request: Request) -> Options:
-    """With the context that a window takes, unless a larger one is asked for."""
+    """With the context that a window and a timed reply take, unless a larger one is asked for."""
+    needed = max(request.window, speed.CASE.positions if request.speed else 0)
     if request.options.ctx is None:
-        return replace(request.options, ctx=request.window)
-    if request.options.ctx < request.window:
-        why = f"a context of {request.options.ctx} does not hold a window of {request.window}"
+        return replace(request.options, ctx=needed)
+    if request.options.ctx < needed:
+        what = f"window of {needed}" if needed == request.window else f"reply of {speed.CASE.generate}"
+        why = f"a context of {request.options.ctx} does not hold a {what}"
         raise usage_error("--ctx", why, "Leave it out.")
     return request.options
 
@@ -177,11 +193,12 @@ def _reference(
     options = replace(
         request.options, name=request.against, ctx=model.ctx, kv_bits=16, vram_bytes=None, embed="device", head="auto"
     )
-    if request.rival is not None:
+    if request.rival is not None and request.against != REFERENCE:
         found = load(request.rival, options, on_progress)
         return found, found.notes
+    weights = request.rival or request.files
     try:
-        found = _dense(request.files, replace(options, dtype="float32", head="16"), model.device, on_progress)
+        found = _dense(weights, replace(options, dtype="float32", head="16"), model.device, on_progress)
     except LocalqError as error:
         if error.exit_code != ExitCode.DOES_NOT_FIT or model.dtype == torch.float32:
             raise
@@ -189,7 +206,7 @@ def _reference(
         return found, found.notes
     free_memory()
     own = replace(options, dtype=_name(model.dtype), head="16")
-    found = _dense(request.files, own, model.device, on_progress)
+    found = _dense(weights, own, model.device, on_progress)
     return found, (*found.notes, f"the reference is in {own.dtype}, because it does not fit in float32")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,8 +24,7 @@ def draw(bars: Sequence[Bar], title: str, target: str, out: TextIO) -> None:
     if target == TERMINAL:
         _to_terminal(bars, title, out)
     else:
-        _to_png(bars, title, target)
-        print(f"plot: {target}", file=sys.stderr, flush=True)
+        to_png(target, lambda axes: _bars(axes, bars, title), (10, 1 + 0.28 * len(bars)))
 
 
 def check_target(target: str | None) -> None:
@@ -56,16 +55,11 @@ def _to_terminal(bars: Sequence[Bar], title: str, out: TextIO) -> None:
     Console(file=out, width=120).print(table)
 
 
-def _to_png(bars: Sequence[Bar], title: str, target: str) -> None:
+def to_png(target: str, draw_on: Callable[[Any], None], size: tuple[float, float]) -> None:
+    """A PNG at `target`, of inches, with what `draw_on` does to its axes; a line on stderr names it."""
     pyplot = _pyplot()
-    figure, axes = pyplot.subplots(figsize=(10, 1 + 0.28 * len(bars)), layout="constrained")
-    names, shares = [name for name, _ in bars], [100 * share for _, share in bars]
-    axes.barh(range(len(bars)), shares)
-    axes.set_yticks(range(len(bars)), names, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlim(0, 100)
-    axes.set_xlabel("% of the measured read bandwidth")
-    axes.set_title(title)
+    figure, axes = pyplot.subplots(figsize=size, layout="constrained")
+    draw_on(axes)
     try:
         figure.savefig(target, dpi=120)
     except OSError as error:
@@ -73,6 +67,17 @@ def _to_png(bars: Sequence[Bar], title: str, target: str) -> None:
         raise LocalqError("--plot", why, "Use another name.", ExitCode.DISK) from error
     finally:
         pyplot.close(figure)
+    print(f"plot: {target}", file=sys.stderr, flush=True)
+
+
+def _bars(axes: Any, bars: Sequence[Bar], title: str) -> None:
+    names, shares = [name for name, _ in bars], [100 * share for _, share in bars]
+    axes.barh(range(len(bars)), shares)
+    axes.set_yticks(range(len(bars)), names, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("% of the measured read bandwidth")
+    axes.set_title(title)
 
 
 def _pyplot() -> Any:

@@ -6,33 +6,39 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from localq.cli import options
 from localq.cli.output import is_rich_terminal, note, print_json, stderr_console, stdout_table
-from localq.errors import usage_error
+from localq.errors import LocalqError, usage_error
+
+if TYPE_CHECKING:
+    from localq.modelfiles import ModelFiles
+    from localq.settings import Settings
 
 DEFAULT_TEXT = Path(__file__).parents[1] / "data" / "wikitext-2-valid-slice.txt"
 UNQUANTIZED = 16  # bits, as `bench.bits` has it
+_MODELS = "Names, NAME@FORMAT, ORG/REPO, folders or .gguf files; several are compared."
+_PLOT = "Perplexity over size: NAME.png, - = here."
 _AGAINST = "reference (the same weights dequantized), or a model with the same vocabulary."
 _DECODE = "Also feed the first N tokens one by one, and compare with reading them at once."
 OnProgress = Callable[[str, int, int], None]
 
 
 def eval(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A name, NAME@FORMAT, ORG/REPO, a folder or a .gguf file.", autocompletion=options.known_names
-        ),
+    models: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL...", help=_MODELS, autocompletion=options.known_names),
     ],
     text: Annotated[str | None, typer.Option("--text", metavar="FILE|-", help="Plain text; - reads stdin.")] = None,
     window: Annotated[int, typer.Option("--window", min=4, help="Tokens of a window.")] = 2048,
     max_windows: Annotated[int | None, typer.Option("--max-windows", min=1, help="Read no more windows.")] = None,
     against: Annotated[str | None, typer.Option("--against", metavar="MODEL|reference", help=_AGAINST)] = None,
     decode: Annotated[int, typer.Option("--decode", min=0, metavar="N", help=_DECODE)] = 0,
+    speed: Annotated[bool, typer.Option("--speed", help="Also time a reply of 128 tokens, as bench does.")] = False,
+    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE|-", help=_PLOT)] = None,
     ctx: options.Context = None,
     kv: options.KvBits = None,
     embed: options.Embed = None,
@@ -44,32 +50,65 @@ def eval(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Measure MODEL's perplexity on a text, and how far it is from a reference."""
+    """Measure MODEL's perplexity on a text, and how far it is from a reference.
+
+    Several models make a table; `--against reference` then means the weights of the first.
+    """
     settings = options.effective(device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head)
     raw, name = _read(text)
-    budget = options.budget(settings)
-    from localq import prepare  # start-up cost: --help must not pay for it
-    from localq.modelfiles import open_model
+    memory = (ctx, settings.kv_bits, options.budget(settings), settings.embed, settings.head)
+    from localq.bench import plot as plots  # start-up cost: --help must not pay for what follows
 
+    plots.check_target(plot)
     with _progress(quiet) as on_progress:
-        files = open_model(prepare.source_path(model, note, on_progress, settings.offline))
-        rival = None
-        if against is not None and against != "reference":
-            rival = open_model(prepare.source_path(against, note, on_progress, settings.offline))
-        from localq.bench.evaluation import Request, run  # torch loads only now
+        files, rival = _opened(models, against, settings, on_progress)
+        from localq.bench import comparison  # torch loads only now
+        from localq.bench.evaluation import Request
         from localq.engine.load import Options
 
-        loading = Options(
-            model, settings.device, settings.dtype, ctx, settings.kv_bits, budget, settings.embed, settings.head
-        )
-        request = Request(files, loading, raw, name, window, max_windows, against, rival, decode)
-        result = run(request, on_progress or (lambda stage, done, total: None))
-    for line in result["notes"]:
+        wanted = (raw, name, window, max_windows, against, rival, decode, speed)
+        requests = [
+            Request(each, Options(model, settings.device, settings.dtype, *memory), *wanted)
+            for model, each in zip(models, files, strict=True)
+        ]
+        results, failed = comparison.run_all(requests, on_progress or (lambda stage, done, total: None))
+    for line in dict.fromkeys(line for each in results for line in each["notes"]):
         note(line)
+    _report(results, failed, len(models), json)
+    if plot is not None and results:
+        comparison.draw(results, plot, sys.stderr)
+    for error in failed[1:]:
+        note(str(error))
+    if failed:
+        raise failed[0]
+
+
+def _opened(
+    models: list[str], against: str | None, settings: Settings, on_progress: OnProgress | None
+) -> tuple[list[ModelFiles], ModelFiles | None]:
+    """The files of all models, and those of another one to compare with."""
+    from localq import prepare  # start-up cost, as above
+    from localq.modelfiles import open_model
+
+    rivals = [] if against in (None, "reference") else [against]
+    found = [
+        open_model(prepare.source_path(each, note, on_progress, settings.offline))
+        for each in (*models, *filter(None, rivals))
+    ]
+    return found[: len(models)], found[-1] if rivals else None
+
+
+def _report(results: list[dict[str, Any]], failed: list[LocalqError], models: int, json: bool) -> None:
+    """On stdout: all about one model, or a table of several."""
     if json:
-        print_json(result)
-    else:
-        _print(result)
+        print_json(results[0] if models == 1 else {"models": results, "failed": [str(each) for each in failed]})
+    elif models == 1:
+        _print(results[0])
+    elif results:
+        from localq.bench import comparison  # start-up cost: torch is loaded by now
+
+        headers, rows = comparison.table(results)
+        stdout_table(headers, rows, right=frozenset(range(2, len(headers))))
 
 
 def _read(text: str | None) -> tuple[bytes, str]:
@@ -106,6 +145,13 @@ def _print(result: dict[str, Any]) -> None:
         ]
     counted = "all quantized linears" if result["bits_per_weight"] < UNQUANTIZED else "nothing is quantized"
     rows.append(("bits per weight", f"{result['bits_per_weight']:.3f}", counted))
+    rows.append(("weights", f"{result['weights_bytes'] / 1e6:.1f} MB", "what is not quantized in 16 bit"))
+    if timed := result["speed"]:
+        rate = (
+            f"{timed['test']}, {timed['tok_per_s_min']:.1f} to {timed['tok_per_s_max']:.1f} in {timed['repetitions']}"
+        )
+        rows.append(("tok/s", f"{timed['tok_per_s']:.1f}", rate))
+        rows.append(("peak memory", f"{timed['peak_bytes'] / 2**30:.2f} GiB", "by the ledger"))
     facts = result["conditions"]
     where = f"{facts['device']}, {result['dtype']}, KV cache in {result['kv_bits']} bit, head {result['head']}"
     rows.append(("conditions", result["format"], where))

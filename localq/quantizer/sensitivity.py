@@ -14,6 +14,10 @@ upper triangular. So e times
 
 is the price of a group of matrices, for every e. The search by sub-layers of nuQmm (Park et al. 2022, arXiv 2206.09557)
 quantizes each of them and reads the text again, which takes as many passes as there are layers, kinds and sizes.
+
+Set against that on smollm2-135m, where 36 groups of nine layers were quantized to 2 bits one at a time: the KL was 0.75
+to 4.2 times the price (medians by kind: q, k and v 1.3, o 2.2, gate and up 1.7, down 2.0: tokens do conspire a little),
+with a rank correlation of 0.94; of one group the factor changed by 1.3 at most between 2 and 4 bits.
 """
 
 from __future__ import annotations

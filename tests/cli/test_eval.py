@@ -52,6 +52,36 @@ def test_people_get_a_table(model, capsys):
     assert "\x1b" not in shown
 
 
+def test_several_models_are_a_table_and_a_plot(model, capsys):
+    assert cli.execute(["eval", model, model, *SHORT, "--against", "reference", "--plot", "-"]) == 0
+    shown = capsys.readouterr()
+    header, *rows = shown.out.splitlines()
+    assert header.split()[:2] == ["model", "format"]
+    assert header.rstrip().endswith("top-1")
+    assert len(rows) == 2
+    assert all(row.endswith("100.00%") for row in rows)
+    assert "|AB" in shown.err
+    assert cli.execute(["eval", model, model, *SHORT, "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert (body["schema"], len(body["models"]), body["failed"]) == (1, 2, [])
+    assert body["models"][0]["weights_bytes"] == body["models"][1]["weights_bytes"]
+
+
+def test_one_of_several_that_fails_is_told_behind_the_rest(model, tmp_path, capsys):
+    wider = str(make_checkpoint(tmp_path / "wider", vocab_size=384))
+    assert cli.execute(["eval", model, wider, *SHORT]) == 2
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 2
+    assert "the vocabulary of" in shown.err
+
+
+def test_a_reply_can_be_timed(model, capsys):
+    assert cli.execute(["eval", model, *SHORT, "--speed"]) == 0
+    shown = capsys.readouterr().out
+    assert "tg128" in shown
+    assert "peak memory" in shown
+
+
 def test_the_text_may_come_through_a_pipe(model, monkeypatch, capsys):
     with open(TEXT, "rb") as file:
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read())))
@@ -74,6 +104,7 @@ def test_the_text_may_come_through_a_pipe(model, monkeypatch, capsys):
         (["--decode", "64"], 2, "--decode"),
         (["--kv", "5"], 2, "kv"),
         (["-c", "10"], 2, "--ctx"),
+        (["--plot", "picture.jpg"], 2, "no PNG file"),
         (["--against", "nosuchmodel"], 4, "nosuchmodel"),
     ],
 )
