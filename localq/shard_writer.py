@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -107,18 +107,17 @@ class ShardWriter:
                 part.unlink()
         check_free(self._folder, sum(shard.nbytes for shard in self.pending()), str(self._folder))
 
-    def write(self, shard: Shard, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Write one shard. `tensors` gives each of its tensors once, in any order, on the CPU."""
+    def write(self, shard: Shard, tensors: Iterable[tuple[str, Tensor | Iterable[Tensor]]]) -> None:
+        """Write one shard. `tensors` gives each of its tensors once, in any order, on the CPU; or its rows in parts."""
         header, offsets = _header(shard)
         path = self._folder / shard.name
         missing = set(shard.tensors)
         with disk_errors(self._folder), _part(path).open("w+b") as file:
             file.write(header)
             for name, tensor in tensors:
-                _check_planned(name, tensor, shard.tensors[name])
                 missing.remove(name)
                 file.seek(offsets[name])
-                file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                _write_tensor(file, name, [tensor] if isinstance(tensor, Tensor) else tensor, shard.tensors[name])
             if missing:
                 raise ValueError(f"tensors of {shard.name} were not given: {sorted(missing)[:3]}")
             file.flush()
@@ -169,9 +168,17 @@ def _header(shard: Shard) -> tuple[bytes, dict[str, int]]:
     return struct.pack("<Q", len(text)) + text, offsets
 
 
-def _check_planned(name: str, tensor: Tensor, info: TensorInfo) -> None:
-    if str(tensor.dtype) != f"torch.{info.dtype}" or tuple(tensor.shape) != info.shape:
-        raise ValueError(f"{name} was planned as {info} and came as {tensor.dtype} {tuple(tensor.shape)}")
+def _write_tensor(file: BinaryIO, name: str, parts: Iterable[Tensor], info: TensorInfo) -> None:
+    """Where `file` stands: rows that are, joined, what was planned."""
+    rows = 0
+    for part in parts:
+        shape = tuple(part.shape)
+        if str(part.dtype) != f"torch.{info.dtype}" or shape[1:] != info.shape[1:] or len(shape) != len(info.shape):
+            raise ValueError(f"{name} was planned as {info} and came as {part.dtype} {shape}")
+        file.write(part.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        rows += shape[0] if shape else 0
+    if info.shape and rows != info.shape[0]:
+        raise ValueError(f"{name} was planned as {info} and came with {rows} rows")
 
 
 # ---- durable files

@@ -1,18 +1,15 @@
 """A model becomes one of 2 bits (`quantizer/target.py`): layer by layer on calibration text, restartable after a kill.
 
 Every layer is a shard of its own. A conversion that goes on takes the text through the layers that are done, with the
-weights that were written for them, and so makes what it would have made. Memory: two copies of the largest layer in
-32 bit with its statistics, on the device, and the text twice as wide as the model's residual stream, on the host.
+weights that were written for them, and so makes what it would have made. Memory: `quantizer/memory.py` counts that of
+the device; on the host lies the text, twice, as wide as the model's residual stream.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,62 +18,36 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from localq import __version__, kernels, prepare
+from localq import kernels, prepare
 from localq.checkpoint import Checkpoint, TensorInfo, in_memory, info, open_checkpoint
-from localq.conversion_folder import claim, locked, source_facts, stated_dtype, write_small_files
+from localq.conversion_folder import claim, locked, stated_dtype, write_small_files
+from localq.engine import vram
 from localq.engine.load import is_out_of_memory
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.modelfiles import ModelFiles
 from localq.models import ARCHITECTURES
-from localq.quantizer import mixture
+from localq.quantizer import memory, mixture
 from localq.quantizer.books import universal
-from localq.quantizer.encode import Effort
-from localq.quantizer.finetune import Tuning
 from localq.quantizer.layer import Settings, groups_of, inputs_rotated, pass_layer, quantize_layer
 from localq.quantizer.sensitivity import spread
 from localq.quantizer.source import Source
 from localq.quantizer.stream import Streams
 from localq.quantizer.target import target_of
 from localq.shard_writer import Shard, ShardWriter, plan_shards, start_state
+from localq.vq_request import Request as Request
+from localq.vq_request import origin, task_of
 
 OnProgress = Callable[[str, int, int], None]  # what is done, weights done, weights in total
 Say = Callable[[str], None]  # one-line notes for the user
 # What is done: layers made, layers that were there already, and before them what bits are worth where.
 QUANTIZING, CATCHING_UP, MEASURING = "quantizing", "catching up", "measuring where bits are worth most"
-FULL_BITS = 12  # sources of fewer bits a weight have lost something already
 HOST_BYTES = 8 * 2**30  # the streams are kept in 32 bit where both take no more
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to make.
-
-    windows  calibration: token ids, all of one length
-    format   a name of `target.target_of`; scheme: of vq2 alone
-    bits     of vq2: scheme by scheme where they are worth most, so many per weight in all; None: `scheme` everywhere
-    effort, correction   see `layer.Settings`
-    seed     of the rotations
-    """
-
-    source: ModelFiles
-    out: Path
-    windows: Sequence[Sequence[int]]
-    device: torch.device
-    format: str = "vq2"
-    scheme: str = "s4l16"
-    bits: float | None = None
-    effort: Effort = field(default_factory=Effort)
-    tuning: Tuning = field(default_factory=Tuning)
-    correction: float = 0.03
-    seed: int = 0
-    force: bool = False
 
 
 def convert(request: Request, on_progress: OnProgress | None = None, say: Say | None = None) -> Path:
     """Quantize into `request.out` and return it. The same call goes on where a killed one stopped.
 
     Raises LocalqError: exit 2 for a source or a text that does not do, or an `out` that holds something else, 7 where
-    the compiled part is missing, 8 for damaged weights, 9 for the disk.
+    the compiled part is missing, 3 for memory, 8 for damaged weights, 9 for the disk.
     """
     if why := kernels.why_not():
         raise prepare.cannot_search(request.format, why)
@@ -89,15 +60,16 @@ def convert(request: Request, on_progress: OnProgress | None = None, say: Say | 
         raise usage_error("--calibration", "the text is shorter than one window", "Give a longer one.")
     with open_checkpoint(source) as checkpoint, torch.no_grad():
         model = Source(source, checkpoint, ARCHITECTURES[model_type], request.device, request.seed)
-        note = _origin(source, checkpoint, model.origin)
+        note = origin(source, checkpoint, model.origin)
         work = _Work(request, model, checkpoint)
-        task = _task(request, work)
+        task = task_of(request, work.planned)
         stale = claim(source, out, task, request.force)
         tell, hear = on_progress or (lambda what, done, total: None), say or (lambda line: None)
         with locked(out, stale):
             if note:
                 hear(note)
             with _within_memory(out):
+                work.place()
                 if request.bits is not None:
                     start_state(out, task)
                     work.mix(task, tell, hear)
@@ -125,42 +97,10 @@ def _within_memory(out: Path) -> Iterator[None]:
         raise LocalqError(str(out), why, step, ExitCode.DOES_NOT_FIT) from None
 
 
-def _origin(source: ModelFiles, checkpoint: Checkpoint, format: str) -> str:
-    """What the user must know about the weights that are quantized, "" if nothing; `format` is theirs.
-
-    Raises LocalqError (exit 2) for formats with so few bits that nothing is left to lose.
-    """
-    if format not in ("", "nf4"):
-        why = f"its weights are quantized already ({format})"
-        raise usage_error(source.name, why, "Quantize the full-precision weights instead.")
-    bits = 4.0 if format else float(FULL_BITS)
-    if source.kind == "gguf":
-        bits = 8 * source.path.stat().st_size / sum(math.prod(each.shape) for each in checkpoint.tensors.values())
-    if bits >= FULL_BITS:
-        return ""
-    made = f"made from {bits:.0f}-bit weights ({format or source.kind})"
-    return f"{source.name}: {made}, with what those have lost; full-precision ones give better."
-
-
 def _changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """`changes` for config.json, and for its part about the decoder where it has one."""
     text = config.get("text_config")
     return {**changes, **({"text_config": {**text, **changes}} if isinstance(text, dict) else {})}
-
-
-def _task(request: Request, work: _Work) -> dict[str, Any]:
-    """What identifies a conversion: its input files, its text, its settings, its layout and the code that makes it."""
-    layout = [[name, part.dtype, list(part.shape)] for group in work.planned for name, part in group.items()]
-    text = hashlib.sha256(json.dumps([list(window) for window in request.windows]).encode()).hexdigest()
-    settings = [asdict(request.effort), asdict(request.tuning), request.correction, request.seed, request.device.type]
-    settings.append(request.bits)
-    described = [source_facts(request.source), layout, text, settings, request.source.config]
-    return {
-        "source": request.source.name,
-        "format": request.format,
-        "localq": __version__,
-        "fingerprint": hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest(),
-    }
 
 
 class _Work:
@@ -204,6 +144,20 @@ class _Work:
         targets = {name: target for group, target in zip(groups, each, strict=True) for name in group.names}
         return self._model.layout(index, targets, signed, homes, self._dtype)
 
+    def place(self) -> None:
+        """Decide what waits on the host, and hold the allocator of a GPU to what may be used.
+
+        Raises LocalqError (exit 3) where a layer does not fit.
+        """
+        request, model = self._request, self._model
+        if request.device.type != "cuda":
+            return
+        held = vram.begin(request.device, request.vram_bytes, {})
+        block, hidden, tokens = model.meta_block(0), model.model.config.hidden, len(request.windows[0])
+        counted = partial(memory.count, block, hidden, tokens, device="cuda", turned=model.turned)
+        self._settings = memory.placed(request.source.name, counted, self._settings, held.budget)
+        held.hold(held.context)
+
     def mix(self, task: dict[str, Any], on_progress: OnProgress, say: Say) -> None:
         """Choose the schemes for the bits that are asked for, or find what was chosen; see `mixture`."""
         request = self._request
@@ -239,30 +193,45 @@ class _Work:
 
         advance(0)
         if shards[0].name in pending:
-            tensors = {name: self._kept(name, tensor, self._stated) for name, tensor in self._model.ends().items()}
-            tensors |= {name: self._checkpoint.read(name) for name in self._rest}
-            writer.write(shards[0], tensors.items())
+            writer.write(shards[0], self._end_tensors())
         last = max((index for index, shard in enumerate(shards) if shard.name in pending), default=0)
         if last == 0:
             return
-        request, streams = self._request, self._streams()
+        streams = self._streams()
         for index in range(last):
-            shard, block = shards[index + 1], self._model.block(index)
-            if shard.name in pending:
-                books = tuple(self._books[scheme] for scheme in self._schemes[index])
-                made = quantize_layer(block, index, streams, replace(self._settings, books=books), advance)
-                tensors = self._model.tensors(made, block, index, self._target)
-                kept = {name: self._kept(name, each, shard.tensors[name].dtype) for name, each in tensors.items()}
-                writer.write(shard, kept.items())
+            if shards[index + 1].name in pending:
+                self._quantize(index, streams, writer, shards[index + 1], advance)
             else:
-                stored = in_memory(load_file(request.out / shard.name), request.source.config)
-                root = self._model.root(index)
-                packed = {name: self._target.from_checkpoint(stored, root + name) for name in self._model.linears}
-                others = {name: stored.read(key) for name, key in self._model.other_names(index).items()}
-                pass_layer(block, packed, others if request.tuning.steps else {}, streams, self._settings)
+                self._pass(index, streams, shards[index + 1])
                 advance(total // self._model.layers, CATCHING_UP)
             self._check_range(index, streams)
         advance(total - done)  # of layers at the end that were there
+
+    def _end_tensors(self) -> Iterator[tuple[str, Tensor | Iterator[Tensor]]]:
+        """What is no layer's, the large ones some rows at a time."""
+        for name, rows in self._model.end_rows().items():
+            yield name, (self._kept(name, part, self._stated) for part in rows)
+        for name in self._rest:
+            yield name, self._checkpoint.read(name)
+
+    def _quantize(
+        self, index: int, streams: Streams, writer: ShardWriter, shard: Shard, on_group: Callable[[int], None]
+    ) -> None:
+        block, books = self._model.block(index), tuple(self._books[scheme] for scheme in self._schemes[index])
+        made = quantize_layer(block, index, streams, replace(self._settings, books=books), on_group)
+        tensors = self._model.tensors(made, block, index, self._target)
+        writer.write(
+            shard, ((name, self._kept(name, each, shard.tensors[name].dtype)) for name, each in tensors.items())
+        )
+
+    def _pass(self, index: int, streams: Streams, shard: Shard) -> None:
+        """Through a layer that was made before."""
+        request, root = self._request, self._model.root(index)
+        stored = in_memory(load_file(request.out / shard.name), request.source.config)
+        packed = {name: self._target.from_checkpoint(stored, root + name) for name in self._model.linears}
+        others = {name: stored.read(key) for name, key in self._model.other_names(index).items()}
+        others = others if request.tuning.steps else {}
+        pass_layer(self._model.block(index), packed, others, streams, self._settings)
 
     def _check_range(self, index: int, streams: Streams) -> None:
         """Can the type that the model is to compute in hold what comes out of a layer?"""
@@ -286,8 +255,6 @@ class _Work:
         model.make_tables(len(windows[0]), self._request.device)
         hidden = model.config.hidden
         wide = 8 * len(windows) * len(windows[0]) * hidden <= HOST_BYTES
-        table = self._model.embedding()
-        rows = [table[torch.tensor(window)] * model.embed_scale for window in windows]
-        return Streams(
-            model, [each.to(torch.float32 if wide else torch.bfloat16) for each in rows], self._request.device
-        )
+        dtype = torch.float32 if wide else torch.bfloat16
+        rows = [(each * model.embed_scale).to(dtype) for each in self._model.embedded(windows)]
+        return Streams(model, rows, self._request.device)

@@ -39,6 +39,7 @@ class _Calibrated:
     best: bool | None
     device: str | None
     seed: int | None
+    vram: str | None
 
     def check(self, format: str, calibrated: tuple[str, ...]) -> None:
         """Raises LocalqError (exit 2) for options that `format` does not have, and for bits that there are not."""
@@ -97,6 +98,7 @@ def quantize(
     best: Best = None,
     device: options.Device = None,
     seed: Seed = None,
+    vram: options.Vram = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the model that is in --out.")] = False,
     offline: options.Offline = None,
     json: options.Json = False,
@@ -105,10 +107,11 @@ def quantize(
     """Quantize SOURCE into a model folder; run it again after an interruption, and it goes on.
 
     nf4 takes seconds to minutes. vq2 (2 to 4 bits) and aqlm2x8 (the same search, for other programs) are fitted to
-    what the model does on a text: --bits, --calibration, --windows, --best, --device and --seed are theirs.
+    what the model does on a text: --bits, --calibration, --windows, --best, --device, --seed and --vram
+    are theirs.
     """
-    asked = _Calibrated(bits, calibration, windows, best, device, seed)
-    job = _Job(source, format, out, force, quiet, options.effective(offline=offline, device=device))
+    asked = _Calibrated(bits, calibration, windows, best, device, seed, vram)
+    job = _Job(source, format, out, force, quiet, options.effective(offline=offline, device=device, vram=vram))
     folder = job.run(asked)
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     if json:
@@ -173,6 +176,7 @@ class _Job:
             effort=Effort(beam=BEST_BEAM, rounds=BEST_ROUNDS) if asked.best else Effort(),
             tuning=Tuning(BEST_STEPS, BEST_SEQUENCES) if asked.best else Tuning(),
             seed=asked.seed or 0,
+            vram_bytes=options.budget(self.settings),
             force=self.force,
         )
         for line in choice.notes:

@@ -7,9 +7,11 @@ the host (`layer.Settings.on_host`), only what a stage computes with is there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from localq import footprint
+from localq.errors import ExitCode, LocalqError
 from localq.models.decoder import Block
 from localq.quantizer import pieces, statistics, triangles
 from localq.quantizer.fold import plain
@@ -45,7 +47,7 @@ class Count:
         return self.always + round(SPARE * self.stages[self.widest])
 
 
-def count(block: Block, hidden: int, tokens: int, settings: Settings, device: str, turned: bool) -> Count:
+def count(block: Block, hidden: int, tokens: int, settings: Settings, *, device: str, turned: bool) -> Count:
     """Of layers like `block`, on the meta device, with windows of so many tokens; device: "cpu" or "cuda"."""
     layer = _Layer(block, hidden, tokens, settings, device)
     stages = {"reading a layer": layer.reading()}
@@ -58,6 +60,21 @@ def count(block: Block, hidden: int, tokens: int, settings: Settings, device: st
     cuda = footprint.CUDA_CONTEXT_BYTES + footprint.CUBLAS_BYTES if device == "cuda" else 0
     turn = (F32 if device == "cuda" else F64) * hidden**2 if turned else 0
     return Count(stages, cuda + turn + tables)
+
+
+def placed(name: str, counted: Callable[[Settings], Count], settings: Settings, budget: int) -> Settings:
+    """`settings` as they fit into `budget` bytes of the device: with weights on the host where that is what it takes.
+
+    `counted` is `count` for the model `name`. Raises LocalqError (exit 3) where they do not fit at all.
+    """
+    for tried in (settings, replace(settings, on_host=True)):
+        found = counted(tried)
+        if found.peak <= budget:
+            return tried
+    needed, allowed = (f"{each / 2**30:.1f} GiB" for each in (found.peak, budget))
+    why = f"at its widest moment ({found.widest}) quantizing takes {needed} of GPU memory, and {allowed} may be used"
+    step = "Close other programs, allow more (--vram), leave out --best, or use --device cpu."
+    raise LocalqError(name, why, step, ExitCode.DOES_NOT_FIT)
 
 
 @dataclass(frozen=True)
@@ -145,10 +162,14 @@ class _Layer:
     @staticmethod
     def _largest_piece(rows: int, columns: int, factor: int) -> int:
         """Weights."""
-        first = pieces.pieces(rows, columns, factor)[0]
-        return (first.stop - first.start) * columns
+        return _height(rows, columns, factor) * columns
 
     @staticmethod
     def _panel(rows: int, columns: int) -> int:
-        first = pieces.pieces(rows, columns)[0]
-        return 2 * (first.stop - first.start) * min(triangles.PANEL, columns)
+        return 2 * _height(rows, columns, 1) * min(triangles.PANEL, columns)
+
+
+def _height(rows: int, columns: int, factor: int) -> int:
+    """Rows of the largest piece."""
+    first = pieces.pieces(rows, columns, factor)[0]
+    return int(first.stop) - int(first.start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 import torch
@@ -16,6 +17,7 @@ from localq.models.decoder import Block, Decoder
 from localq.quant import vq2
 from localq.quantizer import fold
 from localq.quantizer.layer import Made
+from localq.quantizer.pieces import pieces
 from localq.quantizer.target import Target
 
 STREAM = 1_000_003  # what the seed of the stream's rotation is set apart by
@@ -72,25 +74,33 @@ class Source:
         fold.fold_block(block, self._turn, self._seed * self.layers + index)
         return block
 
+    def embedded(self, windows: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+        """For each of `windows`, of ids, its rows of the embedding f32 [T, hidden] on the CPU, turned.
+
+        Without what a family multiplies rows with.
+        """
+        table = self._stored(weights.TABLE)
+        for ids in windows:
+            yield self._turned(self._wide(weights.TABLE, table[torch.tensor(ids)]))
+
     def embedding(self) -> Tensor:
-        """f32 [vocab, hidden] on the CPU, turned; without what a family multiplies rows with."""
-        table = self._read(weights.TABLE, torch.device("cpu"))
-        return table if self._turn is None else fold.turned_rows(table, self._turn.cpu())
+        """All of it, f32 [vocab, hidden] on the CPU."""
+        return torch.cat(list(self._rows(weights.TABLE)))
 
     def ends(self) -> dict[str, Tensor]:
-        """Embedding, last norm and head by their checkpoint names, on the CPU."""
-        named = {self._key(weights.TABLE): self.embedding()}
-        norm = self._read("norm.weight", torch.device("cpu"))
+        """`end_rows`, joined."""
+        return {name: torch.cat(list(rows)) for name, rows in self.end_rows().items()}
+
+    def end_rows(self) -> dict[str, Iterator[Tensor]]:
+        """Embedding, last norm and head by their checkpoint names: some rows at a time, f32 on the CPU."""
         tied = self.model.lm_head is None
+        norm = self._read("norm.weight")
+        found = {self._key(weights.TABLE): self._rows(weights.TABLE)}
         if self._turn is None:
-            head = {} if tied else {self.head_name(): self._read("lm_head.weight", torch.device("cpu"))}
-            return {**named, self._key("norm.weight"): norm, **head}
-        head_rows = self._read(weights.TABLE if tied else "lm_head.weight", torch.device("cpu"))
-        return {
-            **named,
-            self._key("norm.weight"): torch.ones_like(norm),
-            self.head_name(): fold.turned_rows(head_rows * norm, self._turn.cpu()),
-        }
+            found[self._key("norm.weight")] = iter([norm.cpu()])
+            return found if tied else {**found, self.head_name(): self._rows("lm_head.weight")}
+        found[self._key("norm.weight")] = iter([torch.ones_like(norm).cpu()])
+        return {**found, self.head_name(): self._rows(weights.TABLE if tied else "lm_head.weight", norm)}
 
     def head_name(self) -> str:
         """Of the head's weight in the checkpoint."""
@@ -170,15 +180,38 @@ class Source:
     def _prefix(self, path: str) -> str:
         return self._key(f"{path}.weight").removesuffix(".weight")
 
-    def _read(self, target: str, device: torch.device | None = None) -> Tensor:
-        """A parameter, f32."""
-        place, path = device or self._device, target.removesuffix(".weight")
+    def _rows(self, target: str, norm: Tensor | None = None) -> Iterator[Tensor]:
+        """Of the embedding or the head, turned; the norm before a head goes into it."""
+        stored = self._stored(target)
+        for rows in pieces(*stored.shape):
+            part = self._wide(target, stored[rows])
+            yield self._turned(part if norm is None else part.mul_(norm))
+
+    def _turned(self, rows: Tensor) -> Tensor:
+        return (rows if self._turn is None else fold.turned_rows(rows, self._turn)).cpu()
+
+    def _stored(self, target: str) -> Tensor:
+        """A parameter as it lies in a file, on the CPU; of a quantized one what it stands for."""
+        path = target.removesuffix(".weight")
         if path in self._assignment.quantized and path != target:
             entry = self._assignment.quantized[path]
             packed = entry.module.from_checkpoint(self._checkpoint, entry.prefix)
-            dense: Tensor = entry.module.dequantize(packed.to(place), torch.float32)
-        else:
-            dense = self._checkpoint.read(self._assignment.dense[target]).to(place, torch.float32, copy=True)
+            dense: Tensor = entry.module.dequantize(packed, torch.float32)
+            return dense
+        return self._checkpoint.read(self._assignment.dense[target])
+
+    def _wide(self, target: str, stored: Tensor) -> Tensor:
+        """A copy of some of it, f32 on the device, which widens it faster than the host."""
+        dense = stored.to(self._device).to(torch.float32, copy=True)
         if not bool(torch.isfinite(dense).all()):
             raise bad_file(self._key(target), "it holds NaN or infinity", "Fetch the model again.")
         return dense
+
+    def _read(self, target: str) -> Tensor:
+        """A parameter, f32 on the device."""
+        path = target.removesuffix(".weight")
+        if path in self._assignment.quantized and path != target:
+            entry = self._assignment.quantized[path]
+            packed = entry.module.from_checkpoint(self._checkpoint, entry.prefix)
+            return self._wide(target, entry.module.dequantize(packed.to(self._device), torch.float32))
+        return self._wide(target, self._stored(target))

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from localq.models.attention import Pass
 from localq.models.decoder import Block, Decoder
 
+SLAB_BYTES = 2**29
+
 
 class NoCache:
     """`layers.Cache` of a pass that sees its own tokens only."""
@@ -31,25 +33,40 @@ class Streams:
     def __init__(self, model: Decoder, embedded: list[Tensor], device: torch.device) -> None:
         """model: its tables are on `device`. embedded: what the first layer reads, in the order of the sequences."""
         self.device = device
-        self.x, self.full = embedded, [each.clone() for each in embedded]
+        self.x, self.full = _on_host(embedded, device), _on_host(embedded, device)
         tokens = embedded[0].shape[0]
         self.step: Pass = model.begin(torch.arange(tokens, device=device), NoCache(), tokens)
 
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Both streams of every sequence, f32 on the device."""
         for x, full in zip(self.x, self.full, strict=True):
-            yield x.to(self.device, torch.float32), full.to(self.device, torch.float32)
+            yield x.to(self.device).float(), full.to(self.device).float()  # torch would widen it on the host
 
     def advance(self, made: Callable[[Tensor], Tensor], full: Callable[[Tensor], Tensor]) -> None:
         """Replace every sequence by what the two functions make of it."""
         for index, (x, reference) in enumerate(self.pairs()):
-            self.x[index].copy_(made(x))
-            self.full[index].copy_(full(reference))
+            kept, other = self.x[index], self.full[index]
+            kept.copy_(made(x).to(kept.dtype))
+            other.copy_(full(reference).to(other.dtype))
 
     def drift(self) -> float:
         """How far the quantized stream is from the full one, in parts of the full one's energy."""
         apart = sum(float((x.float() - full.float()).square().sum()) for x, full in zip(self.x, self.full, strict=True))
         return apart / max(sum(float(full.float().square().sum()) for full in self.full), 1e-30)
+
+
+def _on_host(rows: list[Tensor], device: torch.device) -> list[Tensor]:
+    """Copies; for a GPU in memory that it reads by itself, a few to a slab: torch takes powers of two of it."""
+    if device.type != "cuda":
+        return [each.clone() for each in rows]
+    count, found = max(1, SLAB_BYTES // rows[0].nbytes), []
+    for begin in range(0, len(rows), count):
+        some = rows[begin : begin + count]
+        slab = torch.empty(len(some), *some[0].shape, dtype=some[0].dtype, pin_memory=True)
+        for place, each in zip(slab, some, strict=True):
+            place.copy_(each)
+        found += list(slab)
+    return found
 
 
 # ---- parts of a block, whatever its family

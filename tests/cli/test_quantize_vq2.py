@@ -121,6 +121,8 @@ def test_options_reach_the_encoder(source, monkeypatch, capsys) -> None:
         assert scheme in SCHEMES
     mixed = asked(monkeypatch, capsys, source, "--format", "vq2", "--bits", "2.30")
     assert (mixed.bits, mixed.scheme, quick.bits) == (2.3, "s4l16", None)
+    limited = asked(monkeypatch, capsys, source, "--format", "vq2", "--vram", "12GiB")
+    assert (limited.vram_bytes, quick.vram_bytes) == (12 * 2**30, None)
 
 
 def test_only_the_best_reads_all_of_a_long_text(source, monkeypatch, capsys) -> None:
@@ -139,6 +141,7 @@ def test_only_the_best_reads_all_of_a_long_text(source, monkeypatch, capsys) -> 
         (("--best",), "--best: nf4"),
         (("--device", "cpu"), "--device: nf4"),
         (("--seed", "0"), "--seed: nf4"),
+        (("--vram", "24"), "--vram: nf4"),
         (("--format", "aqlm2x8", "--bits", "2"), "--bits: aqlm2x8"),
         (("--format", "vq2", "--bits", "5"), "'5' is not offered. There are 2, 2.5, 3, 4"),
         (("--format", "vq2", "--bits", "1.9"), "'1.9' is not offered"),

@@ -13,6 +13,7 @@ import torch
 from live_memory import LiveMemory
 
 from localq import kernels
+from localq.errors import ExitCode, LocalqError
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
 from localq.quantizer import encode, layer, memory, pieces, statistics, triangles
@@ -130,7 +131,7 @@ def test_the_count_is_the_measured_peak(intermediate, tokens, steps):
         begun = measured.now
         made = quantize_layer(block, 0, streams, chosen)
         measured.mark("after")
-        counted = memory.count(block, HIDDEN, tokens, chosen, "cpu", turned=False)
+        counted = memory.count(block, HIDDEN, tokens, chosen, device="cpu", turned=False)
     # On a CPU what is done, and what fine-tuning begins with, lies in the same memory. Both layers are not seen.
     on_host = sum(each.numel() for packed in made.packed.values() for each, _ in packed.books)
     on_host += begun + (2 * WINDOWS * tokens * HIDDEN if steps else 0)
@@ -174,7 +175,7 @@ def test_the_count_is_what_the_allocator_of_a_gpu_tells(on_host, steps):
     hidden, tokens, device = 2048, 1024, torch.device("cuda", 0)
     model = decoder(7168, tokens, hidden)
     chosen = settings("cuda", tuning=Tuning(steps, 2), on_host=on_host)
-    counted = memory.count(model.layers[0], hidden, tokens, chosen, "cuda", turned=False)
+    counted = memory.count(model.layers[0], hidden, tokens, chosen, device="cuda", turned=False)
     torch.ones(16, 16, device=device).mm(torch.ones(16, 16, device=device))  # cuBLAS takes its workspace
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -192,7 +193,20 @@ def test_a_70b_fits_a_card_of_24_gb_and_moved_to_the_host_less():
         block = llama.Model(llama.Config.from_dict({**config, "max_position_embeddings": 2048})).layers[0]
     for tuning in (Tuning(), Tuning(200, 4)):
         peaks = [
-            memory.count(block, 8192, 2048, settings(tuning=tuning, on_host=on_host), "cuda", turned=True).peak
+            memory.count(block, 8192, 2048, settings(tuning=tuning, on_host=on_host), device="cuda", turned=True).peak
             for on_host in (False, True)
         ]
         assert peaks[1] < 17e9 < peaks[0] < 24e9
+
+
+def test_weights_go_to_the_host_where_they_do_not_fit_else_and_what_does_not_fit_at_all_is_refused():
+    def counted(chosen: Settings) -> memory.Count:
+        return memory.Count({"a pass": 50 if chosen.on_host else 100, "the goal": 40}, always=8)
+
+    given = settings()
+    assert memory.placed("tiny", counted, given, 113) is given
+    for budget in (112, 60):
+        assert memory.placed("tiny", counted, given, budget) == replace(given, on_host=True)
+    with pytest.raises(LocalqError, match="widest moment \\(a pass\\)") as caught:
+        memory.placed("tiny", counted, given, 59)
+    assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
