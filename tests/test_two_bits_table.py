@@ -1,0 +1,58 @@
+"""The table of two bits: its ways that patch the encoder do what they say, and its lines are as they are read."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_checkpoints import make_checkpoint
+from vq2_conversions import converted, loaded, logits, windows
+
+from localq import kernels
+from localq.checkpoint import open_checkpoint
+from localq.modelfiles import open_model
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import rival_quantizers
+import two_bits_table
+
+
+@pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+def test_without_rotation_nothing_is_turned(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    source = make_checkpoint(tmp_path / "m", "llama", dtype=torch.float32, initializer_range=0.08)
+    with two_bits_table.unturned():
+        out = converted(source, tmp_path / "out")
+    with open_checkpoint(open_model(source)) as before, open_checkpoint(open_model(out)) as after:
+        assert not any(name.endswith(".signs") for name in after.tensors)
+        name = "model.embed_tokens.weight"
+        assert torch.equal(before.read(name), after.read(name))
+    exact, got = (logits(loaded(each), windows()[0]) for each in (source, out))
+    assert (got - exact).norm() < exact.norm()
+    with open_checkpoint(open_model(converted(source, tmp_path / "again"))) as after:
+        assert any(name.endswith(".signs") for name in after.tensors)  # only within
+
+
+def test_residual_kmeans_by_its_size_and_error() -> None:
+    torch.set_num_threads(1)
+    weight = torch.randn(96, 256, generator=torch.Generator().manual_seed(0)) * 3
+    made, size = rival_quantizers.residual_kmeans(weight)
+    assert size == 96 * 64 + 2 * 256 * 8 * 2 + 96 * 2
+    # 3072 vectors and 256 means, twice: no more than a twelfth of the energy is left, as of trained codebooks
+    assert (made - weight).square().sum() < weight.square().sum() / 12
+
+
+def test_lines_are_in_order_and_say_why() -> None:
+    results = {
+        "vq2 --quick": {"perplexity": 30.0, "bits": 2.12345, "seconds": 61.4},
+        "reference": {"perplexity": 20.0, "bits": 16.0, "seconds": 1.0},
+        "glq 2 bit, trellis": {"why": "glq is not installed"},
+    }
+    assert two_bits_table.table(results)[2:] == [
+        "| reference | 16.000 | 20.000 | 1.000 | 1 |",
+        "| glq 2 bit, trellis | - | glq is not installed | - | - |",
+        "| vq2 --quick | 2.123 | 30.000 | 1.500 | 61 |",
+    ]
