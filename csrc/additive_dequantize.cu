@@ -1,4 +1,5 @@
-// W = scale * sums of codewords (localq/quant/additive.py), to f16, bf16 or f32: AQLM in every layout, and vq2.
+// W = scale * sums of codewords (localq/quant/additive.py), to f16, bf16 or f32: AQLM in every layout, and vq2,
+// row by row; of codes in tiles, what vq_dequantize.cu has no kernel for.
 //   sets    one or two of codes, codebooks, stride and length (unpack.h)
 //   scales  C [out / out_group], C the type of the codebooks
 //   out     O [row_count, in]
@@ -12,6 +13,7 @@
 #include "launch.h"
 #include "rounding.cuh"
 #include "unpack.h"
+#include "vq_machine.cuh"
 
 namespace localq {
 namespace {
@@ -19,6 +21,7 @@ namespace {
 constexpr const char* kOp = "additive_dequantize";
 constexpr int kThreads = 256, kBlocksPerMultiprocessor = 4;
 constexpr uint32_t kSharedBytes = 48 * 1024;  // of codebooks, at most
+constexpr uint32_t kTile = 16;                // rows of a tile
 
 struct Set {
   const uint8_t* codes;
@@ -27,6 +30,7 @@ struct Set {
   uint32_t row_length;  // of a codeword that a row has: length / out_group
   uint32_t offset;      // bytes into shared memory
   bool wide;
+  uint32_t before, tile_positions;  // of codes in tiles, else 0
 };
 
 struct Arguments {
@@ -48,12 +52,16 @@ __device__ __forceinline__ void add_set(float (&sum)[kRun], const Set& set, cons
                                         uint32_t column, uint32_t out_group) {
   const uint32_t group = out_group == 1 ? row : row / out_group, part = row - group * out_group;
   const uint32_t position = column / set.stride, within = column - position * set.stride;
-  const uint64_t codes = uint64_t(group) * set.positions;
+  // where the codes of the row begin, and how far positions lie apart
+  const bool tiled = set.tile_positions != 0;
+  const uint64_t tile = uint64_t(row / kTile) * set.tile_positions + set.before;
+  const uint64_t codes = tiled ? tile * kTile + row % kTile : uint64_t(group) * set.positions * set.books;
+  const uint32_t apart = tiled ? kTile : set.books;
   for (uint32_t lag = set.row_length / set.stride; lag-- > 0;) {
     if (lag > position) continue;
     const uint32_t skipped = part * set.row_length + lag * set.stride + within;
     for (uint32_t book = 0; book < set.books; ++book) {
-      const uint32_t code = code_at(set, (codes + position - lag) * set.books + book);
+      const uint32_t code = code_at(set, codes + uint64_t(position - lag) * apart + book);
       const C* const from = table + uint64_t(book * set.entries + code) * set.length + skipped;
       const Run<C, kRun> run = *reinterpret_cast<const Run<C, kRun>*>(from);
 #pragma unroll
@@ -76,7 +84,7 @@ template <typename C, typename O, int kRun>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     additive_dequantize_kernel(const __grid_constant__ Arguments p,
                                O* out) {  // [runs * kRun]
-  extern __shared__ __align__(16) uint8_t memory[];
+  uint8_t* const memory = vq::shared_memory();
   release_dependents();
   if (p.staged) stage(p, memory, sizeof(C));
   __syncthreads();
@@ -139,6 +147,8 @@ Set checked_set(const CodeSet& set, const Additive& w) {
   require(set.entries >= 2 && set.entries <= most && (set.entries & (set.entries - 1)) == 0, kOp, "entries",
           set.entries, "must be a power of two that the codes can count to");
   require(set.books >= 1 && set.books <= 256, kOp, "books", set.books, "must be from 1 to 256");
+  const bool plain = set.books == 1 && !set.wide && w.out_group == 1;
+  require(set.tile_positions == 0 || plain, kOp, "tile_positions", set.tile_positions, "must be 0 for these codes");
   require_aligned(set.codes, set.wide ? 2 : 1, kOp, "codes");
   require_aligned(set.codebooks, 16, kOp, "codebooks");
   return {static_cast<const uint8_t*>(set.codes),
@@ -150,7 +160,9 @@ Set checked_set(const CodeSet& set, const Additive& w) {
           uint32_t(w.in / set.stride),
           uint32_t(set.length / w.out_group),
           0,
-          set.wide};
+          set.wide,
+          uint32_t(set.before),
+          uint32_t(set.tile_positions)};
 }
 
 }  // namespace

@@ -58,7 +58,8 @@ void bind_unpack(py::module_& m) {
         w.sets = int(sets.size());
         for (size_t i = 0; i < sets.size() && i < 2; ++i) {
           const auto& [codes, codebooks, books, entries, length, stride, wide] = sets[i];
-          w.set[i] = {pointer<const void>(codes), pointer<const void>(codebooks), books, entries, length, stride, wide};
+          w.set[i] = {
+              pointer<const void>(codes), pointer<const void>(codebooks), books, entries, length, stride, wide, 0, 0};
         }
         w.scales = pointer<const void>(scales);
         w.out = out_features, w.in = in_features, w.out_group = out_group, w.rounded = rounded;

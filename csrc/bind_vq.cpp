@@ -1,4 +1,5 @@
-// Bindings of the products with additive codebooks of 256 codewords, and of the rotation before them; no logic.
+// Bindings of the products with additive codebooks of 256 codewords, of their weights, and of the rotation before them;
+// no logic.
 #include <pybind11/stl.h>
 
 #include <tuple>
@@ -7,6 +8,7 @@
 #include "bind.h"
 #include "bind_gemv.h"
 #include "hadamard.h"
+#include "vq_dequantize.h"
 #include "vq_gemv.h"
 
 namespace py = pybind11;
@@ -18,6 +20,8 @@ namespace {
 using Book = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t>;
 // books, scales, scales_bf16, factor, out, in
 using Matrix = std::tuple<std::vector<Book>, uintptr_t, bool, float, int64_t, int64_t>;
+// codes, codebook, entries, length, stride, before, tile_positions
+using Tiled = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 // partials, floats, arrived, stripes
 using Workspace = std::tuple<uintptr_t, int64_t, uintptr_t, int64_t>;
 
@@ -51,6 +55,28 @@ void bind_vq(py::module_& m) {
       py::arg("x"), py::arg("matrices"), py::arg("workspace"), py::arg("y"), py::arg("type"), py::arg("rows"),
       py::arg("norm"), py::arg("norm_weight"), py::arg("eps"), py::arg("residual"), py::arg("activation"),
       py::arg("biases"), py::arg("y_is_f32"), py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "vq_dequantize",
+      [](const std::vector<Tiled>& books, uintptr_t scales, int64_t out_features, int64_t in_features, bool rounded,
+         int stored, uintptr_t out, int type, int64_t row_begin, int64_t row_count, int device, uintptr_t stream) {
+        TiledMatrix w = {{}, int(books.size()), pointer<const void>(scales), out_features, in_features, rounded};
+        for (size_t i = 0; i < books.size() && i < 2; ++i) {
+          const auto& [codes, codebook, entries, length, stride, before, tile_positions] = books[i];
+          w.book[i] = {pointer<const uint8_t>(codes),
+                       pointer<const void>(codebook),
+                       entries,
+                       length,
+                       stride,
+                       before,
+                       tile_positions};
+        }
+        vq_dequantize(w, static_cast<Type>(stored), pointer<void>(out), static_cast<Type>(type), row_begin, row_count,
+                      device, stream_of(stream));
+      },
+      py::arg("books"), py::arg("scales"), py::arg("out_features"), py::arg("in_features"), py::arg("rounded"),
+      py::arg("stored"), py::arg("out"), py::arg("type"), py::arg("row_begin"), py::arg("row_count"), py::arg("device"),
+      py::arg("stream"));
 
   m.def(
       "hadamard",

@@ -10,7 +10,8 @@
 namespace localq {
 
 // Codebooks of one stride and length, and their codes (localq/quant/additive.py).
-//   codes      u8 or, where `wide`, u16 [out / out_group, in / stride, books]; they count modulo `entries`
+//   codes      u8 or, where `wide`, u16 [out / out_group, in / stride, books]; they count modulo `entries`. Where
+//              tile_positions is not 0: u8 in tiles of 16 rows, as VqBook (vq_gemv.h) has them, of one book
 //   codebooks  [books, entries, length], a power of two of entries. A codeword holds the weights of out_group rows, row
 //              after row, length / out_group of each: a multiple of stride
 struct CodeSet {
@@ -18,6 +19,7 @@ struct CodeSet {
   const void* codebooks;
   int64_t books, entries, length, stride;
   bool wide;
+  int64_t before, tile_positions;
 };
 
 // A matrix [out, in].

@@ -23,8 +23,7 @@ CUBLAS_BYTES = 32 * MIB  # torch's workspace for cuBLAS on Hopper; elsewhere les
 LAUNCH_BYTES = 8192  # of one kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill goes through the prompt in pieces of this size
 PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized for prefill
-# Beside the scratch: temporaries of what torch dequantizes (`CHUNK_WEIGHTS` of its module), codes of a slab that are
-# taken out of their tiles (vq2: 4 bits of the weights that fit into the scratch in 16).
+# Beside the scratch: temporaries of what torch dequantizes (`CHUNK_WEIGHTS` of its module).
 UNPACK_BYTES = {"aqlm": 48 * MIB, "vptq": 32 * MIB, "vq2": 64 * MIB}
 SPARE_BYTES = 32 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unused
 # Where a soft cap rules out fused attention: scores of a block of queries, and copies, in 16 bit.

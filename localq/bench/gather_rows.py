@@ -22,13 +22,13 @@ from localq.bench.shapes import Product, Workload
 from localq.kernels import gather, unpack
 from localq.kernels.gather import GatherMatrix
 from localq.kernels.unpack import CodeSet, VptqMatrix
-from localq.quant import aqlm, vptq_codec, vq2_codec
+from localq.quant import aqlm, vptq_codec
 
 HALF = torch.float16
 ENTRIES = 65_536
 VPTQ_SCHEMES = ((8, ENTRIES, 0), (8, ENTRIES, 256), (16, ENTRIES, 0), (16, ENTRIES, ENTRIES))  # length, main, residual
 ROWS = (1, 8)
-ADDITIVE = {"aqlm 1x16g8": (1, ENTRIES, 8), "aqlm 2x8g8": (2, 256, 8), "vq2 s4l16": (1, 256, 4)}  # books, entries, step
+ADDITIVE = (1, ENTRIES, 8)  # books, entries, columns of a codeword; the small codebooks' rows are of `vq_rows`
 ROOF_BYTES = (2**20, 2**21)  # tables that are read at random: a codebook of 65,536 entries of 16 and of 32 bytes
 ROOF_LOADS, ROOF_THREADS = 512, 1024  # of a thread; of a multiprocessor
 AQLM, VPTQ = "aqlm", "vptq"
@@ -43,7 +43,7 @@ def cases(work: Workload) -> list[Callable[[Bench], Row]]:
         found += [partial(aqlm_row, product=product, group=group, rows=n) for group in gather.GROUPS for n in ROWS]
         found += [partial(vptq_row, product=product, scheme=scheme, rows=n) for scheme in VPTQ_SCHEMES for n in ROWS]
     for product in work.dequantized:
-        found += [partial(additive_row, product=product, name=name) for name in ADDITIVE]
+        found += [partial(additive_row, product=product)]
         found += [partial(unpacked_row, product=product, scheme=scheme) for scheme in VPTQ_SCHEMES]
     return found
 
@@ -88,21 +88,21 @@ def vptq_row(bench: Bench, product: Product, scheme: tuple[int, int, int], rows:
                 moved)  # fmt: skip
 
 
-def additive_row(bench: Bench, product: Product, name: str) -> Row:
-    """One `additive_dequantize` of a whole matrix to f16, checked bit by bit and timed."""
-    reference, (codes, scales) = _additive(bench, product, name)
-    sets = [CodeSet(*each) for each in codes]
-    rounded, what = name.startswith(AQLM), f"{product.name}, {name}"
+def additive_row(bench: Bench, product: Product) -> Row:
+    """One `additive_dequantize` of a whole matrix in AQLM to f16, checked bit by bit and timed."""
+    packed = _aqlm(bench, product, ADDITIVE)
+    reference, sets = aqlm.dequantize(packed, HALF), [CodeSet(packed.codes, packed.codebooks[:, :, 0], ADDITIVE[2])]
+    what = f"{product.name}, aqlm 1x16g8"
     moved = unpack.additive_dequantize_bytes(sets, product.outs[0], product.columns, HALF)
     out = torch.empty_like(reference)
-    unpack.additive_dequantize(sets, scales, 0, out, rounded=rounded)
+    unpack.additive_dequantize(sets, packed.scales, 0, out, rounded=True)
     if not torch.equal(out, reference):
         raise wrong("additive_dequantize", what, "differs from the reference")
     launches = []
     for _ in range(bench.copies(moved)):
         copies = [replace(each, codes=each.codes.clone(), codebooks=each.codebooks.clone()) for each in sets]
         to = torch.empty_like(out)
-        launches.append(partial(unpack.additive_dequantize, copies, scales, 0, to, rounded=rounded))
+        launches.append(partial(unpack.additive_dequantize, copies, packed.scales, 0, to, rounded=True))
     return Row("gather", "additive_dequantize", what, 0, type_name(HALF), moved, bench.time(launches))
 
 
@@ -207,19 +207,6 @@ def _aqlm(bench: Bench, product: Product, layout: tuple[int, int, int]) -> aqlm.
     codes = codes.to(torch.int16 if entries > 256 else torch.int8)
     scales = 1 + 0.1 * bench.normal(out, 1, 1, 1)
     return aqlm.Packed(codes, bench.normal(books, entries, 1, group, dtype=HALF) / 64, scales.to(HALF))
-
-
-def _additive(bench: Bench, product: Product, name: str) -> tuple[Tensor, tuple[list[Any], Tensor]]:
-    """(weights f16, (the parts of its `CodeSet`s, scales))."""
-    layout = ADDITIVE[name]
-    if name.startswith(AQLM):
-        packed = _aqlm(bench, product, layout)
-        return aqlm.dequantize(packed, HALF), ([(packed.codes, packed.codebooks[:, :, 0], layout[2])], packed.scales)
-    out, columns = product.outs[0], product.columns
-    codes = _integers(bench, 256, out, columns // layout[2]).to(torch.uint8)
-    book, scales = bench.normal(256, 16, dtype=HALF) / 64, (1 + 0.1 * bench.normal(out)).to(HALF)
-    weight = vq2_codec.dequantize(vq2_codec.Packed(((codes, book),), scales, None, (out, columns)), HALF)
-    return weight, ([(codes.unsqueeze(-1), book.unsqueeze(0), layout[2])], scales)
 
 
 def _vptq(bench: Bench, product: Product, scheme: tuple[int, int, int]) -> vptq_codec.Packed:

@@ -1,6 +1,6 @@
-"""Rows of the products with books of 256 codewords (vq2, AQLM's 2x8 and 1x8), and of the rotation before those of vq2.
+"""Rows of books of 256 codewords (vq2, AQLM's 2x8 and 1x8): products, weights for prefill, and the rotation of vq2.
 
-Beside cuBLAS with the same weights in 16 bit. Codes are random, codebooks too: neither changes the time.
+Products beside cuBLAS with the same weights in 16 bit. Codes are random, codebooks too: neither changes the time.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from localq.bench import products
 from localq.bench.kernel_table import Row
 from localq.bench.kernel_timing import SEED, Bench, check, type_name, wrong
 from localq.bench.shapes import Product, Workload
-from localq.kernels import hadamard, vq
+from localq.kernels import hadamard, vq, vq_dequantize
 from localq.kernels.vq import VqBook, VqMatrix
+from localq.quant import aqlm, vq2, vq_tiles
 from localq.quant import hadamard as rotation
-from localq.quant import vq_tiles
 from localq.quant.additive import dequantize_codes
+from localq.quant.vq_linear import VqLinear
 
 Books = tuple[tuple[int, int], ...]  # stride, length of each
 VQ2 = "vq2 s4l16"
-SCHEMES: dict[str, Books] = {VQ2: ((4, 16),), "aqlm 2x8g8": ((8, 8), (8, 8)), "aqlm 1x8g8": ((8, 8),)}
+AQLM = "aqlm 2x8g8"
+SCHEMES: dict[str, Books] = {VQ2: ((4, 16),), AQLM: ((8, 8), (8, 8)), "aqlm 1x8g8": ((8, 8),)}
+DEQUANTIZED: dict[str, Books] = {**SCHEMES, "vq2 s4l16+s4l16": ((4, 16), (4, 16))}
 PLAIN_CASES = ((1, torch.float16), (2, torch.float16), (4, torch.float16), (8, torch.float16), (1, torch.bfloat16))
 FUSED_CASES = ((1, torch.float16),)
 ROTATED_ROWS = (1, 8)
@@ -31,12 +34,14 @@ ROWS_AT_A_TIME = 4096  # of weights that are decoded
 
 
 def cases(work: Workload) -> list[Callable[[Bench], Row]]:
-    """What is to be measured: every product in each scheme, and the rotation of each width."""
+    """What is to be measured: every product in each scheme, the weights of some, and the rotation of each width."""
     found: list[Callable[[Bench], Row]] = []
     for product in work.nf4:
         for scheme in SCHEMES:
             wanted = PLAIN_CASES if scheme == VQ2 and not product.form else FUSED_CASES
             found += [partial(vq_row, product=product, scheme=scheme, rows=rows, dtype=dtype) for rows, dtype in wanted]
+    for product in work.dequantized:
+        found += [partial(dequantized_row, product=product, scheme=scheme) for scheme in DEQUANTIZED]
     widths = dict.fromkeys(product.columns for product in work.nf4)
     return found + [partial(hadamard_row, columns=columns, rows=rows) for columns in widths for rows in ROTATED_ROWS]
 
@@ -64,6 +69,26 @@ def vq_row(bench: Bench, product: Product, scheme: str, rows: int, dtype: torch.
     return Row("vq", "vq_gemv", what, rows, type_name(dtype), given.nbytes + stored + out.nbytes, timing, rivals)
 
 
+def dequantized_row(bench: Bench, product: Product, scheme: str) -> Row:
+    """One `vq_dequantize` of a whole matrix to f16, checked bit by bit and timed."""
+    linear, reference = _linear(bench, product, scheme)
+    assert linear.matrix is not None  # a layout that the kernels read
+    codebooks, rounded = [book.values for book in linear.books()], scheme.startswith("aqlm")
+    out, what = torch.empty_like(reference), f"{product.name}, {scheme}"
+    vq_dequantize.vq_dequantize(linear.matrix, codebooks, 0, out, rounded=rounded)
+    if not torch.equal(out, reference):
+        raise wrong("vq_dequantize", what, "differs from the definition")
+    strides = [stride for stride, _ in DEQUANTIZED[scheme]]
+    moved = vq_dequantize.vq_dequantize_bytes(product.outs[0], product.columns, strides, out.dtype)
+    launches = [
+        partial(
+            vq_dequantize.vq_dequantize, _cloned(linear.matrix), codebooks, 0, torch.empty_like(out), rounded=rounded
+        )
+        for _ in range(bench.copies(moved))
+    ]
+    return Row("vq", "vq_dequantize", what, 0, type_name(out.dtype), moved, bench.time(launches))
+
+
 def hadamard_row(bench: Bench, columns: int, rows: int) -> Row:
     """One `hadamard`, checked bit by bit and timed."""
     x = bench.normal(rows, columns, dtype=torch.float16)
@@ -75,6 +100,26 @@ def hadamard_row(bench: Bench, columns: int, rows: int) -> Row:
     run = partial(hadamard.hadamard, x, signs, out)
     moved = hadamard.hadamard_bytes(rows, columns)
     return Row("vq", "hadamard", f"{columns}", rows, type_name(x.dtype), moved, bench.time([run, run]))
+
+
+def _linear(bench: Bench, product: Product, scheme: str) -> tuple[VqLinear, Tensor]:
+    """Random codes in tiles, and the weights f16 [out, in] by the definition."""
+    out, columns, books = product.outs[0], product.columns, DEQUANTIZED[scheme]
+    generator = torch.Generator(bench.device).manual_seed(SEED)
+    codes = [
+        torch.randint(256, (out, columns // stride), dtype=torch.uint8, device=bench.device, generator=generator)
+        for stride, _ in books
+    ]
+    codebooks = [bench.normal(256, length, dtype=torch.float16, seed=SEED + i) for i, (_, length) in enumerate(books)]
+    scales = (0.01 * (1 + 0.1 * bench.normal(out, seed=SEED))).half()
+    if scheme.startswith("aqlm"):
+        stored = torch.stack([book[:, None] for book in codebooks])
+        coded = aqlm.Packed(torch.stack(codes, -1).view(torch.int8), stored, scales.view(-1, 1, 1, 1))
+        weight = aqlm.dequantize(coded, torch.float16)
+        return aqlm.Linear(coded).put_into_tiles(), weight
+    packed = vq2.Packed(tuple(zip(codes, codebooks, strict=True)), scales, None, (out, columns))
+    weight = vq2.dequantize(packed, torch.float16)
+    return vq2.Linear(packed).put_into_tiles(), weight
 
 
 def _matrix(bench: Bench, out: int, columns: int, books: Books, seed: int) -> tuple[VqMatrix, Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ HALF = torch.float16
 LAYOUTS = ((1, 4096, 1, 8), (1, 512, 1, 16), (2, 256, 1, 8), (3, 16, 2, 8))  # books, entries, rows and columns of AQLM
 VQ2_BOOKS = ((4, 16), (16, 32))  # stride, length
 VQ_SCHEMES = ("vq2", "2x8", "1x8")
+TILED_SCHEMES = ("vq2", "2x8", "s4l16")
 VPTQ_SCHEMES = ((8, 1024, 0), (8, 256, 16), (16, 512, 256))  # vector length, centroids, residual ones
 
 
@@ -44,27 +47,32 @@ def gather_matrix(packed: aqlm.Packed, device: torch.device) -> tuple[GatherMatr
     return GatherMatrix(moved.codes, moved.codebooks, moved.scales), unscaled * packed.scales.view(-1, 1).float()
 
 
-def vq2_packed(out: int, columns: int, seed: int = 1) -> vq2_codec.Packed:
-    """Two books, on the CPU."""
+def vq2_packed(out: int, columns: int, seed: int = 1, number: int = 2) -> vq2_codec.Packed:
+    """So many of `VQ2_BOOKS`, on the CPU."""
     books = tuple(
         (_integers(256, out, columns // stride, seed=seed + stride).to(torch.uint8), _normal(256, length, seed=length))
-        for stride, length in VQ2_BOOKS
+        for stride, length in VQ2_BOOKS[:number]
     )
     return vq2_codec.Packed(books, 1 + 0.1 * _normal(out, seed=seed), None, (out, columns))
 
 
+def tiled_linear(
+    scheme: str, out: int, columns: int, device: torch.device, seed: int = 1
+) -> tuple[VqLinear, Callable[[torch.dtype], Tensor]]:
+    """On the device with its codes in tiles, and its weights of a type, by the definition; `out` is no multiple of 16,
+    so that the codes stay as they are beside the tiles."""
+    if "x" in scheme:
+        coded = aqlm_packed((int(scheme[0]), 256, 1, 8), out, columns, seed)
+        return aqlm.Linear(coded.to(device)).put_into_tiles(), partial(aqlm.dequantize, coded)
+    packed = vq2_packed(out, columns, seed, 1 if scheme == "s4l16" else 2)
+    return vq2.Linear(packed.to(device)).put_into_tiles(), partial(vq2_codec.dequantize, packed)
+
+
 def vq_matrix(scheme: str, out: int, columns: int, device: torch.device, seed: int) -> tuple[VqMatrix, Tensor]:
     """As `vq_gemv` takes it on the device, and its weights f32."""
-    if scheme == "vq2":
-        packed = vq2_packed(out, columns, seed)
-        linear: VqLinear = vq2.Linear(packed.to(device)).put_into_tiles()
-        weight = vq2_codec.dequantize(packed, torch.float32)
-    else:
-        coded = aqlm_packed((int(scheme[0]), 256, 1, 8), out, columns, seed)
-        linear = aqlm.Linear(coded.to(device)).put_into_tiles()
-        weight = aqlm.dequantize(coded, torch.float32)
+    linear, definition = tiled_linear(scheme, out, columns, device, seed)
     assert linear.matrix is not None  # a layout that the kernel reads
-    return linear.matrix, weight
+    return linear.matrix, definition(torch.float32)
 
 
 def vptq_packed(scheme: tuple[int, int, int], out: int, columns: int, seed: int = 1) -> vptq_codec.Packed:

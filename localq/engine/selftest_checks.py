@@ -20,7 +20,20 @@ from localq.engine import selftest_search as searches
 from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState
 from localq.engine.selftest import Mismatch
-from localq.kernels import attention, dense, embed, gather, hadamard, int8, nf4, rmsnorm, sampling, unpack, vq
+from localq.kernels import (
+    attention,
+    dense,
+    embed,
+    gather,
+    hadamard,
+    int8,
+    nf4,
+    rmsnorm,
+    sampling,
+    unpack,
+    vq,
+    vq_dequantize,
+)
 from localq.kernels.gemv import Norm
 from localq.kernels.int8 import Int8Matrix
 from localq.kernels.nf4 import Nf4Matrix
@@ -212,6 +225,18 @@ def _vq_gemv(device: torch.device) -> None:
         _near_gated(run, x, pair[0][1], pair[1][1], device)
 
 
+def _vq_dequantize(device: torch.device) -> None:
+    """Books that the fast kernel reads, and others."""
+    for scheme in books.TILED_SCHEMES:
+        linear, definition = books.tiled_linear(scheme, 83, 304, device)
+        assert linear.matrix is not None  # a layout that the kernel reads
+        codebooks = [book.values for book in linear.books()]
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            out = torch.full((51, 304), torch.nan, dtype=dtype, device=device)
+            vq_dequantize.vq_dequantize(linear.matrix, codebooks, 32, out, rounded=linear.format == "AQLM")
+            _same(out, definition(dtype)[32:])
+
+
 def _hadamard(device: torch.device) -> None:
     for columns in (48, COLUMNS, 1536, 8192):
         x, signs = _normal(3, columns).to(HALF), rotation.packed_signs(_normal(columns, seed=2) < 0)
@@ -299,6 +324,7 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
     "vptq_gemv": _vptq_gemv,
     "gather_roof": _gather_roof,
     "vq_gemv": _vq_gemv,
+    "vq_dequantize": _vq_dequantize,
     "hadamard": _hadamard,
     "attention_decode": _attention_decode,
     "vq_search": _vq_search,

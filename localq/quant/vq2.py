@@ -214,6 +214,8 @@ class Linear(VqLinear):
         """See `SlabLinear`; of the decoded matrix, for an x that has been rotated."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
+        if (done := self.dequantized_tiles(first, out, rounded=False)) is not None:
+            return done
         packed = self._packed_rows(first, count)
         if not out.is_cuda:
             return decode_rows(packed, 0, out)

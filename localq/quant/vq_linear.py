@@ -1,7 +1,7 @@
 """What the Linears share whose codes `vq_gemv` looks up: vq2, and AQLM with books of 256 codewords.
 
-At load their codes are put into tiles (`vq_tiles`), in place. Few rows of x are multiplied by the kernel; for more,
-slabs of rows are put back in order, dequantized and multiplied by cuBLAS (`slabs.py`).
+At load their codes are put into tiles (`vq_tiles`), in place, from which all kernels read them. Few rows of x are
+multiplied by `vq_gemv`; for more, slabs of rows are dequantized and multiplied by cuBLAS (`slabs.py`).
 """
 
 from __future__ import annotations
@@ -84,6 +84,17 @@ class VqLinear(SlabLinear):
         tiles = getattr(self, book.codes)
         fragments = _fragments_of(book, factor)
         return VqBook(tiles, fragments, self.in_features // positions, book.number * positions, together * positions)
+
+    def dequantized_tiles(self, first: int, out: Tensor, *, rounded: bool) -> Tensor | None:
+        """Rows from `first` on, a multiple of 16, into `out` [count, in] on a GPU, and `out`; see `vq_dequantize`.
+
+        None where codes do not lie in tiles, or on the CPU.
+        """
+        if self.matrix is None or not out.is_cuda:
+            return None
+        from localq.kernels.vq_dequantize import vq_dequantize  # as in `tile_`
+
+        return vq_dequantize(self.matrix, [book.values for book in self.books()], first, out, rounded=rounded)
 
     def codes_of(self, name: str, first: int = 0, count: int | None = None) -> Tensor:
         """Rows first .. first + count - 1 (all by default) of the buffer `name`, row by row; first a multiple of 16."""

@@ -9,6 +9,7 @@ import torch
 from localq.engine.selftest import Mismatch, first_failure
 from localq.engine.selftest_checks import CHECKS
 from localq.kernels import attention, dense, embed, gather, hadamard, int8, nf4, rmsnorm, sampling, search, unpack, vq
+from localq.kernels import vq_dequantize as tiled
 
 CPU = torch.device("cpu")
 
@@ -46,6 +47,7 @@ WRONG = {
     "vptq_gemv": (gather, off(reference_kernels.vptq_gemv)),
     "gather_roof": (gather, lambda table, step, loads, sums: sums.fill_(1)),
     "vq_gemv": (vq, off(reference_kernels.vq_gemv)),
+    "vq_dequantize": (tiled, off(reference_kernels.vq_dequantize)),
     "hadamard": (hadamard, off(reference_kernels.rotated)),
     "attention_decode": (attention, off(reference_kernels.attention_decode)),
     "vq_search": (search, lambda *given: ([each + 1 for each in reference_kernels.vq_search(*given)[0]], given[0])),

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 import shutil
 import subprocess
-import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from cuda_headers import cuda_headers
 from nf4_operands import bits, inputs
 from row_operands import normed
 from vq_operands import SCHEMES, VqOperand, by_tables, make
@@ -65,15 +65,6 @@ class Workspace(ctypes.Structure):
         ("partials", ctypes.c_void_p), ("floats", ctypes.c_int64), ("arrived", ctypes.c_void_p),
         ("stripes", ctypes.c_int64),
     )  # fmt: skip
-
-
-def cuda_headers() -> Path | None:
-    """Where cuda_fp16.h is: beside nvcc, in pip's package, at the usual place."""
-    nvcc = shutil.which("nvcc")
-    packages = Path(sysconfig.get_paths()["purelib"])
-    places = [Path(nvcc).resolve().parents[1]] if nvcc else []
-    places += [packages / "nvidia/cu13", Path("/usr/local/cuda")]
-    return next((place / "include" for place in places if (place / "include/cuda_fp16.h").exists()), None)
 
 
 @pytest.fixture(scope="module")

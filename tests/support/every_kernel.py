@@ -20,7 +20,7 @@ from row_operands import DENSE, INT8
 
 from localq.engine.cache import KVCache
 from localq.engine.selftest_checks import CHECKS
-from localq.kernels import gather, hadamard, nf4, vq
+from localq.kernels import gather, hadamard, nf4, vq, vq_dequantize
 from localq.kernels.gemv import Norm
 from localq.quant import aqlm, vptq
 
@@ -101,6 +101,11 @@ def vq_cases() -> Iterator[Case]:
         for rows in (1, 2, 3, 8):
             x = nf4_operands.inputs(rows, shape[1], HALF, "cuda")
             yield f"vq_gemv {name} {shape}, {rows} rows", partial(vq.vq_gemv, x, [operand.matrix])
+        first, books = 16 * (shape[0] // 32), [each.cuda() for each in operand.codebooks]
+        for begin, dtype in product((0, first), (HALF, torch.float32)):
+            out = torch.empty(shape[0] - begin, shape[1], dtype=dtype, device="cuda")
+            rows_of = partial(vq_dequantize.vq_dequantize, operand.matrix, books, begin, out, rounded=False)
+            yield f"vq_dequantize {name} {shape} from {begin} to {dtype}", rows_of
     pair = [vq_operands.make((333, 1024), [(4, 16)], seed, "cuda").matrix for seed in (1, 2)]
     norm = Norm(torch.ones(1024, dtype=HALF, device="cuda"), 1e-5)
     x = nf4_operands.inputs(1, 1024, HALF, "cuda")

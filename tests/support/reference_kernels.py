@@ -14,7 +14,8 @@ from vq_operands import weights_of
 
 from localq.engine import sampler
 from localq.kernels import attention, dense, embed, gather, hadamard, int8, nf4, rmsnorm, sampling, search, unpack, vq
-from localq.quant import aqlm, nf4_tiles, vptq_codec
+from localq.kernels import vq_dequantize as tiled
+from localq.quant import aqlm, nf4_tiles, vptq_codec, vq_tiles
 from localq.quant import hadamard as rotation
 from localq.quant import int8 as int8_format
 from localq.quant.nf4 import Packed
@@ -36,6 +37,7 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(gather, "vptq_gemv", vptq_gemv)
     monkeypatch.setattr(gather, "gather_roof", lambda table, step, loads, sums: sums.zero_())
     monkeypatch.setattr(vq, "vq_gemv", vq_gemv)
+    monkeypatch.setattr(tiled, "vq_dequantize", vq_dequantize)
     monkeypatch.setattr(hadamard, "hadamard", rotated)
     monkeypatch.setattr(search, "vq_search", vq_search)
     monkeypatch.setattr(search.Search, "launch", lambda prepared: None)
@@ -121,6 +123,17 @@ def gather_gemv(x, matrices, **around):
 
 def vq_gemv(x, matrices, **around):
     return product(x, [weights_of(each) for each in matrices], **around)
+
+
+def vq_dequantize(matrix, codebooks, first, out, *, rounded):
+    from localq.quant.additive import dequantize_codes
+
+    total, scales = None, matrix.scales[first : first + len(out), None]
+    for book, codebook in zip(matrix.books, codebooks, strict=True):
+        codes = vq_tiles.untile(book.codes.flatten(), (matrix.out_features, book.tile_positions), first, len(out))
+        codes = codes[:, book.before : book.before + matrix.in_features // book.stride, None]
+        total = dequantize_codes(codes, codebook[None], book.stride, codebook.shape[1], matrix.in_features, total)
+    return out.copy_(total.to(scales.dtype) * scales if rounded else total * scales.float())
 
 
 def rotated(x, signs, out=None):

@@ -20,7 +20,8 @@
 
 namespace on_cpu {
 
-constexpr int kBlockThreads = 512, kStack = 64 * 1024;
+constexpr int kStack = 64 * 1024;
+inline int block_threads = 512;
 
 struct Warp {
   uint32_t word[32][6];
@@ -30,7 +31,7 @@ struct Warp {
 };
 struct Block {
   std::vector<uint8_t> memory;
-  std::vector<Warp> warps = std::vector<Warp>(kBlockThreads / 32);
+  std::vector<Warp> warps = std::vector<Warp>(block_threads / 32);
   uint32_t number = 0;
   int here = 0;
   uint64_t round = 0;
@@ -122,7 +123,7 @@ inline void run_cluster(uint32_t first, uint32_t count, uint32_t shared_bytes) {
     cluster.push_back(std::make_unique<Block>());
     Block& block = *cluster.back();
     block.memory.assign(shared_bytes, 0xff), block.number = number;
-    for (uint32_t i = 0; i < kBlockThreads; ++i) {
+    for (uint32_t i = 0; i < block_threads; ++i) {
       threads.push_back(std::make_unique<Thread>());
       Thread& thread = *threads.back();
       thread.block = &block, thread.number = i;
@@ -158,13 +159,13 @@ inline Place block_place() {
 #define threadIdx on_cpu::thread_place()
 #define blockIdx on_cpu::block_place()
 #define gridDim (on_cpu::Place{on_cpu::blocks})
-#define blockDim (on_cpu::Place{on_cpu::kBlockThreads})
+#define blockDim (on_cpu::Place{on_cpu::block_threads})
 
 using std::max;
 using std::min;
 
 inline void __syncthreads() {
-  on_cpu::meet(on_cpu::now->block->here, on_cpu::now->block->round, on_cpu::kBlockThreads, [] {});
+  on_cpu::meet(on_cpu::now->block->here, on_cpu::now->block->round, on_cpu::block_threads, [] {});
 }
 inline void __threadfence() {
 }
@@ -291,7 +292,7 @@ inline void store_words(uint8_t* to, uint4 words) {
   std::memcpy(to, &words, 16);
 }
 inline void cluster_meet() {
-  on_cpu::meet(on_cpu::cluster_here, on_cpu::cluster_round, int(on_cpu::cluster.size()) * on_cpu::kBlockThreads, [] {});
+  on_cpu::meet(on_cpu::cluster_here, on_cpu::cluster_round, int(on_cpu::cluster.size()) * on_cpu::block_threads, [] {});
 }
 inline float read_rank(const float* own, uint32_t rank) {
   return *reinterpret_cast<const float*>(on_cpu::cluster[rank]->memory.data() + shared_address(own));

@@ -1,0 +1,26 @@
+// In place of csrc/launch.h, behind vq_machine_on_cpu.cuh: kernels of one block after the other, as they are launched.
+#pragma once
+
+#include "vq_machine.cuh"
+
+inline float __fadd_rn(float a, float b) {
+  return a + b;
+}
+inline float __fmul_rn(float a, float b) {
+  return a * b;
+}
+inline float __uint_as_float(uint32_t bits) {
+  return on_cpu::bits<float>(bits);
+}
+
+namespace localq {
+
+template <typename... Parameters, typename... Arguments>
+void launch(const char*, int, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
+            Arguments... arguments) {
+  on_cpu::blocks = grid.x, on_cpu::block_threads = int(block.x);
+  on_cpu::body = [&] { kernel(static_cast<Parameters>(arguments)...); };
+  for (uint32_t number = 0; number < grid.x; ++number) on_cpu::run_cluster(number, 1, uint32_t(shared_bytes));
+}
+
+}  // namespace localq
