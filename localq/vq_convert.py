@@ -30,7 +30,7 @@ from localq.quantizer.books import universal
 from localq.quantizer.layer import Settings, groups_of, inputs_rotated, pass_layer, quantize_layer
 from localq.quantizer.sensitivity import spread
 from localq.quantizer.source import Source
-from localq.quantizer.stream import Streams
+from localq.quantizer.stream import Streams, kept_dtype
 from localq.quantizer.target import target_of
 from localq.shard_writer import Shard, ShardWriter, plan_shards, start_state
 from localq.vq_request import Request as Request
@@ -40,7 +40,6 @@ OnProgress = Callable[[str, int, int], None]  # what is done, weights done, weig
 Say = Callable[[str], None]  # one-line notes for the user
 # What is done: layers made, layers that were there already, and before them what bits are worth where.
 QUANTIZING, CATCHING_UP, MEASURING = "quantizing", "catching up", "measuring where bits are worth most"
-HOST_BYTES = 8 * 2**30  # the streams are kept in 32 bit where both take no more
 
 
 def convert(request: Request, on_progress: OnProgress | None = None, say: Say | None = None) -> Path:
@@ -253,8 +252,6 @@ class _Work:
         windows, model = self._request.windows, self._model.model
         windows = windows if numbers is None else [windows[number] for number in numbers]
         model.make_tables(len(windows[0]), self._request.device)
-        hidden = model.config.hidden
-        wide = 8 * len(windows) * len(windows[0]) * hidden <= HOST_BYTES
-        dtype = torch.float32 if wide else torch.bfloat16
+        dtype = kept_dtype(len(windows), len(windows[0]), model.config.hidden)
         rows = [(each * model.embed_scale).to(dtype) for each in self._model.embedded(windows)]
         return Streams(model, rows, self._request.device)

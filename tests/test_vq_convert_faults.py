@@ -22,6 +22,7 @@ from localq import disk, kernels, shard_writer, vq_convert
 from localq.conversion_folder import LOCK_NAME
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import open_model
+from localq.quantizer import stream
 from localq.quantizer.encode import Effort
 from localq.quantizer.finetune import Tuning
 
@@ -60,6 +61,7 @@ from conversions import digests
 from vq2_conversions import converted, windows
 from localq.errors import LocalqError
 from localq.modelfiles import open_model
+from localq.quantizer import stream
 from localq.quantizer.encode import Effort
 from localq.quantizer.finetune import Tuning
 torch.set_num_threads(1)
@@ -179,7 +181,7 @@ def test_what_is_unfinished_is_no_model_and_goes_on(llama: Path, finished: Path,
 @pytest.mark.parametrize("model_type", ["llama", "gemma2"])
 def test_streams_of_16_bit_go_on_as_they_were(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text too long for 32 bit, and fine-tuning, whose layers round where those that are read again do."""
-    monkeypatch.setattr(vq_convert, "HOST_BYTES", 0)
+    monkeypatch.setattr(stream, "HOST_BYTES", 0)
     source = make_checkpoint(tmp_path / "source", model_type, num_hidden_layers=3)
     changes = {**SETTINGS, "tuning": Tuning(steps=2, sequences=2)}
     whole = converted(source, tmp_path / "whole", **changes)

@@ -29,9 +29,9 @@ Repetitions = Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Ti
 Output = Annotated[str, typer.Option("-o", "--output", help="table, md, csv, json or jsonl.")]
 Against = Annotated[list[str] | None, typer.Option("--against", metavar="NAME", help=_AGAINST)]
 Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE|-", help="Shares of the roof: NAME.png, - = here.")]
-MODES = ("kernels", "profile", "crossover", "patched")
+MODES = ("kernels", "profile", "crossover", "patched", "quantize")
 # Parameters that a mode takes besides the output; profile: those that it does not take.
-TAKEN = {"kernels": ("model", "plot"), "crossover": (), "patched": ()}
+TAKEN = {"kernels": ("model", "plot"), "crossover": (), "patched": (), "quantize": ("model", "device", "vram", "seed")}
 WITHOUT_MEANING = ("plot", "against", "no_baseline", "repetitions")  # to a profile
 ALWAYS = (*MODES, "output", "json", "quiet")
 SPELLINGS = {"model": "MODEL", "prompt": "-p", "generate": "-n", "depth": "-d", "repetitions": "-r"}
@@ -62,6 +62,7 @@ def bench(
     profile: Annotated[bool, typer.Option("--profile", help="Time one decode step, part by part.")] = False,
     crossover: Annotated[bool, typer.Option("--crossover", help="Where NF4 prefill changes its way.")] = False,
     patched: Annotated[bool, typer.Option("--patched", help="Our kernels under a transformers model.")] = False,
+    quantize: Annotated[bool, typer.Option("--quantize", help="Time one layer of MODEL on its way to vq2.")] = False,
     plot: Plot = None,
     ctx: options.Context = None,
     kv: options.KvBits = None,
@@ -79,12 +80,15 @@ def bench(
 
     The last line on stdout is one JSON object; errors go to stderr.
     """
-    flags = dict(zip(MODES, (kernels, profile, crossover, patched), strict=True))
+    flags = dict(zip(MODES, (kernels, profile, crossover, patched, quantize), strict=True))
     asked = _Asked(model, synthetic, "json" if json else output, plot)
     mode = _mode(flags, asked)
     _refuse_ignored(mode, context)
     if mode in ("kernels", "crossover", "patched"):
         _run_part(mode, asked)
+        return
+    if mode == "quantize":
+        _run_quantize(asked, options.effective(device=device, vram=vram), seed)
         return
     from localq.bench import plan as plans  # torch-free, as is all before `_request`
 
@@ -142,6 +146,27 @@ def _run_part(mode: str, asked: _Asked) -> None:
     if failures := result.get("failures"):
         why = f"{len(failures)} measurements failed, the first: {failures[0]}"
         raise LocalqError(f"bench --{mode}", why, "Report this as a bug.")
+
+
+def _run_quantize(asked: _Asked, settings: Settings, seed: int) -> None:
+    """The ways of `localq quantize`, on one layer of a catalogued model."""
+    from localq import calibration, catalog, prepare
+    from localq.cli import quantize
+
+    if asked.model is None:
+        raise usage_error("bench --quantize", "it has the shape of no model", "Give MODEL, such as llama-3.3-70b.")
+    tokens = min(calibration.WINDOW, catalog.find(asked.model).arch.max_context)
+    prepare.check_can_make("vq2")
+    from localq.bench import quantizing  # torch loads only now
+
+    windows = {"quick": quantize.QUICK_WINDOWS, "best": quantizing.ALL_WINDOWS}
+    ways = {
+        name: quantizing.Way(*quantize.effort(best=name == "best"), count, tokens) for name, count in windows.items()
+    }
+    out = sys.stderr if asked.output == "json" else sys.stdout
+    result = quantizing.run(out, quantizing.Asked(asked.model, settings.device, options.budget(settings), seed), ways)
+    if asked.output == "json":
+        print_json(result)
 
 
 def _request(

@@ -19,6 +19,8 @@ from localq.settings import Settings
 
 if TYPE_CHECKING:
     from localq.modelfiles import ModelFiles
+    from localq.quantizer.encode import Effort
+    from localq.quantizer.finetune import Tuning
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -160,10 +162,9 @@ class _Job:
         from localq import calibration, vq_convert
         from localq.cli import quantize_progress
         from localq.engine.device import device_name, pick
-        from localq.quantizer.encode import Effort
-        from localq.quantizer.finetune import Tuning
 
         choice = pick(self.settings.device)
+        hard, tuning = effort(best=bool(asked.best))
         ids = calibration.token_windows(files, text, asked.windows, None if asked.best else QUICK_WINDOWS)
         request = vq_convert.Request(
             files,
@@ -173,8 +174,8 @@ class _Job:
             format=self.format,
             scheme=asked.scheme,
             bits=asked.mixed,
-            effort=Effort(beam=BEST_BEAM, rounds=BEST_ROUNDS) if asked.best else Effort(),
-            tuning=Tuning(BEST_STEPS, BEST_SEQUENCES) if asked.best else Tuning(),
+            effort=hard,
+            tuning=tuning,
             seed=asked.seed or 0,
             vram_bytes=options.budget(self.settings),
             force=self.force,
@@ -187,6 +188,18 @@ class _Job:
         )
         with quantize_progress.shown(self.quiet) as on_progress:
             return vq_convert.convert(request, on_progress, self.say)
+
+
+def effort(*, best: bool) -> tuple[Effort, Tuning]:
+    """Of `--best` and `--quick`."""
+    from localq.quantizer.encode import Effort  # torch loads only now
+    from localq.quantizer.finetune import Tuning
+
+    return (
+        (Effort(beam=BEST_BEAM, rounds=BEST_ROUNDS), Tuning(BEST_STEPS, BEST_SEQUENCES))
+        if best
+        else (Effort(), Tuning())
+    )
 
 
 @contextmanager

@@ -7,7 +7,7 @@ Both again, as often as it is asked for; the best of all is kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,12 @@ from localq.quant.vq2 import Packed
 from localq.quantizer.pieces import pieces
 from localq.quantizer.refine import decode, fit_books
 from localq.quantizer.statistics import Factor, factor, raised
+
+Watch = Callable[[str], None]  # what begins, for who measures it
+
+
+def unwatched(stage: str) -> None:
+    """Nobody measures."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +69,12 @@ class Encoded:
         return found
 
 
-def encode(weight: Tensor, metric: Tensor, books: Sequence[Book], effort: Effort) -> Encoded:
+def encode(weight: Tensor, metric: Tensor, books: Sequence[Book], effort: Effort, watch: Watch = unwatched) -> Encoded:
     """weight f32 [rows, in], metric f32 [in, in] -> its codes. `books` are where the search begins; all on one device.
 
     in is a multiple of 16. Beside its operands it holds one more matrix [in, in], and pieces of the weight.
     """
+    watch("search")
     with raised(metric, effort.damping):
         found: Factor | None = factor(metric, min(book.stride for book in books))
     scales = _positive(weight.square().mean(1, keepdim=True).sqrt())
@@ -77,6 +84,7 @@ def encode(weight: Tensor, metric: Tensor, books: Sequence[Book], effort: Effort
         assert found is not None  # it goes after the last round
         codes = choose(weight, scales, found, books, effort)
         found = found if number + 1 < effort.rounds else None
+        watch("codebooks")
         with raised(metric, effort.damping):
             books = fit_books(weight, metric, codes, books, scales, effort.steps)
             books = [Book(book.stride, _sixteen(book.codewords)) for book in books]
@@ -84,6 +92,7 @@ def encode(weight: Tensor, metric: Tensor, books: Sequence[Book], effort: Effort
         loss = float(_lost(weight, codes, books, metric, scales) / whole)
         if best is None or loss < best.loss:
             best = Encoded(tuple(codes), tuple(books), scales, loss)
+        watch("search" if found else "codebooks")
     assert best is not None  # there is at least one round
     return best
 

@@ -20,7 +20,7 @@ from localq.models.decoder import Block
 from localq.quant import hadamard
 from localq.quant.vq2 import Packed, dequantize
 from localq.quantizer import stream
-from localq.quantizer.encode import Effort, encode
+from localq.quantizer.encode import Effort, Watch, encode, unwatched
 from localq.quantizer.finetune import Tuning, tune
 from localq.quantizer.fold import minus_signs, plain
 from localq.quantizer.lending import lent
@@ -45,6 +45,7 @@ class Settings:
     tuning      fine-tuning of every layer
     dtype       in which norms and biases are written
     on_host     weights wait on the host while they are not needed (`memory.py`); it changes no result
+    watch       hears what begins: "statistics", "goals", "search", "codebooks", "passes", "fine-tuning"
     """
 
     effort: Effort
@@ -56,6 +57,7 @@ class Settings:
     tuning: Tuning = field(default_factory=Tuning)
     dtype: torch.dtype = torch.bfloat16
     on_host: bool = False
+    watch: Watch = unwatched
 
 
 def inputs_rotated(turned: bool, possible: bool = True) -> str:
@@ -125,11 +127,14 @@ def quantize_layer(
     groups = groups_of(block)
     for group in groups[:2]:
         on_group(_quantize(group, block, made, index, streams, settings, found))
+    settings.watch("passes")
     _through_attention(block, made, streams)
     on_group(_quantize(groups[2], block, made, index, streams, settings, found))
     last = _quantize(groups[3], block, made, index, streams, settings, found)
+    settings.watch("passes")
     _through_mlp(block, made, streams)
     if before:
+        settings.watch("fine-tuning")
         _tune(made, index, before, streams, settings, found)
     on_group(last)
     return found
@@ -214,7 +219,9 @@ def _quantize(
     """The matrices of a group go into `made` and `found`; returns how many weights they have."""
     linears = [plain(block.get_submodule(name)) for name in group.names]
     columns, rows = linears[0].in_features, [linear.out_features for linear in linears]
+    settings.watch("statistics")
     device, statistics = streams.device, _gather(group, block, made, streams)
+    settings.watch("goals")
     weight = torch.empty(sum(rows), columns, device=device)
     for part, linear in zip(torch.split(weight, rows), linears, strict=True):
         part.copy_(linear.weight.data)
@@ -229,7 +236,7 @@ def _quantize(
     whole = [(group.names, rows, weight)]
     alone = [((name,), [len(part)], part) for name, part in zip(group.names, torch.split(weight, rows), strict=True)]
     for names, counts, part in whole if settings.shares else alone:
-        encoded = encode(part, metric, settings.books[group.number], settings.effort)
+        encoded = encode(part, metric, settings.books[group.number], settings.effort, settings.watch)
         for name, packed in zip(names, encoded.matrices(counts, signs, columns), strict=True):
             found.packed[name] = packed
             put(made, name, packed, device)
@@ -249,8 +256,14 @@ def _gather(group: Group, block: Block, made: Block, streams: Streams) -> Statis
 
 def _rotate_(weight: Tensor, metric: Tensor, signs: Tensor) -> None:
     """Both, in place, as inputs have it that are rotated."""
-    for matrix in (weight, metric):
-        for rows in pieces(*matrix.shape):
-            matrix[rows] = hadamard.rotate(matrix[rows], signs)
+    for rows in pieces(*weight.shape):
+        weight[rows] = hadamard.rotate(weight[rows], signs)
+    rotate_metric_(metric, signs)
+
+
+def rotate_metric_(metric: Tensor, signs: Tensor) -> None:
+    """Both sides of it, in place."""
+    for rows in pieces(*metric.shape):
+        metric[rows] = hadamard.rotate(metric[rows], signs)
     for columns in pieces(*metric.shape):
         metric[:, columns] = hadamard.rotate(metric[:, columns].T.contiguous(), signs).T

@@ -17,6 +17,12 @@ from localq.models.attention import Pass
 from localq.models.decoder import Block, Decoder
 
 SLAB_BYTES = 2**29
+HOST_BYTES = 8 * 2**30  # of both streams; longer texts are kept in 16 bits
+
+
+def kept_dtype(windows: int, tokens: int, hidden: int) -> torch.dtype:
+    """In which the streams of a text wait on the host."""
+    return torch.float32 if 8 * windows * tokens * hidden <= HOST_BYTES else torch.bfloat16
 
 
 class NoCache:

@@ -99,6 +99,7 @@ def test_a_bare_bench_measures_what_is_chosen_and_says_so(model, monkeypatch, ca
         (["--crossover"], 2, "has no meaning with --crossover"),
         (["--patched"], 2, "has no meaning with --patched"),
         (["--kernels"], 2, "has no meaning with --kernels"),
+        (["--quantize"], 2, "-p has no meaning with --quantize"),
     ],
 )
 def test_wrong_use_ends_with_its_code_before_long(model, arguments, code, said, capsys):
@@ -115,6 +116,17 @@ def test_parts_need_a_gpu_and_say_so(mode, monkeypatch, capsys):
     monkeypatch.setattr(driver, "probe_driver", lambda: driver.Driver(present=False))
     assert cli.execute(["bench", mode, "--json", "--quiet"]) == 7
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"), [([], 2, "Give MODEL"), (["lama-70b"], 4, "lama-70b"), (["gpt-oss-20b"], 2, "")]
+)
+def test_quantizing_is_timed_for_a_model_that_it_can_be_done_with(arguments, code, said, monkeypatch, capsys):
+    monkeypatch.setattr(prepare, "check_can_make", lambda format: None)
+    assert cli.execute(["bench", "--quantize", *arguments, "--device", "cpu"]) == code
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert said in shown.err
 
 
 def test_failures_of_kernels_come_after_the_json(monkeypatch, capsys):
