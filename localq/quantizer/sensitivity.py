@@ -33,9 +33,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from localq.errors import bad_file
 from localq.models.decoder import Block
-from localq.quant import hadamard
+from localq.quantizer import triangles
 from localq.quantizer.fold import plain
-from localq.quantizer.layer import Group, Settings, groups_of
+from localq.quantizer.layer import Group, Settings, groups_of, rotate_metric_
 from localq.quantizer.source import Source
 from localq.quantizer.statistics import F64_COLUMNS
 from localq.quantizer.stream import Streams
@@ -44,6 +44,7 @@ WINDOWS, TRACED = 16, 4  # of the text, for the metrics; of these for the gradie
 HELD_BYTES = 4 * 2**30  # of what the layers read of the traced ones, on the host
 HEAD_BYTES = 2**28  # of logits at a time
 OnLayer = Callable[[], None]
+Ending = tuple[nn.Module, Tensor, float]  # norm, head [vocab, hidden], soft cap of the logits (0 = none)
 
 
 def sensitivities(model: Source, streams: Streams, settings: Settings, on_layer: OnLayer) -> list[list[float]]:
@@ -59,7 +60,9 @@ def sensitivities(model: Source, streams: Streams, settings: Settings, on_layer:
         held.append([x.clone() for x in text[:traced]])
         energies.append(_forward(model.block(index), index, streams, settings))
         on_layer()
-    slopes = [_slope_of_end(model, x, streams.device, seed) for seed, x in enumerate(text[:traced])]
+    ending = _ending(model, streams.device)
+    slopes = [_slope_of_end(ending, x, seed) for seed, x in enumerate(text[:traced])]
+    del ending  # the head is large
     found: list[list[float]] = []
     for index in reversed(range(model.layers)):
         squares = _backward(model.block(index), held.pop(), slopes, streams)
@@ -91,31 +94,31 @@ def _forward(block: Block, index: int, streams: Streams, settings: Settings) -> 
             tokens += len(out)
             for total, linear in zip(moments, readers, strict=True):
                 total.addmm_(read[linear].T, read[linear])
-    return [
-        _energy(block, group, total / tokens, index, settings) for group, total in zip(groups, moments, strict=True)
-    ]
+    return [_energy(block, group, moments.pop(0), tokens, index, settings) for group in groups]
 
 
-def _energy(block: Block, group: Group, metric: Tensor, index: int, settings: Settings) -> Tensor:
+def _energy(block: Block, group: Group, metric: Tensor, tokens: int, index: int, settings: Settings) -> Tensor:
+    """metric: sums over so many tokens; it is used up."""
+    triangles.mean_transpose_(metric, 2 * tokens)
     signs = group.signs(len(metric), index, settings)
     if signs is not None:
-        on_device = signs.to(metric.device)
-        metric = hadamard.rotate(hadamard.rotate(metric, on_device).T.contiguous(), on_device)
-    rows = torch.cat([linear.weight.double().square().mean(1) for linear in _linears(block, group)])
-    return rows.cpu() * _left_by_feedback((metric + metric.T) / 2, settings.effort.damping)
+        rotate_metric_(metric, signs.to(metric.device))
+    rows = torch.cat([linear.weight.square().mean(1) for linear in _linears(block, group)])
+    return rows.double().cpu() * _left_by_feedback(metric, settings.effort.damping)
 
 
 def _left_by_feedback(metric: Tensor, damping: float) -> float:
     """Sum of V_ii^2, of a damped metric = V V^T; its trace, which feedback lessens, where rounding hides V."""
-    metric = metric.to(torch.float64 if len(metric) <= F64_COLUMNS else torch.float32)
-    metric.diagonal().add_(damping * metric.diagonal().mean())
-    lower, failed = torch.linalg.cholesky_ex(metric.flip(0, 1))
-    return float(metric.diagonal().sum() if int(failed) else lower.diagonal().double().square().sum())
+    upper = metric.double() if len(metric) <= F64_COLUMNS else metric
+    upper.diagonal().add_(damping * upper.diagonal().mean())
+    trace = float(upper.diagonal().double().sum())
+    return float(upper.diagonal().double().square().sum()) if triangles.factor_(upper) else trace
 
 
-def _slope_of_end(model: Source, x: Tensor, device: torch.device, seed: int) -> Tensor:
+def _slope_of_end(ending: Ending, x: Tensor, seed: int) -> Tensor:
     """Gradient, to x [T, hidden] behind the last layer, of the log-probability of words drawn by what it predicts."""
-    norm, head, cap = _ending(model, device)
+    norm, head, cap = ending
+    device = head.device
     draws = torch.rand(len(x), generator=torch.Generator().manual_seed(seed))
     rows = max(1, HEAD_BYTES // (4 * len(head)))
     slopes = []
@@ -135,8 +138,8 @@ def _slope_of_end(model: Source, x: Tensor, device: torch.device, seed: int) -> 
     return torch.cat(slopes).cpu()
 
 
-def _ending(model: Source, device: torch.device) -> tuple[nn.Module, Tensor, float]:
-    """The last norm, the head [vocab, hidden], and the soft cap of the logits, 0 without one."""
+def _ending(model: Source, device: torch.device) -> Ending:
+    """On the device, in f32."""
     ends = model.ends()
     head = ends.get(model.head_name())
     head = model.embedding() if head is None else head
