@@ -12,7 +12,7 @@ from conversions import digests
 from tiny_checkpoints import make_checkpoint
 from vq2_conversions import converted, loaded, logits, request, windows
 
-from localq import footprint, kernels, vq_convert
+from localq import cli, footprint, kernels, vq_convert
 from localq.architecture import Architecture
 from localq.bench import bits
 from localq.errors import ExitCode, LocalqError
@@ -79,6 +79,14 @@ def test_every_matrix_is_what_its_shapes_say(mixed: Path) -> None:
     assert float(scheme.removeprefix("mix")) < bits.per_weight(files) < stated  # codes alone; with codebooks for each
     assert not (mixed / mixture.FILE).exists()
     assert loaded(mixed).format == "vq2"
+
+
+def test_show_and_fit_know_it(mixed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.execute(["show", str(mixed)]) == 0
+    assert "vq2 mix2." in capsys.readouterr().out
+    assert cli.execute(["fit", str(mixed), "--vram", "8", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert (row["format"], row["fits"]) == ("vq2", True)
 
 
 def test_what_is_told_and_measured_once(source: Path, mixed: Path, wanted: float, tmp_path: Path) -> None:

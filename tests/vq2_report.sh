@@ -22,6 +22,7 @@ made() { # name, options of quantize...
 echo "reference: $(python3 -m localq eval smollm2-135m $device --json)"
 made quick --format vq2 --quick
 made quick-all-text --format vq2 --quick --windows 110
+made quick-2.3-bits --format vq2 --quick --bits 2.3
 made best --format vq2 --best
 made best-3-bits --format vq2 --best --bits 3
 made aqlm2x8 --format aqlm2x8 --quick
