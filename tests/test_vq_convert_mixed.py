@@ -141,3 +141,12 @@ def test_fewer_bits_than_there_can_be(source: Path, tmp_path: Path) -> None:
     with pytest.raises(LocalqError, match=r"the least that this model takes is \d\.\d\d bits") as caught:
         converted(source, tmp_path / "out", bits=2.01)
     assert caught.value.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.cuda
+def test_a_gpu_chooses_as_the_cpu_does(source: Path, wanted: float, tmp_path: Path) -> None:
+    folders = [converted(source, tmp_path / name, bits=wanted, device=torch.device("cuda")) for name in ("a", "b")]
+    assert digests(folders[0]) == digests(folders[1])
+    on_cpu = converted(source, tmp_path / "c", bits=wanted)
+    # prices differ by rounding alone: groups whose prices are that near may swap, the size is the same
+    assert bits.per_weight(open_model(folders[0])) == pytest.approx(bits.per_weight(open_model(on_cpu)), abs=0.02)
