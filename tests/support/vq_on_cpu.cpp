@@ -27,7 +27,7 @@ namespace vq {
 
 template <typename T, int kRows>
 void start(Arguments p, const Plan& plan, const void* x, void* y, int, cudaStream_t) {
-  on_cpu::blocks = plan.blocks;
+  on_cpu::blocks = plan.blocks, on_cpu::block_threads = kThreads;
   on_cpu::body = [&] { vq_gemv_kernel<T, kRows>(p, static_cast<const T*>(x), y); };
   const uint32_t together = p.clusters ? p.slices : 1;
   for (uint32_t first = 0; first < plan.blocks; first += together) {
