@@ -86,10 +86,12 @@ struct Book;
 template <>
 struct Book<4, 16> {
   static constexpr int kStride = 4, kLength = 16;
+  static constexpr uint32_t kLastQuarter = kPart + 8;  // bytes into an entry
   static constexpr uint32_t kMiddle = kPage + kZeros, kBytes = kMiddle + kHalfPage + kZeros;
   struct Codes {
-    uint4 of[5];  // of positions p - 3 .. p + 1
-    uint32_t lane[4];
+    uint4 of[5];  // of positions p - 3 .. p + 1; the first and the last exchanged in half of the lanes
+    uint32_t lane[5];
+    bool exchanged;
   };
   static __device__ __forceinline__ void stage(const Source& s, uint8_t* to) {
     stage_part(s, 8, 0, to, kEntry);
@@ -102,23 +104,32 @@ struct Book<4, 16> {
     Codes codes;
 #pragma unroll
     for (uint32_t i = 0; i < 5; ++i) codes.of[i] = codes_at(s, tile, 2 * run + 1, 4 - i);
-    codes.lane[0] = lane_bytes(16, run < 2), codes.lane[1] = lane_bytes(16, run < 1);
-    codes.lane[2] = lane_bytes(32, run < 1), codes.lane[3] = lane_bytes(16, false);
+    codes.lane[0] = lane_bytes(16, run < 2) + kLastQuarter, codes.lane[1] = lane_bytes(16, run < 1);
+    codes.lane[2] = lane_bytes(32, run < 1), codes.lane[3] = codes.lane[4] = lane_bytes(16, false);
+    codes.exchanged = threadIdx.x / kCopies % 2;
+    if (codes.exchanged) {
+      const uint4 of = codes.of[0];
+      const uint32_t lane = codes.lane[0];
+      codes.of[0] = codes.of[4], codes.of[4] = of;
+      codes.lane[0] = codes.lane[4], codes.lane[4] = lane;
+    }
     return codes;
   }
+  // Of the first and the last code a quarter is needed. Lanes 8 to 15 (and 24 to 31) ask for the other one than lanes
+  // 0 to 7, which lies in the other half of a copy: so 16 lanes meet in no bank.
   template <typename C, bool kPut>
   static __device__ __forceinline__ void add(float (&sum)[kRun], const Codes& codes, uint32_t table, int k) {
-    uint32_t word[4];
-    vq::load_words<kPart>(word, table + address(codes.of[0], codes.lane[0], k));
-    four<C, kPut, 0>(sum, word[2], word[3]);
+    uint32_t one[2], other[2], word[4];
+    vq::load_words<0>(one, table + address(codes.of[0], codes.lane[0], k));
+    vq::load_words<0>(other, table + address(codes.of[4], codes.lane[4], k));
+    four<C, kPut, 0>(sum, codes.exchanged ? other[0] : one[0], codes.exchanged ? other[1] : one[1]);
     vq::load_words<kPart>(word, table + address(codes.of[1], codes.lane[1], k));
     four<C, false, 0>(sum, word[0], word[1]), four<C, kPut, 4>(sum, word[2], word[3]);
     vq::load_words<kMiddle>(word, table + address(codes.of[2], codes.lane[2], k) / 2);
     four<C, false, 0>(sum, word[0], word[1]), four<C, false, 4>(sum, word[2], word[3]);
     vq::load_words<0>(word, table + address(codes.of[3], codes.lane[3], k));
     four<C, false, 0>(sum, word[0], word[1]), four<C, false, 4>(sum, word[2], word[3]);
-    vq::load_words<0>(word, table + address(codes.of[4], codes.lane[3], k));
-    four<C, false, 4>(sum, word[0], word[1]);
+    four<C, false, 4>(sum, codes.exchanged ? one[0] : other[0], codes.exchanged ? one[1] : other[1]);
   }
 };
 
