@@ -6,6 +6,7 @@ files are views of the mapped file: reading one costs no copy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -134,22 +135,52 @@ class _Shards:
 
 
 def _open_safetensors(files: ModelFiles) -> Checkpoint:
-    folder = files.path
-    headers = {shard: read_header(path) for shard, path in shard_paths(folder).items()}
-    owner: dict[str, Header] = {}
+    headers = {shard: read_header(path) for shard, path in shard_paths(files.path).items()}
+    tensors, owner = _joined(files.path, headers)
+    return Checkpoint(
+        tensors, _Shards({name: headers[shard].path for name, shard in owner.items()}), files.quantization, files.config
+    )
+
+
+def open_fetched(files: ModelFiles, headers: dict[str, Header], path_of: Callable[[str], Path]) -> Checkpoint:
+    """The weights of `files` whose shards are on the disk only while they are read: `path_of` a shard says where.
+
+    `headers` of all of them, as they will be. A tensor that was read keeps its shard mapped.
+    """
+    tensors, owner = _joined(files.path, headers)
+    return Checkpoint(tensors, _Fetched(owner, path_of), files.quantization, files.config)
+
+
+class _Fetched:
+    """See `open_fetched`."""
+
+    def __init__(self, owner: dict[str, str], path_of: Callable[[str], Path]) -> None:
+        self._owner, self._path_of = owner, path_of
+
+    def read(self, name: str) -> Tensor:
+        """See `Source`."""
+        path = self._path_of(self._owner[name])
+        return _Shards({name: path}).read(name)
+
+    def close(self) -> None:
+        """See `Source`: nothing stays open."""
+
+
+def _joined(folder: Path, headers: dict[str, Header]) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    """All tensors, and the shard of each; headers by shard."""
+    owner: dict[str, str] = {}
     for shard, header in headers.items():
         for name in header.tensors:
             if name in owner:
                 raise bad_file(str(folder), f"tensor {name[:80]!r} is in two shards, one of them {shard}", DAMAGED)
-            owner[name] = header
+            owner[name] = shard
     if SINGLE_NAME not in headers:
         _check_index(folder, headers)
     tensors = {}
-    for name, header in owner.items():
-        entry = header.tensors[name]
+    for name, shard in owner.items():
+        entry = headers[shard].tensors[name]
         tensors[name] = TensorInfo(str(DTYPES[entry.dtype]).removeprefix("torch."), entry.shape, entry.nbytes)
-    shards = _Shards({name: header.path for name, header in owner.items()})
-    return Checkpoint(tensors, shards, files.quantization, files.config)
+    return tensors, owner
 
 
 def _check_index(folder: Path, headers: dict[str, Header]) -> None:

@@ -115,7 +115,7 @@ class _Fetch:
         return path
 
     def _folder(self) -> Path:
-        _check_layout(self.listing)
+        check_layout(self.listing)
         files = self.listing.files
         small = [file for name, file in sorted(files.items()) if SMALL_FILES.fullmatch(name)]
         first = [file for file in small if file.name != hub_cache.MARKER_NAME]
@@ -170,19 +170,26 @@ class _Fetch:
             raise bad_file(self.listing.repo, why, "Somebody replaced it: name a --revision that you trust.")
 
     def _verify(self, path: Path, file: RemoteFile) -> None:
-        """The content is what the hub's records and the catalogue say; else it is removed from the cache."""
-        wanted = file.sha256 or self.sha256.get(file.name)
-        try:
-            good = disk.sha256_of(path) == wanted if wanted else True
-            if file.git_sha1 and not file.sha256:
-                good = good and disk.git_blob_sha1_of(path) == file.git_sha1
-        except OSError as error:
-            raise disk.disk_error(path, error) from error
-        if not good:
-            hub_cache.discard(path)
-            why = f"the content of {file.name} does not have the hash that is recorded for it"
-            step = "The file was removed; run the same command again to fetch it anew."
-            raise bad_file(self.listing.repo, why, step)
+        check_content(self.listing.repo, path, file, self.sha256.get(file.name))
+
+
+def check_content(repo: str, path: Path, file: RemoteFile, recorded: str | None = None) -> None:
+    """The content at `path` is what the hub's records and the catalogue (`recorded`, sha256) say.
+
+    Raises LocalqError (exit 8) where it is not; the file is removed from its cache then.
+    """
+    wanted = file.sha256 or recorded
+    try:
+        good = disk.sha256_of(path) == wanted if wanted else True
+        if file.git_sha1 and not file.sha256:
+            good = good and disk.git_blob_sha1_of(path) == file.git_sha1
+    except OSError as error:
+        raise disk.disk_error(path, error) from error
+    if not good:
+        hub_cache.discard(path)
+        why = f"the content of {file.name} does not have the hash that is recorded for it"
+        step = "The file was removed; run the same command again to fetch it anew."
+        raise bad_file(repo, why, step)
 
 
 def _named(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:
@@ -205,7 +212,7 @@ def _single_gguf(listing: Listing) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _check_layout(listing: Listing) -> None:
+def check_layout(listing: Listing) -> None:
     """Refuse, before the first byte, what could not be loaded in the end."""
     names = listing.files
     if SINGLE_NAME not in names and INDEX_NAME not in names:

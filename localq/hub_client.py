@@ -78,8 +78,8 @@ def list_files(repo: str, revision: str) -> Listing:
         raise _no_hub(repo, f"{endpoint()} does not answer as a model hub does") from error
 
 
-def download(listing: Listing, file: RemoteFile, on_bytes: OnBytes) -> Path:
-    """Fetch `file` into the Hugging Face cache, unless it is there; the path of it in the snapshot.
+def download(listing: Listing, file: RemoteFile, on_bytes: OnBytes, cache: Path | None = None) -> Path:
+    """Fetch `file` into `cache` (the user's, unless it is given), unless it is there; the path of it in the snapshot.
 
     The client checks the size; whoever calls this checks the hash.
     """
@@ -90,7 +90,7 @@ def download(listing: Listing, file: RemoteFile, on_bytes: OnBytes) -> Path:
             listing.repo,
             file.name,
             revision=listing.commit,
-            cache_dir=places.hub_cache(),
+            cache_dir=cache or places.hub_cache(),
             endpoint=endpoint(),
             library_name="localq",
             library_version=__version__,
@@ -98,6 +98,28 @@ def download(listing: Listing, file: RemoteFile, on_bytes: OnBytes) -> Path:
         )
 
     return Path(_with_retries(get, listing.repo, listing.commit, file.name))
+
+
+def first_bytes(listing: Listing, file: RemoteFile, count: int) -> bytes:
+    """The first `count` bytes of `file`, or all of a shorter one."""
+    client = _client()
+    from huggingface_hub import utils
+
+    def get() -> Any:
+        url = client.hf_hub_url(listing.repo, file.name, revision=listing.commit, endpoint=endpoint())
+        headers = utils.build_hf_headers(library_name="localq", library_version=__version__)
+        asked = {**headers, "Range": f"bytes=0-{count - 1}"}
+        with utils.get_session().stream("GET", url, headers=asked, timeout=TIMEOUT_S) as response:
+            utils.hf_raise_for_status(response)
+            found = b""
+            for piece in response.iter_bytes():  # a server that knows no ranges sends all of it
+                found += piece
+                if len(found) >= count:
+                    break
+            return found[:count]
+
+    found: bytes = _with_retries(get, listing.repo, listing.commit, file.name)
+    return found
 
 
 def has_token() -> bool:

@@ -89,10 +89,13 @@ class ModelFiles:
         return ()
 
 
-def open_model(path: Path) -> ModelFiles:
-    """The model in a folder or a .gguf file. Raises LocalqError: exit 4 for a path that does not exist, else 8."""
+def open_model(path: Path, *, weights: bool = True) -> ModelFiles:
+    """The model in a folder or a .gguf file. Raises LocalqError: exit 4 for a path that does not exist, else 8.
+
+    weights: they must be there; False for a folder whose weights are fetched later.
+    """
     if path.is_dir():
-        return _open_folder(path)
+        return _open_folder(path, weights)
     if not path.exists():
         next_step = "Give a model folder, a .gguf file or a name from `localq ls`."
         raise LocalqError(str(path), "no such file or folder", next_step, ExitCode.UNKNOWN_MODEL)
@@ -116,7 +119,7 @@ def _open_gguf(path: Path) -> ModelFiles:
     )
 
 
-def _open_folder(folder: Path) -> ModelFiles:
+def _open_folder(folder: Path, weights: bool) -> ModelFiles:
     names = sorted(entry.name for entry in folder.iterdir())
     config_path = inside(folder, "config.json")
     if config_path is None:
@@ -124,7 +127,7 @@ def _open_folder(folder: Path) -> ModelFiles:
     config = read_object(config_path, MAX_CONFIG_BYTES)
     config.pop("auto_map", None)  # names code to import; none is ever imported
     check_config(config, str(config_path))
-    if not shard_paths(folder):
+    if weights and not shard_paths(folder):
         raise _no_weights(folder, names)
     tokenizer_config = _optional(folder, "tokenizer_config.json", MAX_TOKENIZER_CONFIG_BYTES)
     tokenizer_config.pop("auto_map", None)

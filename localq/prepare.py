@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from localq import catalog, hub, places
+from localq import catalog, hub, hub_client, places
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.worker import client
 
@@ -47,6 +47,16 @@ def model_path(target: catalog.Target, say: Say, on_progress: OnProgress | None 
 def source_path(name: str, say: Say, on_progress: OnProgress | None = None, offline: bool = False) -> Path:
     """`model_path` for a name as typed."""
     return model_path(catalog.resolve(name), say, on_progress, offline)
+
+
+def remote_source(name: str, offline: bool = False) -> catalog.Source | None:
+    """The repository that a name as typed would be fetched from; None for what is here, or is made here."""
+    target = catalog.resolve(name)
+    if offline or hub_client.is_offline() or hub.local_path(target) is not None:
+        return None
+    if target.repo is not None:
+        return catalog.Source(format="", repo=target.repo, revision=target.revision or "main")
+    return target.source
 
 
 def estimate(format: str, parameters: int) -> str:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from localq import kernels, prepare
-from localq.checkpoint import Checkpoint, TensorInfo, in_memory, info, open_checkpoint
+from localq.checkpoint import Checkpoint, TensorInfo, in_memory, info, open_checkpoint, open_fetched
 from localq.conversion_folder import claim, locked, stated_dtype, write_small_files
 from localq.engine import vram
 from localq.engine.load import is_out_of_memory
@@ -40,6 +40,7 @@ OnProgress = Callable[[str, int, int], None]  # what is done, weights done, weig
 Say = Callable[[str], None]  # one-line notes for the user
 # What is done: layers made, layers that were there already, and before them what bits are worth where.
 QUANTIZING, CATCHING_UP, MEASURING = "quantizing", "catching up", "measuring where bits are worth most"
+FETCHING = "fetching"  # followed by what: work waits for it
 
 
 def convert(request: Request, on_progress: OnProgress | None = None, say: Say | None = None) -> Path:
@@ -57,7 +58,7 @@ def convert(request: Request, on_progress: OnProgress | None = None, say: Say | 
         raise LocalqError(source.name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
     if not request.windows:
         raise usage_error("--calibration", "the text is shorter than one window", "Give a longer one.")
-    with open_checkpoint(source) as checkpoint, torch.no_grad():
+    with _opened(request) as checkpoint, torch.no_grad():
         model = Source(source, checkpoint, ARCHITECTURES[model_type], request.device, request.seed)
         note = origin(source, checkpoint, model.origin)
         work = _Work(request, model, checkpoint)
@@ -81,6 +82,13 @@ def convert(request: Request, on_progress: OnProgress | None = None, say: Say | 
             writer.finish()
             (out / mixture.FILE).unlink(missing_ok=True)
     return out
+
+
+def _opened(request: Request) -> Checkpoint:
+    shards = request.shards
+    if shards is None:
+        return open_checkpoint(request.source)
+    return open_fetched(request.source, shards.headers(), shards.path)
 
 
 @contextlib.contextmanager
@@ -124,15 +132,18 @@ class _Work:
         self._groups = [groups_of(model.meta_block(index)) for index in range(model.layers)]
         self._rest = model.unread()
         self._checkpoint = checkpoint
-        ends = {name: info(self._dtype, shape) for name, shape in model.end_shapes().items()}
-        self._ends = ends | {name: checkpoint.tensors[name] for name in self._rest}
+        shapes, (first, last) = model.end_shapes(), model.end_names()
+        self._first = {name: info(self._dtype, shapes[name]) for name in first}
+        self._first |= {name: checkpoint.tensors[name] for name in self._rest}
+        self._last = {name: info(self._dtype, shapes[name]) for name in last}
         self._schemes = [[self._target.scheme] * len(groups) for groups in self._groups]
         self._books = {self._target.scheme: universal(self._target.scheme, request.device)}
 
     @property
     def planned(self) -> list[dict[str, TensorInfo]]:
-        """The tensors of every shard, the ends of the model first, then its layers."""
-        return [self._ends, *(self._layout(index, schemes) for index, schemes in enumerate(self._schemes))]
+        """The tensors of every shard: the embedding, the layers, the head where it is no embedding."""
+        layers = [self._layout(index, schemes) for index, schemes in enumerate(self._schemes)]
+        return [self._first, *layers, *([self._last] if self._last else [])]
 
     def _layout(self, index: int, schemes: list[str]) -> dict[str, TensorInfo]:
         """Of a layer whose groups have these schemes."""
@@ -183,7 +194,7 @@ class _Work:
 
     def run(self, writer: ShardWriter, shards: list[Shard], on_progress: OnProgress) -> None:
         pending = {shard.name for shard in writer.pending()}
-        total, done = self._model.weights(), 0
+        layers, total, done = self._model.layers, self._model.weights(), 0
 
         def advance(weights: int, what: str = QUANTIZING) -> None:
             nonlocal done
@@ -191,37 +202,58 @@ class _Work:
             on_progress(what, done, total)
 
         advance(0)
-        if shards[0].name in pending:
-            writer.write(shards[0], self._end_tensors())
-        last = max((index for index, shard in enumerate(shards) if shard.name in pending), default=0)
-        if last == 0:
-            return
-        streams = self._streams()
-        for index in range(last):
-            if shards[index + 1].name in pending:
-                self._quantize(index, streams, writer, shards[index + 1], advance)
-            else:
-                self._pass(index, streams, shards[index + 1])
-                advance(total // self._model.layers, CATCHING_UP)
-            self._check_range(index, streams)
+        wanted = [index for index, shard in enumerate(shards) if shard.name in pending]
+        last = max((index for index in wanted if index <= layers), default=0)
+        units = sorted({*range(last + 1 if last else 0), *wanted})  # the text goes through every layer before the last
+        with self._fetching(units, lambda what: on_progress(f"{FETCHING} {what}", done, total)) as release:
+            for at, unit in enumerate(units):
+                release(units[at:])
+                if not 0 < unit <= layers and unit in wanted:
+                    writer.write(shards[unit], self._end_tensors(shards[unit]))
+                if unit == 0 and last:
+                    streams = self._streams()
+                if 0 < unit <= layers and unit in wanted:
+                    self._quantize(unit - 1, streams, writer, shards[unit], advance)
+                elif 0 < unit <= layers:
+                    self._pass(unit - 1, streams, shards[unit])
+                    advance(total // layers, CATCHING_UP)
         advance(total - done)  # of layers at the end that were there
 
-    def _end_tensors(self) -> Iterator[tuple[str, Tensor | Iterator[Tensor]]]:
-        """What is no layer's, the large ones some rows at a time."""
-        for name, rows in self._model.end_rows().items():
+    @contextlib.contextmanager
+    def _fetching(self, units: list[int], tell: Callable[[str], None]) -> Iterator[Callable[[list[int]], None]]:
+        """What to call with the numbers of the shards that are still to be made, or passed, before each of them."""
+        fetched = self._request.shards
+        if fetched is None:
+            yield lambda left: None
+            return
+        fetched.tell = tell
+        fetched.clean(fetched.holding(self._reads(units)))
+        yield lambda left: fetched.keep(fetched.holding(self._reads(left)))
+
+    def _reads(self, units: list[int]) -> Iterator[str]:
+        """Tensors of the source that these shards take, in that order."""
+        model = self._model
+        for unit in units:
+            layer = unit - 1 if 0 < unit <= model.layers else None
+            yield from model.read_for(layer, head=unit > model.layers)
+            yield from self._rest if unit == 0 else ()
+
+    def _end_tensors(self, shard: Shard) -> Iterator[tuple[str, Tensor | Iterator[Tensor]]]:
+        """Embedding or head, some rows at a time, and what is no part of the decoder."""
+        for name, rows in self._model.end_rows(shard.tensors).items():
             yield name, (self._kept(name, part, self._stated) for part in rows)
         for name in self._rest:
-            yield name, self._checkpoint.read(name)
+            if name in shard.tensors:
+                yield name, self._checkpoint.read(name)
 
     def _quantize(
         self, index: int, streams: Streams, writer: ShardWriter, shard: Shard, on_group: Callable[[int], None]
     ) -> None:
         block, books = self._model.block(index), tuple(self._books[scheme] for scheme in self._schemes[index])
         made = quantize_layer(block, index, streams, replace(self._settings, books=books), on_group)
-        tensors = self._model.tensors(made, block, index, self._target)
-        writer.write(
-            shard, ((name, self._kept(name, each, shard.tensors[name].dtype)) for name, each in tensors.items())
-        )
+        self._check_range(index, streams)
+        tensors = self._model.tensors(made, block, index, self._target).items()
+        writer.write(shard, ((name, self._kept(name, each, shard.tensors[name].dtype)) for name, each in tensors))
 
     def _pass(self, index: int, streams: Streams, shard: Shard) -> None:
         """Through a layer that was made before."""
@@ -231,6 +263,7 @@ class _Work:
         others = {name: stored.read(key) for name, key in self._model.other_names(index).items()}
         others = others if request.tuning.steps else {}
         pass_layer(self._model.block(index), packed, others, streams, self._settings)
+        self._check_range(index, streams)
 
     def _check_range(self, index: int, streams: Streams) -> None:
         """Can the type that the model is to compute in hold what comes out of a layer?"""

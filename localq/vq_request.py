@@ -16,6 +16,7 @@ from localq import __version__
 from localq.checkpoint import Checkpoint, TensorInfo
 from localq.conversion_folder import source_facts
 from localq.errors import usage_error
+from localq.hub_shards import Shards
 from localq.modelfiles import ModelFiles
 from localq.quantizer.encode import Effort
 from localq.quantizer.finetune import Tuning
@@ -33,6 +34,7 @@ class Request:
     effort, correction   see `layer.Settings`
     seed     of the rotations
     vram_bytes  the most of a GPU that is used, None: what is free; it changes no result
+    shards   where the weights of `source` come from, file by file; None: they are on the disk
     """
 
     source: ModelFiles
@@ -48,6 +50,7 @@ class Request:
     seed: int = 0
     vram_bytes: int | None = None
     force: bool = False
+    shards: Shards | None = None
 
 
 def task_of(request: Request, planned: Sequence[dict[str, TensorInfo]]) -> dict[str, Any]:
@@ -56,7 +59,8 @@ def task_of(request: Request, planned: Sequence[dict[str, TensorInfo]]) -> dict[
     text = hashlib.sha256(json.dumps([list(window) for window in request.windows]).encode()).hexdigest()
     settings = [asdict(request.effort), asdict(request.tuning), request.correction, request.seed, request.device.type]
     settings.append(request.bits)
-    described = [source_facts(request.source), layout, text, settings, request.source.config]
+    facts = source_facts(request.source) if request.shards is None else request.shards.facts
+    described = [facts, layout, text, settings, request.source.config]
     return {
         "source": request.source.name,
         "format": request.format,

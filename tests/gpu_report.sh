@@ -39,7 +39,7 @@ run() {
     kernels) step kernels 140 $limit python3 -m localq bench --kernels ;;
     crossover) step crossover 60 $limit python3 -m localq bench --crossover ;;
     patched) step patched 40 $limit python3 -m localq bench --patched ;;
-    quantize) step quantize 24 $limit python3 -m localq bench --quantize llama-3.3-70b --vram 24 ;;
+    quantize) step quantize 24 $limit python3 -m localq bench --quantize llama-3.3-70b --vram 24GB ;;
     model) step model 12 $limit python3 -m localq bench --synthetic "${MODEL:-llama-3.1-8b@nf4}" -p 2048 --against none ;;
     large) step large 12 $limit python3 -m localq bench --synthetic llama-3.3-70b@nf4 -p 0 --against none ;;
     profile) step profile 20 $limit python3 -m localq bench --synthetic "${MODEL:-llama-3.1-8b@nf4}" --profile ;;

@@ -132,9 +132,9 @@ def _measure(asked: Asked, way: Way, device: torch.device, layers: int) -> dict[
 def _noise(source: Source, way: Way, device: torch.device) -> Streams:
     """A text of random rows."""
     source.model.make_tables(way.tokens, device)
-    hidden, generator = source.model.config.hidden, torch.Generator().manual_seed(0)
-    dtype = kept_dtype(way.windows, way.tokens, hidden)
-    rows = [torch.randn(way.tokens, hidden, generator=generator).to(dtype) for _ in range(way.windows)]
+    hidden, generator = source.model.config.hidden, torch.Generator(device).manual_seed(0)
+    dtype, shape = kept_dtype(way.windows, way.tokens, hidden), (way.tokens, hidden)
+    rows = [torch.randn(shape, generator=generator, device=device).to(dtype).cpu() for _ in range(way.windows)]
     return Streams(source.model, rows, device)
 
 

@@ -18,6 +18,7 @@ from localq.errors import usage_error
 from localq.settings import Settings
 
 if TYPE_CHECKING:
+    from localq.hub_shards import Shards
     from localq.modelfiles import ModelFiles
     from localq.quantizer.encode import Effort
     from localq.quantizer.finetune import Tuning
@@ -88,6 +89,9 @@ Seed = Annotated[
 ]
 
 
+_KEEP = "Fetch all of SOURCE first, into the Hugging Face cache; else vq2 has two of its files at a time."
+
+
 def quantize(
     source: Annotated[
         str, typer.Argument(help="A name, ORG/REPO, a folder or a .gguf file.", autocompletion=options.known_names)
@@ -102,6 +106,7 @@ def quantize(
     seed: Seed = None,
     vram: options.Vram = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the model that is in --out.")] = False,
+    keep: Annotated[bool, typer.Option("--keep-source", help=_KEEP)] = False,
     offline: options.Offline = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -113,7 +118,7 @@ def quantize(
     are theirs.
     """
     asked = _Calibrated(bits, calibration, windows, best, device, seed, vram)
-    job = _Job(source, format, out, force, quiet, options.effective(offline=offline, device=device, vram=vram))
+    job = _Job(source, format, out, force, quiet, options.effective(offline=offline, device=device, vram=vram), keep)
     folder = job.run(asked)
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     if json:
@@ -132,6 +137,7 @@ class _Job:
     force: bool
     quiet: bool
     settings: Settings
+    keep_source: bool
 
     def say(self, line: str) -> None:
         """A line for the user."""
@@ -150,6 +156,8 @@ class _Job:
         prepare.check_can_make(self.format)
         on_text = self.format in prepare.CALIBRATED
         text = calibration.read_text(asked.calibration or calibration.DEFAULT_TEXT) if on_text else ""
+        if on_text and not self.keep_source and asked.mixed is None and (shards := self._remote()):
+            return self._from_hub(shards, text, asked)
         with _progress(self.quiet) as on_progress:
             files = open_model(prepare.source_path(self.source, self.say, on_progress, self.settings.offline))
             if not on_text:
@@ -158,7 +166,25 @@ class _Job:
                 return convert.convert(files, self.format, self.out, on_progress, self.say, force=self.force)
         return self._on_text(files, text, asked)
 
-    def _on_text(self, files: ModelFiles, text: str, asked: _Calibrated) -> Path:
+    def _remote(self) -> Shards | None:
+        """The weights file by file, where the hub has them and this machine does not."""
+        from localq import hub_shards, prepare
+
+        source = prepare.remote_source(self.source, self.settings.offline)
+        cache = self.out.absolute().with_name(f"{self.out.absolute().name}.source")
+        return None if source is None else hub_shards.open_shards(source, cache)
+
+    def _from_hub(self, shards: Shards, text: str, asked: _Calibrated) -> Path:
+        from localq.modelfiles import open_model
+        from localq.shard_writer import load_state
+
+        self.say(f"{self.source}: fetched while it is quantized, and not kept (--keep-source keeps it).")
+        try:
+            return self._on_text(open_model(shards.folder, weights=False), text, asked, shards)
+        finally:
+            shards.close(done=load_state(self.out) is None)  # finished, or never begun
+
+    def _on_text(self, files: ModelFiles, text: str, asked: _Calibrated, shards: Shards | None = None) -> Path:
         from localq import calibration, vq_convert
         from localq.cli import quantize_progress
         from localq.engine.device import device_name, pick
@@ -179,8 +205,10 @@ class _Job:
             seed=asked.seed or 0,
             vram_bytes=options.budget(self.settings),
             force=self.force,
+            shards=shards,
         )
-        for line in choice.notes:
+        idle = ("--vram has no meaning on the CPU",) if request.vram_bytes and choice.device.type == "cpu" else ()
+        for line in (*choice.notes, *idle):
             self.say(line)
         counted = f"{len(ids)} window{'s' * (len(ids) > 1)} of {len(ids[0])} tokens, {request.effort.beam} paths a row"
         self.say(

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from localq.cli.output import is_rich_terminal, note, stderr_console
 
 OnProgress = Callable[[str, int, int], None]  # what is done, weights done, weights in total
+WAITING = "fetching"  # how what is done begins where a download is waited for
 LINE_EVERY_S = 60.0
 LEAST_SHARE = 0.02  # of the work, before it tells how long the rest takes
 
@@ -31,6 +32,8 @@ class Remaining:
     def seconds(self, what: str, done: int, total: int) -> float | None:
         """None while it is too early to tell."""
         now = self._clock()
+        if what.startswith(WAITING) and self._what:  # the time for it is part of the work
+            what = self._what
         if what != self._what:
             self._what, self._begun, self._first = what, now, done
             return None

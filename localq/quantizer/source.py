@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from types import ModuleType
 
 import torch
@@ -88,19 +88,39 @@ class Source:
         return torch.cat(list(self._rows(weights.TABLE)))
 
     def ends(self) -> dict[str, Tensor]:
-        """`end_rows`, joined."""
-        return {name: torch.cat(list(rows)) for name, rows in self.end_rows().items()}
+        """Embedding, last norm and head by their checkpoint names, f32 on the CPU."""
+        return {name: torch.cat(list(rows)) for name, rows in self.end_rows(self.end_shapes()).items()}
 
-    def end_rows(self) -> dict[str, Iterator[Tensor]]:
-        """Embedding, last norm and head by their checkpoint names: some rows at a time, f32 on the CPU."""
-        tied = self.model.lm_head is None
-        norm = self._read("norm.weight")
-        found = {self._key(weights.TABLE): self._rows(weights.TABLE)}
-        if self._turn is None:
-            found[self._key("norm.weight")] = iter([norm.cpu()])
-            return found if tied else {**found, self.head_name(): self._rows("lm_head.weight")}
-        found[self._key("norm.weight")] = iter([torch.ones_like(norm).cpu()])
-        return {**found, self.head_name(): self._rows(weights.TABLE if tied else "lm_head.weight", norm)}
+    def end_rows(self, names: Container[str]) -> dict[str, Iterator[Tensor]]:
+        """Of `ends` those that are named, some rows at a time."""
+        tied, turned = self.model.lm_head is None, self._turn is not None
+        table, norm = self._key(weights.TABLE), self._key("norm.weight")
+        found: dict[str, Iterator[Tensor]] = {}
+        if table in names:
+            found[table] = self._rows(weights.TABLE)
+        if norm in names:
+            before = self._read("norm.weight")  # goes into a turned head
+            found[norm] = iter([(torch.ones_like(before) if turned else before).cpu()])
+            if turned or not tied:
+                head = weights.TABLE if tied else "lm_head.weight"
+                found[self.head_name()] = self._rows(head, before if turned else None)
+        return found
+
+    def end_names(self) -> tuple[list[str], list[str]]:
+        """The names of `end_rows`: those before the first layer, or all of a tied model; those behind the last."""
+        table, norm = self._key(weights.TABLE), self._key("norm.weight")
+        names = list(self.end_shapes())
+        return (names, []) if self.model.lm_head is None else ([table], [norm, self.head_name()])
+
+    def read_for(self, layer: int | None, *, head: bool = False) -> list[str]:
+        """Checkpoint tensors that a layer is made of; of None, the embedding and what stands with it, or the `head`."""
+        if layer is not None:
+            targets = [f"layers.{layer}.{name}" for name, _ in self.meta_block(layer).named_parameters()]
+        elif self.model.lm_head is None:
+            targets = [] if head else [weights.TABLE, "norm.weight"]
+        else:
+            targets = ["norm.weight", "lm_head.weight"] if head else [weights.TABLE]
+        return [key for target in targets for key in self._keys(target)]
 
     def head_name(self) -> str:
         """Of the head's weight in the checkpoint."""
@@ -176,6 +196,14 @@ class Source:
         if path in self._assignment.quantized and path != target:
             return f"{self._assignment.quantized[path].prefix}.weight"
         return self._assignment.dense[target]
+
+    def _keys(self, target: str) -> tuple[str, ...]:
+        """All checkpoint tensors of a parameter."""
+        path = target.removesuffix(".weight")
+        if path in self._assignment.quantized and path != target:
+            entry = self._assignment.quantized[path]
+            return (*entry.keys, *entry.shared)
+        return (self._assignment.dense[target],)
 
     def _prefix(self, path: str) -> str:
         return self._key(f"{path}.weight").removesuffix(".weight")

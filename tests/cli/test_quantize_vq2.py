@@ -289,6 +289,16 @@ def test_the_rest_is_told_at_the_pace_of_its_own_kind() -> None:
     ]  # fmt: skip
 
 
+def test_what_is_waited_for_counts_to_the_work() -> None:
+    now = 0.0
+    remaining = quantize_progress.Remaining(lambda: now)
+    assert remaining.seconds("quantizing", 0, 1000) is None
+    now = 30.0
+    assert remaining.seconds("fetching a file", 100, 1000) == pytest.approx(270)
+    now = 50.0
+    assert remaining.seconds("quantizing", 100, 1000) == pytest.approx(450)
+
+
 def test_a_log_gets_a_line_now_and_then(capsys) -> None:
     now = 0.0
     update = quantize_progress._lines(lambda: now)

@@ -201,9 +201,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         status, start = 200, 0
         asked = self.headers.get("Range", "")
         if asked.startswith("bytes="):
-            start = int(asked.removeprefix("bytes=").partition("-")[0])
+            first, _, last = asked.removeprefix("bytes=").partition("-")
+            start, stop = int(first), min(int(last) + 1, len(content)) if last else len(content)
             status = 206
-            headers = {**headers, "Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
+            headers = {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
+            content = content[:stop]
         self._send(status, content[start:], headers, cut)
 
     def _send(self, status: int, body: bytes, headers: dict[str, str], cut: int | None = None) -> None:

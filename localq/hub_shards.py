@@ -1,0 +1,198 @@
+"""A repository whose weights are on the disk one file at a time: fetched when asked for, removed when done with.
+
+The files lie in a cache of their own, in the layout of the Hugging Face cache, beside what is made of them; a file that
+the user's cache holds already is read there and left there. All is pinned to the commit that the first call found,
+so that one that goes on reads the same bytes. Every file is hashed before it is read. Torch-free.
+"""
+
+from __future__ import annotations
+
+import shutil
+import struct
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import Future, wait
+from pathlib import Path
+
+from localq import disk, hub, hub_cache, hub_client
+from localq.catalog import Source
+from localq.errors import ExitCode, LocalqError, bad_file
+from localq.hub_client import Listing, RemoteFile
+from localq.safetensors_header import INDEX_NAME, MAX_HEADER_BYTES, SINGLE_NAME, Header, read_header, read_index
+
+Tell = Callable[[str], None]  # what is waited for
+AHEAD = 2  # files at a time: one that is read, one that is fetched meanwhile
+HEAD_BYTES = 100_000  # of a file; most headers are shorter
+LOOK_EVERY_S = 0.5
+WAITS_S = (10.0, *[30.0] * 20)  # for a hub that does not answer, when hours of work hang on it
+TRIES = 2  # to fetch a file whose content is not what it should be
+
+
+def _silent(what: str) -> None:
+    """Nobody waits yet."""
+
+
+class Shards:
+    """The weights of one repository at one commit.
+
+    folder  holds the small files: configuration, tokenizer, index
+    names   of the files of weights
+    tell    called while a file is waited for
+    """
+
+    def __init__(self, listing: Listing, cache: Path, recorded: dict[str, str]) -> None:
+        """`cache`: where to fetch to, removed by `close`. recorded: sha256 by name, of the catalogue."""
+        self._listing, self._cache, self._recorded = listing, cache, recorded
+        self.tell: Tell = _silent
+        self._owner: dict[str, str] = {}  # of every tensor, its file
+        self._good: dict[str, Path] = {}
+        self._running: dict[str, Future[Path]] = {}
+        self._turn, self._over = threading.Lock(), threading.Event()
+        self.folder, self.names = self._small_files()
+
+    def _small_files(self) -> tuple[Path, list[str]]:
+        files = self._listing.files
+        small = [name for name in sorted(files) if hub.SMALL_FILES.fullmatch(name)]
+        index = [] if SINGLE_NAME in files else [INDEX_NAME]
+        paths = [self._fetch(name) for name in (*small, *index)]
+        folder = paths[0].parent
+        names = sorted(set(read_index(folder).values())) or [SINGLE_NAME]
+        if absent := [name for name in names if name not in files]:
+            why = f"{INDEX_NAME} names {absent[0]}, which is not there"
+            raise bad_file(self._listing.repo, why, "Use another repository or revision.")
+        return folder, names
+
+    @property
+    def facts(self) -> list[tuple[str, int, str]]:
+        """Name, size and hash of every file of weights: what tells one source from another."""
+        files = [self._listing.files[name] for name in self.names]
+        return [(file.name, file.size, file.sha256 or file.git_sha1 or "") for file in files]
+
+    def headers(self) -> dict[str, Header]:
+        """Of every file, without its data. Raises LocalqError (exit 8) for unsound ones."""
+        found = {name: self._header(self._listing.files[name]) for name in self.names}
+        self._owner = {tensor: name for name, header in found.items() for tensor in header.tensors}
+        return found
+
+    def holding(self, tensors: Iterable[str]) -> list[str]:
+        """The files of these tensors, each once, in the order of the tensors; `headers` were read."""
+        return list(dict.fromkeys(self._owner[tensor] for tensor in tensors))
+
+    def _header(self, file: RemoteFile) -> Header:
+        self.tell(f"{file.name}, its header")
+        head = hub_client.first_bytes(self._listing, file, HEAD_BYTES)
+        length = struct.unpack("<Q", head[:8])[0] if len(head) >= 8 else 0
+        if len(head) - 8 < length <= MAX_HEADER_BYTES:
+            head = hub_client.first_bytes(self._listing, file, 8 + length)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / file.name
+            with path.open("wb") as stub:  # as long as the file, without its bytes
+                stub.write(head)
+                stub.truncate(file.size)
+            return read_header(path)
+
+    def path(self, name: str) -> Path:
+        """The file `name`, fetched and hashed if need be.
+
+        Raises LocalqError: exit 6 where the hub stays away, 8 for another content than is recorded, 9 for the disk.
+        """
+        if name not in self._good:
+            future = self._running.get(name) or self._start(name)
+            while not future.done():
+                self.tell(f"{name}, {self._listing.files[name].size:,} bytes")
+                wait([future], LOOK_EVERY_S)
+            del self._running[name]
+            self._good[name] = future.result()
+        return self._good[name]
+
+    def keep(self, needed: Sequence[str]) -> None:
+        """Remove the fetched files that are not among `needed`, and fetch ahead, in this order, while there is room."""
+        for name in [name for name in self._good if name not in needed]:
+            self._remove(self._good.pop(name))
+        for name in needed:
+            held = {each for each, path in self._good.items() if self._is_ours(path)} | set(self._running)
+            if len(held) >= AHEAD:
+                return
+            if name not in held and name not in self._good:
+                self._start(name)
+
+    def clean(self, needed: Collection[str]) -> None:
+        """Remove what an interrupted run left behind: parts of files, and files that are needed no more."""
+        for path in (self._cache / f"models--{self._listing.repo.replace('/', '--')}" / "blobs").glob("*.incomplete"):
+            path.unlink(missing_ok=True)
+        for name in self.names:
+            if name not in needed and (self.folder / name).exists():
+                self._remove(self.folder / name)
+
+    def close(self, *, done: bool) -> None:
+        """Stop fetching. `done`: nothing is needed any more, and nothing is left."""
+        self._over.set()
+        if done:
+            shutil.rmtree(self._cache, ignore_errors=True)
+
+    def _start(self, name: str) -> Future[Path]:
+        """Fetch behind the back of whoever computes; one file after the other."""
+        future: Future[Path] = Future()
+
+        def run() -> None:
+            try:
+                with self._turn:
+                    future.set_result(self._fetch(name))
+            except BaseException as error:
+                future.set_exception(error)  # raised where the file is asked for
+
+        self._running[name] = future
+        threading.Thread(target=run, name="localq-fetch", daemon=True).start()  # nobody waits for it at an exit
+        return future
+
+    def _is_ours(self, path: Path) -> bool:
+        return path.is_relative_to(self._cache)
+
+    def _remove(self, path: Path) -> None:
+        if self._is_ours(path):
+            hub_cache.discard(path)
+
+    def _fetch(self, name: str) -> Path:
+        file, repo = self._listing.files[name], self._listing.repo
+        there = hub_cache.repo_folder(repo) / "snapshots" / self._listing.commit / name  # the user's
+        if there.is_file():
+            hub.check_content(repo, there, file, self._recorded.get(name))
+            return there
+        for tries in range(1, TRIES + 1):
+            path = self._downloaded(file)
+            try:
+                hub.check_content(repo, path, file, self._recorded.get(name))
+                return path
+            except LocalqError:
+                if tries == TRIES:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _downloaded(self, file: RemoteFile) -> Path:
+        disk.check_free(self._cache, file.size, file.name)
+        for wait_s in (*WAITS_S, None):
+            try:
+                return hub_client.download(self._listing, file, lambda new: None, self._cache)
+            except LocalqError as error:
+                if wait_s is None or error.exit_code != ExitCode.NETWORK or self._over.wait(wait_s):
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+
+def open_shards(source: Source, cache: Path) -> Shards | None:
+    """The weights of `source`; None where it is no repository of safetensors.
+
+    Raises LocalqError as `hub.fetch` does.
+    """
+    if source.kind == "pypi" or source.files:
+        return None
+    begun = sorted(cache.glob("models--*/snapshots/*"))
+    revision = begun[0].name if begun else source.revision
+    listing = hub_client.list_files(source.repo, revision)
+    if SINGLE_NAME not in listing.files and INDEX_NAME not in listing.files:
+        return None
+    if listing.gated and not hub_client.has_token():
+        raise hub_client.gated(listing.repo)
+    hub.check_layout(listing)
+    return Shards(listing, cache, source.sha256)

@@ -1,0 +1,252 @@
+"""Quantized straight from a hub: two files of the source on the disk, and the same result through every fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fake_hub
+import hub_server
+import pytest
+import torch
+from conversions import digests
+from fake_hub import FakeHub
+from hub_server import REPO
+from tiny_checkpoints import make_checkpoint
+from vq2_conversions import converted, windows
+
+from localq import cli, hub_cache, hub_client, hub_shards, kernels, vq_convert
+from localq.errors import ExitCode, LocalqError
+from localq.modelfiles import open_model
+from localq.quantizer.encode import Effort
+
+pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+
+SHAPE = {"num_hidden_layers": 5, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2,
+         "num_key_value_heads": 1}  # fmt: skip
+SETTINGS: dict[str, Any] = {"windows": windows(2, 32), "effort": Effort(beam=2, columns=32), "seed": 5}
+MOMENTS = 10
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return make_checkpoint(tmp_path_factory.mktemp("source") / "llama", "llama", shard_bytes=80_000, **SHAPE)
+
+
+@pytest.fixture(scope="module")
+def finished(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a conversion of the folder makes."""
+    return digests(converted(llama, tmp_path_factory.mktemp("out") / "whole", **SETTINGS))
+
+
+@pytest.fixture
+def hub(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    monkeypatch.setattr(hub_shards, "WAITS_S", (0.0,))
+    with hub_server.running(tmp_path, monkeypatch) as server:
+        server.add(REPO, {path.name: path.read_bytes() for path in llama.iterdir()})
+        yield server
+
+
+def made(out: Path, **changes: Any) -> dict[str, str]:
+    """Digests of what is made straight from the hub."""
+    shards = hub_shards.open_shards(hub_server.source(), _cache(out))
+    assert shards is not None
+    done = False
+    try:
+        files = open_model(shards.folder, weights=False)
+        request = vq_convert.Request(files, out, device=torch.device("cpu"), shards=shards, **{**SETTINGS, **changes})
+        vq_convert.convert(request)
+        done = True
+    finally:
+        shards.close(done=done)
+    return digests(out)
+
+
+def _cache(out: Path) -> Path:
+    return out.with_name(f"{out.name}.source")
+
+
+def weights(hub: FakeHub) -> dict[str, int]:
+    """Names and sizes."""
+    files = hub.repos[REPO].commits[fake_hub.COMMIT]
+    return {name: len(content) for name, content in files.items() if name.endswith(".safetensors")}
+
+
+def whole_fetches(hub: FakeHub) -> list[str]:
+    """Files of weights that were fetched, headers left out."""
+    asked = [each for each in hub.seen("GET", "/resolve/") if not each.headers.get("range", "").startswith("bytes=0-")]
+    return [name for each in asked if (name := each.path.rpartition("/")[2]) in weights(hub)]
+
+
+def test_the_result_is_that_of_a_folder_and_every_file_is_fetched_once(hub, finished, tmp_path):
+    assert made(tmp_path / "out") == finished
+    assert sorted(whole_fetches(hub)) == sorted(weights(hub))
+    assert len(weights(hub)) > 4
+    assert not _cache(tmp_path / "out").exists()
+    assert not (tmp_path / "hub").exists() or not list((tmp_path / "hub").rglob("*.safetensors"))
+
+
+def test_never_more_than_two_files_of_the_source_are_on_the_disk(hub, finished, tmp_path, monkeypatch):
+    taken, sizes = [], sorted(weights(hub).values())
+
+    def look(call: Any) -> Any:
+        def looked(*arguments: Any, **options: Any) -> Any:
+            result = call(*arguments, **options)
+            blobs = [path for path in _cache(tmp_path / "out").rglob("blobs/*") if path.is_file()]
+            taken.append(sum(size for path in blobs if (size := path.stat().st_size) > 10_000 and not _is_text(path)))
+            return result
+
+        return looked
+
+    monkeypatch.setattr(hub_client, "download", look(hub_client.download))
+    monkeypatch.setattr(vq_convert, "quantize_layer", look(vq_convert.quantize_layer))
+    assert made(tmp_path / "out") == finished
+    assert max(sizes) < max(taken) <= sizes[-1] + sizes[-2]
+
+
+def _is_text(path: Path) -> bool:
+    return path.read_bytes()[:1] == b"{"
+
+
+def test_files_that_the_user_has_are_read_and_left(hub, finished, tmp_path):
+    listing = hub_client.list_files(REPO, "main")
+    mine = sorted(weights(hub))[1:3]
+    paths = [hub_client.download(listing, listing.files[name], lambda new: None) for name in mine]
+    before = len(whole_fetches(hub))
+    assert made(tmp_path / "out") == finished
+    assert not set(whole_fetches(hub)[before:]) & set(mine)
+    assert all(path.is_file() for path in paths)
+    assert all(hub_cache.repo_folder(REPO) in path.parents for path in paths)
+
+
+def test_a_damaged_file_is_named_removed_and_fetched_again(hub, finished, tmp_path):
+    name = sorted(weights(hub))[2]
+    content = bytearray(hub.repos[REPO].commits[fake_hub.COMMIT][name])
+    content[-1] ^= 1
+    hub.other_content[name] = bytes(content)
+    with pytest.raises(LocalqError, match=name) as caught:
+        made(tmp_path / "out")
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+    assert whole_fetches(hub).count(name) == hub_shards.TRIES
+    hub.other_content.clear()
+    assert made(tmp_path / "out") == finished
+
+
+@pytest.mark.parametrize("faults", [3, 200], ids=["for a moment", "for long"])
+def test_a_hub_that_goes_away_and_comes_back(hub, finished, tmp_path, faults):
+    name = sorted(weights(hub))[3]
+    hub.fail(f"HEAD /{REPO}/resolve/{fake_hub.COMMIT}/{name}", *[503] * faults)
+    if faults > 100:
+        with pytest.raises(LocalqError) as caught:
+            made(tmp_path / "out")
+        assert caught.value.exit_code == ExitCode.NETWORK
+        assert list((tmp_path / "out").glob("model-00001-*"))
+        hub.faults.clear()
+    assert made(tmp_path / "out") == finished
+
+
+def test_what_goes_on_reads_the_commit_that_it_began_with(hub, finished, tmp_path, monkeypatch):
+    class Interrupted(Exception):
+        pass
+
+    def stop(*arguments: Any) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vq_convert, "quantize_layer", stop)
+        with pytest.raises(Interrupted):
+            made(tmp_path / "out")
+    hub.add(REPO, {**hub.repos[REPO].commits[fake_hub.COMMIT], "config.json": b"{}"}, commit="f" * 40)
+    assert made(tmp_path / "out") == finished
+
+
+def test_a_file_that_is_no_checkpoint_is_refused_by_its_header(hub, tmp_path):
+    name = sorted(weights(hub))[1]
+    for content in (b"\xff" * 64, b"\x08\0\0\0\0\0\0\0notjson!", b""):
+        hub.repos[REPO].commits[fake_hub.COMMIT][name] = content
+        with pytest.raises(LocalqError) as caught:
+            made(tmp_path / "out")
+        assert caught.value.exit_code == ExitCode.BAD_FILE
+    assert whole_fetches(hub) == []
+
+
+KILLED = """
+import json, os, pathlib, random, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+import torch, huggingface_hub
+import test_vq_convert_hub as tests
+from vq2_conversions import converted
+torch.set_num_threads(1)
+folder, moments = pathlib.Path(sys.argv[3]), random.Random(12)
+converted(pathlib.Path(sys.argv[2]), folder / "first", **tests.SETTINGS)
+
+def child(out):
+    number = os.fork()
+    if number:
+        return number
+    try:
+        tests.made(out)
+    except BaseException:
+        import traceback
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+def ended(number):
+    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+
+begun = time.monotonic()
+assert ended(child(folder / "whole")) == 0
+whole = time.monotonic() - begun
+for number in range(int(sys.argv[4])):
+    out = folder / str(number)
+    running = child(out)
+    time.sleep(whole * moments.random())
+    os.kill(running, signal.SIGKILL)
+    first = ended(running)
+    second = ended(child(out)) if first else 0
+    print(json.dumps([first, second, tests.digests(out), tests._cache(out).exists()]), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_kills_at_random_moments_change_nothing(hub, llama, finished, tmp_path):
+    paths = os.pathsep.join(str(Path(__file__).parent / name) for name in ("", "support"))
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(llama), str(tmp_path), str(MOMENTS)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=280)
+    ended = [json.loads(line) for line in run.stdout.splitlines()]
+    assert len(ended) == MOMENTS
+    for first, second, found, left in ended:
+        assert first in (-9, 0)
+        assert (second, found, left) == (0, finished, False)
+    assert sum(each[0] == -9 for each in ended) >= MOMENTS // 2
+
+
+def test_the_verb_fetches_file_by_file_or_keeps_the_source(hub, tmp_path, capsys):
+    text = tmp_path / "text"
+    text.write_text("The way of a word through a model is long. " * 200)
+    common = ("quantize", REPO, "--format", "vq2", "--windows", "1", "--calibration", str(text), "--device", "cpu")
+    assert cli.execute([*common, "--out", str(tmp_path / "one")]) == 0
+    assert "fetched while it is quantized" in capsys.readouterr().err
+    assert hub_cache.find(REPO, "main") is None
+    assert cli.execute([*common, "--out", str(tmp_path / "two"), "--keep-source"]) == 0
+    assert hub_cache.find(REPO, "main") is not None
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")
+    before = len(hub.requests)
+    assert cli.execute([*common, "--out", str(tmp_path / "three")]) == 0  # it is here now
+    assert len(hub.requests) == before
+    assert hub_cache.find(REPO, "main") is not None
+
+
+def test_what_cannot_begin_leaves_nothing(hub, tmp_path, capsys):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("mine")
+    assert cli.execute(["quantize", REPO, "--format", "vq2", "--out", str(tmp_path / "full"), "--device", "cpu"]) == 2
+    assert not _cache(tmp_path / "full").exists()
