@@ -151,6 +151,14 @@ def test_a_hub_that_goes_away_and_comes_back(hub, finished, tmp_path, faults):
     assert made(tmp_path / "out") == finished
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"], ids=["tied and turned", "tied and not turned"])
+def test_a_head_that_is_the_embedding(hub, tmp_path, family):
+    source = make_checkpoint(tmp_path / "tied", family, shard_bytes=80_000, **{**SHAPE, "tie_word_embeddings": True})
+    hub.repos.clear()
+    hub.add(REPO, {path.name: path.read_bytes() for path in source.iterdir()})
+    assert made(tmp_path / "out") == digests(converted(source, tmp_path / "whole", **SETTINGS))
+
+
 def test_what_goes_on_reads_the_commit_that_it_began_with(hub, finished, tmp_path, monkeypatch):
     class Interrupted(Exception):
         pass
