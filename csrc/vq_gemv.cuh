@@ -9,6 +9,7 @@
 #include "gemv.cuh"
 #include "launch.h"
 #include "vq_gemv.h"
+#include "vq_machine.cuh"
 
 namespace localq::vq {
 
@@ -18,7 +19,7 @@ constexpr uint32_t kGroup = 32;        // positions of one load of a warp (kRows
 constexpr uint32_t kEntryBytes = 256;  // of a table: what one code stands for, at all positions
 constexpr uint32_t kTableBytes = 256 * kEntryBytes;
 constexpr uint32_t kReach = 32;  // columns that a window may reach behind its slice
-constexpr uint32_t kMostSlices = 8;
+constexpr uint32_t kMostSlices = 16, kMostOfCluster = 8;
 
 // Positions of a table for kRows rows of x: each takes 2 bytes a row.
 template <int kRows>
@@ -27,8 +28,17 @@ __host__ __device__ constexpr uint32_t positions_of_table() {
 }
 
 struct Book {
-  uint32_t stride, steps, positions, before;
+  uint32_t stride, shift, steps, positions, before;  // stride = 1 << shift
   uint32_t tile_bytes;
+};
+
+// `parts` shares of `all`, as equal as they can be; divided by the host.
+struct Shares {
+  uint32_t each, more;  // the first `more` of them have one more
+
+  __device__ __forceinline__ uint32_t begin(uint32_t part) const {
+    return each * part + min(part, more);
+  }
 };
 
 struct Segment {
@@ -47,10 +57,11 @@ struct Arguments {
   GemvExtras extras;
   uint32_t books, in, units, parts;
   uint32_t
-      run_end[kMaxSegments];  // units behind the matrices that share codebooks; with two parts only their number counts
+      run_end[kMaxSegments];  // units behind the matrices that share codebooks; with parts only their number counts
   uint32_t runs;
-  uint32_t slices, slice_units, unit_columns;  // columns are cut between units of columns
-  uint32_t tiles, x_stride, tables;            // of a block: most tiles, f16 of a row of x, tables in shared memory
+  uint32_t slices, slice_shift, slice_units, unit_columns;  // columns are cut between units of columns
+  Shares stripe_share, slice_share;                         // of units, and of slice_units
+  uint32_t tiles, steps, x_stride, tables;  // of a block: most tiles and steps, f16 of a row of x, tables at a time
   uint32_t y_width;
   int rows;
   bool scales_bf16, clusters;
@@ -60,9 +71,9 @@ struct Arguments {
 
 // What a block works on.
 struct Span {
-  uint32_t begin, count, tiles;       // units, and the tiles in them
-  uint32_t column, columns_end;       // its slice; the end may lie behind the matrix
-  uint32_t first_run, chunks, steps;  // chunks: tables of one run of matrices
+  uint32_t begin, count, tiles;      // units, and the tiles in them
+  uint32_t column, columns_end;      // its slice; the end may lie behind the matrix
+  uint32_t first_run, runs, chunks;  // chunks: tables of one run of matrices
 };
 
 struct Positions {
@@ -71,62 +82,31 @@ struct Positions {
 
 __device__ __forceinline__ Positions positions_of(const Arguments& p, const Span& span, uint32_t book) {
   const Book& b = p.book[book];
-  return {span.column / b.stride, min(span.columns_end / b.stride, b.positions)};
+  return {span.column >> b.shift, min(span.columns_end >> b.shift, b.positions)};
+}
+
+template <int kRows>
+__device__ __forceinline__ uint32_t tables_of(const Positions& at) {
+  return (at.end - at.begin + positions_of_table<kRows>() - 1) / positions_of_table<kRows>();
 }
 
 template <int kRows>
 __device__ __forceinline__ Span span_of(const Arguments& p) {
-  const uint32_t slice = blockIdx.x % p.slices, stripe = blockIdx.x / p.slices, stripes = gridDim.x / p.slices;
+  const uint32_t slice = blockIdx.x & (p.slices - 1), stripe = blockIdx.x >> p.slice_shift;
   Span span = {};
-  span.begin = uint64_t(p.units) * stripe / stripes;
-  span.count = uint32_t(uint64_t(p.units) * (stripe + 1) / stripes) - span.begin;
+  span.begin = p.stripe_share.begin(stripe);
+  span.count = p.stripe_share.begin(stripe + 1) - span.begin;
   span.tiles = span.count * p.parts;
-  span.column = p.slice_units * slice / p.slices * p.unit_columns;
-  span.columns_end = p.slice_units * (slice + 1) / p.slices * p.unit_columns;
-  for (uint32_t b = 0; b < p.books; ++b) {
-    const Positions at = positions_of(p, span, b);
-    span.chunks += (at.end - at.begin + positions_of_table<kRows>() - 1) / positions_of_table<kRows>();
-  }
-  uint32_t runs = p.runs;
-  if (p.parts == 1) {
+  span.column = p.slice_share.begin(slice) * p.unit_columns;
+  span.columns_end = p.slice_share.begin(slice + 1) * p.unit_columns;
+  for (uint32_t b = 0; b < p.books; ++b) span.chunks += tables_of<kRows>(positions_of(p, span, b));
+  span.runs = p.runs;
+  if (p.parts == 1 && p.runs > 1) {
     while (p.run_end[span.first_run] <= span.begin) ++span.first_run;
-    runs = 1;
-    while (p.run_end[span.first_run + runs - 1] < span.begin + span.count) ++runs;
+    span.runs = 1;
+    while (p.run_end[span.first_run + span.runs - 1] < span.begin + span.count) ++span.runs;
   }
-  span.steps = runs * span.chunks;
   return span;
-}
-
-// A table and the tiles that it is for.
-struct Step {
-  uint32_t book, position, end;  // positions position .. end - 1
-  uint32_t first, tiles;         // of the block's tiles
-};
-
-template <int kRows>
-__device__ __forceinline__ Step step_at(const Arguments& p, const Span& span, uint32_t index) {
-  Step step = {};
-  if (index >= span.steps) return step;
-  const uint32_t run = index / span.chunks;
-  uint32_t chunk = index % span.chunks;
-  Positions at = positions_of(p, span, 0);
-  const uint32_t of_first = (at.end - at.begin + positions_of_table<kRows>() - 1) / positions_of_table<kRows>();
-  if (chunk >= of_first) {
-    chunk -= of_first, step.book = 1;
-    at = positions_of(p, span, 1);
-  }
-  step.position = at.begin + chunk * positions_of_table<kRows>();
-  step.end = min(step.position + positions_of_table<kRows>(), at.end);
-  if (p.parts == 2) {
-    step.first = run * span.count;
-    step.tiles = p.runs == 1 ? span.tiles : span.count;
-    return step;
-  }
-  const uint32_t r = span.first_run + run, end = span.begin + span.count;
-  const uint32_t from = r == 0 ? span.begin : max(span.begin, p.run_end[r - 1]);
-  step.first = from - span.begin;
-  step.tiles = min(end, p.run_end[r]) - from;
-  return step;
 }
 
 // Tile `tile` of the block: its matrix and its number there.
@@ -141,43 +121,116 @@ __device__ __forceinline__ Place place_of(const Arguments& p, const Span& span, 
   return place;
 }
 
+// A table and the tiles that it is for.
+struct alignas(16) Step {
+  const uint4* fragments;                   // the codewords
+  uint32_t codeword_steps, stride, window;  // window: column of the slice where that of the first position begins
+  uint32_t position, most;                  // of a tile's codes: the first and the last
+  uint32_t first, tiles;                    // of the block's tiles; no tiles: all steps are done
+  uint32_t whole, run;                      // tiles that one warp takes each: behind them two share one (kRows = 1)
+  uint32_t codes;                           // where the tiles are in Shared::codes
+
+  __device__ __forceinline__ uint32_t positions() const {
+    return most + 1 - position;
+  }
+};
+
+// The tiles of run `run` of the span: those of matrices that share codebooks.
+__device__ __forceinline__ void take_tiles(const Arguments& p, const Span& span, uint32_t run, Step& step) {
+  if (p.parts == 2) {
+    step.first = run * span.count;
+    step.tiles = p.runs == 1 ? span.tiles : span.count;
+    return;
+  }
+  const uint32_t r = span.first_run + run, end = span.begin + span.count;
+  const uint32_t from = r == 0 ? span.begin : max(span.begin, p.run_end[r - 1]);
+  step.first = from - span.begin;
+  step.tiles = min(end, p.run_end[r]) - from;
+}
+
+// The last of so many tiles, where they would keep no more than half of the warps busy.
+__device__ __forceinline__ uint32_t shared_tiles(uint32_t tiles) {
+  const uint32_t last = tiles % kWarps;
+  return last <= kWarps / 2 ? last : 0;
+}
+
+// Step `index` of the block.
+template <int kRows>
+__device__ __forceinline__ Step step_at(const Arguments& p, const Span& span, uint32_t index) {
+  Step step = {};
+  const uint32_t run = index / span.chunks;
+  uint32_t chunk = index - run * span.chunks, book = 0;
+  if (run >= span.runs) return step;
+  take_tiles(p, span, run, step);
+  Positions at = positions_of(p, span, 0);
+  const uint32_t of_first = tables_of<kRows>(at);
+  if (chunk >= of_first) {
+    chunk -= of_first, book = 1;
+    at = positions_of(p, span, 1);
+  }
+  const uint32_t begin = at.begin + chunk * positions_of_table<kRows>();
+  const Book& b = p.book[book];
+  step.fragments = p.segment[place_of(p, span, step.first).segment].fragments[book];
+  step.codeword_steps = b.steps, step.stride = b.stride, step.window = begin * b.stride - span.column;
+  step.position = b.before + begin, step.most = b.before + min(begin + positions_of_table<kRows>(), at.end) - 1;
+  step.codes = book * p.tiles + step.first, step.run = run;
+  const bool full = step.positions() == positions_of_table<kRows>();
+  step.whole = step.tiles - (kRows == 1 && full ? shared_tiles(step.tiles) : 0);
+  return step;
+}
+
 // Shared memory of a block.
 //   tables   [p.tables][256 codes][256 bytes]
+//   steps    [p.steps], the last without tiles
 //   codes    where the codes of a tile begin [book][tile]
 //   x        f16 [kRows][p.x_stride]: the slice, times a power of two for each row
 //   back     f32 [kRows]: one over that power;   largest u32 [kRows];   scratch f32 [kWarps]
-//   sums     f32 [halves of a table][tile][row of the tile][row of x]
+//   rest     f32 [run][tile behind the whole ones][row]: what the second warp of two finds
+//   sums     f32 [tile][row of the tile][row of x];   joined: the block's share of the results of all slices
 struct Shared {
   uint8_t* tables;
+  Step* steps;
   const uint8_t** codes;
   __half* x;
   float* back;
   uint32_t* largest;
-  float* scratch;
-  float* sums;
+  float *scratch, *rest;
+  float *sums, *joined;
 };
 
+constexpr uint32_t kRest = kWarps / 2 * kTile;  // of a run
+
 template <int kRows>
-__host__ __device__ constexpr uint32_t halves() {
-  return kRows == 1 ? 2 : 1;
+__host__ __device__ constexpr uint32_t rest_of_block() {
+  return kRows == 1 ? kMaxSegments * kRest : 0;
+}
+
+// Results that each of `slices` blocks joins, at most: those of two parts are cut each for itself.
+__host__ __device__ inline uint32_t joined_by_block(uint32_t results, uint32_t slices) {
+  return slices == 1 ? 0 : results / slices + 2;
 }
 
 template <int kRows>
-__host__ __device__ inline uint32_t shared_bytes(uint32_t tables, uint32_t x_stride, uint32_t tiles) {
-  return tables * kTableBytes + kRows * x_stride * 2 + 4 * (2 * kRows + kWarps) +
-         tiles * (8 * kMaxBooks + 4 * halves<kRows>() * kTile * kRows);
+__host__ __device__ inline uint32_t shared_bytes(uint32_t tables, uint32_t steps, uint32_t x_stride, uint32_t tiles,
+                                                 uint32_t slices) {
+  const uint32_t results = tiles * kTile * kRows;
+  return tables * kTableBytes + steps * uint32_t(sizeof(Step)) + kRows * x_stride * 2 + tiles * 8 * kMaxBooks +
+         4 * (2 * kRows + kWarps + rest_of_block<kRows>() + results + joined_by_block(results, slices));
 }
 
 template <int kRows>
 __device__ __forceinline__ Shared carve(uint8_t* memory, const Arguments& p) {
   Shared s;
   s.tables = memory;
-  s.x = reinterpret_cast<__half*>(memory + p.tables * kTableBytes);
+  s.steps = reinterpret_cast<Step*>(memory + p.tables * kTableBytes);
+  s.x = reinterpret_cast<__half*>(s.steps + p.steps);
   s.codes = reinterpret_cast<const uint8_t**>(s.x + kRows * p.x_stride);
   s.back = reinterpret_cast<float*>(s.codes + kMaxBooks * p.tiles);
   s.largest = reinterpret_cast<uint32_t*>(s.back + kRows);
   s.scratch = reinterpret_cast<float*>(s.largest + kRows);
-  s.sums = s.scratch + kWarps;
+  s.rest = s.scratch + kWarps;
+  s.sums = s.rest + rest_of_block<kRows>();
+  s.joined = s.sums + p.tiles * kTile * kRows;
   return s;
 }
 

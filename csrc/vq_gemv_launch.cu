@@ -8,10 +8,15 @@ namespace localq {
 namespace vq {
 namespace {
 
-// What a launch is estimated to cost, in cycles of a multiprocessor's load/store unit: README.md has the counts.
-constexpr double kCodesPerCycle = 32;  // looked up, a word each; loading the codes is a quarter of a word
-constexpr double kTableCycles = 800;   // a table made
-constexpr double kClusterCycles = 1500, kGlobalCycles = 4000;  // sums of slices joined
+// What a launch is estimated to cost, in cycles of a multiprocessor, as an H200 took them (README.md).
+template <int kRows>
+constexpr double kRoundCycles = kRows == 1   ? 13
+                                : kRows == 2 ? 14
+                                : kRows == 4 ? 28
+                                             : 64;             // every warp an item, a position
+constexpr double kTableCycles = 1900;                          // a table made
+constexpr double kClusterCycles = 3500, kGlobalCycles = 6000;  // sums of slices joined: where they are few,
+constexpr double kGatherCycles = 0.3;                          // and for each that is read from global memory
 
 uint32_t ceil_div(uint32_t a, uint32_t b) {
   return (a + b - 1) / b;
@@ -29,7 +34,7 @@ uint32_t stripes_held(uint32_t slices, bool clusters, uint32_t shared, int devic
 }
 
 struct Cut {
-  uint32_t stripes = 0, tables = 0, x_stride = 0, tiles = 0, shared = 0;
+  uint32_t stripes = 0, tables = 0, x_stride = 0, tiles = 0, steps = 0, shared = 0;
   double cycles = 0;
 };
 
@@ -39,14 +44,19 @@ Cut cut_of(const Arguments& p, uint32_t slices, bool clusters, const VqWorkspace
   const DeviceFacts& facts = device_facts(device, kOp);
   const uint32_t budget = facts.shared_bytes_per_block, alone = budget / 2 + 1024;  // two of these do not fit
   const uint32_t columns = ceil_div(p.slice_units, slices) * p.unit_columns;
+  uint32_t words = 0, made = 0;  // words: positions of all tables, of so many words of 4 bytes
+  for (uint32_t b = 0; b < p.books; ++b) {
+    words += columns >> p.book[b].shift;
+    made += ceil_div(columns >> p.book[b].shift, positions_of_table<kRows>());
+  }
   Cut cut;
-  cut.x_stride = columns + kReach;
-  const uint32_t least = shared_bytes<kRows>(1, cut.x_stride, p.parts),
-                 most_units =
-                     least > budget
-                         ? 0
-                         : (budget - least) / (shared_bytes<kRows>(1, 0, p.parts) - shared_bytes<kRows>(1, 0, 0)) + 1;
-  if (most_units == 0) return cut;
+  cut.x_stride = columns + kReach, cut.steps = made * p.runs + 1;
+  const auto shared = [&](uint32_t tables, uint32_t tiles) {
+    return shared_bytes<kRows>(tables, cut.steps, cut.x_stride, tiles, slices);
+  };
+  const uint32_t least = shared(1, p.parts);
+  if (least > budget) return cut;
+  const uint32_t most_units = (budget - least) / (least - shared(1, 0)) + 1;
   const uint32_t held = stripes_held<kRows>(slices, clusters, alone, device);
   const uint32_t waves = ceil_div(p.units, held * most_units);
   cut.stripes = std::min(p.units, held * waves);
@@ -55,26 +65,23 @@ Cut cut_of(const Arguments& p, uint32_t slices, bool clusters, const VqWorkspace
     const int64_t floats = int64_t(cut.stripes) * slices * cut.tiles * kTile * kRows;
     if (floats > workspace.floats || cut.stripes > workspace.stripes) return Cut{};
   }
-  double codes = 0, made = 0;
-  for (uint32_t b = 0; b < p.books; ++b) {
-    codes += columns / p.book[b].stride;
-    made += ceil_div(columns / p.book[b].stride, positions_of_table<kRows>());
-  }
-  cut.tables = made * p.runs > 1 && shared_bytes<kRows>(2, cut.x_stride, cut.tiles) <= budget ? 2 : 1;
-  cut.shared = std::max(alone, shared_bytes<kRows>(cut.tables, cut.x_stride, cut.tiles));
-  const double words = (kRows <= 2 ? 1 : kRows / 2) + 0.25;
-  cut.cycles =
-      waves * (codes * cut.tiles * kTile * words / kCodesPerCycle + made * (p.parts == 2 ? p.runs : 1) * kTableCycles);
-  if (slices > 1) cut.cycles += clusters ? kClusterCycles : kGlobalCycles;
+  cut.tables = cut.steps > 2 && shared(2, cut.tiles) <= budget ? 2 : 1;
+  cut.shared = std::max(alone, shared(cut.tables, cut.tiles));
+  const uint32_t at_once = kRows == 1 ? kWarps / 2 : kRows == 8 ? 2 * kWarps : kWarps;
+  const double rounds = double(ceil_div(cut.tiles, at_once) * at_once) / (at_once > kWarps ? at_once : kWarps),
+               runs = p.parts == 2 ? p.runs : 1;
+  cut.cycles = waves * (rounds * words * kRoundCycles<kRows> + made * runs * kTableCycles);
+  if (slices > 1 && clusters) cut.cycles += kClusterCycles;
+  if (slices > 1 && !clusters) cut.cycles += kGlobalCycles + kGatherCycles * cut.tiles * kTile * kRows * slices;
   return cut;
 }
 
-// The cheapest of 1, 2, 4 and 8 slices; none where nothing fits.
+// The cheapest of 1, 2, 4, 8 and 16 slices; none where nothing fits.
 template <int kRows>
 Cut best_cut(Arguments& p, const VqWorkspace& workspace, int device) {
   Cut best;
   for (uint32_t slices = 1; slices <= std::min(kMostSlices, p.slice_units); slices *= 2) {
-    const bool clusters = slices > 1 && device_facts(device, kOp).clusters;
+    const bool clusters = slices > 1 && slices <= kMostOfCluster && device_facts(device, kOp).clusters;
     const Cut cut = cut_of<kRows>(p, slices, clusters, workspace, device);
     if (cut.stripes == 0 || (best.stripes != 0 && cut.cycles >= best.cycles)) continue;
     best = cut;
@@ -89,7 +96,10 @@ int launch_rows(Arguments p, const VqWorkspace& workspace, const T* x, void* y, 
                 cudaStream_t stream) {
   const Cut cut = best_cut<kRows>(p, workspace, device);
   if (cut.stripes == 0) return 0;
-  p.tiles = cut.tiles, p.x_stride = cut.x_stride, p.tables = cut.tables;
+  p.tiles = cut.tiles, p.steps = cut.steps, p.x_stride = cut.x_stride, p.tables = cut.tables;
+  while (1u << p.slice_shift < p.slices) ++p.slice_shift;
+  p.stripe_share = {p.units / cut.stripes, p.units % cut.stripes};
+  p.slice_share = {p.slice_units / p.slices, p.slice_units % p.slices};
   p.partials = workspace.partials, p.arrived = workspace.arrived;
   p.rows = std::min(kRows, rows - row);
   const uint64_t skipped = uint64_t(row) * p.y_width;
@@ -152,8 +162,11 @@ void add_books(Arguments& p, const VqMatrix& w) {
   uint32_t widest = 0;
   for (int b = 0; b < w.books; ++b) {
     const VqBook& book = w.book[b];
-    p.book[b] = {uint32_t(book.stride), uint32_t(book.steps), uint32_t(w.in / book.stride), uint32_t(book.before),
-                 uint32_t(book.tile_positions) * kTile};
+    uint32_t shift = 1;
+    while (1u << shift < book.stride) ++shift;
+    p.book[b] = {uint32_t(book.stride), shift,
+                 uint32_t(book.steps),  uint32_t(w.in / book.stride),
+                 uint32_t(book.before), uint32_t(book.tile_positions) * kTile};
     widest = std::max(widest, p.book[b].stride);
   }
   p.unit_columns = kGroup * widest;

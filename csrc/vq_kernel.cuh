@@ -12,37 +12,33 @@ __global__ void __launch_bounds__(kThreads, 1)
     vq_gemv_kernel(const __grid_constant__ Arguments p, const T* x, void* y) {
   const Shared s = carve<kRows>(shared_memory(), p);
   const Span span = span_of<kRows>(p);
-  Step step = step_at<kRows>(p, span, 0);
-  for (uint32_t i = threadIdx.x; i < halves<kRows>() * p.tiles * kTile * kRows; i += kThreads) s.sums[i] = 0.f;
-  if (threadIdx.x < kRows) s.largest[threadIdx.x] = 0;
-  fill_codes(p, span, s);
+  fill<kRows>(p, span, s);
   __syncthreads();
-  Ring<kRows> ring;
-  fill<kRows>(ring, p, s, step);
+  Codes<kRows> codes;
+  load_item<kRows>(codes, s, s.steps[0], warp_number());
+  Codewords codewords = load_codewords<kRows>(s.steps[0]);
   release_dependents();
   dependency_wait();
   stage<T, kRows>(p, span, s, x);
   __syncthreads();
-  build<kRows>(p, span, s, step, 0);
-  __syncthreads();
-  const bool two = p.tables == 2, early = two && warp_number() % 2 == 0;
+  const Selectors<kRows> select;
+  const bool two = p.tables == 2;
+  float weight = 0.f;
 #pragma unroll 1
-  for (uint32_t index = 0; index < span.steps; ++index) {
-    const Step next = step_at<kRows>(p, span, index + 1);
-    const uint32_t number = two ? index % 2 : 0, other = two ? 1 - number : 0;
-#pragma unroll 1
-    for (int turn = 0; turn < 2; ++turn) {
-      if (early != (turn == 0)) {
-        add_step<kRows>(p, s, number, step, next, ring);
-      } else if (next.tiles != 0) {
-        build<kRows>(p, span, s, next, other);
-      }
+  for (uint32_t index = 0, number = 0;; ++index, number ^= two) {  // makes table `index`, looks up in the one before
+    const Step& next = s.steps[index];
+    if (index > 0) {
+      if (next.tiles == 0) weight = weight_of<kRows>(p, span, share_of<kRows>(p, span), threadIdx.x);
+      add_step<kRows>(s, number ^ two, s.steps[index - 1], next, select, codes);
+      if (next.tiles == 0) break;
+      codewords = load_codewords<kRows>(next);
       if (!two) __syncthreads();
     }
-    if (two) __syncthreads();
-    step = next;
+    build<kRows>(p, s, next, number, codewords);
+    __syncthreads();
   }
-  join<T, kRows>(p, span, s, y);
+  __syncthreads();
+  join<T, kRows>(p, span, s, weight, y);
 }
 
 }  // namespace localq::vq

@@ -15,73 +15,68 @@
 
 namespace localq::vq {
 
-// Loads of codes in an item, and tiles.
+// Loads of codes in an item: kGroup positions each, together a table's.
 template <int kRows>
-__host__ __device__ constexpr int loads_of_item() {
-  return kRows <= 2 ? 2 : 1;
-}
-template <int kRows>
-__host__ __device__ constexpr uint32_t tiles_of_item() {
-  return kRows == 8 ? 2 : 1;
+__host__ __device__ constexpr uint32_t loads_of_item() {
+  return kRows == 1 ? 4 : kRows == 2 ? 2 : 1;
 }
 
-// The work of a step in items: what one warp does at a time, a tile and the positions of its loads.
-struct Work {
-  uint32_t items, split;          // split: 1 where an item has half of the words of a table, else 0
-  uint32_t groups;                // of kGroup positions; the last may be short
-  uint32_t first, last;           // of the block's tiles
-  uint32_t book, position, most;  // what lies before the table's codes in a tile, and before the last of the book's
-};
-
-template <int kRows>
-__device__ __forceinline__ Work work_of(const Arguments& p, const Step& step) {
-  Work work = {};
-  work.groups = (step.end - step.position + kGroup - 1) / kGroup;
-  work.split = kRows == 1 && work.groups > 2;
-  work.items = kRows == 8 ? (step.tiles + 1) / 2 : step.tiles << work.split;
-  work.first = step.first, work.last = step.first + step.tiles - 1;
-  work.book = step.book * p.tiles;
-  work.position = p.book[step.book].before + step.position;
-  work.most = p.book[step.book].before + step.end - 1;
-  return work;
-}
-
-// Item `index`: the lane's tile, its half of the words, and how many loads have positions.
+// What one warp does at a time: a tile (with 8 rows of x two) and all positions of the table; or, with one row, where
+// the tiles that are left would keep no more than half of the warps busy, one half of the positions (`half`).
 struct Item {
-  uint32_t tile, half, loads;
+  uint32_t tile, half, groups;  // the lane's tile, counted from the step's first; groups of kGroup positions
+  bool some;                    // there is such an item
 };
 
 template <int kRows>
-__device__ __forceinline__ Item item_at(const Work& work, uint32_t index) {
-  if (kRows == 8) return {work.first + 2 * index + threadIdx.x % 32 / 16, 0, 1};
-  const uint32_t half = index & work.split;
-  return {work.first + (index >> work.split), half, work.groups - 2 * half};
+__device__ __forceinline__ Item item_at(const Step& step, uint32_t index) {
+  const uint32_t groups = (step.positions() + kGroup - 1) / kGroup;
+  if (kRows == 8) return {2 * index + threadIdx.x % 32 / 16, 0, groups, 2 * index < step.tiles};
+  if (kRows != 1 || index < step.whole) return {index, 0, groups, index < step.tiles};
+  const uint32_t rest = index - step.whole;
+  return {step.whole + rest / 2, rest % 2, loads_of_item<1>() / 2, rest < 2 * (step.tiles - step.whole)};
 }
+
+// The codes of an item.
+template <int kRows>
+struct Codes {
+  uint4 load[loads_of_item<kRows>()];
+};
 
 // The lane's codes of an item, if it is one. Lanes without a position have those of the last one: every entry of a
 // position that is not there is zero. Lanes without a tile have those of the last one too; nobody takes their sums.
 template <int kRows>
-__device__ __forceinline__ void load_item(uint4 (&codes)[loads_of_item<kRows>()], const Shared& s, const Work& work,
-                                          uint32_t index) {
-  if (index >= work.items) return;
-  const Item item = item_at<kRows>(work, index);
-  const uint8_t* const tile = s.codes[work.book + min(item.tile, work.last)];
-  const uint32_t first = work.position + 64 * item.half + threadIdx.x % (kRows == 8 ? 16 : 32);
+__device__ __forceinline__ void load_item(Codes<kRows>& codes, const Shared& s, const Step& step, uint32_t index) {
+  constexpr uint32_t kLoads = loads_of_item<kRows>();
+  const Item item = item_at<kRows>(step, index);
+  if (!item.some) return;
+  const uint8_t* const tile = s.codes[step.codes + min(item.tile, step.tiles - 1)];
+  const uint32_t first = step.position + 2 * kGroup * item.half + threadIdx.x % (kRows == 8 ? 16 : 32);
+  if (kLoads > 1 && item.groups == kLoads && step.positions() % kGroup == 0) {
 #pragma unroll
-  for (uint32_t i = 0; i < loads_of_item<kRows>(); ++i) {
-    if (i != 0 && i >= item.loads) continue;
-    codes[i] = __ldcs(reinterpret_cast<const uint4*>(tile) + min(first + kGroup * i, work.most));
+    for (uint32_t i = 0; i < kLoads; ++i) codes.load[i] = load_codes(tile + 16 * first + 16 * kGroup * i);
+    return;
+  }
+#pragma unroll
+  for (uint32_t i = 0; i < kLoads; ++i) {
+    if (i < item.groups) codes.load[i] = load_codes(tile + 16 * min(first + kGroup * i, step.most));
   }
 }
 
-// Where the codes of the block's tiles begin; all threads.
-__device__ __forceinline__ void fill_codes(const Arguments& p, const Span& span, const Shared& s) {
-  for (uint32_t i = threadIdx.x; i < p.books * span.tiles; i += kThreads) {
-    const uint32_t book = i / span.tiles, tile = i % span.tiles;
+// Steps, and where the codes of the block's tiles begin. All threads; then synchronise.
+template <int kRows>
+__device__ __forceinline__ void fill(const Arguments& p, const Span& span, const Shared& s) {
+  for (uint32_t i = kThreads - 1 - threadIdx.x; i < p.steps; i += kThreads) s.steps[i] = step_at<kRows>(p, span, i);
+  for (uint32_t tile = threadIdx.x; tile < span.tiles; tile += kThreads) {
     const Place place = place_of(p, span, tile);
-    s.codes[book * p.tiles + tile] =
-        p.segment[place.segment].codes[book] + uint64_t(place.tile) * p.book[book].tile_bytes;
+    for (uint32_t book = 0; book < p.books; ++book) {
+      s.codes[book * p.tiles + tile] =
+          p.segment[place.segment].codes[book] + uint64_t(place.tile) * p.book[book].tile_bytes;
+    }
   }
+  for (uint32_t i = threadIdx.x; i < span.tiles * kTile * kRows; i += kThreads) s.sums[i] = 0.f;
+  for (uint32_t i = threadIdx.x; i < rest_of_block<kRows>(); i += kThreads) s.rest[i] = 0.f;
+  if (threadIdx.x < kRows) s.largest[threadIdx.x] = 0;
 }
 
 // What a looked-up entry has: registers of operand A.
@@ -90,16 +85,17 @@ struct Entry {
   uint32_t word[kRows <= 2 ? 1 : kRows / 2];
 };
 
-// Byte k of `codes` looked up. Of `column` byte 0 is that of the lane's entry in a row of the table, bytes 2 and 3 are
-// 65,536 times the number of the table: so one PRMT makes all of an address but `tables`, which is a part of the load.
-template <int kRows, int kSkipped>
+// Byte k of `codes` looked up, kOffset bytes into its row. Of `column` byte 0 is that of the lane's entry in a row of
+// the table, bytes 2 and 3 are 65,536 times the number of the table: so one PRMT makes all of an address but `tables`,
+// which is a part of the load.
+template <int kRows, int kOffset>
 __device__ __forceinline__ Entry<kRows> look_up(uint32_t tables, uint32_t column, uint32_t codes, int k) {
   const uint32_t at = tables + __byte_perm(codes, column, 0x7604u | (uint32_t(k) << 4));
   Entry<kRows> entry;
   if constexpr (kRows == 1) {
-    load_half<2 * kSkipped>(entry.word, at);
+    load_half<kOffset>(entry.word, at);
   } else {
-    load_words<128 * kSkipped>(entry.word, at);
+    load_words<kOffset>(entry.word, at);
   }
   return entry;
 }
@@ -125,7 +121,7 @@ struct Selectors {
 
 // Adds what 16 codes of the lane stand for. Accumulator d has rows 16 / kRows * d .. of the tile, half of them in its
 // two upper registers.
-template <int kRows, int kSkipped>
+template <int kRows, int kOffset>
 __device__ __forceinline__ void add_codes(float (&sum)[kRows][4], uint32_t tables, uint32_t column, uint4 codes,
                                           const Selectors<kRows>& select) {
   constexpr int kEach = 8 / kRows;  // rows of W of half an accumulator
@@ -140,7 +136,7 @@ __device__ __forceinline__ void add_codes(float (&sum)[kRows][4], uint32_t table
 #pragma unroll
         for (int i = 0; i < 4; ++i) {  // upper half in registers 1 and 3, the second row in 2 and 3
           const int byte = 2 * kEach * d + i % 2 * kEach + j + i / 2;
-          a[i] = look_up<kRows, kSkipped>(tables, column, word[byte / 4], byte % 4).word[0];
+          a[i] = look_up<kRows, kOffset>(tables, column, word[byte / 4], byte % 4).word[0];
         }
         mma(sum[d], a, select.word[j], select.word[j + 1], __half{});
       }
@@ -187,67 +183,76 @@ __device__ __forceinline__ uint32_t place_of_sum(uint32_t d) {
   return (2 * d + upper) * 8 + 2 * t + odd;
 }
 
-// One item: its codes looked up in table `number` and added to the block's sums. No other warp has this tile and half
-// in this step.
+// Load i of an item: bytes into a row of the table.
 template <int kRows>
-__device__ __forceinline__ void add_item(const Arguments& p, const Shared& s, uint32_t number, const Work& work,
-                                         const Item& item, const uint4 (&codes)[loads_of_item<kRows>()],
-                                         const Selectors<kRows>& select) {
-  const uint32_t lane = threadIdx.x % 32, tables = shared_address(s.tables);
-  const uint32_t byte = kRows <= 2 ? 4 * lane + 128 * item.half : kRows == 4 ? 8 * lane : 16 * (lane % 16);
-  const uint32_t column = number << 16 | byte;
-  float sum[kRows][4] = {};
-  add_codes<kRows, 0>(sum, tables, column, codes[0], select);
-  if constexpr (kRows <= 2) {
-    if (item.loads > 1) add_codes<kRows, 1>(sum, tables, column, codes[1], select);
+__host__ __device__ constexpr int offset_of_load(int i) {
+  return kRows == 1 ? i / 2 * 128 + i % 2 * 2 : 128 * i;
+}
+
+// All codes of an item looked up and added. One row of x has two sums that take turns, so that products do not wait
+// for each other.
+template <int kRows>
+__device__ __forceinline__ void add_loads(float (&sum)[kRows][4], uint32_t tables, uint32_t column, uint32_t groups,
+                                          const Codes<kRows>& codes, const Selectors<kRows>& select) {
+  add_codes<kRows, 0>(sum, tables, column, codes.load[0], select);
+  if constexpr (kRows == 1) {
+    float other[1][4] = {};
+    if (groups == loads_of_item<1>()) {
+      add_codes<1, offset_of_load<1>(1)>(other, tables, column, codes.load[1], select);
+      add_codes<1, offset_of_load<1>(2)>(sum, tables, column, codes.load[2], select);
+      add_codes<1, offset_of_load<1>(3)>(other, tables, column, codes.load[3], select);
+    } else {
+      if (groups > 1) add_codes<1, offset_of_load<1>(1)>(other, tables, column, codes.load[1], select);
+      if (groups > 2) add_codes<1, offset_of_load<1>(2)>(sum, tables, column, codes.load[2], select);
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) sum[0][k] += other[0][k];
+  } else if constexpr (kRows == 2) {
+    if (groups > 1) add_codes<2, offset_of_load<2>(1)>(sum, tables, column, codes.load[1], select);
   }
-  float* const sums = s.sums + (item.half * p.tiles + item.tile) * (kTile * kRows);
-  const bool mine = kRows == 8 ? item.tile <= work.last : lane / 4 % 2 == 0;
+}
+
+// One item: its codes looked up in the table at `table` behind `tables` and added to the sums of the lane's tile, if
+// that is one (`mine`). No other warp has it in this step. `back` is s.back of the row of x that place_of_sum() says.
+template <int kRows>
+__device__ __forceinline__ void add_item(float* sums, uint32_t tables, uint32_t table, bool mine, uint32_t groups,
+                                         const Codes<kRows>& codes, const Selectors<kRows>& select, float back) {
+  const uint32_t lane = threadIdx.x % 32;
+  const uint32_t byte = kRows <= 2 ? 4 * lane : kRows == 4 ? 8 * lane : 16 * (lane % 16);
+  float sum[kRows][4] = {};
+  add_loads<kRows>(sum, tables, table + byte, groups, codes, select);
 #pragma unroll
   for (int d = 0; d < kRows; ++d) {
     const float part = folded<kRows>(sum[d]);
-    if (mine) sums[place_of_sum<kRows>(d)] += part;
+    if (mine) sums[place_of_sum<kRows>(d)] += part * back;
   }
 }
 
-// The codes of the warp's next two items; they take turns.
+// All items of the warp in `step`, whose table is number `number`. `codes` has the first of them, and is left with the
+// first of `next`. The codes of the next item are asked for before those of one are looked up, and taken over after:
+// ptxas waits for all loads of codes together, so none may have been asked for late.
 template <int kRows>
-struct Ring {
-  uint4 codes[2][loads_of_item<kRows>()];
-};
-
-// The first items of a step.
-template <int kRows>
-__device__ __forceinline__ void fill(Ring<kRows>& ring, const Arguments& p, const Shared& s, const Step& step) {
-  const Work work = work_of<kRows>(p, step);
-#pragma unroll
-  for (int k = 0; k < 2; ++k) load_item<kRows>(ring.codes[k], s, work, warp_number() + k * kWarps);
-}
-
-// All items of the warp in `step`, whose table is number `number`. The ring holds the first two, and is left with the
-// first two of `next`.
-template <int kRows>
-__device__ __forceinline__ void add_step(const Arguments& p, const Shared& s, uint32_t number, const Step& step,
-                                         const Step& next, Ring<kRows>& ring) {
-  const Selectors<kRows> select;
-  const uint32_t warp = warp_number();
-  const Work work = work_of<kRows>(p, step), after = work_of<kRows>(p, next);
+__device__ __forceinline__ void add_step(const Shared& s, uint32_t number, const Step step, const Step& next,
+                                         const Selectors<kRows>& select, Codes<kRows>& codes) {
+  const uint32_t warp = warp_number(), tables = shared_address(s.tables);
+  const float back = s.back[place_of_sum<kRows>(0) % kRows];
+  float* const sums = s.sums + step.first * (kTile * kRows);
+  float* const rest = s.rest + step.run * kRest;
+  Item item = item_at<kRows>(step, warp);
+  if (!item.some) load_item<kRows>(codes, s, next, warp);
 #pragma unroll 1
-  for (uint32_t begin = 0; begin < work.items; begin += 2 * kWarps) {
-#pragma unroll
-    for (uint32_t k = 0; k < 2; ++k) {
-      const uint32_t now = begin + k * kWarps + warp;
-      if (now < work.items) {
-        add_item<kRows>(p, s, number, work, item_at<kRows>(work, now), ring.codes[k], select);
-      } else if (begin != 0) {
-        continue;  // its place in the ring has what comes next already
-      }
-      if (now + 2 * kWarps < work.items) {
-        load_item<kRows>(ring.codes[k], s, work, now + 2 * kWarps);
-      } else {
-        load_item<kRows>(ring.codes[k], s, after, warp + k * kWarps);
-      }
+  for (uint32_t now = warp; item.some;) {
+    Codes<kRows> following;
+    const Item after = item_at<kRows>(step, now += kWarps);
+    if (after.some) {
+      load_item<kRows>(following, s, step, now);
+    } else {
+      load_item<kRows>(following, s, next, warp);
     }
+    const bool mine = kRows == 8 ? item.tile < step.tiles : threadIdx.x % 32 / 4 % 2 == 0;
+    float* const to = item.half != 0 ? rest + (item.tile - step.whole) * kTile : sums + item.tile * (kTile * kRows);
+    add_item<kRows>(to, tables, number << 16 | 128 * item.half, mine, item.groups, codes, select, back);
+    codes = following, item = after;
   }
 }
 

@@ -47,15 +47,42 @@ __device__ __forceinline__ void load_words(uint32_t (&to)[4], uint32_t address) 
                : "r"(address), "n"(kOffset));
 }
 
+// 16 bytes of codes, which are read once: kept out of L1. volatile, as above.
+__device__ __forceinline__ uint4 load_codes(const uint8_t* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(from));
+  return v;
+}
+
+// 16 bytes of codewords, which L1 keeps. volatile: loaded where it is written, not kept in registers until then.
+__device__ __forceinline__ uint4 load_fragment(const uint4* from) {
+  uint4 v;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
+  return v;
+}
+
 // 16 bytes to shared memory.
 __device__ __forceinline__ void store_words(uint8_t* to, uint4 words) {
   *reinterpret_cast<uint4*>(to) = words;
 }
 
-// All threads of the cluster.
-__device__ __forceinline__ void cluster_meet() {
+// All threads of the cluster meet: between the two, a thread may do what the others need not wait for.
+__device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+// The same after the last look at what others have: says nothing of what the thread wrote.
+__device__ __forceinline__ void cluster_leave() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
 #endif
 }
 

@@ -62,41 +62,41 @@ __device__ __forceinline__ float inverse_rms_of(const Arguments& p, const Shared
   return rsqrtf(block_sum(squares, s.scratch) / p.in + p.extras.eps);
 }
 
-// The slice of x to shared memory, as f16 with a power of two for each row. s.largest is zero. All threads; then
-// synchronise.
+// The slice of x to shared memory, as f16 with a power of two for each row. s.largest is zero. All threads, some warps
+// for each row; then synchronise.
 template <typename T, int kRows>
 __device__ __forceinline__ void stage(const Arguments& p, const Span& span, const Shared& s, const T* x) {
+  constexpr uint32_t kRowThreads = kThreads / kRows;
+  constexpr int kUnroll = kRows == 1 ? 1 : 2;
   const float inverse_rms = p.extras.norm == NormKind::kNone ? 0.f : inverse_rms_of(p, s, x);
-  const uint32_t words = p.x_stride / 8;
-#pragma unroll 1
-  for (int row = 0; row < kRows; ++row) {
-    uint32_t largest = 0;
-    for (uint32_t i = threadIdx.x; i < words; i += kThreads) {
-      Eight<T> eight = {};
-      if (row < p.rows) eight = load_x(p, x + uint64_t(row) * p.in, span.column + 8 * i, inverse_rms);
-      reinterpret_cast<Eight<T>*>(s.x + row * p.x_stride)[i] = eight;
+  const uint32_t row = threadIdx.x / kRowThreads, words = p.x_stride / 8;
+  auto* const to = s.x + row * p.x_stride;
+  uint32_t largest = 0;
+#pragma unroll kUnroll
+  for (uint32_t i = threadIdx.x % kRowThreads; i < words; i += kRowThreads) {
+    Eight<T> eight = {};
+    if (row < uint32_t(p.rows)) eight = load_x(p, x + uint64_t(row) * p.in, span.column + 8 * i, inverse_rms);
+    reinterpret_cast<Eight<T>*>(to)[i] = eight;
 #pragma unroll
-      for (int k = 0; k < 8; ++k) {
-        largest = max(largest, uint32_t(reinterpret_cast<const uint16_t&>(eight.value[k]) & 0x7fffu));
-      }
+    for (int k = 0; k < 8; ++k) {
+      largest = max(largest, uint32_t(reinterpret_cast<const uint16_t&>(eight.value[k]) & 0x7fffu));
     }
-    largest = __reduce_max_sync(~0u, largest);
-    if (threadIdx.x % 32 == 0) atomicMax(&s.largest[row], largest);  // the same whatever the order
   }
+  largest = __reduce_max_sync(~0u, largest);
+  if (threadIdx.x % 32 == 0) atomicMax(&s.largest[row], largest);  // the same whatever the order
   __syncthreads();
+  largest = s.largest[row];
+  const bool finite = is_finite(largest, T{});
+  const int up = min(14 - exponent_of(largest, T{}), 126);
+  const float factor = __int_as_float((127 + up) << 23);
+  if (threadIdx.x % kRowThreads == 0) s.back[row] = __int_as_float(finite ? (127 - up) << 23 : 0x7fffffff);
 #pragma unroll 1
-  for (int row = 0; row < kRows; ++row) {
-    const bool finite = is_finite(s.largest[row], T{});
-    const int up = min(14 - exponent_of(s.largest[row], T{}), 126);
-    const float factor = __int_as_float((127 + up) << 23);
-    if (threadIdx.x == 0) s.back[row] = __int_as_float(finite ? (127 - up) << 23 : 0x7fffffff);
-    for (uint32_t i = threadIdx.x; i < words; i += kThreads) {  // each thread what it wrote itself
-      Eight<T> eight = reinterpret_cast<const Eight<T>*>(s.x + row * p.x_stride)[i];
-      Eight<__half> out;
+  for (uint32_t i = threadIdx.x % kRowThreads; i < words; i += kRowThreads) {  // each thread what it wrote itself
+    const Eight<T> eight = reinterpret_cast<const Eight<T>*>(to)[i];
+    Eight<__half> out;
 #pragma unroll
-      for (int k = 0; k < 8; ++k) out.value[k] = __float2half_rn(finite ? to_float(eight.value[k]) * factor : 0.f);
-      reinterpret_cast<Eight<__half>*>(s.x + row * p.x_stride)[i] = out;
-    }
+    for (int k = 0; k < 8; ++k) out.value[k] = __float2half_rn(finite ? to_float(eight.value[k]) * factor : 0.f);
+    reinterpret_cast<Eight<__half>*>(to)[i] = out;
   }
 }
 
@@ -106,10 +106,10 @@ struct Windows {
   uint32_t stride, x_stride, lane;
   bool high;  // the high halves of the words are positions of the table (kRows = 1)
 
-  __device__ __forceinline__ Windows(const Arguments& p, const Span& span, const Step& step, uint32_t half)
-      : stride(p.book[step.book].stride), x_stride(p.x_stride), high(step.end - step.position > 64 * half + kGroup) {
+  __device__ __forceinline__ Windows(const Arguments& p, const Step& step, uint32_t half)
+      : stride(step.stride), x_stride(p.x_stride), high(step.positions() > 64 * half + kGroup) {
     const uint32_t g = threadIdx.x % 32 / 4, pair = g / 2, odd = g % 2;
-    lane = step.position * stride - span.column + 2 * (threadIdx.x % 4);
+    lane = step.window + 2 * (threadIdx.x % 4);
     if (kRows == 1) lane += stride * (64 * half + 4 * pair + odd);
     if (kRows == 2) lane += stride * (32 * half + 4 * pair + odd);
     if (kRows == 4) lane += stride * (16 * half + 2 * pair) + 2 * odd * x_stride;
@@ -123,55 +123,104 @@ struct Windows {
   }
 };
 
-// 16 codes of the table: their entries in 32 words, from a lane's part of the codewords (`fragments`; more behind them
-// where a codeword has more than 16 weights).
+// The warp's half of the words and its first 16 codes of two; none where that half of the table has no positions.
+struct Part {
+  uint32_t half, m;
+  bool some;
+};
+
 template <int kRows>
-__device__ __forceinline__ void build_codes(uint4 (&low)[2], uint4 (&high)[2], const Shared& s,
-                                            const Windows<kRows>& windows, const uint4* fragments, uint32_t steps) {
-  const uint4 first = __ldg(fragments), second = steps == 1 ? first : __ldg(fragments + 32);
-  const uint32_t a[2][4] = {{first.x, first.y, first.z, first.w}, {second.x, second.y, second.z, second.w}};
-  uint32_t word[2][2][4];  // [upper 8 of the codes][B][word]
+__device__ __forceinline__ Part part_of(const Step& step) {
+  const uint32_t warp = warp_number(), half = warp / 8;
+  return {half, 2 * (warp % 8), step.positions() > half * (kRows == 1 ? 64 : kRows == 2 ? 32 : 0)};
+}
+
+// The warp's codewords, twice 16, as operands A. They do not depend on x. Of codewords with more than 16 weights this
+// is the first half; the second is loaded where it is needed, because registers are short.
+struct Codewords {
+  uint4 word[2];
+};
+
+template <int kRows>
+__device__ __forceinline__ const uint4* fragments_of(const Step& step) {
+  return step.fragments + part_of<kRows>(step).m * step.codeword_steps * 32 + threadIdx.x % 32;
+}
+
+template <int kRows>
+__device__ __forceinline__ Codewords load_codewords(const Step& step) {
+  Codewords words = {};
+  if (!part_of<kRows>(step).some) return words;
+  const uint4* const from = fragments_of<kRows>(step);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int b = i / 2, q = i % 2;
-    float c[2][4] = {};  // [high half of the word]
+  for (int i = 0; i < 2; ++i) words.word[i] = __ldg(from + i * step.codeword_steps * 32);
+  return words;
+}
+
+// What a lane has of the windows of x, operands B: [b, q][high half of the word][register].
+using Operands = uint32_t[4][2][2];
+
+// The columns `from` .. `from` + 15 of every window.
+template <int kRows>
+__device__ __forceinline__ void load_operands(Operands& x, const Shared& s, const Windows<kRows>& windows,
+                                              uint32_t from) {
 #pragma unroll
-    for (int upper = 0; upper < 2; ++upper) {
-      const auto* x = reinterpret_cast<const uint32_t*>(s.x + windows.at(b, q, upper));
-      mma(c[upper], a[0], x[0], x[4], __half{});
-      if (steps != 1) mma(c[upper], a[1], x[8], x[12], __half{});
-    }
-#pragma unroll
-    for (int k = 0; k < 4; ++k) word[k / 2][b][2 * q + k % 2] = pack(c[0][k], c[1][k], __half{});
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    low[i] = make_uint4(word[i][0][0], word[i][0][1], word[i][0][2], word[i][0][3]);
-    high[i] = make_uint4(word[i][1][0], word[i][1][1], word[i][1][2], word[i][1][3]);
+  for (int i = 0; i < 8; ++i) {
+    const auto* word = reinterpret_cast<const uint32_t*>(s.x + from + windows.at(i / 4, i / 2 % 2, i % 2));
+    x[i / 2][i % 2][0] = word[0], x[i / 2][i % 2][1] = word[4];
   }
 }
 
-// The table of `step`, as number `number`. A warp makes 32 codes of one half of the words, or nothing where that half
-// has no positions.
+// 16 codes of the table: their entries in 32 words, [upper 8 of them][B][word].
 template <int kRows>
-__device__ __forceinline__ void build(const Arguments& p, const Span& span, const Shared& s, const Step& step,
-                                      uint32_t number) {
-  const uint32_t warp = warp_number(), lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, half = warp / 8;
-  if (step.end - step.position <= half * (kRows == 1 ? 64 : kRows == 2 ? 32 : 0)) return;
-  const uint32_t steps = p.book[step.book].steps;
-  const uint4* const fragments = p.segment[place_of(p, span, step.first).segment].fragments[step.book];
-  const Windows<kRows> windows(p, span, step, half);
-  uint8_t* const table = s.tables + number * kTableBytes;
+__device__ __forceinline__ void make_words(uint32_t (&word)[2][2][4], const Shared& s, const Windows<kRows>& windows,
+                                           const Operands& x, const uint4& first, const uint4* second) {
+  float c[4][2][4] = {};  // [b, q][high half of the word]
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    mma(c[i / 2][i % 2], {first.x, first.y, first.z, first.w}, x[i / 2][i % 2][0], x[i / 2][i % 2][1], __half{});
+  }
+  if (second != nullptr) {  // a codeword has more than 16 weights
+    const uint4 rest = load_fragment(second);
+    Operands behind;
+    load_operands<kRows>(behind, s, windows, 16);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      mma(c[i / 2][i % 2], {rest.x, rest.y, rest.z, rest.w}, behind[i / 2][i % 2][0], behind[i / 2][i % 2][1],
+          __half{});
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+#pragma unroll
+    for (int n = 0; n < 4; ++n) word[n / 2][i / 2][2 * (i % 2) + n % 2] = pack(c[i][0][n], c[i][1][n], __half{});
+  }
+}
+
+// The table of `step`, as number `number`. A warp makes 32 codes of one half of the words, 16 at a time.
+template <int kRows>
+__device__ __forceinline__ void build(const Arguments& p, const Shared& s, const Step& step, uint32_t number,
+                                      const Codewords& codewords) {
+  const Part part = part_of<kRows>(step);
+  if (!part.some) return;
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const Windows<kRows> windows(p, step, part.half);
+  const uint4* const second = step.codeword_steps == 1 ? nullptr : fragments_of<kRows>(step) + 32;
+  uint8_t* const table = s.tables + number * kTableBytes + 128 * part.half + 16 * t;
   const bool odd = g % 2;
-#pragma unroll 1
-  for (uint32_t m = 2 * (warp % 8); m < 2 * (warp % 8) + 2; ++m) {
-    uint4 low[2], high[2];
-    build_codes<kRows>(low, high, s, windows, fragments + m * steps * 32 + lane, steps);
+  Operands x;
+  load_operands<kRows>(x, s, windows, 0);
+#pragma unroll
+  for (int k = 0; k < 2; ++k) {
+    uint32_t word[2][2][4];
+    make_words<kRows>(word, s, windows, x, codewords.word[k], second == nullptr ? nullptr : second + 64 * k);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      uint8_t* const row = table + (16 * m + 8 * i + g) * kEntryBytes + 128 * half + 16 * t;
-      store_words(row + (odd ? 64 : 0), odd ? high[i] : low[i]);
-      store_words(row + (odd ? 0 : 64), odd ? low[i] : high[i]);
+      uint8_t* const row = table + (16 * (part.m + k) + 8 * i + g) * kEntryBytes;
+      const uint32_t (&w)[2][4] = word[i];
+      const uint4 low = make_uint4(w[0][0], w[0][1], w[0][2], w[0][3]);
+      const uint4 high = make_uint4(w[1][0], w[1][1], w[1][2], w[1][3]);
+      store_words(row + (odd ? 64 : 0), odd ? high : low);
+      store_words(row + (odd ? 0 : 64), odd ? low : high);
     }
   }
 }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_runs import ids_of, prompt_of
+from engine_runs import bare_device, ids_of, prompt_of
 from tiny_checkpoints import make_checkpoint
 
 from localq.bench import sources
@@ -72,7 +72,7 @@ def test_what_is_reduced_gives_nearly_the_same_logits(nf4_folder, reduced, relat
 
 @pytest.mark.parametrize("reduced", [{}, {"embed": "host", "kv_bits": 8, "head": "nf4"}], ids=["plain", "reduced"])
 def test_every_byte_is_in_the_ledger(nf4_folder, reduced):
-    free_memory()
+    bare_device()
     allocated = torch.cuda.memory_allocated()
     loaded = on_gpu(nf4_folder, **{**PLAIN, **reduced})
     predicted = loaded.plan.ledger.components
@@ -91,7 +91,7 @@ def test_every_byte_is_in_the_ledger(nf4_folder, reduced):
 
 
 def test_the_peak_is_what_was_predicted(nf4_folder):
-    free_memory()
+    bare_device()
     torch.cuda.reset_peak_memory_stats()
     others = torch.cuda.memory_reserved()
     loaded = on_gpu(nf4_folder)
@@ -107,7 +107,7 @@ def test_a_model_of_real_shape_takes_what_was_predicted(options):
     """While it loads as well as afterwards, by the allocator and by the driver."""
     device = torch.device("cuda", 0)
     files, opened = sources.random("llama-3.2-3b", seed=0)
-    free_memory()
+    bare_device()
     torch.cuda.reset_peak_memory_stats()
     others = torch.cuda.memory_reserved()
     loaded = load(files, Options(device="cuda", ctx=2048, **options), opened=lambda each: opened(each, device))

@@ -145,7 +145,7 @@ def test_it_looks_up_every_code_once(emulated, device, scheme, rows):
     close(got, operand, x)
 
 
-@pytest.mark.parametrize("shape", [(1, 16), (15, 320), (16, 4112), (1700, 48)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 16), (15, 320), (16, 4112), (1700, 48), (603, 1104)], ids=str)
 def test_odd_shapes(emulated, shape):
     operand = make(shape, SCHEMES["s4l16"], seed=3, scales=torch.bfloat16)
     x = inputs(1, shape[1], torch.bfloat16)
@@ -155,15 +155,16 @@ def test_odd_shapes(emulated, shape):
 
 @pytest.mark.parametrize("shared", [False, True], ids=["own codebooks", "one codebook"])
 @pytest.mark.parametrize("device", [LARGE, SMALL], ids=["clusters", "without clusters"])
-def test_three_matrices_with_norm_bias_and_residual(emulated, device, shared):
-    outs, columns = (40, 17, 90), 640
+@pytest.mark.parametrize("columns", [640, 1040])
+def test_three_matrices_with_norm_bias_and_residual(emulated, device, shared, columns):
+    outs = (40, 17, 90)
     operands = [make((out, columns), SCHEMES["s8l8"], seed=1 if shared else out) for out in outs]
     x, weight = inputs(1, columns, torch.float16), torch.rand(columns) + 0.5
     bias, residual = torch.randn(147).half(), torch.randn(1, 147).half()
     matrices = [operand.matrix for operand in operands]
     if shared:
         first = matrices[0].books[0]
-        matrices = [vq.VqMatrix((vq.VqBook(each.codes, first.fragments, 8, 0, 80),), each.scales, each.factor,
+        matrices = [vq.VqMatrix((vq.VqBook(each.codes, first.fragments, 8, 0, columns // 8),), each.scales, each.factor,
                                 each.out_features, columns) for each in matrices]  # fmt: skip
         operands = [VqOperand(matrix, weights(operand, operands[0]), operand.codes, operands[0].codebooks)
                     for matrix, operand in zip(matrices, operands, strict=True)]  # fmt: skip

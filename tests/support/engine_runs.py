@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from localq.engine.generate import Engine, Step
-from localq.engine.load import LoadedModel
+from localq.engine.load import LoadedModel, free_memory
 from localq.sampling import Sampling
 
 GREEDY = Sampling()
@@ -17,6 +17,13 @@ GREEDY = Sampling()
 def prompt_of(length: int, seed: int = 0, vocab: int = 320) -> list[int]:
     """Random token ids."""
     return torch.randint(vocab, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def bare_device() -> None:
+    """Give back what nothing holds, and cuBLAS' workspace, which outlives every engine: the next one takes it anew."""
+    free_memory()
+    torch._C._cuda_clearCublasWorkspaces()
+    free_memory()
 
 
 def steps_of(engine: Engine, prompt: list[int], sampling: Sampling = GREEDY, **settings: Any) -> list[Step]:

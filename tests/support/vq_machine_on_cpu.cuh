@@ -41,6 +41,7 @@ struct Thread {
   std::unique_ptr<uint8_t[]> stack{new uint8_t[kStack]};
   Block* block = nullptr;
   uint32_t number = 0;
+  uint64_t cluster_round = 0;  // in which it arrived
   bool done = false;
 };
 
@@ -291,8 +292,22 @@ inline void store_words(uint8_t* to, uint4 words) {
   on_cpu::count(on_cpu::stores, shared_address(to), 16);
   std::memcpy(to, &words, 16);
 }
-inline void cluster_meet() {
-  on_cpu::meet(on_cpu::cluster_here, on_cpu::cluster_round, int(on_cpu::cluster.size()) * on_cpu::block_threads, [] {});
+inline uint4 load_codes(const uint8_t* from) {
+  return *reinterpret_cast<const uint4*>(from);
+}
+inline uint4 load_fragment(const uint4* from) {
+  return *from;
+}
+inline void cluster_arrive() {
+  on_cpu::now->cluster_round = on_cpu::cluster_round;
+  if (++on_cpu::cluster_here < int(on_cpu::cluster.size()) * on_cpu::block_threads) return;
+  on_cpu::cluster_here = 0, ++on_cpu::cluster_round;
+}
+inline void cluster_leave() {
+  cluster_arrive();
+}
+inline void cluster_wait() {
+  while (on_cpu::now->cluster_round == on_cpu::cluster_round) on_cpu::leave();
 }
 inline float read_rank(const float* own, uint32_t rank) {
   return *reinterpret_cast<const float*>(on_cpu::cluster[rank]->memory.data() + shared_address(own));
