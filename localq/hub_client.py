@@ -103,7 +103,7 @@ def download(listing: Listing, file: RemoteFile, on_bytes: OnBytes, cache: Path 
 def first_bytes(listing: Listing, file: RemoteFile, count: int) -> bytes:
     """The first `count` bytes of `file`, or all of a shorter one."""
     client = _client()
-    from huggingface_hub import utils
+    utils: Any = client.utils  # it does not say what it exports
 
     def get() -> Any:
         url = client.hf_hub_url(listing.repo, file.name, revision=listing.commit, endpoint=endpoint())
