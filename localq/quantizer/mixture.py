@@ -5,6 +5,9 @@ one loses in a scheme is its sensitivity (`sensitivity.py`) times what the schem
 counted in bytes, with codebooks, scales and signs. From 2 bits everywhere, the step with the most loss less a byte is
 taken, again and again, while it fits: along the lower hull of a group's steps, which is the least sum for that size.
 
+Measured once, on smollm2-135m made in haste (3,072 tokens, 2 paths) at 2.67 bits with all that is stored: perplexity
+60.7 with 2.5 bits of codes everywhere, 51.8 mixed (4 windows of 1024 of the validation slice).
+
 A conversion keeps its choice in `FILE` while it lasts, so that one that goes on makes what it would have made.
 """
 
