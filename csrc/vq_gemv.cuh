@@ -127,7 +127,6 @@ struct alignas(16) Step {
   uint32_t codeword_steps, stride, window;  // window: column of the slice where that of the first position begins
   uint32_t position, most;                  // of a tile's codes: the first and the last
   uint32_t first, tiles;                    // of the block's tiles; no tiles: all steps are done
-  uint32_t whole, run;                      // tiles that one warp takes each: behind them two share one (kRows = 1)
   uint32_t codes;                           // where the tiles are in Shared::codes
 
   __device__ __forceinline__ uint32_t positions() const {
@@ -146,12 +145,6 @@ __device__ __forceinline__ void take_tiles(const Arguments& p, const Span& span,
   const uint32_t from = r == 0 ? span.begin : max(span.begin, p.run_end[r - 1]);
   step.first = from - span.begin;
   step.tiles = min(end, p.run_end[r]) - from;
-}
-
-// The last of so many tiles, where they would keep no more than half of the warps busy.
-__device__ __forceinline__ uint32_t shared_tiles(uint32_t tiles) {
-  const uint32_t last = tiles % kWarps;
-  return last <= kWarps / 2 ? last : 0;
 }
 
 // Step `index` of the block.
@@ -173,9 +166,7 @@ __device__ __forceinline__ Step step_at(const Arguments& p, const Span& span, ui
   step.fragments = p.segment[place_of(p, span, step.first).segment].fragments[book];
   step.codeword_steps = b.steps, step.stride = b.stride, step.window = begin * b.stride - span.column;
   step.position = b.before + begin, step.most = b.before + min(begin + positions_of_table<kRows>(), at.end) - 1;
-  step.codes = book * p.tiles + step.first, step.run = run;
-  const bool full = step.positions() == positions_of_table<kRows>();
-  step.whole = step.tiles - (kRows == 1 && full ? shared_tiles(step.tiles) : 0);
+  step.codes = book * p.tiles + step.first;
   return step;
 }
 
@@ -185,7 +176,6 @@ __device__ __forceinline__ Step step_at(const Arguments& p, const Span& span, ui
 //   codes    where the codes of a tile begin [book][tile]
 //   x        f16 [kRows][p.x_stride]: the slice, times a power of two for each row
 //   back     f32 [kRows]: one over that power;   largest u32 [kRows];   scratch f32 [kWarps]
-//   rest     f32 [run][tile behind the whole ones][row]: what the second warp of two finds
 //   sums     f32 [tile][row of the tile][row of x];   joined: the block's share of the results of all slices
 struct Shared {
   uint8_t* tables;
@@ -194,16 +184,9 @@ struct Shared {
   __half* x;
   float* back;
   uint32_t* largest;
-  float *scratch, *rest;
+  float* scratch;
   float *sums, *joined;
 };
-
-constexpr uint32_t kRest = kWarps / 2 * kTile;  // of a run
-
-template <int kRows>
-__host__ __device__ constexpr uint32_t rest_of_block() {
-  return kRows == 1 ? kMaxSegments * kRest : 0;
-}
 
 // Results that each of `slices` blocks joins, at most: those of two parts are cut each for itself.
 __host__ __device__ inline uint32_t joined_by_block(uint32_t results, uint32_t slices) {
@@ -215,7 +198,7 @@ __host__ __device__ inline uint32_t shared_bytes(uint32_t tables, uint32_t steps
                                                  uint32_t slices) {
   const uint32_t results = tiles * kTile * kRows;
   return tables * kTableBytes + steps * uint32_t(sizeof(Step)) + kRows * x_stride * 2 + tiles * 8 * kMaxBooks +
-         4 * (2 * kRows + kWarps + rest_of_block<kRows>() + results + joined_by_block(results, slices));
+         4 * (2 * kRows + kWarps + results + joined_by_block(results, slices));
 }
 
 template <int kRows>
@@ -228,8 +211,7 @@ __device__ __forceinline__ Shared carve(uint8_t* memory, const Arguments& p) {
   s.back = reinterpret_cast<float*>(s.codes + kMaxBooks * p.tiles);
   s.largest = reinterpret_cast<uint32_t*>(s.back + kRows);
   s.scratch = reinterpret_cast<float*>(s.largest + kRows);
-  s.rest = s.scratch + kWarps;
-  s.sums = s.rest + rest_of_block<kRows>();
+  s.sums = s.scratch + kWarps;
   s.joined = s.sums + p.tiles * kTile * kRows;
   return s;
 }

@@ -67,9 +67,7 @@ Cut cut_of(const Arguments& p, uint32_t slices, bool clusters, const VqWorkspace
   }
   cut.tables = cut.steps > 2 && shared(2, cut.tiles) <= budget ? 2 : 1;
   cut.shared = std::max(alone, shared(cut.tables, cut.tiles));
-  const uint32_t at_once = kRows == 1 ? kWarps / 2 : kRows == 8 ? 2 * kWarps : kWarps;
-  const double rounds = double(ceil_div(cut.tiles, at_once) * at_once) / (at_once > kWarps ? at_once : kWarps),
-               runs = p.parts == 2 ? p.runs : 1;
+  const double rounds = ceil_div(cut.tiles, kWarps * (kRows == 8 ? 2 : 1)), runs = p.parts == 2 ? p.runs : 1;
   cut.cycles = waves * (rounds * words * kRoundCycles<kRows> + made * runs * kTableCycles);
   if (slices > 1 && clusters) cut.cycles += kClusterCycles;
   if (slices > 1 && !clusters) cut.cycles += kGlobalCycles + kGatherCycles * cut.tiles * kTile * kRows * slices;

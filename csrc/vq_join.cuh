@@ -126,24 +126,12 @@ __device__ __forceinline__ Share share_of(const Arguments& p, const Span& span) 
   return {begin, (results * (slice + 1) >> p.slice_shift) - begin};
 }
 
-// What second warps found, to the sums; then synchronise.
-template <int kRows>
-__device__ __forceinline__ void add_rest(const Span& span, const Shared& s) {
-  for (uint32_t run = 0; kRows == 1 && run < span.runs; ++run) {
-    const Step& step = s.steps[run * span.chunks];
-    const uint32_t shared = shared_tiles(step.tiles);
-    if (threadIdx.x >= shared * kTile) continue;
-    s.sums[(step.first + step.tiles - shared) * kTile + threadIdx.x] += s.rest[run * kRest + threadIdx.x];
-  }
-}
-
 // After the last step, which has ended with a barrier. `weight`: weight_of() the thread's first result.
 template <typename T, int kRows>
 __device__ __forceinline__ void join(const Arguments& p, const Span& span, const Shared& s, float weight, void* y) {
   const uint32_t slice = blockIdx.x & (p.slices - 1), stripe = blockIdx.x >> p.slice_shift;
   const uint32_t stride = p.tiles * kTile * kRows;
   const Share share = share_of<kRows>(p, span);
-  add_rest<kRows>(span, s);
   if (p.clusters) {
     cluster_arrive();
     cluster_wait();
@@ -154,7 +142,6 @@ __device__ __forceinline__ void join(const Arguments& p, const Span& span, const
     cluster_wait();  // none leaves while others read its sums
     return;
   }
-  __syncthreads();
   float* const partials = p.partials + uint64_t(stripe) * p.slices * stride;
   if (p.slices > 1 && !arrives_last<kRows>(p, span, s, partials, stride, stripe, slice)) return;
   gather<kRows>(p, span, {s.sums, partials, p.slices, stride}, share, weight, s.sums);

@@ -21,20 +21,17 @@ __host__ __device__ constexpr uint32_t loads_of_item() {
   return kRows == 1 ? 4 : kRows == 2 ? 2 : 1;
 }
 
-// What one warp does at a time: a tile (with 8 rows of x two) and all positions of the table; or, with one row, where
-// the tiles that are left would keep no more than half of the warps busy, one half of the positions (`half`).
-struct Item {
-  uint32_t tile, half, groups;  // the lane's tile, counted from the step's first; groups of kGroup positions
-  bool some;                    // there is such an item
-};
-
+// The work of a step in items: what one warp does at a time, a tile (with 8 rows of x two) and all positions of the
+// table.
 template <int kRows>
-__device__ __forceinline__ Item item_at(const Step& step, uint32_t index) {
-  const uint32_t groups = (step.positions() + kGroup - 1) / kGroup;
-  if (kRows == 8) return {2 * index + threadIdx.x % 32 / 16, 0, groups, 2 * index < step.tiles};
-  if (kRows != 1 || index < step.whole) return {index, 0, groups, index < step.tiles};
-  const uint32_t rest = index - step.whole;
-  return {step.whole + rest / 2, rest % 2, loads_of_item<1>() / 2, rest < 2 * (step.tiles - step.whole)};
+__device__ __forceinline__ uint32_t items_of(const Step& step) {
+  return kRows == 8 ? (step.tiles + 1) / 2 : step.tiles;
+}
+
+// The lane's tile of item `index`, counted from the step's first.
+template <int kRows>
+__device__ __forceinline__ uint32_t tile_of(uint32_t index) {
+  return kRows == 8 ? 2 * index + threadIdx.x % 32 / 16 : index;
 }
 
 // The codes of an item.
@@ -48,18 +45,18 @@ struct Codes {
 template <int kRows>
 __device__ __forceinline__ void load_item(Codes<kRows>& codes, const Shared& s, const Step& step, uint32_t index) {
   constexpr uint32_t kLoads = loads_of_item<kRows>();
-  const Item item = item_at<kRows>(step, index);
-  if (!item.some) return;
-  const uint8_t* const tile = s.codes[step.codes + min(item.tile, step.tiles - 1)];
-  const uint32_t first = step.position + 2 * kGroup * item.half + threadIdx.x % (kRows == 8 ? 16 : 32);
-  if (kLoads > 1 && item.groups == kLoads && step.positions() % kGroup == 0) {
+  if (index >= items_of<kRows>(step)) return;
+  const uint8_t* const tile = s.codes[step.codes + min(tile_of<kRows>(index), step.tiles - 1)];
+  const uint32_t first = step.position + threadIdx.x % (kRows == 8 ? 16 : 32);
+  if (kLoads > 1 && step.positions() == kLoads * kGroup) {
 #pragma unroll
     for (uint32_t i = 0; i < kLoads; ++i) codes.load[i] = load_codes(tile + 16 * first + 16 * kGroup * i);
     return;
   }
 #pragma unroll
   for (uint32_t i = 0; i < kLoads; ++i) {
-    if (i < item.groups) codes.load[i] = load_codes(tile + 16 * min(first + kGroup * i, step.most));
+    if (i > 0 && kGroup * i >= step.positions()) continue;
+    codes.load[i] = load_codes(tile + 16 * min(first + kGroup * i, step.most));
   }
 }
 
@@ -75,7 +72,6 @@ __device__ __forceinline__ void fill(const Arguments& p, const Span& span, const
     }
   }
   for (uint32_t i = threadIdx.x; i < span.tiles * kTile * kRows; i += kThreads) s.sums[i] = 0.f;
-  for (uint32_t i = threadIdx.x; i < rest_of_block<kRows>(); i += kThreads) s.rest[i] = 0.f;
   if (threadIdx.x < kRows) s.largest[threadIdx.x] = 0;
 }
 
@@ -189,27 +185,51 @@ __host__ __device__ constexpr int offset_of_load(int i) {
   return kRows == 1 ? i / 2 * 128 + i % 2 * 2 : 128 * i;
 }
 
-// All codes of an item looked up and added. One row of x has two sums that take turns, so that products do not wait
-// for each other.
+// Product n of a whole item with one row of x, of four in each load: its four entries.
+template <int kLoad>
+__device__ __forceinline__ void look_up_four(uint32_t (&a)[4], uint32_t tables, uint32_t column, const uint4& codes,
+                                             int product) {
+  const uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int byte = i % 2 * 8 + 2 * product + i / 2;
+    a[i] = look_up<1, offset_of_load<1>(kLoad)>(tables, column, word[byte / 4], byte % 4).word[0];
+  }
+}
+
+// A whole item with one row of x: look-ups are kAhead products ahead of the products, which take turns with two sums.
+__device__ __forceinline__ void add_whole(float (&sum)[1][4], uint32_t tables, uint32_t column, const Codes<1>& codes,
+                                          const Selectors<1>& select) {
+  constexpr int kAhead = 4, kProducts = 16;
+  uint32_t a[kAhead][4];
+  float other[4] = {};
+#pragma unroll
+  for (int n = 0; n < kProducts + kAhead; ++n) {
+    if (n >= kAhead) {
+      const int done = n - kAhead, j = 2 * (done % 4);
+      mma(done % 2 == 0 ? sum[0] : other, a[done % kAhead], select.word[j], select.word[j + 1], __half{});
+    }
+    if (n < 4) look_up_four<0>(a[n % kAhead], tables, column, codes.load[0], n % 4);
+    if (n >= 4 && n < 8) look_up_four<1>(a[n % kAhead], tables, column, codes.load[1], n % 4);
+    if (n >= 8 && n < 12) look_up_four<2>(a[n % kAhead], tables, column, codes.load[2], n % 4);
+    if (n >= 12 && n < kProducts) look_up_four<3>(a[n % kAhead], tables, column, codes.load[3], n % 4);
+  }
+#pragma unroll
+  for (int k = 0; k < 4; ++k) sum[0][k] += other[k];
+}
+
+// All codes of an item looked up and added.
 template <int kRows>
 __device__ __forceinline__ void add_loads(float (&sum)[kRows][4], uint32_t tables, uint32_t column, uint32_t groups,
                                           const Codes<kRows>& codes, const Selectors<kRows>& select) {
-  add_codes<kRows, 0>(sum, tables, column, codes.load[0], select);
   if constexpr (kRows == 1) {
-    float other[1][4] = {};
-    if (groups == loads_of_item<1>()) {
-      add_codes<1, offset_of_load<1>(1)>(other, tables, column, codes.load[1], select);
-      add_codes<1, offset_of_load<1>(2)>(sum, tables, column, codes.load[2], select);
-      add_codes<1, offset_of_load<1>(3)>(other, tables, column, codes.load[3], select);
-    } else {
-      if (groups > 1) add_codes<1, offset_of_load<1>(1)>(other, tables, column, codes.load[1], select);
-      if (groups > 2) add_codes<1, offset_of_load<1>(2)>(sum, tables, column, codes.load[2], select);
-    }
-#pragma unroll
-    for (int k = 0; k < 4; ++k) sum[0][k] += other[0][k];
+    if (groups == loads_of_item<1>()) return add_whole(sum, tables, column, codes, select);
+    if (groups > 1) add_codes<1, offset_of_load<1>(1)>(sum, tables, column, codes.load[1], select);
+    if (groups > 2) add_codes<1, offset_of_load<1>(2)>(sum, tables, column, codes.load[2], select);
   } else if constexpr (kRows == 2) {
     if (groups > 1) add_codes<2, offset_of_load<2>(1)>(sum, tables, column, codes.load[1], select);
   }
+  add_codes<kRows, 0>(sum, tables, column, codes.load[0], select);
 }
 
 // One item: its codes looked up in the table at `table` behind `tables` and added to the sums of the lane's tile, if
@@ -220,7 +240,7 @@ __device__ __forceinline__ void add_item(float* sums, uint32_t tables, uint32_t 
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t byte = kRows <= 2 ? 4 * lane : kRows == 4 ? 8 * lane : 16 * (lane % 16);
   float sum[kRows][4] = {};
-  add_loads<kRows>(sum, tables, table + byte, groups, codes, select);
+  add_loads<kRows>(sum, tables, table | byte, groups, codes, select);
 #pragma unroll
   for (int d = 0; d < kRows; ++d) {
     const float part = folded<kRows>(sum[d]);
@@ -234,25 +254,23 @@ __device__ __forceinline__ void add_item(float* sums, uint32_t tables, uint32_t 
 template <int kRows>
 __device__ __forceinline__ void add_step(const Shared& s, uint32_t number, const Step step, const Step& next,
                                          const Selectors<kRows>& select, Codes<kRows>& codes) {
-  const uint32_t warp = warp_number(), tables = shared_address(s.tables);
+  const uint32_t warp = warp_number(), items = items_of<kRows>(step), tables = shared_address(s.tables);
+  const uint32_t groups = (step.positions() + kGroup - 1) / kGroup;
   const float back = s.back[place_of_sum<kRows>(0) % kRows];
   float* const sums = s.sums + step.first * (kTile * kRows);
-  float* const rest = s.rest + step.run * kRest;
-  Item item = item_at<kRows>(step, warp);
-  if (!item.some) load_item<kRows>(codes, s, next, warp);
+  if (warp >= items) load_item<kRows>(codes, s, next, warp);
 #pragma unroll 1
-  for (uint32_t now = warp; item.some;) {
+  for (uint32_t now = warp; now < items; now += kWarps) {
     Codes<kRows> following;
-    const Item after = item_at<kRows>(step, now += kWarps);
-    if (after.some) {
-      load_item<kRows>(following, s, step, now);
+    if (now + kWarps < items) {
+      load_item<kRows>(following, s, step, now + kWarps);
     } else {
       load_item<kRows>(following, s, next, warp);
     }
-    const bool mine = kRows == 8 ? item.tile < step.tiles : threadIdx.x % 32 / 4 % 2 == 0;
-    float* const to = item.half != 0 ? rest + (item.tile - step.whole) * kTile : sums + item.tile * (kTile * kRows);
-    add_item<kRows>(to, tables, number << 16 | 128 * item.half, mine, item.groups, codes, select, back);
-    codes = following, item = after;
+    const uint32_t tile = tile_of<kRows>(now);
+    const bool mine = kRows == 8 ? tile < step.tiles : threadIdx.x % 32 / 4 % 2 == 0;
+    add_item<kRows>(sums + tile * (kTile * kRows), tables, number << 16, mine, groups, codes, select, back);
+    codes = following;
   }
 }
 

@@ -14,6 +14,7 @@ from localq.checkpoint import TensorInfo, info
 
 SPREAD = 0.1  # scales lie within this share of their mean
 _BIG = 2**16  # elements; smaller tensors are made on the CPU
+_SLAB = 2**25  # elements
 
 # (shape, type, generator) -> the tensor, on the device of the generator
 Recipe = Callable[[tuple[int, ...], torch.dtype, Generator], Tensor]
@@ -40,6 +41,18 @@ def normal(deviation: float, mean: float = 0.0) -> Recipe:
         return drawn.add_(mean) if mean else drawn
 
     return make
+
+
+def on_host(make: Recipe) -> Recipe:
+    """The same, on the CPU, some rows at a time: what may not stay on the device is never there as a whole."""
+
+    def in_slabs(shape: tuple[int, ...], dtype: torch.dtype, generator: Generator) -> Tensor:
+        whole = torch.empty(shape, dtype=dtype)
+        for slab in whole.split(max(1, _SLAB // math.prod(shape[1:]))):
+            slab.copy_(make(tuple(slab.shape), dtype, generator))
+        return whole
+
+    return in_slabs
 
 
 def scales(mean: float) -> Recipe:

@@ -16,7 +16,7 @@ from torch import Tensor
 from localq import catalog
 from localq.architecture import Architecture
 from localq.bench import random_formats
-from localq.bench.random_tensors import Part, RandomTensors, filled, normal, part
+from localq.bench.random_tensors import Part, RandomTensors, filled, normal, on_host, part
 from localq.checkpoint import Checkpoint
 from localq.errors import usage_error
 from localq.modelfiles import ModelFiles
@@ -26,7 +26,7 @@ from localq.models.layers import RMSNorm
 from localq.quant import nf4
 
 FORMATS = ("nf4", "vq2", "aqlm", "vptq", "fp16", "bf16")  # what random weights are made in
-HEAD = "lm_head.weight"
+HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
 
 
 def config_of(arch: Architecture, dtype: str = "float16") -> dict[str, Any]:
@@ -101,6 +101,8 @@ def checkpoint(files: ModelFiles, format: str, device: torch.device, seed: int) 
     for name, parameter in model.named_parameters():
         if name.removesuffix(".weight") not in quantized:
             make = filled(1.0) if name in norms else normal(_deviation(name, parameter))
+            if name in (HEAD, TABLE):  # which the loader may quantize, or leave on the host
+                make = on_host(make)
             parts[name if name == HEAD else f"model.{name}"] = part(dtype, tuple(parameter.shape), make)
     parts |= random_formats.parts(format, model, seed)
     source = RandomTensors(parts, device, seed)

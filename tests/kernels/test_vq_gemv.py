@@ -3,12 +3,14 @@ the same bits every time."""
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from nf4_operands import assert_as_good_as_naive, bits, inputs
 from row_checks import DTYPES, RowProductChecks
 from row_operands import RowFormat, RowOperand
-from vq_operands import SCHEMES, by_tables, make
+from vq_operands import SCHEMES, by_tables, make, rounding_of_tables
 
 from localq.kernels.vq import VqBook, VqMatrix, vq_gemv, vq_gemv_bytes
 
@@ -62,7 +64,7 @@ def test_tables_in_f16_are_as_good_as_a_16_bit_product(scheme, dtype):
 def of_scheme(scheme: str) -> RowFormat:
     def made(shape: tuple[int, int], dtype: torch.dtype, seed: int, device: str) -> RowOperand:
         operand = make(shape, SCHEMES[scheme], seed, device, scales=dtype, together=scheme == "s8l8+s8l8")
-        return RowOperand(operand.matrix, operand.dense)
+        return RowOperand(operand.matrix, operand.dense, partial(rounding_of_tables, operand))
 
     return RowFormat(made, vq_gemv, 16)
 

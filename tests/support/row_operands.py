@@ -16,10 +16,14 @@ from localq.kernels.int8 import Int8Matrix, int8_gemv
 
 @dataclass(frozen=True)
 class RowOperand:
-    """A matrix as the kernel takes it, and its weights f32 [out, in] by the definition of its format."""
+    """A matrix as the kernel takes it, and its weights f32 [out, in] by the definition of its format.
+
+    rounded   x -> what the kernel's own roundings may add to the error of a 16-bit product of it
+    """
 
     matrix: Any
     dense: Tensor
+    rounded: Callable[[Tensor], float] = lambda x: 0.0
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -71,6 +72,20 @@ def make(
     )
     matrix = VqMatrix(held, scale.to(device), factor, out, columns)
     return VqOperand(matrix, (total * scale[:, None].float()).to(device), codes, codebooks)
+
+
+def rounding_of_tables(operand: VqOperand, x: Tensor) -> float:
+    """What entries in f16 may add to the error of a product: each is off by up to 2^-11 of itself, which adds up like
+    the steps of a walk; four deviations of the worst result. x [rows, in], on any device."""
+    squares = torch.zeros(x.shape[0], operand.matrix.out_features, dtype=torch.float64)
+    for book, codes, codebook in zip(operand.matrix.books, operand.codes, operand.codebooks, strict=True):
+        positions, length = codes.shape[1], codebook.shape[1]
+        padded = torch.nn.functional.pad(x.cpu().double(), (0, length))
+        entries = padded.unfold(1, length, book.stride)[:, :positions] @ codebook.double().T
+        for row, table in enumerate(entries):
+            squares[row] += table[torch.arange(positions), codes[..., 0].long()].square().sum(1)
+    deviation = 2**-11 / math.sqrt(3) * squares.sqrt() * operand.matrix.scales.cpu().double()
+    return 4 * deviation.max().item()
 
 
 def by_tables(operand: VqOperand, x: Tensor) -> tuple[Tensor, Tensor]:
