@@ -83,6 +83,8 @@ def begin(device: torch.device, vram_bytes: int | None, before: dict[str, int]) 
 
     `before` is what `free_before_context` said. The allocator must keep nothing for nobody (`load.free_memory`).
     """
+    if device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
     torch.cuda.set_per_process_memory_fraction(1.0, device)
     context, complete = _context(device, before)
     free = torch.cuda.mem_get_info(device)[0]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from engine_runs import GREEDY, ids_of, prompt_of
+from engine_runs import GREEDY, bare_device, ids_of, prompt_of
 from tiny_checkpoints import make_checkpoint
 
 from localq.bench.dense import dequantized

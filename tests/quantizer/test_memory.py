@@ -171,7 +171,11 @@ def test_where_weights_wait_changes_no_bit(device, steps):
 @pytest.mark.parametrize("on_host", [False, True], ids=["resident", "on the host"])
 @pytest.mark.parametrize("steps", [0, 2])
 def test_the_count_is_what_the_allocator_of_a_gpu_tells(on_host, steps):
-    """A quarter of a 70B's layer each way; without the context, and without what the allocator keeps unused."""
+    """A quarter of a 70B's layer each way; without the context, and without what the allocator keeps unused.
+
+    Too little would end in the middle of a layer: no more than what is allowed for blocks that are not full. What is
+    too much only moves weights to the host early.
+    """
     hidden, tokens, device = 2048, 1024, torch.device("cuda", 0)
     model = decoder(7168, tokens, hidden)
     chosen = settings("cuda", tuning=Tuning(steps, 2), on_host=on_host)
@@ -181,7 +185,7 @@ def test_the_count_is_what_the_allocator_of_a_gpu_tells(on_host, steps):
     torch.cuda.reset_peak_memory_stats(device)
     made_of(model, tokens, chosen, device)
     measured = torch.cuda.max_memory_allocated(device) - before
-    assert counted.stages[counted.widest] == pytest.approx(measured, rel=WITHIN)
+    assert measured / memory.SPARE <= counted.stages[counted.widest] <= 1.15 * measured
 
 
 def test_a_70b_fits_a_card_of_24_gb_and_moved_to_the_host_less():
@@ -191,12 +195,15 @@ def test_a_70b_fits_a_card_of_24_gb_and_moved_to_the_host_less():
     config |= {"num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 128256}
     with torch.device("meta"):
         block = llama.Model(llama.Config.from_dict({**config, "max_position_embeddings": 2048})).layers[0]
-    for tuning in (Tuning(), Tuning(200, 4)):
-        peaks = [
+    quick, best = (
+        [
             memory.count(block, 8192, 2048, settings(tuning=tuning, on_host=on_host), device="cuda", turned=True).peak
             for on_host in (False, True)
         ]
-        assert peaks[1] < 17e9 < peaks[0] < 24e9
+        for tuning in (Tuning(), Tuning(200, 4))
+    )
+    assert quick[1] < 17e9 < quick[0] < 24e9
+    assert best[1] < 24e9 < best[0]
 
 
 def test_weights_go_to_the_host_where_they_do_not_fit_else_and_what_does_not_fit_at_all_is_refused():

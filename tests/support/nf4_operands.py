@@ -74,14 +74,14 @@ def inputs(rows: int, columns: int, dtype: torch.dtype, device: str = "cpu", see
 def assert_as_good_as_naive(
     got: Tensor, x: Tensor, dense: Tensor, bias: Tensor | None = None, beyond: Callable[[], float] = lambda: 0.0
 ) -> None:
-    """`got` may be twice as far from fp64 as F.linear in the type of x is. dense f32 [out, in].
+    """`got` may be twice as far from fp64 as F.linear in the type of x is. dense f32 [out, in], bias of any float type.
 
     beyond   asked where it is farther: what a rounding that F.linear does not have may add to its error
     """
     exact = x.double() @ dense.double().T
     if bias is not None:
         exact += bias.double()
-    naive = torch.nn.functional.linear(x, dense.to(x.dtype), bias)
+    naive = torch.nn.functional.linear(x, dense.to(x.dtype), None if bias is None else bias.to(x.dtype))
     naive_error = (naive.double() - exact).abs().max().item()
     error = (got.double() - exact).abs().max().item()
     allowed = 2 * naive_error + 1e-6 * exact.abs().max().item()
