@@ -47,9 +47,10 @@ __device__ __forceinline__ Result result_at(const Arguments& p, const Span& span
   return {place.segment, place.tile * kTile + i / kRows % kTile, i % kRows};
 }
 
-// What the sum of result i of a share is multiplied by; i counts through all parts.
+// What the sum of result i of a share is multiplied by; i counts through all parts, and may lie behind them.
 template <int kRows>
 __device__ __forceinline__ float weight_of(const Arguments& p, const Span& span, const Share& share, uint32_t i) {
+  if (i >= share.count * p.parts) return 0.f;
   const bool second = i >= share.count;
   const Result result = result_at<kRows>(p, span, share.begin + (second ? i - share.count : i));
   const Segment& w = p.segment[second ? 1 : result.segment];

@@ -77,7 +77,9 @@ def library(tmp_path_factory) -> ctypes.CDLL:
         shutil.copy(ROOT / "csrc" / source, folder)
     shutil.copy(ROOT / "tests/support/vq_machine_on_cpu.cuh", folder / "vq_machine.cuh")
     (folder / "launch.h").write_text('#include "vq_machine.cuh"\n')
+    # An index outside an array of fixed size ends the test: on a GPU it reads on, and may never end.
     command = [compiler, "-std=c++17", "-O2", "-w", "-shared", "-fPIC", "-I", folder, "-I", headers]
+    command += ["-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"]
     command += ["-include", "vq_machine.cuh", "-o", folder / "vq.so", ROOT / "tests/support/vq_on_cpu.cpp"]
     subprocess.run([*command, "-x", "c++", folder / "vq_gemv_launch.cu"], check=True)
     found = ctypes.CDLL(str(folder / "vq.so"))
