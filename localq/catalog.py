@@ -33,7 +33,6 @@ RUNNABLE_MODEL_TYPES = frozenset(
 LAST_FORMATS = {  # what runs but is offered behind all else, and why
     "aqlm": "slow, gathers its codewords",  # from L2: most of them sixteen times the bytes of their codes
     "vptq": "slow, gathers its codewords",
-    "vq2": "its kernels have not been timed yet",
 }
 MADE_FORMATS = ("nf4", "vq2")  # formats that NAME@FORMAT makes here where nobody publishes it
 FULL_PRECISION = ("bf16", "fp16")

@@ -342,7 +342,7 @@ def test_a_refusal_names_the_bytes_and_a_shorter_context_that_fits():
 def test_a_refusal_offers_the_same_model_smaller_before_another_model():
     assert "use llama-3.1-8b, which fits" in refusal("llama-3.1-8b", "bf16", 12 * 2**30)
     text = refusal("llama-3.3-70b", "nf4", 24_564 * MIB)
-    assert "use qwen3-32b, which fits" in text
+    assert "use llama-3.3-70b@vq2, which fits" in text
     assert "--device cpu" in text
 
 

@@ -100,7 +100,7 @@ def test_wrong_values_are_usage_errors(arguments, capsys):
 
 def test_the_order_is_what_a_person_would_choose(capsys):
     rows = fit_json(capsys, "--vram", "24")["rows"]
-    assert rows[0]["name"] == "qwen3-32b"
+    assert rows[0]["name"] == "qwen2.5-72b@vq2"  # the largest, in the bits that fit
     groups = []
     for row in rows:
         usable = row["ctx_max"] >= min(4096, catalog.resolve(row["name"]).entry.arch.max_context)
@@ -133,7 +133,7 @@ def test_the_table_has_one_row_for_a_model_and_all_for_all(capsys):
     assert lines[0].split()[:4] == ["MODEL", "FORMAT", "BITS", "WEIGHTS"]
     assert "DESKTOP" not in lines[0]
     assert len(lines) == 1 + len(catalog.load_catalogue())
-    assert lines[1].split()[:3] == ["qwen3-32b", "nf4", "4.13"]
+    assert lines[1].split()[:3] == ["qwen2.5-72b@vq2", "vq2", "2.00"]
     assert "does not run in this version yet" in captured.out
     assert "24,564 MiB" in captured.err
     assert execute(["fit", "--vram", "24", "--desktop", "1.2", "--all"]) == ExitCode.OK
