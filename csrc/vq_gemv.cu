@@ -9,8 +9,8 @@
 // Blocks of threads form stripes of rows and slices of columns: the more rows a block has, the less its tables cost
 // (256 entries for each position, once), so up to eight slices share a stripe as a cluster where the device has them,
 // and up to sixteen through global memory. One block per multiprocessor, and never two: each asks for more than half of
-// the shared memory (row_gemv.cuh says why). Where there is room for two tables, a warp that has nothing left to look up
-// begins its part of the next.
+// the shared memory (row_gemv.cuh says why). Where there is room for two tables, a warp that has nothing left to look
+// up begins its part of the next.
 //
 // Deterministic: every sum has one order, there are no float atomics. What is not finite in x makes its whole row of y
 // NaN, and no other. Bound: memory. Reads 256 / stride bytes per 256 weights of each book once, the next item of each
