@@ -48,7 +48,9 @@ def on_host(make: Recipe) -> Recipe:
 
     def in_slabs(shape: tuple[int, ...], dtype: torch.dtype, generator: Generator) -> Tensor:
         whole = torch.empty(shape, dtype=dtype)
-        for slab in whole.split(max(1, _SLAB // math.prod(shape[1:]))):
+        rows = max(1, _SLAB // math.prod(shape[1:]))
+        for first in range(0, shape[0], rows):
+            slab = whole[first : first + rows]
             slab.copy_(make(tuple(slab.shape), dtype, generator))
         return whole
 

@@ -83,7 +83,7 @@ def begin(device: torch.device, vram_bytes: int | None, before: dict[str, int]) 
 
     `before` is what `free_before_context` said. The allocator must keep nothing for nobody (`load.free_memory`).
     """
-    if device.index is None:
+    if str(device) == "cuda":  # a limit is set on a device with a number
         device = torch.device("cuda", torch.cuda.current_device())
     torch.cuda.set_per_process_memory_fraction(1.0, device)
     context, complete = _context(device, before)
