@@ -1,6 +1,6 @@
 """Every kernel once on every edge shape, for `compute-sanitizer`, which takes 10 to 100 times as long as the tests.
 
-What the results are is the tests' business; what the self-test checks is checked here too. Prints what it ran.
+What the results are is the tests' business; what the self-test checks is checked here too. Prints what it runs.
 """
 
 from __future__ import annotations
@@ -146,6 +146,7 @@ def main(wanted: list[str]) -> None:
     ):
         if wanted and not any(part in name for part in wanted):
             continue
+        print(name, flush=True)  # before: the last line tells what did not end
         run()
         torch.cuda.synchronize()
         count += 1
