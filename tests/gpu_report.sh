@@ -2,7 +2,9 @@
 # What a GPU must show: build, tests, sanitizer, speeds, counters. A short table last.
 # Usage: bash tests/gpu_report.sh [OUTPUT_FOLDER [STEP...]]     all steps but the sanitizer's and ncu without a STEP
 # Steps: see `case` below. Needs nvcc, torch with CUDA and the test packages; `smollm2`, `quality`, `vq2` and some tests
-# also the embedded model. MODEL=NAME changes what `model` and `profile` measure, LIMIT=SECONDS (600) is for each step.
+# also the embedded model. MODEL=NAME changes what `model` and `profile` measure, LIMIT=SECONDS (600) is for each step,
+# CASES="vq_gemv hadamard" narrows what the sanitizer runs. One step at a time on one GPU: several at once slow each other
+# down by more than their number.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-gpu_report}
@@ -13,7 +15,7 @@ small="cuda and not slow"
 limit="timeout -k 5 ${LIMIT:-600}"
 sanitizer() { # tool, arguments... : over every kernel and its edge shapes
   PYTHONPATH="tests/support:${PYTHONPATH:-}" $limit compute-sanitizer --tool "$1" "${@:2}" --error-exitcode 9 \
-    python3 tests/support/every_kernel.py
+    python3 tests/support/every_kernel.py ${CASES:-}
 }
 
 step() { # name, lines to show, command...
