@@ -22,15 +22,15 @@ uint32_t ceil_div(uint32_t a, uint32_t b) {
   return (a + b - 1) / b;
 }
 
-// Blocks of a cluster, or alone, that the device runs at once: one per multiprocessor.
+// Stripes that the device runs at once: a block, or a cluster of them, for each; 0 where it holds no such cluster.
 template <int kRows>
 uint32_t stripes_held(uint32_t slices, bool clusters, uint32_t shared, int device) {
-  static uint32_t held[kMostDevices][kMostSlices + 1] = {};  // asked once; a race would write the same
+  static uint32_t asked[kMostDevices][kMostSlices + 1] = {};  // one more than the answer; a race would write the same
   const DeviceFacts& facts = device_facts(device, kOp);
   if (!clusters || slices == 1) return std::max(1u, facts.multiprocessors / slices);
-  uint32_t& known = held[device][slices];
-  if (known == 0) known = std::max(1u, clusters_held<kRows>(slices, shared, device));
-  return known;
+  uint32_t& known = asked[device][slices];
+  if (known == 0) known = 1 + clusters_held<kRows>(slices, shared, device);
+  return known - 1;
 }
 
 struct Cut {
@@ -58,6 +58,7 @@ Cut cut_of(const Arguments& p, uint32_t slices, bool clusters, const VqWorkspace
   if (least > budget) return cut;
   const uint32_t most_units = (budget - least) / (least - shared(1, 0)) + 1;
   const uint32_t held = stripes_held<kRows>(slices, clusters, alone, device);
+  if (held == 0) return cut;
   const uint32_t waves = ceil_div(p.units, held * most_units);
   cut.stripes = std::min(p.units, held * waves);
   cut.tiles = ceil_div(p.units, cut.stripes) * p.parts;

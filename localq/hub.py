@@ -10,7 +10,7 @@ was cut off is seen as such. Torch-free.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,7 +143,7 @@ class _Fetch:
         self.done_bytes, self.total_bytes = 0, sum(file.size for file in files)
         paths = []
         for file in files:
-            self._check_recorded(file)
+            check_recorded(listing.repo, file, self.sha256)
             before = self.done_bytes
 
             def count(new: int, name: str = file.name) -> None:
@@ -162,15 +162,16 @@ class _Fetch:
         if self.on_progress is not None:
             self.on_progress(what, min(self.done_bytes, self.total_bytes), self.total_bytes)
 
-    def _check_recorded(self, file: RemoteFile) -> None:
-        """Before the first byte: the hub offers the content that the catalogue records."""
-        recorded = self.sha256.get(file.name)
-        if recorded and file.sha256 and recorded != file.sha256:
-            why = f"the hub offers {file.name} with other content than the catalogue records"
-            raise bad_file(self.listing.repo, why, "Somebody replaced it: name a --revision that you trust.")
-
     def _verify(self, path: Path, file: RemoteFile) -> None:
         check_content(self.listing.repo, path, file, self.sha256.get(file.name))
+
+
+def check_recorded(repo: str, file: RemoteFile, sha256: Mapping[str, str]) -> None:
+    """Before the first byte: the hub offers the content that the catalogue records (`sha256`, by name), or exit 8."""
+    recorded = sha256.get(file.name)
+    if recorded and file.sha256 and recorded != file.sha256:
+        why = f"the hub offers {file.name} with other content than the catalogue records"
+        raise bad_file(repo, why, "Somebody replaced it: name a --revision that you trust.")
 
 
 def check_content(repo: str, path: Path, file: RemoteFile, recorded: str | None = None) -> None:

@@ -119,6 +119,9 @@ def first_bytes(listing: Listing, file: RemoteFile, count: int) -> bytes:
             return found[:count]
 
     found: bytes = _with_retries(get, listing.repo, listing.commit, file.name)
+    if len(found) < min(count, file.size):
+        why = f"the answer for {file.name} ended after {len(found):,} bytes"
+        raise LocalqError(listing.repo, why, "Try again later.", ExitCode.NETWORK)
     return found
 
 

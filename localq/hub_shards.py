@@ -1,23 +1,26 @@
 """A repository whose weights are on the disk one file at a time: fetched when asked for, removed when done with.
 
-The files lie in a cache of their own, in the layout of the Hugging Face cache, beside what is made of them; a file that
-the user's cache holds already is read there and left there. All is pinned to the commit that the first call found,
+The files lie in a cache of their own, in the layout of the Hugging Face cache, beside what is made of them: a folder
+that holds `MARK`, without which it is somebody's and is refused. Weights that the user's cache holds already are read
+there and left there. All is pinned to the commit that the first call found,
 so that one that goes on reads the same bytes. Every file is hashed before it is read. Torch-free.
 """
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import struct
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
+from typing import IO, TypeVar
 
 from localq import disk, hub, hub_cache, hub_client
 from localq.catalog import Source
-from localq.errors import ExitCode, LocalqError, bad_file
+from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 from localq.hub_client import Listing, RemoteFile
 from localq.safetensors_header import INDEX_NAME, MAX_HEADER_BYTES, SINGLE_NAME, Header, read_header, read_index
 
@@ -27,6 +30,8 @@ HEAD_BYTES = 100_000  # of a file; most headers are shorter
 LOOK_EVERY_S = 0.5
 WAITS_S = (10.0, *[30.0] * 20)  # for a hub that does not answer, when hours of work hang on it
 TRIES = 2  # to fetch a file whose content is not what it should be
+MARK = ".localq-source"  # in a folder that localq made, and locked while it is used
+Answer = TypeVar("Answer")
 
 
 def _silent(what: str) -> None:
@@ -41,11 +46,18 @@ class Shards:
     tell    called while a file is waited for
     """
 
-    def __init__(self, listing: Listing, cache: Path, recorded: dict[str, str]) -> None:
-        """`cache`: where to fetch to, removed by `close`. recorded: sha256 by name, of the catalogue."""
-        self._listing, self._cache, self._recorded = listing, cache, recorded
+    def __init__(self, listing: Listing, cache: Path, recorded: Mapping[str, str], mark: IO[bytes]) -> None:
+        """`cache`: where to fetch to, without links in its path, removed by `close`; `mark`: its file, locked.
+
+        recorded: sha256 by name, of the catalogue. Raises LocalqError (exit 8) where the hub offers something else.
+        """
+        self._listing, self._cache, self._recorded, self._mark = listing, cache, recorded, mark
+        self._snapshot = cache / _folder_of(listing.repo) / "snapshots" / listing.commit
+        for file in listing.files.values():
+            hub.check_recorded(listing.repo, file, recorded)
         self.tell: Tell = _silent
         self._owner: dict[str, str] = {}  # of every tensor, its file
+        self._headers: dict[str, Header] = {}
         self._good: dict[str, Path] = {}
         self._running: dict[str, Future[Path]] = {}
         self._turn, self._over = threading.Lock(), threading.Event()
@@ -55,7 +67,7 @@ class Shards:
         files = self._listing.files
         small = [name for name in sorted(files) if hub.SMALL_FILES.fullmatch(name)]
         index = [] if SINGLE_NAME in files else [INDEX_NAME]
-        paths = [self._fetch(name) for name in (*small, *index)]
+        paths = [self._fetch(name, shared=False) for name in (*small, *index)]
         folder = paths[0].parent
         names = sorted(set(read_index(folder).values())) or [SINGLE_NAME]
         if absent := [name for name in names if name not in files]:
@@ -71,9 +83,9 @@ class Shards:
 
     def headers(self) -> dict[str, Header]:
         """Of every file, without its data. Raises LocalqError (exit 8) for unsound ones."""
-        found = {name: self._header(self._listing.files[name]) for name in self.names}
-        self._owner = {tensor: name for name, header in found.items() for tensor in header.tensors}
-        return found
+        self._headers = {name: self._header(self._listing.files[name]) for name in self.names}
+        self._owner = {tensor: name for name, header in self._headers.items() for tensor in header.tensors}
+        return self._headers
 
     def holding(self, tensors: Iterable[str]) -> list[str]:
         """The files of these tensors, each once, in the order of the tensors; `headers` were read."""
@@ -81,15 +93,19 @@ class Shards:
 
     def _header(self, file: RemoteFile) -> Header:
         self.tell(f"{file.name}, its header")
-        head = hub_client.first_bytes(self._listing, file, HEAD_BYTES)
+        head = self._patiently(lambda: hub_client.first_bytes(self._listing, file, HEAD_BYTES))
         length = struct.unpack("<Q", head[:8])[0] if len(head) >= 8 else 0
         if len(head) - 8 < length <= MAX_HEADER_BYTES:
-            head = hub_client.first_bytes(self._listing, file, 8 + length)
+            head = self._patiently(lambda: hub_client.first_bytes(self._listing, file, 8 + length))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / file.name
-            with path.open("wb") as stub:  # as long as the file, without its bytes
-                stub.write(head)
-                stub.truncate(file.size)
+            try:
+                with path.open("wb") as stub:  # as long as the file, without its bytes
+                    stub.write(head)
+                    stub.truncate(file.size)
+            except (OSError, OverflowError) as error:
+                why = f"{file.name} is said to have {file.size:,} bytes, which no file here can have ({error})"
+                raise bad_file(self._listing.repo, why, "Use another repository or revision.") from error
             return read_header(path)
 
     def path(self, name: str) -> Path:
@@ -103,8 +119,15 @@ class Shards:
                 self.tell(f"{name}, {self._listing.files[name].size:,} bytes")
                 wait([future], LOOK_EVERY_S)
             del self._running[name]
-            self._good[name] = future.result()
+            self._good[name] = self._as_said(name, future.result())
         return self._good[name]
+
+    def _as_said(self, name: str, path: Path) -> Path:
+        """What was planned with is what came: the answer that held the header had no hash."""
+        if name in self._headers and read_header(path).tensors != self._headers[name].tensors:
+            why = f"{name} holds other tensors than the hub said before it was fetched"
+            raise bad_file(self._listing.repo, why, "Run the same command again; if it stays so, use another revision.")
+        return path
 
     def keep(self, needed: Sequence[str]) -> None:
         """Remove the fetched files that are not among `needed`, and fetch ahead, in this order, while there is room."""
@@ -117,12 +140,12 @@ class Shards:
             if name not in held and name not in self._good:
                 self._start(name)
 
-    def clean(self, needed: Collection[str]) -> None:
-        """Remove what an interrupted run left behind: parts of files, and files that are needed no more."""
-        for path in (self._cache / f"models--{self._listing.repo.replace('/', '--')}" / "blobs").glob("*.incomplete"):
+    def clean(self, needed: Sequence[str]) -> None:
+        """Remove what an interrupted run left behind: parts of files, and files but the first ones of `needed`."""
+        for path in (self._cache / _folder_of(self._listing.repo) / "blobs").glob("*.incomplete"):
             path.unlink(missing_ok=True)
         for name in self.names:
-            if name not in needed and (self.folder / name).exists():
+            if name not in needed[:AHEAD] and (self.folder / name).exists():
                 self._remove(self.folder / name)
 
     def close(self, *, done: bool) -> None:
@@ -130,6 +153,7 @@ class Shards:
         self._over.set()
         if done:
             shutil.rmtree(self._cache, ignore_errors=True)
+        self._mark.close()
 
     def _start(self, name: str) -> Future[Path]:
         """Fetch behind the back of whoever computes; one file after the other."""
@@ -153,10 +177,11 @@ class Shards:
         if self._is_ours(path):
             hub_cache.discard(path)
 
-    def _fetch(self, name: str) -> Path:
+    def _fetch(self, name: str, shared: bool = True) -> Path:
+        """`shared`: where the user's cache has it, it is read there."""
         file, repo = self._listing.files[name], self._listing.repo
-        there = hub_cache.repo_folder(repo) / "snapshots" / self._listing.commit / name  # the user's
-        if there.is_file():
+        there = hub_cache.repo_folder(repo) / "snapshots" / self._listing.commit / name
+        if shared and there.is_file():
             hub.check_content(repo, there, file, self._recorded.get(name))
             return there
         for tries in range(1, TRIES + 1):
@@ -170,29 +195,69 @@ class Shards:
         raise AssertionError("the last try returns or raises")
 
     def _downloaded(self, file: RemoteFile) -> Path:
-        disk.check_free(self._cache, file.size, file.name)
+        if not (self._snapshot / file.name).exists():
+            disk.check_free(self._cache, file.size, file.name)
+        return self._patiently(lambda: hub_client.download(self._listing, file, lambda new: None, self._cache))
+
+    def _patiently(self, ask: Callable[[], Answer]) -> Answer:
+        """What `ask` returns, asked again for some minutes where the hub stays away."""
         for wait_s in (*WAITS_S, None):
             try:
-                return hub_client.download(self._listing, file, lambda new: None, self._cache)
+                return ask()
             except LocalqError as error:
                 if wait_s is None or error.exit_code != ExitCode.NETWORK or self._over.wait(wait_s):
                     raise
         raise AssertionError("the last try returns or raises")
 
 
+def _folder_of(repo: str) -> str:
+    return f"models--{repo.replace('/', '--')}"
+
+
+def _claim(cache: Path) -> IO[bytes]:
+    """The mark of `cache`, locked; the folder is made. Raises LocalqError (exit 2) for a folder that is not ours."""
+    try:
+        empty = not cache.exists() or (cache.is_dir() and not any(cache.iterdir()))
+        if not empty and not (cache / MARK).is_file():
+            why = "files of the source would be fetched to it and removed, and it is not localq's"
+            raise usage_error(str(cache), why, "Move it away, or give another --out.")
+        cache.mkdir(parents=True, exist_ok=True)
+        mark = (cache / MARK).open("ab")
+    except OSError as error:
+        raise disk.disk_error(cache, error) from error
+    try:
+        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        mark.close()
+        why = "another localq fetches files to it"
+        raise usage_error(str(cache), why, "Wait for it, or give another --out.") from error
+    return mark
+
+
 def open_shards(source: Source, cache: Path) -> Shards | None:
     """The weights of `source`; None where it is no repository of safetensors.
 
-    Raises LocalqError as `hub.fetch` does.
+    Raises LocalqError as `hub.fetch` does, and exit 2 where `cache` is somebody else's.
     """
     if source.kind == "pypi" or source.files:
         return None
-    begun = sorted(cache.glob("models--*/snapshots/*"))
-    revision = begun[0].name if begun else source.revision
-    listing = hub_client.list_files(source.repo, revision)
+    cache = cache.resolve()
+    begun = sorted(cache.glob(f"{_folder_of(source.repo)}/snapshots/*"))
+    pinned = hub_cache.COMMIT.fullmatch(source.revision or "") is not None
+    listing = hub_client.list_files(source.repo, begun[0].name if begun and not pinned else source.revision)
     if SINGLE_NAME not in listing.files and INDEX_NAME not in listing.files:
         return None
     if listing.gated and not hub_client.has_token():
         raise hub_client.gated(listing.repo)
     hub.check_layout(listing)
-    return Shards(listing, cache, source.sha256)
+    mark = _claim(cache)
+    try:
+        for other in cache.glob("models--*"):  # of another source that was to become the same output
+            if other.name != _folder_of(source.repo):
+                shutil.rmtree(other, ignore_errors=True)
+        return Shards(listing, cache, source.sha256, mark)
+    except BaseException:
+        if [each.name for each in cache.iterdir()] == [MARK]:
+            shutil.rmtree(cache, ignore_errors=True)
+        mark.close()
+        raise

@@ -92,7 +92,12 @@ def test_the_result_is_that_of_a_folder_and_every_file_is_fetched_once(hub, fini
     assert not (tmp_path / "hub").exists() or not list((tmp_path / "hub").rglob("*.safetensors"))
 
 
-def test_never_more_than_two_files_of_the_source_are_on_the_disk(hub, finished, tmp_path, monkeypatch):
+@pytest.mark.parametrize("linked", [False, True], ids=["a folder", "behind a link"])
+def test_never_more_than_two_files_of_the_source_are_on_the_disk(hub, finished, tmp_path, monkeypatch, linked):
+    if linked:
+        (tmp_path / "real").mkdir()
+        (tmp_path / "link").symlink_to(tmp_path / "real")
+        tmp_path = tmp_path / "link"
     taken, sizes = [], sorted(weights(hub).values())
 
     def look(call: Any) -> Any:
@@ -123,6 +128,22 @@ def test_files_that_the_user_has_are_read_and_left(hub, finished, tmp_path):
     assert not set(whole_fetches(hub)[before:]) & set(mine)
     assert all(path.is_file() for path in paths)
     assert all(hub_cache.repo_folder(REPO) in path.parents for path in paths)
+
+
+def test_a_configuration_that_the_user_has_changes_nothing(hub, finished, tmp_path):
+    listing = hub_client.list_files(REPO, "main")
+    hub_client.download(listing, listing.files["config.json"], lambda new: None)
+    assert made(tmp_path / "out") == finished
+
+
+def test_what_another_source_left_is_removed(hub, finished, tmp_path):
+    other = hub_shards.open_shards(hub_server.source(), _cache(tmp_path / "out"))
+    assert other is not None
+    other.close(done=False)
+    left = _cache(tmp_path / "out") / "models--org--other" / "snapshots" / ("1" * 40)
+    left.mkdir(parents=True)
+    assert made(tmp_path / "out") == finished
+    assert not left.exists()
 
 
 def test_a_damaged_file_is_named_removed_and_fetched_again(hub, finished, tmp_path):

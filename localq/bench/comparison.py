@@ -35,7 +35,8 @@ def run_all(requests: Sequence[Request], on_progress: OnProgress) -> tuple[list[
         except LocalqError as error:
             if len(requests) == 1:
                 raise
-            failed.append(error)
+            error.__context__ = error.__cause__ = None
+            failed.append(error.with_traceback(None))  # whose frames hold the model: what comes next needs its memory
         free_memory()
     return found, failed
 

@@ -34,7 +34,7 @@ class Request:
     raw        the text; `text` is what to call it
     window     tokens of a window; `most` windows at most, None = all
     against    None, `REFERENCE` (the weights of `rival`, or else of `files`, dequantized), or another model: `rival`
-    rival      must have the vocabulary of `files`
+    rival      must have the vocabulary of `files`; with `against` None nothing else is asked of it
     decode     single steps to compare with the passes of many tokens, 0 = none
     speed      also time a reply
     """

@@ -1,4 +1,4 @@
-"""Tensors of random numbers, each made when it is read, on the device, and the same every time."""
+"""Tensors of random numbers, each made when it is read, and the same every time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPREAD = 0.1  # scales lie within this share of their mean
 _BIG = 2**16  # elements; smaller tensors are made on the CPU
 _SLAB = 2**25  # elements
 
-# (shape, type, generator) -> the tensor, on the device of the generator
+# (shape, type, generator) -> the tensor, on the device of the generator where nothing else is said
 Recipe = Callable[[tuple[int, ...], torch.dtype, Generator], Tensor]
 
 
@@ -95,7 +95,7 @@ class RandomTensors:
         self._parts, self._device, self._seed = parts, device, seed
 
     def read(self, name: str) -> Tensor:
-        """On the device, or on the CPU when small."""
+        """On the device; on the CPU what is small, constant, or made `on_host`."""
         wanted = self._parts[name]
         shape, dtype = wanted.info.shape, getattr(torch, wanted.info.dtype)
         device = self._device if math.prod(shape) >= _BIG else torch.device("cpu")

@@ -89,7 +89,7 @@ Seed = Annotated[
 ]
 
 
-_KEEP = "Fetch all of SOURCE first, into the Hugging Face cache; else vq2 has two of its files at a time."
+_KEEP = "Fetch all of SOURCE first, into the Hugging Face cache; else, but for mixtures, two of its files at a time."
 
 
 def quantize(
@@ -171,6 +171,8 @@ class _Job:
         from localq import hub_shards, prepare
 
         source = prepare.remote_source(self.source, self.settings.offline)
+        if not self.out.absolute().name:
+            raise usage_error("--out", f"{self.out} has no name of its own", "Give a folder in it.")
         cache = self.out.absolute().with_name(f"{self.out.absolute().name}.source")
         return None if source is None else hub_shards.open_shards(source, cache)
 

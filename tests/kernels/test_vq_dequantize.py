@@ -68,6 +68,7 @@ def library(tmp_path_factory) -> ctypes.CDLL:
     shutil.copy(support / "vq_machine_on_cpu.cuh", folder / "vq_machine.cuh")
     shutil.copy(support / "launch_on_cpu.h", folder / "launch.h")
     command = [compiler, "-std=c++17", "-O2", "-w", "-shared", "-fPIC", "-I", folder, "-I", headers]
+    command += ["-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"]
     command += ["-include", "vq_machine.cuh", "-o", folder / "vq.so", support / "vq_dequantize_on_cpu.cpp"]
     subprocess.run([*command, "-x", "c++", *(folder / kernel for kernel in KERNELS)], check=True)
     found = ctypes.CDLL(str(folder / "vq.so"))

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "vq_gemv.h", "vq_plan.h", "vq_gemv_launch.cu")
 # Multiprocessors, shared memory of a block, clusters: of an H200, with room for two tables, and of a consumer card.
 LARGE, SMALL = (16, 232_448, True), (6, 101_376, False)
+WITHOUT = (4, 232_448, True)  # clusters, but none of eight blocks fits
 MEETING = 2**18
 SUMS = 2e-6  # of at most 288 entries in f32, over the sum of magnitudes
 
@@ -185,11 +186,17 @@ def weights(operand: VqOperand, other: VqOperand) -> torch.Tensor:
     return rows * operand.matrix.scales[:, None].float()
 
 
+@pytest.mark.parametrize("shared", [False, True], ids=["own codebooks", "one codebook"])
 @pytest.mark.parametrize("rows", [1, 5])
-def test_gate_and_up(emulated, rows):
-    pair = [make((101, 576), SCHEMES["s4l16"], seed=seed) for seed in (1, 2)]
+def test_gate_and_up(emulated, rows, shared):
+    pair = [make((101, 576), SCHEMES["s8l8"], seed=seed) for seed in (1, 2)]
+    if shared:
+        one, two = pair
+        books = (vq.VqBook(two.matrix.books[0].codes, one.matrix.books[0].fragments, 8, 0, 72),)
+        matrix = vq.VqMatrix(books, two.matrix.scales, one.matrix.factor, 101, 576)
+        pair[1] = VqOperand(matrix, weights(two, one), two.codes, one.codebooks)
     x = inputs(rows, 576, torch.float16) / 32
-    for device in (LARGE, SMALL):
+    for device in (LARGE, SMALL, WITHOUT):
         got = emulated(device, x, [each.matrix for each in pair], activation="silu", out=torch.empty(rows, 101))
         gate, up = (by_tables(each, x)[0] for each in pair)
         torch.testing.assert_close(got, torch.nn.functional.silu(gate) * up, rtol=2e-4, atol=2e-4)

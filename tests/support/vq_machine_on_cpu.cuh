@@ -52,6 +52,7 @@ inline int cluster_here;
 inline uint64_t cluster_round;
 inline uint32_t blocks;
 inline std::function<void()> body;
+inline uint64_t events;  // arrivals and ends: without any in a round of all threads, none will ever go on
 
 // Accesses of warps, and wavefronts beyond the least: look-ups, and 16-byte stores of tables.
 struct Count {
@@ -65,6 +66,7 @@ inline void leave() {
 template <typename Last>
 void meet(int& here, uint64_t& round, int all, Last last) {
   const uint64_t mine = round;
+  ++events;
   if (++here == all) {
     last();
     here = 0, ++round;
@@ -112,7 +114,7 @@ inline void count(Count& count, uint32_t address, uint32_t bytes) {
 
 inline void enter() {
   body();
-  now->done = true;
+  now->done = true, ++events;
   leave();
 }
 
@@ -135,11 +137,13 @@ inline void run_cluster(uint32_t first, uint32_t count, uint32_t shared_bytes) {
   }
   for (bool live = true; live;) {
     live = false;
+    const uint64_t before = events;
     for (const auto& thread : threads) {
       if (thread->done) continue;
       live = true, now = thread.get();
       swapcontext(&scheduler, &now->context);
     }
+    if (live && events == before) __builtin_trap();  // they wait for each other
   }
 }
 
@@ -280,13 +284,13 @@ template <int kOffset>
 void load_half(uint32_t (&to)[1], uint32_t address) {
   on_cpu::count(on_cpu::lookups, address + kOffset, 2);
   uint16_t low;
-  std::memcpy(&low, &on_cpu::now->block->memory.at(address + kOffset), 2);
+  std::memcpy(&low, &on_cpu::now->block->memory.at(address + kOffset + 1) - 1, 2);
   to[0] = low;
 }
 template <int kOffset, size_t kWords>
 void load_words(uint32_t (&to)[kWords], uint32_t address) {
   on_cpu::count(on_cpu::lookups, address + kOffset, 4 * kWords);
-  std::memcpy(to, &on_cpu::now->block->memory.at(address + kOffset), 4 * kWords);
+  std::memcpy(to, &on_cpu::now->block->memory.at(address + kOffset + 4 * kWords - 1) - (4 * kWords - 1), 4 * kWords);
 }
 inline void store_words(uint8_t* to, uint4 words) {
   on_cpu::count(on_cpu::stores, shared_address(to), 16);
@@ -300,6 +304,7 @@ inline uint4 load_fragment(const uint4* from) {
 }
 inline void cluster_arrive() {
   on_cpu::now->cluster_round = on_cpu::cluster_round;
+  ++on_cpu::events;
   if (++on_cpu::cluster_here < int(on_cpu::cluster.size()) * on_cpu::block_threads) return;
   on_cpu::cluster_here = 0, ++on_cpu::cluster_round;
 }
