@@ -163,6 +163,7 @@ def _tune(made: Block, index: int, before: list[Tensor], streams: Streams, setti
 
     seed = settings.seed * 4096 + index
     packed, others, _ = tune(made, found.packed, sequence, len(before), step, settings.tuning, seed, device)
+    settings.watch("passes")
     found.packed.update(packed)
     found.others.update({name: value.to(settings.dtype).cpu() for name, value in others.items()})
     for name, matrix in packed.items():

@@ -42,7 +42,7 @@ from localq.quantizer.stream import Streams
 
 WINDOWS, TRACED = 16, 4  # of the text, for the metrics; of these for the gradients
 HELD_BYTES = 4 * 2**30  # of what the layers read of the traced ones, on the host
-HEAD_BYTES = 2**28  # of logits at a time
+HEAD_BYTES = 2**26  # of logits at a time, in f32: what is made of them takes seven times as much
 OnLayer = Callable[[], None]
 Ending = tuple[nn.Module, Tensor, float]  # norm, head [vocab, hidden], soft cap of the logits (0 = none)
 
