@@ -1,7 +1,8 @@
 // W = scale * sums of codewords, rows of a matrix whose codes lie in tiles of 16 rows (localq/quant/vq_tiles.py), bit
 // for bit as localq/quant/vq2_codec.py and aqlm.py define it, to f16 or bf16.
-//   book    one or two: codes u8 [tile][position][16 rows], codebook C [entries, length], stride, length
-//   (vq_dequantize.h) scales  C [out], C the type of the codebooks out     O [row_count, in]; in % 8 == 0
+//   book    one or two (vq_dequantize.h): codes u8 [tile][position][16 rows], codebook C [entries, length]
+//   scales  C [out], C the type of the codebooks
+//   out     O [row_count, in]; in % 8 == 0
 // Terms are added in f32 in the order of the definition: the first book, earlier positions first, then the second. -0
 // in a codebook is +0 here, so that the first term needs no sum with zero: no other sum can tell.
 //

@@ -56,8 +56,7 @@ struct Arguments {
   Book book[kMaxBooks];
   GemvExtras extras;
   uint32_t books, in, units, parts;
-  uint32_t
-      run_end[kMaxSegments];  // units behind the matrices that share codebooks; with parts only their number counts
+  uint32_t run_end[kMaxSegments];  // units behind each run of matrices that share codebooks; not with two parts
   uint32_t runs;
   uint32_t slices, slice_shift, slice_units, unit_columns;  // columns are cut between units of columns
   Shares stripe_share, slice_share;                         // of units, and of slice_units

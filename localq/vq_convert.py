@@ -8,6 +8,7 @@ the device; on the host lies the text, twice, as wide as the model's residual st
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +24,7 @@ from localq.checkpoint import Checkpoint, TensorInfo, in_memory, info, open_chec
 from localq.conversion_folder import claim, locked, stated_dtype, write_small_files
 from localq.engine import vram
 from localq.engine.load import is_out_of_memory
-from localq.errors import ExitCode, LocalqError, usage_error
+from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 from localq.models import ARCHITECTURES
 from localq.quantizer import memory, mixture
 from localq.quantizer.books import universal
@@ -268,6 +269,9 @@ class _Work:
     def _check_range(self, index: int, streams: Streams) -> None:
         """Can the type that the model is to compute in hold what comes out of a layer?"""
         largest = float(torch.stack([x.abs().max().float() for x in streams.x]).max())
+        if math.isnan(largest):
+            why = f"layer {index} makes values that are no numbers"
+            raise bad_file(self._request.source.name, why, "Fetch the model again.")
         if not largest <= torch.finfo(self._dtype).max:
             why = f"layer {index} makes values up to {largest:.0f}, beyond {self._stated}, in which it would compute"
             raise LocalqError(self._request.source.name, why, "Use --format vq2.", ExitCode.USAGE)

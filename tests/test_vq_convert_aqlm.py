@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aqlm_package
@@ -181,3 +182,10 @@ def test_what_float16_cannot_compute_is_refused(tmp_path):
     with pytest.raises(LocalqError, match=r"layer 0 makes values.*beyond float16.*vq2") as caught:
         convert(request(source, tmp_path / "out"))
     assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_what_is_no_number_is_no_matter_of_the_format():
+    work = SimpleNamespace(_request=SimpleNamespace(source=SimpleNamespace(name="org/repo")), _dtype=torch.float16)
+    with pytest.raises(LocalqError, match="layer 3 makes values that are no numbers") as caught:
+        vq_convert._Work._check_range(work, 3, SimpleNamespace(x=[torch.tensor([1.0, torch.nan])]))
+    assert caught.value.exit_code == ExitCode.BAD_FILE

@@ -13,7 +13,6 @@ from tiny_checkpoints import make_checkpoint
 
 from localq.bench import bits, comparison, evaluation, speed
 from localq.bench.evaluation import REFERENCE, Request
-from localq.convert import convert
 from localq.engine.load import Options
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import open_model
@@ -27,14 +26,9 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("plain"), dtype=torch.float32, initializer_range=0.15)
-
-
-@pytest.fixture(scope="module")
-def nf4(plain, tmp_path_factory) -> Path:
-    return convert(open_model(plain), "nf4", tmp_path_factory.mktemp("nf4") / "out")
+@pytest.fixture
+def nf4(nf4_folder: Path) -> Path:
+    return nf4_folder
 
 
 def asked(*folders: Path, **more: Any) -> list[Request]:

@@ -32,16 +32,6 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("plain"), dtype=torch.float32, initializer_range=0.15)
-
-
-@pytest.fixture(scope="module")
-def nf4_folder(plain, tmp_path_factory) -> Path:
-    return convert(open_model(plain), "nf4", tmp_path_factory.mktemp("nf4") / "out")
-
-
 def evaluated(folder: Path, device: str = "cpu", **asked: Any) -> dict[str, Any]:
     options = Options(device=device, **asked.pop("options", {}))
     raw = asked.pop("raw", TEXT.read_bytes())

@@ -6,14 +6,13 @@ from __future__ import annotations
 import copy
 import ctypes
 import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from cuda_headers import cuda_headers
+from cuda_headers import built
 from gather_operands import aqlm_packed, integers, normal
 from nf4_operands import bits
 
@@ -59,19 +58,9 @@ class Matrix(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    compiler, headers = shutil.which("g++"), cuda_headers()
-    if compiler is None or headers is None:
-        pytest.skip("there is no g++, or no header of CUDA")
-    folder, support = tmp_path_factory.mktemp("library"), ROOT / "tests/support"
-    for source in (*SOURCES, *(path.name for path in (ROOT / "csrc").glob("*.cuh"))):
-        shutil.copy(ROOT / "csrc" / source, folder)
-    shutil.copy(support / "vq_machine_on_cpu.cuh", folder / "vq_machine.cuh")
-    shutil.copy(support / "launch_on_cpu.h", folder / "launch.h")
-    command = [compiler, "-std=c++17", "-O2", "-w", "-shared", "-fPIC", "-I", folder, "-I", headers]
-    command += ["-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"]
-    command += ["-include", "vq_machine.cuh", "-o", folder / "vq.so", support / "vq_dequantize_on_cpu.cpp"]
-    subprocess.run([*command, "-x", "c++", *(folder / kernel for kernel in KERNELS)], check=True)
-    found = ctypes.CDLL(str(folder / "vq.so"))
+    folder = tmp_path_factory.mktemp("library")
+    shutil.copy(ROOT / "tests/support/launch_on_cpu.h", folder / "launch.h")
+    found = built(folder, SOURCES, "vq_dequantize_on_cpu.cpp", KERNELS)
     found.vq_dequantize_on_cpu.restype = ctypes.c_char_p
     return found
 

@@ -7,14 +7,12 @@ its own, or sums differ by far more than rounding. Conflicts between banks of sh
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from cuda_headers import cuda_headers
+from cuda_headers import built
 from nf4_operands import bits, inputs
 from row_operands import normed
 from vq_operands import SCHEMES, VqOperand, by_tables, make
@@ -70,20 +68,7 @@ class Workspace(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    compiler, headers = shutil.which("g++"), cuda_headers()
-    if compiler is None or headers is None:
-        pytest.skip("there is no g++, or no header of CUDA")
-    folder = tmp_path_factory.mktemp("library")
-    for source in (*SOURCES, *(path.name for path in (ROOT / "csrc").glob("*.cuh"))):
-        shutil.copy(ROOT / "csrc" / source, folder)
-    shutil.copy(ROOT / "tests/support/vq_machine_on_cpu.cuh", folder / "vq_machine.cuh")
-    (folder / "launch.h").write_text('#include "vq_machine.cuh"\n')
-    # An index outside an array of fixed size ends the test: on a GPU it reads on, and may never end.
-    command = [compiler, "-std=c++17", "-O2", "-w", "-shared", "-fPIC", "-I", folder, "-I", headers]
-    command += ["-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"]
-    command += ["-include", "vq_machine.cuh", "-o", folder / "vq.so", ROOT / "tests/support/vq_on_cpu.cpp"]
-    subprocess.run([*command, "-x", "c++", folder / "vq_gemv_launch.cu"], check=True)
-    found = ctypes.CDLL(str(folder / "vq.so"))
+    found = built(tmp_path_factory.mktemp("library"), SOURCES, "vq_on_cpu.cpp", ["vq_gemv_launch.cu"])
     found.vq_gemv_on_cpu.restype = ctypes.c_char_p
     return found
 

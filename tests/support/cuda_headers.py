@@ -1,10 +1,17 @@
-"""Headers of CUDA, for kernels that tests compile for the CPU."""
+"""Kernels that tests compile for the CPU: where the headers of CUDA are, and the library."""
 
 from __future__ import annotations
 
+import ctypes
 import shutil
+import subprocess
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
 
 
 def cuda_headers() -> Path | None:
@@ -14,3 +21,25 @@ def cuda_headers() -> Path | None:
     places = [Path(nvcc).resolve().parents[1]] if nvcc else []
     places += [packages / "nvidia/cu13", Path("/usr/local/cuda")]
     return next((place / "include" for place in places if (place / "include/cuda_fp16.h").exists()), None)
+
+
+def built(folder: Path, sources: Sequence[str], host: str, kernels: Sequence[str]) -> ctypes.CDLL:
+    """`kernels`, with `host` of tests/support that calls them, over vq_machine_on_cpu.cuh; skips without a compiler.
+
+    folder    an empty one; `sources` of csrc and all its .cuh are copied to it, beside what stands in for the machine.
+              A launch.h that is there already stays
+    An index outside an array of fixed size ends the test: on a GPU it reads on, and may never end.
+    """
+    compiler, headers = shutil.which("g++"), cuda_headers()
+    if compiler is None or headers is None:
+        pytest.skip("there is no g++, or no header of CUDA")
+    for source in (*sources, *(path.name for path in (ROOT / "csrc").glob("*.cuh"))):
+        shutil.copy(ROOT / "csrc" / source, folder)
+    shutil.copy(ROOT / "tests/support/vq_machine_on_cpu.cuh", folder / "vq_machine.cuh")
+    if not (folder / "launch.h").exists():
+        (folder / "launch.h").write_text('#include "vq_machine.cuh"\n')
+    command = [compiler, "-std=c++17", "-O2", "-w", "-shared", "-fPIC", "-I", folder, "-I", headers]
+    command += ["-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"]
+    command += ["-include", "vq_machine.cuh", "-o", folder / "vq.so", ROOT / "tests/support" / host]
+    subprocess.run([*command, "-x", "c++", *(folder / kernel for kernel in kernels)], check=True)
+    return ctypes.CDLL(str(folder / "vq.so"))

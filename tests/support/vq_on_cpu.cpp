@@ -4,19 +4,6 @@
 
 static localq::DeviceFacts facts;
 
-extern "C" {
-cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
-  return cudaSuccess;
-}
-cudaError_t cudaSetDevice(int) {
-  return cudaSuccess;
-}
-const char* cudaGetErrorString(cudaError_t) {
-  return "none";
-}
-}
-
 namespace localq {
 
 const DeviceFacts& device_facts(int, const char*) {
