@@ -23,8 +23,13 @@ CUBLAS_BYTES = 32 * MIB  # torch's workspace for cuBLAS on Hopper; elsewhere les
 LAUNCH_BYTES = 8192  # of one kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill goes through the prompt in pieces of this size
 PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized for prefill
-# Beside the scratch: temporaries of what torch dequantizes (`CHUNK_WEIGHTS` of its module).
+# Beside the scratch: temporaries of what torch dequantizes (`CHUNK_WEIGHTS` of its module). Of vq2 only models in
+# 32 bit have them: in 16 bit kernels read codes in tiles and rotate, and write nothing but the result.
 UNPACK_BYTES = {"aqlm": 48 * MIB, "vptq": 32 * MIB, "vq2": 64 * MIB}
+# Of vq2 besides its weights: codewords as operands (`vq_tiles.fragments`), 16 weights of each of the 256 of a book, and
+# where slices of columns meet on cards without clusters (`kernels.vq.meeting_place`).
+FRAGMENT_BYTES, MEETING_BYTES = 2 * 256 * 16, 4 * MIB + 4096
+MOST_FRAGMENTS = 4  # of a matrix: two books of up to 32 weights, which it may have for itself
 SPARE_BYTES = 32 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unused
 # Where a soft cap rules out fused attention: scores of a block of queries, and copies, in 16 bit.
 SCORES_BYTES = 80 * MIB
@@ -111,7 +116,7 @@ def fixed_bytes(
         "weights": weights_bytes(arch, format, scheme)["weights"] if weights is None else weights,
         "embedding": 0 if placement.embed == "host" else itemsize * arch.embedding_parameters,
         "head": head_bytes(arch, placement.head, itemsize),
-        "tables": 4 * arch.other_parameters if "four_norms" in MODEL_TYPES[arch.model_type] else 0,  # 1 + weight in f32
+        "tables": _fixed_tables(arch, format),
         "scratch": _scratch(arch, format, itemsize),
         "step_buffers": _step_buffers(arch, itemsize),
         "attention_workspace": _attention_workspace(arch),
@@ -134,13 +139,22 @@ def per_token_bytes(arch: Architecture, placement: Placement, itemsize: int) -> 
     }
 
 
+def _fixed_tables(arch: Architecture, format: str) -> int:
+    """Tables that the context does not lengthen."""
+    norms = 4 * arch.other_parameters if "four_norms" in MODEL_TYPES[arch.model_type] else 0  # 1 + weight in f32
+    if format != "vq2":
+        return norms
+    return norms + MEETING_BYTES + MOST_FRAGMENTS * FRAGMENT_BYTES * sum(each.count for each in arch.linears)
+
+
 def _scratch(arch: Architecture, format: str, itemsize: int) -> int:
     """What prefill holds besides the masks: dequantized weights, and all that a chunk computes."""
     largest = 0 if format in _PLAIN else max(each.rows * each.columns for each in arch.linears)
     chunk = _chunk(arch, itemsize) * 9 // 8  # an eighth lies in between
     if format == "vq2":  # the rotated inputs of a Linear
         chunk += itemsize * PREFILL_CHUNK * max(each.columns for each in arch.linears)
-    return slab_bytes(largest, itemsize) + UNPACK_BYTES.get(format, 0) + chunk + SPARE_BYTES
+    unpacking = 0 if format == "vq2" and itemsize == 2 else UNPACK_BYTES.get(format, 0)
+    return slab_bytes(largest, itemsize) + unpacking + chunk + SPARE_BYTES
 
 
 def _chunk(arch: Architecture, itemsize: int) -> int:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from vq2_checkpoints import packed_of
 
-from localq import catalog, planner
+from localq import catalog, footprint, planner
 from localq.architecture import Architecture
 from localq.errors import ExitCode, LocalqError
-from localq.placement import Wishes
+from localq.kernels import vq
+from localq.placement import Placement, Wishes
+from localq.quant import vq2, vq_linear, vq_tiles
 
 MIB = 2**20
 
@@ -44,3 +48,35 @@ def test_the_workspace_of_attention_is_enough_for_every_card(name, multiprocesso
     needed = 4 * rows * (columns + columns // 16) + 4 * 16 * shape.kv_heads
     planned = planner.plan(shape, "nf4", 80 * 2**30).ledger.components["attention_workspace"]
     assert needed <= planned <= 3 * MIB + needed
+
+
+def test_vq2_in_16_bit_has_tables_and_no_temporaries():
+    shape = shape_of("llama-3.3-70b")
+    plain, half, full = (
+        footprint.fixed_bytes(shape, format, "", None, Placement(), itemsize)
+        for format, itemsize in (("nf4", 2), ("vq2", 2), ("vq2", 4))
+    )
+    assert half["tables"] == footprint.MEETING_BYTES + 560 * 4 * 8192
+    assert half["scratch"] - plain["scratch"] == 2 * 1024 * 28_672  # inputs of down, rotated
+    rotated = 4 * 1024 * 28_672
+    plain = footprint.fixed_bytes(shape, "nf4", "", None, Placement(), 4)
+    assert full["scratch"] - plain["scratch"] == footprint.UNPACK_BYTES["vq2"] + rotated
+
+
+@pytest.mark.parametrize(("length", "fragments"), [(4, 1), (16, 1), (32, 2)])
+def test_what_vq_gemv_has_besides_the_weights(length, fragments):
+    book = torch.randn(256, length, generator=torch.Generator().manual_seed(0))
+    assert vq_tiles.fragments(book, 4096.0).nbytes == fragments * footprint.FRAGMENT_BYTES
+    assert 2 * fragments <= footprint.MOST_FRAGMENTS
+    assert 4 * vq.MEETING_FLOATS + 4 * vq.MEETING_STRIPES == footprint.MEETING_BYTES
+
+
+def test_tables_that_matrices_share_are_counted_once():
+    book = torch.randn(256, 16, generator=torch.Generator().manual_seed(1)).half()
+    others = [vq2.Packed(((packed.books[0][0], book),), packed.scales, None, (64, 128))
+              for packed in (packed_of((64, 128), seed=seed, signs=False) for seed in (0, 1))]  # fmt: skip
+    model = torch.nn.ModuleList([vq2.Linear(each) for each in (*others, packed_of((64, 128), "s4l16+s8l16", seed=2))])
+    assert vq_linear.table_bytes(model) == 0  # nothing is in tiles yet
+    for linear in model:
+        linear.put_into_tiles()
+    assert vq_linear.table_bytes(model) == 3 * footprint.FRAGMENT_BYTES  # one for both, two of the last

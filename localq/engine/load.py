@@ -25,7 +25,7 @@ from localq.errors import ExitCode, LocalqError, usage_error
 from localq.modelfiles import ModelFiles
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
-from localq.quant import FORMATS, nf4
+from localq.quant import FORMATS, nf4, vq_linear
 from localq.quant.slabs import SlabLinear
 
 OnProgress = Callable[[str, int, int], None]  # stage, bytes done, bytes in total
@@ -137,7 +137,8 @@ def _load(
     model.make_tables(plan.ctx, device)
     model.eval()
     cache = KVCache(model.kv_layout(), plan.ctx, dtype, device, plan.kv_bits)
-    ledger = {**weights.weight_bytes(model), "kv_cache": cache.bytes(), "tables": model.table_bytes(plan.ctx, dtype)}
+    tables = model.table_bytes(plan.ctx, dtype) + vq_linear.table_bytes(model)
+    ledger = {**weights.weight_bytes(model), "kv_cache": cache.bytes(), "tables": tables}
     if held is not None:
         ledger["scratch"] = share_scratch(model, dtype)
         ledger["cublas_workspace"] = vram.cublas_workspace(device, dtype)

@@ -151,6 +151,11 @@ def meeting_place(device: torch.device) -> tuple[int, int, int, int]:
     return made[0].data_ptr(), MEETING_FLOATS, made[1].data_ptr(), MEETING_STRIPES
 
 
+def meeting_bytes(device: torch.device) -> int:
+    """What `meeting_place` takes of a device."""
+    return sum(tensor.nbytes for tensor in _meeting(device) or ())
+
+
 def _arguments(matrix: VqMatrix) -> tuple[list[tuple[int, int, int, int, int, int]], int, bool, float, int, int]:
     books = [
         (

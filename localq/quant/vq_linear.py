@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from localq.quant import vq_tiles
@@ -102,6 +102,17 @@ class VqLinear(SlabLinear):
         if self.matrix is None:
             return codes[first : None if count is None else first + count]
         return vq_tiles.untile(codes, self.code_shapes[name], first, count)
+
+
+def table_bytes(model: nn.Module) -> int:
+    """Device bytes of what the matrices of `model` have besides their buffers: `footprint.MOST_FRAGMENTS` of each."""
+    matrices = [module.matrix for module in model.modules() if isinstance(module, VqLinear) and module.matrix]
+    shared = {book.fragments.data_ptr(): book.fragments.nbytes for matrix in matrices for book in matrix.books}
+    if not matrices:
+        return 0
+    from localq.kernels.vq import meeting_bytes  # as in `tile_`
+
+    return sum(shared.values()) + meeting_bytes(matrices[0].codes.device)
 
 
 def _fragments_of(book: Book, factor: float) -> Tensor:
