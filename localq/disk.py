@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,8 +66,38 @@ def git_blob_sha1_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+def has_content(path: Path, content_id: str) -> bool:
+    """The content of a file is the one that `content_id` names: 64 hex digits are a sha256, 40 git's id of it."""
+    return (sha256_of(path) if len(content_id) == 64 else git_blob_sha1_of(path)) == content_id
+
+
+def make_folder(folder: Path) -> None:
+    """Make `folder` and those above it, durably."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def write_durably(path: Path, content: bytes) -> None:
+    """Replace the file at `path` by one with `content`: before or after a power cut, one of the two is there."""
+    make_folder(path.parent)
+    descriptor, new = tempfile.mkstemp(dir=path.parent, prefix=".")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except BaseException:
+        Path(new).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
 def sync_folder(folder: Path) -> None:
-    """Make renames in `folder` durable."""
+    """Make names in `folder` durable: of new files, and renamed ones."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -3,30 +3,33 @@
 Weights live in the Hugging Face cache (`hub_cache`), the bytes come through `hub_client`, the embedded model through
 `embedded`. A complete model is used without any request. Only files that localq reads are fetched: configuration,
 tokenizer, chat template and safetensors, or the one .gguf that a source names; never pickles, code or subfolders.
-Everything is pinned to one commit, hashed after the transfer, and `config.json` is placed last, so that a fetch that
-was cut off is seen as such. Torch-free.
+Everything is pinned to one commit and hashed (`download`), and `config.json` is placed last, so that a fetch that was
+cut off is seen as such. What lies in the cache already, whoever put it there, is hashed once before it is used, and
+again when it was written to. Torch-free.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from localq import disk, embedded, hub_cache, hub_client, places
+from localq import disk, download, embedded, hub_cache, hub_client, hub_records, places
 from localq.catalog import Source, Target
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.hub_client import Listing, RemoteFile
-from localq.safetensors_header import INDEX_NAME, SHARD_NAME, SINGLE_NAME, read_index
+from localq.hub_records import Store
+from localq.safetensors_header import INDEX_NAME, SHARD_NAME, SINGLE_NAME, read_index, shard_paths
 
-OnProgress = Callable[[str, int, int], None]  # file, bytes done, bytes in total (of all files that are fetched)
+OnProgress = Callable[[str, int, int], None]  # what is done, with the file; bytes done, in total (of all files)
 
 # Besides the weights, these files are fetched; nothing else is ever read.
 SMALL_FILES = re.compile(
     r"(config|generation_config|special_tokens_map|added_tokens|chat_template)\.json|chat_template[A-Za-z0-9._-]*\.jinja"
     r"|tokenizer[A-Za-z0-9._-]*\.(json|model)"
 )
+MB = 10**6
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -45,7 +48,10 @@ def fetch(
         return embedded.fetch(source, on_progress, offline)
     cached = hub_cache.find(source.repo, source.revision, source.files)
     if cached is not None and (offline or not refresh or hub_cache.COMMIT.fullmatch(source.revision)):
-        return cached
+        wrong = wrong_files(source.repo, cached, on_progress)
+        if not wrong:
+            return cached
+        _drop(source.repo, wrong, offline)
     if offline:
         why = "it is not complete on this machine, and the network is switched off"
         step = "Run once without --offline and HF_HUB_OFFLINE."
@@ -103,8 +109,6 @@ class _Fetch:
         listing = self.listing
         if listing.gated and not hub_client.has_token():
             raise hub_client.gated(listing.repo)
-        with disk.disk_errors(places.hub_cache()):
-            hub_cache.remove_abandoned(listing.repo)  # before the free space is looked at
         names = files or _single_gguf(listing)
         if names and all(name.endswith(".gguf") for name in names):
             path = self._get(_named(listing, names))[0]
@@ -137,33 +141,73 @@ class _Fetch:
     def _get(self, files: list[RemoteFile]) -> list[Path]:
         """Fetch and verify `files` in this order; the paths of them."""
         listing = self.listing
-        here = hub_cache.repo_folder(listing.repo) / "snapshots" / listing.commit
-        missing = sum(file.size for file in files if not (here / file.name).is_file())
-        disk.check_free(places.hub_cache(), missing, listing.repo)
+        disk.check_free(places.hub_cache(), download.missing_bytes(listing, files), listing.repo)
         self.done_bytes, self.total_bytes = 0, sum(file.size for file in files)
         paths = []
         for file in files:
             check_recorded(listing.repo, file, self.sha256)
             before = self.done_bytes
 
-            def count(new: int, name: str = file.name) -> None:
+            def count(new: int, file: RemoteFile = file, before: int = before) -> None:
                 self.done_bytes += new
-                self._tell(name)
+                self._tell(_how_far(file, self.done_bytes - before))
 
-            self._tell(file.name)
-            path = hub_client.download(listing, file, count)
+            count(0)
+            paths.append(download.get(listing, file, count, tell=self._tell))
             self.done_bytes = before + file.size
-            self._tell(f"checking {file.name}" if file.sha256 else file.name)
-            self._verify(path, file)
-            paths.append(path)
+            count(0)
+            check_content(hub_records.users(), listing.repo, paths[-1], file, self.sha256.get(file.name))
         return paths
 
     def _tell(self, what: str) -> None:
         if self.on_progress is not None:
             self.on_progress(what, min(self.done_bytes, self.total_bytes), self.total_bytes)
 
-    def _verify(self, path: Path, file: RemoteFile) -> None:
-        check_content(self.listing.repo, path, file, self.sha256.get(file.name))
+
+def _how_far(file: RemoteFile, done: int) -> str:
+    return file.name if file.size < MB else f"{file.name}, {done / MB:,.0f} of {file.size / MB:,.0f} MB"
+
+
+def read_files(path: Path) -> Iterator[Path]:
+    """The files of a model (snapshot or other folder, or a .gguf file) that localq reads, of those that are there.
+
+    Raises LocalqError (exit 8) where an index or a link is damaged.
+    """
+    if path.is_file():
+        yield path
+        return
+    yield from (each for each in sorted(path.iterdir()) if SMALL_FILES.fullmatch(each.name) and each.is_file())
+    yield from (each for each in (path / INDEX_NAME,) if each.is_file())
+    yield from (path / name for name in shard_paths(path))
+
+
+def wrong_files(repo: str, path: Path, on_progress: OnProgress | None = None) -> list[Path]:
+    """The files of a model in the user's cache whose content is not what it should be.
+
+    Those that were hashed before and not written to since are not read. Raises LocalqError: exit 8 for a damaged
+    index or link, 9 where a file cannot be read.
+    """
+    store = hub_records.users()
+
+    def tell(what: str) -> None:
+        if on_progress is not None:
+            on_progress(what, 0, 0)
+
+    with disk.disk_errors(path):
+        wanted = {each: hub_cache.content_id(each) for each in read_files(path)}
+        return [
+            each for each, known in wanted.items() if known and not download.is_right(store, repo, known, each, tell)
+        ]
+
+
+def _drop(repo: str, wrong: list[Path], offline: bool) -> None:
+    """Remove files with wrong content that localq fetched, so that they are fetched anew; refuse any other."""
+    if offline:
+        why = f"{wrong[0]} does not have the hash that is recorded for it, and the network is switched off"
+        raise bad_file(repo, why, "`localq verify` lists all such files; `localq pull` fetches them anew.")
+    with disk.disk_errors(places.hub_cache()):
+        for path in wrong:
+            download.discard_or_refuse(hub_records.users(), repo, hub_cache.content_id(path) or "", path)
 
 
 def check_recorded(repo: str, file: RemoteFile, sha256: Mapping[str, str]) -> None:
@@ -174,23 +218,18 @@ def check_recorded(repo: str, file: RemoteFile, sha256: Mapping[str, str]) -> No
         raise bad_file(repo, why, "Somebody replaced it: name a --revision that you trust.")
 
 
-def check_content(repo: str, path: Path, file: RemoteFile, recorded: str | None = None) -> None:
-    """The content at `path` is what the hub's records and the catalogue (`recorded`, sha256) say.
+def check_content(store: Store, repo: str, path: Path, file: RemoteFile, recorded: str | None) -> None:
+    """The content at `path`, which is what the hub's records say, is also what the catalogue (`recorded`) says.
 
-    Raises LocalqError (exit 8) where it is not; the file is removed from its cache then.
+    Raises LocalqError (exit 8); a file that localq fetched is removed then.
     """
-    wanted = file.sha256 or recorded
-    try:
-        good = disk.sha256_of(path) == wanted if wanted else True
-        if file.git_sha1 and not file.sha256:
-            good = good and disk.git_blob_sha1_of(path) == file.git_sha1
-    except OSError as error:
-        raise disk.disk_error(path, error) from error
-    if not good:
-        hub_cache.discard(path)
-        why = f"the content of {file.name} does not have the hash that is recorded for it"
-        step = "The file was removed; run the same command again to fetch it anew."
-        raise bad_file(repo, why, step)
+    if recorded is None or file.sha256 == recorded:
+        return
+    with disk.disk_errors(path):
+        if disk.sha256_of(path) != recorded:
+            download.discard_or_refuse(store, repo, file.content_id, path)
+            why = f"the content of {file.name} does not have the hash that the catalogue records for it"
+            raise bad_file(repo, why, "Somebody replaced it: name a --revision that you trust.")
 
 
 def _named(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:

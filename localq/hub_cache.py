@@ -6,8 +6,7 @@ Layout (shared with every other tool that uses it; documented by huggingface_hub
     models--ORG--REPO/snapshots/COMMIT/FILE   a link to ../../blobs/HASH (a plain file where there are no links)
     models--ORG--REPO/blobs/HASH              the content, named by sha256 (LFS) or by git's id; may itself be a link
                                               into a store that the whole cache shares
-    models--ORG--REPO/blobs/HASH.*.incomplete a download that runs, or one that was killed: no later one goes on with it
-    .locks/models--ORG--REPO/HASH.lock        held by the process that downloads HASH
+    models--ORG--REPO/blobs/HASH.*.incomplete a download of another tool that runs, or was killed (ours are elsewhere)
 
 A snapshot is complete when it has `config.json`, `tokenizer.json` and every shard. `hub.fetch` places `config.json`
 last, after the hashes of all other files: a snapshot that it left half done is never taken for a complete one.
@@ -15,16 +14,15 @@ last, after the hashes of all other files: a snapshot that it left half done is 
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import re
-import tempfile
-import time
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from localq import places
+from localq import disk, places
 from localq.errors import LocalqError
 from localq.jsonfile import inside
 from localq.safetensors_header import shard_paths
@@ -37,7 +35,7 @@ _SHORT_COMMIT = re.compile(r"[0-9a-f]{7,39}")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _PREFIX = "models--"
 _MAX_REF_BYTES = 256
-ABANDONED_S = 60.0  # a download that wrote nothing for so long is none: the client gives up after 10 s of silence
+_CONTENT_ID = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,9 @@ class Snapshot:
     refs: tuple[str, ...]
 
 
-def repo_folder(repo: str) -> Path:
-    """Where the cache keeps `repo` ("org/name"), there or not."""
-    return places.hub_cache() / (_PREFIX + repo.replace("/", "--"))
+def repo_folder(repo: str, cache: Path | None = None) -> Path:
+    """Where the cache (the user's, unless one is given) keeps `repo` ("org/name"), there or not."""
+    return (cache or places.hub_cache()) / (_PREFIX + repo.replace("/", "--"))
 
 
 def repos() -> dict[str, Path]:
@@ -127,32 +125,8 @@ def gguf_files(folder: Path) -> list[Path]:
 
 
 def incomplete_files(repo: str) -> list[Path]:
-    """What cut-off downloads of `repo` left behind."""
+    """What cut-off downloads of `repo` by other tools left behind."""
     return sorted((repo_folder(repo) / "blobs").glob("*.incomplete"))
-
-
-def remove_abandoned(repo: str) -> int:
-    """Remove what killed downloads of `repo` left behind; the bytes freed.
-
-    A file stays while a process holds its lock. Where locks do not work (some network drives), its age decides.
-    """
-    import filelock  # start-up cost: only fetching needs it
-
-    freed = 0
-    for path in incomplete_files(repo):
-        lock = filelock.FileLock(places.hub_cache() / ".locks" / repo_folder(repo).name / f"{_blob_of(path)}.lock")
-        # Gone, held by another process, or a drive without locks: whoever downloads it removes it.
-        with contextlib.suppress(FileNotFoundError, filelock.Timeout, NotImplementedError), lock.acquire(timeout=0):
-            stat = path.stat()
-            if time.time() - stat.st_mtime > ABANDONED_S:
-                path.unlink()
-                freed += stat.st_size
-    return freed
-
-
-def _blob_of(incomplete: Path) -> str:
-    """The name of the blob that an HASH.incomplete or HASH.RANDOM.incomplete was to become."""
-    return incomplete.name.partition(".")[0]
 
 
 def content(folder: Path) -> Iterator[os.stat_result]:
@@ -173,10 +147,39 @@ def remember(repo: str, revision: str, commit: str) -> None:
     path = repo_folder(repo) / "refs" / revision
     if _read_ref(path) == commit:
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False) as file:
-        file.write(commit)
-    os.replace(file.name, path)
+    disk.write_durably(path, commit.encode())
+
+
+def content_id(pointer: Path) -> str | None:
+    """The hash that the content of a file of a snapshot must have: its blob's name. None for a file that is no link."""
+    blob = _hops(pointer)[1:2]
+    return blob[0].name if blob and _CONTENT_ID.fullmatch(blob[0].name) else None
+
+
+def place(part: Path, blob: Path) -> None:
+    """Give a part, whose bytes are durable and right, its name in the cache, durably. Raises OSError."""
+    disk.make_folder(blob.parent)
+    os.replace(part, blob)
+    disk.sync_folder(blob.parent)
+
+
+def link(pointer: Path, blob: Path) -> None:
+    """Let a file of a snapshot stand for `blob`, durably; where the disk knows no links, it becomes the content."""
+    target = os.path.relpath(blob, pointer.parent)
+    if pointer.is_symlink() and os.readlink(pointer) == target:
+        return
+    disk.make_folder(pointer.parent)
+    new = pointer.with_name(f".{pointer.name}.{os.getpid()}.{threading.get_ident()}")
+    new.unlink(missing_ok=True)
+    try:
+        new.symlink_to(target)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+            raise
+        os.replace(blob, pointer)
+    else:
+        os.replace(new, pointer)
+    disk.sync_folder(pointer.parent)
 
 
 def discard(pointer: Path) -> None:

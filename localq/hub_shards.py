@@ -18,10 +18,11 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import IO, TypeVar
 
-from localq import disk, hub, hub_cache, hub_client
+from localq import disk, download, hub, hub_cache, hub_client, hub_records
 from localq.catalog import Source
 from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 from localq.hub_client import Listing, RemoteFile
+from localq.hub_records import Store
 from localq.safetensors_header import INDEX_NAME, MAX_HEADER_BYTES, SINGLE_NAME, Header, read_header, read_index
 
 Tell = Callable[[str], None]  # what is waited for
@@ -29,7 +30,6 @@ AHEAD = 2  # files at a time: one that is read, one that is fetched meanwhile
 HEAD_BYTES = 100_000  # of a file; most headers are shorter
 LOOK_EVERY_S = 0.5
 WAITS_S = (10.0, *[30.0] * 20)  # for a hub that does not answer, when hours of work hang on it
-TRIES = 2  # to fetch a file whose content is not what it should be
 MARK = ".localq-source"  # in a folder that localq made, and locked while it is used
 Answer = TypeVar("Answer")
 
@@ -52,7 +52,7 @@ class Shards:
         recorded: sha256 by name, of the catalogue. Raises LocalqError (exit 8) where the hub offers something else.
         """
         self._listing, self._cache, self._recorded, self._mark = listing, cache, recorded, mark
-        self._snapshot = cache / _folder_of(listing.repo) / "snapshots" / listing.commit
+        self._store = Store(cache, cache / ".parts", cache / ".records")
         for file in listing.files.values():
             hub.check_recorded(listing.repo, file, recorded)
         self.tell: Tell = _silent
@@ -141,12 +141,14 @@ class Shards:
                 self._start(name)
 
     def clean(self, needed: Sequence[str]) -> None:
-        """Remove what an interrupted run left behind: parts of files, and files but the first ones of `needed`."""
-        for path in (self._cache / _folder_of(self._listing.repo) / "blobs").glob("*.incomplete"):
-            path.unlink(missing_ok=True)
+        """Remove what an interrupted run left behind: files, whole or begun, but the first ones of `needed`."""
         for name in self.names:
-            if name not in needed[:AHEAD] and (self.folder / name).exists():
-                self._remove(self.folder / name)
+            if name not in needed[:AHEAD]:
+                stem = self._store.parts / self._listing.files[name].content_id
+                for suffix in (".part", ".state"):
+                    stem.with_suffix(suffix).unlink(missing_ok=True)
+                if (self.folder / name).exists():
+                    self._remove(self.folder / name)
 
     def close(self, *, done: bool) -> None:
         """Stop fetching. `done`: nothing is needed any more, and nothing is left."""
@@ -182,22 +184,18 @@ class Shards:
         file, repo = self._listing.files[name], self._listing.repo
         there = hub_cache.repo_folder(repo) / "snapshots" / self._listing.commit / name
         if shared and there.is_file():
-            hub.check_content(repo, there, file, self._recorded.get(name))
-            return there
-        for tries in range(1, TRIES + 1):
+            with disk.disk_errors(there):
+                if not download.is_right(hub_records.users(), repo, file.content_id, there):
+                    raise download.foreign(repo, there)
+            path = there
+        else:
             path = self._downloaded(file)
-            try:
-                hub.check_content(repo, path, file, self._recorded.get(name))
-                return path
-            except LocalqError:
-                if tries == TRIES:
-                    raise
-        raise AssertionError("the last try returns or raises")
+        hub.check_content(self._store, repo, path, file, self._recorded.get(name))
+        return path
 
     def _downloaded(self, file: RemoteFile) -> Path:
-        if not (self._snapshot / file.name).exists():
-            disk.check_free(self._cache, file.size, file.name)
-        return self._patiently(lambda: hub_client.download(self._listing, file, lambda new: None, self._cache))
+        disk.check_free(self._cache, download.missing_bytes(self._listing, [file], self._store), file.name)
+        return self._patiently(lambda: download.get(self._listing, file, store=self._store))
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
         """What `ask` returns, asked again for some minutes where the hub stays away."""

@@ -51,6 +51,25 @@ def quantized_dir() -> Path:
     return data_dir() / "quantized"
 
 
+def pulled_dir() -> Path:
+    """What localq knows of files in the Hugging Face cache: `<data>/pulled/models--ORG--REPO/HASH.json`."""
+    return data_dir() / "pulled"
+
+
+def downloads_dir() -> Path:
+    """Downloads that are not finished: `<cache>/downloads`, or beside the weights where those are on another disk.
+
+    A finished one is renamed into the Hugging Face cache, and that works on one disk only.
+    """
+    here, there = (_device(folder) for folder in (cache_dir(), hub_cache()))
+    return cache_dir() / "downloads" if here == there else hub_cache() / ".localq-downloads"
+
+
+def _device(folder: Path) -> int:
+    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.is_dir())
+    return existing.stat().st_dev
+
+
 def hub_cache() -> Path:
     """The Hugging Face cache, found by the rules of huggingface_hub: HF_HUB_CACHE, HF_HOME/hub, XDG_CACHE_HOME."""
     if override := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):

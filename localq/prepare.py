@@ -34,14 +34,12 @@ def model_path(target: catalog.Target, say: Say, on_progress: OnProgress | None 
     """The folder or .gguf file of `target`, fetched or made if need be. `say` gets one-line announcements."""
     if target.path is not None:
         return target.path
-    local = hub.local_path(target)
-    if local is not None:
-        return local
     if target.source is not None:
         return hub.fetch(target.source, on_progress, offline=offline)
     if target.repo is not None:
         return hub.fetch_repo(target.repo, target.revision, on_progress, offline=offline)
-    return _quantized_here(target, say, on_progress, offline)
+    made_here = hub.local_path(target)
+    return made_here if made_here is not None else _quantized_here(target, say, on_progress, offline)
 
 
 def source_path(name: str, say: Say, on_progress: OnProgress | None = None, offline: bool = False) -> Path:

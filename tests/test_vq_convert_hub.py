@@ -20,7 +20,7 @@ from hub_server import REPO
 from tiny_checkpoints import make_checkpoint
 from vq2_conversions import converted, windows
 
-from localq import cli, hub_cache, hub_client, hub_shards, kernels, vq_convert
+from localq import cli, download, hub_cache, hub_client, hub_shards, kernels, vq_convert
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import open_model
 from localq.quantizer.encode import Effort
@@ -109,7 +109,7 @@ def test_never_more_than_two_files_of_the_source_are_on_the_disk(hub, finished, 
 
         return looked
 
-    monkeypatch.setattr(hub_client, "download", look(hub_client.download))
+    monkeypatch.setattr(download, "get", look(download.get))
     monkeypatch.setattr(vq_convert, "quantize_layer", look(vq_convert.quantize_layer))
     assert made(tmp_path / "out") == finished
     assert max(sizes) < max(taken) <= sizes[-1] + sizes[-2]
@@ -122,7 +122,7 @@ def _is_text(path: Path) -> bool:
 def test_files_that_the_user_has_are_read_and_left(hub, finished, tmp_path):
     listing = hub_client.list_files(REPO, "main")
     mine = sorted(weights(hub))[1:3]
-    paths = [hub_client.download(listing, listing.files[name], lambda new: None) for name in mine]
+    paths = [download.get(listing, listing.files[name]) for name in mine]
     before = len(whole_fetches(hub))
     assert made(tmp_path / "out") == finished
     assert not set(whole_fetches(hub)[before:]) & set(mine)
@@ -132,7 +132,7 @@ def test_files_that_the_user_has_are_read_and_left(hub, finished, tmp_path):
 
 def test_a_configuration_that_the_user_has_changes_nothing(hub, finished, tmp_path):
     listing = hub_client.list_files(REPO, "main")
-    hub_client.download(listing, listing.files["config.json"], lambda new: None)
+    download.get(listing, listing.files["config.json"])
     assert made(tmp_path / "out") == finished
 
 

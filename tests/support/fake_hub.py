@@ -2,7 +2,8 @@
 
 Answers GET /api/models/ORG/REPO[/revision/REV]?blobs=true and HEAD, GET /ORG/REPO/resolve/REV/FILE with Range, ETag,
 X-Repo-Commit and the X-Linked headers of LFS files, in the status codes and headers of the real hub. Every request is
-recorded. `fail` scripts answers, `serve_other` swaps content, `cdn` sends LFS downloads to a second host.
+recorded, and so are the bytes that were sent. `fail` scripts answers, `other_content` swaps content, `cdn` sends LFS
+downloads to a second host.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import hashlib
 import http.server
 import json
 import threading
-import time
 import urllib.parse
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +42,7 @@ class Request:
     method: str
     path: str
     headers: dict[str, str]
+    status: int = 0  # of the answer
 
 
 @dataclass
@@ -52,6 +53,8 @@ class Fault:
     status: int
     headers: dict[str, str] = field(default_factory=dict)
     cut_after: int | None = None  # instead of a status: send only so many bytes of the body, then hang up
+    how: str = ""  # instead of a status: "stall" (silence for ever after `cut_after`), or an answer that is not right:
+    #                "whole" (Range is ignored), "shifted" and "resized" (a wrong Content-Range), "short" (no length)
 
 
 class FakeHub:
@@ -64,6 +67,9 @@ class FakeHub:
         self.other_content: dict[str, bytes] = {}
         self.cdn: FakeHub | None = None
         self.slow_after: int | None = None  # bytes of a body after which it trickles
+        self.etag = ""  # what it is called, where that is not its hash
+        self.sent: dict[str, int] = {}  # path -> bytes of bodies that were sent
+        self._going = threading.Event()  # set when it ends
         self.blobs: dict[str, bytes] = {}  # what this host serves as a CDN
         self._lock = threading.Lock()
 
@@ -82,6 +88,7 @@ class FakeHub:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        self._going.set()
         self.server.shutdown()
         self.server.server_close()
         self._thread.join()
@@ -94,17 +101,28 @@ class FakeHub:
         self.repos[repo] = known
         return known
 
-    def fail(self, where: str, *statuses: int, cut_after: int | None = None, **headers: str) -> None:
-        """Answer the next requests that contain `where` with these statuses, in this order."""
+    def fail(
+        self, where: str, *statuses: int, cut_after: int | None = None, how: str = "", times: int = 1, **headers: str
+    ) -> None:
+        """Answer the next requests that contain `where` with these statuses, in this order; or with faulty bodies."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        self.faults += [Fault(where, status, named, cut_after) for status in statuses or (200,)]
+        self.faults += [Fault(where, status, named, cut_after, how) for status in statuses or (200,) * times]
 
     def seen(self, method: str, part: str = "") -> list[Request]:
         return [each for each in self.requests if each.method == method and part in each.path]
 
     def fetched(self) -> list[str]:
-        """The names of the files that were downloaded, in order."""
-        return [urllib.parse.unquote(each.path.rpartition("/")[2]) for each in self.seen("GET", "/resolve/")]
+        """The names of the files that were downloaded, in order; not those that were refused."""
+        given = [each for each in self.seen("GET", "/resolve/") if each.status in (200, 206, 302)]
+        return [urllib.parse.unquote(each.path.rpartition("/")[2]) for each in given]
+
+    def count(self, path: str, sent: int) -> None:
+        with self._lock:
+            self.sent[path] = self.sent.get(path, 0) + sent
+
+    def sent_of(self, name: str) -> int:
+        """Bytes of the file `name` that were sent."""
+        return sum(sent for path, sent in self.sent.items() if path.endswith(f"/{name}"))
 
     def note(self, request: Request) -> Fault | None:
         """Record a request and take the fault that waits for it."""
@@ -132,18 +150,18 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         headers = {name.lower(): value for name, value in self.headers.items()}
-        fault = self.hub.note(Request(self.command, self.path, headers))
-        if fault is not None and fault.cut_after is None:
+        self.request_seen = Request(self.command, self.path, headers)
+        fault = self.fault = self.hub.note(self.request_seen)
+        if fault is not None and fault.cut_after is None and not fault.how:
             self._send(fault.status, b"", fault.headers)
             return
         parts = [urllib.parse.unquote(part) for part in urllib.parse.urlsplit(self.path).path.strip("/").split("/")]
-        cut = fault.cut_after if fault else None
         if parts[0] == "blob" and parts[1] in self.hub.blobs:
-            self._send_body(self.hub.blobs[parts[1]], {"ETag": f'"{parts[1]}"'}, cut)
+            self._send_body(self.hub.blobs[parts[1]], {"ETag": f'"{parts[1]}"'})
         elif parts[:2] == ["api", "models"]:
             self._info("/".join(parts[2:4]), "/".join(parts[5:]) or "main")
         elif len(parts) >= 5 and parts[2] == "resolve":
-            self._resolve("/".join(parts[:2]), parts[3], "/".join(parts[4:]), cut)
+            self._resolve("/".join(parts[:2]), parts[3], "/".join(parts[4:]))
         else:
             self._send(404, b"", {})
 
@@ -177,7 +195,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = {"id": name, "modelId": name, "sha": commit, "gated": repo.gated, "private": False}
         self._send(200, json.dumps({**body, "siblings": siblings}).encode(), {"Content-Type": "application/json"})
 
-    def _resolve(self, name: str, revision: str, file: str, cut: int | None) -> None:
+    def _resolve(self, name: str, revision: str, file: str) -> None:
         found = self._repo(name, revision, content=True)
         if found is None:
             return
@@ -187,7 +205,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
             return
         content = self.hub.other_content.get(file, listed)
-        etag = sha256(listed) if file in repo.lfs else git_id(listed)
+        etag = self.hub.etag or (sha256(listed) if file in repo.lfs else git_id(listed))
         headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if file in repo.lfs:
             headers |= {"X-Linked-ETag": f'"{etag}"', "X-Linked-Size": str(len(listed))}
@@ -195,35 +213,51 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 self.hub.cdn.blobs[etag] = content
                 self._send(302, b"", {**headers, "Location": f"{self.hub.cdn.url}/blob/{etag}"})
                 return
-        self._send_body(content, headers, cut)
+        self._send_body(content, headers)
 
-    def _send_body(self, content: bytes, headers: dict[str, str], cut: int | None) -> None:
-        status, start = 200, 0
-        asked = self.headers.get("Range", "")
-        if asked.startswith("bytes="):
+    def _send_body(self, content: bytes, headers: dict[str, str]) -> None:
+        status, start, size = 200, 0, len(content)
+        asked, how = self.headers.get("Range", ""), self.fault.how if self.fault else ""
+        same = self.headers.get("If-Range", headers["ETag"]) == headers["ETag"]
+        if asked.startswith("bytes=") and how != "whole" and same:
             first, _, last = asked.removeprefix("bytes=").partition("-")
-            start, stop = int(first), min(int(last) + 1, len(content)) if last else len(content)
-            status = 206
-            headers = {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{len(content)}"}
+            start, stop = int(first), min(int(last) + 1, size) if last else size
+            if start >= size:
+                self._send(416, b"", {"Content-Range": f"bytes */{size}"})
+                return
+            start = start // 2 if how == "shifted" else start
+            status, said = 206, size + 7 if how == "resized" else size
+            headers = {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{said}"}
             content = content[:stop]
-        self._send(status, content[start:], headers, cut)
+        self._send(status, content[start:], headers)
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str], cut: int | None = None) -> None:
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        cut, how = (self.fault.cut_after, self.fault.how) if self.fault else (None, "")
+        self.request_seen.status = status
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
-        self.send_header("Content-Length", str(len(body)))
+        if how == "short":
+            self.send_header("Connection", "close")  # the end of the body is where the connection ends
+        else:
+            self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command == "GET":
-            body = body if cut is None else body[:cut]
-            swift = len(body) if self.hub.slow_after is None else self.hub.slow_after
             with contextlib.suppress(ConnectionError):  # the client may hang up at any time
-                self.wfile.write(body[:swift])
-                for start in range(swift, len(body), 2**16):
-                    time.sleep(0.02)
-                    self.wfile.write(body[start : start + 2**16])
+                self._write(body if cut is None else body[:cut])
+        if how == "stall":
+            self.hub._going.wait(60)
         if cut is not None:
             self.close_connection = True
+
+    def _write(self, body: bytes) -> None:
+        swift = len(body) if self.hub.slow_after is None else self.hub.slow_after
+        for start in (*range(0, swift, 2**18), *range(swift, len(body), 2**16)):
+            piece = body[start : min(start + 2**18, swift) if start < swift else start + 2**16]
+            if start >= swift:
+                self.hub._going.wait(0.02)
+            self.wfile.write(piece)
+            self.hub.count(self.path, len(piece))
 
 
 def sha256(content: bytes) -> str:

@@ -26,6 +26,7 @@ def running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[fake_hu
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
         monkeypatch.setenv("LOCALQ_DATA", str(tmp_path / "data"))
+        monkeypatch.setenv("LOCALQ_CACHE", str(tmp_path / "cache"))
         from huggingface_hub import constants
 
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))

@@ -1,0 +1,252 @@
+"""What a download has on the disk before it is a file of the cache: its bytes, and how many of them are durable.
+
+    HASH.part    the bytes so far; HASH is what their sha256 (or git id) must be in the end
+    HASH.state   a line of JSON (repo, name, size, etag), then a line with a count of bytes for every `STEP_BYTES` that
+                 were forced to the disk; only appended to, each line after the bytes that it counts
+    HASH.lock    locked by the process that works on them
+
+After a kill or a power cut the last whole line says how much of the part is good: the rest is cut off and fetched
+again. Hash functions cannot be saved, so the good part is hashed again before it goes on, at the speed of the disk:
+there is no second record of its content to keep in step, and whatever the disk did to it shows in the hash of the
+whole. Where locks do nothing (some network drives), each process works on a part of its own. No network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localq import disk
+
+# Of these, and of what the system has in its buffers, at most as much again, a kill loses the bytes that are not
+# durable yet: 16 MiB together.
+STEP_BYTES = 8 * 2**20
+POLL_S = 0.2
+_BLOCK_BYTES = 2**20
+_MAX_STATE_BYTES = 2**20
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+_MODE = 0o666  # as the cache's files: the user's umask decides
+_NAME = re.compile(r"(?P<id>[0-9a-f]{40}|[0-9a-f]{64})(\.[0-9a-f]{16})?\.part")
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A download that was begun. `repo` and `name` are empty where it was cut off before its first step."""
+
+    path: Path
+    repo: str
+    name: str
+    bytes: int
+    busy: bool
+
+
+class Part:
+    """The bytes of one file so far. Use as a context manager: leaving it makes durable what came in.
+
+    at    bytes that are here
+    etag  what the server called the content that they belong to
+    """
+
+    def __init__(self, stem: Path, content_id: str, about: dict[str, Any]) -> None:
+        """stem: path without a suffix; `about`: repo, name and size of the file. Raises OSError."""
+        self.path, self._state_path = stem.with_name(f"{stem.name}.part"), stem.with_name(f"{stem.name}.state")
+        self._id, self._about, self.size = content_id, about, int(about["size"])
+        self._fd = os.open(self.path, _FLAGS, _MODE)
+        try:
+            self._state_fd = os.open(self._state_path, _FLAGS | os.O_APPEND, _MODE)
+        except OSError:
+            os.close(self._fd)
+            raise
+        known, self._durable, end = _read_state(self._state_path)
+        os.ftruncate(self._state_fd, end)
+        self.etag: str | None = known.get("etag")
+        self._has_header = end > 0
+        self.at = self._durable = min(self._durable, os.fstat(self._fd).st_size, self.size)
+        os.ftruncate(self._fd, self.at)
+        self._digest = _new_digest(content_id, self.size)
+        for block in iter(lambda: os.read(self._fd, _BLOCK_BYTES), b""):
+            self._digest.update(block)
+
+    def write(self, piece: bytes) -> None:
+        """Append `piece`; durable after every `STEP_BYTES`. Raises OSError."""
+        left = memoryview(piece)
+        while left:
+            left = left[os.write(self._fd, left) :]
+        self._digest.update(piece)
+        self.at += len(piece)
+        if self.at - self._durable >= STEP_BYTES:
+            self.sync()
+
+    def sync(self) -> None:
+        """Force the bytes to the disk, then say so in the state. Raises OSError."""
+        os.fsync(self._fd)
+        line = f"{self.at}\n"
+        if not self._has_header:
+            line = json.dumps({**self._about, "etag": self.etag}) + "\n" + line
+        os.write(self._state_fd, line.encode())
+        os.fsync(self._state_fd)
+        if not self._has_header:
+            disk.sync_folder(self.path.parent)
+        self._has_header, self._durable = True, self.at
+
+    def restart(self) -> None:
+        """Forget all bytes: they are not of the right content. Raises OSError."""
+        os.ftruncate(self._state_fd, 0)
+        os.fsync(self._state_fd)
+        os.ftruncate(self._fd, 0)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        self.at = self._durable = 0
+        self.etag, self._has_header = None, False
+        self._digest = _new_digest(self._id, self.size)
+
+    def is_right(self) -> bool:
+        """All bytes are here, and their hash is the one that was asked for."""
+        return self.at == self.size and self._digest.hexdigest() == self._id
+
+    def finish(self) -> Path:
+        """Force all to the disk, before the part gets its final name: the path of it. Raises OSError."""
+        os.fsync(self._fd)
+        self._durable = self.at
+        return self.path
+
+    def __enter__(self) -> Part:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with contextlib.suppress(OSError):  # a full disk is what ended it, perhaps; the last step is durable
+            if self.at > self._durable:
+                self.sync()
+        os.close(self._fd)
+        os.close(self._state_fd)
+        if self.at == 0 or not self.path.exists():  # nothing came, or it got its final name
+            self.path.unlink(missing_ok=True)
+            self._state_path.unlink(missing_ok=True)
+
+
+def _new_digest(content_id: str, size: int) -> Any:
+    if len(content_id) == 64:
+        return hashlib.sha256()
+    return hashlib.sha1(f"blob {size}\0".encode(), usedforsecurity=False)
+
+
+def _read_state(path: Path) -> tuple[dict[str, Any], int, int]:
+    """(header, durable bytes, length of the sound lines) of a state; nothing of one that is damaged."""
+    with path.open("rb") as file:
+        header, *counts = file.read(_MAX_STATE_BYTES).split(b"\n")
+    try:
+        known = json.loads(header) if counts else {}
+    except ValueError:
+        known = {}
+    if not isinstance(known, dict) or not known:
+        return {}, 0, 0
+    durable, end = 0, len(header) + 1
+    for line in counts[:-1]:  # what follows the last newline was cut off
+        if not line.isdigit() or len(line) > 18 or int(line) < durable:
+            break
+        durable, end = int(line), end + len(line) + 1
+    return known, durable, end
+
+
+# ---- who works on a part
+
+
+@contextlib.contextmanager
+def claimed(folder: Path, content_id: str, waiting: Callable[[], None]) -> Iterator[Path]:
+    """The stem of the part of `content_id` in `folder`, for this process alone.
+
+    `waiting` is called while another one has it. Raises OSError.
+    """
+    disk.make_folder(folder)
+    lock = folder / f"{content_id}.lock"
+    descriptor = _lock(lock, waiting)
+    try:
+        if _is_exclusive(lock):
+            yield folder / content_id
+        else:
+            yield folder / f"{content_id}.{secrets.token_hex(8)}"
+        lock.unlink(missing_ok=True)  # not after an error: whoever waits for it goes on there
+    finally:
+        os.close(descriptor)
+
+
+def _lock(path: Path, waiting: Callable[[], None]) -> int:
+    while True:
+        descriptor = os.open(path, _FLAGS, _MODE)
+        try:
+            while not _try(descriptor):
+                waiting()
+                time.sleep(POLL_S)
+            with contextlib.suppress(FileNotFoundError):  # the one before may have removed it, being done
+                if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _try(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a drive without locks: `_is_exclusive` will tell
+        return True
+    return True
+
+
+def _is_exclusive(path: Path) -> bool:
+    """False where a lock that is held can be taken once more: where locks do nothing."""
+    descriptor = os.open(path, _FLAGS, _MODE)
+    try:
+        return not _try(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# ---- what was begun
+
+
+def begun(folder: Path) -> list[Begun]:
+    """Every part in `folder`, by path."""
+    found = []
+    for path in sorted(folder.glob("*.part")):
+        match = _NAME.fullmatch(path.name)
+        if match is None or path.is_symlink():
+            continue
+        with contextlib.suppress(FileNotFoundError):  # done meanwhile
+            state = path.with_suffix(".state")
+            known = _read_state(state)[0] if state.is_file() else {}
+            repo, name = (str(known.get(key, "")) for key in ("repo", "name"))
+            found.append(Begun(path, repo, name, path.stat().st_size, _is_busy(folder / f"{match['id']}.lock")))
+    return found
+
+
+def remove(part: Begun) -> int:
+    """Remove a part with its state; the bytes freed. Raises OSError."""
+    part.path.unlink(missing_ok=True)
+    part.path.with_suffix(".state").unlink(missing_ok=True)
+    lock = part.path.with_name(f"{part.path.name.partition('.')[0]}.lock")
+    if not _is_busy(lock):
+        lock.unlink(missing_ok=True)
+    return part.bytes
+
+
+def _is_busy(lock: Path) -> bool:
+    if not lock.exists():
+        return False
+    descriptor = os.open(lock, _FLAGS, _MODE)
+    try:
+        return not _try(descriptor)
+    finally:
+        os.close(descriptor)

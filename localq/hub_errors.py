@@ -1,0 +1,119 @@
+"""What goes wrong with a hub, in words of ours: every failure is a LocalqError that names the cause.
+
+Gated (exit 5), not there (4), network (6), disk (9). Messages of the client library, which may hold signed addresses,
+are never shown. Also which failures pass, and how long a server asks to be left alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from localq import places
+from localq.disk import disk_error
+from localq.errors import ExitCode, LocalqError
+
+PAUSES_S = (1.0, 2.0, 4.0, 8.0)  # before each further try, where the server names none
+LONGEST_PAUSE_S = 300.0
+PASSING_STATUS = (408, 429, 500, 502, 503, 504)
+DEFAULT_ENDPOINT = "https://huggingface.co"
+_HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2")  # which of them depends on the client's version
+
+
+def endpoint() -> str:
+    """The hub's address: HF_ENDPOINT, else the public hub's."""
+    return (os.environ.get("HF_ENDPOINT") or DEFAULT_ENDPOINT).rstrip("/")
+
+
+def with_retries(call: Callable[[], Any], repo: str, revision: str, name: str = "") -> Any:
+    """What `call` returns, asked again after a pause where the failure may pass. Raises LocalqError."""
+    for pause_s in (*PAUSES_S, None):
+        try:
+            return call()
+        except Exception as error:
+            if pause_s is None or not _is_passing(error):
+                known = translated(error, repo, revision, name)
+                if known is error:
+                    raise
+                raise known from error
+            time.sleep(pause_after_s(error, pause_s))
+    raise AssertionError("the last try returns or raises")
+
+
+def breaks_off(error: Exception) -> bool:
+    """True where the rest of a transfer may still come: an answer that passes, or a connection that broke."""
+    return _is_passing(error) or _library(error) in _HTTP_LIBRARIES
+
+
+def pause_after_s(error: Exception, pause_s: float) -> float:
+    """Seconds to wait after `error`: what the server asks for (Retry-After in seconds), else `pause_s`."""
+    response = getattr(error, "response", None)
+    asked = response.headers.get("Retry-After", "") if response is not None else ""
+    return min(float(asked) if asked.isdigit() else pause_s, LONGEST_PAUSE_S)
+
+
+def gated(repo: str, why: str = "the model is gated") -> LocalqError:
+    """The error (exit 5) for a repository whose licence must be accepted by somebody who is logged in."""
+    step = f"Accept its licence at {endpoint()}/{repo}, then `hf auth login` (or set HF_TOKEN)."
+    return LocalqError(repo, why, step, ExitCode.GATED)
+
+
+def no_hub(repo: str, why: str, step: str = "Check the connection and run the same command again.") -> LocalqError:
+    """The error (exit 6) for a hub that is not reached or does not do as hubs do."""
+    return LocalqError(repo, why, step, ExitCode.NETWORK)
+
+
+def _library(error: Exception) -> str:
+    return type(error).__module__.partition(".")[0]
+
+
+def status_of(error: BaseException) -> int | None:
+    """The status of the answer that was refused; None for another failure."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status if isinstance(status, int) else None
+
+
+def _is_passing(error: Exception) -> bool:
+    """True for an answer that the next try may not get."""
+    return status_of(error) in PASSING_STATUS or type(error).__name__ == "ReadTimeout"
+
+
+def translated(error: Exception, repo: str, revision: str, name: str) -> Exception:
+    """The LocalqError for what the client raised; the error itself where it is a bug."""
+    from huggingface_hub import errors
+
+    status = status_of(error)
+    if isinstance(error, errors.GatedRepoError):
+        return gated(repo)
+    if isinstance(error, errors.RevisionNotFoundError):
+        return _not_there(repo, f"there is no revision {revision!r} of it", "Check the revision.")
+    if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):
+        why = "there is no such repository on the hub, or it is private"
+        return _not_there(repo, why, "Check the name; for a private one, `hf auth login`.")
+    if status == 401:
+        return gated(repo, "the hub does not accept the access token")
+    if status == 403:
+        return gated(repo, "the access token may not read it, or its licence was not accepted")
+    if status == 404:
+        return _not_there(repo, f"it has no {name}" if name else "it is not there", "Check the name and the revision.")
+    if status is not None:
+        return no_hub(repo, f"the hub answers with status {status}")
+    return _of_transport(error, repo)
+
+
+def _of_transport(error: Exception, repo: str) -> Exception:
+    if _library(error) in _HTTP_LIBRARIES:
+        return no_hub(repo, f"{endpoint()} cannot be reached ({type(error).__name__})")
+    if isinstance(error, OSError):
+        local = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
+        if error.errno in local:
+            return disk_error(places.hub_cache(), error)
+        return no_hub(repo, f"the transfer broke off ({type(error).__name__})")
+    return error
+
+
+def _not_there(repo: str, why: str, step: str) -> LocalqError:
+    return LocalqError(repo, why, step, ExitCode.UNKNOWN_MODEL)
