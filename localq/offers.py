@@ -1,0 +1,161 @@
+"""The formats in which a model is to be had, and which of them its bare name means on a given card. Torch-free.
+
+What the catalogue says first counts where it leaves a usable context. Where it does not: weights that are on this
+machine before published ones, those with kernels of ours before those that gather their codewords, more bits before
+fewer. What would first have to be made on a calibration text is never chosen by itself: the plan names the command.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from localq import catalog, driver, hub, places, planner, prepare
+from localq.architecture import Architecture
+from localq.catalog import ModelEntry, Source, Target
+from localq.errors import usage_error
+from localq.placement import Wishes
+from localq.planner import Plan
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A shape in a format, before any card is looked at.
+
+    source     the published weights; None where they are made here, or are a folder or file
+    base       what they are made from then
+    not_yet    why this version cannot run it, None when it can
+    preferred  this is what the bare name of the model means
+    """
+
+    name: str
+    arch: Architecture
+    format: str
+    scheme: str = ""
+    source: Source | None = None
+    base: Source | None = None
+    not_yet: str | None = None
+    preferred: bool = True
+
+    @property
+    def model(self) -> str:
+        """The name without a format."""
+        return self.name.partition("@")[0]
+
+    @property
+    def download_bytes(self) -> int | None:
+        """What must be fetched, None where that is not known."""
+        files = self.source or self.base
+        return files.bytes or None if files else None
+
+    @property
+    def last(self) -> bool:
+        """Offered behind all else: see the catalogue."""
+        return self.format in catalog.LAST_FORMATS
+
+    @property
+    def is_calibrated(self) -> bool:
+        """It must be made here, on a text, which takes hours of a large model."""
+        return self.source is None and self.base is not None and self.format in prepare.CALIBRATED
+
+    @property
+    def bits(self) -> float:
+        """Stored bits per weight of the block matrices."""
+        return planner.bits_per_weight(self.arch, self.format, self.scheme)
+
+    @property
+    def remark(self) -> str:
+        """What to know before choosing it, in a few words."""
+        made = f"quantized here, from {self.base.format}" if self.source is None and self.base else ""
+        gated = "gated" if self.source is not None and self.source.gated else ""
+        return ", ".join(filter(None, (catalog.LAST_FORMATS.get(self.format), made or gated)))
+
+
+def of_catalogue() -> list[Offer]:
+    """Of every entry."""
+    return [offer for entry in catalog.load_catalogue() for offer in of_entry(entry)]
+
+
+def of_entry(entry: ModelEntry, only: str | None = None) -> list[Offer]:
+    """One for each format that is published or can be made; the first source of a format counts."""
+    offers = []
+    base = entry.source(entry.base_format)
+    made = catalog.MADE_FORMATS if base is not None else ()
+    for format in dict.fromkeys((*(each.format for each in entry.sources), *made)):
+        source = entry.source(format)
+        if (source is None and base is None) or only not in (None, format):
+            continue
+        preferred = format == entry.default_format
+        name = entry.name if preferred else f"{entry.name}@{format}"
+        scheme, not_yet = source.scheme if source else "", catalog.not_yet(entry.arch, format)
+        offers.append(Offer(name, entry.arch, format, scheme, source, base, not_yet, preferred))
+    return offers
+
+
+@dataclass(frozen=True)
+class Considered:
+    """An offer on one card, and where it is on this machine (None: not here); usable: it runs, and leaves a usable
+    context or the one asked for."""
+
+    offer: Offer
+    plan: Plan
+    here: Path | None
+    usable: bool
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is taken, why in one line, and everything that was considered, in the catalogue's order."""
+
+    taken: Considered
+    why: str
+    considered: tuple[Considered, ...]
+
+    @property
+    def target(self) -> Target:
+        """As a name means it."""
+        return catalog.resolve(self.taken.offer.name)
+
+
+def choose(entry: ModelEntry, budget_bytes: int, wishes: Wishes, only: str | None = None) -> Choice:
+    """The format of `entry` for a card; `only`: that format. One that does not fit is returned where none does.
+
+    Raises LocalqError (exit 2) for wishes that the shape cannot have, or a format that there is not.
+    """
+    considered = tuple(_considered(offer, budget_bytes, wishes) for offer in of_entry(entry))
+    if only is not None:
+        taken = next((each for each in considered if each.offer.format == only), None)
+        if taken is None:
+            known = ", ".join(each.offer.format for each in considered)
+            raise usage_error("--format", f"there is no {only!r} of {entry.name}", f"There is {known}.")
+        return Choice(taken, "as asked for", considered)
+    default = next(each for each in considered if each.offer.preferred)
+    if default.usable:
+        return Choice(default, "what its bare name means, and it fits", considered)
+    if wishes.ctx and _considered(default.offer, budget_bytes, replace(wishes, ctx=None)).usable:
+        return Choice(default, "what its bare name means, and it fits with a shorter context", considered)
+    ready = [each for each in considered if each.usable and (each.here or not each.offer.is_calibrated)]
+    if not ready:
+        return Choice(default, "nothing that is ready fits", considered)
+    taken = min(ready, key=lambda each: (each.here is None, each.offer.last, -each.offer.bits))
+    where = (
+        "is on this machine" if taken.here else "are the published weights" if taken.offer.source else "is made here"
+    )
+    left_out = f"{default.offer.format} {default.offer.not_yet or default.plan.reason or 'leaves too little context'}"
+    return Choice(taken, f"{left_out}; {taken.offer.format} {where} that fit{'s' if taken.here else ''}", considered)
+
+
+def _considered(offer: Offer, budget_bytes: int, wishes: Wishes) -> Considered:
+    plan = planner.assess(offer.arch, offer.format, budget_bytes, wishes=wishes, scheme=offer.scheme, name=offer.name)
+    wanted = wishes.ctx or min(planner.USABLE_CONTEXT, offer.arch.max_context)
+    usable = offer.not_yet is None and plan.fits and plan.ctx >= wanted
+    return Considered(offer, plan, hub.local_path(catalog.resolve(offer.name)), usable)
+
+
+def making(offer: Offer) -> str:
+    """The command that makes what nobody publishes, so that its name finds it, with an estimate for this machine."""
+    source = f"{offer.model}@{offer.base.format}" if offer.base else offer.model
+    out = places.quantized_dir() / f"{offer.model}@{offer.format}"
+    here = f"{prepare.estimate(offer.format, offer.arch.parameters)} on this machine, estimated"
+    time = here if driver.probe_driver().present else "hours on a GPU"
+    return f"localq quantize {source} --format {offer.format} --out {out} ({time})"

@@ -1,0 +1,221 @@
+"""How fast a model decodes, predicted from what its kernels were measured at (`measured.py`). Torch-free.
+
+A launch takes  fixed + per_column * columns + bytes / (efficiency * rate),  fitted by format to the measured launches;
+rate is the read bandwidth, and for codewords that are gathered (1x16, VPTQ) that of random sectors of L2. A step is the
+sum of its launches. The efficiency was measured on an H200 alone. On a slower card a launch is taken to reach no larger
+share of the bandwidth than it did there, so that the fixed parts grow with everything else: what is told is the smaller
+of the two speeds.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from localq import footprint, measured
+from localq.architecture import MODEL_TYPES, Architecture, Linears
+from localq.cards import Card
+from localq.placement import Placement
+
+SECTOR = 32  # bytes that a gathered codeword moves, of a table that lies in L2
+SHARED_TABLE = 256  # entries: such a table stays in shared memory
+GATHERS = ("1x16", "vptq", "vptq + 256")
+LIVE = 64.5  # slots that attention reads, the mean of 128 tokens at depth 0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is read per second: of device memory, and of random sectors from L2."""
+
+    read_bytes_per_s: float
+    gather_bytes_per_s: float
+
+    @classmethod
+    def of(cls, card: Card | None, read_bytes_per_s: float | None = None) -> Machine:
+        """A card, its bandwidth as measured or as expected. L2 is scaled by multiprocessors and clock, never upwards;
+        of an unknown card by the bandwidth."""
+        assert card is not None or read_bytes_per_s is not None
+        read = read_bytes_per_s or (card.read_bytes_per_s if card else 0.0)
+        if card is None:
+            share = read / measured.READ_BYTES_PER_S
+        else:
+            share = card.multiprocessors * card.boost_ghz / measured.MULTIPROCESSOR_GHZ
+        return cls(read, measured.GATHER_BYTES_PER_S * min(1.0, share))
+
+
+MEASURED_ON = Machine(measured.READ_BYTES_PER_S, measured.GATHER_BYTES_PER_S)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a kernel: us of a launch, us of a column, and times the bytes' own time (the inverse of the efficiency)."""
+
+    fixed_us: float
+    column_us: float
+    times: float
+
+    def us(self, columns: float, count: float, rate: float, measured_rate: float) -> float:
+        """Of a launch that moves `count` bytes; see the module about slower cards."""
+        there = self._at(columns, count, measured_rate)
+        return max(self._at(columns, count, rate), there * measured_rate / rate if rate < measured_rate else 0.0)
+
+    def _at(self, columns: float, count: float, rate: float) -> float:
+        return self.fixed_us + self.column_us * columns + self.times * 1e6 * count / rate
+
+
+def tokens_per_s(
+    arch: Architecture, format: str, scheme: str, placement: Placement, machine: Machine, live: float = LIVE
+) -> float | None:
+    """Decoding one conversation at `live` positions; None where no kernel of the format was measured."""
+    if arch.experts or product_kernel(format, scheme) is None:
+        return None
+    return 1e6 / sum(_launches(arch, format, scheme, placement, machine, live))
+
+
+def bytes_per_token(arch: Architecture, format: str, scheme: str, placement: Placement) -> int:
+    """What one step must read: weights once, the head, one row of the table."""
+    blocks = footprint.weights_bytes(arch, format, scheme)["weights"]
+    head = footprint.head_bytes(arch, placement.head) or 2 * arch.embedding_parameters
+    return blocks + head + 2 * arch.hidden
+
+
+def product_kernel(format: str, scheme: str) -> str | None:
+    """The key of `measured.PRODUCTS` for block matrices in `format`; None where there is none."""
+    if format in ("bf16", "fp16", "gguf"):
+        return "16 bit"
+    if format == "aqlm":
+        return "1x16" if _aqlm(scheme)[1] > 8 else "2x8" if _aqlm(scheme)[0] > 1 else "vq2"
+    if format == "vptq":
+        return "vptq + 256" if _vptq(scheme)[1] else "vptq"
+    return format if format in ("nf4", "vq2") else None
+
+
+def _launches(
+    arch: Architecture, format: str, scheme: str, placement: Placement, machine: Machine, live: float
+) -> Iterator[float]:
+    """Microseconds of the launches of a step; equal ones together."""
+    kernel = product_kernel(format, scheme)
+    assert kernel is not None
+    q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+    shapes = ((q + 2 * kv, arch.hidden), (arch.hidden, q), (2 * arch.intermediate, arch.hidden),
+              (arch.hidden, arch.intermediate))  # fmt: skip
+    layer = sum(_product(kernel, rows, columns, format, scheme, machine) for rows, columns in shapes)
+    layer += _attention(arch, placement.kv_bits, live, machine) + _between(arch, format)
+    yield arch.layers * layer
+    head = {"16": "16 bit", "8": "8 bit", "nf4": "nf4"}[placement.head]
+    yield _product(head, arch.vocab, arch.hidden, head, "", machine)
+    yield measured.EMBED_AND_CHOICE_US
+
+
+def _product(kernel: str, rows: int, columns: int, format: str, scheme: str, machine: Machine) -> float:
+    cost, moved = fitted(kernel), _moved(rows, columns, format, scheme)
+    if kernel in GATHERS:
+        return cost.us(columns, moved, machine.gather_bytes_per_s, measured.GATHER_BYTES_PER_S)
+    return cost.us(columns, moved, machine.read_bytes_per_s, measured.READ_BYTES_PER_S)
+
+
+def _moved(rows: int, columns: int, format: str, scheme: str) -> float:
+    """Bytes of one product: of the weights, or where codewords are gathered the sectors that they move."""
+    if format in ("16 bit", "8 bit"):
+        return rows * columns * (2 if format == "16 bit" else 1)
+    if format == "vptq":
+        length, residual = _vptq(scheme)
+        return -(-rows // length) * columns * SECTOR * (2 if residual > SHARED_TABLE else 1)
+    if format == "aqlm" and product_kernel(format, scheme) == "1x16":
+        books, _, group = _aqlm(scheme)
+        return rows * -(-columns // group) * SECTOR * books
+    return footprint.linear_bytes(Linears("", rows, columns, 1), format, scheme)
+
+
+def _between(arch: Architecture, format: str) -> float:
+    """Launches of a layer that are neither products nor attention: norms behind, rotations in front."""
+    four_norms = "four_norms" in MODEL_TYPES[arch.model_type]
+    spent = 2 * measured.NORM_US if four_norms else 0.0
+    if format == "vq2":  # where the model cannot be turned, also before qkv and gate_up, each behind its norm
+        spent += measured.ROTATION_US
+        spent += 2 * (measured.NORM_US + measured.ROTATION_US) if four_norms else 0.0
+    return spent
+
+
+def _attention(arch: Architecture, bits: int, live: float, machine: Machine) -> float:
+    cost = fitted_attention(bits)
+    moved = arch.kv_bytes_per_token(bits) / arch.layers * live
+    return cost.us(arch.heads * arch.head_dim, moved, machine.read_bytes_per_s, measured.READ_BYTES_PER_S)
+
+
+def _aqlm(scheme: str) -> tuple[int, int, int]:
+    match = re.fullmatch(r"(\d+)x(\d+)g(\d+)", scheme or "1x16g8")
+    return (int(match[1]), int(match[2]), int(match[3])) if match else (1, 16, 8)
+
+
+def _vptq(scheme: str) -> tuple[int, int]:
+    """(length of a vector, entries of the residual table)"""
+    match = re.fullmatch(r"v(\d+)-k\d+-(\d+)", scheme or "v8-k65536-0")
+    return (int(match[1]), int(match[2])) if match else (8, 0)
+
+
+# ---- costs from what was measured
+
+
+@functools.cache
+def fitted(kernel: str) -> Cost:
+    """The cost that is nearest to all measured launches of `kernel`, in parts of each."""
+    format, scheme = {"2x8": ("aqlm", "2x8g8"), "1x16": ("aqlm", "1x16g8"), "vptq": ("vptq", "v8-k65536-0"),
+                      "vptq + 256": ("vptq", "v8-k65536-256")}.get(kernel, (kernel, ""))  # fmt: skip
+    rate = measured.GATHER_BYTES_PER_S if kernel in GATHERS else measured.READ_BYTES_PER_S
+    rows = measured.PRODUCTS[kernel]
+    points = [(1.0, columns, 1e6 * _moved(out, columns, format, scheme) / rate) for out, columns, _ in rows]
+    return Cost(*_least_squares(points, [us for *_, us in rows]))
+
+
+@functools.cache
+def fitted_attention(bits: int) -> Cost:
+    """Of a cache of so many bits. What more query heads cost was seen in 16 bit only, and counts for all."""
+    rows = [(heads * 128, slots, us) for of, heads, slots, us in measured.ATTENTION if of == bits]
+    moved = 2 * 8 * (128 * bits // 8 + (0 if bits == 16 else 8))  # of a slot: k and v of 8 heads, scales
+    points = [(1.0, columns, 1e6 * slots * moved / measured.READ_BYTES_PER_S) for columns, slots, _ in rows]
+    if bits == 16:
+        return Cost(*_least_squares(points, [us for *_, us in rows]))
+    of_columns = fitted_attention(16).column_us
+    rest = [us - of_columns * columns for columns, _, us in rows]
+    fixed, _, times = _least_squares([(one, 0.0, time) for one, _, time in points], rest)
+    return Cost(fixed, of_columns, times)
+
+
+def _least_squares(points: Sequence[tuple[float, ...]], values: Sequence[float]) -> tuple[float, float, float]:
+    """Coefficients, none below 0, that bring `points` nearest to `values` in parts of each value.
+
+    All choices of coefficients that are not 0 are tried: there are three.
+    """
+    scaled = [[each / value for each in point] for point, value in zip(points, values, strict=True)]
+    best, least = (0.0, 0.0, 0.0), float(len(values))
+    for size in (1, 2, 3):
+        for chosen in combinations((2, 1, 0), size):  # among equals, bytes explain before the rest does
+            found = _solved([[row[index] for index in chosen] for row in scaled])
+            if found is None or min(found) < 0:
+                continue
+            full = [0.0, 0.0, 0.0]
+            for index, value in zip(chosen, found, strict=True):
+                full[index] = value
+            error = sum((sum(a * b for a, b in zip(row, full, strict=True)) - 1) ** 2 for row in scaled)
+            if error < least - 1e-9:
+                best, least = (full[0], full[1], full[2]), error
+    return best
+
+
+def _solved(rows: list[list[float]]) -> list[float] | None:
+    """x with `rows` x nearest to ones, by the normal equations; None where they have no single solution."""
+    size = len(rows[0])
+    table = [[sum(r[i] * r[j] for r in rows) for j in range(size)] + [sum(r[i] for r in rows)] for i in range(size)]
+    for i in range(size):
+        pivot = table[i][i]
+        if pivot <= 1e-12 * max(abs(each) for each in table[i]):
+            return None
+        table[i] = [each / pivot for each in table[i]]
+        for j in range(size):
+            if j != i:
+                table[j] = [a - table[j][i] * b for a, b in zip(table[j], table[i], strict=True)]
+    return [line[-1] for line in table]

@@ -1,0 +1,125 @@
+"""Predicted speed against every speed that was recorded, launch by launch and model by model; and on slower cards."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from localq import cards, catalog, measured, speed
+from localq.architecture import Architecture
+from localq.errors import ExitCode, LocalqError
+from localq.placement import Placement
+from localq.speed import MEASURED_ON, Machine
+
+LAUNCHES = [(kernel, *row) for kernel, rows in measured.PRODUCTS.items() for row in rows]
+
+
+def arch(name: str) -> Architecture:
+    return catalog.find(name).arch
+
+
+def predicted(name: str, format: str, scheme: str = "", placement: Placement | None = None, on: Machine = MEASURED_ON):
+    return speed.tokens_per_s(arch(name), format, scheme, placement or Placement(), on)
+
+
+@pytest.mark.parametrize("model", measured.WHOLE_MODELS, ids=lambda model: model.name)
+def test_every_model_that_was_measured_is_predicted_within_10_percent(model):
+    name, _, format = model.name.partition("@")
+    told = predicted(name, format, placement=Placement(16, model.embed, model.head))
+    assert told == pytest.approx(model.tok_s, rel=0.10)
+
+
+@pytest.mark.parametrize(("kernel", "rows", "columns", "us"), LAUNCHES)
+def test_every_launch_is_near_its_measured_time(kernel, rows, columns, us):
+    format, scheme = {"2x8": ("aqlm", "2x8g8"), "1x16": ("aqlm", "1x16g8"), "vptq": ("vptq", "v8-k65536-0"),
+                      "vptq + 256": ("vptq", "v8-k65536-256")}.get(kernel, (kernel, ""))  # fmt: skip
+    assert speed._product(kernel, rows, columns, format, scheme, MEASURED_ON) == pytest.approx(us, rel=0.06)
+
+
+@pytest.mark.parametrize(("bits", "heads", "slots", "us"), measured.ATTENTION)
+def test_attention_is_near_its_measured_time(bits, heads, slots, us):
+    shape = Architecture("llama", 1, heads * 128, heads, 8, 128, 1024, 32_000, False, 65_536)
+    assert speed._attention(shape, bits, slots, MEASURED_ON) == pytest.approx(us, rel=0.16)
+
+
+def test_recorded_figures_stand_in_the_readmes():
+    """The data and the pages that people read say the same."""
+    root = Path(__file__).parents[1]
+    page, kernels = (root / "README.md").read_text(), (root / "csrc/README.md").read_text()
+    for model in measured.WHOLE_MODELS:
+        lines = [line for line in page.splitlines() if line.startswith(f"| {model.name} |") and "tg128" in line]
+        assert any(f"| {model.tok_s:g}" in line and model.commit in line for line in lines), model
+    for out, columns, us in measured.PRODUCTS["nf4"][:-1]:
+        assert f"| {out} x {columns} | {us:g} |" in kernels
+    for us in (us for *_, slots, us in measured.ATTENTION if slots in (1000, 4096)):
+        assert f"| {us:g} |" in kernels
+
+
+def test_a_slower_card_reaches_no_larger_share_of_its_bandwidth():
+    """Half the bandwidth, half the speed; twice the bandwidth is less than twice, because launches take their time."""
+    full = predicted("llama-3.1-8b", "nf4")
+    slow = Machine(measured.READ_BYTES_PER_S / 2, measured.GATHER_BYTES_PER_S / 2)
+    fast = Machine(measured.READ_BYTES_PER_S * 2, measured.GATHER_BYTES_PER_S)
+    fixed = 1e-6 * measured.EMBED_AND_CHOICE_US  # that of a row and a choice stays
+    assert 1 / predicted("llama-3.1-8b", "nf4", on=slow) == pytest.approx(2 / full - fixed, rel=1e-6)
+    assert full < predicted("llama-3.1-8b", "nf4", on=fast) < 1.7 * full
+    assert predicted("llama-3.1-8b", "bf16", on=slow) < predicted("llama-3.1-8b", "nf4", on=slow)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.3-70b", "qwen3-32b", "gemma-3-27b", "phi-4", "smollm2-135m"])
+@pytest.mark.parametrize("format", ["nf4", "vq2", "bf16"])
+def test_nothing_is_faster_than_its_bytes(name, format):
+    for machine in (MEASURED_ON, Machine.of(cards.find("RTX 3090"))):
+        roof = machine.read_bytes_per_s / speed.bytes_per_token(arch(name), format, "", Placement())
+        assert 0 < predicted(name, format, on=machine) < 1.02 * roof
+
+
+def test_what_is_gathered_depends_on_l2_and_not_on_memory():
+    plain = Machine(1e12, measured.GATHER_BYTES_PER_S)
+    slower = Machine(1e12, measured.GATHER_BYTES_PER_S / 2)
+    for format, scheme in (("vptq", "v8-k65536-0"), ("aqlm", "1x16g8"), ("vptq", "v16-k65536-65536")):
+        one, other = (predicted("llama-3.3-70b", format, scheme, on=on) for on in (plain, slower))
+        assert 1.6 < one / other <= 2.0
+    assert predicted("llama-3.3-70b", "vq2", on=plain) == predicted("llama-3.3-70b", "vq2", on=slower)
+    gathered, looked_up = (predicted("llama-2-7b", "aqlm", scheme) for scheme in ("1x16g8", "2x8g8"))
+    assert looked_up > 2 * gathered
+
+
+def test_what_was_never_measured_has_no_speed():
+    assert predicted("gpt-oss-20b", "mxfp4") is None
+    assert predicted("llama-3.1-8b", "awq") is None
+    assert predicted("mixtral-8x7b", "nf4") is None
+
+
+def test_bytes_per_token_by_hand():
+    shape = arch("llama-3.1-8b")
+    blocks = 2 * (shape.linear_parameters + shape.other_parameters)
+    assert speed.bytes_per_token(shape, "bf16", "", Placement()) == blocks + 2 * 128_256 * 4096 + 2 * 4096
+    assert speed.bytes_per_token(shape, "bf16", "", Placement(head="8")) == blocks + 128_256 * 4100 + 2 * 4096
+
+
+@pytest.mark.parametrize(("said", "name"), [
+    ("RTX 4090", "RTX 4090"), ("NVIDIA GeForce RTX 4090", "RTX 4090"), ("4090", "RTX 4090"),
+    ("rtx 3090 ti", "RTX 3090 Ti"),
+    ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX 4070 Ti Super"), ("3060ti", "RTX 3060 Ti"), ("NVIDIA H200", "H200"),
+    ("NVIDIA A100-SXM4-80GB", None), ("Radeon", None), ("", None), ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+])  # fmt: skip
+def test_cards_by_name(said, name):
+    found = cards.known(said)
+    assert (found.name if found else None) == name
+
+
+def test_an_unknown_card_is_a_usage_error_that_lists_the_known():
+    with pytest.raises(LocalqError, match="RTX 3090") as raised:
+        cards.find("Voodoo 2")
+    assert raised.value.exit_code == ExitCode.USAGE
+    assert {cards.typical(gib).gib for gib in cards.TYPICAL} == set(cards.TYPICAL)
+    assert cards.typical(11.5) is None
+
+
+def test_it_loads_no_torch():
+    code = "import sys, localq.speed; assert not {'torch', 'numpy'} & set(sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
