@@ -7,10 +7,11 @@ fewer. What would first have to be made on a calibration text is never chosen by
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localq import catalog, driver, hub, places, planner, prepare
+from localq import catalog, driver, places, planner
 from localq.architecture import Architecture
 from localq.catalog import ModelEntry, Source, Target
 from localq.errors import usage_error
@@ -56,9 +57,11 @@ class Offer:
     @property
     def is_calibrated(self) -> bool:
         """It must be made here, on a text, which takes hours of a large model."""
+        from localq import prepare  # start-up cost: the table of all offers does without what fetches them
+
         return self.source is None and self.base is not None and self.format in prepare.CALIBRATED
 
-    @property
+    @functools.cached_property
     def bits(self) -> float:
         """Stored bits per weight of the block matrices."""
         return planner.bits_per_weight(self.arch, self.format, self.scheme)
@@ -146,6 +149,8 @@ def choose(entry: ModelEntry, budget_bytes: int, wishes: Wishes, only: str | Non
 
 
 def _considered(offer: Offer, budget_bytes: int, wishes: Wishes) -> Considered:
+    from localq import hub  # as in `is_calibrated`
+
     plan = planner.assess(offer.arch, offer.format, budget_bytes, wishes=wishes, scheme=offer.scheme, name=offer.name)
     wanted = wishes.ctx or min(planner.USABLE_CONTEXT, offer.arch.max_context)
     usable = offer.not_yet is None and plan.fits and plan.ctx >= wanted
@@ -154,6 +159,8 @@ def _considered(offer: Offer, budget_bytes: int, wishes: Wishes) -> Considered:
 
 def making(offer: Offer) -> str:
     """The command that makes what nobody publishes, so that its name finds it, with an estimate for this machine."""
+    from localq import prepare  # as in `is_calibrated`
+
     source = f"{offer.model}@{offer.base.format}" if offer.base else offer.model
     out = places.quantized_dir() / f"{offer.model}@{offer.format}"
     here = f"{prepare.estimate(offer.format, offer.arch.parameters)} on this machine, estimated"

@@ -26,7 +26,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "embed": ("auto", "device", "host"),
     "head": ("auto", "16", "8", "nf4"),
 }
-_NUMBER_OR_WORD = ("kv", "head", "vram")  # a file may hold these as numbers
+_NUMBER_OR_WORD = ("kv", "head", "vram", "reserve")  # a file may hold these as numbers
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,7 @@ class Settings:
     dtype: str = "auto"
     ctx: int | None = None
     vram: str | None = None
+    reserve: str | None = None
     kv: str = "auto"
     embed: str = "auto"
     head: str = "auto"
@@ -84,6 +85,7 @@ DESCRIPTIONS: dict[str, str] = {
     "dtype": "auto, float32, bfloat16 or float16",
     "ctx": "context size in tokens; unset = the largest that fits",
     "vram": "most GPU memory to use, such as 24 or 12GiB, everything included; unset = what is free",
+    "reserve": "GPU memory to leave free besides, such as 300MiB; unset = none",
     "kv": "bits of the KV cache: 16, 8, 4, or auto = fewer only where the context would not fit",
     "embed": "the embedding table on the device, in host memory, or auto = in host memory only where memory is short",
     "head": "the output head in 16 bit, 8 bit or nf4, or auto = reduced only where memory is short",

@@ -1,4 +1,4 @@
-"""What `localq fit` shows: candidates from the catalogue or from files, each set against a card, in order.
+"""What `localq fit` shows: the offers of the catalogue, or of files, each set against a card, in order.
 
 Apart from the verb because the verb's file is imported at every start and this needs the planner.
 """
@@ -8,117 +8,87 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from localq import catalog, planner
+from localq import catalog, catalog_file, measured, offers, planner, speed
 from localq.architecture import Architecture
-from localq.catalog import ModelEntry
-from localq.errors import ExitCode, LocalqError
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.offers import Offer
 from localq.placement import Wishes
 from localq.planner import Plan
+from localq.speed import Machine
+
+# Bits per weight -> what a parameter is taken to be worth, of 1 at 16 bits, and in words. A judgement, for the order of
+# the table alone: that people choose 27B to 32B at 4 bits before 70B at 2, and 70B at 2 before 24B at 4.
+WORTH = (
+    (6.0, 1.0, "no quality lost that shows"),
+    (3.8, 0.95, "close to full quality"),
+    (2.4, 0.80, "some quality lost"),
+    (0.0, 0.35, "loses more than 4 bits do, for a model of this size"),
+)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the card, and of these what other programs hold."""
+    """Bytes of the card, and of these what other programs hold, and what shall stay free besides."""
 
     total: int
     desktop: int
+    reserve: int = 0
 
     @property
     def budget(self) -> int:
         """Bytes for localq now."""
-        return max(self.total - self.desktop, 0)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A shape in a format, before any card is looked at.
-
-    not_yet    why this version cannot run it, None when it can
-    preferred  this is what the bare name of the model means
-    """
-
-    name: str
-    arch: Architecture
-    format: str
-    scheme: str = ""
-    download_bytes: int | None = None
-    not_yet: str | None = None
-    remark: str = ""
-    preferred: bool = True
+        return max(self.total - self.desktop - self.reserve, 0)
 
     @property
-    def model(self) -> str:
-        """The name without a format."""
-        return self.name.partition("@")[0]
-
-    @property
-    def last(self) -> bool:
-        """Offered behind all else: see the catalogue."""
-        return self.format in catalog.LAST_FORMATS
-
-    @property
-    def bits(self) -> float:
-        """Stored bits per weight of the block matrices."""
-        return planner.bits_per_weight(self.arch, self.format, self.scheme)
+    def alone(self) -> int:
+        """Bytes for localq once the other programs are closed."""
+        return max(self.total - self.reserve, 0)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One candidate on one card. Contexts in tokens, 0 where it does not fit."""
+    """One offer on one card. Contexts in tokens, 0 where it does not fit; tok_s None where nothing tells it.
 
-    candidate: Candidate
+    reason   why it stands where it does: what is lost or reduced, or why it does not fit or run
+    """
+
+    offer: Offer
     now: Plan
     ctx_max: int
     ctx_max_no_desktop: int
     fits: bool
-    reason: str | None
+    reason: str
+    tok_s: float | None = None
 
     @property
     def weights(self) -> int:
         """Bytes of all weights, embedding and head included."""
-        candidate = self.candidate
-        return sum(planner.weights_bytes(candidate.arch, candidate.format, candidate.scheme).values())
+        return sum(planner.weights_bytes(self.offer.arch, self.offer.format, self.offer.scheme).values())
+
+    @property
+    def quality(self) -> float | None:
+        """Perplexity over that of the reference, where it was measured."""
+        return measured.PERPLEXITY_RATIO.get((self.offer.model, self.offer.format))
 
 
-def of_catalogue() -> list[Candidate]:
-    return [candidate for entry in catalog.load_catalogue() for candidate in _of_entry(entry)]
+def of_catalogue(format: str | None = None) -> list[Offer]:
+    """Every offer, or those in one format. Raises LocalqError (exit 2) for a format that nothing is in."""
+    found = [offer for offer in offers.of_catalogue() if format in (None, offer.format)]
+    if not found:
+        raise usage_error("--format", f"no model is in {format!r}", f"Formats: {', '.join(catalog_file.FORMATS)}.")
+    return found
 
 
-def _of_entry(entry: ModelEntry, only: str | None = None) -> list[Candidate]:
-    """One candidate for each format that is published or can be made; the first source of a format counts."""
-    candidates = []
-    base = entry.source(entry.base_format)
-    made = catalog.MADE_FORMATS if base is not None else ()
-    for format in dict.fromkeys((*(each.format for each in entry.sources), *made)):
-        source = entry.source(format)
-        files = source or base
-        if files is None or only not in (None, format):
-            continue
-        remark = "" if source else f"quantized here, from {files.format}"
-        remark = "gated" if files.gated and not remark else remark
-        if last := catalog.LAST_FORMATS.get(format):
-            remark = ", ".join(filter(None, (last, remark)))
-        candidates.append(
-            Candidate(
-                entry.name if format == entry.default_format else f"{entry.name}@{format}",
-                entry.arch,
-                format,
-                source.scheme if source else "",
-                files.bytes or None,
-                catalog.not_yet(entry.arch, format),
-                remark,
-                format == entry.default_format,
-            )
-        )
-    return candidates
-
-
-def of_model(name: str) -> list[Candidate]:
+def of_model(name: str, format: str | None = None) -> list[Offer]:
     """The formats of one model: all that the catalogue has, or the one that a name, folder or file says."""
     target = catalog.resolve(name)
     if target.entry is not None:
         plain = {each.casefold() for each in (target.entry.name, *target.entry.aliases)}
-        return _of_entry(target.entry, None if name.strip().casefold() in plain else target.format)
+        only = format if name.strip().casefold() in plain else target.format
+        if found := offers.of_entry(target.entry, only):
+            return found
+        known = ", ".join(each.format for each in offers.of_entry(target.entry))
+        raise usage_error("--format", f"there is no {format!r} of {target.entry.name}", f"There is {known}.")
     if target.path is None:
         step = f"`localq pull {target.name}`, then `localq show {target.name}`."
         raise LocalqError(target.name, "its shape is not in the catalogue", step, ExitCode.UNKNOWN_MODEL)
@@ -129,58 +99,91 @@ def of_model(name: str) -> list[Candidate]:
     method = str(files.quantization.get("quant_method", "bf16"))
     format = "gguf" if files.kind == "gguf" else {"bitsandbytes": "nf4", "localq_vq2": "vq2"}.get(method, method)
     arch = Architecture.from_config(files.config)
-    return [Candidate(target.name, arch, format, scheme_of(files), not_yet=catalog.not_yet(arch, format))]
+    return [Offer(target.name, arch, format, scheme_of(files), not_yet=catalog.not_yet(arch, format))]
 
 
-def row_of(candidate: Candidate, memory: Memory, wishes: Wishes) -> Row:
+def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None) -> Row:
     """What the planner says: with the context of `wishes` if it has one, else with the largest."""
-    arch, ctx, name = candidate.arch, wishes.ctx, candidate.name
-    of, free = (arch, candidate.format), replace(wishes, ctx=None)
+    arch, ctx, name = offer.arch, wishes.ctx, offer.name
+    of, free = (arch, offer.format), replace(wishes, ctx=None)
     try:
-        now, alone = (
-            planner.assess(*of, budget, wishes=free, scheme=candidate.scheme, name=name)
-            for budget in (memory.budget, memory.total)
-        )
+        now = planner.assess(*of, memory.budget, wishes=free, scheme=offer.scheme, name=name)
+        alone = now  # the same where no other program holds anything
+        if memory.alone != memory.budget:
+            alone = planner.assess(*of, memory.alone, wishes=free, scheme=offer.scheme, name=name)
     except LocalqError as error:  # nothing of that shape can be asked for this
-        plain = planner.assess(*of, memory.budget, scheme=candidate.scheme, name=name)
-        return Row(candidate, replace(plain, fits=False), 0, 0, False, error.why)
+        plain = planner.assess(*of, memory.budget, scheme=offer.scheme, name=name)
+        return Row(offer, replace(plain, fits=False), 0, 0, False, error.why)
     ctx_max, ctx_max_no_desktop = (plan.ctx if plan.fits else 0 for plan in (now, alone))
-    fits, reason = now.fits, candidate.not_yet if now.fits else now.reason
+    fits, why_not = now.fits, now.reason
     if now.fits and ctx is not None and ctx > ctx_max:
-        fits, reason = False, f"{arch.max_context} tokens of context at most"
+        fits, why_not = False, f"{arch.max_context} tokens of context at most"
         if ctx <= arch.max_context:
-            asked = planner.assess(*of, memory.budget, wishes=wishes, scheme=candidate.scheme, name=name)
-            fits, reason = asked.fits, candidate.not_yet if asked.fits else asked.reason
+            asked = planner.assess(*of, memory.budget, wishes=wishes, scheme=offer.scheme, name=name)
+            fits, why_not = asked.fits, asked.reason
             now, ctx_max = (asked, ctx) if asked.fits else (now, ctx_max)
-    return Row(candidate, now, ctx_max, ctx_max_no_desktop, fits, reason)
+    reason = _reason(offer, now) if fits else why_not
+    return Row(offer, now, ctx_max, ctx_max_no_desktop, fits, reason, _tok_s(offer, now, machine))
+
+
+def _tok_s(offer: Offer, plan: Plan, machine: Machine | None) -> float | None:
+    if machine is None or offer.not_yet is not None:
+        return None
+    return speed.tokens_per_s(offer.arch, offer.format, offer.scheme, plan.placement, machine)
+
+
+def _reason(offer: Offer, plan: Plan) -> str:
+    """Of what fits: whether it runs, what it keeps, what gave way, what else to know."""
+    kept = next(words for least, _, words in WORTH if offer.bits >= least)
+    bits = "16 bits" if offer.bits >= 6 else f"{offer.bits:.1f} bits"
+    sized = f"{human_count(offer.arch.parameters)} at {bits}: {kept}"
+    return "; ".join(filter(None, (offer.not_yet, sized, plan.choice, offer.remark)))
+
+
+def human_count(parameters: int) -> str:
+    """32.8B, 135M"""
+    return f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{parameters / 1e6:.0f}M"
+
+
+def worth(offer: Offer) -> float:
+    """The parameters of a model in 16 bits that would be chosen as readily; see `WORTH`."""
+    share = next(share for least, share, _ in WORTH if offer.bits >= least)
+    return share * planner.size_class(offer.arch)
 
 
 def ordered(rows: list[Row]) -> list[Row]:
-    """As a person would choose: what runs and leaves a usable context before the rest, the largest model first.
+    """As a person would choose: what runs and leaves a usable context before the rest, the most capable first.
 
-    What runs without kernels of ours comes behind all that has them. Among models of one size the catalogue's order
-    decides, among the formats of one model the default comes first, then more bits. What does not fit follows, the
-    nearest to fitting first.
+    What gathers its codewords comes behind all that has better kernels. Among models worth the same (`worth` of their
+    best row) the catalogue's order decides, among the formats of one model the default comes first, then more bits.
+    What does not fit follows, the nearest to fitting first.
     """
 
-    def key(row: Row) -> tuple[float, ...]:
-        arch = row.candidate.arch
+    def group(row: Row) -> int:
         if not row.fits:
-            return (4, row.now.ledger.total)
-        usable = row.ctx_max >= min(planner.USABLE_CONTEXT, arch.max_context)
-        group = 3 if row.candidate.not_yet else 2 if row.candidate.last else 0 if usable else 1
-        return (group, -planner.size_class(arch))
+            return 4
+        usable = row.ctx_max >= min(planner.USABLE_CONTEXT, row.offer.arch.max_context)
+        return 3 if row.offer.not_yet else 2 if row.offer.last else 0 if usable else 1
 
-    def within(row: Row) -> tuple[float, ...]:
-        return (not row.candidate.preferred, -row.candidate.bits)
+    def within(row: Row) -> tuple[bool, float]:
+        return (not row.offer.preferred, -row.offer.bits)
 
-    order = {name: i for i, name in enumerate(dict.fromkeys(row.candidate.model for row in rows))}
-    return sorted(rows, key=lambda row: (key(row), order[row.candidate.model], within(row)))
+    best: dict[tuple[int, str], Row] = {}
+    for row in sorted(rows, key=within):
+        best.setdefault((group(row), row.offer.model), row)
+
+    def key(row: Row) -> tuple[int, float]:
+        return (
+            (4, row.now.ledger.total) if not row.fits else (group(row), -worth(best[group(row), row.offer.model].offer))
+        )
+
+    order = {name: i for i, name in enumerate(dict.fromkeys(row.offer.model for row in rows))}
+    return sorted(rows, key=lambda row: (key(row), order[row.offer.model], within(row)))
 
 
 def best_of_each(rows: Iterable[Row]) -> list[Row]:
     """The first row of every model, in the order given."""
     best: dict[str, Row] = {}
     for row in rows:
-        best.setdefault(row.candidate.model, row)
+        best.setdefault(row.offer.model, row)
     return list(best.values())

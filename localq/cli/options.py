@@ -70,6 +70,14 @@ Head = Annotated[
     str | None,
     typer.Option("--head", metavar="FORM", help="Output head: auto, 16, 8 or nf4.", autocompletion=_choices("head")),
 ]
+Format = Annotated[
+    str | None, typer.Option("--format", metavar="FORMAT", help="Weights in this format: nf4, vq2, bf16, ...")
+]
+Reserve = Annotated[
+    str | None, typer.Option("--reserve", metavar="SIZE", help="Leave so much of the GPU free besides, such as 300MiB.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Try it even where the plan says that it does not fit.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the whole plan, fetch and load nothing.")]
 Offline = Annotated[
     bool | None, typer.Option("--offline/--online", help="Never touch the network.", show_default=False)
 ]
@@ -97,6 +105,13 @@ def card_bytes(size: str) -> int:
 def budget(values: settings.Settings) -> int | None:
     """The bytes that the setting `vram` allows, None where it is unset."""
     return None if values.vram is None else card_bytes(values.vram)
+
+
+def reserved(values: settings.Settings) -> int:
+    """The bytes that the setting `reserve` keeps free, 0 where it is unset."""
+    from localq import planner  # start-up cost: most runs reserve nothing
+
+    return 0 if values.reserve is None else planner.parse_bytes(values.reserve)
 
 
 def system_text(value: str | None) -> str | None:

@@ -1,0 +1,94 @@
+"""The card that is planned for: the one that is named, or the one in this machine; its memory, and how fast it reads.
+
+Torch-free. The bandwidth of a GPU of this machine is measured once, by a process of its own, and remembered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localq import cards, gpus, measured, planner, remembered
+from localq.cards import Card
+from localq.cli import options
+from localq.cli.fit_rows import Memory
+from localq.cli.output import note
+from localq.errors import usage_error
+from localq.gpus import Gpu
+from localq.speed import Machine
+
+_H200 = f"efficiency of the kernels as measured on an {measured.GPU}"
+_CAUTIOUS = f"{_H200}; on a slower card never a larger share of the bandwidth than there"
+
+
+@dataclass(frozen=True)
+class Looked:
+    """gpu: its name, None where only a size is known; machine: None where no speed can be told, and basis says why."""
+
+    memory: Memory
+    gpu: str | None
+    machine: Machine | None
+    basis: str
+
+
+def look(
+    vram: str | None, desktop: str | None, gpu: str | None, bandwidth_gb_per_s: float | None, reserve: int
+) -> Looked:
+    """What the options say; what they leave open is asked of this machine. LocalqError (exit 2) where neither tells."""
+    card = cards.find(gpu) if gpu is not None else None
+    given = bandwidth_gb_per_s * 1e9 if bandwidth_gb_per_s else None
+    used = planner.parse_bytes(desktop) if desktop else 0
+    if vram is None and card is None:
+        here, total, free = _here()
+        memory = Memory(total, used if desktop else total - free, reserve)
+        machine, basis = machine_here(here, given)
+        return Looked(memory, here.name, machine, basis)
+    total = options.card_bytes(vram) if vram is not None else planner.parse_card(str(card.gib if card else 0))
+    return Looked(Memory(total, used, reserve), card.name if card else None, *_elsewhere(total, card, given))
+
+
+def machine_here(here: Gpu, given: float | None = None) -> tuple[Machine | None, str]:
+    """How fast the GPU of this machine reads: as given, as remembered, as measured now, or as its maker says."""
+    card = cards.known(here.name)
+    if given:
+        return Machine.of(card, given), f"with {given / 1e9:,.0f} GB/s; {_CAUTIOUS}"
+    key = here.uuid or here.name
+    found = remembered.bandwidth(key)
+    if found is None:
+        from localq.bench import bandwidth  # start-up cost: only where there is a GPU that was never measured
+
+        note(f"measuring how fast {here.name} reads, once")
+        found = bandwidth.measured()
+        if found is not None:
+            remembered.keep_bandwidth(key, found)
+    if found is not None:
+        return Machine.of(card, found), f"with {found / 1e9:,.0f} GB/s, measured on {here.name}; {_CAUTIOUS}"
+    if card is None:
+        return None, f"not known: the bandwidth of {here.name} could not be measured (--bandwidth names it)"
+    return Machine.of(card), f"with {card.read_bytes_per_s / 1e9:,.0f} GB/s, expected of {card.name}; {_CAUTIOUS}"
+
+
+def _here() -> tuple[Gpu, int, int]:
+    """The GPU that localq would use, its bytes, and those of them that are free."""
+    found = gpus.probe()
+    gpu = gpus.first_visible(found.gpus)
+    if gpu is None or gpu.total is None or gpu.free is None:
+        why = f"no NVIDIA GPU can be asked ({'; '.join(found.untold) or 'none is visible'})"
+        raise usage_error("fit", why, "Say how much memory the card has: localq fit --vram 24.")
+    return gpu, gpu.total, gpu.free
+
+
+def _elsewhere(total: int, card: Card | None, given: float | None) -> tuple[Machine | None, str]:
+    """Of a card that need not be here; one of which only the size is known is taken for the usual one of that size."""
+    if given:
+        return Machine.of(card, given), f"with {given / 1e9:,.0f} GB/s; {_CAUTIOUS}"
+    usual = card or (cards.typical(round(total / 2**30)) if _is_usual(total) else None)
+    if usual is None:
+        return None, "not known of a card of this size: --gpu or --bandwidth says more"
+    by = "" if card else " (--gpu names another)"
+    rate = f"{usual.read_bytes_per_s / 1e9:,.0f} GB/s"
+    return Machine.of(usual), f"as expected of an {usual.name} at {rate}{by}; {_CAUTIOUS}"
+
+
+def _is_usual(total: int) -> bool:
+    """It is the size that drivers of such cards report."""
+    return total // planner.MIB in planner.CARD_TOTALS_MIB.values()
