@@ -10,15 +10,19 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+NAMED = 3  # processes of a refusal
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process that holds memory of a GPU; `bytes` is None where NVML may not tell."""
+    """A process that holds memory of a GPU; `bytes` is None where NVML may not tell, `name` empty where nobody does."""
 
     pid: int
     bytes: int | None
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,34 @@ def _processes(index: int, device: Any, ask: Callable[..., Any]) -> tuple[Proces
     answers = [ask(f"GPU {index} {kind} processes", question, device) for kind, question in kinds]
     if all(answer is None for answer in answers):
         return None
-    found = {each.pid: Process(each.pid, each.usedGpuMemory) for answer in answers for each in answer or ()}
-    return tuple(sorted(found.values(), key=lambda each: -(each.bytes or 0)))
+    found = {each.pid: (each.pid, each.usedGpuMemory) for answer in answers for each in answer or ()}
+    processes = [Process(pid, size, _name(pid)) for pid, size in found.values()]
+    return tuple(sorted(processes, key=lambda each: -(each.bytes or 0)))
+
+
+def _name(pid: int) -> str:
+    """What the system calls a process; empty for one of another container, or that has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def of_uuid(uuid: str) -> Gpu | None:
+    """The GPU of that UUID, as it is now."""
+    return next((gpu for gpu in probe().gpus if gpu.uuid == uuid), None)
+
+
+def closing(gpu: Gpu | None, own_pid: int | None = None) -> str:
+    """How others could make room on `gpu`: "by closing firefox (pid 4711, 812 MiB)", the three largest."""
+    others = [each for each in (gpu.processes if gpu else None) or () if each.pid != own_pid]
+    if not others:
+        return "by closing other programs that use the GPU"
+    told = []
+    for each in others[:NAMED]:
+        size = "" if each.bytes is None else f", {each.bytes // 2**20:,} MiB"
+        told.append(f"{each.name or 'a process'} (pid {each.pid}{size})")
+    return f"by closing {', '.join(told)}"
 
 
 def first_visible(gpus: tuple[Gpu, ...]) -> Gpu | None:

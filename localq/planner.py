@@ -144,6 +144,8 @@ def plan(
     name: str = "",
     itemsize: int = 2,
     context_bytes: int = CUDA_CONTEXT_BYTES,
+    freeing: str = "",
+    force: bool = False,
 ) -> Plan:
     """The plan to load by: the largest context that fits, or the one that was asked for exactly.
 
@@ -151,6 +153,8 @@ def plan(
     weights        exact bytes of all weights but embedding and head, where they are known
     itemsize       bytes of an element of the type to compute in
     context_bytes  what CUDA takes for itself
+    freeing        for a refusal: how the budget could grow, such as `gpus.closing`
+    force          a plan that does not fit is returned instead of refused
 
     Raises LocalqError: exit 3 when it does not fit, naming the bytes and three ways out; exit 2 for what this model
     cannot be asked for.
@@ -159,13 +163,12 @@ def plan(
         arch, format, budget_bytes, wishes=wishes, weights=weights, scheme=scheme, name=name, itemsize=itemsize,
         context_bytes=context_bytes,
     )  # fmt: skip
-    if made.fits or budget_bytes is None:
+    if made.fits or budget_bytes is None or force:
         return made
     why = f"{made.reason} ({made.ledger.total} and {budget_bytes} bytes)"
     asked = wishes.ctx if wishes else None
-    ways = "; ".join(
-        f"({number}) {way}" for number, way in enumerate(_ways_out(made, arch, budget_bytes, asked, itemsize), 1)
-    )
+    found = (*_ways_out(made, arch, budget_bytes, asked, itemsize), _more(made, budget_bytes, freeing))
+    ways = "; ".join(f"({number}) {way}" for number, way in enumerate(found, 1))
     raise LocalqError(name or "model", why, f"Three ways out: {ways}.", ExitCode.DOES_NOT_FIT)
 
 
@@ -222,17 +225,20 @@ def _choice(wishes: Wishes, chosen: Plan, target: int) -> str:
     return f"to make room for {target} tokens of context: {', '.join(made)}" if made else ""
 
 
-def _ways_out(
-    made: Plan, arch: Architecture, budget_bytes: int, ctx: int | None, itemsize: int
-) -> tuple[str, str, str]:
-    """Three things to do about `made`: another model, a shorter context (or the CPU), more free memory."""
+def _ways_out(made: Plan, arch: Architecture, budget_bytes: int, ctx: int | None, itemsize: int) -> tuple[str, str]:
+    """Two things to do about `made`: another format or model, a shorter context (or the CPU)."""
     other = _that_fits(made, arch, budget_bytes, ctx)
     smaller = f"use {other}, which fits" if other else "use a GPU with more memory"
     per_token = sum(footprint.per_token_bytes(arch, made.placement, itemsize).values())
     largest = largest_context(budget_bytes - made.ledger.total + made.ctx * per_token, per_token)
     shorter = f"a shorter context: --ctx {largest}" if MIN_CONTEXT <= largest < made.ctx else "--device cpu"
+    return smaller, shorter
+
+
+def _more(made: Plan, budget_bytes: int, freeing: str) -> str:
+    """The third: more memory."""
     missing = _mib(made.ledger.total - budget_bytes)
-    return smaller, shorter, f"free {missing} more by closing other programs that use the GPU"
+    return f"free {missing} more {freeing or 'by closing other programs that use the GPU'}"
 
 
 def _that_fits(made: Plan, arch: Architecture, budget_bytes: int, ctx: int | None) -> str | None:

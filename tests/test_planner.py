@@ -339,6 +339,15 @@ def test_a_refusal_names_the_bytes_and_a_shorter_context_that_fits():
     assert planner.plan(other.entry.arch, other.format, budget, wishes=Wishes(40_000)).fits
 
 
+def test_a_refusal_says_who_could_make_room_and_force_goes_on_all_the_same():
+    shape, budget = arch("qwen3-32b"), 12 * 2**30
+    with pytest.raises(LocalqError, match=r"\(3\) free [\d,]+ MiB more by closing firefox \(pid 7, 812 MiB\)\."):
+        planner.plan(shape, "nf4", budget, freeing="by closing firefox (pid 7, 812 MiB)")
+    forced = planner.plan(shape, "nf4", budget, wishes=Wishes(5000), force=True)
+    assert (forced.fits, forced.ctx) == (False, 5000)
+    assert forced.ledger.total > budget
+
+
 def test_a_refusal_offers_the_same_model_smaller_before_another_model():
     assert "use llama-3.1-8b, which fits" in refusal("llama-3.1-8b", "bf16", 12 * 2**30)
     text = refusal("llama-3.3-70b", "nf4", 24_564 * MIB)

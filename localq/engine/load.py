@@ -12,15 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 
-import psutil  # type: ignore[import-untyped]  # ships no types
 import torch
 
 from localq import footprint, planner
-from localq.architecture import Architecture
 from localq.checkpoint import Checkpoint, open_checkpoint
 from localq.engine import device as devices
-from localq.engine import selftest, vram, weights
+from localq.engine import planning, selftest, vram, weights
 from localq.engine.cache import KVCache
+from localq.engine.planning import Options as Options
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.modelfiles import ModelFiles
 from localq.models import ARCHITECTURES
@@ -31,21 +30,6 @@ from localq.quant.slabs import SlabLinear
 OnProgress = Callable[[str, int, int], None]  # stage, bytes done, bytes in total
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_LESS = "Use a smaller model, a shorter context (--ctx), or close other programs."
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user may decide: see `worker.messages.Load`, whose fields these are."""
-
-    name: str = ""
-    device: str = "auto"
-    dtype: str = "auto"
-    ctx: int | None = None
-    kv_bits: int | None = None
-    vram_bytes: int | None = None
-    embed: str = "auto"
-    head: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -87,7 +71,6 @@ def load(
     `opened` gives the weights; benchmarks load others than the files hold. Whatever was allocated is free again after
     an error.
     """
-    wishes = planner.Wishes(options.ctx, options.kv_bits, options.embed, options.head)
     before = vram.free_before_context() if options.device != "cpu" else {}
     choice = pick(options.device)
     idle = ("--vram has no meaning on the CPU",) if options.vram_bytes and choice.device.type == "cpu" else ()
@@ -96,7 +79,7 @@ def load(
     failure: LocalqError
     try:
         with opened(files) as checkpoint:
-            return _load(files, options, wishes, checkpoint, choice, dtype, before, on_progress)
+            return _load(files, options, checkpoint, choice, dtype, before, on_progress)
     except LocalqError as error:
         failure = error.with_traceback(None)  # its frames would keep the half-loaded model alive
     except RuntimeError as error:
@@ -110,7 +93,6 @@ def load(
 def _load(
     files: ModelFiles,
     options: Options,
-    wishes: planner.Wishes,
     checkpoint: Checkpoint,
     choice: devices.Choice,
     dtype: torch.dtype,
@@ -118,14 +100,14 @@ def _load(
     on_progress: OnProgress,
 ) -> LoadedModel:
     name, device = options.name or files.name, choice.device
-    held = _begin(device, options.vram_bytes, before) if device.type == "cuda" else None
+    held = _begin(device, options, before) if device.type == "cuda" else None
     on_progress("planning", 0, 0)
     architecture = _architecture(files, name)
     with torch.device("meta"):
         model = architecture.Model(architecture.Config.from_dict(files.config))
     assignment = weights.assign(checkpoint, model, architecture.rename, name)
     sizes = weights.block_sizes(assignment, checkpoint, model, dtype, packed=held is not None)
-    plan = _plan(files, wishes, assignment, sum(sizes), dtype, held, name)
+    plan, held = planning.planned(files, options, assignment, sum(sizes), dtype, held)
     non_finite = weights.fill(
         model,
         assignment,
@@ -162,6 +144,8 @@ def _load(
 
 def _notes(plan: planner.Plan, non_finite: list[str]) -> list[str]:
     notes = [plan.choice] if plan.choice else []
+    if not plan.fits:
+        notes.append(f"loaded all the same (--force): {plan.reason}")
     if non_finite:
         notes.append(
             f"{len(non_finite)} weight tensors hold NaN or infinity (the first is {non_finite[0]}): "
@@ -170,12 +154,12 @@ def _notes(plan: planner.Plan, non_finite: list[str]) -> list[str]:
     return notes
 
 
-def _begin(device: torch.device, vram_bytes: int | None, before: dict[str, int]) -> vram.Held:
+def _begin(device: torch.device, options: Options, before: dict[str, int]) -> vram.Held:
     # cuDNN's attention plans anew for every length: 40 ms a prefill pass on an H200, 0.6 s the first time. Torch's
     # own kernels take 10 to 25 % longer on lengths seen before, but a chat hardly ever sees one again.
     torch.backends.cuda.enable_cudnn_sdp(False)
     free_memory()
-    return vram.begin(device, vram_bytes, before)
+    return vram.begin(device, options.vram_bytes, before, options.reserve_bytes)
 
 
 def share_scratch(model: Decoder, dtype: torch.dtype) -> int:
@@ -198,14 +182,14 @@ def _architecture(files: ModelFiles, name: str) -> ModuleType:
     model_type = files.config.get("model_type")
     if model_type not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
-        raise LocalqError(name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
+        raise LocalqError(name, f"the architecture {repr(model_type)[:80]} is not supported", f"Supported: {known}.")
     quantization = files.config.get("quantization_config") or files.text_config.get("quantization_config") or {}
     method = quantization.get("quant_method", nf4.quant_method) if isinstance(quantization, dict) else quantization
     in_8_bit = method == nf4.quant_method and quantization and not quantization.get("load_in_4bit")
     if in_8_bit or method not in [module.quant_method for module in FORMATS.values()]:
         what = "bitsandbytes in 8 bit" if in_8_bit else f"{method!r}"
         step = f"Use {', '.join(FORMATS)} or bf16."
-        raise LocalqError(name, f"its weights are quantized by {what}, which localq does not read", step)
+        raise LocalqError(name, f"its weights are quantized by {what[:80]}, which localq does not read", step)
     return ARCHITECTURES[model_type]
 
 
@@ -235,53 +219,6 @@ def _format(files: ModelFiles, assignment: weights.Assignment) -> str:
     return assignment.format or {"bfloat16": "bf16", "float16": "fp16"}.get(_stored_dtype(files), "fp32")
 
 
-def _plan(
-    files: ModelFiles,
-    wishes: planner.Wishes,
-    assignment: weights.Assignment,
-    block_bytes: int,
-    dtype: torch.dtype,
-    held: vram.Held | None,
-    name: str,
-) -> planner.Plan:
-    """The context, what is reduced, and the predicted ledger; exit 3 when it does not fit. Sets the limit on a GPU.
-
-    block_bytes: exact bytes of all weights but embedding and head.
-    """
-    packed = held is not None
-    arch = Architecture.from_config(files.config)
-    if (head := assignment.quantized.get(weights.HEAD)) is not None:
-        kept = head.format if head.format in weights.HEAD_FORMATS else "16"
-        if wishes.head not in ("auto", kept):
-            why = f"its files hold the head in {head.format.upper()}, not in {wishes.head} bit"
-            raise usage_error("--head", why, "Leave --head out.")
-        wishes = replace(wishes, head=kept)
-    if not packed:
-        wishes = replace(wishes, embed="device")  # which is host memory here
-    plan = planner.plan(
-        arch,
-        (assignment.format if packed else None) or "bf16",
-        None if held is None else held.budget,
-        wishes=wishes,
-        weights=block_bytes,
-        name=name,
-        itemsize=dtype.itemsize,
-        context_bytes=footprint.CUDA_CONTEXT_BYTES if held is None else held.context,
-    )
-    if held is None:
-        _check_host_memory(plan, name)
-    else:
-        held.hold(plan.ledger.components["cuda_context"] + plan.ledger.components["graphs"])
-    return plan
-
-
-def _check_host_memory(plan: planner.Plan, name: str) -> None:
-    free = psutil.virtual_memory().available
-    if plan.ledger.total > free:
-        why = f"needs {plan.ledger.total} bytes of memory with {plan.ctx} tokens of context, {free} are free"
-        raise LocalqError(name, why, _LESS, ExitCode.DOES_NOT_FIT)
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """True for torch's two ways to say that memory ran out, on a GPU and on the CPU."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
@@ -290,7 +227,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def out_of_memory(name: str, when: str, error: BaseException) -> LocalqError:
     """The answer to memory that ran out although the plan fitted: another program took it (exit 3)."""
     why = f"memory ran out {when} ({str(error).splitlines()[0]})"
-    return LocalqError(name, why, _LESS, ExitCode.DOES_NOT_FIT)
+    return LocalqError(name, why, planning.LESS, ExitCode.DOES_NOT_FIT)
 
 
 def free_memory() -> None:

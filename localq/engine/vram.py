@@ -30,6 +30,7 @@ class Held:
     measured   CUDA's part so far; context: the same with what is assumed to come
     others     tensors of this process from before, which count against the budget of the process
     free, reserved  of the device and of the allocator when the load began
+    available  what the process could take at most when the load began
     """
 
     device: torch.device
@@ -40,6 +41,7 @@ class Held:
     others: int
     free: int
     reserved: int
+    available: int
 
     def hold(self, outside: int) -> None:
         """From here on the allocator takes no more than the budget less `outside`, what is not its own."""
@@ -78,8 +80,10 @@ def free_before_context() -> dict[str, int]:
     return {gpu.uuid: gpu.free for gpu in gpus.probe().gpus if gpu.uuid is not None and gpu.free is not None}
 
 
-def begin(device: torch.device, vram_bytes: int | None, before: dict[str, int]) -> Held:
-    """The budget of a load on `device`: `vram_bytes` at most, never more than there is. Lifts an earlier limit.
+def begin(device: torch.device, vram_bytes: int | None, before: dict[str, int], reserve_bytes: int = 0) -> Held:
+    """The budget of a load on `device`: `vram_bytes` at most, never more than there is less `reserve_bytes`.
+
+    Lifts an earlier limit.
 
     `before` is what `free_before_context` said. The allocator must keep nothing for nobody (`load.free_memory`).
     """
@@ -89,10 +93,12 @@ def begin(device: torch.device, vram_bytes: int | None, before: dict[str, int]) 
     context, complete = _context(device, before)
     free = torch.cuda.mem_get_info(device)[0]
     reserved, others = torch.cuda.memory_reserved(device), torch.cuda.memory_allocated(device)
-    available = free + reserved + context
+    available = max(0, free + reserved + context - reserve_bytes)
     budget = available if vram_bytes is None else min(available, vram_bytes)
     later = footprint.MORE_KERNELS_BYTES if complete else footprint.KERNELS_BYTES
-    return Held(device, budget - others, vram_bytes is not None, context, context + later, others, free, reserved)
+    return Held(
+        device, budget - others, vram_bytes is not None, context, context + later, others, free, reserved, available
+    )
 
 
 def process_bytes(device: torch.device) -> int | None:

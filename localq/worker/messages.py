@@ -27,7 +27,8 @@ class Load:
 
     device "auto" | "cpu" | "cuda"; dtype "auto" | "float32" | "bfloat16" | "float16"; ctx in tokens, None = the planner
     decides; kv_bits 16, 8 or 4, None = the planner decides; vram_bytes = all that the process may take of the device,
-    its CUDA context included, None = what is free; embed "auto" | "device" | "host"; head "auto" | "16" | "8" | "nf4".
+    its CUDA context included, None = what is free; embed "auto" | "device" | "host"; head "auto" | "16" | "8" | "nf4";
+    reserve_bytes of the device stay free besides; force loads what does not fit by the plan.
     """
 
     path: str
@@ -39,6 +40,8 @@ class Load:
     vram_bytes: int | None = None
     embed: str = "auto"
     head: str = "auto"
+    reserve_bytes: int = 0
+    force: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Loading:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The model is ready. `ledger` maps a component to bytes as allocated on the device.
+    """The model is ready. `ledger` maps a component to bytes as allocated on the device, `predicted` as planned.
 
     kv_bits, embed and head are what the load request leaves open or asks for, as they came to be.
     """
@@ -114,6 +117,7 @@ class Loaded:
     kv_bits: int = 16
     embed: str = "device"
     head: str = "16"
+    predicted: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

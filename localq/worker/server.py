@@ -96,6 +96,8 @@ class TorchBackend:
             request.vram_bytes,
             request.embed,
             request.head,
+            request.reserve_bytes,
+            request.force,
         )
         model = load.load(files, options, on_progress)
         self._engine = engine = generate.Engine(model, on_progress=on_progress)
@@ -113,6 +115,7 @@ class TorchBackend:
             kv_bits=model.kv_bits,
             embed=model.embed,
             head=model.head_bits,
+            predicted=model.plan.ledger.components,
             notes=list(engine.notes),
         )
 

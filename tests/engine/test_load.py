@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_checkpoint
 
 from localq.driver import Driver, Machine
-from localq.engine import load as load_module
-from localq.engine import weights
+from localq.engine import planning, weights
 from localq.engine.device import NO_DRIVER_NOTE, pick
 from localq.engine.generate import Engine
 from localq.engine.load import Options, load, pick_dtype
@@ -232,7 +231,7 @@ def test_too_little_host_memory_is_a_load_time_answer(checkpoint, monkeypatch):
     class Memory:
         available = 10_000
 
-    monkeypatch.setattr(load_module.psutil, "virtual_memory", Memory)
+    monkeypatch.setattr(planning.psutil, "virtual_memory", Memory)
     with pytest.raises(LocalqError, match="10000 are free") as caught:
         load(open_model(checkpoint), CPU)
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
