@@ -80,20 +80,33 @@ def make_folder(folder: Path) -> None:
     sync_folder(folder.parent)
 
 
-def write_durably(path: Path, content: bytes) -> None:
-    """Replace the file at `path` by one with `content`: before or after a power cut, one of the two is there."""
+def write_durably(path: Path, content: bytes, scratch: Path | None = None) -> None:
+    """Replace the file at `path` by one with `content`: before or after a power cut, one of the two is there.
+
+    It is written in the folder `scratch` of the same disk first, else beside its place.
+    """
+    scratch = scratch or path.parent
     make_folder(path.parent)
-    descriptor, new = tempfile.mkstemp(dir=path.parent, prefix=".")
+    make_folder(scratch)
+    descriptor, new = tempfile.mkstemp(dir=scratch, prefix=".new-")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            write_all(descriptor, content)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         os.replace(new, path)
     except BaseException:
         Path(new).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def write_all(descriptor: int, content: bytes) -> None:
+    """Write `content`, in as many pieces as the system takes it."""
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]
 
 
 def sync_folder(folder: Path) -> None:

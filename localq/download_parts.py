@@ -79,9 +79,7 @@ class Part:
 
     def write(self, piece: bytes) -> None:
         """Append `piece`; durable after every `STEP_BYTES`. Raises OSError."""
-        left = memoryview(piece)
-        while left:
-            left = left[os.write(self._fd, left) :]
+        disk.write_all(self._fd, piece)
         self._digest.update(piece)
         self.at += len(piece)
         if self.at - self._durable >= STEP_BYTES:
@@ -93,7 +91,7 @@ class Part:
         line = f"{self.at}\n"
         if not self._has_header:
             line = json.dumps({**self._about, "etag": self.etag}) + "\n" + line
-        os.write(self._state_fd, line.encode())
+        disk.write_all(self._state_fd, line.encode())
         os.fsync(self._state_fd)
         if not self._has_header:
             disk.sync_folder(self.path.parent)

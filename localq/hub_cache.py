@@ -17,7 +17,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +146,7 @@ def remember(repo: str, revision: str, commit: str) -> None:
     path = repo_folder(repo) / "refs" / revision
     if _read_ref(path) == commit:
         return
-    disk.write_durably(path, commit.encode())
+    disk.write_durably(path, commit.encode(), places.downloads_dir())  # not beside it: it would be taken for a branch
 
 
 def content_id(pointer: Path) -> str | None:
@@ -169,16 +168,15 @@ def link(pointer: Path, blob: Path) -> None:
     if pointer.is_symlink() and os.readlink(pointer) == target:
         return
     disk.make_folder(pointer.parent)
-    new = pointer.with_name(f".{pointer.name}.{os.getpid()}.{threading.get_ident()}")
-    new.unlink(missing_ok=True)
+    pointer.unlink(missing_ok=True)  # it leads nowhere, or to what was found wrong
     try:
-        new.symlink_to(target)
+        pointer.symlink_to(target)  # under its own name at once: a kill leaves nothing that other tools stumble over
+    except FileExistsError:  # another process was quicker, where locks do nothing
+        pass
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
         os.replace(blob, pointer)
-    else:
-        os.replace(new, pointer)
     disk.sync_folder(pointer.parent)
 
 

@@ -49,6 +49,8 @@ def _root(
 def main() -> None:
     """Entry point of the `localq` command."""
     signal.signal(signal.SIGTERM, _terminate)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` asks to go on
+        signal.signal(signal.SIGHUP, _terminate)  # the terminal is gone
     code = execute(sys.argv[1:])
     try:
         sys.stdout.flush()

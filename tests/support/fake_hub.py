@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import http.server
 import json
+import sys
 import threading
 import urllib.parse
 from dataclasses import dataclass, field
@@ -80,7 +81,7 @@ class FakeHub:
             pass
 
         Handler.hub = hub
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = _Server(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
         self._thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
@@ -135,8 +136,16 @@ class FakeHub:
         return None
 
 
+class _Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that hangs up, being killed perhaps, is no news."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 class _Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else small answers, sent in two pieces, wait 40 ms for each other
     hub: FakeHub
 
     def log_message(self, format: str, *arguments: Any) -> None:
@@ -229,9 +238,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             status, said = 206, size + 7 if how == "resized" else size
             headers = {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{said}"}
             content = content[:stop]
-        self._send(status, content[start:], headers)
+        self._send(status, memoryview(content)[start:], headers)
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+    def _send(self, status: int, body: bytes | memoryview, headers: dict[str, str]) -> None:
         cut, how = (self.fault.cut_after, self.fault.how) if self.fault else (None, "")
         self.request_seen.status = status
         self.send_response(status)
@@ -250,7 +259,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if cut is not None:
             self.close_connection = True
 
-    def _write(self, body: bytes) -> None:
+    def _write(self, body: bytes | memoryview) -> None:
+        body = memoryview(body)
         swift = len(body) if self.hub.slow_after is None else self.hub.slow_after
         for start in (*range(0, swift, 2**18), *range(swift, len(body), 2**16)):
             piece = body[start : min(start + 2**18, swift) if start < swift else start + 2**16]

@@ -1,0 +1,47 @@
+"""Processes that are killed, interrupted, or many: `tests/support/hub_*.py`, short enough for every run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def campaign(name: str, *arguments: str) -> dict[str, Any]:
+    """The last line of a campaign that found nothing wrong."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("HF_TOKEN", "HF_HUB_OFFLINE")}
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "support" / f"{name}.py"), *arguments],
+        capture_output=True, text=True, check=False, timeout=280, env={**environment, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    report: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    assert report["wrong"] == []
+    return report
+
+
+@pytest.mark.slow
+def test_200_kills_leave_nothing_wrong_and_cost_at_most_16_mib_each():
+    report = campaign("hub_kills", "--kills", "200", "--mib", "17", "1", "1")
+    assert report["kills"] == 200
+    assert 2**20 < report["most_again_bytes"] <= 16 * 2**20
+
+
+def test_eight_processes_fetch_each_file_once():
+    campaign("hub_processes", "parallel", "--rounds", "4")
+
+
+def test_eight_processes_without_locks_spoil_nothing():
+    campaign("hub_processes", "parallel", "--rounds", "4", "--no-locks")
+
+
+def test_signals_end_a_pull_at_once_with_their_code():
+    report = campaign("hub_processes", "signals", "--rounds", "24")
+    assert {"130", "143"} <= set(report["codes"])
