@@ -109,7 +109,7 @@ class _Fetch:
         listing = self.listing
         if listing.gated and not hub_client.has_token():
             raise hub_client.gated(listing.repo)
-        names = files or _single_gguf(listing)
+        names = files or single_gguf(listing)
         if names and all(name.endswith(".gguf") for name in names):
             path = self._get(_named(listing, names))[0]
         else:
@@ -240,7 +240,7 @@ def _named(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:
     return [listing.files[name] for name in names]
 
 
-def _single_gguf(listing: Listing) -> tuple[str, ...]:
+def single_gguf(listing: Listing) -> tuple[str, ...]:
     """The .gguf of a repository that has one and no safetensors; () where there are safetensors."""
     if SINGLE_NAME in listing.files or INDEX_NAME in listing.files:
         return ()

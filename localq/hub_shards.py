@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-import struct
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,16 +17,15 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import IO, TypeVar
 
-from localq import disk, download, hub, hub_cache, hub_client, hub_records
+from localq import disk, download, hub, hub_cache, hub_client, hub_records, hub_remote
 from localq.catalog import Source
 from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 from localq.hub_client import Listing, RemoteFile
 from localq.hub_records import Store
-from localq.safetensors_header import INDEX_NAME, MAX_HEADER_BYTES, SINGLE_NAME, Header, read_header, read_index
+from localq.safetensors_header import INDEX_NAME, SINGLE_NAME, Header, read_header, read_index
 
 Tell = Callable[[str], None]  # what is waited for
 AHEAD = 2  # files at a time: one that is read, one that is fetched meanwhile
-HEAD_BYTES = 100_000  # of a file; most headers are shorter
 LOOK_EVERY_S = 0.5
 WAITS_S = (10.0, *[30.0] * 20)  # for a hub that does not answer, when hours of work hang on it
 MARK = ".localq-source"  # in a folder that localq made, and locked while it is used
@@ -93,19 +91,9 @@ class Shards:
 
     def _header(self, file: RemoteFile) -> Header:
         self.tell(f"{file.name}, its header")
-        head = self._patiently(lambda: hub_client.first_bytes(self._listing, file, HEAD_BYTES))
-        length = struct.unpack("<Q", head[:8])[0] if len(head) >= 8 else 0
-        if len(head) - 8 < length <= MAX_HEADER_BYTES:
-            head = self._patiently(lambda: hub_client.first_bytes(self._listing, file, 8 + length))
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / file.name
-            try:
-                with path.open("wb") as stub:  # as long as the file, without its bytes
-                    stub.write(head)
-                    stub.truncate(file.size)
-            except (OSError, OverflowError) as error:
-                why = f"{file.name} is said to have {file.size:,} bytes, which no file here can have ({error})"
-                raise bad_file(self._listing.repo, why, "Use another repository or revision.") from error
+            hub_remote.outline_file(self._listing, file, path, self._patiently)
             return read_header(path)
 
     def path(self, name: str) -> Path:

@@ -15,7 +15,9 @@ from localq import catalog
 from localq.cli import options
 from localq.cli.output import human_bytes, is_rich_terminal, note, print_json, stderr_console
 from localq.errors import usage_error
+from localq.settings import Settings
 
+LEAP_BYTES = 2**20  # more than one piece of a transfer has
 OnProgress = Callable[[str, int, int], None]
 
 
@@ -26,18 +28,29 @@ def pull(
     revision: Annotated[
         str | None, typer.Option("--revision", help="Branch, tag or commit instead of the catalogue's; asks the hub.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Fetch also what will not fit the GPU.")] = False,
+    vram: options.Vram = None,
     offline: options.Offline = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Fetch models and verify them; prints where each one is."""
+    """Fetch models and verify them; prints where each one is.
+
+    Says before the first byte whether a model will fit, and fetches none that will not. A download that was cut off
+    goes on where it stopped. The files lie in the Hugging Face cache, where other tools find them too.
+    """
     targets = [catalog.resolve(each) for each in name]  # a misspelt name stops before the first byte
     for target in targets:
         _check(target, revision)
-    no_network = options.effective(offline=offline).offline
+    settings = options.effective(offline=offline, vram=vram)
+    missing = [each for each in targets if revision is not None or _here(each) is None]
+    for target in missing:
+        _judge(target, revision, settings, force, quiet)
     fetched = []
     for target in targets:
-        path, was_here = _pull(target, revision, no_network, quiet)
+        was_here = target not in missing
+        with _progress(target.name, quiet, announced=not was_here) as on_progress:
+            path = _pull(target, revision, settings.offline, quiet, on_progress)
         fetched.append(_fields(target, path, was_here))
         if not quiet:
             size = human_bytes(fetched[-1]["bytes"])
@@ -55,24 +68,36 @@ def _check(target: catalog.Target, revision: str | None) -> None:
         raise usage_error("--revision", f"{target.name} does not come from the hub", "Leave the option out.")
 
 
-def _pull(target: catalog.Target, revision: str | None, offline: bool, quiet: bool) -> tuple[Path, bool]:
-    """(path, it was here already)."""
-    from localq import hub, prepare  # start-up cost: a wrong name must be answered without these
+def _here(target: catalog.Target) -> Path | None:
+    from localq import hub  # start-up cost: a wrong name must be answered without it
 
-    here = hub.local_path(target) if revision is None else None
-    if here is not None:
-        return here, True
-    reason = catalog.not_yet(target.entry.arch, target.format or "") if target.entry else None
-    if reason and not quiet:
-        note(f"{target.name}: {reason}; it is fetched all the same")
-    with _progress(target.name, quiet) as on_progress:
-        if revision is None:
-            return prepare.model_path(target, _say(quiet), on_progress, offline), False
-        if target.source is not None:  # the catalogue's hashes are of its own revision
-            source = dataclasses.replace(target.source, revision=revision, sha256={})
-            return hub.fetch(source, on_progress, offline=offline, refresh=True), False
-        assert target.repo is not None, "checked by _check"
-        return hub.fetch_repo(target.repo, revision, on_progress, offline=offline, refresh=True), False
+    return hub.local_path(target)
+
+
+def _judge(target: catalog.Target, revision: str | None, settings: Settings, force: bool, quiet: bool) -> None:
+    """Say whether `target` will fit. Raises LocalqError (exit 3) where it will not."""
+    from localq import hub_client  # start-up cost, as above
+    from localq.cli import pull_verdict
+
+    if target.entry is None and (settings.offline or hub_client.is_offline()):
+        return  # what follows will say that it is not here
+    said = pull_verdict.verdict(target, settings, revision, force=force)
+    if said and not quiet:
+        note(said)
+
+
+def _pull(
+    target: catalog.Target, revision: str | None, offline: bool, quiet: bool, on_progress: OnProgress | None
+) -> Path:
+    from localq import hub, prepare  # start-up cost, as above
+
+    if revision is None:
+        return prepare.model_path(target, _say(quiet), on_progress, offline)
+    if target.source is not None:  # the catalogue's hashes are of its own revision
+        source = dataclasses.replace(target.source, revision=revision, sha256={})
+        return hub.fetch(source, on_progress, offline=offline, refresh=True)
+    assert target.repo is not None, "checked by _check"
+    return hub.fetch_repo(target.repo, revision, on_progress, offline=offline, refresh=True)
 
 
 def _say(quiet: bool) -> Callable[[str], None]:
@@ -83,13 +108,11 @@ def _say(quiet: bool) -> Callable[[str], None]:
 
 
 @contextlib.contextmanager
-def _progress(name: str, quiet: bool) -> Iterator[OnProgress | None]:
-    """A bar on a terminal; elsewhere one line, and nothing with -q."""
-    if quiet:
-        yield None
-        return
-    if not is_rich_terminal(sys.stderr):
-        note(f"fetching {name}")
+def _progress(name: str, quiet: bool, *, announced: bool) -> Iterator[OnProgress | None]:
+    """A bar on a terminal; elsewhere one line, if it is to be announced; nothing with -q."""
+    if quiet or not is_rich_terminal(sys.stderr):
+        if announced and not quiet:
+            note(f"fetching {name}")
         yield None
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -99,8 +122,14 @@ def _progress(name: str, quiet: bool) -> Iterator[OnProgress | None]:
     with Progress(*columns, console=stderr_console(), transient=True) as bar:
         task = bar.add_task(name, total=None)
 
+        before = 0
+
         def show(what: str, done: int, total: int) -> None:
+            nonlocal before
+            if done - before > LEAP_BYTES:  # it was here: the rate and what is left are of what comes in
+                bar.reset(task, completed=done, total=total or None)
             bar.update(task, description=what, completed=done, total=total or None)
+            before = done
 
         yield show
 
