@@ -70,6 +70,12 @@ def find(name: str) -> Card:
     return card
 
 
+def of_size(gib: int) -> list[Card]:
+    """The consumer cards of that size, the quickest first."""
+    sized = [card for card in CARDS if card.gib == gib and re.match(r"RTX \d{4}\b", card.name)]
+    return sorted(sized, key=lambda card: -card.published_gb_per_s)
+
+
 def typical(gib: float) -> Card | None:
     """The card that stands for those of that size; None where no one does."""
     name = TYPICAL.get(int(gib)) if gib == int(gib) else None

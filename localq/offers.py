@@ -120,8 +120,10 @@ class Choice:
         return catalog.resolve(self.taken.offer.name)
 
 
-def choose(entry: ModelEntry, budget_bytes: int, wishes: Wishes, only: str | None = None) -> Choice:
+def choose(entry: ModelEntry, budget_bytes: int | None, wishes: Wishes, only: str | None = None) -> Choice:
     """The format of `entry` for a card; `only`: that format. One that does not fit is returned where none does.
+
+    On the CPU (`budget_bytes` None) it is the default.
 
     Raises LocalqError (exit 2) for wishes that the shape cannot have, or a format that there is not.
     """
@@ -141,14 +143,13 @@ def choose(entry: ModelEntry, budget_bytes: int, wishes: Wishes, only: str | Non
     if not ready:
         return Choice(default, "nothing that is ready fits", considered)
     taken = min(ready, key=lambda each: (each.here is None, each.offer.last, -each.offer.bits))
-    where = (
-        "is on this machine" if taken.here else "are the published weights" if taken.offer.source else "is made here"
-    )
+    where = "is published" if taken.offer.source else "is made here"
     left_out = f"{default.offer.format} {default.offer.not_yet or default.plan.reason or 'leaves too little context'}"
-    return Choice(taken, f"{left_out}; {taken.offer.format} {where} that fit{'s' if taken.here else ''}", considered)
+    why = f"{left_out}; {taken.offer.format} {'is on this machine' if taken.here else where}, and it fits"
+    return Choice(taken, why, considered)
 
 
-def _considered(offer: Offer, budget_bytes: int, wishes: Wishes) -> Considered:
+def _considered(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> Considered:
     from localq import hub  # as in `is_calibrated`
 
     plan = planner.assess(offer.arch, offer.format, budget_bytes, wishes=wishes, scheme=offer.scheme, name=offer.name)

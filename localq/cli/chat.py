@@ -36,6 +36,10 @@ def chat(
     kv: options.KvBits = None,
     embed: options.Embed = None,
     head: options.Head = None,
+    format: options.Format = None,
+    reserve: options.Reserve = None,
+    force: options.Force = False,
+    dry_run: options.DryRun = False,
     offline: options.Offline = None,
     stats: options.ShowStats = None,
     quiet: options.Quiet = False,
@@ -44,23 +48,28 @@ def chat(
     settings = options.effective(
         model=model, system=options.system_text(system), ctx=ctx, max_tokens=max_tokens, temperature=temperature,
         top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed, device=device, dtype=dtype,
-        vram=vram, kv=kv, embed=embed, head=head, offline=offline, stats=stats,
+        vram=vram, kv=kv, embed=embed, head=head, reserve=reserve, offline=offline, stats=stats,
     )  # fmt: skip
-    return converse(settings, quiet)
+    if dry_run:
+        from localq.cli.dry_run import print_plan  # start-up cost: only asked for here
+
+        print_plan(settings.model, format, settings)
+        return ExitCode.OK
+    return converse(settings, quiet, format, force)
 
 
-def converse(settings: Settings, quiet: bool) -> int:
+def converse(settings: Settings, quiet: bool, format: str | None = None, force: bool = False) -> int:
     """Open the model and read messages until the user leaves."""
-    from localq.cli.session import load_now, open_session  # start-up cost: --help must not pay for it
+    from localq.cli.session import Wanted, load_now, memory_line, open_session  # start-up cost, not for --help
 
-    with open_session(settings.model, settings, quiet) as opened:
+    with open_session(settings.model, settings, quiet, Wanted(format, force)) as opened:
         if opened.session.tokenizer.chat_template is None:
             why = "it is a base model: it has no chat template, so it cannot hold a conversation"
             raise LocalqError(settings.model, why, f"`localq run {settings.model} TEXT` completes a text.")
-        load_now(opened)
+        loaded = load_now(opened)
+        if settings.stats and not quiet and (line := memory_line(loaded)):
+            note(line)
         if sys.stdin.isatty() and not quiet:
-            loaded = opened.session.loaded
-            assert loaded is not None
             note(
                 f"{loaded.name} ({loaded.format}) on {loaded.device_name}, context {loaded.context_size}. /help, Ctrl-D"
             )

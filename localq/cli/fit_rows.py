@@ -134,10 +134,16 @@ def _tok_s(offer: Offer, plan: Plan, machine: Machine | None) -> float | None:
 
 def _reason(offer: Offer, plan: Plan) -> str:
     """Of what fits: whether it runs, what it keeps, what gave way, what else to know."""
-    kept = next(words for least, _, words in WORTH if offer.bits >= least)
     bits = "16 bits" if offer.bits >= 6 else f"{offer.bits:.1f} bits"
-    sized = f"{human_count(offer.arch.parameters)} at {bits}: {kept}"
+    sized = f"{human_count(offer.arch.parameters)} at {bits}: {kept(offer)}"
     return "; ".join(filter(None, (offer.not_yet, sized, plan.choice, offer.remark)))
+
+
+def kept(offer: Offer) -> str:
+    """What is left of the quality, in words, and as measured where it was."""
+    words = next(words for least, _, words in WORTH if offer.bits >= least)
+    ratio = measured.PERPLEXITY_RATIO.get((offer.model, offer.format))
+    return words if ratio is None else f"{words}, perplexity {ratio:.2f}x as measured"
 
 
 def human_count(parameters: int) -> str:

@@ -13,6 +13,7 @@ from localq.chat import ChatSession, Piece, Reply
 from localq.cli import options
 from localq.cli.output import note, print_json
 from localq.errors import ExitCode, usage_error
+from localq.settings import Settings
 
 
 def run(
@@ -33,22 +34,28 @@ def run(
     kv: options.KvBits = None,
     embed: options.Embed = None,
     head: options.Head = None,
+    format: options.Format = None,
+    reserve: options.Reserve = None,
+    force: options.Force = False,
+    dry_run: options.DryRun = False,
     offline: options.Offline = None,
     stats: options.ShowStats = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> int:
     """Answer one prompt; only the answer goes to stdout."""
-    text = _joined(prompt or [])
     settings = options.effective(
         model=model, system=options.system_text(system), ctx=ctx, max_tokens=max_tokens, temperature=temperature,
         top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed, device=device, dtype=dtype,
-        vram=vram, kv=kv, embed=embed, head=head, offline=offline, stats=stats,
+        vram=vram, kv=kv, embed=embed, head=head, reserve=reserve, offline=offline, stats=stats,
     )  # fmt: skip
-    from localq.cli.session import interruptible, load_now, open_session, print_reply, stats_line
+    if dry_run:
+        return _plan(settings, format, json)
+    text = _joined(prompt or [])
+    from localq.cli.session import Wanted, interruptible, load_now, memory_line, open_session, print_reply, stats_line
 
-    with open_session(settings.model, settings, quiet) as opened:
-        load_now(opened)
+    with open_session(settings.model, settings, quiet, Wanted(format, force)) as opened:
+        loaded = load_now(opened)
         with interruptible(opened.session) as pressed:
             parts = _parts(opened.session, text, quiet)
             reply = print_reply(parts, opened.status, write_text=not json)
@@ -62,8 +69,19 @@ def run(
         for line in reply.notices:
             note(line)
         if settings.stats and not json:
-            note(stats_line(reply.stats))
+            for line in filter(None, (stats_line(reply.stats), memory_line(loaded))):
+                note(line)
     return ExitCode.INTERRUPTED if pressed.is_set() else ExitCode.OK
+
+
+def _plan(settings: Settings, format: str | None, json: bool) -> int:
+    from localq.cli.dry_run import print_plan  # start-up cost: only asked for here
+
+    body = print_plan(settings.model, format, settings, json)
+    if body is None:
+        return ExitCode.OK
+    print_json(body)
+    return ExitCode.OK if body["fits"] else ExitCode.DOES_NOT_FIT
 
 
 def _joined(words: list[str]) -> str:

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FrameType
 
-from localq import catalog, prepare
+from localq import catalog, prepare, remembered
 from localq.chat import ChatSession, Piece, Reply
-from localq.cli import options
+from localq.cli import choosing, options
 from localq.cli.output import human_bytes, is_rich_terminal, note
 from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
 from localq.settings import Settings
 from localq.stats import Stats
 from localq.worker.client import EngineClient
-from localq.worker.messages import Event, Load, Loading
+from localq.worker.messages import Event, Load, Loaded, Loading
 
 
 class StatusLine:
@@ -63,10 +63,18 @@ class Opened:
     status: StatusLine
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What is said besides the name: weights in this format, and a load that the plan advises against."""
+
+    format: str | None = None
+    force: bool = False
+
+
 @contextlib.contextmanager
-def open_session(name: str, settings: Settings, quiet: bool) -> Iterator[Opened]:
+def open_session(name: str, settings: Settings, quiet: bool, wanted: Wanted = Wanted()) -> Iterator[Opened]:
     """A session over `name`. The engine process starts at once and imports while the files are found."""
-    target = catalog.resolve(name)
+    target = _target(name, settings, wanted)
     _refuse_what_does_not_run(target)
     status = StatusLine(quiet)
     client = EngineClient()
@@ -77,7 +85,7 @@ def open_session(name: str, settings: Settings, quiet: bool) -> Iterator[Opened]
         from localq.tokenizer import Tokenizer  # start-up cost: a wrong name must be answered without these
 
         files = open_model(path)
-        request = _load_request(str(path), target.name, settings)
+        request = _load_request(str(path), target.name, settings, wanted.force)
         sampling = settings.sampling(Sampling.from_generation_config(files.generation_config))
         session = ChatSession(client, request, Tokenizer.load(files), sampling, settings.max_tokens)
         session.system = settings.system
@@ -88,7 +96,24 @@ def open_session(name: str, settings: Settings, quiet: bool) -> Iterator[Opened]
         client.close()
 
 
-def _load_request(path: str, name: str, settings: Settings) -> Load:
+def _target(name: str, settings: Settings, wanted: Wanted) -> catalog.Target:
+    """What `name` means here; where it is another format than the usual, a note says why.
+
+    Raises LocalqError (exit 3) for what does not fit and would have to be fetched first.
+    """
+    budget = choosing.budget_here(settings)
+    target, choice = choosing.chosen(name, wanted.format, settings, budget)
+    if choice is None:
+        return target
+    if not choice.taken.offer.preferred and wanted.format is None and target.name != name:
+        note(f"{target.name}: {choice.why}")
+    refusal = None if choice.taken.here or wanted.force else choosing.too_large(choice.taken, budget, settings)
+    if refusal is not None and choice.taken.offer.not_yet is None:
+        raise refusal
+    return target
+
+
+def _load_request(path: str, name: str, settings: Settings, force: bool) -> Load:
     return Load(
         path,
         name,
@@ -99,6 +124,8 @@ def _load_request(path: str, name: str, settings: Settings) -> Load:
         vram_bytes=options.budget(settings),
         embed=settings.embed,
         head=settings.head,
+        reserve_bytes=options.reserved(settings),
+        force=force,
     )
 
 
@@ -109,14 +136,30 @@ def _refuse_what_does_not_run(target: catalog.Target) -> None:
         raise LocalqError(target.name, reason, "`localq fit --vram SIZE` lists what does run.", ExitCode.FAILURE)
 
 
-def load_now(opened: Opened) -> None:
+def load_now(opened: Opened) -> Loaded:
     """Load the model unless it is, with progress, and tell what the engine says the user must know."""
     if opened.session.loaded is not None and opened.client.alive:
-        return
+        return opened.session.loaded
     loaded = opened.session.ensure_loaded(opened.status.event)
     opened.status.clear()
     for line in loaded.notes:
         note(line)
+    if loaded.device == "cuda":
+        took = remembered.Load(
+            loaded.device_name, loaded.format, loaded.context_size, loaded.kv_bits, loaded.embed, loaded.head,
+            loaded.predicted, loaded.ledger,
+        )  # fmt: skip
+        remembered.keep_load(loaded.name, took)
+    return loaded
+
+
+def memory_line(loaded: Loaded) -> str:
+    """What the model takes beside what was predicted: "[memory 17.9 GiB, predicted 17.8, +0.5 %]"; empty on the CPU."""
+    measured, predicted = sum(loaded.ledger.values()), sum(loaded.predicted.values())
+    if loaded.device != "cuda" or not predicted:
+        return ""
+    off = 100 * (measured - predicted) / predicted
+    return f"[memory {measured / 2**30:.2f} GiB, predicted {predicted / 2**30:.2f} GiB, {off:+.1f} %]"
 
 
 @contextlib.contextmanager

@@ -1,0 +1,68 @@
+"""Which weights a name on the command line means here: `--format`, and what fits the GPU that will be used."""
+
+from __future__ import annotations
+
+from localq import catalog, gpus, offers, planner
+from localq.catalog import ModelEntry, Target
+from localq.cli import options
+from localq.errors import LocalqError, usage_error
+from localq.offers import Choice, Considered
+from localq.placement import Wishes
+from localq.settings import Settings
+
+
+def chosen(name: str, format: str | None, settings: Settings, budget: int | None) -> tuple[Target, Choice | None]:
+    """What `name` means, and how that came about: None for what is no name of the catalogue.
+
+    budget   bytes to plan for, None where there is no GPU (`budget_here`)
+    Raises LocalqError: exit 4 for an unknown name, 2 for a format that there is not.
+    """
+    target = catalog.resolve(name)
+    entry = target.entry if target.kind == "catalogue" else None
+    if entry is None:
+        if format is not None:
+            raise usage_error("--format", f"{name} is not a name of the catalogue", "Leave --format out.")
+        return target, None
+    asked = format or (None if _is_bare(name, entry) else target.format)
+    if format is not None and not _is_bare(name, entry) and format != target.format:
+        raise usage_error("--format", f"{name} names another format", "Say one of the two.")
+    try:
+        choice = offers.choose(entry, budget, wishes_of(settings), asked)
+    except LocalqError:
+        if format is not None:
+            raise
+        return target, None  # the shape cannot have what is wished for, as loading will say
+    return choice.target, choice
+
+
+def wishes_of(settings: Settings) -> Wishes:
+    """What the settings leave to the planner, and what not."""
+    return Wishes(settings.ctx, settings.kv_bits, settings.embed, settings.head)
+
+
+def budget_here(settings: Settings) -> int | None:
+    """Bytes that a load may take of the GPU that is here: --vram at most, without what is reserved; None on the CPU."""
+    here = None if settings.device == "cpu" else gpus.first_visible(gpus.probe().gpus)
+    if here is None or here.free is None:
+        return None
+    allowed = options.budget(settings)
+    return max(0, (here.free if allowed is None else min(allowed, here.free)) - options.reserved(settings))
+
+
+def _is_bare(name: str, entry: ModelEntry) -> bool:
+    """It is the name or an alias, and says no format."""
+    return name.strip().casefold() in {each.casefold() for each in (entry.name, *entry.aliases)}
+
+
+def too_large(taken: Considered, budget: int | None, settings: Settings) -> LocalqError | None:
+    """The refusal of a plan that does not fit, with its three ways out; None for one that does."""
+    offer = taken.offer
+    freeing = "with a larger --vram" if settings.vram else gpus.closing(gpus.first_visible(gpus.probe().gpus))
+    try:
+        planner.plan(
+            offer.arch, offer.format, budget, wishes=wishes_of(settings), scheme=offer.scheme, name=offer.name,
+            freeing=freeing,
+        )  # fmt: skip
+    except LocalqError as error:
+        return error
+    return None

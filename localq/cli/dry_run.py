@@ -1,0 +1,188 @@
+"""`chat --dry-run` and `run --dry-run`: the whole plan, with its reasons, before anything is fetched or loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from localq import cards, explain, gpus, offers, planner, speed
+from localq.cli import choosing, fit_card, fit_rows, options
+from localq.cli.output import human_bytes, note
+from localq.offers import Choice, Considered
+from localq.sanitize import sanitize
+from localq.settings import Settings
+from localq.speed import Machine
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Report:
+    """A plan: for people (`lines`), for programs (`to_dict`), and the refusal where it does not fit.
+
+    machines   name of a GPU -> how fast it reads; basis says what that rests on
+    """
+
+    choice: Choice
+    settings: Settings
+    budget: int | None
+    memory: str
+    machines: dict[str, Machine]
+    basis: str
+
+    @property
+    def explained(self) -> list[explain.Line]:
+        """Everything that was decided below the format."""
+        taken = self.choice.taken
+        wishes = choosing.wishes_of(self.settings)
+        return explain.lines(taken.plan, wishes, taken.offer.arch, self.budget, taken.offer.scheme)
+
+    def rates(self, each: Considered) -> dict[str, float]:
+        """GPU -> predicted tok/s; without those that nothing is known of."""
+        offer, placement = each.offer, each.plan.placement
+        if offer.not_yet is not None or not each.plan.fits:
+            return {}
+        told = {
+            name: speed.tokens_per_s(offer.arch, offer.format, offer.scheme, placement, machine)
+            for name, machine in self.machines.items()
+        }
+        return {name: rate for name, rate in told.items() if rate is not None}
+
+    @property
+    def alternatives(self) -> list[Considered]:
+        """Other formats that would run here."""
+        return [each for each in self.choice.considered if each.usable and each is not self.choice.taken]
+
+
+def print_plan(name: str, format: str | None, settings: Settings, as_json: bool = False) -> dict[str, Any] | None:
+    """Print the plan of a load. The dictionary of `--json` is returned, not printed.
+
+    Raises LocalqError as a load would: exit 3, behind the plan, where it does not fit.
+    """
+    report = made(name, format, settings)
+    if not as_json:
+        for title, text in lines(report):
+            print(f"{title:<11} {sanitize(text)}".rstrip())
+        if report.basis:
+            note(f"tok/s: {report.basis}")
+    refusal = choosing.too_large(report.choice.taken, report.budget, settings)
+    if refusal is not None and not as_json:
+        raise refusal
+    return to_dict(report, refusal is None) if as_json else None
+
+
+def made(name: str, format: str | None, settings: Settings) -> Report:
+    """The report. A size that --vram names is planned for as it is, whatever is in this machine."""
+    named = options.budget(settings)
+    machines, basis = dict[str, Machine](), ""
+    if named is not None:
+        budget: int | None = max(0, named - options.reserved(settings))
+        memory = f"{named / MIB:,.0f} MiB (--vram {settings.vram})"
+        sizes = {size * MIB: gib for gib, size in planner.CARD_TOTALS_MIB.items()}
+        machines = {card.name: Machine.of(card) for card in cards.of_size(sizes.get(named, 0))}
+        basis = fit_card.CAUTIOUS if machines else ""
+    else:
+        budget = choosing.budget_here(settings)
+        here = gpus.first_visible(gpus.probe().gpus) if budget is not None else None
+        memory = (
+            f"{budget / MIB:,.0f} MiB free on {here.name}" if here and budget is not None else "of the host, no GPU"
+        )
+        machine, basis = fit_card.machine_here(here) if here else (None, "")
+        machines = {here.name: machine} if here and machine else {}
+    target, choice = choosing.chosen(name, format, settings, budget)
+    if choice is None:
+        offer = fit_rows.of_model(name)[0]
+        wishes = choosing.wishes_of(settings)
+        plan = planner.assess(offer.arch, offer.format, budget, wishes=wishes, scheme=offer.scheme, name=target.name)
+        alone = Considered(offer, plan, target.path, plan.fits and offer.not_yet is None)
+        choice = Choice(alone, "as it is stored", (alone,))
+    return Report(choice, settings, budget, memory, machines, basis)
+
+
+def lines(report: Report) -> list[tuple[str, str]]:
+    """Title and text of every line."""
+    taken = report.choice.taken
+    offer, plan = taken.offer, taken.plan
+    rows = [("model", f"{offer.name}, {fit_rows.human_count(offer.arch.parameters)} parameters")]
+    rows += [("memory", report.memory)]
+    rows += [("format", f"{offer.format}, {offer.bits:.2f} bits per weight: {report.choice.why}")]
+    rows += [("source", _source(taken)), ("download", _download(taken))]
+    rows += [(line.what, f"{line.value}: {line.why} ({line.option})") for line in report.explained]
+    parts = [f"{part.replace('_', ' ')} {size / MIB:,.0f}" for part, size in plan.ledger.components.items() if size]
+    rows += [("takes", f"{plan.ledger.total / MIB:,.0f} MiB: {', '.join(parts)}")]
+    if offer.not_yet:
+        rows += [("runs", f"no: {offer.not_yet}")]
+    rows += [("speed", _rates(report, taken))]
+    rows += [("quality", fit_rows.kept(offer))]
+    rows += [row for each in report.alternatives for row in _alternative(report, each)]
+    return rows
+
+
+def _alternative(report: Report, each: Considered) -> list[tuple[str, str]]:
+    offer = each.offer
+    text = f"{offer.name}: {each.plan.ctx:,} tokens, {_rates(report, each)}, {fit_rows.kept(offer)}; {_download(each)}"
+    rows = [("or", text)]
+    if offer.is_calibrated and each.here is None:
+        rows.append(("", f"made by: {offers.making(offer)}"))
+    return rows
+
+
+def _rates(report: Report, each: Considered) -> str:
+    rates = report.rates(each)
+    told = ", ".join(f"{rate:.0f} tok/s on {name}" for name, rate in rates.items())
+    return f"about {told}" if told else "tok/s not known"
+
+
+def _source(taken: Considered) -> str:
+    offer, source = taken.offer, taken.offer.source
+    if source is None:
+        return f"made here from {offer.base.repo or offer.base.package}" if offer.base else str(taken.here)
+    checked = "" if source.verified else ", never compared with the hub"
+    origin = f"{source.repo} at {source.revision}" if source.kind == "hub" else f"{source.package} {source.version}"
+    return f"{origin}{checked}{', gated' if source.gated else ''}"
+
+
+def _download(each: Considered) -> str:
+    if each.here is not None:
+        return f"on this machine: {each.here}"
+    size = each.offer.download_bytes
+    return f"{human_bytes(size)} to fetch" if size else "a size that is not known"
+
+
+def to_dict(report: Report, fits: bool) -> dict[str, Any]:
+    """The form of `--json`; sizes in bytes, the source as in `localq show --json`."""
+    taken = report.choice.taken
+    offer, plan, source = taken.offer, taken.plan, taken.offer.source
+
+    def rounded(each: Considered) -> dict[str, float]:
+        return {name: round(rate, 1) for name, rate in report.rates(each).items()}
+
+    return {
+        "name": offer.name,
+        "format": offer.format,
+        "why": report.choice.why,
+        "fits": fits,
+        "runs": offer.not_yet is None,
+        "reason": plan.reason or offer.not_yet,
+        "budget_bytes": report.budget,
+        "source": (source.repo or source.package) if source else None,
+        "revision": (source.revision if source.kind == "hub" else source.version) if source else None,
+        "path": str(taken.here) if taken.here else None,
+        "download_bytes": 0 if taken.here else offer.download_bytes,
+        "ctx": plan.ctx,
+        "kv_bits": plan.kv_bits,
+        "embed": plan.embed,
+        "head": plan.head,
+        "choices": [{"what": line.what, "value": line.value, "why": line.why} for line in report.explained],
+        "ledger_bytes": plan.ledger.components,
+        "tok_s": rounded(taken),
+        "tok_s_basis": report.basis,
+        "alternatives": [
+            {
+                "name": each.offer.name, "format": each.offer.format, "ctx": each.plan.ctx, "tok_s": rounded(each),
+                "path": str(each.here) if each.here else None, "download_bytes": each.offer.download_bytes,
+                "made_by": offers.making(each.offer) if each.offer.is_calibrated and not each.here else None,
+            }
+            for each in report.alternatives
+        ],
+    }  # fmt: skip
