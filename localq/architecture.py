@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from localq.errors import LocalqError
+from localq.errors import LocalqError, bad_file
 
 # model_type -> what sets its checkpoints apart from "llama": four norms a layer, q and k norms, fused projections,
 # and biases that the family always has.
@@ -97,22 +97,23 @@ class Architecture:
     def from_config(cls, config: dict[str, Any]) -> Architecture:
         """From a Hugging Face config.json, flat or with `text_config`, of transformers 4 or 5.
 
-        Raises LocalqError for a model type that is not in `MODEL_TYPES` and for a missing field.
+        Raises LocalqError: exit 1 for a model type that is not in `MODEL_TYPES`, exit 8 for a missing field and for
+        numbers that no model has together. Each number by itself is checked where the file is read (`modelfiles`).
         """
         outer = config.get("model_type")
         inner = config.get("text_config")
         if outer not in MODEL_TYPES:
-            known = ", ".join(sorted(MODEL_TYPES))
-            raise LocalqError("config.json", f"the architecture {outer!r} is not supported", f"Supported: {known}.")
+            known, named = ", ".join(sorted(MODEL_TYPES)), repr(outer)[:80]
+            raise LocalqError("config.json", f"the architecture {named} is not supported", f"Supported: {known}.")
         model_type = str(outer)
         text = inner if isinstance(inner, dict) else config
         tied = config.get("tie_word_embeddings")  # a wrapper's own word counts where its text part has none
         outside = {} if tied is None else {"tie_word_embeddings": tied}
         stated = {key: value for key, value in text.items() if value is not None}
         try:
-            return _from_text_config(model_type, {**_DEFAULTS.get(model_type, {}), **outside, **stated})
+            return _sound(_from_text_config(model_type, {**_DEFAULTS.get(model_type, {}), **outside, **stated}))
         except KeyError as error:
-            raise LocalqError("config.json", f"{error} is missing", "Fetch the model again.") from error
+            raise bad_file("config.json", f"{error} is missing", "Fetch the model again.") from error
 
     @property
     def linears(self) -> tuple[Linears, ...]:
@@ -241,6 +242,17 @@ def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
         output_bias=attention_bias or "output_bias" in traits,
         mlp_bias=bool(text.get("mlp_bias", False)) or "mlp_bias" in traits,
     )
+
+
+def _sound(arch: Architecture) -> Architecture:
+    """`arch`, whose numbers go together."""
+    if arch.head_dim < 1 or arch.heads % arch.kv_heads:
+        why = f"{arch.heads} heads, {arch.kv_heads} of them for keys and values, cannot share {arch.hidden} columns"
+        raise bad_file("config.json", why, "Fetch the model again.")
+    if arch.experts_active > arch.experts:
+        why = f"a token goes through {arch.experts_active} of {arch.experts} experts"
+        raise bad_file("config.json", why, "Fetch the model again.")
+    return arch
 
 
 def _first(fields: dict[str, Any], *names: str) -> Any:

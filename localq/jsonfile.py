@@ -1,14 +1,15 @@
 """JSON files from model folders, which may be anybody's: bounded, strict, and inside the folder.
 
 A file is read only if it is a regular file that lies below the folder (or below the Hugging Face cache that the folder
-belongs to), is no larger than its limit, is UTF-8, and is a JSON object without duplicate keys and without NaN or
-Infinity. Everything else is a `LocalqError` with exit code 8. Torch-free.
+belongs to), is no larger than its limit, is UTF-8, and is a JSON object without duplicate keys, without NaN or
+Infinity, and without half characters. Everything else is a `LocalqError` with exit code 8. Torch-free.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,9 @@ from typing import Any, NoReturn
 from localq.errors import bad_file
 
 DAMAGED = "Fetch the file again; if it came like this, the model is not usable."
+# More of these than any file of a model has: counted before the JSON is parsed, which bounds its time and memory.
+MAX_CHARACTERS = {"{": 2**16, "[": 2**17, ",": 2**20}
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON writes half of a character beyond the first 65,536
 
 
 def inside(folder: Path, name: str) -> Path | None:
@@ -60,6 +64,8 @@ def read_text(path: Path, max_bytes: int) -> str:
 
 def parse_object(text: str, what: str) -> dict[str, Any]:
     """The JSON object in `text`; `what` names the source in errors."""
+    if any(text.count(character) > most for character, most in MAX_CHARACTERS.items()):
+        raise bad_file(what, "holds more objects or lists than any file of a model", DAMAGED)
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
     except RecursionError as error:
@@ -68,12 +74,22 @@ def parse_object(text: str, what: str) -> dict[str, Any]:
         raise bad_file(what, f"not valid JSON ({error})", DAMAGED) from error
     if not isinstance(value, dict):
         raise bad_file(what, f"holds a JSON {type(value).__name__} where an object belongs", DAMAGED)
+    if _HALF.search(text) and not _is_text(json.dumps(value, ensure_ascii=False)):
+        raise bad_file(what, "holds half a character (a lone surrogate)", DAMAGED)  # no terminal or file can take it
     return value
 
 
 def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
     """The JSON object in a file of at most `max_bytes`."""
     return parse_object(read_text(path, max_bytes), str(path))
+
+
+def _is_text(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

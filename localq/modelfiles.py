@@ -34,8 +34,13 @@ LIMITS = {
     "num_experts": (0, 512),
     "num_local_experts": (0, 512),
     "num_experts_per_tok": (0, 512),
+    "experts_per_token": (0, 512),
     "max_position_embeddings": (1, 2**24),
+    "original_max_position_embeddings": (1, 2**24),
     "sliding_window": (0, 2**24),
+    "sliding_window_pattern": (1, 256),
+    "max_window_layers": (0, 256),
+    "no_rope_layer_interval": (1, 256),
 }
 POSITIVE = ("rope_theta", "rms_norm_eps", "rope_local_base_freq", "query_pre_attn_scalar", "partial_rotary_factor")
 LARGEST_FLOAT = 1e12
@@ -120,7 +125,10 @@ def _open_gguf(path: Path) -> ModelFiles:
 
 
 def _open_folder(folder: Path, weights: bool) -> ModelFiles:
-    names = sorted(entry.name for entry in folder.iterdir())
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        raise bad_file(str(folder), f"cannot be read ({error.strerror})", "Check its permissions.") from error
     config_path = inside(folder, "config.json")
     if config_path is None:
         raise bad_file(str(folder), "has no config.json", "Give the folder that holds config.json and the weights.")
@@ -165,8 +173,8 @@ def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None
         return read_text(path, MAX_TEMPLATE_BYTES)
     template = tokenizer_config.get("chat_template")
     if isinstance(template, list):
-        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
-        template = named.get("default")
+        named = [item.get("template") for item in template if isinstance(item, dict) and item.get("name") == "default"]
+        template = named[-1] if named else None
     if template is not None and not isinstance(template, str):
         raise bad_file(str(folder / "tokenizer_config.json"), "its chat_template is not text", DAMAGED)
     return template
@@ -185,11 +193,13 @@ def check_config(config: dict[str, Any], what: str) -> None:
     if not isinstance(config.get("model_type"), str):
         raise bad_file(what, "has no model_type, so the architecture is unknown", DAMAGED)
     _check_sizes(config, what)
+    _check_lists(config, what)
     inner = config.get("text_config")
     if inner is not None:
         if not isinstance(inner, dict):
             raise bad_file(what, "its text_config is not an object", DAMAGED)
         _check_sizes(inner, what)
+        _check_lists(inner, what)
 
 
 def _check_sizes(config: dict[str, Any], what: str) -> None:
@@ -205,3 +215,14 @@ def _check_sizes(config: dict[str, Any], what: str) -> None:
     heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
     if heads and kv_heads and heads % kv_heads:
         raise bad_file(what, f"{kv_heads} key-value heads do not divide {heads} attention heads", DAMAGED)
+
+
+def _check_lists(config: dict[str, Any], what: str) -> None:
+    """What is no number: the kinds of the layers, and what was done to the weights."""
+    types, most = config.get("layer_types"), LIMITS["num_hidden_layers"][1]
+    named = isinstance(types, list) and len(types) <= most and all(isinstance(each, str) for each in types)
+    if types is not None and not named:
+        raise bad_file(what, f"layer_types is {str(types)[:40]}; a list of up to {most} names is allowed", DAMAGED)
+    quantization = config.get("quantization_config")
+    if quantization is not None and not isinstance(quantization, dict):
+        raise bad_file(what, f"quantization_config is {str(quantization)[:40]}; an object is allowed", DAMAGED)

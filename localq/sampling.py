@@ -9,7 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from localq.errors import usage_error
+from localq.errors import LocalqError, bad_file, usage_error
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,29 @@ class Sampling:
 
     @classmethod
     def from_generation_config(cls, config: dict[str, Any]) -> Sampling:
-        """The model's own defaults (`generation_config.json`); `do_sample: false` or absent means greedy."""
+        """The model's own defaults (`generation_config.json`); `do_sample: false` or absent means greedy.
+
+        Raises LocalqError (exit 8) for values that no sampling has.
+        """
+        stated = {field: config.get(name) for field, name in _STATED.items()}
+        for field, value in stated.items():
+            allowed = (int,) if field == "top_k" else (int, float)
+            if value is not None and type(value) not in allowed:
+                raise _damaged(f"{_STATED[field]} is {str(value)[:40]}, which is no such number")
         if not config.get("do_sample", False):
-            return cls(repeat_penalty=config.get("repetition_penalty") or 1.0)
-        return cls(
-            temperature=_or(config.get("temperature"), 1.0),
-            top_k=_or(config.get("top_k"), 50),  # transformers' class default when sampling
-            top_p=_or(config.get("top_p"), 1.0),
-            min_p=_or(config.get("min_p"), 0.0),
-            repeat_penalty=_or(config.get("repetition_penalty"), 1.0),
-        )
+            stated = {"repeat_penalty": stated["repeat_penalty"] or 1.0}
+        else:  # transformers' class defaults when sampling
+            defaults = {"temperature": 1.0, "top_k": 50}
+            stated = {field: defaults.get(field) if value is None else value for field, value in stated.items()}
+        try:
+            return cls(**{field: value for field, value in stated.items() if value is not None})
+        except LocalqError as error:
+            raise _damaged(f"{_STATED[error.what]}: {error.why[:80]}") from error
 
 
-def _or(value: Any, default: Any) -> Any:
-    return default if value is None else value
+# Field -> what transformers calls it.
+_STATED = {name: name for name in ("temperature", "top_k", "top_p", "min_p")} | {"repeat_penalty": "repetition_penalty"}
+
+
+def _damaged(why: str) -> LocalqError:
+    return bad_file("generation_config.json", why, "Correct the file, or fetch the model again.")

@@ -50,12 +50,14 @@ class Tokenizer:
     special_tokens  bos_token, eos_token and others as text, for the template
     chat_template   None for a base model
     stop_ids        the reply ends before any of these
+    rows            of the model's embedding: ids below it are ones that the model knows
     """
 
     backend: tokenizers.Tokenizer
     special_tokens: dict[str, str]
     chat_template: str | None
     stop_ids: frozenset[int]
+    rows: int = 2**32
 
     @functools.cached_property
     def skipped_ids(self) -> frozenset[int]:
@@ -71,7 +73,12 @@ class Tokenizer:
             backend, special = read_backend(files), special_tokens(files)
         stops = {id for id in files.eos_ids if backend.id_to_token(id) is not None}
         stops |= _end_of_turn_ids(backend, special, files.chat_template or "")
-        return cls(backend, special, files.chat_template, frozenset(stops))
+        rows, count = files.text_config.get("vocab_size", 2**32), backend.get_vocab_size(with_added_tokens=False)
+        if count > rows:  # added tokens may lie beyond: gemma 3's for images do, in its models for text
+            raise bad_file(
+                "the model's tokenizer", f"it has {count:,} tokens for a vocabulary of {rows:,}", _FETCH_AGAIN
+            )
+        return cls(backend, special, files.chat_template, frozenset(stops), rows)
 
     @property
     def vocab_size(self) -> int:
@@ -81,15 +88,19 @@ class Tokenizer:
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Ids of `text`; `special` adds what the model wants around plain text, such as BOS.
 
-        Raises LocalqError: exit 2 for a text beyond MAX_TEXT_BYTES, exit 8 where the tokenizer fails on it or takes
-        longer than MAX_SECONDS.
+        Raises LocalqError: exit 2 for a text beyond MAX_TEXT_BYTES, exit 8 where the tokenizer fails on it, takes
+        longer than MAX_SECONDS or gives an id that the model does not know.
         """
         raw = text.encode("utf-8", "replace")  # lone surrogates are no text
         if len(raw) > MAX_TEXT_BYTES:
             why = f"it has {len(raw)} bytes, more than {MAX_TEXT_BYTES}"
             raise usage_error("the text", why, "Send less: no model's context holds that much.")
         seconds = MAX_SECONDS * max(1.0, len(raw) / 2**20)
-        return _encode_within(seconds, self.backend, raw.decode(), special)
+        ids = _encode_within(seconds, self.backend, raw.decode(), special)
+        if (largest := max(ids, default=0)) >= self.rows:
+            why = f"it gives the id {largest:,}, beyond the model's vocabulary of {self.rows:,}"
+            raise bad_file("the model's tokenizer", why, _FETCH_AGAIN)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens."""

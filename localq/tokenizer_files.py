@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 MAX_TOKENIZER_BYTES = 64 * 2**20
 MAX_MAP_BYTES = 2**20
+MAX_TOKENS = 2**19  # twice the largest published vocabulary (gemma 3: 262,145)
+MAX_DECLARED = 2**16  # of tokenizer_config.json; Llama 3 has 256, gemma 3 has 6,415
+# What so many tokens, and twice as many merges, need of each character; counted before the library reads the file,
+# which bounds its time and memory.
+MAX_CHARACTERS = {":": MAX_TOKENS + 2**17, ",": 6 * MAX_TOKENS, "[": 2 * MAX_TOKENS, "{": 2**17}
 # Characters that one character of a text may become, all replacements multiplied; NFKC needs 18, published files 1.
 MAX_GROWTH = 32
 SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
@@ -48,6 +53,8 @@ def read_backend(files: ModelFiles) -> tokenizers.Tokenizer:
     if path is None:
         raise bad_file(str(files.path / "tokenizer.json"), "there is no such file", next_step)
     text = read_text(path, MAX_TOKENIZER_BYTES)
+    if any(text.count(character) > most for character, most in MAX_CHARACTERS.items()):
+        raise bad_file(str(path), f"it describes more than {MAX_TOKENS:,} tokens, or as many merges twice", next_step)
     with panics_named(str(path), "it is malformed", next_step):
         backend = Tokenizer.from_str(text)
     for step in (backend.normalizer, backend.decoder):
@@ -107,14 +114,26 @@ def _add_declared(backend: tokenizers.Tokenizer, files: ModelFiles) -> None:
     declared = files.tokenizer_config.get("added_tokens_decoder")
     if not isinstance(declared, dict):
         return
+    if len(declared) > MAX_DECLARED:
+        why = f"it declares {len(declared):,} added tokens; {MAX_DECLARED:,} are allowed"
+        raise bad_file(str(files.path / "tokenizer_config.json"), why, "Fetch the model again.")
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
-    wanted = {int(id): token for id, token in declared.items() if id.isdecimal() and isinstance(token, dict)}
+    wanted = {int(id): token for id, token in declared.items() if _is_id(id) and isinstance(token, dict)}
+    added: list[AddedToken] = []
+    following = backend.get_vocab_size(with_added_tokens=True)  # the id that the next new token gets
     for id, token in sorted(wanted.items()):
         content = token.get("content")
         if not isinstance(content, str) or not content or content in known:
             continue
         place = backend.token_to_id(content)
-        if id == (backend.get_vocab_size(with_added_tokens=True) if place is None else place):
+        if id == (following if place is None else place):
             flags = {name: token.get(name) is True for name in ("single_word", "lstrip", "rstrip", "special")}
             normalized = token.get("normalized", not flags["special"]) is True
-            backend.add_tokens([AddedToken(content, normalized=normalized, **flags)])
+            added.append(AddedToken(content, normalized=normalized, **flags))
+            known.add(content)
+            following += place is None
+    backend.add_tokens(added)  # all at once: each call costs as much as there are tokens
+
+
+def _is_id(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= len(str(2**32))

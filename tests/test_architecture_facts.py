@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hub_configs import HUB
 
 from localq import catalog
 from localq.architecture import MODEL_TYPES, Architecture
@@ -70,84 +71,6 @@ def test_windows_are_those_of_transformers(model_type):
     assert (listed.window, listed.window_layers) == (96, windowed)
     before = {key: value for key, value in config.to_dict().items() if key != "layer_types"}
     assert Architecture.from_config(before) == listed
-
-
-# config.json as the hub has it, without what does not matter here; what is missing is missing there too.
-HUB = {
-    "llama-3.1-8b": {
-        "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
-        "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
-        "max_position_embeddings": 131072, "attention_bias": False, "mlp_bias": False, "rope_theta": 500000.0,
-        "rope_scaling": {"factor": 8.0, "rope_type": "llama3"}, "torch_dtype": "bfloat16",
-    },
-    "mistral-nemo-12b": {
-        "model_type": "mistral", "head_dim": 128, "hidden_size": 5120, "intermediate_size": 14336,
-        "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "vocab_size": 131072,
-        "max_position_embeddings": 131072, "sliding_window": None, "tie_word_embeddings": False,
-    },
-    "mixtral-8x7b": {
-        "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32,
-        "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
-        "vocab_size": 32000, "max_position_embeddings": 32768, "sliding_window": None, "tie_word_embeddings": False,
-    },
-    "qwen2.5-7b": {
-        "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
-        "num_hidden_layers": 28, "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 32768,
-        "sliding_window": 131072, "use_sliding_window": False, "max_window_layers": 28, "tie_word_embeddings": False,
-    },
-    "qwen3-4b": {
-        "model_type": "qwen3", "head_dim": 128, "hidden_size": 2560, "intermediate_size": 9728, "vocab_size": 151936,
-        "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "attention_bias": False,
-        "max_position_embeddings": 40960, "sliding_window": None, "tie_word_embeddings": True,
-        "dtype": "bfloat16", "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"},
-    },
-    "qwen3-30b-a3b": {
-        "model_type": "qwen3_moe", "head_dim": 128, "hidden_size": 2048, "intermediate_size": 6144,
-        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "num_attention_heads": 32,
-        "num_hidden_layers": 48, "num_key_value_heads": 4, "vocab_size": 151936, "max_position_embeddings": 40960,
-        "tie_word_embeddings": False, "sliding_window": None, "attention_bias": False,
-    },
-    "gemma-2-9b": {
-        "model_type": "gemma2", "head_dim": 256, "hidden_size": 3584, "intermediate_size": 14336, "vocab_size": 256000,
-        "num_attention_heads": 16, "num_hidden_layers": 42, "num_key_value_heads": 8, "sliding_window": 4096,
-        "max_position_embeddings": 8192,
-    },
-    "gemma-3-4b": {
-        "model_type": "gemma3", "vision_config": {"hidden_size": 1152},
-        "text_config": {
-            "model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34,
-            "sliding_window": 1024,
-        },
-    },
-    "gemma-3-27b": {
-        "model_type": "gemma3",
-        "text_config": {
-            "model_type": "gemma3_text", "hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 62,
-            "num_attention_heads": 32, "num_key_value_heads": 16, "head_dim": 128, "sliding_window": 1024,
-        },
-    },
-    "gemma-3-1b": {
-        "model_type": "gemma3_text", "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26,
-        "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 262144,
-        "max_position_embeddings": 32768, "sliding_window": 512, "sliding_window_pattern": 6,
-    },
-    "phi-3-mini": {
-        "model_type": "phi3", "hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 32,
-        "num_hidden_layers": 32, "num_key_value_heads": 32, "vocab_size": 32064, "max_position_embeddings": 4096,
-        "sliding_window": 2047, "tie_word_embeddings": False, "attention_bias": False,
-    },
-    "smollm3-3b": {
-        "model_type": "smollm3", "hidden_size": 2048, "intermediate_size": 11008, "num_attention_heads": 16,
-        "num_hidden_layers": 36, "num_key_value_heads": 4, "vocab_size": 128256, "max_position_embeddings": 65536,
-        "use_sliding_window": False, "sliding_window": None, "attention_bias": False, "mlp_bias": False,
-    },
-    "gpt-oss-20b": {
-        "model_type": "gpt_oss", "head_dim": 64, "hidden_size": 2880, "intermediate_size": 2880, "vocab_size": 201088,
-        "num_attention_heads": 64, "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32,
-        "num_experts_per_tok": 4, "experts_per_token": 4, "attention_bias": True, "sliding_window": 128,
-        "max_position_embeddings": 131072, "tie_word_embeddings": False,
-    },
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HUB)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -10,6 +9,18 @@ from typing import Any
 
 import pytest
 import torch
+from hostile_headers import (
+    DATA,
+    HEADERS,
+    INDEXES,
+    ITEMS,
+    LENGTHS,
+    OTHER_FILES,
+    SHARD,
+    SHARD_NAMES,
+    index_bytes,
+    many_items,
+)
 from raw_safetensors import entry, write_raw
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_checkpoint
@@ -18,8 +29,6 @@ from localq.checkpoint import DTYPES, open_checkpoint
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import ModelFiles, open_model
 from localq.safetensors_header import DTYPE_BYTES, INDEX_NAME, read_header, read_index, shard_paths
-
-DATA = bytes(range(24))
 
 
 def files_of(folder: Path) -> ModelFiles:
@@ -80,60 +89,6 @@ def test_empty_and_scalar_tensors(tmp_path: Path) -> None:
 
 # ---- hostile headers (reliability M1)
 
-HEADERS: dict[str, tuple[Any, bytes]] = {
-    "zero length": (b"", b""),
-    "one byte": (b"{", b""),
-    "not utf-8": (b'{"\xff\xfe": {}}', b""),
-    "no brace": (b'[{"a": 1}]', b""),
-    "leading space": (b' {"a": {}}', b""),
-    "not json": (b'{"a": ', b""),
-    "trailing text": (b"{} {}", b""),
-    "list": (b"{}]", b""),
-    "nan literal": (b'{"a": NaN}', b""),
-    "deep": (b'{"a":' + b"[" * 10_000 + b"]" * 10_000 + b"}", b""),
-    "deep objects": (b'{"a":' * 10_000 + b"1" + b"}" * 10_000, b""),
-    "long integer": (b'{"a": {"dtype": "F32", "shape": [' + b"9" * 5000 + b'], "data_offsets": [0, 24]}}', DATA),
-    "duplicate tensor": (b'{"a": {}, "a": {}}', b""),
-    "duplicate field": (b'{"a": {"dtype": "F32", "dtype": "F32", "shape": [6], "data_offsets": [0, 24]}}', DATA),
-    "tensor is a list": ({"a": [1]}, b""),
-    "tensor is null": ({"a": None}, b""),
-    "no dtype": ({"a": {"shape": [6], "data_offsets": [0, 24]}}, DATA),
-    "no shape": ({"a": {"dtype": "F32", "data_offsets": [0, 24]}}, DATA),
-    "no offsets": ({"a": {"dtype": "F32", "shape": [6]}}, DATA),
-    "unknown dtype": ({"a": entry("F31")}, DATA),
-    "dtype is a list": ({"a": {**entry(), "dtype": ["F32"]}}, DATA),
-    "dtype is a number": ({"a": {**entry(), "dtype": 4}}, DATA),
-    "shape of text": ({"a": entry("F32", ["6"])}, DATA),
-    "shape of floats": ({"a": entry("F32", [2.0, 3.0])}, DATA),
-    "shape of bool": ({"a": entry("F32", [True, 6])}, DATA),
-    "negative shape": ({"a": entry("F32", [-2, -3])}, DATA),
-    "shape is text": ({"a": {**entry(), "shape": "6"}}, DATA),
-    "nine dimensions": ({"a": entry("F32", [1] * 8 + [6])}, DATA),
-    "overflow to fit": ({"a": entry("F32", [2**62, 4])}, DATA),
-    "overflow to zero": ({"a": entry("F32", [2**32, 2**32], [0, 0])}, b""),
-    "dimension of 2^63": ({"a": entry("F32", [2**63], [0, 24])}, DATA),
-    "shape too small": ({"a": entry("F32", [5])}, DATA),
-    "shape too large": ({"a": entry("F32", [7])}, DATA),
-    "three offsets": ({"a": entry("F32", [6], [0, 12, 24])}, DATA),
-    "one offset": ({"a": entry("F32", [6], [24])}, DATA),
-    "offsets of text": ({"a": entry("F32", [6], ["0", "24"])}, DATA),
-    "offsets of bool": ({"a": entry("U8", [1], [False, True])}, b"x"),
-    "offsets of floats": ({"a": entry("F32", [6], [0.0, 24.0])}, DATA),
-    "negative offsets": ({"a": entry("F32", [6], [-24, 0])}, DATA),
-    "backward offsets": ({"a": entry("F32", [6], [24, 0])}, DATA),
-    "past the end": ({"a": entry("F32", [6], [8, 32])}, DATA),
-    "far past the end": ({"a": entry("U8", [2**40], [0, 2**40])}, DATA),
-    "overlap": ({"a": entry("U8", [20], [0, 20]), "b": entry("U8", [8], [16, 24])}, DATA),
-    "same bytes twice": ({"a": entry(), "b": entry()}, DATA),
-    "hole in front": ({"a": entry("U8", [20], [4, 24])}, DATA),
-    "hole between": ({"a": entry("U8", [8], [0, 8]), "b": entry("U8", [8], [16, 24])}, DATA),
-    "bytes left over": ({"a": entry("U8", [23], [0, 23])}, DATA),
-    "data without tensors": ({}, DATA),
-    "metadata of numbers": ({"__metadata__": {"a": 1}, "a": entry()}, DATA),
-    "metadata is a list": ({"__metadata__": [], "a": entry()}, DATA),
-}
-LENGTHS = {"huge": 2**60, "negative": 2**64 - 8, "past the end": 10**6, "cap": 17 * 2**20, "short": 5}
-
 
 def _refused(path: Path) -> str:
     start = time.perf_counter()
@@ -163,17 +118,16 @@ def test_a_header_over_the_cap_is_not_read(tmp_path: Path) -> None:
     assert "allowed" in _refused(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\0" * 7, b"\0" * 8, b"\0" * 4096, b"version https://git-lfs"], ids=len)
-def test_files_that_are_something_else(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("name", OTHER_FILES)
+def test_files_that_are_something_else(tmp_path: Path, name: str) -> None:
     path = tmp_path / "x.safetensors"
-    path.write_bytes(content)
+    path.write_bytes(OTHER_FILES[name])
     _refused(path)
 
 
-@pytest.mark.parametrize("item", [b'"%d":{"dtype":0}', b'"%d":[[]]', b'"%d":1', b'"%d":""'], ids=bytes.decode)
-def test_a_million_things_are_refused_in_time(tmp_path: Path, item: bytes) -> None:
-    many = b",".join(item % index for index in range(700_000))
-    assert "more than" in _refused(write_raw(tmp_path / "x.safetensors", b"{" + many + b"}"))
+@pytest.mark.parametrize("name", ITEMS)
+def test_a_million_things_are_refused_in_time(tmp_path: Path, name: str) -> None:
+    assert "more than" in _refused(write_raw(tmp_path / "x.safetensors", many_items(ITEMS[name])))
 
 
 def test_the_largest_real_headers_pass(tmp_path: Path) -> None:
@@ -184,23 +138,14 @@ def test_the_largest_real_headers_pass(tmp_path: Path) -> None:
 
 # ---- hostile indexes (reliability M2)
 
-NAME = "model-00001-of-00001.safetensors"
-
 
 def with_index(folder: Path, index: Any) -> Path:
-    write_raw(folder / NAME, {"a": entry()}, DATA)
-    text = index if isinstance(index, bytes) else json.dumps(index).encode()
-    (folder / INDEX_NAME).write_bytes(text)
+    write_raw(folder / SHARD, {"a": entry()}, DATA)
+    (folder / INDEX_NAME).write_bytes(index_bytes(index))
     return folder
 
 
-@pytest.mark.parametrize(
-    "shard",
-    ["../x.safetensors", "/etc/passwd", "a/b.safetensors", "a\\b.safetensors", "x\0.safetensors", "x.bin", "..", "",
-     ".safetensors", ".hidden.safetensors", "x.safetensors\n", "x" * 200 + ".safetensors", "ünicode.safetensors",
-     7, None, True, ["x.safetensors"], {"x": 1}],
-    ids=repr,
-)  # fmt: skip
+@pytest.mark.parametrize("shard", SHARD_NAMES, ids=repr)
 def test_hostile_shard_names_are_refused(tmp_path: Path, shard: Any) -> None:
     (tmp_path / "x.safetensors").write_bytes(b"must not be opened")
     folder = tmp_path / "m"
@@ -210,16 +155,10 @@ def test_hostile_shard_names_are_refused(tmp_path: Path, shard: Any) -> None:
     assert caught.value.exit_code == ExitCode.BAD_FILE
 
 
-@pytest.mark.parametrize(
-    "index",
-    [[], {}, {"weight_map": []}, {"weight_map": {}}, {"weight_map": "x"}, b"{", b"\xff", b'{"weight_map": {}' * 9,
-     b'{"weight_map": {"a": "%b", "a": "%b"}}' % (NAME.encode(), NAME.encode()),
-     {"weight_map": {"a": "model-00002-of-00002.safetensors"}}, {"weight_map": {"b": NAME}}],
-    ids=range(11),
-)  # fmt: skip
-def test_hostile_indexes_are_refused(tmp_path: Path, index: Any) -> None:
+@pytest.mark.parametrize("name", INDEXES)
+def test_hostile_indexes_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(LocalqError) as caught:
-        open_checkpoint(files_of(with_index(tmp_path, index)))
+        open_checkpoint(files_of(with_index(tmp_path, INDEXES[name])))
     assert caught.value.exit_code == ExitCode.BAD_FILE
 
 
@@ -233,10 +172,10 @@ def test_an_index_over_the_cap_is_refused(tmp_path: Path) -> None:
 def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
     write_raw(tmp_path / "other.safetensors", {"a": entry()}, DATA)
     write_raw(tmp_path / "third.safetensors", {"b": entry()}, DATA)
-    folder = with_index(tmp_path, {"weight_map": {"a": NAME, "b": "third.safetensors"}})
+    folder = with_index(tmp_path, {"weight_map": {"a": SHARD, "b": "third.safetensors"}})
     with open_checkpoint(files_of(folder)) as checkpoint:
         assert sorted(checkpoint.tensors) == ["a", "b"]  # a shard that the index does not name is not opened
-    with_index(tmp_path, {"weight_map": {"a": NAME, "b": "other.safetensors"}})
+    with_index(tmp_path, {"weight_map": {"a": SHARD, "b": "other.safetensors"}})
     with pytest.raises(LocalqError, match="two shards"):
         open_checkpoint(files_of(folder))
 

@@ -27,4 +27,4 @@ def architecture(config: dict[str, Any]) -> ModuleType:
     if isinstance(name, str) and name in ARCHITECTURES:
         return ARCHITECTURES[name]
     known = ", ".join(ARCHITECTURES)
-    raise LocalqError("config.json: model_type", f"localq does not know {name!r}", f"Known: {known}.")
+    raise LocalqError("config.json: model_type", f"localq does not know {repr(name)[:80]}", f"Known: {known}.")

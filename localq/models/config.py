@@ -39,6 +39,7 @@ UNSUPPORTED = (  # known features of other models; true or set means that this m
     "num_experts",
     "n_routed_experts",
 )
+MAX_CHARACTERS = 160  # of a file's own words in a message
 WINDOWED = {"full_attention": False, "sliding_attention": True}  # the layer types we know
 
 
@@ -117,12 +118,12 @@ class DecoderConfig:
 
 def malformed(key: str, why: str) -> LocalqError:
     """A value that no model can have."""
-    return bad_file(f"config.json: {key}", why, "The file is damaged; fetch the model again.")
+    return bad_file(f"config.json: {key}", why[:MAX_CHARACTERS], "The file is damaged; fetch the model again.")
 
 
 def unsupported(key: str, value: object) -> LocalqError:
     """A value that some model has and we do not compute."""
-    why = f"{value!r} is a feature that localq does not support"
+    why = f"{repr(value)[:MAX_CHARACTERS]} is a feature that localq does not support"
     return LocalqError(f"config.json: {key}", why, "See `localq ls` for models that work.", ExitCode.FAILURE)
 
 

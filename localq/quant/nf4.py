@@ -203,7 +203,6 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     nested_absmax = _floats(checkpoint, prefix, ".weight.nested_absmax", math.ceil(blocks / NESTED_BLOCK))
     nested_map = _floats(checkpoint, prefix, ".weight.nested_quant_map", 256)
     offset = torch.tensor(state["nested_offset"], dtype=torch.float32)
-    _require(prefix, bool(torch.isfinite(offset)), "nested_offset is not finite")
     return Packed(codes, absmax, nested_absmax, nested_map, offset, (out, columns), dtype)
 
 
@@ -231,7 +230,9 @@ def _read_state(checkpoint: Checkpoint, prefix: str) -> dict[str, Any]:
     if "nested_offset" in state:
         nested = state.get("nested_blocksize")
         _require(prefix, nested == NESTED_BLOCK, f"nested_blocksize {str(nested)[:20]} is not {NESTED_BLOCK}")
-        _require(prefix, type(state["nested_offset"]) in (int, float), "nested_offset is not a number")
+        offset = state["nested_offset"]
+        small = type(offset) in (int, float) and abs(offset) <= torch.finfo(torch.float32).max
+        _require(prefix, small, "nested_offset is not a number of 32 bits")
     return state
 
 
