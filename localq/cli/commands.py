@@ -9,6 +9,7 @@ from typing import Any
 from localq import settings
 from localq.chat import ChatSession
 from localq.cli.options import system_text
+from localq.cli.output import memory_lines
 from localq.cli.session import stats_line
 from localq.errors import ExitCode, LocalqError, usage_error
 
@@ -72,17 +73,6 @@ def stats(session: ChatSession, argument: str) -> str:
         lines.append(f"{loaded.name}: {loaded.format}, {loaded.dtype}, on {loaded.device_name}")
         lines += memory_lines(loaded.ledger, loaded.predicted)
     return "\n".join(lines)
-
-
-def memory_lines(measured: dict[str, int], predicted: dict[str, int]) -> list[str]:
-    """Component by component what was allocated, beside what was predicted where that is known."""
-    if not predicted:
-        return [f"  {part:<20} {size / 2**20:9.1f} MiB" for part, size in measured.items()]
-    told = {part: (measured.get(part, 0), predicted.get(part, 0)) for part in (*predicted, *measured)}
-    rows = [("MiB", "allocated", "predicted")]
-    rows += [(part, f"{took / 2**20:,.1f}", f"{planned / 2**20:,.1f}") for part, (took, planned) in told.items()]
-    rows.append(("in all", f"{sum(measured.values()) / 2**20:,.1f}", f"{sum(predicted.values()) / 2**20:,.1f}"))
-    return [f"  {part:<20} {took:>11} {planned:>11}" for part, took, planned in rows]
 
 
 COMMANDS: dict[str, Callable[[ChatSession, str], str]] = {

@@ -10,13 +10,14 @@ from localq import catalog, hub
 from localq.architecture import Architecture
 from localq.catalog import Source
 from localq.cli import options
-from localq.cli.output import human_bytes, print_json, stdout_table
+from localq.cli.output import human_bytes, memory_lines, print_json, stdout_table
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.sanitize import sanitize
+from localq.settings import Settings
 
 
-def show(model: options.Model = None, json: options.Json = False) -> None:
-    """Show what a model is, where it comes from and what of it is on this machine."""
+def show(model: options.Model = None, vram: options.Vram = None, json: options.Json = False) -> None:
+    """Show what a model is, where it comes from, what of it is on this machine, and what it takes of a GPU."""
     if model is None:
         raise usage_error("localq show", "no model is named", "`localq ls` and `localq fit` list them.")
     target = catalog.resolve(model)
@@ -26,14 +27,14 @@ def show(model: options.Model = None, json: options.Json = False) -> None:
         raise LocalqError(
             target.name, "it is not in the catalogue and not on this machine", step, ExitCode.UNKNOWN_MODEL
         )
-    facts = _facts(target, path)
+    facts = _facts(target, path, options.effective(vram=vram))
     if json:
         print_json(facts)
     else:
         _print(facts)
 
 
-def _facts(target: catalog.Target, path: Path | None) -> dict[str, Any]:
+def _facts(target: catalog.Target, path: Path | None, settings: Settings) -> dict[str, Any]:
     """Everything that is shown, in the form of `--json`."""
     entry = target.entry
     arch, reason, generation, scheme = entry.arch if entry else None, None, None, ""
@@ -49,19 +50,48 @@ def _facts(target: catalog.Target, path: Path | None) -> dict[str, Any]:
             reason = error.why
     if entry is not None:
         reason = catalog.not_yet(entry.arch, target.format or entry.default_format)
+    format = target.format or _stated_format(path)
+    scheme = scheme or (target.source.scheme if target.source else "")
     return {
         "name": target.name,
         "title": entry.title if entry else None,
         "aliases": list(entry.aliases) if entry else [],
-        "format": target.format or _stated_format(path),
-        "scheme": scheme or (target.source.scheme if target.source else "") or None,
+        "format": format,
+        "scheme": scheme or None,
         "runs": reason is None,
         "reason": reason,
         "architecture": _architecture(arch),
         "path": str(path) if path else None,
         "generation_defaults": generation,
+        "memory": _memory(target.name, arch, format, scheme, settings) if arch and format and not reason else None,
         "sources": [_source(source) for source in entry.sources] if entry else [],
     }
+
+
+def _memory(name: str, arch: Architecture, format: str, scheme: str, settings: Settings) -> dict[str, Any] | None:
+    """What the last load of it on a GPU took, beside what was predicted; before the first, or with --vram, the plan.
+
+    None where neither is known: on a machine without a GPU.
+    """
+    from localq import planner, remembered  # start-up cost: nothing else here plans
+    from localq.cli import choosing
+
+    last = remembered.last_load(name) if settings.vram is None else None
+    if last is not None:
+        told = dataclasses.asdict(last)
+        return {**told, "predicted_bytes": told.pop("predicted"), "measured_bytes": told.pop("measured")}
+    size = options.budget(settings)
+    budget = choosing.budget_here(settings) if size is None else size - options.reserved(settings)
+    if budget is None:
+        return None
+    wishes = choosing.wishes_of(settings)
+    try:
+        plan = planner.assess(arch, format, budget, wishes=wishes, scheme=scheme, name=name)
+    except LocalqError:  # what is wished for is not possible for this shape: loading says so
+        return None
+    placed = {"kv_bits": plan.kv_bits, "embed": plan.embed, "head": plan.head}
+    sizes = {"predicted_bytes": plan.ledger.components, "measured_bytes": None}
+    return {"device": None, "format": plan.format, "ctx": plan.ctx, **placed, **sizes}
 
 
 def _stated_format(path: Path | None) -> str | None:
@@ -120,9 +150,22 @@ def _print(facts: dict[str, Any]) -> None:
         rows.append(["its own defaults", ", ".join(stated)])
     for key, value in rows:
         print(f"{key:<16}  {sanitize(value)}")
+    if facts["memory"]:
+        print()
+        _print_memory(facts["memory"])
     if facts["sources"]:
         print()
         _print_sources(facts["sources"])
+
+
+def _print_memory(memory: dict[str, Any]) -> None:
+    where = f"when it was last loaded on {memory['device']}" if memory["device"] else "as planned, never loaded here"
+    embed, head = memory["embed"], memory["head"]
+    form = f"{memory['format']}, {memory['ctx']:,} tokens, KV {memory['kv_bits']} bit, embedding {embed}, head {head}"
+    print(sanitize(f"memory {where}: {form}"))
+    measured, predicted = memory["measured_bytes"], memory["predicted_bytes"]
+    for line in memory_lines(measured, predicted) if measured else memory_lines(predicted, {}):
+        print(line)
 
 
 def _architecture_rows(arch: dict[str, Any]) -> list[list[str]]:
