@@ -4,7 +4,8 @@
 
 table     random weights of catalogued shapes under budgets of 8 to 48 GiB: the peak by torch's allocator and what CUDA
           has besides, against the plan of the load, and against `localq fit` of the same shape, context and placement,
-          which knows no GPU. Off by 3 % or 200 MiB at most; no device allocation while tokens are decoded
+          which knows no GPU. Off by 3 % or 200 MiB at most; no device allocation while tokens are decoded. tok/s stands
+          beside what `fit` predicts from the bandwidth measured here (off by 10 % at most on an H200; no bound of this)
 ballast   another process holds all but so many MiB: a load fits or is refused, and memory never runs out on the way
 cycles    the same model loaded, used and dropped: the memory of the device comes back
 
@@ -90,27 +91,34 @@ def off(predicted: int, measured: int) -> bool:
     return abs(measured - predicted) > max(SHARE * measured, LEAST)
 
 
+def _line(name: str, *cells: object) -> str:
+    """Of the table."""
+    return f"{name:<22}" + "".join(f"{cell!s:>10}" for cell in cells)
+
+
+def _rate_off(got: Outcome) -> str:
+    return f"{100 * (got.predicted_tok_s / got.tok_s - 1):+.0f} %" if got.tok_s and got.predicted_tok_s else "-"
+
+
 def table(lab: Lab, cases: Iterable[Case], say: Callable[[str], None]) -> dict[str, Any]:
     """Every case, a line each; "failed" counts those off, refused or allocating."""
-    say(f"{'model':<22}{'card':>5}{'kv':>4}{'context':>9}{'predicted':>11}{'measured':>10}{'off':>9}{'by fit':>9}  s")
+    say(_line("model", "card", "kv", "context", "predicted", "measured", "off", "by fit", "tok/s", "off", "s"))
     rows, failed = [], 0
     for case in cases:
         try:
             got = lab.measure(case)
         except LocalqError as error:
             failed += 1
-            say(f"{case.name:<22}{case.gib:>5}{case.kv_bits or 'auto':>4}  FAILED {error}")
+            say(f"{_line(case.name, case.gib, case.kv_bits or 'auto')}  FAILED {error}")
             rows.append({**asdict(case), "error": str(error)})
             continue
         bad = off(got.predicted, got.measured) or off(got.fit, got.measured) or got.allocations > 0
         failed += bad
         shares = [f"{100 * (each - got.measured) / got.measured:+.2f} %" for each in (got.predicted, got.fit)]
         sizes = [f"{each / MIB:,.0f}" for each in (got.predicted, got.measured)]
-        mark = " FAILED" if bad else ""
-        say(
-            f"{case.name:<22}{case.gib:>5}{case.kv_bits or 'auto':>4}{got.ctx:>9,}{sizes[0]:>11}{sizes[1]:>10}"
-            f"{shares[0]:>9}{shares[1]:>9}{got.seconds:>4.0f}{mark}"
-        )
+        rates = (f"{got.tok_s:.1f}", _rate_off(got), f"{got.seconds:.0f}")
+        cells = (case.name, case.gib, case.kv_bits or "auto", f"{got.ctx:,}", *sizes, *shares, *rates)
+        say(_line(*cells) + (" FAILED" if bad else ""))
         rows.append({**asdict(case), **asdict(replace(got, case=None)), "failed": bad})  # type: ignore[arg-type]
     worst = max((abs(row["measured"] - row["predicted"]) / row["measured"] for row in rows if "error" not in row),
                 default=1.0)  # fmt: skip

@@ -29,7 +29,7 @@ class FakeLab:
             why = "memory ran out while loading" if self.runs_out else "needs 2,048 MiB"
             raise LocalqError(case.name, why, "Less.", ExitCode.DOES_NOT_FIT)
         size = 10_000 * MIB
-        return Outcome(case, 4096, size, size, size + self.error, None, self.allocations, 1.0)
+        return Outcome(case, 4096, size, size, size + self.error, None, self.allocations, 1.0, 99.0, 101.0)
 
     def hold(self, free: int) -> int:
         self.free = free

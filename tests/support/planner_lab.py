@@ -9,10 +9,11 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localq import catalog, planner
+from localq import cards, catalog, planner, speed
 from localq.errors import LocalqError
+from localq.speed import Machine
 
-TOKENS = 48  # of a reply
+TOKENS = 129  # of a reply: one of prefill, 128 of decode
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a load showed, in bytes. told: by the driver, None where it does not; allocations: while decoding."""
+    """What a load showed, in bytes. told: by the driver, None where it does not; allocations: while decoding.
+
+    tok_s, predicted_tok_s   of the reply, and as `localq fit` predicts it for this GPU behind such a prompt
+    """
 
     case: Case
     ctx: int
@@ -39,6 +43,8 @@ class Outcome:
     told: int | None
     allocations: int
     seconds: float
+    tok_s: float
+    predicted_tok_s: float
 
 
 class GpuLab:
@@ -47,8 +53,13 @@ class GpuLab:
     def __init__(self) -> None:
         import torch
 
+        from localq.bench.roofline import read_bytes_per_s
+        from localq.engine import device
+
         self.device = torch.device("cuda", 0)
         self._other: subprocess.Popen[str] | None = None
+        name = device.device_name(self.device)
+        self._machine = Machine.of(cards.known(name), read_bytes_per_s(self.device))
 
     def facts(self) -> dict[str, Any]:
         """Under which conditions."""
@@ -72,16 +83,16 @@ class GpuLab:
         engine = self._engine(files, opened, case, budget)
         plan, vocab = engine.model.plan, engine.model.vocab
         prompt = [token % vocab for token in range(min(1500, plan.ctx - TOKENS - 1))]
-        allocations = _decoded(engine, prompt)
+        allocations, rate = _decoded(engine, prompt)
         ledger = engine.ledger()
         outside = ledger["cuda_context"] + ledger.get("graphs", 0)
         peak = torch.cuda.max_memory_reserved() - others + outside
         told = vram.process_bytes(self.device)
-        fit = _fit_bytes(case, plan)
+        fit, expected = _fit_bytes(case, plan), _fit_rate(case, plan, self._machine, len(prompt))
         del engine
         self._bare()
         seconds = round(time.monotonic() - started, 1)
-        return Outcome(case, plan.ctx, plan.ledger.total, fit, peak, told, allocations, seconds)
+        return Outcome(case, plan.ctx, plan.ledger.total, fit, peak, told, allocations, seconds, rate, expected)
 
     def hold(self, free: int) -> int:
         """See `planner_report.Lab`."""
@@ -131,16 +142,17 @@ class GpuLab:
         free_memory()
 
 
-def _decoded(engine: Any, prompt: list[int]) -> int:
-    """A reply behind `prompt`, and how often torch asked the device for memory while its tokens were decoded."""
+def _decoded(engine: Any, prompt: list[int]) -> tuple[int, float]:
+    """A reply behind `prompt`: how often torch asked the device for memory while its tokens were decoded, and tok/s."""
     import torch
 
     from localq.sampling import Sampling
 
     list(engine.generate(prompt, Sampling(), max_tokens=2))
     before = torch.cuda.memory_stats(engine.model.device)["num_device_alloc"]
-    list(engine.generate(prompt, Sampling(), max_tokens=TOKENS))
-    return int(torch.cuda.memory_stats(engine.model.device)["num_device_alloc"] - before)
+    last = list(engine.generate(prompt, Sampling(), max_tokens=TOKENS))[-1]
+    allocations = torch.cuda.memory_stats(engine.model.device)["num_device_alloc"] - before
+    return int(allocations), last.stats.tokens_per_s
 
 
 def _fit_bytes(case: Case, plan: planner.Plan) -> int:
@@ -149,6 +161,12 @@ def _fit_bytes(case: Case, plan: planner.Plan) -> int:
     placement = plan.placement
     wishes = planner.Wishes(plan.ctx, placement.kv_bits, placement.embed, placement.head)
     return planner.assess(catalog.find(name).arch, format, 2**50, wishes=wishes).ledger.total
+
+
+def _fit_rate(case: Case, plan: planner.Plan, machine: Machine, depth: int) -> float:
+    """tok/s as `localq fit` would have it behind `depth` tokens; 0 where it has none."""
+    name, _, format = case.name.partition("@")
+    return speed.tokens_per_s(catalog.find(name).arch, format, "", plan.placement, machine, depth + speed.LIVE) or 0.0
 
 
 _BALLAST = """
