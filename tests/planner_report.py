@@ -117,8 +117,8 @@ def table(lab: Lab, cases: Iterable[Case], say: Callable[[str], None]) -> dict[s
         shares = [f"{100 * (each - got.measured) / got.measured:+.2f} %" for each in (got.predicted, got.fit)]
         sizes = [f"{each / MIB:,.0f}" for each in (got.predicted, got.measured)]
         rates = (f"{got.tok_s:.1f}", _rate_off(got), f"{got.seconds:.0f}")
-        cells = (case.name, case.gib, case.kv_bits or "auto", f"{got.ctx:,}", *sizes, *shares, *rates)
-        say(_line(*cells) + (" FAILED" if bad else ""))
+        cells = (case.gib, case.kv_bits or "auto", f"{got.ctx:,}", *sizes, *shares, *rates)
+        say(_line(case.name, *cells) + (" FAILED" if bad else ""))
         rows.append({**asdict(case), **asdict(replace(got, case=None)), "failed": bad})  # type: ignore[arg-type]
     worst = max((abs(row["measured"] - row["predicted"]) / row["measured"] for row in rows if "error" not in row),
                 default=1.0)  # fmt: skip
