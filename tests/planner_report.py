@@ -20,7 +20,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -119,7 +119,8 @@ def table(lab: Lab, cases: Iterable[Case], say: Callable[[str], None]) -> dict[s
         rates = (f"{got.tok_s:.1f}", _rate_off(got), f"{got.seconds:.0f}")
         cells = (case.gib, case.kv_bits or "auto", f"{got.ctx:,}", *sizes, *shares, *rates)
         say(_line(case.name, *cells) + (" FAILED" if bad else ""))
-        rows.append({**asdict(case), **asdict(replace(got, case=None)), "failed": bad})  # type: ignore[arg-type]
+        shown = {name: value for name, value in vars(got).items() if name != "case"}
+        rows.append({**asdict(case), **shown, "failed": bad})
     worst = max((abs(row["measured"] - row["predicted"]) / row["measured"] for row in rows if "error" not in row),
                 default=1.0)  # fmt: skip
     say(f"{len(rows)} loads, {failed} failed; the plan was off by {100 * worst:.2f} % at most; sizes in MiB")
