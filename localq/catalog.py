@@ -85,6 +85,11 @@ def load_catalogue() -> tuple[ModelEntry, ...]:
     return (*own, *(entry for entry in _shipped() if entry.name.casefold() not in replaced))
 
 
+def is_repo(name: str) -> bool:
+    """`name` is written as ORG/REPO."""
+    return _REPO.fullmatch(name) is not None
+
+
 def find(name: str) -> ModelEntry:
     """The entry of a catalogue name or alias without a format; LocalqError (exit 4) with the nearest names."""
     entry = _lookup(name)

@@ -149,10 +149,15 @@ def remember(repo: str, revision: str, commit: str) -> None:
     disk.write_durably(path, commit.encode(), places.downloads_dir())  # not beside it: it would be taken for a branch
 
 
+def is_content_id(name: str) -> bool:
+    """`name` is a sha256 or a git id in hex, as blobs are called."""
+    return _CONTENT_ID.fullmatch(name) is not None
+
+
 def content_id(pointer: Path) -> str | None:
     """The hash that the content of a file of a snapshot must have: its blob's name. None for a file that is no link."""
     blob = _hops(pointer)[1:2]
-    return blob[0].name if blob and _CONTENT_ID.fullmatch(blob[0].name) else None
+    return blob[0].name if blob and is_content_id(blob[0].name) else None
 
 
 def place(part: Path, blob: Path) -> None:

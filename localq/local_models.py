@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from localq import catalog, disk, hub_cache, places
+from localq import catalog, disk, download_parts, hub_cache, hub_records, places
+from localq.download_parts import Begun
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.hub_cache import Snapshot
+from localq.hub_records import Store
 from localq.jsonfile import inside, read_object
 
 MAX_CONFIG_BYTES = 8 * 2**20
@@ -35,6 +37,7 @@ class LocalModel:
     where      "hub", "embedded" or "quantized"
     complete   can be loaded
     last_used  seconds since 1970 as the file system tells it, 0 where there is no file
+    shared     another tool put some of it into the Hugging Face cache, and may use it
     """
 
     name: str
@@ -46,6 +49,7 @@ class LocalModel:
     last_used: float
     repo: str = ""
     commit: str = ""
+    shared: bool = False
 
 
 def list_local() -> list[LocalModel]:
@@ -96,40 +100,61 @@ def _same_repo(model: LocalModel, repo: str, revision: str | None) -> bool:
 
 
 def _in_hub_cache() -> Iterator[LocalModel]:
-    for repo, folder in hub_cache.repos().items():
+    folders, parts = hub_cache.repos(), begun_of_repos()
+    for repo in dict.fromkeys((*folders, *parts)):
         snapshots = hub_cache.snapshots(repo)
-        left = sum(path.lstat().st_size for path in hub_cache.incomplete_files(repo))
+        paths = [*hub_cache.incomplete_files(repo), *(part.path for part in parts.get(repo, ()))]
+        left = sum(path.lstat().st_size for path in paths if path.exists())
         rows = [row for each in snapshots for row in _of_snapshot(each, bool(left), len(snapshots) == 1)]
         if rows and left:
             owner = next((row for row in rows if not row.complete), rows[0])
             rows[rows.index(owner)] = dataclasses.replace(owner, bytes=owner.bytes + left)
         elif left:
-            rows = [LocalModel(repo, UNKNOWN_FORMAT, folder, left, "hub", False, folder.stat().st_mtime, repo)]
+            path = folders.get(repo, paths[0])
+            rows = [LocalModel(repo, UNKNOWN_FORMAT, path, left, "hub", False, path.stat().st_mtime, repo)]
         yield from rows
+
+
+def begun_of_repos() -> dict[str, list[Begun]]:
+    """The downloads that are not finished, by repository; not those that say no repository yet."""
+    found: dict[str, list[Begun]] = {}
+    for part in download_parts.begun(places.downloads_dir()):
+        if catalog.is_repo(part.repo):  # it becomes a path here and there
+            found.setdefault(part.repo, []).append(part)
+    return found
 
 
 def _of_snapshot(snapshot: Snapshot, cut_off: bool, alone: bool) -> list[LocalModel]:
     """The models of a snapshot: its .gguf files, or its folder. Nothing where it holds no weights that are read."""
-    folder = snapshot.folder
+    folder, store = snapshot.folder, hub_records.users()
     stats = list(hub_cache.content(folder))
     used = max((each.st_atime for each in stats), default=0.0)
     rows = []
     for path in hub_cache.gguf_files(folder):
         stat = path.stat()
         name = _hub_name(snapshot, alone, path.name)
-        rows.append(_row(snapshot, name, "gguf", path, stat.st_size, True, stat.st_atime))
+        shared = _is_shared(store, snapshot.repo, path)
+        rows.append(_row(snapshot, name, "gguf", path, stat.st_size, True, stat.st_atime, shared))
     complete = hub_cache.is_complete(folder)
     # A configuration and some shards without the rest: a download that was cut off, or another kind of model.
     unfinished = cut_off or ((folder / hub_cache.TOKENIZER_NAME).exists() and any(folder.glob("*.safetensors")))
     if complete or (unfinished and not rows):
         size = sum(each.st_size for each in stats) - sum(row.bytes for row in rows)
         name = _hub_name(snapshot, alone)
-        rows.append(_row(snapshot, name, _format_of(folder), folder, size, complete, used))
+        shared = any(_is_shared(store, snapshot.repo, path) for path in folder.iterdir() if path.is_file())
+        rows.append(_row(snapshot, name, _format_of(folder), folder, size, complete, used, shared))
     return rows
 
 
-def _row(snapshot: Snapshot, name: str, format: str, path: Path, size: int, complete: bool, used: float) -> LocalModel:
-    return LocalModel(name, format, path, size, "hub", complete, used, snapshot.repo, snapshot.commit)
+def _row(
+    snapshot: Snapshot, name: str, format: str, path: Path, size: int, complete: bool, used: float, shared: bool
+) -> LocalModel:
+    return LocalModel(name, format, path, size, "hub", complete, used, snapshot.repo, snapshot.commit, shared)
+
+
+def _is_shared(store: Store, repo: str, path: Path) -> bool:
+    content_id = hub_cache.content_id(path)
+    return content_id is None or not hub_records.is_ours(store, repo, content_id, path)
 
 
 def _hub_name(snapshot: Snapshot, alone: bool, file: str = "") -> str:
@@ -222,21 +247,26 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
         others = {each.path for each in together if each != model}
         return sum(hub_cache.remove_file(path) for path in files if path not in others)
     folder, revisions = hub_cache.repo_folder(model.repo), hub_cache.snapshots(model.repo)
-    left = sum(path.lstat().st_size for path in hub_cache.incomplete_files(model.repo))
+    parts = begun_of_repos().get(model.repo, [])
+    if any(part.busy for part in parts):
+        why = "another localq is fetching it"
+        raise LocalqError(model.name, why, "Stop that one first, or wait for it.")
+    incomplete = hub_cache.incomplete_files(model.repo)
+    left = sum(path.lstat().st_size for path in incomplete)
     freed = _delete_revision(model) if model.commit else 0
     if all(each.commit == model.commit for each in revisions):  # the last one: nothing of the repository stays
         if folder.is_dir():  # nothing but a begun download, or a state that the client does not touch
             left = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
             shutil.rmtree(folder)
-        freed += left
-        return freed
+        shutil.rmtree(hub_records.users().records / folder.name, ignore_errors=True)
+        return freed + left + sum(download_parts.remove(part) for part in parts)
     if model.path.exists():
         why = "the Hugging Face cache is damaged there, and its client does not remove it"
         raise LocalqError(str(model.path), why, f"Remove all of {folder}.", ExitCode.DISK)
     if not model.complete:
-        for path in hub_cache.incomplete_files(model.repo):
+        for path in incomplete:
             path.unlink()
-        freed += left
+        freed += left + sum(download_parts.remove(part) for part in parts)
     return freed
 
 

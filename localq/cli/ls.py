@@ -12,7 +12,10 @@ from localq.local_models import LocalModel
 
 
 def ls(json: options.Json = False) -> None:
-    """List the models on this machine, the last used first."""
+    """List the models on this machine, the last used first.
+
+    SHARED: another tool put it into the Hugging Face cache, and may use it.
+    """
     models = local_models.list_local()
     if json:
         print_json({"models": [fields(model) for model in models]})
@@ -20,8 +23,11 @@ def ls(json: options.Json = False) -> None:
     if not models:
         note("no models yet: `localq pull smollm2-135m` fetches one, `localq fit` lists what your card can take")
         return
-    rows = [[each.name, _format(each), human_bytes(each.bytes), _day(each), str(each.path)] for each in models]
-    stdout_table(["NAME", "FORMAT", "SIZE", "LAST USED", "PATH"], rows, right=frozenset({2}))
+    rows = [
+        [each.name, _format(each), human_bytes(each.bytes), "yes" if each.shared else "no", _day(each), str(each.path)]
+        for each in models
+    ]
+    stdout_table(["NAME", "FORMAT", "SIZE", "SHARED", "LAST USED", "PATH"], rows, right=frozenset({2}))
 
 
 def fields(model: LocalModel) -> dict[str, Any]:
@@ -33,6 +39,7 @@ def fields(model: LocalModel) -> dict[str, Any]:
         "path": str(model.path),
         "where": model.where,
         "complete": model.complete,
+        "shared": model.shared,
         "last_used_unix_s": int(model.last_used),
         "repo": model.repo or None,
         "commit": model.commit or None,

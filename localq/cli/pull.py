@@ -48,9 +48,8 @@ def pull(
         _judge(target, revision, settings, force, quiet)
     fetched = []
     for target in targets:
-        was_here = target not in missing
-        with _progress(target.name, quiet, announced=not was_here) as on_progress:
-            path = _pull(target, revision, settings.offline, quiet, on_progress)
+        with _progress(target.name, quiet, announced=target in missing) as show:
+            path, was_here = _pull(target, revision, settings.offline, quiet, show)
         fetched.append(_fields(target, path, was_here))
         if not quiet:
             size = human_bytes(fetched[-1]["bytes"])
@@ -87,17 +86,26 @@ def _judge(target: catalog.Target, revision: str | None, settings: Settings, for
 
 
 def _pull(
-    target: catalog.Target, revision: str | None, offline: bool, quiet: bool, on_progress: OnProgress | None
-) -> Path:
+    target: catalog.Target, revision: str | None, offline: bool, quiet: bool, show: OnProgress
+) -> tuple[Path, bool]:
+    """(path, nothing of it had to be fetched)."""
     from localq import hub, prepare  # start-up cost, as above
 
+    was_here = True
+
+    def tell(what: str, done: int, total: int) -> None:
+        nonlocal was_here
+        was_here = was_here and not total  # nothing is counted where files are only checked
+        show(what, done, total)
+
     if revision is None:
-        return prepare.model_path(target, _say(quiet), on_progress, offline)
+        return prepare.model_path(target, _say(quiet), tell, offline), was_here
     if target.source is not None:  # the catalogue's hashes are of its own revision
         source = dataclasses.replace(target.source, revision=revision, sha256={})
-        return hub.fetch(source, on_progress, offline=offline, refresh=True)
-    assert target.repo is not None, "checked by _check"
-    return hub.fetch_repo(target.repo, revision, on_progress, offline=offline, refresh=True)
+    else:
+        assert target.repo is not None, "checked by _check"
+        source = catalog.Source(format="", repo=target.repo, revision=revision)
+    return hub.fetch(source, tell, offline=offline, refresh=True), was_here
 
 
 def _say(quiet: bool) -> Callable[[str], None]:
@@ -108,12 +116,12 @@ def _say(quiet: bool) -> Callable[[str], None]:
 
 
 @contextlib.contextmanager
-def _progress(name: str, quiet: bool, *, announced: bool) -> Iterator[OnProgress | None]:
+def _progress(name: str, quiet: bool, *, announced: bool) -> Iterator[OnProgress]:
     """A bar on a terminal; elsewhere one line, if it is to be announced; nothing with -q."""
     if quiet or not is_rich_terminal(sys.stderr):
         if announced and not quiet:
             note(f"fetching {name}")
-        yield None
+        yield lambda what, done, total: None
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 

@@ -61,17 +61,17 @@ def verdict(target: Target, settings: Settings, revision: str | None, *, force: 
 
     Raises LocalqError: exit 3 where it does not fit the GPU (or --vram), unless `force`; 4, 5 and 6 as `hub.fetch`.
     """
+    budget = _budget(settings)  # a wrong --vram is said before the network is asked
     try:
         shape = shape_of(target, revision)
     except LocalqError as error:
-        if error.exit_code != ExitCode.BAD_FILE:
+        if error.exit_code not in (ExitCode.BAD_FILE, ExitCode.FAILURE):  # damaged, or of no kind that localq knows
             raise
-        return f"{target.name}: whether it fits is not known: {error.why}"
+        return f"{target.name}: whether it fits is not known: {error.why}; it is fetched all the same"
     if shape is None:
         return None
     if reason := catalog.not_yet(shape.arch, shape.format):
         return f"{target.name}: {reason}; it is fetched all the same"
-    budget = _budget(settings)
     plan = planner.assess(
         shape.arch, shape.format, budget, wishes=choosing.wishes_of(settings), weights=shape.block_bytes,
         scheme=shape.scheme, name=target.name,

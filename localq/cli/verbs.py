@@ -13,7 +13,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 # Verb `x` is the function `x` (or the group of verbs `x`) of `localq/cli/x.py`; in the order of `localq --help`.
-VERBS = ("chat", "run", "pull", "ls", "show", "rm", "fit", "quantize", "bench", "eval", "doctor", "config", "help")
+VERBS = (
+    "chat", "run", "pull", "ls", "show", "verify", "rm", "prune", "fit", "quantize", "bench", "eval", "doctor",
+    "config", "help",
+)  # fmt: skip
 ALIASES = {"get": "pull", "list": "ls", "info": "show", "remove": "rm"}  # understood, not listed
 
 

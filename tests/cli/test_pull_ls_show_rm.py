@@ -161,7 +161,7 @@ def test_ls_shows_name_size_and_path(server):
     folder = cached_models.put(REPO, FILES)
     result = localq("ls")
     head, *rows = result.stdout.splitlines()
-    assert head.split() == ["NAME", "FORMAT", "SIZE", "LAST", "USED", "PATH"]
+    assert head.split() == ["NAME", "FORMAT", "SIZE", "SHARED", "LAST", "USED", "PATH"]
     assert {row.split()[0]: row.split()[-1] for row in rows} == {"smollm2-135m": str(path), REPO: str(folder)}
     assert "1.0 kB" in next(row for row in rows if row.startswith("smollm2"))
     assert server.requests == []

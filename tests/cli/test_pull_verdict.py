@@ -1,0 +1,125 @@
+"""What `localq pull` says of the fit before the first byte, for models of the catalogue and for any other."""
+
+from __future__ import annotations
+
+import json
+
+import fake_hub
+import hub_server
+import pytest
+from hub_server import REPO
+
+from localq import cli, hub_client, hub_remote, planner
+from localq.architecture import Architecture
+from localq.safetensors_header import read_header
+
+CONFIG = {
+    "model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "hidden_size": 64, "intermediate_size": 96, "vocab_size": 320, "max_position_embeddings": 8192, "dtype": "bfloat16",
+}  # fmt: skip
+
+
+def shard(tensors: dict[str, list[int]]) -> bytes:
+    """A sound safetensors file of bf16 zeros."""
+    header, at = {}, 0
+    for name, shape in tensors.items():
+        size = 2
+        for length in shape:
+            size *= length
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    return len(text).to_bytes(8, "little") + text + bytes(at)
+
+
+def model(config: dict | None = None) -> dict[str, bytes]:
+    first = shard({"model.embed_tokens.weight": [320, 64], "model.layers.0.self_attn.q_proj.weight": [64, 64]})
+    rest = {f"model.layers.1.mlp.{name}.weight": [4000, 640] for name in ("up_proj", "down_proj", "gate_proj")}
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    weight_map = {"model.embed_tokens.weight": names[0], "model.layers.0.self_attn.q_proj.weight": names[0]}
+    weight_map |= dict.fromkeys(rest, names[1])
+    return {
+        **fake_hub.model_files(), "config.json": json.dumps(config or CONFIG).encode(), names[0]: first,
+        names[1]: shard(rest), "model.safetensors.index.json": json.dumps({"weight_map": weight_map}).encode(),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    with hub_server.running(tmp_path, monkeypatch) as server:
+        monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
+        files = model()
+        del files["model.safetensors"]
+        server.add(REPO, files)
+        yield server
+
+
+def localq(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
+    capsys.readouterr()
+    assert cli.execute(list(arguments)) == code
+    return capsys.readouterr().err
+
+
+def test_a_repository_is_judged_by_its_configuration_and_headers_alone(server, capsys):
+    err = localq(capsys, "pull", REPO, "--vram", "1MiB", code=2)
+    assert "too little" in err
+    err = localq(capsys, "pull", REPO, "--vram", "520MiB", code=3)
+    assert "will not fit" in err
+    assert "--force" in err
+    asked = {each.path.rpartition("/")[2]: each.headers.get("range") for each in server.seen("GET", "/resolve/")}
+    assert set(asked) == {
+        "config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors.index.json",
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors",
+    }  # fmt: skip
+    assert asked["model-00002-of-00002.safetensors"] == f"bytes=0-{hub_remote.HEAD_BYTES - 1}"
+    assert server.sent_of("model-00002-of-00002.safetensors") <= hub_remote.HEAD_BYTES
+    assert localq(capsys, "ls").startswith("no models yet")
+
+
+def test_what_fits_is_said_with_its_context_and_fetched(server, capsys):
+    err = localq(capsys, "pull", REPO, "--vram", "4")
+    assert "fits: " in err
+    assert "8,192 tokens of context" in err
+    assert "fetched and verified" in err
+    assert "fits" not in localq(capsys, "pull", REPO, "--vram", "4")  # it is here
+
+
+def test_force_fetches_what_does_not_fit(server, capsys):
+    err = localq(capsys, "pull", REPO, "--vram", "520MiB", "--force")
+    assert "will not fit" in err
+    assert "fetched and verified" in err
+
+
+def test_quiet_is_quiet(server, capsys):
+    assert localq(capsys, "pull", REPO, "--vram", "4", "-q") == ""
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [({**CONFIG, "model_type": "mamba"}, "mamba"), ({"model_type": "llama"}, "not known"), ({"a": 1}, "not known")],
+)
+def test_a_shape_that_is_not_known_is_said_and_no_reason_to_refuse(server, capsys, config, said):
+    files = {**model(config)}
+    del files["model.safetensors"]
+    server.add(REPO, files)
+    err = localq(capsys, "pull", REPO, "--vram", "4")
+    assert said in err
+    assert "fetched and verified" in err
+
+
+def test_the_catalogue_is_enough_for_its_own(server, capsys):
+    err = localq(capsys, "pull", "llama-3.3-70b@bf16", "--vram", "24", code=3)
+    assert "will not fit" in err
+    assert server.requests == []
+
+
+def test_bytes_of_the_blocks_are_those_of_the_headers(server):
+    listing = hub_client.list_files(REPO, "main")
+    with hub_remote.outline(listing) as folder:
+        assert hub_remote.block_bytes(folder) == 2 * (64 * 64 + 3 * 4000 * 640)
+        stub = folder / "model-00002-of-00002.safetensors"
+        assert read_header(stub).tensors["model.layers.1.mlp.up_proj.weight"].shape == (4000, 640)
+        assert stub.stat().st_size == listing.files[stub.name].size
+        assert stub.stat().st_blocks * 512 < stub.stat().st_size / 4  # it takes no room
+    exact = planner.assess(Architecture.from_config(CONFIG), "bf16", 2**32, weights=15_368_192)
+    assert exact.ledger.components["weights"] == 2 * (64 * 64 + 3 * 4000 * 640)
