@@ -19,9 +19,9 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from localq import __version__, hub_cache
 from localq.errors import ExitCode, LocalqError
+from localq.hub_errors import RefusedError, no_hub, with_retries
 from localq.hub_errors import endpoint as endpoint
 from localq.hub_errors import gated as gated
-from localq.hub_errors import no_hub, with_retries
 
 TIMEOUT_S = 15.0  # for one answer of the hub's interface, and for a connection
 STALL_S = 30.0  # without a byte: the connection is dead, whatever the system thinks of it
@@ -75,7 +75,13 @@ def list_files(repo: str, revision: str) -> Listing:
     try:
         info = with_retries(ask, repo, revision)
         return _listing(repo, info)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # not JSON, or JSON of another shape
+    except (
+        AttributeError,
+        KeyError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:  # not JSON, or JSON of another shape
         raise no_hub(repo, f"{endpoint()} does not answer as a model hub does") from error
 
 
@@ -124,7 +130,8 @@ def body(
             "GET", address, headers=asked, follow_redirects=False, timeout=timeouts
         ) as response:
             if response.status_code not in _REDIRECTS:
-                utils.hf_raise_for_status(response)
+                if response.status_code >= 400:
+                    raise RefusedError(response)
                 yield response
                 return
             address = _next_address(listing.repo, address, response.headers.get("location", ""))

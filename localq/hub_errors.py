@@ -6,6 +6,8 @@ are never shown. Also which failures pass, and how long a server asks to be left
 
 from __future__ import annotations
 
+import contextlib
+import email.utils
 import errno
 import os
 import time
@@ -21,6 +23,14 @@ LONGEST_PAUSE_S = 300.0
 PASSING_STATUS = (408, 429, 500, 502, 503, 504)
 DEFAULT_ENDPOINT = "https://huggingface.co"
 _HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2")  # which of them depends on the client's version
+
+
+class RefusedError(Exception):
+    """A request for a file was answered with an error. Only status and headers are looked at: bodies are anybody's."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__(f"status {response.status_code}")
+        self.response = response
 
 
 def endpoint() -> str:
@@ -49,10 +59,15 @@ def breaks_off(error: Exception) -> bool:
 
 
 def pause_after_s(error: Exception, pause_s: float) -> float:
-    """Seconds to wait after `error`: what the server asks for (Retry-After in seconds), else `pause_s`."""
+    """Seconds to wait after `error`: what the server asks for (Retry-After: seconds, or a date), else `pause_s`."""
     response = getattr(error, "response", None)
     asked = response.headers.get("Retry-After", "") if response is not None else ""
-    return min(float(asked) if asked.isdigit() else pause_s, LONGEST_PAUSE_S)
+    if asked.isdigit():
+        pause_s = float(asked)
+    elif asked:
+        with contextlib.suppress(ValueError):  # not a date either
+            pause_s = max(0.0, email.utils.parsedate_to_datetime(asked).timestamp() - time.time())
+    return min(pause_s, LONGEST_PAUSE_S)
 
 
 def gated(repo: str, why: str = "the model is gated") -> LocalqError:
@@ -85,12 +100,14 @@ def translated(error: Exception, repo: str, revision: str, name: str) -> Excepti
     """The LocalqError for what the client raised; the error itself where it is a bug."""
     from huggingface_hub import errors
 
-    status = status_of(error)
-    if isinstance(error, errors.GatedRepoError):
+    status, code = status_of(error), ""
+    if isinstance(error, RefusedError):
+        code = error.response.headers.get("X-Error-Code", "")
+    if isinstance(error, errors.GatedRepoError) or code == "GatedRepo":
         return gated(repo)
-    if isinstance(error, errors.RevisionNotFoundError):
+    if isinstance(error, errors.RevisionNotFoundError) or code == "RevisionNotFound":
         return _not_there(repo, f"there is no revision {revision!r} of it", "Check the revision.")
-    if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):
+    if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError) or code == "RepoNotFound":
         why = "there is no such repository on the hub, or it is private"
         return _not_there(repo, why, "Check the name; for a private one, `hf auth login`.")
     if status == 401:

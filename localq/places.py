@@ -61,8 +61,11 @@ def downloads_dir() -> Path:
 
     A finished one is renamed into the Hugging Face cache, and that works on one disk only.
     """
-    here, there = (_device(folder) for folder in (cache_dir(), hub_cache()))
-    return cache_dir() / "downloads" if here == there else hub_cache() / ".localq-downloads"
+    here, cache = cache_dir(), hub_cache()
+    if _device(here) == _device(cache):
+        return here / "downloads"
+    beside = cache.parent if _device(cache.parent) == _device(cache) and os.access(cache.parent, os.W_OK) else cache
+    return beside / ".localq-downloads"
 
 
 def _device(folder: Path) -> int:

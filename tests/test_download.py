@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import fake_hub
 import hub_server
@@ -224,6 +225,20 @@ def test_refusals_have_a_cause(server, status, code):
     server.fail(FILE, *[status] * 9)
     assert refused(get).exit_code == code
     assert len(server.seen("GET", FILE)) == (download.TRIES if status == 503 else 1)
+
+
+def test_a_pause_may_be_a_date(monkeypatch):
+    response = SimpleNamespace(status_code=503, headers={})
+    monkeypatch.setattr("time.time", lambda: 1_000_000_000.0)
+    for asked, pause_s in (("Sun, 09 Sep 2001 01:47:10 GMT", 30.0), ("Sun, 09 Sep 2001 01:46:00 GMT", 0.0), ("x", 4.0)):
+        response.headers["Retry-After"] = asked
+        assert hub_errors.pause_after_s(hub_errors.RefusedError(response), 4.0) == pause_s
+
+
+@pytest.mark.parametrize("body", [b"[]", b'{"error": 7}', b"\xff" * 100, b"[" * 100_000])
+def test_what_a_refusal_says_besides_its_status_is_not_read(server, monkeypatch, body):
+    monkeypatch.setattr(fake_hub._Handler, "_resolve", lambda self, *given: self._send(403, body, {}))
+    assert refused(get).exit_code == ExitCode.GATED
 
 
 # ---- redirects (D12)
