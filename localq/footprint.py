@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 
 from localq.architecture import MODEL_TYPES, Architecture, Linears
 from localq.errors import usage_error
@@ -39,7 +38,6 @@ MOST_SPLITS, CLUSTER = 64, 8  # attention: parts of a kv head's slots (csrc/atte
 SAMPLER_BYTES, SAMPLER_FIXED = 9, 12_616  # per entry of the vocabulary: seen, and its place in a list; and besides
 LOGITS_BYTES = 6  # per entry of the vocabulary: a row in 16 bit and in f32
 VQ2_MIX = "mix"  # before the bits per weight of codes, where schemes of vq2 are mixed: "mix2.27"
-_NOT_BLOCKS = re.compile(r"(^|\.)(embed_tokens|lm_head|vision_tower|vision_model|multi_modal_projector)\.")
 _PLAIN = ("bf16", "fp16", "gguf")
 
 
@@ -55,19 +53,6 @@ def weights_bytes(arch: Architecture, format: str, scheme: str = "") -> dict[str
         "embedding": 2 * arch.embedding_parameters,
         "head": 2 * arch.head_parameters,
     }
-
-
-def blocks_stored(tensors: Mapping[str, tuple[str, int]]) -> int:
-    """What `weights` of a plan is, from the headers of a checkpoint: all but embedding, head and what is not text.
-
-    tensors   name -> (dtype as safetensors has it, bytes). Plain weights in 32 bit are loaded in 16.
-    """
-    total = 0
-    for name, (dtype, size) in tensors.items():
-        if not _NOT_BLOCKS.search(name):
-            plain = dtype in ("F32", "float32") and name.endswith((".weight", ".bias"))
-            total += size // 2 if plain else size
-    return total
 
 
 def linear_bytes(linear: Linears, format: str, scheme: str = "") -> int:

@@ -62,6 +62,7 @@ class Plan:
 
     kv_bits, embed, head  as in `footprint.Placement`
     choice                what the planner reduced, and why, in one line; empty where it reduced nothing
+    arch                  the shape that was planned for
     """
 
     name: str
@@ -74,6 +75,7 @@ class Plan:
     embed: str = "device"
     head: str = "16"
     choice: str = ""
+    arch: Architecture | None = None
 
     @property
     def placement(self) -> Placement:
@@ -130,7 +132,7 @@ def assess(
         tried.append(_placed(arch, placement, budget_bytes, fixed, ctx, itemsize))
         if tried[-1].fits and tried[-1].ctx >= target:
             break
-    return replace(tried[-1], name=name, format=format, choice=_choice(wishes, tried[-1], target))
+    return replace(tried[-1], name=name, format=format, choice=_choice(wishes, tried[-1], target), arch=arch)
 
 
 def plan(

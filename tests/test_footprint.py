@@ -10,7 +10,6 @@ from vq2_checkpoints import packed_of
 
 from localq import catalog, footprint, planner
 from localq.architecture import Architecture
-from localq.bench import sources
 from localq.errors import ExitCode, LocalqError
 from localq.kernels import vq
 from localq.placement import Placement, Wishes
@@ -81,25 +80,3 @@ def test_tables_that_matrices_share_are_counted_once():
     for linear in model:
         linear.put_into_tiles()
     assert vq_linear.table_bytes(model) == 3 * footprint.FRAGMENT_BYTES  # one for both, two of the last
-
-
-@pytest.mark.parametrize(("name", "format"), [("llama-3.1-8b", "nf4"), ("llama-3.1-8b", "vq2"), ("qwen3-8b", "fp16")])
-def test_headers_alone_give_the_plan(name, format):
-    """A repository that no catalogue lists: its configuration and the headers of its files say what will be taken."""
-    files, opened = sources.random(f"{name}@{format}", seed=0)
-    tensors = {key: (info.dtype, info.nbytes) for key, info in opened(files, torch.device("cpu")).tensors.items()}
-    tensors["vision_tower.layers.0.weight"] = ("F16", 10**9)
-    arch, budget = Architecture.from_config(files.config), 48 * 2**30
-    stored = planner.plan(arch, format, budget, wishes=Wishes(4096), weights=footprint.blocks_stored(tensors))
-    by_shape = planner.plan(arch, format, budget, wishes=Wishes(4096))
-    assert stored.ledger.total == pytest.approx(by_shape.ledger.total, rel=0.002)
-
-
-def test_plain_weights_in_32_bit_are_loaded_in_16():
-    tensors = {
-        "a.weight": ("F32", 400),
-        "a.weight.absmax": ("F32", 40),
-        "lm_head.weight": ("F32", 9),
-        "b.codes": ("U8", 7),
-    }
-    assert footprint.blocks_stored(tensors) == 200 + 40 + 7

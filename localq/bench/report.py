@@ -30,6 +30,7 @@ class Row:
     tok_per_s            median of `samples`, tok/s of every run
     bytes_per_token      that a decode step must read; share_of_roof: of the read bandwidth as measured
     peak_vram_bytes      most that torch had allocated; process_vram_bytes: of the process, context included (NVML)
+    predicted_tok_per_s  as `localq fit` has it for this GPU, at the depth of the test
     extrapolated         from two cuts of the model, because the whole does not fit
     held_down            cause -> share of the time in which the driver lowered the clocks for it (`throttle`)
     """
@@ -46,6 +47,7 @@ class Row:
     peak_vram_bytes: int | None = None
     process_vram_bytes: int | None = None
     host_gap_us: float | None = None
+    predicted_tok_per_s: float | None = None
     extrapolated: bool = False
     held_down: dict[str, float] = field(default_factory=dict)
 
@@ -70,6 +72,7 @@ class Row:
             "peak_vram_bytes": self.peak_vram_bytes,
             "process_vram_bytes": self.process_vram_bytes,
             "host_gap_us": _rounded(self.host_gap_us, 2),
+            "predicted_tok_per_s": _rounded(self.predicted_tok_per_s, 2),
             "repetitions": len(self.samples),
             "extrapolated": self.extrapolated,
             **{f"held_down_for_{cause}": _rounded(self.held_down.get(cause), 3) for cause in throttle.POLICIES},
@@ -128,6 +131,16 @@ class Report:
         more = f"{(taken - predicted) / 2**20:+,.0f} MiB, {taken / predicted - 1:+.1%}"
         return f"memory: predicted {predicted / 2**30:.2f} GiB, taken {taken / 2**30:.2f} GiB ({more})"
 
+    def speed_line(self) -> str:
+        """What `localq fit` says of every test that it has a figure for; empty where it has none."""
+        told = [(row, row.predicted_tok_per_s) for row in self.rows if row.engine == OURS]
+        said = [
+            f"{rate:.1f} tok/s at {row.case.name} ({rate / row.tok_per_s - 1:+.1%})"
+            for row, rate in told
+            if rate is not None
+        ]
+        return f"predicted by `localq fit`: {', '.join(said)}" if said else ""
+
     def clocks_line(self) -> str:
         """Which rows ran with lowered clocks; empty where none did."""
         said = [f"{row.engine} {row.case.name} {text}" for row in self.rows if (text := throttle.told(row.held_down))]
@@ -185,7 +198,7 @@ def write(report: Report, format: str, out: TextIO, err: TextIO) -> dict[str, An
         print(*(_markdown(cells) if format == "md" else _aligned(cells)), sep="\n", file=out)
         facts = [f"{name.replace('_', ' ')} {value}" for name, value in report.conditions.items() if value is not None]
         print(f"measured read bandwidth {report.roof_bytes_per_s / 1e9:.0f} GB/s; {', '.join(facts)}", file=out)
-        for note in filter(None, (report.memory_line(), report.clocks_line(), *report.notes)):
+        for note in filter(None, (report.memory_line(), report.speed_line(), report.clocks_line(), *report.notes)):
             print(note, file=out)
     elif format == "csv":
         out.write(_csv(body["rows"]))

@@ -6,11 +6,17 @@ from collections.abc import Sequence
 
 import torch
 
+from localq import cards, footprint, speed
 from localq.bench import bytes as counted
 from localq.bench.measure import Measured
+from localq.bench.plan import Case
 from localq.bench.report import Row
+from localq.engine.device import device_name
 from localq.engine.load import LoadedModel
 from localq.engine.vram import process_bytes
+from localq.speed import Machine
+
+_SAME = 0.05  # share by which sizes of one variant differ
 
 
 def rows_of(
@@ -41,8 +47,24 @@ def rows_of(
                 joules_per_token=each.joules_per_token,
                 peak_vram_bytes=peak,
                 process_vram_bytes=process,
+                predicted_tok_per_s=predicted(model, each.case, roof) if decode and model is not None else None,
                 extrapolated=each.extrapolated,
                 held_down=each.held_down,
             )
         )
     return rows
+
+
+def predicted(model: LoadedModel, case: Case, roof: float) -> float | None:
+    """tok/s as `localq fit` has it with the bandwidth `roof`; None on the CPU, and where it has none.
+
+    The variant of a format is not known here: where the blocks have another size than the usual one has, there is none.
+    """
+    arch, plan = model.plan.arch, model.plan
+    if model.device.type != "cuda" or arch is None or model.format not in ("nf4", "vq2", "bf16", "fp16", "gguf"):
+        return None
+    usual = footprint.weights_bytes(arch, model.format)["weights"]
+    if abs(plan.ledger.components["weights"] - usual) > _SAME * usual:
+        return None
+    machine = Machine.of(cards.known(device_name(model.device)), roof)
+    return speed.tokens_per_s(arch, model.format, "", plan.placement, machine, counted.mean_length(case))
