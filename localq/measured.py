@@ -73,3 +73,10 @@ WHOLE_MODELS = (
 # Perplexity over that of the reference, by `localq eval` on the validation slice: (model, format). NF4 on a CPU, vq2 at
 # 2.098 bits, made with --quick, on the H200 (5a25bd4).
 PERPLEXITY_RATIO = {("smollm2-135m", "nf4"): 20.80 / 16.88, ("smollm2-135m", "vq2"): 25.78 / 16.87}
+
+# What is known of the quality of 2-bit formats besides. VPTQ: its README, as read; the reference of Llama 2 70B: AQLM's
+# README, both on WikiText-2 at 4,096 tokens.
+QUALITY_NOTES = {
+    "vptq": "of Llama 2 70B at 2.07 bits its authors tell a perplexity of 3.93, where the full weights have 3.12",
+    "vq2": "smollm2-135m at 2.1 bits has 1.53 times the perplexity of its full weights; not measured at other sizes",
+}

@@ -231,7 +231,8 @@ def _gpu_lines(gpu: Gpu, facts: Facts) -> list[tuple[str, str]]:
     held = gpu.processes or ()
     for process in held[:_SHOWN_PROCESSES]:
         size = "an untold amount" if process.bytes is None else f"{process.bytes // MIB:,} MiB"
-        rows.append(("", f"process {process.pid} holds {size}"))
+        name = f" ({process.name})" if process.name else ""
+        rows.append(("", f"process {process.pid}{name} holds {size}"))
     if len(held) > _SHOWN_PROCESSES:
         rows.append(("", f"and {len(held) - _SHOWN_PROCESSES} processes more"))
     return rows

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from localq import cards, explain, gpus, offers, planner, speed
+from localq import cards, explain, gpus, measured, offers, planner, speed
 from localq.cli import choosing, fit_card, fit_rows, options
 from localq.cli.output import human_bytes, note
-from localq.offers import Choice, Considered
+from localq.offers import Choice, Considered, Offer
 from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.speed import Machine
@@ -113,15 +113,15 @@ def lines(report: Report) -> list[tuple[str, str]]:
     if offer.not_yet:
         rows += [("runs", f"no: {offer.not_yet}")]
     rows += [("speed", _rates(report, taken))]
-    rows += [("quality", fit_rows.kept(offer))]
+    rows += [("quality", _quality(offer))]
     rows += [row for each in report.alternatives for row in _alternative(report, each)]
     return rows
 
 
 def _alternative(report: Report, each: Considered) -> list[tuple[str, str]]:
     offer = each.offer
-    text = f"{offer.name}: {each.plan.ctx:,} tokens, {_rates(report, each)}, {fit_rows.kept(offer)}; {_download(each)}"
-    rows = [("or", text)]
+    rows = [("or", f"{offer.name}: {each.plan.ctx:,} tokens, {_rates(report, each)}; {_download(each)}")]
+    rows.append(("", f"quality: {_quality(offer)}"))
     if offer.is_calibrated and each.here is None:
         rows.append(("", f"made by: {offers.making(offer)}"))
     return rows
@@ -131,6 +131,12 @@ def _rates(report: Report, each: Considered) -> str:
     rates = report.rates(each)
     told = ", ".join(f"{rate:.0f} tok/s on {name}" for name, rate in rates.items())
     return f"about {told}" if told else "tok/s not known"
+
+
+def _quality(offer: Offer) -> str:
+    """What is left of it, and what is known of that from measurements."""
+    told = measured.QUALITY_NOTES.get(offer.format) if fit_rows.ratio(offer) is None else None
+    return f"{fit_rows.kept(offer)}{f'; {told}' if told else ''}"
 
 
 def _source(taken: Considered) -> str:

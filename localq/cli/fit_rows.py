@@ -67,8 +67,8 @@ class Row:
 
     @property
     def quality(self) -> float | None:
-        """Perplexity over that of the reference, where it was measured."""
-        return measured.PERPLEXITY_RATIO.get((self.offer.model, self.offer.format))
+        """See `ratio`."""
+        return ratio(self.offer)
 
 
 def of_catalogue(format: str | None = None) -> list[Offer]:
@@ -142,8 +142,13 @@ def _reason(offer: Offer, plan: Plan) -> str:
 def kept(offer: Offer) -> str:
     """What is left of the quality, in words, and as measured where it was."""
     words = next(words for least, _, words in WORTH if offer.bits >= least)
-    ratio = measured.PERPLEXITY_RATIO.get((offer.model, offer.format))
-    return words if ratio is None else f"{words}, perplexity {ratio:.2f}x as measured"
+    known = ratio(offer)
+    return words if known is None else f"{words}, perplexity {known:.2f}x as measured"
+
+
+def ratio(offer: Offer) -> float | None:
+    """Perplexity over that of the full weights, where it was measured."""
+    return measured.PERPLEXITY_RATIO.get((offer.model, offer.format))
 
 
 def human_count(parameters: int) -> str:

@@ -81,6 +81,7 @@ def machine(monkeypatch, tmp_path):
         monkeypatch.setenv(f"LOCALQ_{name.upper()}", str(tmp_path / name))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpus, "_name", {11: "python", 22: "Xorg", 33: ""}.get)
 
     def invent(found=WORKING, torch=Torch("2.13.0", "13.0"), build=BUILT, nvml=None):  # noqa: B008 - a frozen value
         monkeypatch.setattr(driver, "probe_driver", lambda: found)
@@ -106,7 +107,9 @@ def test_one_working_gpu(capsys):
     assert "NVIDIA 580.65.06, serves CUDA 13.0" in out
     assert "NVIDIA GeForce RTX 3090, sm_86, kernels run, 21,504 MiB of 24,576 MiB free" in out
     held = [line.strip() for line in out.splitlines() if "process" in line]
-    assert held == ["process 22 holds 2,048 MiB", "process 11 holds 1,024 MiB", "process 33 holds an untold amount"]
+    assert held == [
+        "process 22 (Xorg) holds 2,048 MiB", "process 11 (python) holds 1,024 MiB", "process 33 holds an untold amount",
+    ]  # fmt: skip
     assert out.splitlines()[-1].split(None, 1) == ["usable", "yes, on NVIDIA GeForce RTX 3090"]
 
 
@@ -171,7 +174,7 @@ def test_json_is_one_line_with_sizes_in_bytes(capsys, tmp_path):
     (gpu,) = told["gpus"]
     assert (gpu["total"], gpu["free"], gpu["capability"]) == (24 * GIB, 21 * GIB, [8, 6])
     assert (gpu["kernels_run"], gpu["first"]) == (True, True)
-    assert {**gpu["processes"][2], "name": ""} == {"pid": 33, "bytes": None, "name": ""}  # whoever that is here
+    assert gpu["processes"][2] == {"pid": 33, "bytes": None, "name": ""}
     assert told["torch"] == {"version": "2.13.0", "cuda": "13.0"}
     assert told["folders"]["models"]["path"] == str(tmp_path / "hub")
     assert told["folders"]["data"]["free_bytes"] > 0
