@@ -113,7 +113,7 @@ def _target(name: str, settings: Settings, wanted: Wanted) -> catalog.Target:
     return target
 
 
-def _load_request(path: str, name: str, settings: Settings, force: bool) -> Load:
+def _load_request(path: str, name: str, settings: Settings, force: bool = False) -> Load:
     return Load(
         path,
         name,

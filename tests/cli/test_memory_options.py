@@ -32,6 +32,14 @@ def test_flags_beat_the_environment_and_reach_the_engine(monkeypatch):
     assert messages.decode(messages.encode(request)) == request
 
 
+def test_what_stays_free_and_a_load_by_force_reach_the_engine(monkeypatch):
+    monkeypatch.setenv("LOCALQ_RESERVE", "300MiB")
+    assert _load_request("folder", "tiny", options.effective(), True) == Load(
+        "folder", "tiny", reserve_bytes=300 * MIB, force=True
+    )
+    assert _load_request("folder", "tiny", options.effective(reserve="1")).reserve_bytes == 2**30
+
+
 def test_an_amount_that_is_none_is_a_usage_error():
     with pytest.raises(LocalqError, match="not an amount of memory") as caught:
         _load_request("folder", "tiny", options.effective(vram="lots"))
@@ -61,6 +69,7 @@ def test_help_names_them(capsys, verb):
     assert execute([verb, "--help"]) == ExitCode.OK
     text = capsys.readouterr().out
     assert all(option in text for option in ("--vram", "--kv", "--embed", "--head", "--ctx"))
+    assert all(option in text for option in ("--format", "--reserve", "--force", "--dry-run"))
 
 
 def test_completion_offers_the_values():

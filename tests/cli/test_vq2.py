@@ -11,7 +11,7 @@ import pytest
 import torch
 from vq2_checkpoints import write
 
-from localq import catalog, planner
+from localq import catalog, footprint, planner
 from localq.cli import execute
 from localq.errors import ExitCode
 from localq.quant import vq2
@@ -84,6 +84,6 @@ def test_a_70b_is_planned_with_what_it_takes():
     wide = planner.assess(arch, "vq2", None, scheme="s4l16").ledger.components
     plain = planner.assess(arch, "aqlm", None, scheme="2x8g8").ledger.components
     assert wide["weights"] > plain["weights"]  # the signs
-    assert (
-        wide["scratch"] - plain["scratch"] == 2 * 1024 * arch.intermediate + 16 * 2**20
-    )  # x rotated; codes out of their tiles
+    unpacked = footprint.UNPACK_BYTES["aqlm"]  # by torch, where vq2 is read by kernels
+    assert wide["scratch"] - plain["scratch"] == 2 * 1024 * arch.intermediate - unpacked  # x rotated
+    assert wide["tables"] > plain["tables"]
