@@ -34,10 +34,12 @@ def free_bytes(folder: Path) -> int:
         return shutil.disk_usage(place).free
 
 
-def disk_error(folder: Path, error: OSError) -> LocalqError:
-    """The LocalqError (exit 9) for an OSError of writing below `folder`."""
+def disk_error(folder: Path, error: OSError, needed_bytes: int | None = None) -> LocalqError:
+    """The LocalqError (exit 9) for an OSError of writing below `folder`; `needed_bytes`: what was still to come."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     why = "the disk is full" if full else f"cannot be written ({error.strerror or error})"
+    if full and needed_bytes is not None:
+        why += f": {needed_bytes:,} bytes are still needed, {free_bytes(folder):,} are free"
     step = "Free some space and run the same command again." if full else "Check the path and its permissions."
     return LocalqError(str(folder), why, step, ExitCode.DISK)
 

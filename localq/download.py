@@ -126,7 +126,10 @@ def _fetch(store: Store, listing: Listing, file: RemoteFile, stem: Path, on_byte
     blob = store.blob(listing.repo, file.content_id)
     with Part(stem, file.content_id, about) as part:
         on_bytes(part.at)
-        _Transfer(listing, file, part, on_bytes).run()
+        try:
+            _Transfer(listing, file, part, on_bytes).run()
+        except OSError as error:
+            raise disk.disk_error(stem.parent, error, file.size - part.at) from error
         hub_cache.place(part.finish(), blob)
     pointer = store.pointer(listing.repo, listing.commit, file.name)
     hub_cache.link(pointer, blob)

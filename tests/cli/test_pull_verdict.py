@@ -123,3 +123,23 @@ def test_bytes_of_the_blocks_are_those_of_the_headers(server):
         assert stub.stat().st_blocks * 512 < stub.stat().st_size / 4  # it takes no room
     exact = planner.assess(Architecture.from_config(CONFIG), "bf16", 2**32, weights=15_368_192)
     assert exact.ledger.components["weights"] == 2 * (64 * 64 + 3 * 4000 * 640)
+
+
+@pytest.mark.parametrize("switch", ["--offline", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "LOCALQ_OFFLINE"])
+def test_offline_no_socket_is_ever_connected(server, capsys, monkeypatch, switch):
+    localq(capsys, "pull", REPO)
+
+    def connect(*given):
+        raise AssertionError(f"connected to {given}")
+
+    for name in ("connect", "connect_ex"):
+        monkeypatch.setattr("socket.socket." + name, connect)
+    monkeypatch.setattr("socket.getaddrinfo", connect)
+    flags = [switch] if switch.startswith("--") else []
+    if not flags:
+        monkeypatch.setenv(switch, "1")
+    assert "already on this machine" in localq(capsys, "pull", REPO, *flags)
+    for missing in ("maker/other", "llama-3.1-8b", f"{REPO}@v2"):
+        assert "switched off" in localq(capsys, "pull", missing, *flags, code=6)
+    for verb in ("ls", "verify", "prune"):
+        localq(capsys, verb)
