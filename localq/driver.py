@@ -9,11 +9,26 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 from dataclasses import dataclass
 
 KERNEL_NODES = ("/proc/driver/nvidia/version", "/dev/nvidiactl")  # there when the kernel half of the driver is loaded
 WSL_NODE = "/dev/dxg"  # under WSL the driver lives on the Windows side
 CUDA_SUCCESS, CUDA_ERROR_NO_DEVICE = 0, 100  # CUresult, CUDA driver API
+_RESTART = "Restart the machine."
+# CUresult (and 35, which the runtime has for the same) -> what it means for a user, and what cures it.
+FAILURES: dict[int, tuple[str, str]] = {
+    34: ("libcuda.so.1 is the stub of a CUDA toolkit", "Take the toolkit's `stubs` folder out of LD_LIBRARY_PATH."),
+    35: ("it is older than the CUDA that it is asked for", "Update the driver."),
+    46: ("the GPU is not available: another program may hold it for itself alone", "Close it; see `nvidia-smi`."),
+    101: ("it was given a GPU that does not exist", "Correct CUDA_VISIBLE_DEVICES."),
+    209: ("it has no code for this GPU", "Update the driver; very old GPUs are no longer served."),
+    802: ("the machine's GPU fabric is not ready", "Start the fabric manager, or wait until it has started."),
+    803: ("its library and its kernel module are of different versions, as after an update", _RESTART),
+    804: ("the CUDA compatibility libraries do not serve this GPU", "Take cuda-compat out of LD_LIBRARY_PATH."),
+    999: ("the driver or the GPU has failed, as it may after suspend", f"{_RESTART} Or reload the module nvidia_uvm."),
+}
+_MODULE_VERSION = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)*)")
 
 
 @dataclass(frozen=True)
@@ -23,11 +38,13 @@ class Driver:
     present      a driver is installed, working or not
     why_not      "" or why no GPU can be reached through it
     cuda_version the newest CUDA it serves, as (major, minor); (0, 0) unknown
+    cure         "" or what would help against `why_not`
     """
 
     present: bool
     why_not: str = ""
     cuda_version: tuple[int, int] = (0, 0)
+    cure: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,9 +81,22 @@ def probe_driver() -> Driver:
         if not loaded and not os.path.exists(WSL_NODE):
             return Driver(present=False, why_not="no NVIDIA driver")
         hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        why = "it finds no GPU" if hidden is None else f'CUDA_VISIBLE_DEVICES="{hidden}" leaves no GPU visible'
-        return Driver(present=True, why_not=why, cuda_version=served)
-    return Driver(present=True, why_not=f"it cannot be initialised (CUDA error {status})", cuda_version=served)
+        if hidden is None:
+            return Driver(present=True, why_not="it finds no GPU", cuda_version=served)
+        why = f'CUDA_VISIBLE_DEVICES="{hidden}" leaves no GPU visible'
+        return Driver(True, why, served, "Unset CUDA_VISIBLE_DEVICES, or name a GPU that there is.")
+    words, cure = FAILURES.get(status, ("", ""))
+    module = f"; its kernel module is {_module_version()}" if status == 803 and _module_version() else ""
+    detail = f": {words}{module}" if words else ""
+    return Driver(True, f"it cannot be initialised (CUDA error {status}{detail})", served, cure)
+
+
+def _module_version() -> str:
+    """Of the half of the driver that is in the kernel: "580.65.06"; empty where it does not tell."""
+    with contextlib.suppress(OSError), open(KERNEL_NODES[0], encoding="utf-8", errors="replace") as file:
+        found = _MODULE_VERSION.search(file.read(4096))
+        return found[1] if found else ""
+    return ""
 
 
 def cause(facts: Machine) -> tuple[str, str] | None:
@@ -85,7 +115,9 @@ def cause(facts: Machine) -> tuple[str, str] | None:
         why = f"the NVIDIA driver is too old: it serves CUDA {served}, the installed torch needs {needed}.0 or newer"
         return why, "Update the driver, or install a torch built for the older CUDA."
     if driver.why_not:
-        step = "See whether `nvidia-smi` lists the GPU; after an update of the driver, restart the machine."
+        step = (
+            driver.cure or "See whether `nvidia-smi` lists the GPU; after an update of the driver, restart the machine."
+        )
         return f"an NVIDIA driver is installed, but {driver.why_not}", step
     if facts.torch_why:
         return f"torch cannot use the GPU: {facts.torch_why}", "`localq doctor` shows what was found."

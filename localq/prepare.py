@@ -15,7 +15,7 @@ from pathlib import Path
 
 from localq import catalog, hub, hub_client, places
 from localq.errors import ExitCode, LocalqError, bad_file
-from localq.worker import client
+from localq.worker import spawn
 
 Say = Callable[[str], None]
 OnProgress = Callable[[str, int, int], None]  # file, bytes done, bytes in total
@@ -100,7 +100,7 @@ def _quantized_here(target: catalog.Target, say: Say, on_progress: OnProgress | 
     localq = [sys.executable, "-P", "-m", "localq"]
     command = [*localq, "quantize", str(source.resolve()), "--format", target.format, "--out", str(out)]
     code = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=client.environment(), check=False
+        command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=spawn.environment(), check=False
     ).returncode
     if code != 0:
         again = "The cause stands above; the same command goes on where it stopped."

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from localq.worker import client
+from localq.worker import spawn
 
 TIMEOUT_S = 60.0  # torch and CUDA start in 3 s, the measurement takes 0.2 s
 
@@ -17,7 +17,7 @@ def measured() -> float | None:
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
-            env=client.environment(),
+            env=spawn.environment(),
         )  # fmt: skip
         found = json.loads(done.stdout)["read_bytes_per_s"] if done.returncode == 0 else None
     except (OSError, subprocess.TimeoutExpired, ValueError, KeyError):

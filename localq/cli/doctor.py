@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from localq.cli import options
 from localq.cli.output import print_json
+from localq.sanitize import sanitize
 
 
 def doctor(json: options.Json = False) -> None:
@@ -17,7 +18,7 @@ def doctor(json: options.Json = False) -> None:
         print_json({**body, "usable": problem is None, "problem": problem.to_dict() if problem else None})
     else:
         for title, text in doctor_facts.lines(facts):
-            print(f"{title:<12} {text}")
+            print(f"{title:<12} {sanitize(text)}")
         if problem is None:
             print(f"{'usable':<12} {doctor_facts.verdict(facts)}")
     if problem is not None:

@@ -1,27 +1,26 @@
 """The front end's side of the engine process: spawn it, talk to it, report its death with the cause.
 
 Torch-free. One request at a time; `cancel` may be called from another thread. A dead process raises LocalqError, and
-the next `load` starts a new one.
+the next `load` starts a new one, as far as `recovery` allows. A process that says nothing for too long is ended here,
+because its own watchdog may be stuck with it.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import os
 import queue
-import signal
 import subprocess
 import sys
-import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from localq.errors import ExitCode, LocalqError
-from localq.worker import messages
+from localq.worker import messages, pipes
 from localq.worker.messages import (
+    GPU,
+    STEP_LIMIT_S,
     Cancel,
     Done,
     Event,
@@ -34,22 +33,31 @@ from localq.worker.messages import (
     Profiled,
     Ready,
     Shutdown,
+    Tokens,
 )
+from localq.worker.recovery import Outcome, Recovery, canary_request
+from localq.worker.spawn import ending, environment, last_words
 
 # -P: the folder the user stands in (it may be a downloaded model) must not provide modules
 COMMAND = (sys.executable, "-P", "-m", "localq.worker.server")
 LOG_LINES = 200
-LOG_LINE_BYTES = 2000
 CLOSE_S = 1.0  # for a polite end; then SIGTERM, then SIGKILL
 KILL_S = 0.5
+SILENCE_S = STEP_LIMIT_S + 5.0  # the process's own watchdog speaks first, if it can
 _NEXT = "The next message starts a new engine process."
 
 
 class EngineClient:
     """One engine process at a time. `start` returns at once; torch loads over there while the front end draws."""
 
-    def __init__(self, command: Sequence[str] = COMMAND) -> None:
+    def __init__(
+        self, command: Sequence[str] = COMMAND, recovery: Recovery | None = None, silence_s: float = SILENCE_S
+    ) -> None:
+        """silence_s: a reply on a GPU may go on without a word for so long."""
         self._command = tuple(command)
+        self._recovery = recovery or Recovery()
+        self._silence_s = silence_s
+        self._loaded: Loaded | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._events: queue.Queue[Event | LocalqError | None] = queue.Queue()
         self._log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
@@ -91,15 +99,15 @@ class EngineClient:
         assert process.stdout is not None
         assert process.stderr is not None
         self._readers = [
-            threading.Thread(target=_read_events, args=(process.stdout, self._events), daemon=True),
-            threading.Thread(target=_read_log, args=(process.stderr, self._log), daemon=True),
+            threading.Thread(target=pipes.read_events, args=(process.stdout, self._events), daemon=True),
+            threading.Thread(target=pipes.read_log, args=(process.stderr, self._log), daemon=True),
         ]
         for reader in self._readers:
             reader.start()
 
     def close(self) -> None:
         """End the process within 2 s; more than once is fine."""
-        process, self._process = self._process, None
+        process, self._process, self._loaded = self._process, None, None
         if process is None:
             return
         assert process.stdin is not None
@@ -130,17 +138,45 @@ class EngineClient:
     # ---- requests
 
     def load(self, request: Load, on_event: Callable[[Event], None] | None = None) -> Loaded:
-        """Load a model, starting the process if there is none. `on_event` gets Loading events."""
+        """Load a model, starting the process if there is none. `on_event` gets Loading events.
+
+        On a GPU a few tokens are made besides, which a process after this one must make again: see `recovery`.
+        """
+        if self._process is not None and not self.alive:
+            self._death()  # which nobody has seen yet
+        asked = request if self.alive else self._recovery.permit(request)
         self.start()
-        self._send(request)
+        self._loaded = None
+        self._send(asked)
         for event in self._replies():
             if isinstance(event, Loading) and on_event is not None:
                 on_event(event)
             elif isinstance(event, Loaded):
-                return event
+                return self._confirmed(request, event)
             elif isinstance(event, Failed) and event.id is None:
                 raise self._failure(event)
         raise AssertionError("replies end only by raising")
+
+    def _confirmed(self, request: Load, loaded: Loaded) -> Loaded:
+        self._loaded = loaded
+        try:
+            self._recovery.confirm(request, loaded, self._canary)
+        except LocalqError:
+            self.close()
+            raise
+        return loaded
+
+    def _canary(self) -> Outcome:
+        assert self._loaded is not None
+        ids: list[int] = []
+        try:
+            for event in self.generate(canary_request(self._loaded)):
+                ids += event.ids if isinstance(event, Tokens) else []
+        except LocalqError as error:
+            if not self.alive:
+                raise
+            return *ids, str(error)  # weights that give no numbers: the same words again are as good as the same ids
+        return (*ids, event.reason if isinstance(event, Done) else "")
 
     def profile(self, request: Profile) -> dict[str, Any]:
         """Where the time of one decode step of the loaded model goes: `StepProfile.to_dict()`."""
@@ -160,8 +196,9 @@ class EngineClient:
             raise self._death()
         self._send(request)
         finished = False
+        limit_s = self._silence_s if self._on_gpu else None
         try:
-            for event in self._replies():
+            for event in self._replies(limit_s):
                 finished = isinstance(event, Done | Failed) and event.id in (request.id, None)
                 if isinstance(event, Failed) and finished:
                     raise self._failure(event)
@@ -197,9 +234,13 @@ class EngineClient:
                 return
             raise self._death() from error
 
-    def _replies(self) -> Iterator[Event]:
+    @property
+    def _on_gpu(self) -> bool:
+        return self._loaded is not None and self._loaded.device == "cuda"
+
+    def _replies(self, limit_s: float | None = None) -> Iterator[Event]:
         while True:
-            event = self._events.get()
+            event = self._next(limit_s)
             if event is None:
                 raise self._death()
             if isinstance(event, LocalqError):
@@ -207,10 +248,28 @@ class EngineClient:
                 raise event
             yield event
 
-    def _failure(self, failed: Failed) -> LocalqError:
-        if failed.dying:
+    def _next(self, limit_s: float | None) -> Event | LocalqError | None:
+        try:
+            return self._events.get(timeout=limit_s)
+        except queue.Empty:
+            pass
+        try:  # if it was this process that stood still (Ctrl-Z), what was said meanwhile is on its way
+            return self._events.get(timeout=KILL_S)
+        except queue.Empty:
+            process = self._process
+            if process is not None:
+                process.kill()
             self.close()
-        return failed.to_error()
+            why = f"the engine process said nothing for {limit_s:g} s and was ended"
+            raise self._recovery.after(LocalqError(GPU, why, _NEXT), on_gpu=True) from None
+
+    def _failure(self, failed: Failed) -> LocalqError:
+        error = failed.to_error()
+        if not failed.dying:
+            return error
+        on_gpu = self._on_gpu or error.what == GPU
+        self.close()
+        return self._recovery.after(error, on_gpu)
 
     def _death(self) -> LocalqError:
         """Why there is no process: its signal or exit code, and the last thing that it said."""
@@ -224,49 +283,7 @@ class EngineClient:
             code = process.wait()
         for reader in self._readers:
             reader.join(KILL_S)
-        said = last_words(self._log)
-        return LocalqError("engine process", f"ended ({_ending(code)})" + (f": {said}" if said else ""), _NEXT)
-
-
-def last_words(log: Sequence[str] | collections.deque[str]) -> str:
-    """The last line of a log that means something: not blank, not the inside of a traceback."""
-    lines = [line.strip() for line in log if line.strip() and not line.startswith((" ", "\t"))]
-    return lines[-1] if lines else ""
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"signal {signal.Signals(-code).name}"
-    except ValueError:
-        return f"signal {-code}"
-
-
-def environment() -> dict[str, str]:
-    """The front end's environment; a source tree that is not installed is made importable in spite of -P."""
-    environment = dict(os.environ)
-    root = Path(__file__).resolve().parents[2]
-    if root != Path(sysconfig.get_path("purelib")).resolve() and root != Path(sysconfig.get_path("platlib")).resolve():
-        inherited = environment.get("PYTHONPATH")
-        environment["PYTHONPATH"] = f"{root}{os.pathsep}{inherited}" if inherited else str(root)
-    return environment
-
-
-def _read_events(stdout: BinaryIO, events: queue.Queue[Event | LocalqError | None]) -> None:
-    with stdout:
-        while line := stdout.readline(messages.MAX_LINE_BYTES):
-            try:
-                event = messages.decode(line)
-            except LocalqError as error:
-                events.put(error)
-                continue
-            if not isinstance(event, Load | Generate | Profile | Cancel | Shutdown):
-                events.put(event)
-    events.put(None)
-
-
-def _read_log(stderr: BinaryIO, log: collections.deque[str]) -> None:
-    with stderr:
-        while line := stderr.readline(LOG_LINE_BYTES):
-            log.append(line.decode("utf-8", "replace").rstrip())
+        said, on_gpu = last_words(self._log), self._on_gpu
+        self.close()
+        why = f"ended ({ending(code)})" + (f": {said}" if said else "")
+        return self._recovery.after(LocalqError("engine process", why, _NEXT), on_gpu)

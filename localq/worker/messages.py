@@ -16,6 +16,8 @@ from localq.sampling import Sampling
 from localq.stats import Stats
 
 MAX_LINE_BYTES = 64 * 2**20  # a 1M-token prompt is about 8 MB of JSON
+STEP_LIMIT_S = 30.0  # a GPU that finishes no step for so long hangs
+GPU = "GPU"  # what an error is about that a device caused
 
 
 # ---- front end -> engine

@@ -21,7 +21,10 @@ from typing import TYPE_CHECKING, BinaryIO, NoReturn, Protocol
 from localq.errors import ExitCode, LocalqError
 from localq.stats import Stats
 from localq.worker import messages
+from localq.worker.faults import first_line, is_device_fault, is_out_of_memory
 from localq.worker.messages import (
+    GPU,
+    STEP_LIMIT_S,
     Cancel,
     Done,
     Event,
@@ -42,8 +45,8 @@ if TYPE_CHECKING:
     from localq.engine.generate import Engine, Step
 
 BATCH_S = 0.025  # tokens are sent together when they come faster than this
-STEP_LIMIT_S = 30.0  # a GPU that finishes no step for so long hangs
-_CUDA_MARKS = ("CUDA error", "CUBLAS_STATUS", "cudaError")
+_NEXT = "The engine process ends; the next message starts a new one."
+_LESS = "Use a smaller model, a shorter context (--ctx), or close other programs."
 
 
 class Backend(Protocol):
@@ -217,7 +220,15 @@ class Server:
             finally:
                 self._deadline = None
             if isinstance(request, Load):  # here the error, whose frames held the model, is gone
-                backend.unload()
+                self._unload(backend)
+
+    def _unload(self, backend: Backend) -> None:
+        """Free what a failed load left; a device that cannot even do that ends the process."""
+        try:
+            backend.unload()
+        except Exception as error:
+            traceback.print_exc()
+            self.die(LocalqError(GPU, f"memory cannot be given back ({first_line(error)})", _NEXT))
 
     def _generate(self, request: Generate, backend: Backend) -> None:
         batch: list[int] = []
@@ -245,12 +256,13 @@ class Server:
 
     def _unexpected(self, error: Exception, id: int | None) -> None:
         traceback.print_exc()
-        text = (str(error).splitlines() or [""])[0]
-        cause = f"{type(error).__name__}: {text}"
-        if not is_device_fault(error):
-            self.send(Failed(LocalqError("engine", cause, "Report this as a bug.").to_dict(), id))
-            return
-        self.die(LocalqError("GPU", cause, "The engine process ends; the next message starts a new one."), id)
+        cause = f"{type(error).__name__}: {first_line(error)}"
+        if is_device_fault(error):
+            self.die(LocalqError(GPU, cause, _NEXT), id)
+        failure = LocalqError("engine", cause, "Report this as a bug.")
+        if is_out_of_memory(error):
+            failure = LocalqError(GPU, f"memory ran out ({first_line(error)})", _LESS, ExitCode.DOES_NOT_FIT)
+        self.send(Failed(failure.to_dict(), id))
 
     # ---- the watchdog
 
@@ -264,23 +276,13 @@ class Server:
             deadline = self._deadline
             if deadline is not None and time.monotonic() > deadline:
                 cause = f"it finished no step within {self._step_limit_s:g} s"
-                self.die(LocalqError("GPU", cause, "The engine process ends; the next message starts a new one."))
+                self.die(LocalqError(GPU, cause, _NEXT))
 
     def die(self, error: LocalqError, id: int | None = None) -> NoReturn:
         """Tell why, and end the process."""
         self.send(Failed(error.to_dict(), id, dying=True))
         sys.stderr.flush()
         os._exit(ExitCode.FAILURE)
-
-
-def is_device_fault(error: BaseException) -> bool:
-    """True for errors after which a CUDA context is unusable (running out of memory is not one of them)."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    if "OutOfMemoryError" in names:
-        return False
-    return "AcceleratorError" in names or (
-        isinstance(error, RuntimeError) and any(mark in str(error) for mark in _CUDA_MARKS)
-    )
 
 
 def main(make_backend: Callable[[], Backend] = TorchBackend, step_limit_s: float = STEP_LIMIT_S) -> None:

@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 
 from localq.errors import ExitCode, LocalqError
-from localq.worker.client import COMMAND, EngineClient, last_words
+from localq.worker.client import COMMAND, EngineClient
 from localq.worker.messages import Done, Generate, Load, Loading, Progress, Tokens, encode
+from localq.worker.recovery import Recovery
 from localq.worker.server import BATCH_S
+from localq.worker.spawn import last_words
 
 SUPPORT = Path(__file__).parents[1] / "support"
 SCRIPTED = (sys.executable, str(SUPPORT / "scripted_engine.py"))
@@ -25,7 +27,7 @@ SCRIPTED = (sys.executable, str(SUPPORT / "scripted_engine.py"))
 
 @pytest.fixture
 def client():
-    with EngineClient(SCRIPTED) as client:
+    with EngineClient(SCRIPTED, Recovery(lost=lambda: "")) as client:
         yield client
 
 
@@ -151,7 +153,7 @@ def test_process_that_leaves_is_reported_with_its_code(client):
 
 
 def test_watchdog_ends_a_hanging_step():
-    with EngineClient((*SCRIPTED, "0.4")) as client:
+    with EngineClient((*SCRIPTED, "0.4"), Recovery(lost=lambda: "")) as client:
         client.load(Load("tiny"))
         started = time.monotonic()
         with pytest.raises(LocalqError, match=r"GPU: it finished no step within 0\.4 s"):
