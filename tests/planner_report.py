@@ -139,6 +139,9 @@ def ballast(lab: Lab, sizes: Sequence[int], say: Callable[[str], None]) -> dict[
             if error.exit_code != ExitCode.DOES_NOT_FIT:
                 raise
             verdict = OUT_OF_MEMORY if RAN_OUT in error.why else REFUSED
+        except RuntimeError as error:  # of torch, cuBLAS or the driver: one that should have been a refusal
+            say(f"ballast: with {free / MIB:,.0f} MiB free: {str(error).splitlines()[0]}")
+            verdict = OUT_OF_MEMORY
         tries.append(Try(free, verdict))
     lab.hold(0)
     counts = {verdict: sum(each.verdict == verdict for each in tries) for verdict in (FITS, REFUSED, OUT_OF_MEMORY)}

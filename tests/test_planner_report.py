@@ -22,10 +22,12 @@ class FakeLab:
 
     def __init__(self, error: int = 0, allocations: int = 0, needs: int = 2048 * MIB, leak: int = 0) -> None:
         self.error, self.allocations, self.needs, self.leak = error, allocations, needs, leak
-        self.free, self.cycles, self.runs_out = 0, 0, False
+        self.free, self.cycles, self.runs_out, self.breaks = 0, 0, False, False
 
     def measure(self, case: Case) -> Outcome:
         if self.free and self.free < self.needs:
+            if self.breaks:
+                raise RuntimeError("CUBLAS_STATUS_ALLOC_FAILED")
             why = "memory ran out while loading" if self.runs_out else "needs 2,048 MiB"
             raise LocalqError(case.name, why, "Less.", ExitCode.DOES_NOT_FIT)
         size = 10_000 * MIB
@@ -71,9 +73,10 @@ def test_200_mib_are_allowed_of_small_models_and_3_percent_of_large_ones():
     assert planner_report.off(96 * 2**30, 100 * 2**30)
 
 
-def test_memory_that_runs_out_is_no_refusal(capsys):
+@pytest.mark.parametrize("how", ["runs_out", "breaks"])
+def test_memory_that_runs_out_is_no_refusal(capsys, how):
     lab = FakeLab()
-    lab.runs_out = True
+    setattr(lab, how, True)
     code, body = run(capsys, lab, "ballast")
     assert (code, body["ballast"]["counts"]["out of memory"]) == (1, 4)
 

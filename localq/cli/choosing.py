@@ -56,6 +56,8 @@ def _is_bare(name: str, entry: ModelEntry) -> bool:
 
 def too_large(taken: Considered, budget: int | None, settings: Settings) -> LocalqError | None:
     """The refusal of a plan that does not fit, with its three ways out; None for one that does."""
+    if budget is None:
+        return None
     offer = taken.offer
     freeing = "with a larger --vram" if settings.vram else gpus.closing(gpus.first_visible(gpus.probe().gpus))
     try:

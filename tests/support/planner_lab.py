@@ -53,13 +53,9 @@ class GpuLab:
     def __init__(self) -> None:
         import torch
 
-        from localq.bench.roofline import read_bytes_per_s
-        from localq.engine import device
-
         self.device = torch.device("cuda", 0)
         self._other: subprocess.Popen[str] | None = None
-        name = device.device_name(self.device)
-        self._machine = Machine.of(cards.known(name), read_bytes_per_s(self.device))
+        self._roof = 0.0
 
     def facts(self) -> dict[str, Any]:
         """Under which conditions."""
@@ -68,7 +64,10 @@ class GpuLab:
         return {"conditions": conditions(self.device, 0)}
 
     def measure(self, case: Case) -> Outcome:
-        """See `planner_report.Lab`. The prompt has one and a half chunks, or what the context has room for."""
+        """See `planner_report.Lab`. The prompt has one and a half chunks, or what the context has room for.
+
+        Nothing touches CUDA before the first load, which measures what its context takes.
+        """
         import torch
 
         from localq.bench import sources
@@ -77,7 +76,8 @@ class GpuLab:
         started = time.monotonic()
         files, opened = sources.random(case.name, seed=0)
         self._bare()
-        torch.cuda.reset_peak_memory_stats()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's gap
+            torch.cuda.reset_peak_memory_stats()
         others = torch.cuda.memory_reserved()
         budget = None if self._other else planner.parse_card(str(case.gib))
         engine = self._engine(files, opened, case, budget)
@@ -88,9 +88,9 @@ class GpuLab:
         outside = ledger["cuda_context"] + ledger.get("graphs", 0)
         peak = torch.cuda.max_memory_reserved() - others + outside
         told = vram.process_bytes(self.device)
-        fit, expected = _fit_bytes(case, plan), _fit_rate(case, plan, self._machine, len(prompt))
         del engine
         self._bare()
+        fit, expected = _fit_bytes(case, plan), _fit_rate(case, plan, self._machine(), len(prompt))
         seconds = round(time.monotonic() - started, 1)
         return Outcome(case, plan.ctx, plan.ledger.total, fit, peak, told, allocations, seconds, rate, expected)
 
@@ -132,14 +132,26 @@ class GpuLab:
         options = Options(case.name, "cuda", "auto", case.ctx, case.kv_bits, budget, case.embed, case.head)
         return Engine(load(files, options, opened=lambda each: opened(each, self.device)))
 
+    def _machine(self) -> Machine:
+        """How fast this GPU reads, measured once, between two loads."""
+        import torch
+
+        from localq.bench.roofline import read_bytes_per_s
+
+        if not self._roof:
+            self._roof = read_bytes_per_s(self.device)
+            self._bare()
+        return Machine.of(cards.known(torch.cuda.get_device_name(self.device)), self._roof)
+
     def _bare(self) -> None:
         import torch
 
         from localq.engine.load import free_memory
 
         gc.collect()
-        torch._C._cuda_clearCublasWorkspaces()
-        free_memory()
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's gap
+            torch._C._cuda_clearCublasWorkspaces()
+            free_memory()
 
 
 def _decoded(engine: Any, prompt: list[int]) -> tuple[int, float]:
