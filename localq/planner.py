@@ -230,7 +230,8 @@ def _choice(wishes: Wishes, chosen: Plan, target: int) -> str:
 def _ways_out(made: Plan, arch: Architecture, budget_bytes: int, ctx: int | None, itemsize: int) -> tuple[str, str]:
     """Two things to do about `made`: another format or model, a shorter context (or the CPU)."""
     other = _that_fits(made, arch, budget_bytes, ctx)
-    smaller = f"use {other}, which fits" if other else "use a GPU with more memory"
+    first = " and is made here first" if other and catalog.resolve(other).source is None else ""
+    smaller = f"use {other}, which fits{first}" if other else "use a GPU with more memory"
     per_token = sum(footprint.per_token_bytes(arch, made.placement, itemsize).values())
     largest = largest_context(budget_bytes - made.ledger.total + made.ctx * per_token, per_token)
     shorter = f"a shorter context: --ctx {largest}" if MIN_CONTEXT <= largest < made.ctx else "--device cpu"

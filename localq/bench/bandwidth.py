@@ -20,7 +20,7 @@ def measured() -> float | None:
             env=spawn.environment(),
         )  # fmt: skip
         found = json.loads(done.stdout)["read_bytes_per_s"] if done.returncode == 0 else None
-    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError):
+    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError):  # no torch, no GPU, or other words
         return None
     return float(found) if isinstance(found, int | float) and found > 0 else None
 
