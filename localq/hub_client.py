@@ -87,6 +87,9 @@ def list_files(repo: str, revision: str) -> Listing:
 
 def first_bytes(listing: Listing, file: RemoteFile, count: int) -> bytes:
     """The first `count` bytes of `file`, or all of a shorter one."""
+    count = min(count, file.size)
+    if count == 0:
+        return b""  # no range is in an empty file
 
     def get() -> bytes:
         found = b""
@@ -98,7 +101,7 @@ def first_bytes(listing: Listing, file: RemoteFile, count: int) -> bytes:
         return found[:count]
 
     found: bytes = with_retries(get, listing.repo, listing.commit, file.name)
-    if len(found) < min(count, file.size):
+    if len(found) < count:
         why = f"the answer for {file.name} ended after {len(found):,} bytes"
         raise LocalqError(listing.repo, why, "Try again later.", ExitCode.NETWORK)
     return found

@@ -45,7 +45,7 @@ def outline(listing: Listing) -> Iterator[Path]:
             if file.size > MAX_SMALL_BYTES:
                 why = f"{file.name} has {file.size:,} bytes, which no such file has"
                 raise bad_file(listing.repo, why, "Use another repository or revision.")
-            (folder / file.name).write_bytes(hub_client.first_bytes(listing, file, file.size) if file.size else b"")
+            (folder / file.name).write_bytes(hub_client.first_bytes(listing, file, file.size))
         for shard in sorted(set(read_index(folder).values())) or [SINGLE_NAME]:
             if shard not in files:
                 why = f"{INDEX_NAME} names {shard}, which is not there"

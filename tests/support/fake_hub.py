@@ -48,7 +48,7 @@ class Request:
 
 @dataclass
 class Fault:
-    """One scripted answer for a request whose "METHOD path" contains `where`."""
+    """One scripted answer for a request whose "METHOD path range" contains `where`; "whole" is no range."""
 
     where: str
     status: int
@@ -130,7 +130,7 @@ class FakeHub:
         with self._lock:
             self.requests.append(request)
             for fault in self.faults:
-                if fault.where in f"{request.method} {request.path}":
+                if fault.where in f"{request.method} {request.path} {request.headers.get('range', 'whole')}":
                     self.faults.remove(fault)
                     return fault
         return None
