@@ -50,6 +50,7 @@ def fetch(
     if cached is not None and (offline or not refresh or hub_cache.COMMIT.fullmatch(source.revision)):
         wrong = wrong_files(source.repo, cached, on_progress)
         if not wrong:
+            _check_catalogued(source, cached)
             return cached
         _drop(source.repo, wrong, offline)
     if offline:
@@ -193,21 +194,39 @@ def wrong_files(repo: str, path: Path, on_progress: OnProgress | None = None) ->
         if on_progress is not None:
             on_progress(what, 0, 0)
 
+    wrong = []
     with disk.disk_errors(path):
-        wanted = {each: hub_cache.content_id(each) for each in read_files(path)}
-        return [
-            each for each, known in wanted.items() if known and not download.is_right(store, repo, known, each, tell)
-        ]
+        for each in read_files(path):
+            content_id = hub_cache.content_id(each)
+            if content_id is not None and not download.is_right(store, repo, content_id, each, tell):
+                wrong.append(each)
+    return wrong
 
 
 def _drop(repo: str, wrong: list[Path], offline: bool) -> None:
     """Remove files with wrong content that localq fetched, so that they are fetched anew; refuse any other."""
-    if offline:
-        why = f"{wrong[0]} does not have the hash that is recorded for it, and the network is switched off"
-        raise bad_file(repo, why, "`localq verify` lists all such files; `localq pull` fetches them anew.")
+    store = hub_records.users()
+    named = [(path, hub_cache.content_id(path) or "") for path in wrong]
     with disk.disk_errors(places.hub_cache()):
-        for path in wrong:
-            download.discard_or_refuse(hub_records.users(), repo, hub_cache.content_id(path) or "", path)
+        for path, content_id in named:
+            if not hub_records.is_ours(store, repo, content_id, path):
+                raise download.foreign(repo, path)
+        if offline:
+            why = f"{wrong[0]} does not have the hash that is recorded for it, and the network is switched off"
+            raise bad_file(repo, why, "`localq pull` fetches it anew once there is a network.")
+        for path, content_id in named:
+            download.discard_or_refuse(store, repo, content_id, path)
+
+
+def _check_catalogued(source: Source, path: Path) -> None:
+    """What is here under the source's name is what the catalogue records. Raises LocalqError (exit 8)."""
+    for each in read_files(path):
+        recorded, content_id = source.sha256.get(each.name), hub_cache.content_id(each)
+        if recorded and content_id and len(content_id) == len(recorded) and content_id != recorded:
+            why = f"{each} is another file than the catalogue records"
+            raise bad_file(
+                source.repo, why, f"`localq rm {source.repo}` removes it; `localq pull` fetches the right one."
+            )
 
 
 def check_recorded(repo: str, file: RemoteFile, sha256: Mapping[str, str]) -> None:

@@ -286,6 +286,15 @@ def test_a_damaged_model_of_another_tool_is_refused_and_left(server, damage):
     assert server.requests == []
 
 
+def test_what_is_here_is_held_against_the_catalogue_too(server):
+    cached_models.put(REPO, fake_hub.model_files())
+    right = fake_hub.sha256(fake_hub.model_files()["model.safetensors"])
+    assert hub.fetch(source(sha256={"model.safetensors": right}))
+    error = refused(hub.fetch, source(sha256={"model.safetensors": "0" * 64}))
+    assert error.exit_code == ExitCode.BAD_FILE
+    assert "catalogue" in str(error)
+
+
 def test_a_begun_model_of_another_tool_is_completed_around_what_it_has(server):
     files = fake_hub.model_files(shards=2)
     server.add(REPO, files)

@@ -109,6 +109,27 @@ def test_the_token_stays_with_the_hub(server, monkeypatch):
     assert all(each.headers["authorization"] == f"Bearer {TOKEN}" for each in server.seen("GET"))
 
 
+def test_the_token_stays_with_the_hub_when_the_repository_is_said_to_be_elsewhere(server, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    server.add(REPO, fake_hub.model_files())
+    with fake_hub.FakeHub() as other:
+        other.add(REPO, fake_hub.model_files())
+        for where in ("GET /api/models", f"GET /{REPO}/resolve"):
+            server.fail(where, 307, Location=f"{other.url}/api/models/{REPO}/revision/main?blobs=true")
+        assert hub_cache.is_complete(hub.fetch(source()))  # the second answer is no file, and is asked for again
+        assert len(other.requests) == 2
+        assert TOKEN not in json.dumps([each.headers for each in other.requests])
+
+
+def test_a_repository_that_was_renamed_is_followed_within_the_hub(server, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    server.add(REPO, fake_hub.model_files())
+    server.fail("/generation_config.json", 307, Location=f"/{REPO}/resolve/{fake_hub.COMMIT}/generation_config.json")
+    assert hub_cache.is_complete(hub.fetch(source()))
+    asked = server.seen("GET", "/generation_config.json")
+    assert [each.headers.get("authorization") for each in asked] == [f"Bearer {TOKEN}"] * 2
+
+
 def test_a_disk_that_is_too_small_is_found_before_the_first_byte(server, monkeypatch):
     server.add(REPO, fake_hub.model_files())
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1234))

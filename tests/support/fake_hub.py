@@ -2,8 +2,7 @@
 
 Answers GET /api/models/ORG/REPO[/revision/REV]?blobs=true and HEAD, GET /ORG/REPO/resolve/REV/FILE with Range, ETag,
 X-Repo-Commit and the X-Linked headers of LFS files, in the status codes and headers of the real hub. Every request is
-recorded, and so are the bytes that were sent. `fail` scripts answers, `other_content` swaps content, `cdn` sends LFS
-downloads to a second host.
+recorded, and so are the bytes sent. `fail` scripts answers, `other_content` swaps content, `cdn` is a second host for LFS.
 """
 
 from __future__ import annotations
@@ -54,8 +53,9 @@ class Fault:
     status: int
     headers: dict[str, str] = field(default_factory=dict)
     cut_after: int | None = None  # instead of a status: send only so many bytes of the body, then hang up
-    how: str = ""  # instead of a status: "stall" (silence for ever after `cut_after`), or an answer that is not right:
-    #                "whole" (Range is ignored), "shifted" and "resized" (a wrong Content-Range), "short" (no length)
+    how: str = (
+        ""  # "stall" after `cut_after`; "whole" (no Range); "shifted", "resized" (Content-Range); "short" (no length)
+    )
 
 
 class FakeHub:
@@ -107,7 +107,7 @@ class FakeHub:
     ) -> None:
         """Answer the next requests that contain `where` with these statuses, in this order; or with faulty bodies."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        self.faults += [Fault(where, status, named, cut_after, how) for status in statuses or (200,) * times]
+        self.faults += [Fault(where, each, named, cut_after, how) for each in statuses or (200,) * times]
 
     def seen(self, method: str, part: str = "") -> list[Request]:
         return [each for each in self.requests if each.method == method and part in each.path]
