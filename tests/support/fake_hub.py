@@ -2,7 +2,7 @@
 
 Answers GET /api/models/ORG/REPO[/revision/REV]?blobs=true and HEAD, GET /ORG/REPO/resolve/REV/FILE with Range, ETag,
 X-Repo-Commit and the X-Linked headers of LFS files, in the status codes and headers of the real hub. Every request is
-recorded, and so are the bytes sent. `fail` scripts answers, `other_content` swaps content, `cdn` is a second host for LFS.
+recorded, with the bytes sent. `fail` scripts answers, `other_content` swaps content, `cdn` is a second host.
 """
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ class Fault:
     status: int
     headers: dict[str, str] = field(default_factory=dict)
     cut_after: int | None = None  # instead of a status: send only so many bytes of the body, then hang up
-    how: str = (
-        ""  # "stall" after `cut_after`; "whole" (no Range); "shifted", "resized" (Content-Range); "short" (no length)
-    )
+    how: str = ""  # "stall" after `cut_after`; "whole" (no Range), "shifted" or "resized" ranges, "short" (no length)
 
 
 class FakeHub:
