@@ -35,13 +35,13 @@ def test_200_kills_leave_nothing_wrong_and_cost_at_most_16_mib_each():
 
 
 def test_eight_processes_fetch_each_file_once():
-    campaign("hub_processes", "parallel", "--rounds", "4")
+    campaign("hub_processes", "parallel", "--rounds", "3")
 
 
 def test_eight_processes_without_locks_spoil_nothing():
-    campaign("hub_processes", "parallel", "--rounds", "4", "--no-locks")
+    campaign("hub_processes", "parallel", "--rounds", "3", "--no-locks")
 
 
 def test_signals_end_a_pull_at_once_with_their_code():
-    report = campaign("hub_processes", "signals", "--rounds", "24")
+    report = campaign("hub_processes", "signals", "--rounds", "16")
     assert {"130", "143"} <= set(report["codes"])

@@ -43,13 +43,22 @@ def pull(
     for target in targets:
         _check(target, revision)
     settings = options.effective(offline=offline, vram=vram)
+    if revision is None:
+        targets = [_chosen(each, settings, quiet) for each in name]
     missing = [each for each in targets if revision is not None or _here(each) is None]
     for target in missing:
         _judge(target, revision, settings, force, quiet)
     fetched = []
     for target in targets:
-        with _progress(target.name, quiet, announced=target in missing) as show:
-            path, was_here = _pull(target, revision, settings.offline, quiet, show)
+        try:
+            with _progress(target.name, quiet, announced=target in missing) as show:
+                path, was_here = _pull(target, revision, settings.offline, quiet, show)
+        except (KeyboardInterrupt, SystemExit):
+            with contextlib.suppress(OSError):  # after a hangup nobody reads it
+                if sys.stderr.isatty():
+                    print(file=sys.stderr)  # the terminal wrote ^C
+                note(f"{target.name}: stopped; the same command goes on where this one was")
+            raise
         fetched.append(_fields(target, path, was_here))
         if not quiet:
             size = human_bytes(fetched[-1]["bytes"])
@@ -67,8 +76,18 @@ def _check(target: catalog.Target, revision: str | None) -> None:
         raise usage_error("--revision", f"{target.name} does not come from the hub", "Leave the option out.")
 
 
+def _chosen(name: str, settings: Settings, quiet: bool) -> catalog.Target:
+    """What `localq chat` would load under this name."""
+    from localq.cli import pull_verdict  # start-up cost: a wrong name must be answered without it
+
+    target, why = pull_verdict.chosen(name, settings)
+    if why and not quiet:
+        note(why)
+    return target
+
+
 def _here(target: catalog.Target) -> Path | None:
-    from localq import hub  # start-up cost: a wrong name must be answered without it
+    from localq import hub  # start-up cost, as above
 
     return hub.local_path(target)
 

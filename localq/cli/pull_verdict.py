@@ -32,6 +32,16 @@ class Shape:
     block_bytes: int | None = None
 
 
+def chosen(name: str, settings: Settings) -> tuple[Target, str | None]:
+    """What `name` means on this machine, as for `localq chat`; and why, where that is not the usual format.
+
+    Raises LocalqError as `choosing.chosen`.
+    """
+    target, choice = choosing.chosen(name, None, settings, _budget(settings))
+    unusual = choice is not None and not choice.taken.offer.preferred and target.name != name
+    return target, f"{target.name}: {choice.why}" if choice is not None and unusual else None
+
+
 def shape_of(target: Target, revision: str | None) -> Shape | None:
     """The shape of `target`; None for a repository of .gguf files, which do not say it in a few bytes.
 

@@ -9,8 +9,9 @@ import hub_server
 import pytest
 from hub_server import REPO
 
-from localq import cli, hub_client, hub_remote, planner
+from localq import catalog, cli, hub_client, hub_remote, planner, settings
 from localq.architecture import Architecture
+from localq.cli import choosing, options
 from localq.safetensors_header import read_header
 
 CONFIG = {
@@ -111,6 +112,17 @@ def test_the_catalogue_is_enough_for_its_own(server, capsys):
     err = localq(capsys, "pull", "llama-3.3-70b@bf16", "--vram", "24", code=3)
     assert "will not fit" in err
     assert server.requests == []
+
+
+def test_a_bare_name_means_what_chat_would_load(server, capsys):
+    entry = catalog.find("llama-3.3-70b")
+    fits = choosing.chosen("llama-3.3-70b", None, settings.Settings(), options.card_bytes("24"))[0]
+    assert fits.format not in (None, entry.default_format)
+    assert fits.source is not None
+    server.repos.clear()
+    err = localq(capsys, "pull", "llama-3.3-70b", "--vram", "24", code=4)  # this hub does not have it
+    assert err.splitlines()[0].startswith(f"llama-3.3-70b@{fits.format}: ")
+    assert fits.source.repo in err.splitlines()[-1]
 
 
 def test_bytes_of_the_blocks_are_those_of_the_headers(server):
