@@ -70,14 +70,14 @@ def _fetched(server) -> bool:
 
 
 def test_what_came_before_the_disk_was_full_is_not_fetched_again(server, monkeypatch):
-    write, left = os.write, 20
+    write, room = os.write, 250_000
 
     def full(descriptor, content):
-        nonlocal left
-        left -= 1
-        if left < 0:
+        nonlocal room
+        if room <= 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(descriptor, content[:20_000])
+        room -= len(content)
+        return write(descriptor, content)
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
