@@ -108,9 +108,13 @@ def resolve(name: str) -> Target:
         return _catalogue_target(entry, format)
     hub_name, prefixed = _HUB_PREFIX.subn("", name)
     if not prefixed:
-        path = _local_path(name)
-        if path is not None:
-            return _path_target(path)
+        try:
+            path = _local_path(name)
+            if path is not None:
+                return _path_target(path)
+        except (OSError, RuntimeError, ValueError) as error:  # too long, a user that there is not, a NUL
+            why = f"no file can have this name ({str(error)[:60]})"
+            raise LocalqError(name[:80], why, "Check the name.", ExitCode.UNKNOWN_MODEL) from error
     if prefixed or ("/" in name and "://" not in name):
         return _repo_target(name, hub_name)
     raise _unknown(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -134,6 +135,21 @@ def test_a_damaged_map_of_special_tokens_is_named(tmp_path, content):
     with pytest.raises(LocalqError, match="special_tokens_map") as caught:
         Tokenizer.load(ModelFiles(tmp_path, "safetensors", {}))
     assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "llama2", "unigram", "merges of a and a"])
+def test_a_mebibyte_of_one_letter_is_encoded_in_time(tmp_path, kind):
+    """No splitting rule divides it: it is one word of a million letters, which all merge."""
+    body = json.loads(getattr(tiny_tokenizers, kind, tiny_tokenizers.byte_level)().to_str())
+    if kind == "merges of a and a":
+        body["model"]["merges"] = [["a" * 2**i, "a" * 2**i] for i in range(12)]
+        body["model"]["vocab"] |= {"a" * 2**i: 400 + i for i in range(1, 13)}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(body))
+    tokenizer = Tokenizer.load(ModelFiles(tmp_path, "safetensors", {}))
+    started = time.monotonic()
+    with contextlib.suppress(LocalqError):  # a slow machine gives it up, which is the other way that is allowed
+        assert len(tokenizer.encode("a" * 2**20)) >= 2**20 / 4096
+    assert time.monotonic() - started < 5.5
 
 
 def test_an_interrupt_passes_through():

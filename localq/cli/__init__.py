@@ -6,6 +6,7 @@ Verbs live in files of their own (`verbs` lists and loads them) and load heavy l
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -51,6 +52,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` asks to go on
         signal.signal(signal.SIGHUP, _terminate)  # the terminal is gone
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # neither bytes that are no text nor a poor terminal end a command
     code = execute(sys.argv[1:])
     try:
         sys.stdout.flush()

@@ -21,8 +21,14 @@ SCHEMA = 1
 
 
 def print_json(body: dict[str, Any]) -> None:
-    """Print one object on one line of stdout, with `"schema"` first."""
-    print(json.dumps({"schema": SCHEMA, **body}, ensure_ascii=False), flush=True)
+    """Print one object on one line of stdout, with `"schema"` first.
+
+    What would move the cursor, hide or turn text is escaped, and so are the half characters of a path that is no text.
+    """
+    text = json.dumps({"schema": SCHEMA, **body}, ensure_ascii=False)
+    if sanitize(text) != text:
+        text = json.dumps({"schema": SCHEMA, **body})
+    print(text, flush=True)
 
 
 def note(text: str) -> None:
