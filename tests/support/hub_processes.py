@@ -91,7 +91,10 @@ def interrupted(files: dict[str, bytes], root: Path, rng: random.Random, codes: 
     """One signal at one moment of `localq pull`: what is wrong afterwards."""
     from localq import cli
 
+    ready, says_so = os.pipe()
+
     def work() -> int:
+        os.write(says_so, b".")
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = ["localq", "pull", hub_kills.REPO]
         try:
@@ -103,6 +106,9 @@ def interrupted(files: dict[str, bytes], root: Path, rng: random.Random, codes: 
     number, log = rng.choice((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)), root / "log"
     log.unlink(missing_ok=True)
     child = begin(work, log)
+    os.read(ready, 1)
+    os.close(ready)
+    os.close(says_so)
     time.sleep(0.03 + rng.random() * 0.5)  # not before `main` has begun: then the system ends it at once
     sent_at = time.monotonic()
     os.kill(child, number)
