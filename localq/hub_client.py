@@ -96,7 +96,7 @@ def first_bytes(listing: Listing, file: RemoteFile, count: int) -> bytes:
         with body(listing, file, stop=count) as response:
             for piece in response.iter_raw():  # a server that knows no ranges sends all of it
                 found += piece
-                if len(found) >= count:
+                if len(found) > count:
                     break
         return found[:count]
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,5 +44,28 @@ def test_eight_processes_without_locks_spoil_nothing():
 
 
 def test_signals_end_a_pull_at_once_with_their_code():
-    report = campaign("hub_processes", "signals", "--rounds", "16")
+    report = campaign("hub_processes", "signals", "--rounds", "16", "--most-s", "5")  # 1 s where nothing else runs
     assert {"130", "143"} <= set(report["codes"])
+
+
+@pytest.mark.parametrize(("name", "code"), [("KeyboardInterrupt", 130), ("SystemExit", 143)])
+def test_a_stop_that_comes_while_an_object_is_destroyed_is_not_lost(name, code):
+    """As in a generator of the HTTP library: Python prints such an exception and goes on."""
+    program = f"""
+import sys, time
+from localq import cli
+class Destroyed:
+    def __del__(self):
+        raise {name}
+def work(arguments, **options):
+    Destroyed()
+    time.sleep(20)
+cli.app = work
+cli.main()
+"""
+    begun = time.monotonic()
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60, cwd=ROOT
+    )
+    assert (result.returncode, result.stderr) == (code, "")
+    assert time.monotonic() - begun < 15

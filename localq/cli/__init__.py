@@ -10,6 +10,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 from typing import Annotated
 
@@ -52,6 +53,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` asks to go on
         signal.signal(signal.SIGHUP, _terminate)  # the terminal is gone
+    sys.unraisablehook = _stop_again
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # neither bytes that are no text nor a poor terminal end a command
@@ -86,6 +88,15 @@ def execute(arguments: list[str]) -> int:
             return ExitCode.CLOSED_PIPE
         return stop.code if isinstance(stop.code, int) else ExitCode.FAILURE
     return result if isinstance(result, int) else ExitCode.OK
+
+
+def _stop_again(unraisable: sys.UnraisableHookArgs) -> None:
+    """Deliver a Ctrl-C or a termination once more that came while an object was destroyed: Python only prints those."""
+    number = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}.get(unraisable.exc_type)
+    if number is None:
+        sys.__unraisablehook__(unraisable)
+    else:
+        threading.Timer(0.01, os.kill, (os.getpid(), number)).start()  # from here it would be lost again
 
 
 def _terminate(signal_number: int, frame: FrameType | None) -> None:

@@ -31,7 +31,6 @@ from localq import hub, hub_cache, hub_client
 from localq.catalog import Source
 
 PROCESSES = 8
-MOST_S = 1.0  # from a signal to the end of the process
 FOLDERS = {"HF_HUB_CACHE": "hub", "LOCALQ_DATA": "data", "LOCALQ_CACHE": "cache", "HF_HOME": "home"}
 
 
@@ -87,7 +86,9 @@ def parallel(files: dict[str, bytes], sent: Callable[[], dict[str, int]], root: 
     return wrong + ([f"left over: {left}"] if left else [])
 
 
-def interrupted(files: dict[str, bytes], root: Path, rng: random.Random, codes: collections.Counter[int]) -> list[str]:
+def interrupted(
+    files: dict[str, bytes], root: Path, rng: random.Random, codes: collections.Counter[int], most_s: float
+) -> list[str]:
     """One signal at one moment of `localq pull`: what is wrong afterwards."""
     from localq import cli
 
@@ -117,7 +118,7 @@ def interrupted(files: dict[str, bytes], root: Path, rng: random.Random, codes: 
     wrong, text = [], log.read_text()
     if code not in (0, 130 if number == signal.SIGINT else 143):
         wrong.append(f"exit code {code} after {number.name}: {text}")
-    if took_s > MOST_S:
+    if took_s > most_s:
         wrong.append(f"{took_s:.1f} s after {number.name}")
     if "Traceback" in text:
         wrong.append(text)
@@ -130,6 +131,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-locks", action="store_true")
+    parser.add_argument("--most-s", type=float, default=1.0, help="from a signal to the end of the process")
     given = parser.parse_args()
     rng, wrong, begun = random.Random(given.seed), [], time.monotonic()
     codes: collections.Counter[int] = collections.Counter()
@@ -147,7 +149,7 @@ def main() -> int:
             if given.what == "parallel":
                 wrong += parallel(files, sent, root, not given.no_locks)
             else:
-                wrong += interrupted(files, root, rng, codes)
+                wrong += interrupted(files, root, rng, codes, given.most_s)
             if given.what == "parallel" or number % 4 == 3:
                 for place in FOLDERS.values():
                     shutil.rmtree(root / place, ignore_errors=True)
