@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from localq.errors import ExitCode, LocalqError
-from localq.worker import probe
 from localq.worker.messages import Generate, Load, Loaded
 
 RESTART_S = 60.0
@@ -32,10 +31,17 @@ class _Reference:
     outcome: Outcome
 
 
+def why_lost() -> str:
+    """See `probe.why_lost`."""
+    from localq.worker import probe  # start-up cost: NVML and libcuda, for hardly anybody
+
+    return probe.why_lost()
+
+
 class Recovery:
     """The rules of restarts, for one client. clock: monotonic seconds; lost: as `probe.why_lost`."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, lost: Callable[[], str] = probe.why_lost) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, lost: Callable[[], str] = why_lost) -> None:
         self._clock, self._lost = clock, lost
         self._died = False  # and nothing has been confirmed since
         self._on_gpu = False  # what died since had used one

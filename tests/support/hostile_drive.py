@@ -28,7 +28,9 @@ from typing import Any
 from hostile_models import FORMATS, Case, cases, write_sound
 
 PROMPT = "a" * 40 + " héllo x <s> hello " + "a" * 400
-SYSTEM = ("/proc/", "/sys/", "/dev/null")  # free memory is read there; nothing of the user's
+SETTINGS = "/nonexistent"  # where settings would be
+SYSTEM = ("/proc/", "/sys/", "/dev/null", SETTINGS)  # free memory is read there; nothing of the user's
+DRIVER = ("libcuda.so.1", "libnvidia-ml.so.1")  # asked for the card's memory, and found by the system's rules
 FORBIDDEN = ("exec", "compile", "import", "socket", "subprocess", "os.exec", "os.system", "os.posix_spawn", "os.fork",
              "pickle.find_class", "ctypes.dlopen", "urllib", "http", "shutil", "webbrowser")  # fmt: skip
 
@@ -46,6 +48,8 @@ class Recorder:
             return
         if event == "open":
             self.opened(arguments[0])
+        elif event == "ctypes.dlopen" and arguments[0] in DRIVER:
+            return
         elif event.split(".")[0] in FORBIDDEN or event in FORBIDDEN:
             self.seen.append(f"{event} {arguments!r:.200}")
 
@@ -103,7 +107,7 @@ def show(folder: Path) -> None:
 
     for as_json in (True, False):
         with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")):
-            show(str(folder), as_json)
+            show(str(folder), json=as_json)
 
 
 def run_case(case: Case, recorder: Recorder, room: Path) -> dict[str, Any]:
@@ -142,7 +146,7 @@ def workroom() -> Iterator[tuple[Recorder, Path]]:
     import localq.tokenizer
 
     localq.tokenizer.MAX_SECONDS = 0.5  # a corpus has many texts that never end
-    os.environ["LOCALQ_CONFIG"] = os.environ["HF_HUB_CACHE"] = os.environ["LOCALQ_DATA"] = "/nonexistent"
+    os.environ["LOCALQ_CONFIG"] = os.environ["HF_HUB_CACHE"] = os.environ["LOCALQ_DATA"] = SETTINGS
     recorder, top = Recorder(), Path(tempfile.mkdtemp())
     try:
         record_safetensors(recorder)
