@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -171,7 +170,7 @@ def claimed(folder: Path, content_id: str, waiting: Callable[[], None]) -> Itera
         if _is_exclusive(lock):
             yield folder / content_id
         else:
-            yield folder / f"{content_id}.{secrets.token_hex(8)}"
+            yield folder / f"{content_id}.{os.urandom(8).hex()}"
         lock.unlink(missing_ok=True)  # not after an error: whoever waits for it goes on there
     finally:
         os.close(descriptor)

@@ -8,7 +8,6 @@ here: the token goes to the configured hub alone, and nobody is followed to an u
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import logging
 import os
 import re
@@ -166,6 +165,8 @@ def _origin(address: str) -> tuple[str, str, int | None]:
 
 
 def _is_loopback(host: str) -> bool:
+    import ipaddress  # start-up cost: only redirects need it
+
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -7,7 +7,6 @@ are never shown. Also which failures pass, and how long a server asks to be left
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import errno
 import os
 import time
@@ -65,6 +64,8 @@ def pause_after_s(error: Exception, pause_s: float) -> float:
     if asked.isdigit():
         pause_s = float(asked)
     elif asked:
+        import email.utils  # start-up cost: hardly any server answers with a date
+
         with contextlib.suppress(ValueError):  # not a date either
             pause_s = max(0.0, email.utils.parsedate_to_datetime(asked).timestamp() - time.time())
     return min(pause_s, LONGEST_PAUSE_S)
