@@ -22,8 +22,8 @@ using Book = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t
 using Matrix = std::tuple<std::vector<Book>, uintptr_t, bool, float, int64_t, int64_t>;
 // codes, codebook, entries, length, stride, before, tile_positions
 using Tiled = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
-// partials, floats, arrived, stripes
-using Workspace = std::tuple<uintptr_t, int64_t, uintptr_t, int64_t>;
+// words, how many
+using Workspace = std::pair<uintptr_t, int64_t>;
 
 VqMatrix vq_matrix(const Matrix& matrix) {
   const auto& [books, scales, scales_bf16, factor, out, in] = matrix;
@@ -47,8 +47,7 @@ void bind_vq(py::module_& m) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
         std::vector<VqMatrix> all;
         for (const Matrix& matrix : matrices) all.push_back(vq_matrix(matrix));
-        const auto& [partials, floats, arrived, stripes] = workspace;
-        const VqWorkspace meeting = {pointer<float>(partials), floats, pointer<int>(arrived), stripes};
+        const VqWorkspace meeting = {pointer<uint32_t>(workspace.first), workspace.second};
         vq_gemv(all.data(), int(all.size()), extras, meeting, pointer<const void>(x), pointer<void>(y),
                 static_cast<Type>(type), rows, device, stream_of(stream));
       },

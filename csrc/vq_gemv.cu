@@ -7,10 +7,10 @@
 // vq_lookup.cuh looks up, vq_join.cuh adds what blocks have of the same results.
 //
 // Blocks of threads form stripes of rows and slices of columns: the more rows a block has, the less its tables cost
-// (256 entries for each position, once), so up to eight slices share a stripe as a cluster where the device has them,
-// and up to sixteen through global memory. One block per multiprocessor, and never two: each asks for more than half of
-// the shared memory (row_gemv.cuh says why). Where there is room for two tables, a warp that has nothing left to look
-// up begins its part of the next.
+// (256 entries for each position, once), so up to 32 slices share a stripe, and add up through global memory
+// (vq_join.cuh). One block per multiprocessor, and never two: each asks for more than half of the shared memory
+// (row_gemv.cuh says why). Where there is room for two tables, a warp that has nothing left to look up begins its part
+// of the next.
 //
 // Deterministic: every sum has one order, there are no float atomics. What is not finite in x makes its whole row of y
 // NaN, and no other. Bound: memory. Reads 256 / stride bytes per 256 weights of each book once, the next item of each
@@ -22,25 +22,8 @@ namespace localq::vq {
 
 template <typename T, int kRows>
 void start(Arguments p, const Plan& plan, const void* x, void* y, int device, cudaStream_t stream) {
-  launch_clusters(kOp, device, p.clusters ? int(p.slices) : 1, vq_gemv_kernel<T, kRows>, plan.blocks, kThreads,
-                  plan.shared_bytes, stream, p, static_cast<const T*>(x), y);
-}
-
-template <int kRows>
-uint32_t clusters_held(uint32_t slices, uint32_t shared_bytes, int device) {
-  const auto kernel = vq_gemv_kernel<__half, kRows>;  // of both types of x, which need the same
-  const DeviceFacts& facts = device_facts(device, kOp);
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, facts.shared_bytes_per_block),
-             kOp);
-  cudaLaunchAttribute attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = slices, attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(slices), config.blockDim = kThreads, config.dynamicSmemBytes = shared_bytes;
-  config.attrs = &attribute, config.numAttrs = 1;
-  int count = 0;
-  check_cuda(cudaOccupancyMaxActiveClusters(&count, kernel, &config), kOp);
-  return uint32_t(count);
+  launch(kOp, device, vq_gemv_kernel<T, kRows>, plan.blocks, kThreads, plan.shared_bytes, stream, p,
+         static_cast<const T*>(x), y);
 }
 
 #define LOCALQ_VQ_INSTANCE(T, ROWS) \
@@ -53,9 +36,5 @@ LOCALQ_VQ_INSTANCE(__nv_bfloat16, 1);
 LOCALQ_VQ_INSTANCE(__nv_bfloat16, 2);
 LOCALQ_VQ_INSTANCE(__nv_bfloat16, 4);
 LOCALQ_VQ_INSTANCE(__nv_bfloat16, 8);
-template uint32_t clusters_held<1>(uint32_t, uint32_t, int);
-template uint32_t clusters_held<2>(uint32_t, uint32_t, int);
-template uint32_t clusters_held<4>(uint32_t, uint32_t, int);
-template uint32_t clusters_held<8>(uint32_t, uint32_t, int);
 
 }  // namespace localq::vq

@@ -19,7 +19,8 @@ constexpr uint32_t kGroup = 32;        // positions of one load of a warp (kRows
 constexpr uint32_t kEntryBytes = 256;  // of a table: what one code stands for, at all positions
 constexpr uint32_t kTableBytes = 256 * kEntryBytes;
 constexpr uint32_t kReach = 32;  // columns that a window may reach behind its slice
-constexpr uint32_t kMostSlices = 16, kMostOfCluster = 8;
+constexpr uint32_t kMostSlices = 32;
+constexpr uint32_t kTogether = 16;  // of the slices of a result: sums that a thread reads at once
 
 // Positions of a table for kRows rows of x: each takes 2 bytes a row.
 template <int kRows>
@@ -63,9 +64,8 @@ struct Arguments {
   uint32_t tiles, steps, x_stride, tables;  // of a block: most tiles and steps, f16 of a row of x, tables at a time
   uint32_t y_width;
   int rows;
-  bool scales_bf16, clusters;
-  float* partials;  // [stripes][slices][tiles * 16 * kRows], only without clusters
-  int* arrived;     // [stripes]
+  bool scales_bf16;
+  uint32_t* meeting;  // [stripes][slices][tiles * 16 * kRows]
 };
 
 // What a block works on.
@@ -175,7 +175,7 @@ __device__ __forceinline__ Step step_at(const Arguments& p, const Span& span, ui
 //   codes    where the codes of a tile begin [book][tile]
 //   x        f16 [kRows][p.x_stride]: the slice, times a power of two for each row
 //   back     f32 [kRows]: one over that power;   largest u32 [kRows];   scratch f32 [kWarps]
-//   sums     f32 [tile][row of the tile][row of x];   joined: the block's share of the results of all slices
+//   sums     f32 [tile][row of the tile][row of x]
 struct Shared {
   uint8_t* tables;
   Step* steps;
@@ -184,20 +184,13 @@ struct Shared {
   float* back;
   uint32_t* largest;
   float* scratch;
-  float *sums, *joined;
+  float* sums;
 };
 
-// Results that each of `slices` blocks joins, at most: those of two parts are cut each for itself.
-__host__ __device__ inline uint32_t joined_by_block(uint32_t results, uint32_t slices) {
-  return slices == 1 ? 0 : results / slices + 2;
-}
-
 template <int kRows>
-__host__ __device__ inline uint32_t shared_bytes(uint32_t tables, uint32_t steps, uint32_t x_stride, uint32_t tiles,
-                                                 uint32_t slices) {
-  const uint32_t results = tiles * kTile * kRows;
+__host__ __device__ inline uint32_t shared_bytes(uint32_t tables, uint32_t steps, uint32_t x_stride, uint32_t tiles) {
   return tables * kTableBytes + steps * uint32_t(sizeof(Step)) + kRows * x_stride * 2 + tiles * 8 * kMaxBooks +
-         4 * (2 * kRows + kWarps + results + joined_by_block(results, slices));
+         4 * (2 * kRows + kWarps + tiles * kTile * kRows);
 }
 
 template <int kRows>
@@ -211,7 +204,6 @@ __device__ __forceinline__ Shared carve(uint8_t* memory, const Arguments& p) {
   s.largest = reinterpret_cast<uint32_t*>(s.back + kRows);
   s.scratch = reinterpret_cast<float*>(s.largest + kRows);
   s.sums = s.scratch + kWarps;
-  s.joined = s.sums + p.tiles * kTile * kRows;
   return s;
 }
 

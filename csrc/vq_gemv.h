@@ -34,13 +34,13 @@ struct VqMatrix {
   int64_t out, in;
 };
 
-// Where slices of columns meet on devices without clusters; `arrived` is zero before and after every launch.
+// Where slices of columns meet: every word is kVacant before and after every launch, which writes each that it uses
+// once and reads it once. One stream of a device at a time.
 struct VqWorkspace {
-  float* partials;
-  int64_t floats;
-  int* arrived;
-  int64_t stripes;
+  uint32_t* meeting;
+  int64_t words;
 };
+constexpr uint32_t kVacant = 0xffffffffu;
 
 // y [rows, sum of outs] = extras(x [rows, in] W^T) for `count` matrices that share x and have books of the same
 // strides; rows 1 to 8, in % 8 == 0; type of x float16 or bfloat16.

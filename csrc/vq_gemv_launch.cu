@@ -13,24 +13,13 @@ template <int kRows>
 constexpr double kRoundCycles = kRows == 1   ? 13
                                 : kRows == 2 ? 14
                                 : kRows == 4 ? 28
-                                             : 64;             // every warp an item, a position
-constexpr double kTableCycles = 1900;                          // a table made
-constexpr double kClusterCycles = 3500, kGlobalCycles = 6000;  // sums of slices joined: where they are few,
-constexpr double kGatherCycles = 0.3;                          // and for each that is read from global memory
+                                             : 64;  // every warp an item, a position
+constexpr double kTableCycles = 1900;               // a table made
+constexpr double kJoinCycles = 2500;                // sums of slices joined,
+constexpr double kGroupCycles = 700;                // kTogether of them at a time
 
 uint32_t ceil_div(uint32_t a, uint32_t b) {
   return (a + b - 1) / b;
-}
-
-// Stripes that the device runs at once: a block, or a cluster of them, for each; 0 where it holds no such cluster.
-template <int kRows>
-uint32_t stripes_held(uint32_t slices, bool clusters, uint32_t shared, int device) {
-  static uint32_t asked[kMostDevices][kMostSlices + 1] = {};  // one more than the answer; a race would write the same
-  const DeviceFacts& facts = device_facts(device, kOp);
-  if (!clusters || slices == 1) return std::max(1u, facts.multiprocessors / slices);
-  uint32_t& known = asked[device][slices];
-  if (known == 0) known = 1 + clusters_held<kRows>(slices, shared, device);
-  return known - 1;
 }
 
 struct Cut {
@@ -40,7 +29,7 @@ struct Cut {
 
 // The launch with so many slices; no stripes where it does not fit.
 template <int kRows>
-Cut cut_of(const Arguments& p, uint32_t slices, bool clusters, const VqWorkspace& workspace, int device) {
+Cut cut_of(const Arguments& p, uint32_t slices, const VqWorkspace& workspace, int device) {
   const DeviceFacts& facts = device_facts(device, kOp);
   const uint32_t budget = facts.shared_bytes_per_block, alone = budget / 2 + 1024;  // two of these do not fit
   const uint32_t columns = ceil_div(p.slice_units, slices) * p.unit_columns;
@@ -52,39 +41,34 @@ Cut cut_of(const Arguments& p, uint32_t slices, bool clusters, const VqWorkspace
   Cut cut;
   cut.x_stride = columns + kReach, cut.steps = made * p.runs + 1;
   const auto shared = [&](uint32_t tables, uint32_t tiles) {
-    return shared_bytes<kRows>(tables, cut.steps, cut.x_stride, tiles, slices);
+    return shared_bytes<kRows>(tables, cut.steps, cut.x_stride, tiles);
   };
   const uint32_t least = shared(1, p.parts);
   if (least > budget) return cut;
   const uint32_t most_units = (budget - least) / (least - shared(1, 0)) + 1;
-  const uint32_t held = stripes_held<kRows>(slices, clusters, alone, device);
+  const uint32_t held = facts.multiprocessors / slices;  // stripes that the device runs at once
   if (held == 0) return cut;
   const uint32_t waves = ceil_div(p.units, held * most_units);
   cut.stripes = std::min(p.units, held * waves);
   cut.tiles = ceil_div(p.units, cut.stripes) * p.parts;
-  if (slices > 1 && !clusters) {
-    const int64_t floats = int64_t(cut.stripes) * slices * cut.tiles * kTile * kRows;
-    if (floats > workspace.floats || cut.stripes > workspace.stripes) return Cut{};
-  }
+  if (slices > 1 && int64_t(cut.stripes) * slices * cut.tiles * kTile * kRows > workspace.words) return Cut{};
   cut.tables = cut.steps > 2 && shared(2, cut.tiles) <= budget ? 2 : 1;
   cut.shared = std::max(alone, shared(cut.tables, cut.tiles));
   const double rounds = ceil_div(cut.tiles, kWarps * (kRows == 8 ? 2 : 1)), runs = p.parts == 2 ? p.runs : 1;
   cut.cycles = waves * (rounds * words * kRoundCycles<kRows> + made * runs * kTableCycles);
-  if (slices > 1 && clusters) cut.cycles += kClusterCycles;
-  if (slices > 1 && !clusters) cut.cycles += kGlobalCycles + kGatherCycles * cut.tiles * kTile * kRows * slices;
+  if (slices > 1) cut.cycles += kJoinCycles + kGroupCycles * p.parts * ceil_div(slices, kTogether);
   return cut;
 }
 
-// The cheapest of 1, 2, 4, 8 and 16 slices; none where nothing fits.
+// The cheapest of 1, 2, 4, .. slices; none where nothing fits.
 template <int kRows>
 Cut best_cut(Arguments& p, const VqWorkspace& workspace, int device) {
   Cut best;
   for (uint32_t slices = 1; slices <= std::min(kMostSlices, p.slice_units); slices *= 2) {
-    const bool clusters = slices > 1 && slices <= kMostOfCluster && device_facts(device, kOp).clusters;
-    const Cut cut = cut_of<kRows>(p, slices, clusters, workspace, device);
+    const Cut cut = cut_of<kRows>(p, slices, workspace, device);
     if (cut.stripes == 0 || (best.stripes != 0 && cut.cycles >= best.cycles)) continue;
     best = cut;
-    p.slices = slices, p.clusters = clusters;
+    p.slices = slices;
   }
   return best;
 }
@@ -99,7 +83,7 @@ int launch_rows(Arguments p, const VqWorkspace& workspace, const T* x, void* y, 
   while (1u << p.slice_shift < p.slices) ++p.slice_shift;
   p.stripe_share = {p.units / cut.stripes, p.units % cut.stripes};
   p.slice_share = {p.slice_units / p.slices, p.slice_units % p.slices};
-  p.partials = workspace.partials, p.arrived = workspace.arrived;
+  p.meeting = workspace.meeting;
   p.rows = std::min(kRows, rows - row);
   const uint64_t skipped = uint64_t(row) * p.y_width;
   if (p.extras.residual != nullptr) p.extras.residual = static_cast<const T*>(p.extras.residual) + skipped;

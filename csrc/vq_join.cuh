@@ -1,35 +1,20 @@
 // vq_gemv: from the sums of a block to results: the slices of a stripe are added in their order, then comes what the
 // extras ask for.
 //
-// With clusters the blocks of a stripe are one: each has a share of the results, and reads the sums of all through
-// distributed shared memory; writing results goes on while the last of the others read. Elsewhere they meet in global
-// memory, and the last to arrive adds up. Either way one order of additions, whoever comes when.
+// The blocks of a stripe meet in global memory, where every word is vacant: each leaves its sums there, and waits for
+// those of the others at its own share of the results. A sum says of itself that it is there, because it is not vacant:
+// no fence, no counter, one way through L2 (the way of Lamport's one-way mailboxes, as in the all-reduce of
+// TensorRT-LLM, cpp/tensorrt_llm/kernels/communicationKernels). Who has read a word leaves it vacant for the next
+// launch, which cannot begin to write before this one has ended.
+//
+// Blocks that wait for others need them to run: a launch has no more blocks than multiprocessors, or its stripes come
+// in the order of their blocks.
 #pragma once
 
 #include "vq_gemv.cuh"
 #include "vq_machine.cuh"
 
 namespace localq::vq {
-
-// Sum i of a stripe: of its slices, in their order.
-struct Slices {
-  const float* sums;
-  const float* partials;  // of the stripe, or null
-  uint32_t count, stride;
-
-  __device__ __forceinline__ float at(uint32_t i) const {
-    if (count == 1) return sums[i];
-    float part[kMostSlices], sum = 0.f;
-#pragma unroll
-    for (uint32_t k = 0; k < kMostSlices; ++k) {
-      part[k] = 0.f;
-      if (k < count) part[k] = partials == nullptr ? read_rank(sums + i, k) : __ldcg(partials + k * stride + i);
-    }
-#pragma unroll
-    for (uint32_t k = 0; k < kMostSlices; ++k) sum += part[k];
-    return sum;
-  }
-};
 
 // Results begin .. begin + count - 1 of the stripe, [unit][16][row of x].
 struct Share {
@@ -59,15 +44,48 @@ __device__ __forceinline__ float weight_of(const Arguments& p, const Span& span,
                                    : to_float(static_cast<const __half*>(w.scales)[result.o]));
 }
 
-// The share's results of all parts to `to` [part][count], weighted. `weight` is that of the thread's first.
+// Leaves the block's sums to the others. A sum that would be vacant, a NaN, becomes another NaN.
 template <int kRows>
-__device__ __forceinline__ void gather(const Arguments& p, const Span& span, const Slices& slices, const Share& share,
-                                       float weight, float* to) {
-  const uint32_t count = share.count * p.parts, upper = share.begin + span.count * kTile * kRows - share.count;
-#pragma unroll 2
-  for (uint32_t i = threadIdx.x; i < count; i += kThreads) {
-    if (i >= kThreads) weight = weight_of<kRows>(p, span, share, i);
-    to[i] = weight * slices.at(i < share.count ? share.begin + i : upper + i);
+__device__ __forceinline__ void send(const Span& span, const Shared& s, uint32_t* mine) {
+  for (uint32_t i = threadIdx.x; i < span.tiles * kTile * kRows; i += kThreads) {
+    const uint32_t bits = uint32_t(__float_as_int(s.sums[i]));
+    put(mine + i, bits == kVacant ? 0x7fffffffu : bits);
+  }
+}
+
+// The sum of `count` <= kTogether slices of a result, whose words are `stride` apart, in their order.
+__device__ __forceinline__ float received(uint32_t* words, uint32_t count, uint32_t stride) {
+  uint32_t part[kTogether];
+  bool here = false;
+  while (!here) {
+    here = true;
+#pragma unroll
+    for (uint32_t k = 0; k < kTogether; ++k) part[k] = get_if(k < count, words + k * stride);
+#pragma unroll
+    for (uint32_t k = 0; k < kTogether; ++k) here = here && part[k] != kVacant;
+  }
+  float sum = 0.f;
+#pragma unroll
+  for (uint32_t k = 0; k < kTogether; ++k) {
+    if (k < count) words[k * stride] = kVacant;
+    sum += __int_as_float(int(part[k]));
+  }
+  return sum;
+}
+
+// The share's results of all parts to `to` [kTogether slices each][part][count], weighted. `weight` is that of the
+// thread's first.
+template <int kRows>
+__device__ __forceinline__ void gather(const Arguments& p, const Span& span, const Share& share, float weight,
+                                       uint32_t* stripe, float* to) {
+  const uint32_t stride = p.tiles * kTile * kRows, count = share.count * p.parts;
+  const uint32_t upper = share.begin + span.count * kTile * kRows - share.count;
+  for (uint32_t item = threadIdx.x, i = item, first = 0;; item += kThreads, i += kThreads) {
+    for (; i >= count && first < p.slices; first += kTogether) i -= count;
+    if (first >= p.slices) return;
+    if (item >= kThreads || i != item) weight = weight_of<kRows>(p, span, share, i);
+    uint32_t* const words = stripe + first * stride + (i < share.count ? share.begin + i : upper + i);
+    to[item] = weight * received(words, min(kTogether, p.slices - first), stride);
   }
 }
 
@@ -76,18 +94,27 @@ __device__ __forceinline__ float biased(const Segment& w, uint32_t o, float valu
   return w.bias == nullptr ? value : value + to_float(static_cast<const T*>(w.bias)[o]);
 }
 
-// From `gathered` on.
+// Result i of `gathered` [groups][count], which are added in their order.
+__device__ __forceinline__ float gathered_at(const float* gathered, uint32_t groups, uint32_t count, uint32_t i) {
+  float sum = gathered[i];
+  for (uint32_t k = 1; k < groups; ++k) sum += gathered[k * count + i];
+  return sum;
+}
+
+// From `gathered` on: [groups][part][result of the share].
 template <typename T, int kRows>
 __device__ __forceinline__ void write_results(const Arguments& p, const Span& span, const float* gathered,
-                                              const Share& share, void* y) {
+                                              uint32_t groups, const Share& share, void* y) {
+  const uint32_t count = share.count * p.parts;
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < share.count; i += kThreads) {
     const Result result = result_at<kRows>(p, span, share.begin + i);
     const Segment& w = p.segment[result.segment];
     if (result.o >= w.out || result.row >= uint32_t(p.rows)) continue;
-    float value = biased<T>(w, result.o, gathered[i]);
+    float value = biased<T>(w, result.o, gathered_at(gathered, groups, count, i));
     if (p.parts == 2) {
-      value = activate(value, p.extras.activation) * biased<T>(p.segment[1], result.o, gathered[share.count + i]);
+      const float up = gathered_at(gathered, groups, count, share.count + i);
+      value = activate(value, p.extras.activation) * biased<T>(p.segment[1], result.o, up);
     }
     const uint64_t at = uint64_t(result.row) * p.y_width + w.y_begin + result.o;
     if (p.extras.residual != nullptr) value += to_float(static_cast<const T*>(p.extras.residual)[at]);
@@ -99,30 +126,10 @@ __device__ __forceinline__ void write_results(const Arguments& p, const Span& sp
   }
 }
 
-// Leaves the block's sums in global memory; true in the block of the stripe that comes last, which sees them all.
-template <int kRows>
-__device__ __forceinline__ bool arrives_last(const Arguments& p, const Span& span, const Shared& s, float* partials,
-                                             uint32_t stride, uint32_t stripe, uint32_t slice) {
-  for (uint32_t i = threadIdx.x; i < span.tiles * kTile * kRows; i += kThreads) {
-    __stcg(partials + slice * stride + i, s.sums[i]);
-  }
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    const bool last = atomicAdd(p.arrived + stripe, 1) == int(p.slices) - 1;
-    if (last) p.arrived[stripe] = 0;
-    s.largest[0] = last;
-    __threadfence();
-  }
-  __syncthreads();
-  return s.largest[0] != 0;
-}
-
-// The block's share of the results of its stripe: with clusters a slice of them.
+// The block's share of the results of its stripe.
 template <int kRows>
 __device__ __forceinline__ Share share_of(const Arguments& p, const Span& span) {
   const uint32_t results = span.count * kTile * kRows, slice = blockIdx.x & (p.slices - 1);
-  if (!p.clusters) return {0, results};
   const uint32_t begin = results * slice >> p.slice_shift;
   return {begin, (results * (slice + 1) >> p.slice_shift) - begin};
 }
@@ -131,23 +138,20 @@ __device__ __forceinline__ Share share_of(const Arguments& p, const Span& span) 
 template <typename T, int kRows>
 __device__ __forceinline__ void join(const Arguments& p, const Span& span, const Shared& s, float weight, void* y) {
   const uint32_t slice = blockIdx.x & (p.slices - 1), stripe = blockIdx.x >> p.slice_shift;
-  const uint32_t stride = p.tiles * kTile * kRows;
+  const uint32_t stride = p.tiles * kTile * kRows, groups = (p.slices + kTogether - 1) / kTogether;
   const Share share = share_of<kRows>(p, span);
-  if (p.clusters) {
-    cluster_arrive();
-    cluster_wait();
-    gather<kRows>(p, span, {s.sums, nullptr, p.slices, 0}, share, weight, s.joined);
-    __syncthreads();
-    cluster_leave();
-    write_results<T, kRows>(p, span, s.joined, share, y);
-    cluster_wait();  // none leaves while others read its sums
-    return;
+  if (p.slices == 1) {
+    for (uint32_t i = threadIdx.x; i < share.count * p.parts; i += kThreads) {
+      s.sums[i] *= i < kThreads ? weight : weight_of<kRows>(p, span, share, i);
+    }
+  } else {
+    uint32_t* const meeting = p.meeting + uint64_t(stripe) * p.slices * stride;
+    send<kRows>(span, s, meeting + slice * stride);
+    __syncthreads();  // sums are used anew
+    gather<kRows>(p, span, share, weight, meeting, s.sums);
   }
-  float* const partials = p.partials + uint64_t(stripe) * p.slices * stride;
-  if (p.slices > 1 && !arrives_last<kRows>(p, span, s, partials, stride, stripe, slice)) return;
-  gather<kRows>(p, span, {s.sums, partials, p.slices, stride}, share, weight, s.sums);
   __syncthreads();
-  write_results<T, kRows>(p, span, s.sums, share, y);
+  write_results<T, kRows>(p, span, s.sums, groups, share, y);
 }
 
 }  // namespace localq::vq

@@ -68,33 +68,18 @@ __device__ __forceinline__ void store_words(uint8_t* to, uint4 words) {
   *reinterpret_cast<uint4*>(to) = words;
 }
 
-// All threads of the cluster meet: between the two, a thread may do what the others need not wait for.
-__device__ __forceinline__ void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-#endif
+// A word that blocks hand over, whole and by itself: orders nothing else.
+__device__ __forceinline__ void put(uint32_t* to, uint32_t word) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }
-// The same after the last look at what others have: says nothing of what the thread wrote.
-__device__ __forceinline__ void cluster_leave() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-#endif
-}
-
-// A float in the shared memory of the cluster's block `rank`, at the same place as `own` here.
-__device__ __forceinline__ float read_rank(const float* own, uint32_t rank) {
-  float value = 0.f;
-#if __CUDA_ARCH__ >= 900
-  uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(shared_address(own)), "r"(rank));
-  asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(there) : "memory");
-#endif
-  return value;
+// As it is now, or zero; without a branch, so that many are under way together.
+__device__ __forceinline__ uint32_t get_if(bool wanted, const uint32_t* from) {
+  uint32_t word = 0;
+  asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %2, 0;\n @p ld.relaxed.gpu.global.u32 %0, [%1];\n}"
+               : "+r"(word)
+               : "l"(from), "r"(uint32_t(wanted))
+               : "memory");
+  return word;
 }
 
 }  // namespace localq::vq

@@ -16,8 +16,4 @@ struct Plan {
 template <typename T, int kRows>
 void start(Arguments p, const Plan& plan, const void* x, void* y, int device, cudaStream_t stream);
 
-// Clusters of `slices` blocks with so much shared memory that the device holds at once.
-template <int kRows>
-uint32_t clusters_held(uint32_t slices, uint32_t shared_bytes, int device);
-
 }  // namespace localq::vq

@@ -27,8 +27,8 @@ PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized 
 # 32 bit have them: in 16 bit kernels read codes in tiles and rotate, and write nothing but the result.
 UNPACK_BYTES = {"aqlm": 48 * MIB, "vptq": 32 * MIB, "vq2": 64 * MIB}
 # Of vq2 besides its weights: codewords as operands (`vq_tiles.fragments`), 16 weights of each of the 256 of a book, and
-# where slices of columns meet on cards without clusters (`kernels.vq.meeting_place`).
-FRAGMENT_BYTES, MEETING_BYTES = 2 * 256 * 16, 4 * MIB + 4096
+# where slices of columns meet (`kernels.vq.meeting_place`).
+FRAGMENT_BYTES, MEETING_BYTES = 2 * 256 * 16, 8 * MIB
 MOST_FRAGMENTS = 4  # of a matrix: two books of up to 32 weights, which it may have for itself
 SPARE_BYTES = 32 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unused
 # Where a soft cap rules out fused attention: scores of a block of queries, and copies, in 16 bit.

@@ -68,7 +68,7 @@ def test_what_vq_gemv_has_besides_the_weights(length, fragments):
     book = torch.randn(256, length, generator=torch.Generator().manual_seed(0))
     assert vq_tiles.fragments(book, 4096.0).nbytes == fragments * footprint.FRAGMENT_BYTES
     assert 2 * fragments <= footprint.MOST_FRAGMENTS
-    assert 4 * vq.MEETING_FLOATS + 4 * vq.MEETING_STRIPES == footprint.MEETING_BYTES
+    assert 4 * vq.MEETING_WORDS == footprint.MEETING_BYTES
 
 
 def test_tables_that_matrices_share_are_counted_once():

@@ -22,8 +22,7 @@ STRIDES = (2, 4, 8, 16)
 BOOKS = 2  # of one matrix, at most
 STEP, LONGEST = 16, 32  # weights of a codeword in a product of the tensor cores; the most that a codeword has
 COLUMNS = 8  # a matrix has a multiple of them
-# Where slices of columns meet on devices whose blocks of threads cannot form clusters.
-MEETING_FLOATS, MEETING_STRIPES = 2**20, 1024
+MEETING_WORDS = 2**21  # of 4 bytes, where slices of columns meet: enough for one row of any matrix, for eight of most
 
 
 @dataclass(frozen=True)
@@ -136,24 +135,21 @@ def check_matrix(op: str, matrix: VqMatrix, x: Tensor) -> None:
 
 
 @functools.cache
-def _meeting(device: torch.device) -> tuple[Tensor, Tensor] | None:
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) >= (9, 0):
-        return None
-    return torch.zeros(MEETING_FLOATS, device=device), torch.zeros(MEETING_STRIPES, dtype=torch.int32, device=device)
+def _meeting(device: torch.device) -> Tensor | None:
+    return torch.full((MEETING_WORDS,), -1, dtype=torch.int32, device=device) if device.type == "cuda" else None
 
 
-def meeting_place(device: torch.device) -> tuple[int, int, int, int]:
+def meeting_place(device: torch.device) -> tuple[int, int]:
     """Where slices of columns meet, as csrc/bind_vq.cpp takes it: allocated at the first call for a device, which is
-    when a matrix is loaded; nothing where clusters make it needless."""
+    when a matrix is loaded. Every launch leaves it as it was made, all bits set (csrc/vq_join.cuh)."""
     made = _meeting(device)
-    if made is None:
-        return 0, 0, 0, 0
-    return made[0].data_ptr(), MEETING_FLOATS, made[1].data_ptr(), MEETING_STRIPES
+    return (0, 0) if made is None else (made.data_ptr(), MEETING_WORDS)
 
 
 def meeting_bytes(device: torch.device) -> int:
     """What `meeting_place` takes of a device."""
-    return sum(tensor.nbytes for tensor in _meeting(device) or ())
+    made = _meeting(device)
+    return 0 if made is None else made.nbytes
 
 
 def _arguments(matrix: VqMatrix) -> tuple[list[tuple[int, int, int, int, int, int]], int, bool, float, int, int]:

@@ -185,7 +185,8 @@ def test_a_reply_on_the_gpu(tmp_path, name):
     write(tmp_path, LAYOUTS[name], num_hidden_layers=2)
     files = open_model(tmp_path)
     engine = Engine(load(files, Options(device="cuda")))
-    assert [note for note in engine.notes if "none reads a Linear in AQLM" in note]
+    slow = [note for note in engine.notes if "none reads a Linear in AQLM" in note]
+    assert bool(slow) == (name == "8x8g32")
     assert list(engine.generate(prompt_of(50), GREEDY))
     exact, loaded, ids = load(files, CPU), engine.model, prompt_of(50)
     got = logits_of(loaded.model, loaded, ids)

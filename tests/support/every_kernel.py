@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
+from itertools import chain, product
 
 import attention_operands
 import gather_operands
@@ -135,15 +135,8 @@ def main(wanted: list[str]) -> None:
     """Runs the cases whose name holds one of `wanted`, all without any."""
     checks = ((f"self-test {name}", partial(check, torch.device("cuda", 0))) for name, check in CHECKS.items())
     count = 0
-    for name, run in (
-        *checks,
-        *nf4_cases(),
-        *row_cases(),
-        *unpack_cases(),
-        *vq_cases(),
-        *search_cases(),
-        *attention_cases(),
-    ):
+    cases = (nf4_cases(), row_cases(), unpack_cases(), vq_cases(), search_cases(), attention_cases())
+    for name, run in chain(checks, *cases):  # each made when it is its turn
         if wanted and not any(part in name for part in wanted):
             continue
         print(name, flush=True)  # before: the last line tells what did not end

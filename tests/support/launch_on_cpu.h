@@ -20,7 +20,7 @@ void launch(const char*, int, void (*kernel)(Parameters...), dim3 grid, dim3 blo
             Arguments... arguments) {
   on_cpu::blocks = grid.x, on_cpu::block_threads = int(block.x);
   on_cpu::body = [&] { kernel(static_cast<Parameters>(arguments)...); };
-  for (uint32_t number = 0; number < grid.x; ++number) on_cpu::run_cluster(number, 1, uint32_t(shared_bytes));
+  for (uint32_t number = 0; number < grid.x; ++number) on_cpu::run_together(number, 1, uint32_t(shared_bytes));
 }
 
 }  // namespace localq

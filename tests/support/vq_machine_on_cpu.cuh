@@ -1,6 +1,7 @@
 // In place of csrc/vq_machine.cuh and csrc/launch.h, before all others: what vq_gemv takes from a GPU, on a CPU, to
-// test the kernel and its launcher without one. Threads are coroutines that run until they meet others; blocks of a
-// cluster run together. Counts wavefronts of shared memory: what they are above one each are bank conflicts.
+// test the kernel and its launcher without one. Threads are coroutines that run until they meet others; blocks that
+// wait for each other run together. Counts wavefronts of shared memory: what they are above one each are bank
+// conflicts.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -55,15 +56,12 @@ struct Thread {
   std::unique_ptr<uint8_t[]> stack{new uint8_t[kStack]};
   Block* block = nullptr;
   uint32_t number = 0;
-  uint64_t cluster_round = 0;  // in which it arrived
   bool done = false;
 };
 
 inline ucontext_t scheduler;
 inline Thread* now;
-inline std::vector<std::unique_ptr<Block>> cluster;
-inline int cluster_here;
-inline uint64_t cluster_round;
+inline std::vector<std::unique_ptr<Block>> running;
 inline uint32_t blocks;
 inline std::function<void()> body;
 inline uint64_t events;  // arrivals and ends: without any in a round of all threads, none will ever go on
@@ -133,12 +131,12 @@ inline void enter() {
 }
 
 // Blocks first .. first + count - 1, together.
-inline void run_cluster(uint32_t first, uint32_t count, uint32_t shared_bytes) {
-  cluster.clear();
+inline void run_together(uint32_t first, uint32_t count, uint32_t shared_bytes) {
+  running.clear();
   std::vector<std::unique_ptr<Thread>> threads;
   for (uint32_t number = first; number < first + count; ++number) {
-    cluster.push_back(std::make_unique<Block>());
-    Block& block = *cluster.back();
+    running.push_back(std::make_unique<Block>());
+    Block& block = *running.back();
     block.memory.assign(shared_bytes, 0xff), block.number = number;
     for (uint32_t i = 0; i < block_threads; ++i) {
       threads.push_back(std::make_unique<Thread>());
@@ -225,6 +223,9 @@ inline void atomicMax(uint32_t* to, uint32_t value) {
 inline int atomicAdd(int* to, int value) {
   *to += value;
   return *to - value;
+}
+inline int __float_as_int(float value) {
+  return on_cpu::bits<int>(value);
 }
 inline float __int_as_float(int bits) {
   return on_cpu::bits<float>(bits);
@@ -316,20 +317,14 @@ inline uint4 load_codes(const uint8_t* from) {
 inline uint4 load_fragment(const uint4* from) {
   return *from;
 }
-inline void cluster_arrive() {
-  on_cpu::now->cluster_round = on_cpu::cluster_round;
+inline void put(uint32_t* to, uint32_t word) {
+  *to = word;
   ++on_cpu::events;
-  if (++on_cpu::cluster_here < int(on_cpu::cluster.size()) * on_cpu::block_threads) return;
-  on_cpu::cluster_here = 0, ++on_cpu::cluster_round;
 }
-inline void cluster_leave() {
-  cluster_arrive();
-}
-inline void cluster_wait() {
-  while (on_cpu::now->cluster_round == on_cpu::cluster_round) on_cpu::leave();
-}
-inline float read_rank(const float* own, uint32_t rank) {
-  return *reinterpret_cast<const float*>(on_cpu::cluster[rank]->memory.data() + shared_address(own));
+inline uint32_t get_if(bool wanted, const uint32_t* from) {
+  if (!wanted) return 0;
+  if (*from == 0xffffffffu) on_cpu::leave();  // others go on meanwhile
+  return *from;
 }
 
 }  // namespace localq::vq

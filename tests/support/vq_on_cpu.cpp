@@ -16,27 +16,20 @@ template <typename T, int kRows>
 void start(Arguments p, const Plan& plan, const void* x, void* y, int, cudaStream_t) {
   on_cpu::blocks = plan.blocks, on_cpu::block_threads = kThreads;
   on_cpu::body = [&] { vq_gemv_kernel<T, kRows>(p, static_cast<const T*>(x), y); };
-  const uint32_t together = p.clusters ? p.slices : 1;
-  for (uint32_t first = 0; first < plan.blocks; first += together) {
-    on_cpu::run_cluster(first, together, plan.shared_bytes + 64);
+  for (uint32_t first = 0; first < plan.blocks; first += p.slices) {
+    on_cpu::run_together(first, p.slices, plan.shared_bytes + 64);
     // The launcher asks for more than a block needs: what lies behind that is as it was.
-    const uint32_t need = shared_bytes<kRows>(p.tables, p.steps, p.x_stride, p.tiles, p.slices);
-    for (const auto& block : on_cpu::cluster) {
+    const uint32_t need = shared_bytes<kRows>(p.tables, p.steps, p.x_stride, p.tiles);
+    for (const auto& block : on_cpu::running) {
       for (size_t i = need; i < block->memory.size(); ++i) {
         if (block->memory[i] != 0xff) __builtin_trap();
       }
     }
   }
 }
-template <int kRows>
-uint32_t clusters_held(uint32_t slices, uint32_t, int) {
-  return uint32_t(facts.multiprocessors) / slices;
-}
-
-#define INSTANCE(ROWS)                                                                                     \
-  template void start<__half, ROWS>(Arguments, const Plan&, const void*, void*, int, cudaStream_t);        \
-  template void start<__nv_bfloat16, ROWS>(Arguments, const Plan&, const void*, void*, int, cudaStream_t); \
-  template uint32_t clusters_held<ROWS>(uint32_t, uint32_t, int)
+#define INSTANCE(ROWS)                                                                              \
+  template void start<__half, ROWS>(Arguments, const Plan&, const void*, void*, int, cudaStream_t); \
+  template void start<__nv_bfloat16, ROWS>(Arguments, const Plan&, const void*, void*, int, cudaStream_t)
 INSTANCE(1);
 INSTANCE(2);
 INSTANCE(4);
@@ -48,9 +41,9 @@ INSTANCE(8);
 // What went wrong, or null; `counts`: accesses and conflicts of look-ups, then of stores.
 extern "C" const char* vq_gemv_on_cpu(const localq::VqMatrix* matrices, int count, const localq::GemvExtras* extras,
                                       const localq::VqWorkspace* workspace, const void* x, void* y, int type, int rows,
-                                      int multiprocessors, int shared_bytes, bool clusters, int64_t* counts) {
+                                      int multiprocessors, int shared_bytes, int64_t* counts) {
   static std::string said;
-  facts = {multiprocessors, shared_bytes, clusters, clusters};
+  facts = {multiprocessors, shared_bytes, true, true};
   on_cpu::lookups = on_cpu::stores = {};
   try {
     localq::vq_gemv(matrices, count, *extras, *workspace, x, y, static_cast<localq::Type>(type), rows, 0, nullptr);
