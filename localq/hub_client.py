@@ -201,7 +201,7 @@ def _listing(repo: str, info: Any) -> Listing:
         if not hub_cache.PLAIN_NAME.fullmatch(name):
             continue
         size, sha256, git_id = (lfs.size, lfs.sha256, None) if lfs else (sibling.size, None, sibling.blob_id)
-        known = _SHA256.fullmatch(sha256) if sha256 is not None else _GIT_ID.fullmatch(git_id)
+        known = _SHA256.fullmatch(sha256) if sha256 is not None else _GIT_ID.fullmatch(git_id or "")
         if type(size) is not int or size < 0 or known is None:
             raise ValueError(f"the size or the hash of {name}")
         files[name] = RemoteFile(name, size, sha256, git_id)
