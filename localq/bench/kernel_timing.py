@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,14 @@ def type_name(dtype: torch.dtype) -> str:
 def installed(package: str) -> bool:
     """Whether a rival can be imported."""
     return importlib.util.find_spec(package) is not None
+
+
+def version_of(package: str) -> str | None:
+    """Of a rival; None where it cannot be imported, "unknown" where it lies there without its metadata."""
+    try:
+        return importlib.metadata.version(package) if installed(package) else None
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def clones(tensor: Tensor, count: int) -> Iterator[Tensor]:

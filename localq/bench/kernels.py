@@ -8,7 +8,6 @@ bitsandbytes and Triton where they are installed.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
@@ -31,7 +30,7 @@ from localq.bench import (
 )
 from localq.bench.conditions import conditions
 from localq.bench.kernel_table import FORMAT, HEADER, Row, as_json, lines
-from localq.bench.kernel_timing import SEED, Bench, installed
+from localq.bench.kernel_timing import SEED, Bench, version_of
 from localq.bench.shapes import Workload
 from localq.errors import ExitCode, LocalqError, usage_error
 
@@ -160,7 +159,7 @@ def _facts(bench: Bench, probes: dict[str, float]) -> dict[str, Any]:
         "multiprocessors": torch.cuda.get_device_properties(bench.device).multi_processor_count,
         "l2_bytes": bench.cache_bytes,
         "kernels_cuda": build.cuda_version if build else None,
-        **{name: importlib.metadata.version(name) if installed(name) else None for name in RIVALS},
+        **{name: version_of(name) for name in RIVALS},
         "replays": bench.replays,
         "roof_bytes_per_s": round(max(probes.values())),
         "roof_probe": max(probes, key=lambda name: probes[name]),
