@@ -109,9 +109,13 @@ def _check(assignment: Assignment, checkpoint: Checkpoint, model: nn.Module, nam
             raise bad_file(name, f"{key!r} has shape {list(info.shape)}, not {list(wanted[target])}", _AGAIN)
         if info.dtype not in DENSE_DTYPES:
             raise bad_file(name, f"{key!r} holds {info.dtype}, in a format that localq does not know")
-    for path in assignment.quantized:
+    for path, entry in assignment.quantized.items():
         if not isinstance(model.get_submodule(path), nn.Linear):
             raise bad_file(name, f"{path!r} is quantized but is not a linear layer", _AGAIN)
+        found = entry.module.stored_shape(checkpoint, entry.prefix)
+        if found != wanted[f"{path}.weight"]:
+            why = f"{entry.prefix!r} has shape {list(found)}, not {list(wanted[f'{path}.weight'])}"
+            raise bad_file(name, why, _AGAIN)
 
 
 def block_sizes(
@@ -254,9 +258,6 @@ def _put_quantized(model: nn.Module, path: str, entry: Quantized, shared: Shared
     plain = model.get_submodule(path)
     assert isinstance(plain, nn.Linear)  # checked by `assign`
     packed = entry.module.from_checkpoint(shared.checkpoint, entry.prefix)
-    if packed.shape != tuple(plain.weight.shape):
-        why = f"{entry.prefix!r} has shape {list(packed.shape)}, not {list(plain.weight.shape)}"
-        raise bad_file(entry.prefix, why, _AGAIN)
     if not places.packed or (path == HEAD and entry.format not in HEAD_FORMATS):
         _put(model, f"{path}.weight", entry.module.dequantize(packed, places.dtype).to(places.device))
         return

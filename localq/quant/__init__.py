@@ -11,6 +11,7 @@ A format module has
   is_quantized(tensors, P) -> bool     does a checkpoint hold P in this format?
   stored_bytes(tensors, P) -> int      what P takes there: codes, scales, tables
   placed_bytes(tensors, P) -> [int]    what each tensor of P takes on a device, in the order of Packed.placed
+  stored_shape(checkpoint, P)          (out, in) of P, before any of its large tensors is read
   from_checkpoint(checkpoint, P) -> Packed
   shared_names(tensors, P) -> [str]    where Linears may share tensors: those that P reads and does not own
   Linear(packed, bias)                 a `slabs.SlabLinear`: x [T, in] -> [T, out]

@@ -242,6 +242,13 @@ def stored_bytes(tensors: Mapping[str, Any], prefix: str) -> int:
     return sum(placed_bytes(tensors, prefix))
 
 
+def stored_shape(checkpoint: Checkpoint, prefix: str) -> tuple[int, int]:
+    """[out, in] of the Linear `prefix`, by the headers alone; raises LocalqError (exit 8) where they are unsound."""
+    _check(checkpoint.tensors, prefix)
+    codes, codebooks = (checkpoint.tensors[prefix + suffix].shape for suffix in suffixes[:2])
+    return codes[0] * codebooks[2], codes[1] * codebooks[3]
+
+
 def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     """The matrix of the Linear `prefix`, on the CPU; raises LocalqError (exit 8) unless every part is sound."""
     _check(checkpoint.tensors, prefix)

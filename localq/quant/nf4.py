@@ -60,6 +60,7 @@ __all__ = [
     "quantization_config",
     "quantize",
     "stored_bytes",
+    "stored_shape",
     "suffixes",
     "to_tensors",
 ]
@@ -181,6 +182,12 @@ def quantization_config(compute_dtype: str, skipped: list[str]) -> dict[str, Any
         "llm_int8_has_fp16_weight": False,
         "llm_int8_enable_fp32_cpu_offload": False,
     }
+
+
+def stored_shape(checkpoint: Checkpoint, prefix: str) -> tuple[int, int]:
+    """[out, in] of the Linear `prefix`, by its state; raises LocalqError (exit 8) where that is unsound."""
+    out, columns = _read_state(checkpoint, prefix)["shape"]
+    return out, columns
 
 
 def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:

@@ -51,7 +51,7 @@ from torch.nn import functional as F
 from localq.errors import usage_error
 from localq.quant.slabs import SlabLinear
 from localq.quant.vptq_codec import FIELDS, Packed, dequantize, dequantize_rows, index_bits, unpack, words_of
-from localq.quant.vptq_read import SUFFIXES, from_checkpoint
+from localq.quant.vptq_read import SUFFIXES, from_checkpoint, stored_shape
 
 if TYPE_CHECKING:
     from localq.kernels.unpack import VptqMatrix
@@ -67,6 +67,7 @@ __all__ = [
     "placed_bytes",
     "quant_method",
     "stored_bytes",
+    "stored_shape",
     "suffixes",
     "unpack",
 ]

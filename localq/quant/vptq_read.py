@@ -83,6 +83,12 @@ class Layer:
         return shapes | dict.fromkeys(("perm", "weight_scale", "weight_bias"), (self.columns,))
 
 
+def stored_shape(checkpoint: Checkpoint, prefix: str) -> tuple[int, int]:
+    """[out, in] of the Linear `prefix`, by config.json and headers; LocalqError (exit 8) where they are unsound."""
+    layer = _layer(_entry(checkpoint.quantization, prefix), checkpoint.tensors, prefix)
+    return layer.out, layer.columns
+
+
 def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     """The matrix of the Linear `prefix`, on the CPU; raises LocalqError (exit 8) unless every part is sound."""
     said = _entry(checkpoint.quantization, prefix)

@@ -50,7 +50,7 @@ from localq import footprint
 from localq.architecture import Linears
 from localq.quant import hadamard
 from localq.quant.vq2_codec import BLOCK, ENTRIES, Packed, decode_rows, dequantize
-from localq.quant.vq2_read import BOOKS, SUFFIXES, from_checkpoint
+from localq.quant.vq2_read import BOOKS, SUFFIXES, from_checkpoint, stored_shape
 from localq.quant.vq_linear import Book, VqLinear, multiplies
 from localq.schemes import codebook_name
 
@@ -70,6 +70,7 @@ __all__ = [
     "quantization_config",
     "shared_names",
     "stored_bytes",
+    "stored_shape",
     "suffixes",
     "to_tensors",
 ]

@@ -39,6 +39,13 @@ class Checkpoint(Protocol):
         ...
 
 
+def stored_shape(checkpoint: Checkpoint, prefix: str) -> tuple[int, int]:
+    """[out, in] of the Linear `prefix`, whose columns config.json tells; LocalqError (exit 8) where it does not."""
+    codes = checkpoint.tensors[f"{prefix}.codes"].shape
+    signs = checkpoint.read(f"{prefix}.signs") if f"{prefix}.signs" in checkpoint.tensors else None
+    return codes[0] if codes else 0, _columns(checkpoint, prefix, signs)
+
+
 def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
     """The matrix of the Linear `prefix`, on the CPU; raises LocalqError (exit 8) unless every part is sound.
 

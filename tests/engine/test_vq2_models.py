@@ -235,7 +235,7 @@ DAMAGED = {
     "no codes": (drop(f"{Q}.codes"), r"1 weights are missing, the first is 'layers\.0\.self_attn\.q_proj\.weight'"),
     "signed codes": (put(f"{Q}.codes", bytes_of(128, 32).view(torch.int8)), r"no part of this architec"),
     "too few columns": (put(f"{Q}.codes", bytes_of(128, 31)), r"codes is uint8 \[128, 31\]"),
-    "too few rows": (put(f"{Q}.codes", bytes_of(120, 32)), r"codes_2 is uint8 \[128, 16\], not uint8 for 120 x 128"),
+    "too few rows": (put(f"{Q}.codes", bytes_of(120, 32)), r"_proj' has shape \[120, 128\], not \[128, 128\]"),
     "plain and quantized": (put(f"{Q}.weight", torch.zeros(128, 128)), "two tensors would become 'layers.0"),
     "a quantized norm": (put("model.norm.codes", bytes_of(8, 8)), "two tensors would become"),
     "a stray codebook": (put("model.layers.1.mlp.up_proj.codebook", torch.zeros(256, 16)), "no part of this architec"),

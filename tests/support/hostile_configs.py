@@ -151,6 +151,9 @@ CASES = [
     Case("M3 theta 1e999", with_config(json.dumps(CONFIG).replace("10000.0", "1e999"))),
     *(Case(f"M3 rope: {name}", changed({"rope_scaling": rope})) for name, rope in ROPES.items()),
     *(Case(f"M3 tensors differ: {_title(fields)}", changed(fields)) for fields in OTHER_SHAPES),
+    *(Case(f"M3 {format} tensors differ: {_title(fields)}", changed(fields), format=format)
+      for format in ("nf4", "aqlm", "vptq", "vq2")
+      for fields in ({"intermediate_size": 2**20}, {"num_attention_heads": 1024, "num_key_value_heads": 1024})),
     *(Case(f"M3 not supported: {_title(fields)}", changed(fields), 1) for fields in NAMED),
     *(Case(f"M3 {name} is {content[:9]!r}", lambda folder, name=name, content=content:
            (folder / name).write_text(content))
