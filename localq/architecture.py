@@ -271,6 +271,8 @@ def _windows(model_type: str, text: dict[str, Any], layers: int) -> tuple[int, i
         count = (layers + 1) // 2  # layers 0, 2, 4, ...
     elif model_type in ("gemma3", "gemma3_text"):
         pattern = text.get("sliding_window_pattern") or 6
+        if type(pattern) is not int or pattern < 1:  # other families write letters here
+            raise bad_file("config.json", f"sliding_window_pattern is {str(pattern)[:40]}", "Fetch the model again.")
         count = layers - layers // pattern
     elif model_type in ("qwen2", "qwen3", "qwen3_moe"):
         count = max(layers - (text.get("max_window_layers") or 0), 0)

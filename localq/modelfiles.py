@@ -38,7 +38,6 @@ LIMITS = {
     "max_position_embeddings": (1, 2**24),
     "original_max_position_embeddings": (1, 2**24),
     "sliding_window": (0, 2**24),
-    "sliding_window_pattern": (1, 256),
     "max_window_layers": (0, 256),
     "no_rope_layer_interval": (1, 256),
 }

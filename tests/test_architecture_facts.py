@@ -9,7 +9,7 @@ from hub_configs import HUB
 
 from localq import catalog
 from localq.architecture import MODEL_TYPES, Architecture
-from localq.errors import LocalqError
+from localq.errors import ExitCode, LocalqError
 
 SHAPE = {
     "hidden_size": 48, "intermediate_size": 112, "num_hidden_layers": 7, "num_attention_heads": 6,
@@ -81,6 +81,24 @@ def test_a_hub_config_gives_the_facts_of_the_catalogue(name):
 def test_a_wrapper_states_tying_for_its_text_part():
     config = {**HUB["gemma-3-4b"], "tie_word_embeddings": False}
     assert Architecture.from_config(config).tied is False
+
+
+@pytest.mark.parametrize("pattern", ["6", "LLLG", -1, 2.5, [6]])
+def test_a_pattern_of_windows_is_a_number(pattern):
+    with pytest.raises(LocalqError, match="sliding_window_pattern is") as caught:
+        Architecture.from_config({**HUB["gemma-3-1b"], "sliding_window_pattern": pattern})
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"num_attention_heads": 8192, "num_key_value_heads": 1}, {"num_key_value_heads": 5},
+     {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}],
+)  # fmt: skip
+def test_numbers_that_no_model_has_together(fields):
+    with pytest.raises(LocalqError, match=r"cannot share|goes through 3 of 2 experts") as caught:
+        Architecture.from_config({**HUB["llama-3.1-8b"], **fields})
+    assert caught.value.exit_code == ExitCode.BAD_FILE
 
 
 def test_unknown_architectures_and_missing_fields_are_refused_by_name():

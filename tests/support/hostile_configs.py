@@ -33,8 +33,6 @@ FIELDS: list[dict[str, Any]] = [
     {"max_position_embeddings": 2**60},
     {"original_max_position_embeddings": -1},
     {"sliding_window": -5},
-    {"sliding_window_pattern": "6"},
-    {"sliding_window_pattern": -1},
     {"max_window_layers": "28"},
     {"rope_theta": 0},
     {"rope_theta": -1e4},

@@ -74,7 +74,7 @@ def damaged(value: Any, rng: random.Random) -> Any:
 
 def _container(value: Any, rng: random.Random) -> Any:
     """A dict or list inside `value`, or itself; the higher the likelier."""
-    while rng.random() < 0.6:
+    while isinstance(value, dict | list) and rng.random() < 0.6:
         inner = [
             each for each in (value.values() if isinstance(value, dict) else value) if isinstance(each, dict | list)
         ]
