@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from localq.chat import Piece, Reply
+from localq import catalog
 from localq.cli import options
 from localq.cli.output import note
 from localq.errors import ExitCode, LocalqError
 from localq.settings import Settings
 
 if TYPE_CHECKING:
+    from localq.chat import Piece, Reply
     from localq.cli.session import Opened
 
 LEAVE_WITHIN_S = 2.0  # a second Ctrl-C at the empty prompt within this time leaves
@@ -60,6 +61,7 @@ def chat(
 
 def converse(settings: Settings, quiet: bool, format: str | None = None, force: bool = False) -> int:
     """Open the model and read messages until the user leaves."""
+    catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
     from localq.cli.session import Wanted, load_now, memory_line, open_session  # start-up cost, not for --help
 
     with open_session(settings.model, settings, quiet, Wanted(format, force)) as opened:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from localq import local_models
 from localq.cli import options
 from localq.cli.output import human_bytes, note, print_json, stdout_table
-from localq.local_models import LocalModel
+
+if TYPE_CHECKING:
+    from localq.local_models import LocalModel
 
 
 def ls(json: options.Json = False) -> None:
@@ -16,6 +17,8 @@ def ls(json: options.Json = False) -> None:
 
     SHARED: another tool put it into the Hugging Face cache, and may use it.
     """
+    from localq import local_models  # start-up cost: `localq --help` does without it
+
     models = local_models.list_local()
     if json:
         print_json({"models": [fields(model) for model in models]})

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localq import local_models
 from localq.cli import options
-from localq.cli.ls import fields
 from localq.cli.output import human_bytes, note, print_json
 from localq.errors import ExitCode, usage_error
+
+if TYPE_CHECKING:
+    from localq.local_models import LocalModel
 
 
 def rm(
@@ -20,6 +21,9 @@ def rm(
     json: options.Json = False,
 ) -> int:
     """Remove models from this machine."""
+    from localq import local_models  # start-up cost: `localq --help` does without it
+    from localq.cli.ls import fields
+
     found = {str(model.path): model for each in name for model in local_models.matching(each)}
     models = list(found.values())
     if not yes and not _confirmed(models):
@@ -36,7 +40,7 @@ def rm(
     return ExitCode.OK
 
 
-def _confirmed(models: list[local_models.LocalModel]) -> bool:
+def _confirmed(models: list[LocalModel]) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise usage_error("localq rm", "there is no terminal to ask at", "Give -y to remove without a question.")
     for model in models:

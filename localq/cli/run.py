@@ -5,15 +5,18 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localq.chat import ChatSession, Piece, Reply
+from localq import catalog
 from localq.cli import options
 from localq.cli.output import note, print_json
 from localq.errors import ExitCode, usage_error
 from localq.settings import Settings
+
+if TYPE_CHECKING:
+    from localq.chat import ChatSession, Piece, Reply
 
 
 def run(
@@ -52,6 +55,7 @@ def run(
     if dry_run:
         return _plan(settings, format, json)
     text = _joined(prompt or [])
+    catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
     from localq.cli.session import Wanted, interruptible, load_now, memory_line, open_session, print_reply, stats_line
 
     with open_session(settings.model, settings, quiet, Wanted(format, force)) as opened:

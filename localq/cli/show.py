@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from localq import catalog, hub
+from localq import catalog
 from localq.architecture import Architecture
 from localq.catalog import Source
 from localq.cli import options
@@ -21,6 +21,8 @@ def show(model: options.Model = None, vram: options.Vram = None, json: options.J
     if model is None:
         raise usage_error("localq show", "no model is named", "`localq ls` and `localq fit` list them.")
     target = catalog.resolve(model)
+    from localq import hub  # start-up cost: a wrong name is answered without it
+
     path = hub.local_path(target)
     if target.entry is None and path is None:
         step = f"`localq pull {target.name}` fetches it."
@@ -115,6 +117,8 @@ def _architecture(arch: Architecture | None) -> dict[str, Any] | None:
 
 
 def _source(source: Source) -> dict[str, Any]:
+    from localq import hub  # start-up cost, as above
+
     here = hub.local_source(source)
     return {
         "format": source.format,

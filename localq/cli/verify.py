@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq import local_models
 from localq.cli import options
 from localq.cli.output import human_bytes, is_rich_terminal, note, print_json, stderr_console, stdout_table
 from localq.errors import ExitCode
-from localq.local_models import LocalModel
 
 if TYPE_CHECKING:
+    from localq.local_models import LocalModel
     from localq.verification import Checked, Tell
 
 Names = Annotated[list[str] | None, typer.Argument(help="Names as `localq ls` shows them; all models without one.")]
@@ -26,7 +25,7 @@ def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json 
 
     Every file whose hash is recorded is read to its end. Nothing is changed; the command that repairs a model is named.
     """
-    from localq import verification  # start-up cost: only this verb hashes
+    from localq import local_models, verification  # start-up cost: only this verb hashes
 
     if name:
         models = list({str(model.path): model for each in name for model in local_models.matching(each)}.values())
