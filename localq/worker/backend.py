@@ -1,0 +1,110 @@
+"""What does the work behind the pipe: the real engine, which is imported when its backend is made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from localq.errors import ExitCode, LocalqError
+from localq.worker.messages import Generate, Load, Loaded, Profile, Profiled
+
+if TYPE_CHECKING:
+    from localq.engine.generate import Engine, Step
+
+
+class Backend(Protocol):
+    """What does the work behind the pipe: `TorchBackend`, or a scripted one in tests."""
+
+    @property
+    def watched(self) -> bool:
+        """True when steps run on a device that can hang."""
+
+    def load(self, request: Load, on_progress: Callable[[str, int, int], None]) -> Loaded:
+        """Load a model, freeing the one before."""
+
+    def unload(self) -> None:
+        """Free the model, also one that was loaded in part."""
+
+    def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
+        """Continue a prompt."""
+
+    def profile(self, request: Profile) -> Profiled:
+        """Time one decode step."""
+
+
+class TorchBackend:
+    """The real engine."""
+
+    def __init__(self) -> None:
+        import localq.engine.generate  # noqa: F401  # torch is imported here, after Ready was sent
+
+        self._engine: Engine | None = None
+
+    @property
+    def watched(self) -> bool:
+        """True on a GPU."""
+        return self._engine is not None and self._engine.model.device.type == "cuda"
+
+    def load(self, request: Load, on_progress: Callable[[str, int, int], None]) -> Loaded:
+        """Load the model of `request`; the one before is freed first."""
+        from localq import modelfiles
+        from localq.engine import device, generate, load
+
+        started = time.monotonic()
+        self.unload()
+        files = modelfiles.open_model(Path(request.path))
+        options = load.Options(
+            request.name,
+            request.device,
+            request.dtype,
+            request.ctx,
+            request.kv_bits,
+            request.vram_bytes,
+            request.embed,
+            request.head,
+            request.reserve_bytes,
+            request.force,
+        )
+        model = load.load(files, options, on_progress)
+        self._engine = engine = generate.Engine(model, on_progress=on_progress)
+        return Loaded(
+            name=request.name or files.name,
+            device=model.device.type,
+            device_name=device.device_name(model.device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            format=model.format,
+            context_size=model.ctx,
+            vocab_size=model.vocab,
+            graphs=engine.graphs,
+            load_s=time.monotonic() - started,
+            ledger=engine.ledger(),
+            kv_bits=model.kv_bits,
+            embed=model.embed,
+            head=model.head_bits,
+            predicted=model.plan.ledger.components,
+            notes=list(engine.notes),
+        )
+
+    def unload(self) -> None:
+        """Free the model."""
+        from localq.engine import load
+
+        self._engine = None
+        load.free_memory()
+
+    def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
+        """Continue the prompt of `request`."""
+        return self._loaded().generate(
+            request.prompt, request.sampling, frozenset(request.stop_ids), request.max_tokens, cancelled
+        )
+
+    def profile(self, request: Profile) -> Profiled:
+        """Time one decode step of the loaded model."""
+        return Profiled(self._loaded().profile_step(request.position).to_dict())
+
+    def _loaded(self) -> Engine:
+        if self._engine is None:
+            raise LocalqError("engine process", "no model is loaded", "Load one first.", ExitCode.USAGE)
+        return self._engine
