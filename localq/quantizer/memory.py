@@ -21,7 +21,8 @@ F32, F64 = 4, 8
 # Bytes a weight, of temporaries: a piece whose codewords are gathered (on a GPU the sums are sorted first), a matrix
 # that is decoded, one that is read and turned, and one whose gradient goes to its codebooks.
 GATHERED = {"cpu": 15, "cuda": 28}
-SLOPES = {"cpu": 18, "cuda": 38}
+SLOPES = {"cpu": 18, "cuda": 41}  # on a GPU with what is gathered
+SCORES = {"cpu": 3, "cuda": 4}  # tensors of the scores of attention on the way back
 DECODED, READ = 13, 14
 SPARE = 1.05  # what the allocator's blocks hold unused
 
@@ -125,8 +126,11 @@ class _Layer:
         scores = F32 * attention.heads * self.tokens**2
         middle = F32 * self.tokens * self._columns(groups_of(self.block)[3])
         widest = self._widest()
-        back = SLOPES[self.device] * widest + GATHERED[self.device] * min(widest, pieces.VALUES)
-        held = max(3 * scores + 10 * stream, scores + 6 * middle + 8 * stream, back)
+        back = SLOPES[self.device] * widest
+        if self.device == "cpu":
+            back += GATHERED["cpu"] * min(widest, pieces.VALUES)
+        attending = SCORES[self.device] * scores + 10 * stream + (middle if self.device == "cuda" else 0)
+        held = max(attending, scores + 6 * middle + 8 * stream, back)
         return self._kept() + 2 * F32 * self._weights() + held
 
     def _kept(self) -> int:
