@@ -60,8 +60,9 @@ class _Asking:
             wishes = Wishes(None, placement.kv_bits, placement.embed, placement.head)
             try:
                 other = planner.assess(
-                    self.arch, self.plan.format, self.budget_bytes, wishes=wishes, scheme=self.scheme
-                )
+                    self.arch, self.plan.format, self.budget_bytes, wishes=wishes, scheme=self.scheme,
+                    weights=self.plan.ledger.components["weights"],
+                )  # fmt: skip
             except LocalqError:  # a tied table moves only together with its head
                 continue
             return f"without it {other.ctx:,} tokens would fit" if other.fits else "without it the model would not fit"

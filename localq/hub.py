@@ -54,9 +54,7 @@ def fetch(
             return cached
         _drop(source.repo, wrong, offline)
     if offline:
-        why = "it is not complete on this machine, and the network is switched off"
-        step = "Run once without --offline and HF_HUB_OFFLINE."
-        raise LocalqError(source.repo, why, step, ExitCode.NETWORK)
+        raise not_here(source.repo)
     if source.gated and not hub_client.has_token():
         raise hub_client.gated(source.repo)
     return _Fetch(hub_client.list_files(source.repo, source.revision), source.sha256, on_progress).run(
@@ -74,6 +72,12 @@ def fetch_repo(
 ) -> Path:
     """`fetch` for a repository that the catalogue does not list, at its default branch unless `revision` is given."""
     return fetch(Source(format="", repo=repo, revision=revision or "main"), on_progress, offline, refresh=refresh)
+
+
+def not_here(repo: str) -> LocalqError:
+    """The error (exit 6) for what would have to be asked of the hub while the network is switched off."""
+    why = "it is not complete on this machine, and the network is switched off"
+    return LocalqError(repo, why, "Run once without --offline and HF_HUB_OFFLINE.", ExitCode.NETWORK)
 
 
 def local_path(target: Target) -> Path | None:

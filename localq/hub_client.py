@@ -91,13 +91,13 @@ def first_bytes(listing: Listing, file: RemoteFile, count: int) -> bytes:
         return b""  # no range is in an empty file
 
     def get() -> bytes:
-        found = b""
+        found = bytearray()
         with body(listing, file, stop=count) as response:
             for piece in response.iter_raw():  # a server that knows no ranges sends all of it
                 found += piece
                 if len(found) > count:
                     break
-        return found[:count]
+        return bytes(found[:count])
 
     found: bytes = with_retries(get, listing.repo, listing.commit, file.name)
     if len(found) < count:

@@ -1,7 +1,8 @@
 """What a repository is, before its weights are fetched: its configuration, and the headers of its files of weights.
 
-Laid out as a folder that everything which looks at models can look at: the small files are whole, a file of weights has
-its header and its length and nothing behind it, so it takes no room on the disk. Headers come by Range requests.
+Laid out as a folder (or a .gguf file) that everything which looks at models can look at: the small files are whole, a
+file of weights has its header and its length and nothing behind it, so it takes no room on the disk. Headers come by
+Range requests.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from pathlib import Path
 from typing import Protocol
 
 from localq import hub, hub_client
-from localq.errors import bad_file
+from localq.errors import LocalqError, bad_file
+from localq.gguf_import.binary import read_container
 from localq.hub_client import Listing, RemoteFile
 from localq.safetensors_header import INDEX_NAME, MAX_HEADER_BYTES, SINGLE_NAME, read_header, read_index, shard_paths
 
 HEAD_BYTES = 100_000  # of a file; most headers are shorter
+MIB = 2**20
+GGUF_HEAD_BYTES = (2 * MIB, 12 * MIB, 48 * MIB)  # a vocabulary of 49,000 tokens takes 1.8 MB, one of 128,000 8 MB
 MAX_SMALL_BYTES = 64 * 2**20
 _OUTLINED = re.compile(r"(config|generation_config|tokenizer_config)\.json")
 _BLOCK = re.compile(r"(^|\.)layers\.\d+\.")
@@ -36,22 +40,50 @@ def _once(ask: Callable[[], bytes]) -> bytes:
 
 @contextlib.contextmanager
 def outline(listing: Listing) -> Iterator[Path]:
-    """The folder of `listing`, while the context lasts. Raises LocalqError as `hub.fetch` does."""
-    hub.check_layout(listing)
+    """The folder of `listing`, or its one .gguf file, while the context lasts.
+
+    Raises LocalqError as `hub.fetch`; errors about what is outlined name the repository instead of where it lies.
+    """
+    gguf = hub.single_gguf(listing)
+    if not gguf:
+        hub.check_layout(listing)
     with tempfile.TemporaryDirectory(prefix="localq-outline-") as name:
-        folder, files = Path(name), listing.files
-        small = [file for name, file in files.items() if _OUTLINED.fullmatch(name)]
-        for file in [*small, *([] if SINGLE_NAME in files else [files[INDEX_NAME]])]:
-            if file.size > MAX_SMALL_BYTES:
-                why = f"{file.name} has {file.size:,} bytes, which no such file has"
-                raise bad_file(listing.repo, why, "Use another repository or revision.")
-            (folder / file.name).write_bytes(hub_client.first_bytes(listing, file, file.size))
-        for shard in sorted(set(read_index(folder).values())) or [SINGLE_NAME]:
-            if shard not in files:
-                why = f"{INDEX_NAME} names {shard}, which is not there"
-                raise bad_file(listing.repo, why, "Use another repository or revision.")
-            outline_file(listing, files[shard], folder / shard)
-        yield folder
+        try:
+            yield _gguf(listing, listing.files[gguf[0]], Path(name)) if gguf else _folder(listing, Path(name))
+        except LocalqError as error:
+            what, why = (text.replace(name, listing.repo) for text in (error.what, error.why))
+            raise LocalqError(what, why, error.next_step, error.exit_code) from error
+
+
+def _folder(listing: Listing, folder: Path) -> Path:
+    files = listing.files
+    small = [file for name, file in files.items() if _OUTLINED.fullmatch(name)]
+    for file in [*small, *([] if SINGLE_NAME in files else [files[INDEX_NAME]])]:
+        if file.size > MAX_SMALL_BYTES:
+            why = f"{file.name} has {file.size:,} bytes, which no such file has"
+            raise bad_file(listing.repo, why, "Use another repository or revision.")
+        (folder / file.name).write_bytes(hub_client.first_bytes(listing, file, file.size))
+    for shard in sorted(set(read_index(folder).values())) or [SINGLE_NAME]:
+        if shard not in files:
+            why = f"{INDEX_NAME} names {shard}, which is not there"
+            raise bad_file(listing.repo, why, "Use another repository or revision.")
+        outline_file(listing, files[shard], folder / shard)
+    return folder
+
+
+def _gguf(listing: Listing, file: RemoteFile, folder: Path) -> Path:
+    """Its header does not say how long it is: where too little of it is there, zeros follow, which are no header."""
+    path = folder / file.name
+    for count in GGUF_HEAD_BYTES:
+        _stub(listing, file, path, hub_client.first_bytes(listing, file, count))
+        try:
+            read_container(path)
+        except LocalqError:
+            if count >= min(file.size, GGUF_HEAD_BYTES[-1]):
+                raise
+        else:
+            break
+    return path
 
 
 def outline_file(listing: Listing, file: RemoteFile, path: Path, asks: _Asks = _once) -> None:
@@ -63,13 +95,24 @@ def outline_file(listing: Listing, file: RemoteFile, path: Path, asks: _Asks = _
     length = struct.unpack("<Q", head[:8])[0] if len(head) >= 8 else 0
     if len(head) - 8 < length <= MAX_HEADER_BYTES:
         head = asks(lambda: hub_client.first_bytes(listing, file, 8 + length))
+    _stub(listing, file, path, head[: 8 + length])
+
+
+def _stub(listing: Listing, file: RemoteFile, path: Path, head: bytes) -> None:
     try:
         with path.open("wb") as stub:
-            stub.write(head[: 8 + length])
+            stub.write(head)
             stub.truncate(file.size)
     except (OSError, OverflowError) as error:
         why = f"{file.name} is said to have {file.size:,} bytes, which no file here can have ({error})"
         raise bad_file(listing.repo, why, "Use another repository or revision.") from error
+
+
+def fetched_bytes(listing: Listing, outlined: Path) -> int:
+    """Bytes that fetching `listing` takes, of which `outlined` is the outline."""
+    weights = {outlined.name} if outlined.is_file() else {each.name for each in outlined.iterdir()}
+    small = set() if outlined.is_file() else {name for name in listing.files if hub.SMALL_FILES.fullmatch(name)}
+    return sum(listing.files[name].size for name in weights | small)
 
 
 def block_bytes(folder: Path) -> int:

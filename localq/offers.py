@@ -27,6 +27,7 @@ class Offer:
     base       what they are made from then
     not_yet    why this version cannot run it, None when it can
     preferred  this is what the bare name of the model means
+    block_bytes  exact bytes of the weights of its blocks, None where they are only computed
     """
 
     name: str
@@ -37,6 +38,7 @@ class Offer:
     base: Source | None = None
     not_yet: str | None = None
     preferred: bool = True
+    block_bytes: int | None = None
 
     @property
     def model(self) -> str:

@@ -62,8 +62,8 @@ def too_large(taken: Considered, budget: int | None, settings: Settings) -> Loca
     freeing = "with a larger --vram" if settings.vram else gpus.closing(gpus.first_visible(gpus.probe().gpus))
     try:
         planner.plan(
-            offer.arch, offer.format, budget, wishes=wishes_of(settings), scheme=offer.scheme, name=offer.name,
-            freeing=freeing,
+            offer.arch, offer.format, budget, wishes=wishes_of(settings), weights=offer.block_bytes,
+            scheme=offer.scheme, name=offer.name, freeing=freeing,
         )  # fmt: skip
     except LocalqError as error:
         return error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from localq import cards, explain, gpus, measured, offers, planner, speed
+from localq import cards, explain, gpus, hub, measured, offers, planner, speed
 from localq.cli import choosing, fit_card, fit_rows, options
 from localq.cli.output import human_bytes, note
 from localq.offers import Choice, Considered, Offer
@@ -91,10 +91,13 @@ def made(name: str, format: str | None, settings: Settings) -> Report:
         machines = {here.name: machine} if here and machine else {}
     target, choice = choosing.chosen(name, format, settings, budget)
     if choice is None:
-        offer = fit_rows.of_model(name)[0]
+        offer = fit_rows.of_model(name, offline=settings.offline)[0]
         wishes = choosing.wishes_of(settings)
-        plan = planner.assess(offer.arch, offer.format, budget, wishes=wishes, scheme=offer.scheme, name=target.name)
-        alone = Considered(offer, plan, target.path, plan.fits and offer.not_yet is None)
+        plan = planner.assess(
+            offer.arch, offer.format, budget, wishes=wishes, weights=offer.block_bytes, scheme=offer.scheme,
+            name=target.name,
+        )  # fmt: skip
+        alone = Considered(offer, plan, hub.local_path(target), plan.fits and offer.not_yet is None)
         choice = Choice(alone, "as it is stored", (alone,))
     return Report(choice, settings, budget, memory, machines, basis)
 

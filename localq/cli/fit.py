@@ -1,4 +1,7 @@
-"""`localq fit`: what a card can hold, and how fast, computed from the catalogue. No torch, no network, no download."""
+"""`localq fit`: what a card can hold, and how fast, computed from the catalogue. No torch, no network, no download.
+
+Only a repository that neither the catalogue nor this machine has is asked of the hub.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
     from localq.cli.fit_rows import Row
 
 MIB = 2**20
-_MODEL_HELP = "Only this model: its memory, line by line, in every format."
+_MODEL_HELP = "Only this model, part by part, in every format; ORG/REPO is read off the hub."
 Model = Annotated[str | None, typer.Argument(help=_MODEL_HELP, autocompletion=options.known_names)]
 Vram = Annotated[str | None, typer.Option("--vram", metavar="SIZE", help="Of a card you do not have here, such as 24.")]
 Desktop = Annotated[
@@ -40,16 +43,17 @@ def fit(
     head: options.Head = None,
     reserve: options.Reserve = None,
     everything: Everything = False,
+    offline: options.Offline = None,
     json: options.Json = False,
 ) -> None:
     """Say which models fit a GPU, in which format, with how much context, how fast."""
     from localq import placement
     from localq.cli import fit_card, fit_rows  # start-up cost: `--help` and the other verbs do without the planner
 
-    settings = options.effective(kv=kv, embed=embed, head=head, reserve=reserve)
+    settings = options.effective(kv=kv, embed=embed, head=head, reserve=reserve, offline=offline)
     wishes = placement.Wishes(ctx, settings.kv_bits, settings.embed, settings.head)
     looked = fit_card.look(vram, desktop, gpu, bandwidth, options.reserved(settings))
-    candidates = fit_rows.of_model(model, format) if model else fit_rows.of_catalogue(format)
+    candidates = fit_rows.of_model(model, format, settings.offline) if model else fit_rows.of_catalogue(format)
     rows = [fit_rows.row_of(each, looked.memory, wishes, looked.machine) for each in candidates]
     if not model:
         rows = fit_rows.ordered(rows)

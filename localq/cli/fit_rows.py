@@ -5,12 +5,12 @@ Apart from the verb because the verb's file is imported at every start and this 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from localq import catalog, catalog_file, measured, offers, planner, speed
-from localq.architecture import Architecture
-from localq.errors import ExitCode, LocalqError, usage_error
+from localq.errors import LocalqError, usage_error
 from localq.offers import Offer
 from localq.placement import Wishes
 from localq.planner import Plan
@@ -63,7 +63,9 @@ class Row:
     @property
     def weights(self) -> int:
         """Bytes of all weights, embedding and head included."""
-        return sum(planner.weights_bytes(self.offer.arch, self.offer.format, self.offer.scheme).values())
+        sizes = planner.weights_bytes(self.offer.arch, self.offer.format, self.offer.scheme)
+        exact = {} if self.offer.block_bytes is None else {"weights": self.offer.block_bytes}
+        return sum({**sizes, **exact}.values())
 
     @property
     def quality(self) -> float | None:
@@ -79,8 +81,11 @@ def of_catalogue(format: str | None = None) -> list[Offer]:
     return found
 
 
-def of_model(name: str, format: str | None = None) -> list[Offer]:
-    """The formats of one model: all that the catalogue has, or the one that a name, folder or file says."""
+def of_model(name: str, format: str | None = None, offline: bool = False) -> list[Offer]:
+    """The formats of one model: all that the catalogue has, or the one that a name, folder, file or repository says.
+
+    Raises LocalqError: exit 2 for a format that there is not, else as `unlisted.offer`.
+    """
     target = catalog.resolve(name)
     if target.entry is not None:
         plain = {each.casefold() for each in (target.entry.name, *target.entry.aliases)}
@@ -89,37 +94,34 @@ def of_model(name: str, format: str | None = None) -> list[Offer]:
             return found
         known = ", ".join(each.format for each in offers.of_entry(target.entry))
         raise usage_error("--format", f"there is no {format!r} of {target.entry.name}", f"There is {known}.")
-    if target.path is None:
-        step = f"`localq pull {target.name}`, then `localq show {target.name}`."
-        raise LocalqError(target.name, "its shape is not in the catalogue", step, ExitCode.UNKNOWN_MODEL)
-    from localq.modelfiles import open_model  # start-up cost: only files on this machine need these two
-    from localq.schemes import scheme_of
+    if format is not None:
+        raise usage_error("--format", f"{name} is not a name of the catalogue", "Leave --format out.")
+    from localq.cli import unlisted  # start-up cost: only files and repositories need it
 
-    files = open_model(target.path)
-    method = str(files.quantization.get("quant_method", "bf16"))
-    format = "gguf" if files.kind == "gguf" else {"bitsandbytes": "nf4", "localq_vq2": "vq2"}.get(method, method)
-    arch = Architecture.from_config(files.config)
-    return [Offer(target.name, arch, format, scheme_of(files), not_yet=catalog.not_yet(arch, format))]
+    return [unlisted.offer(target, offline)]
 
 
 def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None) -> Row:
     """What the planner says: with the context of `wishes` if it has one, else with the largest."""
-    arch, ctx, name = offer.arch, wishes.ctx, offer.name
-    of, free = (arch, offer.format), replace(wishes, ctx=None)
+    arch, ctx = offer.arch, wishes.ctx
+    planned = functools.partial(
+        planner.assess, arch, offer.format, weights=offer.block_bytes, scheme=offer.scheme, name=offer.name
+    )
+    free = replace(wishes, ctx=None)
     try:
-        now = planner.assess(*of, memory.budget, wishes=free, scheme=offer.scheme, name=name)
+        now = planned(memory.budget, wishes=free)
         alone = now  # the same where no other program holds anything
         if memory.alone != memory.budget:
-            alone = planner.assess(*of, memory.alone, wishes=free, scheme=offer.scheme, name=name)
+            alone = planned(memory.alone, wishes=free)
     except LocalqError as error:  # nothing of that shape can be asked for this
-        plain = planner.assess(*of, memory.budget, scheme=offer.scheme, name=name)
+        plain = planned(memory.budget)
         return Row(offer, replace(plain, fits=False), 0, 0, False, error.why)
     ctx_max, ctx_max_no_desktop = (plan.ctx if plan.fits else 0 for plan in (now, alone))
     fits, why_not = now.fits, now.reason
     if now.fits and ctx is not None and ctx > ctx_max:
         fits, why_not = False, f"{arch.max_context} tokens of context at most"
         if ctx <= arch.max_context:
-            asked = planner.assess(*of, memory.budget, wishes=wishes, scheme=offer.scheme, name=name)
+            asked = planned(memory.budget, wishes=wishes)
             fits, why_not = asked.fits, asked.reason
             now, ctx_max = (asked, ctx) if asked.fits else (now, ctx_max)
     reason = _reason(offer, now) if fits else why_not

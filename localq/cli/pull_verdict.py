@@ -1,35 +1,20 @@
 """What `localq pull` says before the first byte: whether the model will fit the GPU, from its shape alone.
 
-Shapes come from the catalogue; those of other repositories from their configuration and the headers of their weights,
-some 100 kB for each file. Apart from the verb because the verb's file is imported at every start.
+Shapes come from the catalogue; those of other repositories from the hub (`unlisted`). Apart from the verb because the
+verb's file is imported at every start.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from localq import catalog, hub, hub_client, hub_remote, local_models, offers, planner
-from localq.architecture import Architecture
+from localq import offers, planner
 from localq.catalog import Target
-from localq.cli import choosing, options
+from localq.cli import choosing, options, unlisted
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
+from localq.offers import Offer
 from localq.planner import Plan
-from localq.schemes import scheme_of
 from localq.settings import Settings
 
 MIB = 2**20
-_AS_BF16 = ("fp32", local_models.UNKNOWN_FORMAT)  # in memory, whatever they take on the disk
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a model is made of. block_bytes: exact bytes of the weights of its blocks, None where only computed."""
-
-    arch: Architecture
-    format: str
-    scheme: str = ""
-    block_bytes: int | None = None
 
 
 def chosen(name: str, settings: Settings) -> tuple[Target, str | None]:
@@ -42,28 +27,11 @@ def chosen(name: str, settings: Settings) -> tuple[Target, str | None]:
     return target, f"{target.name}: {choice.why}" if choice is not None and unusual else None
 
 
-def shape_of(target: Target, revision: str | None) -> Shape | None:
-    """The shape of `target`; None for a repository of .gguf files, which do not say it in a few bytes.
-
-    Raises LocalqError: as `hub.fetch` for a repository, exit 8 where its files describe no model that localq knows.
-    """
-    if target.entry is not None:
-        for offer in offers.of_entry(target.entry, target.format):
-            return Shape(offer.arch, offer.format, offer.scheme)
-        return None
-    assert target.repo is not None, "paths are not pulled"
-    listing = hub_client.list_files(target.repo, revision or target.revision or "main")
-    if listing.gated and not hub_client.has_token():
-        raise hub_client.gated(listing.repo)
-    if hub.single_gguf(listing):
-        return None
-    with hub_remote.outline(listing) as folder:
-        files = open_model(folder)
-        format = local_models.format_of_config(files.config)
-        arch, scheme = Architecture.from_config(files.config), scheme_of(files)
-        if format in _AS_BF16:
-            return Shape(arch, "bf16", scheme)
-        return Shape(arch, format, scheme, hub_remote.block_bytes(folder))
+def _offer(target: Target, revision: str | None) -> Offer | None:
+    """What is known of `target` before it is here; None for what the catalogue does not have in this format."""
+    if target.entry is None:
+        return unlisted.remote(target, revision=revision)
+    return next(iter(offers.of_entry(target.entry, target.format)), None)
 
 
 def verdict(target: Target, settings: Settings, revision: str | None, *, force: bool) -> str | None:
@@ -73,18 +41,18 @@ def verdict(target: Target, settings: Settings, revision: str | None, *, force: 
     """
     budget = _budget(settings)  # a wrong --vram is said before the network is asked
     try:
-        shape = shape_of(target, revision)
+        offer = _offer(target, revision)
     except LocalqError as error:
         if error.exit_code not in (ExitCode.BAD_FILE, ExitCode.FAILURE):  # damaged, or of no kind that localq knows
             raise
         return f"{target.name}: whether it fits is not known: {error.why}; it is fetched all the same"
-    if shape is None:
+    if offer is None:
         return None
-    if reason := catalog.not_yet(shape.arch, shape.format):
-        return f"{target.name}: {reason}; it is fetched all the same"
+    if offer.not_yet:
+        return f"{target.name}: {offer.not_yet}; it is fetched all the same"
     plan = planner.assess(
-        shape.arch, shape.format, budget, wishes=choosing.wishes_of(settings), weights=shape.block_bytes,
-        scheme=shape.scheme, name=target.name,
+        offer.arch, offer.format, budget, wishes=choosing.wishes_of(settings), weights=offer.block_bytes,
+        scheme=offer.scheme, name=target.name,
     )  # fmt: skip
     if not plan.fits and not force:
         why = f"it will not fit: {plan.reason}"

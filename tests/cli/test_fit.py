@@ -187,7 +187,9 @@ def test_a_folder_has_one_ledger(capsys, tmp_path):
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 160,
         "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320,
-        "max_position_embeddings": 1024, "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        "max_position_embeddings": 1024, "quantization_config": {
+            "quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+        },
     }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
     header = b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
@@ -210,7 +212,7 @@ def test_a_folder_has_one_ledger(capsys, tmp_path):
         (["--gpu", "Voodoo 2"], ExitCode.USAGE),
         (["--vram", "24", "--bandwidth", "0"], ExitCode.USAGE),
         (["qwen3-8bb", "--vram", "24"], ExitCode.UNKNOWN_MODEL),
-        (["someone/unheard-of", "--vram", "24"], ExitCode.UNKNOWN_MODEL),
+        (["someone/unheard-of", "--vram", "24", "--offline"], ExitCode.NETWORK),
     ],
 )
 def test_wrong_input_is_one_line_and_a_code(capsys, arguments, code):

@@ -2,47 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
-import fake_hub
 import hub_server
 import pytest
 from hub_server import REPO
+from unlisted_models import CONFIG, model
 
 from localq import catalog, cli, hub_client, hub_remote, planner, settings
 from localq.architecture import Architecture
 from localq.cli import choosing, options
 from localq.safetensors_header import read_header
-
-CONFIG = {
-    "model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "hidden_size": 64, "intermediate_size": 96, "vocab_size": 320, "max_position_embeddings": 8192, "dtype": "bfloat16",
-}  # fmt: skip
-
-
-def shard(tensors: dict[str, list[int]]) -> bytes:
-    """A sound safetensors file of bf16 zeros."""
-    header, at = {}, 0
-    for name, shape in tensors.items():
-        size = 2
-        for length in shape:
-            size *= length
-        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + bytes(at)
-
-
-def model(config: dict | None = None) -> dict[str, bytes]:
-    first = shard({"model.embed_tokens.weight": [320, 64], "model.layers.0.self_attn.q_proj.weight": [64, 64]})
-    rest = {f"model.layers.1.mlp.{name}.weight": [4000, 640] for name in ("up_proj", "down_proj", "gate_proj")}
-    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    weight_map = {"model.embed_tokens.weight": names[0], "model.layers.0.self_attn.q_proj.weight": names[0]}
-    weight_map |= dict.fromkeys(rest, names[1])
-    return {
-        **fake_hub.model_files(), "config.json": json.dumps(config or CONFIG).encode(), names[0]: first,
-        names[1]: shard(rest), "model.safetensors.index.json": json.dumps({"weight_map": weight_map}).encode(),
-    }  # fmt: skip
 
 
 @pytest.fixture
