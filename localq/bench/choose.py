@@ -32,14 +32,16 @@ class Choice:
     note: str = ""
 
 
-def bare(ctx: int, device: str = "auto", vram_bytes: int | None = None, synthetic: bool = False) -> Choice:
+def bare(
+    ctx: int, device: str = "auto", vram_bytes: int | None = None, synthetic: bool = False, reserve_bytes: int = 0
+) -> Choice:
     """The choice for this machine. `ctx`: what the tests need; `synthetic`: random weights are asked for."""
     if device == "cpu":
         return Choice(CPU_MODEL, synthetic=synthetic, note=f"no model named: measuring {CPU_MODEL} on the CPU")
     if not driver.probe_driver().present:
         note = f"no NVIDIA driver found: measuring {CPU_MODEL} on the CPU"
         return Choice(CPU_MODEL, synthetic=synthetic, note=note)
-    free = card_bytes()
+    free = max(0, card_bytes() - reserve_bytes)
     budget = free if vram_bytes is None else min(free, vram_bytes)
     local = [] if synthetic else local_models.list_local()
     return from_facts(budget, ctx, local, catalog.load_catalogue(), architecture_of)

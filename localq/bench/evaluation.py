@@ -191,8 +191,9 @@ def _reference(
     if request.against is None:
         return None, ()
     options = replace(
-        request.options, name=request.against, ctx=model.ctx, kv_bits=16, vram_bytes=None, embed="device", head="auto"
-    )
+        request.options, name=request.against, ctx=model.ctx, kv_bits=16, vram_bytes=None, embed="device", head="auto",
+        force=False,
+    )  # fmt: skip
     if request.rival is not None and request.against != REFERENCE:
         found = load(request.rival, options, on_progress)
         return found, found.notes

@@ -177,9 +177,9 @@ class _Bench:
         """The same engine, and transformers, on the same weights dequantized; where all is too much, on two cuts."""
         request = self.request
         free_memory()
-        options = replace(  # nothing quantized, nothing on the host, the whole card
+        options = replace(  # nothing quantized, nothing on the host, the whole card; what does not fit is cut
             request.options, ctx=request.ctx, dtype=name_of(dtype), kv_bits=16, vram_bytes=None, embed="device",
-            head="16",
+            head="16", force=False,
         )  # fmt: skip
         try:
             self._timed_plain(

@@ -45,6 +45,7 @@ class _Asked:
     synthetic: bool
     output: str
     plot: str | None
+    force: bool = False
 
 
 def bench(
@@ -69,6 +70,8 @@ def bench(
     embed: options.Embed = None,
     head: options.Head = None,
     vram: options.Vram = None,
+    reserve: options.Reserve = None,
+    force: options.Force = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of random prompts and weights.")] = 0,
@@ -81,7 +84,7 @@ def bench(
     The last line on stdout is one JSON object; errors go to stderr.
     """
     flags = dict(zip(MODES, (kernels, profile, crossover, patched, quantize), strict=True))
-    asked = _Asked(model, synthetic, "json" if json else output, plot)
+    asked = _Asked(model, synthetic, "json" if json else output, plot, force)
     mode = _mode(flags, asked)
     _refuse_ignored(mode, context)
     if mode in ("kernels", "crossover", "patched"):
@@ -93,7 +96,9 @@ def bench(
     from localq.bench import plan as plans  # torch-free, as is all before `_request`
 
     plan = plans.make(prompt, generate, depth, repetitions, seed)
-    settings = options.effective(device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head)
+    settings = options.effective(
+        device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
+    )
     rivals = plans.rivals(against or (), () if no_baseline else ("transformers",))
     request = _request(asked, settings, plan, rivals, not no_baseline, ctx)
     _measure(request, mode, asked, quiet)
@@ -173,12 +178,12 @@ def _request(
     asked: _Asked, settings: Settings, plan: Plan, against: tuple[str, ...], baseline: bool, ctx: int | None
 ) -> Request:
     """The model that is meant, found or fetched, or stood for by random weights."""
-    vram = options.budget(settings)
+    vram, reserved = options.budget(settings), options.reserved(settings)
     name, synthetic, path = asked.model, asked.synthetic, None
     if name is None:
         from localq.bench import choose
 
-        choice = choose.bare(plan.ctx, settings.device, vram, synthetic)
+        choice = choose.bare(plan.ctx, settings.device, vram, synthetic, reserved)
         name, synthetic, path = choice.name, choice.synthetic, Path(choice.path) if choice.path else None
         if choice.note:
             note(choice.note)
@@ -195,8 +200,9 @@ def _request(
         if not Path(name).exists():
             files = replace(files, name=name)  # as it was asked for, not as its file is called
     loading = Options(
-        files.name, settings.device, settings.dtype, ctx, settings.kv_bits, vram, settings.embed, settings.head
-    )
+        files.name, settings.device, settings.dtype, ctx, settings.kv_bits, vram, settings.embed, settings.head,
+        reserved, asked.force,
+    )  # fmt: skip
     return Request(files, opened, loading, plan, against, baseline)
 
 

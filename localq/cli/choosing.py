@@ -41,12 +41,12 @@ def wishes_of(settings: Settings) -> Wishes:
 
 
 def budget_here(settings: Settings) -> int | None:
-    """Bytes that a load may take of the GPU that is here: --vram at most, without what is reserved; None on the CPU."""
+    """Bytes that a load may take of the GPU here: what is free less --reserve, --vram at most; None on the CPU."""
     here = None if settings.device == "cpu" else gpus.first_visible(gpus.probe().gpus)
     if here is None or here.free is None:
         return None
-    allowed = options.budget(settings)
-    return max(0, (here.free if allowed is None else min(allowed, here.free)) - options.reserved(settings))
+    allowed, left = options.budget(settings), max(0, here.free - options.reserved(settings))
+    return left if allowed is None else min(allowed, left)  # as the loader counts
 
 
 def _is_bare(name: str, entry: ModelEntry) -> bool:

@@ -44,6 +44,8 @@ def eval(
     embed: options.Embed = None,
     head: options.Head = None,
     vram: options.Vram = None,
+    reserve: options.Reserve = None,
+    force: options.Force = False,
     device: options.Device = None,
     dtype: options.Dtype = None,
     offline: options.Offline = None,
@@ -54,9 +56,14 @@ def eval(
 
     Several models make a table; `--against reference` then means the weights of the first.
     """
-    settings = options.effective(device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head)
+    settings = options.effective(
+        device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
+    )
     raw, name = _read(text)
-    memory = (ctx, settings.kv_bits, options.budget(settings), settings.embed, settings.head)
+    memory = (
+        ctx, settings.kv_bits, options.budget(settings), settings.embed, settings.head, options.reserved(settings),
+        force,
+    )  # fmt: skip
     from localq.bench import plot as plots  # start-up cost: --help must not pay for what follows
 
     plots.check_target(plot)

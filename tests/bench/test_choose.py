@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localq import catalog, driver
+from localq import catalog, driver, gpus
 from localq.bench import choose
 from localq.bench.choose import Choice, from_facts
 from localq.errors import ExitCode, LocalqError
@@ -59,3 +59,13 @@ def test_without_a_gpu_the_embedded_model_is_measured_and_that_is_said(monkeypat
     assert "on the CPU" in choice.note
     assert not choice.synthetic
     assert choose.bare(CTX, device="cpu").name == "smollm2-135m"
+
+
+def test_what_stays_free_is_not_filled(monkeypatch):
+    card = gpus.Gpu(0, "card", "GPU-aaaa", (8, 9), 24 * GIB, 24 * GIB, None)
+    monkeypatch.setattr(driver, "probe_driver", lambda: driver.Driver(present=True))
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (card,), ()))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert choose.bare(CTX, synthetic=True) == from_facts(24 * GIB, CTX, [], ENTRIES, shape)
+    reserving = choose.bare(CTX, synthetic=True, reserve_bytes=16 * GIB)
+    assert reserving == from_facts(8 * GIB, CTX, [], ENTRIES, shape) != choose.bare(CTX, synthetic=True)

@@ -12,7 +12,7 @@ import torch
 from tiny_checkpoints import make_checkpoint
 
 from localq import cli, driver, prepare
-from localq.bench import choose, kernels
+from localq.bench import choose, kernels, whole
 from localq.bench.measure import EngineSubject
 
 
@@ -68,7 +68,7 @@ def test_random_weights_of_a_catalogued_shape(monkeypatch, capsys):
 
 def test_a_bare_bench_measures_what_is_chosen_and_says_so(model, monkeypatch, capsys):
     chosen = choose.Choice("tiny", path=model, note="a note about the choice")
-    monkeypatch.setattr(choose, "bare", lambda ctx, device, vram, synthetic: chosen)
+    monkeypatch.setattr(choose, "bare", lambda ctx, device, vram, synthetic, reserve: chosen)
     assert cli.execute(["bench", *SHORT, "--json"]) == 0
     shown = capsys.readouterr()
     assert "a note about the choice" in shown.err
@@ -178,3 +178,21 @@ def test_help_loads_no_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "-n, --n-gen" in done.stdout or "--n-gen" in done.stdout
+
+
+def test_what_stays_free_and_force_reach_the_load_but_never_the_baseline(model, monkeypatch, capsys):
+    seen = []
+
+    def noted(files, options, **more):
+        seen.append(options)
+        return load(files, options, **more)
+
+    load = whole.load
+    monkeypatch.setattr(whole, "load", noted)
+    monkeypatch.setattr(whole, "is_plain", lambda model: False)  # so that 16 bit is timed beside it
+    memory = ("--reserve", "300MiB", "--force", "--against", "none")
+    assert cli.execute(["bench", model, *SHORT[:-1], *memory, "--json"]) == 0
+    assert [(each.reserve_bytes, each.force) for each in seen] == [(300 * 2**20, True), (300 * 2**20, False)]
+    assert cli.execute(["bench", model, *SHORT, "--reserve", "some"]) == 2
+    assert cli.execute(["bench", "--kernels", "--force"]) == 2
+    assert "no meaning with --kernels" in capsys.readouterr().err

@@ -134,3 +134,19 @@ def test_help_loads_no_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     assert "--max-windows" in done.stdout
+
+
+def test_what_stays_free_and_force_reach_the_load_but_never_the_reference(model, monkeypatch, capsys):
+    seen = []
+
+    def noted(files, options, *more, **named):
+        seen.append(options)
+        return load(files, options, *more, **named)
+
+    load = evaluation.load
+    monkeypatch.setattr(evaluation, "load", noted)
+    memory = ("--reserve", "300MiB", "--force", "--against", "reference")
+    assert cli.execute(["eval", model, *SHORT, *memory, "--json"]) == 0
+    assert [(each.reserve_bytes, each.force) for each in seen] == [(300 * 2**20, True), (300 * 2**20, False)]
+    assert cli.execute(["eval", model, *SHORT, "--reserve", "some"]) == 2
+    capsys.readouterr()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from localq.cli import execute, options
+from localq import gpus
+from localq.cli import choosing, execute, options
 from localq.cli.session import _load_request
 from localq.errors import ExitCode, LocalqError
 from localq.planner import MIB
@@ -64,12 +65,20 @@ def test_wrong_values_are_one_line_and_exit_2(capsys, arguments, hint):
     assert captured.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("verb", ["chat", "run"])
+@pytest.mark.parametrize("verb", ["chat", "run", "bench", "eval"])
 def test_help_names_them(capsys, verb):
     assert execute([verb, "--help"]) == ExitCode.OK
     text = capsys.readouterr().out
-    assert all(option in text for option in ("--vram", "--kv", "--embed", "--head", "--ctx"))
-    assert all(option in text for option in ("--format", "--reserve", "--force", "--dry-run"))
+    assert all(option in text for option in ("--vram", "--kv", "--embed", "--head", "--ctx", "--reserve", "--force"))
+    assert verb in ("bench", "eval") or all(option in text for option in ("--format", "--dry-run"))
+
+
+def test_what_stays_free_is_taken_from_what_is_free_and_not_from_the_budget(monkeypatch):
+    card = gpus.Gpu(0, "card", "GPU-aaaa", (8, 9), 80 * 2**30, 30 * 2**30, None)
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (card,), ()))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for vram, reserve, expected in (("24GiB", "1", 24), ("24GiB", "8", 22), (None, "1", 29), (None, "40", 0)):
+        assert choosing.budget_here(options.effective(vram=vram, reserve=reserve)) == expected * 2**30
 
 
 def test_completion_offers_the_values():
