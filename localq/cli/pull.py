@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from localq import catalog
-from localq.cli import options
-from localq.cli.output import human_bytes, is_rich_terminal, note, print_json, stderr_console
+from localq.cli import fetch_progress, options
+from localq.cli.fetch_progress import OnProgress
+from localq.cli.output import human_bytes, note, print_json
 from localq.errors import usage_error
 from localq.settings import Settings
-
-LEAP_BYTES = 2**20  # more than one piece of a transfer has
-OnProgress = Callable[[str, int, int], None]
 
 
 def pull(
@@ -51,7 +49,7 @@ def pull(
     fetched = []
     for target in targets:
         try:
-            with _progress(target.name, quiet, announced=target in missing) as show:
+            with fetch_progress.shown(target.name, quiet, announced=target in missing) as show:
                 path, was_here = _pull(target, revision, settings.offline, quiet, show)
         except (KeyboardInterrupt, SystemExit):
             with contextlib.suppress(OSError):  # after a hangup nobody reads it
@@ -132,33 +130,6 @@ def _say(quiet: bool) -> Callable[[str], None]:
         """-q asks for silence."""
 
     return nothing if quiet else note
-
-
-@contextlib.contextmanager
-def _progress(name: str, quiet: bool, *, announced: bool) -> Iterator[OnProgress]:
-    """A bar on a terminal; elsewhere one line, if it is to be announced; nothing with -q."""
-    if quiet or not is_rich_terminal(sys.stderr):
-        if announced and not quiet:
-            note(f"fetching {name}")
-        yield lambda what, done, total: None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    text = TextColumn("{task.description}", markup=False)
-    columns = (text, BarColumn(20), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr_console(), transient=True) as bar:
-        task = bar.add_task(name, total=None)
-
-        before = 0
-
-        def show(what: str, done: int, total: int) -> None:
-            nonlocal before
-            if done - before > LEAP_BYTES:  # it was here: the rate and what is left are of what comes in
-                bar.reset(task, completed=done, total=total or None)
-            bar.update(task, description=what, completed=done, total=total or None)
-            before = done
-
-        yield show
 
 
 def _fields(target: catalog.Target, path: Path, was_here: bool) -> dict[str, Any]:

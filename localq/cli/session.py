@@ -12,7 +12,7 @@ from types import FrameType
 
 from localq import catalog, prepare, remembered
 from localq.chat import ChatSession, Piece, Reply
-from localq.cli import choosing, options
+from localq.cli import choosing, fetch_progress, options
 from localq.cli.output import human_bytes, is_rich_terminal, note
 from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
@@ -80,7 +80,8 @@ def open_session(name: str, settings: Settings, quiet: bool, wanted: Wanted = Wa
     client = EngineClient()
     try:
         client.start()
-        path = prepare.model_path(target, note, status.bytes, settings.offline)
+        with fetch_progress.shown(target.name, quiet) as show:
+            path = prepare.model_path(target, note, show, settings.offline)
         from localq.modelfiles import open_model
         from localq.tokenizer import Tokenizer  # start-up cost: a wrong name must be answered without these
 

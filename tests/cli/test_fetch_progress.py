@@ -1,0 +1,81 @@
+"""What is seen of a download at a terminal, by `pull`, `chat` and `run`; elsewhere nothing."""
+
+from __future__ import annotations
+
+import io
+import re
+import time
+
+import pytest
+from rich.console import Console
+
+from localq import prepare, settings
+from localq.catalog import Target
+from localq.cli import fetch_progress, session
+from localq.errors import LocalqError
+
+MB = 10**6
+SEEN = r"model\.safetensors .* 2\.\d/4\.0 MB .*\d MB/s 0:00:\d\d"
+
+
+@pytest.fixture
+def terminal(monkeypatch) -> io.StringIO:
+    """What stands on it."""
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=120, color_system=None)
+    monkeypatch.setattr(fetch_progress, "is_rich_terminal", lambda stream: True)
+    monkeypatch.setattr(fetch_progress, "stderr_console", lambda: console)
+    return written
+
+
+def transfer(show: fetch_progress.OnProgress, upto: int) -> None:
+    for done in range(0, upto + 1, MB // 2):
+        show("model.safetensors", done, 4 * MB)
+        time.sleep(0.02)
+
+
+def matches(terminal: io.StringIO, pattern: str) -> bool:
+    return re.search(pattern, terminal.getvalue()) is not None
+
+
+def test_file_bytes_rate_and_time_that_is_left(terminal):
+    with fetch_progress.shown("tiny", quiet=False) as show:
+        transfer(show, 5 * MB // 2)
+    assert matches(terminal, SEEN)
+
+
+def test_nothing_is_drawn_where_nothing_is_fetched_nor_after_the_last_byte(terminal):
+    with fetch_progress.shown("tiny", quiet=False) as show:
+        assert terminal.getvalue() == ""
+        transfer(show, 4 * MB)
+        before = terminal.getvalue()
+        time.sleep(0.25)  # two turns of a bar that goes on
+        assert terminal.getvalue() == before != ""
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_no_terminal_no_bar(capsys, quiet):
+    with fetch_progress.shown("tiny", quiet, announced=True) as show:
+        transfer(show, 4 * MB)
+    assert capsys.readouterr().err == ("" if quiet else "fetching tiny\n")
+
+
+def test_chat_and_run_show_the_same_as_pull(terminal, monkeypatch, tmp_path):
+    """Here the model breaks off half way."""
+
+    def half(target, say, on_progress, offline):
+        transfer(on_progress, 5 * MB // 2)
+        raise LocalqError("tiny", "broken off")
+
+    class Client:
+        def start(self):
+            """No process: nothing is loaded."""
+
+        close = start
+
+    monkeypatch.setattr(session, "_target", lambda name, settings, wanted: Target("tiny", "folder", path=tmp_path))
+    monkeypatch.setattr(session, "EngineClient", Client)
+    monkeypatch.setattr(prepare, "model_path", half)
+    with pytest.raises(LocalqError, match="broken off"), session.open_session("tiny", settings.Settings(), False):
+        pass
+    assert matches(terminal, SEEN)
