@@ -1,8 +1,8 @@
 """The Hugging Face hub over huggingface_hub: what a repository holds at a commit, and the bytes of one file of it.
 
 The only module that talks to the hub. The client library gives the metadata, the access token (from where `hf auth
-login` puts it; never read here) and the connection, with the user's proxies and certificates. Redirects are followed
-here: the token goes to the configured hub alone, and nobody is followed to an unencrypted address.
+login` puts it; never read here) and the connection, with the user's proxies and certificates. Redirects of files are
+followed here: the token goes to the configured hub alone. Nobody is followed to an unencrypted address.
 """
 
 from __future__ import annotations
@@ -141,18 +141,29 @@ def body(
 
 
 def _next_address(repo: str, address: str, location: str) -> str:
-    """Where a redirect from `address` leads, if it may be followed: https, this machine, or the host that was chosen.
+    """Where a redirect from `address` leads. Raises LocalqError (exit 6) where it may not be followed."""
+    following = urljoin(address, location) if location else ""
+    _refuse_unencrypted(repo, following)
+    return following
 
-    Raises LocalqError (exit 6) otherwise. Only the host is named: addresses may be signed.
+
+def _refuse_unencrypted(what: str, address: str) -> None:
+    """Raises LocalqError (exit 6) unless `address` is https, on this machine, or of the host that was chosen.
+
+    Only the host is named: addresses may be signed.
     """
-    following = urljoin(address, location)
-    scheme, host, _ = _origin(following)
+    scheme, host, _ = _origin(address)
     chosen = _origin(endpoint())
     plain = scheme == "http" and (_is_loopback(host) or (chosen[0] == "http" and chosen[1] == host))
-    if not location or not host or not (scheme == "https" or plain):
+    if not host or not (scheme == "https" or plain):
         why = f"the hub redirects to {scheme or 'no'}://{host}, which is not encrypted"
-        raise no_hub(repo, why, "Check HF_ENDPOINT and the network: somebody may be in between.")
-    return following
+        raise no_hub(what, why, "Check HF_ENDPOINT and the network: somebody may be in between.")
+
+
+def _before_request(request: Any) -> None:
+    """A hook of the HTTP library: the client follows redirects of metadata by itself, each by a request like this."""
+    if request.url.scheme == "http":  # others than these two it refuses itself
+        _refuse_unencrypted(endpoint(), str(request.url))
 
 
 def _origin(address: str) -> tuple[str, str, int | None]:
@@ -183,12 +194,16 @@ def has_token() -> bool:
 
 
 def _client() -> Any:
-    """huggingface_hub, loaded late because that takes 0.4 s; told to report nothing and to print nothing."""
+    """huggingface_hub, loaded late because that takes 0.4 s; told to report and print nothing, and whom not to ask."""
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # localq sends none, and neither shall its libraries
     import huggingface_hub
     from huggingface_hub.utils import logging as hub_logging
 
     hub_logging.set_verbosity(logging.ERROR)  # its warnings repeat what errors say here, with addresses in them
+    utils: Any = huggingface_hub.utils  # as in `body`
+    hooks = utils.get_session().event_hooks["request"]
+    if _before_request not in hooks:
+        hooks.append(_before_request)
     return huggingface_hub
 
 

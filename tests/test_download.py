@@ -267,13 +267,41 @@ def test_nobody_is_followed_out_of_encryption(server, location):
     assert len(server.seen("GET", FILE)) == 1
 
 
+@pytest.mark.parametrize(
+    ("location", "said"),
+    [("http://192.0.2.7/signed?key=s3cret", "not encrypted"), ("//192.0.2.7/x", "not encrypted"),
+     ("ftp://127.0.0.1/x", "cannot be reached"), ("/api/models/a/b", "no such repository")],
+)  # fmt: skip
+def test_nor_for_metadata(server, monkeypatch, location, said):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    server.fail("/api/models/", 302, Location=location)
+    error = refused(hub_client.list_files, REPO, "main")
+    assert error.exit_code == (ExitCode.NETWORK if "no such" not in said else ExitCode.UNKNOWN_MODEL)
+    assert said in str(error)
+    assert "s3cret" not in str(error)
+    assert len(server.seen("GET", "/api/")) == 1 + (said == "no such repository")
+
+
+def test_the_token_does_not_follow_metadata_to_another_host(server, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with fake_hub.FakeHub() as other:
+        other.add(REPO, {"config.json": b"{}"})
+        server.fail("/api/models/", 307, Location=f"{other.url}/api/models/{REPO}?blobs=true")
+        assert set(hub_client.list_files(REPO, "main").files) == {"config.json"}
+        assert other.requests
+        assert [each for each in other.requests if TOKEN in str(each.headers)] == []
+
+
 def test_a_hub_with_https_stays_on_https(monkeypatch):
+    request_to = hub_client._client().utils.get_session().build_request  # httpx under the name of this version
     monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
     begin = "https://hub.example/a/b/resolve/main/c"
     assert hub_client._next_address("a/b", begin, "https://cdn.example/c") == "https://cdn.example/c"
     assert hub_client._next_address("a/b", begin, "/d") == "https://hub.example/d"
     for plain in ("http://hub.example/c", "http://cdn.example/c"):
         assert refused(hub_client._next_address, "a/b", begin, plain).exit_code == ExitCode.NETWORK
+        assert "not encrypted" in str(refused(hub_client._before_request, request_to("GET", plain)))
+    hub_client._before_request(request_to("GET", "https://cdn.example/c"))
 
 
 def test_redirects_without_an_end_end(server):
