@@ -1,28 +1,36 @@
-"""A conversation: messages in, pieces of text out, over an engine client. Both front ends draw what this decides.
+"""A conversation with a model: messages in, pieces of text out, over an engine client. The front ends draw what this
+decides.
 
-Knows text, templates and the few messages of the engine process; knows neither tensors nor terminals. A reply that
-fails or is stopped loses nothing: what was said stays, and the next message starts a new engine if the old one died.
+Knows text, templates and the few messages of the engine process; knows neither tensors nor terminals. Nothing that was
+said is lost: a reply that fails or is stopped stays as far as it came, what is replaced stays on a branch of its own,
+and where there is a store every turn is saved as it ends. The next message starts a new engine if the old one died.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from localq.errors import ExitCode, LocalqError
+from localq import overflow
+from localq.conversation import Conversation, Message
+from localq.errors import LocalqError, usage_error
 from localq.sampling import Sampling
 from localq.sanitize import sanitize
+from localq.sessions import ChatSettings, Session, SessionStore
 from localq.stats import Stats
+from localq.stops import Matcher
 from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
 
 if TYPE_CHECKING:
     from localq.tokenizer import Tokenizer
 
-CONTEXT_WARNING = 0.9  # share of the context at which the user is told, before it is full
+__all__ = ["ChatSession", "Client", "Message", "Piece", "Replies", "Reply"]
+
 _REASONS = {
-    "context": "the context is full: the reply stops here; /clear starts anew",
+    "context": "the context is full: the reply stops here, and the next message leaves out the oldest turns; "
+    "/clear starts anew",
     "length": "the reply reached its longest allowed length",
     "cancelled": "stopped",
 }
@@ -39,24 +47,12 @@ class Client(Protocol):
 
 
 @dataclass(frozen=True)
-class Message:
-    """One turn: role "system", "user" or "assistant". `complete` is False for a reply that was cut."""
-
-    role: str
-    content: str
-    complete: bool = True
-
-    def to_dict(self) -> dict[str, str]:
-        """The form that chat templates take."""
-        return {"role": self.role, "content": self.content}
-
-
-@dataclass(frozen=True)
 class Piece:
-    """Part of a reply as it streams; `text` may be empty while the prompt is read."""
+    """Part of a reply as it streams; `text` may be empty while the prompt is read. `notice`: a line for the user."""
 
     text: str
     stats: Stats
+    notice: str = ""
 
 
 @dataclass(frozen=True)
@@ -69,11 +65,19 @@ class Reply:
     notices: tuple[str, ...] = ()
 
 
+Replies = Generator[Piece | Reply, None, None]
+
+
 @dataclass
 class ChatSession:
-    """Messages, settings and an engine client. `ask` and `regenerate` stream; everything else is immediate.
+    """A conversation, settings and an engine client. `ask`, `edit` and `regenerate` stream; all else is immediate.
 
-    sampling is laid over the model's own defaults by the caller; max_tokens None = until a stop token.
+    sampling      is laid over the model's own defaults by the caller
+    max_tokens    None = until a stop token
+    stop_strings  a reply ends before the first of these
+    record        the conversation as it is saved; `go_on` takes another
+    store         None = nothing is saved
+    attached      texts that go before the next message
     """
 
     client: Client
@@ -81,14 +85,17 @@ class ChatSession:
     tokenizer: Tokenizer
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
-    messages: list[Message] = field(default_factory=list)
+    stop_strings: tuple[str, ...] = ()
+    record: Session = field(default_factory=Session)
+    store: SessionStore | None = None
+    attached: list[str] = field(default_factory=list)
     loaded: Loaded | None = None
     last: Reply | None = None
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(1)
         self._running: int | None = None
-        self._unanswered: str | None = None
+        self._read_from: int | None = None  # the first turn that the model reads, where older ones are left out
 
     # ---- the engine
 
@@ -107,88 +114,167 @@ class ChatSession:
     # ---- the conversation
 
     @property
+    def conversation(self) -> Conversation:
+        """The tree of what was said."""
+        return self.record.conversation
+
+    @property
+    def messages(self) -> list[Message]:
+        """The system prompt, and the turns of the current branch as far as they are answered."""
+        return [*self._framed([]), *self.conversation.messages()]
+
+    @property
     def system(self) -> str | None:
         """The system prompt."""
-        first = self.messages[0] if self.messages else None
-        return first.content if first and first.role == "system" else None
+        return self.conversation.system
 
     @system.setter
     def system(self, text: str | None) -> None:
-        rest = [message for message in self.messages if message.role != "system"]
-        self.messages[:] = ([Message("system", text)] if text else []) + rest
+        self.conversation.system = text or None
 
     def clear(self) -> None:
-        """Forget the conversation; the system prompt stays."""
-        self.messages[:] = [message for message in self.messages if message.role == "system"]
-        self._unanswered = None
+        """Begin anew in the same conversation; the system prompt stays, what was said is a branch of its own."""
+        self.conversation.head = None
+        self.attached.clear()
 
-    def ask(self, text: str) -> Iterator[Piece | Reply]:
+    def ask(self, text: str) -> Replies:
         """Add a user turn and stream the answer: Pieces, then one Reply. After an error `regenerate` tries again."""
-        yield from self._answer([*self.messages, Message("user", text)])
+        turn = self.conversation.say("\n\n".join([*self.attached, text]))
+        self.attached.clear()
+        self.keep()  # a process that is killed while it loads or answers has kept the question
+        return self._answer(turn)
 
-    def regenerate(self) -> Iterator[Piece | Reply]:
-        """Answer the last user turn again, dropping the reply it had."""
-        turns = list(self.messages)
-        if self._unanswered is not None:
-            turns.append(Message("user", self._unanswered))
-        else:
-            while turns and turns[-1].role == "assistant":
-                turns.pop()
-        if not turns or turns[-1].role != "user":
-            raise LocalqError("/regen", "there is no message to answer again", "Say something first.", ExitCode.USAGE)
-        yield from self._answer(turns)
+    def regenerate(self) -> Replies:
+        """Answer the last user turn again; the reply it had stays beside the new one."""
+        turn = self.conversation.last_user()
+        if turn is None:
+            raise usage_error("/regen", "there is no message to answer again", "Say something first.")
+        return self._answer(turn)
 
-    def _answer(self, turns: list[Message]) -> Iterator[Piece | Reply]:
-        self._unanswered = turns[-1].content
-        self.messages[:] = turns[:-1]
-        loaded = self.ensure_loaded()
-        prompt = self.tokenizer.chat_ids([turn.to_dict() for turn in turns])
-        text = ""
+    def edit(self, text: str, turn: int | None = None) -> Replies:
+        """Say `text` in place of a message of the user (None = the last) and stream the answer."""
+        added = self.conversation.edit_user(text, turn)
+        self.keep()
+        return self._answer(added)
+
+    def _answer(self, turn: int) -> Replies:
+        conversation, before = self.conversation, self.conversation.head
+        conversation.head, text, ended = turn, "", False
         try:
+            loaded = self.ensure_loaded()
+            prompt, notice = self._fitting(loaded)
+            if notice:
+                yield Piece("", Stats(context_size=loaded.context_size), notice)
             for part in self.complete(prompt, loaded):
-                text += part.text if isinstance(part, Piece) else ""
-                if isinstance(part, Reply):
-                    self._unanswered = None
-                    self.messages[:] = [*turns, Message("assistant", part.text, part.reason == "stop")]
-                yield part
-        except LocalqError:
-            if text:  # nothing is lost: what had arrived stays, marked as cut
-                self._unanswered = None
-                self.messages[:] = [*turns, Message("assistant", text, complete=False)]
-            raise
+                if isinstance(part, Piece):
+                    text += part.text
+                    yield part
+                    continue
+                ended = True
+                message = Message("assistant", part.text, part.reason == "stop")
+                unsaved = self._said(message, turn, part.stats)
+                yield Reply(part.text, part.reason, part.stats, (*part.notices, *unsaved))
+        finally:
+            if text and not ended:  # nothing is lost: what had arrived stays, marked as cut
+                self._said(Message("assistant", text, complete=False), turn)
+            elif not ended and before != turn:
+                conversation.head = before  # a reply that is not replaced stays where it was
 
-    def complete(self, prompt: list[int], loaded: Loaded) -> Iterator[Piece | Reply]:
+    def _said(self, message: Message, turn: int, stats: Stats | None = None) -> tuple[str, ...]:
+        self.conversation.add(message, turn, stats)
+        return tuple(filter(None, (self.keep(),)))
+
+    # ---- what the model reads
+
+    def prompt(self) -> list[int]:
+        """Token ids of what the model would read for the current branch as it stands."""
+        return self._ids_without(self.conversation.path(), self._left_out(self.conversation.path()))
+
+    def prompt_messages(self) -> list[Message]:
+        """The messages of `prompt`."""
+        path = self.conversation.path()
+        return self._framed(path[2 * self._left_out(path) :])
+
+    def _fitting(self, loaded: Loaded) -> tuple[list[int], str]:
+        """Ids of the path to the head, and what to tell where the oldest turns of it are left out."""
+        path = self.conversation.path()
+        before, exchanges = self._left_out(path), len(path) // 2
+        found = overflow.fitting(
+            lambda left_out: self._ids_without(path, left_out), exchanges, before, loaded.context_size, self.max_tokens
+        )
+        self._read_from = path[2 * found.left_out] if found.left_out else None
+        return found.ids, overflow.said(found, before)
+
+    def _left_out(self, path: list[int]) -> int:
+        """Exchanges at the beginning of `path` that the model does not read."""
+        first = self._read_from
+        return path.index(first) // 2 if first is not None and first in path else 0
+
+    def _ids_without(self, path: list[int], left_out: int) -> list[int]:
+        return self.tokenizer.chat_ids([message.to_dict() for message in self._framed(path[2 * left_out :])])
+
+    def _framed(self, turns: Sequence[int]) -> list[Message]:
+        system = [Message("system", self.system)] if self.system else []
+        return system + [self.conversation.turns[turn].message for turn in turns]
+
+    # ---- keeping
+
+    def go_on(self, record: Session) -> None:
+        """Leave this conversation, which is saved, for another; its settings hold if it was with the same model."""
+        if record.settings is not None and record.model == self.record.model:
+            chosen = record.settings
+            self.sampling, self.max_tokens, self.stop_strings = chosen.sampling, chosen.max_tokens, chosen.stop
+        record.model = self.record.model
+        self.record, self.last, self._read_from = record, None, None
+        self.attached.clear()
+
+    def save(self) -> None:
+        """Save the conversation where there is a store. Raises LocalqError where that fails."""
+        if self.store is not None and self.conversation.turns:
+            self.record.settings = ChatSettings(self.sampling, self.max_tokens, self.stop_strings)
+            self.store.save(self.record)
+
+    def keep(self) -> str:
+        """`save`; where it fails, what to tell: the turns are kept here and saved with the next that can be."""
+        try:
+            self.save()
+        except LocalqError as error:
+            return f"not saved, and tried again with the next turn: {error}"
+        return ""
+
+    # ---- a reply
+
+    def complete(self, prompt: list[int], loaded: Loaded) -> Replies:
         """Stream the continuation of `prompt` (token ids) without touching the conversation."""
         generate = Generate(
             next(self._ids), prompt, self.sampling, sorted(self.tokenizer.stop_ids), max_tokens=self.max_tokens
         )
-        detokenizer = self.tokenizer.stream()
-        text, warned_before = "", self.last is not None and self.last.stats.context_fill >= CONTEXT_WARNING
+        detokenizer, matcher = self.tokenizer.stream(), Matcher(self.stop_strings)
+        text, warned_before = "", self.last is not None and self.last.stats.context_fill >= overflow.WARNING
         self._running = generate.id
         try:
             for event in self.client.generate(generate):
                 if isinstance(event, Progress):
                     yield Piece("", event.stats)
-                elif isinstance(event, Tokens):
-                    piece = sanitize(detokenizer.push(event.ids))
+                elif isinstance(event, Tokens) and not matcher.ended():
+                    piece = matcher.push(sanitize(detokenizer.push(event.ids)))
                     text += piece
+                    if matcher.ended():
+                        self.client.cancel(generate.id)
                     yield Piece(piece, event.stats)
                 elif isinstance(event, Done):
-                    rest = sanitize(detokenizer.finish())
+                    rest = matcher.finish(sanitize(detokenizer.finish()))
                     if rest:
                         yield Piece(rest, event.stats)
-                    self.last = Reply(text + rest, event.reason, event.stats, _notices(event, warned_before))
+                    reason = "stop" if matcher.ended() else event.reason
+                    self.last = Reply(text + rest, reason, event.stats, _notices(reason, event.stats, warned_before))
                     yield self.last
         finally:
             self._running = None
 
 
-def _notices(done: Done, warned_before: bool) -> tuple[str, ...]:
-    notices = [_REASONS[done.reason]] if done.reason in _REASONS else []
-    stats = done.stats
-    if done.reason != "context" and stats.context_fill >= CONTEXT_WARNING and not warned_before:
-        notices.append(
-            f"the context is {stats.context_fill:.0%} full ({stats.context_used} of {stats.context_size} tokens): "
-            "replies stop when it is full; /clear starts anew"
-        )
+def _notices(reason: str, stats: Stats, warned_before: bool) -> tuple[str, ...]:
+    notices = [_REASONS[reason]] if reason in _REASONS else []
+    if reason != "context" and stats.context_fill >= overflow.WARNING and not warned_before:
+        notices.append(overflow.warning(stats.context_used, stats.context_size))
     return tuple(notices)

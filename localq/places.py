@@ -56,6 +56,11 @@ def pulled_dir() -> Path:
     return data_dir() / "pulled"
 
 
+def sessions_file() -> Path:
+    """Conversations: `<data>/sessions.db`."""
+    return data_dir() / "sessions.db"
+
+
 def downloads_dir() -> Path:
     """Downloads that are not finished: `<cache>/downloads`, or beside the weights where those are on another disk.
 

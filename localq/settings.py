@@ -52,6 +52,7 @@ class Settings:
     seed: int | None = None
     offline: bool = False
     stats: bool = True
+    save: bool = True
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -98,6 +99,7 @@ DESCRIPTIONS: dict[str, str] = {
     "seed": "unset = a fresh one for every reply",
     "offline": "never touch the network",
     "stats": "print tokens, tok/s and time to first token after a reply (stderr)",
+    "save": "keep every conversation of `localq chat`, turn by turn, for --continue and --resume",
 }
 
 

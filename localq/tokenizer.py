@@ -121,9 +121,13 @@ class Tokenizer:
         As transformers' `apply_chat_template(tokenize=True)`: the template writes its special tokens itself, so none
         are added. Raises LocalqError for a base model and where the template refuses.
         """
+        return self.encode(self.chat_text(messages))
+
+    def chat_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The text of `chat_ids`, special tokens as they are written."""
         if self.chat_template is None:
             raise LocalqError("chat", "this base model has no chat template", "`localq run` completes plain text.")
-        return self.encode(template.render(self.chat_template, messages, self.special_tokens))
+        return template.render(self.chat_template, messages, self.special_tokens)
 
 
 class Detokenizer:

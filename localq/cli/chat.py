@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from typer.core import TyperCommand
 
 from localq import catalog
 from localq.cli import options
@@ -14,7 +16,8 @@ from localq.errors import ExitCode, LocalqError
 from localq.settings import Settings
 
 if TYPE_CHECKING:
-    from localq.chat import Piece, Reply
+    from localq.chat import Replies
+    from localq.cli.resume import Start
     from localq.cli.session import Opened
 
 LEAVE_WITHIN_S = 2.0  # a second Ctrl-C at the empty prompt within this time leaves
@@ -31,6 +34,10 @@ def chat(
     min_p: options.MinP = None,
     repeat_penalty: options.RepeatPenalty = None,
     seed: options.Seed = None,
+    stop: options.Stop = None,
+    continue_: options.Continue = False,
+    resume: options.Resume = None,
+    save: options.Save = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     vram: options.Vram = None,
@@ -46,22 +53,30 @@ def chat(
     quiet: options.Quiet = False,
 ) -> int:
     """Hold a conversation with MODEL."""
-    settings = options.effective(
-        model=model, system=options.system_text(system), ctx=ctx, max_tokens=max_tokens, temperature=temperature,
-        top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed, device=device, dtype=dtype,
-        vram=vram, kv=kv, embed=embed, head=head, reserve=reserve, offline=offline, stats=stats,
-    )  # fmt: skip
+    flags = {
+        "model": model, "system": options.system_text(system), "ctx": ctx, "max_tokens": max_tokens,
+        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "repeat_penalty": repeat_penalty,
+        "seed": seed, "device": device, "dtype": dtype, "vram": vram, "kv": kv, "embed": embed, "head": head,
+        "reserve": reserve, "offline": offline, "stats": stats, "save": save,
+    }  # fmt: skip
+    settings = options.effective(**flags)
     if dry_run:
         from localq.cli.dry_run import print_plan  # start-up cost: only asked for here
 
         print_plan(settings.model, format, settings)
         return ExitCode.OK
-    return converse(settings, quiet, format, force)
+    if not continue_ and resume is None:
+        catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
+    from localq.cli import resume as beginning  # start-up cost, not for --help
+
+    record = beginning.wanted_session(continue_, resume)
+    if record is not None:
+        settings = beginning.settings_of(record, settings, flags)
+    return converse(settings, beginning.start(record, settings, stop), quiet, format, force)
 
 
-def converse(settings: Settings, quiet: bool, format: str | None = None, force: bool = False) -> int:
+def converse(settings: Settings, start: Start, quiet: bool, format: str | None = None, force: bool = False) -> int:
     """Open the model and read messages until the user leaves."""
-    catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
     from localq.cli.session import Wanted, load_now, memory_line, open_session  # start-up cost, not for --help
 
     with open_session(settings.model, settings, quiet, Wanted(format, force)) as opened:
@@ -71,11 +86,27 @@ def converse(settings: Settings, quiet: bool, format: str | None = None, force: 
         loaded = load_now(opened)
         if settings.stats and not quiet and (line := memory_line(loaded)):
             note(line)
-        if sys.stdin.isatty() and not quiet:
+        at_terminal = sys.stdin.isatty() and not quiet
+        if at_terminal:
             note(
                 f"{loaded.name} ({loaded.format}) on {loaded.device_name}, context {loaded.context_size}. /help, Ctrl-D"
             )
-        return _Loop(opened, settings.stats and not quiet).run()
+        start.take_up(opened.session, quiet)
+        code = _Loop(opened, settings.stats and not quiet).run()
+        record = opened.session.record
+        if at_terminal and record.id is not None:
+            note(f"kept as {record.id}: `localq chat --resume {record.id}` or `localq chat --continue` goes on")
+        return code
+
+
+class Command(TyperCommand):
+    """`--resume` with nothing behind it means: choose from a list. The parser knows no options like that."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`args` with an empty value for a bare `--resume`."""
+        said = [*args, "-"]
+        bare = [each == "--resume" and said[place + 1].startswith("-") for place, each in enumerate(args)]
+        return super().parse_args(ctx, ["--resume=" if alone else each for each, alone in zip(args, bare, strict=True)])
 
 
 class _Loop:
@@ -117,20 +148,21 @@ class _Loop:
             name, argument = commands.parse(line.strip())
             if name == "/exit":
                 return False
-            if name == "/regen":
-                self.stream(self.session.regenerate())
+            result = commands.COMMANDS[name](self.session, argument)
+            if isinstance(result, str):
+                note(result)
             else:
-                note(commands.COMMANDS[name](self.session, argument))
+                self.stream(result)
             return True
         self.stream(self.session.ask(line.removeprefix("/")))
         return True
 
-    def stream(self, parts: Iterator[Piece | Reply]) -> None:
+    def stream(self, parts: Replies) -> None:
         """Print a reply as it arrives; Ctrl-C stops it and keeps it."""
         from localq.cli.session import interruptible, load_now, print_reply, stats_line
 
         load_now(self.opened)
-        with interruptible(self.session):
+        with interruptible(self.session), contextlib.closing(parts):  # closed: what came of it is kept
             reply = print_reply(parts, self.opened.status)
         if reply is not None:
             for line in reply.notices:

@@ -1,4 +1,5 @@
-"""The slash commands of the line chat. Each takes the session and its argument and returns what to print."""
+"""The slash commands of the line chat. Each takes the session and its argument and returns what to print, or a reply
+that streams."""
 
 from __future__ import annotations
 
@@ -6,25 +7,40 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from localq import settings
-from localq.chat import ChatSession
+from localq import settings, stops
+from localq.chat import ChatSession, Replies
+from localq.cli import session_commands, text_commands
 from localq.cli.options import system_text
 from localq.cli.output import memory_lines
 from localq.cli.session import stats_line
 from localq.errors import ExitCode, LocalqError, usage_error
 
 HELP = """\
-/help              this list
-/clear             forget the conversation (the system prompt stays)
-/regen             answer the last message again
-/system [TEXT]     show or set the system prompt; @FILE reads it, "off" removes it
-/set [NAME VALUE]  list or change sampling settings and max_tokens
-/stats             speed of the last reply, model, device and memory
-/exit              leave (Ctrl-D does too)
+/help                  this list
+/clear, /new           begin anew in this conversation, or in another; the system prompt stays
+/regen                 answer the last message again; the reply it had stays
+/edit [TEXT]           say the last message otherwise; without TEXT in $VISUAL or $EDITOR. /edit -a changes the reply
+/undo                  take back the last message and its reply
+/n [NUMBER]            list the replies that the last message has had, or go on with one of them
+/read FILE             put a text file before your next message
+/copy [N|code]         copy the last reply, the N-th last, or the last block of code, as it was written
+/sessions [TEXT]       list conversations, or search them; /sessions rm N removes one, /sessions restore N undoes that
+/resume N|TITLE        go on with another conversation
+/save [NAME]           name this conversation; it is saved after every turn anyway, unless --no-save was given
+/export md|json [FILE] write it to FILE, or print it
+/system [TEXT]         show or set the system prompt; @FILE reads it, "off" removes it
+/set [NAME VALUE]      list or change sampling settings, max_tokens and stop
+/tokens                how full the context is
+/show prompt|template  the text that the model reads, or the template that makes it
+/stats                 speed of the last reply, this conversation, model, device and memory
+/exit                  leave (Ctrl-D does too)
 
 Ctrl-C stops a reply and keeps it. A line ending in \\, or lines between two lines of triple quotes, make one message;
 Alt-Enter and Ctrl-J start a new line. A message that begins with a slash is written with two."""
-ALIASES = {"/?": "/help", "/r": "/regen", "/retry": "/regen", "/bye": "/exit", "/quit": "/exit", "/x": "/exit"}
+ALIASES = {
+    "/?": "/help", "/r": "/regen", "/retry": "/regen", "/regenerate": "/regen", "/e": "/edit", "/cc": "/copy",
+    "/bye": "/exit", "/quit": "/exit", "/x": "/exit",
+}  # fmt: skip
 _SETTABLE = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "max_tokens")
 
 
@@ -49,10 +65,14 @@ def system(session: ChatSession, argument: str) -> str:
 def set_value(session: ChatSession, argument: str) -> str:
     """List the sampling settings, or change one ("none" where a setting may be unset)."""
     values: dict[str, Any] = {**dataclasses.asdict(session.sampling), "max_tokens": session.max_tokens}
+    values["stop"] = " | ".join(session.stop_strings) or None
     if argument:
         name, _, text = argument.partition(" ")
-        if name not in _SETTABLE:
-            raise usage_error(name, "there is no such setting", f"Settings: {', '.join(_SETTABLE)}.")
+        if name == "stop" and text.strip():
+            session.stop_strings = () if text.strip() == "none" else stops.checked([text.strip()])
+            return f"stop = {text.strip()}"
+        if name not in (*_SETTABLE, "stop"):
+            raise usage_error(name, "there is no such setting", f"Settings: {', '.join((*_SETTABLE, 'stop'))}.")
         if not text.strip():
             return f"{name} = {values[name]}"
         value = None if text.strip() == "none" else settings.parse(name, text.strip(), "/set")
@@ -66,8 +86,13 @@ def set_value(session: ChatSession, argument: str) -> str:
 
 
 def stats(session: ChatSession, argument: str) -> str:
-    """The last reply's figures and what the engine holds."""
+    """The last reply's figures, those of the conversation, and what the engine holds."""
     lines = [stats_line(session.last.stats)] if session.last else ["no reply yet"]
+    given = [turn.stats for turn in session.conversation.replies() if turn.stats is not None]
+    if given:
+        made, seconds = sum(each.generated_tokens for each in given), sum(each.decode_s for each in given)
+        speed = f", {(made - len(given)) / seconds:.1f} tok/s" if seconds > 0 else ""
+        lines.append(f"this conversation: {len(given)} replies, {made} tokens{speed}")
     if session.loaded is not None:
         loaded = session.loaded
         lines.append(f"{loaded.name}: {loaded.format}, {loaded.dtype}, on {loaded.device_name}")
@@ -75,20 +100,32 @@ def stats(session: ChatSession, argument: str) -> str:
     return "\n".join(lines)
 
 
-COMMANDS: dict[str, Callable[[ChatSession, str], str]] = {
+COMMANDS: dict[str, Callable[[ChatSession, str], str | Replies]] = {
     "/help": show_help,
     "/clear": clear,
+    "/new": session_commands.new,
+    "/regen": text_commands.regenerate,
+    "/edit": text_commands.edit,
+    "/undo": text_commands.undo,
+    "/n": text_commands.alternatives,
+    "/read": text_commands.read,
+    "/copy": text_commands.copy,
+    "/sessions": session_commands.sessions,
+    "/resume": session_commands.resume,
+    "/save": session_commands.save,
+    "/export": session_commands.export,
     "/system": system,
     "/set": set_value,
+    "/tokens": text_commands.tokens,
+    "/show": text_commands.show,
     "/stats": stats,
 }
-STREAMING = ("/regen", "/exit")  # these need the loop itself
 
 
 def parse(line: str) -> tuple[str, str]:
     """(command, argument) of a line that begins with a slash; an unknown command is an error, never a message."""
     name, _, argument = line.partition(" ")
     name = ALIASES.get(name, name)
-    if name not in COMMANDS and name not in STREAMING:
+    if name not in COMMANDS and name != "/exit":
         raise LocalqError(name, "there is no such command", "/help lists them; // sends a slash.", ExitCode.USAGE)
     return name, argument.strip()

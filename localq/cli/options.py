@@ -82,6 +82,17 @@ Offline = Annotated[
     bool | None, typer.Option("--offline/--online", help="Never touch the network.", show_default=False)
 ]
 ShowStats = Annotated[bool | None, typer.Option("--stats/--no-stats", help="Speed after a reply.", show_default=False)]
+Stop = Annotated[
+    list[str] | None, typer.Option("--stop", metavar="TEXT", help="End a reply before this text; may be repeated.")
+]
+Continue = Annotated[bool, typer.Option("--continue", help="Go on with the last conversation.")]
+Resume = Annotated[
+    str | None,
+    typer.Option("--resume", metavar="[ID|TITLE]", help="Go on with this one; without a value: choose from a list."),
+]
+Save = Annotated[
+    bool | None, typer.Option("--save/--no-save", help="Keep the conversation on disk.", show_default=False)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no statistics.")]
 

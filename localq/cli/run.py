@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localq import catalog
+from localq import stops as stop_strings
 from localq.cli import options
 from localq.cli.output import note, print_json
 from localq.errors import ExitCode, usage_error
@@ -31,6 +32,7 @@ def run(
     min_p: options.MinP = None,
     repeat_penalty: options.RepeatPenalty = None,
     seed: options.Seed = None,
+    stop: options.Stop = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     vram: options.Vram = None,
@@ -54,11 +56,13 @@ def run(
     )  # fmt: skip
     if dry_run:
         return _plan(settings, format, json)
+    stops = stop_strings.checked(stop or ())
     text = _joined(prompt or [])
     catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
     from localq.cli.session import Wanted, interruptible, load_now, memory_line, open_session, print_reply, stats_line
 
     with open_session(settings.model, settings, quiet, Wanted(format, force)) as opened:
+        opened.session.stop_strings = stops
         loaded = load_now(opened)
         with interruptible(opened.session) as pressed:
             parts = _parts(opened.session, text, quiet)

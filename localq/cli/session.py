@@ -90,6 +90,7 @@ def open_session(name: str, settings: Settings, quiet: bool, wanted: Wanted = Wa
         sampling = settings.sampling(Sampling.from_generation_config(files.generation_config))
         session = ChatSession(client, request, Tokenizer.load(files), sampling, settings.max_tokens)
         session.system = settings.system
+        session.record.model = str(target.path.absolute()) if target.path is not None else target.name
         status.clear()
         yield Opened(session, client, status)
     finally:
@@ -188,6 +189,9 @@ def print_reply(parts: Iterator[Piece | Reply], status: StatusLine, write_text: 
     for part in parts:
         if isinstance(part, Reply):
             reply = part
+        elif part.notice:
+            status.clear()
+            note(f"({part.notice})")
         elif part.text:
             status.clear()
             if write_text:

@@ -27,12 +27,13 @@ class _Commands(Mapping[str, TyperCommand | TyperGroup]):
         verb = ALIASES.get(name, name)
         if verb not in VERBS:
             raise KeyError(name)
-        implementation = getattr(importlib.import_module(f"localq.cli.{verb}"), verb)
+        module = importlib.import_module(f"localq.cli.{verb}")
+        implementation = getattr(module, verb)
         if isinstance(implementation, typer.Typer):
             app = implementation
         else:
             app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-            app.command(name=verb)(implementation)
+            app.command(name=verb, cls=getattr(module, "Command", TyperCommand))(implementation)
         command = typer.main.get_command(app)
         assert isinstance(command, TyperCommand | TyperGroup)
         return command

@@ -9,6 +9,7 @@ import pytest
 from localq import catalog, gpus, planner, remembered
 from localq.cli import commands, execute, session
 from localq.cli.output import memory_lines
+from localq.conversation import Conversation
 from localq.errors import ExitCode
 from localq.worker.messages import Loaded
 
@@ -35,6 +36,7 @@ class FakeSession:
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded, self.last, self._answer = None, None, loaded
+        self.conversation = Conversation()
 
     def ensure_loaded(self, on_event) -> Loaded:
         self.loaded = self._answer

@@ -16,9 +16,11 @@ class CharTokenizer:
     stop_ids = frozenset({0})
     chat_template: str | None = "scripted"
 
+    def chat_text(self, messages: list[dict[str, str]]) -> str:
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>"
+
     def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
-        text = "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>"
-        return [ord(letter) for letter in text]
+        return [ord(letter) for letter in self.chat_text(messages)]
 
     def prompt_ids(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]

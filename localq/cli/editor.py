@@ -1,0 +1,44 @@
+"""Letting the user change a text in an editor of their own: $VISUAL, or $EDITOR."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from localq.errors import LocalqError, usage_error
+
+
+def edited(text: str, otherwise: str) -> str:
+    """`text` as it comes back from the editor. `otherwise`: what to do without one.
+
+    Raises LocalqError where there is none, it fails, or nothing was changed.
+    """
+    command = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    if not command or not sys.stdin.isatty():
+        why = "the variables VISUAL and EDITOR are not set" if not command else "there is no terminal to edit at"
+        raise usage_error("editor", why, otherwise)
+    descriptor, name = tempfile.mkstemp(prefix="localq-", suffix=".md")  # mode 0600
+    path = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+            file.write(text)
+        result = _run(command, name).rstrip("\n")
+    finally:
+        path.unlink(missing_ok=True)
+    if not result.strip() or result == text.rstrip("\n"):
+        raise usage_error("editor", "nothing was changed", "The conversation is as it was.")
+    return result
+
+
+def _run(command: str, name: str) -> str:
+    try:
+        code = subprocess.run([*shlex.split(command), name], check=False).returncode
+        if code != 0:
+            raise LocalqError(command, f"it ended with code {code}", "The conversation is as it was.")
+        return Path(name).read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError) as error:  # not found; quotes that do not close
+        raise LocalqError(command, f"it cannot be run ({error})", "Set VISUAL or EDITOR.") from error

@@ -1,0 +1,117 @@
+"""Slash commands about whole conversations: listing, naming, changing to another, exporting."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from localq import disk, transcript
+from localq.chat import ChatSession
+from localq.cli.output import human_bytes
+from localq.errors import usage_error
+from localq.sanitize import sanitize
+from localq.sessions import Session, SessionStore, Summary
+
+SHOWN = 20  # of the last conversations
+
+
+def store_of(session: ChatSession) -> SessionStore:
+    """Where conversations are, also when this one is not saved."""
+    return session.store or SessionStore()
+
+
+def table(summaries: list[Summary], current: int | None = None) -> str:
+    """One line each: number, when, turns, model, title."""
+    lines = []
+    for each in summaries:
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.changed_s))
+        mark, model = "*" if each.id == current else " ", each.model.rpartition("/")[2]
+        lines.append(f"{mark}{each.id:>5}  {when}  {each.turns:>4} turns  {model:<20}  {each.title}")
+    return sanitize("\n".join(lines))
+
+
+def sessions(session: ChatSession, argument: str) -> str:
+    """List conversations, the last used first; search them; remove one or bring it back."""
+    store, (word, _, rest) = store_of(session), argument.partition(" ")
+    if word in ("rm", "restore") and rest.strip().isascii() and rest.strip().isdigit():
+        number = int(rest.strip()[:18])
+        if word == "restore":
+            store.restore(number)
+            return f"{number} is back"
+        if number == session.record.id:
+            raise usage_error("/sessions rm", "this is the conversation you are in", "/new begins another.")
+        store.delete(number)
+        return f"{number} is removed; /sessions restore {number} brings it back until tomorrow"
+    found = store.summaries(argument, SHOWN + 1)
+    if not found:
+        return "no conversation has that in it" if argument else "no conversation was saved yet"
+    more = "\n(there are more: /sessions TEXT searches them)" if len(found) > SHOWN else ""
+    return table(found[:SHOWN], session.record.id) + more
+
+
+def resume(session: ChatSession, argument: str) -> str:
+    """Go on with another conversation, with the model that is loaded."""
+    if not argument:
+        return sessions(session, "") + "\n/resume NUMBER or TITLE goes on with one"
+    record = store_of(session).find(argument)
+    was_with = record.model
+    session.save()
+    session.go_on(record)
+    other = "" if was_with == record.model else f"\nit was with {was_with}; it goes on with {record.model}"
+    return taken_up(record) + other
+
+
+def new(session: ChatSession, argument: str) -> str:
+    """Begin another conversation; the system prompt stays."""
+    session.save()
+    record = Session(model=session.record.model)
+    record.conversation.system = session.system
+    session.go_on(record)
+    return "a new conversation"
+
+
+def save(session: ChatSession, argument: str) -> str:
+    """Give the conversation a name; one that was not saved so far is from now on."""
+    if not session.conversation.turns:
+        raise usage_error("/save", "there is nothing to save yet", "Say something first.")
+    session.store = store_of(session)
+    session.record.title = " ".join(sanitize(argument).split())[:200] or session.record.title
+    session.save()
+    record = session.record
+    assert record.id is not None
+    session.store.rename(record.id, record.name())
+    return f"saved as {record.id}: {record.name()}"
+
+
+def export(session: ChatSession, argument: str) -> str:
+    """Write the conversation to a file, or print it."""
+    format, _, name = argument.partition(" ")
+    if format not in transcript.FORMATS:
+        raise usage_error("/export", "it takes `md` or `json`, and a file", "/export md notes.md")
+    text = transcript.export(session.record, format)
+    if not name.strip():
+        print(text, end="", flush=True)
+        return "(printed; /export md FILE writes a file)"
+    path = Path(name.strip()).expanduser()
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError as error:
+        raise usage_error(str(path), "it exists already", "Give another name.") from error
+    except (OSError, ValueError) as error:
+        why = f"it cannot be written ({getattr(error, 'strerror', None) or error})"
+        raise usage_error(str(path), why, "Check the path.") from error
+    with disk.disk_errors(path), os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+        file.write(text)
+    return f"{path}: {human_bytes(len(text.encode('utf-8', 'replace')))}"
+
+
+def taken_up(record: Session) -> str:
+    """What to tell of a conversation that is gone on with: its name, and how it ended."""
+    messages = record.conversation.messages()
+    lines = [f"{record.name()} ({len(messages)} messages)"]
+    for message in messages[-2:]:
+        lines.append(f"{'>>> ' if message.role == 'user' else ''}{message.content}")
+    if len(record.conversation.path()) > len(messages):
+        lines.append("(the last message has no answer: /regen answers it)")
+    return sanitize("\n".join(lines))

@@ -1,0 +1,139 @@
+"""Slash commands about texts: what the model reads, what it said, and files that are put into a message."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from localq import transcript
+from localq.chat import ChatSession, Replies
+from localq.cli import clipboard
+from localq.cli.editor import edited
+from localq.cli.output import human_bytes
+from localq.errors import usage_error
+from localq.sanitize import sanitize
+
+MOST_BYTES = 2**20  # of a file for /read; a conversation may have little more
+
+
+def regenerate(session: ChatSession, argument: str) -> Replies:
+    """Answer the last message again."""
+    return session.regenerate()
+
+
+def edit(session: ChatSession, argument: str) -> str | Replies:
+    """Say the last message otherwise, in words given here or in an editor; `-a` changes the reply instead."""
+    option, _, rest = argument.partition(" ")
+    conversation = session.conversation
+    if option == "-a":
+        last = conversation.last_reply()
+        old = "" if last is None else conversation.turns[last].message.content
+        text = rest.strip() or (edited(old, "Write the reply behind it: /edit -a TEXT.") if old else "")
+        conversation.edit_reply(text)
+        return session.keep() or "the reply is changed; the old one stays (/n)"
+    last = conversation.last_user()
+    old = "" if last is None else conversation.turns[last].message.content
+    return session.edit(argument or (edited(old, "Write the message behind it: /edit TEXT.") if old else ""))
+
+
+def undo(session: ChatSession, argument: str) -> str:
+    """Take back the last message and its reply."""
+    said = session.conversation.undo()
+    words = " ".join(said.split())
+    return session.keep() or f"taken back: {words if len(words) <= 60 else words[:57] + '...'}"
+
+
+def alternatives(session: ChatSession, argument: str) -> str:
+    """List the replies that the last message has had, or go on with one of them."""
+    conversation = session.conversation
+    last = conversation.last_reply()
+    if last is None:
+        raise usage_error("/n", "there is no reply yet", "Say something first.")
+    sisters = conversation.sisters(last)
+    if argument:
+        conversation.take(sisters[_number(argument, len(sisters), "/n") - 1])
+        return session.keep() or conversation.turns[conversation.last_reply() or 0].message.content
+    lines = []
+    for number, turn in enumerate(sisters, 1):
+        words = " ".join(conversation.turns[turn].message.content.split())
+        lines.append(f"{'*' if turn == last else ' '} {number}  {words if len(words) <= 70 else words[:67] + '...'}")
+    return "\n".join(lines)
+
+
+def tokens(session: ChatSession, argument: str) -> str:
+    """How full the context is."""
+    if not session.conversation.path():
+        return "nothing said yet"
+    used, read = len(session.prompt()), len(session.prompt_messages())
+    line = f"the model reads {used} tokens ({read} messages"
+    line += ", the system prompt among them)" if session.system else ")"
+    if session.loaded is not None:
+        size = session.loaded.context_size
+        line += f", {used / size:.0%} of its context of {size}"
+    unread = len(session.conversation.path()) + bool(session.system) - read
+    return line + (f"\nthe oldest {unread} messages are left out: the context is full" if unread else "")
+
+
+def show(session: ChatSession, argument: str) -> str:
+    """The text that the model reads, or the template that makes it."""
+    if argument == "template":
+        return session.tokenizer.chat_template or "this model has no chat template"
+    if argument != "prompt":
+        raise usage_error("/show", "it shows `prompt` or `template`", "/stats and /set show the rest.")
+    if not session.conversation.path():
+        return "nothing said yet"
+    text = session.tokenizer.chat_text([message.to_dict() for message in session.prompt_messages()])
+    print(sanitize(text), flush=True)
+    return f"({len(session.prompt())} tokens)"
+
+
+def copy(session: ChatSession, argument: str) -> str:
+    """Copy the last reply, the N-th last one, or the last block of code."""
+    replies = [message.content for message in session.messages if message.role == "assistant"]
+    if not replies:
+        raise usage_error("/copy", "there is no reply yet", "Say something first.")
+    if argument == "code":
+        blocks = transcript.code_blocks(replies[-1])
+        if not blocks:
+            raise usage_error("/copy code", "there is no code in the last reply", "/copy takes all of it.")
+        return clipboard.copy(blocks[-1])
+    back = _number(argument, len(replies), "/copy") if argument else 1
+    return clipboard.copy(replies[-back])
+
+
+def read(session: ChatSession, argument: str) -> str:
+    """Put a file before the next message."""
+    if not argument:
+        raise usage_error("/read", "there is no file", "/read FILE puts it before your next message.")
+    path = Path(argument).expanduser()
+    text = sanitize(_text_of(path))
+    session.attached.append(f"{sanitize(path.name)}:\n\n{text}")
+    return f"{path.name}: {human_bytes(len(text.encode()))} go before your next message"
+
+
+def _text_of(path: Path) -> str:
+    try:
+        # O_NONBLOCK: opening a named pipe must not wait for somebody who writes to it.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise usage_error(str(path), "it is no regular file", "Give a text file.")
+            raw = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = f"it cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise usage_error(str(path), why, "Check the path.") from error
+    if len(raw) > MOST_BYTES:
+        raise usage_error(str(path), f"it has more than {human_bytes(MOST_BYTES)}", "Give a part of it.")
+    if b"\0" in raw:
+        raise usage_error(str(path), "it is no text", "Give a text file.")
+    try:
+        return raw.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        raise usage_error(str(path), f"it is not UTF-8 (byte {error.start})", "Convert it: iconv -t utf-8.") from error
+
+
+def _number(text: str, most: int, command: str) -> int:
+    if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= most):
+        raise usage_error(command, f"'{text[:20]}' is none of 1 to {most}", f"{command} takes a number.")
+    return int(text)

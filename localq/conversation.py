@@ -1,0 +1,138 @@
+"""A conversation as a tree of turns: what was said stays, and one path through the tree is what the model reads.
+
+A regenerated reply is a sister of the reply it replaces, an edited message a sister of the one it replaces. Turns are
+only ever added, so a conversation is saved by saving what is new. Knows neither models nor files nor terminals.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from localq.errors import usage_error
+from localq.stats import Stats
+
+TITLE_CHARACTERS = 60
+
+
+@dataclass(frozen=True)
+class Message:
+    """One turn: role "system", "user" or "assistant". `complete` is False for a reply that was cut."""
+
+    role: str
+    content: str
+    complete: bool = True
+
+    def to_dict(self) -> dict[str, str]:
+        """The form that chat templates take."""
+        return {"role": self.role, "content": self.content}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A message in the tree: what it follows, when it came to be (Unix seconds), and the figures of a reply."""
+
+    message: Message
+    parent: int | None
+    created_s: float
+    stats: Stats | None = None
+
+
+@dataclass
+class Conversation:
+    """Turns, numbered as they came. The path ends at `head`; None is an empty conversation.
+
+    Along a path messages of the user and replies take turns, beginning with the user; a path may end in a message that
+    has no answer (yet).
+    """
+
+    turns: list[Turn] = field(default_factory=list)
+    head: int | None = None
+    system: str | None = None
+
+    # ---- reading
+
+    def path(self) -> list[int]:
+        """The turns from the first to the head."""
+        found, turn = [], self.head
+        while turn is not None:
+            found.append(turn)
+            turn = self.turns[turn].parent
+        return found[::-1]
+
+    def answered(self) -> list[int]:
+        """The path without a message at its end that has no answer."""
+        path = self.path()
+        return path[:-1] if path and self.turns[path[-1]].message.role == "user" else path
+
+    def messages(self) -> list[Message]:
+        """Of `answered`."""
+        return [self.turns[turn].message for turn in self.answered()]
+
+    def last_user(self) -> int | None:
+        """The last message of the user on the path, answered or not."""
+        return next((turn for turn in reversed(self.path()) if self.turns[turn].message.role == "user"), None)
+
+    def last_reply(self) -> int | None:
+        """The reply at the end of the path."""
+        path = self.answered()
+        return path[-1] if path else None
+
+    def sisters(self, turn: int) -> list[int]:
+        """The turns that stand in the same place, `turn` among them, the oldest first."""
+        parent, role = self.turns[turn].parent, self.turns[turn].message.role
+        return [
+            index for index, each in enumerate(self.turns) if each.parent == parent and each.message.role == role
+        ]  # fmt: skip
+
+    def title(self) -> str:
+        """The first words of the user, on one line."""
+        first = next((turn.message.content for turn in self.turns if turn.message.role == "user"), "")
+        words = " ".join(first[: 10 * TITLE_CHARACTERS].split())
+        return words if len(words) <= TITLE_CHARACTERS else words[: TITLE_CHARACTERS - 3].rstrip() + "..."
+
+    def replies(self) -> Iterator[Turn]:
+        """Every reply that was ever given, those that were replaced too."""
+        return (turn for turn in self.turns if turn.message.role == "assistant")
+
+    # ---- changing
+
+    def add(self, message: Message, parent: int | None, stats: Stats | None = None) -> int:
+        """Put `message` behind `parent`; it becomes the head."""
+        self.turns.append(Turn(message, parent, time.time(), stats))
+        self.head = len(self.turns) - 1
+        return self.head
+
+    def say(self, text: str) -> int:
+        """A message of the user behind the last reply."""
+        return self.add(Message("user", text), self.last_reply())
+
+    def edit_user(self, text: str, turn: int | None = None) -> int:
+        """Say `text` in place of `turn`, or of the last message of the user. What followed stays on its own branch."""
+        replaced = self.last_user() if turn is None else turn
+        if replaced is None or self.turns[replaced].message.role != "user":
+            raise usage_error("/edit", "there is no message to edit", "Say something first.")
+        return self.add(Message("user", text), self.turns[replaced].parent)
+
+    def edit_reply(self, text: str) -> int:
+        """Put `text` in place of the last reply."""
+        replaced = self.last_reply()
+        if replaced is None:
+            raise usage_error("/edit -a", "there is no reply to edit", "Say something first.")
+        return self.add(Message("assistant", text), self.turns[replaced].parent)
+
+    def undo(self) -> str:
+        """Go back to before the last message of the user, which is returned."""
+        last = self.last_user()
+        if last is None:
+            raise usage_error("/undo", "there is nothing to undo", "Say something first.")
+        self.head = self.turns[last].parent
+        return self.turns[last].message.content
+
+    def take(self, turn: int) -> None:
+        """Go on at `turn`, at the newest end of what follows it."""
+        newest = {each.parent: index for index, each in enumerate(self.turns)}
+        while turn in newest:
+            turn = newest[turn]
+        self.head = turn

@@ -1,0 +1,74 @@
+"""What the model reads of a conversation that is longer than its context: the system prompt and the newest turns.
+
+An exchange is a message of the user and the reply to it. When the prompt leaves no room for a reply, the oldest
+exchanges are left out, down to TARGET of the context, so that the next ones need not be: whatever is left out makes the
+model read the rest again. Nothing is deleted, and every time the user is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from localq.errors import usage_error
+
+ROOM = 1 / 16  # of the context, for the reply; less where replies are limited to less. Below 1 - WARNING: told first
+TARGET = 3 / 4
+WARNING = 0.9  # share of the context at which the user is told, before it is full
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids of what the model reads, and how many of the oldest exchanges are not among it."""
+
+    ids: list[int]
+    left_out: int
+
+
+def fitting(
+    prompt: Callable[[int], list[int]], exchanges: int, left_out: int, size: int, max_tokens: int | None
+) -> Prompt:
+    """The prompt for a context of `size` tokens. `prompt(n)`: the ids without the oldest n of `exchanges`.
+
+    left_out: how many were left out last time; as long as those are enough they stay the same, which keeps the KV
+    cache. Raises LocalqError (exit 2) where not even the last message alone fits.
+    """
+    room = max(1, min(max_tokens or size, int(size * ROOM)))
+    ids = prompt(left_out)
+    if len(ids) + room <= size:
+        return Prompt(ids, left_out)
+    low, high = left_out + 1, exchanges  # the fewest that are enough lie between these
+    best: Prompt | None = None
+    while low <= high:
+        middle = (low + high) // 2
+        ids = prompt(middle)
+        if len(ids) <= size * TARGET:
+            best, high = Prompt(ids, middle), middle - 1
+        else:
+            low = middle + 1
+    if best is not None:
+        return best
+    ids = prompt(exchanges)
+    if len(ids) >= size:
+        why = f"with the system prompt it has {len(ids)} tokens, and the context holds {size}"
+        raise usage_error("the message", why, "Send less, or use a larger context (--ctx).")
+    return Prompt(ids, exchanges)
+
+
+def said(prompt: Prompt, left_out: int) -> str:
+    """What to tell when `prompt` leaves out other exchanges than the `left_out` before; empty where it does not."""
+    if prompt.left_out == left_out or not prompt.left_out:
+        return ""
+    oldest = "exchange is" if prompt.left_out == 1 else f"{prompt.left_out} exchanges are"
+    return (
+        f"the context is full: the oldest {oldest} no longer read by the model, which reads the rest again; "
+        "the conversation itself keeps them"
+    )
+
+
+def warning(used: int, size: int) -> str:
+    """That the context will soon be full."""
+    return (
+        f"the context is {used / size:.0%} full ({used} of {size} tokens): when it is full, the model "
+        "reads only the system prompt and the newest turns; /clear starts anew"
+    )

@@ -1,0 +1,305 @@
+"""Conversations on disk: `<data>/sessions.db`, an SQLite file that survives kill -9 and power cuts between two states.
+
+schema    sessions (title, model, system, settings as JSON, head = a row of turns, used = a count that grows with every
+          save, so that a clock that jumps does not reorder them) and turns (one row each, with the row of its parent);
+          `PRAGMA user_version` is the version, `application_id` says that the file is ours
+journal   rollback (DELETE), synchronous=EXTRA: a save is one transaction a turn, so nobody waits, the file is whole on
+          its own and works on network disks. Not WAL: up to SQLite 3.51.2, which Python still comes with, two processes
+          on one file can damage it (the WAL-reset bug)
+locks     none between two calls: each opens the file, does one transaction and closes it, from any thread. Two
+          processes in one conversation add branches to the same tree; nothing is overwritten
+privacy   mode 0600; what is deleted is overwritten with zeros
+
+A file of a newer version, of something else, or a damaged one is a LocalqError (exit 8), and is left as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from localq import disk, places
+from localq.conversation import Conversation, Message, Turn
+from localq.errors import ExitCode, LocalqError, bad_file
+from localq.sampling import Sampling
+from localq.stats import Stats
+from localq.stops import checked
+
+SCHEMA = 1
+APPLICATION_ID = 0x6C6F7171  # "loqq"
+BUSY_S = 10.0  # for another process to end its transaction, which takes milliseconds
+KEPT_S = 86400.0  # a deleted conversation can be restored for so long
+_TABLES = """
+CREATE TABLE sessions (id INTEGER PRIMARY KEY AUTOINCREMENT, title TEXT NOT NULL, model TEXT NOT NULL, system TEXT,
+  settings TEXT NOT NULL, head INTEGER, used INTEGER NOT NULL, changed_s REAL NOT NULL, deleted_s REAL);
+CREATE INDEX sessions_used ON sessions (used);
+CREATE TABLE turns (id INTEGER PRIMARY KEY AUTOINCREMENT, session INTEGER NOT NULL, parent INTEGER, role TEXT NOT NULL,
+  content TEXT NOT NULL, complete INTEGER NOT NULL, created_s REAL NOT NULL, stats TEXT);
+CREATE INDEX turns_session ON turns (session);
+"""
+_WITHOUT = "`localq chat --no-save` works without it."
+_DAMAGED = (
+    f"Nothing in it was changed. Move it away, or mend it: `sqlite3 FILE .recover` reads what is left. {_WITHOUT}"
+)
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """How replies are made. max_tokens None = until a stop token; stop: strings that a reply ends before."""
+
+    sampling: Sampling
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> ChatSettings:
+        """Inverse of `dataclasses.asdict` through JSON. Raises LocalqError for values that are none."""
+        return cls(Sampling(**fields["sampling"]), fields["max_tokens"], checked(fields["stop"]))
+
+
+@dataclass
+class Session:
+    """A conversation with what belongs to it. `id` is None, and `rows` (of its turns) is empty, until it is saved."""
+
+    conversation: Conversation = field(default_factory=Conversation)
+    model: str = ""
+    title: str = ""
+    settings: ChatSettings | None = None
+    id: int | None = None
+    rows: list[int] = field(default_factory=list)
+
+    def name(self) -> str:
+        """Its title, or what the user said first."""
+        return self.title or self.conversation.title()
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A line in a list of conversations. `turns` counts those of all branches; `changed_s` is Unix time."""
+
+    id: int
+    title: str
+    model: str
+    turns: int
+    changed_s: float
+
+
+class SessionStore:
+    """The file at `path`. Every method may be called from any thread, and raises LocalqError where it fails."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or places.sessions_file()
+
+    def check(self) -> None:
+        """Make the file if there is none; raise where it cannot be used. Forgets what was deleted long ago."""
+        with self._transaction() as db:
+            old = (time.time() - KEPT_S,)
+            db.execute("DELETE FROM turns WHERE session IN (SELECT id FROM sessions WHERE deleted_s < ?)", old)
+            db.execute("DELETE FROM sessions WHERE deleted_s < ?", old)
+
+    def save(self, session: Session) -> None:
+        """Write what is new, all of it or nothing. A conversation that was deleted meanwhile is saved anew."""
+        conversation = session.conversation
+        with self._transaction() as db:
+            known = (
+                session.id is not None
+                and db.execute("SELECT 1 FROM sessions WHERE id = ? AND deleted_s IS NULL", (session.id,)).fetchone()
+            )
+            id, rows = (session.id, list(session.rows)) if known else (None, [])
+            if id is None:
+                empty = "INSERT INTO sessions VALUES (NULL, ?, '', NULL, 'null', NULL, 0, 0, NULL)"
+                id = db.execute(empty, (_clean(session.name()),)).lastrowid
+                assert id is not None
+            for turn in conversation.turns[len(rows) :]:
+                rows.append(_insert(db, id, None if turn.parent is None else rows[turn.parent], turn))
+            head = None if conversation.head is None else rows[conversation.head]
+            system = conversation.system and _clean(conversation.system)
+            settings = json.dumps(session.settings and asdict(session.settings))
+            db.execute(
+                "UPDATE sessions SET model = ?, system = ?, settings = ?, head = ?, changed_s = ?, "
+                "used = (SELECT 1 + max(used) FROM sessions) WHERE id = ?",
+                (_clean(session.model), system, settings, head, time.time(), id),
+            )
+        session.id, session.rows = id, rows
+
+    def load(self, id: int) -> Session:
+        """The conversation `id`. Raises LocalqError (exit 2) where there is none."""
+        with self._transaction() as db:
+            query = "SELECT title, model, system, settings, head FROM sessions WHERE id = ? AND deleted_s IS NULL"
+            found = db.execute(query, (id,)).fetchone()
+            columns = "id, parent, role, content, complete, created_s, stats"
+            turns = db.execute(f"SELECT {columns} FROM turns WHERE session = ? ORDER BY id", (id,)).fetchall()
+        if found is None:
+            raise _unknown(str(id))
+        with self._damage_named():
+            return _session(id, found, turns)
+
+    def summaries(self, matching: str = "", limit: int = 1000) -> list[Summary]:
+        """Conversations with `matching` in the title or in any turn, the last used first."""
+        escaped = matching.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+        query = """SELECT id, title, model, (SELECT count(*) FROM turns WHERE session = sessions.id), changed_s
+            FROM sessions WHERE deleted_s IS NULL AND (? = '%%' OR title LIKE ? ESCAPE '\\' OR EXISTS
+            (SELECT 1 FROM turns WHERE session = sessions.id AND content LIKE ? ESCAPE '\\'))
+            ORDER BY used DESC LIMIT ?"""
+        with self._transaction() as db:
+            rows = db.execute(query, (*[f"%{_clean(escaped)}%"] * 3, limit)).fetchall()
+        with self._damage_named():
+            return [Summary(int(id), str(title), str(model), int(n), float(s)) for id, title, model, n, s in rows]
+
+    def find(self, wanted: str | None) -> Session:
+        """The conversation with this number, this title, or else the last used with it in its title; None = the last.
+
+        Raises LocalqError (exit 2) where there is none.
+        """
+        if wanted is not None and wanted.isascii() and wanted.isdigit() and len(wanted) < 19:
+            return self.load(int(wanted))
+        known = self.summaries()
+        folded = (wanted or "").casefold()
+        exact = [each for each in known if each.title.casefold() == folded]
+        found = exact or [each for each in known if folded in each.title.casefold()]
+        if not found:
+            raise _unknown(wanted)
+        return self.load(found[0].id)
+
+    def rename(self, id: int, title: str) -> None:
+        """Give it another title. Raises LocalqError (exit 2) where there is none."""
+        self._change(id, "UPDATE sessions SET title = ? WHERE id = ? AND deleted_s IS NULL", _clean(title))
+
+    def delete(self, id: int) -> None:
+        """Put it away; `restore` brings it back within KEPT_S, then it is gone for good."""
+        self._change(id, "UPDATE sessions SET deleted_s = ? WHERE id = ? AND deleted_s IS NULL", time.time())
+
+    def restore(self, id: int) -> None:
+        """Undo `delete`."""
+        self._change(id, "UPDATE sessions SET deleted_s = ? WHERE id = ?", None)
+
+    # ---- inside
+
+    def _change(self, id: int, statement: str, value: str | float | None) -> None:
+        with self._transaction() as db:
+            changed = db.execute(statement, (value, id)).rowcount
+        if not changed:
+            raise _unknown(str(id))
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """An open file within one transaction, which ends with the block, or was never there where that raises."""
+        with self._named():
+            self._private()
+            with contextlib.closing(sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)) as db:
+                db.execute("PRAGMA synchronous = EXTRA")
+                db.execute("PRAGMA secure_delete = ON")
+                db.execute("BEGIN IMMEDIATE")
+                try:
+                    self._versioned(db)
+                    yield db
+                except BaseException:
+                    if db.in_transaction:
+                        db.execute("ROLLBACK")
+                    raise
+                db.execute("COMMIT")
+
+    def _private(self) -> None:
+        disk.make_folder(self.path.parent)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)  # SQLite gives its journal the same mode
+        try:
+            if os.fstat(descriptor).st_mode & 0o077:
+                os.fchmod(descriptor, 0o600)
+        finally:
+            os.close(descriptor)
+
+    def _versioned(self, db: sqlite3.Connection) -> None:
+        (version,), (ours,) = (db.execute(f"PRAGMA {name}").fetchone() for name in ("user_version", "application_id"))
+        if version == 0 and not db.execute("SELECT 1 FROM sqlite_master").fetchone():
+            for statement in _TABLES.split(";"):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {SCHEMA}")
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        elif ours != APPLICATION_ID:
+            raise bad_file(str(self.path), "it holds no conversations of localq", f"Move it away. {_WITHOUT}")
+        elif version != SCHEMA:
+            why = f"it was written by a newer localq (version {version} of the file, this one knows {SCHEMA})"
+            raise bad_file(str(self.path), why, f"Use that localq. Nothing in it was changed. {_WITHOUT}")
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise disk.disk_error(self.path, error) from error
+        except sqlite3.Error as error:
+            raise _sqlite_error(self.path, error) from error
+        except UnicodeDecodeError as error:  # SQLite's own words quote a damaged schema
+            raise bad_file(str(self.path), "it is damaged (a malformed schema)", _DAMAGED) from error
+
+    @contextlib.contextmanager
+    def _damage_named(self) -> Iterator[None]:
+        try:
+            yield
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, LocalqError) as error:
+            why = f"it is damaged ({type(error).__name__})"
+            raise bad_file(str(self.path), why, _DAMAGED) from error
+
+
+def _insert(db: sqlite3.Connection, session: int, parent: int | None, turn: Turn) -> int:
+    stats = None if turn.stats is None else json.dumps(asdict(turn.stats))
+    message = turn.message
+    values = (session, parent, message.role, _clean(message.content), message.complete, turn.created_s, stats)
+    row = db.execute("INSERT INTO turns VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", values).lastrowid
+    assert row is not None
+    return row
+
+
+def _session(id: int, found: tuple[Any, ...], turns: list[tuple[Any, ...]]) -> Session:
+    title, model, system, settings, head = found
+    place = {row[0]: index for index, row in enumerate(turns)}
+    read = [
+        Turn(
+            Message(str(role), str(content), bool(complete)),
+            None if parent is None else place[parent],
+            float(created_s),
+            None if stats is None else _stats(json.loads(stats)),
+        )
+        for _, parent, role, content, complete, created_s, stats in turns
+    ]
+    for index, turn in enumerate(read):
+        before = "assistant" if turn.parent is None else read[turn.parent].message.role
+        if {before, turn.message.role} != {"user", "assistant"} or (turn.parent or 0) > index:
+            raise ValueError("turns that do not follow each other")
+    conversation = Conversation(read, None if head is None else place[head], system)
+    known = json.loads(settings)
+    chosen = None if known is None else ChatSettings.from_dict(known)
+    return Session(conversation, str(model), str(title), chosen, id, [row[0] for row in turns])
+
+
+def _stats(known: dict[str, Any]) -> Stats:
+    return Stats(**{each.name: known[each.name] for each in fields(Stats) if each.name in known})
+
+
+def _clean(text: str) -> str:
+    """Lone surrogates are no text, and SQLite takes none."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _unknown(wanted: str | None) -> LocalqError:
+    what = "--continue" if wanted is None else wanted
+    why = "no conversation was saved yet" if wanted is None else "there is no such conversation"
+    return LocalqError(what, why, "/sessions in `localq chat` lists them.", ExitCode.USAGE)
+
+
+def _sqlite_error(path: Path, error: sqlite3.Error) -> LocalqError:
+    kind = getattr(error, "sqlite_errorname", "") or ""
+    if kind.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        why = f"another process has been writing to it for {BUSY_S:g} s"
+        return LocalqError(str(path), why, f"End that one. {_WITHOUT}")
+    if kind.startswith(("SQLITE_FULL", "SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PERM")):
+        step = f"Check the free space and the permissions. {_WITHOUT}"
+        return LocalqError(str(path), f"it cannot be written ({error})", step, ExitCode.DISK)
+    return bad_file(str(path), f"it is damaged ({error})", _DAMAGED)

@@ -1,0 +1,264 @@
+"""Conversations that are saved, branch, stop at strings and outgrow their context, driven headless."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import tiny_tokenizers
+from scripted_client import CharTokenizer, ScriptedClient
+
+from localq.chat import ChatSession, Message, Piece, Reply
+from localq.errors import ExitCode, LocalqError
+from localq.sampling import Sampling
+from localq.sanitize import sanitize
+from localq.sessions import SessionStore
+from localq.tokenizer import Tokenizer
+from localq.worker.messages import Load
+
+DEAD = LocalqError("engine process", "ended (signal SIGKILL)", "The next message starts a new one.")
+
+
+@pytest.fixture
+def store(tmp_path) -> SessionStore:
+    return SessionStore(tmp_path / "sessions.db")
+
+
+def session_over(*scripts: list, store: SessionStore | None = None, context_size: int = 1000) -> ChatSession:
+    client = ScriptedClient(*scripts, context_size=context_size)
+    return ChatSession(client, Load("path", "model"), CharTokenizer(), store=store)
+
+
+def streamed(parts) -> tuple[str, Reply, list[str]]:
+    """The text as it streamed, the end, and every notice."""
+    text, told, reply = "", [], None
+    for part in parts:
+        if isinstance(part, Piece):
+            text += part.text
+            told += [part.notice] if part.notice else []
+        else:
+            reply = part
+    assert reply is not None
+    return text, reply, [*told, *reply.notices]
+
+
+def kept(store: SessionStore) -> list[tuple[str, bool]]:
+    conversation = store.find(None).conversation
+    return [(conversation.turns[turn].message.content, conversation.turns[turn].message.complete)
+            for turn in conversation.path()]  # fmt: skip
+
+
+# ---- saving
+
+
+def test_the_question_is_saved_before_the_answer_and_the_answer_when_it_ends(store):
+    session = session_over(["Hel", "lo"], store=store)
+    parts = session.ask("hi")
+    assert kept(store) == [("hi", True)]  # before anything was loaded
+    for part in parts:
+        if isinstance(part, Piece) and part.text:
+            assert kept(store) == [("hi", True)]
+    assert kept(store) == [("hi", True), ("Hello", True)]
+    saved = store.find(None).conversation
+    assert saved.turns[1].stats == session.last.stats
+
+
+def test_what_came_of_a_reply_is_saved_when_the_engine_dies_or_nobody_listens_any_more(store):
+    session = session_over(["par", DEAD], ["left ", "early"], ["whole"], store=store)
+    with pytest.raises(LocalqError, match="SIGKILL"):
+        streamed(session.ask("one"))
+    assert kept(store)[-1] == ("par", False)
+    parts = session.ask("two")
+    while not (isinstance(part := next(parts), Piece) and part.text):
+        pass
+    parts.close()
+    assert kept(store)[-2:] == [("two", True), ("left ", False)]
+    streamed(session.regenerate())
+    assert [message.content for message in session.messages] == ["one", "par", "two", "whole"]
+    assert len(store.find(None).conversation.turns) == 5
+
+
+def test_a_stalled_reply_is_stopped_and_saved(store):
+    session = session_over(["a", "b", "c"], store=store)
+    for part in session.ask("go"):
+        if isinstance(part, Piece) and part.text == "b":
+            session.stop()
+    assert kept(store) == [("go", True), ("ab", False)]
+
+
+def test_another_process_goes_on_where_one_stopped(store):
+    session = session_over(["a"], ["b"], store=store)
+    session.record.model = "tiny"
+    session.system, session.sampling, session.stop_strings = "Be brief.", Sampling(0.5, seed=2), ("#",)
+    streamed(session.ask("one"))
+    later = session_over(["c"], store=store)
+    later.record.model = "tiny"
+    later.go_on(store.find(None))
+    assert later.sampling == Sampling(0.5, seed=2)
+    assert later.stop_strings == ("#",)
+    streamed(later.ask("two"))
+    assert later.client.prompts == ["<system>Be brief.<user>one<assistant>a<user>two<assistant>"]
+    assert kept(store) == [("one", True), ("a", True), ("two", True), ("c", True)]
+
+
+def test_settings_of_another_model_are_not_taken_over(store):
+    session = session_over(["a"], store=store)
+    session.record.model, session.sampling = "large", Sampling(2.0)
+    streamed(session.ask("one"))
+    later = session_over(store=store)
+    later.record.model = "tiny"
+    later.go_on(store.find(None))
+    assert later.sampling == Sampling()
+    assert later.record.model == "tiny"
+
+
+def test_a_message_whose_answer_never_began_can_be_answered_after_a_restart(store):
+    session = session_over([DEAD], store=store)
+    with pytest.raises(LocalqError):
+        streamed(session.ask("question"))
+    later = session_over(["answer"], store=store)
+    later.go_on(store.find(None))
+    assert later.messages == []
+    streamed(later.regenerate())
+    assert kept(store) == [("question", True), ("answer", True)]
+
+
+def test_a_save_that_fails_is_told_and_made_up_for(store, tmp_path):
+    session = session_over(["a"], ["b"], store=SessionStore(tmp_path / "file" / "sessions.db"))
+    (tmp_path / "file").write_text("in the way")
+    _, _, notices = streamed(session.ask("one"))
+    assert len(notices) == 1
+    assert "not saved" in notices[0]
+    (tmp_path / "file").unlink()
+    _, _, notices = streamed(session.ask("two"))
+    assert notices == []
+    assert [content for content, _ in kept(session.store)] == ["one", "a", "two", "b"]
+
+
+def test_a_regeneration_that_fails_leaves_the_reply_that_was_there(store):
+    session = session_over(["good"], [DEAD], ["better"], store=store)
+    streamed(session.ask("one"))
+    with pytest.raises(LocalqError):
+        streamed(session.regenerate())
+    assert [message.content for message in session.messages] == ["one", "good"]
+    streamed(session.edit("two"))
+    assert [message.content for message in session.messages] == ["two", "better"]
+    assert [content for content, _ in kept(store)] == ["two", "better"]
+
+
+def test_files_go_before_the_next_message_only():
+    session = session_over(["a"], ["b"])
+    session.attached.append("notes.txt:\n\nmilk")
+    streamed(session.ask("What is missing?"))
+    streamed(session.ask("And now?"))
+    assert session.client.prompts[0] == "<user>notes.txt:\n\nmilk\n\nWhat is missing?<assistant>"
+    assert session.client.prompts[1].endswith("<user>And now?<assistant>")
+
+
+# ---- stop strings, and streams that equal their end
+
+
+def test_a_stop_string_ends_the_reply_as_a_stop_and_cancels_the_rest():
+    session = session_over(["one\n", "#", "## tw", "o", "never"])
+    session.stop_strings = ("###",)
+    text, reply, notices = streamed(session.ask("list"))
+    assert (text, reply.text, reply.reason, notices) == ("one\n", "one\n", "stop", [])
+    assert session.client.cancelled.is_set()
+    assert session.messages[-1] == Message("assistant", "one\n")
+
+
+CORPUS = [
+    "Grüße, naïve café — „Zitat“.", "Привет, как дела?", "日本語のテキスト。漢字かな", "한국어 문장입니다",
+    "مرحبا بالعالم",
+    "שלום עולם", "नमस्ते दुनिया", "สวัสดีชาวโลก", "👩‍👩‍👧‍👦 family 🏳️‍🌈 flag 🇩🇪", "e\u0301 combining \u1e69",
+    "a\x1b[31mred\x1b]52;c;eA==\x07b", "\u202eevil\u2066x", "tab\tline\n", "\U00020000 rare", "½ ‰ ∑ ∞",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "llama2", "unigram"])
+def test_what_streams_is_what_stays_over_many_languages(kind):
+    backend = getattr(tiny_tokenizers, kind)()
+    tokenizer = Tokenizer(backend, {}, "scripted", frozenset())
+    rng = random.Random(5)
+    for _ in range(150):
+        ids = tokenizer.encode("".join(rng.choices(CORPUS, k=rng.randint(1, 4))))
+        if rng.random() < 0.5:  # cut in the middle of a character, or anything at all
+            ids = [*ids[: rng.randint(0, len(ids))], *rng.choices(range(backend.get_vocab_size()), k=rng.randint(0, 9))]
+        final = sanitize(tokenizer.decode(ids))
+        stop = (final[5:8],) if len(final) > 8 and rng.random() < 0.5 else ()
+        pieces, place = [], 0
+        while place < len(ids):
+            size = rng.randint(1, 4)
+            pieces.append("".join(map(chr, ids[place : place + size])))  # the scripted client sends ord()s
+            place += size
+        session = ChatSession(ScriptedClient(pieces, context_size=10**6), Load("path"), tokenizer, stop_strings=stop)
+        text = ""
+        for part in session.complete([1], session.ensure_loaded()):
+            text += part.text if isinstance(part, Piece) else ""
+        assert text == session.last.text == (final.split(stop[0])[0] if stop else final)
+
+
+# ---- a context that is outgrown (T1)
+
+
+SOON = (
+    "(130 of 140 tokens): when it is full, the model reads only the system prompt and the newest turns; /clear starts"
+)
+LEFT_OUT = (
+    "the context is full: the oldest {} exchanges are no longer read by the model, which reads the rest again; the "
+    "conversation itself keeps them"
+)
+# Message -> the exchanges before it that the model reads, and what is told: 140 tokens of context, one a character.
+GOLDEN = [
+    ([], []),
+    ([0], []),
+    ([0, 1], []),
+    ([0, 1, 2], [f"the context is 93% full {SOON} anew"]),
+    ([2, 3], [LEFT_OUT.format(2)]),
+    ([2, 3, 4], [f"the context is 93% full {SOON} anew"]),
+    ([4, 5], [LEFT_OUT.format(4)]),
+    ([4, 5, 6], [f"the context is 93% full {SOON} anew"]),
+]
+
+
+def test_the_oldest_turns_are_left_out_and_every_time_it_is_said():
+    session = session_over(*[[str(number) * 10] for number in range(8)], context_size=140)
+    session.system = "Brief."
+    for number, (read, told) in enumerate(GOLDEN):
+        _, reply, notices = streamed(session.ask(f"q{number}"))
+        assert reply.text == str(number) * 10
+        before = "".join(f"<user>q{turn}<assistant>{str(turn) * 10}" for turn in read)
+        assert session.client.prompts[-1] == f"<system>Brief.{before}<user>q{number}<assistant>"
+        assert notices == told
+    assert [message.content for message in session.messages[1::2]] == [f"q{number}" for number in range(8)]
+    assert [message.role for message in session.prompt_messages()] == ["system"] + ["user", "assistant"] * 4
+
+
+def test_going_back_reads_again_what_was_left_out():
+    session = session_over(*[["x" * 10]] * 9, context_size=140)
+    for number in range(6):
+        streamed(session.ask(f"q{number}"))
+    assert len(session.prompt_messages()) < 12
+    for _ in range(4):
+        session.conversation.undo()
+    assert len(session.prompt_messages()) == 4
+    streamed(session.ask("anew"))
+    assert session.client.prompts[-1].startswith("<user>q0<assistant>")
+
+
+def test_a_message_that_does_not_fit_alone_is_refused_and_the_conversation_goes_on():
+    session = session_over(["a"], ["b"], context_size=140)
+    streamed(session.ask("one"))
+    with pytest.raises(LocalqError, match="the context holds 140") as caught:
+        streamed(session.ask("x" * 200))
+    assert caught.value.exit_code == ExitCode.USAGE
+    streamed(session.ask("two"))
+    assert session.client.prompts[-1] == "<user>one<assistant>a<user>two<assistant>"
+
+
+def test_a_limit_of_the_reply_makes_room_for_no_more_than_that():
+    session = session_over(["a"], ["b"], context_size=200)
+    session.max_tokens = 1
+    streamed(session.ask("x" * 170))  # 187 with its frame, 13 free, where a sixteenth were 12
+    streamed(session.ask("two"))
+    assert session.client.prompts[-1] == "<user>two<assistant>"
