@@ -79,10 +79,17 @@ def eval(
             for model, each in zip(models, files, strict=True)
         ]
         results, failed = comparison.run_all(requests, on_progress or (lambda stage, done, total: None))
+    _tell(results, failed, len(models), json, plot)
+
+
+def _tell(results: list[dict[str, Any]], failed: list[LocalqError], models: int, json: bool, plot: str | None) -> None:
+    """Notes, figures and plot; then what failed, the first of it raised."""
     for line in dict.fromkeys(line for each in results for line in each["notes"]):
         note(line)
-    _report(results, failed, len(models), json)
+    _report(results, failed, models, json)
     if plot is not None and results:
+        from localq.bench import comparison  # start-up cost: torch is loaded by now
+
         comparison.draw(results, plot, sys.stderr)
     for error in failed[1:]:
         note(str(error))

@@ -12,6 +12,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from localq.cli.given_values import taken_as_given
+
 # Verb `x` is the function `x` (or the group of verbs `x`) of `localq/cli/x.py`; in the order of `localq --help`.
 VERBS = (
     "chat", "run", "pull", "ls", "show", "verify", "rm", "prune", "fit", "quantize", "bench", "eval", "doctor",
@@ -36,6 +38,7 @@ class _Commands(Mapping[str, TyperCommand | TyperGroup]):
             app.command(name=verb, cls=getattr(module, "Command", TyperCommand))(implementation)
         command = typer.main.get_command(app)
         assert isinstance(command, TyperCommand | TyperGroup)
+        taken_as_given(command)
         return command
 
     def __iter__(self) -> Iterator[str]:
@@ -51,3 +54,4 @@ class Verbs(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = _Commands()  # type: ignore[assignment]  # the base class never writes to it after this
+        taken_as_given(self)

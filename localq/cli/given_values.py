@@ -1,0 +1,55 @@
+"""What the command line gives, taken without pydantic where there is nothing to check: text, and what nobody gave.
+
+Typer has pydantic check every value, an absent one too; importing it and building its checks are 0.1 s of every start,
+as much as all of localq that answers a misspelt name. Numbers, parsers and what is missing are left to typer.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from typer.core import TyperCommand, TyperGroup
+
+Check = Callable[[Any, Any], Any]
+
+
+def taken_as_given(command: TyperCommand | TyperGroup) -> None:
+    """Let the parameters of `command` take their values so, `--help` included.
+
+    Instances are changed, because typer makes its parameters itself and knows no other class for them.
+    """
+    every = command.get_params
+
+    def get_params(context: Any) -> Any:
+        found = every(context)
+        for parameter in found:
+            if "process_value" not in vars(parameter):
+                check = parameter.process_value
+                parameter.process_value = functools.partial(_value, parameter, check)  # type: ignore[method-assign]
+        return found
+
+    command.get_params = get_params  # type: ignore[method-assign, assignment]
+
+
+def _value(parameter: Any, check: Check, context: Any, value: Any) -> Any:
+    if value is None:
+        if parameter.required:
+            return check(context, value)
+        value = () if parameter.multiple or parameter.nargs == -1 else None
+    elif _is_plain(parameter, value):
+        value = value if type(value) is str else list(value)
+    else:
+        return check(context, value)
+    return value if parameter.callback is None else parameter.callback(context, parameter, value)
+
+
+def _is_plain(parameter: Any, value: Any) -> bool:
+    """It is text that is wanted as text."""
+    described = parameter.type_descriptor
+    if described.parameter_info.parser is not None:
+        return False
+    if described.annotation == list[str]:
+        return type(value) in (list, tuple) and len(value) > 0 and all(type(each) is str for each in value)
+    return described.annotation is str and type(value) is str
