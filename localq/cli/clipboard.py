@@ -9,6 +9,7 @@ import base64
 import sys
 
 from localq.cli.output import is_rich_terminal
+from localq.sanitize import sanitize
 
 MOST_BYTES = 74_994  # 100,000 characters of base64 with the sequence around them: what terminals accept
 
@@ -21,6 +22,7 @@ def sequence(text: str) -> str | None:
 
 def copy(text: str) -> str:
     """Copy `text`, or print it as it is where there is no such terminal or it is too long. Returns what to tell."""
+    text = sanitize(text)  # whatever pastes it may be a terminal
     code = sequence(text)
     if code is not None and is_rich_terminal(sys.stdout):
         sys.stdout.write(code)

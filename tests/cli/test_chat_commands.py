@@ -1,0 +1,252 @@
+"""The commands of the line chat, over a scripted engine: what they print, where, and what the model then reads."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import re
+import stat
+
+import pytest
+from scripted_client import CharTokenizer, ScriptedClient
+
+from localq.chat import ChatSession
+from localq.cli import chat, clipboard, commands
+from localq.cli.session import Opened, StatusLine
+from localq.errors import LocalqError
+from localq.sessions import SessionStore
+from localq.worker.messages import Load
+
+
+class Terminal(io.StringIO):
+    """A stdout that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Chat:
+    """A line chat in the middle of the test: `says` handles one line and returns what came to stdout and to stderr."""
+
+    def __init__(self, capsys, replies: tuple, store: SessionStore | None) -> None:
+        self.client = ScriptedClient(*[reply if isinstance(reply, list) else [reply] for reply in replies])
+        self.session = ChatSession(self.client, Load("path", "tiny"), CharTokenizer(), store=store)
+        self.session.record.model = "tiny"
+        self.capsys = capsys
+        self.loop = chat._Loop(Opened(self.session, self.client, StatusLine(quiet=True)), show_stats=False)
+
+    def says(self, line: str) -> tuple[str, str]:
+        self.capsys.readouterr()
+        assert self.loop.handle(line)
+        return tuple(self.capsys.readouterr())
+
+    def refuses(self, line: str) -> str:
+        with pytest.raises(LocalqError) as caught:
+            self.loop.handle(line)
+        assert caught.value.exit_code == 2
+        return str(caught.value)
+
+
+@pytest.fixture
+def start(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALQ_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.delenv("EDITOR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return lambda *replies, saved=True: Chat(capsys, replies, SessionStore() if saved else None)
+
+
+def test_every_command_is_in_the_help_and_only_those(start):
+    named = set(re.findall(r"(?:^|, )(/[a-z]+)", commands.HELP, re.MULTILINE))
+    assert named == {*commands.COMMANDS, "/exit"}
+    assert start().says("/?")[1].startswith("/help")
+    assert not chat._Loop.handle(start().loop, "/x")
+
+
+def test_an_unknown_command_is_refused_and_two_slashes_send_one(start):
+    talk = start("fine")
+    assert "no such command" in talk.refuses("/nonsense and more")
+    assert talk.client.prompts == []
+    talk.says("//etc/passwd is what?")
+    assert talk.client.prompts == ["<user>/etc/passwd is what?<assistant>"]
+
+
+def test_edit_regenerate_undo_and_going_back(start):
+    talk = start("a", "b", "c", "d")
+    assert talk.says("one") == ("a\n", "")
+    assert talk.says("/edit  two ") == ("b\n", "")
+    assert talk.says("/regenerate") == ("c\n", "")
+    assert talk.client.prompts == ["<user>one<assistant>", "<user>two<assistant>", "<user>two<assistant>"]
+    assert talk.says("/n")[1] == "  1  b\n* 2  c\n"
+    assert talk.says("/n 1")[1] == "b\n"
+    assert "none of 1 to 2" in talk.refuses("/n 3")
+    assert talk.says("/edit -a  better")[1] == "the reply is changed; the old one stays (/n)\n"
+    assert [message.content for message in talk.session.messages] == ["two", "better"]
+    assert talk.says("/undo")[1] == "taken back: two\n"
+    assert talk.session.messages == []
+    assert "nothing to undo" in talk.refuses("/undo")
+    talk.says("three")
+    saved = SessionStore().find(None).conversation
+    assert [message.content for message in saved.messages()] == ["three", "d"]
+    assert len(saved.turns) == 8
+
+
+def test_without_words_edit_opens_the_editor(start, monkeypatch, tmp_path):
+    talk = start("a", "b")
+    talk.says("one")
+    monkeypatch.setattr("sys.stdin", Terminal())
+    assert "VISUAL and EDITOR are not set" in talk.refuses("/edit")
+    script = tmp_path / "editor.sh"
+    script.write_text('#!/bin/sh\nstat -c %a "$2" > mode\nprintf "%s more\\n" "$1$(cat "$2")" > "$2"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("EDITOR", f"{script} 'said: '")
+    talk.says("/edit")
+    assert talk.client.prompts[-1] == "<user>said: one more<assistant>"
+    assert (tmp_path / "mode").read_text() == "600\n"
+    talk.says("/edit -a")
+    assert talk.session.messages[-1].content == "said: b more"
+    for editor, why in (("true", "nothing was changed"), ("false", "ended with code 1"), ("/no/such", "cannot be run")):
+        monkeypatch.setenv("VISUAL", editor)
+        with pytest.raises(LocalqError, match=why):
+            talk.loop.handle("/edit")
+    assert talk.session.messages[-1].content == "said: b more"
+
+
+def test_a_conversation_is_named_found_changed_to_and_removed(start):
+    talk = start("a", "b", "c")
+    assert "nothing to save" in talk.refuses("/save x")
+    talk.says("about ships")
+    assert talk.says("/save My \x1b[31mships")[1] == "saved as 1: My [31mships\n"
+    assert talk.says("/new")[1] == "a new conversation\n"
+    talk.says("about trees")
+    listed = talk.says("/sessions")[1].splitlines()
+    assert [line[:6] for line in listed] == ["*    2", "     1"]
+    assert listed[1].endswith("2 turns  tiny                  My [31mships")
+    assert talk.says("/sessions SHIPS")[1].count("\n") == 1
+    assert "no conversation has that" in talk.says("/sessions nothing")[1]
+    assert talk.says("/resume ships")[1] == "My [31mships (2 messages)\n>>> about ships\na\n"
+    talk.says("more")
+    assert talk.client.prompts[-1] == "<user>about ships<assistant>a<user>more<assistant>"
+    assert "the conversation you are in" in talk.refuses("/sessions rm 1")
+    assert "removed" in talk.says("/sessions rm 2")[1]
+    assert [each.id for each in SessionStore().summaries()] == [1]
+    talk.says("/sessions restore 2")
+    assert len(SessionStore().summaries()) == 2
+    assert "no such conversation" in talk.refuses("/resume 99")
+
+
+def test_what_is_not_saved_stays_off_the_disk_until_it_is_named(start, tmp_path):
+    talk = start("a", "b", saved=False)
+    talk.says("one")
+    assert not (tmp_path / "data").exists()
+    talk.says("/save kept")
+    talk.says("two")
+    assert len(SessionStore().find("kept").conversation.turns) == 4
+
+
+def test_export_to_a_file_or_stdout_without_a_character_that_acts(start, tmp_path):
+    talk = start("```py\nprint(1)\n```")
+    talk.says("/system Be \x07brief.")
+    talk.says("a \x1b]0;title\x07 message")
+    out, told = talk.says("/export md")
+    assert out == (
+        "# a \x1b]0;title\x07 message\n\nModel: tiny\n\n## System\n\nBe \x07brief.\n\n## You\n\n"
+        "a \x1b]0;title\x07 message\n\n## Reply\n\n```py\nprint(1)\n```\n"
+    ).replace("\x1b", "").replace("\x07", "")
+    assert "FILE" in told
+    talk.says("/export json notes.json")
+    written = tmp_path / "notes.json"
+    assert "\x1b" not in written.read_text()
+    body = json.loads(written.read_text())
+    assert (body["schema"], body["model"], body["system"]) == (1, "tiny", "Be \x07brief.")
+    assert [message["role"] for message in body["messages"]] == ["user", "assistant"]
+    assert body["messages"][1]["stats"]["prompt_tokens"] > 0
+    assert stat.S_IMODE(written.stat().st_mode) == 0o600
+    assert "exists already" in talk.refuses("/export json notes.json")
+    assert "No such file" in talk.refuses("/export md no/such/folder.md")
+    assert "takes `md` or `json`" in talk.refuses("/export pdf")
+
+
+def test_copy_takes_what_was_written(start, monkeypatch):
+    talk = start("first", "text\n```py\na = 1\n\nb = 2\n```\nmore\n~~~\nlast\n~~~")
+    assert "no reply yet" in talk.refuses("/copy")
+    talk.says("one")
+    talk.says("two")
+    assert talk.says("/copy 2") == ("first\n", "no terminal with a clipboard: printed instead\n")
+    assert talk.says("/copy code")[0] == "last\n"
+    assert "none of 1 to 2" in talk.refuses("/copy 3")
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    talk.loop.handle("/copy")
+    found = re.fullmatch("\x1b]52;c;([A-Za-z0-9+/=]*)\x07", screen.getvalue())
+    assert base64.b64decode(found[1]).decode() == talk.session.messages[-1].content
+
+
+def test_what_is_too_long_for_a_terminal_is_printed(monkeypatch):
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    text = "x" * (clipboard.MOST_BYTES + 1)
+    assert "too long" in clipboard.copy(text)
+    assert screen.getvalue() == text + "\n"
+    assert len(clipboard.sequence(text[1:])) <= 100_000
+
+
+def test_a_file_goes_before_the_next_message(start, tmp_path):
+    talk = start("a")
+    (tmp_path / "notes.txt").write_bytes("\ufeffmilk\r\n\x1b[2Jeggs\n".encode())
+    assert talk.says("/read notes.txt")[1] == "notes.txt: 13 B go before your next message\n"
+    talk.says("What is missing?")
+    assert talk.client.prompts == ["<user>notes.txt:\n\nmilk\n[2Jeggs\n\n\nWhat is missing?<assistant>"]
+
+
+def test_files_that_are_no_text_are_refused_at_once(start, tmp_path):
+    talk = start()
+    (tmp_path / "binary").write_bytes(b"a\0b")
+    (tmp_path / "latin").write_bytes(b"caf\xe9")
+    (tmp_path / "large").write_bytes(b"x" * (2**20 + 1))
+    os.mkfifo(tmp_path / "pipe")
+    refused = {"binary": "no text", "latin": "not UTF-8", "large": "more than", "pipe": "no regular file",
+               "none": "No such file", ".": "Is a directory", "a\0b": "cannot be read", "": "no file",
+               "/dev/zero": "no regular file"}  # fmt: skip
+    for name, why in refused.items():
+        assert why in talk.refuses(f"/read {name}"), name
+    assert talk.session.attached == []
+
+
+def test_tokens_and_the_prompt_are_those_that_the_model_reads(start):
+    talk = start("a" * 20)
+    assert talk.says("/tokens")[1] == talk.says("/show prompt")[1] == "nothing said yet\n"
+    talk.says("/system Be brief.")
+    talk.says("one")
+    prompt = "<system>Be brief.<user>one<assistant>" + "a" * 20 + "<assistant>"
+    assert talk.says("/show prompt") == (prompt + "\n", f"({len(prompt)} tokens)\n")
+    assert talk.says("/tokens")[1] == (
+        f"the model reads {len(prompt)} tokens (3 messages, the system prompt among them), 7% of its context of 1000\n"
+    )
+    assert talk.says("/show template")[1] == "scripted\n"
+    assert "prompt` or `template" in talk.refuses("/show")
+    assert "this conversation: 1 replies, 0 tokens" in talk.says("/stats")[1]
+
+
+def test_a_stop_string_is_set_listed_and_removed(start):
+    talk = start("a. b", "a. b")
+    talk.says("/set stop . ")
+    assert "stop = ." in talk.says("/set")[1].splitlines()
+    assert talk.says("one")[0] == "a\n"
+    talk.says("/set stop none")
+    assert talk.says("two")[0] == "a. b\n"
+
+
+def test_what_leaves_the_context_is_said_before_the_reply(start):
+    talk = start("a" * 10, "b" * 10)
+    talk.client.context_size = 50
+    talk.says("x" * 12)
+    out, told = talk.says("y" * 12)
+    assert out == "b" * 10 + "\n"
+    assert told.startswith("(the context is full: the oldest exchange is no longer read")
+    assert "the oldest 2 messages are left out" in talk.says("/tokens")[1]
