@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq.cli import options
+from localq.cli import fetch_progress, options
 from localq.cli.output import note, print_json
 from localq.errors import LocalqError, usage_error
 
@@ -45,7 +45,8 @@ class _Asked:
     synthetic: bool
     output: str
     plot: str | None
-    force: bool = False
+    force: bool
+    quiet: bool
 
 
 def bench(
@@ -84,7 +85,7 @@ def bench(
     The last line on stdout is one JSON object; errors go to stderr.
     """
     flags = dict(zip(MODES, (kernels, profile, crossover, patched, quantize), strict=True))
-    asked = _Asked(model, synthetic, "json" if json else output, plot, force)
+    asked = _Asked(model, synthetic, "json" if json else output, plot, force, quiet)
     mode = _mode(flags, asked)
     _refuse_ignored(mode, context)
     if mode in ("kernels", "crossover", "patched"):
@@ -101,7 +102,7 @@ def bench(
     )
     rivals = plans.rivals(against or (), () if no_baseline else ("transformers",))
     request = _request(asked, settings, plan, rivals, not no_baseline, ctx)
-    _measure(request, mode, asked, quiet)
+    _measure(request, mode, asked)
 
 
 def _mode(flags: dict[str, bool], asked: _Asked) -> str:
@@ -196,7 +197,9 @@ def _request(
     else:
         from localq import prepare
 
-        files, opened = from_files(path or prepare.source_path(name, note, offline=settings.offline))
+        with fetch_progress.shown(name, asked.quiet) as show:
+            path = path or prepare.source_path(name, note, show, settings.offline)
+        files, opened = from_files(path)
         if not Path(name).exists():
             files = replace(files, name=name)  # as it was asked for, not as its file is called
     loading = Options(
@@ -206,11 +209,11 @@ def _request(
     return Request(files, opened, loading, plan, against, baseline)
 
 
-def _measure(request: Request, mode: str, asked: _Asked, quiet: bool) -> None:
+def _measure(request: Request, mode: str, asked: _Asked) -> None:
     from localq.bench import plot, report, step, whole
     from localq.cli.bench_progress import progress
 
-    with progress(request.plan.repetitions + 1, quiet) as tell:
+    with progress(request.plan.repetitions + 1, asked.quiet) as tell:
         if mode == "profile":
             out = sys.stderr if asked.output == "json" else sys.stdout
             result = step.run(request, out, tell)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq.cli import options
+from localq.cli import fetch_progress, options
 from localq.cli.output import is_rich_terminal, note, print_json, stderr_console, stdout_table
 from localq.errors import LocalqError, usage_error
 
@@ -67,8 +67,8 @@ def eval(
     from localq.bench import plot as plots  # start-up cost: --help must not pay for what follows
 
     plots.check_target(plot)
+    files, rival = _opened(models, against, settings, quiet)
     with _progress(quiet) as on_progress:
-        files, rival = _opened(models, against, settings, on_progress)
         from localq.bench import comparison  # torch loads only now
         from localq.bench.evaluation import Request
         from localq.engine.load import Options
@@ -98,17 +98,17 @@ def _tell(results: list[dict[str, Any]], failed: list[LocalqError], models: int,
 
 
 def _opened(
-    models: list[str], against: str | None, settings: Settings, on_progress: OnProgress | None
+    models: list[str], against: str | None, settings: Settings, quiet: bool
 ) -> tuple[list[ModelFiles], ModelFiles | None]:
     """The files of all models, and those of another one to compare with."""
     from localq import prepare  # start-up cost, as above
     from localq.modelfiles import open_model
 
     rivals = [] if against in (None, "reference") else [against]
-    found = [
-        open_model(prepare.source_path(each, note, on_progress, settings.offline))
-        for each in (*models, *filter(None, rivals))
-    ]
+    found = []
+    for each in (*models, *filter(None, rivals)):
+        with fetch_progress.shown(each, quiet) as show:
+            found.append(open_model(prepare.source_path(each, note, show, settings.offline)))
     return found[: len(models)], found[-1] if rivals else None
 
 

@@ -1,4 +1,4 @@
-"""What is seen of a download at a terminal, by `pull`, `chat` and `run`; elsewhere nothing."""
+"""What is seen of a download at a terminal, by every verb that fetches; elsewhere nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from localq import prepare, settings
 from localq.catalog import Target
-from localq.cli import fetch_progress, session
+from localq.cli import execute, fetch_progress, session
 from localq.errors import LocalqError
 
 MB = 10**6
@@ -78,4 +78,16 @@ def test_chat_and_run_show_the_same_as_pull(terminal, monkeypatch, tmp_path):
     monkeypatch.setattr(prepare, "model_path", half)
     with pytest.raises(LocalqError, match="broken off"), session.open_session("tiny", settings.Settings(), False):
         pass
+    assert matches(terminal, SEEN)
+
+
+@pytest.mark.parametrize("verb", [["bench", "--device", "cpu", "-n", "4"], ["eval", "--device", "cpu"]])
+def test_so_do_bench_and_eval(terminal, monkeypatch, capsys, verb):
+    def half(name, say, on_progress, offline):
+        transfer(on_progress, 5 * MB // 2)
+        raise LocalqError("tiny", "broken off")
+
+    monkeypatch.setattr(prepare, "source_path", half)
+    assert execute([*verb, "tiny"]) == 1
+    assert "broken off" in capsys.readouterr().err
     assert matches(terminal, SEEN)
