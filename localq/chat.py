@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from localq import overflow
+from localq import overflow, template
 from localq.conversation import Conversation, Message
 from localq.errors import LocalqError, usage_error
 from localq.sampling import Sampling
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ChatSession", "Client", "Message", "Piece", "Replies", "Reply"]
 
+FRAME_BYTES = 64  # that a template writes around a message: few write as many
 _REASONS = {
     "context": "the context is full: the reply stops here, and the next message leaves out the oldest turns; "
     "/clear starts anew",
@@ -200,7 +201,7 @@ class ChatSession:
         path = self.conversation.path()
         before, exchanges = self._left_out(path), len(path) // 2
         found = overflow.fitting(
-            lambda left_out: self._ids_without(path, left_out), exchanges, before, loaded.context_size, self.max_tokens
+            lambda left_out: self._ids_if_short(path, left_out), exchanges, before, loaded.context_size, self.max_tokens
         )
         self._read_from = path[2 * found.left_out] if found.left_out else None
         return found.ids, overflow.said(found, before)
@@ -212,6 +213,12 @@ class ChatSession:
 
     def _ids_without(self, path: list[int], left_out: int) -> list[int]:
         return self.tokenizer.chat_ids([message.to_dict() for message in self._framed(path[2 * left_out :])])
+
+    def _ids_if_short(self, path: list[int], left_out: int) -> list[int] | None:
+        """`_ids_without`, or None where templates take no conversation as long."""
+        messages = self._framed(path[2 * left_out :])
+        size = sum(len(each.content.encode("utf-8", "replace")) + FRAME_BYTES for each in messages)
+        return self._ids_without(path, left_out) if size <= template.MAX_CONVERSATION_BYTES else None
 
     def _framed(self, turns: Sequence[int]) -> list[Message]:
         system = [Message("system", self.system)] if self.system else []

@@ -26,31 +26,33 @@ class Prompt:
 
 
 def fitting(
-    prompt: Callable[[int], list[int]], exchanges: int, left_out: int, size: int, max_tokens: int | None
+    prompt: Callable[[int], list[int] | None], exchanges: int, left_out: int, size: int, max_tokens: int | None
 ) -> Prompt:
-    """The prompt for a context of `size` tokens. `prompt(n)`: the ids without the oldest n of `exchanges`.
+    """The prompt for a context of `size` tokens.
 
+    prompt(n): the ids without the oldest n of `exchanges`, or None where that is far too long to be tokenized.
     left_out: how many were left out last time; as long as those are enough they stay the same, which keeps the KV
     cache. Raises LocalqError (exit 2) where not even the last message alone fits.
     """
     room = max(1, min(max_tokens or size, int(size * ROOM)))
     ids = prompt(left_out)
-    if len(ids) + room <= size:
+    if ids is not None and len(ids) + room <= size:
         return Prompt(ids, left_out)
     low, high = left_out + 1, exchanges  # the fewest that are enough lie between these
     best: Prompt | None = None
     while low <= high:
         middle = (low + high) // 2
         ids = prompt(middle)
-        if len(ids) <= size * TARGET:
+        if ids is not None and len(ids) <= size * TARGET:
             best, high = Prompt(ids, middle), middle - 1
         else:
             low = middle + 1
     if best is not None:
         return best
     ids = prompt(exchanges)
-    if len(ids) >= size:
-        why = f"with the system prompt it has {len(ids)} tokens, and the context holds {size}"
+    if ids is None or len(ids) >= size:
+        has = f"{len(ids)} tokens" if ids is not None else "far more tokens than that"
+        why = f"the context holds {size} tokens, and with the system prompt it has {has}"
         raise usage_error("the message", why, "Send less, or use a larger context (--ctx).")
     return Prompt(ids, exchanges)
 

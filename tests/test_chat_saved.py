@@ -249,7 +249,9 @@ def test_going_back_reads_again_what_was_left_out():
 def test_a_message_that_does_not_fit_alone_is_refused_and_the_conversation_goes_on():
     session = session_over(["a"], ["b"], context_size=140)
     streamed(session.ask("one"))
-    with pytest.raises(LocalqError, match="the context holds 140") as caught:
+    with pytest.raises(
+        LocalqError, match="the context holds 140 tokens, and with the system prompt it has 217"
+    ) as caught:
         streamed(session.ask("x" * 200))
     assert caught.value.exit_code == ExitCode.USAGE
     streamed(session.ask("two"))
@@ -262,3 +264,19 @@ def test_a_limit_of_the_reply_makes_room_for_no_more_than_that():
     streamed(session.ask("x" * 170))  # 187 with its frame, 13 free, where a sixteenth were 12
     streamed(session.ask("two"))
     assert session.client.prompts[-1] == "<user>two<assistant>"
+
+
+def test_a_conversation_longer_than_any_template_takes_goes_on(store):
+    long = session_over()
+    for number in range(5000):
+        long.conversation.add(Message("assistant", "y" * 120), long.conversation.say(f"{number} " + "x" * 120))
+    store.save(long.record)
+    session = session_over(["fine"], ["too"], store=store, context_size=9000)
+    session.go_on(store.find(None))
+    _, _, notices = streamed(session.ask("and now?"))
+    assert notices[0].startswith("the context is full: the oldest 49")
+    assert 0.7 * 9000 < len(session.client.prompts[-1]) <= 0.75 * 9000
+    with pytest.raises(LocalqError, match="far more tokens"):
+        streamed(session.ask("x" * 10**6))
+    streamed(session.ask("again"))
+    assert len(store.find(None).conversation.turns) == 10_005

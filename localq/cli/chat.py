@@ -116,7 +116,7 @@ class _Loop:
         from localq.cli.line_input import reader
 
         self.opened, self.session, self.show_stats = opened, opened.session, show_stats
-        self.read = reader()
+        self.read = reader(remember=self.session.store is not None)
         self.interrupted_at = -LEAVE_WITHIN_S
 
     def run(self) -> int:

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from localq import places
-from localq.cli.output import is_rich_terminal
+from localq.cli.output import is_rich_terminal, note
+from localq.sanitize import sanitize
+
+if TYPE_CHECKING:
+    from prompt_toolkit.history import History
 
 ReadLine = Callable[[], str]
 PROMPT = ">>> "
 
 
-def reader() -> ReadLine:
-    """A function that reads one message. Raises EOFError at the end and KeyboardInterrupt on Ctrl-C."""
+def reader(remember: bool = True) -> ReadLine:
+    """A function that reads one message. Raises EOFError at the end and KeyboardInterrupt on Ctrl-C.
+
+    remember: keep what is typed in the input history on disk, unless LOCALQ_NOHISTORY is set.
+    """
     if sys.stdin.isatty() and is_rich_terminal(sys.stdout):
-        return _terminal_reader()
+        return _terminal_reader(remember)
     shown = PROMPT if sys.stdin.isatty() else ""
     return lambda: _joined_lines(lambda continued: input("... " if continued and shown else shown))
 
 
-def _terminal_reader() -> ReadLine:
+def _terminal_reader(remember: bool) -> ReadLine:
     from prompt_toolkit import PromptSession  # start-up cost: a pipe needs no line editor
-    from prompt_toolkit.history import FileHistory, InMemoryHistory
+    from prompt_toolkit.history import InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
     keys = KeyBindings()
@@ -33,13 +42,30 @@ def _terminal_reader() -> ReadLine:
     def _newline(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
-    history: FileHistory | InMemoryHistory = InMemoryHistory()
-    if not os.environ.get("LOCALQ_NOHISTORY"):
-        folder = places.state_dir()
-        folder.mkdir(parents=True, exist_ok=True)
-        history = FileHistory(str(folder / "history"))
+    history = _kept_history() if remember and not os.environ.get("LOCALQ_NOHISTORY") else InMemoryHistory()
     session: PromptSession[str] = PromptSession(history=history, key_bindings=keys, enable_open_in_editor=False)
     return lambda: _joined_lines(lambda continued: session.prompt("... " if continued else PROMPT))
+
+
+def _kept_history() -> History:
+    """The input history, a file that only the user can read; one that goes with the process where it cannot be kept."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    class Kept(FileHistory):
+        def store_string(self, string: str) -> None:
+            with contextlib.suppress(OSError):  # a full disk takes no line more, and none of the chat
+                super().store_string(sanitize(string))
+
+    path = places.state_dir() / "history"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        with contextlib.closing(os.fdopen(descriptor)):
+            os.fchmod(descriptor, 0o600)
+    except OSError as error:
+        note(f"{path}: the input history cannot be kept ({error.strerror})")
+        return InMemoryHistory()
+    return Kept(str(path))
 
 
 def _joined_lines(read: Callable[[bool], str]) -> str:

@@ -25,10 +25,17 @@ def table(summaries: list[Summary], current: int | None = None) -> str:
     """One line each: number, when, turns, model, title."""
     lines = []
     for each in summaries:
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.changed_s))
+        when = _when(each.changed_s)
         mark, model = "*" if each.id == current else " ", each.model.rpartition("/")[2]
         lines.append(f"{mark}{each.id:>5}  {when}  {each.turns:>4} turns  {model:<20}  {each.title}")
     return sanitize("\n".join(lines))
+
+
+def _when(unix_s: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
+    except (ValueError, OverflowError, OSError):  # a clock that was far off
+        return "????-??-?? ??:??"
 
 
 def sessions(session: ChatSession, argument: str) -> str:

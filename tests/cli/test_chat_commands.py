@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import os
 import re
+import sqlite3
 import stat
 
 import pytest
 from scripted_client import CharTokenizer, ScriptedClient
 
 from localq.chat import ChatSession
-from localq.cli import chat, clipboard, commands
+from localq.cli import chat, clipboard, commands, line_input
 from localq.cli.session import Opened, StatusLine
 from localq.errors import LocalqError
 from localq.sessions import SessionStore
@@ -250,3 +252,45 @@ def test_what_leaves_the_context_is_said_before_the_reply(start):
     assert out == "b" * 10 + "\n"
     assert told.startswith("(the context is full: the oldest exchange is no longer read")
     assert "the oldest 2 messages are left out" in talk.says("/tokens")[1]
+
+
+def test_a_second_ctrl_c_leaves_and_what_came_of_the_reply_is_kept(start, monkeypatch):
+    talk = start(["par", "tial", "never"])
+    screen = io.StringIO()
+    monkeypatch.setattr("sys.stdout", screen)
+
+    def write(text: str) -> int:
+        if screen.getvalue():
+            raise KeyboardInterrupt
+        return io.StringIO.write(screen, text)
+
+    monkeypatch.setattr(screen, "write", write)
+    with pytest.raises(KeyboardInterrupt):
+        talk.loop.handle("go")
+    last = SessionStore().find(None).conversation.messages()[-1]
+    assert (last.content, last.complete) == ("partial", False)
+
+
+def test_the_input_history_is_private_and_can_do_without_a_disk(start, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("localq.places.state_dir", lambda: tmp_path / "state")
+    history = line_input._kept_history()
+    history.append_string("secret \x1b[31mwords")
+    path = tmp_path / "state" / "history"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "\x1b" not in path.read_text()
+    assert list(line_input._kept_history().load_history_strings()) == ["secret [31mwords"]
+    path.unlink()
+    path.parent.rmdir()
+    history.append_string("lost, and nothing else")
+    path.parent.write_text("in the way")
+    capsys.readouterr()
+    line_input._kept_history().append_string("in memory")
+    assert "cannot be kept" in capsys.readouterr().err
+
+
+def test_a_clock_that_is_far_off_is_no_error(start):
+    talk = start("a")
+    talk.says("one")
+    with contextlib.closing(sqlite3.connect(SessionStore().path)) as database, database:
+        database.execute("UPDATE sessions SET changed_s = 1e300")
+    assert "????-??-??" in talk.says("/sessions")[1]
