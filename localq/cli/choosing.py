@@ -5,8 +5,8 @@ from __future__ import annotations
 from localq import catalog, gpus, offers, planner
 from localq.catalog import ModelEntry, Target
 from localq.cli import options
-from localq.errors import LocalqError, usage_error
-from localq.offers import Choice, Considered
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.offers import Choice, Offer
 from localq.placement import Wishes
 from localq.settings import Settings
 
@@ -54,11 +54,30 @@ def _is_bare(name: str, entry: ModelEntry) -> bool:
     return name.strip().casefold() in {each.casefold() for each in (entry.name, *entry.aliases)}
 
 
-def too_large(taken: Considered, budget: int | None, settings: Settings) -> LocalqError | None:
+def check_unlisted(target: Target, budget: int | None, settings: Settings, force: bool) -> None:
+    """Before a repository outside the catalogue is fetched to be loaded: whether it can be, from its headers.
+
+    Raises LocalqError unless `force`: exit 3 where it does not fit, 1 where it does not run, else as `unlisted.remote`.
+    """
+    if target.repo is None or target.entry is not None or force:
+        return
+    from localq import hub  # start-up cost: most names are of the catalogue
+    from localq.cli import unlisted
+
+    if hub.local_path(target) is not None:
+        return
+    offer = unlisted.remote(target, settings.offline)
+    if offer.not_yet is not None:
+        step = "`localq fit --vram SIZE` lists what does run."
+        raise LocalqError(target.name, offer.not_yet, step, ExitCode.FAILURE)
+    if refusal := too_large(offer, budget, settings):
+        raise refusal
+
+
+def too_large(offer: Offer, budget: int | None, settings: Settings) -> LocalqError | None:
     """The refusal of a plan that does not fit, with its three ways out; None for one that does."""
     if budget is None:
         return None
-    offer = taken.offer
     freeing = "with a larger --vram" if settings.vram else gpus.closing(gpus.first_visible(gpus.probe().gpus))
     try:
         planner.plan(

@@ -65,7 +65,7 @@ def print_plan(name: str, format: str | None, settings: Settings, as_json: bool 
             print(f"{title:<11} {sanitize(text)}".rstrip())
         if report.basis:
             note(f"tok/s: {report.basis}")
-    refusal = choosing.too_large(report.choice.taken, report.budget, settings)
+    refusal = choosing.too_large(report.choice.taken.offer, report.budget, settings)
     if refusal is not None and not as_json:
         raise refusal
     return to_dict(report, refusal is None) if as_json else None

@@ -106,10 +106,11 @@ def _target(name: str, settings: Settings, wanted: Wanted) -> catalog.Target:
     budget = choosing.budget_here(settings)
     target, choice = choosing.chosen(name, wanted.format, settings, budget)
     if choice is None:
+        choosing.check_unlisted(target, budget, settings, wanted.force)
         return target
     if not choice.taken.offer.preferred and wanted.format is None and target.name != name:
         note(f"{target.name}: {choice.why}")
-    refusal = None if choice.taken.here or wanted.force else choosing.too_large(choice.taken, budget, settings)
+    refusal = None if choice.taken.here or wanted.force else choosing.too_large(choice.taken.offer, budget, settings)
     if refusal is not None and choice.taken.offer.not_yet is None:
         raise refusal
     return target

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tempfile
@@ -13,7 +14,8 @@ import pytest
 from hub_server import REPO, TOKEN
 from unlisted_models import CONFIG, gguf, model
 
-from localq import cli, hub_remote
+from localq import catalog, cli, gpus, hub_remote, settings
+from localq.cli import choosing
 from localq.errors import LocalqError
 from localq.gguf_import.binary import read_container
 
@@ -25,6 +27,7 @@ def server(tmp_path, monkeypatch):
     with hub_server.running(tmp_path, monkeypatch) as server:
         monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        monkeypatch.setattr("sys.stdin", io.StringIO())
         server.add(REPO, repository())
         yield server
         assert list(tmp_path.glob("localq-outline-*")) == []
@@ -166,3 +169,43 @@ def test_a_header_that_is_cut_off_is_none(tmp_path):
         else:
             assert found == whole, kept  # only zeros were cut off
     assert seen > 500
+
+
+def on_a_gpu_of(monkeypatch: pytest.MonkeyPatch, mib: int) -> None:
+    card = gpus.Gpu(0, "card", "GPU-aaaa", (8, 9), mib * 2**20, mib * 2**20, None)
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (card,), ()))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_chat_and_run_refuse_before_the_download(server, capsys, monkeypatch):
+    on_a_gpu_of(monkeypatch, 520)
+    for line in (["chat", REPO], ["run", REPO, "hello"]):
+        err = localq(capsys, *line, code=3)[1]
+        assert "Three ways out" in err
+        assert err.startswith(f"localq: {REPO}: ")
+    assert server.sent_of("model-00002-of-00002.safetensors") <= 2 * hub_remote.HEAD_BYTES
+    assert localq(capsys, "ls")[1].startswith("no models yet")
+    server.requests.clear()
+    assert "switched off" in localq(capsys, "chat", REPO, "--offline", code=6)[1]
+    assert server.requests == []
+
+
+def test_chat_refuses_what_does_not_run_before_the_download_on_the_cpu_too(server, capsys):
+    awq = {**CONFIG, "quantization_config": {"quant_method": "awq"}}
+    server.add(REPO, repository(awq))
+    assert "the awq format does not run" in localq(capsys, "run", REPO, "hello", code=1)[1]
+    assert server.sent_of("model-00002-of-00002.safetensors") <= hub_remote.HEAD_BYTES
+
+
+def test_what_fits_is_here_or_is_forced_goes_on(server, capsys, monkeypatch):
+    on_a_gpu_of(monkeypatch, 4096)
+    target, asked = catalog.resolve(REPO), settings.Settings()
+    choosing.check_unlisted(target, choosing.budget_here(asked), asked, force=False)
+    on_a_gpu_of(monkeypatch, 520)
+    server.requests.clear()
+    choosing.check_unlisted(target, choosing.budget_here(asked), asked, force=True)
+    assert server.requests == []
+    localq(capsys, "pull", REPO, "--force")
+    server.requests.clear()
+    choosing.check_unlisted(target, choosing.budget_here(asked), asked, force=False)
+    assert server.requests == []
