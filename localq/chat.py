@@ -18,7 +18,8 @@ from localq.conversation import Conversation, Message
 from localq.errors import LocalqError, usage_error
 from localq.sampling import Sampling
 from localq.sanitize import sanitize
-from localq.sessions import ChatSettings, Session, SessionStore
+from localq.session_record import ChatSettings, Session
+from localq.sessions import SessionStore
 from localq.stats import Stats
 from localq.stops import Matcher
 from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens

@@ -19,22 +19,23 @@ import contextlib
 import json
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from localq import disk, places
 from localq.conversation import Conversation, Message, Turn
 from localq.errors import ExitCode, LocalqError, bad_file
-from localq.sampling import Sampling
+from localq.session_record import ChatSettings, Session, Summary
 from localq.stats import Stats
-from localq.stops import checked
 
 SCHEMA = 1
 APPLICATION_ID = 0x6C6F7171  # "loqq"
 BUSY_S = 10.0  # for another process to end its transaction, which takes milliseconds
+_ONE_AT_A_TIME = threading.Lock()  # the threads of this process; other processes wait at the lock of the file
 KEPT_S = 86400.0  # a deleted conversation can be restored for so long
 _TABLES = """
 CREATE TABLE sessions (id INTEGER PRIMARY KEY AUTOINCREMENT, title TEXT NOT NULL, model TEXT NOT NULL, system TEXT,
@@ -48,47 +49,6 @@ _WITHOUT = "`localq chat --no-save` works without it."
 _DAMAGED = (
     f"Nothing in it was changed. Move it away, or mend it: `sqlite3 FILE .recover` reads what is left. {_WITHOUT}"
 )
-
-
-@dataclass(frozen=True)
-class ChatSettings:
-    """How replies are made. max_tokens None = until a stop token; stop: strings that a reply ends before."""
-
-    sampling: Sampling
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-
-    @classmethod
-    def from_dict(cls, fields: dict[str, Any]) -> ChatSettings:
-        """Inverse of `dataclasses.asdict` through JSON. Raises LocalqError for values that are none."""
-        return cls(Sampling(**fields["sampling"]), fields["max_tokens"], checked(fields["stop"]))
-
-
-@dataclass
-class Session:
-    """A conversation with what belongs to it. `id` is None, and `rows` (of its turns) is empty, until it is saved."""
-
-    conversation: Conversation = field(default_factory=Conversation)
-    model: str = ""
-    title: str = ""
-    settings: ChatSettings | None = None
-    id: int | None = None
-    rows: list[int] = field(default_factory=list)
-
-    def name(self) -> str:
-        """Its title, or what the user said first."""
-        return self.title or self.conversation.title()
-
-
-@dataclass(frozen=True)
-class Summary:
-    """A line in a list of conversations. `turns` counts those of all branches; `changed_s` is Unix time."""
-
-    id: int
-    title: str
-    model: str
-    turns: int
-    changed_s: float
 
 
 class SessionStore:
@@ -191,7 +151,7 @@ class SessionStore:
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """An open file within one transaction, which ends with the block, or was never there where that raises."""
-        with self._named():
+        with _ONE_AT_A_TIME, self._named():
             self._private()
             with contextlib.closing(sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None)) as db:
                 db.execute("PRAGMA synchronous = EXTRA")
@@ -208,12 +168,11 @@ class SessionStore:
 
     def _private(self) -> None:
         disk.make_folder(self.path.parent)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)  # SQLite gives its journal the same mode
-        try:
-            if os.fstat(descriptor).st_mode & 0o077:
-                os.fchmod(descriptor, 0o600)
-        finally:
-            os.close(descriptor)
+        with contextlib.suppress(FileExistsError):
+            # Only a file that was not there: closing any other would give up the locks that this process has on it.
+            os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        if self.path.stat().st_mode & 0o077:
+            self.path.chmod(0o600)  # SQLite gives its journal the same
 
     def _versioned(self, db: sqlite3.Connection) -> None:
         (version,), (ours,) = (db.execute(f"PRAGMA {name}").fetchone() for name in ("user_version", "application_id"))

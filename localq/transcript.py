@@ -7,7 +7,7 @@ import json
 import re
 
 from localq.sanitize import sanitize
-from localq.sessions import Session
+from localq.session_record import Session
 
 SCHEMA = 1
 FORMATS = ("md", "json")

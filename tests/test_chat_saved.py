@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import threading
+import time
 
 import pytest
 import tiny_tokenizers
@@ -13,8 +16,9 @@ from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
 from localq.sanitize import sanitize
 from localq.sessions import SessionStore
+from localq.stats import Stats
 from localq.tokenizer import Tokenizer
-from localq.worker.messages import Load
+from localq.worker.messages import Done, Load
 
 DEAD = LocalqError("engine process", "ended (signal SIGKILL)", "The next message starts a new one.")
 
@@ -84,6 +88,31 @@ def test_a_stalled_reply_is_stopped_and_saved(store):
         if isinstance(part, Piece) and part.text == "b":
             session.stop()
     assert kept(store) == [("go", True), ("ab", False)]
+
+
+class StalledClient(ScriptedClient):
+    """Says one word, then nothing until it is cancelled."""
+
+    def generate(self, request):
+        yield from itertools.islice(super().generate(request), 2)
+        assert self.cancelled.wait(30)
+        yield Done(request.id, "cancelled", Stats())
+
+
+def test_a_stall_is_ended_from_another_thread_within_200_ms(store):
+    for _ in range(20):
+        session = ChatSession(StalledClient(["word"]), Load("path"), CharTokenizer(), store=store)
+        asked: list[float] = []
+
+        def stop(session=session, asked=asked) -> None:
+            asked.append(time.perf_counter())
+            session.stop()
+
+        for part in session.ask("go"):
+            if isinstance(part, Piece) and part.text:
+                threading.Timer(0.01, stop).start()
+        assert time.perf_counter() - asked[0] < 0.2
+        assert kept(store) == [("go", True), ("word", False)]
 
 
 def test_another_process_goes_on_where_one_stopped(store):

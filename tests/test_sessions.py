@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +18,8 @@ import session_kills
 from localq.conversation import Conversation, Message
 from localq.errors import LocalqError
 from localq.sampling import Sampling
-from localq.sessions import APPLICATION_ID, SCHEMA, ChatSettings, Session, SessionStore
+from localq.session_record import ChatSettings, Session
+from localq.sessions import APPLICATION_ID, SCHEMA, SessionStore
 from localq.stats import Stats
 
 ROOT = Path(__file__).parents[1]
@@ -280,6 +282,27 @@ def test_a_process_that_does_not_end_its_transaction_is_named(store, monkeypatch
         with pytest.raises(LocalqError, match="another process"):
             store.save(talk())
     other.close()
+
+
+def test_threads_do_not_disturb_each_other_or_give_up_the_lock_of_the_file(store):
+    store.save(talk())
+    other = "import sqlite3, sys; sqlite3.connect(sys.argv[1], timeout=0).execute('BEGIN IMMEDIATE')"
+    with store._transaction():
+        reader = threading.Thread(target=store.summaries)
+        reader.start()
+        store._private()
+        tried = subprocess.run(
+            [sys.executable, "-c", other, str(store.path)], capture_output=True, text=True, check=False
+        )
+        assert "database is locked" in tried.stderr
+        assert reader.is_alive()
+    reader.join(10)
+    writers = [threading.Thread(target=store.save, args=(talk(str(number)),)) for number in range(20)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(30)
+    assert len(store.summaries()) == 21
 
 
 def test_ten_thousand_stored_turns_do_not_slow_the_start(store):

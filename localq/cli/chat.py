@@ -94,7 +94,7 @@ def converse(settings: Settings, start: Start, quiet: bool, format: str | None =
         start.take_up(opened.session, quiet)
         code = _Loop(opened, settings.stats and not quiet).run()
         record = opened.session.record
-        if at_terminal and record.id is not None:
+        if at_terminal and opened.session.store is not None and record.id is not None:
             note(f"kept as {record.id}: `localq chat --resume {record.id}` or `localq chat --continue` goes on")
         return code
 

@@ -12,7 +12,8 @@ from localq.chat import ChatSession
 from localq.cli.output import note
 from localq.cli.session_commands import SHOWN, table, taken_up
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.sessions import Session, SessionStore
+from localq.session_record import Session
+from localq.sessions import SessionStore
 from localq.settings import Settings
 
 

@@ -11,7 +11,8 @@ from localq.chat import ChatSession
 from localq.cli.output import human_bytes
 from localq.errors import usage_error
 from localq.sanitize import sanitize
-from localq.sessions import Session, SessionStore, Summary
+from localq.session_record import Session, Summary
+from localq.sessions import SessionStore
 
 SHOWN = 20  # of the last conversations
 

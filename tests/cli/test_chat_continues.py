@@ -14,7 +14,8 @@ from real_model import smollm2
 
 from localq.conversation import Message
 from localq.sampling import Sampling
-from localq.sessions import ChatSettings, Session, SessionStore
+from localq.session_record import ChatSettings, Session
+from localq.sessions import SessionStore
 
 ROOT = Path(__file__).parents[2]
 LOCALQ = [sys.executable, "-m", "localq"]

@@ -28,7 +28,8 @@ from pathlib import Path
 
 from localq import sessions
 from localq.conversation import Message
-from localq.sessions import Session, SessionStore
+from localq.session_record import Session
+from localq.sessions import SessionStore
 
 WAYS = ("time", "instruction", "size")
 TURNS_A_LIFE = 12
