@@ -160,7 +160,8 @@ class ChatSession:
         return self._answer(added)
 
     def _answer(self, turn: int) -> Replies:
-        conversation, before = self.conversation, self.conversation.head
+        record = self.record  # the reply belongs here, whatever conversation is gone on with meanwhile
+        conversation, before = record.conversation, record.conversation.head
         conversation.head, text, ended = turn, "", False
         try:
             loaded = self.ensure_loaded()
@@ -174,17 +175,17 @@ class ChatSession:
                     continue
                 ended = True
                 message = Message("assistant", part.text, part.reason == "stop")
-                unsaved = self._said(message, turn, part.stats)
+                unsaved = self._said(record, message, turn, part.stats)
                 yield Reply(part.text, part.reason, part.stats, (*part.notices, *unsaved))
         finally:
             if text and not ended:  # nothing is lost: what had arrived stays, marked as cut
-                self._said(Message("assistant", text, complete=False), turn)
+                self._said(record, Message("assistant", text, complete=False), turn)
             elif not ended and before != turn:
                 conversation.head = before  # a reply that is not replaced stays where it was
 
-    def _said(self, message: Message, turn: int, stats: Stats | None = None) -> tuple[str, ...]:
-        self.conversation.add(message, turn, stats)
-        return tuple(filter(None, (self.keep(),)))
+    def _said(self, record: Session, message: Message, turn: int, stats: Stats | None = None) -> tuple[str, ...]:
+        record.conversation.add(message, turn, stats)
+        return tuple(filter(None, (self.keep(record),)))
 
     # ---- what the model reads
 
@@ -236,16 +237,18 @@ class ChatSession:
         self.record, self.last, self._read_from = record, None, None
         self.attached.clear()
 
-    def save(self) -> None:
-        """Save the conversation where there is a store. Raises LocalqError where that fails."""
-        if self.store is not None and self.conversation.turns:
-            self.record.settings = ChatSettings(self.sampling, self.max_tokens, self.stop_strings)
-            self.store.save(self.record)
+    def save(self, record: Session | None = None) -> None:
+        """Save this conversation, or `record`, where there is a store. Raises LocalqError where that fails."""
+        record = record or self.record
+        if self.store is not None and record.conversation.turns:
+            if record is self.record:
+                record.settings = ChatSettings(self.sampling, self.max_tokens, self.stop_strings)
+            self.store.save(record)
 
-    def keep(self) -> str:
+    def keep(self, record: Session | None = None) -> str:
         """`save`; where it fails, what to tell: the turns are kept here and saved with the next that can be."""
         try:
-            self.save()
+            self.save(record)
         except LocalqError as error:
             return f"not saved, and tried again with the next turn: {error}"
         return ""

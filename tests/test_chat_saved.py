@@ -15,6 +15,7 @@ from localq.chat import ChatSession, Message, Piece, Reply
 from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
 from localq.sanitize import sanitize
+from localq.session_record import Session
 from localq.sessions import SessionStore
 from localq.stats import Stats
 from localq.tokenizer import Tokenizer
@@ -128,6 +129,18 @@ def test_another_process_goes_on_where_one_stopped(store):
     streamed(later.ask("two"))
     assert later.client.prompts == ["<system>Be brief.<user>one<assistant>a<user>two<assistant>"]
     assert kept(store) == [("one", True), ("a", True), ("two", True), ("c", True)]
+
+
+def test_a_reply_that_ends_after_the_user_went_elsewhere_belongs_where_it_was_asked(store):
+    session = session_over(["one ", "two"], ["other"], store=store)
+    first = session.record
+    for part in session.ask("count"):
+        if isinstance(part, Piece) and part.text == "one ":
+            session.go_on(Session())
+    assert session.messages == []
+    assert [turn.message.content for turn in store.load(first.id).conversation.turns] == ["count", "one two"]
+    streamed(session.ask("new"))
+    assert len(store.summaries()) == 2
 
 
 def test_settings_of_another_model_are_not_taken_over(store):

@@ -52,13 +52,14 @@ def show_help(session: ChatSession, argument: str) -> str:
 def clear(session: ChatSession, argument: str) -> str:
     """Forget the conversation."""
     session.clear()
-    return "cleared"
+    return session.keep() or "cleared"
 
 
 def system(session: ChatSession, argument: str) -> str:
     """Show, set or remove the system prompt."""
     if argument:
         session.system = None if argument == "off" else system_text(argument)
+        session.keep()
     return f"system: {session.system}" if session.system else "no system prompt"
 
 
@@ -70,6 +71,7 @@ def set_value(session: ChatSession, argument: str) -> str:
         name, _, text = argument.partition(" ")
         if name == "stop" and text.strip():
             session.stop_strings = () if text.strip() == "none" else stops.checked([text.strip()])
+            session.keep()
             return f"stop = {text.strip()}"
         if name not in (*_SETTABLE, "stop"):
             raise usage_error(name, "there is no such setting", f"Settings: {', '.join((*_SETTABLE, 'stop'))}.")
@@ -81,6 +83,7 @@ def set_value(session: ChatSession, argument: str) -> str:
         else:
             changed: dict[str, Any] = {name: value}
             session.sampling = dataclasses.replace(session.sampling, **changed)
+        session.keep()
         return f"{name} = {value}"
     return "\n".join(f"{name} = {value}" for name, value in values.items())
 

@@ -244,6 +244,17 @@ def test_a_stop_string_is_set_listed_and_removed(start):
     assert talk.says("two")[0] == "a. b\n"
 
 
+def test_what_commands_change_is_saved_at_once(start):
+    talk = start("a")
+    talk.says("one")
+    for line in ("/set temperature 0.5", "/set stop ##", "/system Be brief.", "/clear"):
+        talk.says(line)
+    saved = SessionStore().find(None)
+    assert (saved.settings.sampling.temperature, saved.settings.stop) == (0.5, ("##",))
+    assert (saved.conversation.system, saved.conversation.messages()) == ("Be brief.", [])
+    assert len(saved.conversation.turns) == 2
+
+
 def test_what_leaves_the_context_is_said_before_the_reply(start):
     talk = start("a" * 10, "b" * 10)
     talk.client.context_size = 50
