@@ -15,10 +15,11 @@ import pytest
 from scripted_client import CharTokenizer, ScriptedClient
 
 from localq.chat import ChatSession
-from localq.cli import chat, clipboard, commands, line_input
+from localq.cli import chat, clipboard, commands, line_input, resume
 from localq.cli.session import Opened, StatusLine
 from localq.errors import LocalqError
 from localq.sessions import SessionStore
+from localq.settings import Settings
 from localq.worker.messages import Load
 
 
@@ -242,6 +243,21 @@ def test_a_stop_string_is_set_listed_and_removed(start):
     assert talk.says("one")[0] == "a\n"
     talk.says("/set stop none")
     assert talk.says("two")[0] == "a. b\n"
+
+
+def test_a_disk_that_cannot_be_written_is_told_and_the_chat_goes_on(start, monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("LOCALQ_DATA", str(tmp_path / "file" / "data"))
+    store = resume.saving(Settings())
+    assert "not saved so far" in capsys.readouterr().err
+    talk = start("a", "b")
+    talk.session.store = store
+    out, told = talk.says("one")
+    assert out == "a\n"
+    assert told.startswith("(not saved, and tried again with the next turn: ")
+    assert told.count("\n") == 1
+    assert "not saved" in talk.says("/undo")[1]
+    assert resume.saving(Settings(save=False)) is None
 
 
 def test_what_commands_change_is_saved_at_once(start):
