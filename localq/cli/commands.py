@@ -36,7 +36,7 @@ HELP = """\
 /exit                  leave (Ctrl-D does too)
 
 Ctrl-C stops a reply and keeps it. A line ending in \\, or lines between two lines of triple quotes, make one message;
-Alt-Enter and Ctrl-J start a new line. A message that begins with a slash is written with two."""
+Alt-Enter and Ctrl-J start a new line, Ctrl-G opens the message in $VISUAL or $EDITOR. Two slashes send one."""
 ALIASES = {
     "/?": "/help", "/r": "/regen", "/retry": "/regen", "/regenerate": "/regen", "/e": "/edit", "/cc": "/copy",
     "/bye": "/exit", "/quit": "/exit", "/x": "/exit",

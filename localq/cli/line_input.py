@@ -42,8 +42,12 @@ def _terminal_reader(remember: bool) -> ReadLine:
     def _newline(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
+    @keys.add("c-g")
+    def _editor(event: KeyPressEvent) -> None:
+        event.current_buffer.open_in_editor()
+
     history = _kept_history() if remember and not os.environ.get("LOCALQ_NOHISTORY") else InMemoryHistory()
-    session: PromptSession[str] = PromptSession(history=history, key_bindings=keys, enable_open_in_editor=False)
+    session: PromptSession[str] = PromptSession(history=history, key_bindings=keys, tempfile_suffix=".md")
     return lambda: _joined_lines(lambda continued: session.prompt("... " if continued else PROMPT))
 
 

@@ -1,0 +1,70 @@
+"""Typing a message at a terminal: several lines, paste, an editor, and what was typed before."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pexpect
+import pytest
+
+ROOT = Path(__file__).parents[2]
+READ = "from localq.cli.line_input import reader; read = reader({})\nwhile True: print('<' + repr(read()) + '>')"
+
+
+@pytest.fixture
+def typing(tmp_path):
+    """What starts a process that reads messages at a terminal and prints each between angle brackets."""
+    children = []
+
+    def start(remember: bool = True, **more: str) -> pexpect.spawn:
+        kept = {name: value for name, value in os.environ.items() if name not in ("VISUAL", "EDITOR")}
+        environment = {
+            **kept, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "XDG_STATE_HOME": str(tmp_path), **more
+        }  # fmt: skip
+        children.append(
+            pexpect.spawn(
+                sys.executable, ["-c", READ.format(remember)], cwd=str(ROOT), env=environment, encoding="utf-8",
+                timeout=30, dimensions=(24, 100),
+            )
+        )  # fmt: skip
+        children[-1].expect(">>>")
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.close(force=True)
+
+
+def read(child: pexpect.spawn, keys: str, message: str) -> None:
+    child.send(keys)
+    child.expect_exact(f"<{message!r}>")
+    child.expect(">>>")
+
+
+def test_several_lines_paste_and_quotes(typing):
+    child = typing()
+    read(child, "one\x0atwo\r", "one\ntwo")  # Ctrl-J
+    read(child, "one\x1b\rtwo\r", "one\ntwo")  # Alt-Enter
+    read(child, "one\\\rtwo\r", "one\ntwo")
+    read(child, '"""one\r\rtwo"""\r', "one\n\ntwo")
+    read(child, "\x1b[200~a\nb\n\x1b[201~c\r", "a\nb\nc")
+    read(child, "\x1b[200~\x1b[31mred\x1b[201~\r", "\x1b[31mred")  # as it is: the terminal shows it taken apart
+
+
+def test_the_editor_gets_the_message_and_gives_it_back(typing, tmp_path):
+    script = tmp_path / "editor.sh"
+    script.write_text('#!/bin/sh\nprintf "%s, and edited" "$(cat "$1")" > "$1"\n')
+    script.chmod(0o755)
+    child = typing(EDITOR=str(script))
+    child.send("typed\x07")
+    child.expect_exact(", and edited")
+    read(child, "\r", "typed, and edited")
+
+
+def test_up_recalls_what_an_earlier_process_was_told_unless_it_was_not_to_be_kept(typing, tmp_path):
+    read(typing(), "remembered\r", "remembered")
+    read(typing(remember=False), "private\r", "private")
+    read(typing(), "\x1b[A\r", "remembered")
+    assert "private" not in (tmp_path / "localq" / "history").read_text()
