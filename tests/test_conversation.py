@@ -9,6 +9,7 @@ import pytest
 from localq.conversation import Conversation, Message
 from localq.errors import LocalqError
 from localq.stops import Matcher, checked
+from localq.transcript import code_blocks
 
 
 def talk(*replies: str) -> Conversation:
@@ -105,3 +106,18 @@ def test_what_cannot_be_a_stop_string_is_refused(strings):
     with pytest.raises(LocalqError, match="stop") as caught:
         checked(strings)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        ("no code", []),
+        ("a\n```py\nx = 1\n\ny\n```\nb\n```\nz\n```", ["x = 1\n\ny", "z"]),
+        ("````md\n```\ninner\n```\n````", ["```\ninner\n```"]),
+        ("~~~\na ``` b\n```\n~~~", ["a ``` b\n```"]),
+        ("```py\ncut of", ["cut of"]),
+        ("```inline``` and ```more```", []),
+    ],
+)
+def test_blocks_of_code_are_found_as_markdown_has_them(text, blocks):
+    assert code_blocks(text) == blocks
