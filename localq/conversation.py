@@ -82,9 +82,7 @@ class Conversation:
     def sisters(self, turn: int) -> list[int]:
         """The turns that stand in the same place, `turn` among them, the oldest first."""
         parent, role = self.turns[turn].parent, self.turns[turn].message.role
-        return [
-            index for index, each in enumerate(self.turns) if each.parent == parent and each.message.role == role
-        ]  # fmt: skip
+        return [index for index, each in enumerate(self.turns) if each.parent == parent and each.message.role == role]
 
     def title(self) -> str:
         """The first words of the user, on one line."""
