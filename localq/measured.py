@@ -16,8 +16,7 @@ MULTIPROCESSOR_GHZ = 132 * 1.83  # multiprocessors times their clock: what a gat
 
 Rows = tuple[tuple[int, int, float], ...]  # out, in, us of one launch
 
-# Matrix-vector products. `vq2` and what gathers: 5a25bd4, `localq bench --kernels`, and the profiled step of
-# llama-3.3-70b@vq2 at 1d73e67 where out is 10,240 or 57,344.
+# Matrix-vector products, by `localq bench --kernels`: `vq2` and `2x8` at 2a3f8cb, what gathers at 5a25bd4.
 PRODUCTS: dict[str, Rows] = {
     "nf4": (
         (4096, 4096, 6.8), (6144, 4096, 8.7), (8192, 8192, 13.8), (10_240, 8192, 16.3), (4096, 14_336, 13.6),
@@ -30,9 +29,10 @@ PRODUCTS: dict[str, Rows] = {
     ),
     "8 bit": ((8192, 8192, 21.7), (28_672, 8192, 70.0), (8192, 28_672, 73.0)),
     "vq2": (
-        (8192, 8192, 11.3), (10_240, 8192, 13.2), (28_672, 8192, 21.8), (57_344, 8192, 36.2), (8192, 28_672, 27.7),
+        (4096, 4096, 5.5), (8192, 8192, 8.9), (10_240, 8192, 10.2), (28_672, 8192, 19.7), (57_344, 8192, 34.2),
+        (8192, 28_672, 21.9),
     ),
-    "2x8": ((8192, 8192, 11.5), (28_672, 8192, 21.9), (8192, 28_672, 31.8)),
+    "2x8": ((4096, 4096, 6.4), (8192, 8192, 10.2), (28_672, 8192, 20.6), (8192, 28_672, 24.4)),
     "1x16": ((8192, 8192, 63.0), (28_672, 8192, 193.0), (8192, 28_672, 204.0)),
     # With one table, from its rates of sectors (75 and 55 % of `gather_roof`): the times themselves were not kept.
     "vptq": ((28_672, 8192, 242.0), (8192, 28_672, 330.0)),
@@ -67,16 +67,16 @@ WHOLE_MODELS = (
     WholeModel("llama-3.1-8b@nf4", "16", "device", 498.0, "ad55577"),
     WholeModel("llama-3.1-8b@fp16", "16", "device", 248.6, "1d73e67"),
     WholeModel("llama-3.3-70b@nf4", "16", "device", 81.4, "1d73e67"),  # held down by power; its first steps 85.4
-    WholeModel("llama-3.3-70b@vq2", "nf4", "host", 126.8, "1d73e67"),
+    WholeModel("llama-3.3-70b@vq2", "nf4", "host", 147.7, "2a3f8cb"),
 )
 
 # Perplexity over that of the reference, by `localq eval` on the validation slice: (model, format). NF4 on a CPU, vq2 at
-# 2.098 bits, made with --quick, on the H200 (5a25bd4).
-PERPLEXITY_RATIO = {("smollm2-135m", "nf4"): 20.80 / 16.88, ("smollm2-135m", "vq2"): 25.78 / 16.87}
+# 2.098 bits, made with --best, on the H200 (2a3f8cb).
+PERPLEXITY_RATIO = {("smollm2-135m", "nf4"): 20.80 / 16.88, ("smollm2-135m", "vq2"): 24.09 / 16.88}
 
 # What is known of the quality of 2-bit formats besides. VPTQ: its README, as read; the reference of Llama 2 70B: AQLM's
 # README, both on WikiText-2 at 4,096 tokens.
 QUALITY_NOTES = {
     "vptq": "of Llama 2 70B at 2.07 bits its authors tell a perplexity of 3.93, where the full weights have 3.12",
-    "vq2": "smollm2-135m at 2.1 bits has 1.53 times the perplexity of its full weights; not measured at other sizes",
+    "vq2": "smollm2-135m at 2.1 bits has 1.43 times the perplexity of its full weights; not measured at other sizes",
 }

@@ -82,23 +82,35 @@ def cannot_search(format: str, why: str) -> LocalqError:
     return LocalqError(f"--format {format}", f"it is made with a compiled search, and {why}", ways, ExitCode.NO_DEVICE)
 
 
+def ready_layers(target: catalog.Target) -> Path | None:
+    """The folder of a model's quantized layers that comes with localq (`localq.ready_layers`), if there is one."""
+    if target.entry is None:
+        return None
+    folder = Path(__file__).parent / "data" / f"{target.entry.name}-{target.format}"
+    return folder if folder.is_dir() else None
+
+
 def _quantized_here(target: catalog.Target, say: Say, on_progress: OnProgress | None, offline: bool) -> Path:
     if target.base is None or target.format is None:
         raise bad_file(
             target.name, "there are no weights of it to fetch or to quantize", "`localq show` lists its sources."
         )
-    check_can_make(target.format)
+    ready = ready_layers(target)
+    if ready is None:
+        check_can_make(target.format)
     out = places.quantized_dir() / target.name
     origin = target.base.repo or target.base.package
     time = estimate(target.format, target.entry.arch.parameters if target.entry else 0)
+    took = "its layers come with localq: a few seconds" if ready else time
     say(
         f"{target.name}: nobody publishes these weights, so they are made here once from {origin} "
-        f"({time} after the download). They stay in {out}; `localq rm {target.name}` removes them."
+        f"({took} after the download). They stay in {out}; `localq rm {target.name}` removes them."
     )
     source = hub.fetch(target.base, on_progress, offline=offline)
     # -P: the folder the user stands in must not provide modules.
     localq = [sys.executable, "-P", "-m", "localq"]
     command = [*localq, "quantize", str(source.resolve()), "--format", target.format, "--out", str(out)]
+    command += ["--layers", str(ready), "--device", "cpu"] if ready else []
     code = subprocess.run(
         command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=spawn.environment(), check=False
     ).returncode

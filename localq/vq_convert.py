@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from localq import kernels, prepare
+from localq import kernels, prepare, ready_layers
 from localq.checkpoint import Checkpoint, TensorInfo, in_memory, info, open_checkpoint, open_fetched
 from localq.conversion_folder import claim, locked, stated_dtype, write_small_files
 from localq.engine import vram
@@ -50,14 +50,14 @@ def convert(request: Request, on_progress: OnProgress | None = None, say: Say | 
     Raises LocalqError: exit 2 for a source or a text that does not do, or an `out` that holds something else, 7 where
     the compiled part is missing, 3 for memory, 8 for damaged weights, 9 for the disk.
     """
-    if why := kernels.why_not():
+    if request.layers is None and (why := kernels.why_not()):
         raise prepare.cannot_search(request.format, why)
     source, out = request.source, request.out
     model_type = source.config.get("model_type")
     if model_type not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise LocalqError(source.name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
-    if not request.windows:
+    if not request.windows and request.layers is None:
         raise usage_error("--calibration", "the text is shorter than one window", "Give a longer one.")
     with _opened(request) as checkpoint, torch.no_grad():
         model = Source(source, checkpoint, ARCHITECTURES[model_type], request.device, request.seed)
@@ -78,6 +78,8 @@ def convert(request: Request, on_progress: OnProgress | None = None, say: Say | 
                 writer = ShardWriter(out, shards, task)
                 writer.check_space()
                 start_state(out, task)
+                if request.layers is not None:
+                    ready_layers.adopt(request.layers, writer, shards[1 : 1 + model.layers])
                 work.run(writer, shards, tell)
             write_small_files(source, work.quantization_config(), out, work.changes())
             writer.finish()
@@ -161,7 +163,7 @@ class _Work:
         Raises LocalqError (exit 3) where a layer does not fit.
         """
         request, model = self._request, self._model
-        if request.device.type != "cuda":
+        if request.device.type != "cuda" or request.layers is not None:
             return
         held = vram.begin(request.device, request.vram_bytes, {})
         block, hidden, tokens = model.meta_block(0), model.model.config.hidden, len(request.windows[0])

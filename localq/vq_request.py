@@ -20,6 +20,7 @@ from localq.hub_shards import Shards
 from localq.modelfiles import ModelFiles
 from localq.quantizer.encode import Effort
 from localq.quantizer.finetune import Tuning
+from localq.ready_layers import ReadyLayers
 
 FULL_BITS = 12  # sources of fewer bits a weight have lost something already
 
@@ -35,6 +36,7 @@ class Request:
     seed     of the rotations
     vram_bytes  the most of a GPU that is used, None: what is free; it changes no result
     shards   where the weights of `source` come from, file by file; None: they are on the disk
+    layers   made before: only the embedding and the head are made, without windows; None: all are made
     """
 
     source: ModelFiles
@@ -51,6 +53,7 @@ class Request:
     vram_bytes: int | None = None
     force: bool = False
     shards: Shards | None = None
+    layers: ReadyLayers | None = None
 
 
 def task_of(request: Request, planned: Sequence[dict[str, TensorInfo]]) -> dict[str, Any]:
@@ -59,6 +62,7 @@ def task_of(request: Request, planned: Sequence[dict[str, TensorInfo]]) -> dict[
     text = hashlib.sha256(json.dumps([list(window) for window in request.windows]).encode()).hexdigest()
     settings = [asdict(request.effort), asdict(request.tuning), request.correction, request.seed, request.device.type]
     settings.append(request.bits)
+    settings += [request.layers.sha256] if request.layers else []
     facts = source_facts(request.source) if request.shards is None else request.shards.facts
     described = [facts, layout, text, settings, request.source.config]
     return {

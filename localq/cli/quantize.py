@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from localq.modelfiles import ModelFiles
     from localq.quantizer.encode import Effort
     from localq.quantizer.finetune import Tuning
+    from localq.ready_layers import ReadyLayers
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -43,6 +44,7 @@ class _Calibrated:
     device: str | None
     seed: int | None
     vram: str | None
+    layers: Path | None = None
 
     def check(self, format: str, calibrated: tuple[str, ...]) -> None:
         """Raises LocalqError (exit 2) for options that `format` does not have, and for bits that there are not."""
@@ -52,6 +54,10 @@ class _Calibrated:
         if format not in calibrated and given:
             why = f"{format} is made without a text, the same on every machine"
             raise usage_error(next(iter(given)), why, f"It is an option of --format {' and '.join(calibrated)}.")
+        decided = given.keys() - {"--layers", "--device"}
+        if self.layers is not None and (decided or format != "vq2"):
+            why = f"the layers are made already, so {min(decided, default='the format')} is decided"
+            raise usage_error(f"--layers {self.layers}", why, "With --layers there are --format vq2 and --device.")
         if self.bits is not None and format != "vq2":
             raise usage_error("--bits", f"{format} has bits of its own", "It is an option of --format vq2.")
         if self.bits is not None and self.bits not in SCHEMES and not self.mixed:
@@ -89,6 +95,8 @@ Seed = Annotated[
 ]
 
 
+_LAYERS = "Of vq2: take the layers from here, made before of the same SOURCE; only embedding and head are made."
+Layers = Annotated[Path | None, typer.Option("--layers", metavar="FOLDER", help=_LAYERS)]
 _KEEP = "Fetch all of SOURCE first, into the Hugging Face cache; else, but for mixtures, two of its files at a time."
 
 
@@ -105,6 +113,7 @@ def quantize(
     device: options.Device = None,
     seed: Seed = None,
     vram: options.Vram = None,
+    layers: Layers = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the model that is in --out.")] = False,
     keep: Annotated[bool, typer.Option("--keep-source", help=_KEEP)] = False,
     offline: options.Offline = None,
@@ -114,10 +123,10 @@ def quantize(
     """Quantize SOURCE into a model folder; run it again after an interruption, and it goes on.
 
     nf4 takes seconds to minutes. vq2 (2 to 4 bits) and aqlm2x8 (the same search, for other programs) are fitted to
-    what the model does on a text: --bits, --calibration, --windows, --best, --device, --seed and --vram
-    are theirs.
+    what the model does on a text: --bits, --calibration, --windows, --best, --device, --seed, --vram and
+    --layers are theirs.
     """
-    asked = _Calibrated(bits, calibration, windows, best, device, seed, vram)
+    asked = _Calibrated(bits, calibration, windows, best, device, seed, vram, layers)
     job = _Job(source, format, out, force, quiet, options.effective(offline=offline, device=device, vram=vram), keep)
     folder = job.run(asked)
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
@@ -153,10 +162,17 @@ class _Job:
         if self.format not in formats:
             raise usage_error(self.format, "localq does not write this format", f"Formats: {', '.join(formats)}.")
         asked.check(self.format, prepare.CALIBRATED)
-        prepare.check_can_make(self.format)
+        ready = None
+        if asked.layers is None:
+            prepare.check_can_make(self.format)
+        else:
+            from localq import ready_layers
+
+            ready = ready_layers.open_ready(asked.layers)
         on_text = self.format in prepare.CALIBRATED
         text = calibration.read_text(asked.calibration or calibration.DEFAULT_TEXT) if on_text else ""
-        if on_text and not self.keep_source and asked.mixed is None and (shards := self._remote()):
+        by_file = on_text and not self.keep_source and asked.mixed is None and asked.layers is None
+        if by_file and (shards := self._remote()):
             return self._from_hub(shards, text, asked)
         with _progress(self.quiet) as on_progress:
             files = open_model(prepare.source_path(self.source, self.say, on_progress, self.settings.offline))
@@ -164,7 +180,17 @@ class _Job:
                 from localq import convert  # torch loads only now
 
                 return convert.convert(files, self.format, self.out, on_progress, self.say, force=self.force)
-        return self._on_text(files, text, asked)
+        return self._on_text(files, text, asked) if ready is None else self._around(files, ready)
+
+    def _around(self, files: ModelFiles, ready: ReadyLayers) -> Path:
+        """Embedding and head around layers that were made before."""
+        from localq import ready_layers, vq_convert
+        from localq.engine.device import pick
+
+        ready_layers.check_source(ready, files)
+        device = pick(self.settings.device).device
+        request = vq_convert.Request(files, self.out, (), device, seed=ready.seed, force=self.force, layers=ready)
+        return vq_convert.convert(request, say=self.say)
 
     def _remote(self) -> Shards | None:
         """The weights file by file, where the hub has them and this machine does not."""

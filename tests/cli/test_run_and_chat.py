@@ -233,3 +233,12 @@ def test_a_format_that_nobody_publishes_is_made_once_announced_and_removable(env
     removed = localq(environment, "rm", "smollm2-135m@nf4", "-y")
     assert removed.returncode == 0, removed.stderr
     assert "smollm2-135m@nf4" not in localq(environment, "ls", "--json").stdout
+
+
+def test_two_bits_of_the_embedded_model_come_with_localq(environment):
+    made = localq(environment, "run", "smollm2-135m@vq2", "What is the capital of France?", "-n", "8")
+    assert made.returncode == 0, made.stderr
+    assert "its layers come with localq" in made.stderr
+    assert made.stdout.strip()
+    shown = json.loads(localq(environment, "show", "smollm2-135m@vq2", "--json").stdout)
+    assert (shown["format"], shown["scheme"]) == ("vq2", "s4l16")

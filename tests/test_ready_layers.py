@@ -1,0 +1,155 @@
+"""Layers that were made before: the model around them is the one that they were made in; nothing else is taken."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conversions import digests
+from real_model import smollm2
+from safetensors.torch import load_file, save
+from tiny_checkpoints import make_checkpoint
+from vq2_conversions import converted, request
+
+from localq import catalog, kernels, prepare, ready_layers, vq_convert
+from localq.cli import execute
+from localq.errors import ExitCode, LocalqError
+
+PACK = Path(__file__).parent / "pack_layers.py"
+made_here = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def pack(monkeypatch, model: Path, source: Path, out: Path) -> Path:
+    monkeypatch.setattr(
+        sys, "argv", [str(PACK), str(model), str(source), str(out), "--made-by", "a test", "--seed", "3"]
+    )
+    runpy.run_path(str(PACK), run_name="__main__")
+    return out
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> tuple[Path, Path]:
+    """A source, and what was made of it."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("made")
+    source = make_checkpoint(folder / "source", "llama", dtype=torch.float32, num_hidden_layers=3)
+    return source, converted(source, folder / "model", seed=3)
+
+
+@pytest.fixture
+def packed(made, tmp_path, monkeypatch) -> Path:
+    source, model = made
+    return pack(monkeypatch, model, source, tmp_path / "layers")
+
+
+@made_here
+def test_the_model_around_them_is_the_one_they_were_made_in(made, packed, tmp_path, capsys):
+    source, model = made
+    out = tmp_path / "again"
+    arguments = ["quantize", str(source), "--format", "vq2", "--out", str(out), "--device", "cpu"]
+    assert execute([*arguments, "--layers", str(packed)]) == ExitCode.OK
+    assert digests(out) == digests(model)
+
+
+@made_here
+def test_it_needs_no_search(made, packed, tmp_path, monkeypatch):
+    source, model = made
+    monkeypatch.setattr(kernels, "why_not", lambda: "a test took it away")
+    ready = ready_layers.open_ready(packed)
+    asked = request(source, tmp_path / "again", windows=(), layers=ready, seed=ready.seed)
+    assert digests(vq_convert.convert(asked)) == digests(model)
+
+
+def refused(capsys, code: ExitCode, words: str, *arguments: str) -> None:
+    assert execute(["quantize", *arguments]) == code
+    said = capsys.readouterr().err
+    assert words in " ".join(said.split())
+    assert "Traceback" not in said
+
+
+@made_here
+def test_what_they_were_not_made_from_is_refused(made, packed, tmp_path, capsys):
+    source, _ = made
+    other = shutil.copytree(source, tmp_path / "other")
+    file = max(other.glob("*.safetensors"))
+    weights = bytearray(file.read_bytes())
+    weights[-1] ^= 1
+    file.write_bytes(weights)
+    arguments = ["--format", "vq2", "--out", str(tmp_path / "out"), "--layers", str(packed)]
+    refused(capsys, ExitCode.USAGE, "is not the model that they were made from", str(other), *arguments)
+    assert not (tmp_path / "out").exists()
+
+
+@made_here
+def test_damaged_ones_are_refused(made, packed, tmp_path, capsys):
+    source, _ = made
+    arguments = [str(source), "--format", "vq2", "--out", str(tmp_path / "out"), "--layers", str(packed)]
+    whole = (packed / "layers.safetensors").read_bytes()
+    (packed / "layers.safetensors").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    refused(capsys, ExitCode.BAD_FILE, "its sha256 is not the one that was recorded", *arguments)
+    record = json.loads((packed / "made.json").read_text())
+    (packed / "made.json").write_text(json.dumps({**record, "seed": "3"}))
+    refused(capsys, ExitCode.BAD_FILE, "sha256, source_sha256 or seed is missing", *arguments)
+
+
+@made_here
+def test_layers_of_another_shape_are_refused(made, packed, tmp_path):
+    source, _ = made
+    ready = ready_layers.open_ready(packed)
+    asked = request(source, tmp_path / "out", windows=(), layers=ready, seed=3, scheme="s4l16+s8l16")
+    with pytest.raises(LocalqError, match="is missing") as caught:
+        vq_convert.convert(asked)
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+@made_here
+@pytest.mark.parametrize("what", ["wide", "none"])
+def test_tensors_of_another_shape_and_other_files_are_refused(made, packed, tmp_path, what):
+    source, _ = made
+    path = packed / ready_layers.TENSORS
+    tensors = {name: each.repeat(2) if each.dim() == 1 else each for name, each in load_file(path).items()}
+    path.write_bytes(save(tensors) if what == "wide" else b"no tensors at all")
+    record = json.loads((packed / ready_layers.RECORD).read_text())
+    (packed / ready_layers.RECORD).write_text(json.dumps({**record, "sha256": sha256_of(path)}))
+    asked = request(source, tmp_path / "out", windows=(), layers=ready_layers.open_ready(packed), seed=3)
+    with pytest.raises(LocalqError) as caught:
+        vq_convert.convert(asked)
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (["--format", "nf4"], "--layers: nf4 is made without a text"),
+        (["--format", "aqlm2x8"], "the format is decided"),
+        (["--format", "vq2", "--bits", "3"], "--bits is decided"),
+        (["--format", "vq2", "--best"], "--best is decided"),
+        (["--format", "vq2"], "it holds no quantized layers"),
+    ],
+)
+def test_options_that_do_not_go_with_it(tmp_path, capsys, changes, words):
+    (tmp_path / "source").mkdir()
+    arguments = [str(tmp_path / "source"), "--out", str(tmp_path / "out"), "--layers", str(tmp_path), *changes]
+    assert execute(["quantize", *arguments]) in (ExitCode.USAGE, ExitCode.BAD_FILE)
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_those_that_come_with_localq_are_what_their_record_says():
+    target = catalog.resolve("smollm2-135m@vq2")
+    folder = prepare.ready_layers(target)
+    assert folder is not None
+    ready = ready_layers.open_ready(folder)
+    assert sha256_of(folder / ready_layers.TENSORS) == ready.sha256
+    assert sha256_of(smollm2()) == ready.source_sha256
+    assert prepare.ready_layers(catalog.resolve("smollm2-135m@nf4")) is None
