@@ -1,6 +1,6 @@
 """What was measured, with where and how: what `localq fit` predicts speed from, and what tests hold predictions to.
 
-Everything is of one NVIDIA H200 (driver 580.159.04, torch 2.11.0+cu130, kernels built by CUDA 13.0), one row of x, cold
+All times are of one NVIDIA H200 (driver 580.159.04, torch 2.11.0+cu130, kernels built by CUDA 13.0), one row of x, cold
 L2, CUDA graphs, medians; commits stand beside the figures. README.md (Results) and csrc/README.md (Measured) say the
 same. No consumer card was measured. Data only, torch-free.
 """

@@ -164,8 +164,11 @@ def making(offer: Offer) -> str:
     """The command that makes what nobody publishes, so that its name finds it, with an estimate for this machine."""
     from localq import prepare  # as in `is_calibrated`
 
+    name = f"{offer.model}@{offer.format}"
+    if prepare.ready_layers(catalog.resolve(name)):
+        return f"localq chat {name} (its layers come with localq: a few seconds)"
     source = f"{offer.model}@{offer.base.format}" if offer.base else offer.model
-    out = places.quantized_dir() / f"{offer.model}@{offer.format}"
+    out = places.quantized_dir() / name
     here = f"{prepare.estimate(offer.format, offer.arch.parameters)} on this machine, estimated"
     time = here if driver.probe_driver().present else "hours on a GPU"
     return f"localq quantize {source} --format {offer.format} --out {out} ({time})"

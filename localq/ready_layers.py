@@ -52,20 +52,21 @@ def open_ready(folder: Path) -> ReadyLayers:
     return ReadyLayers(folder, sha256, source, seed)
 
 
-def check_source(ready: ReadyLayers, source: ModelFiles) -> None:
-    """Raises LocalqError (exit 2) unless `source` is what the layers were made from."""
+def check(ready: ReadyLayers, source: ModelFiles) -> None:
+    """Before anything is written. Raises LocalqError: exit 2 unless `source` is what the layers were made from, 8
+    unless they are what was recorded."""
+    if _sha256(ready.folder / TENSORS) != ready.sha256:
+        raise bad_file(str(ready.folder / TENSORS), "its sha256 is not the one that was recorded", AGAIN)
     if source_sha256(source) != ready.source_sha256:
         why = f"{source.name} is not the model that they were made from"
         raise usage_error(f"--layers {ready.folder}", why, "Leave out --layers.")
 
 
 def adopt(ready: ReadyLayers, writer: ShardWriter, shards: Sequence[Shard]) -> None:
-    """Write those of `shards`, the layers', that are not there yet. Raises LocalqError (exit 8) for damaged ones."""
+    """Write those of `shards`, the layers', that are not there yet. Raises LocalqError (exit 8) for other tensors."""
     from safetensors import SafetensorError, safe_open  # reads whole tensors without a checkpoint around them
 
     path = ready.folder / TENSORS
-    if _sha256(path) != ready.sha256:
-        raise bad_file(str(path), "its sha256 is not the one that was recorded", AGAIN)
     pending = {shard.name for shard in writer.pending()}
     try:
         with safe_open(path, framework="pt") as file:
@@ -81,7 +82,7 @@ def adopt(ready: ReadyLayers, writer: ShardWriter, shards: Sequence[Shard]) -> N
 
 def source_sha256(source: ModelFiles) -> str:
     """Of the weights of a model: of its one file, or of its files one behind the other, by name."""
-    return _sha256(*([source.path] if source.kind == "gguf" else sorted(set(shard_paths(source.path).values()))))
+    return _sha256(*([source.path] if source.kind == "gguf" else shard_paths(source.path).values()))
 
 
 def _sha256(*paths: Path) -> str:

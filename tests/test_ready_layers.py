@@ -57,7 +57,7 @@ def packed(made, tmp_path, monkeypatch) -> Path:
 def test_the_model_around_them_is_the_one_they_were_made_in(made, packed, tmp_path, capsys):
     source, model = made
     out = tmp_path / "again"
-    arguments = ["quantize", str(source), "--format", "vq2", "--out", str(out), "--device", "cpu"]
+    arguments = ["quantize", str(source), "--format", "vq2", "--out", str(out)]
     assert execute([*arguments, "--layers", str(packed)]) == ExitCode.OK
     assert digests(out) == digests(model)
 
@@ -135,6 +135,7 @@ def test_tensors_of_another_shape_and_other_files_are_refused(made, packed, tmp_
         (["--format", "aqlm2x8"], "the format is decided"),
         (["--format", "vq2", "--bits", "3"], "--bits is decided"),
         (["--format", "vq2", "--best"], "--best is decided"),
+        (["--format", "vq2", "--device", "cpu"], "--device is decided"),
         (["--format", "vq2"], "it holds no quantized layers"),
     ],
 )

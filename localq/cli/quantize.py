@@ -54,10 +54,10 @@ class _Calibrated:
         if format not in calibrated and given:
             why = f"{format} is made without a text, the same on every machine"
             raise usage_error(next(iter(given)), why, f"It is an option of --format {' and '.join(calibrated)}.")
-        decided = given.keys() - {"--layers", "--device"}
+        decided = given.keys() - {"--layers"}
         if self.layers is not None and (decided or format != "vq2"):
             why = f"the layers are made already, so {min(decided, default='the format')} is decided"
-            raise usage_error(f"--layers {self.layers}", why, "With --layers there are --format vq2 and --device.")
+            raise usage_error(f"--layers {self.layers}", why, "Of these options --layers goes with --format vq2 alone.")
         if self.bits is not None and format != "vq2":
             raise usage_error("--bits", f"{format} has bits of its own", "It is an option of --format vq2.")
         if self.bits is not None and self.bits not in SCHEMES and not self.mixed:
@@ -97,7 +97,7 @@ Seed = Annotated[
 
 _LAYERS = "Of vq2: take the layers from here, made before of the same SOURCE; only embedding and head are made."
 Layers = Annotated[Path | None, typer.Option("--layers", metavar="FOLDER", help=_LAYERS)]
-_KEEP = "Fetch all of SOURCE first, into the Hugging Face cache; else, but for mixtures, two of its files at a time."
+_KEEP = "Fetch all of SOURCE first, into the Hugging Face cache; else, but for mixtures and --layers, two of its files at a time."
 
 
 def quantize(
@@ -184,12 +184,13 @@ class _Job:
 
     def _around(self, files: ModelFiles, ready: ReadyLayers) -> Path:
         """Embedding and head around layers that were made before."""
-        from localq import ready_layers, vq_convert
-        from localq.engine.device import pick
+        import torch
 
-        ready_layers.check_source(ready, files)
-        device = pick(self.settings.device).device
-        request = vq_convert.Request(files, self.out, (), device, seed=ready.seed, force=self.force, layers=ready)
+        from localq import ready_layers, vq_convert
+
+        ready_layers.check(ready, files)
+        cpu = torch.device("cpu")  # seconds of work, and the same bytes everywhere
+        request = vq_convert.Request(files, self.out, (), cpu, seed=ready.seed, force=self.force, layers=ready)
         return vq_convert.convert(request, say=self.say)
 
     def _remote(self) -> Shards | None:

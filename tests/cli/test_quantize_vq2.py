@@ -256,7 +256,7 @@ def test_estimates_know_the_machine(monkeypatch) -> None:
     monkeypatch.setattr(driver, "probe_driver", lambda: Driver(present=True, why_not="it finds no GPU"))
     assert prepare.estimate("vq2", 8_000_000_000) == "about 37 h"
     monkeypatch.setattr(driver, "probe_driver", lambda: Driver(present=True))
-    assert prepare.estimate("vq2", 8_000_000_000) == "about 7 min"
+    assert prepare.estimate("vq2", 8_000_000_000) == "about 30 min"
 
 
 @needs_search

@@ -1,6 +1,6 @@
 """vq_gemv's launcher and kernel, compiled for the CPU (tests/support/vq_machine_on_cpu.cuh): indices, barriers, joins.
 
-Every position, tile and slice that the kernel can meet, without a GPU: each code must be looked up at the entry that is
+Every kind of position, tile and slice that the kernel can meet, without a GPU: each code must be looked up at the entry that is
 its own, or sums differ by far more than rounding. Conflicts between banks of shared memory are counted: there are none.
 """
 
@@ -71,7 +71,7 @@ def library(tmp_path_factory) -> ctypes.CDLL:
 
 @pytest.fixture
 def emulated(library, monkeypatch):
-    """vq_gemv on a device (`LARGE` or `SMALL`), by the kernel; counts of look-ups and stores in `.counts`."""
+    """vq_gemv on a device (`LARGE` or `SMALL`), by the kernel; conflicts between banks are counted."""
     place = torch.full((MEETING,), -1, dtype=torch.int32)
     counts = (ctypes.c_int64 * 4)()
 
@@ -180,6 +180,12 @@ def test_gate_and_up(emulated, rows, shared):
         got = emulated(device, x, [each.matrix for each in pair], activation="silu", out=torch.empty(rows, 101))
         gate, up = (by_tables(each, x)[0] for each in pair)
         torch.testing.assert_close(got, torch.nn.functional.silu(gate) * up, rtol=2e-4, atol=2e-4)
+
+
+def test_more_slices_than_a_thread_reads_at_once_and_than_there_are_results(emulated):
+    operand = make((16, 28_672), SCHEMES["s4l16"], seed=5)
+    x = inputs(1, 28_672, torch.float16)
+    close(emulated((32, 232_448), x, [operand.matrix], out=torch.empty(1, 16)), operand, x)
 
 
 def test_what_is_not_finite_stays_in_its_row(emulated):
