@@ -80,6 +80,7 @@ class ChatSession:
     record        the conversation as it is saved; `go_on` takes another
     store         None = nothing is saved
     attached      texts that go before the next message
+    unsaved       the last `save` failed or was broken off
     """
 
     client: Client
@@ -93,6 +94,7 @@ class ChatSession:
     attached: list[str] = field(default_factory=list)
     loaded: Loaded | None = None
     last: Reply | None = None
+    unsaved: bool = False
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(1)
@@ -243,7 +245,9 @@ class ChatSession:
         if self.store is not None and record.conversation.turns:
             if record is self.record:
                 record.settings = ChatSettings(self.sampling, self.max_tokens, self.stop_strings)
+            self.unsaved = True
             self.store.save(record)
+            self.unsaved = False
 
     def keep(self, record: Session | None = None) -> str:
         """`save`; where it fails, what to tell: the turns are kept here and saved with the next that can be."""

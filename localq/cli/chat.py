@@ -16,7 +16,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.settings import Settings
 
 if TYPE_CHECKING:
-    from localq.chat import Replies
+    from localq.chat import ChatSession, Replies
     from localq.cli.resume import Start
     from localq.cli.session import Opened
 
@@ -92,11 +92,25 @@ def converse(settings: Settings, start: Start, quiet: bool, format: str | None =
                 f"{loaded.name} ({loaded.format}) on {loaded.device_name}, context {loaded.context_size}. /help, Ctrl-D"
             )
         start.take_up(opened.session, quiet)
-        code = _Loop(opened, settings.stats and not quiet).run()
+        try:
+            code = _Loop(opened, settings.stats and not quiet).run()
+        finally:  # a signal leaves too
+            saved = _saved_at_last(opened.session)
         record = opened.session.record
-        if at_terminal and opened.session.store is not None and record.id is not None:
+        if at_terminal and saved and opened.session.store is not None and record.id is not None:
             note(f"kept as {record.id}: `localq chat --resume {record.id}` or `localq chat --continue` goes on")
         return code
+
+
+def _saved_at_last(session: ChatSession) -> bool:
+    """Try once more to save what could not be saved; where that fails, say so."""
+    try:
+        if session.unsaved:
+            session.save()
+    except LocalqError as error:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            note(f"localq: the end of this conversation is not saved: {error}")
+    return not session.unsaved
 
 
 class Command(TyperCommand):
