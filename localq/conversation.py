@@ -84,6 +84,16 @@ class Conversation:
         parent, role = self.turns[turn].parent, self.turns[turn].message.role
         return [index for index, each in enumerate(self.turns) if each.parent == parent and each.message.role == role]
 
+    def alternatives(self) -> list[int]:
+        """Where the path can go on instead, with `take`: the replies to the last message of the user, the messages
+        that were said in its place, and those that were said behind the last reply. With `undo`, every turn is reached.
+        """
+        last, end = self.last_user(), self.last_reply()
+        replies = [index for index, each in enumerate(self.turns) if last is not None and each.parent == last]
+        instead = [] if last is None else self.sisters(last)
+        behind = [index for index, each in enumerate(self.turns) if each.parent == end and each.message.role == "user"]
+        return [turn for turn in dict.fromkeys((*replies, *instead, *behind)) if turn != last]
+
     def title(self) -> str:
         """The first words of the user, on one line."""
         first = next((turn.message.content for turn in self.turns if turn.message.role == "user"), "")

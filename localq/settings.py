@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -190,7 +191,7 @@ def parse_count(value: int | float | str) -> int:
     if isinstance(value, str):
         text = value.strip().lower()
         value = float(text[:-1]) * 1024 if text.endswith("k") else int(text)
-    if value != int(value):
+    if not math.isfinite(value) or value != int(value):
         raise ValueError(f"{value} is not a whole number")
     return int(value)
 

@@ -67,6 +67,37 @@ def test_a_message_without_an_answer_is_replaced_by_the_next():
     assert said(conversation) == ["1", "a", "2", "b"]
 
 
+def test_every_turn_is_reached_by_going_back_and_taking_alternatives():
+    rng = random.Random(5)
+    for _ in range(30):
+        conversation = Conversation()
+        for step in range(12):
+            if conversation.head is not None and rng.random() < 0.6:
+                if rng.random() < 0.5:
+                    conversation.undo()
+                else:
+                    conversation.head = None  # cleared
+            last = conversation.last_user()
+            user = conversation.say(str(step)) if last is None or rng.random() < 0.6 else last
+            if rng.random() < 0.8:
+                conversation.add(Message("assistant", str(step)), user)
+        heads, left = set(), [conversation.head]
+        while left:
+            conversation.head = left.pop()
+            if conversation.head not in heads:
+                heads.add(conversation.head)
+                alternatives, here = conversation.alternatives(), conversation.head
+                for turn in alternatives:
+                    conversation.take(turn)
+                    left.append(conversation.head)
+                conversation.head = here
+                if here is not None:
+                    conversation.undo()
+                    left.append(conversation.head)
+        parents = {turn.parent for turn in conversation.turns}
+        assert heads >= set(range(len(conversation.turns))) - parents
+
+
 def test_a_title_is_the_first_words_on_one_line():
     conversation = Conversation()
     assert conversation.title() == ""

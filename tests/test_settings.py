@@ -49,6 +49,7 @@ def test_settings_lie_over_the_models_own_sampling(config_file):
         ('embed = "disk"', ExitCode.USAGE, "host"),
         ('head = "q4"', ExitCode.USAGE, "nf4"),
         ("ctx = 2.5", ExitCode.USAGE, "whole number"),
+        ("top_k = inf", ExitCode.USAGE, "whole number"),
         ("stats = 3", ExitCode.USAGE, "true or false"),
         ("model = ", ExitCode.BAD_FILE, "config.toml"),
     ],

@@ -21,7 +21,8 @@ HELP = """\
 /regen                 answer the last message again; the reply it had stays
 /edit [TEXT]           say the last message otherwise; without TEXT in $VISUAL or $EDITOR. /edit -a changes the reply
 /undo                  take back the last message and its reply
-/n [NUMBER]            list the replies that the last message has had, or go on with one of them
+/n [NUMBER]            list the replies that the last message has had, and what else was said here and was taken back,
+                       edited or cleared; or go on with one of them
 /read FILE             put a text file before your next message
 /copy [N|code]         copy the last reply, the N-th last, or the last block of code, as it was written
 /sessions [TEXT]       list conversations, or search them; /sessions rm N removes one, /sessions restore N undoes that
@@ -77,7 +78,8 @@ def set_value(session: ChatSession, argument: str) -> str:
             raise usage_error(name, "there is no such setting", f"Settings: {', '.join((*_SETTABLE, 'stop'))}.")
         if not text.strip():
             return f"{name} = {values[name]}"
-        value = None if text.strip() == "none" else settings.parse(name, text.strip(), "/set")
+        unset = text.strip() == "none" and name in ("seed", "max_tokens")
+        value = None if unset else settings.parse(name, text.strip(), "/set")
         if name == "max_tokens":
             session.max_tokens = settings.Settings(max_tokens=value).max_tokens
         else:

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from localq.errors import LocalqError, usage_error
+from localq.errors import ExitCode, LocalqError, usage_error
 
 
 def edited(text: str, otherwise: str) -> str:
@@ -21,14 +21,17 @@ def edited(text: str, otherwise: str) -> str:
     if not command or not sys.stdin.isatty():
         why = "the variables VISUAL and EDITOR are not set" if not command else "there is no terminal to edit at"
         raise usage_error("editor", why, otherwise)
-    descriptor, name = tempfile.mkstemp(prefix="localq-", suffix=".md")  # mode 0600
-    path = Path(name)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-        result = _run(command, name).rstrip("\n")
-    finally:
-        path.unlink(missing_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix="localq-", suffix=".md")  # mode 0600
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+            result = _run(command, name).rstrip("\n")
+        finally:
+            Path(name).unlink(missing_ok=True)
+    except OSError as error:
+        why = f"the text cannot be put into a temporary file ({error.strerror or error})"
+        raise LocalqError("editor", why, otherwise, ExitCode.DISK) from error
     if not result.strip() or result == text.rstrip("\n"):
         raise usage_error("editor", "nothing was changed", "The conversation is as it was.")
     return result

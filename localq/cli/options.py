@@ -132,5 +132,5 @@ def system_text(value: str | None) -> str | None:
     try:
         with open(value[1:], encoding="utf-8") as file:
             return file.read().rstrip("\n")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise usage_error(value[1:], f"the system prompt cannot be read ({error})", "Check the path.") from error

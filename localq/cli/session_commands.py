@@ -101,12 +101,13 @@ def export(session: ChatSession, argument: str) -> str:
     if not name.strip():
         print(text, end="", flush=True)
         return "(printed; /export md FILE writes a file)"
-    path = Path(name.strip()).expanduser()
+    path = Path(name.strip())
     try:
+        path = path.expanduser()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError as error:
         raise usage_error(str(path), "it exists already", "Give another name.") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         why = f"it cannot be written ({getattr(error, 'strerror', None) or error})"
         raise usage_error(str(path), why, "Check the path.") from error
     with disk.disk_errors(path), os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:

@@ -11,6 +11,7 @@ from localq.chat import ChatSession, Replies
 from localq.cli import clipboard
 from localq.cli.editor import edited
 from localq.cli.output import human_bytes
+from localq.cli.session_commands import taken_up
 from localq.errors import usage_error
 from localq.sanitize import sanitize
 
@@ -45,19 +46,22 @@ def undo(session: ChatSession, argument: str) -> str:
 
 
 def alternatives(session: ChatSession, argument: str) -> str:
-    """List the replies that the last message has had, or go on with one of them."""
+    """List the replies that the last message has had, and what else was said here, or go on with one of them."""
     conversation = session.conversation
-    last = conversation.last_reply()
-    if last is None:
-        raise usage_error("/n", "there is no reply yet", "Say something first.")
-    sisters = conversation.sisters(last)
+    found = conversation.alternatives()
+    if not found:
+        raise usage_error("/n", "nothing else was said here", "Say something first.")
     if argument:
-        conversation.take(sisters[_number(argument, len(sisters), "/n") - 1])
-        return session.keep() or conversation.turns[conversation.last_reply() or 0].message.content
-    lines = []
-    for number, turn in enumerate(sisters, 1):
-        words = " ".join(conversation.turns[turn].message.content.split())
-        lines.append(f"{'*' if turn == last else ' '} {number}  {words if len(words) <= 70 else words[:67] + '...'}")
+        taken = found[_number(argument, len(found), "/n") - 1]
+        conversation.take(taken)
+        is_end = taken == conversation.head == conversation.last_reply()
+        return session.keep() or (conversation.turns[taken].message.content if is_end else taken_up(session.record))
+    lines, path = [], conversation.path()
+    for number, turn in enumerate(found, 1):
+        message = conversation.turns[turn].message
+        words = " ".join(message.content.split())
+        mark, who = "*" if turn in path else " ", ">>> " if message.role == "user" else ""
+        lines.append(f"{mark} {number}  {who}{words if len(words) <= 70 else words[:67] + '...'}")
     return "\n".join(lines)
 
 
@@ -106,7 +110,7 @@ def read(session: ChatSession, argument: str) -> str:
     """Put a file before the next message."""
     if not argument:
         raise usage_error("/read", "there is no file", "/read FILE puts it before your next message.")
-    path = Path(argument).expanduser()
+    path = Path(argument)
     text = sanitize(_text_of(path))
     session.attached.append(f"{sanitize(path.name)}:\n\n{text}")
     return f"{path.name}: {human_bytes(len(text.encode()))} go before your next message"
@@ -115,12 +119,12 @@ def read(session: ChatSession, argument: str) -> str:
 def _text_of(path: Path) -> str:
     try:
         # O_NONBLOCK: opening a named pipe must not wait for somebody who writes to it.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = os.open(path.expanduser(), os.O_RDONLY | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise usage_error(str(path), "it is no regular file", "Give a text file.")
             raw = file.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         why = f"it cannot be read ({getattr(error, 'strerror', None) or error})"
         raise usage_error(str(path), why, "Check the path.") from error
     if len(raw) > MOST_BYTES:
@@ -134,6 +138,6 @@ def _text_of(path: Path) -> str:
 
 
 def _number(text: str, most: int, command: str) -> int:
-    if not (text.isascii() and text.isdigit() and 1 <= int(text[:6]) <= most):
+    if not (text.isascii() and text.isdigit() and len(text) <= 6 and 1 <= int(text) <= most):
         raise usage_error(command, f"'{text[:20]}' is none of 1 to {most}", f"{command} takes a number.")
     return int(text)

@@ -83,9 +83,9 @@ def test_edit_regenerate_undo_and_going_back(start):
     assert talk.says("/edit  two ") == ("b\n", "")
     assert talk.says("/regenerate") == ("c\n", "")
     assert talk.client.prompts == ["<user>one<assistant>", "<user>two<assistant>", "<user>two<assistant>"]
-    assert talk.says("/n")[1] == "  1  b\n* 2  c\n"
+    assert talk.says("/n")[1] == "  1  b\n* 2  c\n  3  >>> one\n"
     assert talk.says("/n 1")[1] == "b\n"
-    assert "none of 1 to 2" in talk.refuses("/n 3")
+    assert "none of 1 to 3" in talk.refuses("/n 4")
     assert talk.says("/edit -a  better")[1] == "the reply is changed; the old one stays (/n)\n"
     assert [message.content for message in talk.session.messages] == ["two", "better"]
     assert talk.says("/undo")[1] == "taken back: two\n"
@@ -115,7 +115,35 @@ def test_without_words_edit_opens_the_editor(start, monkeypatch, tmp_path):
         monkeypatch.setenv("VISUAL", editor)
         with pytest.raises(LocalqError, match=why):
             talk.loop.handle("/edit")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    with pytest.raises(LocalqError, match="temporary file"):
+        talk.loop.handle("/edit")
     assert talk.session.messages[-1].content == "said: b more"
+
+
+def test_what_was_edited_cleared_or_taken_back_is_gone_back_to(start):
+    talk = start("a", "b", "c", "d")
+    for line in ("one", "/edit two", "more", "/clear"):
+        talk.says(line)
+    assert talk.says("/n")[1] == "  1  >>> one\n  2  >>> two\n"
+    assert talk.says("/n 2")[1] == "one (4 messages)\n>>> more\nc\n"
+    talk.says("/undo")
+    assert talk.says("/n")[1] == "* 1  b\n  2  >>> one\n  3  >>> more\n"
+    talk.says("/n 2")
+    talk.says("and then")
+    assert talk.client.prompts[-1] == "<user>one<assistant>a<user>and then<assistant>"
+    assert "nothing else was said" in start().refuses("/n")
+
+
+def test_values_that_a_command_cannot_take_are_refused_and_change_nothing(start):
+    talk = start()
+    for name in ("temperature", "top_k", "top_p", "min_p", "repeat_penalty"):
+        assert "is not a" in talk.refuses(f"/set {name} none")
+    assert "is not a whole number" in talk.refuses("/set top_k infk")
+    assert talk.says("/set seed none")[1] == "seed = None\n"
+    assert talk.says("/set max_tokens none")[1] == "max_tokens = None\n"
+    assert "cannot be read" in talk.refuses("/system @a\0b")
+    assert talk.session.sampling == ChatSession(talk.client, talk.session.request, CharTokenizer()).sampling
 
 
 def test_a_conversation_is_named_found_changed_to_and_removed(start):
@@ -170,6 +198,7 @@ def test_export_to_a_file_or_stdout_without_a_character_that_acts(start, tmp_pat
     assert stat.S_IMODE(written.stat().st_mode) == 0o600
     assert "exists already" in talk.refuses("/export json notes.json")
     assert "No such file" in talk.refuses("/export md no/such/folder.md")
+    assert "home directory" in talk.refuses("/export md ~no-such-user")
     assert "takes `md` or `json`" in talk.refuses("/export pdf")
 
 
@@ -180,7 +209,8 @@ def test_copy_takes_what_was_written(start, monkeypatch):
     talk.says("two")
     assert talk.says("/copy 2") == ("first\n", "no terminal with a clipboard: printed instead\n")
     assert talk.says("/copy code")[0] == "last\n"
-    assert "none of 1 to 2" in talk.refuses("/copy 3")
+    for number in ("3", "0", "0000012", "9" * 5000):
+        assert "none of 1 to 2" in talk.refuses(f"/copy {number}")
     monkeypatch.setenv("TERM", "xterm")
     screen = Terminal()
     monkeypatch.setattr("sys.stdout", screen)
@@ -215,7 +245,7 @@ def test_files_that_are_no_text_are_refused_at_once(start, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     refused = {"binary": "no text", "latin": "not UTF-8", "large": "more than", "pipe": "no regular file",
                "none": "No such file", ".": "Is a directory", "a\0b": "cannot be read", "": "no file",
-               "/dev/zero": "no regular file"}  # fmt: skip
+               "/dev/zero": "no regular file", "~no-such-user.txt": "home directory"}  # fmt: skip
     for name, why in refused.items():
         assert why in talk.refuses(f"/read {name}"), name
     assert talk.session.attached == []
