@@ -116,17 +116,23 @@ class SessionStore:
     def find(self, wanted: str | None) -> Session:
         """The conversation with this number, this title, or else the last used with it in its title; None = the last.
 
-        Raises LocalqError (exit 2) where there is none.
+        A number is no part of a title. Raises LocalqError (exit 2) where there is none.
         """
-        if wanted is not None and wanted.isascii() and wanted.isdigit() and len(wanted) < 19:
-            return self.load(int(wanted))
-        known = self.summaries()
-        folded = (wanted or "").casefold()
-        exact = [each for each in known if each.title.casefold() == folded]
-        found = exact or [each for each in known if folded in each.title.casefold()]
+        is_number = wanted is not None and wanted.isascii() and wanted.isdigit() and len(wanted) < 19
+        if wanted is not None and is_number:
+            try:
+                return self.load(int(wanted))
+            except LocalqError as error:
+                if error.exit_code != ExitCode.USAGE:
+                    raise
+        with self._transaction() as db:
+            rows = db.execute("SELECT id, title FROM sessions WHERE deleted_s IS NULL ORDER BY used DESC").fetchall()
+        titles, folded = {int(id): str(title).casefold() for id, title in rows}, (wanted or "").casefold()
+        exact = [id for id, title in titles.items() if title == folded]
+        found = exact or [id for id, title in titles.items() if folded in title and not is_number]
         if not found:
             raise _unknown(wanted)
-        return self.load(found[0].id)
+        return self.load(found[0])
 
     def rename(self, id: int, title: str) -> None:
         """Give it another title. Raises LocalqError (exit 2) where there is none."""

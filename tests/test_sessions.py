@@ -91,6 +91,21 @@ def test_lists_are_by_last_use_also_when_the_clock_jumps(store, monkeypatch):
         assert caught.value.exit_code == 2
 
 
+def test_a_title_is_found_among_thousands_and_where_it_is_a_number(store):
+    old, number = talk("Ärger with ships"), talk("20245")
+    for session in (old, number):
+        store.save(session)
+    with store._transaction() as db:
+        for place in range(1100):
+            values = (f"talk {place}", 10 + place)
+            db.execute("INSERT INTO sessions VALUES (NULL, ?, 'tiny', NULL, 'null', NULL, ?, 0, NULL)", values)
+    assert store.find("ärger WITH ships").id == store.find("ärger").id == old.id
+    assert store.find("20245").id == number.id
+    assert store.find("1").id == old.id
+    with pytest.raises(LocalqError, match="no such conversation"):
+        store.find("2024")  # a number is not completed
+
+
 def test_renamed_deleted_restored_and_at_last_gone(store, monkeypatch):
     session = talk("private words")
     store.save(session)
