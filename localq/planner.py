@@ -168,8 +168,8 @@ def plan(
     if made.fits or budget_bytes is None or force:
         return made
     why = f"{made.reason} ({made.ledger.total} and {budget_bytes} bytes)"
-    asked = wishes.ctx if wishes else None
-    found = (*_ways_out(made, arch, budget_bytes, asked, itemsize), _more(made, budget_bytes, freeing))
+    instead = _that_fits(made, arch, budget_bytes, wishes or Wishes(), itemsize, context_bytes)
+    found = (*_ways_out(made, arch, budget_bytes, instead, itemsize), _more(made, budget_bytes, freeing))
     ways = "; ".join(f"({number}) {way}" for number, way in enumerate(found, 1))
     raise LocalqError(name or "model", why, f"Three ways out: {ways}.", ExitCode.DOES_NOT_FIT)
 
@@ -227,9 +227,8 @@ def _choice(wishes: Wishes, chosen: Plan, target: int) -> str:
     return f"to make room for {target} tokens of context: {', '.join(made)}" if made else ""
 
 
-def _ways_out(made: Plan, arch: Architecture, budget_bytes: int, ctx: int | None, itemsize: int) -> tuple[str, str]:
+def _ways_out(made: Plan, arch: Architecture, budget_bytes: int, other: str | None, itemsize: int) -> tuple[str, str]:
     """Two things to do about `made`: another format or model, a shorter context (or the CPU)."""
-    other = _that_fits(made, arch, budget_bytes, ctx)
     first = " and is made here first" if other and catalog.resolve(other).source is None else ""
     smaller = f"use {other}, which fits{first}" if other else "use a GPU with more memory"
     per_token = sum(footprint.per_token_bytes(arch, made.placement, itemsize).values())
@@ -244,11 +243,13 @@ def _more(made: Plan, budget_bytes: int, freeing: str) -> str:
     return f"free {missing} more {freeing or 'by closing other programs that use the GPU'}"
 
 
-def _that_fits(made: Plan, arch: Architecture, budget_bytes: int, ctx: int | None) -> str | None:
+def _that_fits(
+    made: Plan, arch: Architecture, budget_bytes: int, wishes: Wishes, itemsize: int, context_bytes: int
+) -> str | None:
     """What to use instead: the same model in another format if one fits, else the largest that runs with kernels.
 
-    "Fits" means with the context asked for, or else a usable one. Among models of one size the catalogue's first
-    counts, in its default format.
+    "Fits" means with all that was asked for, and a usable context where none was. Among models of one size the
+    catalogue's first counts, in its default format.
     """
     candidates = []
     for order, entry in enumerate(catalog.load_catalogue()):
@@ -258,11 +259,14 @@ def _that_fits(made: Plan, arch: Architecture, budget_bytes: int, ctx: int | Non
             if entry.arch == arch and format == made.format:
                 continue
             source = entry.source(format)
-            wanted = ctx or min(USABLE_CONTEXT, entry.arch.max_context)
-            if wanted > entry.arch.max_context:
+            asked = replace(wishes, ctx=wishes.ctx or min(USABLE_CONTEXT, entry.arch.max_context))
+            try:
+                other = assess(
+                    entry.arch, format, budget_bytes, wishes=asked, scheme=source.scheme if source else "",
+                    itemsize=itemsize, context_bytes=context_bytes,
+                )  # fmt: skip
+            except LocalqError:  # this shape cannot be asked for it
                 continue
-            wishes = Wishes(wanted)
-            other = assess(entry.arch, format, budget_bytes, wishes=wishes, scheme=source.scheme if source else "")
             if other.fits:
                 default = format == entry.default_format
                 same = (entry.name == made.name.partition("@")[0], entry.arch == arch)

@@ -355,6 +355,27 @@ def test_a_refusal_offers_the_same_model_smaller_before_another_model():
     assert "--device cpu" in text
 
 
+@pytest.mark.parametrize("given", [
+    {"wishes": Wishes(kv_bits=16, embed="device", head="16")}, {"context_bytes": 1500 * MIB}, {"itemsize": 4},
+    {"wishes": Wishes(embed="host", head="16")},  # which models with tied embeddings cannot be asked for
+])  # fmt: skip
+def test_what_a_refusal_offers_fits_with_all_that_was_asked_for(given):
+    shape, offered = arch("llama-3.1-8b"), 0
+    asked = given.get("wishes", Wishes())
+    for budget in range(4000 * MIB, 7000 * MIB, 100 * MIB):
+        with pytest.raises(LocalqError) as raised:
+            planner.plan(shape, "bf16", budget, name="llama-3.1-8b", **given)
+        assert raised.value.exit_code == ExitCode.DOES_NOT_FIT
+        if found := re.search(r"use (\S+), which fits", str(raised.value)):
+            other, offered = catalog.resolve(found[1]), offered + 1
+            wishes = replace(asked, ctx=min(planner.USABLE_CONTEXT, other.entry.arch.max_context))
+            scheme = other.source.scheme if other.source else ""
+            assert planner.assess(
+                other.entry.arch, other.format, budget, scheme=scheme, **{**given, "wishes": wishes}
+            ).fits
+    assert offered
+
+
 def test_a_budget_in_which_nothing_fits():
     assert "use a GPU with more memory" in refusal("qwen3-8b", "nf4", 500 * MIB)
     plan = planner.assess(arch("qwen3-8b"), "nf4", 500 * MIB)

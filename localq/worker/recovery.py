@@ -85,7 +85,7 @@ class Recovery:
         why = self._lost()
         if not why:
             return None
-        step = "Restart the machine, or re-seat the card; the conversation is kept until you leave."
+        step = "Restart the machine, or re-seat the card; `localq chat --continue` goes on with what was saved."
         return LocalqError("GPU", f"it is lost: {why}{f' (after {cause})' if cause else ''}", step, ExitCode.NO_DEVICE)
 
     def _pinned(self, request: Load) -> Load:

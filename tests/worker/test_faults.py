@@ -199,6 +199,7 @@ def test_a_lost_gpu_is_said_at_once_and_nothing_is_restarted():
             assert "it is lost" in error.why
             assert machine.gone in error.why
             assert "re-seat" in error.next_step
+            assert "`localq chat --continue` goes on with what was saved" in error.next_step
             machine.clock.now += RESTART_S
             error, _ = machine.fails("hello?")
             assert "it is lost" in error.why
