@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -51,6 +52,24 @@ def disk_errors(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise disk_error(folder, error) from error
+
+
+@contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """An empty folder for what is needed for a moment. Raises LocalqError (exit 9), also for OSErrors of its user."""
+    with disk_errors(Path(os.environ.get("TMPDIR") or "/tmp")):
+        place = Path(tempfile.gettempdir())  # the first that can be written to
+    with disk_errors(place), tempfile.TemporaryDirectory(prefix=prefix) as name:
+        yield Path(name)
+
+
+def bytes_of(paths: Iterable[Path]) -> int:
+    """Bytes of these files, of those that are still there. Raises OSError."""
+    total = 0
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            total += path.lstat().st_size
+    return total
 
 
 def sha256_of(path: Path) -> str:

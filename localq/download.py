@@ -192,7 +192,7 @@ class _Transfer:
         """The answer holds the bytes behind those that are here; False where it holds the file from its beginning."""
         if answer.status_code != 206:
             length = answer.headers.get("content-length", "")
-            if length.isdigit() and int(length) != self.part.size:
+            if length.isascii() and length.isdigit() and int(length) != self.part.size:
                 raise _OtherContentError
             return self.part.at == 0
         match = _RANGE.fullmatch(answer.headers.get("content-range", ""))

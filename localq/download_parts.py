@@ -183,18 +183,23 @@ def _lock(path: Path, waiting: Callable[[], None]) -> int:
             while not _try(descriptor):
                 waiting()
                 time.sleep(POLL_S)
-            with contextlib.suppress(FileNotFoundError):  # the one before may have removed it, being done
-                if os.stat(path).st_ino == os.fstat(descriptor).st_ino:
-                    return descriptor
+            if _is_still(path, descriptor):  # the one before may have removed it, being done
+                return descriptor
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
 
 
-def _try(descriptor: int) -> bool:
+def _is_still(path: Path, descriptor: int) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(path).st_ino == os.fstat(descriptor).st_ino
+    return False
+
+
+def _try(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:  # a drive without locks: `_is_exclusive` will tell
@@ -230,20 +235,27 @@ def begun(folder: Path) -> list[Begun]:
 
 
 def remove(part: Begun) -> int:
-    """Remove a part with its state; the bytes freed. Raises OSError."""
-    part.path.unlink(missing_ok=True)
-    part.path.with_suffix(".state").unlink(missing_ok=True)
+    """Remove a part with its state and its lock; the bytes freed, 0 where a process works on it now. Raises OSError."""
     lock = part.path.with_name(f"{part.path.name.partition('.')[0]}.lock")
-    if not _is_busy(lock):
-        lock.unlink(missing_ok=True)
-    return part.bytes
+    descriptor = os.open(lock, _FLAGS, _MODE)
+    try:
+        if not _try(descriptor) or not _is_still(lock, descriptor):
+            return 0
+        freed = part.path.stat().st_size if part.path.exists() else 0  # it was finished meanwhile
+        for path in (part.path, part.path.with_suffix(".state"), lock):
+            path.unlink(missing_ok=True)
+        return freed
+    finally:
+        os.close(descriptor)
 
 
 def _is_busy(lock: Path) -> bool:
-    if not lock.exists():
-        return False
-    descriptor = os.open(lock, _FLAGS, _MODE)
+    """As far as one can see without writing: the folder may be on a disk that is read-only."""
     try:
-        return not _try(descriptor)
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _try(descriptor, fcntl.LOCK_SH)  # some network drives give no other lock to a reader
     finally:
         os.close(descriptor)

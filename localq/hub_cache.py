@@ -14,6 +14,7 @@ last, after the hashes of all other files: a snapshot that it left half done is 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -132,7 +133,9 @@ def content(folder: Path) -> Iterator[os.stat_result]:
     """The stat of every file of a snapshot, of what a link leads to; one for each content, however often linked."""
     seen = set()
     for path in folder.rglob("*"):
-        if path.is_file():
+        if not path.is_file():
+            continue
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             stat = path.stat()
             if (stat.st_dev, stat.st_ino) not in seen:
                 seen.add((stat.st_dev, stat.st_ino))

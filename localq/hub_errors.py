@@ -61,7 +61,7 @@ def pause_after_s(error: Exception, pause_s: float) -> float:
     """Seconds to wait after `error`: what the server asks for (Retry-After: seconds, or a date), else `pause_s`."""
     response = getattr(error, "response", None)
     asked = response.headers.get("Retry-After", "") if response is not None else ""
-    if asked.isdigit():
+    if asked.isascii() and asked.isdigit():
         pause_s = float(asked)
     elif asked:
         import email.utils  # start-up cost: hardly any server answers with a date

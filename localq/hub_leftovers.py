@@ -37,18 +37,25 @@ def find() -> list[Leftover]:
 
 
 def remove(leftover: Leftover) -> int:
-    """Remove it; the bytes freed. Raises LocalqError (exit 9)."""
+    """Remove it; the bytes freed, 0 where it is used by now. Raises LocalqError (exit 9)."""
     with disk.disk_errors(leftover.path):
         if leftover.part is not None:
             return download_parts.remove(leftover.part)
+        if leftover.path.resolve() in _used(leftover.path.parent.parent):
+            return 0
         leftover.path.unlink(missing_ok=True)
         hub_records.forget(hub_records.users(), leftover.repo, leftover.path.name)
         return leftover.bytes
 
 
+def _used(folder: Path) -> set[Path]:
+    """What the snapshots of a repository's `folder` link to."""
+    return {path.resolve() for path in (folder / "snapshots").rglob("*")}
+
+
 def _unused(store: Store) -> Iterator[Leftover]:
     for repo, folder in hub_cache.repos().items():
-        used = {path.resolve() for path in (folder / "snapshots").glob("*/*")}
+        used = _used(folder)
         for blob in sorted((folder / "blobs").glob("*")):
             if not hub_cache.is_content_id(blob.name) or blob.is_symlink() or blob.resolve() in used:
                 continue

@@ -8,14 +8,15 @@ Range requests.
 from __future__ import annotations
 
 import contextlib
+import errno
 import re
+import resource
 import struct
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from localq import hub, hub_client
+from localq import disk, hub, hub_client
 from localq.errors import LocalqError, bad_file
 from localq.gguf_import.binary import read_container
 from localq.hub_client import Listing, RemoteFile
@@ -42,16 +43,17 @@ def _once(ask: Callable[[], bytes]) -> bytes:
 def outline(listing: Listing) -> Iterator[Path]:
     """The folder of `listing`, or its one .gguf file, while the context lasts.
 
-    Raises LocalqError as `hub.fetch`; errors about what is outlined name the repository instead of where it lies.
+    Raises LocalqError as `hub.fetch`, and exit 9 for the folder of temporary files; errors about what is outlined name
+    the repository instead of where it lies.
     """
     gguf = hub.single_gguf(listing)
     if not gguf:
         hub.check_layout(listing)
-    with tempfile.TemporaryDirectory(prefix="localq-outline-") as name:
+    with disk.scratch_folder("localq-outline-") as folder:
         try:
-            yield _gguf(listing, listing.files[gguf[0]], Path(name)) if gguf else _folder(listing, Path(name))
+            yield _gguf(listing, listing.files[gguf[0]], folder) if gguf else _folder(listing, folder)
         except LocalqError as error:
-            what, why = (text.replace(name, listing.repo) for text in (error.what, error.why))
+            what, why = (text.replace(str(folder), listing.repo) for text in (error.what, error.why))
             raise LocalqError(what, why, error.next_step, error.exit_code) from error
 
 
@@ -89,7 +91,7 @@ def _gguf(listing: Listing, file: RemoteFile, folder: Path) -> Path:
 def outline_file(listing: Listing, file: RemoteFile, path: Path, asks: _Asks = _once) -> None:
     """Make `path` a file with the header and the length of `file`. `asks` decides how often the hub is asked.
 
-    Raises LocalqError: exit 6 where the hub stays away, 8 where the length is none.
+    Raises LocalqError: exit 6 where the hub stays away, 8 where the length is none; OSError for the disk.
     """
     head = asks(lambda: hub_client.first_bytes(listing, file, HEAD_BYTES))
     length = struct.unpack("<Q", head[:8])[0] if len(head) >= 8 else 0
@@ -104,6 +106,9 @@ def _stub(listing: Listing, file: RemoteFile, path: Path, head: bytes) -> None:
             stub.write(head)
             stub.truncate(file.size)
     except (OSError, OverflowError) as error:
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]  # the user's own, -1 without one
+        if isinstance(error, OSError) and (error.errno not in (errno.EFBIG, errno.EINVAL) or 0 <= limit < file.size):
+            raise
         why = f"{file.name} is said to have {file.size:,} bytes, which no file here can have ({error})"
         raise bad_file(listing.repo, why, "Use another repository or revision.") from error
 

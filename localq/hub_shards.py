@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -91,8 +90,8 @@ class Shards:
 
     def _header(self, file: RemoteFile) -> Header:
         self.tell(f"{file.name}, its header")
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / file.name
+        with disk.scratch_folder("localq-header-") as folder:
+            path = folder / file.name
             hub_remote.outline_file(self._listing, file, path, self._patiently)
             return read_header(path)
 

@@ -7,6 +7,7 @@ the hub's client. Torch-free.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import shutil
 from collections.abc import Iterable, Iterator
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from localq import catalog, disk, download_parts, hub_cache, hub_records, places
+from localq import catalog, disk, download_parts, hub, hub_cache, hub_records, places
 from localq.download_parts import Begun
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.hub_cache import Snapshot
@@ -33,7 +34,7 @@ class LocalModel:
     name       what the catalogue calls it, else org/repo, org/repo@COMMIT for a revision that no branch names
     format     as in `catalog_file.FORMATS`, or what its configuration says
     path       the folder or file; the repository's folder where nothing of a download is usable yet
-    bytes      on the disk, links followed, shared content of one model counted once
+    bytes      on the disk, links followed, shared content of one model counted once; with the other `paths_of` it
     where      "hub", "embedded" or "quantized"
     complete   can be loaded
     last_used  seconds since 1970 as the file system tells it, 0 where there is no file
@@ -53,8 +54,9 @@ class LocalModel:
 
 
 def list_local() -> list[LocalModel]:
-    """Every model on this machine, the last used first."""
-    return sorted((*_in_hub_cache(), *_embedded(), *_quantized()), key=lambda each: (-each.last_used, each.name))
+    """Every model on this machine, the last used first. Raises LocalqError (exit 9)."""
+    with disk.disk_errors(places.hub_cache()):
+        return sorted((*_in_hub_cache(), *_embedded(), *_quantized()), key=lambda each: (-each.last_used, each.name))
 
 
 def matching(name: str) -> list[LocalModel]:
@@ -68,8 +70,8 @@ def matching(name: str) -> list[LocalModel]:
         return shown
     target = catalog.resolve(name)
     if target.path is not None:
-        step = "Remove the file or folder itself."
-        raise usage_error(name, "this is a path, and localq removes only what it fetched or made", step)
+        why = "this is a path, and not the name of a model in the Hugging Face cache or among localq's own"
+        raise usage_error(name, why, "Give a name that `localq ls` shows; files elsewhere are yours to remove.")
     found = [each for each in models if _means(target, each)]
     if not found:
         why = "it is not on this machine"
@@ -104,14 +106,15 @@ def _in_hub_cache() -> Iterator[LocalModel]:
     for repo in dict.fromkeys((*folders, *parts)):
         snapshots = hub_cache.snapshots(repo)
         paths = [*hub_cache.incomplete_files(repo), *(part.path for part in parts.get(repo, ()))]
-        left = sum(path.lstat().st_size for path in paths if path.exists())
+        left = disk.bytes_of(paths)
         rows = [row for each in snapshots for row in _of_snapshot(each, bool(left), len(snapshots) == 1)]
         if rows and left:
             owner = next((row for row in rows if not row.complete), rows[0])
             rows[rows.index(owner)] = dataclasses.replace(owner, bytes=owner.bytes + left)
         elif left:
             path = folders.get(repo, paths[0])
-            rows = [LocalModel(repo, UNKNOWN_FORMAT, path, left, "hub", False, path.stat().st_mtime, repo)]
+            with contextlib.suppress(FileNotFoundError):  # done meanwhile
+                rows = [LocalModel(repo, UNKNOWN_FORMAT, path, left, "hub", False, path.stat().st_mtime, repo)]
         yield from rows
 
 
@@ -126,15 +129,16 @@ def begun_of_repos() -> dict[str, list[Begun]]:
 
 def _of_snapshot(snapshot: Snapshot, cut_off: bool, alone: bool) -> list[LocalModel]:
     """The models of a snapshot: its .gguf files, or its folder. Nothing where it holds no weights that are read."""
-    folder, store = snapshot.folder, hub_records.users()
+    folder, store, of = snapshot.folder, hub_records.users(), (snapshot.repo, snapshot.commit)
     stats = list(hub_cache.content(folder))
     used = max((each.st_atime for each in stats), default=0.0)
     rows = []
     for path in hub_cache.gguf_files(folder):
-        stat = path.stat()
-        name = _hub_name(snapshot, alone, path.name)
-        shared = _is_shared(store, snapshot.repo, path)
-        rows.append(_row(snapshot, name, "gguf", path, stat.st_size, True, stat.st_atime, shared))
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            stat, along = path.stat(), _along(path) or []
+            name, size = _hub_name(snapshot, alone, path.name), sum(each.stat().st_size for each in (path, *along))
+            shared = any(_is_shared(store, snapshot.repo, each) for each in (path, *along))
+            rows.append(LocalModel(name, "gguf", path, size, "hub", True, stat.st_atime, *of, shared))
     complete = hub_cache.is_complete(folder)
     # A configuration and some shards without the rest: a download that was cut off, or another kind of model.
     unfinished = cut_off or ((folder / hub_cache.TOKENIZER_NAME).exists() and any(folder.glob("*.safetensors")))
@@ -142,19 +146,24 @@ def _of_snapshot(snapshot: Snapshot, cut_off: bool, alone: bool) -> list[LocalMo
         size = sum(each.st_size for each in stats) - sum(row.bytes for row in rows)
         name = _hub_name(snapshot, alone)
         shared = any(_is_shared(store, snapshot.repo, path) for path in folder.iterdir() if path.is_file())
-        rows.append(_row(snapshot, name, _format_of(folder), folder, size, complete, used, shared))
+        rows.append(LocalModel(name, _format_of(folder), folder, size, "hub", complete, used, *of, shared))
     return rows
 
 
-def _row(
-    snapshot: Snapshot, name: str, format: str, path: Path, size: int, complete: bool, used: float, shared: bool
-) -> LocalModel:
-    return LocalModel(name, format, path, size, "hub", complete, used, snapshot.repo, snapshot.commit, shared)
-
-
 def _is_shared(store: Store, repo: str, path: Path) -> bool:
-    content_id = hub_cache.content_id(path)
-    return content_id is None or not hub_records.is_ours(store, repo, content_id, path)
+    with contextlib.suppress(FileNotFoundError):
+        content_id = hub_cache.content_id(path)
+        return content_id is None or not hub_records.is_ours(store, repo, content_id, path)
+    return False  # removed meanwhile
+
+
+def _along(path: Path) -> list[Path] | None:
+    """What goes with the .gguf file of a snapshot: its tokenizer and the like; None where the snapshot holds more."""
+    if not hub_cache.COMMIT.fullmatch(path.parent.name):
+        return []  # a folder, or a file elsewhere
+    others = [each for each in sorted(path.parent.rglob("*")) if each.is_file() and each != path]
+    small = all(hub.SMALL_FILES.fullmatch(each.relative_to(path.parent).as_posix()) for each in others)
+    return others if small else None
 
 
 def _hub_name(snapshot: Snapshot, alone: bool, file: str = "") -> str:
@@ -204,10 +213,11 @@ def _embedded() -> Iterator[LocalModel]:
         if source.kind == "pypi"
     }
     for path in sorted(places.embedded_dir().glob("*.gguf")):
-        stat = path.stat()
         name, default = names.get(path.name, (path.stem, "gguf"))
         name = name if default == "gguf" else f"{name}@gguf"
-        yield LocalModel(name, "gguf", path, stat.st_size, "embedded", True, stat.st_atime)
+        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+            stat = path.stat()
+            yield LocalModel(name, "gguf", path, stat.st_size, "embedded", True, stat.st_atime)
 
 
 def _quantized() -> Iterator[LocalModel]:
@@ -240,9 +250,14 @@ def remove(models: Iterable[LocalModel]) -> int:
     return freed
 
 
+def paths_of(model: LocalModel) -> list[Path]:
+    """The folder or the files that `remove` takes."""
+    return [model.path, *(_along(model.path) or ())]
+
+
 def _remove_from_hub_cache(model: LocalModel) -> int:
     together = [each for each in list_local() if (each.repo, each.commit) == (model.repo, model.commit)]
-    if len(together) > 1:  # other models lie in the same snapshot: these files only
+    if len(together) > 1 or _along(model.path) is None:  # the snapshot holds more: these files only
         files = [model.path] if model.path.is_file() else [each for each in model.path.iterdir() if each.is_file()]
         others = {each.path for each in together if each != model}
         return sum(hub_cache.remove_file(path) for path in files if path not in others)
@@ -252,7 +267,7 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
         why = "another localq is fetching it"
         raise LocalqError(model.name, why, "Stop that one first, or wait for it.")
     incomplete = hub_cache.incomplete_files(model.repo)
-    left = sum(path.lstat().st_size for path in incomplete)
+    left = disk.bytes_of(incomplete)
     freed = _delete_revision(model) if model.commit else 0
     if all(each.commit == model.commit for each in revisions):  # the last one: nothing of the repository stays
         if folder.is_dir():  # nothing but a begun download, or a state that the client does not touch
@@ -265,7 +280,7 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
         raise LocalqError(str(model.path), why, f"Remove all of {folder}.", ExitCode.DISK)
     if not model.complete:
         for path in incomplete:
-            path.unlink()
+            path.unlink(missing_ok=True)
         freed += left + sum(download_parts.remove(part) for part in parts)
     return freed
 

@@ -230,9 +230,17 @@ def test_refusals_have_a_cause(server, status, code):
 def test_a_pause_may_be_a_date(monkeypatch):
     response = SimpleNamespace(status_code=503, headers={})
     monkeypatch.setattr("time.time", lambda: 1_000_000_000.0)
-    for asked, pause_s in (("Sun, 09 Sep 2001 01:47:10 GMT", 30.0), ("Sun, 09 Sep 2001 01:46:00 GMT", 0.0), ("x", 4.0)):
+    for asked, pause_s in (("Sun, 09 Sep 2001 01:47:10 GMT", 30.0), ("Sun, 09 Sep 2001 01:46:00 GMT", 0.0), ("x", 4.0),
+                           ("\xb2", 4.0), ("9" * 400, hub_errors.LONGEST_PAUSE_S)):  # fmt: skip
         response.headers["Retry-After"] = asked
         assert hub_errors.pause_after_s(hub_errors.RefusedError(response), 4.0) == pause_s
+
+
+def test_a_length_that_is_no_number_is_none(tmp_path):
+    file = hub_client.RemoteFile(NAME, 9, HASH, None)
+    with download_parts.Part(tmp_path / HASH, HASH, {"size": 9}) as part:
+        transfer = download._Transfer(SimpleNamespace(repo=REPO), file, part, download._nobody)
+        assert transfer._goes_on(SimpleNamespace(status_code=200, headers={"content-length": "\xb2"}))
 
 
 @pytest.mark.parametrize("body", [b"[]", b'{"error": 7}', b"\xff" * 100, b"[" * 100_000])

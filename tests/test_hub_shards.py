@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,24 @@ def test_a_size_that_no_file_has(hub, tmp_path, monkeypatch, size):
     monkeypatch.setattr(hub_client, "first_bytes", lambda listing, asked, count: b"\x02" + bytes(7) + b"{}")
     with pytest.raises(LocalqError, match="no file here can have"):
         shards._header(hub_client.RemoteFile(file.name, size, file.sha256, file.git_sha1))
+    shards.close(done=True)
+
+
+def test_a_full_folder_for_temporary_files_is_not_taken_for_the_repositorys_fault(hub, tmp_path, monkeypatch):
+    shards = hub_shards.open_shards(hub_server.source(), tmp_path / "out.source")
+    assert shards is not None
+
+    system = Path.open
+
+    def full(path, mode="r", *rest, **options):
+        if path.name in shards.names and "w" in mode:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return system(path, mode, *rest, **options)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(LocalqError, match="disk is full") as caught:
+        shards.headers()
+    assert caught.value.exit_code == ExitCode.DISK
     shards.close(done=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from pathlib import Path
 
 import cached_models
 import fake_hub
@@ -143,7 +144,54 @@ def test_one_gguf_of_several_goes_alone():
     assert {path.name for path in folder.iterdir()} == {"b.gguf", "README.md"}
     assert cached_models.stored_bytes("maker/tiny-gguf") == 28 + 1
     remove(list_local())
+    assert {path.name for path in folder.iterdir()} == {"README.md"}  # not counted, not named, not removed
+
+
+@pytest.mark.parametrize("other", ["mmproj.bin", "sub/config.json"])
+def test_a_gguf_goes_without_what_is_neither_counted_nor_named(other):
+    folder = cached_models.put("maker/tiny-gguf", {"a.gguf": b"GGUF" * 5})
+    (folder / other).parent.mkdir(exist_ok=True)
+    (folder / other).write_bytes(bytes(1000))
+    [model] = list_local()
+    assert (model.bytes, local_models.paths_of(model)) == (20, [folder / "a.gguf"])
+    assert remove([model]) == 20
+    assert [path for path in folder.rglob("*") if path.is_file()] == [folder / other]
+
+
+def test_a_gguf_goes_with_its_tokenizer_counted_and_named():
+    folder = cached_models.put("maker/tiny-gguf", {"a.gguf": b"GGUF" * 5, "tokenizer.json": b"[7]"})
+    [model] = list_local()
+    assert (model.bytes, local_models.paths_of(model)) == (23, [folder / "a.gguf", folder / "tokenizer.json"])
+    assert remove([model]) == 23
     assert not hub_cache.repo_folder("maker/tiny-gguf").exists()
+
+
+@pytest.mark.parametrize("vanishing", ["model-00002-of-00002.safetensors", "a.gguf"])
+def test_a_file_that_goes_while_it_is_looked_at_is_no_reason_to_fail(monkeypatch, vanishing):
+    stays = cached_models.put("maker/stays", FILES)
+    gone = cached_models.put("maker/goes", {**FILES, "a.gguf": b"GGUF"}) / vanishing
+    is_file = Path.is_file
+
+    def then_goes(path):
+        found = is_file(path)
+        if path == gone:
+            path.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(Path, "is_file", then_goes)
+    assert stays in [model.path for model in list_local()]
+
+
+def test_a_cache_that_cannot_be_read_is_said(monkeypatch):
+    cached_models.put("maker/tiny", FILES)
+
+    def denied(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    with pytest.raises(LocalqError, match="Permission denied") as caught:
+        list_local()
+    assert caught.value.exit_code == ExitCode.DISK
 
 
 def test_a_cut_off_download_goes_whole_but_spares_a_complete_revision():
@@ -183,6 +231,7 @@ def test_only_what_localq_knows_by_name_is_removed(tmp_path):
     with pytest.raises(LocalqError) as caught:
         matching(str(tmp_path / "mine"))
     assert caught.value.exit_code == ExitCode.USAGE
+    assert "fetched" not in str(caught.value)  # what other tools fetched is removed by its name, too
     for name in ("llama-3.1-8b", "maker/nothing", "no-such-model"):
         with pytest.raises(LocalqError) as caught:
             matching(name)

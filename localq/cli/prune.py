@@ -35,6 +35,7 @@ def prune(
         freed, found = 0, found if dry_run else []
     elif yes or _confirmed(total):
         freed = sum(hub_leftovers.remove(each) for each in found)
+        found = [each for each in found if not each.path.exists()]  # what is used by now stayed
         note(f"{human_bytes(freed)} freed")
     else:
         note("nothing was removed")

@@ -26,7 +26,9 @@ def pull(
     revision: Annotated[
         str | None, typer.Option("--revision", help="Branch, tag or commit instead of the catalogue's; asks the hub.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Fetch also what will not fit the GPU.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Fetch also what will not fit the GPU, or looks damaged.")
+    ] = False,
     vram: options.Vram = None,
     offline: options.Offline = None,
     quiet: options.Quiet = False,

@@ -37,14 +37,15 @@ def _offer(target: Target, revision: str | None) -> Offer | None:
 def verdict(target: Target, settings: Settings, revision: str | None, *, force: bool) -> str | None:
     """One line about what `target` will take; None where nothing is known of its shape.
 
-    Raises LocalqError: exit 3 where it does not fit the GPU (or --vram), unless `force`; 4, 5 and 6 as `hub.fetch`.
+    Raises LocalqError: exit 3 where it does not fit the GPU (or --vram) and 8 where its files are unsound, both unless
+    `force`; 4, 5, 6 and 9 as `hub.fetch`.
     """
     budget = _budget(settings)  # a wrong --vram is said before the network is asked
     try:
         offer = _offer(target, revision)
     except LocalqError as error:
-        if error.exit_code not in (ExitCode.BAD_FILE, ExitCode.FAILURE):  # damaged, or of no kind that localq knows
-            raise
+        if error.exit_code != ExitCode.FAILURE and not (force and error.exit_code == ExitCode.BAD_FILE):
+            raise  # a kind that localq does not know may be fetched for another tool
         return f"{target.name}: whether it fits is not known: {error.why}; it is fetched all the same"
     if offer is None:
         return None

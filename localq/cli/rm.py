@@ -31,8 +31,9 @@ def rm(
         return ExitCode.FAILURE
     freed = 0
     for model in models:
+        paths = ", ".join(map(str, local_models.paths_of(model)))
         freed += local_models.remove([model])
-        note(f"removed {model.name} ({model.path})")
+        note(f"removed {model.name} ({paths})")
     if json:
         print_json({"removed": [fields(model) for model in models], "freed_bytes": freed})
     else:
@@ -43,8 +44,11 @@ def rm(
 def _confirmed(models: list[LocalModel]) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise usage_error("localq rm", "there is no terminal to ask at", "Give -y to remove without a question.")
+    from localq.local_models import paths_of
+
     for model in models:
-        note(f"{model.name}  {model.format}  {human_bytes(model.bytes)}  {model.path}")
+        paths = ", ".join(map(str, paths_of(model)))
+        note(f"{model.name}  {model.format}  {human_bytes(model.bytes)}  {paths}")
     total = human_bytes(sum(model.bytes for model in models))
     which = "this" if len(models) == 1 else f"these {len(models)}"
     return typer.confirm(f"Remove {which} ({total})?", err=True)

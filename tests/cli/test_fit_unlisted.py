@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import tempfile
+from pathlib import Path
 from typing import Any
 
 import fake_hub
@@ -49,6 +51,18 @@ def localq(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -
 def row(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     (found,) = json.loads(localq(capsys, "fit", *arguments, "--json")[0])["rows"]
     return found
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, name: str, failure: int) -> None:
+    """Let the system refuse to write files of this name."""
+    system = Path.open
+
+    def refuse(path: Path, mode: str = "r", *rest: Any, **options: Any) -> Any:
+        if path.name == name and "w" in mode:
+            raise OSError(failure, os.strerror(failure), str(path))
+        return system(path, mode, *rest, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
 
 
 def test_the_verdict_is_of_headers_alone_and_the_same_once_it_is_here(server, capsys):
@@ -146,12 +160,35 @@ def test_a_gguf_is_judged_by_its_header(server, capsys, tokens, asked):
     assert "fits: " in localq(capsys, "pull", "maker/tiny-gguf", "--vram", "4")[1]
 
 
-def test_a_damaged_gguf_is_refused_and_fetched_by_pull(server, capsys, tmp_path):
+def test_a_damaged_gguf_is_refused_and_fetched_by_force(server, capsys, tmp_path):
     server.add("maker/tiny-gguf", {"tiny.gguf": b"GGUF" + bytes(3000)})
     err = localq(capsys, "fit", "maker/tiny-gguf", "--vram", "4", code=8)[1]
     assert "maker/tiny-gguf/tiny.gguf" in err
     assert str(tmp_path) not in err
-    assert "not known" in localq(capsys, "pull", "maker/tiny-gguf", "--vram", "4")[1]
+    assert "maker/tiny-gguf/tiny.gguf" in localq(capsys, "pull", "maker/tiny-gguf", "--vram", "4", code=8)[1]
+    assert "not known" in localq(capsys, "pull", "maker/tiny-gguf", "--vram", "4", "--force")[1]
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"), [(errno.ENOSPC, 9), (errno.EACCES, 9), (errno.EFBIG, 8), (errno.EINVAL, 8)]
+)
+def test_only_a_size_that_no_file_has_is_the_repositorys_fault(server, capsys, tmp_path, monkeypatch, failure, code):
+    failing(monkeypatch, "model-00001-of-00002.safetensors", failure)
+    err = localq(capsys, "fit", REPO, "--vram", "4", code=code)[1]
+    assert err.startswith(f"localq: {tmp_path}: " if code == 9 else f"localq: {REPO}: ")
+
+
+def test_a_full_folder_for_temporary_files_is_said(server, capsys, tmp_path, monkeypatch):
+    failing(monkeypatch, "config.json", errno.ENOSPC)
+    assert f"{tmp_path}: the disk is full" in localq(capsys, "fit", REPO, "--vram", "4", code=9)[1]
+
+
+def test_no_folder_for_temporary_files_is_said(server, capsys, monkeypatch):
+    def none():
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    assert "No usable temporary" in localq(capsys, "fit", REPO, "--vram", "4", code=9)[1]
 
 
 def test_a_header_that_is_cut_off_is_none(tmp_path):

@@ -65,7 +65,7 @@ def test_quiet_is_quiet(server, capsys):
 
 @pytest.mark.parametrize(
     ("config", "said"),
-    [({**CONFIG, "model_type": "mamba"}, "mamba"), ({"model_type": "llama"}, "not known"), ({"a": 1}, "not known")],
+    [({**CONFIG, "model_type": "mamba"}, "mamba"), ({"model_type": "bert"}, "not known")],
 )
 def test_a_shape_that_is_not_known_is_said_and_no_reason_to_refuse(server, capsys, config, said):
     files = {**model(config)}
@@ -73,6 +73,18 @@ def test_a_shape_that_is_not_known_is_said_and_no_reason_to_refuse(server, capsy
     server.add(REPO, files)
     err = localq(capsys, "pull", REPO, "--vram", "4")
     assert said in err
+    assert "fetched and verified" in err
+
+
+@pytest.mark.parametrize(("config", "said"), [({"model_type": "llama"}, "num_hidden_layers"), ({"a": 1}, "model_type")])
+def test_unsound_files_are_refused_before_the_weights_unless_forced(server, capsys, config, said):
+    files = model(config)
+    del files["model.safetensors"]
+    server.add(REPO, files)
+    assert said in localq(capsys, "pull", REPO, "--vram", "4", code=8)
+    assert localq(capsys, "ls").startswith("no models yet")
+    err = localq(capsys, "pull", REPO, "--vram", "4", "--force")
+    assert "not known" in err
     assert "fetched and verified" in err
 
 

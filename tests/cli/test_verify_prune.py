@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -13,7 +14,18 @@ import hub_server
 import pytest
 from hub_server import REPO
 
-from localq import cli, download, download_parts, hub, hub_cache, hub_client, hub_records, places
+from localq import (
+    cli,
+    download,
+    download_parts,
+    hub,
+    hub_cache,
+    hub_client,
+    hub_leftovers,
+    hub_records,
+    local_models,
+    places,
+)
 from localq.download_parts import Part
 from localq.safetensors_header import INDEX_NAME
 
@@ -181,6 +193,80 @@ def test_prune_shows_asks_and_frees_what_nobody_uses(server, capsys):
     assert body["freed_bytes"] == 50_000 + len(FILES[SECOND])
     assert [path.exists() for path in (part, *unused)] == [False, False, True]
     assert "nothing to remove" in localq(capsys, "prune", "-y")[1]
+
+
+def test_a_download_that_begins_after_it_was_found_is_left(server, capsys):
+    part = cut_off(server)
+    [found] = hub_leftovers.find()
+    [model] = local_models.list_local()
+    with download_parts.claimed(part.parent, part.stem, lambda: None):
+        assert hub_leftovers.remove(found) == 0
+        assert download_parts.remove(local_models.begun_of_repos()[model.repo][0]) == 0
+        assert part.exists()
+        assert part.with_suffix(".state").exists()
+        assert part.with_suffix(".lock").exists()
+    assert hub_leftovers.remove(found) == 50_000
+    assert list(part.parent.iterdir()) == []
+
+
+def test_the_lock_is_held_until_the_part_is_gone(server, monkeypatch):
+    part = cut_off(server)
+    [found] = hub_leftovers.find()
+    unlink, free = Path.unlink, []
+
+    def looked_at(path, missing_ok=False):
+        descriptor = os.open(part.with_suffix(".lock"), os.O_RDWR)
+        free.append(download_parts._try(descriptor))
+        os.close(descriptor)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", looked_at)
+    assert hub_leftovers.remove(found) == 50_000
+    assert free == [False] * 3
+
+
+def test_content_that_a_revision_uses_by_now_is_left(server):
+    folder = hub.fetch_repo(REPO)
+    blob = (folder / SECOND).resolve()
+    (folder / SECOND).unlink()
+    [found] = hub_leftovers.find()
+    hub_cache.link(folder / SECOND, blob)
+    assert hub_leftovers.remove(found) == 0
+    assert (folder / SECOND).is_file()
+
+
+def test_prune_tells_what_went_and_not_what_stayed(server, capsys, monkeypatch):
+    part = cut_off(server)
+    [found] = hub_leftovers.find()
+    monkeypatch.setattr(hub_leftovers, "find", lambda: [found])
+    with download_parts.claimed(part.parent, part.stem, lambda: None):
+        body = json.loads(localq(capsys, "prune", "-y", "--json")[0])
+    assert (body["removed"], body["freed_bytes"]) == ([], 0)
+
+
+def test_files_in_subfolders_use_their_content(server):
+    folder = hub.fetch_repo(REPO)
+    blob = (folder / SECOND).resolve()
+    (folder / SECOND).unlink()
+    hub_cache.link(folder / "original" / SECOND, blob)
+    assert hub_leftovers.find() == []
+
+
+def test_ls_verify_and_rm_of_a_cache_that_cannot_be_written(server, capsys, monkeypatch):
+    part = cut_off(server)
+    part.with_suffix(".lock").touch()
+    system, writing = os.open, os.O_WRONLY | os.O_RDWR | os.O_CREAT
+
+    def read_only(path, flags, *rest, **options):
+        if flags & writing:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return system(path, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", read_only)
+    assert REPO in localq(capsys, "ls")[0]
+    assert "incomplete" in localq(capsys, "verify", code=8)[0]
+    assert "Read-only" in localq(capsys, "rm", "-y", REPO, code=9)[1]
+    assert part.exists()
 
 
 # ---- flipped bits

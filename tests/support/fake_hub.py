@@ -282,10 +282,17 @@ def safetensors(seed: int, values: int = 700) -> bytes:
     return len(header).to_bytes(8, "little") + header + bytes((seed + i) % 251 for i in range(values))
 
 
+# As little as tells a shape.
+CONFIG = {
+    "model_type": "llama", "dtype": "bfloat16", "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 128,
+    "num_attention_heads": 1, "vocab_size": 32, "max_position_embeddings": 128,
+}  # fmt: skip
+
+
 def model_files(shards: int = 1) -> dict[str, bytes]:
     """The files of a small model that localq reads, in `shards` files of weights."""
     files = {
-        "config.json": json.dumps({"model_type": "llama", "dtype": "bfloat16"}).encode(),
+        "config.json": json.dumps(CONFIG).encode(),
         "generation_config.json": b'{"temperature": 0.6}',
         "tokenizer.json": b'{"version": "1.0"}',
         "tokenizer_config.json": b"{}",

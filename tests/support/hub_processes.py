@@ -97,7 +97,7 @@ def interrupted(
     def work() -> int:
         os.write(says_so, b".")
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.argv = ["localq", "pull", hub_kills.REPO]
+        sys.argv = ["localq", "pull", hub_kills.REPO, "--force"]  # its weights are noise
         try:
             cli.main()
         except SystemExit as stop:
