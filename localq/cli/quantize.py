@@ -97,7 +97,7 @@ Seed = Annotated[
 
 _LAYERS = "Of vq2: take the layers from here, made before of the same SOURCE; only embedding and head are made."
 Layers = Annotated[Path | None, typer.Option("--layers", metavar="FOLDER", help=_LAYERS)]
-_KEEP = "Fetch all of SOURCE first, into the Hugging Face cache; else, but for mixtures and --layers, two of its files at a time."
+_KEEP = "Fetch all of SOURCE first, into the Hugging Face cache; else two files at a time, but for mixtures, --layers."
 
 
 def quantize(

@@ -1,7 +1,8 @@
 """vq_gemv's launcher and kernel, compiled for the CPU (tests/support/vq_machine_on_cpu.cuh): indices, barriers, joins.
 
-Every kind of position, tile and slice that the kernel can meet, without a GPU: each code must be looked up at the entry that is
-its own, or sums differ by far more than rounding. Conflicts between banks of shared memory are counted: there are none.
+Every kind of position, tile and slice that the kernel can meet, without a GPU: each code must be looked up at the entry
+that is its own, or sums differ by far more than rounding. Conflicts between banks of shared memory are counted: there
+are none.
 """
 
 from __future__ import annotations
