@@ -27,7 +27,7 @@ MIB = 2**20
 GGUF_HEAD_BYTES = (2 * MIB, 12 * MIB, 48 * MIB)  # a vocabulary of 49,000 tokens takes 1.8 MB, one of 128,000 8 MB
 MAX_SMALL_BYTES = 64 * 2**20
 _OUTLINED = re.compile(r"(config|generation_config|tokenizer_config)\.json")
-_BLOCK = re.compile(r"(^|\.)layers\.\d+\.")
+_ENDS = re.compile(r"(^|\.)(embed_tokens|lm_head)\.")
 _NOT_TEXT = re.compile(r"vision|visual|audio")
 
 
@@ -121,10 +121,10 @@ def fetched_bytes(listing: Listing, outlined: Path) -> int:
 
 
 def block_bytes(folder: Path) -> int:
-    """Bytes of the weights in the blocks of the text model, as the headers in `folder` say. Raises LocalqError."""
+    """Bytes of the text model's weights but embedding and head, as the headers in `folder` say. Raises LocalqError."""
     total = 0
     for path in shard_paths(folder).values():
         for name, tensor in read_header(path).tensors.items():
-            if _BLOCK.search(name) and not _NOT_TEXT.search(name):
+            if not _ENDS.search(name) and not _NOT_TEXT.search(name):
                 total += tensor.nbytes
     return total

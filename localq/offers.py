@@ -27,7 +27,7 @@ class Offer:
     base       what they are made from then
     not_yet    why this version cannot run it, None when it can
     preferred  this is what the bare name of the model means
-    block_bytes  exact bytes of the weights of its blocks, None where they are only computed
+    block_bytes  exact bytes of the weights but embedding and head, None where they are only computed
     """
 
     name: str
