@@ -110,7 +110,9 @@ def interrupted(
     os.read(ready, 1)
     os.close(ready)
     os.close(says_so)
-    time.sleep(0.03 + rng.random() * 0.5)  # not before `main` has begun: then the system ends it at once
+    time.sleep(
+        0.03 + rng.random() ** 4 * 0.5
+    )  # mostly early, as a pull is short; not before `main` has begun: then the system ends it at once
     sent_at = time.monotonic()
     os.kill(child, number)
     code, took_s = status_of(child), time.monotonic() - sent_at
