@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from localq.disk import sha256_of
 from localq.errors import bad_file, usage_error
 from localq.jsonfile import read_object
 from localq.modelfiles import ModelFiles
@@ -21,7 +22,6 @@ from localq.shard_writer import Shard, ShardWriter
 
 TENSORS, RECORD = "layers.safetensors", "made.json"
 MAX_RECORD_BYTES = 2**16
-READ_BYTES = 2**20
 AGAIN = "Fetch localq again, or quantize without --layers."
 
 
@@ -55,7 +55,7 @@ def open_ready(folder: Path) -> ReadyLayers:
 def check(ready: ReadyLayers, source: ModelFiles) -> None:
     """Before anything is written. Raises LocalqError: exit 2 unless `source` is what the layers were made from, 8
     unless they are what was recorded."""
-    if _sha256(ready.folder / TENSORS) != ready.sha256:
+    if sha256_of(ready.folder / TENSORS) != ready.sha256:
         raise bad_file(str(ready.folder / TENSORS), "its sha256 is not the one that was recorded", AGAIN)
     if source_sha256(source) != ready.source_sha256:
         why = f"{source.name} is not the model that they were made from"
@@ -81,14 +81,7 @@ def adopt(ready: ReadyLayers, writer: ShardWriter, shards: Sequence[Shard]) -> N
 
 
 def source_sha256(source: ModelFiles) -> str:
-    """Of the weights of a model: of its one file, or of its files one behind the other, by name."""
-    return _sha256(*([source.path] if source.kind == "gguf" else shard_paths(source.path).values()))
-
-
-def _sha256(*paths: Path) -> str:
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            while part := file.read(READ_BYTES):
-                digest.update(part)
-    return digest.hexdigest()
+    """Of the weights of a model: of its one file; of several, of their hashes one behind the other, by name."""
+    paths = [source.path] if source.kind == "gguf" else shard_paths(source.path).values()
+    hashes = [sha256_of(path) for path in paths]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()

@@ -9,12 +9,12 @@ What is no layer's (embedding, head, last norm) is left out: it is made of the s
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
+from localq.disk import sha256_of
 from localq.modelfiles import open_model
 from localq.ready_layers import RECORD, TENSORS, source_sha256
 
@@ -35,7 +35,7 @@ def main() -> None:
     path = asked.out / TENSORS
     save_file(tensors, path, metadata={"format": "pt"})
     record = {
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+        "sha256": sha256_of(path),
         "source_sha256": source_sha256(open_model(asked.source)),
         "seed": asked.seed,
         "made_by": asked.made_by,

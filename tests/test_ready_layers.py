@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import runpy
 import shutil
@@ -19,15 +18,11 @@ from vq2_conversions import converted, request
 
 from localq import catalog, kernels, prepare, ready_layers, vq_convert
 from localq.cli import execute
+from localq.disk import sha256_of
 from localq.errors import ExitCode, LocalqError
 
 PACK = Path(__file__).parent / "pack_layers.py"
 made_here = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def pack(monkeypatch, model: Path, source: Path, out: Path) -> Path:
