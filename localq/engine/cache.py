@@ -87,10 +87,12 @@ class KVCache:
             values.copy_(_restored(stored.v, stored.v_scales, live, self.bits, self.dtype))
         return keys, values
 
-    def clear(self) -> None:
-        """Zeros every slot: needed after a reply ended in non-finite values, which masking would not hide."""
-        for buffer in self._buffers():
-            buffer.zero_()
+    def clear(self, first: int = 0) -> None:
+        """Zeros every slot from `first` on: needed after non-finite values, which masking would not hide."""
+        for layer in self.layers:
+            for stored in stored_parts(layer):
+                stored[:, first:].zero_()
+        self._scratch.zero_()
 
     def bytes(self) -> int:
         """Bytes allocated."""
@@ -106,8 +108,12 @@ class KVCache:
         return elements * bits // 8 + 2 * scales + 2 * _widest(layout) * capacity * dtype.itemsize
 
     def _buffers(self) -> list[Tensor]:
-        tensors = [t for layer in self.layers for t in (layer.k, layer.v, layer.k_scales, layer.v_scales)]
-        return [tensor for tensor in (*tensors, self._scratch) if tensor is not None]
+        return [*(stored for layer in self.layers for stored in stored_parts(layer)), self._scratch]
+
+
+def stored_parts(layer: KVLayer) -> list[Tensor]:
+    """What a layer stores, each [kv_heads, capacity, ...]: k, v, and where they are codes the scales of k and of v."""
+    return [part for part in (layer.k, layer.v, layer.k_scales, layer.v_scales) if part is not None]
 
 
 def _check(layout: Layout, bits: int) -> None:

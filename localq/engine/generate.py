@@ -260,20 +260,24 @@ class Engine:
     # ---- measuring
 
     @torch.inference_mode()
-    def profile_step(self, position: int = 128, greedy: bool = True) -> StepProfile:
+    def profile_step(self, position: int | None = None, greedy: bool = True, keep: bool = True) -> StepProfile:
         """The time of every operation of one decode step at `position` (or as far as the context goes).
 
-        Needs a GPU and the fused kernels (LocalqError, exit 7, without). The conversation in the cache is forgotten.
+        None: behind what is cached. `keep`: slots before the position stay as they are, the next prompt may share
+        them, and the others are zeroed; without, the conversation is forgotten. Needs a GPU and the fused kernels
+        (LocalqError, exit 7, without).
         """
         if self._fused is None:
             why = "only the fused decode step of a GPU is timed, and it does not run here"
             raise LocalqError("profile", why, "Load with --device cuda and --dtype auto.", ExitCode.NO_DEVICE)
+        first = profile.placed(len(self._cached) if position is None else position, self.model.ctx)
         self._readback.forget()
         try:
-            return profile.profile_step(self._fused, self._readback, self.model.ctx, position, greedy)
+            return profile.profile_step(self._fused, self._readback, self.model.ctx, first, greedy)
         finally:
             self._state.rewind()
-            self._invalidate()
+            del self._cached[first if keep else 0 :]
+            self.model.cache.clear(len(self._cached))
 
     def _invalidate(self) -> None:
         """Forget the conversation: NaN in a cache slot would reach later replies even through a mask."""

@@ -41,17 +41,13 @@ class Record:
 
 
 def profile_step(step: FusedStep, readback: Readback, ctx: int, position: int, greedy: bool) -> StepProfile:
-    """The profile of `step` at `position`, earlier if `ctx` slots leave no room for the repetitions.
+    """The profile of `step` at `placed(position, ctx)`, which may raise.
 
-    Overwrites the cache from there on and the state of the step. Raises LocalqError (exit 2) for a context too short
-    to repeat a step in.
+    Overwrites the cache from there on and the state of the step; slots before it are read only.
     """
-    if ctx < REPLAYS:
-        why = f"a context of {ctx} has no room for {REPLAYS} steps"
-        raise LocalqError("profile", why, "Load with a larger --ctx.", ExitCode.USAGE)
-    position = max(0, min(position, ctx - STEADY - REPLAYS))
+    position = placed(position, ctx)
     launches = step.launches(greedy)
-    graph = _captured(step, lambda: step.run(greedy))
+    graph = _captured(step, lambda: step.run(greedy), position)
     step.state.rewind(position)
     step_us = _back_to_back_us(graph, min(STEADY, ctx - position - 1))
     step.state.rewind(position)
@@ -66,6 +62,17 @@ def profile_step(step: FusedStep, readback: Readback, ctx: int, position: int, g
     return StepProfile(rows, step_us, max(0.0, token_us - step_us), position, timer)
 
 
+def placed(position: int, ctx: int) -> int:
+    """`position`, or as far before it as `ctx` slots leave room for the repetitions.
+
+    Raises LocalqError (exit 2) for a context too short to repeat a step in.
+    """
+    if ctx < REPLAYS:
+        why = f"a context of {ctx} has no room for {REPLAYS} steps"
+        raise LocalqError("profile", why, "Load with a larger --ctx.", ExitCode.USAGE)
+    return max(0, min(position, ctx - STEADY - REPLAYS))
+
+
 def grouped(launches: Sequence[Launch], times_us: Sequence[float], live: int) -> tuple[Operation, ...]:
     """One row per kind of operation, in order of first use."""
     rows: dict[str, Operation] = {}
@@ -75,14 +82,20 @@ def grouped(launches: Sequence[Launch], times_us: Sequence[float], live: int) ->
     return tuple(rows.values())
 
 
-def _captured(step: FusedStep, enqueue: Callable[[], None]) -> torch.cuda.CUDAGraph:
+def _captured(step: FusedStep, enqueue: Callable[[], None], position: int) -> torch.cuda.CUDAGraph:
+    """A graph of what `enqueue` launches, replayed once at `position`: the first replay sends it to the device."""
+    graph = _graph(enqueue, step.state.token.device)
+    step.state.rewind(position)
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
+def _graph(enqueue: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
     graph = torch.cuda.CUDAGraph()
     # thread-local: what the profiler's own thread asks of the driver must not break the capture
-    with torch.cuda.graph(graph, stream=capture_stream(step.state.token.device), capture_error_mode="thread_local"):
+    with torch.cuda.graph(graph, stream=capture_stream(device), capture_error_mode="thread_local"):
         enqueue()
-    step.state.rewind()
-    graph.replay()  # the first one sends it to the device
-    torch.cuda.synchronize()
     return graph
 
 
@@ -119,7 +132,7 @@ def _by_cupti(step: FusedStep, launches: Sequence[Launch], greedy: bool, replays
     marker = torch.zeros(1, dtype=torch.int8, device=step.state.token.device)
     position = int(step.state.position)
     with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as trace:
-        graph = _captured(step, lambda: step.run(greedy))  # captured here: CUPTI must have seen it
+        graph = _captured(step, lambda: step.run(greedy), position)  # captured here: CUPTI must have seen it
         step.state.rewind(position)
         torch.cuda.synchronize()
         for launch in launches:
@@ -182,7 +195,7 @@ def _by_events(step: FusedStep, launches: Sequence[Launch], replays: int) -> lis
         events[-1].record()
 
     position = int(step.state.position)
-    graph = _captured(step, enqueue)
+    graph = _captured(step, enqueue, position)
     step.state.rewind(position)
     samples: list[list[float]] = [[] for _ in launches]
     for _ in range(replays):

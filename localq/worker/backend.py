@@ -102,7 +102,7 @@ class TorchBackend:
 
     def profile(self, request: Profile) -> Profiled:
         """Time one decode step of the loaded model."""
-        return Profiled(self._loaded().profile_step(request.position).to_dict())
+        return Profiled(self._loaded().profile_step(request.position, keep=request.keep).to_dict())
 
     def _loaded(self) -> Engine:
         if self._engine is None:

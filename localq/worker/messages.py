@@ -68,10 +68,12 @@ class Cancel:
 class Profile:
     """Time one decode step of the loaded model at cache slot `position`; answered by Profiled or Failed.
 
-    The conversation in the cache is forgotten.
+    position None = behind the conversation in the cache, which is forgotten unless `keep`: then what lies before the
+    position stays.
     """
 
-    position: int = 128
+    position: int | None = None
+    keep: bool = False
 
 
 @dataclass(frozen=True)

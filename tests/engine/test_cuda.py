@@ -105,13 +105,20 @@ def test_greedy_replies_are_the_same_bytes_run_after_run(long_checkpoint):
     assert (len(anew), len(again)) == (1, 1)
 
 
-def test_a_profile_forgets_the_conversation_and_does_no_harm(long_checkpoint):
+@pytest.mark.parametrize(
+    ("position", "keep", "at", "left"), [(100, False, 100, 0), (100, True, 100, 100), (None, True, 109, 109)]
+)
+def test_a_profile_keeps_or_forgets_the_conversation_and_does_no_harm(long_checkpoint, position, keep, at, left):
     engine, prompt = Engine(on_gpu(long_checkpoint)), prompt_of(90)
-    expected = ids_of(engine, prompt, max_tokens=20)
-    found = engine.profile_step(position=100)
-    assert (found.position, engine.cached_tokens) == (100, 0)
+    anew, again = (ids_of(engine, prompt, max_tokens=20) for _ in range(2))
+    kept = [buffer[:, :left].clone() for buffer in (*engine.model.cache.keys, *engine.model.cache.values)]
+    found = engine.profile_step(position=position, keep=keep)
+    assert (found.position, engine.cached_tokens) == (at, left)
+    for buffer, before in zip((*engine.model.cache.keys, *engine.model.cache.values), kept, strict=True):
+        assert torch.equal(buffer[:, :left], before)
+        assert not buffer[:, left:].any()
     assert {row.kernel: row.calls for row in found.rows}["attention"] == engine.model.model.config.layers
-    assert ids_of(engine, prompt, max_tokens=20) == expected
+    assert ids_of(engine, prompt, max_tokens=20) == (again if keep else anew)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -75,7 +75,7 @@ class ScriptedBackend:
         print("unloaded", file=sys.stderr, flush=True)
 
     def profile(self, request: Profile) -> Profiled:
-        if request.position < 0:
+        if request.position is not None and request.position < 0:
             raise LocalqError("profile", "no such position", "", ExitCode.USAGE)
         return Profiled({"position": request.position, "rows": []})
 
