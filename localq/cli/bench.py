@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from localq import memory_limits
 from localq.cli import fetch_progress, options
 from localq.cli.output import note, print_json
 from localq.errors import LocalqError, usage_error
@@ -170,7 +171,8 @@ def _run_quantize(asked: _Asked, settings: Settings, seed: int) -> None:
         name: quantizing.Way(*quantize.effort(best=name == "best"), count, tokens) for name, count in windows.items()
     }
     out = sys.stderr if asked.output == "json" else sys.stdout
-    result = quantizing.run(out, quantizing.Asked(asked.model, settings.device, options.budget(settings), seed), ways)
+    wanted = quantizing.Asked(asked.model, settings.device, memory_limits.allowed(settings), seed)
+    result = quantizing.run(out, wanted, ways)
     if asked.output == "json":
         print_json(result)
 
@@ -179,7 +181,7 @@ def _request(
     asked: _Asked, settings: Settings, plan: Plan, against: tuple[str, ...], baseline: bool, ctx: int | None
 ) -> Request:
     """The model that is meant, found or fetched, or stood for by random weights."""
-    vram, reserved = options.budget(settings), options.reserved(settings)
+    vram, reserved = memory_limits.allowed(settings), memory_limits.reserved(settings)
     name, synthetic, path = asked.model, asked.synthetic, None
     if name is None:
         from localq.bench import choose

@@ -13,12 +13,14 @@ from localq import catalog
 from localq.cli import options
 from localq.cli.output import note
 from localq.errors import ExitCode, LocalqError
+from localq.prompt_files import system_text
 from localq.settings import Settings
 
 if TYPE_CHECKING:
-    from localq.chat import ChatSession, Replies
-    from localq.cli.resume import Start
-    from localq.cli.session import Opened
+    from localq.chat import Replies
+    from localq.cli.session import TerminalWatcher
+    from localq.opening import Opened
+    from localq.resuming import Start
 
 LEAVE_WITHIN_S = 2.0  # a second Ctrl-C at the empty prompt within this time leaves
 
@@ -54,7 +56,7 @@ def chat(
 ) -> int:
     """Hold a conversation with MODEL."""
     flags = {
-        "model": model, "system": options.system_text(system), "ctx": ctx, "max_tokens": max_tokens,
+        "model": model, "system": system_text(system), "ctx": ctx, "max_tokens": max_tokens,
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "repeat_penalty": repeat_penalty,
         "seed": seed, "device": device, "dtype": dtype, "vram": vram, "kv": kv, "embed": embed, "head": head,
         "reserve": reserve, "offline": offline, "stats": stats, "save": save,
@@ -67,23 +69,25 @@ def chat(
         return ExitCode.OK
     if not continue_ and resume is None:
         catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
-    from localq.cli import resume as beginning  # start-up cost, not for --help
+    from localq import resuming  # start-up cost, not for --help
+    from localq.cli.resume import wanted_session
 
-    record = beginning.wanted_session(continue_, resume)
+    record = wanted_session(continue_, resume)
     if record is not None:
-        settings = beginning.settings_of(record, settings, flags)
-    return converse(settings, beginning.start(record, settings, stop), quiet, format, force)
+        settings = resuming.settings_of(record, settings, flags)
+    return converse(settings, resuming.start(record, settings, stop, note), quiet, format, force)
 
 
 def converse(settings: Settings, start: Start, quiet: bool, format: str | None = None, force: bool = False) -> int:
     """Open the model and read messages until the user leaves."""
-    from localq.cli.session import Wanted, load_now, memory_line, open_session  # start-up cost, not for --help
+    from localq import opening, resuming  # start-up cost, not for --help
+    from localq.cli.session import TerminalWatcher, memory_line
+    from localq.commands.sessions import taken_up
 
-    with open_session(settings.model, settings, quiet, Wanted(format, force)) as opened:
-        if opened.session.tokenizer.chat_template is None:
-            why = "it is a base model: it has no chat template, so it cannot hold a conversation"
-            raise LocalqError(settings.model, why, f"`localq run {settings.model} TEXT` completes a text.")
-        loaded = load_now(opened)
+    watcher = TerminalWatcher(quiet)
+    with watcher, opening.open_session(settings.model, settings, watcher, opening.Wanted(format, force)) as opened:
+        opening.check_converses(opened, settings.model)
+        loaded = watcher.load(opened)
         if settings.stats and not quiet and (line := memory_line(loaded)):
             note(line)
         at_terminal = sys.stdin.isatty() and not quiet
@@ -91,26 +95,17 @@ def converse(settings: Settings, start: Start, quiet: bool, format: str | None =
             note(
                 f"{loaded.name} ({loaded.format}) on {loaded.device_name}, context {loaded.context_size}. /help, Ctrl-D"
             )
-        start.take_up(opened.session, quiet)
+        record = start.take_up(opened.session)
+        if record is not None and not quiet:
+            note(taken_up(record))
         try:
-            code = _Loop(opened, settings.stats and not quiet).run()
+            code = _Loop(opened, watcher, settings.stats and not quiet).run()
         finally:  # a signal leaves too
-            saved = _saved_at_last(opened.session)
+            saved = resuming.saved_at_last(opened.session, note)
         record = opened.session.record
         if at_terminal and saved and opened.session.store is not None and record.id is not None:
             note(f"kept as {record.id}: `localq chat --resume {record.id}` or `localq chat --continue` goes on")
         return code
-
-
-def _saved_at_last(session: ChatSession) -> bool:
-    """Try once more to save what could not be saved; where that fails, say so."""
-    try:
-        if session.unsaved:
-            session.save()
-    except LocalqError as error:
-        with contextlib.suppress(OSError):  # the terminal may be gone
-            note(f"localq: the end of this conversation is not saved: {error}")
-    return not session.unsaved
 
 
 class Command(TyperCommand):
@@ -126,10 +121,12 @@ class Command(TyperCommand):
 class _Loop:
     """Read a line, do what it says, until the end of input."""
 
-    def __init__(self, opened: Opened, show_stats: bool) -> None:
+    def __init__(self, opened: Opened, watcher: TerminalWatcher, show_stats: bool) -> None:
+        from localq.cli.command_host import TerminalHost
         from localq.cli.line_input import reader
 
-        self.opened, self.session, self.show_stats = opened, opened.session, show_stats
+        self.opened, self.session, self.watcher, self.show_stats = opened, opened.session, watcher, show_stats
+        self.host = TerminalHost()
         self.read = reader(remember=self.session.store is not None)
         self.interrupted_at = -LEAVE_WITHIN_S
 
@@ -149,12 +146,12 @@ class _Loop:
                 if not self.handle(line):
                     return ExitCode.OK
             except LocalqError as error:  # the conversation goes on; a closed pipe or Ctrl-C ends it
-                self.opened.status.clear()
+                self.watcher.status.clear()
                 note(f"localq: {error}")
 
     def handle(self, line: str) -> bool:
         """Act on one message or command; False means leave."""
-        from localq.cli import commands
+        from localq import commands
 
         if not line.strip():
             return True
@@ -162,7 +159,7 @@ class _Loop:
             name, argument = commands.parse(line.strip())
             if name == "/exit":
                 return False
-            result = commands.COMMANDS[name](self.session, argument)
+            result = commands.COMMANDS[name](self.session, argument, self.host)
             if isinstance(result, str):
                 note(result)
             else:
@@ -173,11 +170,12 @@ class _Loop:
 
     def stream(self, parts: Replies) -> None:
         """Print a reply as it arrives; Ctrl-C stops it and keeps it."""
-        from localq.cli.session import interruptible, load_now, print_reply, stats_line
+        from localq.cli.session import interruptible, print_reply
+        from localq.wording import stats_line
 
-        load_now(self.opened)
+        self.watcher.load(self.opened)
         with interruptible(self.session), contextlib.closing(parts):  # closed: what came of it is kept
-            reply = print_reply(parts, self.opened.status)
+            reply = print_reply(parts, self.watcher.status)
         if reply is not None:
             for line in reply.notices:
                 note(f"({line})")

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from localq import __version__, catalog, disk, driver, embedded, gpus, kernels, places, settings
-from localq.cli.output import human_bytes
 from localq.driver import Driver, Machine
 from localq.errors import ExitCode, LocalqError
 from localq.gpus import Found, Gpu
 from localq.kernels import BuildInfo, verdicts
 from localq.kernels.verdicts import Place, Verdict
+from localq.wording import human_bytes
 
 MIB = 2**20
 _SHOWN_PROCESSES = 5

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from localq import cards, explain, gpus, hub, measured, offers, planner, speed
-from localq.cli import choosing, fit_card, fit_rows, options
-from localq.cli.output import human_bytes, note
+from localq import cards, choosing, explain, gpus, hub, measured, memory_limits, offers, planner, speed
+from localq.cli import fit_card, fit_rows
+from localq.cli.output import note
 from localq.offers import Choice, Considered, Offer
 from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.speed import Machine
+from localq.wording import human_bytes
 
 MIB = 2**20
 
@@ -73,10 +74,10 @@ def print_plan(name: str, format: str | None, settings: Settings, as_json: bool 
 
 def made(name: str, format: str | None, settings: Settings) -> Report:
     """The report. A size that --vram names is planned for as it is, whatever is in this machine."""
-    named = options.budget(settings)
+    named = memory_limits.allowed(settings)
     machines, basis = dict[str, Machine](), ""
     if named is not None:
-        budget: int | None = max(0, named - options.reserved(settings))
+        budget: int | None = max(0, named - memory_limits.reserved(settings))
         memory = f"{named / MIB:,.0f} MiB (--vram {settings.vram})"
         sizes = {size * MIB: gib for gib, size in planner.CARD_TOTALS_MIB.items()}
         machines = {card.name: Machine.of(card) for card in cards.of_size(sizes.get(named, 0))}

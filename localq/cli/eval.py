@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from localq import memory_limits
 from localq.cli import fetch_progress, options
 from localq.cli.output import is_rich_terminal, note, print_json, stderr_console, stdout_table
 from localq.errors import LocalqError, usage_error
@@ -61,8 +62,8 @@ def eval(
     )
     raw, name = _read(text)
     memory = (
-        ctx, settings.kv_bits, options.budget(settings), settings.embed, settings.head, options.reserved(settings),
-        force,
+        ctx, settings.kv_bits, memory_limits.allowed(settings), settings.embed, settings.head,
+        memory_limits.reserved(settings), force,
     )  # fmt: skip
     from localq.bench import plot as plots  # start-up cost: --help must not pay for what follows
 

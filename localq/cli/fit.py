@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from localq import memory_limits
 from localq.cli import options
-from localq.cli.output import human_bytes, note, print_json, stdout_table
+from localq.cli.output import note, print_json, stdout_table
+from localq.wording import human_bytes
 
 if TYPE_CHECKING:
     from localq.cli.fit_card import Looked
@@ -52,7 +54,7 @@ def fit(
 
     settings = options.effective(kv=kv, embed=embed, head=head, reserve=reserve, offline=offline)
     wishes = placement.Wishes(ctx, settings.kv_bits, settings.embed, settings.head)
-    looked = fit_card.look(vram, desktop, gpu, bandwidth, options.reserved(settings))
+    looked = fit_card.look(vram, desktop, gpu, bandwidth, memory_limits.reserved(settings))
     candidates = fit_rows.of_model(model, format, settings.offline) if model else fit_rows.of_catalogue(format)
     rows = [fit_rows.row_of(each, looked.memory, wishes, looked.machine) for each in candidates]
     if not model:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localq import cards, gpus, measured, planner, remembered
+from localq import cards, gpus, measured, memory_limits, planner, remembered
 from localq.cards import Card
-from localq.cli import options
 from localq.cli.fit_rows import Memory
 from localq.cli.output import note
 from localq.errors import usage_error
@@ -42,7 +41,7 @@ def look(
         memory = Memory(total, used if desktop else total - free, reserve)
         machine, basis = machine_here(here, given)
         return Looked(memory, here.name, machine, basis)
-    total = options.card_bytes(vram) if vram is not None else planner.parse_card(str(card.gib if card else 0))
+    total = memory_limits.card_bytes(vram) if vram is not None else planner.parse_card(str(card.gib if card else 0))
     return Looked(Memory(total, used, reserve), card.name if card else None, *_elsewhere(total, card, given))
 
 

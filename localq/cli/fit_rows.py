@@ -96,7 +96,7 @@ def of_model(name: str, format: str | None = None, offline: bool = False) -> lis
         raise usage_error("--format", f"there is no {format!r} of {target.entry.name}", f"There is {known}.")
     if format is not None:
         raise usage_error("--format", f"{name} is not a name of the catalogue", "Leave --format out.")
-    from localq.cli import unlisted  # start-up cost: only files and repositories need it
+    from localq import unlisted  # start-up cost: only files and repositories need it
 
     return [unlisted.offer(target, offline)]
 

@@ -6,7 +6,8 @@ import datetime
 from typing import TYPE_CHECKING, Any
 
 from localq.cli import options
-from localq.cli.output import human_bytes, note, print_json, stdout_table
+from localq.cli.output import note, print_json, stdout_table
+from localq.wording import human_bytes
 
 if TYPE_CHECKING:
     from localq.local_models import LocalModel

@@ -100,37 +100,3 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no s
 def effective(**flags: Any) -> settings.Settings:
     """The settings in force: built-in < config.toml < environment < the flags that were given."""
     return settings.load().replace(**flags)
-
-
-def card_bytes(size: str) -> int:
-    """Bytes of GPU memory that `--vram SIZE` means. Raises LocalqError (exit 2) for less than CUDA itself takes."""
-    from localq import planner  # start-up cost: most runs name no size
-
-    total = planner.parse_card(size)
-    if total < planner.CUDA_CONTEXT_BYTES:
-        least = f"a CUDA program alone takes {planner.CUDA_CONTEXT_BYTES // MIB} MiB"
-        raise usage_error("--vram", f"{total // MIB} MiB is too little: {least}", "A bare number means GiB.")
-    return total
-
-
-def budget(values: settings.Settings) -> int | None:
-    """The bytes that the setting `vram` allows, None where it is unset."""
-    return None if values.vram is None else card_bytes(values.vram)
-
-
-def reserved(values: settings.Settings) -> int:
-    """The bytes that the setting `reserve` keeps free, 0 where it is unset."""
-    from localq import planner  # start-up cost: most runs reserve nothing
-
-    return 0 if values.reserve is None else planner.parse_bytes(values.reserve)
-
-
-def system_text(value: str | None) -> str | None:
-    """The system prompt of `--system`: text, or the content of @FILE."""
-    if value is None or not value.startswith("@"):
-        return value
-    try:
-        with open(value[1:], encoding="utf-8") as file:
-            return file.read().rstrip("\n")
-    except (OSError, ValueError) as error:
-        raise usage_error(value[1:], f"the system prompt cannot be read ({error})", "Check the path.") from error

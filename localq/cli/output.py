@@ -36,27 +36,6 @@ def note(text: str) -> None:
     print(sanitize(text), file=sys.stderr, flush=True)
 
 
-def human_bytes(count: int) -> str:
-    """`count` bytes in decimal units, as download sizes and catalogue entries are given: 98.4 MB."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.2f} TB"
-
-
-def memory_lines(measured: dict[str, int], predicted: dict[str, int]) -> list[str]:
-    """Component by component what was allocated, beside what was predicted where that is known."""
-    if not predicted:
-        return [f"  {part:<20} {size / 2**20:9.1f} MiB" for part, size in measured.items()]
-    told = {part: (measured.get(part, 0), predicted.get(part, 0)) for part in (*predicted, *measured)}
-    rows = [("MiB", "allocated", "predicted")]
-    rows += [(part, f"{took / 2**20:,.1f}", f"{planned / 2**20:,.1f}") for part, (took, planned) in told.items()]
-    rows.append(("in all", f"{sum(measured.values()) / 2**20:,.1f}", f"{sum(predicted.values()) / 2**20:,.1f}"))
-    return [f"  {part:<20} {took:>11} {planned:>11}" for part, took, planned in rows]
-
-
 def is_rich_terminal(stream: TextIO) -> bool:
     """True when `stream` is a terminal that can take cursor movement (not TERM=dumb)."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")

@@ -14,9 +14,10 @@ import typer
 from localq import catalog
 from localq.cli import fetch_progress, options
 from localq.cli.fetch_progress import OnProgress
-from localq.cli.output import human_bytes, note, print_json
+from localq.cli.output import note, print_json
 from localq.errors import usage_error
 from localq.settings import Settings
+from localq.wording import human_bytes
 
 
 def pull(

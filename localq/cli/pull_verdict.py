@@ -6,9 +6,8 @@ verb's file is imported at every start.
 
 from __future__ import annotations
 
-from localq import offers, planner
+from localq import choosing, memory_limits, offers, planner, unlisted
 from localq.catalog import Target
-from localq.cli import choosing, options, unlisted
 from localq.errors import ExitCode, LocalqError
 from localq.offers import Offer
 from localq.planner import Plan
@@ -74,7 +73,7 @@ def _said(plan: Plan, budget: int | None) -> str:
 def _budget(settings: Settings) -> int | None:
     """Bytes of the GPU that is here, else of --vram, as if there were one; None without both."""
     here = choosing.budget_here(settings)
-    allowed = options.budget(settings)
+    allowed = memory_limits.allowed(settings)
     if here is not None or allowed is None:
         return here
-    return max(0, allowed - options.reserved(settings))
+    return max(0, allowed - memory_limits.reserved(settings))

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from localq import memory_limits
 from localq.cli import options
-from localq.cli.output import human_bytes, is_rich_terminal, note, print_json, stderr_console
+from localq.cli.output import is_rich_terminal, note, print_json, stderr_console
 from localq.errors import usage_error
 from localq.settings import Settings
+from localq.wording import human_bytes
 
 if TYPE_CHECKING:
     from localq.hub_shards import Shards
@@ -232,7 +234,7 @@ class _Job:
             effort=hard,
             tuning=tuning,
             seed=asked.seed or 0,
-            vram_bytes=options.budget(self.settings),
+            vram_bytes=memory_limits.allowed(self.settings),
             force=self.force,
             shards=shards,
         )

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localq.cli import options
-from localq.cli.output import human_bytes, note, print_json
+from localq.cli.output import note, print_json
 from localq.errors import ExitCode, usage_error
+from localq.wording import human_bytes
 
 if TYPE_CHECKING:
     from localq.local_models import LocalModel

@@ -14,6 +14,7 @@ from localq import stops as stop_strings
 from localq.cli import options
 from localq.cli.output import note, print_json
 from localq.errors import ExitCode, usage_error
+from localq.prompt_files import system_text
 from localq.settings import Settings
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def run(
 ) -> int:
     """Answer one prompt; only the answer goes to stdout."""
     settings = options.effective(
-        model=model, system=options.system_text(system), ctx=ctx, max_tokens=max_tokens, temperature=temperature,
+        model=model, system=system_text(system), ctx=ctx, max_tokens=max_tokens, temperature=temperature,
         top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty, seed=seed, device=device, dtype=dtype,
         vram=vram, kv=kv, embed=embed, head=head, reserve=reserve, offline=offline, stats=stats,
     )  # fmt: skip
@@ -59,14 +60,17 @@ def run(
     stops = stop_strings.checked(stop or ())
     text = _joined(prompt or [])
     catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
-    from localq.cli.session import Wanted, interruptible, load_now, memory_line, open_session, print_reply, stats_line
+    from localq import opening
+    from localq.cli.session import TerminalWatcher, interruptible, memory_line, print_reply
+    from localq.wording import stats_line
 
-    with open_session(settings.model, settings, quiet, Wanted(format, force)) as opened:
+    watcher = TerminalWatcher(quiet)
+    with watcher, opening.open_session(settings.model, settings, watcher, opening.Wanted(format, force)) as opened:
         opened.session.stop_strings = stops
-        loaded = load_now(opened)
+        loaded = watcher.load(opened)
         with interruptible(opened.session) as pressed:
             parts = _parts(opened.session, text, quiet)
-            reply = print_reply(parts, opened.status, write_text=not json)
+            reply = print_reply(parts, watcher.status, write_text=not json)
     if reply is None:
         return ExitCode.FAILURE
     if json:

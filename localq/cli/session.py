@@ -1,4 +1,4 @@
-"""Opening a model for `chat` and `run`: name -> files -> tokenizer and engine, with progress on stderr."""
+"""What `chat` and `run` show on a terminal: a model that is opened, a reply that streams, and how Ctrl-C stops it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,17 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
 from types import FrameType
 
-from localq import catalog, prepare, remembered
+from localq import opening
 from localq.chat import ChatSession, Piece, Reply
-from localq.cli import choosing, fetch_progress, options
-from localq.cli.output import human_bytes, is_rich_terminal, note
-from localq.errors import ExitCode, LocalqError
-from localq.sampling import Sampling
-from localq.settings import Settings
-from localq.stats import Stats
-from localq.worker.client import EngineClient
-from localq.worker.messages import Event, Load, Loaded, Loading
+from localq.cli import fetch_progress
+from localq.cli.output import is_rich_terminal, note
+from localq.opening import Opened
+from localq.prepare import OnProgress
+from localq.wording import human_bytes
+from localq.worker.messages import Event, Loaded, Loading
 
 
 class StatusLine:
@@ -54,106 +52,37 @@ class StatusLine:
             self.bytes(event.stage, event.done_bytes, event.total_bytes)
 
 
-@dataclass(frozen=True)
-class Opened:
-    """A session with the client it runs on; `status` draws its progress."""
+class TerminalWatcher:
+    """Shows on stderr how a model is opened: a bar for what is fetched, a status line while it is loaded."""
 
-    session: ChatSession
-    client: EngineClient
-    status: StatusLine
+    def __init__(self, quiet: bool = False) -> None:
+        self.quiet, self.status = quiet, StatusLine(quiet)
 
+    def say(self, text: str) -> None:
+        """One line, on a line of its own."""
+        self.status.clear()
+        note(text)
 
-@dataclass(frozen=True)
-class Wanted:
-    """What is said besides the name: weights in this format, and a load that the plan advises against."""
+    def fetching(self, name: str) -> AbstractContextManager[OnProgress]:
+        """A bar."""
+        return fetch_progress.shown(name, self.quiet)
 
-    format: str | None = None
-    force: bool = False
+    def loading(self, event: Event) -> None:
+        """The stage and its share."""
+        self.status.event(event)
 
+    def load(self, opened: Opened) -> Loaded:
+        """`opening.load_now`, shown here."""
+        try:
+            return opening.load_now(opened, self)
+        finally:
+            self.status.clear()
 
-@contextlib.contextmanager
-def open_session(name: str, settings: Settings, quiet: bool, wanted: Wanted = Wanted()) -> Iterator[Opened]:
-    """A session over `name`. The engine process starts at once and imports while the files are found."""
-    target = _target(name, settings, wanted)
-    _refuse_what_does_not_run(target)
-    status = StatusLine(quiet)
-    client = EngineClient()
-    try:
-        client.start()
-        with fetch_progress.shown(target.name, quiet) as show:
-            path = prepare.model_path(target, note, show, settings.offline)
-        from localq.modelfiles import open_model
-        from localq.tokenizer import Tokenizer  # start-up cost: a wrong name must be answered without these
+    def __enter__(self) -> TerminalWatcher:
+        return self
 
-        files = open_model(path)
-        request = _load_request(str(path), target.name, settings, wanted.force)
-        sampling = settings.sampling(Sampling.from_generation_config(files.generation_config))
-        session = ChatSession(client, request, Tokenizer.load(files), sampling, settings.max_tokens)
-        session.system = settings.system
-        session.record.model = str(target.path.absolute()) if target.path is not None else target.name
-        status.clear()
-        yield Opened(session, client, status)
-    finally:
-        status.clear()
-        client.close()
-
-
-def _target(name: str, settings: Settings, wanted: Wanted) -> catalog.Target:
-    """What `name` means here; where it is another format than the usual, a note says why.
-
-    Raises LocalqError (exit 3) for what does not fit and would have to be fetched first.
-    """
-    budget = choosing.budget_here(settings)
-    target, choice = choosing.chosen(name, wanted.format, settings, budget)
-    if choice is None:
-        choosing.check_unlisted(target, budget, settings, wanted.force)
-        return target
-    if not choice.taken.offer.preferred and wanted.format is None and target.name != name:
-        note(f"{target.name}: {choice.why}")
-    refusal = None if choice.taken.here or wanted.force else choosing.too_large(choice.taken.offer, budget, settings)
-    if refusal is not None and choice.taken.offer.not_yet is None:
-        raise refusal
-    return target
-
-
-def _load_request(path: str, name: str, settings: Settings, force: bool = False) -> Load:
-    return Load(
-        path,
-        name,
-        settings.device,
-        settings.dtype,
-        settings.ctx,
-        kv_bits=settings.kv_bits,
-        vram_bytes=options.budget(settings),
-        embed=settings.embed,
-        head=settings.head,
-        reserve_bytes=options.reserved(settings),
-        force=force,
-    )
-
-
-def _refuse_what_does_not_run(target: catalog.Target) -> None:
-    """Before a download of many gigabytes: what the catalogue knows and this version cannot run."""
-    reason = catalog.not_yet(target.entry.arch, target.format) if target.entry and target.format else None
-    if reason is not None:
-        raise LocalqError(target.name, reason, "`localq fit --vram SIZE` lists what does run.", ExitCode.FAILURE)
-
-
-def load_now(opened: Opened) -> Loaded:
-    """Load the model unless it is, with progress, and tell what the engine says the user must know."""
-    if opened.session.loaded is not None and opened.client.alive:
-        return opened.session.loaded
-    loaded = opened.session.ensure_loaded(opened.status.event)
-    opened.status.clear()
-    for line in loaded.notes:
-        note(line)
-    if loaded.device == "cuda":
-        took = remembered.Load(
-            loaded.device_name, loaded.format, loaded.context_size, loaded.kv_bits, loaded.embed, loaded.head,
-            loaded.predicted, loaded.ledger,
-        )  # fmt: skip
-        remembered.keep_load(loaded.name, took)
-    return loaded
+    def __exit__(self, *_: object) -> None:
+        self.status.clear()
 
 
 def memory_line(loaded: Loaded) -> str:
@@ -206,13 +135,3 @@ def print_reply(parts: Iterator[Piece | Reply], status: StatusLine, write_text: 
         sys.stdout.write("\n")
         sys.stdout.flush()
     return reply
-
-
-def stats_line(stats: Stats) -> str:
-    """Tokens, speed and waiting time of a reply in one line."""
-    speed = f", {stats.tokens_per_s:.1f} tok/s" if stats.generated_tokens > 1 else ""
-    cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
-    return (
-        f"[{stats.generated_tokens} tokens{speed}, first after {stats.time_to_first_token_s:.2f} s, "
-        f"prompt {stats.prompt_tokens}{cached}, context {stats.context_used}/{stats.context_size}]"
-    )

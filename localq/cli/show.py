@@ -6,14 +6,15 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from localq import catalog
+from localq import catalog, memory_limits
 from localq.architecture import Architecture
 from localq.catalog import Source
 from localq.cli import options
-from localq.cli.output import human_bytes, memory_lines, print_json, stdout_table
+from localq.cli.output import print_json, stdout_table
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.sanitize import sanitize
 from localq.settings import Settings
+from localq.wording import human_bytes, memory_lines
 
 
 def show(model: options.Model = None, vram: options.Vram = None, json: options.Json = False) -> None:
@@ -75,15 +76,14 @@ def _memory(name: str, arch: Architecture, format: str, scheme: str, settings: S
 
     None where neither is known: on a machine without a GPU.
     """
-    from localq import planner, remembered  # start-up cost: nothing else here plans
-    from localq.cli import choosing
+    from localq import choosing, planner, remembered  # start-up cost: nothing else here plans
 
     last = remembered.last_load(name) if settings.vram is None else None
     if last is not None:
         told = dataclasses.asdict(last)
         return {**told, "predicted_bytes": told.pop("predicted"), "measured_bytes": told.pop("measured")}
-    size = options.budget(settings)
-    budget = choosing.budget_here(settings) if size is None else size - options.reserved(settings)
+    size = memory_limits.allowed(settings)
+    budget = choosing.budget_here(settings) if size is None else size - memory_limits.reserved(settings)
     if budget is None:
         return None
     wishes = choosing.wishes_of(settings)

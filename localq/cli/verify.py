@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localq.cli import options
-from localq.cli.output import human_bytes, is_rich_terminal, note, print_json, stderr_console, stdout_table
+from localq.cli.output import is_rich_terminal, note, print_json, stderr_console, stdout_table
 from localq.errors import ExitCode
+from localq.wording import human_bytes
 
 if TYPE_CHECKING:
     from localq.local_models import LocalModel

@@ -14,10 +14,12 @@ import stat
 import pytest
 from scripted_client import CharTokenizer, ScriptedClient
 
+from localq import commands, resuming
 from localq.chat import ChatSession
-from localq.cli import chat, clipboard, commands, line_input, resume
-from localq.cli.session import Opened, StatusLine
+from localq.cli import chat, clipboard, line_input
+from localq.cli.session import TerminalWatcher
 from localq.errors import LocalqError
+from localq.opening import Opened
 from localq.sessions import SessionStore
 from localq.settings import Settings
 from localq.worker.messages import Load
@@ -38,7 +40,7 @@ class Chat:
         self.session = ChatSession(self.client, Load("path", "tiny"), CharTokenizer(), store=store)
         self.session.record.model = "tiny"
         self.capsys = capsys
-        self.loop = chat._Loop(Opened(self.session, self.client, StatusLine(quiet=True)), show_stats=False)
+        self.loop = chat._Loop(Opened(self.session, self.client), TerminalWatcher(quiet=True), show_stats=False)
 
     def says(self, line: str) -> tuple[str, str]:
         self.capsys.readouterr()
@@ -278,8 +280,9 @@ def test_a_stop_string_is_set_listed_and_removed(start):
 def test_a_disk_that_cannot_be_written_is_told_and_the_chat_goes_on(start, monkeypatch, tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("LOCALQ_DATA", str(tmp_path / "file" / "data"))
-    store = resume.saving(Settings())
-    assert "not saved so far" in capsys.readouterr().err
+    said: list[str] = []
+    store = resuming.saving(Settings(), said.append)
+    assert "not saved so far" in said[0]
     talk = start("a", "b")
     talk.session.store = store
     out, told = talk.says("one")
@@ -287,7 +290,7 @@ def test_a_disk_that_cannot_be_written_is_told_and_the_chat_goes_on(start, monke
     assert told.startswith("(not saved, and tried again with the next turn: ")
     assert told.count("\n") == 1
     assert "not saved" in talk.says("/undo")[1]
-    assert resume.saving(Settings(save=False)) is None
+    assert resuming.saving(Settings(save=False), said.append) is None
 
 
 def test_what_commands_change_is_saved_at_once(start):

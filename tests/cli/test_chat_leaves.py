@@ -8,10 +8,11 @@ import sys
 import pytest
 from scripted_client import CharTokenizer, ScriptedClient
 
+from localq import opening
 from localq.chat import ChatSession
-from localq.cli import chat, session
-from localq.cli.resume import Start
+from localq.cli import chat
 from localq.errors import ExitCode, LocalqError
+from localq.resuming import Start
 from localq.sessions import SessionStore
 from localq.settings import Settings
 from localq.worker.messages import Load
@@ -50,9 +51,9 @@ def leave(monkeypatch, tmp_path, capsys):
         def opened(*_):
             client = ScriptedClient(["a"])
             talk = ChatSession(client, Load("path", "tiny"), CharTokenizer())
-            yield session.Opened(talk, client, session.StatusLine(quiet=True))
+            yield opening.Opened(talk, client)
 
-        monkeypatch.setattr(session, "open_session", opened)
+        monkeypatch.setattr(opening, "open_session", opened)
         monkeypatch.setattr("localq.cli.line_input.reader", lambda remember: read)
         try:
             code = chat.converse(Settings(), Start(store=store), quiet=False)

@@ -9,9 +9,10 @@ import time
 import pytest
 from rich.console import Console
 
-from localq import prepare, settings
+from localq import opening, prepare, settings
 from localq.catalog import Target
-from localq.cli import execute, fetch_progress, session
+from localq.cli import execute, fetch_progress
+from localq.cli.session import TerminalWatcher
 from localq.errors import LocalqError
 
 MB = 10**6
@@ -73,10 +74,11 @@ def test_chat_and_run_show_the_same_as_pull(terminal, monkeypatch, tmp_path):
 
         close = start
 
-    monkeypatch.setattr(session, "_target", lambda name, settings, wanted: Target("tiny", "folder", path=tmp_path))
-    monkeypatch.setattr(session, "EngineClient", Client)
+    monkeypatch.setattr(opening, "_target", lambda *asked: Target("tiny", "folder", path=tmp_path))
+    monkeypatch.setattr(opening, "EngineClient", Client)
     monkeypatch.setattr(prepare, "model_path", half)
-    with pytest.raises(LocalqError, match="broken off"), session.open_session("tiny", settings.Settings(), False):
+    opened = opening.open_session("tiny", settings.Settings(), TerminalWatcher())
+    with pytest.raises(LocalqError, match="broken off"), opened:
         pass
     assert matches(terminal, SEEN)
 

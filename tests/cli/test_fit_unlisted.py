@@ -16,8 +16,7 @@ import pytest
 from hub_server import REPO, TOKEN
 from unlisted_models import CONFIG, gguf, model
 
-from localq import catalog, cli, gpus, hub_remote, settings
-from localq.cli import choosing
+from localq import catalog, choosing, cli, gpus, hub_remote, settings
 from localq.errors import LocalqError
 from localq.gguf_import.binary import read_container
 

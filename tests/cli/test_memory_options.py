@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from localq import gpus
-from localq.cli import choosing, execute, options
-from localq.cli.session import _load_request
+from localq import choosing, gpus
+from localq.cli import execute, options
 from localq.errors import ExitCode, LocalqError
+from localq.opening import load_request
 from localq.planner import MIB
 from localq.worker import messages
 from localq.worker.messages import Load
@@ -19,7 +19,7 @@ def no_own_settings(tmp_path, monkeypatch):
 
 
 def test_nothing_said_leaves_everything_to_the_planner():
-    request = _load_request("folder", "tiny", options.effective())
+    request = load_request("folder", "tiny", options.effective())
     assert request == Load("folder", "tiny")
     assert (request.kv_bits, request.vram_bytes, request.embed, request.head) == (None, None, "auto", "auto")
 
@@ -28,22 +28,22 @@ def test_flags_beat_the_environment_and_reach_the_engine(monkeypatch):
     monkeypatch.setenv("LOCALQ_KV", "8")
     monkeypatch.setenv("LOCALQ_VRAM", "8")
     settings = options.effective(vram="24", embed="host", head="nf4", ctx=4096)
-    request = _load_request("folder", "tiny", settings)
+    request = load_request("folder", "tiny", settings)
     assert request == Load("folder", "tiny", ctx=4096, kv_bits=8, vram_bytes=24_564 * MIB, embed="host", head="nf4")
     assert messages.decode(messages.encode(request)) == request
 
 
 def test_what_stays_free_and_a_load_by_force_reach_the_engine(monkeypatch):
     monkeypatch.setenv("LOCALQ_RESERVE", "300MiB")
-    assert _load_request("folder", "tiny", options.effective(), True) == Load(
+    assert load_request("folder", "tiny", options.effective(), True) == Load(
         "folder", "tiny", reserve_bytes=300 * MIB, force=True
     )
-    assert _load_request("folder", "tiny", options.effective(reserve="1")).reserve_bytes == 2**30
+    assert load_request("folder", "tiny", options.effective(reserve="1")).reserve_bytes == 2**30
 
 
 def test_an_amount_that_is_none_is_a_usage_error():
     with pytest.raises(LocalqError, match="not an amount of memory") as caught:
-        _load_request("folder", "tiny", options.effective(vram="lots"))
+        load_request("folder", "tiny", options.effective(vram="lots"))
     assert caught.value.exit_code == ExitCode.USAGE
 
 

@@ -7,9 +7,8 @@ import pytest
 from hub_server import REPO
 from unlisted_models import CONFIG, model
 
-from localq import catalog, cli, hub_client, hub_remote, planner, settings
+from localq import catalog, choosing, cli, hub_client, hub_remote, memory_limits, planner, settings
 from localq.architecture import Architecture
-from localq.cli import choosing, options
 from localq.safetensors_header import read_header
 
 
@@ -96,7 +95,7 @@ def test_the_catalogue_is_enough_for_its_own(server, capsys):
 
 def test_a_bare_name_means_what_chat_would_load(server, capsys):
     entry = catalog.find("llama-3.3-70b")
-    fits = choosing.chosen("llama-3.3-70b", None, settings.Settings(), options.card_bytes("24"))[0]
+    fits = choosing.chosen("llama-3.3-70b", None, settings.Settings(), memory_limits.card_bytes("24"))[0]
     assert fits.format not in (None, entry.default_format)
     assert fits.source is not None
     server.repos.clear()

@@ -6,14 +6,16 @@ import json
 
 import pytest
 
-from localq import catalog, gpus, planner, remembered
-from localq.cli import commands, execute, session
-from localq.cli.output import memory_lines
+from localq import catalog, commands, gpus, opening, planner, remembered
+from localq.cli import execute, session
+from localq.cli.command_host import TerminalHost
 from localq.conversation import Conversation
 from localq.errors import ExitCode
+from localq.wording import memory_lines
 from localq.worker.messages import Loaded
 
 MIB = 2**20
+WATCHER = session.TerminalWatcher(quiet=True)
 LEDGER = {"weights": 3500 * MIB, "kv_cache": 1024 * MIB, "graphs": 3 * MIB}
 PREDICTED = {"weights": 3500 * MIB, "kv_cache": 1024 * MIB, "scratch": 2 * MIB}
 
@@ -43,8 +45,8 @@ class FakeSession:
         return self._answer
 
 
-def opened(answer: Loaded) -> session.Opened:
-    return session.Opened(FakeSession(answer), object(), session.StatusLine(quiet=True))
+def opened(answer: Loaded) -> opening.Opened:
+    return opening.Opened(FakeSession(answer), object())
 
 
 def shown(capsys, *arguments: str) -> dict:
@@ -62,7 +64,7 @@ def test_without_a_gpu_nothing_is_told_and_with_a_size_the_plan(capsys):
 
 
 def test_after_a_load_on_a_gpu_both_stand_side_by_side(capsys):
-    session.load_now(opened(loaded()))
+    opening.load_now(opened(loaded()), WATCHER)
     told = shown(capsys)
     assert (told["device"], told["predicted_bytes"], told["measured_bytes"]) == ("NVIDIA H200", PREDICTED, LEDGER)
     assert execute(["show", "llama-3.1-8b"]) == ExitCode.OK
@@ -73,7 +75,7 @@ def test_after_a_load_on_a_gpu_both_stand_side_by_side(capsys):
 
 
 def test_a_load_on_the_cpu_is_no_measure_of_a_gpu():
-    session.load_now(opened(loaded("cpu")))
+    opening.load_now(opened(loaded("cpu")), WATCHER)
     assert remembered.last_load("llama-3.1-8b") is None
     assert session.memory_line(loaded("cpu")) == ""
 
@@ -81,8 +83,8 @@ def test_a_load_on_the_cpu_is_no_measure_of_a_gpu():
 def test_stats_say_both():
     assert session.memory_line(loaded()) == "[memory 4.42 GiB, predicted 4.42 GiB, +0.0 %]"
     opened_now = opened(loaded())
-    session.load_now(opened_now)
-    text = commands.stats(opened_now.session, "")
+    opening.load_now(opened_now, WATCHER)
+    text = commands.stats(opened_now.session, "", TerminalHost())
     assert "allocated   predicted" in text
     assert "scratch                      0.0         2.0" in text
     assert memory_lines({"weights": MIB}, {}) == ["  weights                    1.0 MiB"]

@@ -1,5 +1,5 @@
-"""The slash commands of the line chat. Each takes the session and its argument and returns what to print, or a reply
-that streams."""
+"""The slash commands of a chat, for every front end. Each takes the session, its argument and the front end it is typed
+into, and returns what to tell, or a reply that streams."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from localq import settings, stops
 from localq.chat import ChatSession, Replies
-from localq.cli import session_commands, text_commands
-from localq.cli.options import system_text
-from localq.cli.output import memory_lines
-from localq.cli.session import stats_line
+from localq.commands import sessions, texts
+from localq.commands.host import Host
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.prompt_files import system_text
+from localq.wording import memory_lines, stats_line
 
 HELP = """\
 /help                  this list
@@ -45,18 +45,18 @@ ALIASES = {
 _SETTABLE = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "max_tokens")
 
 
-def show_help(session: ChatSession, argument: str) -> str:
+def show_help(session: ChatSession, argument: str, host: Host) -> str:
     """The list of commands."""
     return HELP
 
 
-def clear(session: ChatSession, argument: str) -> str:
+def clear(session: ChatSession, argument: str, host: Host) -> str:
     """Forget the conversation."""
     session.clear()
     return session.keep() or "cleared"
 
 
-def system(session: ChatSession, argument: str) -> str:
+def system(session: ChatSession, argument: str, host: Host) -> str:
     """Show, set or remove the system prompt."""
     if argument:
         session.system = None if argument == "off" else system_text(argument)
@@ -64,7 +64,7 @@ def system(session: ChatSession, argument: str) -> str:
     return f"system: {session.system}" if session.system else "no system prompt"
 
 
-def set_value(session: ChatSession, argument: str) -> str:
+def set_value(session: ChatSession, argument: str, host: Host) -> str:
     """List the sampling settings, or change one ("none" where a setting may be unset)."""
     values: dict[str, Any] = {**dataclasses.asdict(session.sampling), "max_tokens": session.max_tokens}
     values["stop"] = " | ".join(session.stop_strings) or None
@@ -90,7 +90,7 @@ def set_value(session: ChatSession, argument: str) -> str:
     return "\n".join(f"{name} = {value}" for name, value in values.items())
 
 
-def stats(session: ChatSession, argument: str) -> str:
+def stats(session: ChatSession, argument: str, host: Host) -> str:
     """The last reply's figures, those of the conversation, and what the engine holds."""
     lines = [stats_line(session.last.stats)] if session.last else ["no reply yet"]
     given = [turn.stats for turn in session.conversation.replies() if turn.stats is not None]
@@ -105,24 +105,24 @@ def stats(session: ChatSession, argument: str) -> str:
     return "\n".join(lines)
 
 
-COMMANDS: dict[str, Callable[[ChatSession, str], str | Replies]] = {
+COMMANDS: dict[str, Callable[[ChatSession, str, Host], str | Replies]] = {
     "/help": show_help,
     "/clear": clear,
-    "/new": session_commands.new,
-    "/regen": text_commands.regenerate,
-    "/edit": text_commands.edit,
-    "/undo": text_commands.undo,
-    "/n": text_commands.alternatives,
-    "/read": text_commands.read,
-    "/copy": text_commands.copy,
-    "/sessions": session_commands.sessions,
-    "/resume": session_commands.resume,
-    "/save": session_commands.save,
-    "/export": session_commands.export,
+    "/new": sessions.new,
+    "/regen": texts.regenerate,
+    "/edit": texts.edit,
+    "/undo": texts.undo,
+    "/n": texts.alternatives,
+    "/read": texts.read,
+    "/copy": texts.copy,
+    "/sessions": sessions.sessions,
+    "/resume": sessions.resume,
+    "/save": sessions.save,
+    "/export": sessions.export,
     "/system": system,
     "/set": set_value,
-    "/tokens": text_commands.tokens,
-    "/show": text_commands.show,
+    "/tokens": texts.tokens,
+    "/show": texts.show,
     "/stats": stats,
 }
 

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from localq import disk, transcript
 from localq.chat import ChatSession
-from localq.cli.output import human_bytes
+from localq.commands.host import Host
 from localq.errors import usage_error
 from localq.sanitize import sanitize
 from localq.session_record import Session, Summary
 from localq.sessions import SessionStore
+from localq.wording import human_bytes
 
 SHOWN = 20  # of the last conversations
 
@@ -39,7 +40,7 @@ def _when(unix_s: float) -> str:
         return "????-??-?? ??:??"
 
 
-def sessions(session: ChatSession, argument: str) -> str:
+def sessions(session: ChatSession, argument: str, host: Host) -> str:
     """List conversations, the last used first; search them; remove one or bring it back."""
     store, (word, _, rest) = store_of(session), argument.partition(" ")
     if word in ("rm", "restore") and rest.strip().isascii() and rest.strip().isdigit():
@@ -58,10 +59,10 @@ def sessions(session: ChatSession, argument: str) -> str:
     return table(found[:SHOWN], session.record.id) + more
 
 
-def resume(session: ChatSession, argument: str) -> str:
+def resume(session: ChatSession, argument: str, host: Host) -> str:
     """Go on with another conversation, with the model that is loaded."""
     if not argument:
-        return sessions(session, "") + "\n/resume NUMBER or TITLE goes on with one"
+        return sessions(session, "", host) + "\n/resume NUMBER or TITLE goes on with one"
     record = store_of(session).find(argument)
     was_with = record.model
     session.save()
@@ -70,7 +71,7 @@ def resume(session: ChatSession, argument: str) -> str:
     return taken_up(record) + other
 
 
-def new(session: ChatSession, argument: str) -> str:
+def new(session: ChatSession, argument: str, host: Host) -> str:
     """Begin another conversation; the system prompt stays."""
     session.save()
     record = Session(model=session.record.model)
@@ -79,7 +80,7 @@ def new(session: ChatSession, argument: str) -> str:
     return "a new conversation"
 
 
-def save(session: ChatSession, argument: str) -> str:
+def save(session: ChatSession, argument: str, host: Host) -> str:
     """Give the conversation a name; one that was not saved so far is from now on."""
     if not session.conversation.turns:
         raise usage_error("/save", "there is nothing to save yet", "Say something first.")
@@ -92,15 +93,14 @@ def save(session: ChatSession, argument: str) -> str:
     return f"saved as {record.id}: {record.name()}"
 
 
-def export(session: ChatSession, argument: str) -> str:
+def export(session: ChatSession, argument: str, host: Host) -> str:
     """Write the conversation to a file, or print it."""
     format, _, name = argument.partition(" ")
     if format not in transcript.FORMATS:
         raise usage_error("/export", "it takes `md` or `json`, and a file", "/export md notes.md")
     text = transcript.export(session.record, format)
     if not name.strip():
-        print(text, end="", flush=True)
-        return "(printed; /export md FILE writes a file)"
+        return host.show(text.rstrip("\n"), "(printed; /export md FILE writes a file)")
     path = Path(name.strip())
     try:
         path = path.expanduser()

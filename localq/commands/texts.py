@@ -2,50 +2,46 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 
 from localq import transcript
 from localq.chat import ChatSession, Replies
-from localq.cli import clipboard
-from localq.cli.editor import edited
-from localq.cli.output import human_bytes
-from localq.cli.session_commands import taken_up
+from localq.commands.host import Host
+from localq.commands.sessions import taken_up
 from localq.errors import usage_error
+from localq.prompt_files import text_of
 from localq.sanitize import sanitize
+from localq.wording import human_bytes
 
-MOST_BYTES = 2**20  # of a file for /read; a conversation may have little more
 
-
-def regenerate(session: ChatSession, argument: str) -> Replies:
+def regenerate(session: ChatSession, argument: str, host: Host) -> Replies:
     """Answer the last message again."""
     return session.regenerate()
 
 
-def edit(session: ChatSession, argument: str) -> str | Replies:
+def edit(session: ChatSession, argument: str, host: Host) -> str | Replies:
     """Say the last message otherwise, in words given here or in an editor; `-a` changes the reply instead."""
     option, _, rest = argument.partition(" ")
     conversation = session.conversation
     if option == "-a":
         last = conversation.last_reply()
         old = "" if last is None else conversation.turns[last].message.content
-        text = rest.strip() or (edited(old, "Write the reply behind it: /edit -a TEXT.") if old else "")
+        text = rest.strip() or (host.edited(old, "Write the reply behind it: /edit -a TEXT.") if old else "")
         conversation.edit_reply(text)
         return session.keep() or "the reply is changed; the old one stays (/n)"
     last = conversation.last_user()
     old = "" if last is None else conversation.turns[last].message.content
-    return session.edit(argument or (edited(old, "Write the message behind it: /edit TEXT.") if old else ""))
+    return session.edit(argument or (host.edited(old, "Write the message behind it: /edit TEXT.") if old else ""))
 
 
-def undo(session: ChatSession, argument: str) -> str:
+def undo(session: ChatSession, argument: str, host: Host) -> str:
     """Take back the last message and its reply."""
     said = session.conversation.undo()
     words = " ".join(said.split())
     return session.keep() or f"taken back: {words if len(words) <= 60 else words[:57] + '...'}"
 
 
-def alternatives(session: ChatSession, argument: str) -> str:
+def alternatives(session: ChatSession, argument: str, host: Host) -> str:
     """List the replies that the last message has had, and what else was said here, or go on with one of them."""
     conversation = session.conversation
     found = conversation.alternatives()
@@ -65,7 +61,7 @@ def alternatives(session: ChatSession, argument: str) -> str:
     return "\n".join(lines)
 
 
-def tokens(session: ChatSession, argument: str) -> str:
+def tokens(session: ChatSession, argument: str, host: Host) -> str:
     """How full the context is."""
     if not session.conversation.path():
         return "nothing said yet"
@@ -79,7 +75,7 @@ def tokens(session: ChatSession, argument: str) -> str:
     return line + (f"\nthe oldest {unread} messages are left out: the context is full" if unread else "")
 
 
-def show(session: ChatSession, argument: str) -> str:
+def show(session: ChatSession, argument: str, host: Host) -> str:
     """The text that the model reads, or the template that makes it."""
     if argument == "template":
         return session.tokenizer.chat_template or "this model has no chat template"
@@ -88,11 +84,10 @@ def show(session: ChatSession, argument: str) -> str:
     if not session.conversation.path():
         return "nothing said yet"
     text = session.tokenizer.chat_text([message.to_dict() for message in session.prompt_messages()])
-    print(sanitize(text), flush=True)
-    return f"({len(session.prompt())} tokens)"
+    return host.show(text, f"({len(session.prompt())} tokens)")
 
 
-def copy(session: ChatSession, argument: str) -> str:
+def copy(session: ChatSession, argument: str, host: Host) -> str:
     """Copy the last reply, the N-th last one, or the last block of code."""
     replies = [message.content for message in session.messages if message.role == "assistant"]
     if not replies:
@@ -101,40 +96,19 @@ def copy(session: ChatSession, argument: str) -> str:
         blocks = transcript.code_blocks(replies[-1])
         if not blocks:
             raise usage_error("/copy code", "there is no code in the last reply", "/copy takes all of it.")
-        return clipboard.copy(blocks[-1])
+        return host.copy(blocks[-1])
     back = _number(argument, len(replies), "/copy") if argument else 1
-    return clipboard.copy(replies[-back])
+    return host.copy(replies[-back])
 
 
-def read(session: ChatSession, argument: str) -> str:
+def read(session: ChatSession, argument: str, host: Host) -> str:
     """Put a file before the next message."""
     if not argument:
         raise usage_error("/read", "there is no file", "/read FILE puts it before your next message.")
     path = Path(argument)
-    text = sanitize(_text_of(path))
+    text = sanitize(text_of(path))
     session.attached.append(f"{sanitize(path.name)}:\n\n{text}")
     return f"{path.name}: {human_bytes(len(text.encode()))} go before your next message"
-
-
-def _text_of(path: Path) -> str:
-    try:
-        # O_NONBLOCK: opening a named pipe must not wait for somebody who writes to it.
-        descriptor = os.open(path.expanduser(), os.O_RDONLY | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise usage_error(str(path), "it is no regular file", "Give a text file.")
-            raw = file.read(MOST_BYTES + 1)
-    except (OSError, ValueError, RuntimeError) as error:
-        why = f"it cannot be read ({getattr(error, 'strerror', None) or error})"
-        raise usage_error(str(path), why, "Check the path.") from error
-    if len(raw) > MOST_BYTES:
-        raise usage_error(str(path), f"it has more than {human_bytes(MOST_BYTES)}", "Give a part of it.")
-    if b"\0" in raw:
-        raise usage_error(str(path), "it is no text", "Give a text file.")
-    try:
-        return raw.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise usage_error(str(path), f"it is not UTF-8 (byte {error.start})", "Convert it: iconv -t utf-8.") from error
 
 
 def _number(text: str, most: int, command: str) -> int:

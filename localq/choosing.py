@@ -1,10 +1,9 @@
-"""Which weights a name on the command line means here: `--format`, and what fits the GPU that will be used."""
+"""Which weights a name means here: `--format`, and what fits the GPU that will be used."""
 
 from __future__ import annotations
 
-from localq import catalog, gpus, offers, planner
+from localq import catalog, gpus, memory_limits, offers, planner
 from localq.catalog import ModelEntry, Target
-from localq.cli import options
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.offers import Choice, Offer
 from localq.placement import Wishes
@@ -45,7 +44,7 @@ def budget_here(settings: Settings) -> int | None:
     here = None if settings.device == "cpu" else gpus.first_visible(gpus.probe().gpus)
     if here is None or here.free is None:
         return None
-    allowed, left = options.budget(settings), max(0, here.free - options.reserved(settings))
+    allowed, left = memory_limits.allowed(settings), max(0, here.free - memory_limits.reserved(settings))
     return left if allowed is None else min(allowed, left)  # as the loader counts
 
 
@@ -61,8 +60,10 @@ def check_unlisted(target: Target, budget: int | None, settings: Settings, force
     """
     if target.repo is None or target.entry is not None or force:
         return
-    from localq import hub  # start-up cost: most names are of the catalogue
-    from localq.cli import unlisted
+    from localq import (
+        hub,  # start-up cost: most names are of the catalogue
+        unlisted,
+    )
 
     if hub.local_path(target) is not None:
         return

@@ -1,0 +1,23 @@
+"""The line chat as slash commands see it: its clipboard, its editor, its stdout."""
+
+from __future__ import annotations
+
+from localq.cli import clipboard, editor
+from localq.sanitize import sanitize
+
+
+class TerminalHost:
+    """A terminal, or a pipe."""
+
+    def copy(self, text: str) -> str:
+        """To the terminal's clipboard, or printed."""
+        return clipboard.copy(text)
+
+    def edited(self, text: str, otherwise: str) -> str:
+        """In $VISUAL or $EDITOR."""
+        return editor.edited(text, otherwise)
+
+    def show(self, text: str, remark: str) -> str:
+        """On stdout."""
+        print(sanitize(text), flush=True)
+        return remark

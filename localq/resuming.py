@@ -1,0 +1,79 @@
+"""Where a chat begins and where it is kept: a conversation that it goes on with, its settings, and the store."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from localq import stops
+from localq.chat import ChatSession
+from localq.errors import ExitCode, LocalqError
+from localq.session_record import Session
+from localq.sessions import SessionStore
+from localq.settings import Settings
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a chat begins: a conversation that it goes on with, where it saves (None = nowhere), its stop strings."""
+
+    record: Session | None = None
+    store: SessionStore | None = None
+    stop: tuple[str, ...] = ()
+
+    def take_up(self, session: ChatSession) -> Session | None:
+        """Give `session`, which was just opened, what it starts with; returns the conversation gone on with."""
+        session.store, session.stop_strings = self.store, self.stop
+        if self.record is not None:
+            self.record.model, self.record.conversation.system = session.record.model, session.system
+            session.record = self.record
+        return self.record
+
+
+def start(record: Session | None, settings: Settings, stop: list[str] | None, say: Callable[[str], None]) -> Start:
+    """Where the chat begins. `stop`: as asked for now, before what was saved. Raises as `saving`, and exit 2."""
+    kept = record.settings.stop if record is not None and record.settings is not None else ()
+    return Start(record, saving(settings, say), kept if stop is None else stops.checked(stop))
+
+
+def saving(settings: Settings, say: Callable[[str], None]) -> SessionStore | None:
+    """Where conversations are saved; None where they are not.
+
+    Raises LocalqError (exit 8) where the file is damaged or of a newer version. A disk that cannot be written is told,
+    and tried again with every turn.
+    """
+    if not settings.save:
+        return None
+    store = SessionStore()
+    try:
+        store.check()
+    except LocalqError as error:
+        if error.exit_code == ExitCode.BAD_FILE:
+            raise
+        say(f"this conversation is not saved so far: {error}")
+    return store
+
+
+def settings_of(record: Session, settings: Settings, flags: dict[str, Any]) -> Settings:
+    """`settings` with what was saved with the conversation laid over it, and `flags` over that.
+
+    With another model than before, that one's own sampling holds.
+    """
+    saved: dict[str, Any] = {"system": record.conversation.system, "model": record.model or settings.model}
+    if flags.get("model") in (None, record.model) and record.settings is not None:
+        saved |= dataclasses.asdict(record.settings.sampling) | {"max_tokens": record.settings.max_tokens}
+    return dataclasses.replace(settings, **saved).replace(**flags)
+
+
+def saved_at_last(session: ChatSession, say: Callable[[str], None]) -> bool:
+    """Try once more to save what could not be saved; where that fails, say so."""
+    try:
+        if session.unsaved:
+            session.save()
+    except LocalqError as error:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            say(f"localq: the end of this conversation is not saved: {error}")
+    return not session.unsaved

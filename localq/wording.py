@@ -1,0 +1,36 @@
+"""Sizes, figures of a reply and tables of memory in words, as every front end says them."""
+
+from __future__ import annotations
+
+from localq.stats import Stats
+
+
+def human_bytes(count: int) -> str:
+    """`count` bytes in decimal units, as download sizes and catalogue entries are given: 98.4 MB."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.2f} TB"
+
+
+def memory_lines(measured: dict[str, int], predicted: dict[str, int]) -> list[str]:
+    """Component by component what was allocated, beside what was predicted where that is known."""
+    if not predicted:
+        return [f"  {part:<20} {size / 2**20:9.1f} MiB" for part, size in measured.items()]
+    told = {part: (measured.get(part, 0), predicted.get(part, 0)) for part in (*predicted, *measured)}
+    rows = [("MiB", "allocated", "predicted")]
+    rows += [(part, f"{took / 2**20:,.1f}", f"{planned / 2**20:,.1f}") for part, (took, planned) in told.items()]
+    rows.append(("in all", f"{sum(measured.values()) / 2**20:,.1f}", f"{sum(predicted.values()) / 2**20:,.1f}"))
+    return [f"  {part:<20} {took:>11} {planned:>11}" for part, took, planned in rows]
+
+
+def stats_line(stats: Stats) -> str:
+    """Tokens, speed and waiting time of a reply in one line."""
+    speed = f", {stats.tokens_per_s:.1f} tok/s" if stats.generated_tokens > 1 else ""
+    cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
+    return (
+        f"[{stats.generated_tokens} tokens{speed}, first after {stats.time_to_first_token_s:.2f} s, "
+        f"prompt {stats.prompt_tokens}{cached}, context {stats.context_used}/{stats.context_size}]"
+    )
