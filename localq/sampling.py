@@ -11,18 +11,33 @@ from typing import Any
 
 from localq.errors import LocalqError, bad_file, usage_error
 
+LONGEST_MATCH = 50  # tokens of a repetition that DRY follows, as text-generation-webui does: bounds work and penalty
+
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling settings in the order in which they act: repetition penalty, temperature, top-k, top-p, min-p.
+    """Sampling settings in the order in which they act: repetition penalty, DRY, temperature, top-k, top-p, min-p, XTC.
 
-    repeat_penalty  divides positive and multiplies negative logits of tokens already seen (CTRL, section 4.1;
-                    transformers `RepetitionPenaltyLogitsProcessor`); 1 = off
-    temperature     0 = greedy
-    top_k           0 = off
-    top_p           1 = off
-    min_p           0 = off; drops tokens below min_p * (probability of the likeliest token)
-    seed            None = a fresh one for every reply
+    That is llama.cpp's order, but for the temperature, which transformers has before the filters. A grammar acts before
+    the temperature too: filters count what it allows.
+
+    repeat_penalty      divides positive and multiplies negative logits of tokens already seen (CTRL, section 4.1;
+                        transformers `RepetitionPenaltyLogitsProcessor`); 1 = off
+    dry_multiplier      DRY (text-generation-webui, pull request 5677): where the last n tokens stand earlier too, the
+                        logit of each token that followed them there goes down by multiplier * base^(n - allowed_length)
+                        if n is allowed_length or more; 0 = off
+    dry_base            and
+    dry_allowed_length  see above; n is counted up to `LONGEST_MATCH`
+    dry_penalty_last_n  DRY looks at so many of the last tokens; -1 = at the whole context, 0 = off (as llama.cpp)
+    temperature         0 = greedy
+    top_k               0 = off
+    top_p               1 = off
+    min_p               0 = off; drops tokens below min_p * (probability of the likeliest token)
+    xtc_probability     XTC (text-generation-webui, pull request 6335): with this probability, drawn for every token,
+                        all tokens as likely as xtc_threshold or more are dropped but the least likely of them; acts
+                        last, on the probabilities among what the filters kept; 0 = off. No effect where greedy
+    xtc_threshold       see above; no two tokens can be likelier than 0.5
+    seed                None = a fresh one for every reply
     """
 
     temperature: float = 0.0
@@ -31,6 +46,12 @@ class Sampling:
     min_p: float = 0.0
     repeat_penalty: float = 1.0
     seed: int | None = None
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
 
     def __post_init__(self) -> None:
         limits = (
@@ -39,6 +60,12 @@ class Sampling:
             ("top_p", 0.0 < self.top_p <= 1.0, "above 0, at most 1"),
             ("min_p", 0.0 <= self.min_p < 1.0, "from 0, below 1"),
             ("repeat_penalty", 0.0 < self.repeat_penalty <= 100.0, "above 0, at most 100"),
+            ("dry_multiplier", 0.0 <= self.dry_multiplier <= 100.0, "from 0 to 100"),
+            ("dry_base", 1.0 <= self.dry_base <= 10.0, "from 1 to 10"),
+            ("dry_allowed_length", 1 <= self.dry_allowed_length <= LONGEST_MATCH, f"from 1 to {LONGEST_MATCH}"),
+            ("dry_penalty_last_n", self.dry_penalty_last_n >= -1, "-1 (the whole context), 0 (off) or more"),
+            ("xtc_probability", 0.0 <= self.xtc_probability <= 1.0, "from 0 to 1"),
+            ("xtc_threshold", 0.0 < self.xtc_threshold <= 0.5, "above 0, at most 0.5"),
             ("seed", self.seed is None or 0 <= self.seed < 2**63, "from 0 to 2^63 - 1"),
         )
         for name, holds, allowed in limits:
@@ -49,6 +76,16 @@ class Sampling:
     def greedy(self) -> bool:
         """True when the likeliest token is always taken."""
         return self.temperature == 0.0
+
+    @property
+    def dry(self) -> bool:
+        """True when DRY has an effect."""
+        return self.dry_multiplier > 0.0 and self.dry_penalty_last_n != 0
+
+    @property
+    def xtc(self) -> bool:
+        """True when XTC has an effect."""
+        return self.xtc_probability > 0.0 and not self.greedy
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form for messages and `--json`."""

@@ -53,7 +53,7 @@ class StepState:
         """Token 0 at `position`, step 0 of a reply: warm-up runs and measurements start there."""
         self.position.fill_(position)
         self.token.zero_()
-        self.sampler.step.zero_()
+        self.sampler.rewind()
 
     def bytes(self) -> int:
         """Device memory of the buffers, the sampler's included."""
@@ -61,15 +61,21 @@ class StepState:
 
 
 class ModuleStep:
-    """A step through the modules of the model: one pass of one token."""
+    """A step through the modules of the model: one pass of one token, and a choice."""
 
     def __init__(self, model: Decoder, cache: KVCache, state: StepState) -> None:
         self.model, self.cache, self.state = model, cache, state
+        self._logits: Tensor | None = None
 
-    def run(self, live: int, greedy: bool) -> None:
-        """Feed the token at its position, which is below `live`, and choose the next. No host synchronisation."""
-        logits = self.model(self.state.token, self.state.position, self.cache, live)
-        self.state.choose(logits[0], greedy)
+    def forward(self, live: int) -> None:
+        """Feed the token at its position, which is below `live`. No host synchronisation."""
+        self._logits = self.model(self.state.token, self.state.position, self.cache, live)[0]
+
+    def choose(self, greedy: bool) -> None:
+        """Choose the next token, after `forward`. No host synchronisation."""
+        assert self._logits is not None
+        self.state.choose(self._logits, greedy)
+        self._logits = None
 
 
 class Readback:

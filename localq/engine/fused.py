@@ -111,18 +111,22 @@ class FusedStep:
 
     def run(self, greedy: bool) -> None:
         """Feed the token at its position and choose the next. No host synchronisation, no allocation."""
-        for launch in self.launches(greedy):
+        self.forward()
+        self.choose(greedy)
+
+    def forward(self) -> None:
+        """Feed the token at its position."""
+        for launch in self._launches:
             launch.run()
+
+    def choose(self, greedy: bool) -> None:
+        """Choose the next token, after `forward`."""
+        self.state.choose(self.logits[0], greedy, self.softcap)
 
     def launches(self, greedy: bool) -> list[Launch]:
         """The step in order."""
-        logits = self.logits[0]
-        moved = sampling.sample_bytes(logits.numel())
-
-        def choose() -> None:
-            self.state.choose(logits, greedy, self.softcap)
-
-        return [*self._launches, Launch("sample", choose, lambda live: moved)]
+        moved = sampling.sample_bytes(self.logits.numel())
+        return [*self._launches, Launch("sample", lambda: self.choose(greedy), lambda live: moved)]
 
     def bytes(self) -> int:
         """Device memory of the buffers (without the workspace of attention)."""

@@ -13,6 +13,7 @@ import torch
 
 from localq import footprint
 from localq.engine import fused, profile
+from localq.engine.constraint import Constraint, checked_mask
 from localq.engine.decode import ModuleStep, Readback, StepState
 from localq.engine.fused import FusedStep
 from localq.engine.graph import StepGraphs
@@ -128,7 +129,8 @@ class Engine:
             self._state.rewind()
             self._state.choose(logits[0], greedy)
             self._state.rewind(self.model.ctx - 1)
-            self._run(self.model.ctx - 1, greedy)
+            self._launch(self.model.ctx - 1, greedy)
+        self._readback.forget()
         self._state.rewind()
         self.model.cache.clear()
 
@@ -141,14 +143,19 @@ class Engine:
         stop_ids: frozenset[int] = frozenset(),
         max_tokens: int | None = None,
         cancelled: Callable[[], bool] = lambda: False,
+        constraint: Constraint | None = None,
+        breakers: frozenset[int] = frozenset(),
     ) -> Iterator[Step]:
         """Continue `prompt` until a stop id, `max_tokens`, a full context, or `cancelled()` (asked at every step).
+
+        `constraint`: what the reply must keep to; it ends where that has stopped. `breakers`: ids that end a
+        repetition, for DRY.
 
         Raises LocalqError at once for a prompt that is empty, holds unknown ids (exit 2) or is longer than the context
         (exit 3), and on the way when a logit is not finite.
         """
         self._check(prompt, max_tokens)
-        return self._reply(prompt, sampling, stop_ids, max_tokens, cancelled)
+        return self._reply(prompt, sampling, stop_ids, max_tokens, cancelled, constraint, breakers)
 
     def _check(self, prompt: list[int], max_tokens: int | None) -> None:
         if not prompt:
@@ -171,20 +178,27 @@ class Engine:
         stop_ids: frozenset[int],
         max_tokens: int | None,
         cancelled: Callable[[], bool],
+        constraint: Constraint | None,
+        breakers: frozenset[int],
     ) -> Iterator[Step]:
         room = self.model.ctx - len(prompt) + 1  # the last token of a reply needs no slot
         limit = room if max_tokens is None else min(max_tokens, room)
         at_limit = "context" if limit == room and max_tokens != room else "length"
         reply = Reply(prompt, sampling.greedy, limit, self._kept(prompt), self.model.ctx)
         self._readback.forget()
-        self._sampler.reset(sampling, torch.tensor(prompt), limit)
+        self._sampler.reset(sampling, torch.tensor(prompt), limit, breakers)
+        if constraint is not None:
+            if constraint.stopped:
+                yield reply.end("stop")
+                return
+            self._sampler.allow(checked_mask(constraint, self.model.vocab))
         for first in range(reply.kept, len(prompt), self.chunk):
             if cancelled():
                 yield reply.end("cancelled")
                 return
             self._prefill(reply, first)
             yield Step((), reply.prefilled(len(self._cached)))
-        for token in self._decoded(reply):
+        for token in self._decoded(reply) if constraint is None else self._constrained(reply, constraint):
             if token == NON_FINITE:
                 self._invalidate()
                 why = f"non-finite logits at token {reply.count}"
@@ -192,7 +206,12 @@ class Engine:
             if token in stop_ids:
                 yield reply.end("stop")
                 return
+            if constraint is not None:
+                constraint.accept(token)
             yield Step((token,), reply.decoded())
+            if constraint is not None and constraint.stopped:
+                yield reply.end("stop")
+                return
             if reply.count == limit or cancelled():
                 yield reply.end(at_limit if reply.count == limit else "cancelled")
                 return
@@ -237,25 +256,60 @@ class Engine:
                 self._launch(len(reply.prompt) + launched - 1, reply.greedy)
                 launched += 1
                 continue
-            previous, token = token, self._readback.take()
-            if previous is not None:  # it was the input of the step that has just ended
-                self._cached.append(previous)
-            reply.count += 1
+            token = self._take(reply, token)
             yield token
+
+    def _constrained(self, reply: Reply, constraint: Constraint) -> Iterator[int]:
+        """`_decoded` under a constraint, which knows a token by the time that the next one is asked for.
+
+        On a GPU what may follow a token is found out while the device is in the pass of that token.
+        """
+        token: int | None = None
+        while reply.count < reply.limit:
+            position, last = len(reply.prompt) + reply.count, reply.count + 1 == reply.limit
+            if self._lookahead and not last:
+                self._forward(position)
+            token = self._take(reply, token)
+            yield token
+            if not last:
+                if not self._lookahead:
+                    self._forward(position)
+                self._sampler.allow(checked_mask(constraint, self.model.vocab))
+                self._choose(reply.greedy)
+
+    def _take(self, reply: Reply, previous: int | None) -> int:
+        """The next token; `previous` was the input of the step that it ended."""
+        token = self._readback.take()
+        if previous is not None:
+            self._cached.append(previous)
+        reply.count += 1
+        return token
 
     @torch.inference_mode()
     def _launch(self, position: int, greedy: bool) -> None:
         """One decode step at `position`, with its result on the way to the host."""
-        self._run(position, greedy)
-        self._readback.push()
-
-    def _run(self, position: int, greedy: bool) -> None:
-        if self._graphs is not None:
+        if self._graphs is not None and self._sampler.plain:
             self._graphs.replay(greedy)
-        elif self._fused is not None:
-            self._fused.run(greedy)
+            self._readback.push()
         else:
-            self._modules.run(position + 1, greedy)
+            self._forward(position)
+            self._choose(greedy)
+
+    @torch.inference_mode()
+    def _forward(self, position: int) -> None:
+        """A decode step at `position` up to its logits."""
+        if self._graphs is not None:
+            self._graphs.forward()
+        elif self._fused is not None:
+            self._fused.forward()
+        else:
+            self._modules.forward(position + 1)
+
+    @torch.inference_mode()
+    def _choose(self, greedy: bool) -> None:
+        """The rest of the step, with its result on the way to the host."""
+        (self._fused or self._modules).choose(greedy)
+        self._readback.push()
 
     # ---- measuring
 

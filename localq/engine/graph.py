@@ -1,12 +1,14 @@
-"""The fused decode step as two captured CUDA graphs: greedy and sampled.
+"""The fused decode step as three captured CUDA graphs: greedy, sampled, and all but the choice.
 
 One graph serves all lengths, because its kernels read the position from device memory. A replay launches the whole
-step at once and allocates nothing.
+step at once and allocates nothing. The third is for choices with DRY, XTC or a mask, whose kernels are launched behind
+it: so the two others know nothing of them.
 """
 
 from __future__ import annotations
 
 import functools
+from functools import partial
 
 import torch
 
@@ -20,7 +22,7 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
 
 
 class StepGraphs:
-    """Captured at construction; `replay` is the decode step afterwards. Both were replayed once at position 0."""
+    """Captured at construction; `replay` is the decode step afterwards. All were replayed once at position 0."""
 
     def __init__(self, step: FusedStep) -> None:
         state, side = step.state, capture_stream(step.state.token.device)
@@ -31,11 +33,12 @@ class StepGraphs:
                 state.rewind()
                 step.run(greedy)
         torch.cuda.current_stream().wait_stream(side)
-        self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}
-        for greedy in (True, False):
-            self._graphs[greedy] = graph = torch.cuda.CUDAGraph()
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        for run in (partial(step.run, False), partial(step.run, True), step.forward):
+            graph = torch.cuda.CUDAGraph()
+            self._graphs.append(graph)
             with torch.cuda.graph(graph, pool=pool, stream=side):
-                step.run(greedy)
+                run()
             state.rewind()
             graph.replay()  # the first one sends the graph to the device and takes the memory for it
         state.rewind()
@@ -44,3 +47,7 @@ class StepGraphs:
     def replay(self, greedy: bool) -> None:
         """One decode step."""
         self._graphs[greedy].replay()
+
+    def forward(self) -> None:
+        """One decode step without its choice."""
+        self._graphs[-1].replay()

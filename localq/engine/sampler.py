@@ -2,9 +2,12 @@
 
 Every setting is a small device tensor and nothing is read back, so one captured CUDA graph serves all settings. The
 order and the meaning are transformers' (RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper,
-TopPLogitsWarper, MinPLogitsWarper). All three filters keep a prefix of the tokens sorted by logit, and the draw walks
-that prefix: the first token whose cumulated weight exceeds u * total. u comes from a table filled on the CPU, so a
-seed draws the same tokens on every device. Equal logits are taken in the order of their ids.
+TopPLogitsWarper, MinPLogitsWarper). All three filters keep a prefix of the tokens sorted by logit, XTC takes a prefix
+of that away, and the draw walks the rest: the first token whose cumulated weight exceeds u * total. u, and whether XTC
+acts, come from tables filled on the CPU, so a seed draws the same tokens on every device. Equal logits are taken in the
+order of their ids.
+
+DRY, XTC and a mask are host decisions (`dry`, `xtc`, `masked`): without them nothing of theirs runs.
 
 `sample` is the reference and what the CPU runs; `kernels.sampling` does the same on a GPU.
 """
@@ -12,59 +15,131 @@ seed draws the same tokens on every device. Equal logits are taken in the order 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
+from localq.engine.constraint import allowed, words_of
 from localq.kernels.sampling import workspace_elements
-from localq.sampling import Sampling
+from localq.sampling import LONGEST_MATCH, Sampling
 
 NON_FINITE = -1  # returned in place of a token id when a logit is NaN or infinite
+LARGEST_SCORE = 1e38  # penalties take no score further from 0, so that what a mask forbids stays below all else
+FORBIDDEN = torch.finfo(torch.float32).min  # the score of what a mask forbids; finite: only damage is not
 
 
 class SamplerState:
     """Settings and history of one reply, as tensors that keep their addresses.
 
-    seen      bool [vocab]     tokens of the prompt and of the reply so far
-    uniforms  f64  [capacity]  the random number in [0, 1) of every step
-    step      i64  [1]         how many tokens the reply has
-    floats    f64  [4]         temperature, top_p, min_p, repeat_penalty
-    top_k     i64  [1]         vocab when off
-    workspace i64  [...]       what the kernels of a GPU keep while they choose (none on the CPU)
+    seen       bool [vocab]          tokens of the prompt and of the reply so far
+    uniforms   f64  [capacity]       the random number in [0, 1) of every step
+    step       i64  [1]              how many tokens the reply has
+    floats     f64  [5]              temperature, top_p, min_p, repeat_penalty, xtc_threshold
+    top_k      i64  [1]              vocab when off
+    workspace  i64  [...]            what the kernels of a GPU keep while they choose (none on the CPU)
+    excludes   bool [capacity]       XTC acts at this step
+    history    i32  [capacity + 1]   the tokens of the prompt, then of the reply; on a GPU its last one comes in late
+    prompt     i64  [1]              how many tokens the prompt has
+    window     i64  [1]              how many of the last tokens DRY looks at
+    penalties  f32  [51]             by how much a repetition of so many tokens lowers a score; 0 where it is allowed
+    breakers   bool [vocab]          tokens that end a repetition
+    matches    i32  [vocab]          of a GPU's kernels, between them; else zeros
+    mask       i32  [ceil(vocab/32)] bit i % 32 of word i // 32: token i is allowed
     """
 
     def __init__(self, vocab: int, capacity: int, device: torch.device) -> None:
         self.vocab = vocab
-        self.seen = torch.zeros(vocab, dtype=torch.bool, device=device)
-        self.uniforms = torch.zeros(capacity, dtype=torch.float64, device=device)
-        self.step = torch.zeros(1, dtype=torch.int64, device=device)
-        self.floats = torch.ones(4, dtype=torch.float64, device=device)
-        self.top_k = torch.full((1,), vocab, dtype=torch.int64, device=device)
-        elements = workspace_elements(vocab) if device.type == "cuda" else 0
-        self.workspace = torch.zeros(elements, dtype=torch.int64, device=device)
+        self.dry = self.xtc = self.masked = False
 
-    def reset(self, sampling: Sampling, prompt: Tensor, steps: int) -> None:
-        """Start a reply of at most `steps` tokens. prompt i64 [T] on the CPU or on the device."""
-        self.step.zero_()
+        def zeros(size: int, dtype: torch.dtype) -> Tensor:
+            return torch.zeros(size, dtype=dtype, device=device)
+
+        self.seen = zeros(vocab, torch.bool)
+        self.uniforms = zeros(capacity, torch.float64)
+        self.step = zeros(1, torch.int64)
+        self.floats = zeros(5, torch.float64).fill_(1)
+        self.top_k = zeros(1, torch.int64).fill_(vocab)
+        on_cuda = device.type == "cuda"
+        self.workspace = zeros(workspace_elements(vocab) if on_cuda else 0, torch.int64)
+        self.excludes = zeros(capacity, torch.bool)
+        self.history = zeros(capacity + 1, torch.int32)
+        self.prompt = zeros(1, torch.int64)
+        self.window = zeros(1, torch.int64)
+        self.penalties = zeros(LONGEST_MATCH + 1, torch.float32)
+        self.breakers = zeros(vocab, torch.bool)
+        self.matches = zeros(vocab, torch.int32)
+        self.mask = zeros(words_of(vocab), torch.int32)
+        self._staged = torch.zeros(words_of(vocab), dtype=torch.int32, pin_memory=on_cuda)
+
+    @property
+    def plain(self) -> bool:
+        """Neither DRY nor XTC nor a mask."""
+        return not (self.dry or self.xtc or self.masked)
+
+    def reset(self, sampling: Sampling, prompt: Tensor, steps: int, breakers: Iterable[int] = ()) -> None:
+        """Start a reply of at most `steps` tokens, without a mask. prompt i64 [T] on the CPU or on the device.
+
+        `breakers`: ids that end a repetition; those past the vocabulary mean nothing.
+        """
+        self.rewind()
         self.seen.zero_()
         self.seen[prompt.to(self.seen.device)] = True
-        floats = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repeat_penalty)
+        floats = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repeat_penalty, sampling.xtc_threshold)
         self.floats.copy_(torch.tensor(floats, dtype=torch.float64))
         self.top_k.fill_(min(sampling.top_k, self.vocab) or self.vocab)
+        if sampling.dry:
+            self._remember(sampling, prompt, breakers)
         if not sampling.greedy:
-            generator = torch.Generator()
-            generator.manual_seed(secrets.randbits(63) if sampling.seed is None else sampling.seed)
-            self.uniforms[:steps].copy_(torch.rand(steps, dtype=torch.float64, generator=generator))
+            self._draw_uniforms(sampling, steps)
+
+    def rewind(self) -> None:
+        """Step 0 of a reply, and nothing but what captured graphs do."""
+        self.step.zero_()
+        self.dry = self.xtc = self.masked = False
+
+    def _remember(self, sampling: Sampling, prompt: Tensor, breakers: Iterable[int]) -> None:
+        """What DRY needs."""
+        self.dry = True
+        self.history[: len(prompt)].copy_(prompt)
+        self.prompt.fill_(len(prompt))
+        whole = self.history.numel()
+        self.window.fill_(whole if sampling.dry_penalty_last_n < 0 else min(sampling.dry_penalty_last_n, whole))
+        over = torch.arange(LONGEST_MATCH + 1, dtype=torch.float64) - sampling.dry_allowed_length
+        penalties = sampling.dry_multiplier * sampling.dry_base**over * (over >= 0)
+        self.penalties.copy_(penalties.clamp(max=LARGEST_SCORE))
+        self.breakers.zero_()
+        known = [id for id in breakers if 0 <= id < self.vocab]
+        self.breakers[torch.tensor(known, dtype=torch.int64).to(self.breakers.device)] = True
+
+    def _draw_uniforms(self, sampling: Sampling, steps: int) -> None:
+        """One for every step; with XTC two, of which the first says whether it acts."""
+        generator = torch.Generator()
+        generator.manual_seed(secrets.randbits(63) if sampling.seed is None else sampling.seed)
+        self.xtc = sampling.xtc
+        drawn = torch.rand(steps, 2 if self.xtc else 1, dtype=torch.float64, generator=generator)
+        self.uniforms[:steps].copy_(drawn[:, -1])
+        if self.xtc:
+            self.excludes[:steps].copy_(drawn[:, 0] < sampling.xtc_probability)
+
+    def allow(self, mask: Tensor) -> None:
+        """Of the tokens of the next choice, and of all later ones, only those of mask i32 [ceil(vocab/32)], on the CPU.
+
+        On a GPU it gets there in the order of the stream, without waiting; the copy before must be done by now.
+        """
+        self.masked = True
+        self.mask.copy_(self._staged.copy_(mask), non_blocking=True)
 
     def advance(self, token: Tensor) -> None:
         """Count `token` i64 [1] (an id, not NON_FINITE) as part of the reply."""
         self.seen.index_fill_(0, token, True)
+        if self.dry:
+            self.history.index_copy_(0, self.prompt + self.step, token.int())
         self.step.add_(1)
 
     def bytes(self) -> int:
         """Device memory of the tensors above."""
-        tensors = (self.seen, self.uniforms, self.step, self.floats, self.top_k, self.workspace)
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(tensor.nbytes for tensor in vars(self).values() if isinstance(tensor, Tensor)) - self._staged.nbytes
 
 
 def sample(logits: Tensor, state: SamplerState, greedy: bool) -> Tensor:
@@ -72,7 +147,7 @@ def sample(logits: Tensor, state: SamplerState, greedy: bool) -> Tensor:
 
     `greedy` is a host decision (its graph is much cheaper); temperature must be above 0 otherwise.
     """
-    scores = penalized(logits, state)
+    scores = adjusted(logits, state) if state.dry or state.masked else penalized(logits, state)
     token = scores.argmax(dim=-1, keepdim=True) if greedy else _draw(scores, state)
     return torch.where(torch.isfinite(logits).all(), token, NON_FINITE)
 
@@ -83,10 +158,37 @@ def penalized(logits: Tensor, state: SamplerState) -> Tensor:
     return torch.where(state.seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
+def adjusted(logits: Tensor, state: SamplerState) -> Tensor:
+    """Scores f32 [vocab] of logits f32 [vocab] after the penalty, DRY and the mask; all finite where the logits are."""
+    scores = penalized(logits, state)
+    if state.dry:
+        scores = scores - state.penalties[repeated_lengths(state)]
+    scores = scores.clamp(-LARGEST_SCORE, LARGEST_SCORE)
+    return scores.where(allowed(state.mask, state.vocab), FORBIDDEN) if state.masked else scores
+
+
+def repeated_lengths(state: SamplerState) -> Tensor:
+    """i64 [vocab]: the longest end of the history, up to LONGEST_MATCH, that stands earlier too and is followed by this
+    token there; 0 = none does. Ends do not reach over a breaker, and a breaker as what follows is let pass."""
+    count = int(state.prompt + state.step)
+    history = state.history[max(0, count - int(state.window)) : count].long()
+    lengths = torch.zeros(state.vocab, dtype=torch.int64, device=history.device)
+    ends = (history[:-1] == history[-1:]).nonzero().flatten()  # where an earlier one of the last token stands
+    matched, goes_on = torch.zeros_like(ends), torch.ones_like(ends, dtype=torch.bool)
+    for back in range(min(LONGEST_MATCH, len(history))):
+        token = history[-1 - back]
+        goes_on &= (ends >= back) & (history[(ends - back).clamp(min=0)] == token) & ~state.breakers[token]
+        if not goes_on.any():
+            break
+        matched += goes_on
+    lengths.scatter_reduce_(0, history[ends + 1], matched, "amax")
+    return lengths.masked_fill_(state.breakers, 0)
+
+
 def kept_weights(scores: Tensor, state: SamplerState) -> tuple[Tensor, Tensor]:
     """scores f32 [vocab] -> (weights f64 [vocab], ids i64 [vocab]), both by falling score.
 
-    A weight is exp((score - largest) / temperature), 0 for tokens that top-k, top-p or min-p drop.
+    A weight is exp((score - largest) / temperature), 0 for tokens that top-k, top-p, min-p or XTC drop.
     """
     temperature, top_p, min_p = state.floats[0], state.floats[1], state.floats[2]
     ordered, ids = torch.sort(scores, descending=True, stable=True)
@@ -94,7 +196,15 @@ def kept_weights(scores: Tensor, state: SamplerState) -> tuple[Tensor, Tensor]:
     weights = torch.exp((ordered - ordered[:1]).double() / temperature) * (ordered >= kth)
     before = weights.cumsum(0) - weights  # mass of the likelier tokens
     in_top_p = (before < top_p * weights.sum()) | (top_p >= 1)
-    return weights * in_top_p * (weights >= min_p), ids
+    weights = weights * in_top_p * (weights >= min_p)
+    return without_top_choices(weights, state) if state.xtc else weights, ids
+
+
+def without_top_choices(weights: Tensor, state: SamplerState) -> Tensor:
+    """weights f64 [vocab], falling -> the same, 0 for all that reach XTC's threshold but the last, if it acts now."""
+    likely = (weights > 0) & (weights >= state.floats[4] * weights.sum())
+    excluded = torch.arange(len(weights), device=weights.device) < likely.sum() - 1
+    return weights.masked_fill(excluded & state.excludes.index_select(0, state.step), 0)
 
 
 def _draw(scores: Tensor, state: SamplerState) -> Tensor:

@@ -24,7 +24,7 @@ class State(Protocol):
     seen       bool [vocab]     the choice is marked
     uniforms   f64  [capacity]  uniforms[step] is used
     step       i64  [1]         goes up by one
-    floats     f64  [4]         temperature, top_p, min_p, repeat_penalty
+    floats     f64  [5]         temperature, top_p, min_p, repeat_penalty, xtc_threshold
     top_k      i64  [1]         vocab when off
     workspace  i64  [...]       `workspace_elements(vocab)` zeros before the first call, then the kernel's own
     """
@@ -66,7 +66,7 @@ def sample(
         raise ValueError(f"{op}: softcap = {softcap}, must be 0 (off) or positive")
     check(op, "seen", state.seen, device, (torch.bool,), vocab)
     check(op, "uniforms", state.uniforms, device, (torch.float64,), state.uniforms.numel())
-    check(op, "floats", state.floats, device, (torch.float64,), 4)
+    check(op, "floats", state.floats, device, (torch.float64,), 5)
     check(op, "workspace", state.workspace, device, (torch.int64,), workspace_elements(vocab))
     for name, one in (("step", state.step), ("top_k", state.top_k), ("chosen", chosen), ("token", token)):
         check(op, name, one, device, (torch.int64,), 1)

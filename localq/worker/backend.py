@@ -97,8 +97,9 @@ class TorchBackend:
     def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
         """Continue the prompt of `request`."""
         return self._loaded().generate(
-            request.prompt, request.sampling, frozenset(request.stop_ids), request.max_tokens, cancelled
-        )
+            request.prompt, request.sampling, frozenset(request.stop_ids), request.max_tokens, cancelled,
+            breakers=frozenset(request.breaker_ids),
+        )  # fmt: skip
 
     def profile(self, request: Profile) -> Profiled:
         """Time one decode step of the loaded model."""

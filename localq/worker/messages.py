@@ -55,6 +55,7 @@ class Generate:
     sampling: Sampling = field(default_factory=Sampling)
     stop_ids: list[int] = field(default_factory=list)
     max_tokens: int | None = None  # None = until a stop token or a full context
+    breaker_ids: list[int] = field(default_factory=list)  # end a repetition, for DRY
 
 
 @dataclass(frozen=True)
