@@ -261,8 +261,14 @@ class ChatSession:
 
     def complete(self, prompt: list[int], loaded: Loaded) -> Replies:
         """Stream the continuation of `prompt` (token ids) without touching the conversation."""
+        breakers = sorted(self.tokenizer.breaker_ids) if self.sampling.dry else []
         generate = Generate(
-            next(self._ids), prompt, self.sampling, sorted(self.tokenizer.stop_ids), max_tokens=self.max_tokens
+            next(self._ids),
+            prompt,
+            self.sampling,
+            sorted(self.tokenizer.stop_ids),
+            self.max_tokens,
+            breaker_ids=breakers,
         )
         detokenizer, matcher = self.tokenizer.stream(), Matcher(self.stop_strings)
         text, warned_before = "", self.last is not None and self.last.stats.context_fill >= overflow.WARNING

@@ -19,7 +19,10 @@ from localq import places
 from localq.errors import LocalqError, bad_file, usage_error
 from localq.sampling import Sampling
 
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
+_SAMPLING = (
+    *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
+    *("dry_penalty_last_n", "xtc_probability", "xtc_threshold", "seed"),
+)
 CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
@@ -50,6 +53,12 @@ class Settings:
     top_p: float | None = None
     min_p: float | None = None
     repeat_penalty: float | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_penalty_last_n: int | None = None
+    xtc_probability: float | None = None
+    xtc_threshold: float | None = None
     seed: int | None = None
     offline: bool = False
     stats: bool = True
@@ -97,6 +106,12 @@ DESCRIPTIONS: dict[str, str] = {
     "top_p": "1 = off; unset = the model's own",
     "min_p": "0 = off; unset = the model's own",
     "repeat_penalty": "1 = off; unset = the model's own",
+    "dry_multiplier": "how hard DRY punishes going on with a repetition, such as 0.8; 0 or unset = off",
+    "dry_base": "by what that grows with every further repeated token; unset = 1.75",
+    "dry_allowed_length": "repeated tokens from which on DRY acts; unset = 2",
+    "dry_penalty_last_n": "how many of the last tokens DRY looks at; 0 = off; -1 or unset = the whole context",
+    "xtc_probability": "how often XTC drops the likeliest tokens, such as 0.5; 0 or unset = off; needs a temperature",
+    "xtc_threshold": "XTC drops all tokens as likely as this but the least likely of them; unset = 0.1",
     "seed": "unset = a fresh one for every reply",
     "offline": "never touch the network",
     "stats": "print tokens, tok/s and time to first token after a reply (stderr)",

@@ -39,6 +39,7 @@ _END_OF_TURN = (
 )
 # gpt-oss ends each message of a reply with the one, and the reply with the other.
 _PART, _WHOLE = "<|end|>", "<|return|>"
+BREAKERS = ("\n", ":", '"', "*")  # what ends a repetition for DRY, as in its proposal and in llama.cpp
 _HELD_BACK = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>\Z")
 
@@ -63,6 +64,18 @@ class Tokenizer:
     def skipped_ids(self) -> frozenset[int]:
         """The special tokens, which `decode` leaves out."""
         return frozenset(id for id, token in self.backend.get_added_tokens_decoder().items() if token.special)
+
+    @functools.cached_property
+    def breaker_ids(self) -> frozenset[int]:
+        """Tokens that end a repetition for DRY: all whose text has one of `BREAKERS` in it, and the special ones.
+
+        So what a template writes around every turn is no repetition, and the end of a turn is never punished.
+        """
+        ids = sorted(id for id in self.backend.get_vocab().values() if id < self.rows)
+        with panics_named("the model's tokenizer", "it fails on these tokens", _FETCH_AGAIN):
+            texts = self.backend.decode_batch([[id] for id in ids], skip_special_tokens=False)
+        breaking = (id for id, text in zip(ids, texts, strict=True) if any(part in text for part in BREAKERS))
+        return frozenset(breaking) | self.skipped_ids
 
     @classmethod
     def load(cls, files: ModelFiles) -> Tokenizer:

@@ -35,6 +35,11 @@ def chat(
     top_p: options.TopP = None,
     min_p: options.MinP = None,
     repeat_penalty: options.RepeatPenalty = None,
+    dry_multiplier: options.DryMultiplier = None,
+    dry_base: options.DryBase = None,
+    dry_allowed_length: options.DryAllowedLength = None,
+    xtc_probability: options.XtcProbability = None,
+    xtc_threshold: options.XtcThreshold = None,
     seed: options.Seed = None,
     stop: options.Stop = None,
     continue_: options.Continue = False,
@@ -58,6 +63,8 @@ def chat(
     flags = {
         "model": model, "system": system_text(system), "ctx": ctx, "max_tokens": max_tokens,
         "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "repeat_penalty": repeat_penalty,
+        "dry_multiplier": dry_multiplier, "dry_base": dry_base, "dry_allowed_length": dry_allowed_length,
+        "xtc_probability": xtc_probability, "xtc_threshold": xtc_threshold,
         "seed": seed, "device": device, "dtype": dtype, "vram": vram, "kv": kv, "embed": embed, "head": head,
         "reserve": reserve, "offline": offline, "stats": stats, "save": save,
     }  # fmt: skip

@@ -52,6 +52,20 @@ TopK = Annotated[int | None, typer.Option("--top-k", help="Keep the K likeliest 
 TopP = Annotated[float | None, typer.Option("--top-p", help="Keep the likeliest tokens up to this mass; 1 = off.")]
 MinP = Annotated[float | None, typer.Option("--min-p", help="Drop tokens below this share of the best; 0 = off.")]
 RepeatPenalty = Annotated[float | None, typer.Option("--repeat-penalty", help="1 = off.")]
+DryMultiplier = Annotated[
+    float | None, typer.Option("--dry-multiplier", help="Punish going on with a repetition, such as 0.8; 0 = off.")
+]
+DryBase = Annotated[float | None, typer.Option("--dry-base", help="DRY: growth with every repeated token, 1.75.")]
+DryAllowedLength = Annotated[
+    int | None, typer.Option("--dry-allowed-length", help="DRY: acts from so many repeated tokens on, 2.")
+]
+XtcProbability = Annotated[
+    float | None,
+    typer.Option("--xtc-probability", help="How often to drop the likeliest tokens: 0 = never, 1 = always."),
+]
+XtcThreshold = Annotated[
+    float | None, typer.Option("--xtc-threshold", help="XTC: drops all as likely as this but the least likely, 0.1.")
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="Same seed, same reply.")]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu or cuda.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]

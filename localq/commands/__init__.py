@@ -13,6 +13,7 @@ from localq.commands import sessions, texts
 from localq.commands.host import Host
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.prompt_files import system_text
+from localq.sampling import Sampling
 from localq.wording import memory_lines, stats_line
 
 HELP = """\
@@ -42,7 +43,7 @@ ALIASES = {
     "/?": "/help", "/r": "/regen", "/retry": "/regen", "/regenerate": "/regen", "/e": "/edit", "/cc": "/copy",
     "/bye": "/exit", "/quit": "/exit", "/x": "/exit",
 }  # fmt: skip
-_SETTABLE = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "max_tokens")
+_SETTABLE = (*(each.name for each in dataclasses.fields(Sampling)), "max_tokens")
 
 
 def show_help(session: ChatSession, argument: str, host: Host) -> str:
