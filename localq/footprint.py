@@ -35,7 +35,8 @@ SPARE_BYTES = 32 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unuse
 SCORES_BYTES = 80 * MIB
 MULTIPROCESSORS = 192  # of the largest card that is planned for
 MOST_SPLITS, CLUSTER = 64, 8  # attention: parts of a kv head's slots (csrc/attention_decode.cu)
-SAMPLER_BYTES, SAMPLER_FIXED = 9, 12_616  # per entry of the vocabulary: seen, and its place in a list; and besides
+# Per entry of the vocabulary, a bit of a mask apart: seen, breakers, matches, its place in a list; and besides.
+SAMPLER_BYTES, SAMPLER_FIXED = 14, 12_848
 LOGITS_BYTES = 6  # per entry of the vocabulary: a row in 16 bit and in f32
 VQ2_MIX = "mix"  # before the bits per weight of codes, where schemes of vq2 are mixed: "mix2.27"
 _PLAIN = ("bf16", "fp16", "gguf")
@@ -120,9 +121,9 @@ def fixed_bytes(
         "scratch": _scratch(arch, format, itemsize),
         "step_buffers": _step_buffers(arch, itemsize),
         "attention_workspace": _attention_workspace(arch),
-        "sampler": SAMPLER_BYTES * arch.vocab + SAMPLER_FIXED,
+        "sampler": SAMPLER_BYTES * arch.vocab + 4 * -(-arch.vocab // 32) + SAMPLER_FIXED,
         "cublas_workspace": CUBLAS_BYTES,
-        "graphs": 2 * ((11 if format == "vq2" else 5) * arch.layers + 3) * LAUNCH_BYTES,  # vq2: norms and rotations
+        "graphs": 3 * ((11 if format == "vq2" else 5) * arch.layers + 3) * LAUNCH_BYTES,  # vq2: norms and rotations
     }
 
 
@@ -135,7 +136,7 @@ def per_token_bytes(arch: Architecture, placement: Placement, itemsize: int) -> 
         "kv_cache": arch.kv_bytes_per_token(bits) + (0 if plain else layer),
         "tables": _rotary(arch) * itemsize + 8,
         "scratch": (_kinds(arch) * itemsize + 1) * PREFILL_CHUNK,  # masks as attention adds them, and one as bools
-        "sampler": 8,
+        "sampler": 13,
     }
 
 

@@ -10,8 +10,11 @@ from vq2_checkpoints import packed_of
 
 from localq import catalog, footprint, planner
 from localq.architecture import Architecture
+from localq.engine.decode import StepState
+from localq.engine.sampler import SamplerState
 from localq.errors import ExitCode, LocalqError
 from localq.kernels import vq
+from localq.kernels.sampling import workspace_elements
 from localq.placement import Placement, Wishes
 from localq.quant import vq2, vq_linear, vq_tiles
 
@@ -80,3 +83,13 @@ def test_tables_that_matrices_share_are_counted_once():
     for linear in model:
         linear.put_into_tiles()
     assert vq_linear.table_bytes(model) == 3 * footprint.FRAGMENT_BYTES  # one for both, two of the last
+
+
+@pytest.mark.parametrize(("vocab", "context"), [(49152, 2048), (128_256, 8192), (262_145, 512)])
+def test_the_sampler_is_counted_to_the_byte(vocab, context):
+    shape, place, cpu = replace(shape_of("llama-3.2-1b"), vocab=vocab), Placement(), torch.device("cpu")
+    state = StepState(SamplerState(vocab, context, cpu), cpu)
+    on_a_gpu = 8 * workspace_elements(vocab)
+    planned = footprint.fixed_bytes(shape, "bf16", "", None, place, 2)["sampler"]
+    planned += context * footprint.per_token_bytes(shape, place, 2)["sampler"]
+    assert planned == state.bytes() + on_a_gpu
