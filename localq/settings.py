@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localq import places
+from localq import keymap, places
 from localq.errors import LocalqError, bad_file, usage_error
 from localq.sampling import Sampling
 
@@ -29,7 +29,14 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "kv": ("auto", "16", "8", "4"),
     "embed": ("auto", "device", "host"),
     "head": ("auto", "16", "8", "nf4"),
-}
+    "ui": ("auto", "plain", "tui"),
+    "theme": (
+        "textual-dark", "textual-light", "nord", "gruvbox", "catppuccin-mocha", "dracula", "tokyo-night",
+        "monokai", "flexoki", "catppuccin-latte", "catppuccin-frappe", "catppuccin-macchiato",
+        "solarized-light", "solarized-dark", "rose-pine", "rose-pine-moon", "rose-pine-dawn", "atom-one-dark",
+        "atom-one-light", "ansi-dark", "ansi-light",
+    ),
+}  # fmt: skip
 _NUMBER_OR_WORD = ("kv", "head", "vram", "reserve")  # a file may hold these as numbers
 
 
@@ -63,6 +70,9 @@ class Settings:
     offline: bool = False
     stats: bool = True
     save: bool = True
+    ui: str = "auto"
+    theme: str = "textual-dark"
+    keys: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
@@ -72,6 +82,7 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise usage_error(name, f"{value} is not allowed", "Use a number of tokens, 1 or more.")
+        keymap.checked(self.keys)
         self.sampling(Sampling())  # the limits of the sampling settings are checked by Sampling itself
 
     def sampling(self, base: Sampling) -> Sampling:
@@ -116,6 +127,10 @@ DESCRIPTIONS: dict[str, str] = {
     "offline": "never touch the network",
     "stats": "print tokens, tok/s and time to first token after a reply (stderr)",
     "save": "keep every conversation of `localq chat`, turn by turn, for --continue and --resume",
+    "ui": "what `localq chat` opens at a terminal: auto = full screen where the terminal can, tui = even if "
+    "it says that it cannot (TERM=dumb), plain = line by line",
+    "theme": "colours of the full screen",
+    "keys": "keys of the full screen, such as send=ctrl+s; newline=enter; F1 there shows the names",
 }
 
 
@@ -129,7 +144,7 @@ class Origin:
 
 def origins(environment: Mapping[str, str] = os.environ) -> dict[str, Origin]:
     """Every setting with the place that decided it."""
-    found = {field.name: Origin(field.default, "built-in") for field in dataclasses.fields(Settings)}
+    found = {name: Origin(value, "built-in") for name, value in vars(Settings()).items()}
     for name, value in read_config().items():
         found[name] = Origin(value, "config.toml")
     for name in found:
@@ -188,6 +203,12 @@ def parse(name: str, value: Any, where: str) -> Any:
             return words[value.lower()]
     elif kind == "str" and isinstance(value, str):
         return value
+    elif kind == "dict[str, str]":
+        if isinstance(value, str):  # of the environment or the command line
+            value = dict(each.partition("=")[::2] for each in value.split(";") if each.strip())
+            value = {name.strip(): keys.strip() for name, keys in value.items()}
+        if isinstance(value, dict):
+            return keymap.checked(value)
     elif name in _NUMBER_OR_WORD and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     elif kind in ("int", "float") and isinstance(value, int | float | str) and not isinstance(value, bool):
@@ -197,7 +218,13 @@ def parse(name: str, value: Any, where: str) -> Any:
             pass
         else:
             return number
-    expected = {"bool": "true or false", "str": "text", "int": "a whole number", "float": "a number"}[kind]
+    expected = {
+        "bool": "true or false",
+        "str": "text",
+        "int": "a whole number",
+        "float": "a number",
+        "dict[str, str]": "keys",
+    }[kind]
     raise usage_error(name, f"{value!r} in {where} is not {expected}", DESCRIPTIONS[name].capitalize() + ".")
 
 

@@ -67,4 +67,6 @@ def path() -> None:
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, dict):
+        return "; ".join(f"{name}={each}" for name, each in value.items())
     return "" if value is None else str(value)
