@@ -8,11 +8,12 @@ interrupts a reply: an error, a cancel, or a consumer that walks away.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 
 from localq import footprint
-from localq.engine import fused, profile
+from localq.engine import fused, profile, snapshot
 from localq.engine.constraint import Constraint, checked_mask
 from localq.engine.decode import ModuleStep, Readback, StepState
 from localq.engine.fused import FusedStep
@@ -310,6 +311,22 @@ class Engine:
         """The rest of the step, with its result on the way to the host."""
         (self._fused or self._modules).choose(greedy)
         self._readback.push()
+
+    # ---- leaving and taking up
+
+    def save_cache(self, path: Path, weights: str) -> int:
+        """Write the conversation in the cache to a file; its bytes. `weights`, and what it raises: see `snapshot`."""
+        if not self._cached:
+            raise usage_error("snapshot", "nothing is cached", "Say something first.")
+        return snapshot.save(path, self.model, weights, self._cached)
+
+    def restore_cache(self, path: Path, weights: str) -> int:
+        """Take up the conversation in a file; its tokens. What is refused (see `snapshot`) leaves none or the old."""
+        with snapshot.Snapshot(path, self.model, weights) as found:
+            self._cached.clear()
+            found.restore()
+            self._cached.extend(found.ids)
+        return len(self._cached)
 
     # ---- measuring
 

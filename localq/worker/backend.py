@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from localq.errors import ExitCode, LocalqError
-from localq.worker.messages import Generate, Load, Loaded, Profile, Profiled
+from localq.worker.messages import (
+    CacheRestored,
+    CacheSaved,
+    Generate,
+    Load,
+    Loaded,
+    Profile,
+    Profiled,
+    RestoreCache,
+    SaveCache,
+)
 
 if TYPE_CHECKING:
     from localq.engine.generate import Engine, Step
@@ -33,6 +43,12 @@ class Backend(Protocol):
     def profile(self, request: Profile) -> Profiled:
         """Time one decode step."""
 
+    def save_cache(self, request: SaveCache) -> CacheSaved:
+        """Write the conversation in the KV cache to a file."""
+
+    def restore_cache(self, request: RestoreCache) -> CacheRestored:
+        """Take up the conversation in a file."""
+
 
 class TorchBackend:
     """The real engine."""
@@ -41,6 +57,7 @@ class TorchBackend:
         import localq.engine.generate  # noqa: F401  # torch is imported here, after Ready was sent
 
         self._engine: Engine | None = None
+        self._weights = ""  # of the loaded model, see `snapshot.weights_of`
 
     @property
     def watched(self) -> bool:
@@ -50,11 +67,12 @@ class TorchBackend:
     def load(self, request: Load, on_progress: Callable[[str, int, int], None]) -> Loaded:
         """Load the model of `request`; the one before is freed first."""
         from localq import modelfiles
-        from localq.engine import device, generate, load
+        from localq.engine import device, generate, load, snapshot
 
         started = time.monotonic()
         self.unload()
         files = modelfiles.open_model(Path(request.path))
+        self._weights = snapshot.weights_of(files)
         options = load.Options(
             request.name,
             request.device,
@@ -104,6 +122,14 @@ class TorchBackend:
     def profile(self, request: Profile) -> Profiled:
         """Time one decode step of the loaded model."""
         return Profiled(self._loaded().profile_step(request.position, keep=request.keep).to_dict())
+
+    def save_cache(self, request: SaveCache) -> CacheSaved:
+        """Write the conversation in the KV cache to a file."""
+        return CacheSaved(self._loaded().save_cache(Path(request.path), self._weights))
+
+    def restore_cache(self, request: RestoreCache) -> CacheRestored:
+        """Take up the conversation in a file."""
+        return CacheRestored(self._loaded().restore_cache(Path(request.path), self._weights))
 
     def _loaded(self) -> Engine:
         if self._engine is None:

@@ -14,13 +14,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from localq.errors import ExitCode, LocalqError
 from localq.worker import messages, pipes
 from localq.worker.messages import (
     GPU,
     STEP_LIMIT_S,
+    CacheRestored,
+    CacheSaved,
     Cancel,
     Done,
     Event,
@@ -31,7 +33,10 @@ from localq.worker.messages import (
     Loading,
     Profile,
     Profiled,
-    Ready,
+    Progress,
+    Request,
+    RestoreCache,
+    SaveCache,
     Shutdown,
     Tokens,
 )
@@ -44,6 +49,7 @@ LOG_LINES = 200
 CLOSE_S = 1.0  # for a polite end; then SIGTERM, then SIGKILL
 KILL_S = 0.5
 SILENCE_S = STEP_LIMIT_S + 5.0  # the process's own watchdog speaks first, if it can
+Answer = TypeVar("Answer", Profiled, CacheSaved, CacheRestored)
 _NEXT = "The next message starts a new engine process."
 
 
@@ -180,12 +186,23 @@ class EngineClient:
 
     def profile(self, request: Profile) -> dict[str, Any]:
         """Where the time of one decode step of the loaded model goes: `StepProfile.to_dict()`."""
+        return self._answer(request, Profiled).profile
+
+    def save_cache(self, path: str) -> int:
+        """Write the conversation in the KV cache to a file; its bytes."""
+        return self._answer(SaveCache(path), CacheSaved).bytes
+
+    def restore_cache(self, path: str) -> int:
+        """Take up the conversation in a file; its tokens. Raises LocalqError where that cannot be: read it anew."""
+        return self._answer(RestoreCache(path), CacheRestored).tokens
+
+    def _answer(self, request: Profile | SaveCache | RestoreCache, kind: type[Answer]) -> Answer:
         if not self.alive:
             raise self._death()
         self._send(request)
         for event in self._replies():
-            if isinstance(event, Profiled):
-                return event.profile
+            if isinstance(event, kind):
+                return event
             if isinstance(event, Failed) and event.id is None:
                 raise self._failure(event)
         raise AssertionError("replies end only by raising")
@@ -202,7 +219,7 @@ class EngineClient:
                 finished = isinstance(event, Done | Failed) and event.id in (request.id, None)
                 if isinstance(event, Failed) and finished:
                     raise self._failure(event)
-                if not isinstance(event, Ready | Loading | Loaded | Profiled | Failed) and event.id == request.id:
+                if isinstance(event, Progress | Tokens | Done) and event.id == request.id:
                     yield event
                     if finished:
                         return
@@ -217,7 +234,7 @@ class EngineClient:
 
     # ---- inside
 
-    def _send(self, request: Load | Generate | Profile | Cancel) -> None:
+    def _send(self, request: Request) -> None:
         line = messages.encode(request)
         if len(line) > messages.MAX_LINE_BYTES:
             limit = f"the prompt is longer than {messages.MAX_LINE_BYTES // 2**20} MiB"

@@ -78,6 +78,20 @@ class Profile:
 
 
 @dataclass(frozen=True)
+class SaveCache:
+    """Write the conversation in the KV cache to the file `path`; answered by CacheSaved or Failed. May take long."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class RestoreCache:
+    """Take up the conversation in the file `path`; answered by CacheRestored, or Failed and it must be read anew."""
+
+    path: str
+
+
+@dataclass(frozen=True)
 class Shutdown:
     """End the engine process."""
 
@@ -159,8 +173,22 @@ class Profiled:
 
 
 @dataclass(frozen=True)
+class CacheSaved:
+    """The file is written, with so many bytes."""
+
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CacheRestored:
+    """The cache holds so many tokens, which the next prompt may begin with."""
+
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Failed:
-    """A request failed; `id` is None for Load and Profile. `dying`: the process ends now (only a new one can help)."""
+    """A request failed; `id` is None for all but Generate. `dying`: the process ends now (only a new one can help)."""
 
     error: dict[str, Any]  # LocalqError.to_dict()
     id: int | None = None
@@ -171,13 +199,13 @@ class Failed:
         return LocalqError.from_dict(self.error)
 
 
-Request = Load | Generate | Profile | Cancel | Shutdown
-Event = Ready | Loading | Loaded | Progress | Tokens | Done | Profiled | Failed
+Request = Load | Generate | Profile | SaveCache | RestoreCache | Cancel | Shutdown
+Event = Ready | Loading | Loaded | Progress | Tokens | Done | Profiled | CacheSaved | CacheRestored | Failed
 _TYPES: dict[str, type[Any]] = {
     kind.__name__.lower(): kind
     for kind in (
-        *(Load, Generate, Profile, Cancel, Shutdown),
-        *(Ready, Loading, Loaded, Progress, Tokens, Done, Profiled, Failed),
+        *(Load, Generate, Profile, SaveCache, RestoreCache, Cancel, Shutdown),
+        *(Ready, Loading, Loaded, Progress, Tokens, Done, Profiled, CacheSaved, CacheRestored, Failed),
     )
 }
 _NESTED: dict[str, type[Any]] = {"sampling": Sampling, "stats": Stats}

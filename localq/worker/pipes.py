@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from localq.errors import LocalqError
 from localq.worker import messages
-from localq.worker.messages import Cancel, Event, Generate, Load, Profile, Shutdown
+from localq.worker.messages import Event, Request
 
 LOG_LINE_BYTES = 2000
 
@@ -22,7 +22,7 @@ def read_events(stdout: BinaryIO, events: queue.Queue[Event | LocalqError | None
             except LocalqError as error:
                 events.put(error)
                 continue
-            if not isinstance(event, Load | Generate | Profile | Cancel | Shutdown):
+            if not isinstance(event, Request):
                 events.put(event)
     events.put(None)
 

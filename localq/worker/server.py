@@ -35,6 +35,8 @@ from localq.worker.messages import (
     Profile,
     Progress,
     Ready,
+    RestoreCache,
+    SaveCache,
     Shutdown,
     Tokens,
 )
@@ -50,7 +52,7 @@ class Server:
     def __init__(self, requests: BinaryIO, events: BinaryIO, step_limit_s: float = STEP_LIMIT_S) -> None:
         self._requests, self._events = requests, events
         self._step_limit_s = step_limit_s
-        self._inbox: queue.SimpleQueue[Load | Generate | Profile] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Load | Generate | Profile | SaveCache | RestoreCache] = queue.SimpleQueue()
         self._cancelled: set[int] = set()
         self._sending = threading.Lock()
         self._deadline: float | None = None  # monotonic seconds; None = nothing is watched
@@ -79,7 +81,7 @@ class Server:
                 continue
             if isinstance(request, Cancel):
                 self._cancelled.add(request.id)
-            elif isinstance(request, Load | Generate | Profile):
+            elif isinstance(request, Load | Generate | Profile | SaveCache | RestoreCache):
                 self._inbox.put(request)
             elif isinstance(request, Shutdown):
                 break
@@ -108,6 +110,10 @@ class Server:
                 elif isinstance(request, Profile):
                     self._beat(backend.watched)
                     self.send(backend.profile(request))
+                elif isinstance(request, SaveCache):  # not watched: how long it takes is up to the disk
+                    self.send(backend.save_cache(request))
+                elif isinstance(request, RestoreCache):
+                    self.send(backend.restore_cache(request))
                 else:
                     self._generate(request, backend)
             except LocalqError as error:

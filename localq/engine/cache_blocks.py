@@ -1,0 +1,96 @@
+"""The used slots of a KV cache as blocks of bytes, to and from the host. Knows neither ids nor files."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import queue
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from localq.engine.cache import KVCache, stored_parts
+
+BLOCK = 2**24  # part of the format of `snapshot`
+WORKERS = 4  # blocks at a time: the host memory that is taken, pinned where there is a GPU
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A piece of a cache, u8 [bytes], contiguous on the device, and where in a block it lies."""
+
+    stored: Tensor
+    at: int
+
+
+class CacheBlocks:
+    """The first `positions` slots of a cache, at least one: its parts joined, cut every BLOCK bytes."""
+
+    def __init__(self, cache: KVCache, positions: int) -> None:
+        parts = [part for layer in cache.layers for part in stored_parts(layer)]
+        heads = [part[head, :positions] for part in parts for head in range(part.shape[0])]
+        self._runs = [head.flatten().view(torch.uint8) for head in heads]  # views: slots of a head lie together
+        self._starts = [0, *itertools.accumulate(len(run) for run in self._runs)]
+        self._on_cuda = parts[0].is_cuda
+
+    @property
+    def bytes(self) -> int:
+        """Of all blocks."""
+        return self._starts[-1]
+
+    @property
+    def count(self) -> int:
+        """How many blocks there are."""
+        return -(-self.bytes // BLOCK)
+
+    def size(self, block: int) -> int:
+        """Bytes of a block."""
+        return min(BLOCK, self.bytes - block * BLOCK)
+
+    def read(self, block: int, buffer: Tensor) -> memoryview:
+        """The bytes of a block, in `buffer`, u8 [BLOCK]."""
+        for run in self._of(block):
+            buffer[run.at : run.at + len(run.stored)].copy_(run.stored, non_blocking=True)
+        self._finish()
+        content: memoryview = buffer.numpy().data[: self.size(block)]
+        return content
+
+    def write(self, block: int, buffer: Tensor) -> None:
+        """`buffer` into the cache; it may be used again at once."""
+        with torch.inference_mode():  # a mode of the thread
+            for run in self._of(block):
+                run.stored.copy_(buffer[run.at : run.at + len(run.stored)], non_blocking=True)
+        self._finish()
+
+    def each_block(self, work: Callable[[int, Tensor], None]) -> None:
+        """`work` for every block, some at a time, each with a buffer of its own; the first error ends it."""
+        count = min(WORKERS, self.count)
+        buffers: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
+        for buffer in torch.empty(count, BLOCK, dtype=torch.uint8, pin_memory=self._on_cuda):
+            buffers.put(buffer)
+
+        def with_buffer(block: int) -> None:
+            buffer = buffers.get()
+            try:
+                work(block, buffer)
+            finally:
+                buffers.put(buffer)
+
+        with ThreadPoolExecutor(count) as pool:
+            list(pool.map(with_buffer, range(self.count)))
+
+    def _of(self, block: int) -> Iterator[_Run]:
+        first, end = block * BLOCK, block * BLOCK + self.size(block)
+        for index in range(bisect.bisect_right(self._starts, first) - 1, len(self._runs)):
+            start = self._starts[index]
+            if start >= end:
+                return
+            skipped = max(0, first - start)
+            yield _Run(self._runs[index][skipped : end - start], start + skipped - first)
+
+    def _finish(self) -> None:
+        if self._on_cuda:
+            torch.cuda.current_stream().synchronize()
