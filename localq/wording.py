@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
+from localq.sanitize import sanitize
 from localq.stats import Stats
 
 
@@ -24,6 +27,20 @@ def memory_lines(measured: dict[str, int], predicted: dict[str, int]) -> list[st
     rows += [(part, f"{took / 2**20:,.1f}", f"{planned / 2**20:,.1f}") for part, (took, planned) in told.items()]
     rows.append(("in all", f"{sum(measured.values()) / 2**20:,.1f}", f"{sum(predicted.values()) / 2**20:,.1f}"))
     return [f"  {part:<20} {took:>11} {planned:>11}" for part, took, planned in rows]
+
+
+def table_lines(
+    headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()
+) -> list[str]:
+    """An aligned plain table, sanitized; columns whose index is in `right` are right-aligned. No colours, no boxes."""
+    lines = [[sanitize(cell).replace("\n", " ") for cell in row] for row in (headers, *rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
+
+    def aligned(line: list[str]) -> str:
+        sized = enumerate(zip(line, widths, strict=True))
+        return "  ".join(cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in sized).rstrip()
+
+    return [aligned(line) for line in lines]
 
 
 def stats_line(stats: Stats) -> str:

@@ -1,36 +1,17 @@
-"""The read bandwidth of a GPU, measured for front ends without torch by `python -m localq.bench.bandwidth`."""
+"""`python -m localq.bench.bandwidth`: prints the read bandwidth of a GPU as JSON, for `localq.gpu_bandwidth`."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
-from localq.worker import spawn
+import torch
 
-TIMEOUT_S = 60.0  # torch and CUDA start in 3 s, the measurement takes 0.2 s
-
-
-def measured() -> float | None:
-    """Bytes per second of the first visible GPU, by a process of its own; None where that cannot be done."""
-    command = [sys.executable, "-P", "-m", "localq.bench.bandwidth"]
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
-            env=spawn.environment(),
-        )  # fmt: skip
-        found = json.loads(done.stdout)["read_bytes_per_s"] if done.returncode == 0 else None
-    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError):  # no torch, no GPU, or other words
-        return None
-    return float(found) if isinstance(found, int | float) and found > 0 else None
+from localq.bench.roofline import read_bytes_per_s
 
 
 def main() -> int:
     """Measure; 7 without a GPU."""
-    import torch  # here: `measured` is called where torch must not be loaded
-
-    from localq.bench.roofline import read_bytes_per_s
-
     if not torch.cuda.is_available():
         return 7
     print(json.dumps({"read_bytes_per_s": read_bytes_per_s(torch.device("cuda", 0))}))

@@ -5,8 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from localq import cards, choosing, explain, gpus, hub, measured, memory_limits, offers, planner, speed
-from localq.cli import fit_card, fit_rows
+from localq import (
+    cards,
+    choosing,
+    explain,
+    fit_card,
+    fit_rows,
+    gpus,
+    hub,
+    measured,
+    memory_limits,
+    offers,
+    planner,
+    speed,
+)
 from localq.cli.output import note
 from localq.offers import Choice, Considered, Offer
 from localq.sanitize import sanitize
@@ -88,7 +100,7 @@ def made(name: str, format: str | None, settings: Settings) -> Report:
         memory = (
             f"{budget / MIB:,.0f} MiB free on {here.name}" if here and budget is not None else "of the host, no GPU"
         )
-        machine, basis = fit_card.machine_here(here) if here else (None, "")
+        machine, basis = fit_card.machine_here(here, note) if here else (None, "")
         machines = {here.name: machine} if here and machine else {}
     target, choice = choosing.chosen(name, format, settings, budget)
     if choice is None:

@@ -15,8 +15,8 @@ from localq.cli.output import note, print_json, stdout_table
 from localq.wording import human_bytes
 
 if TYPE_CHECKING:
-    from localq.cli.fit_card import Looked
-    from localq.cli.fit_rows import Row
+    from localq.fit_card import Looked
+    from localq.fit_rows import Row
 
 MIB = 2**20
 _MODEL_HELP = "Only this model, part by part, in every format; ORG/REPO is read off the hub."
@@ -49,12 +49,11 @@ def fit(
     json: options.Json = False,
 ) -> None:
     """Say which models fit a GPU, in which format, with how much context, how fast."""
-    from localq import placement
-    from localq.cli import fit_card, fit_rows  # start-up cost: `--help` and the other verbs do without the planner
+    from localq import fit_card, fit_rows, placement  # start-up cost: the other verbs do without the planner
 
     settings = options.effective(kv=kv, embed=embed, head=head, reserve=reserve, offline=offline)
     wishes = placement.Wishes(ctx, settings.kv_bits, settings.embed, settings.head)
-    looked = fit_card.look(vram, desktop, gpu, bandwidth, memory_limits.reserved(settings))
+    looked = fit_card.look(note, vram, desktop, gpu, bandwidth, memory_limits.reserved(settings))
     candidates = fit_rows.of_model(model, format, settings.offline) if model else fit_rows.of_catalogue(format)
     rows = [fit_rows.row_of(each, looked.memory, wishes, looked.machine) for each in candidates]
     if not model:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from localq.sanitize import sanitize
+from localq.wording import table_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,13 +44,8 @@ def is_rich_terminal(stream: TextIO) -> bool:
 
 def stdout_table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
     """Print an aligned plain table; columns whose index is in `right` are right-aligned. No colours, no boxes."""
-    lines = [[sanitize(cell).replace("\n", " ") for cell in row] for row in (headers, *rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
-    for line in lines:
-        cells = (
-            cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
-        )
-        print("  ".join(cells).rstrip())
+    for line in table_lines(headers, rows, right):
+        print(line)
     sys.stdout.flush()
 
 

@@ -79,7 +79,7 @@ def _check(target: catalog.Target, revision: str | None) -> None:
 
 def _chosen(name: str, settings: Settings, quiet: bool) -> catalog.Target:
     """What `localq chat` would load under this name."""
-    from localq.cli import pull_verdict  # start-up cost: a wrong name must be answered without it
+    from localq import pull_verdict  # start-up cost: a wrong name must be answered without it
 
     target, why = pull_verdict.chosen(name, settings)
     if why and not quiet:
@@ -95,8 +95,7 @@ def _here(target: catalog.Target) -> Path | None:
 
 def _judge(target: catalog.Target, revision: str | None, settings: Settings, force: bool, quiet: bool) -> None:
     """Say whether `target` will fit. Raises LocalqError (exit 3) where it will not."""
-    from localq import hub_client  # start-up cost, as above
-    from localq.cli import pull_verdict
+    from localq import hub_client, pull_verdict  # start-up cost, as above
 
     if target.entry is None and (settings.offline or hub_client.is_offline()):
         return  # what follows will say that it is not here

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from localq import gpu_bandwidth
 from localq.bench import bandwidth
 
 
@@ -25,7 +26,7 @@ def answering(monkeypatch, code: int, out: str) -> list[list[str]]:
 
 def test_a_number_is_taken(monkeypatch):
     asked = answering(monkeypatch, 0, '{"read_bytes_per_s": 4.42e12}')
-    assert bandwidth.measured() == 4.42e12
+    assert gpu_bandwidth.measured() == 4.42e12
     assert asked == [[sys.executable, "-P", "-m", "localq.bench.bandwidth"]]
 
 
@@ -35,7 +36,7 @@ def test_a_number_is_taken(monkeypatch):
 ])  # fmt: skip
 def test_anything_else_is_nothing(monkeypatch, code, out):
     answering(monkeypatch, code, out)
-    assert bandwidth.measured() is None
+    assert gpu_bandwidth.measured() is None
 
 
 def test_without_a_gpu_the_process_says_so(monkeypatch, capsys):

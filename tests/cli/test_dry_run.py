@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localq import gpus, hub, planner
-from localq.bench import bandwidth
+from localq import gpu_bandwidth, gpus, hub, planner
 from localq.cli import execute
 from localq.errors import ExitCode
 from localq.worker.client import EngineClient
@@ -27,7 +26,7 @@ def bare_machine(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "probe", lambda: gpus.Found(untold=("NVML: none",)))
-    monkeypatch.setattr(bandwidth, "measured", lambda: None)
+    monkeypatch.setattr(gpu_bandwidth, "measured", lambda: None)
     monkeypatch.setattr(EngineClient, "start", lambda self: pytest.fail("the engine was started"))
     monkeypatch.setattr(hub, "fetch", lambda *arguments, **options: pytest.fail("something was fetched"))
 

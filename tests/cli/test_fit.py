@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from localq import catalog, gpus, placement, planner
-from localq.bench import bandwidth
+from localq import catalog, gpu_bandwidth, gpus, placement, planner
 from localq.cli import execute
 from localq.errors import ExitCode
 
@@ -35,7 +34,7 @@ def fake_gpu(monkeypatch, total: int | None, free: int = 0) -> None:
 def shipped_catalogue_only(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "none.toml"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(bandwidth, "measured", lambda: None)  # it would start a process
+    monkeypatch.setattr(gpu_bandwidth, "measured", lambda: None)  # it would start a process
 
 
 def fit_json(capsys, *arguments: str) -> dict:

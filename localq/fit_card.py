@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localq import cards, gpus, measured, memory_limits, planner, remembered
+from localq import cards, gpu_bandwidth, gpus, measured, memory_limits, planner, remembered
 from localq.cards import Card
-from localq.cli.fit_rows import Memory
-from localq.cli.output import note
 from localq.errors import usage_error
+from localq.fit_rows import Memory
 from localq.gpus import Gpu
+from localq.prepare import Say
 from localq.speed import Machine
 
 _H200 = f"efficiency of the kernels as measured on an {measured.GPU}"
@@ -30,22 +30,25 @@ class Looked:
 
 
 def look(
-    vram: str | None, desktop: str | None, gpu: str | None, bandwidth_gb_per_s: float | None, reserve: int
+    say: Say, vram: str | None, desktop: str | None, gpu: str | None, bandwidth_gb_per_s: float | None, reserve: int
 ) -> Looked:
-    """What the options say; what they leave open is asked of this machine. LocalqError (exit 2) where neither tells."""
+    """What the options say; what they leave open is asked of this machine, which `say` is told of where it takes time.
+
+    Raises LocalqError (exit 2) where neither tells.
+    """
     card = cards.find(gpu) if gpu is not None else None
     given = bandwidth_gb_per_s * 1e9 if bandwidth_gb_per_s else None
     used = planner.parse_bytes(desktop) if desktop else 0
     if vram is None and card is None:
         here, total, free = _here()
         memory = Memory(total, used if desktop else total - free, reserve)
-        machine, basis = machine_here(here, given)
+        machine, basis = machine_here(here, say, given)
         return Looked(memory, here.name, machine, basis)
     total = memory_limits.card_bytes(vram) if vram is not None else planner.parse_card(str(card.gib if card else 0))
     return Looked(Memory(total, used, reserve), card.name if card else None, *_elsewhere(total, card, given))
 
 
-def machine_here(here: Gpu, given: float | None = None) -> tuple[Machine | None, str]:
+def machine_here(here: Gpu, say: Say, given: float | None = None) -> tuple[Machine | None, str]:
     """How fast the GPU of this machine reads: as given, as remembered, as measured now, or as its maker says."""
     card = cards.known(here.name)
     if given:
@@ -53,10 +56,8 @@ def machine_here(here: Gpu, given: float | None = None) -> tuple[Machine | None,
     key = here.uuid or here.name
     found = remembered.bandwidth(key)
     if found is None:
-        from localq.bench import bandwidth  # start-up cost: only where there is a GPU that was never measured
-
-        note(f"measuring how fast {here.name} reads, once")
-        found = bandwidth.measured()
+        say(f"measuring how fast {here.name} reads, once")
+        found = gpu_bandwidth.measured()
         if found is not None:
             remembered.keep_bandwidth(key, found)
     if found is not None:

@@ -1,6 +1,6 @@
-"""What `localq fit` shows: the offers of the catalogue, or of files, each set against a card, in order.
+"""What `localq fit` and the model picker show: the offers of the catalogue, or of files, set against a card, in order.
 
-Apart from the verb because the verb's file is imported at every start and this needs the planner.
+Torch-free; no network but for a repository that is asked for by name.
 """
 
 from __future__ import annotations

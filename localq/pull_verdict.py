@@ -1,7 +1,6 @@
 """What `localq pull` says before the first byte: whether the model will fit the GPU, from its shape alone.
 
-Shapes come from the catalogue; those of other repositories from the hub (`unlisted`). Apart from the verb because the
-verb's file is imported at every start.
+Shapes come from the catalogue; those of other repositories from the hub (`unlisted`). Torch-free.
 """
 
 from __future__ import annotations
