@@ -85,12 +85,15 @@ def _gpu(index: int, ask: Callable[..., Any]) -> Gpu | None:
     capability = ask(f"GPU {index} compute capability", pynvml.nvmlDeviceGetCudaComputeCapability, device)
     memory = ask(f"GPU {index} memory", pynvml.nvmlDeviceGetMemoryInfo, device)
     total, free = (int(memory.total), int(memory.free)) if memory is not None else (None, None)
-    processes = _processes(index, device, ask)
-    return Gpu(index, name or "NVIDIA GPU", uuid, tuple(capability) if capability else None, total, free, processes)
+    held = processes(index, device, ask)
+    return Gpu(index, name or "NVIDIA GPU", uuid, tuple(capability) if capability else None, total, free, held)
 
 
-def _processes(index: int, device: Any, ask: Callable[..., Any]) -> tuple[Process, ...] | None:
-    """Processes that compute or draw, each once, the largest first."""
+def processes(index: int, device: Any, ask: Callable[..., Any]) -> tuple[Process, ...] | None:
+    """Processes that compute or draw on `device` (a handle of NVML), each once, the largest first; None = not told.
+
+    `ask(what, question, *arguments)` gives the answer to a question, or None.
+    """
     import pynvml
 
     kinds = (
@@ -101,8 +104,8 @@ def _processes(index: int, device: Any, ask: Callable[..., Any]) -> tuple[Proces
     if all(answer is None for answer in answers):
         return None
     found = {each.pid: (each.pid, each.usedGpuMemory) for answer in answers for each in answer or ()}
-    processes = [Process(pid, size, _name(pid)) for pid, size in found.values()]
-    return tuple(sorted(processes, key=lambda each: -(each.bytes or 0)))
+    named = [Process(pid, size, _name(pid)) for pid, size in found.values()]
+    return tuple(sorted(named, key=lambda each: -(each.bytes or 0)))
 
 
 def _name(pid: int) -> str:

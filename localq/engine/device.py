@@ -80,3 +80,8 @@ def pick(device: str, machine: Callable[[], Machine] = probe) -> Choice:
 def device_name(device: torch.device) -> str:
     """What to call the device in messages."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+def device_uuid(device: torch.device) -> str:
+    """As NVML calls a GPU: "GPU-5a1b..."; empty for the CPU."""
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else ""

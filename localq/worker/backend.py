@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from localq import roofline
 from localq.errors import ExitCode, LocalqError
 from localq.worker.messages import (
     CacheRestored,
@@ -22,6 +24,7 @@ from localq.worker.messages import (
 
 if TYPE_CHECKING:
     from localq.engine.generate import Engine, Step
+    from localq.engine.load import LoadedModel
 
 
 class Backend(Protocol):
@@ -103,6 +106,8 @@ class TorchBackend:
             head=model.head_bits,
             predicted=model.plan.ledger.components,
             notes=list(engine.notes),
+            gpu_uuid=device.device_uuid(model.device),
+            reads=_reads(model, engine.ledger()),
         )
 
     def unload(self) -> None:
@@ -135,3 +140,10 @@ class TorchBackend:
         if self._engine is None:
             raise LocalqError("engine process", "no model is loaded", "Load one first.", ExitCode.USAGE)
         return self._engine
+
+
+def _reads(model: LoadedModel, ledger: dict[str, int]) -> dict[str, int]:
+    """`roofline.Reads` of a model on a GPU; empty where no roof is known."""
+    kv_bits = 8 * model.dtype.itemsize if model.kv_bits == 16 else model.kv_bits
+    found = roofline.reads(model.plan.arch, ledger, kv_bits) if model.device.type == "cuda" else None
+    return dataclasses.asdict(found) if found else {}

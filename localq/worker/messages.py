@@ -119,7 +119,8 @@ class Loading:
 class Loaded:
     """The model is ready. `ledger` maps a component to bytes as allocated on the device, `predicted` as planned.
 
-    kv_bits, embed and head are what the load request leaves open or asks for, as they came to be.
+    kv_bits, embed and head are what the load request leaves open or asks for, as they came to be. gpu_uuid is empty on
+    the CPU; reads: the fields of `roofline.Reads`, empty where no roof is known.
     """
 
     name: str
@@ -137,6 +138,8 @@ class Loaded:
     embed: str = "device"
     head: str = "16"
     predicted: dict[str, int] = field(default_factory=dict)
+    gpu_uuid: str = ""
+    reads: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

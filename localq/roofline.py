@@ -1,0 +1,69 @@
+"""The fastest that a card could decode: bytes that a step must read over the bandwidth; it falls as the context fills.
+
+A step reads every weight once (without the embedding table, of which it needs one row, unless the table is the head),
+and the keys and values of every position in use, of windowed layers those in the window. Torch-free.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localq import cards, remembered
+from localq.architecture import Architecture
+
+MEASURED, RATED = "measured here", "as its maker says"
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Bytes that a decode step reads: `weights` always, `slot` for each position in use, and in windowed layers
+    `windowed_slot` for each of the last `window` positions."""
+
+    weights: int
+    slot: int
+    windowed_slot: int = 0
+    window: int = 0
+
+    def at(self, used: int) -> int:
+        """With `used` positions in use."""
+        return self.weights + used * self.slot + min(used, self.window) * self.windowed_slot
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Bytes per second of device memory, and who says so: `MEASURED` or `RATED`."""
+
+    bytes_per_s: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Roof:
+    """What bounds decoding on a card."""
+
+    reads: Reads
+    bandwidth: Bandwidth
+
+    def tokens_per_s(self, used: int) -> float:
+        """With `used` positions in use."""
+        return self.bandwidth.bytes_per_s / self.reads.at(used)
+
+
+def reads(arch: Architecture | None, ledger: dict[str, int], kv_bits: int) -> Reads | None:
+    """Of a loaded model, from the bytes that it was allocated; None for shapes of which not all is read (experts)."""
+    if arch is None or arch.experts:
+        return None
+    head = ledger["head"] or ledger["embedding"]
+    row = 2 * arch.hidden
+    layer = arch.kv_bytes_per_token(kv_bits) // arch.layers
+    windowed = arch.window_layers if arch.window else 0
+    return Reads(ledger["weights"] + head + row, layer * (arch.layers - windowed), layer * windowed, arch.window)
+
+
+def bandwidth(uuid: str, name: str) -> Bandwidth | None:
+    """Of the GPU with that UUID and name: what `localq fit` has measured on this machine, else what its maker says."""
+    found = remembered.bandwidth(uuid or name)
+    if found is not None:
+        return Bandwidth(found, MEASURED)
+    card = cards.known(name)
+    return Bandwidth(card.published_gb_per_s * 1e9, RATED) if card else None
