@@ -61,6 +61,11 @@ def sessions_file() -> Path:
     return data_dir() / "sessions.db"
 
 
+def snapshots_dir() -> Path:
+    """What models have read of conversations, as it lies in the KV cache: `<cache>/sessions/`."""
+    return cache_dir() / "sessions"
+
+
 def downloads_dir() -> Path:
     """Downloads that are not finished: `<cache>/downloads`, or beside the weights where those are on another disk.
 

@@ -26,7 +26,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from localq import disk, places
+from localq import disk, places, snapshots
 from localq.conversation import Conversation, Message, Turn
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.session_record import ChatSettings, Session, Summary
@@ -139,8 +139,14 @@ class SessionStore:
         self._change(id, "UPDATE sessions SET title = ? WHERE id = ? AND deleted_s IS NULL", _clean(title))
 
     def delete(self, id: int) -> None:
-        """Put it away; `restore` brings it back within KEPT_S, then it is gone for good."""
+        """Put it away; `restore` brings it back within KEPT_S, then it is gone for good. Its snapshot goes at once."""
         self._change(id, "UPDATE sessions SET deleted_s = ? WHERE id = ? AND deleted_s IS NULL", time.time())
+        snapshots.remove(snapshots.path_of(self.path, id))
+
+    def ids(self) -> set[int]:
+        """The numbers of all conversations."""
+        with self._transaction() as db:
+            return {int(id) for (id,) in db.execute("SELECT id FROM sessions WHERE deleted_s IS NULL")}
 
     def restore(self, id: int) -> None:
         """Undo `delete`."""

@@ -37,7 +37,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "atom-one-light", "ansi-dark", "ansi-light",
     ),
 }  # fmt: skip
-_NUMBER_OR_WORD = ("kv", "head", "vram", "reserve")  # a file may hold these as numbers
+_NUMBER_OR_WORD = ("kv", "head", "vram", "reserve", "snapshots")  # a file may hold these as numbers
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class Settings:
     offline: bool = False
     stats: bool = True
     save: bool = True
+    snapshots: str = "4GiB"
     ui: str = "auto"
     theme: str = "textual-dark"
     keys: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -127,6 +128,8 @@ DESCRIPTIONS: dict[str, str] = {
     "offline": "never touch the network",
     "stats": "print tokens, tok/s and time to first token after a reply (stderr)",
     "save": "keep every conversation of `localq chat`, turn by turn, for --continue and --resume",
+    "snapshots": "most disk, such as 4GiB, for what models have read of long conversations, so that these are taken up "
+    "at once; off = none",
     "ui": "what `localq chat` opens at a terminal: auto = full screen where the terminal can, tui = even if "
     "it says that it cannot (TERM=dumb), plain = line by line",
     "theme": "colours of the full screen",

@@ -1,0 +1,127 @@
+"""Which conversation the engine has read, and when that goes to a file and comes back. Knows neither text nor tensors.
+
+A conversation is written where it would take WORTH_S or more to read again, when another is about to take its place in
+the KV cache, and when the chat ends; it comes back before its next reply. Nothing of this ever fails a reply: what went
+wrong is `told`, and then the conversation is read. Torch-free.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from localq import snapshots
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.session_record import Session
+from localq.settings import Settings
+from localq.stats import Stats
+from localq.worker.messages import Loaded
+
+WORTH_S = 1.0
+HEADER_BYTES, ID_BYTES = 2**16, 12  # of a file besides keys and values, at most: fixed, and for each token
+
+
+class Client(Protocol):
+    """What is needed of `worker.client.EngineClient`."""
+
+    @property
+    def alive(self) -> bool: ...
+    def save_cache(self, path: str) -> int: ...
+    def restore_cache(self, path: str) -> int: ...
+
+
+class SnapshotKeeper:
+    """For the conversations of one chat, whose replies it is told of. One call at a time."""
+
+    def __init__(self, database: Path, cap_bytes: int) -> None:
+        """`database`: where the conversations are saved; all snapshots together take `cap_bytes` at most."""
+        self._database, self._cap_bytes = database, cap_bytes
+        self._record: Session | None = None  # the conversation in the cache
+        self._loaded: Loaded | None = None  # the load that the cache belongs to
+        self._stats = Stats()  # of its last reply; context_used 0: nothing to write
+        self._read, self._read_s = 0, 0.0  # tokens, and the time that reading them took, since the load
+        self._told = ""
+
+    def told(self) -> str:
+        """Why the last snapshot was not used or not kept, once; empty where all went well or there was none."""
+        told, self._told = self._told, ""
+        return told
+
+    def take_up(self, client: Client, record: Session, loaded: Loaded) -> None:
+        """Called before a reply in `record`: bring what was read of it back, unless the cache holds it.
+
+        Raises LocalqError only where the engine process died of it.
+        """
+        if loaded is self._loaded and self._record is not None and self._same(record):
+            return
+        if loaded is self._loaded:
+            self.leave(client)
+        else:
+            self._read, self._read_s = 0, 0.0
+        self._record, self._loaded, self._stats = record, loaded, Stats()
+        path = self._path(record)
+        if path is None or not path.exists():
+            return
+        try:
+            client.restore_cache(str(path))
+            snapshots.used(path)
+        except LocalqError as error:
+            if not client.alive:
+                self._loaded = None
+                raise
+            self._told = str(error)
+            if error.exit_code == ExitCode.BAD_FILE:
+                snapshots.remove(path)
+
+    def replied(self, stats: Stats) -> None:
+        """Called after a reply in the conversation that was taken up, with the figures of its end."""
+        self._stats = stats
+        self._read += stats.prefilled_tokens
+        self._read_s += stats.prefill_s
+
+    def leave(self, client: Client) -> None:
+        """Write what was read of the conversation in the cache, if that is new and worth it. Raises nothing.
+
+        An interrupt (KeyboardInterrupt) breaks it off; then the file that was there before still is.
+        """
+        record, loaded, stats = self._record, self._loaded, self._stats
+        path = None if record is None else self._path(record)
+        if path is None or loaded is None or not client.alive or not self._is_worth_it(stats.context_used):
+            return
+        self._stats = Stats()
+        share = loaded.ledger.get("kv_cache", 0) * stats.context_used // max(1, loaded.context_size)
+        try:
+            snapshots.make_room(path, share + HEADER_BYTES + ID_BYTES * stats.context_used, self._cap_bytes)
+            client.save_cache(str(path))
+        except LocalqError as error:
+            self._told = str(error) if error.what == snapshots.NOT_KEPT else f"{snapshots.NOT_KEPT}: {error}"
+
+    def _is_worth_it(self, tokens: int) -> bool:
+        """Reading so many tokens again would take long, as far as the replies so far tell."""
+        return self._read > 0 and tokens * self._read_s / self._read >= WORTH_S
+
+    def _same(self, record: Session) -> bool:
+        known = self._record
+        return known is record or (known is not None and record.id is not None and known.id == record.id)
+
+    def _path(self, record: Session) -> Path | None:
+        return None if record.id is None else snapshots.path_of(self._database, record.id)
+
+
+def keeper(database: Path, settings: Settings) -> SnapshotKeeper | None:
+    """By the setting `snapshots`; None where it is off. Raises LocalqError (exit 2) for what is no size."""
+    cap_bytes = allowed(settings)
+    return SnapshotKeeper(database, cap_bytes) if cap_bytes else None
+
+
+def allowed(settings: Settings) -> int:
+    """Bytes that all snapshots together may take. Raises LocalqError (exit 2) for what is no size."""
+    from localq import planner  # start-up cost, and only for its sizes
+
+    text = settings.snapshots.strip().lower()
+    if text == "off":
+        return 0
+    try:
+        return planner.parse_bytes(text)
+    except LocalqError as error:
+        raise usage_error("snapshots", f"{text!r} is not a size", "Use something like 4GiB, or off.") from error
