@@ -1,0 +1,218 @@
+"""Presses Ctrl-C (and Esc) at random moments of a chat at a terminal, and looks at what becomes of it.
+
+    python tests/support/terminal_interrupts.py --events 300 --seed 1 --face line
+
+While a model loads, a prompt is read, a reply thinks or answers, at the empty prompt, and twice: the first press stops
+the reply, which keeps what had come of it, the next leave with exit code 130, and the terminal is as it was. The time
+from the key to what the screen says of it is measured. Last line: one JSON object; exit status 1 where anything was
+wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from terminal import CTRL_C, Gave, Terminal
+from terminal_engine import Script
+from terminal_faces import FACES, Line, Place
+
+from localq.sessions import SessionStore
+
+LIFE = 8  # replies that one process is asked for
+LIMIT_S = 0.2  # what a user may wait for a reply to stop
+PHASES = ("reading", "answering", "answering", "thinking", "prompt", "twice")
+WORDS = "wörter und слова 字 "
+THOUGHT = "<think>\nhm, "
+
+
+@dataclass
+class Report:
+    """What was seen. latencies_s: from the key to the screen, by phase. wrong: what must not be."""
+
+    events: int = 0
+    lives: int = 0
+    phases: Counter[str] = field(default_factory=Counter)
+    latencies_s: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    wrong: list[str] = field(default_factory=list)
+
+    def figures(self) -> dict[str, object]:
+        """As printed: milliseconds at the median and the 99th percentile, and how many were late."""
+        times = {
+            phase: {
+                "p50_ms": round(1e3 * statistics.median(found), 1),
+                "p99_ms": round(1e3 * sorted(found)[min(len(found) - 1, int(len(found) * 0.99))], 1),
+                "late": sum(each > LIMIT_S for each in found),
+            }
+            for phase, found in sorted(self.latencies_s.items())
+        }
+        return {
+            "events": self.events,
+            "lives": self.lives,
+            "phases": self.phases,
+            "latency": times,
+            "wrong": self.wrong,
+        }
+
+
+class Life:
+    """One process, from its start to its end."""
+
+    def __init__(self, face: Line, place: Place, rng: random.Random, report: Report) -> None:
+        self.face, self.place, self.rng, self.report = face, place, rng, report
+        self.replies = self.stopped = 0
+
+    def press(self, terminal: Terminal, key: str, phase: str) -> float:
+        """One interrupt; the time of the key."""
+        self.report.events += 1
+        self.report.phases[phase] += 1
+        moment = time.monotonic()
+        terminal.send(key)
+        return moment
+
+    def pause(self, terminal: Terminal, seconds: float) -> None:
+        """Read for so long: the moment of the press is what is random."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            terminal.read(left)
+
+    def run(self) -> None:
+        """Replies, interrupts, and the end by two of them."""
+        with self.face.start(self.place) as terminal:
+            try:
+                terminal.until(lambda: self.face.is_ready(terminal))
+                for _ in range(LIFE):
+                    self.reply(terminal, self.rng.choice(PHASES))
+                    if terminal.process.poll() is not None:
+                        return self.ended(terminal, "twice")
+                self.leave(terminal)
+            except Gave as error:
+                self.report.wrong.append(str(error))
+
+    def reply(self, terminal: Terminal, phase: str) -> None:
+        """Ask, press in `phase`, and see it stop."""
+        if phase == "prompt":
+            self.press(terminal, CTRL_C, phase)
+            terminal.until("again")
+            terminal.until(lambda: self.face.is_ready(terminal))
+            return
+        self.place.says(script(phase))
+        self.replies += 1
+        seen = f"say {self.replies}."
+        self.face.say(terminal, seen)
+        if phase in ("answering", "twice"):
+            terminal.until("wörter")
+        self.pause(terminal, self.rng.uniform(0.0, 0.4))
+        moment = self.press(terminal, self.rng.choice(self.face.stops), phase)
+        self.stopped += 1
+        if phase == "twice":
+            self.pause(terminal, self.rng.uniform(0.0, 0.1))
+            self.press(terminal, CTRL_C, phase)
+            terminal.until(lambda: terminal.process.poll() is not None or self.rests(terminal))
+            self.pause(terminal, 0.2)  # a process that is about to end does so
+            return
+        terminal.until(lambda: self.face.is_stopped(terminal, self.stopped))
+        self.report.latencies_s[phase].append(time.monotonic() - moment)
+        terminal.until(lambda: self.face.is_ready(terminal))
+
+    def rests(self, terminal: Terminal) -> bool:
+        """The second press came when the first had done its work: the chat waits for a message."""
+        return self.face.is_stopped(terminal, self.stopped) and self.face.is_ready(terminal)
+
+    def leave(self, terminal: Terminal) -> None:
+        """Two presses at the empty prompt."""
+        self.press(terminal, CTRL_C, "leave")
+        terminal.until(lambda: "again" in terminal.text or terminal.process.poll() is not None)
+        self.press(terminal, CTRL_C, "leave")
+        self.ended(terminal, "leave")
+
+    def ended(self, terminal: Terminal, phase: str) -> None:
+        """Whatever happened: the exit code, the terminal, no traceback, and the replies in the store."""
+        code = terminal.wait()
+        if code != 130:
+            self.report.wrong.append(f"{phase}: exit code {code}:\n{terminal.scrolled[-3000:]}")
+        self.report.wrong += [f"{phase}: {each}" for each in terminal.left_behind()]
+        if b"Traceback" in terminal.raw:
+            self.report.wrong.append(f"{phase}: a traceback:\n{terminal.scrolled[-3000:]}")
+        self.kept()
+
+    def kept(self) -> None:
+        """Every reply of which something had come is stored, as far as it came, and marked as cut."""
+        store = SessionStore(self.place.home / "data" / "sessions.db")
+        for turn in store.load(store.summaries()[0].id).conversation.turns if self.replies else []:
+            message = turn.message
+            if message.role != "assistant":
+                continue
+            if message.complete:
+                self.report.wrong.append("a reply that was stopped is kept as whole")
+            body = message.content.removeprefix(THOUGHT)
+            if not (WORDS * (len(body) // len(WORDS) + 1)).startswith(body):
+                self.report.wrong.append(f"another text is kept: {message.content[:200]!r}")
+
+
+def script(phase: str) -> Script:
+    """What the engine does while the press is awaited."""
+    words = WORDS.encode().decode("latin-1")
+    if phase == "reading":
+        return Script(prefill_s=30, text=words, repeat=0)
+    if phase == "thinking":
+        return Script(step_s=0.002, text=THOUGHT + words * 10_000)
+    return Script(step_s=0.002, text=words, repeat=0)
+
+
+def load_interrupted(face: Line, place: Place, rng: random.Random, report: Report) -> None:
+    """The model loads: there is nothing to keep, and the chat ends."""
+    place.says(Script(load_s=30))
+    with face.start(place) as terminal:
+        try:
+            terminal.until("reading weights")
+            Life(face, place, rng, report).pause(terminal, rng.uniform(0.0, 0.3))
+            moment = Life(face, place, rng, report).press(terminal, CTRL_C, "loading")
+            code = terminal.wait(10)
+            report.latencies_s["loading"].append(time.monotonic() - moment)
+        except Gave as error:
+            report.wrong.append(str(error))
+            return
+        if code != 130 or b"Traceback" in terminal.raw:
+            report.wrong.append(f"loading: exit code {code}:\n{terminal.scrolled[-3000:]}")
+        report.wrong += [f"loading: {each}" for each in terminal.left_behind()]
+
+
+def campaign(home: Path, face: Line, events: int, seed: int) -> Report:
+    """At least `events` presses."""
+    rng, report = random.Random(seed), Report()
+    while report.events < events and len(report.wrong) < 5:
+        report.lives += 1
+        place = Place(home / str(report.lives))
+        if report.lives % 3 == 0:
+            load_interrupted(face, place, rng, report)
+        else:
+            Life(face, place, rng, report).run()
+    return report
+
+
+def main() -> int:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--face", choices=sorted(FACES), default="line")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as home:
+        report = campaign(Path(home), FACES[arguments.face](), arguments.events, arguments.seed)
+    for each in report.wrong:
+        print(each, file=sys.stderr)
+    print(json.dumps({"face": arguments.face, **report.figures(), "wrong": len(report.wrong)}))
+    return 1 if report.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
