@@ -1,23 +1,12 @@
-"""Copying to the clipboard of the terminal that the user sits at, by an escape sequence (OSC 52): over SSH too.
-
-The text travels as base64, so nothing in it acts on the terminal. A terminal does not answer whether it took it.
-"""
+"""Copying to the clipboard of the terminal, or printing where there is no such terminal."""
 
 from __future__ import annotations
 
-import base64
 import sys
 
 from localq.cli.output import is_rich_terminal
+from localq.osc52 import TOO_LONG, copied, sequence
 from localq.sanitize import sanitize
-
-MOST_BYTES = 74_994  # 100,000 characters of base64 with the sequence around them: what terminals accept
-
-
-def sequence(text: str) -> str | None:
-    """The escape sequence that copies `text`; None where it is too long for terminals."""
-    raw = text.encode("utf-8", "replace")
-    return None if len(raw) > MOST_BYTES else f"\x1b]52;c;{base64.b64encode(raw).decode()}\x07"
 
 
 def copy(text: str) -> str:
@@ -27,7 +16,6 @@ def copy(text: str) -> str:
     if code is not None and is_rich_terminal(sys.stdout):
         sys.stdout.write(code)
         sys.stdout.flush()
-        return f"copied {len(text)} characters, if the terminal allows it (tmux: `set -s set-clipboard on`)"
-    why = "no terminal with a clipboard" if code is not None else "too long for the terminal's clipboard"
+        return copied(text)
     print(text, flush=True)
-    return f"{why}: printed instead"
+    return f"{'no terminal with a clipboard' if code is not None else TOO_LONG}: printed instead"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from localq.cli import clipboard, editor
+from localq import editor
+from localq.cli import clipboard
 from localq.sanitize import sanitize
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from localq import places
+from localq import input_history
 from localq.cli.output import is_rich_terminal, note
-from localq.sanitize import sanitize
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -46,30 +44,31 @@ def _terminal_reader(remember: bool) -> ReadLine:
     def _editor(event: KeyPressEvent) -> None:
         event.current_buffer.open_in_editor()
 
-    history = _kept_history() if remember and not os.environ.get("LOCALQ_NOHISTORY") else InMemoryHistory()
+    history = _kept_history() if remember and input_history.kept() else InMemoryHistory()
     session: PromptSession[str] = PromptSession(history=history, key_bindings=keys, tempfile_suffix=".md")
     return lambda: _joined_lines(lambda continued: session.prompt("... " if continued else PROMPT))
 
 
 def _kept_history() -> History:
-    """The input history, a file that only the user can read; one that goes with the process where it cannot be kept."""
-    from prompt_toolkit.history import FileHistory, InMemoryHistory
+    """The input history, which the TUI shares; one that goes with the process where it cannot be kept."""
+    from prompt_toolkit.history import History, InMemoryHistory
 
-    class Kept(FileHistory):
+    try:
+        path = input_history.opened()
+    except OSError as error:
+        note(f"{error.filename}: the input history cannot be kept ({error.strerror})")
+        return InMemoryHistory()
+
+    class Kept(History):
+        def load_history_strings(self) -> Iterable[str]:
+            with contextlib.suppress(OSError):
+                yield from reversed(input_history.read(path))
+
         def store_string(self, string: str) -> None:
             with contextlib.suppress(OSError):  # a full disk takes no line more, and none of the chat
-                super().store_string(sanitize(string))
+                input_history.append(path, string)
 
-    path = places.state_dir() / "history"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        with contextlib.closing(os.fdopen(descriptor)):
-            os.fchmod(descriptor, 0o600)
-    except OSError as error:
-        note(f"{path}: the input history cannot be kept ({error.strerror})")
-        return InMemoryHistory()
-    return Kept(str(path))
+    return Kept()
 
 
 def _joined_lines(read: Callable[[bool], str]) -> str:

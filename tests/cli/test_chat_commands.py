@@ -14,7 +14,7 @@ import stat
 import pytest
 from scripted_client import CharTokenizer, ScriptedClient
 
-from localq import commands, resuming
+from localq import commands, osc52, resuming
 from localq.chat import ChatSession
 from localq.cli import chat, clipboard, line_input
 from localq.cli.session import TerminalWatcher
@@ -225,10 +225,10 @@ def test_what_is_too_long_for_a_terminal_is_printed(monkeypatch):
     screen = Terminal()
     monkeypatch.setattr("sys.stdout", screen)
     monkeypatch.setenv("TERM", "xterm")
-    text = "x" * (clipboard.MOST_BYTES + 1)
+    text = "x" * (osc52.MOST_BYTES + 1)
     assert "too long" in clipboard.copy(text)
     assert screen.getvalue() == text + "\n"
-    assert len(clipboard.sequence(text[1:])) <= 100_000
+    assert len(osc52.sequence(text[1:])) <= 100_000
 
 
 def test_a_file_goes_before_the_next_message(start, tmp_path):
