@@ -20,6 +20,7 @@ from localq.sampling import Sampling
 from localq.sanitize import sanitize
 from localq.session_record import ChatSettings, Session
 from localq.sessions import SessionStore
+from localq.snapshot_keeper import SnapshotKeeper
 from localq.stats import Stats
 from localq.stops import Matcher
 from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
@@ -46,6 +47,8 @@ class Client(Protocol):
     def load(self, request: Load, on_event: Callable[[Event], None] | None = None) -> Loaded: ...
     def generate(self, request: Generate) -> Iterator[Event]: ...
     def cancel(self, id: int) -> None: ...
+    def save_cache(self, path: str) -> int: ...
+    def restore_cache(self, path: str) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class ChatSession:
     stop_strings  a reply ends before the first of these
     record        the conversation as it is saved; `go_on` takes another
     store         None = nothing is saved
+    keeper        brings back what the model has read of a conversation; None = it is read again
     attached      texts that go before the next message
     unsaved       the last `save` failed or was broken off
     """
@@ -91,6 +95,7 @@ class ChatSession:
     stop_strings: tuple[str, ...] = ()
     record: Session = field(default_factory=Session)
     store: SessionStore | None = None
+    keeper: SnapshotKeeper | None = None
     attached: list[str] = field(default_factory=list)
     loaded: Loaded | None = None
     last: Reply | None = None
@@ -114,6 +119,14 @@ class ChatSession:
         """Ask the running reply to end; safe from another thread. The stream then ends with reason "cancelled"."""
         if self._running is not None:
             self.client.cancel(self._running)
+
+    def leave(self) -> None:
+        """Keep what the model has read of the conversation; before the client is closed. Quick, or an interrupt ends it.
+
+        For an end that is no error; the conversation itself is saved already. `keeper.told` says what went wrong.
+        """
+        if self.keeper is not None:
+            self.keeper.leave(self.client)
 
     # ---- the conversation
 
@@ -168,6 +181,8 @@ class ChatSession:
         try:
             loaded = self.ensure_loaded()
             prompt, notice = self._fitting(loaded)
+            if self.keeper is not None:
+                self.keeper.take_up(self.client, record, loaded)
             if notice:
                 yield Piece("", Stats(context_size=loaded.context_size), notice)
             for part in self.complete(prompt, loaded):
@@ -176,6 +191,8 @@ class ChatSession:
                     yield part
                     continue
                 ended = True
+                if self.keeper is not None:
+                    self.keeper.replied(part.stats)
                 message = Message("assistant", part.text, part.reason == "stop")
                 unsaved = self._said(record, message, turn, part.stats)
                 yield Reply(part.text, part.reason, part.stats, (*part.notices, *unsaved))
