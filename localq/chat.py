@@ -121,7 +121,7 @@ class ChatSession:
             self.client.cancel(self._running)
 
     def leave(self) -> None:
-        """Keep what the model has read of the conversation; before the client is closed. Quick, or an interrupt ends it.
+        """Keep what the model has read of the conversation, before the client is closed; an interrupt breaks it off.
 
         For an end that is no error; the conversation itself is saved already. `keeper.told` says what went wrong.
         """

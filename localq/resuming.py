@@ -8,25 +8,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from localq import stops
+from localq import snapshot_keeper, stops
 from localq.chat import ChatSession
 from localq.errors import ExitCode, LocalqError
 from localq.session_record import Session
 from localq.sessions import SessionStore
 from localq.settings import Settings
+from localq.snapshot_keeper import SnapshotKeeper
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a chat begins: a conversation that it goes on with, where it saves (None = nowhere), its stop strings."""
+    """Where a chat begins: a conversation that it goes on with, where it saves (None = nowhere), its stop strings.
+
+    keeper  of what the model has read, None = nobody
+    """
 
     record: Session | None = None
     store: SessionStore | None = None
     stop: tuple[str, ...] = ()
+    keeper: SnapshotKeeper | None = None
 
     def take_up(self, session: ChatSession) -> Session | None:
         """Give `session`, which was just opened, what it starts with; returns the conversation gone on with."""
-        session.store, session.stop_strings = self.store, self.stop
+        session.store, session.stop_strings, session.keeper = self.store, self.stop, self.keeper
         if self.record is not None:
             self.record.model, self.record.conversation.system = session.record.model, session.system
             session.record = self.record
@@ -36,7 +41,9 @@ class Start:
 def start(record: Session | None, settings: Settings, stop: list[str] | None, say: Callable[[str], None]) -> Start:
     """Where the chat begins. `stop`: as asked for now, before what was saved. Raises as `saving`, and exit 2."""
     kept = record.settings.stop if record is not None and record.settings is not None else ()
-    return Start(record, saving(settings, say), kept if stop is None else stops.checked(stop))
+    store = saving(settings, say)
+    keeper = None if store is None else snapshot_keeper.keeper(store.path, settings)
+    return Start(record, store, kept if stop is None else stops.checked(stop), keeper)
 
 
 def saving(settings: Settings, say: Callable[[str], None]) -> SessionStore | None:

@@ -112,7 +112,19 @@ def converse(settings: Settings, start: Start, quiet: bool, format: str | None =
         record = opened.session.record
         if at_terminal and saved and opened.session.store is not None and record.id is not None:
             note(f"kept as {record.id}: `localq chat --resume {record.id}` or `localq chat --continue` goes on")
+        _leave(opened, watcher, settings.stats and not quiet)
         return code
+
+
+def _leave(opened: Opened, watcher: TerminalWatcher, show_stats: bool) -> None:
+    """Keep what the model has read, for the next time; Ctrl-C leaves without it."""
+    watcher.status.show("keeping what the model has read")
+    with contextlib.suppress(KeyboardInterrupt):
+        opened.session.leave()
+    watcher.status.clear()
+    keeper = opened.session.keeper
+    if show_stats and keeper is not None and (why := keeper.told()):
+        note(f"[{why}]")
 
 
 class Command(TyperCommand):
@@ -188,3 +200,5 @@ class _Loop:
                 note(f"({line})")
             if self.show_stats:
                 note(stats_line(reply.stats))
+                if self.session.keeper is not None and (why := self.session.keeper.told()):
+                    note(f"[{why}]")
