@@ -7,12 +7,14 @@ wrong is `told`, and then the conversation is read. Torch-free.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Protocol
 
 from localq import snapshots
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.session_record import Session
+from localq.sessions import SessionStore
 from localq.settings import Settings
 from localq.stats import Stats
 from localq.worker.messages import Loaded
@@ -112,6 +114,14 @@ def keeper(database: Path, settings: Settings) -> SnapshotKeeper | None:
     """By the setting `snapshots`; None where it is off. Raises LocalqError (exit 2) for what is no size."""
     cap_bytes = allowed(settings)
     return SnapshotKeeper(database, cap_bytes) if cap_bytes else None
+
+
+def unused(settings: Settings) -> list[snapshots.Unused]:
+    """What can go of the snapshots of the user's conversations. Raises LocalqError (exit 9)."""
+    store, ids = SessionStore(), None
+    with contextlib.suppress(LocalqError):  # conversations that cannot be read: they are not gone
+        ids = store.ids() if store.path.exists() else set()
+    return snapshots.unused(store.path, ids, allowed(settings))
 
 
 def allowed(settings: Settings) -> int:

@@ -33,6 +33,16 @@ class Kept:
     used_s: float
 
 
+@dataclass(frozen=True)
+class Unused:
+    """A file to remove, and what it is; of no repository."""
+
+    path: Path
+    bytes: int
+    what: str
+    repo: str = ""
+
+
 def path_of(database: Path, id: int) -> Path:
     """Of the conversation `id` of a `SessionStore` at `database`: another one has conversations of the same numbers."""
     mark = hashlib.sha256(os.fsencode(database.absolute())).hexdigest()[:12]
@@ -84,11 +94,29 @@ def over(found: list[Kept], cap_bytes: int) -> list[Kept]:
     return going
 
 
-def orphans(database: Path, ids: set[int]) -> list[Kept]:
-    """Snapshots of conversations of `database` that are none of `ids`. Raises OSError."""
+def unused(database: Path, ids: set[int] | None, cap_bytes: int) -> list[Unused]:
+    """What can go: parts that nobody writes, snapshots of conversations of `database` that are not among `ids` (None =
+    unknown), and what is more than `cap_bytes` of the others. Raises LocalqError (exit 9)."""
     mark = path_of(database, 0).name.partition("-")[2]
-    mine = {path_of(database, id) for id in ids}
-    return [each for each in kept() if each.path.name.partition("-")[2] == mark and each.path not in mine]
+    with disk.disk_errors(places.snapshots_dir()):
+        parts, found = abandoned(), kept()
+    gone = []
+    if ids is not None:
+        mine = {path_of(database, id) for id in ids}
+        gone = [each for each in found if each.path.name.partition("-")[2] == mark and each.path not in mine]
+    left = [each for each in found if each not in gone]
+    return [
+        *(Unused(each.path, each.bytes, "unfinished snapshot") for each in parts),
+        *(Unused(each.path, each.bytes, "snapshot of a conversation that is gone") for each in gone),
+        *(Unused(each.path, each.bytes, "snapshot beyond the size allowed") for each in over(left, cap_bytes)),
+    ]
+
+
+def free(unused: Unused) -> int:
+    """Remove it; the bytes freed. Raises LocalqError (exit 9)."""
+    with disk.disk_errors(unused.path):
+        unused.path.unlink(missing_ok=True)
+    return unused.bytes
 
 
 def abandoned() -> list[Kept]:

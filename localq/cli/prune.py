@@ -1,4 +1,4 @@
-"""`localq prune`: free the disk of what localq fetched and nothing uses."""
+"""`localq prune`: free the disk of what localq fetched or wrote and nothing uses."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from localq.wording import human_bytes
 
 if TYPE_CHECKING:
     from localq.hub_leftovers import Leftover
+    from localq.snapshots import Unused
 
 
 def prune(
@@ -21,13 +22,13 @@ def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go.")] = False,
     json: options.Json = False,
 ) -> int:
-    """Remove downloads that were cut off, and files that no model uses.
+    """Remove downloads that were cut off, and files that no model or conversation uses.
 
-    Only what localq itself fetched, and nothing that is being fetched now; other tools' files stay.
+    Only what localq itself fetched or wrote, and nothing that is being fetched now; other tools' files stay.
     """
-    from localq import hub_leftovers  # start-up cost: only this verb looks for them
+    from localq import hub_leftovers, snapshot_keeper, snapshots  # start-up cost: only this verb looks for them
 
-    found = hub_leftovers.find()
+    found: list[Leftover | Unused] = [*hub_leftovers.find(), *snapshot_keeper.unused(options.effective())]
     for each in found:
         note(f"{human_bytes(each.bytes)}  {each.what}{f' of {each.repo}' if each.repo else ''}  {each.path}")
     total = sum(each.bytes for each in found)
@@ -35,7 +36,9 @@ def prune(
         note(f"{human_bytes(total)} could be freed" if found else "there is nothing to remove")
         freed, found = 0, found if dry_run else []
     elif yes or _confirmed(total):
-        freed = sum(hub_leftovers.remove(each) for each in found)
+        freed = sum(
+            snapshots.free(each) if isinstance(each, snapshots.Unused) else hub_leftovers.remove(each) for each in found
+        )
         found = [each for each in found if not each.path.exists()]  # what is used by now stayed
         note(f"{human_bytes(freed)} freed")
     else:
@@ -52,7 +55,7 @@ def _confirmed(total: int) -> bool:
     return typer.confirm(f"Remove all of this ({human_bytes(total)})?", err=True)
 
 
-def _fields(leftover: Leftover) -> dict[str, Any]:
+def _fields(leftover: Leftover | Unused) -> dict[str, Any]:
     return {
         "path": str(leftover.path),
         "bytes": leftover.bytes,
