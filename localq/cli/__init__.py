@@ -65,6 +65,7 @@ def main() -> None:
     if code == ExitCode.CLOSED_PIPE:
         # The interpreter flushes stdout once more at exit; nobody reads it any longer.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C while the interpreter ends would take the exit code's place
     sys.exit(code)
 
 

@@ -74,7 +74,7 @@ class ScriptedBackend:
 
     def load(self, request: Load, on_progress: Callable[[str, int, int], None]) -> Loaded:
         script = self.script
-        vocab: dict[str, int] = json.loads((Path(request.path) / "tokenizer.json").read_text())["model"]["vocab"]
+        vocab: dict[str, int] = json.loads((Path(request.path) / "tokenizer.json").read_text("utf-8"))["model"]["vocab"]
         self.ids = {byte: vocab[letter] for byte, letter in letters().items()}
         start = time.monotonic()
         while (spent := time.monotonic() - start) < script.load_s:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from terminal import CTRL_C, CTRL_D, ENTER, Terminal
+from terminal import CTRL_C, CTRL_D, ENTER, Gave, Terminal
 from terminal_engine import Script
 from terminal_localq import COMMAND, environment, write_model
 
@@ -42,9 +43,10 @@ class Line:
         return Terminal(command, environment(place.home, LOCALQ_UI="plain", **environ), size, place.home)
 
     def is_ready(self, terminal: Terminal) -> bool:
-        """It waits for a message, and none is typed: the line editor has the terminal."""
+        """It waits for a message, and none is typed; where there is a line editor, it has the terminal."""
         lines = terminal.text.rstrip().splitlines()
-        return bool(lines) and lines[-1].strip() == ">>>" and 2004 in terminal.modes.on
+        edited = 2004 in terminal.modes.on or not terminal.modes.ever
+        return bool(lines) and lines[-1].strip() == ">>>" and edited
 
     def say(self, terminal: Terminal, text: str) -> None:
         """Send a message of one line."""
@@ -54,9 +56,20 @@ class Line:
         """`count` replies have been stopped so far, by what is told."""
         return len(re.findall(r"^\(stopped\b", terminal.scrolled, re.MULTILINE)) >= count
 
+    def calm(self, terminal: Terminal) -> None:
+        """Whatever it does, it waits for a message in the end; what was typed is not sent."""
+        for _ in range(40):
+            terminal.send("" if self.is_ready(terminal) else CTRL_C)
+            with contextlib.suppress(Gave):
+                terminal.until(lambda: self.is_ready(terminal), 0.5)
+                terminal.until(lambda: not self.is_ready(terminal), 0.3)  # nothing more comes
+            if self.is_ready(terminal) or terminal.process.poll() is not None:
+                return
+        raise Gave(f"it does not come to rest:\n{terminal.text}")
+
     def leave(self, terminal: Terminal) -> int:
         """As a user who has enough."""
-        terminal.until(lambda: self.is_ready(terminal))
+        terminal.until(lambda: self.is_ready(terminal) or terminal.process.poll() is not None)
         terminal.send(CTRL_D)
         return terminal.wait()
 

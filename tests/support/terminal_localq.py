@@ -34,7 +34,7 @@ def write_model(folder: Path) -> Path:
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {"bos_token": special[0], "eos_token": special[2], "chat_template": CHAT_TEMPLATE}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), "utf-8")
     (folder / "config.json").write_text(json.dumps({**CONFIG, "max_position_embeddings": 10**6}))
     shapes = {f"{name}.weight": shape for name, shape in LINEARS.items()}
     shapes |= {f"model.{name}.weight": (320, 64) for name in ("embed_tokens",)} | {"lm_head.weight": (320, 64)}
