@@ -8,21 +8,22 @@ and where there is a store every turn is saved as it ends. The next message star
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from localq import overflow, template
+from localq import overflow, template, thinking
 from localq.conversation import Conversation, Message
 from localq.errors import LocalqError, usage_error
+from localq.incoming import Incoming
+from localq.replies import Piece, Replies, Reply, notices
 from localq.sampling import Sampling
-from localq.sanitize import sanitize
 from localq.session_record import ChatSettings, Session
 from localq.sessions import SessionStore
 from localq.snapshot_keeper import SnapshotKeeper
 from localq.stats import Stats
-from localq.stops import Matcher
 from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
 
 if TYPE_CHECKING:
@@ -31,12 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["ChatSession", "Client", "Message", "Piece", "Replies", "Reply"]
 
 FRAME_BYTES = 64  # that a template writes around a message: few write as many
-_REASONS = {
-    "context": "the context is full: the reply stops here, and the next message leaves out the oldest turns; "
-    "/clear starts anew",
-    "length": "the reply reached its longest allowed length",
-    "cancelled": "stopped",
-}
 
 
 class Client(Protocol):
@@ -51,35 +46,14 @@ class Client(Protocol):
     def restore_cache(self, path: str) -> int: ...
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Part of a reply as it streams; `text` may be empty while the prompt is read. `notice`: a line for the user."""
-
-    text: str
-    stats: Stats
-    notice: str = ""
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The end of a reply: the whole text, why it ended ("stop", "length", "context", "cancelled"), and what to tell."""
-
-    text: str
-    reason: str
-    stats: Stats
-    notices: tuple[str, ...] = ()
-
-
-Replies = Generator[Piece | Reply, None, None]
-
-
 @dataclass
 class ChatSession:
     """A conversation, settings and an engine client. `ask`, `edit` and `regenerate` stream; all else is immediate.
 
     sampling      is laid over the model's own defaults by the caller
     max_tokens    None = until a stop token
-    stop_strings  a reply ends before the first of these
+    stop_strings  an answer ends before the first of these
+    think         "auto" (as the model was made), "on", "off" or a level; `set_think` checks it
     record        the conversation as it is saved; `go_on` takes another
     store         None = nothing is saved
     keeper        brings back what the model has read of a conversation; None = it is read again
@@ -93,6 +67,7 @@ class ChatSession:
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
     stop_strings: tuple[str, ...] = ()
+    think: str = "auto"
     record: Session = field(default_factory=Session)
     store: SessionStore | None = None
     keeper: SnapshotKeeper | None = None
@@ -149,6 +124,11 @@ class ChatSession:
     def system(self, text: str | None) -> None:
         self.conversation.system = text or None
 
+    def set_think(self, think: str) -> None:
+        """Whether, or how much, the model thinks. Raises LocalqError (exit 2) where it has no such choice."""
+        thinking.variables(self.tokenizer.chat_template, think)
+        self.think = think
+
     def clear(self) -> None:
         """Begin anew in the same conversation; the system prompt stays, what was said is a branch of its own."""
         self.conversation.head = None
@@ -177,7 +157,8 @@ class ChatSession:
     def _answer(self, turn: int) -> Replies:
         record = self.record  # the reply belongs here, whatever conversation is gone on with meanwhile
         conversation, before = record.conversation, record.conversation.head
-        conversation.head, text, ended = turn, "", False
+        conversation.head, ended = turn, False
+        incoming = Incoming(self.tokenizer.stream())
         try:
             loaded = self.ensure_loaded()
             prompt, notice = self._fitting(loaded)
@@ -185,20 +166,20 @@ class ChatSession:
                 self.keeper.take_up(self.client, record, loaded)
             if notice:
                 yield Piece("", Stats(context_size=loaded.context_size), notice)
-            for part in self.complete(prompt, loaded):
+            incoming = self._incoming(prompt)
+            for part in self._streamed(prompt, loaded, incoming):
                 if isinstance(part, Piece):
-                    text += part.text
                     yield part
                     continue
                 ended = True
                 if self.keeper is not None:
                     self.keeper.replied(part.stats)
-                message = Message("assistant", part.text, part.reason == "stop")
+                message = Message("assistant", incoming.raw, part.reason == "stop")
                 unsaved = self._said(record, message, turn, part.stats)
-                yield Reply(part.text, part.reason, part.stats, (*part.notices, *unsaved))
+                yield dataclasses.replace(part, notices=(*part.notices, *unsaved))
         finally:
-            if text and not ended:  # nothing is lost: what had arrived stays, marked as cut
-                self._said(record, Message("assistant", text, complete=False), turn)
+            if incoming.raw and not ended:  # nothing is lost: what had arrived stays, marked as cut
+                self._said(record, Message("assistant", incoming.raw, complete=False), turn)
             elif not ended and before != turn:
                 conversation.head = before  # a reply that is not replaced stays where it was
 
@@ -211,6 +192,11 @@ class ChatSession:
     def prompt(self) -> list[int]:
         """Token ids of what the model would read for the current branch as it stands."""
         return self._ids_without(self.conversation.path(), self._left_out(self.conversation.path()))
+
+    def prompt_text(self) -> str:
+        """The text of `prompt`, special tokens as they are written."""
+        messages, variables = self._templated(self.prompt_messages())
+        return self.tokenizer.chat_text(messages, **variables)
 
     def prompt_messages(self) -> list[Message]:
         """The messages of `prompt`."""
@@ -233,7 +219,12 @@ class ChatSession:
         return path.index(first) // 2 if first is not None and first in path else 0
 
     def _ids_without(self, path: list[int], left_out: int) -> list[int]:
-        return self.tokenizer.chat_ids([message.to_dict() for message in self._framed(path[2 * left_out :])])
+        messages, variables = self._templated(self._framed(path[2 * left_out :]))
+        return self.tokenizer.chat_ids(messages, **variables)
+
+    def _templated(self, messages: Sequence[Message]) -> tuple[list[dict[str, str]], dict[str, Any]]:
+        """What a chat template is given: the messages, and its variables."""
+        return [each.to_dict() for each in messages], thinking.variables(self.tokenizer.chat_template, self.think)
 
     def _ids_if_short(self, path: list[int], left_out: int) -> list[int] | None:
         """`_ids_without`, or None where templates take no conversation as long."""
@@ -252,6 +243,7 @@ class ChatSession:
         if record.settings is not None and record.model == self.record.model:
             chosen = record.settings
             self.sampling, self.max_tokens, self.stop_strings = chosen.sampling, chosen.max_tokens, chosen.stop
+            self.think = chosen.think
         record.model = self.record.model
         self.record, self.last, self._read_from = record, None, None
         self.attached.clear()
@@ -261,7 +253,7 @@ class ChatSession:
         record = record or self.record
         if self.store is not None and record.conversation.turns:
             if record is self.record:
-                record.settings = ChatSettings(self.sampling, self.max_tokens, self.stop_strings)
+                record.settings = ChatSettings(self.sampling, self.max_tokens, self.stop_strings, self.think)
             self.unsaved = True
             self.store.save(record)
             self.unsaved = False
@@ -278,6 +270,14 @@ class ChatSession:
 
     def complete(self, prompt: list[int], loaded: Loaded) -> Replies:
         """Stream the continuation of `prompt` (token ids) without touching the conversation."""
+        return self._streamed(prompt, loaded, self._incoming(prompt))
+
+    def _incoming(self, prompt: list[int]) -> Incoming:
+        """For the reply to `prompt`, whose end may have opened a thought."""
+        tail = self.tokenizer.decode(prompt[-thinking.TAIL_TOKENS :])
+        return Incoming(self.tokenizer.stream(), self.stop_strings, thinking.opened(tail))
+
+    def _streamed(self, prompt: list[int], loaded: Loaded, incoming: Incoming) -> Replies:
         breakers = sorted(self.tokenizer.breaker_ids) if self.sampling.dry else []
         generate = Generate(
             next(self._ids),
@@ -287,32 +287,22 @@ class ChatSession:
             self.max_tokens,
             breaker_ids=breakers,
         )
-        detokenizer, matcher = self.tokenizer.stream(), Matcher(self.stop_strings)
-        text, warned_before = "", self.last is not None and self.last.stats.context_fill >= overflow.WARNING
+        warned_before = self.last is not None and self.last.stats.context_fill >= overflow.WARNING
         self._running = generate.id
         try:
             for event in self.client.generate(generate):
                 if isinstance(event, Progress):
                     yield Piece("", event.stats)
-                elif isinstance(event, Tokens) and not matcher.ended():
-                    piece = matcher.push(sanitize(detokenizer.push(event.ids)))
-                    text += piece
-                    if matcher.ended():
+                elif isinstance(event, Tokens) and not incoming.ended():
+                    pieces = incoming.push(event.ids)
+                    if incoming.ended():
                         self.client.cancel(generate.id)
-                    yield Piece(piece, event.stats)
+                    yield from (Piece(text, event.stats, thinking=thinks) for text, thinks in pieces or [("", False)])
                 elif isinstance(event, Done):
-                    rest = matcher.finish(sanitize(detokenizer.finish()))
-                    if rest:
-                        yield Piece(rest, event.stats)
-                    reason = "stop" if matcher.ended() else event.reason
-                    self.last = Reply(text + rest, reason, event.stats, _notices(reason, event.stats, warned_before))
+                    yield from (Piece(text, event.stats, thinking=thinks) for text, thinks in incoming.finish())
+                    reason = "stop" if incoming.ended() else event.reason
+                    told = notices(reason, event.stats, warned_before, incoming.thinking)
+                    self.last = Reply(incoming.answer, reason, event.stats, told, incoming.thought)
                     yield self.last
         finally:
             self._running = None
-
-
-def _notices(reason: str, stats: Stats, warned_before: bool) -> tuple[str, ...]:
-    notices = [_REASONS[reason]] if reason in _REASONS else []
-    if reason != "context" and stats.context_fill >= overflow.WARNING and not warned_before:
-        notices.append(overflow.warning(stats.context_used, stats.context_size))
-    return tuple(notices)

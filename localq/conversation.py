@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from localq import thinking
 from localq.errors import usage_error
 from localq.stats import Stats
 
@@ -18,15 +19,29 @@ TITLE_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class Message:
-    """One turn: role "system", "user" or "assistant". `complete` is False for a reply that was cut."""
+    """One turn: role "system", "user" or "assistant". `complete` is False for a reply that was cut.
+
+    content   as it was said; of a reply the raw text, in which `thinking` finds thought and answer
+    """
 
     role: str
     content: str
     complete: bool = True
 
+    @property
+    def answer(self) -> str:
+        """What is said with it: a reply without its thought."""
+        return thinking.split(self.content)[1] if self.role == "assistant" else self.content
+
+    @property
+    def thought(self) -> str:
+        """What the model thought before a reply."""
+        return thinking.split(self.content)[0] if self.role == "assistant" else ""
+
     def to_dict(self) -> dict[str, str]:
-        """The form that chat templates take."""
-        return {"role": self.role, "content": self.content}
+        """The form that chat templates take. A thought that was cut ends where it was."""
+        content = thinking.closed(self.content) if self.role == "assistant" else self.content
+        return {"role": self.role, "content": content}
 
 
 @dataclass(frozen=True)

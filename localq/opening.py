@@ -71,6 +71,10 @@ def open_session(name: str, settings: Settings, watcher: Watcher, wanted: Wanted
         sampling = settings.sampling(Sampling.from_generation_config(files.generation_config))
         session = ChatSession(client, request, Tokenizer.load(files), sampling, settings.max_tokens)
         session.system = settings.system
+        try:
+            session.set_think(settings.think)
+        except LocalqError as error:  # a setting for all models need not fit each
+            watcher.say(str(error))
         session.record.model = str(target.path.absolute()) if target.path is not None else target.name
         yield Opened(session, client)
     finally:

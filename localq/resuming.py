@@ -71,7 +71,7 @@ def settings_of(record: Session, settings: Settings, flags: dict[str, Any]) -> S
     """
     saved: dict[str, Any] = {"system": record.conversation.system, "model": record.model or settings.model}
     if flags.get("model") in (None, record.model) and record.settings is not None:
-        saved |= dataclasses.asdict(record.settings.sampling) | {"max_tokens": record.settings.max_tokens}
+        saved |= dataclasses.asdict(record.settings.sampling) | {"max_tokens": record.settings.max_tokens, "think": record.settings.think}
     return dataclasses.replace(settings, **saved).replace(**flags)
 
 

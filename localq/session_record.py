@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from localq import thinking
 from localq.conversation import Conversation
 from localq.sampling import Sampling
 from localq.stops import checked
@@ -12,16 +13,21 @@ from localq.stops import checked
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """How replies are made. max_tokens None = until a stop token; stop: strings that a reply ends before."""
+    """How replies are made. max_tokens None = until a stop token; stop: strings that an answer ends before.
+
+    think   "auto", "on", "off" or a level
+    """
 
     sampling: Sampling
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    think: str = "auto"
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ChatSettings:
         """Inverse of `dataclasses.asdict` through JSON. Raises LocalqError for values that are none."""
-        return cls(Sampling(**fields["sampling"]), fields["max_tokens"], checked(fields["stop"]))
+        think = thinking.checked(fields.get("think", "auto"))
+        return cls(Sampling(**fields["sampling"]), fields["max_tokens"], checked(fields["stop"]), think)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localq import keymap, places
+from localq import keymap, places, thinking
 from localq.errors import LocalqError, bad_file, usage_error
 from localq.sampling import Sampling
 
@@ -29,6 +29,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "kv": ("auto", "16", "8", "4"),
     "embed": ("auto", "device", "host"),
     "head": ("auto", "16", "8", "nf4"),
+    "think": thinking.CHOICES,
     "ui": ("auto", "plain", "tui"),
     "theme": (
         "textual-dark", "textual-light", "nord", "gruvbox", "catppuccin-mocha", "dracula", "tokyo-night",
@@ -54,6 +55,7 @@ class Settings:
     kv: str = "auto"
     embed: str = "auto"
     head: str = "auto"
+    think: str = "auto"
     max_tokens: int | None = None
     temperature: float | None = None
     top_k: int | None = None
@@ -112,6 +114,7 @@ DESCRIPTIONS: dict[str, str] = {
     "kv": "bits of the KV cache: 16, 8, 4, or auto = fewer only where the context would not fit",
     "embed": "the embedding table on the device, in host memory, or auto = in host memory only where memory is short",
     "head": "the output head in 16 bit, 8 bit or nf4, or auto = reduced only where memory is short",
+    "think": "whether, or how much, the model thinks: on, off, low, medium, high, or auto = as it was made",
     "max_tokens": "longest reply in tokens; unset = until the model stops or the context is full",
     "temperature": "0 = greedy; unset = the model's own",
     "top_k": "0 = off; unset = the model's own",

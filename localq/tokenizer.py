@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from localq import template
+from localq import template, thinking
 from localq.errors import LocalqError, bad_file, usage_error
 from localq.tokenizer_files import SPECIAL, panics_named, read_backend, special_tokens
 
@@ -62,8 +62,9 @@ class Tokenizer:
 
     @functools.cached_property
     def skipped_ids(self) -> frozenset[int]:
-        """The special tokens, which `decode` leaves out."""
-        return frozenset(id for id, token in self.backend.get_added_tokens_decoder().items() if token.special)
+        """The special tokens, which `decode` leaves out. Tags of thoughts are text, whatever the file calls them."""
+        added = self.backend.get_added_tokens_decoder().items()
+        return frozenset(id for id, token in added if token.special and token.content not in thinking.TAGS)
 
     @functools.cached_property
     def breaker_ids(self) -> frozenset[int]:
@@ -118,7 +119,7 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids` without special tokens."""
         with panics_named("the model's tokenizer", "it fails on these tokens", _FETCH_AGAIN):
-            return self.backend.decode(list(ids), skip_special_tokens=True)
+            return self.backend.decode([id for id in ids if id not in self.skipped_ids], skip_special_tokens=False)
 
     def stream(self) -> Detokenizer:
         """A detokenizer for one reply."""
@@ -128,19 +129,19 @@ class Tokenizer:
         """Ids of a plain text to complete."""
         return self.encode(text, special=True)
 
-    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Ids of a conversation up to where the model answers.
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+        """Ids of a conversation up to where the model answers. `variables`: what the template is given besides.
 
         As transformers' `apply_chat_template(tokenize=True)`: the template writes its special tokens itself, so none
         are added. Raises LocalqError for a base model and where the template refuses.
         """
-        return self.encode(self.chat_text(messages))
+        return self.encode(self.chat_text(messages, **variables))
 
-    def chat_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
         """The text of `chat_ids`, special tokens as they are written."""
         if self.chat_template is None:
             raise LocalqError("chat", "this base model has no chat template", "`localq run` completes plain text.")
-        return template.render(self.chat_template, messages, self.special_tokens)
+        return template.render(self.chat_template, messages, self.special_tokens, **variables)
 
 
 class Detokenizer:

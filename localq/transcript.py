@@ -19,19 +19,30 @@ def export(session: Session, format: str) -> str:
 
 
 def markdown(session: Session) -> str:
-    """A heading for each turn; what was said stands as it was said, since replies are Markdown themselves."""
+    """A heading for each turn; what was said stands as it was said, since replies are Markdown themselves.
+
+    A thought is folded: a <details> that readers of Markdown show closed.
+    """
     parts = [f"# {session.name() or 'Conversation'}", f"Model: {session.model}"]
     conversation = session.conversation
     if conversation.system:
         parts += ["## System", conversation.system]
     for message in conversation.messages():
         cut = "" if message.complete else " (cut)"
-        parts += [f"## {'You' if message.role == 'user' else 'Reply'}{cut}", message.content.strip("\n")]
+        parts += [
+            f"## {'You' if message.role == 'user' else 'Reply'}{cut}",
+            *_folded(message.thought),
+            message.answer.strip("\n"),
+        ]
     return sanitize("\n\n".join(parts) + "\n")
 
 
+def _folded(thought: str) -> list[str]:
+    return ["<details><summary>Thought</summary>", thought, "</details>"] if thought else []
+
+
 def as_json(session: Session) -> str:
-    """One object with `"schema": 1`; statistics with each reply, Unix seconds with each turn."""
+    """One object with `"schema": 1`; statistics with each reply, Unix seconds with each turn, thoughts apart."""
     conversation = session.conversation
     turns = [conversation.turns[index] for index in conversation.answered()]
     body = {
@@ -43,6 +54,8 @@ def as_json(session: Session) -> str:
         "messages": [
             {
                 **dataclasses.asdict(turn.message),
+                "content": turn.message.answer,
+                "thought": turn.message.thought,
                 "created_s": turn.created_s,
                 "stats": turn.stats and turn.stats.to_dict(),
             }

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from typing import TYPE_CHECKING, Any
-
-from typer.core import TyperCommand
+from typing import TYPE_CHECKING
 
 from localq import catalog
 from localq.cli import options
+from localq.cli.optional_values import Command as Command
 from localq.cli.output import note
 from localq.errors import ExitCode, LocalqError
 from localq.prompt_files import system_text
@@ -41,6 +40,7 @@ def chat(
     xtc_probability: options.XtcProbability = None,
     xtc_threshold: options.XtcThreshold = None,
     seed: options.Seed = None,
+    think: options.Think = None,
     stop: options.Stop = None,
     continue_: options.Continue = False,
     resume: options.Resume = None,
@@ -66,7 +66,7 @@ def chat(
         "dry_multiplier": dry_multiplier, "dry_base": dry_base, "dry_allowed_length": dry_allowed_length,
         "xtc_probability": xtc_probability, "xtc_threshold": xtc_threshold,
         "seed": seed, "device": device, "dtype": dtype, "vram": vram, "kv": kv, "embed": embed, "head": head,
-        "reserve": reserve, "offline": offline, "stats": stats, "save": save,
+        "reserve": reserve, "offline": offline, "stats": stats, "save": save, "think": think,
     }  # fmt: skip
     settings = options.effective(**flags)
     if dry_run:
@@ -127,16 +127,6 @@ def _leave(opened: Opened, watcher: TerminalWatcher, show_stats: bool) -> None:
         note(f"[{why}]")
 
 
-class Command(TyperCommand):
-    """`--resume` with nothing behind it means: choose from a list. The parser knows no options like that."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """`args` with an empty value for a bare `--resume`."""
-        said = [*args, "-"]
-        bare = [each == "--resume" and said[place + 1].startswith("-") for place, each in enumerate(args)]
-        return super().parse_args(ctx, ["--resume=" if alone else each for each, alone in zip(args, bare, strict=True)])
-
-
 class _Loop:
     """Read a line, do what it says, until the end of input."""
 
@@ -161,6 +151,7 @@ class _Loop:
                 self.interrupted_at = time.monotonic()
                 note("Ctrl-C again or Ctrl-D leaves")
                 continue
+            self.interrupted_at = -LEAVE_WITHIN_S  # what stops the next reply is no second Ctrl-C here
             try:
                 if not self.handle(line):
                     return ExitCode.OK
@@ -190,11 +181,12 @@ class _Loop:
     def stream(self, parts: Replies) -> None:
         """Print a reply as it arrives; Ctrl-C stops it and keeps it."""
         from localq.cli.session import interruptible, print_reply
+        from localq.cli.thoughts import shown
         from localq.wording import stats_line
 
         self.watcher.load(self.opened)
-        with interruptible(self.session), contextlib.closing(parts):  # closed: what came of it is kept
-            reply = print_reply(parts, self.watcher.status)
+        with shown(self.watcher.quiet) as thoughts, interruptible(self.session), contextlib.closing(parts):
+            reply = print_reply(parts, self.watcher.status, thoughts)  # closed: what came of it is kept
         if reply is not None:
             for line in reply.notices:
                 note(f"({line})")

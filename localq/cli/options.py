@@ -96,6 +96,16 @@ Offline = Annotated[
     bool | None, typer.Option("--offline/--online", help="Never touch the network.", show_default=False)
 ]
 ShowStats = Annotated[bool | None, typer.Option("--stats/--no-stats", help="Speed after a reply.", show_default=False)]
+Think = Annotated[
+    str | None,
+    typer.Option(
+        "--think",
+        metavar="[on|off|low|medium|high]",
+        help="Whether the model thinks first, where it has the choice; --no-think is off.",
+        autocompletion=_choices("think"),
+    ),
+]
+ThinkOut = Annotated[str | None, typer.Option("--think-out", metavar="FILE", help="Thoughts go here, not to stderr.")]
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="End a reply before this text; may be repeated.")
 ]

@@ -12,6 +12,7 @@ import typer
 from localq import catalog
 from localq import stops as stop_strings
 from localq.cli import options
+from localq.cli.optional_values import Command as Command
 from localq.cli.output import note, print_json
 from localq.errors import ExitCode, usage_error
 from localq.prompt_files import system_text
@@ -38,6 +39,8 @@ def run(
     xtc_probability: options.XtcProbability = None,
     xtc_threshold: options.XtcThreshold = None,
     seed: options.Seed = None,
+    think: options.Think = None,
+    think_out: options.ThinkOut = None,
     stop: options.Stop = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -60,7 +63,7 @@ def run(
         top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty,
         dry_multiplier=dry_multiplier, dry_base=dry_base, dry_allowed_length=dry_allowed_length,
         xtc_probability=xtc_probability, xtc_threshold=xtc_threshold, seed=seed, device=device, dtype=dtype,
-        vram=vram, kv=kv, embed=embed, head=head, reserve=reserve, offline=offline, stats=stats,
+        vram=vram, kv=kv, embed=embed, head=head, reserve=reserve, offline=offline, stats=stats, think=think,
     )  # fmt: skip
     if dry_run:
         return _plan(settings, format, json)
@@ -69,19 +72,20 @@ def run(
     catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
     from localq import opening
     from localq.cli.session import TerminalWatcher, interruptible, memory_line, print_reply
+    from localq.cli.thoughts import shown
     from localq.wording import stats_line
 
     watcher = TerminalWatcher(quiet)
     with watcher, opening.open_session(settings.model, settings, watcher, opening.Wanted(format, force)) as opened:
         opened.session.stop_strings = stops
         loaded = watcher.load(opened)
-        with interruptible(opened.session) as pressed:
+        with shown(quiet or json, think_out) as thoughts, interruptible(opened.session) as pressed:
             parts = _parts(opened.session, text, quiet)
-            reply = print_reply(parts, watcher.status, write_text=not json)
+            reply = print_reply(parts, watcher.status, thoughts, write_text=not json)
     if reply is None:
         return ExitCode.FAILURE
     if json:
-        body = {"model": settings.model, "text": reply.text, "reason": reply.reason}
+        body = {"model": settings.model, "text": reply.text, "thought": reply.thought, "reason": reply.reason}
         rates = {"tokens_per_s": reply.stats.tokens_per_s}
         print_json({**body, "stats": {**dataclasses.asdict(reply.stats), **rates}})
     if not quiet:

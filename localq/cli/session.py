@@ -14,6 +14,7 @@ from localq import opening
 from localq.chat import ChatSession, Piece, Reply
 from localq.cli import fetch_progress
 from localq.cli.output import is_rich_terminal, note
+from localq.cli.thoughts import Thoughts
 from localq.opening import Opened
 from localq.prepare import OnProgress
 from localq.wording import human_bytes
@@ -113,8 +114,10 @@ def interruptible(session: ChatSession) -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, previous)
 
 
-def print_reply(parts: Iterator[Piece | Reply], status: StatusLine, write_text: bool = True) -> Reply | None:
-    """Stream a reply to stdout as it arrives; returns its end, or None when the stream had none."""
+def print_reply(
+    parts: Iterator[Piece | Reply], status: StatusLine, thoughts: Thoughts, write_text: bool = True
+) -> Reply | None:
+    """Stream the answer of a reply to stdout as it arrives; returns its end, or None when the stream had none."""
     reply = None
     for part in parts:
         if isinstance(part, Reply):
@@ -122,8 +125,12 @@ def print_reply(parts: Iterator[Piece | Reply], status: StatusLine, write_text: 
         elif part.notice:
             status.clear()
             note(f"({part.notice})")
+        elif part.thinking:
+            status.clear()
+            thoughts.write(part.text)
         elif part.text:
             status.clear()
+            thoughts.end()
             if write_text:
                 sys.stdout.write(part.text)
                 sys.stdout.flush()
@@ -131,6 +138,7 @@ def print_reply(parts: Iterator[Piece | Reply], status: StatusLine, write_text: 
             done = part.stats.cached_tokens + part.stats.prefilled_tokens
             status.show(f"reading the prompt {done / part.stats.prompt_tokens:4.0%}")
     status.clear()
+    thoughts.end()
     if write_text:
         sys.stdout.write("\n")
         sys.stdout.flush()

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from localq import settings, stops
+from localq import settings, stops, thinking
 from localq.chat import ChatSession, Replies
 from localq.commands import sessions, texts
 from localq.commands.host import Host
@@ -32,6 +32,7 @@ HELP = """\
 /export md|json [FILE] write it to FILE, or print it
 /system [TEXT]         show or set the system prompt; @FILE reads it, "off" removes it
 /set [NAME VALUE]      list or change sampling settings, max_tokens and stop
+/think [on|off|LEVEL]  whether, or how much, the model thinks before it answers; "auto" leaves it to the model
 /tokens                how full the context is
 /show prompt|template  the text that the model reads, or the template that makes it
 /stats                 speed of the last reply, this conversation, model, device and memory
@@ -91,6 +92,14 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
     return "\n".join(f"{name} = {value}" for name, value in values.items())
 
 
+def think(session: ChatSession, argument: str, host: Host) -> str:
+    """Show or set whether, or how much, the model thinks."""
+    if argument:
+        session.set_think(thinking.checked(argument))
+        session.keep()
+    return f"think = {session.think}" + (" (as the model was made)" if session.think == "auto" else "")
+
+
 def stats(session: ChatSession, argument: str, host: Host) -> str:
     """The last reply's figures, those of the conversation, and what the engine holds."""
     lines = [stats_line(session.last.stats)] if session.last else ["no reply yet"]
@@ -122,6 +131,7 @@ COMMANDS: dict[str, Callable[[ChatSession, str, Host], str | Replies]] = {
     "/export": sessions.export,
     "/system": system,
     "/set": set_value,
+    "/think": think,
     "/tokens": texts.tokens,
     "/show": texts.show,
     "/stats": stats,

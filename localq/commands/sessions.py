@@ -120,7 +120,7 @@ def taken_up(record: Session) -> str:
     messages = record.conversation.messages()
     lines = [f"{record.name()} ({len(messages)} messages)"]
     for message in messages[-2:]:
-        lines.append(f"{'>>> ' if message.role == 'user' else ''}{message.content}")
+        lines.append(f"{'>>> ' if message.role == 'user' else ''}{message.answer}")
     if len(record.conversation.path()) > len(messages):
         lines.append("(the last message has no answer: /regen answers it)")
     return sanitize("\n".join(lines))

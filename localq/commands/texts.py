@@ -51,11 +51,11 @@ def alternatives(session: ChatSession, argument: str, host: Host) -> str:
         taken = found[_number(argument, len(found), "/n") - 1]
         conversation.take(taken)
         is_end = taken == conversation.head == conversation.last_reply()
-        return session.keep() or (conversation.turns[taken].message.content if is_end else taken_up(session.record))
+        return session.keep() or (conversation.turns[taken].message.answer if is_end else taken_up(session.record))
     lines, path = [], conversation.path()
     for number, turn in enumerate(found, 1):
         message = conversation.turns[turn].message
-        words = " ".join(message.content.split())
+        words = " ".join(message.answer.split())
         mark, who = "*" if turn in path else " ", ">>> " if message.role == "user" else ""
         lines.append(f"{mark} {number}  {who}{words if len(words) <= 70 else words[:67] + '...'}")
     return "\n".join(lines)
@@ -83,13 +83,12 @@ def show(session: ChatSession, argument: str, host: Host) -> str:
         raise usage_error("/show", "it shows `prompt` or `template`", "/stats and /set show the rest.")
     if not session.conversation.path():
         return "nothing said yet"
-    text = session.tokenizer.chat_text([message.to_dict() for message in session.prompt_messages()])
-    return host.show(text, f"({len(session.prompt())} tokens)")
+    return host.show(session.prompt_text(), f"({len(session.prompt())} tokens)")
 
 
 def copy(session: ChatSession, argument: str, host: Host) -> str:
-    """Copy the last reply, the N-th last one, or the last block of code."""
-    replies = [message.content for message in session.messages if message.role == "assistant"]
+    """Copy the last answer, the N-th last one, or the last block of code."""
+    replies = [message.answer for message in session.messages if message.role == "assistant"]
     if not replies:
         raise usage_error("/copy", "there is no reply yet", "Say something first.")
     if argument == "code":

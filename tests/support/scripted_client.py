@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from localq.errors import LocalqError
 from localq.stats import Stats
@@ -16,11 +17,14 @@ class CharTokenizer:
     stop_ids = frozenset({0})
     chat_template: str | None = "scripted"
 
-    def chat_text(self, messages: list[dict[str, str]]) -> str:
+    def chat_text(self, messages: list[dict[str, str]], **variables: Any) -> str:
         return "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>"
 
-    def chat_ids(self, messages: list[dict[str, str]]) -> list[int]:
-        return [ord(letter) for letter in self.chat_text(messages)]
+    def chat_ids(self, messages: list[dict[str, str]], **variables: Any) -> list[int]:
+        return [ord(letter) for letter in self.chat_text(messages, **variables)]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(chr(i) for i in ids)
 
     def prompt_ids(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]

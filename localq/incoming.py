@@ -1,0 +1,62 @@
+"""The text of a reply as its tokens come in: put together, made harmless, thought and answer told apart, and cut at
+stop strings, which count in the answer only. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from localq.sanitize import sanitize
+from localq.stops import Matcher
+from localq.thinking import Splitter
+
+
+class Detokenizer(Protocol):
+    """What is needed of `tokenizer.Detokenizer`."""
+
+    def push(self, ids: Sequence[int]) -> str: ...
+    def finish(self) -> str: ...
+
+
+class Incoming:
+    """Ids in, pieces out: (text, whether it is thought), none of them empty. `ended`: a stop string was met."""
+
+    def __init__(self, detokenizer: Detokenizer, stop_strings: Sequence[str] = (), opened: str = "") -> None:
+        """opened: the beginning of the reply that the prompt has already (`thinking.opened`)."""
+        self._detokenizer, self._matcher, self._splitter = detokenizer, Matcher(stop_strings), Splitter(opened)
+        self.thought = self.answer = ""
+
+    @property
+    def raw(self) -> str:
+        """The reply as it is stored; empty as long as nothing came. What is still held back is not part of it."""
+        return self._splitter.head + self.answer if self.thought or self.answer else ""
+
+    @property
+    def thinking(self) -> bool:
+        """Whether the thought goes on, so that there is no answer yet."""
+        return self._splitter.thinking
+
+    def ended(self) -> bool:
+        """A stop string was met: what comes is not part of the reply."""
+        return self._matcher.ended()
+
+    def push(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
+        """The text that is certain now."""
+        return [] if self.ended() else self._taken(sanitize(self._detokenizer.push(ids)))
+
+    def finish(self) -> list[tuple[str, bool]]:
+        """What was held back; the reply is over."""
+        if self.ended():
+            return []
+        pieces = self._taken(sanitize(self._detokenizer.finish()))
+        thought, answer = self._splitter.finish()
+        return pieces + self._kept(thought, self._matcher.finish(answer))
+
+    def _taken(self, text: str) -> list[tuple[str, bool]]:
+        thought, answer = self._splitter.push(text)
+        return self._kept(thought, self._matcher.push(answer))
+
+    def _kept(self, thought: str, answer: str) -> list[tuple[str, bool]]:
+        self.thought += thought
+        self.answer += answer
+        return [(text, thinks) for text, thinks in ((thought, True), (answer, False)) if text]
