@@ -25,6 +25,9 @@ from localq.worker.messages import (
 if TYPE_CHECKING:
     from localq.engine.generate import Engine, Step
     from localq.engine.load import LoadedModel
+    from localq.grammar import Grammar
+    from localq.modelfiles import ModelFiles
+    from localq.worker.grammar import Constraint, Vocabulary
 
 
 class Backend(Protocol):
@@ -61,6 +64,8 @@ class TorchBackend:
 
         self._engine: Engine | None = None
         self._weights = ""  # of the loaded model, see `snapshot.weights_of`
+        self._files: ModelFiles | None = None  # of the loaded model
+        self._vocabulary: Vocabulary | None = None  # of the loaded model, once a reply has had a grammar
 
     @property
     def watched(self) -> bool:
@@ -74,7 +79,7 @@ class TorchBackend:
 
         started = time.monotonic()
         self.unload()
-        files = modelfiles.open_model(Path(request.path))
+        self._files = files = modelfiles.open_model(Path(request.path))
         self._weights = snapshot.weights_of(files)
         options = load.Options(
             request.name,
@@ -114,15 +119,25 @@ class TorchBackend:
         """Free the model."""
         from localq.engine import load
 
-        self._engine = None
+        self._engine = self._vocabulary = None
         load.free_memory()
 
     def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
         """Continue the prompt of `request`."""
-        return self._loaded().generate(
-            request.prompt, request.sampling, frozenset(request.stop_ids), request.max_tokens, cancelled,
-            breakers=frozenset(request.breaker_ids),
+        engine, stop_ids = self._loaded(), frozenset(request.stop_ids)
+        constraint = self._constraint(engine, request.grammar, stop_ids) if request.grammar is not None else None
+        return engine.generate(
+            request.prompt, request.sampling, stop_ids, request.max_tokens, cancelled,
+            breakers=frozenset(request.breaker_ids), constraint=constraint,
         )  # fmt: skip
+
+    def _constraint(self, engine: Engine, wanted: Grammar, stop_ids: frozenset[int]) -> Constraint:
+        from localq.worker.grammar import Constraint, Vocabulary  # start-up cost: only for replies with a grammar
+
+        assert self._files is not None
+        if self._vocabulary is None or self._vocabulary.stop_ids != stop_ids:
+            self._vocabulary = Vocabulary(self._files, engine.model.vocab, stop_ids)
+        return Constraint(wanted, self._vocabulary)
 
     def profile(self, request: Profile) -> Profiled:
         """Time one decode step of the loaded model."""

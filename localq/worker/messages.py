@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localq.errors import ExitCode, LocalqError
+from localq.grammar import Grammar
 from localq.sampling import Sampling
 from localq.stats import Stats
 
@@ -55,6 +56,7 @@ class Generate:
     sampling: Sampling = field(default_factory=Sampling)
     stop_ids: list[int] = field(default_factory=list)
     max_tokens: int | None = None  # None = until a stop token or a full context
+    grammar: Grammar | None = None  # the reply keeps to it
     breaker_ids: list[int] = field(default_factory=list)  # end a repetition, for DRY
 
 
@@ -211,7 +213,8 @@ _TYPES: dict[str, type[Any]] = {
         *(Ready, Loading, Loaded, Progress, Tokens, Done, Profiled, CacheSaved, CacheRestored, Failed),
     )
 }
-_NESTED: dict[str, type[Any]] = {"sampling": Sampling, "stats": Stats}
+_NESTED: dict[str, type[Any]] = {"sampling": Sampling, "stats": Stats, "grammar": Grammar}
+_OPTIONAL = frozenset({"grammar"})
 
 
 def encode(message: Request | Event) -> bytes:
@@ -226,7 +229,7 @@ def decode(line: bytes) -> Request | Event:
         body = json.loads(line)
         kind = _TYPES[body.pop("type")]
         for name, nested in _NESTED.items():
-            if name in body:
+            if name in body and not (name in _OPTIONAL and body[name] is None):
                 body[name] = nested(**body[name])
         message: Request | Event = kind(**body)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
