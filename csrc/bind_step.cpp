@@ -1,4 +1,4 @@
-// Bindings of the small operations of a decode step: embed, rmsnorm, sample; no logic.
+// Bindings of the small operations of a decode step: embed, rmsnorm, dry_match, adjust, sample; no logic.
 #include "bind.h"
 #include "embed.h"
 #include "rmsnorm.h"
@@ -31,10 +31,41 @@ void bind_step(py::module_& m) {
       py::arg("type"), py::arg("rows"), py::arg("width"), py::arg("device"), py::arg("stream"));
 
   m.def(
+      "dry_match",
+      [](uintptr_t history, int64_t size, uintptr_t prompt, uintptr_t step, uintptr_t token, uintptr_t window,
+         uintptr_t breakers, int longest, uintptr_t matches, int device, uintptr_t stream) {
+        const DryMatch match = {pointer<int32_t>(history),
+                                size,
+                                pointer<const int64_t>(prompt),
+                                pointer<const int64_t>(step),
+                                pointer<const int64_t>(token),
+                                pointer<const int64_t>(window),
+                                pointer<const uint8_t>(breakers),
+                                longest,
+                                pointer<int32_t>(matches)};
+        dry_match(match, device, stream_of(stream));
+      },
+      py::arg("history"), py::arg("size"), py::arg("prompt"), py::arg("step"), py::arg("token"), py::arg("window"),
+      py::arg("breakers"), py::arg("longest"), py::arg("matches"), py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "adjust",
+      [](uintptr_t logits, int64_t vocab, float softcap, uintptr_t seen, uintptr_t floats, uintptr_t penalties,
+         uintptr_t matches, uintptr_t mask, int device, uintptr_t stream) {
+        const Adjust a = {pointer<float>(logits),        vocab,
+                          softcap,                       pointer<const uint8_t>(seen),
+                          pointer<const double>(floats), pointer<const float>(penalties),
+                          pointer<int32_t>(matches),     pointer<const uint32_t>(mask)};
+        adjust(a, device, stream_of(stream));
+      },
+      py::arg("logits"), py::arg("vocab"), py::arg("softcap"), py::arg("seen"), py::arg("floats"), py::arg("penalties"),
+      py::arg("matches"), py::arg("mask"), py::arg("device"), py::arg("stream"));
+
+  m.def(
       "sample",
       [](uintptr_t logits, int64_t vocab, float softcap, uintptr_t seen, uintptr_t uniforms, int64_t capacity,
          uintptr_t step, uintptr_t floats, uintptr_t top_k, uintptr_t chosen, uintptr_t token, uintptr_t position,
-         uintptr_t workspace, bool greedy, int device, uintptr_t stream) {
+         uintptr_t workspace, uintptr_t excludes, bool adjusted, bool greedy, int device, uintptr_t stream) {
         const Sample s = {pointer<const float>(logits),
                           vocab,
                           softcap,
@@ -47,12 +78,15 @@ void bind_step(py::module_& m) {
                           pointer<int64_t>(chosen),
                           pointer<int64_t>(token),
                           pointer<int64_t>(position),
-                          pointer<void>(workspace)};
+                          pointer<void>(workspace),
+                          pointer<const uint8_t>(excludes),
+                          adjusted};
         sample(s, greedy, device, stream_of(stream));
       },
       py::arg("logits"), py::arg("vocab"), py::arg("softcap"), py::arg("seen"), py::arg("uniforms"),
       py::arg("capacity"), py::arg("step"), py::arg("floats"), py::arg("top_k"), py::arg("chosen"), py::arg("token"),
-      py::arg("position"), py::arg("workspace"), py::arg("greedy"), py::arg("device"), py::arg("stream"));
+      py::arg("position"), py::arg("workspace"), py::arg("excludes"), py::arg("adjusted"), py::arg("greedy"), py::arg("device"),
+      py::arg("stream"));
 }
 
 }  // namespace localq

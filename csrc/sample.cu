@@ -2,16 +2,19 @@
 //   score[i] = logit (soft-capped), divided by the penalty where seen (multiplied where negative)     f32
 //   greedy:  the largest score, of equal ones the lowest id
 //   sampled: weight[i] = exp((score[i] - largest) / temperature); in the order (falling score, rising id) keep what
-//            top-k, top-p and min-p keep, and draw the first token whose cumulated weight exceeds u * kept weight
+//            top-k, top-p and min-p keep, where XTC acts without the first tokens of that which reach its share of the
+//            kept weight, but for the last of them; draw the first token whose cumulated weight exceeds u * weight left
 // logits f32 [vocab], vocab < 2^24; settings are read from device memory, so that one captured graph serves them all.
 //
 // Nothing is sorted. All three filters keep a prefix of one order, so what counts is the weight of each prefix: that of
 // top-k, then that of top-p inside it, then the smaller of it and the weight of all that min-p keeps. The draw falls
-// into the smallest prefix by itself. Each search is "the first token whose cumulated count (weight) reaches a target":
+// into the smallest prefix by itself. XTC takes a prefix away: its weight goes to the target of the draw. Each search is "the first token whose cumulated count (weight) reaches a target":
 //   1 scan      every block: scores, largest, finite?                     the last block: greedy's choice
 //   2 histogram every block: count and weight per bin of the score        the last block: the bin of the first search
 //   3 refine    three times (top-k, top-p, draw; each leaves at once when it is off): every block lists the tokens of
 //               that bin; the last block finds the one in it, by digits of (score, id), and the bin of the next search
+//   With XTC, before the draw: every block sums the weights that reach its threshold (share), the last block plans a
+//               fourth search, for the last of these tokens (refine)
 // A bin is a monotone function of the score: 1/1024 of the 32 nats below the largest, the last one takes all the rest.
 //
 // Weights are f64 rounded to integers of 2^-shift, shift = 62 - bits of vocab (2^-43 for 262,208 tokens), so every sum
@@ -56,6 +59,17 @@ __device__ void plan(const Context& c, Scratch& scratch, Stage stage, unsigned l
   if (place.bin == kNone) emit(c, c.work->top_id);
 }
 
+__device__ int64_t step_of(const Context& c) {
+  return min(int64_t(__ldcg(c.s.step)), c.s.capacity - 1);
+}
+
+// The draw from a prefix of weight `kept` without its first tokens, of weight `excluded`. All threads of the last block.
+__device__ void plan_draw(const Context& c, Scratch& scratch, unsigned long long kept, unsigned long long excluded) {
+  const unsigned long long left = kept - excluded;
+  const double threshold = __ldcg(c.s.uniforms + step_of(c)) * double(left);
+  plan(c, scratch, kDraw, excluded + min(__double2ull_rd(threshold) + 1, max(left, 1ull)));
+}
+
 // `kept` is the weight of the prefix that the searches before `next` left. All threads of the last block.
 __device__ void plan_next(const Context& c, Scratch& scratch, Stage next, unsigned long long kept) {
   if (next == kTopK) {
@@ -69,13 +83,13 @@ __device__ void plan_next(const Context& c, Scratch& scratch, Stage next, unsign
     return plan(c, scratch, kTopP, min(max(target, 1ull), kept));
   }
   const unsigned long long all = min(kept, __ldcg(&c.work->min_p_weight));
-  const int64_t step = min(int64_t(__ldcg(c.s.step)), c.s.capacity - 1);
-  const double threshold = __ldcg(c.s.uniforms + step) * double(all);
-  plan(c, scratch, kDraw, min(__double2ull_rd(threshold) + 1, max(all, 1ull)));
+  if (c.s.excludes == nullptr || !__ldcg(c.s.excludes + step_of(c))) return plan_draw(c, scratch, all, 0);
+  if (threadIdx.x == 0) c.work->kept = all;  // the share goes on
 }
 
 struct Found {
   unsigned long long rank;     // of the token, for a draw
+  unsigned long long before;   // weight of the list before it
   unsigned long long through;  // weight of the list up to and including it
 };
 
@@ -133,7 +147,7 @@ __device__ Found search_list(const Context& c, const Settings& settings, Scratch
     if (((rank ^ prefix) & mask) == 0 && stage == kDraw) scratch.found = rank;  // one token
   }
   __syncthreads();
-  return {scratch.found, before + place.weight};
+  return {scratch.found, before, before + place.weight};
 }
 
 // The largest of the block's scores joins `best`. All threads must call.
@@ -167,7 +181,7 @@ __global__ void __launch_bounds__(kThreads) sample_scan_kernel(Context c, bool g
   __shared__ bool last;
   release_dependents();
   dependency_wait();
-  const float penalty = float(__ldcg(c.s.floats + 3));
+  const float penalty = penalty_of(c);
   const int vocab = int(c.s.vocab), threads = gridDim.x * kThreads;
   unsigned long long best = 0;
   bool finite = true;
@@ -175,7 +189,7 @@ __global__ void __launch_bounds__(kThreads) sample_scan_kernel(Context c, bool g
   for (int i = blockIdx.x * kThreads + threadIdx.x; i < vocab; i += threads) {
     const float x = capped(c, i);
     finite &= isfinite(x);
-    const unsigned key = ordered(penalized(c, i, x, penalty));
+    const unsigned key = ordered(penalized(x, __ldcg(c.s.seen + i), penalty));
     best = max(best, static_cast<unsigned long long>(key) << 32 | ~unsigned(i));
   }
   join_best(c.work, best, finite);
@@ -186,7 +200,7 @@ __global__ void __launch_bounds__(kThreads) sample_scan_kernel(Context c, bool g
     }
   }
   if (arrives_last(c.work, &last) && threadIdx.x == 0) {
-    c.work->min_p_weight = 0;
+    c.work->min_p_weight = c.work->kept = 0;
     for (int stage = 0; stage < kStages; ++stage) c.work->bin[stage] = kNone;
     settle(c, greedy);
   }
@@ -201,7 +215,7 @@ __global__ void __launch_bounds__(kThreads) sample_histogram_kernel(Context c) {
   __syncthreads();
   if (__ldcg(&c.work->finished)) return;
   const Settings settings = settings_of(c);
-  const float penalty = float(__ldcg(c.s.floats + 3));
+  const float penalty = penalty_of(c);
   unsigned long long min_p_weight = 0;
   for (int i = blockIdx.x * kThreads + threadIdx.x; i < c.s.vocab; i += gridDim.x * kThreads) {
     const float x = score(c, i, penalty);
@@ -224,6 +238,35 @@ __global__ void __launch_bounds__(kThreads) sample_histogram_kernel(Context c) {
   plan_next(c, scratch, kTopK, total);
 }
 
+// XTC: how much of the kept weight is of tokens that reach the threshold.
+__global__ void __launch_bounds__(kThreads) sample_share_kernel(Context c) {
+  __shared__ Scratch scratch;
+  release_dependents();
+  dependency_wait();
+  const unsigned long long kept = __ldcg(&c.work->kept);
+  if (kept == 0) return;  // all blocks: nobody writes it in this launch
+  if (threadIdx.x == 0) scratch.found = 0;
+  __syncthreads();
+  const Settings settings = settings_of(c);
+  const float penalty = penalty_of(c);
+  const double least = __ldcg(c.s.floats + 4) * (double(kept) / c.unit);
+  unsigned long long above = 0;
+  for (int i = blockIdx.x * kThreads + threadIdx.x; i < c.s.vocab; i += gridDim.x * kThreads) {
+    const double weight = weight_of(score(c, i, penalty), settings);
+    if (weight >= least) above += units(weight, c.unit);
+  }
+  if (above != 0) add_shared(&scratch.found, above);
+  __syncthreads();
+  if (threadIdx.x == 0 && scratch.found != 0) atomicAdd(&c.work->above, scratch.found);
+  if (!arrives_last(c.work, &scratch.last)) return;
+  above = min(kept, __ldcg(&c.work->above));  // equal scores beyond the kept ones reach it too
+  __syncthreads();                            // all have read it
+  if (threadIdx.x == 0) c.work->above = 0;
+  load_histogram(c.work, scratch);
+  if (above == 0) return plan_draw(c, scratch, kept, 0);
+  plan(c, scratch, kXtc, above);
+}
+
 __global__ void __launch_bounds__(kThreads) sample_refine_kernel(Context c, Stage stage) {
   __shared__ Scratch scratch;
   release_dependents();
@@ -231,7 +274,7 @@ __global__ void __launch_bounds__(kThreads) sample_refine_kernel(Context c, Stag
   const int bin = __ldcg(&c.work->bin[stage]);
   if (bin == kNone) return;  // all blocks: nobody writes it in this launch
   const Settings settings = settings_of(c);
-  const float penalty = float(__ldcg(c.s.floats + 3));
+  const float penalty = penalty_of(c);
 #pragma unroll 4
   for (int i = blockIdx.x * kThreads + threadIdx.x; i < c.s.vocab; i += gridDim.x * kThreads) {
     const float x = score(c, i, penalty);
@@ -247,7 +290,9 @@ __global__ void __launch_bounds__(kThreads) sample_refine_kernel(Context c, Stag
   if (stage == kDraw) return;
   __syncthreads();
   load_histogram(c.work, scratch);
-  plan_next(c, scratch, Stage(stage + 1), __ldcg(&c.work->before_weight[stage]) + found.through);
+  const unsigned long long before = __ldcg(&c.work->before_weight[stage]);
+  if (stage == kXtc) return plan_draw(c, scratch, __ldcg(&c.work->kept), before + found.before);
+  plan_next(c, scratch, Stage(stage + 1), before + found.through);
 }
 
 // localq/kernels/sampling.py allocates this much in front of the list.
@@ -278,7 +323,9 @@ void sample(const Sample& s, bool greedy, int device, cudaStream_t stream) {
   launch(kOp, device, sample_scan_kernel, grid, block, 0, stream, c, greedy);
   if (greedy) return;
   launch(kOp, device, sample_histogram_kernel, grid, block, 0, stream, c);
-  for (const Stage stage : {kTopK, kTopP, kDraw}) {
+  for (const Stage stage : {kTopK, kTopP, kXtc, kDraw}) {
+    if (stage == kXtc && s.excludes == nullptr) continue;
+    if (stage == kXtc) launch(kOp, device, sample_share_kernel, grid, block, 0, stream, c);
     launch(kOp, device, sample_refine_kernel, grid, block, 0, stream, c, stage);
   }
 }

@@ -16,13 +16,15 @@ constexpr int kIdBits = 24;
 constexpr float kNats = 32.f;
 constexpr int kNone = -1;
 
-enum Stage : int { kTopK = 0, kTopP = 1, kDraw = 2, kStages = 3 };
+enum Stage : int { kTopK = 0, kTopP = 1, kXtc = 2, kDraw = 3, kStages = 4 };
 
 // Front of the workspace; the list of u64 [vocab] follows.
 struct Work {
   unsigned long long weight[kBins];
   unsigned count[kBins];
   unsigned long long min_p_weight;  // of all tokens that min-p keeps
+  unsigned long long kept;          // of the tokens that XTC chooses among; 0: it does not act
+  unsigned long long above;         // of those that reach its threshold, while blocks arrive
   unsigned long long best;          // ordered score and inverted id of the largest, while blocks arrive
   unsigned long long before_weight[kStages];
   unsigned long long before_count[kStages];
@@ -68,18 +70,25 @@ struct Scratch {
   bool last;
 };
 
-__device__ __forceinline__ float capped(const Context& c, int i) {
-  const float x = __ldcg(c.s.logits + i);
-  return c.s.softcap > 0.f ? tanhf(x * c.inverse_cap) * c.s.softcap : x;
+__device__ __forceinline__ float soft_capped(float x, float softcap, float inverse_cap) {
+  return softcap > 0.f ? tanhf(x * inverse_cap) * softcap : x;
 }
 
-__device__ __forceinline__ float penalized(const Context& c, int i, float x, float penalty) {
-  if (!__ldcg(c.s.seen + i)) return x;
+__device__ __forceinline__ float penalized(float x, bool seen, float penalty) {
+  if (!seen) return x;
   return x < 0.f ? x * penalty : __fdiv_rn(x, penalty);
 }
 
+__device__ __forceinline__ float penalty_of(const Context& c) {
+  return c.s.adjusted ? 1.f : float(__ldcg(c.s.floats + 3));
+}
+
+__device__ __forceinline__ float capped(const Context& c, int i) {
+  return soft_capped(__ldcg(c.s.logits + i), c.s.softcap, c.inverse_cap);
+}
+
 __device__ __forceinline__ float score(const Context& c, int i, float penalty) {
-  return penalized(c, i, capped(c, i), penalty);
+  return penalized(capped(c, i), __ldcg(c.s.seen + i), penalty);
 }
 
 // Rises with the score; -0 and 0 are equal.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -12,9 +13,9 @@ from torch.nn import functional as F
 from localq.bench.kernel_table import Row
 from localq.bench.kernel_timing import SEED, Bench, check, clones, type_name, wrong
 from localq.bench.shapes import Workload
-from localq.engine import sampler
+from localq.engine import sampler, selftest_replies
 from localq.engine.sampler import SamplerState
-from localq.kernels import embed, rmsnorm, sampling
+from localq.kernels import adjust, embed, rmsnorm, sampling
 from localq.kernels.gemv import Norm
 from localq.sampling import Sampling
 
@@ -22,6 +23,12 @@ EPS = 1e-5
 TOKENS = 512  # embedded rows that take turns
 STEPS = 2**16  # of the reply that the sampler believes to be in: more than all replays together
 DRAW = Sampling(temperature=0.7, top_p=0.95, top_k=64, repeat_penalty=1.1, seed=SEED)
+CHOICES = {
+    "greedy": Sampling(),
+    "top-k, top-p, penalty": DRAW,
+    "these and XTC": replace(DRAW, xtc_probability=1.0, xtc_threshold=0.02),
+}
+HISTORY = 32768  # tokens that DRY looks at
 TORCH = "torch"
 
 
@@ -30,7 +37,8 @@ def cases(work: Workload) -> list[Callable[[Bench], Row]]:
     found: list[Callable[[Bench], Row]] = [partial(rmsnorm_row, width=width) for width in work.widths]
     for vocab, hidden in work.tables:
         found += [partial(embed_row, vocab=vocab, hidden=hidden, pinned=pinned) for pinned in (False, True)]
-        found += [partial(sample_row, vocab=vocab, greedy=greedy) for greedy in (True, False)]
+        found += [partial(sample_row, vocab=vocab, choice=choice) for choice in CHOICES]
+        found += [partial(dry_match_row, vocab=vocab), partial(adjust_row, vocab=vocab)]
     return found
 
 
@@ -70,10 +78,33 @@ def rmsnorm_row(bench: Bench, width: int) -> Row:
     return Row("step", "rmsnorm", f"{width}, + residual", 1, type_name(dtype), moved, timing, (rival,))
 
 
-def sample_row(bench: Bench, vocab: int, greedy: bool) -> Row:
+def dry_match_row(bench: Bench, vocab: int) -> Row:
+    """One `dry_match` over a long history that repeats itself; must find what the reference finds."""
+    states = selftest_replies.states_of(vocab, HISTORY, bench.device)
+    token = torch.zeros(1, dtype=torch.int64, device=bench.device)
+    adjust.dry_match(states[1], token)
+    if not torch.equal(states[1].matches.cpu(), sampler.repeated_lengths(states[0]).int()):
+        raise wrong("dry_match", f"{HISTORY} tokens", "differs from the reference")
+    timing = bench.time([partial(adjust.dry_match, states[1], token)])
+    return Row("step", "dry_match", f"{HISTORY} tokens", 1, "int32", adjust.dry_match_bytes(HISTORY), timing)
+
+
+def adjust_row(bench: Bench, vocab: int) -> Row:
+    """One `adjust` with DRY and a mask; must give the scores of the reference."""
+    states = selftest_replies.states_of(vocab, TOKENS, bench.device)
+    logits, state = 4 * bench.normal(vocab), selftest_replies.found(states)
+    what, scores = f"{vocab} logits, DRY and mask", logits.clone()
+    adjust.adjust(scores, state)
+    if not torch.equal(scores.cpu(), sampler.adjusted(logits.cpu(), states[0])):
+        raise wrong("adjust", what, "differs from the reference")
+    timing = bench.time([partial(adjust.adjust, each, state) for each in clones(logits, bench.copies(logits.nbytes))])
+    return Row("step", "adjust", what, 1, "float32", adjust.adjust_bytes(vocab, dry=True), timing)
+
+
+def sample_row(bench: Bench, vocab: int, choice: str) -> Row:
     """One `sample` over all logits; must choose what the reference chooses."""
-    logits = 4 * bench.normal(vocab)
-    settings = Sampling() if greedy else DRAW
+    logits, settings = 4 * bench.normal(vocab), CHOICES[choice]
+    greedy = settings.greedy
     prompt = torch.arange(0, vocab, vocab // 64)
     state, reference = (SamplerState(vocab, STEPS, device) for device in (bench.device, torch.device("cpu")))
     for each in (state, reference):
@@ -83,7 +114,7 @@ def sample_row(bench: Bench, vocab: int, greedy: bool) -> Row:
     def run(logits: Tensor) -> None:
         sampling.sample(logits, state, greedy=greedy, softcap=0.0, chosen=chosen, token=token, position=None)
 
-    what = f"{vocab} logits, {'greedy' if greedy else 'top-k, top-p, penalty'}"
+    what = f"{vocab} logits, {choice}"
     run(logits)
     expected = int(sampler.sample(logits.cpu(), reference, greedy))
     if int(chosen) != expected:

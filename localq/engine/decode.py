@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState, sample
-from localq.kernels import sampling
+from localq.kernels import adjust, sampling
 from localq.models.decoder import Decoder
 
 
@@ -30,14 +30,21 @@ class StepState:
     def choose(self, logits: Tensor, greedy: bool, softcap: float = 0.0) -> None:
         """Choose from logits f32 [vocab], make the choice the next input, and move on by one position.
 
-        `softcap`: cap * tanh(logits / cap) first, 0 = off (the module path has done it). No host synchronisation.
+        `softcap`: cap * tanh(logits / cap) first, 0 = off (the module path has done it). No host synchronisation. On a
+        GPU, DRY and a mask write over the logits.
         """
         if logits.is_cuda:
+            adjusted = self.sampler.dry or self.sampler.masked
+            if self.sampler.dry:
+                adjust.dry_match(self.sampler, self.token)
+            if adjusted:
+                adjust.adjust(logits, self.sampler, softcap=softcap)
             sampling.sample(
                 logits,
                 self.sampler,
                 greedy=greedy,
-                softcap=softcap,
+                softcap=0.0 if adjusted else softcap,
+                adjusted=adjusted,
                 chosen=self.chosen,
                 token=self.token,
                 position=self.position,

@@ -9,7 +9,7 @@ order of their ids.
 
 DRY, XTC and a mask are host decisions (`dry`, `xtc`, `masked`): without them nothing of theirs runs.
 
-`sample` is the reference and what the CPU runs; `kernels.sampling` does the same on a GPU.
+`sample` is the reference and what the CPU runs; on a GPU `kernels.adjust` and `kernels.sampling` do the same there.
 """
 
 from __future__ import annotations
@@ -148,8 +148,12 @@ def sample(logits: Tensor, state: SamplerState, greedy: bool) -> Tensor:
     `greedy` is a host decision (its graph is much cheaper); temperature must be above 0 otherwise.
     """
     scores = adjusted(logits, state) if state.dry or state.masked else penalized(logits, state)
-    token = scores.argmax(dim=-1, keepdim=True) if greedy else _draw(scores, state)
-    return torch.where(torch.isfinite(logits).all(), token, NON_FINITE)
+    return torch.where(torch.isfinite(logits).all(), chosen(scores, state, greedy), NON_FINITE)
+
+
+def chosen(scores: Tensor, state: SamplerState, greedy: bool) -> Tensor:
+    """scores f32 [vocab] -> token i64 [1]."""
+    return scores.argmax(dim=-1, keepdim=True) if greedy else _draw(scores, state)
 
 
 def penalized(logits: Tensor, state: SamplerState) -> Tensor:

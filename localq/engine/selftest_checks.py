@@ -16,11 +16,13 @@ from torch.nn import functional as F
 
 from localq.engine import sampler
 from localq.engine import selftest_books as books
+from localq.engine import selftest_replies as replies
 from localq.engine import selftest_search as searches
 from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState
 from localq.engine.selftest import Mismatch
 from localq.kernels import (
+    adjust,
     attention,
     dense,
     embed,
@@ -294,7 +296,7 @@ def _sample(device: torch.device) -> None:
     vocab, steps = 3001, 4
     logits = 3 * _normal(vocab)
     draw = Sampling(temperature=0.8, top_k=200, top_p=0.9, repeat_penalty=1.2, seed=5)
-    for settings in (Sampling(), draw):
+    for settings in (Sampling(), draw, replace(draw, xtc_probability=0.7, xtc_threshold=0.01)):
         states = [SamplerState(vocab, steps, place) for place in (torch.device("cpu"), device)]
         for state in states:
             state.reset(settings, torch.arange(0, vocab, 7), steps)
@@ -308,6 +310,20 @@ def _sample(device: torch.device) -> None:
             )  # fmt: skip
             _same(chosen, expected)
         _same(position, torch.tensor([steps]))
+
+
+def _dry_match(device: torch.device) -> None:
+    states = replies.states_of(3001, 700, device)
+    adjust.dry_match(states[1], torch.zeros(1, dtype=torch.int64, device=device))
+    _same(states[1].matches, sampler.repeated_lengths(states[0]).int())
+
+
+def _adjust(device: torch.device) -> None:
+    states, logits = replies.states_of(3001, 700, device), 3 * _normal(3001)
+    got, state = logits.to(device, copy=True), replies.found(states)
+    adjust.adjust(got, state)
+    _same(got, sampler.adjusted(logits, states[0]))
+    _same(state.matches, torch.zeros(3001, dtype=torch.int32))
 
 
 # Kernel -> its check; a check that fails raises `Mismatch`. `kv_write` and `kv_read` are tested with attention, which
@@ -330,5 +346,7 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
     "vq_search": _vq_search,
     "embed": _embed,
     "rmsnorm": _rmsnorm,
+    "dry_match": _dry_match,
+    "adjust": _adjust,
     "sample": _sample,
 }

@@ -27,6 +27,8 @@ class State(Protocol):
     floats     f64  [5]         temperature, top_p, min_p, repeat_penalty, xtc_threshold
     top_k      i64  [1]         vocab when off
     workspace  i64  [...]       `workspace_elements(vocab)` zeros before the first call, then the kernel's own
+    xtc        host             `excludes` is looked at
+    excludes   bool [capacity]  XTC acts at this step
     """
 
     seen: Tensor
@@ -35,6 +37,8 @@ class State(Protocol):
     floats: Tensor
     top_k: Tensor
     workspace: Tensor
+    xtc: bool
+    excludes: Tensor
 
 
 def workspace_elements(vocab: int) -> int:
@@ -48,14 +52,16 @@ def sample(
     *,
     greedy: bool,
     softcap: float = 0.0,
+    adjusted: bool = False,
     chosen: Tensor,
     token: Tensor,
     position: Tensor | None = None,
 ) -> None:
     """Choose from logits f32 [vocab]: the id, or -1 if a logit is not finite, goes to `chosen`, the id or 0 to `token`.
 
-    chosen, token, position i64 [1]. `softcap` > 0: softcap * tanh(logits / softcap) first. The token is marked as seen,
-    step and position go up by one. `greedy` is a host decision; all other settings are read from the device when the
+    chosen, token, position i64 [1]. `softcap` > 0: softcap * tanh(logits / softcap) first. `adjusted`: the logits went
+    through `adjust.adjust`, and the penalty with them. The token is marked as seen, step and position go up by one.
+    `greedy`, `adjusted` and `xtc` of the state are host decisions; all other settings are read from the device when the
     kernels run, so one captured graph serves them all. The same bits every time. Bound by latency.
     """
     op, device, vocab = "sample", logits.device, logits.numel()
@@ -68,6 +74,7 @@ def sample(
     check(op, "uniforms", state.uniforms, device, (torch.float64,), state.uniforms.numel())
     check(op, "floats", state.floats, device, (torch.float64,), 5)
     check(op, "workspace", state.workspace, device, (torch.int64,), workspace_elements(vocab))
+    check(op, "excludes", state.excludes, device, (torch.bool,), state.uniforms.numel())
     for name, one in (("step", state.step), ("top_k", state.top_k), ("chosen", chosen), ("token", token)):
         check(op, name, one, device, (torch.int64,), 1)
     if position is not None:
@@ -87,6 +94,8 @@ def sample(
         token=token.data_ptr(),
         position=0 if position is None else position.data_ptr(),
         workspace=state.workspace.data_ptr(),
+        excludes=state.excludes.data_ptr() if state.xtc else 0,
+        adjusted=adjusted,
         greedy=greedy,
         **place(logits),
     )

@@ -80,8 +80,8 @@ def test_every_row_is_measured(bench):
     rows = [case(bench) for cases in FAMILIES for case in cases(WORK)]
     assert {row.op for row in rows} == {
         "nf4_gemv", "nf4_gemm", "nf4_dequantize", "dense_gemv", "int8_gemv", "attention_decode", "kv_write", "kv_read",
-        "embed", "rmsnorm", "sample", "gather_gemv", "vptq_gemv", "gather_roof", "additive_dequantize",
-        "vptq_dequantize", "vq_search", "vq_gemv", "vq_dequantize", "hadamard",
+        "embed", "rmsnorm", "sample", "dry_match", "adjust", "gather_gemv", "vptq_gemv", "gather_roof",
+        "additive_dequantize", "vptq_dequantize", "vq_search", "vq_gemv", "vq_dequantize", "hadamard",
     }  # fmt: skip
     assert all(row.bytes > 0 for row in rows)
     plain = next(row for row in rows if row.op == "nf4_gemv" and row.rows == 8)

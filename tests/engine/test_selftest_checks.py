@@ -8,7 +8,21 @@ import torch
 
 from localq.engine.selftest import Mismatch, first_failure
 from localq.engine.selftest_checks import CHECKS
-from localq.kernels import attention, dense, embed, gather, hadamard, int8, nf4, rmsnorm, sampling, search, unpack, vq
+from localq.kernels import (
+    adjust,
+    attention,
+    dense,
+    embed,
+    gather,
+    hadamard,
+    int8,
+    nf4,
+    rmsnorm,
+    sampling,
+    search,
+    unpack,
+    vq,
+)
 from localq.kernels import vq_dequantize as tiled
 
 CPU = torch.device("cpu")
@@ -53,6 +67,8 @@ WRONG = {
     "vq_search": (search, lambda *given: ([each + 1 for each in reference_kernels.vq_search(*given)[0]], given[0])),
     "embed": (embed, off(reference_kernels.embedded)),
     "rmsnorm": (rmsnorm, off(reference_kernels.normed)),
+    "dry_match": (adjust, lambda state, token: None),
+    "adjust": (adjust, lambda logits, state: state.matches.zero_()),
     "sample": (sampling, next_token),
 }
 

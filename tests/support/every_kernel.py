@@ -18,11 +18,13 @@ import torch
 import vq_operands
 from row_operands import DENSE, INT8
 
+from localq.engine import selftest_replies
 from localq.engine.cache import KVCache
 from localq.engine.selftest_checks import CHECKS
-from localq.kernels import gather, hadamard, nf4, vq, vq_dequantize
+from localq.kernels import adjust, gather, hadamard, nf4, sampling, vq, vq_dequantize
 from localq.kernels.gemv import Norm
 from localq.quant import aqlm, vptq
+from localq.sampling import Sampling
 
 HALF = torch.float16
 # One result and one block; parts of tiles and chunks; more chunks than warps; several tiles for every block of threads.
@@ -131,11 +133,27 @@ def attention_cases() -> Iterator[Case]:
         yield f"kv_write, kv_read, {bits} bit", partial(cache.update, 0, k, v, torch.arange(41, device="cuda"), 41)
 
 
+def sampling_cases() -> Iterator[Case]:
+    """Vocabularies around a word of the mask, histories around a block; all that acts on a choice."""
+    places = [torch.zeros(1, dtype=torch.int64, device="cuda") for _ in range(2)]
+    for vocab, length in product((31, 32, 1000, 49152), (21, 257, 4097)):
+        state = selftest_replies.states_of(vocab, length, torch.device("cuda"))[1]
+        logits = torch.randn(vocab, device="cuda")
+        yield f"dry_match {vocab}, {length} tokens", partial(adjust.dry_match, state, places[0])
+        yield f"adjust {vocab}", partial(adjust.adjust, logits, state, softcap=30.0)
+        draw = Sampling(temperature=1.0, top_k=500, top_p=0.95, xtc_probability=1.0, xtc_threshold=0.001)
+        state.reset(draw, torch.tensor([0]), 1)
+        choose = partial(sampling.sample, logits, state, greedy=False, chosen=places[0], token=places[1])
+        yield f"sample {vocab}, XTC", choose
+
+
 def main(wanted: list[str]) -> None:
     """Runs the cases whose name holds one of `wanted`, all without any."""
     checks = ((f"self-test {name}", partial(check, torch.device("cuda", 0))) for name, check in CHECKS.items())
     count = 0
-    cases = (nf4_cases(), row_cases(), unpack_cases(), vq_cases(), search_cases(), attention_cases())
+    cases = (
+        *(nf4_cases(), row_cases(), unpack_cases(), vq_cases(), search_cases(), attention_cases(), sampling_cases()),
+    )
     for name, run in chain(checks, *cases):  # each made when it is its turn
         if wanted and not any(part in name for part in wanted):
             continue

@@ -13,7 +13,21 @@ from torch.nn import functional as F
 from vq_operands import weights_of
 
 from localq.engine import sampler
-from localq.kernels import attention, dense, embed, gather, hadamard, int8, nf4, rmsnorm, sampling, search, unpack, vq
+from localq.kernels import (
+    adjust,
+    attention,
+    dense,
+    embed,
+    gather,
+    hadamard,
+    int8,
+    nf4,
+    rmsnorm,
+    sampling,
+    search,
+    unpack,
+    vq,
+)
 from localq.kernels import vq_dequantize as tiled
 from localq.quant import aqlm, nf4_tiles, vptq_codec, vq_tiles
 from localq.quant import hadamard as rotation
@@ -43,6 +57,8 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(search.Search, "launch", lambda prepared: None)
     monkeypatch.setattr(embed, "embed", embedded)
     monkeypatch.setattr(rmsnorm, "rmsnorm", normed)
+    monkeypatch.setattr(adjust, "dry_match", dry_matched)
+    monkeypatch.setattr(adjust, "adjust", adjusted)
     monkeypatch.setattr(sampling, "sample", sampled)
     monkeypatch.setattr(attention, "attention_decode", attention_decode)
     monkeypatch.setattr(attention, "Workspace", lambda heads, kv_heads, head_dim, device: None)
@@ -157,8 +173,20 @@ def normed(x, norm, residual=None, out=None):
     return out.copy_(wide)
 
 
-def sampled(logits, state, *, greedy, softcap=0.0, chosen, token, position=None):
-    chosen.copy_(sampler.sample(logits, state, greedy))
+def dry_matched(state, token):
+    if int(state.step):
+        state.history[int(state.prompt + state.step) - 1] = int(token)
+    state.matches.copy_(sampler.repeated_lengths(state))
+
+
+def adjusted(logits, state, *, softcap=0.0):
+    capped = torch.tanh(logits / softcap) * softcap if softcap else logits
+    logits.copy_(sampler.adjusted(capped, state))
+    state.matches.zero_()
+
+
+def sampled(logits, state, *, greedy, softcap=0.0, adjusted=False, chosen, token, position=None):
+    chosen.copy_(sampler.chosen(logits, state, greedy) if adjusted else sampler.sample(logits, state, greedy))
     token.copy_(chosen)
     state.advance(token)
     if position is not None:
