@@ -6,12 +6,16 @@ loses only what that process can resume.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import importlib.util
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 from localq import catalog, hub, hub_client, places
 from localq.errors import ExitCode, LocalqError, bad_file
@@ -26,6 +30,7 @@ NF4_PARAMETERS_PER_S = 35e6
 # The whole of it on an H200, alone: about 30 s. Larger layers fill a GPU better, so for them this is too slow.
 VQ2_PARAMETERS_PER_S_AND_CORE = 30e3
 VQ2_PARAMETERS_PER_S_ON_A_GPU = 4.5e6
+POLL_S = 0.2  # between two looks at a process that quantizes
 CALIBRATED = ("vq2", "aqlm2x8")  # formats that are made on a text, with a search that is compiled
 
 
@@ -110,11 +115,53 @@ def _quantized_here(target: catalog.Target, say: Say, on_progress: OnProgress | 
     localq = [sys.executable, "-P", "-m", "localq"]
     command = [*localq, "quantize", str(source.resolve()), "--format", target.format, "--out", str(out)]
     command += ["--layers", str(ready), "--force"] if ready else []  # what else was begun there is worth no more
-    code = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=spawn.environment(), check=False
-    ).returncode
+    code, said = _run(command, on_progress)
     if code != 0:
-        again = "The cause stands above; the same command goes on where it stopped."
+        again = f"{'' if said else 'The cause stands above; '}the same command goes on where it stopped."
         known = code in ExitCode.__members__.values()
-        raise LocalqError(target.name, "quantizing it failed", again, ExitCode(code) if known else ExitCode.FAILURE)
+        why = f"quantizing it failed{f': {said}' if said else ''}"
+        raise LocalqError(target.name, why, again[0].upper() + again[1:], ExitCode(code) if known else ExitCode.FAILURE)
     return out
+
+
+def _run(command: list[str], on_progress: OnProgress | None) -> tuple[int, str]:
+    """Run `command`, which says on stderr how far it is: (exit code, its last line where nobody has seen it).
+
+    Where stderr leads somewhere it is shown there, by the process itself. A full screen has none: there its lines are
+    progress, and an exception of `on_progress` ends the process.
+    """
+    environment = spawn.environment()
+    if _has_stderr():
+        shown = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment, check=False)
+        return shown.returncode, ""
+    lines: collections.deque[str] = collections.deque([""], maxlen=1)
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        errors="replace", env=environment,
+    ) as process:  # fmt: skip
+        assert process.stderr is not None
+        reader = threading.Thread(target=_read_lines, args=(process.stderr, lines), daemon=True)
+        reader.start()
+        try:
+            while process.poll() is None:
+                if on_progress is not None:
+                    on_progress(lines[-1] or "quantizing", 0, 0)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(POLL_S)
+        finally:
+            process.terminate()
+            reader.join()
+    return process.returncode, lines[-1]
+
+
+def _read_lines(stream: IO[str], lines: collections.deque[str]) -> None:
+    for line in stream:
+        if line.strip():
+            lines.append(line.strip())
+
+
+def _has_stderr() -> bool:
+    try:
+        return sys.stderr.fileno() >= 0
+    except (OSError, ValueError, AttributeError):
+        return False

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from localq.cli.output import is_rich_terminal, note, stderr_console
+from localq.transfer import LEAP_BYTES
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-LEAP_BYTES = 2**20  # more than one piece of a transfer has
 OnProgress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in total (0: not counted)
 
 

@@ -16,6 +16,7 @@ from textual.message import Message
 from localq.errors import ExitCode, LocalqError
 from localq.prepare import OnProgress
 from localq.sanitize import sanitize
+from localq.transfer import Leaps
 from localq.worker.messages import Event, Loading
 
 EVERY_S = 0.05  # between two messages of a transfer that goes on; a local disk would post thousands a second
@@ -30,11 +31,14 @@ class Said(Message):
 
 
 class Fetching(Message):
-    """`what` (a file, a check) stands at `done` of `total` bytes of all files; total 0: nothing is counted."""
+    """`what` (a file, a check) stands at `done` of `total` bytes of all files; total 0: nothing is counted.
 
-    def __init__(self, what: str, done: int, total: int) -> None:
+    `here` of the bytes done were on this machine before.
+    """
+
+    def __init__(self, what: str, done: int, total: int, here: int = 0) -> None:
         super().__init__()
-        self.what, self.done, self.total = what, done, total
+        self.what, self.done, self.total, self.here = what, done, total, here
 
 
 class LoadingStage(Message):
@@ -59,13 +63,16 @@ class StoppedError(LocalqError):
 class PostingWatcher:
     """An `opening.Watcher` for a thread; `post` takes its messages and may be called from any thread.
 
-    After `stop`, the next progress raises StoppedError in that thread.
+    After `stop`, the next progress raises StoppedError in that thread. What may be silent for long is ended by what
+    `at_stop` is set to (closing the engine process), in a thread of its own.
     """
 
     def __init__(self, post: Callable[[Message], object], every_s: float = EVERY_S) -> None:
         self._post, self._every_s = post, every_s
         self._stopped = threading.Event()
         self._name, self._what, self._posted_s = "", "", 0.0
+        self._leaps = Leaps()
+        self.at_stop: Callable[[], None] | None = None
 
     @property
     def stopped(self) -> bool:
@@ -75,6 +82,8 @@ class PostingWatcher:
     def stop(self) -> None:
         """End what goes on, from any thread. A transfer that stands still ends when the hub's watchdog ends it."""
         self._stopped.set()
+        if self.at_stop is not None:
+            threading.Thread(target=self.at_stop, daemon=True).start()
 
     def say(self, text: str) -> None:
         """A `Said`."""
@@ -83,7 +92,7 @@ class PostingWatcher:
     @contextlib.contextmanager
     def fetching(self, name: str) -> Iterator[OnProgress]:
         """Posts `Fetching`: every new `what`, every end, and of the bytes between them a few a second."""
-        self._name, self._what = name, ""
+        self._name, self._what, self._leaps = name, "", Leaps()
         self._check()
         yield self._show
         self._check()
@@ -96,10 +105,11 @@ class PostingWatcher:
 
     def _show(self, what: str, done: int, total: int) -> None:
         self._check()
+        here = self._leaps.seen(done, total)
         file, now_s = what.partition(",")[0], time.monotonic()
         if file != self._what or done >= total or now_s - self._posted_s >= self._every_s:
             self._what, self._posted_s = file, now_s
-            self._post(Fetching(sanitize(what), done, total))
+            self._post(Fetching(sanitize(what), done, total, here))
 
     def _check(self) -> None:
         if self.stopped:
