@@ -1,0 +1,205 @@
+"""The app: which screen is shown, the model that is open, how it is left. Starts without torch, and draws first.
+
+The model is opened in a thread while the first screen is there already. Whoever runs the app gets the exit code from
+it, and closes what it leaves open with `close`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import ClassVar
+
+from textual.app import App, SuspendNotSupported, SystemCommand
+from textual.binding import BindingType
+from textual.screen import Screen
+
+from localq import editor, input_history, keymap
+from localq.chat import ChatSession
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.opening import Wanted
+from localq.resuming import Start
+from localq.settings import Settings
+from localq.tui import jobs
+from localq.tui.chat_screen import ChatScreen
+from localq.tui.jobs import Job, Opening
+from localq.tui.keys import bindings
+from localq.tui.model import Model
+from localq.tui.watching import PostingWatcher
+
+ENDS_WITHIN_S = 1.0  # a reply that is stopped for leaving; then its engine process is ended
+DIES_WITHIN_S = 5.0  # of SIGTERM or SIGHUP, whatever stands still
+
+
+class LocalqApp(App[int]):
+    """The full-screen chat.
+
+    start    where the conversation begins
+    wanted   besides the name of the model, which is `settings.model`
+    session  one that is open already, instead of opening the model
+    pick     let the user choose a model first
+    """
+
+    CSS_PATH: ClassVar[list[str]] = ["chat.tcss"]  # type: ignore[assignment]
+    TITLE = "localq"
+    ENABLE_COMMAND_PALETTE = False  # its key is one of ours, see `keymap`
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings("help", "palette", "quit", "models", "settings", priority=True),
+    ]
+
+    def __init__(
+        self,
+        settings: Settings,
+        start: Start | None = None,
+        wanted: Wanted | None = None,
+        session: ChatSession | None = None,
+        pick: bool = False,
+    ) -> None:
+        super().__init__(ansi_color="NO_COLOR" in os.environ)
+        self.settings, self.start_with, self.wanted = settings, start or Start(), wanted or Wanted()
+        self.use_command_palette = True
+        self.model = None if session is None else Model.over(session)
+        self._pick = pick
+        self.error: LocalqError | None = None  # why there is no model
+        self._opening: Job[Opening] | None = None
+        self._leaving: int | None = None
+        remember = self.start_with.store is not None and input_history.kept()
+        self.history = input_history.InputHistory(_history_file() if remember else None)
+        self.chat = ChatScreen(self.history, self.start_with.record)
+        self.theme = settings.theme
+        self.set_keymap(settings.keys)
+
+    async def on_mount(self) -> None:
+        """The first screen; then the model."""
+        self._heed_signals()
+        await self.push_screen(self.chat)
+        if self.model is not None:
+            self.call_later(self.take, self.model)
+        elif self._pick:
+            self.action_models()
+        else:
+            self.open(self.settings.model, self.wanted)
+
+    # ---- a model
+
+    def open(self, name: str, wanted: Wanted) -> None:
+        """Open it in a thread; the screen of the conversation shows how far it is."""
+        self.chat.status(doing=f"opening {name}", model=name)
+        settings = self.settings
+
+        def work(watcher: PostingWatcher) -> Opening:
+            return jobs.open_and_load(name, settings, wanted, watcher)
+
+        self._opening = Job(name, work, self.chat.post_message, Opening.close)
+        self._opening.start()
+
+    async def on_job_ended(self, message: Job.Ended) -> None:
+        """Converse with what was opened, or say why it was not; another can be chosen then."""
+        job, self._opening = self._opening, None
+        outcome = None if job is None or message.job is not job else job.take()
+        if isinstance(outcome, Opening):
+            await self.take(Model.of(outcome, PostingWatcher(self.chat.post_message)))
+        elif isinstance(outcome, LocalqError):
+            self.error = outcome
+            self.chat.status(doing="no model")
+            await self.chat.conversation.transcript.notice(str(outcome), failed=True)
+
+    async def take(self, model: Model) -> None:
+        """Converse with it."""
+        self.model, self.error = model, None
+        self.start_with.take_up(model.session)
+        await self.chat.take(model)
+
+    # ---- leaving
+
+    def leave(self, code: int = ExitCode.OK) -> None:
+        """End with `code`; a reply that runs is stopped and kept first."""
+        self._leaving = code
+        if self._opening is not None:
+            self._opening.abandon()
+        if self.chat.conversation.busy:
+            self.chat.conversation.stop_job()
+            self.set_timer(ENDS_WITHIN_S, self.chat.conversation.stop_job)
+        else:
+            self.exit(code)
+
+    def on_conversation_view_free(self) -> None:
+        """The session is free: leave if that was waited for."""
+        if self._leaving is not None:
+            self.exit(self._leaving)
+
+    def close(self) -> None:
+        """End the engine process; for whoever ran the app."""
+        if self.model is not None:
+            self.model.close()
+
+    async def action_quit(self) -> None:
+        """Leave."""
+        self.leave()
+
+    def _heed_signals(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        codes = {
+            signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.TERMINATED
+        }  # fmt: skip
+        for number, code in codes.items():
+            if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` asks to go on
+                asyncio.get_running_loop().add_signal_handler(number, self._terminate, code)
+
+    def _terminate(self, code: ExitCode) -> None:
+        """A signal. The terminal may be gone and take nothing more: then nothing is waited for."""
+        end = threading.Timer(DIES_WITHIN_S, os._exit, (code,))
+        end.daemon = True
+        end.start()
+        self.leave(code)
+
+    # ---- what screens ask for
+
+    def edited(self, text: str, otherwise: str) -> str:
+        """`text` as the user leaves it in an editor; the app stands back meanwhile. Raises LocalqError."""
+        error: LocalqError | None = None
+        result = text
+        try:
+            with self.suspend():
+                try:  # what is raised in there would leave the terminal to the editor
+                    result = editor.edited(text, otherwise)
+                except LocalqError as failure:
+                    error = failure
+        except SuspendNotSupported:
+            error = usage_error("editor", "there is no terminal to edit at", otherwise)
+        if error is not None:
+            raise error
+        return result
+
+    def action_palette(self) -> None:
+        """Everything by name."""
+        self.action_command_palette()
+
+    def action_help(self) -> None:
+        """Keys and commands."""
+
+    def action_models(self) -> None:
+        """Another model."""
+
+    def action_settings(self) -> None:
+        """Settings."""
+
+    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+        """What the palette lists."""
+        for name, key in keymap.in_force(self.settings.keys).items():
+            if key.where == keymap.ANYWHERE and name not in ("palette", "stop"):
+                node = self if hasattr(self, f"action_{name}") else screen
+                yield SystemCommand(key.what.capitalize(), key.keys, getattr(node, f"action_{name}"))
+        yield SystemCommand("Theme", "choose another", self.action_change_theme)
+
+
+def _history_file() -> Path | None:
+    try:
+        return input_history.opened()
+    except OSError:
+        return None
