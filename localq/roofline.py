@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from localq import cards, remembered
 from localq.architecture import Architecture
 
-MEASURED, RATED = "measured here", "as its maker says"
+MEASURED, RATED = "measured", "rated"  # on this machine; by its maker
 
 
 @dataclass(frozen=True)

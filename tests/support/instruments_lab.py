@@ -1,0 +1,97 @@
+"""An RTX 3090 that is not there: a loaded model, a reply, a profile, what the card tells; and an app around a panel."""
+
+from __future__ import annotations
+
+from textual.app import App, ComposeResult
+
+from localq.gpu_sensors import Reading
+from localq.gpus import Process
+from localq.stats import Operation, Stats, StepProfile
+from localq.tui.instrument_facts import Facts
+from localq.tui.instruments import InstrumentsPanel
+from localq.worker.messages import Loaded
+
+MIB, GIB = 2**20, 2**30
+CTX = 8192
+LEDGER = {
+    "weights": 16_000 * MIB, "embedding": 0, "head": 1_000 * MIB, "kv_cache": 4_096 * MIB, "tables": 10 * MIB,
+    "scratch": 380 * MIB, "sampler": 10 * MIB, "graphs": 20 * MIB, "cuda_context": 400 * MIB,
+}  # fmt: skip
+PREDICTED = {**LEDGER, "graphs": 25 * MIB, "cuda_context": 500 * MIB}
+READS = {"weights": 9_000_000_000, "slot": 1_000_000, "windowed_slot": 0, "window": 0}
+GPU = Loaded(
+    "test-70b@vq2", "cuda", "NVIDIA GeForce RTX 3090", "float16", "vq2", CTX, 128_256, True, 3.0, LEDGER,
+    predicted=PREDICTED, gpu_uuid="GPU-5a1b", reads=READS,
+)  # fmt: skip
+CPU = Loaded(
+    "smollm2-135m", "cpu", "CPU", "float32", "gguf", 2048, 49_152, False, 1.0,
+    {"weights": 500 * MIB, "embedding": 108 * MIB, "head": 0, "kv_cache": 92 * MIB, "tables": 1 * MIB},
+)  # fmt: skip
+READING = Reading(
+    at_s=1.0, sm_mhz=1695, memory_mhz=9501, watts=285.4, watts_limit=350.0, joules=1000.0, celsius=64, busy=0.97,
+    held_by=("power",), total=24_564 * MIB, free=1_000 * MIB, processes=(Process(4711, 640 * MIB, "firefox"),),
+)  # fmt: skip
+PROFILE = StepProfile(
+    (
+        Operation("qkv", 80, 1000.0, 800_000_000), Operation("attention", 80, 500.0, 100_000_000),
+        Operation("down", 80, 4000.0, 3_600_000_000), Operation("head", 1, 500.0, 400_000_000),
+    ),
+    step_us=6060.0, host_gap_us=12.5, position=1024, timer="cupti",
+).to_dict()  # fmt: skip
+
+
+def reply(tokens: int, tokens_per_s: float = 80.0, used: int = 1000) -> Stats:
+    """An event of a reply that has made so many tokens at that speed."""
+    return Stats(
+        "decode", 100, generated_tokens=tokens, decode_s=(tokens - 1) / tokens_per_s, context_used=used,
+        context_size=CTX,
+    )  # fmt: skip
+
+
+class Watch:
+    """Sensors that count how often they are read, and tell what they are given."""
+
+    def __init__(self, reading: Reading = READING) -> None:
+        self.reading, self.reads, self.uuids = reading, 0, list[str]()
+
+    def __call__(self, uuid: str) -> Watch:
+        self.uuids.append(uuid)
+        return self
+
+    def read(self) -> Reading:
+        self.reads += 1
+        return self.reading
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Host(App[None]):
+    """A panel alone on a screen; keeps what it asks for."""
+
+    CSS = "InstrumentsPanel { height: 1fr; } InstrumentsPanel.-strip { height: 6; }"
+
+    def __init__(self, mode: str = "side", watch: Watch | None = None, clock: Clock | None = None) -> None:
+        super().__init__()
+        self.watch_card, self.clock = watch or Watch(), clock or Clock()
+        self.panel = InstrumentsPanel(facts=Facts(self.clock, self.watch_card))
+        self.panel.set_reactive(InstrumentsPanel.mode, mode)
+        self.wanted = 0
+
+    def compose(self) -> ComposeResult:
+        yield self.panel
+
+    def on_instruments_panel_profile_wanted(self) -> None:
+        self.wanted += 1
+
+
+def screen_text(app: App[None]) -> list[str]:
+    """What stands on the screen, line by line."""
+    return ["".join(part.text for part in strip).rstrip() for strip in app.screen._compositor.render_strips()]
