@@ -18,7 +18,7 @@ import typer
 from typer._click.exceptions import ClickException  # typer carries its parser and exports only parts of it
 
 from localq import __version__
-from localq.cli.output import note
+from localq.cli.output import has_screen, note
 from localq.cli.verbs import Verbs
 from localq.errors import ExitCode, LocalqError
 
@@ -57,7 +57,7 @@ def main() -> None:
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # neither bytes that are no text nor a poor terminal end a command
-    code = execute(sys.argv[1:])
+    code = execute(sys.argv[1:] or _without_arguments())
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -67,6 +67,11 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C while the interpreter ends would take the exit code's place
     sys.exit(code)
+
+
+def _without_arguments() -> list[str]:
+    """Bare `localq`: the full screen where there is one, else the help."""
+    return ["tui"] if has_screen() else []
 
 
 def execute(arguments: list[str]) -> int:

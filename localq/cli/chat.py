@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from localq import catalog
 from localq.cli import options
 from localq.cli.optional_values import Command as Command
-from localq.cli.output import note
+from localq.cli.output import has_screen, note
 from localq.errors import ExitCode, LocalqError
 from localq.prompt_files import system_text
 from localq.settings import Settings
@@ -57,6 +57,7 @@ def chat(
     dry_run: options.DryRun = False,
     offline: options.Offline = None,
     stats: options.ShowStats = None,
+    plain: options.Plain = False,
     quiet: options.Quiet = False,
 ) -> int:
     """Hold a conversation with MODEL."""
@@ -82,7 +83,19 @@ def chat(
     record = wanted_session(continue_, resume)
     if record is not None:
         settings = resuming.settings_of(record, settings, flags)
-    return converse(settings, resuming.start(record, settings, stop, note), quiet, format, force)
+    start = resuming.start(record, settings, stop, note)
+    if not plain and not quiet and _on_full_screen(settings):
+        from localq.cli.tui import shown
+        from localq.opening import Wanted
+
+        return shown(settings, start, Wanted(format, force))
+    return converse(settings, start, quiet, format, force)
+
+
+def _on_full_screen(settings: Settings) -> bool:
+    if settings.ui == "auto":
+        return has_screen()
+    return settings.ui == "tui" and sys.stdin.isatty() and sys.stdout.isatty()
 
 
 def converse(settings: Settings, start: Start, quiet: bool, format: str | None = None, force: bool = False) -> int:

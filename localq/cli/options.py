@@ -109,6 +109,14 @@ ThinkOut = Annotated[str | None, typer.Option("--think-out", metavar="FILE", hel
 Stop = Annotated[
     list[str] | None, typer.Option("--stop", metavar="TEXT", help="End a reply before this text; may be repeated.")
 ]
+JsonSchema = Annotated[
+    str | None,
+    typer.Option("--json-schema", metavar="SCHEMA|FILE", help="Answers are JSON of this schema; `json` = any JSON."),
+]
+GrammarText = Annotated[
+    str | None, typer.Option("--grammar", metavar="GRAMMAR|FILE", help="Answers keep to this grammar (Lark or GBNF).")
+]
+Regex = Annotated[str | None, typer.Option("--regex", metavar="PATTERN", help="Answers match this pattern as a whole.")]
 Continue = Annotated[bool, typer.Option("--continue", help="Go on with the last conversation.")]
 Resume = Annotated[
     str | None,
@@ -118,7 +126,30 @@ Save = Annotated[
     bool | None, typer.Option("--save/--no-save", help="Keep the conversation on disk.", show_default=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Plain = Annotated[bool, typer.Option("--plain", help="Line by line instead of full screen.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no statistics.")]
+
+
+def checked_grammar(json_schema: str | None, grammar: str | None, regex: str | None) -> Grammar | None:
+    """What answers keep to. Raises LocalqError (exit 2): more than one is given, a file cannot be read, or it is wrong.
+
+    Warnings about it go to stderr.
+    """
+    given = {"--json-schema": json_schema, "--grammar": grammar, "--regex": regex}
+    said = [(name, value) for name, value in given.items() if value is not None]
+    if len(said) > 1:
+        raise usage_error(said[1][0], f"it goes with no {said[0][0]}", "Give one of them.")
+    if not said:
+        return None
+    from localq import grammar as grammars  # start-up cost: most runs have none
+    from localq.cli.output import note
+
+    makers = {"--json-schema": grammars.json_schema, "--grammar": grammars.grammar, "--regex": grammars.regex}
+    name, value = said[0]
+    wanted = makers[name](value)
+    for warning in grammars.check(wanted):
+        note(f"{wanted.called}: {warning}")
+    return wanted
 
 
 def effective(**flags: Any) -> settings.Settings:

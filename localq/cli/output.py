@@ -42,6 +42,11 @@ def is_rich_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
+def has_screen() -> bool:
+    """stdin and stdout are a terminal that can show a full screen."""
+    return sys.stdin.isatty() and is_rich_terminal(sys.stdout)
+
+
 def stdout_table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
     """Print an aligned plain table; columns whose index is in `right` are right-aligned. No colours, no boxes."""
     for line in table_lines(headers, rows, right):

@@ -16,7 +16,7 @@ from localq.cli.given_values import taken_as_given
 
 # Verb `x` is the function `x` (or the group of verbs `x`) of `localq/cli/x.py`; in the order of `localq --help`.
 VERBS = (
-    "chat", "run", "pull", "ls", "show", "verify", "rm", "prune", "fit", "quantize", "bench", "eval", "doctor",
+    "chat", "tui", "run", "pull", "ls", "show", "verify", "rm", "prune", "fit", "quantize", "bench", "eval", "doctor",
     "config", "help",
 )  # fmt: skip
 ALIASES = {"get": "pull", "list": "ls", "info": "show", "remove": "rm"}  # understood, not listed

@@ -49,6 +49,7 @@ async def until(pilot: Pilot[Any], condition: Callable[[], object], what: str = 
     """Wait until `condition()` holds, while the app goes on."""
     end = time.monotonic() + WAIT_S
     while not condition():
+        assert pilot.app._exception is None, "the app has failed"
         assert time.monotonic() < end, f"it did not come: {what or condition}"
         await pilot.pause(0.01)
 

@@ -1,0 +1,56 @@
+"""`localq tui`: the full-screen chat; also what `localq chat` and bare `localq` open at a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from typing import TYPE_CHECKING
+
+from localq.cli import options
+from localq.cli.output import has_screen, note
+from localq.errors import ExitCode, usage_error
+
+if TYPE_CHECKING:
+    from localq.opening import Wanted
+    from localq.resuming import Start
+    from localq.settings import Settings
+
+
+def tui(model: options.Model = None) -> int:
+    """Chat on the full screen; without MODEL choose one first."""
+    if not has_screen():
+        raise usage_error("tui", "this is no terminal that can show it", "`localq chat --plain` goes line by line.")
+    from localq import catalog, resuming  # start-up cost, not for --help
+
+    settings = options.effective(model=model)
+    if model is not None:
+        catalog.resolve(model)  # a wrong name is answered before the screen is taken
+    return shown(settings, resuming.start(None, settings, None, note), pick=model is None)
+
+
+def shown(settings: Settings, start: Start, wanted: Wanted | None = None, pick: bool = False) -> int:
+    """Run the app; afterwards the terminal is as it was, and says where the conversation is kept."""
+    from localq import resuming  # start-up cost, not for --help
+    from localq.tui.app import LocalqApp
+
+    app = LocalqApp(settings, start, wanted, pick=pick)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        code = app.run()
+    finally:
+        for number, handler in handlers.items():  # the app's loop has taken them
+            signal.signal(number, handler)
+        saved = app.model is None or resuming.saved_at_last(app.model.session, note)
+        with contextlib.suppress(KeyboardInterrupt):
+            app.close()
+    if code is None:  # it failed, and has said so
+        return ExitCode.FAILURE
+    if app.error is not None and code != ExitCode.TERMINATED:
+        note(f"localq: {app.error}")
+        return app.error.exit_code
+    session = None if app.model is None else app.model.session
+    if saved and session is not None and session.store is not None and (id := session.record.id) is not None:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            note(f"kept as {id}: `localq chat --resume {id}` or `localq chat --continue` goes on")
+    return code

@@ -1,0 +1,235 @@
+"""The screen of a conversation: the conversation itself, the message, what else is shown beside them, and the keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+from textual import on
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+
+from localq.commands import ALIASES
+from localq.errors import ExitCode, LocalqError
+from localq.input_history import InputHistory
+from localq.session_record import Session
+from localq.tui import status_line
+from localq.tui.composer import Composer
+from localq.tui.composer_area import ComposerArea
+from localq.tui.conversation_view import ConversationView
+from localq.tui.host import TuiHost
+from localq.tui.keys import bindings
+from localq.tui.model import Model
+from localq.tui.status_line import StatusLine
+from localq.tui.transcript_view import TranscriptView
+from localq.tui.watching import Fetching, LoadingStage, Said
+
+if TYPE_CHECKING:
+    from localq.tui.app import LocalqApp
+
+LEAVE_WITHIN_S = 2.0  # Esc or Ctrl-C a second time at an empty message leaves
+
+
+class ChatScreen(Screen[None]):
+    """Everything about one conversation at a time."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings("stop"),
+        *bindings("new", "thinking", "sidebar", "instruments", "copy", "jump", "page_up", "page_down", priority=True),
+    ]
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle"), (120, "-wide")]  # noqa: RUF012 - as its base has it
+    VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high")]  # noqa: RUF012
+
+    app: LocalqApp
+
+    def __init__(self, past: InputHistory, record: Session | None = None) -> None:
+        """record: shown until there is a model."""
+        super().__init__()
+        self._past, self._record = past, record
+        self._interrupted_at = -LEAVE_WITHIN_S
+        self._edited: int | None = None  # the turn that the next message is said in place of
+        self._waiting = ""  # a message that was sent before there was a model
+
+    def compose(self) -> ComposeResult:
+        """The conversation between other things, the line of what goes on below."""
+        with Horizontal(id="body"):
+            yield Vertical(id="sidebar")
+            with Vertical(id="main"):
+                yield ConversationView(TuiHost(self.app), self._record, id="conversation")
+                yield ComposerArea(self._past, id="writing")
+            yield Vertical(id="instruments")
+        yield StatusLine(id="status")
+
+    def on_mount(self) -> None:
+        """The message first."""
+        self.composer.focus()
+
+    @property
+    def conversation(self) -> ConversationView:
+        """Turns and jobs."""
+        return self.query_one(ConversationView)
+
+    @property
+    def composer(self) -> Composer:
+        """The message."""
+        return self.query_one(Composer)
+
+    # ---- what goes on
+
+    def status(self, **changes: object) -> None:
+        """Show these in the line below: fields of `status_line.Status`."""
+        shown = self.query_one(StatusLine)
+        shown.status = dataclasses.replace(shown.status, **changes)  # type: ignore[arg-type]
+
+    @on(ConversationView.Doing)
+    def _doing(self, message: ConversationView.Doing) -> None:
+        self.status(**message.changes)
+
+    @on(ConversationView.Free)
+    def _free(self) -> None:
+        self._show_model()
+
+    def on_said(self, message: Said) -> None:
+        """Something to know about how a model is opened."""
+        self.call_later(self.conversation.transcript.notice, message.text)
+
+    def on_fetching(self, message: Fetching) -> None:
+        """Bytes of a model."""
+        self.status(doing=status_line.transferred(f"fetching {message.what}", message.done, message.total))
+
+    def on_loading_stage(self, message: LoadingStage) -> None:
+        """The engine process loads."""
+        self.status(doing=status_line.transferred(message.stage, message.done, message.total))
+
+    async def take(self, model: Model) -> None:
+        """Converse with it; what was sent meanwhile is said now."""
+        await self.conversation.take(model)
+        self.status(doing="ready")
+        self._show_model()
+        waiting, self._waiting = self._waiting, ""
+        if waiting:
+            self._send(waiting)
+
+    def _show_model(self) -> None:
+        model = self.conversation.model
+        if model is not None and model.session.loaded is not None:
+            loaded = model.session.loaded
+            self.status(model=loaded.name, format=loaded.format, device=loaded.device_name)
+
+    # ---- saying something
+
+    @on(Composer.Sent)
+    def _sent(self, message: Composer.Sent) -> None:
+        line = message.text.strip()
+        if ALIASES.get(line, line) == "/exit":
+            self.app.leave()
+        elif self.conversation.busy:
+            self.notify("A reply is on its way: Esc stops it.", markup=False)
+        else:
+            self.composer.sent()
+            if self.conversation.model is None:
+                self._waiting = message.text
+                self.notify("It is sent when the model is there.", markup=False)
+            else:
+                self._send(message.text)
+
+    def _send(self, text: str) -> None:
+        edited, self._edited = self._edited, None
+        if text.startswith("/") and not text.startswith("//"):
+            self._do(text.strip())
+        else:
+            self.conversation.say(text.removeprefix("/"), edited)
+
+    def _do(self, line: str) -> None:
+        name, _, argument = line.partition(" ")
+        try:
+            if ALIASES.get(name, name) == "/help" and not argument:
+                self.app.action_help()
+            elif self.conversation.model is not None:
+                self.conversation.command(line)
+        except LocalqError as error:
+            self.conversation.post_message(ConversationView.Failed(error))
+
+    @on(ConversationView.EditWanted)
+    def _edit(self, message: ConversationView.EditWanted) -> None:
+        self._edited = message.number
+        self.composer.put(message.text)
+        self.composer.focus()
+        self.notify("Sent, it is said in place of that message. Esc leaves that as it was.", markup=False)
+
+    # ---- keys
+
+    def action_stop(self) -> None:
+        """Stop what runs; at an empty message, twice within LEAVE_WITHIN_S, leave."""
+        if selected := self.get_selected_text():
+            self.conversation.tell(lambda: TuiHost(self.app).copy(selected))
+            self.clear_selection()
+        elif self.query_one(ComposerArea).close_list():
+            pass
+        elif self.conversation.busy:
+            self.conversation.stop_job()
+        elif self._edited is not None:
+            self._edited = None
+            self.composer.put("")
+        elif not self.composer.has_focus:
+            self.composer.focus()
+        elif self.composer.text:
+            self.notify("Ctrl-Q leaves.", markup=False)
+        elif time.monotonic() - self._interrupted_at < LEAVE_WITHIN_S:
+            self.app.leave(ExitCode.INTERRUPTED)
+        else:
+            self._interrupted_at = time.monotonic()
+            self.notify("Once more leaves.", timeout=LEAVE_WITHIN_S, markup=False)
+
+    def action_new(self) -> None:
+        """Another conversation."""
+        self._do("/new")
+
+    def action_copy(self) -> None:
+        """The last reply."""
+        self._do("/copy")
+
+    def action_thinking(self) -> None:
+        """Fold or unfold what was thought."""
+        self.conversation.transcript.toggle_thinking()
+
+    def action_sidebar(self) -> None:
+        """Show or hide it."""
+        self.toggle_class("sidebar")
+
+    def action_instruments(self) -> None:
+        """Show or hide them."""
+        self.toggle_class("instruments")
+
+    def action_jump(self) -> None:
+        """Between the message and the conversation."""
+        if self.composer.has_focus:
+            self.conversation.transcript.focus_last()
+        else:
+            self.composer.focus()
+
+    def action_page_up(self) -> None:
+        """The conversation, wherever the focus is."""
+        self.conversation.transcript.scroll_page_up(animate=False)
+
+    def action_page_down(self) -> None:
+        """The conversation, wherever the focus is."""
+        self.conversation.transcript.scroll_page_down(animate=False)
+
+    @on(TranscriptView.WriteWanted)
+    def _write(self) -> None:
+        self.composer.focus()
+
+    @on(Composer.LeaveWanted)
+    def _leave(self) -> None:
+        self.app.leave()
+
+    @on(Composer.EditorWanted)
+    def _open_editor(self) -> None:
+        try:
+            self.composer.put(self.app.edited(self.composer.text, "Write it here."))
+        except LocalqError as error:
+            self.conversation.post_message(ConversationView.Failed(error))

@@ -1,0 +1,97 @@
+"""What can stand where a word was begun: commands behind a slash at the beginning, names of files behind an @."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from rich.cells import cell_len, set_cell_size
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import OptionList
+from textual.widgets.option_list import Option
+
+from localq import commands
+from localq.sanitize import sanitize
+
+MOST = 50  # that are listed
+LOOKED_AT = 5_000  # entries of a folder
+
+
+def command_help() -> dict[str, str]:
+    """Command -> what it does, from the help of the commands; an alias says what it stands for."""
+    found: dict[str, str] = {}
+    for line in commands.HELP.split("\n"):
+        if line.startswith("/"):
+            usage, _, what = line.partition("  ")
+            for name in re.findall(r"/[\w?]+", usage):
+                found[name] = what.strip() or usage
+    known = {name: found.get(name, "") for name in (*commands.COMMANDS, "/exit")}
+    return known | {alias: f"as {name}" for alias, name in commands.ALIASES.items()}
+
+
+def of_command(word: str) -> list[tuple[str, str]]:
+    """(command, what it does) of those that begin with `word`."""
+    return [(name, what) for name, what in command_help().items() if name.startswith(word) and name != word][:MOST]
+
+
+def of_file(word: str) -> list[tuple[str, str]]:
+    """("@path", kind) of the files and folders that begin with `word`, which begins with an @. Reads the disk."""
+    given = word[1:]
+    folder, _, begun = given.rpartition("/")
+    place = Path(folder or ("/" if given.startswith("/") else ".")).expanduser()
+    found = []
+    try:
+        with os.scandir(place) as entries:
+            for count, entry in enumerate(entries):
+                if count == LOOKED_AT:
+                    break
+                name = entry.name
+                hidden = name.startswith(".") and not begun.startswith(".")
+                if name.startswith(begun) and not hidden and sanitize(name) == name and " " not in name:
+                    path = f"@{folder}/{name}" if "/" in given else f"@{name}"
+                    found.append((f"{path}/", "folder") if entry.is_dir() else (path, "file"))
+    except (OSError, ValueError, RuntimeError):
+        return []
+    return sorted(found)[:MOST]
+
+
+class Completions(OptionList, can_focus=False):
+    """The list above the message; hidden while there is nothing to choose."""
+
+    class Chosen(Message):
+        """`text` is to stand in place of the word."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.display = False
+        self._texts: list[str] = []
+
+    def offer(self, found: list[tuple[str, str]]) -> None:
+        """Show these, the first marked; none hides the list."""
+        self.clear_options()
+        self._texts = [text for text, _ in found]
+        self.display = bool(found)
+        width = max((cell_len(text) for text, _ in found), default=0)
+        self.add_options(Option(Content(f"{set_cell_size(text, width)}  {what}")) for text, what in found)
+        if found:
+            self.highlighted = 0
+
+    def move(self, by: int) -> None:
+        """Mark another, around the ends."""
+        if self._texts:
+            self.highlighted = ((self.highlighted or 0) + by) % len(self._texts)
+
+    def taken(self) -> str | None:
+        """The text that is marked."""
+        return self._texts[self.highlighted] if self._texts and self.highlighted is not None else None
+
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        """A click."""
+        event.stop()
+        self.post_message(self.Chosen(self._texts[event.option_index]))

@@ -1,0 +1,157 @@
+"""Where a message is written: several lines, history, completion of commands and file names, an external editor.
+
+Knows what is typed, and posts it; what a message means is the screen's business.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual import events
+from textual.binding import BindingType
+from textual.message import Message
+from textual.widgets import TextArea
+
+from localq.input_history import InputHistory
+from localq.sanitize import sanitize
+from localq.tui.keys import bindings
+
+
+class Composer(TextArea):
+    """A text of 1 to 10 rows; grows with what is in it."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings("send", "newline", "editor", "complete", "older", "newer", "leave"),
+    ]
+
+    class Sent(Message):
+        """A message, or a line that begins with a slash."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    class EditorWanted(Message):
+        """The text is to be opened in an editor."""
+
+    class LeaveWanted(Message):
+        """Ctrl-D where nothing is written."""
+
+    class WordTyped(Message):
+        """The word before the cursor is another than before; `start` is its column on the line of the cursor."""
+
+        def __init__(self, word: str, at_beginning: bool) -> None:
+            super().__init__()
+            self.word, self.at_beginning = word, at_beginning
+
+    class CompletionMoved(Message):
+        """Up (-1) or down (1) in the list of completions."""
+
+        def __init__(self, by: int) -> None:
+            super().__init__()
+            self.by = by
+
+    class CompletionTaken(Message):
+        """The completion that is marked is to be taken."""
+
+    def __init__(self, past: InputHistory, id: str | None = None) -> None:
+        super().__init__(
+            id=id,
+            soft_wrap=True,
+            show_line_numbers=False,
+            highlight_cursor_line=False,
+            placeholder="Message, or / for commands",
+        )
+        self.past = past
+        self.completing = False  # a list of completions is open
+        self._word = ""
+
+    # ---- typing
+
+    async def _on_key(self, event: events.Key) -> None:
+        if event.key == "enter":  # what it does is a binding, which the user may have changed
+            event.prevent_default()
+
+    async def _on_paste(self, event: events.Paste) -> None:
+        event.prevent_default()
+        text = sanitize(event.text.replace("\r\n", "\n").replace("\r", "\n"))
+        if result := self._replace_via_keyboard(text, *self.selection):
+            self.move_cursor(result.end_location)
+
+    def word(self) -> str:
+        """What stands between the last blank and the cursor."""
+        row, column = self.cursor_location
+        before = self.document[row][:column]
+        return before[max(before.rfind(" "), before.rfind("\t")) + 1 :]
+
+    def replace_word(self, text: str) -> None:
+        """Put `text` in its place."""
+        row, column = self.cursor_location
+        self.replace(text, (row, column - len(self.word())), (row, column))
+
+    def on_text_area_changed(self) -> None:
+        """Tell of another word under the cursor."""
+        row, column = self.cursor_location
+        word = self.word()
+        if word != self._word:
+            self._word = word
+            self.post_message(self.WordTyped(word, row == 0 and column == len(word)))
+
+    def put(self, text: str) -> None:
+        """Show `text`, the cursor behind it."""
+        self.text = text
+        self.move_cursor(self.document.end)
+
+    # ---- what keys do
+
+    def action_send(self) -> None:
+        """Post what is written and begin anew."""
+        if self.completing:
+            self.post_message(self.CompletionTaken())
+        elif self.text.strip():
+            self.post_message(self.Sent(self.text))
+
+    def sent(self) -> None:
+        """It was taken: remember it and begin anew."""
+        self.past.add(self.text)
+        self.put("")
+
+    def action_newline(self) -> None:
+        """Break the line."""
+        self._replace_via_keyboard("\n", *self.selection)
+
+    def action_editor(self) -> None:
+        """Ask for an editor."""
+        self.post_message(self.EditorWanted())
+
+    def action_complete(self) -> None:
+        """Take the completion that is marked."""
+        if self.completing:
+            self.post_message(self.CompletionTaken())
+        else:
+            self.screen.focus_next()
+
+    def action_leave(self) -> None:
+        """Leave where nothing is written, else delete to the right."""
+        if self.text:
+            self.action_delete_right()
+        else:
+            self.post_message(self.LeaveWanted())
+
+    def action_older(self) -> None:
+        """Up: in the list of completions, in the text, or to the message before."""
+        if self.completing:
+            self.post_message(self.CompletionMoved(-1))
+        elif self.cursor_at_first_line and (found := self.past.older(self.text)) is not None:
+            self.put(found)
+        else:
+            self.action_cursor_up()
+
+    def action_newer(self) -> None:
+        """Down, likewise."""
+        if self.completing:
+            self.post_message(self.CompletionMoved(1))
+        elif self.cursor_at_last_line and (found := self.past.newer()) is not None:
+            self.put(found)
+        else:
+            self.action_cursor_down()

@@ -1,0 +1,254 @@
+"""The conversation at work: one job at a time touches the session, in a thread, and what comes of it is drawn here.
+
+A job is a reply or a command. What it says comes as a message; what a reply streams is looked for a few times a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from textual import on, work
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.message import Message
+from textual.timer import Timer
+
+from localq import commands
+from localq.chat import Replies
+from localq.commands.host import Host
+from localq.errors import LocalqError, usage_error
+from localq.session_record import Session
+from localq.tui.feed import EVERY_S, Feed
+from localq.tui.model import Model
+from localq.tui.reply_text import CopyWanted, ReplyText
+from localq.tui.transcript_view import TranscriptView
+from localq.tui.turn_view import TurnView
+
+Job = Callable[[], "str | Replies"]
+
+
+class ConversationView(Vertical):
+    """Turns and jobs. `busy`: a job runs."""
+
+    class Doing(Message):
+        """Something of the line of what goes on has changed: fields of `status_line.Status`."""
+
+        def __init__(self, **changes: Any) -> None:
+            super().__init__()
+            self.changes = changes
+
+    class EditWanted(Message):
+        """The user wants to say `text` otherwise, which is turn `number`."""
+
+        def __init__(self, number: int, text: str) -> None:
+            super().__init__()
+            self.number, self.text = number, text
+
+    class Began(Message):
+        """The question of a reply is in the conversation."""
+
+    class Told(Message):
+        """What a job has to say."""
+
+        def __init__(self, text: str) -> None:
+            super().__init__()
+            self.text = text
+
+    class Failed(Message):
+        """A job failed with an error that users meet."""
+
+        def __init__(self, error: LocalqError) -> None:
+            super().__init__()
+            self.error = error
+
+    class JobEnded(Message):
+        """The session is free: what the job did is in the thread that did it."""
+
+    class Free(Message):
+        """Everything of the job is drawn."""
+
+    def __init__(self, host: Host, record: Session | None = None, id: str | None = None) -> None:
+        """host: for commands. record: shown until there is a model."""
+        super().__init__(id=id)
+        self.model: Model | None = None
+        self.busy = False
+        self._host, self._record = host, record
+        self._feed: Feed | None = None
+        self._live: TurnView | None = None
+        self._looks: Timer | None = None
+        self._stop = threading.Event()
+
+    def compose(self) -> ComposeResult:
+        """The turns."""
+        yield TranscriptView(id="transcript")
+
+    async def on_mount(self) -> None:
+        """A conversation that is gone on with is there before the model."""
+        if self._record is not None:
+            await self.transcript.sync(self._record.conversation)
+
+    @property
+    def transcript(self) -> TranscriptView:
+        """The turns."""
+        return self.query_one(TranscriptView)
+
+    async def take(self, model: Model) -> None:
+        """Converse with it."""
+        self.model = model
+        await self.draw()
+
+    async def draw(self) -> None:
+        """Show the session's conversation as it is."""
+        if self.model is not None:
+            await self.transcript.sync(self.model.session.conversation)
+
+    # ---- jobs
+
+    def say(self, text: str, edited: int | None = None) -> None:
+        """Ask the model; edited: in place of that turn."""
+        assert self.model is not None
+        session = self.model.session
+        self.start(lambda: session.ask(text) if edited is None else session.edit(text, edited))
+
+    def command(self, line: str) -> None:
+        """Do what a line with a slash says. Raises LocalqError for one that is none."""
+        assert self.model is not None
+        session, host = self.model.session, self._host
+        name, argument = commands.parse(line)
+        self.start(lambda: commands.COMMANDS[name](session, argument, host))
+
+    def start(self, job: Job) -> None:
+        """Run `job` in a thread, if no other runs; what it streams is a reply."""
+        if self.busy or self.model is None:
+            self.notify("Not now: the model is at work. Esc stops it.", markup=False)
+            return
+        self.busy = True
+        self._stop.clear()
+        self._feed = Feed()
+        self._work(job, self.model, self._feed)
+
+    @work(thread=True, group="session")
+    def _work(self, job: Job, model: Model, feed: Feed) -> None:
+        try:
+            result = job()
+            if isinstance(result, str):
+                self.post_message(self.Told(result))
+            else:
+                self.post_message(self.Began())
+                self._stream(result, model, feed)
+        except LocalqError as error:
+            self.post_message(self.Failed(error))
+        finally:
+            self.post_message(self.JobEnded())
+
+    def _stream(self, parts: Replies, model: Model, feed: Feed) -> None:
+        """In the thread: gather a reply. Closed: what came of it is kept."""
+        with contextlib.closing(parts):
+            model.load()
+            if self._stop.is_set():
+                raise usage_error("the message", "it was stopped before it was answered", "/regen answers it.")
+            for part in parts:
+                feed.put(part)
+                if self._stop.is_set():
+                    model.session.stop()  # once more: before the first part there was nothing to stop
+
+    def stop_job(self) -> None:
+        """Stop it and keep what there is; a second time ends the engine process, which the next message starts anew."""
+        model = self.model
+        if model is None or not self.busy:
+            return
+        end = model.close if self._stop.is_set() else model.session.stop
+        self._stop.set()
+        self.post_message(self.Doing(stopping=True))
+        threading.Thread(target=end, daemon=True).start()  # a pipe may be full: the screen waits for nothing
+
+    # ---- what comes back
+
+    async def on_conversation_view_began(self) -> None:
+        """Show the question, and where the answer will be."""
+        await self.draw()
+        self._live = await self.transcript.begin()
+        self._looks = self.set_interval(EVERY_S, self._look)
+        self.post_message(self.Doing(doing="", stats=None, thinking=False))
+
+    async def _look(self) -> None:
+        """Draw what has come of a reply."""
+        feed, view = self._feed, self._live
+        taken = None if feed is None else feed.take()
+        if taken is None or view is None or taken.stats is None:
+            return
+        if view.is_empty and (taken.text or taken.thought):
+            await self.draw()  # a reply that this one replaces goes now
+        self.post_message(self.Doing(stats=taken.stats, doing="", thinking=bool(taken.thought) and not taken.text))
+        await view.grow(taken.thought, taken.text)
+        for notice in taken.notices:
+            await self.transcript.notice(notice)
+
+    async def on_conversation_view_told(self, message: Told) -> None:
+        """A notice."""
+        await self.draw()
+        await self.transcript.notice(message.text)
+
+    async def on_conversation_view_failed(self, message: Failed) -> None:
+        """The chat goes on; the next message starts a new engine process if this one died."""
+        await self.transcript.notice(str(message.error), failed=True)
+
+    async def on_conversation_view_job_ended(self) -> None:
+        """All of it is here."""
+        if self._looks is not None:
+            self._looks.stop()
+        await self._look()
+        view, self._live, self._feed, self._looks = self._live, None, None, None
+        if view is not None and self.model is not None:
+            await self.transcript.ended(view, self.model.session.conversation)
+        self.busy = False
+        self.post_message(self.Doing(doing="ready", stopping=False))
+        self.post_message(self.Free())
+
+    # ---- wishes about a turn
+
+    @on(TranscriptView.TurnWanted)
+    async def _want_turn(self, message: TranscriptView.TurnWanted) -> None:
+        message.stop()
+        if self.model is None or self.busy:
+            self.notify("Not now: the model is at work. Esc stops it.", markup=False)
+            return
+        session = self.model.session
+        conversation = session.conversation
+        turn = conversation.turns[message.number]
+        asked = message.number if turn.message.role == "user" else turn.parent
+        assert asked is not None
+        if message.what == "edit":
+            self.post_message(self.EditWanted(asked, conversation.turns[asked].message.content))
+        elif message.what == "regenerate":
+            conversation.head = asked
+            self.start(session.regenerate)
+        else:
+            sisters = conversation.sisters(message.number)
+            place = sisters.index(message.number) + message.step
+            if 0 <= place < len(sisters):
+                conversation.take(sisters[place])
+                self.start(session.keep)
+                await self.draw()
+                self.transcript.focus_turn(sisters[place])
+
+    @on(CopyWanted)
+    def _copy(self, message: CopyWanted) -> None:
+        message.stop()
+        self.tell(lambda: self._host.copy(message.text))
+
+    @work(thread=True, group="telling")
+    def tell(self, job: Callable[[], str]) -> None:
+        """In a thread: something that does not touch the session, and what it says."""
+        try:
+            self.app.call_from_thread(self.notify, job(), markup=False)
+        except LocalqError as error:
+            self.post_message(self.Failed(error))
+
+    @on(ReplyText.LinkClicked)
+    async def _show_link(self, message: ReplyText.LinkClicked) -> None:
+        message.stop()
+        await self.transcript.notice(f"the link leads to {message.href}")

@@ -1,0 +1,36 @@
+"""A model as the screens have it: a session over an engine process that can be loaded again and closed, by threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from localq.chat import ChatSession
+from localq.opening import load_now
+from localq.tui.jobs import Opening
+from localq.tui.watching import PostingWatcher
+
+
+class Model:
+    """An open model. `load` and `close` block, and are for threads."""
+
+    def __init__(self, session: ChatSession, load: Callable[[], object], close: Callable[[], object]) -> None:
+        self.session, self._load, self._close = session, load, close
+
+    def load(self) -> None:
+        """Load it unless a living engine process holds it. Raises LocalqError."""
+        self._load()
+
+    def close(self) -> None:
+        """End the engine process within 2 s, whatever it does; more than once is fine."""
+        self._close()
+
+    @classmethod
+    def of(cls, made: Opening, watcher: PostingWatcher) -> Model:
+        """What a job has opened; `watcher` is told when it is loaded again."""
+        opened = made.opened
+        return cls(opened.session, lambda: load_now(opened, watcher), made.close)
+
+    @classmethod
+    def over(cls, session: ChatSession) -> Model:
+        """A session that somebody else has opened and closes."""
+        return cls(session, session.ensure_loaded, lambda: None)

@@ -1,0 +1,76 @@
+"""The text of a reply as Markdown, which grows while it streams; its blocks of code can be copied as they were written.
+
+HTML is shown as the text that it is, and a link opens nothing: where it leads is a message for the screen to show.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.content import Content
+from textual.message import Message
+from textual.widgets import Markdown, Static
+from textual.widgets._markdown import MarkdownBlock, MarkdownFence
+
+from localq.tui.keys import bindings
+
+
+class CopyWanted(Message):
+    """`text` is to go to the clipboard, as it is."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = text
+
+
+class CopyMark(Static):
+    """The line above a block of code: its language, and what is clicked to copy it."""
+
+    ALLOW_SELECT = False
+
+    def on_click(self) -> None:
+        """Copy the block below."""
+        self.query_ancestor(CodeBlock).action_copy_turn()
+
+
+class CodeBlock(MarkdownFence, can_focus=True):
+    """A block of code. `source` is what stood between the fences."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings("copy_turn"), Binding("enter", "copy_turn", "copy", show=False)
+    ]  # fmt: skip
+
+    def __init__(self, markdown: Markdown, token: Token, code: str) -> None:
+        super().__init__(markdown, token, code)
+        self.code_source = token.content.removesuffix("\n")
+
+    def compose(self) -> ComposeResult:
+        """A line to copy it by, and the code."""
+        yield CopyMark(Content(f"{self.lexer.split(' ')[0] or 'code'} · copy"))
+        yield from super().compose()
+
+    def _copy_context(self, block: MarkdownBlock) -> None:
+        super()._copy_context(block)
+        if isinstance(block, CodeBlock):
+            self.code_source = block.code_source
+
+    def action_copy_turn(self) -> None:
+        """Ask for a copy of the source."""
+        self.post_message(CopyWanted(self.code_source))
+
+
+class ReplyText(Markdown):
+    """Markdown without HTML, without guessed links, with blocks of code that can be copied."""
+
+    BLOCKS = {**Markdown.BLOCKS, "fence": CodeBlock, "code_block": CodeBlock}  # noqa: RUF012 - as its base has it
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(text, parser_factory=_parser, open_links=False)
+
+
+def _parser() -> MarkdownIt:
+    return MarkdownIt("gfm-like", {"html": False, "linkify": False})

@@ -1,0 +1,105 @@
+"""The line under a conversation: what the model is doing, how full its context is, how fast it is, which one it is.
+
+What matters least leaves first where the line is narrow. Text alone says everything; colour adds nothing to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from textual.content import Content
+from textual.reactive import reactive
+from textual.widgets import Static
+
+from localq.sanitize import sanitize
+from localq.stats import Stats
+from localq.wording import human_bytes
+
+BAR_CELLS = 10
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the line shows.
+
+    doing  what goes on outside of a reply: "loading", "ready", or an order to the user; empty while a reply runs
+    stats  of the reply that runs or was the last; None = there was none
+    thinking, stopping   of the reply that runs
+    model, format, device   empty until they are known
+    """
+
+    doing: str = ""
+    stats: Stats | None = None
+    thinking: bool = False
+    stopping: bool = False
+    model: str = ""
+    format: str = ""
+    device: str = ""
+
+
+def phase(status: Status) -> str:
+    """What goes on, in words."""
+    stats = status.stats
+    if status.stopping:
+        return "stopping"
+    if status.doing or stats is None:
+        return status.doing
+    if stats.phase == "prefill":
+        done = stats.cached_tokens + stats.prefilled_tokens
+        return f"reading the prompt {done / stats.prompt_tokens:.0%}" if stats.prompt_tokens else "reading the prompt"
+    return "thinking" if status.thinking else "answering"
+
+
+def transferred(what: str, done: int, total: int) -> str:
+    """ "reading weights 35 % of 98.4 MB"; what is not counted has no share."""
+    return f"{what} {done / total:.0%} of {human_bytes(total)}" if total else what
+
+
+def bar(share: float, cells: int = BAR_CELLS) -> str:
+    """`share` (0 to 1) of `cells` cells, in eighths."""
+    eighths = round(min(max(share, 0.0), 1.0) * cells * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(cells, "░")
+
+
+def line(status: Status, width: int) -> str:
+    """The line of at most `width` cells; what has the highest rank stays."""
+    parts = [(rank, text) for rank, text in _parts(status) if text]
+    while parts and cell_len(_joined(parts)) > width:
+        if len(parts) == 1:
+            return set_cell_size(parts[0][1], max(width, 0))
+        parts.remove(min(parts, key=lambda part: part[0]))
+    return _joined(parts)
+
+
+def _joined(parts: list[tuple[int, str]]) -> str:
+    return " │ ".join(text for _, text in parts)
+
+
+def _parts(status: Status) -> list[tuple[int, str]]:
+    """(rank, text) in the order of the line. The bar and its figures are one part, or the figures alone."""
+    stats = status.stats
+    parts = [(9, phase(status))]
+    if stats is not None:
+        fill = f"{stats.context_fill:.0%}"
+        parts.append((7, f"context {fill}" if stats.context_size else ""))
+        parts.append((4, bar(stats.context_fill) if stats.context_size else ""))
+        parts.append((8, f"{stats.tokens_per_s:.1f} tok/s" if stats.tokens_per_s else ""))
+        first_s = stats.time_to_first_token_s
+        parts.append((5, f"first after {first_s:.2f} s" if first_s else ""))
+    parts.append((6, sanitize(status.model).replace("\n", " ")))
+    parts.append((3, status.format))
+    parts.append((2, sanitize(status.device)))
+    return parts
+
+
+class StatusLine(Static):
+    """Draws a `Status` in one row."""
+
+    status: reactive[Status] = reactive(Status())
+
+    def render(self) -> Content:
+        """The line as wide as there is room."""
+        return Content(line(self.status, self.size.width))

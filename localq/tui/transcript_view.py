@@ -1,0 +1,278 @@
+"""The conversation on the screen: its newest turns, older ones on demand, and notices between them.
+
+`sync` makes it show the path of a conversation; what is there already stays. It follows what is added at the end unless
+the user has scrolled up.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.message import Message
+from textual.widget import Widget
+from textual.widgets import Static
+
+from localq.conversation import Conversation
+from localq.sanitize import sanitize
+from localq.tui.keys import bindings
+from localq.tui.reply_text import CopyWanted
+from localq.tui.turn_view import Turn, TurnView
+
+WINDOW = 50  # turns that are drawn at first, and that each look further back adds
+
+
+class Earlier(Static, can_focus=True):
+    """The line in place of the turns that are not drawn."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "show", "show them", show=False)]
+
+    class Wanted(Message):
+        """They are to be drawn."""
+
+    def count(self, turns: int) -> None:
+        """So many are not drawn."""
+        self.display = turns > 0
+        self.update(Content(f"▲ {turns} earlier turns: Enter or a click shows more"))
+
+    def action_show(self) -> None:
+        """Ask for them."""
+        self.post_message(self.Wanted())
+
+    def on_click(self) -> None:
+        """As Enter."""
+        self.action_show()
+
+
+class Notice(Static):
+    """A line of the program, not of the conversation."""
+
+    def __init__(self, text: str, failed: bool = False) -> None:
+        super().__init__(Content(("✗ " if failed else "· ") + sanitize(text)), classes="failed" if failed else "")
+
+
+class TranscriptView(VerticalScroll, can_focus=False):
+    """Turns and notices."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings("turn_before", "turn_after", "line_up", "line_down", "first", "last"),
+        *bindings("edit", "regenerate", "copy_turn", "branch_before", "branch_after", "write"),
+    ]
+
+    class WriteWanted(Message):
+        """The user wants to write."""
+
+    class TurnWanted(Message):
+        """The user wants something of turn `number`: "edit", "regenerate", or another version by `step`."""
+
+        def __init__(self, number: int, what: str, step: int = 0) -> None:
+            super().__init__()
+            self.number, self.what, self.step = number, what, step
+
+    def __init__(self, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._earlier = Earlier()
+        self._views: list[TurnView] = []
+        self._first = 0  # place in the path of the first turn that is drawn
+        self._conversation = Conversation()
+        self._versions: dict[int, str] = {}
+        self.folded = True
+
+    def compose(self) -> list[Widget]:
+        """At first nothing."""
+        self._earlier.display = False
+        return [self._earlier]
+
+    def on_mount(self) -> None:
+        """Stay at the end as it grows."""
+        self.anchor()
+
+    # ---- showing
+
+    async def sync(self, conversation: Conversation) -> None:
+        """Show the path of `conversation`; what follows a turn that is not on it goes."""
+        path = conversation.path()
+        shown = [view.turn.number for view in self._views]
+        same = self._same(path, shown) if conversation is self._conversation else 0
+        self._conversation, self._versions = conversation, versions(conversation)
+        if same == 0:
+            self._first = max(0, len(path) - WINDOW)
+            if shown:  # with the notices between them
+                await self.remove_children([each for each in self.children if each is not self._earlier])
+            self._views = []
+        elif same < len(shown):
+            gone = self.children[self.children.index(self._views[same]) :]
+            self._views = self._views[:same]
+            await self.remove_children(gone)
+        added = [TurnView(self._turn(number)) for number in path[self._first + same :]]
+        self._views += added
+        if added:
+            await self.mount_all(added)
+        for view in self._views:
+            if view.turn.number is not None:
+                view.show(self._turn(view.turn.number))
+        self._earlier.count(self._first)
+
+    def _same(self, path: list[int], shown: list[int | None]) -> int:
+        """Turns at the beginning of what is shown that stay."""
+        there = path[self._first : self._first + len(shown)]
+        pairs = zip(there, shown, strict=False)
+        return next((place for place, (wanted, has) in enumerate(pairs) if wanted != has), len(there))
+
+    def _turn(self, number: int) -> Turn:
+        message = self._conversation.turns[number].message
+        version = self._versions.get(number, "")
+        return Turn(number, message.role, message.answer, message.thought, message.complete, version)
+
+    async def show_earlier(self) -> None:
+        """Draw the WINDOW turns before, without moving what is seen."""
+        path = self._conversation.path()
+        first = max(0, self._first - WINDOW)
+        added = [TurnView(self._turn(number)) for number in path[first : self._first]]
+        if not added:
+            return
+        before, seen_y = self.virtual_size.height, self.scroll_y
+        self._first, self._views = first, added + self._views
+        await self.mount_all(added, after=self._earlier)
+        self._earlier.count(first)
+        self.call_after_refresh(
+            lambda: self.scroll_to(y=seen_y + self.virtual_size.height - before, animate=False)
+        )  # fmt: skip
+
+    async def begin(self) -> TurnView:
+        """A reply that will stream, at the end."""
+        view = TurnView(Turn(None, "assistant", ""))
+        await self.mount(view)
+        view.fold(self.folded)
+        return view
+
+    async def ended(self, view: TurnView, conversation: Conversation) -> None:
+        """The reply of `view` is the last turn of the path now, or nothing came of it."""
+        path = conversation.path()
+        number = path[-1] if path else None
+        shown = [each.turn.number for each in self._views]
+        if number is None or number in shown or conversation.turns[number].message.role == "user":
+            await view.remove()
+        else:
+            self._conversation, self._versions = conversation, versions(conversation)
+            self._views.append(view)
+            await view.end(self._turn(number))
+        await self.sync(conversation)
+
+    async def notice(self, text: str, failed: bool = False) -> None:
+        """A line at the end."""
+        await self.mount(Notice(text, failed))
+
+    def toggle_thinking(self) -> None:
+        """Show or hide what was thought, everywhere."""
+        self.folded = not self.folded
+        for view in self.query(TurnView):
+            view.fold(self.folded)
+
+    # ---- moving
+
+    @property
+    def focused_view(self) -> TurnView | None:
+        """The turn that has the focus, or holds what has it."""
+        focused = self.screen.focused
+        if focused is None:
+            return None
+        return next((each for each in focused.ancestors_with_self if isinstance(each, TurnView)), None)
+
+    def focus_last(self) -> None:
+        """Focus the last turn."""
+        if views := list(self.query(TurnView)):
+            views[-1].focus()
+
+    def focus_turn(self, number: int) -> None:
+        """Focus that turn, if it is drawn."""
+        for view in self._views:
+            if view.turn.number == number:
+                view.focus()
+
+    def _step(self, by: int) -> None:
+        views = list(self.query(TurnView))
+        here = self.focused_view
+        place = (views.index(here) if here in views else len(views) if by < 0 else -1) + by
+        if place >= len(views):
+            self.post_message(self.WriteWanted())
+        elif place < 0 and self._earlier.display:
+            self._earlier.focus()
+        elif views:
+            views[max(place, 0)].focus()
+
+    def action_turn_before(self) -> None:
+        """The turn above."""
+        self._step(-1)
+
+    def action_turn_after(self) -> None:
+        """The turn below, or back to the message."""
+        self._step(1)
+
+    def action_line_up(self) -> None:
+        """One line."""
+        self.scroll_up(animate=False)
+
+    def action_line_down(self) -> None:
+        """One line."""
+        self.scroll_down(animate=False)
+
+    def action_first(self) -> None:
+        """To the first that is drawn."""
+        self.scroll_home(animate=False)
+
+    def action_last(self) -> None:
+        """To the end, and follow it."""
+        self.anchor()
+        self.focus_last()
+
+    def action_write(self) -> None:
+        """Back to the message."""
+        self.post_message(self.WriteWanted())
+
+    # ---- a turn
+
+    def _want(self, what: str, step: int = 0) -> None:
+        view = self.focused_view
+        if view is not None and view.turn.number is not None:
+            self.post_message(self.TurnWanted(view.turn.number, what, step))
+
+    def action_edit(self) -> None:
+        """Say it otherwise."""
+        self._want("edit")
+
+    def action_regenerate(self) -> None:
+        """Answer it again."""
+        self._want("regenerate")
+
+    def action_branch_before(self) -> None:
+        """Another version of it."""
+        self._want("version", -1)
+
+    def action_branch_after(self) -> None:
+        """Another version of it."""
+        self._want("version", 1)
+
+    def action_copy_turn(self) -> None:
+        """Copy it."""
+        view = self.focused_view
+        if view is not None:
+            self.post_message(CopyWanted(view.turn.text))
+
+    async def on_earlier_wanted(self) -> None:
+        """The line was clicked."""
+        await self.show_earlier()
+
+
+def versions(conversation: Conversation) -> dict[int, str]:
+    """Turn -> "2 of 3", of those that stand where others do too (`Conversation.sisters`, of all turns at once)."""
+    places: dict[tuple[int | None, str], list[int]] = {}
+    for number, turn in enumerate(conversation.turns):
+        places.setdefault((turn.parent, turn.message.role), []).append(number)
+    return {
+        number: f"{place} of {len(sisters)}"
+        for sisters in places.values() if len(sisters) > 1
+        for place, number in enumerate(sisters, 1)
+    }  # fmt: skip

@@ -1,0 +1,123 @@
+"""One turn of a conversation on the screen: who speaks, what was thought, what was said, and in how many versions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from textual.app import ComposeResult
+from textual.containers import Vertical
+from textual.content import Content
+from textual.widgets import Collapsible, Markdown, Static
+from textual.widgets.markdown import MarkdownStream
+
+from localq.sanitize import sanitize
+from localq.tui.reply_text import ReplyText
+
+MOST_CHARACTERS = 20_000  # of a message of the user that are drawn: a file that was pasted is not read here
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What is drawn. number: in the tree of the conversation, None while it streams; version: "2 of 3" or nothing."""
+
+    number: int | None
+    role: str
+    text: str
+    thought: str = ""
+    complete: bool = True
+    version: str = ""
+
+
+class TurnView(Vertical, can_focus=True):
+    """A turn. A reply may stream: `grow`, then `end`."""
+
+    def __init__(self, turn: Turn) -> None:
+        super().__init__(classes=turn.role)
+        self.turn = turn
+        self._thought, self._thinking = sanitize(turn.thought), False
+        self._stream: MarkdownStream | None = None
+
+    def compose(self) -> ComposeResult:
+        """The line of who speaks, then the text."""
+        yield Static(self._headline(), classes="headline")
+        if self.turn.role == "user":
+            yield Static(Content(shortened(sanitize(self.turn.text))), classes="said")
+            return
+        yield self._folded()
+        yield ReplyText(sanitize(self.turn.text))
+
+    def _folded(self) -> Collapsible:
+        folded = Collapsible(Static(Content(self._thought), classes="thought"), title=self._title(), collapsed=True)
+        folded.display = bool(self._thought)
+        return folded
+
+    def _headline(self) -> Content:
+        who = "You" if self.turn.role == "user" else "Reply"
+        marks = [self.turn.version, "" if self.turn.complete else "cut"]
+        pointer = "▶ " if self.has_focus else "  "
+        return Content(pointer + " · ".join(filter(None, [who, *marks])))
+
+    def _title(self) -> str:
+        return f"{'thinking' if self._thinking else 'thought'}, {len(self._thought.split())} words"
+
+    def on_focus(self) -> None:
+        """Mark it, by more than colour."""
+        self.query_one(".headline", Static).update(self._headline())
+
+    def on_blur(self) -> None:
+        """Take the mark away."""
+        self.query_one(".headline", Static).update(self._headline())
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing of it has come."""
+        return self._stream is None and not self._thought and not self.turn.text
+
+    def show(self, turn: Turn) -> None:
+        """Another number, version or end of the same text."""
+        if turn != self.turn:
+            self.turn = turn
+            self.query_one(".headline", Static).update(self._headline())
+
+    # ---- a reply that streams
+
+    async def grow(self, thought: str, text: str) -> None:
+        """Put these behind what is there."""
+        if thought:
+            self._thought, self._thinking = self._thought + thought, True
+            self._draw_thought()
+        if text:
+            if self._thinking:
+                self._thinking = False
+                self._draw_thought()
+            if self._stream is None:
+                self._stream = Markdown.get_stream(self.query_one(ReplyText))
+            await self._stream.write(text)
+
+    async def end(self, turn: Turn) -> None:
+        """It is complete: the whole text is set once more, so that what streamed is what is kept."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            await stream.stop()
+        self._thought, self._thinking = sanitize(turn.thought), False
+        self._draw_thought()
+        await self.query_one(ReplyText).update(sanitize(turn.text))
+        self.show(turn)
+
+    def _draw_thought(self) -> None:
+        folded = self.query_one(Collapsible)
+        folded.display = bool(self._thought)
+        folded.title = self._title()
+        self.query_one(".thought", Static).update(Content(self._thought))
+
+    def fold(self, collapsed: bool) -> None:
+        """Show or hide what was thought."""
+        for folded in self.query(Collapsible):
+            folded.collapsed = collapsed
+
+
+def shortened(text: str) -> str:
+    """`text` as far as it is drawn, and how much is not."""
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[:MOST_CHARACTERS]}\n(and {len(text) - MOST_CHARACTERS:,} characters more)"
