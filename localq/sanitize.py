@@ -18,3 +18,8 @@ def sanitize(text: str) -> str:
     Works on any split of a text: sanitize(a) + sanitize(b) == sanitize(a + b), so streams can pass piece by piece.
     """
     return _UNSAFE.sub("", text)
+
+
+def marked(text: str) -> str:
+    """`text` with U+FFFD for what `sanitize` takes out: for text that is being edited, whose places must stay."""
+    return _UNSAFE.sub("\ufffd", text)

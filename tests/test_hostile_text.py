@@ -23,7 +23,7 @@ from localq import template
 from localq.chat import ChatSession, Piece
 from localq.cli import execute
 from localq.modelfiles import open_model
-from localq.sanitize import sanitize
+from localq.sanitize import marked, sanitize
 from localq.tokenizer import Tokenizer
 from localq.worker.messages import Generate, Load, decode, encode
 
@@ -72,6 +72,10 @@ def test_nothing_that_acts_gets_through_and_everything_else_does():
         assert clean == "".join(letter for letter in text if is_clean(letter))
         half = len(text) // 2
         assert sanitize(text[:half]) + sanitize(text[half:]) == clean
+        assert is_clean(marked(text))
+        assert [a if a == b else "" for a, b in zip(text, marked(text), strict=True)] == [
+            letter if is_clean(letter) else "" for letter in text
+        ]
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)

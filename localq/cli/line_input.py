@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from localq import input_history
 from localq.cli.output import is_rich_terminal, note
+from localq.sanitize import marked
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -32,6 +33,13 @@ def _terminal_reader(remember: bool) -> ReadLine:
     from prompt_toolkit import PromptSession  # start-up cost: a pipe needs no line editor
     from prompt_toolkit.history import InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
+
+    class Marked(Processor):
+        """What is pasted may turn text around; prompt_toolkit takes only control characters apart."""
+
+        def apply_transformation(self, line: TransformationInput) -> Transformation:
+            return Transformation([(part[0], marked(part[1]), *part[2:]) for part in line.fragments])
 
     keys = KeyBindings()
 
@@ -45,7 +53,9 @@ def _terminal_reader(remember: bool) -> ReadLine:
         event.current_buffer.open_in_editor()
 
     history = _kept_history() if remember and input_history.kept() else InMemoryHistory()
-    session: PromptSession[str] = PromptSession(history=history, key_bindings=keys, tempfile_suffix=".md")
+    session: PromptSession[str] = PromptSession(
+        history=history, key_bindings=keys, tempfile_suffix=".md", input_processors=[Marked()]
+    )
     return lambda: _joined_lines(lambda continued: session.prompt("... " if continued else PROMPT))
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import pyte
 from terminal_stream import Modes, Reader, Token
 
-WAIT_S = 60.0
+WAIT_S = 30.0
 CTRL_C, CTRL_D, ESCAPE, ENTER = "\x03", "\x04", "\x1b", "\r"
 _ASKED = {"\x1b[c": "\x1b[?62;22c", "\x1b[0c": "\x1b[?62;22c", "\x1b[5n": "\x1b[0n", "\x1b[>q": "\x1bP>|test\x1b\\"}
 _MODE_ASKED = re.compile("\x1b\\[\\?([0-9]+)\\$p\\Z")

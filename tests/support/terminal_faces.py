@@ -11,17 +11,20 @@ from terminal import CTRL_C, CTRL_D, ENTER, Gave, Terminal
 from terminal_engine import Script
 from terminal_localq import COMMAND, environment, write_model
 
+EDITS = b"\x1b[?2004h"  # a line editor takes the terminal
+
 
 @dataclass
 class Place:
     """Where a user's files lie: `home`, the model's folder, the engine's script."""
 
     home: Path
+    name: str = "model"
     model: Path = field(init=False)
     script: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        self.model, self.script = self.home / "model", self.home / "script.json"
+        self.model, self.script = self.home / self.name, self.home / "script.json"
         if not self.model.exists():
             write_model(self.model)
         self.says(Script())
@@ -51,6 +54,12 @@ class Line:
     def say(self, terminal: Terminal, text: str) -> None:
         """Send a message of one line."""
         terminal.send(text + ENTER)
+
+    def exchange(self, terminal: Terminal, text: str) -> None:
+        """A message or command, and all that comes of it."""
+        before = terminal.raw.count(EDITS)
+        self.say(terminal, text)
+        terminal.until(lambda: terminal.raw.count(EDITS) > before and self.is_ready(terminal))
 
     def is_stopped(self, terminal: Terminal, count: int) -> bool:
         """`count` replies have been stopped so far, by what is told."""
