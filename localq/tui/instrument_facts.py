@@ -185,7 +185,7 @@ class Facts:
             return False
         if self.wanted or self.sample is None or self.untimed:
             return self.wanted or not self.untimed
-        return self.speed.last.context_used >= LATER * max(_LEAST, self.sample.profile["position"])
+        return self.speed.last.context_used >= LATER * max(_LEAST, int(self.sample.profile["position"]))
 
 
 def of_gpu(sensors: Sensors) -> Reading:
@@ -209,6 +209,6 @@ def is_ours(pid: int) -> bool:
     import psutil
 
     try:
-        return os.getpid() in (pid, int(psutil.Process(pid).ppid()))
+        return os.getpid() in (pid, psutil.Process(pid).ppid())
     except psutil.Error:  # of another user, of another container, or gone
         return False

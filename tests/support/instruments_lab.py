@@ -90,8 +90,3 @@ class Host(App[None]):
 
     def on_instruments_panel_profile_wanted(self) -> None:
         self.wanted += 1
-
-
-def screen_text(app: App[None]) -> list[str]:
-    """What stands on the screen, line by line."""
-    return ["".join(part.text for part in strip).rstrip() for strip in app.screen._compositor.render_strips()]

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
-from instruments_lab import CPU, GPU, PROFILE, Clock, Host, Watch, reply, screen_text
+from instruments_lab import CPU, GPU, PROFILE, Clock, Host, Watch, reply
 from textual.app import App, ComposeResult
 from textual.containers import Container
 from textual.screen import ModalScreen, Screen
+from tui_pilot import drive, screen_text, until
 
 from localq.stats import Stats
 from localq.tui import instruments
@@ -40,15 +39,6 @@ def draws(monkeypatch):
     return found
 
 
-async def until(pilot, condition: Callable[[], object]) -> None:
-    """Wait for an event, not for a time."""
-    for _ in range(500):
-        if condition():
-            return
-        await pilot.pause(0.01)
-    raise AssertionError("it never came")
-
-
 async def settle(pilot, panel: InstrumentsPanel) -> None:
     """Until what is due is drawn and the card was looked at."""
     await until(pilot, lambda: not panel._drawing and not panel.facts.looking)
@@ -56,13 +46,9 @@ async def settle(pilot, panel: InstrumentsPanel) -> None:
 
 
 def run(mode: str, size: tuple[int, int], scene, **of_host) -> Host:
-    async def main() -> Host:
-        app = Host(mode, **of_host)
-        async with app.run_test(size=size) as pilot:
-            await scene(app, pilot)
-        return app
-
-    return asyncio.run(main())
+    app = Host(mode, **of_host)
+    drive(app, lambda pilot: scene(app, pilot), size)
+    return app
 
 
 async def chatting(app: Host, pilot, loaded=GPU) -> None:
@@ -82,7 +68,7 @@ async def chatting(app: Host, pilot, loaded=GPU) -> None:
 def test_the_side_shows_all_instruments():
     async def scene(app, pilot):
         await chatting(app, pilot)
-        text = "\n".join(screen_text(app))
+        text = screen_text(app)
         for said in ("tok/s now 80.0", "80 % of what 936 GB/s allow (rated)", "GPU 97 %, 64 °C", "Decode step at 1,024",
                      "host gap      12.5", "Memory of RTX 3090", "firefox 640 MiB"):  # fmt: skip
             assert said in text
@@ -95,7 +81,7 @@ def test_the_strip_shows_speed_and_memory_in_six_lines():
     async def scene(app, pilot):
         await chatting(app, pilot)
         assert app.panel.size.height == 6
-        rows = screen_text(app)
+        rows = screen_text(app).splitlines()
         assert "tok/s now 80.0, mean 80.0, roof 99.6" in rows[0]
         assert "Memory 21,916 MiB, planned 22,021 (-0.5%)" in rows[0]
         assert "80 % of what 936 GB/s allow (rated)" in rows[5]
@@ -113,7 +99,7 @@ def test_the_whole_screen_has_two_columns_where_there_is_room(size, columns):
         assert (memory.region.x > speed.region.x) == (columns == 2)
         assert (memory.region.y > speed.region.y) == (columns == 1)
         if size == (80, 24):  # all of it, without scrolling
-            text = "\n".join(screen_text(app))
+            text = screen_text(app)
             assert "a token in all" in text
             assert "firefox" in text
 
@@ -140,7 +126,7 @@ def test_every_size_is_drawn_and_nothing_is_wider_than_its_place(mode, size):
 def test_the_cpu_has_no_card_no_roof_and_no_step():
     async def scene(app, pilot):
         await chatting(app, pilot, CPU)
-        text = "\n".join(screen_text(app))
+        text = screen_text(app)
         assert "no roof: a share of the bandwidth is" in text
         assert "only the fused step of a GPU is" in text
         assert "Memory of this machine" in text
@@ -211,7 +197,8 @@ def test_an_event_costs_microseconds():
 def test_a_hidden_panel_draws_nothing_and_asks_nothing(draws):
     async def scene(app, pilot):
         app.panel.display = False
-        await pilot.pause()
+        await until(pilot, lambda: not app.panel.can_be_seen)
+        draws.clear()
         app.panel.show_loaded(GPU)
         for tokens in range(1, 100):
             app.panel.show_stats(reply(tokens))
@@ -224,16 +211,10 @@ def test_a_hidden_panel_draws_nothing_and_asks_nothing(draws):
         app.panel.display = True  # and then all of it is there
         await until(pilot, lambda: app.wanted and app.watch_card.reads)
         await settle(pilot, app.panel)
-        assert "tok/s mean 80.0" in screen_text(app)[0]
+        assert "tok/s mean 80.0" in screen_text(app).splitlines()[0]
         assert app.panel._ticks._active.is_set()
 
-    async def main():
-        app = Host()
-        app.panel.styles.display = "none"
-        async with app.run_test(size=(40, 50)) as pilot:
-            await scene(app, pilot)
-
-    asyncio.run(main())
+    run("side", (40, 50), scene)
 
 
 def test_a_panel_behind_another_screen_asks_nothing(draws):
@@ -270,17 +251,16 @@ def test_a_panel_in_a_hidden_place_asks_nothing():
             with Container(id="place"):
                 yield self.panel
 
-    async def main():
-        app = Nested()
-        async with app.run_test(size=(120, 40)) as pilot:
-            app.query_one("#place").display = False
-            await pilot.pause()
-            app.panel.show_loaded(GPU)
-            app.panel._tick()
-            await pilot.pause(0.2)
-            assert app.watch_card.reads == 0
+    async def scene(pilot):
+        app.query_one("#place").display = False
+        await pilot.pause()
+        app.panel.show_loaded(GPU)
+        app.panel._tick()
+        await pilot.pause(0.2)
+        assert app.watch_card.reads == 0
 
-    asyncio.run(main())
+    app = Nested()
+    drive(app, scene, (120, 40))
 
 
 def test_the_card_is_asked_once_a_second_in_another_thread():
@@ -321,7 +301,7 @@ def test_a_driver_that_does_not_answer_is_not_asked_again_and_holds_nothing_up()
             app.clock.now += 1
             app.panel._tick()
         app.panel.show_stats(reply(81))
-        await until(pilot, lambda: "mean 80.0" in screen_text(app)[0])
+        await until(pilot, lambda: "mean 80.0" in screen_text(app).splitlines()[0])
         assert app.watch_card.reads == 1
 
     began = time.monotonic()
@@ -396,24 +376,23 @@ def test_a_strip_that_shows_no_profile_asks_for_none():
 
 
 def test_over_a_chat_that_has_no_room_beside():
-    async def main():
-        app = Host()
-        app.panel.styles.display = "none"
-        async with app.run_test(size=(80, 24)) as pilot:
-            app.panel.show_loaded(GPU)
-            await app.push_screen(InstrumentsScreen(app.panel))
-            await until(pilot, lambda: app.wanted == 1)  # through the panel behind, to the chat's screen
-            app.panel.show_stats(reply(1, used=400))  # the chat goes on telling its own panel
-            app.panel.show_stats(reply(161, used=400))
-            app.panel.show_profile(PROFILE)
-            await until(pilot, lambda: app.watch_card.reads)
-            await settle(pilot, app.screen.query_one(InstrumentsPanel))
-            text = "\n".join(screen_text(app))
-            assert "tok/s now 80.0" in text
-            assert "Decode step at 1,024" in text
-            await pilot.press("f2")
-            await pilot.pause()
-            assert not isinstance(app.screen, InstrumentsScreen)
-            assert len(app.panel.facts.changed) == 1  # nobody draws for a screen that is gone
+    async def scene(app, pilot):
+        app.panel.display = False
+        await pilot.pause()
+        app.panel.show_loaded(GPU)
+        await app.push_screen(InstrumentsScreen(app.panel))
+        await until(pilot, lambda: app.wanted == 1)  # through the panel behind, to the chat's screen
+        app.panel.show_stats(reply(1, used=400))  # the chat goes on telling its own panel
+        app.panel.show_stats(reply(161, used=400))
+        app.panel.show_profile(PROFILE)
+        await until(pilot, lambda: app.watch_card.reads)
+        await settle(pilot, app.screen.query_one(InstrumentsPanel))
+        text = screen_text(app)
+        assert "tok/s now 80.0" in text
+        assert "Decode step at 1,024" in text
+        await pilot.press("f2")
+        await pilot.pause()
+        assert not isinstance(app.screen, InstrumentsScreen)
+        assert len(app.panel.facts.changed) == 1  # nobody draws for a screen that is gone
 
-    asyncio.run(main())
+    run("side", (80, 24), scene)
