@@ -7,6 +7,7 @@ interrupts a reply: an error, a cancel, or a consumer that walks away.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,14 +15,12 @@ import torch
 
 from localq import footprint
 from localq.engine import fused, profile, snapshot
-from localq.engine.constraint import Constraint, checked_mask
-from localq.engine.decode import ModuleStep, Readback, StepState
-from localq.engine.fused import FusedStep
-from localq.engine.graph import StepGraphs
+from localq.engine.constraint import Constraint
 from localq.engine.load import LoadedModel, OnProgress, free_memory, out_of_memory
 from localq.engine.reply import Reply
 from localq.engine.reply import Step as Step
-from localq.engine.sampler import NON_FINITE, SamplerState
+from localq.engine.sampler import NON_FINITE
+from localq.engine.steps import Steps
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.sampling import Sampling
 from localq.stats import StepProfile
@@ -47,15 +46,9 @@ class Engine:
         self.model = model
         on_cuda = model.device.type == "cuda"
         self.chunk = chunk or (CUDA_CHUNK if on_cuda else CPU_CHUNK)
-        self._lookahead = 1 if on_cuda else 0  # steps launched before the host has seen the token before them
-        self._sampler = SamplerState(model.vocab, model.ctx, model.device)
-        self._state = StepState(self._sampler, model.device)
-        self._modules = ModuleStep(model.model, model.cache, self._state)
-        self._readback = Readback(self._state.chosen)
+        self._steps = Steps(model)
         self._cached: list[int] = []
-        self._fused: FusedStep | None = None
-        self._graphs: StepGraphs | None = None
-        self._ledger = {**model.ledger, "sampler": self._state.bytes()}
+        self._ledger = {**model.ledger, "sampler": self._steps.state.bytes()}
         self.notes = model.notes
         if on_cuda:
             reason = fused.why_not(model.model)
@@ -66,7 +59,7 @@ class Engine:
     @property
     def graphs(self) -> bool:
         """Decode steps are replays of captured graphs."""
-        return self._graphs is not None
+        return self._steps.graphs is not None
 
     @property
     def cached_tokens(self) -> int:
@@ -86,10 +79,10 @@ class Engine:
         """
         try:
             if fuse:
-                self._build_step()
+                self._ledger |= self._steps.fuse()
             if fuse and use_graphs:
                 on_progress("capturing graphs", 0, 0)
-                self._capture()
+                self._ledger["graphs"] = self._steps.capture()
             on_progress("warming up", 0, 0)
             self._reserve()
             self._warm_up()
@@ -98,23 +91,9 @@ class Engine:
             return
         except torch.OutOfMemoryError as error:
             failure = out_of_memory(self.model.plan.name or "model", "while warming up", error)
-        self._graphs = self._fused = None
+        self._steps.drop()
         free_memory()
         raise failure
-
-    def _build_step(self) -> None:
-        self._fused = FusedStep(self.model.model, self.model.cache, self._state)
-        self._ledger["step_buffers"] = self._fused.bytes()
-        self._ledger["attention_workspace"] = self._fused.workspace_bytes()
-
-    def _capture(self) -> None:
-        """What the graphs and the code of their kernels take is the driver's: it is read from the device."""
-        assert self._fused is not None
-        free_memory()
-        before = torch.cuda.mem_get_info(self.model.device)[0]
-        self._graphs = StepGraphs(self._fused)
-        free_memory()
-        self._ledger["graphs"] = max(0, before - torch.cuda.mem_get_info(self.model.device)[0])
 
     def _reserve(self) -> None:
         """Make the allocator hold what the plan has for prefill in one block, which passes then cut up."""
@@ -126,13 +105,7 @@ class Engine:
         rows = min(self.chunk, self.model.ctx)
         for first in (0, self.model.ctx - rows):
             logits = self._pass([0] * rows, first)
-        for greedy in (True, False):
-            self._state.rewind()
-            self._state.choose(logits[0], greedy)
-            self._state.rewind(self.model.ctx - 1)
-            self._launch(self.model.ctx - 1, greedy)
-        self._readback.forget()
-        self._state.rewind()
+        self._steps.warm_up(logits[0])
         self.model.cache.clear()
 
     # ---- a reply
@@ -186,13 +159,13 @@ class Engine:
         limit = room if max_tokens is None else min(max_tokens, room)
         at_limit = "context" if limit == room and max_tokens != room else "length"
         reply = Reply(prompt, sampling.greedy, limit, self._kept(prompt), self.model.ctx)
-        self._readback.forget()
-        self._sampler.reset(sampling, torch.tensor(prompt), limit, breakers)
+        self._steps.readback.forget()
+        self._steps.sampler.reset(sampling, torch.tensor(prompt), limit, breakers)
         if constraint is not None:
             if constraint.stopped:
                 yield reply.end("stop")
                 return
-            self._sampler.allow(checked_mask(constraint, self.model.vocab))
+            self._steps.allow(constraint)
         for first in range(reply.kept, len(prompt), self.chunk):
             if cancelled():
                 yield reply.end("cancelled")
@@ -219,11 +192,8 @@ class Engine:
 
     def _kept(self, prompt: list[int]) -> int:
         """Shorten what is cached to what `prompt` shares; its last token is computed anew, for its logits."""
-        shared = 0
-        for mine, theirs in zip(self._cached, prompt[:-1], strict=False):
-            if mine != theirs:
-                break
-            shared += 1
+        pairs = zip(self._cached, prompt[:-1], strict=False)
+        shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         del self._cached[shared:]
         return shared
 
@@ -233,9 +203,7 @@ class Engine:
         part = reply.prompt[first : first + self.chunk]
         logits = self._pass(part, first)
         if first + len(part) == len(reply.prompt):
-            self._state.position.fill_(len(reply.prompt) - 1)
-            self._state.choose(logits[0], reply.greedy)
-            self._readback.push()
+            self._steps.begin(logits[0], len(reply.prompt) - 1, reply.greedy)
         if self.model.device.type == "cuda":
             torch.cuda.synchronize()  # so that progress is true and Cancel is not stuck behind queued passes
         self._cached.extend(part)
@@ -253,8 +221,8 @@ class Engine:
         launched = 1
         token: int | None = None
         while reply.count < reply.limit:
-            if launched < reply.limit and launched - reply.count <= self._lookahead:
-                self._launch(len(reply.prompt) + launched - 1, reply.greedy)
+            if launched < reply.limit and launched - reply.count <= self._steps.lookahead:
+                self._steps.launch(len(reply.prompt) + launched - 1, reply.greedy)
                 launched += 1
                 continue
             token = self._take(reply, token)
@@ -268,49 +236,23 @@ class Engine:
         token: int | None = None
         while reply.count < reply.limit:
             position, last = len(reply.prompt) + reply.count, reply.count + 1 == reply.limit
-            if self._lookahead and not last:
-                self._forward(position)
+            if self._steps.lookahead and not last:
+                self._steps.forward(position)
             token = self._take(reply, token)
             yield token
             if not last:
-                if not self._lookahead:
-                    self._forward(position)
-                self._sampler.allow(checked_mask(constraint, self.model.vocab))
-                self._choose(reply.greedy)
+                if not self._steps.lookahead:
+                    self._steps.forward(position)
+                self._steps.allow(constraint)
+                self._steps.choose(reply.greedy)
 
     def _take(self, reply: Reply, previous: int | None) -> int:
         """The next token; `previous` was the input of the step that it ended."""
-        token = self._readback.take()
+        token = self._steps.readback.take()
         if previous is not None:
             self._cached.append(previous)
         reply.count += 1
         return token
-
-    @torch.inference_mode()
-    def _launch(self, position: int, greedy: bool) -> None:
-        """One decode step at `position`, with its result on the way to the host."""
-        if self._graphs is not None and self._sampler.plain:
-            self._graphs.replay(greedy)
-            self._readback.push()
-        else:
-            self._forward(position)
-            self._choose(greedy)
-
-    @torch.inference_mode()
-    def _forward(self, position: int) -> None:
-        """A decode step at `position` up to its logits."""
-        if self._graphs is not None:
-            self._graphs.forward()
-        elif self._fused is not None:
-            self._fused.forward()
-        else:
-            self._modules.forward(position + 1)
-
-    @torch.inference_mode()
-    def _choose(self, greedy: bool) -> None:
-        """The rest of the step, with its result on the way to the host."""
-        (self._fused or self._modules).choose(greedy)
-        self._readback.push()
 
     # ---- leaving and taking up
 
@@ -338,15 +280,17 @@ class Engine:
         them, and the others are zeroed; without, the conversation is forgotten. Needs a GPU and the fused kernels
         (LocalqError, exit 7, without).
         """
-        if self._fused is None:
+        steps = self._steps
+        if steps.fused is None:
             why = "only the fused decode step of a GPU is timed, and it does not run here"
             raise LocalqError("profile", why, "Load with --device cuda and --dtype auto.", ExitCode.NO_DEVICE)
         first = profile.placed(len(self._cached) if position is None else position, self.model.ctx)
-        self._readback.forget()
+        steps.readback.forget()
+        steps.state.rewind()  # the choice that is measured is the plain one, whatever the last reply had
         try:
-            return profile.profile_step(self._fused, self._readback, self.model.ctx, first, greedy)
+            return profile.profile_step(steps.fused, steps.readback, self.model.ctx, first, greedy)
         finally:
-            self._state.rewind()
+            steps.state.rewind()
             del self._cached[first if keep else 0 :]
             self.model.cache.clear(len(self._cached))
 

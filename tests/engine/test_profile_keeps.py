@@ -47,7 +47,7 @@ def fused(engine, monkeypatch) -> Engine:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.profiler, "profile", no_records)
-    engine._fused = FusedStep(engine.model.model, engine.model.cache, engine._state)
+    engine._steps.fused = FusedStep(engine.model.model, engine.model.cache, engine._steps.state)
     return engine
 
 

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cuda_headers import built
+from scripted_constraint import mask_of
 
 from localq import kernels
-from localq.engine.constraint import words_of
 from localq.engine.decode import StepState
 from localq.engine.sampler import NON_FINITE, SamplerState, adjusted, repeated_lengths
 from localq.kernels import adjust, sampling
@@ -113,13 +113,6 @@ class OnGpu(torch.Tensor):
 
     def __new__(cls, tensor: torch.Tensor):
         return torch.Tensor._make_subclass(cls, tensor)
-
-
-def mask_of(ids, vocab: int) -> torch.Tensor:
-    words = [0] * words_of(vocab)
-    for id in ids:
-        words[id // 32] |= 1 << id % 32
-    return torch.tensor([word - (1 << 32) if word >> 31 else word for word in words], dtype=torch.int32)
 
 
 def logits_of(vocab: int, seed: int, spread: float = 3.0) -> torch.Tensor:

@@ -1,0 +1,39 @@
+"""A constraint that follows a script, for tests of replies under one."""
+
+from __future__ import annotations
+
+import torch
+
+from localq.engine.constraint import words_of
+
+VOCAB = 320  # of the tiny models
+
+
+def mask_of(ids, vocab: int = VOCAB) -> torch.Tensor:
+    """i32 [ceil(vocab / 32)], worked out the slow way."""
+    words = [0] * words_of(vocab)
+    for id in ids:
+        words[id // 32] |= 1 << id % 32
+    return torch.tensor([word - (1 << 32) if word >> 31 else word for word in words], dtype=torch.int32)
+
+
+class Script:
+    """Allows a set of ids at every step, and has stopped behind the last one. Notes the calls."""
+
+    def __init__(self, *steps, vocab: int = VOCAB) -> None:
+        self.steps, self.vocab = [set(step) for step in steps], vocab
+        self.calls: list[object] = []
+        self.taken: list[int] = []
+
+    def mask(self) -> torch.Tensor:
+        self.calls.append("mask")
+        return mask_of(self.steps[len(self.taken)], self.vocab)
+
+    def accept(self, token: int) -> None:
+        assert token in self.steps[len(self.taken)]
+        self.calls.append(token)
+        self.taken.append(token)
+
+    @property
+    def stopped(self) -> bool:
+        return len(self.taken) == len(self.steps)
