@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from localq import overflow, template, thinking
+from localq import overflow, thinking
 from localq.conversation import Conversation, Message
 from localq.errors import LocalqError, usage_error
+from localq.grammar import Grammar
 from localq.incoming import Incoming
+from localq.reading import Reading, framed
 from localq.replies import Piece, Replies, Reply, notices
 from localq.sampling import Sampling
 from localq.session_record import ChatSettings, Session
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
     from localq.tokenizer import Tokenizer
 
 __all__ = ["ChatSession", "Client", "Message", "Piece", "Replies", "Reply"]
-
-FRAME_BYTES = 64  # that a template writes around a message: few write as many
 
 
 class Client(Protocol):
@@ -53,6 +53,7 @@ class ChatSession:
     sampling      is laid over the model's own defaults by the caller
     max_tokens    None = until a stop token
     stop_strings  an answer ends before the first of these
+    grammar       every answer keeps to it, None = to nothing
     think         "auto" (as the model was made), "on", "off" or a level; `set_think` checks it
     record        the conversation as it is saved; `go_on` takes another
     store         None = nothing is saved
@@ -67,6 +68,7 @@ class ChatSession:
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
     stop_strings: tuple[str, ...] = ()
+    grammar: Grammar | None = None
     think: str = "auto"
     record: Session = field(default_factory=Session)
     store: SessionStore | None = None
@@ -79,7 +81,9 @@ class ChatSession:
     def __post_init__(self) -> None:
         self._ids = itertools.count(1)
         self._running: int | None = None
-        self._read_from: int | None = None  # the first turn that the model reads, where older ones are left out
+        self._stopping = False
+        self._reading = Reading(self.tokenizer)
+        self._exact: tuple[Session, int, list[int]] | None = None  # the ids of the last reply, and where that is
 
     # ---- the engine
 
@@ -91,7 +95,8 @@ class ChatSession:
         return self.loaded
 
     def stop(self) -> None:
-        """Ask the running reply to end; safe from another thread. The stream then ends with reason "cancelled"."""
+        """Ask the reply to end, also one that has not begun; safe from another thread. It ends with "cancelled"."""
+        self._stopping = True
         if self._running is not None:
             self.client.cancel(self._running)
 
@@ -113,7 +118,7 @@ class ChatSession:
     @property
     def messages(self) -> list[Message]:
         """The system prompt, and the turns of the current branch as far as they are answered."""
-        return [*self._framed([]), *self.conversation.messages()]
+        return [*framed(self.conversation, []), *self.conversation.messages()]
 
     @property
     def system(self) -> str | None:
@@ -154,34 +159,68 @@ class ChatSession:
         self.keep()
         return self._answer(added)
 
-    def _answer(self, turn: int) -> Replies:
+    def extend(self) -> Replies:
+        """Go on with the last reply where it stopped. Its pieces are what is new, its end is all of it; the shorter one
+        stays beside it, and alone where nothing is added."""
+        reply = self.conversation.last_reply()
+        if reply is None:
+            raise usage_error("/continue", "there is no reply to go on with", "Say something first.")
+        turn = self.conversation.turns[reply].parent
+        assert turn is not None
+        return self._answer(turn, reply)
+
+    def _answer(self, turn: int, extended: int | None = None) -> Replies:
+        """Answer the message `turn`, or go on with its reply `extended`. From here on `stop` means this answer."""
+        self._stopping = False
+        return self._answering(turn, extended)
+
+    def _answering(self, turn: int, extended: int | None) -> Replies:
         record = self.record  # the reply belongs here, whatever conversation is gone on with meanwhile
         conversation, before = record.conversation, record.conversation.head
+        begun, exact = self._begun(record, extended)
         conversation.head, ended = turn, False
         incoming = Incoming(self.tokenizer.stream())
         try:
             loaded = self.ensure_loaded()
-            prompt, notice = self._fitting(loaded)
+            prompt, notice = self._reading.fitting(
+                conversation,
+                lambda messages: self._reading.begun_ids(messages, self.think, begun, exact),
+                loaded.context_size,
+                self.max_tokens,
+            )
             if self.keeper is not None:
                 self.keeper.take_up(self.client, record, loaded)
             if notice:
                 yield Piece("", Stats(context_size=loaded.context_size), notice)
-            incoming = self._incoming(prompt)
-            for part in self._streamed(prompt, loaded, incoming):
+            incoming = self._incoming(prompt, begun)
+            for part in self._streamed(self._request(prompt, incoming), incoming):
                 if isinstance(part, Piece):
                     yield part
                     continue
                 ended = True
                 if self.keeper is not None:
                     self.keeper.replied(part.stats)
+                if begun and not incoming.grown:
+                    conversation.head = before
+                    yield dataclasses.replace(part, notices=(*part.notices, "the model adds nothing"))
+                    continue
                 message = Message("assistant", incoming.raw, part.reason == "stop")
-                unsaved = self._said(record, message, turn, part.stats)
-                yield dataclasses.replace(part, notices=(*part.notices, *unsaved))
+                told = self._said(record, message, turn, part.stats)
+                if not incoming.ended() and (exact or not begun):
+                    self._exact = (record, len(conversation.turns) - 1, [*exact, *incoming.ids])
+                yield dataclasses.replace(part, notices=(*part.notices, *told))
         finally:
-            if incoming.raw and not ended:  # nothing is lost: what had arrived stays, marked as cut
+            if incoming.grown and not ended:  # nothing is lost: what had arrived stays, marked as cut
                 self._said(record, Message("assistant", incoming.raw, complete=False), turn)
             elif not ended and before != turn:
                 conversation.head = before  # a reply that is not replaced stays where it was
+
+    def _begun(self, record: Session, reply: int | None) -> tuple[str, list[int]]:
+        """The text of a reply that is gone on with, and its ids where they are known to the letter."""
+        if reply is None:
+            return "", []
+        known = self._exact is not None and self._exact[0] is record and self._exact[1] == reply
+        return record.conversation.turns[reply].message.content, self._exact[2] if self._exact and known else []
 
     def _said(self, record: Session, message: Message, turn: int, stats: Stats | None = None) -> tuple[str, ...]:
         record.conversation.add(message, turn, stats)
@@ -191,50 +230,15 @@ class ChatSession:
 
     def prompt(self) -> list[int]:
         """Token ids of what the model would read for the current branch as it stands."""
-        return self._ids_without(self.conversation.path(), self._left_out(self.conversation.path()))
+        return self._reading.ids(self.prompt_messages(), self.think)
 
     def prompt_text(self) -> str:
         """The text of `prompt`, special tokens as they are written."""
-        messages, variables = self._templated(self.prompt_messages())
-        return self.tokenizer.chat_text(messages, **variables)
+        return self._reading.text(self.prompt_messages(), self.think)
 
     def prompt_messages(self) -> list[Message]:
         """The messages of `prompt`."""
-        path = self.conversation.path()
-        return self._framed(path[2 * self._left_out(path) :])
-
-    def _fitting(self, loaded: Loaded) -> tuple[list[int], str]:
-        """Ids of the path to the head, and what to tell where the oldest turns of it are left out."""
-        path = self.conversation.path()
-        before, exchanges = self._left_out(path), len(path) // 2
-        found = overflow.fitting(
-            lambda left_out: self._ids_if_short(path, left_out), exchanges, before, loaded.context_size, self.max_tokens
-        )
-        self._read_from = path[2 * found.left_out] if found.left_out else None
-        return found.ids, overflow.said(found, before)
-
-    def _left_out(self, path: list[int]) -> int:
-        """Exchanges at the beginning of `path` that the model does not read."""
-        first = self._read_from
-        return path.index(first) // 2 if first is not None and first in path else 0
-
-    def _ids_without(self, path: list[int], left_out: int) -> list[int]:
-        messages, variables = self._templated(self._framed(path[2 * left_out :]))
-        return self.tokenizer.chat_ids(messages, **variables)
-
-    def _templated(self, messages: Sequence[Message]) -> tuple[list[dict[str, str]], dict[str, Any]]:
-        """What a chat template is given: the messages, and its variables."""
-        return [each.to_dict() for each in messages], thinking.variables(self.tokenizer.chat_template, self.think)
-
-    def _ids_if_short(self, path: list[int], left_out: int) -> list[int] | None:
-        """`_ids_without`, or None where templates take no conversation as long."""
-        messages = self._framed(path[2 * left_out :])
-        size = sum(len(each.content.encode("utf-8", "replace")) + FRAME_BYTES for each in messages)
-        return self._ids_without(path, left_out) if size <= template.MAX_CONVERSATION_BYTES else None
-
-    def _framed(self, turns: Sequence[int]) -> list[Message]:
-        system = [Message("system", self.system)] if self.system else []
-        return system + [self.conversation.turns[turn].message for turn in turns]
+        return self._reading.messages(self.conversation)
 
     # ---- keeping
 
@@ -243,9 +247,9 @@ class ChatSession:
         if record.settings is not None and record.model == self.record.model:
             chosen = record.settings
             self.sampling, self.max_tokens, self.stop_strings = chosen.sampling, chosen.max_tokens, chosen.stop
-            self.think = chosen.think
+            self.think, self.grammar = chosen.think, chosen.grammar
         record.model = self.record.model
-        self.record, self.last, self._read_from = record, None, None
+        self.record, self.last, self._reading.first = record, None, None
         self.attached.clear()
 
     def save(self, record: Session | None = None) -> None:
@@ -254,6 +258,7 @@ class ChatSession:
         if self.store is not None and record.conversation.turns:
             if record is self.record:
                 record.settings = ChatSettings(self.sampling, self.max_tokens, self.stop_strings, self.think)
+                record.settings = dataclasses.replace(record.settings, grammar=self.grammar)
             self.unsaved = True
             self.store.save(record)
             self.unsaved = False
@@ -270,25 +275,47 @@ class ChatSession:
 
     def complete(self, prompt: list[int], loaded: Loaded) -> Replies:
         """Stream the continuation of `prompt` (token ids) without touching the conversation."""
-        return self._streamed(prompt, loaded, self._incoming(prompt))
+        incoming = self._incoming(prompt)
+        return self._streamed(self._request(prompt, incoming), incoming)
 
-    def _incoming(self, prompt: list[int]) -> Incoming:
-        """For the reply to `prompt`, whose end may have opened a thought."""
+    def aside(self, text: str, max_tokens: int) -> Replies:
+        """Stream an answer to `text` alone, besides the conversation: nothing of it is kept. Little thought, no stop
+        strings. What the model has read of the conversation is read again for the next reply."""
+        variables = thinking.least(self.tokenizer.chat_template)
+        prompt = self.tokenizer.chat_ids([Message("user", text).to_dict()], **variables)
         tail = self.tokenizer.decode(prompt[-thinking.TAIL_TOKENS :])
-        return Incoming(self.tokenizer.stream(), self.stop_strings, thinking.opened(tail))
+        generate = Generate(next(self._ids), prompt, self.sampling, sorted(self.tokenizer.stop_ids), max_tokens)
+        self.ensure_loaded()
+        if self.keeper is not None:
+            self.keeper.leave(self.client)
+        try:
+            yield from self._streamed(generate, Incoming(self.tokenizer.stream(), opened=thinking.opened(tail)))
+        finally:
+            if self.keeper is not None:
+                self.keeper.replied(Stats())  # what is in the cache now is not the conversation
 
-    def _streamed(self, prompt: list[int], loaded: Loaded, incoming: Incoming) -> Replies:
+    def _incoming(self, prompt: list[int], begun: str = "") -> Incoming:
+        """For the reply to `prompt`, which ends with the beginning of the reply: `begun`, or an opened thought."""
+        last = prompt[-thinking.TAIL_TOKENS :]
+        opened = "" if begun else thinking.opened(self.tokenizer.decode(last))
+        incoming = Incoming(self.tokenizer.stream(), self.stop_strings, opened)
+        if begun:
+            incoming.begin(begun, last)
+        return incoming
+
+    def _request(self, prompt: list[int], incoming: Incoming) -> Generate:
         breakers = sorted(self.tokenizer.breaker_ids) if self.sampling.dry else []
-        generate = Generate(
-            next(self._ids),
-            prompt,
-            self.sampling,
-            sorted(self.tokenizer.stop_ids),
-            self.max_tokens,
-            breaker_ids=breakers,
-        )
+        return Generate(
+            next(self._ids), prompt, self.sampling, sorted(self.tokenizer.stop_ids), self.max_tokens,
+            breaker_ids=breakers, grammar=self.grammar, grammar_begun=incoming.answer if self.grammar else "",
+            grammar_after=thinking.CLOSING if self.grammar and incoming.thinking else "",
+        )  # fmt: skip
+
+    def _streamed(self, generate: Generate, incoming: Incoming) -> Replies:
         warned_before = self.last is not None and self.last.stats.context_fill >= overflow.WARNING
         self._running = generate.id
+        if self._stopping:  # while there was nothing to cancel yet
+            self.client.cancel(generate.id)
         try:
             for event in self.client.generate(generate):
                 if isinstance(event, Progress):
@@ -301,7 +328,7 @@ class ChatSession:
                 elif isinstance(event, Done):
                     yield from (Piece(text, event.stats, thinking=thinks) for text, thinks in incoming.finish())
                     reason = "stop" if incoming.ended() else event.reason
-                    told = notices(reason, event.stats, warned_before, incoming.thinking)
+                    told = notices(reason, event.stats, warned_before, incoming.thinking, generate.grammar)
                     self.last = Reply(incoming.answer, reason, event.stats, told, incoming.thought)
                     yield self.last
         finally:

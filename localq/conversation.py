@@ -54,6 +54,21 @@ class Turn:
     stats: Stats | None = None
 
 
+@dataclass(frozen=True)
+class Compacted:
+    """Stands for all turns up to `upto`, a reply, where the model reads a path that has it. made_at: the head then."""
+
+    text: str
+    upto: int
+    made_at: int
+
+
+def summarised(summary: str, message: str) -> str:
+    """A message of the user as the model reads it behind a summary. In the message, not beside it: templates want turns
+    of the user and replies to take turns, and some know no system prompt."""
+    return f"What was said before, in short:\n\n{summary}\n\n(End of what was said before.)\n\n{message}"
+
+
 @dataclass
 class Conversation:
     """Turns, numbered as they came. The path ends at `head`; None is an empty conversation.
@@ -65,6 +80,7 @@ class Conversation:
     turns: list[Turn] = field(default_factory=list)
     head: int | None = None
     system: str | None = None
+    summaries: list[Compacted] = field(default_factory=list)
 
     # ---- reading
 
@@ -80,6 +96,16 @@ class Conversation:
         """The path without a message at its end that has no answer."""
         path = self.path()
         return path[:-1] if path and self.turns[path[-1]].message.role == "user" else path
+
+    def read(self) -> tuple[Compacted | None, list[int]]:
+        """What is read of the path: the summary of its beginning, if there is one, and the turns behind it."""
+        path = self.path()
+        place = {turn: index for index, turn in enumerate(path)}
+        fits = [each for each in self.summaries if each.upto in place]
+        if not fits:
+            return None, path
+        newest = max(fits, key=lambda each: place[each.upto])
+        return newest, path[place[newest.upto] + 1 :]
 
     def messages(self) -> list[Message]:
         """Of `answered`."""
@@ -144,6 +170,18 @@ class Conversation:
         if replaced is None:
             raise usage_error("/edit -a", "there is no reply to edit", "Say something first.")
         return self.add(Message("assistant", text), self.turns[replaced].parent)
+
+    def summarise(self, text: str, upto: int) -> None:
+        """From now on `text` is read in place of the turns up to `upto`, which stay. Takes the place of one made so."""
+        self.summaries = [each for each in self.summaries if each.upto != upto]
+        assert self.head is not None
+        self.summaries.append(Compacted(text, upto, self.head))
+
+    def unsummarise(self) -> bool:
+        """Read what the summary stands for again; False where there is none."""
+        summary, _ = self.read()
+        self.summaries = [each for each in self.summaries if each is not summary]
+        return summary is not None
 
     def undo(self) -> str:
         """Go back to before the last message of the user, which is returned."""

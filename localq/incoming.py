@@ -19,12 +19,26 @@ class Detokenizer(Protocol):
 
 
 class Incoming:
-    """Ids in, pieces out: (text, whether it is thought), none of them empty. `ended`: a stop string was met."""
+    """Ids in, pieces out: (text, whether it is thought), none of them empty.
+
+    thought, answer   so far
+    ids               of the reply, as they came in; what is behind a stop string too
+    grown             a piece was given out
+    """
 
     def __init__(self, detokenizer: Detokenizer, stop_strings: Sequence[str] = (), opened: str = "") -> None:
         """opened: the beginning of the reply that the prompt has already (`thinking.opened`)."""
         self._detokenizer, self._matcher, self._splitter = detokenizer, Matcher(stop_strings), Splitter(opened)
         self.thought = self.answer = ""
+        self.ids: list[int] = []
+        self.grown = False
+
+    def begin(self, raw: str, before: Sequence[int]) -> None:
+        """The reply goes on behind `raw`. before: the last ids that the model reads, `raw` among them: what new ones
+        look like depends on them. A character of which only half came is whole with the next."""
+        self._detokenizer.push(before)
+        thought, answer = self._splitter.push(raw.rstrip("\ufffd"))
+        self.thought, self.answer = thought, answer
 
     @property
     def raw(self) -> str:
@@ -42,6 +56,7 @@ class Incoming:
 
     def push(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
         """The text that is certain now."""
+        self.ids += ids
         return [] if self.ended() else self._taken(sanitize(self._detokenizer.push(ids)))
 
     def finish(self) -> list[tuple[str, bool]]:
@@ -59,4 +74,5 @@ class Incoming:
     def _kept(self, thought: str, answer: str) -> list[tuple[str, bool]]:
         self.thought += thought
         self.answer += answer
+        self.grown = self.grown or bool(thought or answer)
         return [(text, thinks) for text, thinks in ((thought, True), (answer, False)) if text]

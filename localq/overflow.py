@@ -64,7 +64,7 @@ def said(prompt: Prompt, left_out: int) -> str:
     oldest = "exchange is" if prompt.left_out == 1 else f"{prompt.left_out} exchanges are"
     return (
         f"the context is full: the oldest {oldest} no longer read by the model, which reads the rest again; "
-        "the conversation itself keeps them"
+        "the conversation itself keeps them. /compact sums the oldest up instead"
     )
 
 
@@ -72,5 +72,5 @@ def warning(used: int, size: int) -> str:
     """That the context will soon be full."""
     return (
         f"the context is {used / size:.0%} full ({used} of {size} tokens): when it is full, the model "
-        "reads only the system prompt and the newest turns; /clear starts anew"
+        "reads only the system prompt and the newest turns; /compact sums the oldest up, /clear starts anew"
     )

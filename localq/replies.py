@@ -6,15 +6,17 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from localq import overflow
+from localq.grammar import Grammar
 from localq.stats import Stats
 
 _REASONS = {
     "context": "the context is full: the reply stops here, and the next message leaves out the oldest turns; "
-    "/clear starts anew",
+    "/compact sums them up instead, /clear starts anew",
     "length": "the reply reached its longest allowed length",
     "cancelled": "stopped",
 }
 _NO_ANSWER = " while the model was still thinking: there is no answer yet"
+_CUT = ", so it is incomplete: it does not keep to {} yet"
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,12 @@ class Reply:
 Replies = Generator[Piece | Reply, None, None]
 
 
-def notices(reason: str, stats: Stats, warned_before: bool, thinking: bool) -> tuple[str, ...]:
+def notices(
+    reason: str, stats: Stats, warned_before: bool, thinking: bool, grammar: Grammar | None = None
+) -> tuple[str, ...]:
     """What to tell at the end. `thinking`: its thought was cut. `warned_before`: of a context nearly full."""
-    told = [_REASONS[reason] + (_NO_ANSWER if thinking else "")] if reason in _REASONS else []
+    cut = _NO_ANSWER if thinking else _CUT.format(grammar.called) if grammar is not None else ""
+    told = [_REASONS[reason] + cut] if reason in _REASONS else []
     if reason != "context" and stats.context_fill >= overflow.WARNING and not warned_before:
         told.append(overflow.warning(stats.context_used, stats.context_size))
     return tuple(told)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localq import thinking
-from localq.conversation import Conversation
+from localq.conversation import Compacted, Conversation
+from localq.grammar import Grammar
 from localq.sampling import Sampling
 from localq.stops import checked
 
@@ -15,24 +16,28 @@ from localq.stops import checked
 class ChatSettings:
     """How replies are made. max_tokens None = until a stop token; stop: strings that an answer ends before.
 
-    think   "auto", "on", "off" or a level
+    think    "auto", "on", "off" or a level
+    grammar  that every answer keeps to
     """
 
     sampling: Sampling
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     think: str = "auto"
+    grammar: Grammar | None = None
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ChatSettings:
         """Inverse of `dataclasses.asdict` through JSON. Raises LocalqError for values that are none."""
-        think = thinking.checked(fields.get("think", "auto"))
-        return cls(Sampling(**fields["sampling"]), fields["max_tokens"], checked(fields["stop"]), think)
+        think, grammar = thinking.checked(fields.get("think", "auto")), fields.get("grammar")
+        chosen = Sampling(**fields["sampling"]), fields["max_tokens"], checked(fields["stop"])
+        return cls(*chosen, think, Grammar(**grammar) if grammar is not None else None)
 
 
 @dataclass
 class Session:
-    """A conversation with what belongs to it. `id` is None, and `rows` (of its turns) is empty, until it is saved."""
+    """A conversation with what belongs to it. `id` is None, and `rows` (of its turns and summaries) are empty, until it
+    is saved."""
 
     conversation: Conversation = field(default_factory=Conversation)
     model: str = ""
@@ -40,6 +45,7 @@ class Session:
     settings: ChatSettings | None = None
     id: int | None = None
     rows: list[int] = field(default_factory=list)
+    summary_rows: dict[Compacted, int] = field(default_factory=dict)
 
     def name(self) -> str:
         """Its title, or what the user said first."""

@@ -1,8 +1,10 @@
 """Conversations on disk: `<data>/sessions.db`, an SQLite file that survives kill -9 and power cuts between two states.
 
 schema    sessions (title, model, system, settings as JSON, head = a row of turns, used = a count that grows with every
-          save, so that a clock that jumps does not reorder them) and turns (one row each, with the row of its parent);
-          `PRAGMA user_version` is the version, `application_id` says that the file is ours
+          save, so that a clock that jumps does not reorder them), turns (one row each, with the row of its parent) and
+          summaries (what is read in place of the turns up to one); `PRAGMA user_version` is the version,
+          `application_id` says that the file is ours. Files from before there were summaries get that table, and
+          versions of localq that do not know it leave it alone
 journal   rollback (DELETE), synchronous=EXTRA: a save is one transaction a turn, so nobody waits, the file is whole on
           its own and works on network disks. Not WAL: up to SQLite 3.51.2, which Python still comes with, two processes
           on one file can damage it (the WAL-reset bug)
@@ -27,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from localq import disk, places, snapshots
-from localq.conversation import Conversation, Message, Turn
+from localq.conversation import Compacted, Conversation, Message, Turn
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.session_record import ChatSettings, Session, Summary
 from localq.stats import Stats
@@ -45,6 +47,8 @@ CREATE TABLE turns (id INTEGER PRIMARY KEY AUTOINCREMENT, session INTEGER NOT NU
   content TEXT NOT NULL, complete INTEGER NOT NULL, created_s REAL NOT NULL, stats TEXT);
 CREATE INDEX turns_session ON turns (session);
 """
+_SUMMARIES = """CREATE TABLE IF NOT EXISTS summaries (id INTEGER PRIMARY KEY AUTOINCREMENT, session INTEGER NOT NULL,
+  upto INTEGER NOT NULL, made_at INTEGER NOT NULL, content TEXT NOT NULL)"""
 _WITHOUT = "`localq chat --no-save` works without it."
 _DAMAGED = (
     f"Nothing in it was changed. Move it away, or mend it: `sqlite3 FILE .recover` reads what is left. {_WITHOUT}"
@@ -63,6 +67,7 @@ class SessionStore:
             old = (time.time() - KEPT_S,)
             db.execute("DELETE FROM turns WHERE session IN (SELECT id FROM sessions WHERE deleted_s < ?)", old)
             db.execute("DELETE FROM sessions WHERE deleted_s < ?", old)
+            db.execute("DELETE FROM summaries WHERE session NOT IN (SELECT id FROM sessions)")
 
     def save(self, session: Session) -> None:
         """Write what is new, all of it or nothing. A conversation that was deleted meanwhile is saved anew."""
@@ -73,12 +78,14 @@ class SessionStore:
                 and db.execute("SELECT 1 FROM sessions WHERE id = ? AND deleted_s IS NULL", (session.id,)).fetchone()
             )
             id, rows = (session.id, list(session.rows)) if known else (None, [])
+            summary_rows = dict(session.summary_rows) if known else {}
             if id is None:
                 empty = "INSERT INTO sessions VALUES (NULL, ?, '', NULL, 'null', NULL, 0, 0, NULL)"
                 id = db.execute(empty, (_clean(session.name()),)).lastrowid
                 assert id is not None
             for turn in conversation.turns[len(rows) :]:
                 rows.append(_insert(db, id, None if turn.parent is None else rows[turn.parent], turn))
+            _save_summaries(db, id, conversation, rows, summary_rows)
             head = None if conversation.head is None else rows[conversation.head]
             system = conversation.system and _clean(conversation.system)
             settings = json.dumps(session.settings and asdict(session.settings))
@@ -87,7 +94,7 @@ class SessionStore:
                 "used = (SELECT 1 + max(used) FROM sessions) WHERE id = ?",
                 (_clean(session.model), system, settings, head, time.time(), id),
             )
-        session.id, session.rows = id, rows
+        session.id, session.rows, session.summary_rows = id, rows, summary_rows
 
     def load(self, id: int) -> Session:
         """The conversation `id`. Raises LocalqError (exit 2) where there is none."""
@@ -96,10 +103,12 @@ class SessionStore:
             found = db.execute(query, (id,)).fetchone()
             columns = "id, parent, role, content, complete, created_s, stats"
             turns = db.execute(f"SELECT {columns} FROM turns WHERE session = ? ORDER BY id", (id,)).fetchall()
+            query = "SELECT id, upto, made_at, content FROM summaries WHERE session = ? ORDER BY id"
+            summaries = db.execute(query, (id,)).fetchall()
         if found is None:
             raise _unknown(str(id))
         with self._damage_named():
-            return _session(id, found, turns)
+            return _session(id, found, turns, summaries)
 
     def summaries(self, matching: str = "", limit: int = 1000) -> list[Summary]:
         """Conversations with `matching` in the title or in any turn, the last used first."""
@@ -198,6 +207,7 @@ class SessionStore:
         elif version != SCHEMA:
             why = f"it was written by a newer localq (version {version} of the file, this one knows {SCHEMA})"
             raise bad_file(str(self.path), why, f"Use that localq. Nothing in it was changed. {_WITHOUT}")
+        db.execute(_SUMMARIES)
 
     @contextlib.contextmanager
     def _named(self) -> Iterator[None]:
@@ -228,7 +238,22 @@ def _insert(db: sqlite3.Connection, session: int, parent: int | None, turn: Turn
     return row
 
 
-def _session(id: int, found: tuple[Any, ...], turns: list[tuple[Any, ...]]) -> Session:
+def _save_summaries(
+    db: sqlite3.Connection, session: int, conversation: Conversation, rows: list[int], known: dict[Compacted, int]
+) -> None:
+    """Write those that are new, remove those that were taken back; `known` is the row of each, and kept up to date."""
+    for summary in [each for each in known if each not in conversation.summaries]:
+        db.execute("DELETE FROM summaries WHERE id = ?", (known.pop(summary),))
+    for summary in [each for each in conversation.summaries if each not in known]:
+        values = (session, rows[summary.upto], rows[summary.made_at], _clean(summary.text))
+        row = db.execute("INSERT INTO summaries VALUES (NULL, ?, ?, ?, ?)", values).lastrowid
+        assert row is not None
+        known[summary] = row
+
+
+def _session(
+    id: int, found: tuple[Any, ...], turns: list[tuple[Any, ...]], summaries: list[tuple[Any, ...]]
+) -> Session:
     title, model, system, settings, head = found
     place = {row[0]: index for index, row in enumerate(turns)}
     read = [
@@ -244,10 +269,13 @@ def _session(id: int, found: tuple[Any, ...], turns: list[tuple[Any, ...]]) -> S
         before = "assistant" if turn.parent is None else read[turn.parent].message.role
         if {before, turn.message.role} != {"user", "assistant"} or (turn.parent or 0) > index:
             raise ValueError("turns that do not follow each other")
-    conversation = Conversation(read, None if head is None else place[head], system)
+    known_rows = {Compacted(str(text), place[upto], place[made_at]): int(row) for row, upto, made_at, text in summaries}
+    if any(read[each.upto].message.role != "assistant" for each in known_rows):
+        raise ValueError("a summary that ends within an exchange")
+    conversation = Conversation(read, None if head is None else place[head], system, list(known_rows))
     known = json.loads(settings)
     chosen = None if known is None else ChatSettings.from_dict(known)
-    return Session(conversation, str(model), str(title), chosen, id, [row[0] for row in turns])
+    return Session(conversation, str(model), str(title), chosen, id, [row[0] for row in turns], known_rows)
 
 
 def _stats(known: dict[str, Any]) -> Stats:

@@ -107,6 +107,22 @@ def closed(content: str) -> str:
     return content.rstrip() + f"\n{CLOSING}\n\n" if splitter.thinking else content
 
 
+def continued(prompt: str, begun: str) -> str:
+    """`prompt` with the stored beginning of a reply behind it, in which the thought that the prompt opens may be."""
+    opening = opened(prompt)
+    if opening and begun.lstrip().startswith(OPENING):
+        return prompt[: -len(opening)] + begun
+    return prompt + (f"\n{CLOSING}\n\n" if opening else "") + begun
+
+
+def least(template: str | None) -> dict[str, Any]:
+    """What a chat template is given so that the model thinks as little as it can."""
+    text = template or ""
+    if "enable_thinking" in text:
+        return {"enable_thinking": False}
+    return {"reasoning_effort": LEVELS[0]} if "reasoning_effort" in text else {}
+
+
 def checked(think: str) -> str:
     """`think`, or LocalqError (exit 2) where it is none of CHOICES."""
     if think not in CHOICES:

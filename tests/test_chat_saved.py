@@ -244,11 +244,12 @@ def test_what_streams_is_what_stays_over_many_languages(kind):
 
 
 SOON = (
-    "(130 of 140 tokens): when it is full, the model reads only the system prompt and the newest turns; /clear starts"
+    "(130 of 140 tokens): when it is full, the model reads only the system prompt and the newest turns; /compact sums "
+    "the oldest up, /clear starts"
 )
 LEFT_OUT = (
     "the context is full: the oldest {} exchanges are no longer read by the model, which reads the rest again; the "
-    "conversation itself keeps them"
+    "conversation itself keeps them. /compact sums the oldest up instead"
 )
 # Message -> the exchanges before it that the model reads, and what is told: 140 tokens of context, one a character.
 GOLDEN = [

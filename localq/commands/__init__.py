@@ -21,7 +21,8 @@ HELP = """\
 /clear, /new           begin anew in this conversation, or in another; the system prompt stays
 /regen                 answer the last message again; the reply it had stays
 /edit [TEXT]           say the last message otherwise; without TEXT in $VISUAL or $EDITOR. /edit -a changes the reply
-/undo                  take back the last message and its reply
+/continue              go on with the last reply, where it was cut or stopped
+/undo                  take back the last message and its reply; right behind /compact, that
 /n [NUMBER]            list the replies that the last message has had, and what else was said here and was taken back,
                        edited or cleared; or go on with one of them
 /read FILE             put a text file before your next message
@@ -34,6 +35,7 @@ HELP = """\
 /set [NAME VALUE]      list or change sampling settings, max_tokens and stop
 /think [on|off|LEVEL]  whether, or how much, the model thinks before it answers; "auto" leaves it to the model
 /tokens                how full the context is
+/compact [off]         make room: the model sums up the oldest turns and reads that in their place; nothing is lost
 /show prompt|template  the text that the model reads, or the template that makes it
 /stats                 speed of the last reply, this conversation, model, device and memory
 /exit                  leave (Ctrl-D does too)
@@ -100,6 +102,24 @@ def think(session: ChatSession, argument: str, host: Host) -> str:
     return f"think = {session.think}" + (" (as the model was made)" if session.think == "auto" else "")
 
 
+def grammar(session: ChatSession, argument: str, host: Host) -> str:
+    """Show, set or remove what answers keep to."""
+    kind, _, text = argument.partition(" ")
+    if kind == "off":
+        session.grammar = None
+    elif kind:
+        makers = {"json": grammars.json_schema, "lark": grammars.grammar, "gbnf": grammars.grammar, "regex": grammars.regex}
+        if kind not in makers or not (text.strip() or kind == "json"):
+            raise usage_error("/grammar", f"{argument[:40]} is not understood", _GRAMMARS)
+        wanted = makers[kind](text.strip() or "json")
+        warnings = grammars.check(wanted)
+        session.grammar = wanted
+        session.keep()
+        return "\n".join([f"answers keep to {wanted}", *warnings])
+    session.keep()
+    return f"answers keep to {session.grammar}" if session.grammar else "answers are free"
+
+
 def stats(session: ChatSession, argument: str, host: Host) -> str:
     """The last reply's figures, those of the conversation, and what the engine holds."""
     lines = [stats_line(session.last.stats)] if session.last else ["no reply yet"]
@@ -121,6 +141,7 @@ COMMANDS: dict[str, Callable[[ChatSession, str, Host], str | Replies]] = {
     "/new": sessions.new,
     "/regen": texts.regenerate,
     "/edit": texts.edit,
+    "/continue": texts.extend,
     "/undo": texts.undo,
     "/n": texts.alternatives,
     "/read": texts.read,
@@ -132,7 +153,9 @@ COMMANDS: dict[str, Callable[[ChatSession, str, Host], str | Replies]] = {
     "/system": system,
     "/set": set_value,
     "/think": think,
+    "/grammar": grammar,
     "/tokens": texts.tokens,
+    "/compact": texts.compact,
     "/show": texts.show,
     "/stats": stats,
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from localq import transcript
+from localq import compaction, transcript
 from localq.chat import ChatSession, Replies
 from localq.commands.host import Host
 from localq.commands.sessions import taken_up
@@ -35,10 +35,34 @@ def edit(session: ChatSession, argument: str, host: Host) -> str | Replies:
 
 
 def undo(session: ChatSession, argument: str, host: Host) -> str:
-    """Take back the last message and its reply."""
+    """Take back the last message and its reply; right behind /compact, that."""
+    conversation = session.conversation
+    summary, _ = conversation.read()
+    if summary is not None and summary.made_at == conversation.head:
+        return _unsummarised(session)
     said = session.conversation.undo()
     words = " ".join(said.split())
     return session.keep() or f"taken back: {words if len(words) <= 60 else words[:57] + '...'}"
+
+
+def compact(session: ChatSession, argument: str, host: Host) -> str | Replies:
+    """Have the model sum up the oldest turns and read that in their place; `off` takes it back."""
+    if argument == "off":
+        return _unsummarised(session)
+    if argument:
+        raise usage_error("/compact", f"it takes nothing, or `off`, not '{argument[:20]}'", "/compact alone sums up.")
+    return compaction.compact(session)
+
+
+def _unsummarised(session: ChatSession) -> str:
+    if not session.conversation.unsummarise():
+        raise usage_error("/compact off", "nothing is summed up here", "/compact sums up the oldest turns.")
+    return session.keep() or "the model reads the turns themselves again"
+
+
+def extend(session: ChatSession, argument: str, host: Host) -> Replies:
+    """Go on with the last reply where it stopped."""
+    return session.extend()
 
 
 def alternatives(session: ChatSession, argument: str, host: Host) -> str:
@@ -71,8 +95,12 @@ def tokens(session: ChatSession, argument: str, host: Host) -> str:
     if session.loaded is not None:
         size = session.loaded.context_size
         line += f", {used / size:.0%} of its context of {size}"
-    unread = len(session.conversation.path()) + bool(session.system) - read
-    return line + (f"\nthe oldest {unread} messages are left out: the context is full" if unread else "")
+    path, (summary, turns) = session.conversation.path(), session.conversation.read()
+    unread = len(turns) + bool(session.system) - read
+    if summary is not None:
+        line += f"\nthe oldest {len(path) - len(turns)} messages are summed up (/compact off reads them again)"
+    which = "others" if summary is not None else "messages"
+    return line + (f"\nthe oldest {unread} {which} are left out: the context is full" if unread else "")
 
 
 def show(session: ChatSession, argument: str, host: Host) -> str:

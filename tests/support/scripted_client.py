@@ -1,4 +1,4 @@
-"""A client and a tokenizer for headless chat tests: replies are scripted; streams can stall, fail and be cancelled."""
+"""A client and a tokenizer for headless chat tests: replies are scripted, and can stall, fail and be cancelled."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ class CharTokenizer:
     def chat_ids(self, messages: list[dict[str, str]], **variables: Any) -> list[int]:
         return [ord(letter) for letter in self.chat_text(messages, **variables)]
 
+    def encode(self, text: str) -> list[int]:
+        return self.prompt_ids(text)
+
     def decode(self, ids: list[int]) -> str:
         return "".join(chr(i) for i in ids)
 
@@ -40,12 +43,12 @@ class CharTokenizer:
 
 
 class ScriptedClient:
-    """Answers each generate with the next script: a list of pieces; an exception among them is raised there.
+    """Answers each generate with the next script: a list of pieces (text, or ids); an exception among them is raised there.
 
     `prompts` keeps what the engine was asked; `die()` makes it look dead until the next load.
     """
 
-    def __init__(self, *scripts: list[str | LocalqError], context_size: int = 1000, reason: str = "stop") -> None:
+    def __init__(self, *scripts: list[str | list[int] | LocalqError], context_size: int = 1000, reason: str = "stop") -> None:
         self.scripts, self.context_size, self.reason = list(scripts), context_size, reason
         self.prompts: list[str] = []
         self.generated: list[Generate] = []
@@ -80,5 +83,5 @@ class ScriptedClient:
                 return
             used += len(part)
             stats = Stats("decode", len(request.prompt), context_used=used, context_size=self.context_size)
-            yield Tokens(request.id, [ord(letter) for letter in part], stats)
+            yield Tokens(request.id, [ord(letter) for letter in part] if isinstance(part, str) else part, stats)
         yield Done(request.id, self.reason, stats)

@@ -1,0 +1,86 @@
+"""What the model reads of a conversation: the system prompt, the summary of what was compacted, and the newest turns.
+
+Turns to a template's messages to token ids, and which of the oldest turns are left out where the context is full
+(`overflow.py`). Torch-free; knows neither the engine nor how conversations are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from localq import overflow, template, thinking
+from localq.conversation import Conversation, Message, summarised
+
+FRAME_BYTES = 64  # that a template writes around a message: few write as many
+
+
+class Tokenizer(Protocol):
+    """What is needed of `tokenizer.Tokenizer`."""
+
+    @property
+    def chat_template(self) -> str | None: ...
+    def chat_ids(self, messages: Sequence[dict[str, str]], **variables: Any) -> list[int]: ...
+    def chat_text(self, messages: Sequence[dict[str, str]], **variables: Any) -> str: ...
+    def encode(self, text: str) -> list[int]: ...
+
+
+@dataclass
+class Reading:
+    """The state of it. first: the oldest turn that is read, where older ones are left out; it stays the same as long as
+    it can, which keeps the KV cache. None = nothing is left out."""
+
+    tokenizer: Tokenizer
+    first: int | None = None
+
+    def messages(self, conversation: Conversation) -> list[Message]:
+        """Of the path to the head."""
+        _, turns = conversation.read()
+        return framed(conversation, turns[2 * self._left_out(turns) :])
+
+    def text(self, messages: Sequence[Message], think: str) -> str:
+        """These messages as the template writes them, special tokens too, up to where the model answers."""
+        variables = thinking.variables(self.tokenizer.chat_template, think)
+        return self.tokenizer.chat_text([each.to_dict() for each in messages], **variables)
+
+    def ids(self, messages: Sequence[Message], think: str) -> list[int]:
+        """Token ids of `text`."""
+        variables = thinking.variables(self.tokenizer.chat_template, think)
+        return self.tokenizer.chat_ids([each.to_dict() for each in messages], **variables)
+
+    def begun_ids(self, messages: Sequence[Message], think: str, begun: str, exact: list[int]) -> list[int]:
+        """`ids` with the beginning of the reply that is gone on with: its ids as they came, else those of its text."""
+        if not begun or exact:
+            return [*self.ids(messages, think), *exact]
+        return self.tokenizer.encode(thinking.continued(self.text(messages, think), begun))
+
+    def fitting(
+        self, conversation: Conversation, ids: Callable[[list[Message]], list[int]], size: int, max_tokens: int | None
+    ) -> tuple[list[int], str]:
+        """`ids` of the newest turns of the path that fit into `size` tokens, and what to tell of those that do not."""
+        _, turns = conversation.read()
+        before = self._left_out(turns)
+
+        def without(left_out: int) -> list[int] | None:
+            messages = framed(conversation, turns[2 * left_out :])
+            length = sum(len(each.content.encode("utf-8", "replace")) + FRAME_BYTES for each in messages)
+            return ids(messages) if length <= template.MAX_CONVERSATION_BYTES else None
+
+        found = overflow.fitting(without, len(turns) // 2, before, size, max_tokens)
+        self.first = turns[2 * found.left_out] if found.left_out else None
+        return found.ids, overflow.said(found, before)
+
+    def _left_out(self, turns: list[int]) -> int:
+        """Exchanges at the beginning of `turns` that the model does not read."""
+        return turns.index(self.first) // 2 if self.first is not None and self.first in turns else 0
+
+
+def framed(conversation: Conversation, turns: Sequence[int]) -> list[Message]:
+    """The system prompt and these turns; a summary of what came before stands in the first message of the user."""
+    system = [Message("system", conversation.system)] if conversation.system else []
+    said = [conversation.turns[turn].message for turn in turns]
+    summary, _ = conversation.read()
+    if said and summary is not None:
+        said[0] = Message(said[0].role, summarised(summary.text, said[0].content))
+    return system + said

@@ -1,0 +1,271 @@
+"""Summing up the oldest turns: what the model then reads, what is kept, how it is taken back; going on with a reply."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+import tiny_tokenizers
+from scripted_client import CharTokenizer, ScriptedClient
+
+from localq import commands, compaction, overflow, thinking
+from localq.chat import ChatSession, Message, Piece, Reply
+from localq.conversation import Compacted, summarised
+from localq.errors import ExitCode, LocalqError
+from localq.sessions import SessionStore
+from localq.thinking import CLOSING
+from localq.tokenizer import Tokenizer
+from localq.worker.messages import Load
+
+DEAD = LocalqError("engine process", "ended (signal SIGKILL)", "The next message starts a new one.")
+
+
+def session_over(*scripts: list, store: SessionStore | None = None, size: int = 10_000, **more) -> ChatSession:
+    client = ScriptedClient(*scripts, context_size=size, **more)
+    return ChatSession(client, Load("path", "model"), CharTokenizer(), store=store)
+
+
+def drained(parts) -> tuple[str, Reply, list[str]]:
+    """The text as it streamed, the end, and every notice."""
+    text, told, reply = "", [], None
+    for part in parts:
+        if isinstance(part, Piece):
+            text += part.text
+            told += [part.notice] if part.notice else []
+        else:
+            reply = part
+    assert reply is not None
+    return text, reply, [*told, *reply.notices]
+
+
+def said(session: ChatSession, *messages: str) -> ChatSession:
+    for message in messages:
+        drained(session.ask(message))
+    return session
+
+
+def command(session: ChatSession, line: str):
+    name, argument = commands.parse(line)
+    return commands.COMMANDS[name](session, argument, None)
+
+
+def test_the_oldest_turns_are_read_as_their_summary_and_kept_as_they_were(tmp_path):
+    store = SessionStore(tmp_path / "sessions.db")
+    session = session_over(["1"], ["2"], ["3"], ["<think>h</think>short"], ["4"], store=store)
+    session.system = "Be brief."
+    said(session, "a", "b", "c")
+    session.stop_strings = ("short",)  # of the conversation's replies, not of the summary
+    session.max_tokens = 5
+    text, reply, told = drained(command(session, "/compact"))
+    assert text.endswith("short")
+    assert reply.text == "short"
+    asked = session.client.prompts[3]
+    assert "User: a\n\nAssistant: 1\n\nUser: b\n\nAssistant: 2<" in asked
+    assert "User: c" not in asked
+    assert session.client.generated[3].max_tokens == 1024
+    assert "oldest 4 messages" in told[0]
+    assert "in place of the oldest 4 messages" in told[-1]
+    assert [m.content for m in session.messages] == ["Be brief.", "a", "1", "b", "2", "c", "3"]
+    said(session, "d")
+    read = f"<system>Be brief.<user>{summarised('short', 'c')}<assistant>3<user>d<assistant>"
+    assert session.client.prompts[-1] == read
+    assert "4 messages are summed up" in command(session, "/tokens")
+    again = store.find(None)
+    assert again.conversation.summaries == session.conversation.summaries == [Compacted("short", 3, 5)]
+    assert ChatSession(session.client, Load("path"), CharTokenizer(), record=again).prompt_messages() == (
+        session.prompt_messages()
+    )
+
+
+def test_undo_right_behind_it_takes_it_back_and_later_takes_back_messages_first(tmp_path):
+    store = SessionStore(tmp_path / "sessions.db")
+    session = said(session_over(["1"], ["2"], ["sum"], ["3"], ["sum"], store=store), "a", "b")
+    drained(command(session, "/compact"))
+    said(session, "c")
+    assert command(session, "/undo") == "taken back: c"
+    assert store.find(None).conversation.read()[0].text == "sum"
+    assert "themselves again" in command(session, "/undo")
+    assert store.find(None).conversation.summaries == []
+    assert [m.content for m in session.prompt_messages()] == ["a", "1", "b", "2"]
+    with pytest.raises(LocalqError, match="nothing is summed up"):
+        command(session, "/compact off")
+    drained(command(session, "/compact"))
+    assert "themselves again" in command(session, "/compact off")
+    assert command(session, "/undo") == "taken back: b"
+
+
+def test_a_second_summary_takes_the_first_into_account_and_other_branches_do_without():
+    session = said(session_over(["1"], ["2"], ["one"], ["3"], ["4"], ["two"], ["5"]), "a", "b")
+    drained(command(session, "/compact"))
+    said(session, "c", "d")
+    drained(command(session, "/compact"))
+    asked = session.client.prompts[-1]
+    assert "summed up already" in asked
+    assert "one" in asked
+    assert "User: b" in asked
+    assert "User: a" not in asked
+    assert session.prompt_messages()[0].content == summarised("two", "d")
+    for _ in range(3):
+        command(session, "/undo")  # the second summary, d, c
+    assert session.prompt_messages()[0].content == summarised("one", "b")
+    session.clear()
+    said(session, "anew")
+    assert session.client.prompts[-1] == "<user>anew<assistant>"
+
+
+@pytest.mark.parametrize("script", [["half", DEAD], [" \n"]])
+def test_a_summary_that_fails_changes_nothing(script):
+    session = said(session_over(["1"], ["2"], script, ["3"]), "a", "b")
+    with pytest.raises(LocalqError):
+        drained(command(session, "/compact"))
+    assert session.conversation.summaries == []
+    said(session, "c")
+    assert session.client.prompts[-1] == "<user>a<assistant>1<user>b<assistant>2<user>c<assistant>"
+
+
+def test_an_interrupted_summary_changes_nothing():
+    session = said(session_over(["1"], ["2"], ["half ", "a sum"]), "a", "b")
+    for part in command(session, "/compact"):
+        if isinstance(part, Piece) and part.text:
+            session.stop()
+    assert (part.reason, part.notices) == ("cancelled", ("stopped: nothing was changed",))
+    assert session.conversation.summaries == []
+
+
+def test_what_is_longer_than_the_context_is_summed_up_in_several_passes():
+    session = session_over(["1"], ["2"], ["first"], ["second"], ["third"], ["last"], size=1000)
+    long = "".join(f"word {number} " for number in range(100))
+    said(session, "a", long[:700])
+    session.conversation.add(Message("user", long), session.conversation.head)
+    session.conversation.add(Message("assistant", "3"), session.conversation.head)
+    count = len(session.client.prompts)
+    session.client.scripts = [["sum"] for _ in range(20)]
+    text, _, told = drained(command(session, "/compact"))
+    asked = session.client.prompts[count:]
+    assert len(asked) > 1
+    assert f"pass 1 of {len(asked)}" in told[0]
+    assert all(len(prompt) + 125 <= 1000 for prompt in asked)
+    assert text == "sum"
+    assert "What came before it" not in asked[0]
+    assert all("already (take" in prompt for prompt in asked[1:])
+    assert session.conversation.turns[session.conversation.read()[0].upto].message.content == "2"
+
+
+def test_the_newest_quarter_stays_and_one_exchange_is_refused():
+    session = session_over(*[["x" * 49] for _ in range(8)], ["sum"])
+    for _ in range(1):
+        said(session, "y")
+        with pytest.raises(LocalqError, match="nothing is old enough"):
+            drained(command(session, "/compact"))
+    said(session, *"y" * 7)
+    drained(compaction.compact(session))
+    assert len(session.conversation.read()[1]) == 4  # two exchanges of eight
+    with pytest.raises(LocalqError, match="it takes nothing"):
+        command(session, "/compact now")
+
+
+def test_a_full_context_offers_it_by_name():
+    assert "/compact" in overflow.warning(95, 100)
+    assert "/compact" in overflow.said(overflow.Prompt([1], 2), 0)
+
+
+def test_a_file_from_before_there_were_summaries_gets_them_and_stays_readable_by_what_wrote_it(tmp_path):
+    path = tmp_path / "sessions.db"
+    session = said(session_over(["1"], ["2"], ["sum"], store=SessionStore(path)), "a", "b")
+    with sqlite3.connect(path) as db:
+        db.execute("DROP TABLE summaries")
+    assert SessionStore(path).find(None).conversation.messages() == session.messages
+    drained(command(session, "/compact"))
+    with sqlite3.connect(path) as db:
+        assert db.execute("PRAGMA user_version").fetchone() == (1,)
+        assert db.execute("SELECT content FROM summaries").fetchall() == [("sum",)]
+    store = SessionStore(path)
+    store.delete(session.record.id)
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE sessions SET deleted_s = 1")
+    store.check()
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT count(*) FROM summaries").fetchone() == (0,)
+
+
+def test_a_summary_in_the_middle_of_an_exchange_is_damage(tmp_path):
+    path = tmp_path / "sessions.db"
+    said(session_over(["1"], store=SessionStore(path)), "a")
+    for upto, code in ((1, ExitCode.BAD_FILE), (99, ExitCode.BAD_FILE), (2, None)):
+        with sqlite3.connect(path) as db:
+            db.execute("DELETE FROM summaries")
+            db.execute("INSERT INTO summaries VALUES (NULL, 1, ?, 2, 'x')", (upto,))
+        if code is None:
+            assert SessionStore(path).find(None).conversation.read() == (Compacted("x", 1, 1), [])
+            continue
+        with pytest.raises(LocalqError) as caught:
+            SessionStore(path).find(None)
+        assert caught.value.exit_code == code
+
+
+# ---- going on with a reply
+
+
+def test_a_cut_reply_is_gone_on_with_token_by_token_and_the_shorter_one_stays():
+    session = session_over(["one ", "two"], [" three", " four"], reason="length")
+    said(session, "count")
+    session.client.reason = "stop"
+    text, reply, told = drained(command(session, "/continue"))
+    assert (text, reply.text, reply.reason, told) == (" three four", "one two three four", "stop", [])
+    assert session.client.prompts[1] == "<user>count<assistant>one two"
+    assert session.messages[-1] == Message("assistant", "one two three four")
+    assert [session.conversation.turns[turn].message.content for turn in session.conversation.alternatives()] == [
+        "one two", "one two three four"
+    ]  # fmt: skip
+
+
+def test_nothing_more_to_say_leaves_the_reply_as_it_is():
+    session = said(session_over(["all"], []), "x")
+    _, reply, told = drained(command(session, "/continue"))
+    assert (reply.text, told) == ("all", ["the model adds nothing"])
+    assert len(session.conversation.turns) == 2
+    with pytest.raises(LocalqError, match="no reply to go on with"):
+        command(session_over(), "/continue")
+
+
+def test_a_continuation_that_is_stopped_or_dies_keeps_what_came():
+    session = said(session_over(["a"], [" b", DEAD], [DEAD], [" c", " d"]), "x")
+    with pytest.raises(LocalqError, match="SIGKILL"):
+        drained(command(session, "/continue"))
+    assert session.messages[-1] == Message("assistant", "a b", complete=False)
+    with pytest.raises(LocalqError, match="SIGKILL"):
+        drained(command(session, "/continue"))
+    assert session.messages[-1] == Message("assistant", "a b", complete=False)
+    parts = command(session, "/continue")
+    while not next(parts).text:
+        pass
+    parts.close()
+    assert session.messages[-1] == Message("assistant", "a b c", complete=False)
+
+
+def test_a_thought_goes_on_where_it_was_cut_also_one_that_the_prompt_opened():
+    session = session_over(["<think>so"], [" so</think>", "yes"], reason="length")
+    said(session, "x")
+    _, reply, _ = drained(command(session, "/continue"))
+    assert (reply.thought, reply.text) == ("so so", "yes")
+    assert session.messages[-1].content == "<think>so so</think>yes"
+    opening = "<user>q<assistant><think>\n"
+    assert thinking.continued(opening, "<think>\nso") == "<user>q<assistant><think>\nso"
+    assert thinking.continued(opening, "edited") == f"{opening}\n{CLOSING}\n\nedited"
+    assert thinking.continued("<assistant>", "plain") == "<assistant>plain"
+
+
+def test_half_a_character_at_the_cut_becomes_whole():
+    backend = tiny_tokenizers.byte_level()
+    tokenizer = Tokenizer(
+        backend, {}, "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}", frozenset({9})
+    )
+    ids = tokenizer.encode("ab \U0001f9a6 cd")
+    half = next(at for at in range(1, len(ids)) if tokenizer.decode(ids[:at]).endswith("\ufffd"))
+    client = ScriptedClient([[*ids[:half]]], [[*ids[half:]]], reason="length")
+    session = ChatSession(client, Load("path"), tokenizer)
+    said(session, "x")
+    assert session.messages[-1].content.endswith("\ufffd")
+    drained(command(session, "/continue"))
+    assert client.generated[1].prompt == [*client.generated[0].prompt, *ids[:half]]
+    assert session.messages[-1].content == "ab \U0001f9a6 cd"
