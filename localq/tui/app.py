@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Iterable
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual.app import App, SuspendNotSupported, SystemCommand
 from textual.binding import BindingType
@@ -21,15 +21,16 @@ from textual.screen import Screen
 from localq import editor, input_history, keymap
 from localq.chat import ChatSession
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.opening import Wanted
 from localq.resuming import Start
 from localq.settings import Settings
-from localq.tui import jobs
 from localq.tui.chat_screen import ChatScreen
-from localq.tui.jobs import Job, Opening
 from localq.tui.keys import bindings
 from localq.tui.model import Model
-from localq.tui.watching import PostingWatcher
+
+if TYPE_CHECKING:
+    from localq.opening import Wanted
+    from localq.tui.jobs import Job, Opening
+    from localq.tui.watching import PostingWatcher
 
 ENDS_WITHIN_S = 1.0  # a reply that is stopped for leaving; then its engine process is ended
 DIES_WITHIN_S = 5.0  # of SIGTERM or SIGHUP, whatever stands still
@@ -44,7 +45,7 @@ class LocalqApp(App[int]):
     pick     let the user choose a model first
     """
 
-    CSS_PATH: ClassVar[list[str]] = ["chat.tcss"]  # type: ignore[assignment]
+    CSS_PATH = Path(__file__).with_name("chat.tcss")
     TITLE = "localq"
     ENABLE_COMMAND_PALETTE = False  # its key is one of ours, see `keymap`
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -60,7 +61,7 @@ class LocalqApp(App[int]):
         pick: bool = False,
     ) -> None:
         super().__init__(ansi_color="NO_COLOR" in os.environ)
-        self.settings, self.start_with, self.wanted = settings, start or Start(), wanted or Wanted()
+        self.settings, self.start_with, self.wanted = settings, start or Start(), wanted
         self.use_command_palette = True
         self.model = None if session is None else Model.over(session)
         self._pick = pick
@@ -82,31 +83,36 @@ class LocalqApp(App[int]):
         elif self._pick:
             self.action_models()
         else:
-            self.open(self.settings.model, self.wanted)
+            self.call_after_refresh(self.open, self.settings.model, self.wanted)
 
     # ---- a model
 
-    def open(self, name: str, wanted: Wanted) -> None:
+    def open(self, name: str, wanted: Wanted | None) -> None:
         """Open it in a thread; the screen of the conversation shows how far it is."""
+        from localq.opening import Wanted  # these know hub and planner: the first frame is there before them
+        from localq.tui.jobs import Job, Opening, open_and_load
+
         self.chat.status(doing=f"opening {name}", model=name)
         settings = self.settings
 
         def work(watcher: PostingWatcher) -> Opening:
-            return jobs.open_and_load(name, settings, wanted, watcher)
+            return open_and_load(name, settings, wanted or Wanted(), watcher)
 
         self._opening = Job(name, work, self.chat.post_message, Opening.close)
         self._opening.start()
 
     async def on_job_ended(self, message: Job.Ended) -> None:
         """Converse with what was opened, or say why it was not; another can be chosen then."""
-        job, self._opening = self._opening, None
-        outcome = None if job is None or message.job is not job else job.take()
-        if isinstance(outcome, Opening):
-            await self.take(Model.of(outcome, PostingWatcher(self.chat.post_message)))
-        elif isinstance(outcome, LocalqError):
+        job = self._opening
+        if job is None or message.job is not job:
+            return
+        self._opening, outcome = None, job.take()
+        if isinstance(outcome, LocalqError):
             self.error = outcome
             self.chat.status(doing="no model")
             await self.chat.conversation.transcript.notice(str(outcome), failed=True)
+        else:
+            await self.take(Model.of(outcome, self.chat.post_message))
 
     async def take(self, model: Model) -> None:
         """Converse with it."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from textual.message import Message
 
 from localq.chat import ChatSession
-from localq.opening import load_now
-from localq.tui.jobs import Opening
-from localq.tui.watching import PostingWatcher
+
+if TYPE_CHECKING:
+    from localq.tui.jobs import Opening
 
 
 class Model:
@@ -25,9 +28,12 @@ class Model:
         self._close()
 
     @classmethod
-    def of(cls, made: Opening, watcher: PostingWatcher) -> Model:
-        """What a job has opened; `watcher` is told when it is loaded again."""
-        opened = made.opened
+    def of(cls, made: Opening, post: Callable[[Message], object]) -> Model:
+        """What a job has opened; `post` gets the messages of `watching` when it is loaded again."""
+        from localq.opening import load_now  # whoever has opened it has imported these
+        from localq.tui.watching import PostingWatcher
+
+        opened, watcher = made.opened, PostingWatcher(post)
         return cls(opened.session, lambda: load_now(opened, watcher), made.close)
 
     @classmethod

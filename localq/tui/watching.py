@@ -10,14 +10,17 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from textual.message import Message
 
 from localq.errors import ExitCode, LocalqError
-from localq.prepare import OnProgress
 from localq.sanitize import sanitize
 from localq.transfer import Leaps
 from localq.worker.messages import Event, Loading
+
+if TYPE_CHECKING:
+    from localq.prepare import OnProgress  # start-up cost: it knows the hub
 
 EVERY_S = 0.05  # between two messages of a transfer that goes on; a local disk would post thousands a second
 
