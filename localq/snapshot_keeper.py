@@ -1,8 +1,8 @@
 """Which conversation the engine has read, and when that goes to a file and comes back. Knows neither text nor tensors.
 
-A conversation is written where it would take WORTH_S or more to read again, when another is about to take its place in
-the KV cache, and when the chat ends; it comes back before its next reply. Nothing of this ever fails a reply: what went
-wrong is `told`, and then the conversation is read. Torch-free.
+A conversation is written when another is about to take its place in the KV cache and when the chat ends, where reading
+it again would take the model WORTH_S longer than the file takes; it comes back before its next reply. Nothing of this
+ever fails a reply: what went wrong is `told`, and then the conversation is read. Torch-free.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from localq.stats import Stats
 from localq.worker.messages import Loaded
 
 WORTH_S = 1.0
+FILE_BYTES_PER_S = 1e9  # of a disk and its hashes; a model that reads faster than this needs no files
 HEADER_BYTES, ID_BYTES = 2**16, 12  # of a file besides keys and values, at most: fixed, and for each token
 
 
@@ -88,19 +89,24 @@ class SnapshotKeeper:
         """
         record, loaded, stats = self._record, self._loaded, self._stats
         path = None if record is None else self._path(record)
-        if path is None or loaded is None or not client.alive or not self._is_worth_it(stats.context_used):
+        if path is None or loaded is None or not client.alive:
             return
         self._stats = Stats()
         share = loaded.ledger.get("kv_cache", 0) * stats.context_used // max(1, loaded.context_size)
+        needed_bytes = share + HEADER_BYTES + ID_BYTES * stats.context_used
+        if not self._is_worth_it(stats.context_used, needed_bytes):
+            return
         try:
-            snapshots.make_room(path, share + HEADER_BYTES + ID_BYTES * stats.context_used, self._cap_bytes)
+            snapshots.make_room(path, needed_bytes, self._cap_bytes)
             client.save_cache(str(path))
         except LocalqError as error:
             self._told = str(error) if error.what == snapshots.NOT_KEPT else f"{snapshots.NOT_KEPT}: {error}"
 
-    def _is_worth_it(self, tokens: int) -> bool:
-        """Reading so many tokens again would take long, as far as the replies so far tell."""
-        return self._read > 0 and tokens * self._read_s / self._read >= WORTH_S
+    def _is_worth_it(self, tokens: int, needed_bytes: int) -> bool:
+        """Reading so many tokens again would take so much longer, as far as the replies so far tell."""
+        if not self._read:
+            return False
+        return tokens * self._read_s / self._read >= WORTH_S + needed_bytes / FILE_BYTES_PER_S
 
     def _same(self, record: Session) -> bool:
         known = self._record

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from localq import disk, places
 from localq.errors import ExitCode, LocalqError
+from localq.wording import human_bytes
 
 SUFFIX, PART = ".kv", ".part"
 NOT_KEPT = "snapshot not kept"
@@ -72,7 +73,7 @@ def make_room(path: Path, needed_bytes: int, cap_bytes: int) -> None:
     Raises LocalqError: exit 3 where the cap alone is less, 9 where the disk has no room. Then nothing was removed.
     """
     if needed_bytes > cap_bytes:
-        why = f"it takes {needed_bytes / 2**30:.1f} GiB, and {cap_bytes / 2**30:.1f} GiB are allowed"
+        why = f"it takes {human_bytes(needed_bytes)}, and {human_bytes(cap_bytes)} are allowed"
         raise LocalqError(NOT_KEPT, why, "`localq config set snapshots SIZE` allows more.", ExitCode.DOES_NOT_FIT)
     with disk.disk_errors(path.parent):
         for part in abandoned():

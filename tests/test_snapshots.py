@@ -242,9 +242,14 @@ def test_after_a_new_load_the_cache_is_empty(keeper, engine):
     assert engine.since() == []
 
 
-@pytest.mark.parametrize(("used", "prefill_s", "kept"), [(200, 4.0, True), (199, 4.0, False), (1000, 0.5, False)])
-def test_what_is_read_again_within_a_second_is_not_worth_a_file(keeper, engine, used, prefill_s, kept):
-    keeper.take_up(engine, Session(id=1), LOADED)
+@pytest.mark.parametrize(
+    ("used", "prefill_s", "slot_bytes", "kept"),
+    [(201, 4.0, 1000, True), (199, 4.0, 1000, False), (1000, 0.5, 1000, False),
+     (300, 4.0, 1_000_000, True), (300, 4.0, 2_000_000, False)],
+)  # fmt: skip
+def test_what_is_read_again_nearly_as_fast_is_not_worth_a_file(keeper, engine, used, prefill_s, slot_bytes, kept):
+    loaded = Loaded(**{**vars(LOADED), "ledger": {"kv_cache": slot_bytes * LOADED.context_size}})
+    keeper.take_up(engine, Session(id=1), loaded)
     keeper.replied(Stats("done", prefilled_tokens=800, prefill_s=prefill_s, context_used=used))
     keeper.leave(engine)
     assert engine.since() == ([("save", "1")] if kept else [])
@@ -382,7 +387,7 @@ def test_a_continued_chat_shares_what_was_read_and_says_the_same(tmp_path, monke
     from localq.modelfiles import open_model
     from localq.tokenizer import Tokenizer
 
-    monkeypatch.setattr(snapshot_keeper, "WORTH_S", 0.0)
+    monkeypatch.setattr(snapshot_keeper, "WORTH_S", -1.0)
     checkpoint = tiny_checkpoints.make_checkpoint(tmp_path / "model")
     store, tokenizer = SessionStore(), Tokenizer.load(open_model(checkpoint))
     path, found = snapshots.path_of(store.path, 1), []
