@@ -11,6 +11,7 @@ from typing import Any
 from localq import snapshot_keeper, stops
 from localq.chat import ChatSession
 from localq.errors import ExitCode, LocalqError
+from localq.grammar import Grammar
 from localq.session_record import Session
 from localq.sessions import SessionStore
 from localq.settings import Settings
@@ -21,29 +22,39 @@ from localq.snapshot_keeper import SnapshotKeeper
 class Start:
     """Where a chat begins: a conversation that it goes on with, where it saves (None = nowhere), its stop strings.
 
-    keeper  of what the model has read, None = nobody
+    keeper   of what the model has read, None = nobody
+    grammar  that answers keep to
     """
 
     record: Session | None = None
     store: SessionStore | None = None
     stop: tuple[str, ...] = ()
     keeper: SnapshotKeeper | None = None
+    grammar: Grammar | None = None
 
     def take_up(self, session: ChatSession) -> Session | None:
         """Give `session`, which was just opened, what it starts with; returns the conversation gone on with."""
         session.store, session.stop_strings, session.keeper = self.store, self.stop, self.keeper
+        session.grammar = self.grammar
         if self.record is not None:
             self.record.model, self.record.conversation.system = session.record.model, session.system
             session.record = self.record
         return self.record
 
 
-def start(record: Session | None, settings: Settings, stop: list[str] | None, say: Callable[[str], None]) -> Start:
-    """Where the chat begins. `stop`: as asked for now, before what was saved. Raises as `saving`, and exit 2."""
-    kept = record.settings.stop if record is not None and record.settings is not None else ()
+def start(
+    record: Session | None,
+    settings: Settings,
+    stop: list[str] | None,
+    say: Callable[[str], None],
+    grammar: Grammar | None = None,
+) -> Start:
+    """Where the chat begins. `stop`, `grammar`: as asked for now, else as saved. Raises as `saving`, and exit 2."""
+    saved = record.settings if record is not None else None
+    kept, kept_grammar = (saved.stop, saved.grammar) if saved is not None else ((), None)
     store = saving(settings, say)
     keeper = None if store is None else snapshot_keeper.keeper(store.path, settings)
-    return Start(record, store, kept if stop is None else stops.checked(stop), keeper)
+    return Start(record, store, kept if stop is None else stops.checked(stop), keeper, grammar or kept_grammar)
 
 
 def saving(settings: Settings, say: Callable[[str], None]) -> SessionStore | None:
@@ -71,7 +82,8 @@ def settings_of(record: Session, settings: Settings, flags: dict[str, Any]) -> S
     """
     saved: dict[str, Any] = {"system": record.conversation.system, "model": record.model or settings.model}
     if flags.get("model") in (None, record.model) and record.settings is not None:
-        saved |= dataclasses.asdict(record.settings.sampling) | {"max_tokens": record.settings.max_tokens, "think": record.settings.think}
+        chosen = record.settings
+        saved |= dataclasses.asdict(chosen.sampling) | {"max_tokens": chosen.max_tokens, "think": chosen.think}
     return dataclasses.replace(settings, **saved).replace(**flags)
 
 

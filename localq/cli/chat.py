@@ -42,6 +42,9 @@ def chat(
     seed: options.Seed = None,
     think: options.Think = None,
     stop: options.Stop = None,
+    json_schema: options.JsonSchema = None,
+    grammar: options.GrammarText = None,
+    regex: options.Regex = None,
     continue_: options.Continue = False,
     resume: options.Resume = None,
     save: options.Save = None,
@@ -75,6 +78,7 @@ def chat(
 
         print_plan(settings.model, format, settings)
         return ExitCode.OK
+    wanted = options.checked_grammar(json_schema, grammar, regex)
     if not continue_ and resume is None:
         catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
     from localq import resuming  # start-up cost, not for --help
@@ -83,7 +87,7 @@ def chat(
     record = wanted_session(continue_, resume)
     if record is not None:
         settings = resuming.settings_of(record, settings, flags)
-    start = resuming.start(record, settings, stop, note)
+    start = resuming.start(record, settings, stop, note, wanted)
     if not plain and not quiet and _on_full_screen(settings):
         from localq.cli.tui import shown
         from localq.opening import Wanted

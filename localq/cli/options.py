@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from localq import settings
 from localq.errors import usage_error
+
+if TYPE_CHECKING:
+    from localq.grammar import Grammar
 
 MIB = 2**20
 

@@ -14,7 +14,7 @@ from localq import stops as stop_strings
 from localq.cli import options
 from localq.cli.optional_values import Command as Command
 from localq.cli.output import note, print_json
-from localq.errors import ExitCode, usage_error
+from localq.errors import ExitCode, LocalqError, usage_error
 from localq.prompt_files import system_text
 from localq.settings import Settings
 
@@ -42,6 +42,9 @@ def run(
     think: options.Think = None,
     think_out: options.ThinkOut = None,
     stop: options.Stop = None,
+    json_schema: options.JsonSchema = None,
+    grammar: options.GrammarText = None,
+    regex: options.Regex = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     vram: options.Vram = None,
@@ -68,6 +71,7 @@ def run(
     if dry_run:
         return _plan(settings, format, json)
     stops = stop_strings.checked(stop or ())
+    wanted = options.checked_grammar(json_schema, grammar, regex)
     text = _joined(prompt or [])
     catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
     from localq import opening
@@ -77,7 +81,7 @@ def run(
 
     watcher = TerminalWatcher(quiet)
     with watcher, opening.open_session(settings.model, settings, watcher, opening.Wanted(format, force)) as opened:
-        opened.session.stop_strings = stops
+        opened.session.stop_strings, opened.session.grammar = stops, wanted
         loaded = watcher.load(opened)
         with shown(quiet or json, think_out) as thoughts, interruptible(opened.session) as pressed:
             parts = _parts(opened.session, text, quiet)
@@ -88,12 +92,16 @@ def run(
         body = {"model": settings.model, "text": reply.text, "thought": reply.thought, "reason": reply.reason}
         rates = {"tokens_per_s": reply.stats.tokens_per_s}
         print_json({**body, "stats": {**dataclasses.asdict(reply.stats), **rates}})
+    cut = wanted is not None and reply.reason in ("length", "context")
     if not quiet:
-        for line in reply.notices:
+        for line in () if cut else reply.notices:
             note(line)
         if settings.stats and not json:
             for line in filter(None, (stats_line(reply.stats), memory_line(loaded))):
                 note(line)
+    if wanted is not None and cut:  # half of a JSON text is none: a script must see that
+        why = f"it was cut after {reply.stats.generated_tokens} tokens, so it does not keep to {wanted.called}"
+        raise LocalqError("the reply", why, "Allow more with --max-tokens or --ctx.")
     return ExitCode.INTERRUPTED if pressed.is_set() else ExitCode.OK
 
 

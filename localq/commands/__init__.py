@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from localq import grammar as grammars
 from localq import settings, stops, thinking
 from localq.chat import ChatSession, Replies
 from localq.commands import sessions, texts
@@ -34,6 +35,7 @@ HELP = """\
 /system [TEXT]         show or set the system prompt; @FILE reads it, "off" removes it
 /set [NAME VALUE]      list or change sampling settings, max_tokens and stop
 /think [on|off|LEVEL]  whether, or how much, the model thinks before it answers; "auto" leaves it to the model
+/grammar [KIND ...]    what answers keep to: json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN; "off" ends it
 /tokens                how full the context is
 /compact [off]         make room: the model sums up the oldest turns and reads that in their place; nothing is lost
 /show prompt|template  the text that the model reads, or the template that makes it
@@ -46,6 +48,12 @@ ALIASES = {
     "/?": "/help", "/r": "/regen", "/retry": "/regen", "/regenerate": "/regen", "/e": "/edit", "/cc": "/copy",
     "/bye": "/exit", "/quit": "/exit", "/x": "/exit",
 }  # fmt: skip
+_GRAMMARS = {
+    "json": grammars.json_schema,
+    "lark": grammars.grammar,
+    "gbnf": grammars.grammar,
+    "regex": grammars.regex,
+}
 _SETTABLE = (*(each.name for each in dataclasses.fields(Sampling)), "max_tokens")
 
 
@@ -108,10 +116,10 @@ def grammar(session: ChatSession, argument: str, host: Host) -> str:
     if kind == "off":
         session.grammar = None
     elif kind:
-        makers = {"json": grammars.json_schema, "lark": grammars.grammar, "gbnf": grammars.grammar, "regex": grammars.regex}
-        if kind not in makers or not (text.strip() or kind == "json"):
-            raise usage_error("/grammar", f"{argument[:40]} is not understood", _GRAMMARS)
-        wanted = makers[kind](text.strip() or "json")
+        if kind not in _GRAMMARS or not (text.strip() or kind == "json"):
+            how = "Write /grammar json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN or off."
+            raise usage_error("/grammar", f"{argument[:40]} is not understood", how)
+        wanted = _GRAMMARS[kind](text.strip() or "json")
         warnings = grammars.check(wanted)
         session.grammar = wanted
         session.keep()

@@ -25,7 +25,6 @@ from localq.worker.messages import (
 if TYPE_CHECKING:
     from localq.engine.generate import Engine, Step
     from localq.engine.load import LoadedModel
-    from localq.grammar import Grammar
     from localq.modelfiles import ModelFiles
     from localq.worker.grammar import Constraint, Vocabulary
 
@@ -125,19 +124,21 @@ class TorchBackend:
     def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
         """Continue the prompt of `request`."""
         engine, stop_ids = self._loaded(), frozenset(request.stop_ids)
-        constraint = self._constraint(engine, request.grammar, stop_ids) if request.grammar is not None else None
+        constraint = self._constraint(engine, request, stop_ids)
         return engine.generate(
             request.prompt, request.sampling, stop_ids, request.max_tokens, cancelled,
             breakers=frozenset(request.breaker_ids), constraint=constraint,
         )  # fmt: skip
 
-    def _constraint(self, engine: Engine, wanted: Grammar, stop_ids: frozenset[int]) -> Constraint:
+    def _constraint(self, engine: Engine, request: Generate, stop_ids: frozenset[int]) -> Constraint | None:
+        if request.grammar is None:
+            return None
         from localq.worker.grammar import Constraint, Vocabulary  # start-up cost: only for replies with a grammar
 
         assert self._files is not None
         if self._vocabulary is None or self._vocabulary.stop_ids != stop_ids:
             self._vocabulary = Vocabulary(self._files, engine.model.vocab, stop_ids)
-        return Constraint(wanted, self._vocabulary)
+        return Constraint(request.grammar, self._vocabulary, request.grammar_begun, request.grammar_after)
 
     def profile(self, request: Profile) -> Profiled:
         """Time one decode step of the loaded model."""

@@ -57,6 +57,8 @@ class Generate:
     stop_ids: list[int] = field(default_factory=list)
     max_tokens: int | None = None  # None = until a stop token or a full context
     grammar: Grammar | None = None  # the reply keeps to it
+    grammar_begun: str = ""  # what the prompt has of that reply already
+    grammar_after: str = ""  # it holds behind this, which ends the thought that the prompt begins
     breaker_ids: list[int] = field(default_factory=list)  # end a repetition, for DRY
 
 
