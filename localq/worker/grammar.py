@@ -31,7 +31,8 @@ class Vocabulary:
 
     rows    of the model's logits. The tokenizer may have fewer tokens, and more (gemma 3's for images)
     known   i32 [ceil(rows / 32)], a bit for every token of the model
-    inside  the same without the stop ids: what may be chosen where the reply may not end
+    inside  the same without the stop ids that llguidance knows only as text
+    endless the same without any stop id
     """
 
     def __init__(self, files: ModelFiles, rows: int, stop_ids: Iterable[int]) -> None:
@@ -47,20 +48,32 @@ class Vocabulary:
         with panics_named("the model's tokenizer", "no grammar can be laid over it", next_step):
             self.tokens: LLTokenizer = LLTokenizer(backend.to_str(), n_vocab=max(tokens, ends[-1] + 1), eos_token=ends)
         self.known = _bits(rows, range(rows, -(-rows // WORD) * WORD))
+        self.endless = _bits(rows, ends) & self.known
         # llguidance takes a stop id that is written like text for text.
         self.inside = _bits(rows, (id for id in ends if not self.tokens.is_special_token(id))) & self.known
 
 
 class Constraint:
-    """`engine.constraint.Constraint` of one reply. Raises LocalqError (exit 2): it is wrong, or too complex."""
+    """`engine.constraint.Constraint` of one reply. Raises LocalqError (exit 2): it is wrong, or too complex.
 
-    def __init__(self, wanted: Grammar, vocabulary: Vocabulary) -> None:
+    begun  what the prompt has of the reply already
+    after  the grammar holds behind this text, which ends a thought; before it everything goes but the end. "" = at once
+    """
+
+    def __init__(self, wanted: Grammar, vocabulary: Vocabulary, begun: str = "", after: str = "") -> None:
         self._wanted, self._vocabulary = wanted, vocabulary
-        self._matcher = grammar.matcher(wanted, vocabulary.tokens)
+        self._after, self._thought = after.encode(), b""
         self._count = 0
+        self._matcher = grammar.matcher(wanted, vocabulary.tokens)
+        begun_ids = vocabulary.tokens.tokenize_str(begun)
+        if self._matcher.try_consume_tokens(begun_ids) < len(begun_ids):
+            why = "what there is of the reply does not keep to it"
+            raise usage_error(wanted.called, why, "Answer anew (/regen), or leave it out.")
 
     def mask(self) -> Tensor:
         """i32 [ceil(rows / 32)]: bit i % 32 of word i // 32 is set where token i may follow."""
+        if self._after:
+            return self._vocabulary.endless
         words = torch.empty(-(-self._vocabulary.tokens.vocab_size // WORD), dtype=torch.int32)
         self._matcher.unsafe_compute_mask_ptr(words.data_ptr(), words.nbytes)
         self._check()
@@ -73,14 +86,19 @@ class Constraint:
 
     def accept(self, token: int) -> None:
         """`token` is the next of the reply."""
-        self._matcher.consume_token(token)
         self._count += 1
-        self._check()
+        if not self._after:
+            self._matcher.consume_token(token)
+            self._check()
+            return
+        self._thought = self._thought[-len(self._after) :] + self._vocabulary.tokens.decode_bytes([token])
+        if self._after in self._thought:  # what the token has behind it is white space: the tag is a token of its own
+            self._after = b""
 
     @property
     def stopped(self) -> bool:
         """Nothing can follow."""
-        return self._matcher.is_stopped()
+        return not self._after and self._matcher.is_stopped()
 
     def _check(self) -> None:
         if self._matcher.is_error():
