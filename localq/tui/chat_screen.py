@@ -6,7 +6,7 @@ import dataclasses
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
@@ -16,20 +16,24 @@ from localq.commands import ALIASES
 from localq.errors import ExitCode, LocalqError
 from localq.input_history import InputHistory
 from localq.session_record import Session
+from localq.stats import Stats
 from localq.tui import status_line
 from localq.tui.composer import Composer
 from localq.tui.composer_area import ComposerArea
 from localq.tui.conversation_view import ConversationView
 from localq.tui.host import TuiHost
+from localq.tui.instruments import InstrumentsPanel, InstrumentsScreen
 from localq.tui.keys import bindings
 from localq.tui.model import Model
 from localq.tui.status_line import StatusLine
 from localq.tui.transcript_view import TranscriptView
 from localq.tui.watching import Fetching, LoadingStage, Said
+from localq.worker.messages import Loaded
 
 if TYPE_CHECKING:
     from localq.tui.app import LocalqApp
 
+WIDE = 120  # columns, from which on the instruments stand at the side
 LEAVE_WITHIN_S = 2.0  # Esc or Ctrl-C a second time at an empty message leaves
 
 
@@ -40,7 +44,7 @@ class ChatScreen(Screen[None]):
         *bindings("stop"),
         *bindings("new", "thinking", "sidebar", "instruments", "copy", "jump", "page_up", "page_down", priority=True),
     ]
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle"), (120, "-wide")]  # noqa: RUF012 - as its base has it
+    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle"), (WIDE, "-wide")]  # noqa: RUF012 - as its base has it
     VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high")]  # noqa: RUF012
 
     app: LocalqApp
@@ -51,6 +55,7 @@ class ChatScreen(Screen[None]):
         self._past, self._record = past, record
         self._interrupted_at = -LEAVE_WITHIN_S
         self._edited: int | None = None  # the turn that the next message is said in place of
+        self._loaded: Loaded | None = None  # what the instruments know
         self._waiting = ""  # a message that was sent before there was a model
 
     def compose(self) -> ComposeResult:
@@ -60,12 +65,17 @@ class ChatScreen(Screen[None]):
             with Vertical(id="main"):
                 yield ConversationView(TuiHost(self.app), self._record, id="conversation")
                 yield ComposerArea(self._past, id="writing")
-            yield Vertical(id="instruments")
+            yield InstrumentsPanel(id="instruments")
         yield StatusLine(id="status")
 
     def on_mount(self) -> None:
-        """The message first."""
+        """The message first; the instruments where there is room for them."""
         self.composer.focus()
+        self.set_class(self.app.size.width >= WIDE, "instruments")
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Beside the conversation, or a strip below it."""
+        self.instruments.mode = "side" if event.size.width >= WIDE else "strip"
 
     @property
     def conversation(self) -> ConversationView:
@@ -77,6 +87,11 @@ class ChatScreen(Screen[None]):
         """The message."""
         return self.query_one(Composer)
 
+    @property
+    def instruments(self) -> InstrumentsPanel:
+        """Speed, memory, times of kernels."""
+        return self.query_one(InstrumentsPanel)
+
     # ---- what goes on
 
     def status(self, **changes: object) -> None:
@@ -87,10 +102,18 @@ class ChatScreen(Screen[None]):
     @on(ConversationView.Doing)
     def _doing(self, message: ConversationView.Doing) -> None:
         self.status(**message.changes)
+        stats = message.changes.get("stats")
+        if isinstance(stats, Stats):
+            self.instruments.show_stats(stats)
 
     @on(ConversationView.Free)
     def _free(self) -> None:
+        self.instruments.reply_ended()
         self._show_model()
+
+    @on(InstrumentsPanel.ProfileWanted)
+    def _profile(self) -> None:
+        self.conversation.profile(self.instruments.show_profile, self.instruments.show_no_profile)
 
     def on_said(self, message: Said) -> None:
         """Something to know about how a model is opened."""
@@ -118,6 +141,9 @@ class ChatScreen(Screen[None]):
         if model is not None and model.session.loaded is not None:
             loaded = model.session.loaded
             self.status(model=loaded.name, format=loaded.format, device=loaded.device_name)
+            if loaded is not self._loaded:
+                self._loaded = loaded
+                self.instruments.show_loaded(loaded)
 
     # ---- saying something
 
@@ -201,8 +227,14 @@ class ChatScreen(Screen[None]):
         self.toggle_class("sidebar")
 
     def action_instruments(self) -> None:
-        """Show or hide them."""
-        self.toggle_class("instruments")
+        """Show or hide them; where they are a strip, all of them over the whole screen comes between."""
+        if self.instruments.mode == "side" or not self.has_class("instruments"):
+            self.toggle_class("instruments")
+        else:
+            self.app.push_screen(InstrumentsScreen(self.instruments), self._after_instruments)
+
+    def _after_instruments(self, _: None) -> None:
+        self.remove_class("instruments")
 
     def action_jump(self) -> None:
         """Between the message and the conversation."""

@@ -32,8 +32,9 @@ def command_help() -> dict[str, str]:
 
 
 def of_command(word: str) -> list[tuple[str, str]]:
-    """(command, what it does) of those that begin with `word`."""
-    return [(name, what) for name, what in command_help().items() if name.startswith(word) and name != word][:MOST]
+    """(command, what it does) of those that begin with `word`; nothing where it is one, so that Enter sends it."""
+    known = command_help()
+    return [] if word in known else [(name, what) for name, what in known.items() if name.startswith(word)][:MOST]
 
 
 def of_file(word: str) -> list[tuple[str, str]]:

@@ -17,9 +17,11 @@ from textual.message import Message
 from textual.timer import Timer
 
 from localq import commands
+from localq.chat import Message as ChatMessage
 from localq.chat import Replies
 from localq.commands.host import Host
-from localq.errors import LocalqError, usage_error
+from localq.commands.models import SwitchModel
+from localq.errors import LocalqError
 from localq.session_record import Session
 from localq.tui.feed import EVERY_S, Feed
 from localq.tui.model import Model
@@ -27,7 +29,7 @@ from localq.tui.reply_text import CopyWanted, ReplyText
 from localq.tui.transcript_view import TranscriptView
 from localq.tui.turn_view import TurnView
 
-Job = Callable[[], "str | Replies"]
+Job = Callable[[], "str | Replies | SwitchModel"]
 
 
 class ConversationView(Vertical):
@@ -46,6 +48,13 @@ class ConversationView(Vertical):
         def __init__(self, number: int, text: str) -> None:
             super().__init__()
             self.number, self.text = number, text
+
+    class SwitchWanted(Message):
+        """The conversation is to go on with another model."""
+
+        def __init__(self, switch: SwitchModel) -> None:
+            super().__init__()
+            self.switch = switch
 
     class Began(Message):
         """The question of a reply is in the conversation."""
@@ -80,6 +89,9 @@ class ConversationView(Vertical):
         self._live: TurnView | None = None
         self._looks: Timer | None = None
         self._stop = threading.Event()
+        self._extends: ChatMessage | None = None  # what the reply that runs goes on with
+        self._profiling = False
+        self._next: Job | None = None  # to be started when the profile is taken
 
     def compose(self) -> ComposeResult:
         """The turns."""
@@ -111,17 +123,48 @@ class ConversationView(Vertical):
         """Ask the model; edited: in place of that turn."""
         assert self.model is not None
         session = self.model.session
-        self.start(lambda: session.ask(text) if edited is None else session.edit(text, edited))
+
+        def ask() -> Replies:
+            if edited is not None:
+                return session.edit(text, edited)
+            told, replies = commands.asked(session, text)
+            for line in told:
+                self.post_message(self.Told(line))
+            return replies
+
+        self.start(ask)
 
     def command(self, line: str) -> None:
         """Do what a line with a slash says. Raises LocalqError for one that is none."""
         assert self.model is not None
         session, host = self.model.session, self._host
         name, argument = commands.parse(line)
+        last = session.conversation.last_reply() if name == "/continue" else None
+        self._extends = None if last is None else session.conversation.turns[last].message
         self.start(lambda: commands.COMMANDS[name](session, argument, host))
+
+    def profile(self, show: Callable[[dict[str, Any]], None], fail: Callable[[str], None]) -> None:
+        """Time a step of the model, while no job runs; what is started meanwhile comes after it."""
+        if self.busy or self.model is None:
+            fail("the model was at work")
+            return
+        self.busy = self._profiling = True
+        self._profile(self.model, show, fail)
+
+    @work(thread=True, group="session")
+    def _profile(self, model: Model, show: Callable[[dict[str, Any]], None], fail: Callable[[str], None]) -> None:
+        try:
+            self.app.call_from_thread(show, model.profile())
+        except LocalqError as error:
+            self.app.call_from_thread(fail, str(error))
+        finally:
+            self.post_message(self.JobEnded())
 
     def start(self, job: Job) -> None:
         """Run `job` in a thread, if no other runs; what it streams is a reply."""
+        if self._profiling:
+            self._next = job
+            return
         if self.busy or self.model is None:
             self.notify("Not now: the model is at work. Esc stops it.", markup=False)
             return
@@ -136,6 +179,8 @@ class ConversationView(Vertical):
             result = job()
             if isinstance(result, str):
                 self.post_message(self.Told(result))
+            elif isinstance(result, SwitchModel):
+                self.post_message(self.SwitchWanted(result))
             else:
                 self.post_message(self.Began())
                 self._stream(result, model, feed)
@@ -147,13 +192,11 @@ class ConversationView(Vertical):
     def _stream(self, parts: Replies, model: Model, feed: Feed) -> None:
         """In the thread: gather a reply. Closed: what came of it is kept."""
         with contextlib.closing(parts):
+            if self._stop.is_set():  # before there was an answer to stop
+                model.session.stop()
             model.load()
-            if self._stop.is_set():
-                raise usage_error("the message", "it was stopped before it was answered", "/regen answers it.")
             for part in parts:
                 feed.put(part)
-                if self._stop.is_set():
-                    model.session.stop()  # once more: before the first part there was nothing to stop
 
     def stop_job(self) -> None:
         """Stop it and keep what there is; a second time ends the engine process, which the next message starts anew."""
@@ -169,8 +212,10 @@ class ConversationView(Vertical):
 
     async def on_conversation_view_began(self) -> None:
         """Show the question, and where the answer will be."""
-        await self.draw()
-        self._live = await self.transcript.begin()
+        assert self.model is not None
+        reading = self.transcript.focused_view is not None
+        await self.transcript.sync(self.model.session.conversation, live=True)
+        self._live = await self.transcript.begin(reading)
         self._looks = self.set_interval(EVERY_S, self._look)
         self.post_message(self.Doing(doing="", stats=None, thinking=False))
 
@@ -180,8 +225,11 @@ class ConversationView(Vertical):
         taken = None if feed is None else feed.take()
         if taken is None or view is None or taken.stats is None:
             return
-        if view.is_empty and (taken.text or taken.thought):
-            await self.draw()  # a reply that this one replaces goes now
+        if view.is_empty and (taken.text or taken.thought) and self.model is not None:
+            conversation = self.model.session.conversation
+            await self.transcript.sync(conversation, live=True)  # a reply that this one replaces goes now
+            if self._extends is not None:
+                await view.grow(self._extends.thought, self._extends.answer)
         self.post_message(self.Doing(stats=taken.stats, doing="", thinking=bool(taken.thought) and not taken.text))
         await view.grow(taken.thought, taken.text)
         for notice in taken.notices:
@@ -201,12 +249,15 @@ class ConversationView(Vertical):
         if self._looks is not None:
             self._looks.stop()
         await self._look()
-        view, self._live, self._feed, self._looks = self._live, None, None, None
+        view, self._live, self._feed, self._looks, self._extends = self._live, None, None, None, None
         if view is not None and self.model is not None:
             await self.transcript.ended(view, self.model.session.conversation)
-        self.busy = False
+        self.busy = self._profiling = False
         self.post_message(self.Doing(doing="ready", stopping=False))
         self.post_message(self.Free())
+        job, self._next = self._next, None
+        if job is not None:
+            self.start(job)
 
     # ---- wishes about a turn
 
@@ -224,7 +275,8 @@ class ConversationView(Vertical):
         if message.what == "edit":
             self.post_message(self.EditWanted(asked, conversation.turns[asked].message.content))
         elif message.what == "regenerate":
-            conversation.head = asked
+            if asked != conversation.last_user():
+                conversation.head = asked  # what followed it stays, on a branch of its own
             self.start(session.regenerate)
         else:
             sisters = conversation.sisters(message.number)

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from textual.message import Message
 
 from localq.chat import ChatSession
+from localq.errors import LocalqError
+from localq.worker.messages import Profile
 
 if TYPE_CHECKING:
     from localq.tui.jobs import Opening
 
 
 class Model:
-    """An open model. `load` and `close` block, and are for threads."""
+    """An open model. `load`, `profile` and `close` block, and are for threads."""
 
-    def __init__(self, session: ChatSession, load: Callable[[], object], close: Callable[[], object]) -> None:
-        self.session, self._load, self._close = session, load, close
+    def __init__(
+        self,
+        session: ChatSession,
+        load: Callable[[], object],
+        close: Callable[[], object],
+        profile: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.session, self._load, self._close, self._profile = session, load, close, profile
 
     def load(self) -> None:
         """Load it unless a living engine process holds it. Raises LocalqError."""
         self._load()
+
+    def profile(self) -> dict[str, Any]:
+        """Times of a decode step behind the conversation, which stays: `StepProfile.to_dict()`. Raises LocalqError."""
+        return self._profile()
 
     def close(self) -> None:
         """End the engine process within 2 s, whatever it does; more than once is fine."""
@@ -34,9 +46,19 @@ class Model:
         from localq.tui.watching import PostingWatcher
 
         opened, watcher = made.opened, PostingWatcher(post)
-        return cls(opened.session, lambda: load_now(opened, watcher), made.close)
+        client = opened.client
+        return cls(
+            opened.session,
+            lambda: load_now(opened, watcher),
+            made.close,
+            lambda: client.profile(Profile(keep=True)),
+        )
 
     @classmethod
     def over(cls, session: ChatSession) -> Model:
         """A session that somebody else has opened and closes."""
-        return cls(session, session.ensure_loaded, lambda: None)
+
+        def profile() -> dict[str, Any]:
+            raise LocalqError("the decode step", "this engine takes no profile of it")
+
+        return cls(session, session.ensure_loaded, lambda: None, profile)

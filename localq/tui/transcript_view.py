@@ -91,21 +91,27 @@ class TranscriptView(VerticalScroll, can_focus=False):
 
     # ---- showing
 
-    async def sync(self, conversation: Conversation) -> None:
-        """Show the path of `conversation`; what follows a turn that is not on it goes."""
+    async def sync(self, conversation: Conversation, live: bool = False) -> None:
+        """Show the path of `conversation`; what follows a turn that is not on it goes.
+
+        live: a reply streams, so that one at the end which is not shown yet is that one.
+        """
         path = conversation.path()
         shown = [view.turn.number for view in self._views]
+        if live and path and path[-1] not in shown and conversation.turns[path[-1]].message.role == "assistant":
+            path = path[:-1]
         same = self._same(path, shown) if conversation is self._conversation else 0
         self._conversation, self._versions = conversation, versions(conversation)
         if same == 0:
             self._first = max(0, len(path) - WINDOW)
             if shown:  # with the notices between them
-                await self.remove_children([each for each in self.children if each is not self._earlier])
+                gone = [each for each in self.children if each is not self._earlier and not is_live(each)]
+                await self.remove_children(gone)
             self._views = []
         elif same < len(shown):
-            gone = self.children[self.children.index(self._views[same]) :]
+            behind = self.children[self.children.index(self._views[same]) :]
             self._views = self._views[:same]
-            await self.remove_children(gone)
+            await self.remove_children([each for each in behind if not is_live(each)])
         added = [TurnView(self._turn(number)) for number in path[self._first + same :]]
         self._views += added
         if added:
@@ -141,11 +147,13 @@ class TranscriptView(VerticalScroll, can_focus=False):
             lambda: self.scroll_to(y=seen_y + self.virtual_size.height - before, animate=False)
         )  # fmt: skip
 
-    async def begin(self) -> TurnView:
-        """A reply that will stream, at the end."""
+    async def begin(self, reading: bool) -> TurnView:
+        """A reply that will stream, at the end. reading: it takes the focus from the turns before it."""
         view = TurnView(Turn(None, "assistant", ""))
         await self.mount(view)
         view.fold(self.folded)
+        if reading:
+            self.screen.set_focus(view)
         return view
 
     async def ended(self, view: TurnView, conversation: Conversation) -> None:
@@ -264,6 +272,11 @@ class TranscriptView(VerticalScroll, can_focus=False):
     async def on_earlier_wanted(self) -> None:
         """The line was clicked."""
         await self.show_earlier()
+
+
+def is_live(widget: Widget) -> bool:
+    """A reply that streams."""
+    return isinstance(widget, TurnView) and widget.turn.number is None
 
 
 def versions(conversation: Conversation) -> dict[int, str]:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from scripted_client import CharTokenizer, ScriptedClient
 from textual.app import App, ComposeResult
 from textual.message import Message
 from textual.pilot import Pilot
 from textual.widget import Widget
+
+from localq.chat import ChatSession
+from localq.errors import LocalqError
+from localq.settings import Settings
+from localq.tui.app import LocalqApp
+from localq.worker.messages import Load
 
 WAIT_S = 30.0  # for something that comes; a test that passes never waits for it
 
@@ -43,6 +50,39 @@ def drive(
 
     asyncio.run(run())
     return app.return_value
+
+
+def chat_app(*scripts: Iterable[str | LocalqError], **settings: Any) -> LocalqApp:
+    """The app over a scripted engine that answers with `scripts` in turn; nothing is saved."""
+    session = ChatSession(ScriptedClient(*scripts), Load("path", "model"), CharTokenizer())
+    return LocalqApp(Settings(**settings), session=session)
+
+
+def drive_chat(
+    app: LocalqApp, script: Callable[[Pilot[Any]], Awaitable[None]], size: tuple[int, int] = (80, 24)
+) -> Any:
+    """`drive`, from where the app has taken its session on."""
+
+    async def when_there(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: app.chat.is_mounted and app.chat.conversation.model is not None)
+        await script(pilot)
+
+    return drive(app, when_there, size)
+
+
+async def say(pilot: Pilot[Any], text: str) -> None:
+    """Type `text` as a paste, send it, and wait until what it starts is drawn."""
+    chat = pilot.app.chat
+    chat.composer.put(text)
+    await pilot.press("enter")
+    await pilot.pause()
+    await idle(pilot)
+
+
+async def idle(pilot: Pilot[Any]) -> None:
+    """Wait until no job runs and all is drawn."""
+    await until(pilot, lambda: not pilot.app.chat.conversation.busy, "the end of the job")
+    await pilot.pause()
 
 
 async def until(pilot: Pilot[Any], condition: Callable[[], object], what: str = "") -> None:
