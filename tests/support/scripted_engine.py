@@ -16,7 +16,17 @@ from dataclasses import dataclass
 from localq.errors import ExitCode, LocalqError
 from localq.stats import Stats
 from localq.worker import server
-from localq.worker.messages import Generate, Load, Loaded, Profile, Profiled
+from localq.worker.messages import (
+    CacheRestored,
+    CacheSaved,
+    Generate,
+    Load,
+    Loaded,
+    Profile,
+    Profiled,
+    RestoreCache,
+    SaveCache,
+)
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,16 @@ class ScriptedBackend:
         if request.position is not None and request.position < 0:
             raise LocalqError("profile", "no such position", "", ExitCode.USAGE)
         return Profiled({"position": request.position, "rows": []})
+
+    def save_cache(self, request: SaveCache) -> CacheSaved:
+        print("saving", file=sys.stderr, flush=True)
+        time.sleep(60 if request.path == "stuck" else 1)  # longer than a step may take where that is set to less
+        return CacheSaved(len(request.path))
+
+    def restore_cache(self, request: RestoreCache) -> CacheRestored:
+        if request.path == "missing":
+            raise LocalqError("snapshot not used", "it cannot be read", "", ExitCode.DISK)
+        return CacheRestored(len(request.path))
 
     def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:
         yield Step((), Stats(prompt_tokens=len(request.prompt)))

@@ -1,0 +1,86 @@
+"""What is asked of an engine process about snapshots, and that neither a watchdog nor an exit waits for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from localq.errors import ExitCode, LocalqError
+from localq.worker.client import EngineClient
+from localq.worker.messages import (
+    CacheRestored,
+    CacheSaved,
+    Generate,
+    Load,
+    Profile,
+    RestoreCache,
+    SaveCache,
+    decode,
+    encode,
+)
+
+SCRIPTED = (sys.executable, str(Path(__file__).parents[1] / "support" / "scripted_engine.py"))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        SaveCache("a b/\u00e4.kv"),
+        RestoreCache("x.kv"),
+        CacheSaved(2**40),
+        CacheRestored(7),
+        Profile(None, True),
+        Profile(3),
+    ],
+    ids=str,
+)
+def test_messages_cross_the_pipe_as_they_are(message):
+    assert decode(encode(message)) == message
+
+
+def test_both_answer_or_say_why_not_and_the_client_goes_on():
+    with EngineClient(SCRIPTED) as client:
+        client.load(Load("m"))
+        assert client.save_cache("seven") == 5
+        assert client.restore_cache("file") == 4
+        with pytest.raises(LocalqError, match="snapshot not used: it cannot be read") as caught:
+            client.restore_cache("missing")
+        assert caught.value.exit_code == ExitCode.DISK
+        assert len(list(client.generate(Generate(1, [5], max_tokens=3)))) > 1
+
+
+def test_a_write_that_takes_longer_than_a_step_may_is_waited_for():
+    with EngineClient((*SCRIPTED, "0.2"), silence_s=0.4) as client:
+        client.load(Load("m"))
+        assert client.save_cache("seven") == 5
+        assert client.alive
+
+
+def test_without_a_process_nothing_is_kept():
+    with pytest.raises(LocalqError, match="not running"):
+        EngineClient(SCRIPTED).save_cache("x")
+
+
+def test_ctrl_c_breaks_off_a_write_and_the_process_ends():
+    """The interrupt comes when the engine has said that it writes; it would for a minute."""
+    with EngineClient(SCRIPTED) as client:
+        client.load(Load("m"))
+        pid = client.pid
+
+        def interrupt() -> None:
+            while "saving" not in client.log:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            client.save_cache("stuck")
+    assert not client.alive
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
