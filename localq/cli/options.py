@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,6 +42,13 @@ def _choices(name: str) -> Callable[[str], list[str]]:
 Model = Annotated[
     str | None,
     typer.Argument(help="A name, NAME@FORMAT, ORG/REPO, a folder or a .gguf file.", autocompletion=known_names),
+]
+ModelNamed = Annotated[
+    str | None, typer.Option("--model", "-m", metavar="MODEL", help="As the argument.", autocompletion=known_names)
+]
+Prompt = Annotated[
+    str | None,
+    typer.Option("--prompt", "-p", metavar="TEXT", help="Begin with this message; from a pipe it is the only one."),
 ]
 System = Annotated[str | None, typer.Option("--system", "-s", help="System prompt; @FILE reads it from a file.")]
 Context = Annotated[
@@ -98,7 +106,10 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the whole plan, f
 Offline = Annotated[
     bool | None, typer.Option("--offline/--online", help="Never touch the network.", show_default=False)
 ]
-ShowStats = Annotated[bool | None, typer.Option("--stats/--no-stats", help="Speed after a reply.", show_default=False)]
+ShowStats = Annotated[
+    bool | None,
+    typer.Option("--stats/--no-stats", "--verbose/--no-stats", help="Speed after a reply.", show_default=False),
+]
 Think = Annotated[
     str | None,
     typer.Option(
@@ -158,3 +169,20 @@ def checked_grammar(json_schema: str | None, grammar: str | None, regex: str | N
 def effective(**flags: Any) -> settings.Settings:
     """The settings in force: built-in < config.toml < environment < the flags that were given."""
     return settings.load().replace(**flags)
+
+
+def one_model(argument: str | None, option: str | None) -> str | None:
+    """The model that is named one way or the other. Raises LocalqError (exit 2) where it is named both ways."""
+    if argument is not None and option is not None:
+        raise usage_error("--model", f"{argument} was given too", "Name one model.")
+    return argument if option is None else option
+
+
+def joined(words: list[str], verb: str, example: str) -> str:
+    """A prompt: stdin, unless it is a terminal, then the words of the command line ("-" stands for stdin alone)."""
+    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().rstrip("\n")
+    given = " ".join(word for word in words if word != "-")
+    text = "\n\n".join(part for part in (piped, given) if part)
+    if not text.strip():
+        raise usage_error(verb, "there is no prompt", f"Give one: {example}, or pipe it in.")
+    return text

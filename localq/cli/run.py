@@ -9,22 +9,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localq import catalog
+from localq import catalog, transcript
 from localq import stops as stop_strings
 from localq.cli import options
 from localq.cli.optional_values import Command as Command
 from localq.cli.output import note, print_json
-from localq.errors import ExitCode, LocalqError, usage_error
+from localq.errors import ExitCode, LocalqError
 from localq.prompt_files import system_text
 from localq.settings import Settings
 
 if TYPE_CHECKING:
     from localq.chat import ChatSession, Piece, Reply
 
+Extract = Annotated[bool, typer.Option("--extract", "-x", help="Print the last block of code of the answer, no more.")]
+
 
 def run(
     model: options.Model = None,
     prompt: Annotated[list[str] | None, typer.Argument(help="The prompt; what comes on stdin goes before it.")] = None,
+    model_named: options.ModelNamed = None,
     system: options.System = None,
     ctx: options.Context = None,
     max_tokens: options.MaxTokens = None,
@@ -58,9 +61,13 @@ def run(
     offline: options.Offline = None,
     stats: options.ShowStats = None,
     quiet: options.Quiet = False,
+    extract: Extract = False,
     json: options.Json = False,
 ) -> int:
-    """Answer one prompt; only the answer goes to stdout."""
+    """Answer one prompt; only the answer goes to stdout. Without a prompt, at a terminal, this is `localq chat`."""
+    words = prompt or []
+    if model_named is not None:  # then every word is part of the prompt
+        words, model = [*([] if model is None else [model]), *words], model_named
     settings = options.effective(
         model=model, system=system_text(system), ctx=ctx, max_tokens=max_tokens, temperature=temperature,
         top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty,
@@ -72,7 +79,14 @@ def run(
         return _plan(settings, format, json)
     stops = stop_strings.checked(stop or ())
     wanted = options.checked_grammar(json_schema, grammar, regex)
-    text = _joined(prompt or [])
+    if not words and not json and not extract and sys.stdin is not None and sys.stdin.isatty():
+        from localq import resuming
+        from localq.cli.chat import begun  # nobody pipes anything in: this is a conversation
+
+        catalog.resolve(settings.model)
+        start = resuming.start(None, settings, stop, note, wanted)
+        return begun(settings, start, format, force, plain=False, quiet=quiet, first=None)
+    text = options.joined(words, "localq run", 'localq run MODEL "PROMPT"')
     catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
     from localq import opening
     from localq.cli.session import TerminalWatcher, interruptible, memory_line, print_reply
@@ -85,9 +99,11 @@ def run(
         loaded = watcher.load(opened)
         with shown(quiet or json, think_out) as thoughts, interruptible(opened.session) as pressed:
             parts = _parts(opened.session, text, quiet)
-            reply = print_reply(parts, watcher.status, thoughts, write_text=not json)
+            reply = print_reply(parts, watcher.status, thoughts, write_text=not json and not extract)
     if reply is None:
         return ExitCode.FAILURE
+    if extract:
+        print(_last_block(reply.text))
     if json:
         body = {"model": settings.model, "text": reply.text, "thought": reply.thought, "reason": reply.reason}
         rates = {"tokens_per_s": reply.stats.tokens_per_s}
@@ -105,6 +121,13 @@ def run(
     return ExitCode.INTERRUPTED if pressed.is_set() else ExitCode.OK
 
 
+def _last_block(text: str) -> str:
+    blocks = transcript.code_blocks(text)
+    if not blocks:
+        raise LocalqError("the answer", "it has no block of code", "Without --extract all of it is printed.")
+    return blocks[-1]
+
+
 def _plan(settings: Settings, format: str | None, json: bool) -> int:
     from localq.cli.dry_run import print_plan  # start-up cost: only asked for here
 
@@ -113,16 +136,6 @@ def _plan(settings: Settings, format: str | None, json: bool) -> int:
         return ExitCode.OK
     print_json(body)
     return ExitCode.OK if body["fits"] else ExitCode.DOES_NOT_FIT
-
-
-def _joined(words: list[str]) -> str:
-    """The prompt: stdin, unless it is a terminal, then the words of the command line ("-" stands for stdin alone)."""
-    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().rstrip("\n")
-    given = " ".join(word for word in words if word != "-")
-    text = "\n\n".join(part for part in (piped, given) if part)
-    if not text.strip():
-        raise usage_error("localq run", "there is no prompt", 'Give one: localq run MODEL "PROMPT", or pipe it in.')
-    return text
 
 
 def _parts(session: ChatSession, text: str, quiet: bool) -> Iterator[Piece | Reply]:

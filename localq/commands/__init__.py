@@ -4,16 +4,18 @@ into, and returns what to tell, or a reply that streams."""
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Callable
 from typing import Any
 
 from localq import grammar as grammars
 from localq import settings, stops, thinking
 from localq.chat import ChatSession, Replies
-from localq.commands import sessions, texts
+from localq.commands import models, sessions, texts
 from localq.commands.host import Host
+from localq.commands.models import SwitchModel
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.prompt_files import system_text
+from localq.prompt_files import expanded, system_text
 from localq.sampling import Sampling
 from localq.wording import memory_lines, stats_line
 
@@ -26,7 +28,7 @@ HELP = """\
 /undo                  take back the last message and its reply; right behind /compact, that
 /n [NUMBER]            list the replies that the last message has had, and what else was said here and was taken back,
                        edited or cleared; or go on with one of them
-/read FILE             put a text file before your next message
+/read FILE, /glob PAT  put a text file, or all that fit a pattern, before your next message; @FILE in a message does too
 /copy [N|code]         copy the last reply, the N-th last, or the last block of code, as it was written
 /sessions [TEXT]       list conversations, or search them; /sessions rm N removes one, /sessions restore N undoes that
 /resume N|TITLE        go on with another conversation
@@ -38,7 +40,10 @@ HELP = """\
 /grammar [KIND ...]    what answers keep to: json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN; "off" ends it
 /tokens                how full the context is
 /compact [off]         make room: the model sums up the oldest turns and reads that in their place; nothing is lost
-/show prompt|template  the text that the model reads, or the template that makes it
+/show prompt|template|info|params
+                       the text that the model reads, the template that makes it, the model, or how replies are made
+/model [NAME]          the models on this machine; or go on with another one in this conversation
+/fit [NAME]            which formats of this model, or of another, fit this GPU, with how much context
 /stats                 speed of the last reply, this conversation, model, device and memory
 /exit                  leave (Ctrl-D does too)
 
@@ -46,7 +51,7 @@ Ctrl-C stops a reply and keeps it. A line ending in \\, or lines between two lin
 Alt-Enter and Ctrl-J start a new line, Ctrl-G opens the message in $VISUAL or $EDITOR. Two slashes send one."""
 ALIASES = {
     "/?": "/help", "/r": "/regen", "/retry": "/regen", "/regenerate": "/regen", "/e": "/edit", "/cc": "/copy",
-    "/bye": "/exit", "/quit": "/exit", "/x": "/exit",
+    "/load": "/model", "/tps": "/stats", "/bye": "/exit", "/quit": "/exit", "/x": "/exit",
 }  # fmt: skip
 _GRAMMARS = {
     "json": grammars.json_schema,
@@ -99,7 +104,7 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
             session.sampling = dataclasses.replace(session.sampling, **changed)
         session.keep()
         return f"{name} = {value}"
-    return "\n".join(f"{name} = {value}" for name, value in values.items())
+    return models.parameters(session)
 
 
 def think(session: ChatSession, argument: str, host: Host) -> str:
@@ -143,7 +148,13 @@ def stats(session: ChatSession, argument: str, host: Host) -> str:
     return "\n".join(lines)
 
 
-COMMANDS: dict[str, Callable[[ChatSession, str, Host], str | Replies]] = {
+def asked(session: ChatSession, text: str) -> tuple[tuple[str, ...], Replies]:
+    """What a front end does with a message: (what to tell of the files that it names, the reply)."""
+    message = expanded(text)
+    return message.told, session.ask(message.text)
+
+
+COMMANDS: dict[str, Callable[[ChatSession, str, Host], str | Replies | SwitchModel]] = {
     "/help": show_help,
     "/clear": clear,
     "/new": sessions.new,
@@ -153,6 +164,7 @@ COMMANDS: dict[str, Callable[[ChatSession, str, Host], str | Replies]] = {
     "/undo": texts.undo,
     "/n": texts.alternatives,
     "/read": texts.read,
+    "/glob": texts.glob_files,
     "/copy": texts.copy,
     "/sessions": sessions.sessions,
     "/resume": sessions.resume,
@@ -166,6 +178,8 @@ COMMANDS: dict[str, Callable[[ChatSession, str, Host], str | Replies]] = {
     "/compact": texts.compact,
     "/show": texts.show,
     "/stats": stats,
+    "/model": models.model,
+    "/fit": models.fit,
 }
 
 
@@ -174,5 +188,9 @@ def parse(line: str) -> tuple[str, str]:
     name, _, argument = line.partition(" ")
     name = ALIASES.get(name, name)
     if name not in COMMANDS and name != "/exit":
-        raise LocalqError(name, "there is no such command", "/help lists them; // sends a slash.", ExitCode.USAGE)
+        near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES, "/exit"], n=3)
+        meant = f"Did you mean {', '.join(near)}? " if near else ""
+        raise LocalqError(
+            name, "there is no such command", f"{meant}/help lists them; // sends a slash.", ExitCode.USAGE
+        )
     return name, argument.strip()

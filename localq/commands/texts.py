@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import glob
+import itertools
+import re
 from pathlib import Path
 
 from localq import compaction, transcript
 from localq.chat import ChatSession, Replies
+from localq.commands import models
 from localq.commands.host import Host
 from localq.commands.sessions import taken_up
-from localq.errors import usage_error
-from localq.prompt_files import text_of
-from localq.sanitize import sanitize
+from localq.errors import LocalqError, usage_error
+from localq.prompt_files import MOST_BYTES, attachment
 from localq.wording import human_bytes
+
+MOST_FILES = 100  # of /glob
 
 
 def regenerate(session: ChatSession, argument: str, host: Host) -> Replies:
@@ -104,11 +109,15 @@ def tokens(session: ChatSession, argument: str, host: Host) -> str:
 
 
 def show(session: ChatSession, argument: str, host: Host) -> str:
-    """The text that the model reads, or the template that makes it."""
+    """The text that the model reads, the template that makes it, the model, or how replies are made."""
+    if argument == "info":
+        return models.info(session)
+    if argument == "params":
+        return models.parameters(session)
     if argument == "template":
         return session.tokenizer.chat_template or "this model has no chat template"
     if argument != "prompt":
-        raise usage_error("/show", "it shows `prompt` or `template`", "/stats and /set show the rest.")
+        raise models.no_such(argument)
     if not session.conversation.path():
         return "nothing said yet"
     return host.show(session.prompt_text(), f"({len(session.prompt())} tokens)")
@@ -132,10 +141,41 @@ def read(session: ChatSession, argument: str, host: Host) -> str:
     """Put a file before the next message."""
     if not argument:
         raise usage_error("/read", "there is no file", "/read FILE puts it before your next message.")
-    path = Path(argument)
-    text = sanitize(text_of(path))
-    session.attached.append(f"{sanitize(path.name)}:\n\n{text}")
-    return f"{path.name}: {human_bytes(len(text.encode()))} go before your next message"
+    attached = attachment(Path(argument))
+    session.attached.append(attached.text)
+    return f"{attached.told} go before your next message"
+
+
+def glob_files(session: ChatSession, argument: str, host: Host) -> str:
+    """Put all text files that fit a pattern before the next message; those that are no text are named."""
+    if not argument:
+        raise usage_error(
+            "/glob", "there is no pattern", "/glob src/**/*.py puts those files before your next message."
+        )
+    try:
+        found = [Path(name) for name in itertools.islice(glob.iglob(argument, recursive=True), MOST_FILES + 1)]
+    except (OSError, ValueError, re.error) as error:
+        raise usage_error("/glob", f"the pattern cannot be used ({error})", "/glob src/*.py") from error
+    files = sorted(path for path in found if path.is_file())
+    if not files:
+        raise usage_error("/glob", f"no file fits {argument[:60]!r}", "** stands for all folders below.")
+    if len(found) > MOST_FILES:
+        raise usage_error("/glob", f"more than {MOST_FILES} files fit", "Give a narrower pattern.")
+    lines, attached = [], []
+    for path in files:
+        try:
+            each = attachment(path, str(path))
+        except LocalqError as error:
+            lines.append(f"left out: {error}")
+            continue
+        attached.append(each.text)
+        lines.append(each.told)
+    size = sum(len(text.encode()) for text in attached)
+    if size > MOST_BYTES:
+        why = f"{len(attached)} files have {human_bytes(size)} together, more than {human_bytes(MOST_BYTES)}"
+        raise usage_error("/glob", why, "Give a narrower pattern.")
+    session.attached += attached
+    return "\n".join([*lines, f"{len(attached)} files go before your next message"])
 
 
 def _number(text: str, most: int, command: str) -> int:

@@ -16,7 +16,8 @@ from scripted_client import CharTokenizer, ScriptedClient
 
 from localq import commands, osc52, resuming
 from localq.chat import ChatSession
-from localq.cli import chat, clipboard, line_input
+from localq.cli import clipboard, line_input
+from localq.cli.line_chat import LineChat
 from localq.cli.session import TerminalWatcher
 from localq.errors import LocalqError
 from localq.opening import Opened
@@ -40,11 +41,11 @@ class Chat:
         self.session = ChatSession(self.client, Load("path", "tiny"), CharTokenizer(), store=store)
         self.session.record.model = "tiny"
         self.capsys = capsys
-        self.loop = chat._Loop(Opened(self.session, self.client), TerminalWatcher(quiet=True), show_stats=False)
+        self.loop = LineChat(Opened(self.session, self.client), TerminalWatcher(quiet=True), show_stats=False)
 
     def says(self, line: str) -> tuple[str, str]:
         self.capsys.readouterr()
-        assert self.loop.handle(line)
+        assert self.loop.handle(line) is None
         return tuple(self.capsys.readouterr())
 
     def refuses(self, line: str) -> str:
@@ -68,7 +69,7 @@ def test_every_command_is_in_the_help_and_only_those(start):
     named = set(re.findall(r"(?:^|, )(/[a-z]+)", commands.HELP, re.MULTILINE))
     assert named == {*commands.COMMANDS, "/exit"}
     assert start().says("/?")[1].startswith("/help")
-    assert not chat._Loop.handle(start().loop, "/x")
+    assert start().loop.handle("/x") == 0
 
 
 def test_an_unknown_command_is_refused_and_two_slashes_send_one(start):

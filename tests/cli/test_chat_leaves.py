@@ -10,7 +10,7 @@ from scripted_client import CharTokenizer, ScriptedClient
 
 from localq import opening
 from localq.chat import ChatSession
-from localq.cli import chat
+from localq.cli import line_chat
 from localq.errors import ExitCode, LocalqError
 from localq.resuming import Start
 from localq.sessions import SessionStore
@@ -54,9 +54,9 @@ def leave(monkeypatch, tmp_path, capsys):
             yield opening.Opened(talk, client)
 
         monkeypatch.setattr(opening, "open_session", opened)
-        monkeypatch.setattr("localq.cli.line_input.reader", lambda remember: read)
+        monkeypatch.setattr("localq.cli.line_chat.reader", lambda remember: read)
         try:
-            code = chat.converse(Settings(), Start(store=store), quiet=False)
+            code = line_chat.converse(Settings(), Start(store=store), quiet=False)
         except SystemExit as stop:
             code = stop.code
         return store, code, capsys.readouterr().err

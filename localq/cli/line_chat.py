@@ -1,0 +1,202 @@
+"""The line chat: reads a message or a command, prints the reply as it streams, until the user leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from localq import commands, opening, resuming
+from localq.cli.command_host import TerminalHost
+from localq.cli.line_input import reader
+from localq.cli.output import note
+from localq.cli.session import TerminalWatcher, interruptible, memory_line, print_reply
+from localq.cli.thoughts import shown
+from localq.commands.models import SwitchModel
+from localq.commands.sessions import taken_up
+from localq.errors import ExitCode, LocalqError
+from localq.opening import Opened, Wanted
+from localq.resuming import Start
+from localq.settings import Settings
+from localq.wording import stats_line
+
+if TYPE_CHECKING:
+    from localq.chat import ChatSession, Replies
+
+LEAVE_WITHIN_S = 2.0  # a second Ctrl-C at the empty prompt within this time leaves
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a chat stands: what to open, and what the session begins with. attached: texts before the next message."""
+
+    settings: Settings
+    wanted: Wanted
+    start: Start
+    attached: tuple[str, ...] = ()
+
+    def switched(self, wish: SwitchModel, session: ChatSession) -> _Place:
+        """With another model: the conversation and its settings go on, the sampling is that model's own."""
+        said = dataclasses.replace(
+            self.settings, model=wish.name, system=session.system, max_tokens=session.max_tokens, think=session.think
+        )
+        return dataclasses.replace(self.of(session), settings=said, wanted=Wanted(wish.format, self.wanted.force))
+
+    def of(self, session: ChatSession) -> _Place:
+        """The same model, where `session` is now."""
+        start = dataclasses.replace(
+            self.start, record=session.record, store=session.store, stop=session.stop_strings, grammar=session.grammar
+        )
+        return dataclasses.replace(self, start=start, attached=tuple(session.attached))
+
+
+def converse(
+    settings: Settings, start: Start, quiet: bool, wanted: Wanted | None = None, first: str | None = None
+) -> int:
+    """Open the model and read messages until the user leaves. first: a message to begin with; where stdin is no
+    terminal, it is the only one, and what fails ends with its exit code."""
+    place, back = _Place(settings, wanted or Wanted(), start), None
+    while True:
+        try:
+            outcome = _talk(place, quiet, first, again=back is not None)
+        except LocalqError as error:
+            if back is None:
+                raise
+            note(f"localq: {error}")
+            note(f"going on with {back.settings.model}")
+            place, back = back, None
+            continue
+        if isinstance(outcome, int):
+            return outcome
+        wish, session, first = *outcome, None
+        place, back = place.switched(wish, session), place.of(session)
+
+
+def _talk(place: _Place, quiet: bool, first: str | None, again: bool) -> int | tuple[SwitchModel, ChatSession]:
+    """With one model; returns the exit code, or the wish for another. again: the conversation was on the screen."""
+    watcher, settings = TerminalWatcher(quiet), place.settings
+    with watcher, opening.open_session(settings.model, settings, watcher, place.wanted) as opened:
+        opening.check_converses(opened, settings.model)
+        loaded = watcher.load(opened)
+        if settings.stats and not quiet and (line := memory_line(loaded)):
+            note(line)
+        at_terminal = sys.stdin.isatty() and not quiet
+        if at_terminal:
+            note(
+                f"{loaded.name} ({loaded.format}) on {loaded.device_name}, context {loaded.context_size}. /help, Ctrl-D"
+            )
+        record = place.start.take_up(opened.session)
+        opened.session.attached += place.attached
+        if record is not None and not quiet and not again:
+            note(taken_up(record))
+        try:
+            outcome = LineChat(opened, watcher, settings.stats and not quiet).run(first)
+        finally:  # a signal leaves too
+            saved = resuming.saved_at_last(opened.session, note)
+        record = opened.session.record
+        if isinstance(outcome, SwitchModel):
+            _leave(opened, watcher, settings.stats and not quiet)
+            return outcome, opened.session
+        if at_terminal and saved and opened.session.store is not None and record.id is not None:
+            note(f"kept as {record.id}: `localq chat --resume {record.id}` or `localq chat --continue` goes on")
+        _leave(opened, watcher, settings.stats and not quiet)
+        return outcome
+
+
+def _leave(opened: Opened, watcher: TerminalWatcher, show_stats: bool) -> None:
+    """Keep what the model has read, for the next time; Ctrl-C leaves without it."""
+    watcher.status.show("keeping what the model has read")
+    with contextlib.suppress(KeyboardInterrupt):
+        opened.session.leave()
+    watcher.status.clear()
+    keeper = opened.session.keeper
+    if show_stats and keeper is not None and (why := keeper.told()):
+        note(f"[{why}]")
+
+
+class LineChat:
+    """Read a line, do what it says, until the end of input. `interrupted`: the last reply was stopped by Ctrl-C."""
+
+    def __init__(self, opened: Opened, watcher: TerminalWatcher, show_stats: bool) -> None:
+        self.opened, self.session, self.watcher, self.show_stats = opened, opened.session, watcher, show_stats
+        self.host = TerminalHost()
+        self.read = reader(remember=self.session.store is not None)
+        self.interrupted_at = -LEAVE_WITHIN_S
+        self.interrupted = False
+
+    def run(self, first: str | None = None) -> int | SwitchModel:
+        """Until the user leaves (an exit code) or wants another model. first: as for `converse`."""
+        if first is not None and not sys.stdin.isatty():
+            self.ask(first)
+            return ExitCode.INTERRUPTED if self.interrupted else ExitCode.OK
+        if first is not None:
+            with self._told():
+                self.ask(first)
+        while True:
+            try:
+                line = self.read()
+            except EOFError:
+                return ExitCode.OK
+            except KeyboardInterrupt:
+                if time.monotonic() - self.interrupted_at < LEAVE_WITHIN_S or not sys.stdin.isatty():
+                    return ExitCode.INTERRUPTED
+                self.interrupted_at = time.monotonic()
+                note("Ctrl-C again or Ctrl-D leaves")
+                continue
+            self.interrupted_at = -LEAVE_WITHIN_S  # what stops the next reply is no second Ctrl-C here
+            with self._told():
+                outcome = self.handle(line)
+                if outcome is not None:
+                    return outcome
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """An expected failure is told, and the conversation goes on; a closed pipe or Ctrl-C ends it."""
+        try:
+            yield
+        except LocalqError as error:
+            self.watcher.status.clear()
+            note(f"localq: {error}")
+
+    def handle(self, line: str) -> int | SwitchModel | None:
+        """Act on one message or command; None means go on."""
+        if not line.strip():
+            return None
+        if not line.startswith("/") or line.startswith("//"):
+            self.ask(line.removeprefix("/"))
+            return None
+        name, argument = commands.parse(line.strip())
+        if name == "/exit":
+            return ExitCode.OK
+        result = commands.COMMANDS[name](self.session, argument, self.host)
+        if isinstance(result, SwitchModel):
+            return result
+        if isinstance(result, str):
+            note(result)
+        else:
+            self.stream(result)
+        return None
+
+    def ask(self, text: str) -> None:
+        """Send a message, with the files that it names."""
+        told, parts = commands.asked(self.session, text)
+        for line in told:
+            note(f"({line})")
+        self.stream(parts)
+
+    def stream(self, parts: Replies) -> None:
+        """Print a reply as it arrives; Ctrl-C stops it and keeps it."""
+        self.watcher.load(self.opened)
+        with shown(self.watcher.quiet) as thoughts, interruptible(self.session) as pressed, contextlib.closing(parts):
+            reply = print_reply(parts, self.watcher.status, thoughts)  # closed: what came of it is kept
+        self.interrupted = pressed.is_set()
+        if reply is not None:
+            for line in reply.notices:
+                note(f"({line})")
+            if self.show_stats:
+                note(stats_line(reply.stats))
+                if self.session.keeper is not None and (why := self.session.keeper.told()):
+                    note(f"[{why}]")

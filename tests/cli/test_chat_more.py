@@ -1,0 +1,277 @@
+"""Commands that came later: files in messages, other models, near matches; prompts and code on the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+
+import pytest
+from scripted_client import CharTokenizer, ScriptedClient
+
+from localq import commands, opening
+from localq.chat import ChatSession
+from localq.cli import execute, line_chat
+from localq.commands.models import SwitchModel
+from localq.errors import ExitCode, LocalqError
+from localq.prompt_files import expanded
+from localq.resuming import Start
+from localq.sampling import Sampling
+from localq.sessions import SessionStore
+from localq.settings import Settings
+from localq.worker.messages import Load
+
+
+class Host:
+    """A front end that shows nothing."""
+
+    def show(self, text: str, remark: str) -> str:
+        return text + remark
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOCALQ_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
+    return tmp_path
+
+
+def session_over(*replies: list) -> ChatSession:
+    session = ChatSession(ScriptedClient(*replies), Load("path", "tiny"), CharTokenizer())
+    session.record.model = "smollm2-135m"
+    return session
+
+
+def command(session: ChatSession, line: str):
+    name, argument = commands.parse(line)
+    return commands.COMMANDS[name](session, argument, Host())
+
+
+# ---- files
+
+
+def test_files_named_with_an_at_go_before_the_message(own_folder):
+    (own_folder / "a.txt").write_text("alpha\n")
+    (own_folder / "b c.txt").write_text("beta")
+    (own_folder / "data.bin").write_bytes(b"\0\1")
+    message = expanded('compare @a.txt, with @"b c.txt"? and @a.txt')
+    assert message.text == 'a.txt:\n\nalpha\n\n\nb c.txt:\n\nbeta\n\ncompare @a.txt, with @"b c.txt"? and @a.txt'
+    assert message.told == ("a.txt: 6 B go before the message", "b c.txt: 4 B go before the message")
+    for text in ("mail me@a.txt", "ask @nobody", "@", "in @sub/", 'and @"', "@" + "x" * 5000):
+        assert expanded(text) == expanded(text).__class__(text)
+    assert expanded("\\@a.txt is a name").text == "@a.txt is a name"
+    binary = expanded("what is @data.bin")
+    assert binary.text == "what is @data.bin"
+    assert binary.told == ("@data.bin stays a word: it is no text",)
+
+
+def test_a_message_of_a_front_end_takes_files_along(own_folder):
+    (own_folder / "a.txt").write_text("alpha")
+    session = session_over(["fine"])
+    told, parts = commands.asked(session, "read @a.txt")
+    list(parts)
+    assert told == ("a.txt: 5 B go before the message",)
+    assert session.client.prompts == ["<user>a.txt:\n\nalpha\n\nread @a.txt<assistant>"]
+
+
+def test_glob_reads_all_that_fit_and_names_what_is_no_text(own_folder):
+    (own_folder / "sub").mkdir()
+    for name, raw in (("a.py", b"a = 1"), ("sub/b.py", b"b = 2"), ("c.py", b"\0"), ("d.txt", b"no")):
+        (own_folder / name).write_bytes(raw)
+    session = session_over(["fine"])
+    told = command(session, "/glob **/*.py")
+    assert "left out: c.py" in told
+    assert told.endswith("2 files go before your next message")
+    list(session.ask("what?"))
+    assert session.client.prompts == ["<user>a.py:\n\na = 1\n\nsub/b.py:\n\nb = 2\n\nwhat?<assistant>"]
+    for line, why in (("/glob", "no pattern"), ("/glob *.none", "no file fits")):
+        with pytest.raises(LocalqError, match=why):
+            command(session, line)
+    for number in range(101):
+        (own_folder / f"{number}.md").write_text("x")
+    with pytest.raises(LocalqError, match="more than 100 files"):
+        command(session, "/glob *.md")
+    (own_folder / "big1.log").write_text("x" * 600_000)
+    (own_folder / "big2.log").write_text("x" * 600_000)
+    with pytest.raises(LocalqError, match="together, more than"):
+        command(session, "/glob *.log")
+    assert session.attached == []
+
+
+# ---- commands
+
+
+def test_near_matches_and_aliases():
+    assert commands.parse("/load x") == ("/model", "x")
+    assert commands.parse("/tps") == ("/stats", "")
+    with pytest.raises(LocalqError, match="Did you mean /export"):
+        commands.parse("/exprot md")
+    with pytest.raises(LocalqError, match=r"no such command. /help"):
+        commands.parse("/zzzzzz")
+
+
+def test_show_params_and_info():
+    session = session_over()
+    assert command(session, "/show params") == command(session, "/set")
+    assert "think = auto" in command(session, "/set")
+    session.ensure_loaded()
+    told = command(session, "/show info")
+    assert "SmolLM2" in told
+    assert "on test CPU, context 1000" in told
+
+
+def test_model_names_what_is_here_and_wishes_for_another():
+    session = session_over()
+    assert command(session, "/model").startswith("this is smollm2-135m")
+    assert command(session, "/model smollm2-135m nf4") == SwitchModel("smollm2-135m", "nf4")
+    with pytest.raises(LocalqError) as caught:
+        command(session, "/model no-such-model-at-all")
+    assert caught.value.exit_code == ExitCode.UNKNOWN_MODEL
+
+
+def test_fit_tells_formats_of_a_card(monkeypatch):
+    with pytest.raises(LocalqError, match="no NVIDIA GPU"):
+        command(session_over(), "/fit")
+    monkeypatch.setenv("LOCALQ_VRAM", "24")
+    told = command(session_over(), "/fit llama-3.1-8b")
+    assert "GPU memory 24,564 MiB" in told
+    assert any(line.split()[:2] == ["llama-3.1-8b", "nf4"] and "yes:" in line for line in told.split("\n"))
+
+
+# ---- the line chat
+
+
+@pytest.fixture
+def talk(monkeypatch, tmp_path, capsys):
+    """Runs a line chat over these lines; what it opened, its exit code, and what it printed."""
+
+    def talk(*lines: str, terminal: bool = True, replies=(), fails: str = "", **more):
+        opened: list[ChatSession] = []
+        given = iter(lines)
+
+        def read() -> str:
+            for line in given:
+                return line
+            raise EOFError
+
+        @contextlib.contextmanager
+        def open_session(name, settings, watcher, wanted):
+            if name == fails:
+                raise LocalqError(name, "it does not fit", "Take a smaller one.", ExitCode.DOES_NOT_FIT)
+            client = ScriptedClient(*(replies or [["a"], ["b"]]))
+            session = ChatSession(client, Load("path", name), CharTokenizer(), Sampling(top_k=len(name)))
+            session.record.model, session.system = name, settings.system
+            opened.append(session)
+            yield opening.Opened(session, client)
+
+        monkeypatch.setattr(sys, "stdin", type("Stdin", (io.StringIO,), {"isatty": lambda self: terminal})())
+        monkeypatch.setattr(opening, "open_session", open_session)
+        monkeypatch.setattr(line_chat, "reader", lambda remember: read)
+        start = Start(store=SessionStore(tmp_path / "sessions.db"), stop=("END",))
+        capsys.readouterr()
+        code = line_chat.converse(Settings(model="smollm2-135m"), start, quiet=False, **more)
+        return opened, code, *capsys.readouterr()
+
+    return talk
+
+
+def test_the_conversation_goes_on_with_another_model(talk, own_folder):
+    (own_folder / "f.txt").write_text("file")
+    opened, code, out, err = talk("one", "/system S", "/read f.txt", "/model qwen3-8b", "two")
+    assert code == ExitCode.OK
+    assert [session.request.name for session in opened] == ["smollm2-135m", "qwen3-8b"]
+    assert opened[1].client.prompts == ["<system>S<user>one<assistant>a<user>f.txt:\n\nfile\n\ntwo<assistant>"]
+    assert (out, opened[1].stop_strings, opened[1].sampling.top_k) == ("a\na\n", ("END",), 8)
+    record = SessionStore(own_folder / "sessions.db").find(None)
+    assert (record.id, record.model) == (1, "qwen3-8b")
+    assert err.count("kept as 1") == 1
+
+
+def test_a_model_that_does_not_open_leaves_the_one_at_hand(talk):
+    opened, code, out, err = talk("one", "/model qwen3-8b", "two", fails="qwen3-8b")
+    assert [session.request.name for session in opened] == ["smollm2-135m", "smollm2-135m"]
+    assert "it does not fit" in err
+    assert "going on with smollm2-135m" in err
+    assert (code, out) == (0, "a\na\n")
+    assert opened[1].client.prompts == ["<user>one<assistant>a<user>two<assistant>"]
+    with pytest.raises(LocalqError, match="does not fit"):
+        talk(fails="smollm2-135m")
+
+
+def test_a_first_message_then_more_at_a_terminal_and_no_more_from_a_pipe(talk):
+    opened, _, out, _ = talk("two", first="/one")
+    assert (out, opened[0].client.prompts[0]) == ("a\nb\n", "<user>/one<assistant>")
+    opened, code, out, _ = talk("two", first="one", terminal=False)
+    assert (code, out) == (0, "a\n")
+    dead = LocalqError("engine process", "ended", "")
+    with pytest.raises(LocalqError, match="ended"):
+        talk(first="one", terminal=False, replies=[["x", dead]])
+    _, code, out, err = talk("two", first="one", replies=[["x", dead], ["b"]])
+    assert (code, out) == (0, "xb\n")
+    assert "engine process: ended" in err
+
+
+# ---- the command line
+
+
+@pytest.fixture
+def answered(monkeypatch, capsys):
+    """`localq ARGUMENTS` with this answer and this on stdin."""
+
+    def answered(answer: str, *arguments: str, stdin: str = "", terminal: bool = False):
+        client = ScriptedClient([answer])
+
+        @contextlib.contextmanager
+        def open_session(name, settings, watcher, wanted):
+            yield opening.Opened(ChatSession(client, Load("path", name), CharTokenizer()), client)
+
+        monkeypatch.setattr(opening, "open_session", open_session)
+        monkeypatch.setattr(sys, "stdin", type("Stdin", (io.StringIO,), {"isatty": lambda self: terminal})(stdin))
+        capsys.readouterr()
+        return execute(list(arguments)), *capsys.readouterr(), client.prompts
+
+    return answered
+
+
+def test_extract_prints_the_last_block_of_code_alone(answered):
+    text = "First:\n```py\na = 1\n```\nthen\n```\nb = 2\nc\n```\nDone."
+    code, out, _, _ = answered(text, "run", "smollm2-135m", "-x", "q")
+    assert (code, out) == (0, "b = 2\nc\n")
+    code, out, err, _ = answered("no code", "run", "smollm2-135m", "--extract", "q")
+    assert (code, out) == (1, "")
+    assert "no block of code" in err
+
+
+def test_a_model_named_by_an_option_leaves_all_words_to_the_prompt(answered):
+    *_, prompts = answered("a", "run", "-m", "smollm2-135m", "two", "words", stdin="piped\n")
+    assert prompts == ["<user>piped\n\ntwo words<assistant>"]
+    code, _, err, _ = answered("a", "chat", "smollm2-135m", "--model", "qwen3-8b")
+    assert code == ExitCode.USAGE
+    assert "smollm2-135m was given too" in err
+
+
+def test_chat_with_a_prompt_from_a_pipe_answers_once(answered):
+    code, out, _, prompts = answered("a", "chat", "smollm2-135m", "-p", "why?", stdin="text\n")
+    assert (code, out, prompts) == (0, "a\n", ["<user>text\n\nwhy?<assistant>"])
+
+
+def test_run_without_a_prompt_at_a_terminal_is_a_chat(answered, monkeypatch):
+    monkeypatch.setattr(line_chat, "reader", lambda remember: iter(["hi", "/exit"]).__next__)
+    code, out, _, prompts = answered("a", "run", "smollm2-135m", terminal=True)
+    assert (code, out, prompts) == (0, "a\n", ["<user>hi<assistant>"])
+
+
+def test_thoughts_go_to_stderr_a_file_or_a_key_of_json(answered, tmp_path):
+    reply = "<think>\nhmm\n</think>\n\nyes"
+    code, out, err, _ = answered(reply, "run", "smollm2-135m", "q")
+    assert (code, out) == (0, "yes\n")
+    assert err.startswith("(thinking)\nhmm\n\n")
+    _, out, err, _ = answered(reply, "run", "smollm2-135m", "-q", "q")
+    assert (out, err) == ("yes\n", "")
+    _, out, err, _ = answered(reply, "run", "smollm2-135m", "--think-out", "t", "q")
+    assert "hmm" not in err
+    assert "hmm" in (tmp_path / "t").read_text()
+    _, out, err, _ = answered(reply, "run", "smollm2-135m", "--json", "q")
+    assert '"text": "yes", "thought": "hmm"' in out
+    assert "hmm" not in err
