@@ -36,12 +36,16 @@ def shown(settings: Settings, start: Start, wanted: Wanted | None = None, pick: 
     app = LocalqApp(settings, start, wanted, pick=pick)
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}
+    code = None
     try:
         code = app.run()
     finally:
         for number, handler in handlers.items():  # the app's loop has taken them
             signal.signal(number, handler)
         saved = app.model is None or resuming.saved_at_last(app.model.session, note)
+        if code == ExitCode.OK and app.model is not None:
+            with contextlib.suppress(KeyboardInterrupt):  # which leaves without it
+                app.model.session.leave()
         with contextlib.suppress(KeyboardInterrupt):
             app.close()
     if code is None:  # it failed, and has said so

@@ -24,7 +24,9 @@ LONG = "Tell a very long story about the sea.\n"
 
 @pytest.fixture
 def environment(tmp_path) -> dict[str, str]:
-    places = {name: str(tmp_path / name.lower()) for name in ("LOCALQ_CONFIG", "LOCALQ_DATA", "HF_HUB_CACHE")}
+    places = {
+        name: str(tmp_path / name.lower()) for name in ("LOCALQ_CONFIG", "LOCALQ_DATA", "LOCALQ_CACHE", "HF_HUB_CACHE")
+    }
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LOCALQ_")}
     return {**kept, **places, "XDG_STATE_HOME": str(tmp_path), "LOCALQ_MODEL": str(smollm2()), "LOCALQ_DEVICE": "cpu"}
 

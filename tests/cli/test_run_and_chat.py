@@ -22,7 +22,9 @@ LOCALQ = [sys.executable, "-m", "localq"]
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("home")
-    places = {name: str(folder / name.lower()) for name in ("LOCALQ_CONFIG", "LOCALQ_DATA", "HF_HUB_CACHE")}
+    places = {
+        name: str(folder / name.lower()) for name in ("LOCALQ_CONFIG", "LOCALQ_DATA", "LOCALQ_CACHE", "HF_HUB_CACHE")
+    }
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LOCALQ_")}
     return {**kept, **places, "XDG_STATE_HOME": str(folder), "LOCALQ_MODEL": str(smollm2()), "LOCALQ_DEVICE": "cpu"}
 
