@@ -199,6 +199,15 @@ def test_scores_are_those_of_the_reference_bit_for_bit(emulated, masked):
         assert len(logits.unique()) > 100
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.01])
+def test_the_repetition_penalty_counts_once(emulated, temperature):
+    twins = Twins(40, Sampling(temperature=temperature, repeat_penalty=1.3, seed=1), [5])
+    twins.allow(range(40))
+    logits = torch.zeros(40)
+    logits[[5, 6]] = torch.tensor([10.0, 7.0])  # 7.7 after it, and 5.9 after another
+    assert twins.choose(logits) == (5, 5)
+
+
 @pytest.mark.parametrize("greedy", [True, False])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_damage_is_told_of_behind_a_mask_and_forgotten(emulated, greedy, value):
