@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import work
 from textual.app import App, SuspendNotSupported, SystemCommand
 from textual.binding import BindingType
 from textual.screen import Screen
@@ -21,9 +22,11 @@ from textual.screen import Screen
 from localq import editor, input_history, keymap
 from localq.chat import ChatSession
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.resuming import Start
+from localq.resuming import Start, settings_of
 from localq.settings import Settings
 from localq.tui.chat_screen import ChatScreen
+from localq.tui.conversation_view import ConversationView
+from localq.tui.help_screen import HelpScreen
 from localq.tui.keys import bindings
 from localq.tui.model import Model
 
@@ -120,6 +123,41 @@ class LocalqApp(App[int]):
         self.start_with.take_up(model.session)
         await self.chat.take(model)
 
+    def on_conversation_view_switch_wanted(self, message: ConversationView.SwitchWanted) -> None:
+        """`/model NAME`."""
+        self._switch_to(message.switch.name, message.switch.format)
+
+    @work(exclusive=True, group="models")
+    async def _switch_to(self, name: str, format: str | None) -> None:
+        await self._switch(name, format)
+
+    async def _switch(self, name: str, format: str | None) -> None:
+        """Go on with the conversation with another model. The one that is open gives back its memory first; where the
+        other cannot be opened, the next message loads it again."""
+        from localq.opening import Wanted
+        from localq.tui.opening_screen import OpeningScreen
+
+        old, settings = self.model, self.settings.replace(model=name)
+        if self._opening is not None:
+            self._opening.abandon()
+            self._opening = None
+        if old is not None:
+            record = old.session.record
+            self.start_with = Start(record, old.session.store, old.session.stop_strings)
+            settings = settings_of(record, settings, {"model": name})
+            self.chat.conversation.model = None
+            await asyncio.to_thread(old.close)
+        outcome = await self.push_screen_wait(OpeningScreen(name, settings, Wanted(format)))
+        if not isinstance(outcome, LocalqError):
+            await self.take(Model.of(outcome, self.chat.post_message))
+            return
+        await self.chat.conversation.transcript.notice(str(outcome), failed=True)
+        if old is not None:
+            await self.chat.take(old)
+        else:
+            self.error = outcome
+            self.chat.status(doing="no model")
+
     # ---- leaving
 
     def leave(self, code: int = ExitCode.OK) -> None:
@@ -188,9 +226,21 @@ class LocalqApp(App[int]):
 
     def action_help(self) -> None:
         """Keys and commands."""
+        self.push_screen(HelpScreen(self.settings.keys))
 
     def action_models(self) -> None:
-        """Another model."""
+        """Another model, chosen from a list."""
+        self._pick_model()
+
+    @work(exclusive=True, group="models")
+    async def _pick_model(self) -> None:
+        from localq.tui.picker import PickerScreen  # start-up cost: it knows the catalogue and the planner
+
+        picked = await self.push_screen_wait(PickerScreen(self.settings))
+        if picked is not None:
+            await self._switch(picked.name, picked.format)
+        elif self.model is None and self._opening is None:
+            self.leave()  # nothing to go back to
 
     def action_settings(self) -> None:
         """Settings."""
