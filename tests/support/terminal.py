@@ -6,6 +6,7 @@ ask for the cursor's place, the modes and the kind of terminal, and wait for it.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import pty
@@ -100,7 +101,8 @@ class Terminal:
         elif text.startswith("\x1b[?1049"):  # pyte has no second screen: an empty one is what a program finds
             self.screen.erase_in_display(2)
         elif _FOR_PYTE.match(text):
-            self.stream.feed(text)
+            with contextlib.suppress(UnboundLocalError, TypeError):  # of pyte, on parameters that mean nothing
+                self.stream.feed(text)
 
     def _answer(self, text: str) -> None:
         self.send(text)
@@ -108,13 +110,16 @@ class Terminal:
     @property
     def text(self) -> str:
         """The screen, one line per row."""
-        return "\n".join(line.rstrip() for line in self.screen.display)
+        return "\n".join(self._line(self.screen.buffer[y]) for y in range(self.screen.lines))
 
     @property
     def scrolled(self) -> str:
         """What has left the screen at the top, and the screen."""
-        lines = ["".join(row[x].data for x in range(self.screen.columns)).rstrip() for row in self.screen.history.top]
-        return "\n".join([*lines, self.text])
+        return "\n".join([*map(self._line, self.screen.history.top), self.text])
+
+    def _line(self, row: Mapping[int, pyte.screens.Char]) -> str:
+        """The second half of a wide character is empty; so is what is left of one that was half overwritten."""
+        return "".join(row[x].data for x in range(self.screen.columns)).rstrip()
 
     # ---- what is done
 
@@ -154,6 +159,12 @@ class Terminal:
             ):
                 raise Gave(f"ended with {self.process.returncode} before {wanted!r} was seen:\n{self.scrolled}")
         return time.monotonic() - start
+
+    def settle(self, silence_s: float = 0.15, seconds: float = WAIT_S) -> None:
+        """Until it has written something since the last read, and then nothing for `silence_s`."""
+        self.until(lambda: self.read(0.05), seconds)
+        while self.read(silence_s):
+            pass
 
     def wait(self, seconds: float = WAIT_S) -> int:
         """Read until the program has ended; its return code."""

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from hostile_sequences import ACTING, Watch, random_text
 from terminal import Gave
-from terminal_engine import Script
+from terminal_engine import Script, latin
 from terminal_faces import FACES, Line, Place
 
 BATCH = 2000  # random strings of one reply
@@ -34,11 +34,6 @@ class Report:
     strings: int = 0
     tokens: int = 0
     wrong: list[str] = field(default_factory=list)
-
-
-def latin(text: str) -> str:
-    """As `Script` wants its bytes; half characters as UTF-8 would have them, which is no UTF-8."""
-    return text.encode("utf-8", "surrogatepass").decode("latin-1")
 
 
 class Watched:

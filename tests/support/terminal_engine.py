@@ -53,6 +53,11 @@ class Script:
         return path
 
 
+def latin(text: str) -> str:
+    """`text` as `Script` wants it; half characters as UTF-8 would have them, which is no UTF-8."""
+    return text.encode("utf-8", "surrogatepass").decode("latin-1")
+
+
 def letters() -> dict[int, str]:
     """Byte -> letter, as byte-level tokenizers since GPT-2 write bytes (gpt-2/src/encoder.py, bytes_to_unicode)."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

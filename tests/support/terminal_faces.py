@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from terminal import CTRL_C, CTRL_D, ENTER, Gave, Terminal
+from terminal import CTRL_C, CTRL_D, ENTER, ESCAPE, Gave, Terminal
 from terminal_engine import Script
 from terminal_localq import COMMAND, environment, write_model
 
@@ -38,12 +38,16 @@ class Line:
     """`localq chat MODEL --plain`."""
 
     name = "line"
+    ui = "plain"
     stops = (CTRL_C,)  # what stops a reply
+    hint = "Ctrl-C again"  # what is told at an empty message, before the second press leaves
+    presses_while_loading = 1  # until it ends
+    keys: tuple[str, ...] = ()  # that open what else there is
 
     def start(self, place: Place, *more: str, size: tuple[int, int] = (80, 24), **environ: str) -> Terminal:
         """The chat; it may still be loading."""
         command = [*COMMAND, str(place.script), "chat", str(place.model), *more]
-        return Terminal(command, environment(place.home, LOCALQ_UI="plain", **environ), size, place.home)
+        return Terminal(command, environment(place.home, LOCALQ_UI=self.ui, **environ), size, place.home)
 
     def is_ready(self, terminal: Terminal) -> bool:
         """It waits for a message, and none is typed; where there is a line editor, it has the terminal."""
@@ -51,12 +55,20 @@ class Line:
         edited = 2004 in terminal.modes.on or not terminal.modes.ever
         return bool(lines) and lines[-1].strip() == ">>>" and edited
 
+    def has_begun(self, terminal: Terminal) -> bool:
+        """What was said is being answered."""
+        return not self.is_ready(terminal)
+
+    def has_reacted(self, terminal: Terminal, count: int) -> bool:
+        """The user sees that the press, by which the reply `count` ends, was heard."""
+        return self.is_stopped(terminal, count)
+
     def say(self, terminal: Terminal, text: str) -> None:
         """Send a message of one line."""
         terminal.send(text + ENTER)
 
-    def exchange(self, terminal: Terminal, text: str) -> None:
-        """A message or command, and all that comes of it."""
+    def exchange(self, terminal: Terminal, text: str, seen: str = "") -> None:
+        """A message or command, and all that comes of it; where it is known, what is `seen` then."""
         before = terminal.raw.count(EDITS)
         self.say(terminal, text)
         terminal.until(lambda: terminal.raw.count(EDITS) > before and self.is_ready(terminal))
@@ -68,13 +80,18 @@ class Line:
     def calm(self, terminal: Terminal) -> None:
         """Whatever it does, it waits for a message in the end; what was typed is not sent."""
         for _ in range(40):
-            terminal.send("" if self.is_ready(terminal) else CTRL_C)
+            if not self.is_ready(terminal):
+                self.soothe(terminal)
             with contextlib.suppress(Gave):
                 terminal.until(lambda: self.is_ready(terminal), 0.5)
                 terminal.until(lambda: not self.is_ready(terminal), 0.3)  # nothing more comes
             if self.is_ready(terminal) or terminal.process.poll() is not None:
                 return
         raise Gave(f"it does not come to rest:\n{terminal.text}")
+
+    def soothe(self, terminal: Terminal) -> None:
+        """Stop what runs, take back what is typed."""
+        terminal.send(CTRL_C)
 
     def leave(self, terminal: Terminal) -> int:
         """As a user who has enough."""
@@ -83,4 +100,51 @@ class Line:
         return terminal.wait()
 
 
-FACES: dict[str, type[Line]] = {"line": Line}
+class Tui(Line):
+    """`localq chat MODEL`, the full screen."""
+
+    name = "tui"
+    ui = "tui"
+    stops = (CTRL_C, ESCAPE)
+    hint = "Once more"
+    presses_while_loading = 2
+    keys = ("\x1bOP", "\x1bOQ", "\x1bOR", "\x1bOS", "\x02", "\x10", "\x13", "\x0f", "\x14")
+
+    def status(self, terminal: Terminal) -> str:
+        """The line at the bottom."""
+        return terminal.text.rstrip().rpartition("\n")[2].strip()
+
+    def is_ready(self, terminal: Terminal) -> bool:
+        """The line at the bottom says so, and the message is empty."""
+        return self.status(terminal).startswith("ready") and "Message, or / for commands" in terminal.text
+
+    def has_begun(self, terminal: Terminal) -> bool:
+        """By the line at the bottom."""
+        return not self.status(terminal).startswith("ready")
+
+    def has_reacted(self, terminal: Terminal, count: int) -> bool:
+        """It says that it stops, or has."""
+        return "stopping" in self.status(terminal) or self.is_stopped(terminal, count)
+
+    def exchange(self, terminal: Terminal, text: str, seen: str = "") -> None:
+        """Until it is `seen`, or nothing more is drawn."""
+        self.say(terminal, text)
+        if seen:
+            terminal.until(seen)
+        terminal.settle()
+        terminal.until(lambda: self.is_ready(terminal))
+
+    def is_stopped(self, terminal: Terminal, count: int) -> bool:
+        """By what is told under the reply, or instead of one."""
+        _, asked, reply = terminal.text.rpartition(f"▌  say {count}.")
+        return self.is_ready(terminal) and (not asked or "stopped" in reply)
+
+    def soothe(self, terminal: Terminal) -> None:
+        """Close what lies over the conversation, or stop the reply; then take back what is typed."""
+        terminal.send(ESCAPE)
+        terminal.settle()
+        if not self.is_ready(terminal):
+            terminal.send("\x1b[18~\x7f")  # F7: all of it
+
+
+FACES: dict[str, type[Line]] = {"line": Line, "tui": Tui}

@@ -21,8 +21,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from terminal import CTRL_C, Gave, Terminal
-from terminal_engine import Script
+from terminal import CTRL_C, ESCAPE, Gave, Terminal
+from terminal_engine import Script, latin
 from terminal_faces import FACES, Line, Place
 
 from localq.sessions import SessionStore
@@ -101,17 +101,20 @@ class Life:
         """Ask, press in `phase`, and see it stop."""
         if phase == "prompt":
             self.press(terminal, CTRL_C, phase)
-            terminal.until("again")
-            terminal.until(lambda: self.face.is_ready(terminal))
+            over = terminal.process.poll  # it was the second within two seconds
+            terminal.until(lambda: over() is not None or self.face.hint in terminal.text)
+            terminal.until(lambda: over() is not None or self.face.is_ready(terminal))
+            self.pause(terminal, 0.2)
             return
-        self.place.says(script(phase))
         self.replies += 1
-        seen = f"say {self.replies}."
-        self.face.say(terminal, seen)
+        self.place.says(script(phase, self.replies))
+        self.face.say(terminal, f"say {self.replies}.")
+        terminal.until(lambda: self.face.has_begun(terminal))
         if phase in ("answering", "twice"):
-            terminal.until("wörter")
+            terminal.until(f"{self.replies}{WORDS}")
         self.pause(terminal, self.rng.uniform(0.0, 0.4))
-        moment = self.press(terminal, self.rng.choice(self.face.stops), phase)
+        key = self.rng.choice(self.face.stops)
+        moment = self.press(terminal, key, phase)
         self.stopped += 1
         if phase == "twice":
             self.pause(terminal, self.rng.uniform(0.0, 0.1))
@@ -119,8 +122,11 @@ class Life:
             terminal.until(lambda: terminal.process.poll() is not None or self.rests(terminal))
             self.pause(terminal, 0.2)  # a process that is about to end does so
             return
+        name = f"{phase}, {'Esc' if key == ESCAPE else 'Ctrl-C'}"
+        terminal.until(lambda: self.face.has_reacted(terminal, self.stopped))
+        self.report.latencies_s[name].append(time.monotonic() - moment)
         terminal.until(lambda: self.face.is_stopped(terminal, self.stopped))
-        self.report.latencies_s[phase].append(time.monotonic() - moment)
+        self.report.latencies_s[f"{name}, ended"].append(time.monotonic() - moment)
         terminal.until(lambda: self.face.is_ready(terminal))
 
     def rests(self, terminal: Terminal) -> bool:
@@ -130,7 +136,7 @@ class Life:
     def leave(self, terminal: Terminal) -> None:
         """Two presses at the empty prompt."""
         self.press(terminal, CTRL_C, "leave")
-        terminal.until(lambda: "again" in terminal.text or terminal.process.poll() is not None)
+        terminal.until(lambda: self.face.hint in terminal.text or terminal.process.poll() is not None)
         self.press(terminal, CTRL_C, "leave")
         self.ended(terminal, "leave")
 
@@ -153,19 +159,17 @@ class Life:
                 continue
             if message.complete:
                 self.report.wrong.append("a reply that was stopped is kept as whole")
-            body = message.content.removeprefix(THOUGHT)
+            body = message.content.removeprefix(THOUGHT).lstrip("0123456789").removesuffix("\ufffd")  # half a letter
             if not (WORDS * (len(body) // len(WORDS) + 1)).startswith(body):
                 self.report.wrong.append(f"another text is kept: {message.content[:200]!r}")
 
 
-def script(phase: str) -> Script:
-    """What the engine does while the press is awaited."""
-    words = WORDS.encode().decode("latin-1")
-    if phase == "reading":
-        return Script(prefill_s=30, text=words, repeat=0)
+def script(phase: str, number: int) -> Script:
+    """What the engine does while the press is awaited; a reply says which it is."""
     if phase == "thinking":
-        return Script(step_s=0.002, text=THOUGHT + words * 10_000)
-    return Script(step_s=0.002, text=words, repeat=0)
+        return Script(step_s=0.002, text=latin(f"{THOUGHT}{number}{WORDS * 10_000}"))
+    prefill_s = 30 if phase == "reading" else 0
+    return Script(prefill_s=prefill_s, step_s=0.002, text=latin(f"{number}{WORDS * 10_000}"))
 
 
 def load_interrupted(face: Line, place: Place, rng: random.Random, report: Report) -> None:
@@ -175,7 +179,10 @@ def load_interrupted(face: Line, place: Place, rng: random.Random, report: Repor
         try:
             terminal.until("reading weights")
             Life(face, place, rng, report).pause(terminal, rng.uniform(0.0, 0.3))
-            moment = Life(face, place, rng, report).press(terminal, CTRL_C, "loading")
+            for press in range(face.presses_while_loading):
+                if press:
+                    terminal.until(face.hint)
+                moment = Life(face, place, rng, report).press(terminal, CTRL_C, "loading")
             code = terminal.wait(10)
             report.latencies_s["loading"].append(time.monotonic() - moment)
         except Gave as error:
