@@ -183,6 +183,14 @@ def test_repetitions_are_those_of_the_reference(emulated, seed):
     assert torch.equal(ours.sampler.history, theirs.sampler.history)
 
 
+@pytest.mark.parametrize(("last_n", "expected"), [(8, 3), (7, 2), (6, 1), (5, 0), (1, 0), (0, 0)])
+def test_repetitions_do_not_reach_before_the_last_tokens(emulated, last_n, expected):
+    twins = Twins(10, Sampling(dry_multiplier=1.0), [1, 2, 3, 9, 8, 1, 2, 3])
+    twins.ours.sampler.window.fill_(last_n)
+    adjust.dry_match(twins.ours.sampler, twins.ours.token)
+    assert twins.ours.sampler.matches.tolist() == [0] * 9 + [expected]
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_scores_are_those_of_the_reference_bit_for_bit(emulated, masked):
     vocab, run = 1100, list(range(100, 160))
