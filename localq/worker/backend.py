@@ -133,11 +133,12 @@ class TorchBackend:
     def _constraint(self, engine: Engine, request: Generate, stop_ids: frozenset[int]) -> Constraint | None:
         if request.grammar is None:
             return None
-        from localq.worker.grammar import Constraint, Vocabulary  # start-up cost: only for replies with a grammar
+        from localq.tokenizer import Tokenizer  # start-up cost: only for replies with a grammar
+        from localq.worker.grammar import Constraint, Vocabulary
 
         assert self._files is not None
         if self._vocabulary is None or self._vocabulary.stop_ids != stop_ids:
-            self._vocabulary = Vocabulary(self._files, engine.model.vocab, stop_ids)
+            self._vocabulary = Vocabulary(Tokenizer.load(self._files).backend, engine.model.vocab, stop_ids)
         return Constraint(request.grammar, self._vocabulary, request.grammar_begun, request.grammar_after)
 
     def profile(self, request: Profile) -> Profiled:

@@ -13,41 +13,42 @@ from torch import Tensor
 from localq import grammar
 from localq.errors import usage_error
 from localq.grammar import Grammar
-from localq.tokenizer import Tokenizer
 from localq.tokenizer_files import panics_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import tokenizers
     from llguidance import LLTokenizer
 
-    from localq.modelfiles import ModelFiles
-
 WORD = 32  # bits of an element of a mask
+_NO_END = "<|no reply ends with this|>"
 
 
 class Vocabulary:
     """The tokens of one model and its stop ids as llguidance wants them: 0.4 s for 49,152 tokens, so it is kept.
 
-    rows    of the model's logits. The tokenizer may have fewer tokens, and more (gemma 3's for images)
-    known   i32 [ceil(rows / 32)], a bit for every token of the model
-    inside  the same without the stop ids that llguidance knows only as text
-    endless the same without any stop id
+    rows     of the model's logits. The tokenizer may have fewer tokens, and more (gemma 3's for images)
+    known    i32 [ceil(rows / 32)], a bit for every token of the model
+    inside   the same without the stop ids that llguidance knows only as text
+    endless  the same without any stop id
     """
 
-    def __init__(self, files: ModelFiles, rows: int, stop_ids: Iterable[int]) -> None:
-        """Raises LocalqError (exit 8) for a tokenizer that is damaged, or of a kind that llguidance does not know."""
+    def __init__(self, backend: tokenizers.Tokenizer, rows: int, stop_ids: Iterable[int]) -> None:
+        """`backend` may get a token more. Raises LocalqError (exit 8) for a kind that llguidance does not know."""
         from llguidance import LLTokenizer  # start-up cost: only for replies with a grammar
 
-        backend = Tokenizer.load(files).backend
         self.stop_ids = frozenset(stop_ids)
+        ends = sorted(id for id in self.stop_ids if backend.id_to_token(id) is not None)
+        missing: list[int] = []  # no tokens of the model
+        if not ends:  # llguidance needs one: the reply ends where nothing can follow
+            backend.add_special_tokens([_NO_END])
+            ends = missing = [id for id in (backend.token_to_id(_NO_END),) if id is not None]
         tokens = max(rows, backend.get_vocab_size(with_added_tokens=True))
-        # Without a stop id the reply ends where nothing can follow: the end is a token that the model does not have.
-        ends = sorted(id for id in self.stop_ids if id < tokens) or [tokens]
         next_step = "Chat with this model without a grammar."
         with panics_named("the model's tokenizer", "no grammar can be laid over it", next_step):
-            self.tokens: LLTokenizer = LLTokenizer(backend.to_str(), n_vocab=max(tokens, ends[-1] + 1), eos_token=ends)
-        self.known = _bits(rows, range(rows, -(-rows // WORD) * WORD))
+            self.tokens: LLTokenizer = LLTokenizer(backend.to_str(), n_vocab=tokens, eos_token=ends)
+        self.known = _bits(rows, [*range(rows, -(-rows // WORD) * WORD), *missing])
         self.endless = _bits(rows, ends) & self.known
         # llguidance takes a stop id that is written like text for text.
         self.inside = _bits(rows, (id for id in ends if not self.tokens.is_special_token(id))) & self.known
