@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import work
 from textual.app import App, SuspendNotSupported, SystemCommand
 from textual.binding import BindingType
+from textual.driver import Driver
 from textual.screen import Screen
 
 from localq import editor, input_history, keymap
@@ -76,6 +77,15 @@ class LocalqApp(App[int]):
         self.chat = ChatScreen(self.history, self.start_with.record)
         self.theme = settings.theme
         self.set_keymap(settings.keys)
+
+    def get_driver_class(self) -> type[Driver]:
+        """Textual's, but for how a terminal is read."""
+        from textual.drivers.linux_driver import LinuxDriver  # where there is one
+
+        from localq.tui.terminal_input import TerminalDriver
+
+        found = super().get_driver_class()
+        return TerminalDriver if found is LinuxDriver else found
 
     async def on_mount(self) -> None:
         """The first screen; then the model."""
