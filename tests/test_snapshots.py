@@ -14,7 +14,10 @@ from scripted_client import CharTokenizer, ScriptedClient
 
 from localq import cli, disk, places, snapshot_keeper, snapshots
 from localq.chat import ChatSession, Piece, Reply
+from localq.cli import line_chat
+from localq.cli.session import TerminalWatcher
 from localq.errors import ExitCode, LocalqError, bad_file
+from localq.opening import Opened
 from localq.resuming import start
 from localq.session_record import Session
 from localq.sessions import SessionStore
@@ -367,6 +370,22 @@ def test_a_chat_without_a_keeper_leaves_at_once():
     session = ChatSession(KeepingClient(), Load("path", "model"), CharTokenizer())
     session.leave()
     assert session.client.engine.since() == []
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [(KeyboardInterrupt(), ""), (DEATH, f"[snapshot not kept: {DEATH}]\n")],
+    ids=["Ctrl-C", "a failure"],
+)
+def test_the_line_chat_ends_whatever_becomes_of_the_snapshot(error, told, capsys):
+    client, store = KeepingClient(["one"]), SessionStore()
+    session = ChatSession(client, Load("path", "model"), CharTokenizer(), store=store)
+    session.keeper = SnapshotKeeper(store.path, 2**30)
+    told_by(session.ask("a"))
+    client.engine.error = error
+    line_chat._leave(Opened(session, client), TerminalWatcher(), True)
+    assert client.engine.since() == [("save", "1")]
+    assert capsys.readouterr().err == told
 
 
 class Recording(EngineClient):

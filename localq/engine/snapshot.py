@@ -71,8 +71,9 @@ def fingerprint(model: LoadedModel, weights: str, positions: int) -> dict[str, s
 
     The rotary tables are hashed as they stand, because some kinds change them with the context.
     """
-    tables = [table[:positions].cpu().contiguous().view(torch.uint8) for table in model.model.rotary_tables]
-    rotary = hashlib.sha256(b"".join(table.numpy().tobytes() for table in tables))
+    rotary = hashlib.sha256()
+    for table in model.model.rotary_tables:
+        rotary.update(table[:positions].cpu().contiguous().view(torch.uint8).numpy().data)
     device = f"cpu {torch.backends.cpu.get_cpu_capability()}"
     if model.device.type == "cuda":
         device = "cuda {}.{}".format(*torch.cuda.get_device_capability(model.device))

@@ -21,7 +21,7 @@ from tiny_checkpoints import make_checkpoint
 from localq.engine import cache_blocks, snapshot
 from localq.engine.cache import KVCache, stored_parts
 from localq.engine.generate import Engine
-from localq.engine.load import LoadedModel
+from localq.engine.load import LoadedModel, Options, load
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import open_model
 
@@ -151,6 +151,27 @@ def test_a_reply_after_a_restore_is_the_reply_that_would_have_come(engine, tmp_p
     engine.model.cache.clear()
     later = Engine(engine.model)
     assert later.restore_cache(tmp_path / "7.kv", WEIGHTS) == 70 + 9 - 1
+    steps = steps_of(later, follow_up, max_tokens=20)
+    assert steps[-1].stats.cached_tokens == 70 + 9 - 1
+    assert [id for step in steps for id in step.ids] == expected
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("bits", [16, 8, 4])
+def test_a_reply_on_a_gpu_after_a_restore_is_the_reply_that_would_have_come(checkpoint, tmp_path, bits):
+    def engine_of(ctx: int) -> Engine:
+        options = Options(device="cuda", dtype="bfloat16", ctx=ctx, kv_bits=bits)
+        return Engine(load(open_model(checkpoint), options))
+
+    first, prompt = engine_of(400), prompt_of(70)
+    follow_up = [*prompt, *ids_of(first, prompt, max_tokens=9), *prompt_of(11, seed=2)]
+    first.save_cache(tmp_path / "7.kv", WEIGHTS)
+    expected = ids_of(first, follow_up, max_tokens=20)
+    later = engine_of(512)
+    ids_of(later, prompt_of(100, seed=4), max_tokens=3)
+    free = torch.cuda.mem_get_info()[0]
+    assert later.restore_cache(tmp_path / "7.kv", WEIGHTS) == 70 + 9 - 1
+    assert torch.cuda.mem_get_info()[0] == free  # the buffer that it goes through is on the host
     steps = steps_of(later, follow_up, max_tokens=20)
     assert steps[-1].stats.cached_tokens == 70 + 9 - 1
     assert [id for step in steps for id in step.ids] == expected
