@@ -1,0 +1,120 @@
+"""The table of the model picker and the line above it that filters. They tell the screen what is wanted, no more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual import events, on
+from textual.binding import Binding
+from textual.message import Message
+from textual.widgets import DataTable, Input
+
+from localq.sanitize import sanitize
+from localq.tui.picker_rows import COLUMNS, ORDERS, RIGHT, PickerRow
+
+_BEST, _NAME, _FAST, _CONTEXT, _LARGE = ORDERS
+_ORDER_OF = {"MODEL": _NAME, "CONTEXT": _CONTEXT, "TOK/S": _FAST, "WHERE": _LARGE}  # others: the best first
+
+
+class FilterInput(Input):
+    """Filters as it is typed into; the arrows lead to the table."""
+
+    BINDINGS: ClassVar = [
+        Binding("enter", "submit", "Open"),
+        Binding("down", "screen.list", "To the list"),
+    ]
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(placeholder="Filter; or ORG/REPO, folder, .gguf", select_on_focus=False, **options)
+
+
+class ModelTable(DataTable[Text]):
+    """Rows of the picker. A click moves the cursor, a double click or Enter opens, a heading sorts."""
+
+    BINDINGS: ClassVar = [
+        Binding("enter", "select_cursor", "Open"),
+        Binding("p", "screen.pull", "Fetch"),
+        Binding("d", "screen.delete", "Delete"),
+        Binding("i", "screen.details", "Details"),
+        Binding("s", "screen.sort", "Sort"),
+        Binding("a", "screen.every", "All formats"),
+        Binding("slash", "screen.filter", "Filter", key_display="/"),
+    ]
+
+    class Opened(Message):
+        """The row under the cursor is wanted."""
+
+    class Moved(Message):
+        """The cursor stands on another row."""
+
+    class SortedBy(Message):
+        """A heading was clicked."""
+
+        def __init__(self, order: str) -> None:
+            super().__init__()
+            self.order = order
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(cursor_type="row", zebra_stripes=False, **options)
+        self.rows_shown: list[PickerRow] = []
+        self._stands_on = ""
+
+    @property
+    def row(self) -> PickerRow | None:
+        """The one under the cursor."""
+        return self.rows_shown[self.cursor_row] if 0 <= self.cursor_row < len(self.rows_shown) else None
+
+    def show(self, rows: Sequence[PickerRow]) -> None:
+        """These rows; the cursor stays on its model where that is among them, or on top where it was never moved."""
+        before = self.row.name if self.row is not None and self.cursor_row else ""
+        self.rows_shown = list(rows)
+        self.clear(columns=True)
+        lines = [[_cell(cell, place) for place, cell in enumerate(row.cells)] for row in rows]
+        for place, title in enumerate(COLUMNS):
+            heading = _cell(title, place)
+            # Given, because the table measures new cells only after it has drawn them.
+            width = max(each.cell_len for each in (heading, *(line[place] for line in lines)))
+            self.add_column(heading, key=title, width=width)
+        self.add_rows(lines)
+        at = next((place for place, row in enumerate(rows) if row.name == before), 0)
+        self.move_cursor(row=at, animate=False)
+        self._stands_on = self.row.name if self.row is not None else ""
+
+    def action_cursor_up(self) -> None:
+        """Above the first row is the filter."""
+        if self.cursor_row == 0:
+            self.screen.query_one(FilterInput).focus()
+        else:
+            super().action_cursor_up()
+
+    def action_select_cursor(self) -> None:
+        """Open it."""
+        self.post_message(self.Opened())
+
+    def on_click(self, event: events.Click) -> None:
+        """Twice: open it."""
+        if event.chain == 2 and event.style.meta.get("row", -1) >= 0:
+            self.post_message(self.Opened())
+
+    @on(DataTable.RowHighlighted)
+    def _highlighted(self, message: DataTable.RowHighlighted) -> None:
+        message.stop()
+        name = self.row.name if self.row is not None else ""
+        if name != self._stands_on:  # and not merely drawn anew
+            self._stands_on = name
+            self.post_message(self.Moved())
+
+    @on(DataTable.RowSelected)
+    def _selected(self, message: DataTable.RowSelected) -> None:
+        message.stop()  # a click, which moves the cursor and no more
+
+    @on(DataTable.HeaderSelected)
+    def _sort(self, message: DataTable.HeaderSelected) -> None:
+        message.stop()
+        self.post_message(self.SortedBy(_ORDER_OF.get(str(message.label), _BEST)))
+
+
+def _cell(text: str, place: int) -> Text:
+    return Text(sanitize(text).replace("\n", " "), justify="right" if place in RIGHT else "left", no_wrap=True)

@@ -1,0 +1,341 @@
+"""The model picker: rows with verdicts, filter, order, opening, fetching, removing, details; by keys and by mouse."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import cached_models
+import fake_hub
+import hub_server
+import pytest
+import unlisted_models
+from fake_hub import FakeHub
+from hub_server import REPO
+from textual.app import App
+from textual.pilot import Pilot
+from textual.widgets import Input, Static
+from tui_layout import assert_sound
+from tui_pilot import drive, screen_text, until
+
+from localq import catalog, gpu_bandwidth, gpus, hub, local_models, offers
+from localq.gpus import Found, Gpu
+from localq.settings import Settings
+from localq.tui.opening_screen import PullScreen
+from localq.tui.picker import Picked, PickerScreen
+from localq.tui.picker_dialogs import DetailsScreen, RemoveScreen
+from localq.tui.picker_table import ModelTable
+
+MIB = 2**20
+SETTINGS = Settings()
+SIZES = [(80, 24), (200, 60), (40, 12)]
+FEW = (
+    *("smollm2-135m", "smollm3-3b", "qwen2.5-7b", "qwen2.5-coder-7b", "phi-4", "llama-3.1-8b", "qwen3-32b"),
+    *("llama-3.3-70b", "gpt-oss-20b"),
+)
+NASTY = "evil/x[red]\u202eok"
+
+
+class Host(App[Any]):
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        self.picker, self.results = PickerScreen(settings), []
+
+    def on_mount(self) -> None:
+        self.push_screen(self.picker, self.results.append)
+
+
+Script = Callable[[Pilot[Any], Host], Awaitable[None]]
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch) -> Iterator[FakeHub]:
+    monkeypatch.setattr(gpus, "probe", gpus.Found)
+    monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "none.toml"))
+    few = [each for each in offers.of_catalogue() if each.model in FEW]  # drawing all of them is what takes time here
+    monkeypatch.setattr(offers, "of_catalogue", lambda: few)
+    with hub_server.running(tmp_path, monkeypatch) as server:
+        yield server
+
+
+@pytest.fixture
+def card(monkeypatch, server) -> None:
+    """A card of 24 GB, most of it free, as fast as was measured."""
+    gpu = Gpu(0, "NVIDIA GeForce RTX 3090", "GPU-1", (8, 6), 24_564 * MIB, 23_000 * MIB, None)
+    monkeypatch.setattr(gpus, "probe", lambda: Found("580", (gpu,)))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpu_bandwidth, "measured", lambda: 8.5e11)
+
+
+def picked(script: Script, size: tuple[int, int] = (120, 30), settings: Settings = SETTINGS) -> list[Any]:
+    """Run `script` once the plans are there; what the picker was dismissed with, if it was."""
+    host = Host(settings)
+
+    async def run(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: host.picker._rows and "..." not in host.picker._rows[0].verdict, "plans")
+        await pilot.pause()
+        await script(pilot, host)
+
+    drive(host, run, size=size)
+    return host.results
+
+
+def rows(host: Host) -> list[str]:
+    return [row.name for row in host.picker.query_one(ModelTable).rows_shown]
+
+
+def test_the_names_are_there_before_anything_is_planned(server, monkeypatch):
+    monkeypatch.setattr("localq.tui.jobs.Job.start", lambda self: None)
+    cached_models.put(REPO, fake_hub.model_files())
+    host = Host(Settings())
+
+    async def script(pilot: Pilot[Any]) -> None:
+        assert rows(host)[0] == REPO
+        assert {*FEW} <= set(rows(host))
+        assert "on disk" in screen_text(host)
+
+    drive(host, script)
+    assert server.requests == []
+
+
+@pytest.mark.usefixtures("card")
+def test_what_fits_is_said_in_words_with_context_and_speed(server):
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        text = screen_text(host)
+        assert "RTX 3090: 8,188 MiB to use (--vram 8)" in text
+        best = host.picker._rows[0]
+        assert best.verdict == "fits"
+        assert best.ctx > 4096
+        assert best.tok_s > 5
+        assert f"{best.ctx:,}" in text
+        assert best.sentence in str(host.picker.query_one("#sentence", Static).content)  # the cursor stands on it
+        words = {row.verdict for row in host.picker._rows}
+        assert {"fits", "too large"} <= words
+        assert host.picker._rows[-1].verdict == "too large"
+        assert host.picker._rows[-1].why
+        assert "GB to fetch" in text
+        assert "850 GB/s, measured" in text
+
+    picked(script, settings=Settings(vram="8"))
+    assert server.requests == []  # nothing is asked of the hub
+
+
+def test_without_a_gpu_the_plans_say_so(server):
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        assert "On the CPU (there is no NVIDIA GPU)" in screen_text(host)
+        assert "on the CPU" in screen_text(host)
+        large = next(row for row in host.picker._rows if row.name == "llama-3.3-70b")
+        assert large.verdict == "too large"
+        assert "are free" in large.why
+
+    picked(script)
+
+
+def test_what_is_here_comes_first_and_is_planned_by_its_files(server):
+    cached_models.put("maker/sound", unlisted_models.model())
+    cached_models.put("maker/odd", {**fake_hub.model_files(), "config.json": b'{"model_type": "what"}'})
+
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        found = {row.name: row for row in host.picker._rows[:2]}
+        assert found["maker/sound"].verdict == "on the CPU"
+        assert found["maker/odd"].verdict == "unreadable"
+        assert "what" in found["maker/odd"].why
+
+    picked(script)
+
+
+def test_typing_filters_and_enter_picks(server):
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        await pilot.press(*"coder")
+        assert rows(host)
+        assert all("coder" in name for name in rows(host))
+        await pilot.press(*" 7b", "enter")
+
+    assert picked(script) == [Picked("qwen2.5-coder-7b", "nf4")]
+
+
+def test_escape_empties_the_filter_and_then_leaves(server):
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        await pilot.press(*"phi", "down", "escape")
+        assert host.picker.query_one(Input).value == ""
+        assert host.results == []
+        await pilot.press("escape")
+
+    assert picked(script) == [None]
+
+
+@pytest.mark.parametrize("text", ["maker/some-model", "llama-3.1-8b@vq2"])
+def test_a_name_that_is_no_row_is_taken_as_typed(server, text):
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        await pilot.press(*text, "enter")
+
+    assert picked(script) == [Picked(text, None)]
+    assert server.requests == []
+
+
+def test_a_file_is_taken_and_a_name_that_nothing_has_is_refused(server, tmp_path):
+    path = tmp_path / "mine.gguf"
+    path.write_bytes(b"GGUF")
+
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        host.picker.query_one(Input).value = "no-such-model"
+        await pilot.pause()
+        assert "Enter opens" in screen_text(host)
+        await pilot.press("enter")
+        assert "no-such-model" in screen_text(host)
+        assert host.results == []
+        host.picker.query_one(Input).value = str(path)
+        await pilot.pause()
+        await pilot.press("enter")
+
+    assert picked(script) == [Picked(str(path), None)]
+
+
+@pytest.mark.usefixtures("card")
+def test_orders_by_key_and_by_heading(server):
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        best = rows(host)
+        await pilot.press("down", "s")
+        assert rows(host) == sorted(best)
+        assert "By name" in screen_text(host)
+        await pilot.press("s")
+        speeds = [row.tok_s or 0 for row in host.picker.query_one(ModelTable).rows_shown]
+        assert speeds == sorted(speeds, reverse=True)
+        table = host.picker.query_one(ModelTable)
+        headings = screen_text(host).splitlines()[table.region.y]
+        assert await pilot.click(ModelTable, offset=(headings.index("CONTEXT"), 0))
+        await pilot.pause()
+        contexts = [row.ctx or 0 for row in table.rows_shown]
+        assert contexts == sorted(contexts, reverse=True)
+
+    picked(script)
+
+
+@pytest.mark.usefixtures("card")
+def test_every_format_and_back(server):
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        few = len(rows(host))
+        await pilot.press("down", "a")
+        await until(pilot, lambda: len(rows(host)) > 2 * few)
+        assert "every format" in screen_text(host)
+        await pilot.press("a")
+        await until(pilot, lambda: len(rows(host)) == few)
+
+    picked(script)
+
+
+def test_a_click_chooses_and_a_double_click_opens(server):
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        names = rows(host)
+        await pilot.click(ModelTable, offset=(3, 3))
+        assert host.results == []
+        assert host.picker.row.name == names[2]
+        await pilot.click(ModelTable, offset=(3, 2), times=2)
+        await until(pilot, lambda: host.results)
+        assert host.results[0].name == names[1]
+
+    picked(script)
+
+
+def test_fetching_from_the_list_stops_and_goes_on_in_the_same_row(server):
+    files = unlisted_models.model()
+    del files["model.safetensors"]  # which would be taken for all of it
+    server.add(REPO, files)
+    server.slow_after = 2 * MIB
+
+    async def stopped(pilot: Pilot[Any], host: Host) -> None:
+        await until(pilot, lambda: "model-00002-of-00002.safetensors," in screen_text(host))
+        await pilot.press("escape")
+        await until(pilot, lambda: host.screen is host.picker)
+
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        await host.push_screen(PullScreen(REPO, SETTINGS), host.picker._pulled)
+        await stopped(pilot, host)
+        await until(pilot, lambda: REPO in rows(host))
+        assert host.picker._rows[0].verdict == "incomplete"
+        await pilot.press(*"tiny", "down", "p")
+        await stopped(pilot, host)
+        await until(pilot, lambda: "p goes on where it was" in screen_text(host))
+        await until(pilot, lambda: "MB here" in host.picker._rows[0].place)
+        server.slow_after = None
+        await pilot.press("p")
+        await until(pilot, lambda: host.picker._rows[0].verdict == "on the CPU")
+        assert "on disk" in host.picker._rows[0].place
+
+    picked(script)
+    assert hub.local_path(catalog.resolve(REPO)) is not None
+
+
+def test_what_cannot_be_fetched_is_said_in_the_list(server):
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        await pilot.press(*"smollm3", "down", "p")
+        await until(pilot, lambda: "Try again" in screen_text(host))
+        await pilot.press("escape")
+        await until(pilot, lambda: host.screen is host.picker)
+        assert "smollm3" in screen_text(host)
+
+    picked(script)
+
+
+@pytest.mark.parametrize("by_mouse", [True, False])
+def test_removing_asks_first_and_says_what_was_freed(server, by_mouse):
+    cached_models.put(REPO, fake_hub.model_files())
+    cached_models.put("maker/other", unlisted_models.model())
+
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        await pilot.press(*"tiny", "down", "d")
+        await until(pilot, lambda: isinstance(host.screen, RemoveScreen))
+        assert "Another tool put some of it there" in screen_text(host)
+        await pilot.press("enter")  # what has the focus keeps it
+        await until(pilot, lambda: host.screen is host.picker)
+        assert local_models.matching(REPO)
+        await pilot.press("d")
+        await until(pilot, lambda: isinstance(host.screen, RemoveScreen))
+        await (pilot.click("#remove") if by_mouse else pilot.press("y"))
+        await until(pilot, lambda: "freed" in screen_text(host))
+        await until(pilot, lambda: REPO not in rows(host))
+
+    picked(script)
+    assert [each.name for each in local_models.list_local()] == ["maker/other"]
+
+
+def test_details_are_those_of_show(server):
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        await pilot.press(*"llama-3.1-8b", "down", "i")
+        await until(pilot, lambda: "8.03 billion" in screen_text(host))
+        assert isinstance(host.screen, DetailsScreen)
+        await pilot.press("escape")
+        await until(pilot, lambda: host.screen is host.picker)
+
+    picked(script)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_nothing_overlaps_and_nothing_is_out_of_reach(server, size):
+    cached_models.put(NASTY.replace("\u202e", ""), fake_hub.model_files())
+
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        assert_sound(host.screen)
+        assert "evil/x[red]ok" in screen_text(host)  # no markup
+        await pilot.press("down", "d")
+        await until(pilot, lambda: isinstance(host.screen, RemoveScreen))
+        await pilot.pause()
+        assert_sound(host.screen)
+        await pilot.press("escape", "i")
+        await until(pilot, lambda: isinstance(host.screen, DetailsScreen))
+        await pilot.pause()
+        assert_sound(host.screen)
+
+    picked(script, size)
+
+
+def test_a_damaged_catalogue_of_the_user_is_said(server, tmp_path, monkeypatch):
+    path = tmp_path / "models.toml"
+    path.write_text("[[model]\n")
+    monkeypatch.setenv("LOCALQ_MODELS", str(path))
+    host = Host(Settings())
+
+    async def script(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "models.toml" in screen_text(host))
+
+    drive(host, script)
