@@ -167,19 +167,35 @@ def load(environment: Mapping[str, str] = os.environ) -> Settings:
 
 def read_config() -> dict[str, Any]:
     """The keys set in `config.toml`, checked; an absent file is an empty one."""
+    return _checked(file_text(), str(places.config_file()))
+
+
+def file_text() -> str:
+    """`config.toml` as it is; empty where there is none. Raises LocalqError (exit 8) where it cannot be read."""
     path = places.config_file()
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return {}
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise bad_file(str(path), f"it cannot be read ({error})", "Mend it, or move it away.") from error
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(str(path), error) from error
+
+
+def _checked(text: str, where: str) -> dict[str, Any]:
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _unreadable(where, error) from error
     checked: dict[str, Any] = {}
     for name, value in table.items():
         check_name(name)
-        checked[name] = parse(name, value, str(path))
+        checked[name] = parse(name, value, where)
     Settings(**checked)
     return checked
+
+
+def _unreadable(where: str, error: Exception) -> LocalqError:
+    return bad_file(where, f"it cannot be read ({error})", "Mend it, or move it away.")
 
 
 def check_name(name: str) -> None:
@@ -259,13 +275,26 @@ def write(name: str, text: str | None) -> Any:
         value = parse(name, text, "the command line")
         Settings(**{**{k: parse(k, v, str(path)) for k, v in document.unwrap().items()}, name: value})
         document[name] = value
+    _store(tomlkit.dumps(document))
+    return value
+
+
+def write_file(text: str) -> int:
+    """Put `text` in place of `config.toml`. Returns how many settings it has. Raises as `read_config`: nothing is
+    written then."""
+    count = len(_checked(text, "the new text"))
+    _store(text if text.endswith("\n") else text + "\n")
+    return count
+
+
+def _store(text: str) -> None:
+    path = places.config_file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(path.name + ".part")
-        part.write_text(tomlkit.dumps(document), encoding="utf-8")
+        part.write_text(text, encoding="utf-8")
         os.replace(part, path)
     except OSError as error:
         raise LocalqError(
             str(path), f"it cannot be written ({error.strerror})", "Check the folder's permissions."
         ) from error
-    return value

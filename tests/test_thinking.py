@@ -231,6 +231,7 @@ def test_think_takes_a_value_or_none():
     assert spelt("--think qwen3 hi") == "--think=on qwen3 hi"
     assert spelt("--think low qwen3") == "--think low qwen3"
     assert spelt("qwen3 --no-think --resume") == "qwen3 --think=off --resume="
+    assert spelt("") == ""
     assert spelt("--resume 7 -- --think") == "--resume 7 -- --think"
 
 

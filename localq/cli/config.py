@@ -1,4 +1,4 @@
-"""`localq config`: show, get, set and unset settings, and say where the file is."""
+"""`localq config`: show, get, set, unset and edit settings, and say where the file is."""
 
 from __future__ import annotations
 
@@ -56,6 +56,15 @@ def set_(name: _Name, value: Annotated[str, typer.Argument(help="Its new value."
 def unset(name: _Name) -> None:
     """Remove one setting from config.toml."""
     settings.write(name, None)
+
+
+@config.command()
+def edit() -> None:
+    """Change config.toml in $VISUAL or $EDITOR; what is no setting is refused, and the file stays as it was."""
+    from localq import editor  # start-up cost: only asked for here
+
+    text = editor.edited(settings.file_text(), "`localq config set NAME VALUE` changes one setting.")
+    print(f"{settings.write_file(text)} settings in {places.config_file()}")
 
 
 @config.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ OnProgress = Callable[[str, int, int], None]  # what is done, bytes done, bytes 
 @contextlib.contextmanager
 def shown(name: str, quiet: bool, *, announced: bool = False) -> Iterator[OnProgress]:
     """What is called as `name` is fetched. No terminal: one line, if it is to be announced; nothing with -q."""
-    if quiet or not is_rich_terminal(sys.stderr):
+    if quiet or not is_rich_terminal(sys.stderr) or _unwanted():
         if announced and not quiet:
             note(f"fetching {name}")
         yield lambda what, done, total: None
@@ -29,6 +30,11 @@ def shown(name: str, quiet: bool, *, announced: bool = False) -> Iterator[OnProg
         yield bar.show
     finally:
         bar.close()
+
+
+def _unwanted() -> bool:
+    """As the hub's own client reads it."""
+    return os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS", "").lower() in ("1", "true", "yes", "on")
 
 
 class _Bar:

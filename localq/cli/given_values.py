@@ -1,5 +1,8 @@
 """What the command line gives, taken without pydantic where there is nothing to check: text, and what nobody gave.
 
+An option that is not given may be in the environment: `--think-out` as LOCALQ_THINK_OUT. Where there is a setting of
+that name, the settings look there (`settings.py`).
+
 Typer has pydantic check every value, an absent one too; importing it and building its checks are 0.1 s of every start,
 as much as all of localq that answers a misspelt name. Numbers, parsers and what is missing are left to typer.
 """
@@ -11,6 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
+
+from localq import settings
 
 Check = Callable[[Any, Any], Any]
 
@@ -25,12 +30,22 @@ def taken_as_given(command: TyperCommand | TyperGroup) -> None:
     def get_params(context: Any) -> Any:
         found = every(context)
         for parameter in found:
+            _look_in_environment(parameter)
             if "process_value" not in vars(parameter):
                 check = parameter.process_value
                 parameter.process_value = functools.partial(_value, parameter, check)  # type: ignore[method-assign]
         return found
 
     command.get_params = get_params  # type: ignore[method-assign, assignment]
+
+
+def _look_in_environment(parameter: Any) -> None:
+    name = next((each for each in parameter.opts if each.startswith("--")), None)
+    if name is None or parameter.envvar is not None or parameter.is_eager:
+        return
+    known = name.removeprefix("--").replace("-", "_")
+    if known not in settings.DESCRIPTIONS:
+        parameter.envvar, parameter.show_envvar = f"LOCALQ_{known.upper()}", False
 
 
 def _value(parameter: Any, check: Check, context: Any, value: Any) -> Any:

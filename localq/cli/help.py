@@ -2,26 +2,88 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
+from localq import keymap, settings
 from localq.cli.output import print_json, stdout_table
 from localq.errors import EXIT_CODE_MEANINGS, usage_error
 
-TOPICS = ("exit-codes",)
+Table = list[tuple[str, ...]]  # the headers first
+
+LINE_KEYS = (
+    ("Enter", "send"),
+    ("Alt-Enter, Ctrl-J", "a new line; Shift-Enter too, in terminals that tell it from Enter"),
+    ('\\ at the end, or """ around', "more lines, also where nothing is known of the terminal"),
+    ("Tab", "complete a /command or the @name of a file"),
+    ("Up, Down, Ctrl-R", "what was said before; look for it"),
+    ("Ctrl-G", "write the message in $VISUAL or $EDITOR"),
+    ("Ctrl-A, Ctrl-E, Alt-B, Alt-F", "to the beginning, the end, a word back, a word on"),
+    ("Ctrl-U, Ctrl-K, Ctrl-W, Ctrl-Y", "cut to the beginning, to the end, a word; put it back"),
+    ("Ctrl-L", "clear the screen"),
+    ("Ctrl-C", "stop the reply and keep it; twice at the prompt: leave"),
+    ("Ctrl-D", "leave, where nothing is written"),
+)
+# What other tools have named, and is honoured here. Settings and options have LOCALQ_<NAME> each.
+VARIABLES = (
+    ("LOCALQ_<SETTING>, LOCALQ_<OPTION>", "any setting and any option: LOCALQ_CTX=8k, LOCALQ_THINK_OUT=FILE"),
+    ("LOCALQ_CONFIG, LOCALQ_MODELS", "the files of settings and of models of your own"),
+    ("LOCALQ_DATA, LOCALQ_CACHE", "the folders of conversations, and of what can be made again"),
+    ("LOCALQ_NOHISTORY", "keep nothing of what is typed"),
+    ("HF_HOME, HF_HUB_CACHE, XDG_CACHE_HOME", "where weights lie"),
+    ("HF_TOKEN, HF_TOKEN_PATH", "the token for gated models; else that of `hf auth login`"),
+    ("HF_ENDPOINT", "another hub"),
+    ("HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE", "never touch the network"),
+    ("HF_HUB_DISABLE_PROGRESS_BARS", "no bars"),
+    ("HF_HUB_DISABLE_XET, HF_XET_HIGH_PERFORMANCE", "nothing to do: files come by plain HTTPS"),
+    ("HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE", "the way to the hub"),
+    ("CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER", "which GPU is the first"),
+    ("NO_COLOR, CLICOLOR_FORCE, TERM=dumb, COLUMNS", "how text is shown"),
+    ("VISUAL, EDITOR", "your editor"),
+    ("DO_NOT_TRACK", "nothing to do: nothing is ever reported"),
+)
+
+
+def _exit_codes() -> tuple[dict[str, Any], list[Table]]:
+    body = {str(int(code)): meaning for code, meaning in EXIT_CODE_MEANINGS.items()}
+    return {"exit_codes": body}, [[("code", "meaning"), *body.items()]]
+
+
+def _keys() -> tuple[dict[str, Any], list[Table]]:
+    screen = keymap.in_force(settings.load().keys)
+    rows = [(key.keys, key.where, name, key.what) for name, key in screen.items()]
+    named = {name: {"keys": key.keys, "where": key.where, "what": key.what} for name, key in screen.items()}
+    body = {"line_chat": dict(LINE_KEYS), "screen": named}
+    return body, [[("line chat", ""), *LINE_KEYS], [("full screen", "where", "name in [keys]", ""), *rows]]
+
+
+def _environment() -> tuple[dict[str, Any], list[Table]]:
+    return {"environment": dict(VARIABLES)}, [[("variable", "meaning"), *VARIABLES]]
+
+
+TOPICS: dict[str, Callable[[], tuple[dict[str, Any], list[Table]]]] = {
+    "exit-codes": _exit_codes,
+    "keys": _keys,
+    "environment": _environment,
+}
 
 
 def help(
     topic: Annotated[str, typer.Argument(help=f"One of: {', '.join(TOPICS)}.")] = "exit-codes",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Explain a topic: exit-codes."""
+    """Explain a topic: exit-codes, keys, environment."""
     if topic not in TOPICS:
         raise usage_error(
             topic, "there is no such help topic", f"Topics: {', '.join(TOPICS)}; verbs: localq VERB --help."
         )
+    body, tables = TOPICS[topic]()
     if json:
-        print_json({"exit_codes": {str(int(code)): meaning for code, meaning in EXIT_CODE_MEANINGS.items()}})
+        print_json(body)
         return
-    stdout_table(["code", "meaning"], [[str(int(code)), meaning] for code, meaning in EXIT_CODE_MEANINGS.items()])
+    for number, (headers, *rows) in enumerate(tables):
+        if number:
+            print()
+        stdout_table(headers, rows)

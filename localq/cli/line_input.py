@@ -12,6 +12,7 @@ from localq.cli.output import is_rich_terminal, note
 from localq.sanitize import marked
 
 if TYPE_CHECKING:
+    from prompt_toolkit.completion import Completer
     from prompt_toolkit.history import History
 
 ReadLine = Callable[[], str]
@@ -41,6 +42,7 @@ def _terminal_reader(remember: bool) -> ReadLine:
         def apply_transformation(self, line: TransformationInput) -> Transformation:
             return Transformation([(part[0], marked(part[1]), *part[2:]) for part in line.fragments])
 
+    _take_shift_enter()
     keys = KeyBindings()
 
     @keys.add("c-j")
@@ -54,9 +56,42 @@ def _terminal_reader(remember: bool) -> ReadLine:
 
     history = _kept_history() if remember and input_history.kept() else InMemoryHistory()
     session: PromptSession[str] = PromptSession(
-        history=history, key_bindings=keys, tempfile_suffix=".md", input_processors=[Marked()]
+        history=history,
+        key_bindings=keys,
+        tempfile_suffix=".md",
+        input_processors=[Marked()],
+        completer=_completer(),
+        complete_while_typing=False,  # Tab asks
     )
     return lambda: _joined_lines(lambda continued: session.prompt("... " if continued else PROMPT))
+
+
+def _take_shift_enter() -> None:
+    """Let Shift-Enter be Ctrl-J in terminals that tell it from Enter: in the kitty protocol, or as xterm writes it."""
+    from prompt_toolkit.input.ansi_escape_sequences import ANSI_SEQUENCES
+    from prompt_toolkit.keys import Keys
+
+    ANSI_SEQUENCES.update({"\x1b[13;2u": Keys.ControlJ, "\x1b[27;2;13~": Keys.ControlJ})
+
+
+def _completer() -> Completer:
+    """Commands at the beginning of a message, names of files behind an @."""
+    from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+    from prompt_toolkit.document import Document
+
+    from localq.commands import completing
+
+    class Words(Completer):
+        def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+            word = document.text_before_cursor.split(" ")[-1].split("\n")[-1]
+            if word.startswith("/") and word == document.text_before_cursor:
+                found = completing.of_command(word)
+            else:
+                found = completing.of_file(word) if word.startswith("@") else []
+            for text, what in found:
+                yield Completion(text, -len(word), display_meta=what)
+
+    return Words()
 
 
 def _kept_history() -> History:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,7 @@ class Command(TyperCommand):
 def _spelt_out(args: list[str]) -> Iterator[str]:
     """What follows `--` is left as it is. A word behind `--think` is its value only where it can be one."""
     options = args[: args.index("--")] if "--" in args else args
-    for each, following in zip(options, [*options[1:], "-"], strict=True):
+    for each, following in itertools.pairwise([*options, "-"]):
         if each == "--resume" and following.startswith("-"):
             yield "--resume="
         elif each == "--think" and following not in thinking.CHOICES:

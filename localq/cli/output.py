@@ -47,6 +47,13 @@ def has_screen() -> bool:
     return sys.stdin.isatty() and is_rich_terminal(sys.stdout)
 
 
+def takes_colour(stream: TextIO) -> bool:
+    """Whether text there may be dim: at a terminal, by NO_COLOR never, by CLICOLOR_FORCE always."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return is_rich_terminal(stream) or os.environ.get("CLICOLOR_FORCE", "0") not in ("", "0")
+
+
 def stdout_table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
     """Print an aligned plain table; columns whose index is in `right` are right-aligned. No colours, no boxes."""
     for line in table_lines(headers, rows, right):

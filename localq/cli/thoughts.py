@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
 from localq import disk
-from localq.cli.output import is_rich_terminal
+from localq.cli.output import takes_colour
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
@@ -20,7 +19,7 @@ class Thoughts:
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
-        self._dim = stream is not None and is_rich_terminal(stream) and not os.environ.get("NO_COLOR")
+        self._dim = stream is not None and takes_colour(stream)
         self._open = False
 
     def write(self, text: str) -> None:

@@ -19,7 +19,11 @@ VERBS = (
     "chat", "tui", "run", "pull", "ls", "show", "verify", "rm", "prune", "fit", "quantize", "bench", "eval", "doctor",
     "config", "help",
 )  # fmt: skip
-ALIASES = {"get": "pull", "list": "ls", "info": "show", "remove": "rm"}  # understood, not listed
+ALIASES = {  # understood, not listed
+    "get": "pull", "download": "pull", "list": "ls", "info": "show", "remove": "rm", "recommend": "fit",
+    "env": "doctor", "collect-env": "doctor",
+}  # fmt: skip
+_AS_JSON = ("env", "collect-env")  # these mean the verb with --json: what is pasted into a report
 
 
 class _Commands(Mapping[str, TyperCommand | TyperGroup]):
@@ -39,6 +43,9 @@ class _Commands(Mapping[str, TyperCommand | TyperGroup]):
         command = typer.main.get_command(app)
         assert isinstance(command, TyperCommand | TyperGroup)
         taken_as_given(command)
+        if name in _AS_JSON:
+            parse = command.parse_args
+            command.parse_args = lambda context, args: parse(context, [*args, "--json"])  # type: ignore[method-assign, assignment]
         return command
 
     def __iter__(self) -> Iterator[str]:

@@ -1,0 +1,138 @@
+"""Verbs by other names, options in the environment, help topics, `config edit`, and the keys of the line chat."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from pathlib import Path
+
+import pexpect
+import pytest
+
+from localq import keymap, settings
+from localq.cli import execute, fetch_progress, output, verbs
+from localq.errors import ExitCode
+
+ROOT = Path(__file__).parents[2]
+PLACES = {"CONFIG", "MODELS", "DATA", "CACHE", "STATE", "NO_CUDA", "NOHISTORY"}
+
+
+@pytest.fixture(autouse=True)
+def own_config(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
+    return tmp_path / "config.toml"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_other_names_of_verbs(capsys):
+    commands = verbs.Verbs(name="localq").commands
+    for name, verb in (("download", "pull"), ("recommend", "fit"), ("env", "doctor"), ("collect-env", "doctor")):
+        assert commands[name].name == verb
+    execute(["env"])
+    line = capsys.readouterr().out
+    assert json.loads(line)["schema"] == 1
+    execute(["doctor"])
+    assert not capsys.readouterr().out.startswith("{")  # the other name has left it as it was
+
+
+def test_every_option_may_be_in_the_environment(monkeypatch, capsys):
+    monkeypatch.setenv("LOCALQ_JSON", "1")
+    assert execute(["help"]) == 0
+    assert json.loads(capsys.readouterr().out)["exit_codes"]["0"] == "success"
+    monkeypatch.setenv("LOCALQ_JSON", "perhaps")
+    assert execute(["help"]) == ExitCode.USAGE
+    seen = 0
+    for verb in verbs.VERBS:
+        command = verbs.Verbs(name="localq").commands[verb]
+        for each in command.get_params(command.context_class(command)):
+            named = next((option for option in each.opts if option.startswith("--")), None)
+            if named is None or each.is_eager:
+                continue
+            variable = named.removeprefix("--").replace("-", "_")
+            assert variable.upper() not in PLACES
+            assert (each.envvar is None) == (variable in settings.DESCRIPTIONS), named
+            seen += each.envvar is not None
+    assert seen > 40
+
+
+def test_help_tells_keys_and_variables(capsys):
+    settings.write("keys", "help=f9")
+    assert execute(["help", "keys"]) == 0
+    told = capsys.readouterr().out
+    assert all(f" {name} " in told for name in keymap.KEYS)
+    assert "\nf9 " in told
+    execute(["help", "keys", "--json"])
+    assert json.loads(capsys.readouterr().out)["screen"]["help"]["keys"] == "f9"
+    execute(["help", "environment"])
+    told = capsys.readouterr().out
+    for name in ("HF_ENDPOINT", "NO_COLOR", "CUDA_DEVICE_ORDER", "SSL_CERT_FILE", "DO_NOT_TRACK"):
+        assert name in told
+    assert execute(["help", "nothing"]) == ExitCode.USAGE
+
+
+def test_config_edit_takes_what_is_right_and_leaves_the_file_else(own_config, monkeypatch, capsys, tmp_path):
+    script = tmp_path / "editor.sh"
+    script.write_text('#!/bin/sh\ncat "$0.new" > "$1"\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("VISUAL", str(script))
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    (tmp_path / "editor.sh.new").write_text("# mine\ntop_k = 7\n")
+    assert execute(["config", "edit"]) == 0
+    assert capsys.readouterr().out == f"1 settings in {own_config}\n"
+    assert own_config.read_text() == "# mine\ntop_k = 7\n"
+    for wrong, code in (("top_q = 7", 2), ("top_k = 'x'", 2), ("top_k = ", 8), ("# mine\ntop_k = 7\n", 2)):
+        (tmp_path / "editor.sh.new").write_text(wrong)
+        assert execute(["config", "edit"]) == code
+        assert own_config.read_text() == "# mine\ntop_k = 7\n"
+    monkeypatch.delenv("VISUAL")
+    monkeypatch.delenv("EDITOR", raising=False)
+    assert execute(["config", "edit"]) == 2
+    assert "config set NAME VALUE" in capsys.readouterr().err
+
+
+def test_colour_and_bars_by_the_variables_that_others_honour(monkeypatch):
+    for name in ("NO_COLOR", "CLICOLOR_FORCE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert (output.takes_colour(Terminal()), output.takes_colour(io.StringIO())) == (True, False)
+    monkeypatch.setenv("CLICOLOR_FORCE", "1")
+    assert output.takes_colour(io.StringIO())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not output.takes_colour(Terminal())
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    with fetch_progress.shown("tiny", quiet=False) as show:
+        show("a file", 1, 2)
+    assert sys.stderr.getvalue() == ""
+
+
+READ = "from localq.cli.line_input import reader; read = reader(False)\nwhile True: print('<' + repr(read()) + '>')"
+
+
+def test_shift_enter_and_tab_at_a_terminal(tmp_path):
+    (tmp_path / "notes.txt").write_text("x")
+    environment = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "PYTHONPATH": str(ROOT)}
+    child = pexpect.spawn(
+        sys.executable, ["-c", READ], cwd=str(tmp_path), env=environment, encoding="utf-8", timeout=30,
+        dimensions=(24, 100),
+    )  # fmt: skip
+    try:
+        for keys, shown, message in (
+            ("one\x1b[13;2utwo", "two", "one\ntwo"),
+            ("one\x1b[27;2;13~two", "two", "one\ntwo"),
+            ("/comp\t", "act", "/compact"),
+            ("see @no\t", "tes.txt", "see @notes.txt"),
+        ):
+            child.expect(">>>")
+            child.send(keys)
+            child.expect_exact(shown)
+            child.send("\r")
+            child.expect_exact(f"<{message!r}>")
+    finally:
+        child.close(force=True)
