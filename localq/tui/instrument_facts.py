@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from localq import roofline
 from localq.gpu_sensors import Reading, Sensors, joules_between
-from localq.roofline import Reads, Roof
 from localq.stats import Stats
-from localq.worker.messages import Loaded
+
+if TYPE_CHECKING:
+    from localq.roofline import Roof
+    from localq.worker.messages import Loaded
 
 SLICE_S = 1.0  # of decoding, one point of the graph
 SLICES = 240  # that are kept: what the widest terminal shows
@@ -118,12 +119,14 @@ class Facts:
 
     def load(self, loaded: Loaded) -> None:
         """Another model, or the same anew: nothing of the one before holds."""
+        from localq import roofline  # start-up cost: the first frame is there before a model
+
         self.loaded, self.sample, self.untimed, self.reading = loaded, None, "", Reading()
         self.look = partial(of_gpu, self._sensors(loaded.gpu_uuid)) if self.on_gpu else host_memory
         self.speed, self.asked = Speed(), False
         self._joules = self._metered = 0.0
         found = roofline.bandwidth(loaded.gpu_uuid, loaded.device_name) if loaded.reads else None
-        self.roof = Roof(Reads(**loaded.reads), found) if found else None
+        self.roof = roofline.Roof(roofline.Reads(**loaded.reads), found) if found else None
         self._tell()
 
     def add(self, stats: Stats) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from textual import events
 from textual.app import ComposeResult
@@ -30,7 +30,9 @@ from localq.tui.instrument_facts import LOOK_S, Facts
 from localq.tui.kernel_bars import KernelBars
 from localq.tui.ledger_bar import LedgerBar
 from localq.tui.speed_graph import SpeedGraph
-from localq.worker.messages import Loaded
+
+if TYPE_CHECKING:
+    from localq.worker.messages import Loaded
 
 FRAMES = 8  # a second, at most
 TWO_COLUMNS = 74  # cells: below, what fills the screen is one column
