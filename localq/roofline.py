@@ -7,11 +7,24 @@ and the keys and values of every position in use, of windowed layers those in th
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from localq import cards, remembered
 from localq.architecture import Architecture
+from localq.stats import Stats
 
 MEASURED, RATED = "measured", "rated"  # on this machine; by its maker
+
+
+class Held(Protocol):
+    """What is needed of `worker.messages.Loaded`."""
+
+    @property
+    def gpu_uuid(self) -> str: ...
+    @property
+    def device_name(self) -> str: ...
+    @property
+    def reads(self) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True)
@@ -48,6 +61,17 @@ class Roof:
         """With `used` positions in use."""
         return self.bandwidth.bytes_per_s / self.reads.at(used)
 
+    def share(self, stats: Stats) -> float:
+        """What a reply reached of it, at the middle of its tokens; 0 where its speed is not known."""
+        return stats.tokens_per_s / self.tokens_per_s(stats.context_used - stats.generated_tokens // 2)
+
+    def said(self, stats: Stats) -> str:
+        """ "81 % of what 936 GB/s allow": what a reply reached. Empty where its speed is not known."""
+        if not stats.tokens_per_s:
+            return ""
+        rated = ", by its maker," if self.bandwidth.source == RATED else ""
+        return f"{self.share(stats):.0%} of what {self.bandwidth.bytes_per_s / 1e9:,.0f} GB/s{rated} allow"
+
 
 def reads(arch: Architecture | None, ledger: dict[str, int], kv_bits: int) -> Reads | None:
     """Of a loaded model, from the bytes that it was allocated; None for shapes of which not all is read (experts)."""
@@ -58,6 +82,12 @@ def reads(arch: Architecture | None, ledger: dict[str, int], kv_bits: int) -> Re
     layer = arch.kv_bytes_per_token(kv_bits) // arch.layers
     windowed = arch.window_layers if arch.window else 0
     return Reads(ledger["weights"] + head + row, layer * (arch.layers - windowed), layer * windowed, arch.window)
+
+
+def of_loaded(loaded: Held) -> Roof | None:
+    """Of a loaded model; None on the CPU, and where the model or the card is not known."""
+    found = bandwidth(loaded.gpu_uuid, loaded.device_name) if loaded.reads else None
+    return Roof(Reads(**loaded.reads), found) if found else None
 
 
 def bandwidth(uuid: str, name: str) -> Bandwidth | None:

@@ -43,9 +43,10 @@ def table_lines(
     return [aligned(line) for line in lines]
 
 
-def stats_line(stats: Stats) -> str:
-    """Tokens, speed and waiting time of a reply in one line."""
-    speed = f", {stats.tokens_per_s:.1f} tok/s" if stats.generated_tokens > 1 else ""
+def stats_line(stats: Stats, allowed: str = "") -> str:
+    """Tokens, speed and waiting time of a reply in one line. allowed: what the speed is of what the card allows."""
+    share = f" = {allowed}" if allowed else ""
+    speed = f", {stats.tokens_per_s:.1f} tok/s{share}" if stats.generated_tokens > 1 else ""
     cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
     return (
         f"[{stats.generated_tokens} tokens{speed}, first after {stats.time_to_first_token_s:.2f} s, "

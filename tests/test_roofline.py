@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
 
 from localq import catalog, remembered, roofline
+from localq.cli.session import speed_line
 from localq.roofline import MEASURED, RATED, Bandwidth, Reads, Roof
+from localq.stats import Stats
+from localq.wording import stats_line
+from localq.worker.messages import Loaded
 
 LEDGER = {"weights": 4_000_000_000, "embedding": 1_050_673_152, "head": 1_050_673_152, "kv_cache": 99}
 SLOT = 32 * 2 * 8 * 128 * 2  # of llama-3.1-8b in 16 bit: layers, k and v, kv heads, columns, bytes
@@ -58,3 +63,18 @@ def test_what_was_measured_on_this_machine_counts_before_what_the_maker_says(mon
     remembered.keep_bandwidth("GPU-1", 871e9)
     assert roofline.bandwidth("GPU-1", "NVIDIA GeForce RTX 3090") == Bandwidth(871e9, MEASURED)
     assert roofline.bandwidth("GPU-2", "NVIDIA GeForce RTX 3090") == Bandwidth(936e9, RATED)
+
+
+def test_a_reply_is_told_as_its_share_of_what_the_card_allows(monkeypatch):
+    roof = Roof(Reads(9_000_000_000, 1_000_000), Bandwidth(900e9, MEASURED))
+    stats = Stats("done", generated_tokens=201, decode_s=4.0, context_used=1100, context_size=4096)  # 50 tok/s
+    assert roof.share(stats) == pytest.approx(50 / 90)  # at 1000 positions
+    assert roof.said(stats) == "56% of what 900 GB/s allow"
+    assert replace(roof, bandwidth=Bandwidth(900e9, RATED)).said(stats) == "56% of what 900 GB/s, by its maker, allow"
+    assert roof.said(Stats()) == ""
+    assert "50.0 tok/s = 56% of what" in stats_line(stats, roof.said(stats))
+    held = Loaded("m", "cuda", "GPU", "bf16", "nf4", 4096, 9, True, 0.0, gpu_uuid="u", reads={"weights": 9, "slot": 1})
+    monkeypatch.setattr(roofline, "bandwidth", lambda uuid, name: Bandwidth(900e9, MEASURED))
+    assert roofline.of_loaded(held) == Roof(Reads(9, 1), Bandwidth(900e9, MEASURED))
+    assert speed_line(stats, replace(held, reads=dataclasses.asdict(roof.reads))).count(roof.said(stats)) == 1
+    assert roofline.of_loaded(replace(held, reads={})) is None

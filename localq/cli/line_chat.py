@@ -13,7 +13,7 @@ from localq import commands, opening, resuming
 from localq.cli.command_host import TerminalHost
 from localq.cli.line_input import reader
 from localq.cli.output import note
-from localq.cli.session import TerminalWatcher, interruptible, memory_line, print_reply
+from localq.cli.session import TerminalWatcher, interruptible, memory_line, print_reply, speed_line
 from localq.cli.thoughts import shown
 from localq.commands.models import SwitchModel
 from localq.commands.sessions import taken_up
@@ -21,7 +21,6 @@ from localq.errors import ExitCode, LocalqError
 from localq.opening import Opened, Wanted
 from localq.resuming import Start
 from localq.settings import Settings
-from localq.wording import stats_line
 
 if TYPE_CHECKING:
     from localq.chat import ChatSession, Replies
@@ -197,6 +196,6 @@ class LineChat:
             for line in reply.notices:
                 note(f"({line})")
             if self.show_stats:
-                note(stats_line(reply.stats))
+                note(speed_line(reply.stats, self.session.loaded))
                 if self.session.keeper is not None and (why := self.session.keeper.told()):
                     note(f"[{why}]")

@@ -88,10 +88,9 @@ def run(
         return begun(settings, start, format, force, plain=False, quiet=quiet, first=None)
     text = options.joined(words, "localq run", 'localq run MODEL "PROMPT"')
     catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
-    from localq import opening
-    from localq.cli.session import TerminalWatcher, interruptible, memory_line, print_reply
+    from localq import opening, roofline
+    from localq.cli.session import TerminalWatcher, interruptible, memory_line, print_reply, speed_line
     from localq.cli.thoughts import shown
-    from localq.wording import stats_line
 
     watcher = TerminalWatcher(quiet)
     with watcher, opening.open_session(settings.model, settings, watcher, opening.Wanted(format, force)) as opened:
@@ -106,14 +105,15 @@ def run(
         print(_last_block(reply.text))
     if json:
         body = {"model": settings.model, "text": reply.text, "thought": reply.thought, "reason": reply.reason}
-        rates = {"tokens_per_s": reply.stats.tokens_per_s}
+        roof = roofline.of_loaded(loaded)
+        rates = {"tokens_per_s": reply.stats.tokens_per_s, "roofline_share": roof and roof.share(reply.stats)}
         print_json({**body, "stats": {**dataclasses.asdict(reply.stats), **rates}})
     cut = wanted is not None and reply.reason in ("length", "context")
     if not quiet:
         for line in () if cut else reply.notices:
             note(line)
         if settings.stats and not json:
-            for line in filter(None, (stats_line(reply.stats), memory_line(loaded))):
+            for line in filter(None, (speed_line(reply.stats, loaded), memory_line(loaded))):
                 note(line)
     if wanted is not None and cut:  # half of a JSON text is none: a script must see that
         why = f"it was cut after {reply.stats.generated_tokens} tokens, so it does not keep to {wanted.called}"

@@ -10,14 +10,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from types import FrameType
 
-from localq import opening
+from localq import opening, roofline
 from localq.chat import ChatSession, Piece, Reply
 from localq.cli import fetch_progress
 from localq.cli.output import is_rich_terminal, note
 from localq.cli.thoughts import Thoughts
 from localq.opening import Opened
 from localq.prepare import OnProgress
-from localq.wording import human_bytes
+from localq.stats import Stats
+from localq.wording import human_bytes, stats_line
 from localq.worker.messages import Event, Loaded, Loading
 
 
@@ -93,6 +94,12 @@ def memory_line(loaded: Loaded) -> str:
         return ""
     off = 100 * (measured - predicted) / predicted
     return f"[memory {measured / 2**30:.2f} GiB, predicted {predicted / 2**30:.2f} GiB, {off:+.1f} %]"
+
+
+def speed_line(stats: Stats, loaded: Loaded | None) -> str:
+    """The figures of a reply, on a GPU with its share of what the memory's bandwidth allows."""
+    roof = roofline.of_loaded(loaded) if loaded is not None else None
+    return stats_line(stats, roof.said(stats) if roof is not None else "")
 
 
 @contextlib.contextmanager

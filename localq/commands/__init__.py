@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from localq import grammar as grammars
-from localq import settings, stops, thinking
+from localq import roofline, settings, stops, thinking
 from localq.chat import ChatSession, Replies
 from localq.commands import models, sessions, texts
 from localq.commands.host import Host
@@ -135,7 +135,9 @@ def grammar(session: ChatSession, argument: str, host: Host) -> str:
 
 def stats(session: ChatSession, argument: str, host: Host) -> str:
     """The last reply's figures, those of the conversation, and what the engine holds."""
-    lines = [stats_line(session.last.stats)] if session.last else ["no reply yet"]
+    roof = roofline.of_loaded(session.loaded) if session.loaded is not None else None
+    last = session.last
+    lines = [stats_line(last.stats, roof.said(last.stats) if roof else "") if last else "no reply yet"]
     given = [turn.stats for turn in session.conversation.replies() if turn.stats is not None]
     if given:
         made, seconds = sum(each.generated_tokens for each in given), sum(each.decode_s for each in given)
