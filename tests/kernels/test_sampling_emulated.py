@@ -183,9 +183,15 @@ def test_repetitions_are_those_of_the_reference(emulated, seed):
     assert torch.equal(ours.sampler.history, theirs.sampler.history)
 
 
-@pytest.mark.parametrize(("last_n", "expected"), [(8, 3), (7, 2), (6, 1), (5, 0), (1, 0), (0, 0)])
-def test_repetitions_do_not_reach_before_the_last_tokens(emulated, last_n, expected):
-    twins = Twins(10, Sampling(dry_multiplier=1.0), [1, 2, 3, 9, 8, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("last_n", "breaker", "expected"),
+    [
+        *((8, 0, 3), (7, 0, 2), (6, 0, 1), (5, 0, 0), (1, 0, 0), (0, 0, 0)),
+        *((8, 1, 2), (8, 2, 1), (8, 3, 0), (8, 9, 0), (7, 1, 2)),
+    ],
+)
+def test_repetitions_end_at_breakers_and_before_the_last_tokens(emulated, last_n, breaker, expected):
+    twins = Twins(10, Sampling(dry_multiplier=1.0), [1, 2, 3, 9, 8, 1, 2, 3], breakers=[breaker])
     twins.ours.sampler.window.fill_(last_n)
     adjust.dry_match(twins.ours.sampler, twins.ours.token)
     assert twins.ours.sampler.matches.tolist() == [0] * 9 + [expected]
