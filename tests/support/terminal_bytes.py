@@ -17,14 +17,19 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hostile_sequences import ACTING, Watch, random_text
-from terminal import Gave
+from terminal import ESCAPE, Gave
 from terminal_engine import Script, latin
 from terminal_faces import FACES, Line, Place
 
-BATCH = 2000  # random strings of one reply
-END = "\n\nthe end"
+from localq.conversation import Message
+from localq.session_record import Session
+from localq.sessions import SessionStore
+
+BATCH = 500  # random strings of one reply: about as many as a screen of `LARGE` shows
+LARGE = (240, 100)
 
 
 @dataclass
@@ -42,9 +47,9 @@ class Watched:
     def __init__(self, face: Line, place: Place, report: Report, *more: str, **environ: str) -> None:
         self.face, self.place, self.report = face, place, report
         self.watch = Watch()
-        self.terminal = face.start(place, *more, size=(160, 50), **environ)
+        self.terminal = face.start(place, *more, size=LARGE, **environ)
         self.terminal.on_token = self.watch
-        self.where = "start"
+        self.where, self.count = "start", 0
 
     def __enter__(self) -> Watched:
         return self
@@ -63,11 +68,13 @@ class Watched:
         """Until a message can be sent."""
         self.terminal.until(lambda: self.face.is_ready(self.terminal))
 
-    def ask(self, where: str, script: Script, text: str = "say it") -> None:
-        """A message and the whole reply."""
+    def ask(self, where: str, said: str, text: str = "say it", **more: Any) -> None:
+        """A message and the whole reply, which is `said`, and an end of its own; more: of `Script`."""
         self.told(where)
-        self.place.says(script)
-        self.face.exchange(self.terminal, text)
+        self.count += 1
+        end = f"this is the end of number {self.count}"
+        self.place.says(Script(text=latin(f"{said}\n\n{end}"), **more))
+        self.face.exchange(self.terminal, text, end)
 
     def command(self, text: str, where: str = "") -> None:
         """A slash command and what it tells."""
@@ -88,21 +95,19 @@ def name_of(payload: str) -> str:
 def replies(seen: Watched, payloads: dict[str, str]) -> None:
     """Answers, thoughts and errors."""
     everything = "\n\n".join(payloads.values())
-    seen.ask("answer", Script(step=3, text=latin(everything + END)))
-    seen.ask("answer in a block of code", Script(step=100, text=latin(f"```python\n{everything}\n```{END}")))
-    seen.ask("thought", Script(step=5, text=latin(f"<think>{everything}</think>{END}")))
+    seen.ask("answer", everything, step=3)
+    seen.ask("answer in a block of code", f"```python\n{everything}\n```", step=100)
+    seen.ask("thought", f"<think>{everything}</think>", step=5)
+    seen.ask("half a letter", "caf\x1b[\ud83e")
     for way, payload in payloads.items():
-        seen.ask(f"failure, {way}", Script(text="so far", fails=payload))
-    seen.ask("what is left at the end", Script(text=latin("caf\x1b[") + "\xc3"))
+        seen.ask(f"failure, {way}", "so far", fails=payload)
 
 
 def typed(seen: Watched, payloads: dict[str, str]) -> None:
     """Messages: pasted, sent, recalled; and commands that do not exist."""
     for way, payload in payloads.items():
-        seen.told(f"pasted, {way}")
         harmless = payload.replace("\x1b[201~", "").replace("\r", "").replace("\n", " ")
-        seen.place.says(Script(text="ok"))
-        seen.face.exchange(seen.terminal, f"\x1b[200~{harmless} .\x1b[201~")
+        seen.ask(f"pasted, {way}", "ok", f"\x1b[200~{harmless} .\x1b[201~")
     seen.told("recalled")
     for _ in range(len(payloads)):
         seen.terminal.send("\x1b[A")
@@ -115,17 +120,43 @@ def commands(seen: Watched, payloads: dict[str, str]) -> None:
     folder = seen.place.home / "files"
     folder.mkdir(exist_ok=True)
     for place, (way, payload) in enumerate(payloads.items()):
-        file = folder / (f"f{place}" + name_of(payload))
-        file.write_text(payload, "utf-8", errors="replace")
-        if not set(name_of(payload)) & set("\r\n\x03\x04\x1b\x7f\t\b") and payload.isprintable():
-            seen.command(f"/read {file}", f"file name, {way}")
-    seen.ask("file in a text", Script(text="read"), f"what is in @{folder}/f0nothing")
+        name = name_of(payload)
+        (folder / f"f{place}{name}").write_text(payload, "utf-8", errors="replace")
+        if not set(name) & set("\r\n"):
+            seen.command(f"\x1b[200~/read {folder}/f{place}{name} \x1b[201~", f"file name, {way}")
+            seen.command(f"\x1b[200~/resume {name} .\x1b[201~", f"title that is none, {way}")
+            seen.command(f"\x1b[200~/save {name} .\x1b[201~", f"title, {way}")
     for line in (
-        f"/system @{min(folder.iterdir())}", "/system", "/show prompt", "/show template", "/stats", "/sessions", "/n",
-        "/tokens", "/set", "/export md", "/export json", "/copy", "/undo", "/resume ZQ", "/new", "/sessions",
+        f"/system @{folder}/f0{name_of(ACTING['title'])}", "/system", "/show prompt", "/show template", "/stats", "/set",
+        "/sessions", "/n", "/tokens", "/export md", "/export json", "/copy", "/undo", "/nonsense", "/new", "/sessions",
     ):  # fmt: skip
         seen.watch.copies = line == "/copy"
         seen.command(line)
+
+
+def views(seen: Watched) -> None:
+    """What else a full screen can show: every key that opens something, and closes it again."""
+    for key in seen.face.keys:
+        seen.told(f"key {key!r}")
+        seen.terminal.send(key)
+        seen.terminal.settle()
+        seen.terminal.send(key if key in "\x02\x14\x1bOQ" else ESCAPE)
+        seen.terminal.settle()
+    seen.face.calm(seen.terminal)
+
+
+def store(home: Path) -> None:
+    """Conversations as an older program or another user may have kept them, nothing taken out; the last holds all."""
+    kept, last = SessionStore(home / "data" / "sessions.db"), Session(model="model", title="all of it")
+    for way, payload in ACTING.items():
+        session = Session(model=f"{payload} {way}", title=f"{payload} {way}")
+        session.conversation.system = payload
+        for content in (payload, f"```{payload}\n{payload}\n```", f"<think>{payload}</think>{payload}"):
+            for conversation in (session.conversation, last.conversation):
+                conversation.add(Message("user", f"{way} {content}"), conversation.head)
+                conversation.add(Message("assistant", f"{way} {content}"), conversation.head)
+        kept.save(session)
+    kept.save(last)
 
 
 def corpus(home: Path, face: Line, report: Report, **environ: str) -> None:
@@ -133,16 +164,19 @@ def corpus(home: Path, face: Line, report: Report, **environ: str) -> None:
     place = Place(home / "corpus", name_of("model" + "".join(ACTING[way] for way in sorted(ACTING))[:60]))
     place.says(Script(notes=tuple(ACTING.values()), device_name=ACTING["title"] + "CPU" + ACTING["C1 CSI"]))
     with Watched(face, place, report, "--stats", **environ) as seen:
-        try:
-            seen.rest()
-            for part in (replies, typed, commands):
-                part(seen, ACTING)
-            seen.leave()
-        except Gave as error:
-            report.wrong.append(f"{seen.where}: {error}")
-    with Watched(face, place, report, "--resume", "1", **environ) as seen:  # what an earlier process has kept
+        seen.rest()
+        for part in (replies, typed, commands):
+            part(seen, ACTING)
+        views(seen)
+        seen.leave()
+    place = Place(home / "stored")
+    store(place.home)
+    with Watched(face, place, report, "--continue", **environ) as seen:
         seen.rest()
         seen.command("/sessions")
+        views(seen)
+        for number in (3, 12, len(ACTING)):
+            seen.command(f"/resume {number}")
         seen.leave()
 
 
@@ -154,7 +188,7 @@ def strings(home: Path, face: Line, report: Report, count: int, seed: int, **env
         with Watched(face, place, report, "--no-save", **environ) as seen:
             seen.rest()
             for batch in batches(rng, min(count - report.strings, 5 * BATCH)):
-                seen.ask("random strings", Script(step=rng.choice((1, 7, 300)), text=latin("\n".join(batch) + END)))
+                seen.ask("random strings", "\n".join(batch), step=rng.choice((1, 7, 300)))
                 report.strings += len(batch)
                 seen.command("/new")
             seen.leave()
@@ -163,15 +197,18 @@ def strings(home: Path, face: Line, report: Report, count: int, seed: int, **env
 def batches(rng: random.Random, count: int) -> Iterator[list[str]]:
     """`count` strings."""
     while count > 0:
-        yield [f"{number} {random_text(rng)}" for number in range(min(count, BATCH))]
+        yield [f"{number}# {random_text(rng)}" for number in range(min(count, BATCH))]
         count -= BATCH
 
 
 def campaign(home: Path, face: Line, count: int, seed: int, canary: bool = False) -> Report:
     """The corpus, then `count` random strings."""
     report, environ = Report(), {"LOCALQ_TEST_UNSAFE": "1"} if canary else {}
-    corpus(home, face, report, **environ)
-    strings(home, face, report, count, seed, **environ)
+    try:
+        corpus(home, face, report, **environ)
+        strings(home, face, report, count, seed, **environ)
+    except Gave as error:
+        report.wrong.append(str(error))
     return report
 
 

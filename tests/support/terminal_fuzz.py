@@ -10,6 +10,7 @@ has its size again. Last line: one JSON object; exit status 1 where anything was
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import sys
@@ -145,19 +146,24 @@ def life(face: Line, place: Place, rng: random.Random, report: Report, events: i
 
 
 def recover(face: Line, place: Place, terminal: Terminal) -> None:
-    """With its size again and a quiet user, it answers."""
+    """With its size again and a quiet user, it answers; a message may be refused once, while something runs still."""
     terminal.resize(*SIZE)
     place.says(Script(text="still here"))
-    face.calm(terminal)
-    if terminal.process.poll() is not None:  # it was told to end before
-        return
-    face.say(terminal, "are you there?")
-    terminal.until("still here")
+    for last in (False, False, True):
+        face.calm(terminal)
+        if terminal.process.poll() is not None:  # it was told to end before
+            return
+        face.say(terminal, "are you there?")
+        with contextlib.suppress(*() if last else (Gave,)):
+            terminal.until("still here", 10)
+            return
 
 
 def verdict(terminal: Terminal, environ: dict[str, str], report: Report) -> None:
     """What a life that is over has left."""
     code = terminal.process.returncode
+    if code is None:  # why is told already
+        return
     if code not in (0, 130):
         report.wrong.append(f"{environ}: exit code {code}")
     if (place := terminal.raw.find(b"Traceback")) >= 0:
