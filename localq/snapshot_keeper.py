@@ -8,6 +8,7 @@ ever fails a reply: what went wrong is `told`, and then the conversation is read
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Protocol
 
@@ -63,7 +64,7 @@ class SnapshotKeeper:
             self._read, self._read_s = 0, 0.0
         self._record, self._loaded, self._stats = record, loaded, Stats()
         path = self._path(record)
-        if path is None or not path.exists():
+        if path is None or not os.path.exists(path):  # False too where the folder is not ours to look into
             return
         try:
             client.restore_cache(str(path))
