@@ -16,6 +16,8 @@ from localq.input_history import InputHistory
 from localq.sanitize import sanitize
 from localq.tui.keys import bindings
 
+PLACEHOLDER = "Message, or / for commands"
+
 
 class Composer(TextArea):
     """A text of 1 to 10 rows; grows with what is in it."""
@@ -60,11 +62,14 @@ class Composer(TextArea):
             soft_wrap=True,
             show_line_numbers=False,
             highlight_cursor_line=False,
-            placeholder="Message, or / for commands",
         )
         self.past = past
         self.completing = False  # a list of completions is open
         self._word = ""
+
+    def on_resize(self, event: events.Resize) -> None:
+        """What stands in an empty message; Textual cannot draw it in no columns at all, nor in few as words."""
+        self.placeholder = PLACEHOLDER if event.size.width > 9 else ""
 
     # ---- typing
 

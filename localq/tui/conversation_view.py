@@ -216,6 +216,8 @@ class ConversationView(Vertical):
         reading = self.transcript.focused_view is not None
         await self.transcript.sync(self.model.session.conversation, live=True)
         self._live = await self.transcript.begin(reading)
+        if not reading:  # who says something wants to see the answer
+            self.transcript.anchor()
         self._looks = self.set_interval(EVERY_S, self._look)
         self.post_message(self.Doing(doing="", stats=None, thinking=False))
 

@@ -116,6 +116,8 @@ class TranscriptView(VerticalScroll, can_focus=False):
         self._views += added
         if added:
             await self.mount_all(added)
+            for view in added:
+                view.fold(self.folded)
         for view in self._views:
             if view.turn.number is not None:
                 view.show(self._turn(view.turn.number))

@@ -36,6 +36,8 @@ class TurnView(Vertical, can_focus=True):
         self.turn = turn
         self._thought, self._thinking = sanitize(turn.thought), False
         self._stream: MarkdownStream | None = None
+        self._pointed = False
+        self._collapsed = True
 
     def compose(self) -> ComposeResult:
         """The line of who speaks, then the text."""
@@ -43,18 +45,18 @@ class TurnView(Vertical, can_focus=True):
         if self.turn.role == "user":
             yield Static(Content(shortened(sanitize(self.turn.text))), classes="said")
             return
-        yield self._folded()
+        if self._thought:
+            yield self._folded()
         yield ReplyText(sanitize(self.turn.text))
 
     def _folded(self) -> Collapsible:
-        folded = Collapsible(Static(Content(self._thought), classes="thought"), title=self._title(), collapsed=True)
-        folded.display = bool(self._thought)
-        return folded
+        thought = Static(Content(self._thought), classes="thought")
+        return Collapsible(thought, title=self._title(), collapsed=self._collapsed)
 
     def _headline(self) -> Content:
         who = "You" if self.turn.role == "user" else "Reply"
         marks = [self.turn.version, "" if self.turn.complete else "cut"]
-        pointer = "▶ " if self.has_focus else "  "
+        pointer = "▶ " if self._pointed else "  "
         return Content(pointer + " · ".join(filter(None, [who, *marks])))
 
     def _title(self) -> str:
@@ -62,10 +64,12 @@ class TurnView(Vertical, can_focus=True):
 
     def on_focus(self) -> None:
         """Mark it, by more than colour."""
+        self._pointed = True
         self.query_one(".headline", Static).update(self._headline())
 
     def on_blur(self) -> None:
         """Take the mark away."""
+        self._pointed = False
         self.query_one(".headline", Static).update(self._headline())
 
     @property
@@ -85,11 +89,11 @@ class TurnView(Vertical, can_focus=True):
         """Put these behind what is there."""
         if thought:
             self._thought, self._thinking = self._thought + thought, True
-            self._draw_thought()
+            await self._draw_thought()
         if text:
             if self._thinking:
                 self._thinking = False
-                self._draw_thought()
+                await self._draw_thought()
             if self._stream is None:
                 self._stream = Markdown.get_stream(self.query_one(ReplyText))
             await self._stream.write(text)
@@ -100,18 +104,21 @@ class TurnView(Vertical, can_focus=True):
         if stream is not None:
             await stream.stop()
         self._thought, self._thinking = sanitize(turn.thought), False
-        self._draw_thought()
+        await self._draw_thought()
         await self.query_one(ReplyText).update(sanitize(turn.text))
         self.show(turn)
 
-    def _draw_thought(self) -> None:
-        folded = self.query_one(Collapsible)
-        folded.display = bool(self._thought)
-        folded.title = self._title()
-        self.query_one(".thought", Static).update(Content(self._thought))
+    async def _draw_thought(self) -> None:
+        found = self.query(Collapsible)
+        if found:  # most replies have none, and every widget costs time at every layout
+            found.first().title = self._title()
+            self.query_one(".thought", Static).update(Content(self._thought))
+        elif self._thought:
+            await self.mount(self._folded(), before=self.query_one(ReplyText))
 
     def fold(self, collapsed: bool) -> None:
         """Show or hide what was thought."""
+        self._collapsed = collapsed
         for folded in self.query(Collapsible):
             folded.collapsed = collapsed
 

@@ -74,6 +74,7 @@ async def say(pilot: Pilot[Any], text: str) -> None:
     """Type `text` as a paste, send it, and wait until what it starts is drawn."""
     chat = pilot.app.chat
     chat.composer.put(text)
+    pilot.app.set_focus(chat.composer)
     await pilot.press("enter")
     await pilot.pause()
     await idle(pilot)
