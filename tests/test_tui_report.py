@@ -4,54 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from instruments_lab import CPU, GPU, PROFILE, Watch
-from scripted_client import CharTokenizer, ScriptedClient
+from instruments_lab import CPU, GPU, PROFILE, TimedClient, Watch, chat_app
 
-from localq.chat import ChatSession
 from localq.errors import LocalqError
 from localq.settings import Settings
-from localq.stats import Stats
 from localq.tui import instrument_facts
 from localq.tui.app import LocalqApp
-from localq.tui.model import Model
-from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from tui_report import LEAST_TOKENS, Arm, Outcome, main
-
-TOKENS = 80
-
-
-class TimedClient(ScriptedClient):
-    """Says that it decodes at `tokens_per_s`, slower by `cost` while instruments are shown."""
-
-    def __init__(self, loaded: Loaded, cost: float = 0.0) -> None:
-        super().__init__(context_size=loaded.context_size)
-        self.as_loaded, self.cost = loaded, cost
-        self.shown: Callable[[], bool] = lambda: False
-
-    def load(self, request: Load, on_event: Callable[[Event], None] | None = None) -> Loaded:
-        super().load(request, on_event)
-        return self.as_loaded
-
-    def generate(self, request: Generate) -> Iterator[Event]:
-        rate = 500.0 * (1 - self.cost * self.shown())
-        used = len(request.prompt)
-        stats = Stats(prompt_tokens=used, context_used=used, context_size=self.context_size)
-        yield Progress(request.id, stats)
-        for count in range(1, TOKENS + 1):
-            stats = replace(
-                stats, phase="decode", generated_tokens=count, decode_s=(count - 1) / rate, context_used=used + count
-            )
-            yield Tokens(request.id, [ord("a")], stats)
-        yield Done(request.id, "length", replace(stats, phase="done"))
 
 
 @pytest.fixture(autouse=True)
@@ -63,10 +31,7 @@ def machine(monkeypatch, tmp_path):
 
 def report(client: TimedClient, tmp_path: Path, profile: Callable[[], dict[str, Any]]) -> tuple[int, dict[str, Any]]:
     def made(settings: Settings) -> LocalqApp:
-        session = ChatSession(client, Load("", client.as_loaded.name), CharTokenizer())
-        app = LocalqApp(settings, session=session)
-        session.ensure_loaded()
-        app.model = Model(session, session.ensure_loaded, lambda: None, profile)
+        app = chat_app(client, settings, profile)
         client.shown = lambda: app.chat.instruments.can_be_seen
         return app
 

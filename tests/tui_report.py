@@ -156,7 +156,8 @@ async def answered(app: LocalqApp) -> Stats:
     conversation.say(PROMPT)
     await until(app, lambda: not conversation.busy, "a reply")
     if session.last is None:
-        raise LocalqError("tui_report", "a reply failed", f"`localq chat {app.settings.model}` says why.")
+        told = " ".join(str(each.render()) for each in app.chat.query("Notice.failed"))
+        raise LocalqError("tui_report", f"a reply failed: {told}")
     return session.last.stats
 
 

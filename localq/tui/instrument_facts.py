@@ -25,6 +25,7 @@ SLICE_S = 1.0  # of decoding, one point of the graph
 SLICES = 240  # that are kept: what the widest terminal shows
 LATER = 2  # a profile is taken anew when the context has grown by this factor
 LOOK_S = 1.0  # between two looks at the card
+TRIES = 3  # of a profile: the model may be at work when one is asked for
 _LEAST = 256  # positions: below, growth says little
 
 
@@ -52,7 +53,9 @@ class Speed:
         self._own = 0  # slices that the running reply began
 
     def add(self, stats: Stats) -> None:
-        """What an event says of the running reply, or of the next one."""
+        """What an event says of the running reply, or of the next one, which may be over with its first event."""
+        if stats == self.last:
+            return
         if not self.running or stats.generated_tokens < self.last.generated_tokens:
             self.running, self._own, self.last = True, 0, Stats()
         tokens = max(0, stats.generated_tokens - 1) - max(
@@ -62,6 +65,7 @@ class Speed:
         self.last = stats
         if seconds > 0:
             self._pour(tokens / seconds, min(seconds, SLICES * SLICE_S), stats.context_used)
+        self.running = stats.phase != "done"
 
     def ended(self) -> None:
         """The reply is over."""
@@ -111,6 +115,7 @@ class Facts:
         self.looking = False  # somebody does
         self.looked_s = -LOOK_S  # when the last look began
         self.asked = self.wanted = False  # a profile: asked for and not there yet; wanted by the user
+        self._failures = 0  # since the last one
         self.changed: set[Callable[[], None]] = set()  # called after every change
         self._joules = self._metered = 0.0  # of the last reply, between readings
         self._read_at_tokens = 0
@@ -123,17 +128,15 @@ class Facts:
 
         self.loaded, self.sample, self.untimed, self.reading = loaded, None, "", Reading()
         self.look = partial(of_gpu, self._sensors(loaded.gpu_uuid)) if self.on_gpu else host_memory
-        self.speed, self.asked = Speed(), False
+        self.speed, self.asked, self._failures = Speed(), False, 0
         self._joules = self._metered = 0.0
         found = roofline.bandwidth(loaded.gpu_uuid, loaded.device_name) if loaded.reads else None
         self.roof = roofline.Roof(roofline.Reads(**loaded.reads), found) if found else None
         self._tell()
 
     def add(self, stats: Stats) -> None:
-        """A stream event of a reply; the one that says that it is over may come behind `end`."""
-        if not self.speed.running:
-            if stats.phase == "done":
-                return
+        """A stream event of a reply."""
+        if not self.speed.running and stats != self.speed.last:
             self._joules = self._metered = 0.0
             self._read_at_tokens = -1
         self.speed.add(stats)
@@ -146,12 +149,12 @@ class Facts:
 
     def profiled(self, profile: dict[str, Any]) -> None:
         """A fresh profile."""
-        self.sample, self.untimed, self.asked = Sample(profile, self.clock()), "", False
+        self.sample, self.untimed, self.asked, self._failures = Sample(profile, self.clock()), "", False, 0
         self._tell()
 
     def failed(self, why: str) -> None:
         """There is none, and why."""
-        self.untimed, self.asked = why, False
+        self.untimed, self.asked, self._failures = why, False, self._failures + 1
         self._tell()
 
     def sensed(self, reading: Reading) -> None:
@@ -186,8 +189,10 @@ class Facts:
         """The user wants one, a step was never timed, or the context has grown by `LATER` since."""
         if not self.on_gpu or self.speed.running or self.asked:
             return False
-        if self.wanted or self.sample is None or self.untimed:
-            return self.wanted or not self.untimed
+        if self.wanted or self._failures >= TRIES:
+            return self.wanted
+        if self.sample is None or self.untimed:
+            return True
         return self.speed.last.context_used >= LATER * max(_LEAST, int(self.sample.profile["position"]))
 
 

@@ -96,7 +96,7 @@ class InstrumentsPanel(VerticalScroll):
         self.facts.profiled(profile)
 
     def show_no_profile(self, why: str) -> None:
-        """The other answer: it could not be taken. Only the user's key asks again."""
+        """The other answer: it could not be taken. Behind the next replies it is tried again, `TRIES` times in all."""
         self.facts.failed(why)
 
     def action_profile(self) -> None:
@@ -164,7 +164,8 @@ class InstrumentsPanel(VerticalScroll):
     def _tick(self) -> None:
         self._changed()  # ages grow
         self._look()
-        self._ask()
+        if not self.facts.untimed:  # what failed is tried again behind the next reply
+            self._ask()
 
     def _ask(self) -> None:
         """For a profile, if one is due and would be seen."""

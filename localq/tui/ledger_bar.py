@@ -170,7 +170,8 @@ def _title(facts: Facts, memory: Memory, width: int) -> Content:
 def _short_title(memory: Memory, width: int) -> Content:
     off = _off(memory.taken, memory.planned)
     planned = "" if memory.planned is None else f", planned {_mib(memory.planned)} ({off})"
-    return line(width, ("Memory", "bold"), f" {_mib(memory.taken)} MiB{planned}")
+    told = f"Memory {_mib(memory.taken)} MiB{planned}"
+    return line(width, ("Memory", "bold"), (told if len(told) <= width else told.replace(" MiB", ""))[6:])
 
 
 def _row(letter: tuple[str, str], name: str, taken: int, planned: int | None, width: int) -> Content:

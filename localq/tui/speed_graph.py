@@ -35,7 +35,7 @@ class SpeedGraph(Instrument):
         facts = self.facts
         said = told(facts)
         if self.compact:
-            below = [line(width, each) for each in said[:1]]
+            below = words(said[0], width, "")[:1] if said else []  # where the roof comes from only if it fits
         else:
             below = [each for text in said for each in words(text, width, "")]
         return [_figures(facts, width), *graph(facts, max(0, width - AXIS), width), *below]
@@ -67,10 +67,14 @@ def told(facts: Facts) -> list[str]:
 def _figures(facts: Facts, width: int) -> Content:
     if facts.loaded is None:
         return line(width, ("tok/s", "bold"), ": no model is loaded")
-    roof = allowed(facts)[1]
-    now = f"now {figure(facts.speed.now)}, " if facts.speed.running else ""
-    mean = f"mean {figure(facts.speed.last.tokens_per_s)}" if facts.speed.last.decode_s > 0 else "no reply yet"
-    return line(width, ("tok/s", "bold"), f" {now}{mean}", (f", roof {figure(roof)}", "$warning") if facts.roof else "")
+    speed, roof = facts.speed, allowed(facts)[1]
+    told = [f"now {figure(speed.now)}"] if speed.running and speed.now else []
+    if speed.last.decode_s > 0:
+        told.append(f"mean {figure(speed.last.tokens_per_s)}")
+    elif not told:
+        told.append("reading the prompt" if speed.running else "no reply yet")
+    bound = (f", roof {figure(roof)}", "$warning") if facts.roof else ""
+    return line(width, ("tok/s", "bold"), f" {', '.join(told)}", bound)
 
 
 # ---- the graph

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from scripted_client import CharTokenizer, ScriptedClient
 from textual.app import App, ComposeResult
 
+from localq.chat import ChatSession
 from localq.gpu_sensors import Reading
 from localq.gpus import Process
+from localq.settings import Settings
 from localq.stats import Operation, Stats, StepProfile
+from localq.tui.app import LocalqApp
 from localq.tui.instrument_facts import Facts
 from localq.tui.instruments import InstrumentsPanel
-from localq.worker.messages import Loaded
+from localq.tui.model import Model
+from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
 
 MIB, GIB = 2**20, 2**30
 CTX = 8192
+TOKENS = 80  # of every reply of a TimedClient
 LEDGER = {
     "weights": 16_000 * MIB, "embedding": 0, "head": 1_000 * MIB, "kv_cache": 4_096 * MIB, "tables": 10 * MIB,
     "scratch": 380 * MIB, "sampler": 10 * MIB, "graphs": 20 * MIB, "cuda_context": 400 * MIB,
@@ -90,3 +100,37 @@ class Host(App[None]):
 
     def on_instruments_panel_profile_wanted(self) -> None:
         self.wanted += 1
+
+
+class TimedClient(ScriptedClient):
+    """Says that it decodes at `tokens_per_s`, slower by `cost` while instruments are shown."""
+
+    def __init__(self, loaded: Loaded, cost: float = 0.0) -> None:
+        super().__init__(context_size=loaded.context_size)
+        self.as_loaded, self.cost = loaded, cost
+        self.shown: Callable[[], bool] = lambda: False
+
+    def load(self, request: Load, on_event: Callable[[Event], None] | None = None) -> Loaded:
+        super().load(request, on_event)
+        return self.as_loaded
+
+    def generate(self, request: Generate) -> Iterator[Event]:
+        rate = 500.0 * (1 - self.cost * self.shown())
+        used = len(request.prompt)
+        stats = Stats(prompt_tokens=used, context_used=used, context_size=self.context_size)
+        yield Progress(request.id, stats)
+        for count in range(1, TOKENS + 1):
+            stats = replace(
+                stats, phase="decode", generated_tokens=count, decode_s=(count - 1) / rate, context_used=used + count
+            )
+            yield Tokens(request.id, [ord("a")], stats)
+        yield Done(request.id, "length", replace(stats, phase="done"))
+
+
+def chat_app(client: TimedClient, settings: Settings, profile: Callable[[], dict[str, Any]]) -> LocalqApp:
+    """The chat over that engine, its model loaded."""
+    session = ChatSession(client, Load("", client.as_loaded.name), CharTokenizer())
+    app = LocalqApp(settings, session=session)
+    session.ensure_loaded()
+    app.model = Model(session, session.ensure_loaded, lambda: None, profile)
+    return app

@@ -107,20 +107,21 @@ def test_the_whole_screen_has_two_columns_where_there_is_room(size, columns):
 
 
 @pytest.mark.parametrize("mode", ["side", "strip", "full"])
-@pytest.mark.parametrize("size", [(200, 60), (120, 40), (100, 30), (80, 24), (40, 12), (7, 3), (1, 1)])
-def test_every_size_is_drawn_and_nothing_is_wider_than_its_place(mode, size):
+def test_every_size_is_drawn_and_nothing_is_wider_than_its_place(mode):
     async def scene(app, pilot):
         await chatting(app, pilot)
-        shown = [each for each in app.query(Instrument) if each.display]
-        places = [app.screen.find_widget(each).visible_region for each in shown]
-        assert not any(one.overlaps(other) for one, other in itertools.combinations(places, 2))
-        for instrument in shown:
-            assert all(row.cell_length <= max(0, instrument.content_size.width) for row in instrument._shown)
-        app.panel.mode = "strip" if mode == "full" else "full"
-        await pilot.resize_terminal(size[1], size[0])
-        await settle(pilot, app.panel)
+        for size in ((120, 40), (100, 30), (80, 24), (40, 12), (7, 3), (1, 1), (200, 60), (1, 60), (200, 1)):
+            await pilot.resize_terminal(*size)
+            await settle(pilot, app.panel)
+            shown = [each for each in app.query(Instrument) if each.display]
+            places = [app.screen.find_widget(each).visible_region for each in shown]
+            assert not any(one.overlaps(other) for one, other in itertools.combinations(places, 2)), size
+            for instrument in shown:
+                width = max(0, instrument.content_size.width)
+                assert all(row.cell_length <= width for row in instrument.lines(width)), (size, instrument)
+            assert all(len(row) <= size[0] for row in screen_text(app).splitlines())
 
-    run(mode, size, scene)
+    run(mode, (200, 60), scene)
 
 
 def test_the_cpu_has_no_card_no_roof_and_no_step():
@@ -357,6 +358,22 @@ def test_the_key_asks_for_one_now_or_behind_the_reply():
         app.panel.show_no_profile("no room")
         await pilot.press("k")
         await until(pilot, lambda: app.wanted == before + 2)
+
+    run("side", (40, 50), scene)
+
+
+def test_what_failed_is_tried_again_behind_the_next_reply():
+    async def scene(app, pilot):
+        app.panel.show_loaded(GPU)
+        await until(pilot, lambda: app.wanted == 1)
+        app.panel.show_no_profile("the model was at work")
+        app.panel._tick()
+        await pilot.pause()
+        assert app.wanted == 1
+        app.panel.show_stats(reply(10))
+        app.panel.reply_ended()
+        await until(pilot, lambda: app.wanted == 2)
+        await until(pilot, lambda: "the model was at work" in screen_text(app))
 
     run("side", (40, 50), scene)
 

@@ -82,6 +82,10 @@ def test_a_strip_of_six_lines():
     ]
 
 
+def test_a_narrow_strip_leaves_out_the_unit():
+    assert drawn(facts_of(), 38, compact=True)[0] == "Memory 21,916, planned 22,021 (-0.5%)"
+
+
 def test_what_the_card_does_not_tell_is_a_dash_and_not_in_the_bar():
     rows = drawn(facts_of(reading=None))
     assert rows[0] == "Memory of RTX 3090"

@@ -74,6 +74,17 @@ def test_a_reply_that_follows_without_a_word_is_another_one():
     assert speed.now == 80.0
 
 
+def test_a_reply_that_is_over_with_its_first_event_counts_once():
+    facts = facts_of()
+    done = replace(reply(81), phase="done")
+    for _ in range(2):
+        facts.add(done)
+    facts.end()
+    assert [(part.tokens, part.seconds) for part in facts.speed.slices] == [(80.0, 1.0)]
+    assert not facts.speed.running
+    assert drawn(facts)[0].startswith("tok/s mean 80.0, roof")
+
+
 # ---- the graph
 
 
@@ -95,6 +106,9 @@ def test_the_dots_of_three_seconds_under_a_falling_roof():
 def test_the_roof_is_a_line_before_the_first_reply():
     rows = drawn(facts_of())
     assert rows[0] == "tok/s no reply yet, roof 104"
+    facts = facts_of()
+    facts.add(Stats("prefill", 5000, prefilled_tokens=1000))
+    assert drawn(facts)[0] == "tok/s reading the prompt, roof 104"
     assert rows[1] == " 104 " + "⠉" * 31
     assert rows[2] == " " * 5 + "⠀" * 31
     assert rows[4] == "   0 " + "⠀" * 31
@@ -109,7 +123,8 @@ def test_the_share_of_the_roof_while_a_reply_runs_and_after_it():
     assert drawn(facts)[5:] == ["80 % of what 936 GB/s allow (rated)", "9.4 GB read a token"]
     facts.end()  # the mean, under the roof in the middle of the reply, at 320: 936 / 9.32
     assert drawn(facts)[0] == "tok/s mean 80.0, roof 100"
-    assert len(drawn(facts, 46, compact=True)) == 6
+    assert drawn(facts, 46, compact=True)[5:] == ["80 % of what 936 GB/s allow (rated)"]
+    assert drawn(facts, 30, compact=True)[5:] == ["80 % of what 936 GB/s allow"]
 
 
 def test_what_was_measured_on_this_card_is_the_roof():

@@ -128,9 +128,11 @@ def test_growth_of_a_short_context_says_little():
     assert facts.profile_due
 
 
-def test_what_failed_is_tried_again_only_if_the_user_wants_it():
+def test_what_failed_three_times_is_tried_again_only_if_the_user_wants_it():
     facts = facts_of()
-    facts.failed("no room")
+    for _ in range(3):
+        assert facts.profile_due
+        facts.failed("no room")
     assert not facts.profile_due
     facts.wanted = True
     assert facts.profile_due
