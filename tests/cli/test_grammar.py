@@ -1,0 +1,91 @@
+"""--json-schema, --grammar, --regex and /grammar as a user meets them: real processes over a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_checkpoints import make_checkpoint
+
+from localq.cli import execute
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = """{"type": "object", "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 0}},
+             "required": ["n"], "additionalProperties": false}"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> dict[str, str]:
+    folder = tmp_path_factory.mktemp("home")
+    places = {
+        name: str(folder / name.lower()) for name in ("LOCALQ_CONFIG", "LOCALQ_DATA", "LOCALQ_CACHE", "HF_HUB_CACHE")
+    }
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LOCALQ_")}
+    model = make_checkpoint(folder / "tiny", initializer_range=0.15)
+    return {**kept, **places, "XDG_STATE_HOME": str(folder), "LOCALQ_MODEL": str(model), "LOCALQ_DEVICE": "cpu"}
+
+
+def localq(environment: dict[str, str], *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "localq", *arguments], input=stdin, capture_output=True, text=True, cwd=ROOT,
+        env={**environment, "TERM": "dumb"}, check=False, timeout=120,
+    )  # fmt: skip
+
+
+def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return localq(environment, "run", environment["LOCALQ_MODEL"], "Hi", *arguments)
+
+
+def test_run_prints_exactly_the_json(environment, tmp_path):
+    schema = tmp_path / "schema.json"
+    schema.write_text(SCHEMA)
+    result = run(environment, "--json-schema", str(schema), "--temp", "1", "--seed", "4", "--quiet")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    body = json.loads(result.stdout)
+    assert list(body) == ["n"]
+    assert 0 <= body["n"] <= 99
+
+
+def test_json_that_is_cut_is_a_failure_that_says_so(environment):
+    result = run(environment, "--json-schema", SCHEMA, "-n", "2", "--quiet")
+    assert result.returncode == 1
+    assert "the reply: it was cut after 2 tokens, so it does not keep to the JSON schema. Allow more" in result.stderr
+    assert result.stdout.startswith("{")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--json-schema", '{"type": "bogus"}'], "the JSON schema: Invalid type: bogus. Correct it."),
+        (["--json-schema", "no-such-file.json"], "no-such-file.json: the file cannot be read"),
+        (["--grammar", "root ::= x"], "the grammar: line 1: there is no rule `x`. Correct the grammar."),
+        (["--regex", "("], "the regular expression: unclosed group. Correct it."),
+        (["--regex", "a", "--grammar", 'start: "a"'], "--regex: it goes with no --grammar. Give one of them."),
+    ],
+)
+def test_what_is_wrong_ends_with_2_before_a_model_is_looked_for(capsys, arguments, said):
+    for verb in (["run", "no-such-model", "Hi"], ["chat", "no-such-model"]):
+        assert execute([*verb, *arguments]) == 2
+        err = capsys.readouterr().err
+        assert said in err
+        assert err.count("\n") == 1
+
+
+def test_a_chat_keeps_its_grammar_and_takes_another(environment):
+    lines = "Hi\n/grammar\n/regen\n/grammar json [1\n/grammar nonsense\n/grammar gbnf root ::= [xyz]{4}\nHi\n"
+    result = localq(environment, "chat", "--regex", "[0-9]{3}!", "--no-stats", stdin=lines)
+    assert result.returncode == 0, result.stderr
+    assert re.fullmatch(r"([0-9]{3}!\n){2}[xyz]{4}\n", result.stdout), result.stdout
+    assert "answers keep to regex [0-9]{3}!\n" in result.stderr
+    assert "[1: the file cannot be read" in result.stderr
+    assert "/grammar: nonsense is not understood. Write /grammar json" in result.stderr
+    assert "answers keep to gbnf root ::= [xyz]{4}\n" in result.stderr
+    result = localq(environment, "chat", "--continue", "--no-stats", stdin="Hi\n/grammar off\n/grammar\n")
+    assert re.fullmatch(r"[xyz]{4}\n", result.stdout), result.stdout
+    assert "answers are free" in result.stderr
