@@ -16,6 +16,7 @@ from localq.commands import ALIASES
 from localq.errors import ExitCode, LocalqError
 from localq.input_history import InputHistory
 from localq.session_record import Session
+from localq.sessions import SessionStore
 from localq.stats import Stats
 from localq.tui import status_line
 from localq.tui.composer import Composer
@@ -25,6 +26,7 @@ from localq.tui.host import TuiHost
 from localq.tui.instruments import InstrumentsPanel, InstrumentsScreen
 from localq.tui.keys import bindings
 from localq.tui.model import Model
+from localq.tui.sidebar import Sidebar
 from localq.tui.status_line import StatusLine
 from localq.tui.transcript_view import TranscriptView
 from localq.tui.watching import Fetching, LoadingStage, Said
@@ -32,6 +34,7 @@ from localq.worker.messages import Loaded
 
 if TYPE_CHECKING:
     from localq.tui.app import LocalqApp
+    from localq.tui.sessions_panel import SessionsPanel
 
 WIDE = 120  # columns, from which on the instruments stand at the side
 LEAVE_WITHIN_S = 2.0  # Esc or Ctrl-C a second time at an empty message leaves
@@ -42,7 +45,8 @@ class ChatScreen(Screen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         *bindings("stop"),
-        *bindings("new", "thinking", "sidebar", "instruments", "copy", "jump", "page_up", "page_down", priority=True),
+        *bindings("new", "thinking", "sessions", "sidebar", "instruments", "copy", "jump", priority=True),
+        *bindings("page_up", "page_down", priority=True),
     ]
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle"), (WIDE, "-wide")]  # noqa: RUF012 - as its base has it
     VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high")]  # noqa: RUF012
@@ -61,7 +65,7 @@ class ChatScreen(Screen[None]):
     def compose(self) -> ComposeResult:
         """The conversation between other things, the line of what goes on below."""
         with Horizontal(id="body"):
-            yield Vertical(id="sidebar")
+            yield Sidebar(id="sidebar")
             with Vertical(id="main"):
                 yield ConversationView(TuiHost(self.app), self._record, id="conversation")
                 yield ComposerArea(self._past, id="writing")
@@ -110,6 +114,7 @@ class ChatScreen(Screen[None]):
     def _free(self) -> None:
         self.instruments.reply_ended()
         self._show_model()
+        self.query_one(Sidebar).look_again(self._current)
 
     @on(InstrumentsPanel.ProfileWanted)
     def _profile(self) -> None:
@@ -164,6 +169,7 @@ class ChatScreen(Screen[None]):
 
     def _send(self, text: str) -> None:
         edited, self._edited = self._edited, None
+        self._interrupted_at = -LEAVE_WITHIN_S  # what stops this reply is no second press
         if text.startswith("/") and not text.startswith("//"):
             self._do(text.strip())
         else:
@@ -201,7 +207,7 @@ class ChatScreen(Screen[None]):
             self._edited = None
             self.composer.put("")
         elif not self.composer.has_focus:
-            self.composer.focus()
+            self._back_to_writing()
         elif self.composer.text:
             self.notify("Ctrl-Q leaves.", markup=False)
         elif time.monotonic() - self._interrupted_at < LEAVE_WITHIN_S:
@@ -222,9 +228,45 @@ class ChatScreen(Screen[None]):
         """Fold or unfold what was thought."""
         self.conversation.transcript.toggle_thinking()
 
-    def action_sidebar(self) -> None:
-        """Show or hide it."""
+    @property
+    def _current(self) -> int | None:
+        """The number of the conversation, once it is saved."""
+        model = self.conversation.model
+        return None if model is None else model.session.record.id
+
+    @property
+    def _store(self) -> SessionStore:
+        return self.app.start_with.store or SessionStore()
+
+    async def action_sidebar(self) -> None:
+        """Show or hide the conversations."""
         self.toggle_class("sidebar")
+        if self.has_class("sidebar"):
+            await self.query_one(Sidebar).show_list(self._store, self._current)
+            self.query_one(Sidebar).focus_list()
+        else:
+            self.composer.focus()
+
+    async def action_sessions(self) -> None:
+        """Look for one."""
+        self.add_class("sidebar")
+        await self.query_one(Sidebar).show_list(self._store, self._current)
+        self.query_one(Sidebar).focus_search()
+
+    def on_sessions_panel_chosen(self, message: SessionsPanel.Chosen) -> None:
+        """Go on with it."""
+        self.conversation.resume(self._store, message.id)
+        self._back_to_writing()
+
+    def on_sessions_panel_new(self) -> None:
+        """Begin one."""
+        self.action_new()
+        self._back_to_writing()
+
+    def _back_to_writing(self) -> None:
+        if self.has_class("-narrow"):
+            self.remove_class("sidebar")
+        self.composer.focus()
 
     def action_instruments(self) -> None:
         """Show or hide them; where they are a strip, all of them over the whole screen comes between."""

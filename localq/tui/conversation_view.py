@@ -23,6 +23,7 @@ from localq.commands.host import Host
 from localq.commands.models import SwitchModel
 from localq.errors import LocalqError
 from localq.session_record import Session
+from localq.sessions import SessionStore
 from localq.tui.feed import EVERY_S, Feed
 from localq.tui.model import Model
 from localq.tui.reply_text import CopyWanted, ReplyText
@@ -143,6 +144,21 @@ class ConversationView(Vertical):
         self._extends = None if last is None else session.conversation.turns[last].message
         self.start(lambda: commands.COMMANDS[name](session, argument, host))
 
+    def resume(self, store: SessionStore, id: int) -> None:
+        """Go on with another conversation."""
+        if self.model is None:
+            self.notify("Not now: there is no model yet.", markup=False)
+            return
+        session = self.model.session
+
+        def take_up() -> str:
+            record = store.load(id)
+            session.save()
+            session.go_on(record)
+            return ""
+
+        self.start(take_up)
+
     def profile(self, show: Callable[[dict[str, Any]], None], fail: Callable[[str], None]) -> None:
         """Time a step of the model, while no job runs; what is started meanwhile comes after it."""
         if self.busy or self.model is None:
@@ -166,7 +182,8 @@ class ConversationView(Vertical):
             self._next = job
             return
         if self.busy or self.model is None:
-            self.notify("Not now: the model is at work. Esc stops it.", markup=False)
+            why = "there is no model yet" if self.model is None else "the model is at work; Esc stops it"
+            self.notify(f"Not now: {why}.", markup=False)
             return
         self.busy = True
         self._stop.clear()
@@ -238,9 +255,10 @@ class ConversationView(Vertical):
             await self.transcript.notice(notice)
 
     async def on_conversation_view_told(self, message: Told) -> None:
-        """A notice."""
+        """What the job has changed, and a notice."""
         await self.draw()
-        await self.transcript.notice(message.text)
+        if message.text:
+            await self.transcript.notice(message.text)
 
     async def on_conversation_view_failed(self, message: Failed) -> None:
         """The chat goes on; the next message starts a new engine process if this one died."""

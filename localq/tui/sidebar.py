@@ -1,0 +1,35 @@
+"""Where the list of conversations stands: it is made when it is first shown, since it costs start-up time."""
+
+from __future__ import annotations
+
+from textual.containers import Vertical
+
+from localq.sessions import SessionStore
+
+
+class Sidebar(Vertical):
+    """Beside the conversation, or in its place where the screen is narrow."""
+
+    async def show_list(self, store: SessionStore, current: int | None) -> None:
+        """The conversations of `store`; `current` is marked."""
+        from localq.tui.sessions_panel import SessionsPanel
+
+        if not self.children:
+            await self.mount(SessionsPanel(store, current))
+        else:
+            self.query_one(SessionsPanel).refresh_list(current)
+
+    def look_again(self, current: int | None) -> None:
+        """Something was saved; nothing where the list was never shown."""
+        if self.children:
+            from localq.tui.sessions_panel import SessionsPanel
+
+            self.query_one(SessionsPanel).refresh_list(current)
+
+    def focus_list(self) -> None:
+        """To what is listed."""
+        self.query("#list").focus()
+
+    def focus_search(self) -> None:
+        """To the search."""
+        self.query("#search").focus()

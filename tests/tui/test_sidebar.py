@@ -1,0 +1,79 @@
+"""The list of conversations beside the chat: choosing one, beginning one, coming back."""
+
+from __future__ import annotations
+
+import pytest
+from scripted_client import CharTokenizer, ScriptedClient
+from textual.widgets import OptionList
+from tui_pilot import drive_chat, idle, say, screen_text, until
+
+from localq.chat import ChatSession
+from localq.conversation import Message
+from localq.resuming import Start
+from localq.session_record import Session
+from localq.sessions import SessionStore
+from localq.settings import Settings
+from localq.tui.app import LocalqApp
+from localq.worker.messages import Load
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = SessionStore(tmp_path / "sessions.db")
+    for title in ("about ships", "about bread"):
+        record = Session(title=title)
+        record.conversation.add(Message("assistant", f"all {title}"), record.conversation.say(f"tell {title}"))
+        store.save(record)
+    return store
+
+
+def app_over(store: SessionStore, *scripts: list[str]) -> LocalqApp:
+    session = ChatSession(ScriptedClient(*scripts), Load("path", "model"), CharTokenizer())
+    return LocalqApp(Settings(), Start(None, store), session=session)
+
+
+@pytest.mark.parametrize("size", [(100, 30), (40, 20)])
+def test_a_conversation_is_looked_for_chosen_and_gone_on_with(store, size):
+    app = app_over(store, ["yes"])
+
+    async def script(pilot):
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: app.chat.query("SessionsPanel #list"))
+        listed = app.chat.query_one("SessionsPanel #list", OptionList)
+        await until(pilot, lambda: listed.option_count == 2)
+        await pilot.press(*"ships")
+        await until(pilot, lambda: listed.option_count == 1)
+        await pilot.press("enter", "enter")
+        await until(pilot, lambda: "all about ships" in screen_text(app))
+        await idle(pilot)
+        assert app.chat.composer.has_focus
+        assert app.chat.composer.region.width > 20
+        await say(pilot, "more")
+        assert store.load(1).conversation.messages()[-1].content == "yes"
+
+    drive_chat(app, script, size)
+    assert app.model.session.record.id == 1
+
+
+def test_a_new_one_is_begun_and_listed_when_something_was_said(store):
+    app = app_over(store, ["answer"])
+
+    async def script(pilot):
+        await pilot.press("ctrl+b")
+        await until(pilot, lambda: app.chat.query("SessionsPanel #list"))
+        listed = app.chat.query_one("SessionsPanel #list", OptionList)
+        await until(pilot, lambda: listed.option_count == 2)
+        await pilot.press("escape")
+        assert app.chat.composer.has_focus
+        await say(pilot, "a third thing")
+        await until(pilot, lambda: listed.option_count == 3)
+        await pilot.press("ctrl+n")
+        await idle(pilot)
+        await until(pilot, lambda: not app.chat.query("TurnView"))
+        assert "a new conversation" in screen_text(app)
+        await pilot.press("ctrl+b")
+        assert not app.chat.query_one("#sidebar").display
+        assert app.chat.composer.has_focus
+
+    drive_chat(app, script, (100, 30))
+    assert app.model.session.conversation.turns == []
