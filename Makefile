@@ -19,13 +19,18 @@ BUILD := $(if $(filter-out 0 n no f false off,$(LOCALQ_NO_CUDA)),cpu,cuda)
 SOURCES := pyproject.toml localq/__init__.py $(wildcard csrc/*)
 CLANG_SOURCES := $(filter-out csrc/README.md csrc/CMakeLists.txt,$(wildcard csrc/*))
 
+# As many tests at a time as there are processors, each in one thread; one after the other beside a GPU, because some
+# measure its memory.
+WORKERS ?= $(if $(DRIVER),0,logical)
+ONE_THREAD := $(if $(filter-out 0,$(WORKERS)),OMP_NUM_THREADS=1)
+
 .PHONY: chat test lint wheel readme clean
 
 chat: $(VENV)/.installed-$(BUILD)
 	$(BIN)/localq run smollm2-135m "$(QUESTION)"
 
 test: lint
-	$(BIN)/python -m pytest -q
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
 
 lint: $(VENV)/.test-$(BUILD)
 	$(BIN)/ruff check .
