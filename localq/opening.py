@@ -17,6 +17,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.prepare import OnProgress
 from localq.sampling import Sampling
 from localq.settings import Settings
+from localq.wanted import Wanted as Wanted  # in a file of its own: a front end draws before all of this is imported
 from localq.worker.client import EngineClient
 from localq.worker.messages import Event, Load, Loaded
 
@@ -42,16 +43,13 @@ class Opened:
     client: EngineClient
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What is said besides the name: weights in this format, and a load that the plan advises against."""
-
-    format: str | None = None
-    force: bool = False
-
-
 @contextlib.contextmanager
-def open_session(name: str, settings: Settings, watcher: Watcher, wanted: Wanted = Wanted()) -> Iterator[Opened]:
+def open_session(
+    name: str,
+    settings: Settings,
+    watcher: Watcher,
+    wanted: Wanted = Wanted(),  # noqa: B008 - it is frozen
+) -> Iterator[Opened]:
     """A session over `name`. The engine process starts at once and imports while the files are found.
 
     Raises LocalqError: exit 4 for an unknown name, 3 for what does not fit, else as fetching and reading files do.

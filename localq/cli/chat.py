@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from localq import catalog
 from localq.cli import options
 from localq.cli.optional_values import Command as Command
 from localq.cli.output import has_screen, note
 from localq.errors import ExitCode
-from localq.prompt_files import system_text
 from localq.settings import Settings
 
 if TYPE_CHECKING:
     from localq.resuming import Start
+    from localq.session_record import Session
 
 
 def chat(
@@ -60,14 +60,7 @@ def chat(
 ) -> int:
     """Hold a conversation with MODEL."""
     model = options.one_model(model, model_named)
-    flags = {
-        "model": model, "system": system_text(system), "ctx": ctx, "max_tokens": max_tokens,
-        "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "repeat_penalty": repeat_penalty,
-        "dry_multiplier": dry_multiplier, "dry_base": dry_base, "dry_allowed_length": dry_allowed_length,
-        "xtc_probability": xtc_probability, "xtc_threshold": xtc_threshold,
-        "seed": seed, "device": device, "dtype": dtype, "vram": vram, "kv": kv, "embed": embed, "head": head,
-        "reserve": reserve, "offline": offline, "stats": stats, "save": save, "think": think,
-    }  # fmt: skip
+    flags = options.among_settings(locals())
     settings = options.effective(**flags)
     if dry_run:
         from localq.cli.dry_run import print_plan  # start-up cost: only asked for here
@@ -78,21 +71,29 @@ def chat(
     first = None if prompt is None else options.joined([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
     if not continue_ and resume is None:
         catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
+    settings, record = _gone_on_with(settings, flags, continue_, resume)
+    from localq import resuming  # start-up cost, not for --help
+
+    start = resuming.start(record, settings, stop, note, wanted)
+    return begun(settings, start, format, force, plain=plain or prompt is not None, quiet=quiet, first=first)
+
+
+def _gone_on_with(
+    settings: Settings, flags: dict[str, Any], continue_: bool, resume: str | None
+) -> tuple[Settings, Session | None]:
+    """The conversation to go on with, None for a new one, and the settings with those that it had."""
     from localq import resuming  # start-up cost, not for --help
     from localq.cli.resume import wanted_session
 
     record = wanted_session(continue_, resume)
-    if record is not None:
-        settings = resuming.settings_of(record, settings, flags)
-    start = resuming.start(record, settings, stop, note, wanted)
-    return begun(settings, start, format, force, plain=plain or prompt is not None, quiet=quiet, first=first)
+    return (settings if record is None else resuming.settings_of(record, settings, flags)), record
 
 
 def begun(
     settings: Settings, start: Start, format: str | None, force: bool, *, plain: bool, quiet: bool, first: str | None
 ) -> int:
     """Chat on the full screen, or line by line where there is none or it is not wanted."""
-    from localq.opening import Wanted  # start-up cost, not for --help
+    from localq.wanted import Wanted
 
     if not plain and not quiet and _on_full_screen(settings):
         from localq.cli.tui import shown

@@ -11,9 +11,9 @@ from localq.cli.output import has_screen, note
 from localq.errors import ExitCode, usage_error
 
 if TYPE_CHECKING:
-    from localq.opening import Wanted
     from localq.resuming import Start
     from localq.settings import Settings
+    from localq.wanted import Wanted
 
 
 def tui(model: options.Model = None) -> int:

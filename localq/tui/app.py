@@ -30,9 +30,9 @@ from localq.tui.conversation_view import ConversationView
 from localq.tui.help_screen import HelpScreen
 from localq.tui.keys import bindings
 from localq.tui.model import Model
+from localq.wanted import Wanted
 
 if TYPE_CHECKING:
-    from localq.opening import Wanted
     from localq.tui.jobs import Job, Opening
     from localq.tui.watching import PostingWatcher
 
@@ -102,8 +102,7 @@ class LocalqApp(App[int]):
 
     def open(self, name: str, wanted: Wanted | None) -> None:
         """Open it in a thread; the screen of the conversation shows how far it is."""
-        from localq.opening import Wanted  # these know hub and planner: the first frame is there before them
-        from localq.tui.jobs import Job, Opening, open_and_load
+        from localq.tui.jobs import Job, Opening, open_and_load  # they know the hub: the first frame comes first
 
         self.chat.status(doing=f"opening {name}", model=name)
         settings = self.settings
@@ -144,7 +143,6 @@ class LocalqApp(App[int]):
     async def _switch(self, name: str, format: str | None) -> None:
         """Go on with the conversation with another model. The one that is open gives back its memory first; where the
         other cannot be opened, the next message loads it again."""
-        from localq.opening import Wanted
         from localq.tui.opening_screen import OpeningScreen
 
         old, settings = self.model, self.settings.replace(model=name)

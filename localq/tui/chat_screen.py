@@ -163,7 +163,7 @@ class ChatScreen(Screen[None]):
             self.composer.sent()
             if self.conversation.model is None:
                 self._waiting = message.text
-                self.notify("It is sent when the model is there.", markup=False)
+                self.call_later(self.conversation.transcript.notice, f"said when the model is there: {message.text}")
             else:
                 self._send(message.text)
 

@@ -50,13 +50,18 @@ class CodeBlock(MarkdownFence, can_focus=True):
 
     def compose(self) -> ComposeResult:
         """A line to copy it by, and the code."""
-        yield CopyMark(Content(f"{self.lexer.split(' ')[0] or 'code'} · copy"))
+        yield CopyMark(self._mark())
         yield from super().compose()
+
+    def _mark(self) -> Content:
+        return Content(f"{self.lexer.split(' ')[0] or 'code'} · copy")
 
     def _copy_context(self, block: MarkdownBlock) -> None:
         super()._copy_context(block)
         if isinstance(block, CodeBlock):
             self.code_source = block.code_source
+            for mark in self.query(CopyMark):
+                mark.update(self._mark())
 
     def action_copy_turn(self) -> None:
         """Ask for a copy of the source."""
