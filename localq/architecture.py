@@ -276,6 +276,10 @@ def _windows(model_type: str, text: dict[str, Any], layers: int) -> tuple[int, i
         count = layers - layers // pattern
     elif model_type in ("qwen2", "qwen3", "qwen3_moe"):
         count = max(layers - (text.get("max_window_layers") or 0), 0)
+    elif model_type == "smollm3":  # the layers without a rotary embedding, for which its list has zeros
+        turning, interval = text.get("no_rope_layers"), text.get("no_rope_layer_interval")
+        every = interval if type(interval) is int and interval > 0 else 4
+        count = turning.count(0) if isinstance(turning, list) else layers // every
     else:
         count = layers  # mistral, mixtral, phi3: every layer
     return (window, count) if count else (0, 0)
