@@ -10,40 +10,29 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from localq import overflow, thinking
+from localq import overflow, streaming, thinking
 from localq.conversation import Conversation, Message
 from localq.errors import LocalqError, usage_error
 from localq.grammar import Grammar
 from localq.incoming import Incoming
 from localq.reading import Reading, framed
-from localq.replies import Piece, Replies, Reply, notices
+from localq.replies import Piece, Replies, Reply
 from localq.sampling import Sampling
 from localq.session_record import ChatSettings, Session
 from localq.sessions import SessionStore
 from localq.snapshot_keeper import SnapshotKeeper
 from localq.stats import Stats
-from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
+from localq.streaming import Client
+from localq.worker.messages import Event, Generate, Load, Loaded
 
 if TYPE_CHECKING:
     from localq.tokenizer import Tokenizer
 
 __all__ = ["ChatSession", "Client", "Message", "Piece", "Replies", "Reply"]
-
-
-class Client(Protocol):
-    """What a session needs of `worker.client.EngineClient`; tests script it."""
-
-    @property
-    def alive(self) -> bool: ...
-    def load(self, request: Load, on_event: Callable[[Event], None] | None = None) -> Loaded: ...
-    def generate(self, request: Generate) -> Iterator[Event]: ...
-    def cancel(self, id: int) -> None: ...
-    def save_cache(self, path: str) -> int: ...
-    def restore_cache(self, path: str) -> int: ...
 
 
 @dataclass
@@ -99,6 +88,10 @@ class ChatSession:
         self._stopping = True
         if self._running is not None:
             self.client.cancel(self._running)
+
+    def begin(self) -> None:
+        """From here on `stop` means what is streamed next."""
+        self._stopping = False
 
     def leave(self) -> None:
         """Keep what the model has read of the conversation, before the client is closed; an interrupt breaks it off.
@@ -170,8 +163,8 @@ class ChatSession:
         return self._answer(turn, reply)
 
     def _answer(self, turn: int, extended: int | None = None) -> Replies:
-        """Answer the message `turn`, or go on with its reply `extended`. From here on `stop` means this answer."""
-        self._stopping = False
+        """Answer the message `turn`, or go on with its reply `extended`."""
+        self.begin()
         return self._answering(turn, extended)
 
     def _answering(self, turn: int, extended: int | None) -> Replies:
@@ -192,7 +185,7 @@ class ChatSession:
                 self.keeper.take_up(self.client, record, loaded)
             if notice:
                 yield Piece("", Stats(context_size=loaded.context_size), notice)
-            incoming = self._incoming(prompt, begun)
+            incoming = streaming.incoming(self.tokenizer, prompt, self.stop_strings, begun)
             for part in self._streamed(self._request(prompt, incoming), incoming):
                 if isinstance(part, Piece):
                     yield part
@@ -202,7 +195,8 @@ class ChatSession:
                     self.keeper.replied(part.stats)
                 if begun and not incoming.grown:
                     conversation.head = before
-                    yield dataclasses.replace(part, notices=(*part.notices, "the model adds nothing"))
+                    nothing = ("the model adds nothing",) if part.reason == "stop" else ()
+                    yield dataclasses.replace(part, notices=(*part.notices, *nothing))
                     continue
                 message = Message("assistant", incoming.raw, part.reason == "stop")
                 told = self._said(record, message, turn, part.stats)
@@ -275,7 +269,7 @@ class ChatSession:
 
     def complete(self, prompt: list[int], loaded: Loaded) -> Replies:
         """Stream the continuation of `prompt` (token ids) without touching the conversation."""
-        incoming = self._incoming(prompt)
+        incoming = streaming.incoming(self.tokenizer, prompt, self.stop_strings)
         return self._streamed(self._request(prompt, incoming), incoming)
 
     def aside(self, text: str, max_tokens: int) -> Replies:
@@ -283,25 +277,15 @@ class ChatSession:
         strings. What the model has read of the conversation is read again for the next reply."""
         variables = thinking.least(self.tokenizer.chat_template)
         prompt = self.tokenizer.chat_ids([Message("user", text).to_dict()], **variables)
-        tail = self.tokenizer.decode(prompt[-thinking.TAIL_TOKENS :])
         generate = Generate(next(self._ids), prompt, self.sampling, sorted(self.tokenizer.stop_ids), max_tokens)
         self.ensure_loaded()
         if self.keeper is not None:
             self.keeper.leave(self.client)
         try:
-            yield from self._streamed(generate, Incoming(self.tokenizer.stream(), opened=thinking.opened(tail)))
+            yield from self._streamed(generate, streaming.incoming(self.tokenizer, prompt))
         finally:
             if self.keeper is not None:
                 self.keeper.replied(Stats())  # what is in the cache now is not the conversation
-
-    def _incoming(self, prompt: list[int], begun: str = "") -> Incoming:
-        """For the reply to `prompt`, which ends with the beginning of the reply: `begun`, or an opened thought."""
-        last = prompt[-thinking.TAIL_TOKENS :]
-        opened = "" if begun else thinking.opened(self.tokenizer.decode(last))
-        incoming = Incoming(self.tokenizer.stream(), self.stop_strings, opened)
-        if begun:
-            incoming.begin(begun, last)
-        return incoming
 
     def _request(self, prompt: list[int], incoming: Incoming) -> Generate:
         breakers = sorted(self.tokenizer.breaker_ids) if self.sampling.dry else []
@@ -317,19 +301,9 @@ class ChatSession:
         if self._stopping:  # while there was nothing to cancel yet
             self.client.cancel(generate.id)
         try:
-            for event in self.client.generate(generate):
-                if isinstance(event, Progress):
-                    yield Piece("", event.stats)
-                elif isinstance(event, Tokens) and not incoming.ended():
-                    pieces = incoming.push(event.ids)
-                    if incoming.ended():
-                        self.client.cancel(generate.id)
-                    yield from (Piece(text, event.stats, thinking=thinks) for text, thinks in pieces or [("", False)])
-                elif isinstance(event, Done):
-                    yield from (Piece(text, event.stats, thinking=thinks) for text, thinks in incoming.finish())
-                    reason = "stop" if incoming.ended() else event.reason
-                    told = notices(reason, event.stats, warned_before, incoming.thinking, generate.grammar)
-                    self.last = Reply(incoming.answer, reason, event.stats, told, incoming.thought)
-                    yield self.last
+            for part in streaming.streamed(self.client, generate, incoming, warned_before):
+                if isinstance(part, Reply):
+                    self.last = part
+                yield part
         finally:
             self._running = None

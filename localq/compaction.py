@@ -29,6 +29,11 @@ def compact(session: ChatSession) -> Replies:
 
     Raises LocalqError: exit 2 where nothing is old enough, exit 1 where the model gives no summary.
     """
+    session.begin()
+    return _compacting(session)
+
+
+def _compacting(session: ChatSession) -> Replies:
     record, conversation = session.record, session.conversation
     summary, turns = conversation.read()
     if turns and conversation.turns[turns[-1]].message.role == "user":
@@ -43,9 +48,7 @@ def compact(session: ChatSession) -> Replies:
     text, end = summary.text if summary is not None else "", None
     for number, piece in enumerate(passes, 1):
         of = f", pass {number} of {len(passes)}" if len(passes) > 1 else ""
-        yield Piece(
-            "", Stats(context_size=size), f"summing up the oldest {count} messages{of}; Ctrl-C leaves all as it is"
-        )
+        yield Piece("", Stats(context_size=size), f"summing up the oldest {count} messages{of}; a stop changes nothing")
         end = None
         for part in session.aside(_request(text, piece), longest):
             if isinstance(part, Reply):

@@ -124,12 +124,13 @@ def test_a_summary_that_fails_changes_nothing(script):
 
 
 def test_an_interrupted_summary_changes_nothing():
-    session = said(session_over(["1"], ["2"], ["half ", "a sum"]), "a", "b")
+    session = said(session_over(["1"], ["2"], ["half ", "a sum"], ["sum"]), "a", "b")
     for part in command(session, "/compact"):
         if isinstance(part, Piece) and part.text:
             session.stop()
     assert (part.reason, part.notices) == ("cancelled", ("stopped: nothing was changed",))
     assert session.conversation.summaries == []
+    assert drained(command(session, "/compact"))[0] == "sum"  # that stop was meant for the other
 
 
 def test_what_is_longer_than_the_context_is_summed_up_in_several_passes():
