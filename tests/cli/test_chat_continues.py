@@ -125,7 +125,7 @@ def test_at_a_terminal_it_asks_shows_how_it_ended_and_copies(environment, store)
         store.save(session)
     plain = {**environment, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
     child = pexpect.spawn(
-        LOCALQ[0], [*LOCALQ[1:], "chat", "--resume"], cwd=str(ROOT), env=plain, encoding="utf-8", timeout=60,
+        LOCALQ[0], [*LOCALQ[1:], "chat", "--plain", "--resume"], cwd=str(ROOT), env=plain, encoding="utf-8", timeout=60,
         dimensions=(40, 120),
     )  # fmt: skip
     child.expect("ships")
