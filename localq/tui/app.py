@@ -10,7 +10,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,6 +18,7 @@ from textual import work
 from textual.app import App, SuspendNotSupported, SystemCommand
 from textual.binding import BindingType
 from textual.driver import Driver
+from textual.filter import LineFilter
 from textual.screen import Screen
 
 from localq import editor, input_history, keymap
@@ -26,6 +27,7 @@ from localq.errors import ExitCode, LocalqError, usage_error
 from localq.resuming import Start, settings_of
 from localq.settings import Settings
 from localq.tui.chat_screen import ChatScreen
+from localq.tui.clean_lines import CLEAN_LINES
 from localq.tui.conversation_view import ConversationView
 from localq.tui.help_screen import HelpScreen
 from localq.tui.keys import bindings
@@ -86,6 +88,10 @@ class LocalqApp(App[int]):
 
         found = super().get_driver_class()
         return TerminalDriver if found is LinuxDriver else found
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Textual's, and the one that lets no control character through."""
+        return [*super().get_line_filters(), CLEAN_LINES]
 
     async def on_mount(self) -> None:
         """The first screen; then the model."""
@@ -234,11 +240,13 @@ class LocalqApp(App[int]):
 
     def action_help(self) -> None:
         """Keys and commands."""
-        self.push_screen(HelpScreen(self.settings.keys))
+        if not isinstance(self.screen, HelpScreen):
+            self.push_screen(HelpScreen(self.settings.keys))
 
     def action_models(self) -> None:
         """Another model, chosen from a list."""
-        self._pick_model()
+        if self.screen is self.chat:
+            self._pick_model()
 
     @work(exclusive=True, group="models")
     async def _pick_model(self) -> None:
@@ -251,7 +259,18 @@ class LocalqApp(App[int]):
             self.leave()  # nothing to go back to
 
     def action_settings(self) -> None:
-        """Settings."""
+        """How replies are made, and colours."""
+        from localq.tui.settings_screen import SettingsScreen  # start-up cost
+
+        if self.screen is self.chat:
+            session = None if self.model is None else self.model.session
+            self.push_screen(SettingsScreen(session, self.settings), self._set)
+
+    def _set(self, settings: Settings | None) -> None:
+        if settings is not None:
+            self.settings = settings
+            self.theme = settings.theme
+            self.set_keymap(settings.keys)
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """What the palette lists."""

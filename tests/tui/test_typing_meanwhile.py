@@ -1,0 +1,91 @@
+"""While a reply streams as fast as it can: typing goes on, drawing is seldom, and where one looks stays where it is."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
+
+from localq.chat import Piece
+from localq.stats import Stats
+from localq.tui.feed import EVERY_S, Feed
+from localq.tui.turn_view import TurnView
+
+
+def test_keys_arrive_while_thousands_of_pieces_stream(monkeypatch):
+    typed, grown = threading.Event(), []
+    grow = TurnView.grow
+
+    async def counted(self, thought, text):
+        grown.append(text)
+        await grow(self, thought, text)
+
+    monkeypatch.setattr(TurnView, "grow", counted)
+
+    def floods():
+        for number in range(10**6):  # ends when it is seen that typing worked
+            if typed.is_set():
+                return
+            yield f"word{number} " if number < 3000 else " "
+
+    app = chat_app(floods())
+
+    async def script(pilot):
+        app.chat.composer.put("go")
+        began = time.monotonic()
+        await pilot.press("enter")
+        await until(pilot, lambda: "word" in screen_text(app), "the reply")
+        await pilot.press(*"typed meanwhile")
+        assert app.chat.composer.text == "typed meanwhile"
+        assert app.chat.conversation.busy
+        typed.set()
+        await idle(pilot)
+        seconds = time.monotonic() - began
+        assert len(grown) <= seconds / EVERY_S + 2
+        assert app.chat.composer.text == "typed meanwhile"
+
+    drive_chat(app, script)
+
+
+def test_a_feed_loses_nothing_between_two_looks():
+    feed = Feed()
+    for number in range(100):
+        feed.put(Piece(f"t{number} ", Stats(generated_tokens=number), thinking=number < 50))
+        if number == 70:
+            first = feed.take()
+    second = feed.take()
+    assert first.thought + second.thought == "".join(f"t{number} " for number in range(50))
+    assert first.text + second.text == "".join(f"t{number} " for number in range(50, 100))
+    assert second.stats.generated_tokens == 99
+    assert feed.take().stats is None
+
+
+def test_who_scrolled_up_stays_there_until_the_end_is_asked_for():
+    go = threading.Event()
+
+    def streams():
+        yield "begin\n\n" * 40
+        go.wait(30)
+        yield "more\n\n" * 40
+
+    app = chat_app(streams(), ["ok"])
+
+    async def script(pilot):
+        app.chat.composer.put("go")
+        await pilot.press("enter")
+        transcript = app.chat.conversation.transcript
+        await until(pilot, lambda: transcript.max_scroll_y > 30 and transcript.is_vertical_scroll_end)
+        await pilot.press("pageup")
+        await pilot.pause()
+        place = transcript.scroll_y
+        assert place < transcript.max_scroll_y
+        go.set()
+        await idle(pilot)
+        assert transcript.scroll_y == place
+        await pilot.press("ctrl+o", "G")
+        await until(pilot, lambda: transcript.is_vertical_scroll_end)
+        await say(pilot, "next")
+        await until(pilot, lambda: "ok" in screen_text(app), "the end is followed again")
+
+    drive_chat(app, script)
