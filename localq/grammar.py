@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from localq import gbnf
-from localq.errors import usage_error
+from localq.errors import LocalqError, usage_error
 from localq.sanitize import sanitize
 from localq.within import within
 
@@ -133,6 +133,18 @@ def matcher(wanted: Grammar, vocabulary: LLTokenizer) -> LLMatcher:
     if found.is_error():
         refuse(wanted, found.get_error())
     return found
+
+
+def keeps(wanted: Grammar, text: str) -> bool:
+    """Whether `text`, the beginning of a reply, is a whole one. What only a model can tell counts as no."""
+    import llguidance  # start-up cost: only where there is a grammar
+
+    try:
+        found = matcher(wanted, llguidance.LLTokenizer("byte"))
+    except LocalqError:
+        return False
+    raw = list(text.encode("utf-8", "replace"))
+    return found.try_consume_tokens(raw) == len(raw) and found.is_accepting()
 
 
 def _in_time(wanted: Grammar, work: Callable[[], T]) -> T:

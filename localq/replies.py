@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from localq import overflow
-from localq.grammar import Grammar
+from localq.grammar import Grammar, keeps
 from localq.stats import Stats
 
 _REASONS = {
@@ -51,11 +51,16 @@ Replies = Generator[Piece | Reply, None, None]
 
 
 def notices(
-    reason: str, stats: Stats, warned_before: bool, thinking: bool, grammar: Grammar | None = None
+    reason: str, stats: Stats, warned_before: bool, thinking: bool, grammar: Grammar | None = None, answer: str = ""
 ) -> tuple[str, ...]:
     """What to tell at the end. `thinking`: its thought was cut. `warned_before`: of a context nearly full."""
-    cut = _NO_ANSWER if thinking else _CUT.format(grammar.called) if grammar is not None else ""
+    cut = _NO_ANSWER if thinking else _unmet(grammar, answer)
     told = [_REASONS[reason] + cut] if reason in _REASONS else []
     if reason != "context" and stats.context_fill >= overflow.WARNING and not warned_before:
         told.append(overflow.warning(stats.context_used, stats.context_size))
     return tuple(told)
+
+
+def _unmet(grammar: Grammar | None, answer: str) -> str:
+    """What to add about an answer that was cut."""
+    return "" if grammar is None or keeps(grammar, answer) else _CUT.format(grammar.called)

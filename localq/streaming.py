@@ -48,5 +48,5 @@ def streamed(client: Client, request: Generate, into: Incoming, warned_before: b
         elif isinstance(event, Done):
             yield from (Piece(text, event.stats, thinking=thinks) for text, thinks in into.finish())
             reason = "stop" if into.ended() else event.reason
-            told = notices(reason, event.stats, warned_before, into.thinking, request.grammar)
+            told = notices(reason, event.stats, warned_before, into.thinking, request.grammar, into.answer)
             yield Reply(into.answer, reason, event.stats, told, into.thought)

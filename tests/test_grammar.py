@@ -118,6 +118,15 @@ def test_what_a_lenient_schema_ignores_is_told():
     assert check(Grammar("json_schema", text)) == ['Unimplemented keys: ["not"]']
 
 
+def test_whether_what_was_cut_is_whole():
+    assert grammar.keeps(Grammar("regex", "[a-zü]+"), "süß".replace("ß", "u"))
+    assert not grammar.keeps(Grammar("regex", "a{3}"), "aa")
+    assert not grammar.keeps(Grammar("regex", "a{3}"), "aaaa")
+    assert grammar.keeps(Grammar("json_schema", "{}"), '{"a": [1, "今天"]}')
+    assert not grammar.keeps(Grammar("json_schema", "{}"), '{"a": [1, "今')
+    assert not grammar.keeps(Grammar("lark", "start: <|im_end|>"), "")
+
+
 def test_what_users_write(tmp_path):
     schema = tmp_path / "a schema: mine.json"
     schema.write_text('\ufeff{"type": "null"}')

@@ -139,6 +139,12 @@ def test_what_is_cut_says_so_and_is_gone_on_with_to_its_end(session):
     assert keeps_to(json.loads(whole.text), PERSON)
 
 
+def test_what_is_cut_where_it_could_end_is_whole(session):
+    session.max_tokens = 6
+    reply = answer(session, regex("[a-z]+"), Sampling(temperature=1.0, seed=1))
+    assert (reply.reason, reply.notices) == ("length", ("the reply reached its longest allowed length",))
+
+
 def test_a_reply_that_is_stopped_is_kept_and_answered_anew_under_the_grammar_of_then(session):
     session.grammar, session.sampling = regex("[a-z]{200}"), Sampling(temperature=1.0, seed=1)
     for part in session.ask("Hi"):
