@@ -36,6 +36,7 @@ KEYS: dict[str, Key] = {
     "sessions": Key("ctrl+s", ANYWHERE, "look for a conversation"),
     "sidebar": Key("ctrl+b", ANYWHERE, "show or hide the list of conversations"),
     "instruments": Key("f2", ANYWHERE, "show or hide speed, memory and kernel times"),
+    "profile": Key("f5", ANYWHERE, "time a step of the model for the instruments"),
     "thinking": Key("ctrl+t", ANYWHERE, "show or hide what was thought"),
     "copy": Key("ctrl+y", ANYWHERE, "copy the last reply"),
     "jump": Key("ctrl+o", ANYWHERE, "between the message and the conversation"),

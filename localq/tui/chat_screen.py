@@ -46,7 +46,7 @@ class ChatScreen(Screen[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         *bindings("stop"),
         *bindings("new", "thinking", "sessions", "sidebar", "instruments", "copy", "jump", priority=True),
-        *bindings("page_up", "page_down", priority=True),
+        *bindings("profile", "page_up", "page_down", priority=True),
     ]
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle"), (WIDE, "-wide")]  # noqa: RUF012 - as its base has it
     VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high")]  # noqa: RUF012
@@ -267,6 +267,10 @@ class ChatScreen(Screen[None]):
         if self.has_class("-narrow"):
             self.remove_class("sidebar")
         self.composer.focus()
+
+    def action_profile(self) -> None:
+        """Time a step, once no reply runs."""
+        self.instruments.action_profile()
 
     def action_instruments(self) -> None:
         """Show or hide them; where they are a strip, all of them over the whole screen comes between."""

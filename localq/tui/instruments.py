@@ -28,6 +28,7 @@ from localq.tui.card_line import CardLine
 from localq.tui.instrument import Instrument
 from localq.tui.instrument_facts import LOOK_S, Facts
 from localq.tui.kernel_bars import KernelBars
+from localq.tui.keys import bindings
 from localq.tui.ledger_bar import LedgerBar
 from localq.tui.speed_graph import SpeedGraph
 
@@ -200,7 +201,9 @@ class InstrumentsScreen(ModalScreen[None]):
     """All instruments over the whole screen, where there is no room for them beside a chat."""
 
     DEFAULT_CSS = "InstrumentsScreen { background: $background; }"
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f2,q", "close", "Back")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        *bindings("instruments", "profile"), Binding("escape,q", "instruments", "Back"),
+    ]  # fmt: skip
 
     def __init__(self, panel: InstrumentsPanel) -> None:
         """What `panel` is told is shown here; what is wanted is asked for by it."""
@@ -212,9 +215,13 @@ class InstrumentsScreen(ModalScreen[None]):
         panel.set_reactive(InstrumentsPanel.mode, "full")
         yield panel
 
-    def action_close(self) -> None:
+    def action_instruments(self) -> None:
         """Back to the chat."""
         self.dismiss()
+
+    def action_profile(self) -> None:
+        """Take one now, or when the reply that runs is over."""
+        self.query_one(InstrumentsPanel).action_profile()
 
     def on_instruments_panel_profile_wanted(self, message: InstrumentsPanel.ProfileWanted) -> None:
         """The chat's screen answers it."""

@@ -14,7 +14,7 @@ from localq.tui.instrument import UNTOLD, Instrument, bar, line, words
 from localq.tui.instrument_facts import Facts, Sample
 
 CPU = "only the fused step of a GPU is timed, not the CPU's"
-NONE_YET = "not timed yet: k times a step"
+NONE_YET = "not timed yet"
 BAR_AT = 28  # cells left of the bars
 
 

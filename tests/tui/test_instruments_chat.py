@@ -70,6 +70,28 @@ def test_as_a_strip_and_over_the_whole_screen(size):
     chatting(size, scene, keys=["f2"])
 
 
+def test_f5_times_a_step_anew_beside_the_chat_and_over_the_whole_screen():
+    taken = []
+
+    def counted():
+        taken.append(PROFILE)
+        return PROFILE
+
+    async def scene(app, pilot):
+        await until(pilot, lambda: len(taken) == 1)
+        await until(pilot, lambda: not app.chat.conversation.busy)
+        await pilot.press("f5")
+        await until(pilot, lambda: len(taken) == 2)
+        await until(pilot, lambda: not app.chat.conversation.busy)
+        await pilot.resize_terminal(100, 30)
+        await pilot.press("f2")
+        await until(pilot, lambda: isinstance(app.screen, InstrumentsScreen))
+        await pilot.press("f5")
+        await until(pilot, lambda: len(taken) == 3)
+
+    chatting((120, 40), scene, profile=counted)
+
+
 def test_nothing_of_it_where_it_is_not_asked_for():
     async def scene(app, pilot):
         assert not app.chat.instruments.can_be_seen

@@ -83,7 +83,7 @@ def test_without_a_known_bandwidth_no_share_of_it():
 def test_why_there_is_no_profile():
     assert " ".join(kernels(facts_of(CPU))) == "Decode step only the fused step of a GPU is timed, not the CPU's"
     facts = facts_of()
-    assert kernels(facts) == ["Decode step", "not timed yet: k times a step"]
+    assert kernels(facts) == ["Decode step", "not timed yet"]
     facts.failed("profile: a context of 8 has no room for 20 steps")
     assert " ".join(kernels(facts)[1:]) == "profile: a context of 8 has no room for 20 steps"
     facts.profiled(PROFILE)
