@@ -43,7 +43,15 @@ def exit_codes() -> str:
     return "\n".join(["| code | meaning |", "| --- | --- |", *rows])
 
 
-BLOCKS: dict[str, Callable[[], str]] = {"help": help_text, "file-map": file_map, "exit-codes": exit_codes}
+def keys() -> str:
+    """The keys of the full screen."""
+    from localq.tui.help_screen import key_rows
+
+    rows = [f"| {where} | {keys} | {what} | `{name}` |" for where, keys, what, name in key_rows({})]
+    return "\n".join(["| where | keys | what they do | name |", "| --- | --- | --- | --- |", *rows])
+
+
+BLOCKS: dict[str, Callable[[], str]] = {"help": help_text, "file-map": file_map, "exit-codes": exit_codes, "keys": keys}
 
 
 def current(readme: str, name: str) -> str:
