@@ -1,7 +1,8 @@
-"""What a terminal sends, read so that nothing of it ends the chat: bytes that are no text, sequences that are no keys.
+"""What a terminal sends, read so that none of it does what it should not: pastes, bytes that are no text, odd keys.
 
-Textual's own reading (8.2, drivers/linux_driver.py) ends the app with a traceback on both: a terminal that is not set
-to UTF-8, a paste of something binary, a line that drops bytes.
+Textual's own reading (8.2, drivers/linux_driver.py and _xterm_parser.py) ends the app with a traceback on bytes that
+are no UTF-8 and on key codes that are no characters, and takes what follows an ESC in a paste for typed keys: a pasted
+text could press Ctrl-Q, or Enter.
 """
 
 from __future__ import annotations
@@ -9,14 +10,17 @@ from __future__ import annotations
 import codecs
 import os
 import selectors
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 
 from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
+from textual.events import Paste
 from textual.message import Message
 
 CHUNK_BYTES = 4096
 TICK_S = 0.1  # as often as this it is looked whether a lone Esc is one, and whether to end
+PASTED, END = "\x1b[200~", "\x1b[201~"
 
 
 class Keys:
@@ -26,18 +30,54 @@ class Keys:
         self._debug = debug
         self._decode = codecs.getincrementaldecoder("utf-8")("ignore").decode
         self._parser = XTermParser(debug)
+        self._held, self._held_at_s = "", 0.0  # what may begin a paste
+        self._paste: str | None = None  # what has come of one
 
     def feed(self, data: bytes) -> Iterator[Message]:
         """The messages that `data` completes; what cannot be read is dropped."""
-        text = self._decode(data)
-        try:
-            yield from self._parser.feed(text) if text else ()
-        except (ValueError, OverflowError):  # key codes that are no characters
-            self._parser = XTermParser(self._debug)
+        text, self._held = self._held + self._decode(data), ""
+        while text:
+            if self._paste is not None:
+                text = yield from self._pasted(text)
+                continue
+            keys, begins, text = text.partition(PASTED)
+            if begins:
+                self._paste = ""
+            else:
+                keys = self._hold(keys, more=len(data) == CHUNK_BYTES)
+            yield from self._typed(keys)
 
     def tick(self) -> Iterator[Message]:
         """What is complete because nothing more came."""
+        if self._held and time.monotonic() - self._held_at_s > TICK_S:
+            keys, self._held = self._held, ""
+            yield from self._typed(keys)
         yield from self._parser.tick()
+
+    def _pasted(self, text: str) -> Generator[Message, None, str]:
+        """Take the part of `text` that belongs to the paste; returns the rest."""
+        assert self._paste is not None
+        begun, self._paste = len(self._paste), self._paste + text
+        end = self._paste.find(END, max(0, begun - len(END)))
+        if end < 0:
+            return ""
+        paste, rest, self._paste = self._paste[:end], self._paste[end + len(END) :], None
+        yield Paste(paste.replace("\0", ""))
+        return rest
+
+    def _hold(self, keys: str, more: bool) -> str:
+        """`keys` without the beginning of a paste at its end. A lone ESC is the key Esc, unless `more` is waiting."""
+        for length in range(len(PASTED) - 1, 0 if more else 1, -1):
+            if keys.endswith(PASTED[:length]):
+                self._held, self._held_at_s = keys[-length:], time.monotonic()
+                return keys[:-length]
+        return keys
+
+    def _typed(self, keys: str) -> Iterator[Message]:
+        try:
+            yield from self._parser.feed(keys) if keys else ()
+        except (ValueError, OverflowError):  # key codes that are no characters
+            self._parser = XTermParser(self._debug)
 
 
 class TerminalDriver(LinuxDriver):

@@ -92,6 +92,13 @@ def name_of(payload: str) -> str:
     return payload.replace("/", "|").replace("\0", "")
 
 
+def grouped(payloads: dict[str, str], size: int = 6) -> dict[str, str]:
+    """Several in one text, because a message takes a full screen its time."""
+    names = list(payloads)
+    groups = [names[place : place + size] for place in range(0, len(names), size)]
+    return {", ".join(group): " ".join(payloads[name] for name in group) for group in groups}
+
+
 def replies(seen: Watched, payloads: dict[str, str]) -> None:
     """Answers, thoughts and errors."""
     everything = "\n\n".join(payloads.values())
@@ -120,14 +127,14 @@ def commands(seen: Watched, payloads: dict[str, str]) -> None:
     folder = seen.place.home / "files"
     folder.mkdir(exist_ok=True)
     for place, (way, payload) in enumerate(payloads.items()):
-        name = name_of(payload)
+        name = name_of(payload)[:200]
         (folder / f"f{place}{name}").write_text(payload, "utf-8", errors="replace")
         if not set(name) & set("\r\n"):
             seen.command(f"\x1b[200~/read {folder}/f{place}{name} \x1b[201~", f"file name, {way}")
             seen.command(f"\x1b[200~/resume {name} .\x1b[201~", f"title that is none, {way}")
             seen.command(f"\x1b[200~/save {name} .\x1b[201~", f"title, {way}")
     for line in (
-        f"/system @{folder}/f0{name_of(ACTING['title'])}", "/system", "/show prompt", "/show template", "/stats", "/set",
+        f"/system @{min(folder.iterdir())}", "/system", "/show prompt", "/show template", "/stats", "/set",
         "/sessions", "/n", "/tokens", "/export md", "/export json", "/copy", "/undo", "/nonsense", "/new", "/sessions",
     ):  # fmt: skip
         seen.watch.copies = line == "/copy"
@@ -166,7 +173,7 @@ def corpus(home: Path, face: Line, report: Report, **environ: str) -> None:
     with Watched(face, place, report, "--stats", **environ) as seen:
         seen.rest()
         for part in (replies, typed, commands):
-            part(seen, ACTING)
+            part(seen, grouped(ACTING))
         views(seen)
         seen.leave()
     place = Place(home / "stored")

@@ -52,6 +52,32 @@ def test_letters_come_whole_however_their_bytes_arrive():
     assert [message.character for message in pieces] == ["語"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["plain\nlines", "\x1b]0;x\x07 and \x11 \r", "\x1b\x1b[", "\x1b[31mred\x1b", "\x1b[20", "\x1b[200~x", "語", ""],
+)
+@pytest.mark.parametrize("size", [1, 3, 7, 4096])
+def test_a_paste_is_one_text_and_presses_no_key(text, size):
+    reader, raw = Keys(), b"a\x1b[200~" + text.encode() + b"\x1b[201~b"
+    found = [message for place in range(0, len(raw), size) for message in reader.feed(raw[place : place + size])]
+    if size > 1:  # byte by byte, the ESC of the paste is the key Esc until more comes
+        assert [getattr(message, "key", None) or message.text for message in found] == ["a", text, "b"]
+
+
+def test_what_only_looked_like_a_paste_is_typed_when_nothing_more_comes():
+    reader = Keys()
+    assert list(reader.feed(b"\x1b[20")) == []
+    reader._held_at_s -= 1
+    assert [message.key for message in [*reader.tick(), *reader.feed(b"x")] if isinstance(message, events.Key)]
+
+
+def test_a_paste_of_a_megabyte_comes_whole():
+    text, reader = "line\n" * 200_000, Keys()
+    raw = f"\x1b[200~{text}\x1b[201~".encode()
+    found = [message for place in range(0, len(raw), 4096) for message in reader.feed(raw[place : place + 4096])]
+    assert [message.text for message in found] == [text]
+
+
 def test_random_bytes():
     rng = random.Random(5)
     for _ in range(3000):
