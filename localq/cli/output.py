@@ -43,8 +43,8 @@ def is_rich_terminal(stream: TextIO) -> bool:
 
 
 def has_screen() -> bool:
-    """stdin and stdout are a terminal that can show a full screen."""
-    return sys.stdin.isatty() and is_rich_terminal(sys.stdout)
+    """stdin, stdout and stderr, on which Textual draws, are a terminal that can show a full screen."""
+    return sys.stdin.isatty() and is_rich_terminal(sys.stdout) and is_rich_terminal(sys.stderr)
 
 
 def takes_colour(stream: TextIO) -> bool:
