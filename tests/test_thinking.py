@@ -171,6 +171,25 @@ def test_a_chat_keeps_the_raw_text_and_tells_thought_and_answer_apart(tmp_path):
     assert (exported["content"], exported["thought"]) == ("yes", "so so")
 
 
+@pytest.mark.parametrize("is_token", [True, False])
+def test_a_template_that_opens_the_thought_itself_also_where_the_tag_is_no_token(is_token):
+    backend = tiny_tokenizers.byte_level()
+    if is_token:
+        backend.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in thinking.TAGS])
+    text = (
+        "{% for m in messages %}[{{ m.role }}]{% if '</think>' in m.content %}{{ m.content.split('</think>')[-1] }}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}[a]<think>\n{% endif %}"
+    )
+    tokenizer = Tokenizer(backend, {}, text, frozenset())
+    client = ScriptedClient([tokenizer.encode("so\n</think>\n\nyes")], [tokenizer.encode("and\n</think>no")])
+    session = ChatSession(client, Load("path"), tokenizer)
+    reply = asked(session, "x")
+    assert (reply.thought, reply.text) == ("so", "yes")
+    assert session.messages[-1].content == "<think>\nso\n</think>\n\nyes"
+    assert asked(session, "y").text == "no"
+    assert tokenizer.decode(client.generated[1].prompt) == "[user]x[assistant]\n\nyes[user]y[a]<think>\n"
+
+
 def test_stop_strings_count_in_the_answer_only_and_a_cut_thought_is_said():
     session = session_over(["<think>END</think>", "one END", " two"], ["<think>long", "er"], reason="length")
     session.stop_strings = ("END",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +11,7 @@ import typer
 
 from localq import settings
 from localq.errors import usage_error
+from localq.prompt_files import system_text
 
 if TYPE_CHECKING:
     from localq.grammar import Grammar
@@ -83,7 +85,9 @@ Dtype = Annotated[str | None, typer.Option("--dtype", help="auto, float32, bfloa
 Vram = Annotated[str | None, typer.Option("--vram", metavar="SIZE", help="Use at most this much, such as 24 or 12GiB.")]
 KvBits = Annotated[
     str | None,
-    typer.Option("--kv", metavar="BITS", help="KV cache: auto, 16, 8 or 4.", autocompletion=_choices("kv")),
+    typer.Option(
+        "--kv", "--cache-type", metavar="BITS", help="KV cache: auto, 16, 8, 4.", autocompletion=_choices("kv")
+    ),
 ]
 Embed = Annotated[
     str | None,
@@ -102,7 +106,7 @@ Reserve = Annotated[
     str | None, typer.Option("--reserve", metavar="SIZE", help="Leave so much of the GPU free besides, such as 300MiB.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Try it even where the plan says that it does not fit.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the whole plan, fetch and load nothing.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", "--estimate-only", help="Print the plan, fetch and load nothing.")]
 Offline = Annotated[
     bool | None, typer.Option("--offline/--online", help="Never touch the network.", show_default=False)
 ]
@@ -164,6 +168,12 @@ def checked_grammar(json_schema: str | None, grammar: str | None, regex: str | N
     for warning in grammars.check(wanted):
         note(f"{wanted.called}: {warning}")
     return wanted
+
+
+def among_settings(given: dict[str, Any]) -> dict[str, Any]:
+    """Of all that a verb was given, the flags that are settings. Raises as `prompt_files.system_text`."""
+    names = [field.name for field in dataclasses.fields(settings.Settings) if field.name in given]
+    return {name: system_text(given[name]) if name == "system" else given[name] for name in names}
 
 
 def effective(**flags: Any) -> settings.Settings:

@@ -33,7 +33,7 @@ def edit(session: ChatSession, argument: str, host: Host) -> str | Replies:
         old = "" if last is None else conversation.turns[last].message.content
         text = rest.strip() or (host.edited(old, "Write the reply behind it: /edit -a TEXT.") if old else "")
         conversation.edit_reply(text)
-        return session.keep() or "the reply is changed; the old one stays (/n)"
+        return session.keep() or "the reply is changed, and /continue goes on behind it; the old one stays (/n)"
     last = conversation.last_user()
     old = "" if last is None else conversation.turns[last].message.content
     return session.edit(argument or (host.edited(old, "Write the message behind it: /edit TEXT.") if old else ""))
@@ -134,6 +134,8 @@ def copy(session: ChatSession, argument: str, host: Host) -> str:
             raise usage_error("/copy code", "there is no code in the last reply", "/copy takes all of it.")
         return host.copy(blocks[-1])
     back = _number(argument, len(replies), "/copy") if argument else 1
+    if not replies[-back]:
+        raise usage_error("/copy", "this reply is a thought without an answer", "/continue goes on with it.")
     return host.copy(replies[-back])
 
 

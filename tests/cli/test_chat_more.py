@@ -102,6 +102,22 @@ def test_glob_reads_all_that_fit_and_names_what_is_no_text(own_folder):
 # ---- commands
 
 
+def test_a_thought_alone_is_nothing_to_copy():
+    session = session_over(["<think>hm"])
+    list(session.ask("x"))
+    with pytest.raises(LocalqError, match="without an answer"):
+        command(session, "/copy")
+
+
+def test_an_edited_reply_is_gone_on_with():
+    session = session_over(["no"], [" if asked"])
+    list(session.ask("x"))
+    assert "/continue goes on" in command(session, "/edit -a yes,")
+    list(command(session, "/continue"))
+    assert session.messages[-1].content == "yes, if asked"
+    assert session.client.prompts[-1] == "<user>x<assistant>yes,"
+
+
 def test_near_matches_and_aliases():
     assert commands.parse("/load x") == ("/model", "x")
     assert commands.parse("/tps") == ("/stats", "")
