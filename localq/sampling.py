@@ -6,12 +6,30 @@ Torch-free, so that the command line, the catalogue and the engine process share
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from localq.errors import LocalqError, bad_file, usage_error
 
 LONGEST_MATCH = 50  # tokens of a repetition that DRY follows, as text-generation-webui does: bounds work and penalty
+
+
+# Field -> what holds of its values, and that in words.
+LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda value: 0.0 <= value <= 100.0, "from 0 to 100"),
+    "top_k": (lambda value: value >= 0, "0 or more"),
+    "top_p": (lambda value: 0.0 < value <= 1.0, "above 0, at most 1"),
+    "min_p": (lambda value: 0.0 <= value < 1.0, "from 0, below 1"),
+    "repeat_penalty": (lambda value: 0.0 < value <= 100.0, "above 0, at most 100"),
+    "dry_multiplier": (lambda value: 0.0 <= value <= 100.0, "from 0 to 100"),
+    "dry_base": (lambda value: 1.0 <= value <= 10.0, "from 1 to 10"),
+    "dry_allowed_length": (lambda value: 1 <= value <= LONGEST_MATCH, f"from 1 to {LONGEST_MATCH}"),
+    "dry_penalty_last_n": (lambda value: value >= -1, "-1 (the whole context), 0 (off) or more"),
+    "xtc_probability": (lambda value: 0.0 <= value <= 1.0, "from 0 to 1"),
+    "xtc_threshold": (lambda value: 0.0 < value <= 0.5, "above 0, at most 0.5"),
+    "seed": (lambda value: value is None or 0 <= value < 2**63, "from 0 to 2^63 - 1"),
+}
 
 
 @dataclass(frozen=True)
@@ -54,22 +72,8 @@ class Sampling:
     xtc_threshold: float = 0.1
 
     def __post_init__(self) -> None:
-        limits = (
-            ("temperature", 0.0 <= self.temperature <= 100.0, "from 0 to 100"),
-            ("top_k", self.top_k >= 0, "0 or more"),
-            ("top_p", 0.0 < self.top_p <= 1.0, "above 0, at most 1"),
-            ("min_p", 0.0 <= self.min_p < 1.0, "from 0, below 1"),
-            ("repeat_penalty", 0.0 < self.repeat_penalty <= 100.0, "above 0, at most 100"),
-            ("dry_multiplier", 0.0 <= self.dry_multiplier <= 100.0, "from 0 to 100"),
-            ("dry_base", 1.0 <= self.dry_base <= 10.0, "from 1 to 10"),
-            ("dry_allowed_length", 1 <= self.dry_allowed_length <= LONGEST_MATCH, f"from 1 to {LONGEST_MATCH}"),
-            ("dry_penalty_last_n", self.dry_penalty_last_n >= -1, "-1 (the whole context), 0 (off) or more"),
-            ("xtc_probability", 0.0 <= self.xtc_probability <= 1.0, "from 0 to 1"),
-            ("xtc_threshold", 0.0 < self.xtc_threshold <= 0.5, "above 0, at most 0.5"),
-            ("seed", self.seed is None or 0 <= self.seed < 2**63, "from 0 to 2^63 - 1"),
-        )
-        for name, holds, allowed in limits:
-            if not holds:  # NaN fails every comparison and so ends here too
+        for name, (holds, allowed) in LIMITS.items():
+            if not holds(getattr(self, name)):  # NaN fails every comparison and so ends here too
                 raise usage_error(name, f"{getattr(self, name)} is not allowed", f"Use a value {allowed}.")
 
     @property
