@@ -6,9 +6,7 @@ Torch-free, and without transformers at run time; equality with it is tested.
 from __future__ import annotations
 
 import functools
-import queue
 import re
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from localq import template, thinking
 from localq.errors import LocalqError, bad_file, usage_error
 from localq.tokenizer_files import SPECIAL, panics_named, read_backend, special_tokens
+from localq.within import within
 
 if TYPE_CHECKING:
     import tokenizers
@@ -194,29 +193,18 @@ class Detokenizer:
 
 
 def _encode_within(seconds: float, backend: tokenizers.Tokenizer, text: str, special: bool) -> list[int]:
-    """Ids of `text`, encoded beside the caller: the splitting rule of a hostile file can search for hours.
+    """Ids of `text`; the splitting rule of a hostile file can search for hours. Only the library's batch call lets
+    other threads run."""
 
-    Native code cannot be interrupted, so the thread of a text that takes too long is left behind; Ctrl-C comes through
-    at once. Only the library's batch call lets other threads run.
-    """
-    answers: queue.SimpleQueue[list[int] | BaseException] = queue.SimpleQueue()
+    def work() -> list[int]:
+        with panics_named("the model's tokenizer", "it fails on this text", _FETCH_AGAIN):
+            return list(backend.encode_batch([text], add_special_tokens=special)[0].ids)
 
-    def work() -> None:
-        try:
-            with panics_named("the model's tokenizer", "it fails on this text", _FETCH_AGAIN):
-                answers.put(list(backend.encode_batch([text], add_special_tokens=special)[0].ids))
-        except BaseException as error:  # raised again by the caller
-            answers.put(error)
-
-    threading.Thread(target=work, daemon=True).start()
     try:
-        answer = answers.get(timeout=seconds)
-    except queue.Empty:
+        return within(seconds, work)
+    except TimeoutError:
         why = f"it takes more than {seconds:.0f} s for a text of {len(text)} characters"
         raise bad_file("the model's tokenizer", why, _FETCH_AGAIN) from None
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
 
 
 def _end_of_turn_ids(backend: tokenizers.Tokenizer, special: Mapping[str, str], template: str) -> set[int]:
