@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import step_stand_ins
 import tiny_models
 import torch
 from tiny_models import BY_NAME, CONTEXT
 
-from localq import roofline
+from localq import catalog, roofline
 from localq.architecture import Architecture
 from localq.engine.cache import KVCache
 from localq.engine.decode import StepState
 from localq.engine.fused import FusedStep
 from localq.engine.sampler import SamplerState
 from localq.engine.weights import weight_bytes
+from localq.worker import backend
 
 
 @pytest.mark.parametrize("name", BY_NAME)
@@ -28,3 +31,21 @@ def test_every_position_costs_what_attention_reads_of_it(name, monkeypatch):
     moved = [sum(launch.bytes(live) for launch in launches) for live in range(CONTEXT + 1)]
     assert [each - moved[0] for each in moved] == [reads.at(live) - reads.at(0) for live in range(CONTEXT + 1)]
     assert reads.at(0) < moved[0]  # which counts what the launches say to each other besides
+
+
+@pytest.mark.parametrize(("dtype", "kv_bits", "bits"), [
+    (torch.float16, 16, 16), (torch.float32, 16, 32), (torch.bfloat16, 8, 8), (torch.float16, 4, 4),
+])  # fmt: skip
+def test_what_the_engine_says_of_a_loaded_model(dtype, kv_bits, bits):
+    arch = catalog.find("llama-3.1-8b").arch
+    ledger = {"weights": 4_000, "embedding": 500, "head": 0}
+    model = SimpleNamespace(
+        dtype=dtype, kv_bits=kv_bits, device=torch.device("cuda", 0), plan=SimpleNamespace(arch=arch)
+    )
+    told = backend._reads(model, ledger)
+    assert roofline.Reads(**told) == roofline.reads(arch, ledger, bits)
+    assert told["slot"] == arch.kv_bytes_per_token(bits)
+    model.plan.arch = None
+    assert backend._reads(model, ledger) == {}
+    model.plan.arch, model.device = arch, torch.device("cpu")
+    assert backend._reads(model, ledger) == {}
