@@ -17,6 +17,7 @@ from localq.stats import Stats
 
 KEPT = 1 / 4  # of what the model reads: the newest exchanges that stay as they are
 LONGEST, SHARE = 1024, 1 / 8  # tokens of a summary: at most, and of the context
+MOST_AT_ONCE = 2**16  # tokens of text: more, and templates may take the request for too long
 FRAME_TOKENS = 128  # that a template and the request itself need at most, besides the texts
 _REQUEST = """\
 Sum up the conversation below between a user and an assistant, so that it can go on without it. Keep what the user \
@@ -42,9 +43,11 @@ def _compacting(session: ChatSession) -> Replies:
     size = session.ensure_loaded().context_size
     longest = max(1, min(LONGEST, int(size * SHARE)))
     texts = [_written(conversation.turns[turn].message) for turn in turns[:count]]
-    passes = _passes(
-        session, texts, max(1, size - 2 * longest - FRAME_TOKENS - len(session.tokenizer.encode(_REQUEST)))
-    )
+    room = size - 2 * longest - FRAME_TOKENS - len(session.tokenizer.encode(_REQUEST))
+    if room < longest:
+        why = f"a context of {size} tokens has no room to sum anything up in"
+        raise usage_error("/compact", why, "Use a larger one (--ctx), or begin anew with /clear.")
+    passes = _passes(session, texts, min(room, MOST_AT_ONCE))
     text, end = summary.text if summary is not None else "", None
     for number, piece in enumerate(passes, 1):
         of = f", pass {number} of {len(passes)}" if len(passes) > 1 else ""

@@ -165,6 +165,12 @@ def test_the_newest_quarter_stays_and_one_exchange_is_refused():
         command(session, "/compact now")
 
 
+def test_a_context_without_room_for_a_summary_is_said():
+    session = said(session_over(["1"], ["2"], size=300), "a", "b")
+    with pytest.raises(LocalqError, match="300 tokens has no room"):
+        drained(command(session, "/compact"))
+
+
 def test_a_full_context_offers_it_by_name():
     assert "/compact" in overflow.warning(95, 100)
     assert "/compact" in overflow.said(overflow.Prompt([1], 2), 0)

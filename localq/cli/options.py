@@ -112,7 +112,7 @@ Offline = Annotated[
 ]
 ShowStats = Annotated[
     bool | None,
-    typer.Option("--stats/--no-stats", "--verbose/--no-stats", help="Speed after a reply.", show_default=False),
+    typer.Option("--stats/--no-stats", "--verbose", help="Speed after a reply.", show_default=False),
 ]
 Think = Annotated[
     str | None,
