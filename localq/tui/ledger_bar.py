@@ -33,17 +33,17 @@ class Kind:
 
 
 KINDS = (
-    Kind("W", "weights", ("weights",), "$text on $primary-darken-1"),
-    Kind("E", "embedding", ("embedding",), "$text on $secondary-darken-1"),
-    Kind("H", "head", ("head",), "$text on $accent-darken-1"),
-    Kind(KV, "KV cache", ("kv_cache",), "$text on $success-darken-1"),
+    Kind("W", "weights", ("weights",), "reverse $primary"),
+    Kind("E", "embedding", ("embedding",), "reverse $accent-darken-2"),
+    Kind("H", "head", ("head",), "reverse $accent"),
+    Kind(KV, "KV cache", ("kv_cache",), "reverse $success"),
     Kind("S", "scratch", (
         "scratch", "tables", "step_buffers", "attention_workspace", "sampler", "cublas_workspace",
-    ), "$text on $warning-darken-1"),
-    Kind("G", "graphs", ("graphs",), "$text on $warning-darken-2"),
-    Kind("C", "CUDA", ("cuda_context",), "$text on $warning-darken-3"),
+    ), "reverse $foreground"),
+    Kind("G", "graphs", ("graphs",), "reverse $foreground-darken-2"),
+    Kind("C", "CUDA", ("cuda_context",), "reverse $foreground-darken-3"),
 )  # fmt: skip
-RESERVED_STYLE, OTHERS_STYLE, FREE_STYLE = "$success", "$text on $error-darken-1", "$text-muted"
+RESERVED_STYLE, OTHERS_STYLE, FREE_STYLE = "$success", "reverse $error", "$text-muted"
 
 
 @dataclass(frozen=True)

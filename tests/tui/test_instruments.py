@@ -124,6 +124,21 @@ def test_every_size_is_drawn_and_nothing_is_wider_than_its_place(mode):
     run(mode, (200, 60), scene)
 
 
+def test_letters_stand_out_in_every_theme():
+    async def scene(app, pilot):
+        await chatting(app, pilot)
+        for name in app.available_themes:
+            app.theme = name
+            await pilot.pause()
+            bar = app.screen._compositor.render_strips()[app.query_one("#memory").region.y + 1]
+            drawn = [part for part in bar if set(part.text.strip()) & set("WHKkSGCO")]
+            assert len(drawn) >= 8
+            colours = [(part.style.color, part.style.bgcolor) for part in drawn]
+            assert all(ink.is_default or ink != paper for ink, paper in colours), name
+
+    run("side", (40, 50), scene)
+
+
 def test_the_cpu_has_no_card_no_roof_and_no_step():
     async def scene(app, pilot):
         await chatting(app, pilot, CPU)
