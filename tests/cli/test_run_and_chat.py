@@ -172,7 +172,13 @@ def test_wrong_use_ends_with_the_documented_code(environment):
 def terminal(environment):
     plain = {**environment, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
     child = pexpect.spawn(
-        LOCALQ[0], [*LOCALQ[1:], "chat"], cwd=str(ROOT), env=plain, encoding="utf-8", timeout=60, dimensions=(24, 80)
+        LOCALQ[0],
+        [*LOCALQ[1:], "chat", "--plain"],
+        cwd=str(ROOT),
+        env=plain,
+        encoding="utf-8",
+        timeout=60,
+        dimensions=(24, 80),
     )
     child.expect("Ctrl-D")
     yield child
