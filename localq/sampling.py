@@ -101,11 +101,11 @@ class Sampling:
 
         Raises LocalqError (exit 8) for values that no sampling has.
         """
-        stated = {field: config.get(name) for field, name in _STATED.items()}
+        stated = {field: config.get(name) for field, name in STATED.items()}
         for field, value in stated.items():
             allowed = (int,) if field == "top_k" else (int, float)
             if value is not None and type(value) not in allowed:
-                raise _damaged(f"{_STATED[field]} is {str(value)[:40]}, which is no such number")
+                raise _damaged(f"{STATED[field]} is {str(value)[:40]}, which is no such number")
         if not config.get("do_sample", False):
             stated = {"repeat_penalty": stated["repeat_penalty"] or 1.0}
         else:  # transformers' class defaults when sampling
@@ -114,11 +114,11 @@ class Sampling:
         try:
             return cls(**{field: value for field, value in stated.items() if value is not None})
         except LocalqError as error:
-            raise _damaged(f"{_STATED[error.what]}: {error.why[:80]}") from error
+            raise _damaged(f"{STATED[error.what]}: {error.why[:80]}") from error
 
 
-# Field -> what transformers calls it.
-_STATED = {name: name for name in ("temperature", "top_k", "top_p", "min_p")} | {"repeat_penalty": "repetition_penalty"}
+# What a model's maker may state: field -> what transformers calls it.
+STATED = {name: name for name in ("temperature", "top_k", "top_p", "min_p")} | {"repeat_penalty": "repetition_penalty"}
 
 
 def _damaged(why: str) -> LocalqError:

@@ -82,7 +82,7 @@ class JobScreen(ModalScreen["T | LocalqError"], Generic[T]):
     def _told(self, message: Said) -> None:
         message.stop()
         self._said.append(message.text)
-        self.query_one("#said", Static).update("\n".join(self._said))
+        self._draw()
 
     @on(Job.Ended)
     def _ended(self, message: Job.Ended) -> None:
@@ -126,9 +126,8 @@ class JobScreen(ModalScreen["T | LocalqError"], Generic[T]):
         self._job = Job(self.name_wanted, self.work, self.post_message, self.discard)
 
     def _start(self) -> None:
-        self.query_one("#said", Static).update("")
         self._draw()
-        self.query_one("#leave", Button).focus()
+        self.query_one("#job").focus()  # not what stops it: Enter, pressed twice where this was chosen, must not
         self._job.start()
 
     def _draw(self) -> None:
@@ -137,7 +136,8 @@ class JobScreen(ModalScreen["T | LocalqError"], Generic[T]):
         stage = "Stopping. Esc again does not wait for it." if stopping else lines.stage
         for name, text in (
             ("stage", "" if failed else stage), ("bar", "" if failed else bar(lines.share)),
-            ("detail", "" if failed else lines.detail), ("error", _words(self.error)),
+            ("detail", "" if failed else lines.detail), ("said", "\n".join(self._said)),
+            ("error", _words(self.error)),
         ):  # fmt: skip
             shown = self.query_one(f"#{name}", Static)
             shown.display = bool(text)

@@ -23,6 +23,7 @@ from localq.sanitize import sanitize
 from localq.session_record import Summary
 from localq.sessions import SessionStore
 from localq.tui.jobs import Job
+from localq.tui.session_lines import one_line, prompt
 from localq.tui.watching import PostingWatcher
 
 LIMIT = 200  # conversations that are listed; the search looks into all
@@ -99,7 +100,10 @@ class SessionsPanel(Widget):
         matching = self.query_one("#search", Input).value.strip()
 
         def work(watcher: PostingWatcher) -> _Listed:
-            note = change()
+            try:
+                note = change()
+            except LocalqError as error:  # the list may be old: it is read anew all the same
+                note = str(error)
             return _Listed(self._store.summaries(matching, LIMIT), note)
 
         if self._job is not None:
@@ -131,7 +135,9 @@ class SessionsPanel(Widget):
         shown, before = self.query_one("#list", OptionList), self.summary_id
         now_s = time.time()
         shown.clear_options()
-        shown.add_options([Option(Content(self._prompt(each, now_s)), id=str(each.id)) for each in self._summaries])
+        shown.add_options(
+            [Option(Content(prompt(each, self._current, now_s)), id=str(each.id)) for each in self._summaries]
+        )
         ids = [each.id for each in self._summaries]
         wanted = before if before in ids else self._current
         shown.highlighted = ids.index(wanted) if wanted in ids else 0 if ids else None
@@ -144,12 +150,6 @@ class SessionsPanel(Widget):
         option = shown.highlighted_option
         return int(option.id) if option is not None and option.id is not None else None
 
-    def _prompt(self, each: Summary, now_s: float) -> str:
-        mark = ">" if each.id == self._current else " "
-        turns = "1 turn" if each.turns == 1 else f"{each.turns} turns"
-        model = Path(each.model).name  # of a model that is a folder, its name is enough here
-        return f"{mark} {_line(each.title)}\n  {when(each.changed_s, now_s)}, {turns}, {_line(model)}"
-
     def _describe(self) -> None:
         found, summary = len(self._summaries), self.summary
         if self._renaming is not None:
@@ -160,7 +160,7 @@ class SessionsPanel(Widget):
             told = "" if self._job is not None else "None yet" if not self._searched else "Nothing found"
         else:
             more = f" ({LIMIT} newest; search for others)" if found >= LIMIT else ""
-            told = f"{_line(summary.title)}, {_line(summary.model)}{more}"
+            told = f"{one_line(summary.title)}, {one_line(summary.model)}{more}"
         self.query_one("#about", Static).update(sanitize(told))
 
     @property
@@ -230,7 +230,7 @@ class SessionsPanel(Widget):
             return
         self._renaming = summary
         title = self.query_one("#title", Input)
-        title.value = _line(summary.title)
+        title.value = one_line(summary.title)
         title.display, self.query_one("#search").display = True, False
         title.focus()
         self._describe()
@@ -238,7 +238,7 @@ class SessionsPanel(Widget):
     @on(Input.Submitted, "#title")
     def _renamed(self, message: Input.Submitted) -> None:
         message.stop()
-        summary, title = self._renaming, _line(message.value).strip()
+        summary, title = self._renaming, one_line(message.value).strip()
         self._end_renaming()
         if summary is None or not title or title == summary.title:
             return
@@ -264,7 +264,7 @@ class SessionsPanel(Widget):
         def delete() -> str:
             self._store.delete(summary.id)
             self._deleted.append(summary)
-            return f"Deleted: {_line(summary.title)}. u brings it back, for a day."
+            return f"Deleted: {one_line(summary.title)}. u brings it back, for a day."
 
         self._work(delete)
 
@@ -277,21 +277,6 @@ class SessionsPanel(Widget):
 
         def restore() -> str:
             self._store.restore(summary.id)
-            return f"Here again: {_line(summary.title)}"
+            return f"Here again: {one_line(summary.title)}"
 
         self._work(restore)
-
-
-def when(changed_s: float, now_s: float) -> str:
-    """ "now", "5 min ago", "3 h ago", "yesterday", "2025-01-31"; a clock that was set back gives the date."""
-    minutes = (now_s - changed_s) / 60
-    if 0 <= minutes < 24 * 60:
-        return "now" if minutes < 1 else f"{minutes:.0f} min ago" if minutes < 60 else f"{minutes / 60:.0f} h ago"
-    day = time.localtime(changed_s)
-    if time.strftime("%F", day) == time.strftime("%F", time.localtime(now_s - 86400)):
-        return "yesterday"
-    return time.strftime("%F", day)
-
-
-def _line(text: str) -> str:
-    return " ".join(sanitize(text).split())

@@ -17,7 +17,7 @@ from textual.widgets import Button, Input, Select, Static, TextArea
 from localq import places, settings
 from localq.chat import ChatSession
 from localq.errors import LocalqError
-from localq.sampling import LIMITS, Sampling
+from localq.sampling import LIMITS, STATED, Sampling
 from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.tui import settings_form
@@ -47,7 +47,7 @@ class SettingsScreen(ModalScreen["Settings | None"]):
         with VerticalScroll(id="fields", can_focus=False):
             for name in NAMES:
                 yield Static(_heading(name, self._defaults), markup=False, classes="heading")
-                yield _field(name, sanitize(texts[name]))
+                yield _field(name, sanitize(texts[name]), _own(name, self._defaults))
                 yield Static("", id=f"wrong-{name}", markup=False, classes="wrong")
         yield Static("", id="told", markup=False)
         with Horizontal(id="buttons"):
@@ -134,14 +134,18 @@ def _heading(name: str, defaults: Sampling) -> str:
         return f"stop: {_STOP_HELP}"
     told = [settings.DESCRIPTIONS[name]]
     if name in LIMITS:
-        own = getattr(defaults, name)
-        told = [LIMITS[name][1], *told, *([] if own is None else [f"the model's own: {own}"])]
+        told = [LIMITS[name][1], *told, *([f"the model's own: {own}"] if (own := _own(name, defaults)) else [])]
     return f"{name}: {'; '.join(told)}"
 
 
-def _field(name: str, text: str) -> Widget:
+def _own(name: str, defaults: Sampling) -> str:
+    """What the model's maker set; empty for what no maker states."""
+    return str(getattr(defaults, name)) if name in STATED else ""
+
+
+def _field(name: str, text: str, own: str) -> Widget:
     if name in LINES:
-        return Input(text, id=name, compact=True, placeholder="unset", select_on_focus=False)
+        return Input(text, id=name, compact=True, placeholder=f"unset: {own}" if own else "unset")
     if name in CHOICES:
         choices: Iterator[tuple[str, str]] = ((each, each) for each in settings.CHOICES[name])
         return Select(choices, value=text, allow_blank=False, id=name, compact=True)

@@ -231,6 +231,7 @@ def test_a_load_shows_stages_and_bytes_and_hands_over_what_is_open(client, size)
         assert "-  25%" in screen_text(host)
         assert "too large[31m" in str(host.screen.query_one("#said", Static).content)
         assert_sound(host.screen)
+        await pilot.press("enter")  # the second of two where it was chosen
         client.going.set()
         await until(pilot, lambda: host.results)
 

@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
-from textual.widgets import Input, OptionList
+from textual.widgets import Input, OptionList, Static
 from tui_layout import assert_sound
 from tui_pilot import drive, screen_text, until
 
 from localq.conversation import Conversation, Message
 from localq.session_record import Session
 from localq.sessions import SessionStore
-from localq.tui.sessions_panel import LIMIT, SessionsPanel, when
+from localq.tui.session_lines import when
+from localq.tui.sessions_panel import LIMIT, SessionsPanel
 
 Script = Callable[[Pilot[Any]], Awaitable[None]]
 
@@ -169,7 +170,9 @@ def test_what_is_deleted_comes_back(store, by_mouse):
 
     async def script(pilot: Pilot[Any]) -> None:
         async def do(name: str) -> None:
-            await (pilot.click(f"#{name}") if by_mouse else pilot.press(name[0]))
+            button = host.panel.query_one(f"#{name}")  # one that was just clicked takes no second click
+            await until(pilot, lambda: not button.has_class("-active"))
+            await (pilot.click(button) if by_mouse else pilot.press(name[0]))
 
         host.panel.query_one(OptionList).focus()
         await do("delete")
@@ -210,6 +213,19 @@ def test_a_store_that_fails_is_said_and_nothing_else_happens(store):
         host.panel.refresh_list(None)
         await until(pilot, lambda: "sessions.db" in "".join(screen_text(host).split()))
         assert titles(host) == [*ALL]
+
+    driven(host, script)
+
+
+def test_what_another_process_has_deleted_is_said_and_leaves_the_list(store):
+    host = Host(store, 2)
+
+    async def script(pilot: Pilot[Any]) -> None:
+        host.panel.query_one(OptionList).focus()
+        store.delete(2)
+        await pilot.press("d")
+        await listed(pilot, host, ALL[0], "Ships")
+        assert "there is no such conversation" in str(host.panel.query_one("#about", Static).content)
 
     driven(host, script)
 
