@@ -28,10 +28,10 @@ from localq.resuming import Start, settings_of
 from localq.settings import Settings
 from localq.tui.chat_screen import ChatScreen
 from localq.tui.clean_lines import CLEAN_LINES
-from localq.tui.conversation_view import ConversationView
 from localq.tui.help_screen import HelpScreen
 from localq.tui.keys import bindings
 from localq.tui.model import Model
+from localq.tui.session_job import SwitchWanted
 from localq.wanted import Wanted
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class LocalqApp(App[int]):
         self.start_with.take_up(model.session)
         await self.chat.take(model)
 
-    def on_conversation_view_switch_wanted(self, message: ConversationView.SwitchWanted) -> None:
+    def on_switch_wanted(self, message: SwitchWanted) -> None:
         """`/model NAME`."""
         self._switch_to(message.switch.name, message.switch.format)
 

@@ -26,6 +26,7 @@ from localq.tui.host import TuiHost
 from localq.tui.instruments import InstrumentsPanel, InstrumentsScreen
 from localq.tui.keys import bindings
 from localq.tui.model import Model
+from localq.tui.session_job import Failed
 from localq.tui.sidebar import Sidebar
 from localq.tui.status_line import StatusLine
 from localq.tui.transcript_view import TranscriptView
@@ -48,6 +49,7 @@ class ChatScreen(Screen[None]):
         *bindings("new", "thinking", "sessions", "sidebar", "instruments", "copy", "jump", priority=True),
         *bindings("profile", "page_up", "page_down", priority=True),
     ]
+    AUTO_FOCUS = "Composer"
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle"), (WIDE, "-wide")]  # noqa: RUF012 - as its base has it
     VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high")]  # noqa: RUF012
 
@@ -73,8 +75,7 @@ class ChatScreen(Screen[None]):
         yield StatusLine(id="status")
 
     def on_mount(self) -> None:
-        """The message first; the instruments where there is room for them."""
-        self.composer.focus()
+        """The instruments where there is room for them."""
         self.set_class(self.app.size.width >= WIDE, "instruments")
 
     def on_resize(self, event: events.Resize) -> None:
@@ -183,7 +184,7 @@ class ChatScreen(Screen[None]):
             elif self.conversation.model is not None:
                 self.conversation.command(line)
         except LocalqError as error:
-            self.conversation.post_message(ConversationView.Failed(error))
+            self.conversation.post_message(Failed(error))
 
     @on(ConversationView.EditWanted)
     def _edit(self, message: ConversationView.EditWanted) -> None:
@@ -310,4 +311,4 @@ class ChatScreen(Screen[None]):
         try:
             self.composer.put(self.app.edited(self.composer.text, "Write it here."))
         except LocalqError as error:
-            self.conversation.post_message(ConversationView.Failed(error))
+            self.conversation.post_message(Failed(error))

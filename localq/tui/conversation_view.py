@@ -5,7 +5,6 @@ A job is a reply or a command. What it says comes as a message; what a reply str
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,17 +19,16 @@ from localq import commands
 from localq.chat import Message as ChatMessage
 from localq.chat import Replies
 from localq.commands.host import Host
-from localq.commands.models import SwitchModel
 from localq.errors import LocalqError
 from localq.session_record import Session
 from localq.sessions import SessionStore
+from localq.tui import session_job
 from localq.tui.feed import EVERY_S, Feed
 from localq.tui.model import Model
 from localq.tui.reply_text import CopyWanted, ReplyText
+from localq.tui.session_job import Job
 from localq.tui.transcript_view import TranscriptView
 from localq.tui.turn_view import TurnView
-
-Job = Callable[[], "str | Replies | SwitchModel"]
 
 
 class ConversationView(Vertical):
@@ -49,33 +47,6 @@ class ConversationView(Vertical):
         def __init__(self, number: int, text: str) -> None:
             super().__init__()
             self.number, self.text = number, text
-
-    class SwitchWanted(Message):
-        """The conversation is to go on with another model."""
-
-        def __init__(self, switch: SwitchModel) -> None:
-            super().__init__()
-            self.switch = switch
-
-    class Began(Message):
-        """The question of a reply is in the conversation."""
-
-    class Told(Message):
-        """What a job has to say."""
-
-        def __init__(self, text: str) -> None:
-            super().__init__()
-            self.text = text
-
-    class Failed(Message):
-        """A job failed with an error that users meet."""
-
-        def __init__(self, error: LocalqError) -> None:
-            super().__init__()
-            self.error = error
-
-    class JobEnded(Message):
-        """The session is free: what the job did is in the thread that did it."""
 
     class Free(Message):
         """Everything of the job is drawn."""
@@ -130,7 +101,7 @@ class ConversationView(Vertical):
                 return session.edit(text, edited)
             told, replies = commands.asked(session, text)
             for line in told:
-                self.post_message(self.Told(line))
+                self.post_message(session_job.Told(line))
             return replies
 
         self.start(ask)
@@ -174,7 +145,7 @@ class ConversationView(Vertical):
         except LocalqError as error:
             self.app.call_from_thread(fail, str(error))
         finally:
-            self.post_message(self.JobEnded())
+            self.post_message(session_job.JobEnded())
 
     def start(self, job: Job) -> None:
         """Run `job` in a thread, if no other runs; what it streams is a reply."""
@@ -192,28 +163,7 @@ class ConversationView(Vertical):
 
     @work(thread=True, group="session")
     def _work(self, job: Job, model: Model, feed: Feed) -> None:
-        try:
-            result = job()
-            if isinstance(result, str):
-                self.post_message(self.Told(result))
-            elif isinstance(result, SwitchModel):
-                self.post_message(self.SwitchWanted(result))
-            else:
-                self.post_message(self.Began())
-                self._stream(result, model, feed)
-        except LocalqError as error:
-            self.post_message(self.Failed(error))
-        finally:
-            self.post_message(self.JobEnded())
-
-    def _stream(self, parts: Replies, model: Model, feed: Feed) -> None:
-        """In the thread: gather a reply. Closed: what came of it is kept."""
-        with contextlib.closing(parts):
-            if self._stop.is_set():  # before there was an answer to stop
-                model.session.stop()
-            model.load()
-            for part in parts:
-                feed.put(part)
+        session_job.run(job, model, feed, self._stop, self.post_message)
 
     def stop_job(self) -> None:
         """Stop it and keep what there is; a second time ends the engine process, which the next message starts anew."""
@@ -227,7 +177,8 @@ class ConversationView(Vertical):
 
     # ---- what comes back
 
-    async def on_conversation_view_began(self) -> None:
+    @on(session_job.Began)
+    async def _begin(self) -> None:
         """Show the question, and where the answer will be."""
         assert self.model is not None
         reading = self.transcript.focused_view is not None
@@ -254,17 +205,20 @@ class ConversationView(Vertical):
         for notice in taken.notices:
             await self.transcript.notice(notice)
 
-    async def on_conversation_view_told(self, message: Told) -> None:
+    @on(session_job.Told)
+    async def _tell_of(self, message: session_job.Told) -> None:
         """What the job has changed, and a notice."""
         await self.draw()
         if message.text:
             await self.transcript.notice(message.text)
 
-    async def on_conversation_view_failed(self, message: Failed) -> None:
+    @on(session_job.Failed)
+    async def _tell_failure(self, message: session_job.Failed) -> None:
         """The chat goes on; the next message starts a new engine process if this one died."""
         await self.transcript.notice(str(message.error), failed=True)
 
-    async def on_conversation_view_job_ended(self) -> None:
+    @on(session_job.JobEnded)
+    async def _end(self) -> None:
         """All of it is here."""
         if self._looks is not None:
             self._looks.stop()
@@ -318,7 +272,7 @@ class ConversationView(Vertical):
         try:
             self.app.call_from_thread(self.notify, job(), markup=False)
         except LocalqError as error:
-            self.post_message(self.Failed(error))
+            self.post_message(session_job.Failed(error))
 
     @on(ReplyText.LinkClicked)
     async def _show_link(self, message: ReplyText.LinkClicked) -> None:

@@ -47,10 +47,15 @@ class Model:
 
         opened, watcher = made.opened, PostingWatcher(post)
         client = opened.client
+
+        def close() -> None:
+            made.close()
+            client.close()  # another process than the first, where one was loaded again
+
         return cls(
             opened.session,
             lambda: load_now(opened, watcher),
-            made.close,
+            close,
             lambda: client.profile(Profile(keep=True)),
         )
 

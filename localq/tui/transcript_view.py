@@ -8,49 +8,18 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import VerticalScroll
-from textual.content import Content
 from textual.message import Message
 from textual.widget import Widget
-from textual.widgets import Static
 
 from localq.conversation import Conversation
-from localq.sanitize import sanitize
 from localq.tui.keys import bindings
 from localq.tui.reply_text import CopyWanted
+from localq.tui.transcript_lines import Earlier, Notice
 from localq.tui.turn_view import Turn, TurnView
 
 WINDOW = 50  # turns that are drawn at first, and that each look further back adds
-
-
-class Earlier(Static, can_focus=True):
-    """The line in place of the turns that are not drawn."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("enter", "show", "show them", show=False)]
-
-    class Wanted(Message):
-        """They are to be drawn."""
-
-    def count(self, turns: int) -> None:
-        """So many are not drawn."""
-        self.display = turns > 0
-        self.update(Content(f"▲ {turns} earlier turns: Enter or a click shows more"))
-
-    def action_show(self) -> None:
-        """Ask for them."""
-        self.post_message(self.Wanted())
-
-    def on_click(self) -> None:
-        """As Enter."""
-        self.action_show()
-
-
-class Notice(Static):
-    """A line of the program, not of the conversation."""
-
-    def __init__(self, text: str, failed: bool = False) -> None:
-        super().__init__(Content(("✗ " if failed else "· ") + sanitize(text)), classes="failed" if failed else "")
 
 
 class TranscriptView(VerticalScroll, can_focus=False):
@@ -78,6 +47,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
         self._first = 0  # place in the path of the first turn that is drawn
         self._conversation = Conversation()
         self._versions: dict[int, str] = {}
+        self._syncing = False
         self.folded = True
 
     def compose(self) -> list[Widget]:
@@ -96,6 +66,13 @@ class TranscriptView(VerticalScroll, can_focus=False):
 
         live: a reply streams, so that one at the end which is not shown yet is that one.
         """
+        self._syncing = True
+        try:
+            await self._sync(conversation, live)
+        finally:
+            self._syncing = False
+
+    async def _sync(self, conversation: Conversation, live: bool) -> None:
         path = conversation.path()
         shown = [view.turn.number for view in self._views]
         if live and path and path[-1] not in shown and conversation.turns[path[-1]].message.role == "assistant":
@@ -134,6 +111,17 @@ class TranscriptView(VerticalScroll, can_focus=False):
         version = self._versions.get(number, "")
         return Turn(number, message.role, message.answer, message.thought, message.complete, version)
 
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        """Who has scrolled to the top sees what was before."""
+        super().watch_scroll_y(old_value, new_value)
+        if new_value <= 0 < old_value and self._first and not self._syncing and not self._follows:
+            self.call_later(self.show_earlier)
+
+    @property
+    def _follows(self) -> bool:
+        """It stays at the end; the user has not scrolled up."""
+        return self._anchored and not self._anchor_released
+
     async def show_earlier(self) -> None:
         """Draw the WINDOW turns before, without moving what is seen."""
         path = self._conversation.path()
@@ -141,13 +129,17 @@ class TranscriptView(VerticalScroll, can_focus=False):
         added = [TurnView(self._turn(number)) for number in path[first : self._first]]
         if not added:
             return
-        before, seen_y = self.virtual_size.height, self.scroll_y
+        before, seen_y, self._syncing = self.virtual_size.height, self.scroll_y, True
         self._first, self._views = first, added + self._views
         await self.mount_all(added, after=self._earlier)
         self._earlier.count(first)
-        self.call_after_refresh(
-            lambda: self.scroll_to(y=seen_y + self.virtual_size.height - before, animate=False)
-        )  # fmt: skip
+        self._syncing = False
+
+        def stay() -> None:
+            if not self._follows:  # it may have been sent to the end meanwhile
+                self.scroll_to(y=seen_y + self.virtual_size.height - before, animate=False)
+
+        self.call_after_refresh(stay)
 
     async def begin(self, reading: bool) -> TurnView:
         """A reply that will stream, at the end. reading: it takes the focus from the turns before it."""
@@ -230,7 +222,8 @@ class TranscriptView(VerticalScroll, can_focus=False):
         self.scroll_down(animate=False)
 
     def action_first(self) -> None:
-        """To the first that is drawn."""
+        """To the first that is drawn, and what was before."""
+        self.release_anchor()
         self.scroll_home(animate=False)
 
     def action_last(self) -> None:
@@ -273,6 +266,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
 
     async def on_earlier_wanted(self) -> None:
         """The line was clicked."""
+        self.release_anchor()
         await self.show_earlier()
 
 

@@ -24,7 +24,8 @@ from localq.settings import Settings
 from localq.tui.app import LocalqApp
 from localq.tui.help_screen import HelpScreen
 from localq.tui.instruments import InstrumentsScreen
-from localq.tui.transcript_view import WINDOW, Earlier
+from localq.tui.transcript_lines import Earlier
+from localq.tui.transcript_view import WINDOW
 from localq.tui.turn_view import TurnView
 from localq.worker.messages import Load
 
@@ -264,12 +265,15 @@ def test_of_ten_thousand_turns_the_newest_are_drawn_and_others_on_demand():
     async def script(pilot):
         await until(pilot, lambda: len(app.chat.query(TurnView)) == WINDOW)
         assert "answer 9999" in screen_text(app)
-        earlier = app.chat.query_one(Earlier)
+        earlier, transcript = app.chat.query_one(Earlier), app.chat.conversation.transcript
         assert "9950 earlier turns" in str(earlier.render())
-        earlier.focus()
-        await pilot.press("enter")
-        await until(pilot, lambda: len(app.chat.query(TurnView)) == 2 * WINDOW)
+        assert transcript.is_vertical_scroll_end
+        await pilot.press("ctrl+o", "g")
+        await until(pilot, lambda: len(app.chat.query(TurnView)) == 2 * WINDOW, "more at the top")
         assert "9900 earlier turns" in str(earlier.render())
+        await until(pilot, lambda: transcript.scroll_y > 0, "what was seen is in its place")
+        earlier.action_show()
+        await until(pilot, lambda: len(app.chat.query(TurnView)) == 3 * WINDOW)
         await say(pilot, "one more")
         assert "new" in screen_text(app)
 

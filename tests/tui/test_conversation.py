@@ -10,7 +10,7 @@ from tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 from localq.chat import ChatSession
 from localq.errors import LocalqError
 from localq.tui.reply_text import CodeBlock, ReplyText
-from localq.tui.transcript_view import Notice
+from localq.tui.transcript_lines import Notice
 from localq.tui.turn_view import TurnView
 
 DEAD = LocalqError("engine process", "ended (signal SIGKILL)", "The next message starts a new one.")
