@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -327,6 +329,15 @@ def test_nothing_overlaps_and_nothing_is_out_of_reach(server, size):
         assert_sound(host.screen)
 
     picked(script, size)
+
+
+def test_nothing_slow_is_imported_for_the_first_frame():
+    code = (
+        "import sys, localq.tui.picker, localq.tui.settings_screen, localq.tui.sessions_panel; print([each for each in "
+    )
+    code += "('torch', 'transformers', 'numpy', 'huggingface_hub', 'httpx', 'psutil', 'tokenizers') if each in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
 
 
 def test_a_damaged_catalogue_of_the_user_is_said(server, tmp_path, monkeypatch):
