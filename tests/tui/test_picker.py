@@ -332,10 +332,9 @@ def test_nothing_overlaps_and_nothing_is_out_of_reach(server, size):
 
 
 def test_nothing_slow_is_imported_for_the_first_frame():
-    code = (
-        "import sys, localq.tui.picker, localq.tui.settings_screen, localq.tui.sessions_panel; print([each for each in "
-    )
-    code += "('torch', 'transformers', 'numpy', 'huggingface_hub', 'httpx', 'psutil', 'tokenizers') if each in sys.modules])"
+    slow = ("torch", "transformers", "numpy", "huggingface_hub", "httpx", "psutil", "tokenizers")
+    modules = ", ".join(f"localq.tui.{name}" for name in ("picker", "settings_screen", "sessions_panel"))
+    code = f"import sys, {modules}; print([each for each in {slow} if each in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
 
