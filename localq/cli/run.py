@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,11 +16,12 @@ from localq.cli import options
 from localq.cli.optional_values import Command as Command
 from localq.cli.output import note, print_json
 from localq.errors import ExitCode, LocalqError
-from localq.prompt_files import system_text
 from localq.settings import Settings
 
 if TYPE_CHECKING:
     from localq.chat import ChatSession, Piece, Reply
+    from localq.grammar import Grammar
+    from localq.worker.messages import Loaded
 
 Extract = Annotated[bool, typer.Option("--extract", "-x", help="Print the last block of code of the answer, no more.")]
 
@@ -68,57 +70,87 @@ def run(
     words = prompt or []
     if model_named is not None:  # then every word is part of the prompt
         words, model = [*([] if model is None else [model]), *words], model_named
-    settings = options.effective(
-        model=model, system=system_text(system), ctx=ctx, max_tokens=max_tokens, temperature=temperature,
-        top_k=top_k, top_p=top_p, min_p=min_p, repeat_penalty=repeat_penalty,
-        dry_multiplier=dry_multiplier, dry_base=dry_base, dry_allowed_length=dry_allowed_length,
-        xtc_probability=xtc_probability, xtc_threshold=xtc_threshold, seed=seed, device=device, dtype=dtype,
-        vram=vram, kv=kv, embed=embed, head=head, reserve=reserve, offline=offline, stats=stats, think=think,
-    )  # fmt: skip
+    settings = options.effective(**options.among_settings(locals()))
     if dry_run:
         return _plan(settings, format, json)
     stops = stop_strings.checked(stop or ())
     wanted = options.checked_grammar(json_schema, grammar, regex)
+    asked = _Asked(words, stops, wanted, format, force, think_out, quiet, extract, json)
     if not words and not json and not extract and sys.stdin is not None and sys.stdin.isatty():
-        from localq import resuming
-        from localq.cli.chat import begun  # nobody pipes anything in: this is a conversation
+        return _converse(settings, asked)
+    return _answer(settings, asked)
 
-        catalog.resolve(settings.model)
-        start = resuming.start(None, settings, stop, note, wanted)
-        return begun(settings, start, format, force, plain=False, quiet=quiet, first=None)
-    text = options.joined(words, "localq run", 'localq run MODEL "PROMPT"')
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is wanted of the answer besides what settings say."""
+
+    words: list[str]
+    stops: tuple[str, ...]
+    grammar: Grammar | None
+    format: str | None
+    force: bool
+    think_out: str | None
+    quiet: bool
+    extract: bool
+    json: bool
+
+
+def _converse(settings: Settings, asked: _Asked) -> int:
+    """Nobody pipes anything in: this is a conversation."""
+    from localq import resuming  # start-up cost: only asked for here
+    from localq.cli.chat import begun
+
+    catalog.resolve(settings.model)
+    start = resuming.start(None, settings, list(asked.stops) or None, note, asked.grammar)
+    return begun(settings, start, asked.format, asked.force, plain=False, quiet=asked.quiet, first=None)
+
+
+def _answer(settings: Settings, asked: _Asked) -> int:
+    text = options.joined(asked.words, "localq run", 'localq run MODEL "PROMPT"')
     catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
-    from localq import opening, roofline
-    from localq.cli.session import TerminalWatcher, interruptible, memory_line, print_reply, speed_line
+    from localq import opening
+    from localq.cli.session import TerminalWatcher, interruptible, print_reply
     from localq.cli.thoughts import shown
 
-    watcher = TerminalWatcher(quiet)
-    with watcher, opening.open_session(settings.model, settings, watcher, opening.Wanted(format, force)) as opened:
-        opened.session.stop_strings, opened.session.grammar = stops, wanted
+    watcher, wanted = TerminalWatcher(asked.quiet), opening.Wanted(asked.format, asked.force)
+    with watcher, opening.open_session(settings.model, settings, watcher, wanted) as opened:
+        opened.session.stop_strings, opened.session.grammar = asked.stops, asked.grammar
         loaded = watcher.load(opened)
-        with shown(quiet or json, think_out) as thoughts, interruptible(opened.session) as pressed:
-            parts = _parts(opened.session, text, quiet)
-            reply = print_reply(parts, watcher.status, thoughts, write_text=not json and not extract)
+        with shown(asked.quiet or asked.json, asked.think_out) as thoughts, interruptible(opened.session) as pressed:
+            parts = _parts(opened.session, text, asked.quiet)
+            reply = print_reply(parts, watcher.status, thoughts, write_text=not asked.json and not asked.extract)
     if reply is None:
         return ExitCode.FAILURE
-    if extract:
+    _tell(settings, asked, reply, loaded)
+    return ExitCode.INTERRUPTED if pressed.is_set() else ExitCode.OK
+
+
+def _tell(settings: Settings, asked: _Asked, reply: Reply, loaded: Loaded) -> None:
+    """What goes out behind the reply. Raises LocalqError where it was cut and had a grammar to keep to."""
+    from localq import roofline
+    from localq.cli.session import memory_line, speed_line
+    from localq.grammar import keeps
+
+    if asked.extract:
         print(_last_block(reply.text))
-    if json:
+    if asked.json:
         body = {"model": settings.model, "text": reply.text, "thought": reply.thought, "reason": reply.reason}
         roof = roofline.of_loaded(loaded)
         rates = {"tokens_per_s": reply.stats.tokens_per_s, "roofline_share": roof and roof.share(reply.stats)}
         print_json({**body, "stats": {**dataclasses.asdict(reply.stats), **rates}})
-    cut = wanted is not None and reply.reason in ("length", "context")
-    if not quiet:
-        for line in () if cut else reply.notices:
+    unmet = asked.grammar if reply.reason in ("length", "context") else None
+    if unmet is not None and keeps(unmet, reply.text):
+        unmet = None
+    if not asked.quiet:
+        for line in () if unmet else reply.notices:
             note(line)
-        if settings.stats and not json:
+        if settings.stats and not asked.json:
             for line in filter(None, (speed_line(reply.stats, loaded), memory_line(loaded))):
                 note(line)
-    if wanted is not None and cut:  # half of a JSON text is none: a script must see that
-        why = f"it was cut after {reply.stats.generated_tokens} tokens, so it does not keep to {wanted.called}"
+    if unmet is not None:  # half of a JSON text is none: a script must see that
+        why = f"it was cut after {reply.stats.generated_tokens} tokens, so it does not keep to {unmet.called}"
         raise LocalqError("the reply", why, "Allow more with --max-tokens or --ctx.")
-    return ExitCode.INTERRUPTED if pressed.is_set() else ExitCode.OK
 
 
 def _last_block(text: str) -> str:
