@@ -26,7 +26,7 @@ from localq.errors import ExitCode, LocalqError, usage_error
 __all__ = ["Architecture", "ModelEntry", "Source", "Target", "find", "load_catalogue", "not_yet", "resolve"]
 
 # What this version of the engine runs. The catalogue also holds what later versions will.
-RUNNABLE_FORMATS = frozenset({"bf16", "fp16", "nf4", "aqlm", "vptq", "vq2", "gguf"})
+RUNNABLE_FORMATS = frozenset({"bf16", "fp16", "nf4", "mxfp4", "aqlm", "vptq", "vq2", "gguf"})
 RUNNABLE_MODEL_TYPES = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma3_text", "phi3", "smollm3"}
 )

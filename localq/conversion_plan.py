@@ -73,13 +73,13 @@ def skipped_modules(jobs: list[Job]) -> list[str]:
     return sorted(names)
 
 
-def notes(jobs: list[Job]) -> list[str]:
-    """What the user must know: matrices that the format cannot take."""
+def notes(jobs: list[Job], block: int) -> list[str]:
+    """What the user must know: matrices that the format, in blocks of so many weights, cannot take."""
     kept = [job for job in jobs if not job.quantized and is_block_linear(job.name, job.source.shape)]
     if not kept:
         return []
     first = kept[0]
     return [
-        f"{len(kept)} matrices stay unquantized: their rows are no multiple of 64 long "
+        f"{len(kept)} matrices stay unquantized: their rows are no multiple of {block} long "
         f"(the first: {first.name}, {first.source.shape[1]} columns)."
     ]

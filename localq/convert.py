@@ -1,8 +1,8 @@
 """A full-precision checkpoint becomes a quantized one, tensor by tensor, restartable after a kill.
 
 The Linear weights of the decoder blocks are quantized; embeddings, head, norms, biases, router gates and everything
-outside the decoder are copied. What comes out is a Hugging Face model folder that localq and transformers (with
-bitsandbytes, for NF4) load. Memory: the largest source tensor and its quantized form.
+outside the decoder are copied. What comes out is a Hugging Face model folder that localq loads and, in NF4,
+transformers with bitsandbytes. Memory: the largest source tensor and its quantized form.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from localq.modelfiles import ModelFiles
 from localq.quant import FORMATS
 from localq.shard_writer import SHARD_BYTES, ShardWriter, plan_shards, start_state
 
-MADE = ("nf4",)  # formats that are made tensor by tensor; `vq_convert` makes others
+MADE = ("nf4", "mxfp4")  # formats that are made tensor by tensor; `vq_convert` makes others
 OnProgress = Callable[[str, int, int], None]  # what is done, source bytes done, source bytes in total
 Say = Callable[[str], None]  # one-line notes for the user
 
@@ -62,7 +62,7 @@ def convert(
             _write_shards(writer, checkpoint, jobs, module, source, on_progress)
             write_small_files(source, module.quantization_config(stated_dtype(source), skipped_modules(jobs)), out)
             writer.finish()
-    for note in notes(jobs):
+    for note in notes(jobs, module.BLOCK):
         if say:
             say(note)
     return out
@@ -126,7 +126,7 @@ def _outputs(job: Job, tensor: Tensor, module: ModuleType, kind: str) -> dict[st
         packed = module.quantize(tensor)
     except LocalqError as error:
         raise bad_file(job.name, error.why, error.next_step) from error
-    if kind == "gguf":
+    if kind == "gguf" and hasattr(packed, "dtype"):  # MXFP4 does not say what it was made of
         packed = dataclasses.replace(packed, dtype=torch.bfloat16)
     written: dict[str, Tensor] = module.to_tensors(packed, job.name.removesuffix(".weight"))
     return written

@@ -25,7 +25,7 @@ PREFILL_CHUNK = 1024  # tokens; prefill goes through the prompt in pieces of thi
 PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized for prefill
 # Beside the scratch: temporaries of what torch dequantizes (`CHUNK_WEIGHTS` of its module). Of vq2 only models in
 # 32 bit have them: in 16 bit kernels read codes in tiles and rotate, and write nothing but the result.
-UNPACK_BYTES = {"aqlm": 48 * MIB, "vptq": 32 * MIB, "vq2": 64 * MIB}
+UNPACK_BYTES = {"mxfp4": 32 * MIB, "aqlm": 48 * MIB, "vptq": 32 * MIB, "vq2": 64 * MIB}
 # Of vq2 besides its weights: codewords as operands (`vq_tiles.fragments`), 16 weights of each of the 256 of a book, and
 # where slices of columns meet (`kernels.vq.meeting_place`).
 FRAGMENT_BYTES, MEETING_BYTES = 2 * 256 * 16, 8 * MIB
@@ -48,7 +48,7 @@ def weights_bytes(arch: Architecture, format: str, scheme: str = "") -> dict[str
     Norms, biases and routers count to "weights" and, like embedding and head, take 16 bit. `scheme` as in
     `catalog.Source`; GGUF weights are 16-bit once imported.
     """
-    blocks = sum(each.count * linear_bytes(each, format, scheme) for each in arch.linears)
+    blocks = sum(each.count * linear_bytes(each, _format_of(arch, each, format), scheme) for each in arch.linears)
     return {
         "weights": blocks + 2 * arch.other_parameters,
         "embedding": 2 * arch.embedding_parameters,
@@ -56,11 +56,16 @@ def weights_bytes(arch: Architecture, format: str, scheme: str = "") -> dict[str
     }
 
 
+def _format_of(arch: Architecture, linear: Linears, format: str) -> str:
+    """The format of these matrices in a model in `format`: of mixtures in MXFP4 only the experts are in it."""
+    return "bf16" if format == "mxfp4" and arch.experts and not linear.expert else format
+
+
 def linear_bytes(linear: Linears, format: str, scheme: str = "") -> int:
     """Bytes of one [rows, columns] matrix in `format`; the format's own tensors, without padding."""
     rows, columns = linear.rows, linear.columns
     n = rows * columns
-    if format in _PLAIN or (format == "mxfp4" and not linear.expert):
+    if format in _PLAIN:
         return 2 * n
     if format == "nf4":  # codes, 8-bit absmax of 64, f32 absmax of 256 of these, two f32 maps of 16 and 256
         blocks = -(-n // 64)
@@ -97,7 +102,8 @@ def vq2_books(scheme: str) -> list[tuple[int, int]]:
 
 def bits_per_weight(arch: Architecture, format: str, scheme: str = "") -> float:
     """Stored bits per weight over the block matrices."""
-    return 8 * sum(each.count * linear_bytes(each, format, scheme) for each in arch.linears) / arch.linear_parameters
+    stored = sum(each.count * linear_bytes(each, _format_of(arch, each, format), scheme) for each in arch.linears)
+    return 8 * stored / arch.linear_parameters
 
 
 def head_bytes(arch: Architecture, head: str, itemsize: int = 2) -> int:

@@ -128,8 +128,7 @@ def test_linear_bytes_by_hand():
     assert planner.linear_bytes(linear, "aqlm", "2x8g8") == 24 * 32 * 2 + 48 + 2 * 2 * 256 * 8
     assert planner.linear_bytes(linear, "awq") == 3072 + 48 * 2 + 24
     assert planner.linear_bytes(linear, "vptq", "v8-k256-16") == 3 * 256 * 12 // 8 + 2 * 8 * (256 + 16) + 6 * 256
-    assert planner.linear_bytes(linear, "mxfp4") == 12_288  # only experts are quantized
-    assert planner.linear_bytes(Linears("x", 24, 256, 1, expert=True), "mxfp4") == 3072 + 192
+    assert planner.linear_bytes(linear, "mxfp4") == 3072 + 192
     with pytest.raises(LocalqError, match="not known"):
         planner.linear_bytes(linear, "aqlm", "nonsense")
 

@@ -107,7 +107,7 @@ def quantize(
         str, typer.Argument(help="A name, ORG/REPO, a folder or a .gguf file.", autocompletion=options.known_names)
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write; made if need be.")],
-    format: Annotated[str, typer.Option("--format", "-f", help="nf4, vq2 or aqlm2x8.")] = "nf4",
+    format: Annotated[str, typer.Option("--format", "-f", help="nf4, mxfp4, vq2 or aqlm2x8.")] = "nf4",
     bits: Bits = None,
     calibration: Calibration = None,
     windows: Windows = None,
@@ -124,8 +124,8 @@ def quantize(
 ) -> None:
     """Quantize SOURCE into a model folder; run it again after an interruption, and it goes on.
 
-    nf4 takes seconds to minutes. vq2 (2 to 4 bits) and aqlm2x8 (the same search, for other programs) are fitted to
-    what the model does on a text: --bits, --calibration, --windows, --best, --device, --seed, --vram and
+    nf4 and mxfp4 take seconds to minutes. vq2 (2 to 4 bits) and aqlm2x8 (the same search, for other programs) are
+    fitted to what the model does on a text: --bits, --calibration, --windows, --best, --device, --seed, --vram and
     --layers are theirs.
     """
     asked = _Calibrated(bits, calibration, windows, best, device, seed, vram, layers)
@@ -160,7 +160,7 @@ class _Job:
         from localq import calibration, prepare
         from localq.modelfiles import open_model  # start-up cost: --help must not pay for these
 
-        formats = ("nf4", *prepare.CALIBRATED)
+        formats = ("nf4", "mxfp4", *prepare.CALIBRATED)
         if self.format not in formats:
             raise usage_error(self.format, "localq does not write this format", f"Formats: {', '.join(formats)}.")
         asked.check(self.format, prepare.CALIBRATED)

@@ -28,9 +28,9 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from localq.quant import aqlm, nf4, vptq, vq2
+from localq.quant import aqlm, mxfp4, nf4, vptq, vq2
 
-FORMATS: dict[str, ModuleType] = {"nf4": nf4, "aqlm": aqlm, "vptq": vptq, "vq2": vq2}
+FORMATS: dict[str, ModuleType] = {"nf4": nf4, "mxfp4": mxfp4, "aqlm": aqlm, "vptq": vptq, "vq2": vq2}
 
 
 def shared_names(module: ModuleType, tensors: Mapping[str, Any], prefix: str) -> tuple[str, ...]:

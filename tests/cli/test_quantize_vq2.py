@@ -148,7 +148,7 @@ def test_only_the_best_reads_all_of_a_long_text(source, monkeypatch, capsys) -> 
         (("--format", "vq2", "--bits", "4.5"), "'4.5' is not offered"),
         (("--format", "vq2", "--bits", "2.333"), "a number in between"),
         (("--format", "vq2", "--bits", "2.00"), "'2.00' is not offered"),
-        (("--format", "vq3"), "Formats: nf4, vq2, aqlm2x8"),
+        (("--format", "vq3"), "Formats: nf4, mxfp4, vq2, aqlm2x8"),
         (("--format", "vq2", "--windows", "0"), "--windows"),
         (("--format", "vq2", "--seed", "-1"), "--seed"),
         (("--format", "vq2", "--device", "tpu"), "'tpu' is not allowed"),

@@ -13,9 +13,10 @@ from held_tensors import Held
 from torch import Tensor
 from torch.nn import functional as F
 
+from localq.checkpoint import info
 from localq.convert import MADE
 from localq.errors import ExitCode, LocalqError
-from localq.quant import FORMATS, nf4, nf4_codec
+from localq.quant import FORMATS, nf4, nf4_codec, owner
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -303,7 +304,13 @@ def test_format_contract(name: str) -> None:
     linear = module.Linear(packed, bias)
     assert torch.equal(linear(x), F.linear(x, dense, bias))
     assert not list(linear.parameters())  # frozen: buffers only
-    assert module.suffixes[0] == ".weight"
+    tensors = module.to_tensors(packed, "p")
+    described = {"p" + suffix: info(*each) for suffix, each in module.layout(33, 192).items()}
+    checkpoint = Held(tensors).checkpoint()
+    assert described == checkpoint.tensors
+    assert owner(checkpoint.tensors, "p" + module.suffixes[0]) == (name, "p")
+    assert module.stored_shape(checkpoint, "p") == (33, 192)
+    assert torch.equal(module.dequantize(module.from_checkpoint(checkpoint, "p"), torch.float32), dense)
 
 
 @pytest.mark.cuda
