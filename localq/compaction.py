@@ -43,11 +43,7 @@ def _compacting(session: ChatSession) -> Replies:
     size = session.ensure_loaded().context_size
     longest = max(1, min(LONGEST, int(size * SHARE)))
     texts = [_written(conversation.turns[turn].message) for turn in turns[:count]]
-    room = size - 2 * longest - FRAME_TOKENS - len(session.tokenizer.encode(_REQUEST))
-    if room < longest:
-        why = f"a context of {size} tokens has no room to sum anything up in"
-        raise usage_error("/compact", why, "Use a larger one (--ctx), or begin anew with /clear.")
-    passes = _passes(session, texts, min(room, MOST_AT_ONCE))
+    passes = _passes(session, texts, _room(session, size, longest))
     text, end = summary.text if summary is not None else "", None
     for number, piece in enumerate(passes, 1):
         of = f", pass {number} of {len(passes)}" if len(passes) > 1 else ""
@@ -92,6 +88,15 @@ def _summed_up(session: ChatSession, conversation: Conversation, turns: Sequence
         kept += 1
         room -= sizes[-kept]
     return 2 * (exchanges - kept)
+
+
+def _room(session: ChatSession, size: int, longest: int) -> int:
+    """Tokens of text for one pass, beside the request, the summary so far and the one to be made."""
+    room = size - 2 * longest - FRAME_TOKENS - len(session.tokenizer.encode(_REQUEST))
+    if room < longest:
+        why = f"a context of {size} tokens has no room to sum anything up in"
+        raise usage_error("/compact", why, "Use a larger one (--ctx), or begin anew with /clear.")
+    return min(room, MOST_AT_ONCE)
 
 
 def _written(message: Message) -> str:

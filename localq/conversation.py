@@ -104,7 +104,7 @@ class Conversation:
         fits = [each for each in self.summaries if each.upto in place]
         if not fits:
             return None, path
-        newest = max(fits, key=lambda each: place[each.upto])
+        newest = max(reversed(fits), key=lambda each: place[each.upto])  # of two that reach as far, the later one
         return newest, path[place[newest.upto] + 1 :]
 
     def messages(self) -> list[Message]:
@@ -180,7 +180,7 @@ class Conversation:
     def unsummarise(self) -> bool:
         """Read what the summary stands for again; False where there is none."""
         summary, _ = self.read()
-        self.summaries = [each for each in self.summaries if each is not summary]
+        self.summaries = [each for each in self.summaries if summary is None or each.upto != summary.upto]
         return summary is not None
 
     def undo(self) -> str:

@@ -2,9 +2,8 @@
 
 schema    sessions (title, model, system, settings as JSON, head = a row of turns, used = a count that grows with every
           save, so that a clock that jumps does not reorder them), turns (one row each, with the row of its parent) and
-          summaries (what is read in place of the turns up to one); `PRAGMA user_version` is the version,
-          `application_id` says that the file is ours. Files from before there were summaries get that table, and
-          versions of localq that do not know it leave it alone
+          summaries (what is read in place of the turns up to one; an older file gets that table, and older versions
+          leave it alone); `PRAGMA user_version` is the version, `application_id` says that the file is ours
 journal   rollback (DELETE), synchronous=EXTRA: a save is one transaction a turn, so nobody waits, the file is whole on
           its own and works on network disks. Not WAL: up to SQLite 3.51.2, which Python still comes with, two processes
           on one file can damage it (the WAL-reset bug)
@@ -103,8 +102,8 @@ class SessionStore:
             found = db.execute(query, (id,)).fetchone()
             columns = "id, parent, role, content, complete, created_s, stats"
             turns = db.execute(f"SELECT {columns} FROM turns WHERE session = ? ORDER BY id", (id,)).fetchall()
-            query = "SELECT id, upto, made_at, content FROM summaries WHERE session = ? ORDER BY id"
-            summaries = db.execute(query, (id,)).fetchall()
+            told = "SELECT id, upto, made_at, content FROM summaries WHERE session = ? ORDER BY id"
+            summaries = db.execute(told, (id,)).fetchall()
         if found is None:
             raise _unknown(str(id))
         with self._damage_named():
@@ -243,12 +242,11 @@ def _save_summaries(
 ) -> None:
     """Write those that are new, remove those that were taken back; `known` is the row of each, and kept up to date."""
     for summary in [each for each in known if each not in conversation.summaries]:
-        db.execute("DELETE FROM summaries WHERE id = ?", (known.pop(summary),))
+        one = "SELECT upto FROM summaries WHERE id = ?"  # another process may have summed up the same turns
+        db.execute(f"DELETE FROM summaries WHERE session = ? AND upto = ({one})", (session, known.pop(summary)))
     for summary in [each for each in conversation.summaries if each not in known]:
         values = (session, rows[summary.upto], rows[summary.made_at], _clean(summary.text))
-        row = db.execute("INSERT INTO summaries VALUES (NULL, ?, ?, ?, ?)", values).lastrowid
-        assert row is not None
-        known[summary] = row
+        known[summary] = db.execute("INSERT INTO summaries VALUES (NULL, ?, ?, ?, ?)", values).lastrowid or 0
 
 
 def _session(

@@ -195,6 +195,23 @@ def test_a_file_from_before_there_were_summaries_gets_them_and_stays_readable_by
         assert db.execute("SELECT count(*) FROM summaries").fetchone() == (0,)
 
 
+def test_two_processes_may_sum_up_the_same_turns(tmp_path):
+    store = SessionStore(tmp_path / "sessions.db")
+    one = said(session_over(["1"], ["2"], ["one"], ["3"], store=store), "a", "b")
+    other = session_over(["other"], store=store)
+    other.record = store.find(None)
+    drained(command(one, "/compact"))
+    drained(command(other, "/compact"))
+    said(one, "c")
+    assert one.prompt_messages()[0].content == summarised("one", "b")
+    both = store.find(None)
+    assert [each.text for each in both.conversation.summaries] == ["one", "other"]
+    assert both.conversation.read()[0].text == "other"
+    again = ChatSession(one.client, Load("path"), CharTokenizer(), record=both, store=store)
+    command(again, "/compact off")
+    assert store.find(None).conversation.summaries == []
+
+
 def test_a_summary_in_the_middle_of_an_exchange_is_damage(tmp_path):
     path = tmp_path / "sessions.db"
     said(session_over(["1"], store=SessionStore(path)), "a")
