@@ -48,7 +48,9 @@ class ScriptedClient:
     `prompts` keeps what the engine was asked; `die()` makes it look dead until the next load.
     """
 
-    def __init__(self, *scripts: list[str | list[int] | LocalqError], context_size: int = 1000, reason: str = "stop") -> None:
+    def __init__(
+        self, *scripts: list[str | list[int] | LocalqError], context_size: int = 1000, reason: str = "stop"
+    ) -> None:
         self.scripts, self.context_size, self.reason = list(scripts), context_size, reason
         self.prompts: list[str] = []
         self.generated: list[Generate] = []
