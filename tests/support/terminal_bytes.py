@@ -137,7 +137,6 @@ def commands(seen: Watched, payloads: dict[str, str]) -> None:
         f"/system @{min(folder.iterdir())}", "/system", "/show prompt", "/show template", "/stats", "/set",
         "/sessions", "/n", "/tokens", "/export md", "/export json", "/copy", "/undo", "/nonsense", "/new", "/sessions",
     ):  # fmt: skip
-        seen.watch.copies = line == "/copy"
         seen.command(line)
 
 
@@ -164,6 +163,22 @@ def store(home: Path) -> None:
                 conversation.add(Message("assistant", f"{way} {content}"), conversation.head)
         kept.save(session)
     kept.save(last)
+
+
+def ways(home: Path, face: Line, report: Report, **environ: str) -> None:
+    """The quickest of each kind: names, an answer, a thought, a failure, a paste, a title, a list."""
+    place = Place(home / "ways", name_of("model" + "".join(ACTING[way] for way in sorted(ACTING))[:60]))
+    place.says(Script(notes=tuple(ACTING.values()), device_name=ACTING["title"] + "CPU" + ACTING["C1 CSI"]))
+    store(place.home)
+    with Watched(face, place, report, **environ) as seen:
+        seen.rest()
+        payload = " ".join(ACTING.values())
+        seen.ask("answer", f"<think>{payload}</think>{payload}")
+        seen.ask("failure", "so far", fails=payload)
+        typed(seen, {"all": payload})
+        seen.command("/sessions")
+        seen.command("/resume 1")
+        seen.leave()
 
 
 def corpus(home: Path, face: Line, report: Report, **environ: str) -> None:

@@ -11,6 +11,7 @@ wrong.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import statistics
@@ -69,6 +70,7 @@ class Life:
     def __init__(self, face: Line, place: Place, rng: random.Random, report: Report) -> None:
         self.face, self.place, self.rng, self.report = face, place, rng, report
         self.replies = self.stopped = 0
+        self.at_prompt = 0.0  # when a press there may have been the last time
 
     def press(self, terminal: Terminal, key: str, phase: str) -> float:
         """One interrupt; the time of the key."""
@@ -101,10 +103,10 @@ class Life:
         """Ask, press in `phase`, and see it stop."""
         if phase == "prompt":
             self.press(terminal, CTRL_C, phase)
-            over = terminal.process.poll  # it was the second within two seconds
+            over = terminal.process.poll
             terminal.until(lambda: over() is not None or self.face.hint in terminal.text)
             terminal.until(lambda: over() is not None or self.face.is_ready(terminal))
-            self.pause(terminal, 0.2)
+            self.second(terminal)
             return
         self.replies += 1
         self.place.says(script(phase, self.replies))
@@ -120,7 +122,7 @@ class Life:
             self.pause(terminal, self.rng.uniform(0.0, 0.1))
             self.press(terminal, CTRL_C, phase)
             terminal.until(lambda: terminal.process.poll() is not None or self.rests(terminal))
-            self.pause(terminal, 0.2)  # a process that is about to end does so
+            self.second(terminal)
             return
         name = f"{phase}, {'Esc' if key == ESCAPE else 'Ctrl-C'}"
         terminal.until(lambda: self.face.has_reacted(terminal, self.stopped))
@@ -128,6 +130,13 @@ class Life:
         terminal.until(lambda: self.face.is_stopped(terminal, self.stopped))
         self.report.latencies_s[f"{name}, ended"].append(time.monotonic() - moment)
         terminal.until(lambda: self.face.is_ready(terminal))
+
+    def second(self, terminal: Terminal) -> None:
+        """A press at the empty prompt may have been the second one there: then the process ends."""
+        before, self.at_prompt = self.at_prompt, time.monotonic()
+        if self.at_prompt - before < 3.0:
+            with contextlib.suppress(Gave):
+                terminal.until(lambda: terminal.process.poll() is not None, 1.0)
 
     def rests(self, terminal: Terminal) -> bool:
         """The second press came when the first had done its work: the chat waits for a message."""
