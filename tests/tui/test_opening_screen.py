@@ -19,7 +19,7 @@ from textual.widgets import Static
 from tui_layout import assert_sound
 from tui_pilot import drive, screen_text, until
 
-from localq import download_parts, gpus, hub, opening, places
+from localq import disk, download_parts, gpus, hub, opening, places
 from localq.errors import ExitCode, LocalqError
 from localq.opening import Opened, Wanted
 from localq.settings import Settings
@@ -152,6 +152,31 @@ def test_a_gated_model_says_what_to_do_and_the_same_screen_tries_again(server, s
     assert seen[0].exit_code == ExitCode.GATED
     assert "hf auth login" in seen[0].next_step
     assert host.results[0].is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "code", "step"),
+    [
+        (REPO, Settings(offline=True), ExitCode.NETWORK, "Run once without --offline"),
+        ("llama-3.3-70b@nf4", Settings(vram="8"), ExitCode.DOES_NOT_FIT, "`localq fit` lists what does"),
+        (REPO, SETTINGS, ExitCode.DISK, "Free"),
+    ],
+)
+def test_what_cannot_be_fetched_says_why_and_what_to_do(server, monkeypatch, name, settings, code, step):
+    server.add(REPO, model(1))
+    if code == ExitCode.DISK:
+        monkeypatch.setattr(disk, "free_bytes", lambda folder: 1000)
+    host = Host(PullScreen(name, settings))
+
+    async def script(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "Try again" in screen_text(host))
+        assert step in " ".join(screen_text(host).replace("│", " ").split())
+        await pilot.press("escape")
+        await until(pilot, lambda: host.results)
+
+    drive(host, script)
+    assert host.results[0].exit_code == code
+    assert server.sent_of("model.safetensors") <= 100_000  # its header, to see whether it fits
 
 
 def test_an_error_leads_back(server):
