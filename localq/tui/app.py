@@ -7,11 +7,13 @@ it, and closes what it leaves open with `close`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
@@ -200,21 +202,25 @@ class LocalqApp(App[int]):
         self.leave()
 
     def _heed_signals(self) -> None:
-        if threading.current_thread() is not threading.main_thread():
+        """Python's own handlers: those of the loop would not be heard where it waits for a terminal that takes nothing.
+        Whoever runs the app puts back what was there before."""
+        if self.is_headless:
             return
         codes = {
             signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.TERMINATED
         }  # fmt: skip
-        for number, code in codes.items():
-            if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` asks to go on
-                asyncio.get_running_loop().add_signal_handler(number, self._terminate, code)
+        loop = asyncio.get_running_loop()
 
-    def _terminate(self, code: ExitCode) -> None:
-        """A signal. The terminal may be gone and take nothing more: then nothing is waited for."""
-        end = threading.Timer(DIES_WITHIN_S, os._exit, (code,))
-        end.daemon = True
-        end.start()
-        self.leave(code)
+        def end(number: int, frame: FrameType | None) -> None:
+            last = threading.Timer(DIES_WITHIN_S, os._exit, (codes[signal.Signals(number)],))
+            last.daemon = True
+            last.start()
+            with contextlib.suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(self.leave, codes[signal.Signals(number)])
+
+        for number in codes:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` asks to go on
+                signal.signal(number, end)
 
     # ---- what screens ask for
 

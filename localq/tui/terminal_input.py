@@ -10,13 +10,18 @@ from __future__ import annotations
 import codecs
 import os
 import selectors
+import sys
 import time
 from collections.abc import Generator, Iterator
+from typing import Any
 
 from textual._xterm_parser import XTermParser
+from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
 from textual.events import Paste
 from textual.message import Message
+
+from localq.tui.terminal_output import TerminalFile
 
 CHUNK_BYTES = 4096
 TICK_S = 0.1  # as often as this it is looked whether a lone Esc is one, and whether to end
@@ -81,7 +86,15 @@ class Keys:
 
 
 class TerminalDriver(LinuxDriver):
-    """Textual's driver with reading of its own."""
+    """Textual's driver with reading and writing of its own: to stdout, so that stderr may be somewhere else."""
+
+    def __init__(
+        self, app: App[Any], *, debug: bool = False, mouse: bool = True, size: tuple[int, int] | None = None
+    ) -> None:
+        super().__init__(app, debug=debug, mouse=mouse, size=size)
+        assert sys.__stdout__ is not None
+        self._terminal = TerminalFile(sys.__stdout__)
+        self._file = self._terminal  # type: ignore[assignment]  # what the writing thread needs of a file
 
     def run_input_thread(self) -> None:
         """Until the app ends, or the terminal is gone."""
@@ -93,8 +106,9 @@ class TerminalDriver(LinuxDriver):
                     try:
                         data = os.read(self.fileno, CHUNK_BYTES)
                     except OSError:
-                        return
+                        data = b""
                     if not data:
+                        self._terminal.gone()
                         return
                     for message in keys.feed(data):
                         self.process_message(message)
