@@ -43,7 +43,7 @@ def is_rich_terminal(stream: TextIO) -> bool:
 
 
 def has_screen() -> bool:
-    """stdin, stdout and stderr, on which Textual draws, are a terminal that can show a full screen."""
+    """stdin, stdout and stderr are a terminal that can show a full screen; where one is not, somebody reads lines."""
     return sys.stdin.isatty() and is_rich_terminal(sys.stdout) and is_rich_terminal(sys.stderr)
 
 
