@@ -60,7 +60,8 @@ def _cut(shown: Static) -> str:
 
 
 def _is_shown(widget: Widget) -> bool:
-    return widget.display and widget.visible and not isinstance(widget, ScrollBar | ScrollBarCorner | Tooltip)
+    over = widget.styles.overlay == "screen"  # a list that drops down lies over others
+    return widget.display and widget.visible and not (over or isinstance(widget, ScrollBar | ScrollBarCorner | Tooltip))
 
 
 def _scrolls(widget: Widget) -> bool:

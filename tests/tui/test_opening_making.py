@@ -1,4 +1,4 @@
-"""Weights that are made here by a process, under a full screen: none of its words reach the terminal; it can be stopped."""
+"""Weights that a process makes here, under a full screen: none of its words reach the terminal; it can be stopped."""
 
 from __future__ import annotations
 
