@@ -5,6 +5,7 @@ HTML is shown as the text that it is, and a link opens nothing: where it leads i
 
 from __future__ import annotations
 
+import asyncio
 from typing import ClassVar
 
 from markdown_it import MarkdownIt
@@ -17,6 +18,8 @@ from textual.widgets import Markdown, Static
 from textual.widgets._markdown import MarkdownBlock, MarkdownFence
 
 from localq.tui.keys import bindings
+
+BLOCKS_AT_ONCE = 10  # that are compared between two looks at the keyboard
 
 
 class CopyWanted(Message):
@@ -75,6 +78,47 @@ class ReplyText(Markdown):
 
     def __init__(self, text: str = "") -> None:
         super().__init__(text, parser_factory=_parser, open_links=False)
+
+    async def settle(self, text: str) -> None:
+        """`text` is all of it: where what streamed is not that, block by block, it is set anew.
+
+        Textual's own parts draw some ends of a stream otherwise than the whole; drawing all of a long reply once more
+        would take the time of many keys.
+        """
+        if self.source != text or not await self._is(text):
+            await self.update(text)
+
+    async def _is(self, text: str) -> bool:
+        tokens = await asyncio.get_running_loop().run_in_executor(None, _parser().parse, text)
+        shown = [each for each in self.children if isinstance(each, MarkdownBlock)]
+        count = 0
+        for wanted in self._parse_markdown(tokens):
+            if count == len(shown) or type(shown[count]) is not type(wanted):
+                return False
+            if [_drawn(each) for each in _leaves(shown[count], list(shown[count].query(MarkdownBlock)))] != [
+                _drawn(each) for each in _leaves(wanted, _below(wanted))
+            ]:
+                return False
+            count += 1
+            if count % BLOCKS_AT_ONCE == 0:
+                await asyncio.sleep(0)  # keys first
+        return count == len(shown)
+
+
+def _below(block: MarkdownBlock) -> list[MarkdownBlock]:
+    """The blocks within one that is not drawn yet, in their order."""
+    return [each for child in block._blocks for each in (child, *_below(child))]
+
+
+def _leaves(block: MarkdownBlock, below: list[MarkdownBlock]) -> list[MarkdownBlock]:
+    return [each for each in (block, *below) if each._inline_token is not None or isinstance(each, CodeBlock)]
+
+
+def _drawn(block: MarkdownBlock) -> tuple[str, str, str]:
+    """What is seen of a block that has text of its own."""
+    if isinstance(block, CodeBlock):
+        return "code", block.code_source, block.lexer
+    return type(block).__name__, block._content.plain, str(block._content.spans)
 
 
 def _parser() -> MarkdownIt:

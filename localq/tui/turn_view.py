@@ -99,13 +99,13 @@ class TurnView(Vertical, can_focus=True):
             await self._stream.write(text)
 
     async def end(self, turn: Turn) -> None:
-        """It is complete: the whole text is set once more, so that what streamed is what is kept."""
+        """It is complete: what is drawn now is what is kept."""
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.stop()
         self._thought, self._thinking = sanitize(turn.thought), False
         await self._draw_thought()
-        await self.query_one(ReplyText).update(sanitize(turn.text))
+        await self.query_one(ReplyText).settle(sanitize(turn.text))
         self.show(turn)
 
     async def _draw_thought(self) -> None:

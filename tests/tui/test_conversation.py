@@ -267,3 +267,38 @@ def test_two_slashes_send_one():
 
     drive_chat(app, script)
     assert session_of(app).client.prompts == ["<user>/etc/passwd<assistant>"]
+
+
+def test_where_a_stream_is_drawn_otherwise_than_the_whole_the_whole_is_drawn(monkeypatch):
+    """A reference at the end changes what the beginning means; so does anything that goes wrong while it streams."""
+    updates = []
+    update = ReplyText.update
+
+    def counted(self, text):
+        updates.append(text)
+        return update(self, text)
+
+    monkeypatch.setattr(ReplyText, "update", counted)
+    linked, plain = "See [this][1].\n\nAnd more.\n\n[1]: http://x\n", ["One\n\n", "```py\nx\n", "```\n\ntwo *three*"]
+    go = threading.Event()
+
+    def streams():
+        yield linked[:27]
+        go.wait(30)
+        yield linked[27:]
+
+    app = chat_app(streams(), plain)
+
+    async def script(pilot):
+        app.chat.composer.put("a link")
+        await pilot.press("enter")
+        await until(pilot, lambda: "See [this][1]." in screen_text(app))
+        go.set()
+        await idle(pilot)
+        assert updates[-1] == linked
+        assert "See this." in screen_text(app)
+        del updates[:]
+        await say(pilot, "none")
+        assert [each for each in updates if each] == []  # what streamed was the whole
+
+    drive_chat(app, script)
