@@ -28,7 +28,11 @@ __all__ = ["Architecture", "ModelEntry", "Source", "Target", "find", "load_catal
 # What this version of the engine runs. The catalogue also holds what later versions will.
 RUNNABLE_FORMATS = frozenset({"bf16", "fp16", "nf4", "mxfp4", "aqlm", "vptq", "vq2", "gguf"})
 RUNNABLE_MODEL_TYPES = frozenset(
-    {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma3_text", "phi3", "smollm3"}
+    {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "phi3", "smollm3"}
+)
+NO_EXPERTS_ON_A_GPU = (
+    "mixtures of experts do not run on a GPU yet, for the decode step there has no kernels for experts and "
+    "attention sinks; --device cpu runs them, slowly"
 )
 LAST_FORMATS = {  # what runs but is offered behind all else, and why
     "aqlm": "slow, gathers its codewords",  # from L2: most of them sixteen times the bytes of their codes
@@ -120,13 +124,16 @@ def resolve(name: str) -> Target:
     raise _unknown(name)
 
 
-def not_yet(arch: Architecture, format: str) -> str | None:
-    """Why this version cannot run models of this shape in `format` yet, in a few words; None when it can."""
+def not_yet(arch: Architecture, format: str, device: str = "auto") -> str | None:
+    """Why this version cannot run models of this shape in `format` yet, in a few words; None when it can.
+
+    device   as in `settings.Settings`: "cpu" where no GPU is meant
+    """
     if arch.model_type not in RUNNABLE_MODEL_TYPES:
         return f"the {arch.model_type} architecture does not run in this version yet"
     if format not in RUNNABLE_FORMATS:
         return f"the {format} format does not run in this version yet"
-    return None
+    return NO_EXPERTS_ON_A_GPU if arch.experts and device != "cpu" else None
 
 
 def _lookup(name: str) -> ModelEntry | None:

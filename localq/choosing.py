@@ -68,9 +68,10 @@ def check_unlisted(target: Target, budget: int | None, settings: Settings, force
     if hub.local_path(target) is not None:
         return
     offer = unlisted.remote(target, settings.offline)
-    if offer.not_yet is not None:
+    reason = catalog.not_yet(offer.arch, offer.format, settings.device)
+    if reason is not None:
         step = "`localq fit --vram SIZE` lists what does run."
-        raise LocalqError(target.name, offer.not_yet, step, ExitCode.FAILURE)
+        raise LocalqError(target.name, reason, step, ExitCode.FAILURE)
     if refusal := too_large(offer, budget, settings):
         raise refusal
 

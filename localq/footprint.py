@@ -31,7 +31,7 @@ UNPACK_BYTES = {"mxfp4": 32 * MIB, "aqlm": 48 * MIB, "vptq": 32 * MIB, "vq2": 64
 FRAGMENT_BYTES, MEETING_BYTES = 2 * 256 * 16, 8 * MIB
 MOST_FRAGMENTS = 4  # of a matrix: two books of up to 32 weights, which it may have for itself
 SPARE_BYTES = 32 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unused
-# Where a soft cap rules out fused attention: scores of a block of queries, and copies, in 16 bit.
+# Where a soft cap or a sink rules out fused attention: scores of a block of queries, and copies, in 16 bit.
 SCORES_BYTES = 80 * MIB
 MULTIPROCESSORS = 192  # of the largest card that is planned for
 MOST_SPLITS, CLUSTER = 64, 8  # attention: parts of a kv head's slots (csrc/attention_decode.cu)
@@ -149,6 +149,8 @@ def per_token_bytes(arch: Architecture, placement: Placement, itemsize: int) -> 
 def _fixed_tables(arch: Architecture, format: str) -> int:
     """Tables that the context does not lengthen."""
     norms = 4 * arch.other_parameters if "four_norms" in MODEL_TYPES[arch.model_type] else 0  # 1 + weight in f32
+    if arch.model_type == "gpt_oss":  # the weight in f32
+        norms = 4 * arch.hidden * (2 * arch.layers + 1)
     if format != "vq2":
         return norms
     return norms + MEETING_BYTES + MOST_FRAGMENTS * FRAGMENT_BYTES * sum(each.count for each in arch.linears)
@@ -174,7 +176,7 @@ def _chunk(arch: Architecture, itemsize: int) -> int:
     normed = 8 * arch.hidden  # gemma's norms compute in f32
     rows = itemsize * PREFILL_CHUNK
     widest = rows * max(turning, gated, normed)
-    if arch.model_type == "gemma2":
+    if arch.model_type == "gemma2" or "sinks" in MODEL_TYPES[arch.model_type]:
         widest = max(widest, rows * (2 * arch.hidden + 2 * kv + 3 * q) + SCORES_BYTES * itemsize // 2)
     return widest + rows * _rotary(arch) + LOGITS_BYTES * arch.vocab
 

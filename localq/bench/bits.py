@@ -17,7 +17,7 @@ UNQUANTIZED = 16.0
 
 @dataclass(frozen=True)
 class Size:
-    """bits_per_weight: over all quantized linears, with codes, scales and tables; 16 where none is quantized.
+    """bits_per_weight: over all quantized linears and experts, with codes, scales and tables; 16 where none is quantized.
     weights_bytes: of all weights, what is not quantized in 16 bit."""
 
     bits_per_weight: float
@@ -42,7 +42,11 @@ def size_of(files: ModelFiles, head: str = "16") -> Size:
     count = stored = 0
     shared: dict[str, int] = {}
     with open_checkpoint(files) as checkpoint:
-        linears = weights.assign(checkpoint, model, architecture.rename, files.name).quantized
+        assignment = weights.assign(checkpoint, model, architecture.rename, files.name)
+        linears = assignment.quantized
+        for target, stack in assignment.stacks.items():
+            count += dense.pop(target)
+            stored += stack.stored_bytes(checkpoint)
         for path, entry in linears.items():
             count += dense.pop(f"{path}.weight")
             stored += entry.module.stored_bytes(checkpoint.tensors, entry.prefix)

@@ -57,6 +57,8 @@ def why_not(model: Decoder) -> str:
     config, dtype = model.config, model.norm.weight.dtype
     if dtype not in HALF_TYPES:
         return f"there are none for {str(dtype).removeprefix('torch.')}"
+    if config.experts or config.sinks:
+        return "there are none for experts and for attention sinks"
     if reason := attention.why_not(config.heads, config.kv_heads, config.head_dim):
         return reason
     table = model.embed_tokens.weight

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import torch
 
-from localq import footprint, planner
+from localq import catalog, footprint, planner
 from localq.checkpoint import Checkpoint, open_checkpoint
 from localq.engine import device as devices
 from localq.engine import planning, selftest, vram, weights
@@ -100,11 +100,14 @@ def _load(
     on_progress: OnProgress,
 ) -> LoadedModel:
     name, device = options.name or files.name, choice.device
+    architecture = _architecture(files, name)
+    config = architecture.Config.from_dict(files.config)
+    if config.experts and device.type == "cuda":
+        raise LocalqError(name, catalog.NO_EXPERTS_ON_A_GPU, "Use --device cpu, or a model without experts.")
     held = _begin(device, options, before) if device.type == "cuda" else None
     on_progress("planning", 0, 0)
-    architecture = _architecture(files, name)
     with torch.device("meta"):
-        model = architecture.Model(architecture.Config.from_dict(files.config))
+        model = architecture.Model(config)
     assignment = weights.assign(checkpoint, model, architecture.rename, name)
     sizes = weights.block_sizes(assignment, checkpoint, model, dtype, packed=held is not None)
     plan, held = planning.planned(files, options, assignment, sum(sizes), dtype, held)

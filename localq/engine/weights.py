@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from localq.checkpoint import Checkpoint
-from localq.engine import heads
+from localq.engine import heads, stacks
 from localq.engine.arena import Arena, arena_bytes
 from localq.engine.shared import Shared
 from localq.errors import ExitCode, LocalqError, bad_file
@@ -47,15 +47,18 @@ class Quantized:
 
 @dataclass
 class Assignment:
-    """dense: parameter name -> checkpoint key; quantized: path of the Linear -> where it comes from."""
+    """dense: parameter name -> checkpoint key; quantized: path of the Linear -> where it comes from; stacks: parameter
+    name -> the quantized experts that become it."""
 
     dense: dict[str, str] = field(default_factory=dict)
     quantized: dict[str, Quantized] = field(default_factory=dict)
+    stacks: dict[str, stacks.Stack] = field(default_factory=dict)
 
     @property
     def format(self) -> str | None:
         """The name of the quantized format that is used, None without one."""
-        return next((entry.format for entry in self.quantized.values()), None)
+        formats = [entry.format for entry in self.quantized.values()] + [each.format for each in self.stacks.values()]
+        return next(iter(formats), None)
 
 
 def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str | None], name: str) -> Assignment:
@@ -64,8 +67,8 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
     rename: checkpoint key -> parameter name, None for tensors of other parts. `name` is the model's, for errors.
     Raises LocalqError (exit 8) unless every parameter has exactly one source.
     """
-    assignment = Assignment()
-    owned: set[str] = set()
+    assignment = Assignment(stacks=stacks.find(checkpoint, rename))
+    owned = {key for stack in assignment.stacks.values() for key in stack.keys}
     for key in checkpoint.tensors:
         entry = _quantized(checkpoint, key)
         if entry is None:
@@ -78,7 +81,8 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
         target = None if key in owned else rename(key)
         if target is None or target in model.redundant:
             continue
-        if target in assignment.dense or target.removesuffix(".weight") in assignment.quantized:
+        taken = target in assignment.dense or target in assignment.stacks
+        if taken or target.removesuffix(".weight") in assignment.quantized:
             raise bad_file(name, f"two tensors would become {target[:80]!r}, one of them {key[:80]!r}", _AGAIN)
         assignment.dense[target] = key
     _check(assignment, checkpoint, model, name)
@@ -97,12 +101,13 @@ def _quantized(checkpoint: Checkpoint, key: str) -> Quantized | None:
 
 def _check(assignment: Assignment, checkpoint: Checkpoint, model: nn.Module, name: str) -> None:
     wanted = {parameter: tuple(tensor.shape) for parameter, tensor in model.named_parameters()}
-    sources = {f"{path}.weight" for path in assignment.quantized} | set(assignment.dense)
+    sources = {f"{path}.weight" for path in assignment.quantized} | {*assignment.dense, *assignment.stacks}
     if missing := [parameter for parameter in wanted if parameter not in sources]:
         raise bad_file(name, f"{len(missing)} weights are missing, the first is {missing[0]!r}", _AGAIN)
     if unknown := [source for source in sorted(sources) if source not in wanted]:
         why = f"{len(unknown)} tensors are no part of this architecture, the first is {unknown[0][:80]!r}"
         raise bad_file(name, why, _AGAIN)
+    stacks.check(assignment.stacks, checkpoint, wanted, name)
     for target, key in assignment.dense.items():
         info = checkpoint.tensors[key]
         if info.shape != wanted[target]:
@@ -123,7 +128,8 @@ def block_sizes(
 ) -> list[int]:
     """Device bytes of every tensor of weights, embedding and head left out. `packed`: quantized ones stay so."""
     shapes = dict(model.named_parameters())
-    sizes = [shapes[target].numel() * dtype.itemsize for target in assignment.dense if target not in _LARGE]
+    dense = [target for target in (*assignment.dense, *assignment.stacks) if target not in _LARGE]
+    sizes = [shapes[target].numel() * dtype.itemsize for target in dense]
     for path, entry in assignment.quantized.items():
         if path == HEAD:
             continue
@@ -202,6 +208,7 @@ def fill(
     sizes = {key: checkpoint.tensors[key].nbytes for key in checkpoint.tensors}
     total = sum(sizes[key] for key in (*sources.values(), *([made_head] if made_head else [])))
     total += sum(sizes[key] for entry in linears.values() for key in entry.keys)
+    total += sum(sizes[key] for stack in assignment.stacks.values() for key in stack.keys)
     shared = Shared(checkpoint, (key for entry in linears.values() for key in entry.shared))
     done = 0
     non_finite: list[str] = []
@@ -218,6 +225,10 @@ def fill(
     for path, entry in linears.items():
         _put_quantized(model, path, entry, shared, places)
         done += sum(sizes[key] for key in entry.keys)
+        on_progress(done, total)
+    for target, stack in assignment.stacks.items():
+        _put(model, target, stack.read(checkpoint, places.dtype).to(places.device))
+        done += sum(sizes[key] for key in stack.keys)
         on_progress(done, total)
     if empty := [target for target, tensor in model.named_parameters() if tensor.is_meta]:
         raise LocalqError("engine", f"the weight {empty[0]!r} was never filled", "Report this as a bug.")

@@ -6,12 +6,13 @@ from types import ModuleType
 from typing import Any
 
 from localq.errors import LocalqError
-from localq.models import gemma2, gemma3, llama, mistral, phi3, qwen2, qwen3, smollm3
+from localq.models import gemma2, gemma3, gpt_oss, llama, mistral, phi3, qwen2, qwen3, smollm3
 
 ARCHITECTURES: dict[str, ModuleType] = {
     "gemma2": gemma2,
     "gemma3": gemma3,
     "gemma3_text": gemma3,
+    "gpt_oss": gpt_oss,
     "llama": llama,
     "mistral": mistral,
     "phi3": phi3,

@@ -2,7 +2,7 @@
 
 Shape letters of `layers.py`, and: groups = query heads per key/value head; span = the slots first..stop that a layer
 looks at. Prefill never holds [heads, T, live] scores: the fused kernel of torch keeps them on the chip, and where a
-soft cap rules that kernel out, the queries go in blocks.
+soft cap or a sink rules that kernel out, the queries go in blocks.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class Attention(nn.Module):
         self.window = config.windows[layer]
         rope = config.ropes[layer]
         self.rope_kind = None if rope is None else config.rope_kinds.index(rope)
+        self.sinks = nn.Parameter(torch.empty(config.heads)) if config.sinks else None
         self.qk_norm = config.qk_norm
         if config.qk_norm:
             self.q_norm = norm(config.head_dim, config.eps)
@@ -125,28 +126,32 @@ class Attention(nn.Module):
         keys, values = step.cache.update(self.layer, k, v, step.positions, step.live)
         span = step.spans[self.window]
         keys, values = keys[:, span.first : span.stop], values[:, span.first : span.stop]
-        attended = attend(q, keys, values, span, self.scale, self.softcap)
+        attended = attend(q, keys, values, span, self.scale, self.softcap, self.sinks)
         projected: Tensor = self.o_proj(attended)
         return projected
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float, softcap: float) -> Tensor:
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float, softcap: float, sinks: Tensor | None = None
+) -> Tensor:
     """softmax(cap(q k^T scale)) v. q [T, heads, head_dim], keys and values [kv_heads, span, head_dim].
 
-    Returns [T, heads * head_dim]. Keys and values are never repeated for the groups.
+    sinks [heads], where there are any, are one more score of every query: exp(sink) joins the sum that the softmax
+    divides by. Returns [T, heads * head_dim]. Keys and values are never repeated for the groups.
     """
     tokens, heads, head_dim = q.shape
     kv_heads = keys.shape[0]
     if tokens == 1:
         grouped = q.view(kv_heads, heads // kv_heads, head_dim)
-        if softcap or span.bias is not None:
-            return _scored(grouped, keys, values, span.bias, scale, softcap).view(1, heads * head_dim)
+        if softcap or span.bias is not None or sinks is not None:
+            sunk = None if sinks is None else sinks.view(kv_heads, heads // kv_heads, 1)
+            return _scored(grouped, keys, values, span.bias, scale, softcap, sunk).view(1, heads * head_dim)
         # Everything is visible, so the heads of a group can stand as the queries of one head.
         attended = F.scaled_dot_product_attention(grouped[None], keys[None], values[None], scale=scale)
         return attended.reshape(1, heads * head_dim)  # strided where a fused kernel of the GPU made it
     grouped = q.view(tokens, kv_heads, heads // kv_heads, head_dim).permute(1, 2, 0, 3)
-    if softcap:
-        return _in_blocks(grouped, keys, values, span, scale, softcap)
+    if softcap or sinks is not None:
+        return _in_blocks(grouped, keys, values, span, scale, softcap, sinks)
     shape = (kv_heads, heads // kv_heads, keys.shape[1], head_dim)  # kv heads as batch: groups share keys by stride 0
     attended = F.scaled_dot_product_attention(
         grouped,
@@ -159,8 +164,13 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float, so
     return attended.permute(2, 0, 1, 3).reshape(tokens, heads * head_dim)
 
 
-def _scored(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float, softcap: float) -> Tensor:
-    """The definition, with the scores in memory: q [kv_heads, rows, head_dim], bias [1 or rows, span] or None."""
+def _scored(
+    q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale: float, softcap: float, sinks: Tensor | None
+) -> Tensor:
+    """The definition, with the scores in memory: q [kv_heads, rows, head_dim], bias [1 or rows, span] or None.
+
+    sinks [kv_heads, rows, 1] or None.
+    """
     if softcap or bias is None:
         scores = torch.baddbmm(q.new_zeros(()), q, keys.transpose(1, 2), beta=0, alpha=scale)  # [kv_heads, rows, span]
         if softcap:
@@ -170,10 +180,14 @@ def _scored(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scale:
             scores += bias
     else:
         scores = torch.baddbmm(bias, q, keys.transpose(1, 2), alpha=scale)
+    if sinks is not None:
+        return torch.bmm(torch.softmax(torch.cat((scores, sinks), -1), -1)[..., :-1], values)
     return torch.bmm(torch.softmax(scores, -1), values)  # softmax sums in f32 whatever the dtype of the scores
 
 
-def _in_blocks(q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float, softcap: float) -> Tensor:
+def _in_blocks(
+    q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float, softcap: float, sinks: Tensor | None
+) -> Tensor:
     """As `_scored` for q [kv_heads, groups, T, head_dim], some queries at a time -> [T, heads * head_dim]."""
     kv_heads, groups, tokens, head_dim = q.shape
     slots = keys.shape[1]
@@ -186,6 +200,7 @@ def _in_blocks(q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float
         block = q[:, :, first : first + rows]
         count = block.shape[2]
         seen = bias[first : first + count].repeat(groups, 1)  # rows of the block, once per group
-        part = _scored(block.reshape(kv_heads, groups * count, head_dim), keys, values, seen, scale, softcap)
+        sunk = None if sinks is None else sinks.view(kv_heads, groups, 1).repeat_interleave(count, 1)
+        part = _scored(block.reshape(kv_heads, groups * count, head_dim), keys, values, seen, scale, softcap, sunk)
         out[first : first + count] = part.view(kv_heads, groups, count, head_dim).permute(2, 0, 1, 3)
     return out.view(tokens, -1)

@@ -29,6 +29,8 @@ LIMITS = {  # far above any published model; a config beyond them is damaged or 
     "max_window_layers": 256,
     "no_rope_layer_interval": 256,
     "sliding_window_pattern": 256,
+    "num_local_experts": 4096,
+    "num_experts_per_tok": 4096,
 }
 UNSUPPORTED = (  # known features of other models; true or set means that this model needs one
     "use_bidirectional_attention",
@@ -56,6 +58,9 @@ class DecoderConfig:
     windows             per layer, in tokens; 0 = the whole context
     qk_norm             norms of width head_dim on queries and keys
     *_softcap           x -> cap * tanh(x / cap); 0 = off
+    sinks               a learned score per head that takes part in the softmax of attention and brings no value
+    experts             of every layer; 0 = one MLP, of width `intermediate`, else that is the width of one expert
+    experts_active      experts that a token goes through
     """
 
     vocab_size: int
@@ -78,6 +83,9 @@ class DecoderConfig:
     qk_norm: bool = False
     attention_softcap: float = 0.0
     final_softcap: float = 0.0
+    sinks: bool = False
+    experts: int = 0
+    experts_active: int = 0
 
     @property
     def rope_kinds(self) -> tuple[Rope, ...]:

@@ -36,9 +36,13 @@ class Block(nn.Module):
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         self.self_attn = self.attention_class(config, layer, self.norm_class)
-        self.mlp = self.mlp_class(config.hidden, config.intermediate, config.activation, config.mlp_bias)
+        self.add_mlp(config)
         self.input_layernorm = self.norm_class(config.hidden, config.eps)
         self.post_attention_layernorm = self.norm_class(config.hidden, config.eps)
+
+    def add_mlp(self, config: DecoderConfig) -> None:
+        """The MLP of this layer."""
+        self.mlp = self.mlp_class(config.hidden, config.intermediate, config.activation, config.mlp_bias)
 
     def norms(self) -> Norms:
         """Before attention and before the MLP."""

@@ -61,8 +61,8 @@ class RMSNorm(nn.Module):
         return self.weight
 
 
-class OffsetRMSNorm(RMSNorm):
-    """(1 + weight) * x / rms(x), all in f32 and rounded last (gemma's order of rounding)."""
+class WideRMSNorm(RMSNorm):
+    """weight * x / rms(x), all in f32 and rounded last (gpt-oss)."""
 
     scale: Tensor
 
@@ -71,8 +71,8 @@ class OffsetRMSNorm(RMSNorm):
         return F.rms_norm(x.float(), self.scale.shape, self.scale, self.eps).to(x.dtype)
 
     def finish(self) -> None:
-        """Keeps 1 + weight in f32, which every call would compute again."""
-        self.scale = 1.0 + self.weight.detach().float()
+        """Keeps the weight in f32, which every call would convert again."""
+        self.scale = self.weight.detach().float().clone()
 
     def derived_bytes(self) -> int:
         """Bytes of `scale`."""
@@ -80,8 +80,16 @@ class OffsetRMSNorm(RMSNorm):
 
     @property
     def factor(self) -> Tensor:
-        """1 + weight, f32 [width]."""
+        """`scale`, f32 [width]."""
         return self.scale
+
+
+class OffsetRMSNorm(WideRMSNorm):
+    """(1 + weight) * x / rms(x), all in f32 and rounded last (gemma's order of rounding)."""
+
+    def finish(self) -> None:
+        """Keeps 1 + weight in f32, which every call would compute again."""
+        self.scale = 1.0 + self.weight.detach().float()
 
 
 class GatedMLP(nn.Module):

@@ -20,6 +20,13 @@ and one that is made tensor by tensor (`convert.MADE`) besides
   quantize(weight) -> Packed           weight f32 | bf16 | f16 [out, in]
   to_tensors(packed, P) -> dict, layout(out, in) -> dict
   quantization_config(dtype, skipped)  what config.json says about a checkpoint in this format
+
+A format of experts, which lie in stacks of matrices N, one parameter each, has a module in `STACKS` with
+  suffixes                             the checkpoint tensors N + suffix that a stack owns; every N has the first
+  is_quantized(tensors, N) -> bool
+  stored_bytes(tensors, N) -> int
+  stored_shape(checkpoint, N)          (experts, in, out)
+  dequantized(checkpoint, N, dtype) -> Tensor [experts, in, out]
 """
 
 from __future__ import annotations
@@ -28,9 +35,11 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from localq.quant import aqlm, mxfp4, nf4, vptq, vq2
+from localq.quant import aqlm, mxfp4, mxfp4_experts, nf4, vptq, vq2
 
 FORMATS: dict[str, ModuleType] = {"nf4": nf4, "mxfp4": mxfp4, "aqlm": aqlm, "vptq": vptq, "vq2": vq2}
+
+STACKS: dict[str, ModuleType] = {"mxfp4": mxfp4_experts}  # formats of experts; the same keys
 
 
 def shared_names(module: ModuleType, tensors: Mapping[str, Any], prefix: str) -> tuple[str, ...]:

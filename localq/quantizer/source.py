@@ -35,6 +35,9 @@ class Source:
     ) -> None:
         with torch.device("meta"):
             self.model: Decoder = architecture.Model(architecture.Config.from_dict(files.config))
+        if self.model.config.experts:
+            why = "the search for 2 bits does not know mixtures of experts"
+            raise usage_error(files.name, why, "Use --format nf4, which leaves the experts as they are.")
         self._assignment = weights.assign(checkpoint, self.model, architecture.rename, files.name)
         self._checkpoint, self._rename = checkpoint, architecture.rename
         self._device, self._seed = device, seed

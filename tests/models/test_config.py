@@ -22,7 +22,7 @@ def read(config):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "gpt_oss"}, "gpt_oss"),
+        ({"model_type": "mixtral"}, "mixtral"),
         ({"model_type": None}, "model_type"),
         ({"hidden_act": "relu2"}, "relu2"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),

@@ -37,9 +37,16 @@ TINY: dict[str, Any] = {
 EXTRA: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 32, "sliding_window": 16},
     "gemma3_text": {"query_pre_attn_scalar": 32, "sliding_window": 16},
+    "gpt_oss": {
+        "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 16, "initializer_range": 0.1,
+        "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+            "original_max_position_embeddings": 16, "truncate": False,
+        },
+    },
     "mistral": {"sliding_window": None},
     "phi3": {"head_dim": None, "sliding_window": None},
-}
+}  # fmt: skip
 
 
 def make_config(model_type: str = "llama", **overrides: Any) -> Any:

@@ -86,6 +86,14 @@ def _swap_lists(config: DecoderConfig) -> dict[str, Any]:
     return {"ropes": tuple(swapped)}
 
 
+def _truncated(config: DecoderConfig) -> dict[str, Any]:
+    assert not any(rope and rope.truncate for rope in config.ropes)
+    return {"ropes": tuple(rope and replace(rope, truncate=True) for rope in config.ropes)}
+
+
+_MIXTURE = {**HEAD, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 9, "rope_theta": 1000.0,
+            "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20,
+                             "beta_fast": 3.0, "truncate": False}}  # fmt: skip
 _LONG = {
     "type": "longrope",
     "short_factor": [1.0, 1.1, 1.3, 1.4, 1.6, 1.9],
@@ -130,6 +138,13 @@ CASES = (
           rope_theta=5000.0),
     _case("smollm3-biases-windows", "smollm3", _no_windows, attention_bias=True, mlp_bias=True,
           tie_word_embeddings=False, no_rope_layers=[1, 0, 1, 1, 0], use_sliding_window=True, sliding_window=9),
+    _case("gpt-oss-sinks", "gpt_oss", lambda c: {"sinks": False}, **_MIXTURE),
+    _case("gpt-oss-windows", "gpt_oss", _no_windows, **_MIXTURE),
+    _case("gpt-oss-yarn", "gpt_oss", _truncated, **_MIXTURE, attention_bias=False, tie_word_embeddings=True),
+    _case("gpt-oss-clamps", "gpt_oss", lambda c: {"swiglu_limit": 1e9}, **_MIXTURE, swiglu_limit=1.0),
+    _case("gpt-oss-gates", "gpt_oss", lambda c: {"swiglu_alpha": 1.0}, **{**_MIXTURE, "num_experts_per_tok": 4}),
+    _case("gpt-oss-defaults", "gpt_oss", lambda c: {"experts_active": 1}, num_local_experts=3, num_experts_per_tok=3,
+          head_dim=12),
 )  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}
 
@@ -151,6 +166,7 @@ def reference(case: Case, dtype: torch.dtype = torch.float32) -> Any:
     from transformers import AutoModelForCausalLM
 
     config = reference_config(case)
+    config._experts_implementation = "eager"  # the others want rows of whole 16 bytes
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype).eval()
     generator = torch.Generator().manual_seed(11)
     offset = 0.0 if case.config["model_type"].startswith("gemma") else 1.0

@@ -1,0 +1,211 @@
+"""Whole gpt-oss models, as published (MXFP4 experts) and as transformers saves them (16 bit): loaded, and refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import make_checkpoint
+from torch import Tensor
+
+from localq import catalog, convert, vq_convert
+from localq.bench import bits
+from localq.engine import load as loading
+from localq.engine.device import Choice
+from localq.engine.load import LoadedModel, Options, load
+from localq.errors import ExitCode, LocalqError
+from localq.modelfiles import open_model
+from localq.quant import mxfp4
+from localq.vq_request import Request
+
+CPU = Options(device="cpu")
+IDS = torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(1))
+EXPERTS = "model.layers.1.mlp.experts"
+PUBLISHED_CONFIG = {  # what openai/gpt-oss-20b's config.json has in the spelling of transformers 4
+    "rope_theta": 150_000,
+    "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 16,
+                     "rope_type": "yarn", "truncate": False},
+    "experts_per_token": 2,
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]},
+}  # fmt: skip
+
+
+def read(folder: Path) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for shard in folder.glob("*.safetensors"):
+        tensors |= load_file(shard)
+    return tensors
+
+
+def write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In bfloat16, with biases of the experts that are no zeros."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("source") / "m", "gpt_oss", shard_bytes=2**30)
+    tensors = read(folder)
+    generator = torch.Generator().manual_seed(2)
+    for name in [name for name in tensors if name.endswith("_proj_bias")]:
+        tensors[name] = torch.randn(tensors[name].shape, generator=generator).bfloat16() * 0.3
+    return write(folder, tensors, json.loads((folder / "config.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def published(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with its experts in MXFP4, in the layout and with the configuration of openai/gpt-oss-20b."""
+    tensors = read(plain)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+        packed = [mxfp4.quantize(expert.T.contiguous()) for expert in tensors.pop(name)]
+        tensors[f"{name}_blocks"] = torch.stack([each.codes.unflatten(1, (-1, 16)) for each in packed])
+        tensors[f"{name}_scales"] = torch.stack([each.scales for each in packed])
+    config = json.loads((plain / "config.json").read_text())
+    del config["rope_parameters"]
+    return write(tmp_path_factory.mktemp("published") / "m", tensors, {**config, **PUBLISHED_CONFIG})
+
+
+def logits_of(loaded: LoadedModel, pieces: tuple[int, ...]) -> Tensor:
+    """f32 [T, vocab], of passes of so many tokens."""
+    loaded.cache.clear()
+    parts, start = [], 0
+    with torch.inference_mode():
+        for count in pieces:
+            stop = start + count
+            positions = torch.arange(start, stop)
+            parts.append(loaded.model(IDS[start:stop], positions, loaded.cache, stop, last_only=False))
+            start = stop
+    return torch.cat(parts)
+
+
+def expected_of(folder: Path) -> Tensor:
+    """Of transformers in float32, with the experts as it dequantizes them itself."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        logits: Tensor = model(IDS[None], use_cache=False).logits[0]
+    return logits
+
+
+@pytest.mark.parametrize("kind", ["plain", "published"])
+def test_both_layouts_give_the_logits_of_transformers(kind: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(kind)
+    expected = expected_of(folder)
+    assert expected.std() > 0.3, "the comparison needs logits that differ"
+    loaded = load(open_model(folder), CPU)
+    assert loaded.format == {"plain": "bf16", "published": "mxfp4"}[kind]
+    torch.testing.assert_close(logits_of(loaded, (23, 5, *(1,) * 12)), expected, rtol=0, atol=1e-4)
+
+
+def test_experts_are_bit_by_bit_those_of_transformers(published: Path) -> None:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    tensors = read(published)
+    model = load(open_model(published), Options(device="cpu", dtype="bfloat16")).model
+    for name in ("gate_up_proj", "down_proj"):
+        blocks, scales = tensors[f"{EXPERTS}.{name}_blocks"], tensors[f"{EXPERTS}.{name}_scales"]
+        ours = model.get_parameter(f"layers.1.mlp.experts.{name}")
+        assert torch.equal(ours, convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16))
+
+
+def test_what_it_takes_is_what_is_counted(plain: Path, published: Path) -> None:
+    loaded = load(open_model(published), CPU)
+    assert loaded.ledger["weights"] == load(open_model(plain), CPU).ledger["weights"]  # dequantized on the CPU
+    assert loaded.plan.ledger.components["kv_cache"] == loaded.ledger["kv_cache"]
+    assert loaded.plan.ledger.components["weights"] == loaded.ledger["weights"]
+    assert loaded.plan.ledger.components["tables"] == loaded.ledger["tables"]
+    assert bits.per_weight(open_model(published)) == 4.25
+    assert bits.per_weight(open_model(plain)) == 16
+
+
+def test_progress_counts_every_byte(published: Path) -> None:
+    told: list[tuple[int, int]] = []
+    load(open_model(published), CPU, lambda stage, done, total: told.append((done, total)))
+    assert told[-1][0] == told[-1][1] == sum(each.nbytes for each in read(published).values())
+
+
+# ---- refused
+
+
+Change = Callable[[dict[str, Tensor]], object]
+
+
+def put(name: str, tensor: Tensor) -> Change:
+    return lambda tensors: tensors.update({f"{EXPERTS}.{name}": tensor})
+
+
+def nan_scale(tensors: dict[str, Tensor]) -> None:
+    tensors[f"{EXPERTS}.down_proj_scales"][3, 100, 2] = 255
+
+
+REFUSED: dict[str, tuple[Change, str]] = {
+    "no scales": (lambda tensors: tensors.pop(f"{EXPERTS}.down_proj_scales"), "lacks"),
+    "no blocks": (lambda tensors: tensors.pop(f"{EXPERTS}.down_proj_blocks"), "missing"),
+    "a scale that is no number": (nan_scale, "NaN"),
+    "scales of other experts": (put("down_proj_scales", torch.zeros(3, 128, 6, dtype=torch.uint8)), "damaged MXFP4"),
+    "blocks of a Linear": (put("down_proj_blocks", torch.zeros(128, 6, 16, dtype=torch.uint8)), "damaged MXFP4"),
+    "both layouts": (put("down_proj", torch.zeros(4, 192, 128)), "two tensors would become"),
+    "a stray stack": (lambda tensors: tensors.update({f"{EXPERTS}.odd_proj_blocks": torch.zeros(4, 8, 1, 16)}), "odd"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_damaged_experts_are_refused(case: str, published: Path, tmp_path: Path) -> None:
+    change, said = REFUSED[case]
+    tensors = read(published)
+    change(tensors)
+    folder = write(tmp_path, tensors, json.loads((published / "config.json").read_text()))
+    with pytest.raises(LocalqError, match=said) as caught:
+        load(open_model(folder), CPU)
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+def test_experts_of_another_size_are_refused(published: Path, tmp_path: Path) -> None:
+    tensors = read(published)
+    for part in ("blocks", "scales"):
+        tensors[f"{EXPERTS}.down_proj_{part}"] = tensors[f"{EXPERTS}.down_proj_{part}"][:, :, :5].contiguous()
+    folder = write(tmp_path, tensors, json.loads((published / "config.json").read_text()))
+    with pytest.raises(LocalqError, match=r"\[4, 160, 128\], not \[4, 192, 128\]") as caught:
+        load(open_model(folder), CPU)
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+def test_on_a_gpu_it_is_said_what_is_missing(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading.selftest, "ensure", lambda device: ())
+    monkeypatch.setattr(loading.vram, "begin", lambda *given: pytest.fail("the GPU was touched"))
+    with pytest.raises(LocalqError) as caught:
+        load(open_model(published), Options(), pick=lambda name: Choice(torch.device("cuda")))
+    assert caught.value.why == catalog.NO_EXPERTS_ON_A_GPU
+    assert "--device cpu" in caught.value.next_step
+    assert caught.value.exit_code == ExitCode.FAILURE
+
+
+# ---- made of it
+
+
+def test_nf4_takes_all_but_the_experts(plain: Path, tmp_path: Path) -> None:
+    made = convert.convert(open_model(plain), "nf4", tmp_path / "nf4")
+    loaded = load(open_model(made), CPU)
+    assert loaded.format == "nf4"
+    original = load(open_model(plain), CPU)
+    for name, tensor in original.model.named_parameters():
+        quantized = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"))
+        assert torch.equal(loaded.model.get_parameter(name), tensor) is not quantized, name
+
+
+def test_two_bits_are_not_made_of_it(plain: Path, tmp_path: Path) -> None:
+    request = Request(open_model(plain), tmp_path / "vq2", [list(range(64))], torch.device("cpu"))
+    with pytest.raises(LocalqError, match="mixtures of experts") as caught:
+        vq_convert.convert(request)
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert not (tmp_path / "vq2").exists()
