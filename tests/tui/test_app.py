@@ -302,3 +302,29 @@ def test_every_turn_is_saved_and_gone_on_with(tmp_path):
 
     drive(again, second)
     assert session.client.prompts == ["<user>question<assistant>one<user>more<assistant>"]
+
+
+def test_the_palette_finds_what_can_be_done_by_its_name():
+    app = chat_app([])
+
+    async def script(pilot):
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: type(app.screen).__name__ == "CommandPalette")
+        await pilot.press(*"keys and commands")
+        await until(pilot, lambda: "Help: keys and commands" in screen_text(app), "the command")
+        await pilot.press("enter")
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+
+    drive_chat(app, script)
+
+
+def test_every_key_that_acts_anywhere_is_in_the_palette_and_does_something():
+    app = chat_app([])
+
+    async def script(pilot):
+        commands = {each.title: each.callback for each in app.get_system_commands(app.chat)}
+        for name, key in keymap.KEYS.items():
+            if key.where == keymap.ANYWHERE and name not in ("palette", "stop"):
+                assert callable(commands[key.what.capitalize()])
+
+    drive_chat(app, script)
