@@ -26,7 +26,7 @@ from localq.errors import ExitCode, LocalqError, usage_error
 __all__ = ["Architecture", "ModelEntry", "Source", "Target", "find", "load_catalogue", "not_yet", "resolve"]
 
 # What this version of the engine runs. The catalogue also holds what later versions will.
-RUNNABLE_FORMATS = frozenset({"bf16", "fp16", "nf4", "mxfp4", "aqlm", "vptq", "vq2", "gguf"})
+RUNNABLE_FORMATS = frozenset({"bf16", "fp16", "nf4", "mxfp4", "aqlm", "vptq", "vq2", "awq", "gptq", "gguf"})
 RUNNABLE_MODEL_TYPES = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "phi3", "smollm3"}
 )
@@ -37,6 +37,8 @@ NO_EXPERTS_ON_A_GPU = (
 LAST_FORMATS = {  # what runs but is offered behind all else, and why
     "aqlm": "slow, gathers its codewords",  # from L2: most of them sixteen times the bytes of their codes
     "vptq": "slow, gathers its codewords",
+    "awq": "slow, no kernel reads it yet",  # every token dequantizes all weights, for cuBLAS
+    "gptq": "slow, no kernel reads it yet",
 }
 MADE_FORMATS = ("nf4", "vq2")  # formats that NAME@FORMAT makes here where nobody publishes it
 FULL_PRECISION = ("bf16", "fp16")

@@ -25,7 +25,7 @@ class Source:
 
     format    one of `FORMATS`
     kind      "hub" (`repo` at `revision`) or "pypi" (`member` of the wheel of `package` `version`)
-    scheme    the variant where a format has several: "1x16g8" (AQLM), "v8-k65536-0" (VPTQ), "s4l16" (vq2), "Q4_1"
+    scheme    the variant where a format has several: "1x16g8" (AQLM), "v8-k65536-0" (VPTQ), "s4l16" (vq2), "g64" (AWQ)
     files     files to download; empty = the allow-list patterns of the hub client
     sha256    file -> hex digest, where known
     bytes     download size, 0 = unknown

@@ -25,7 +25,14 @@ PREFILL_CHUNK = 1024  # tokens; prefill goes through the prompt in pieces of thi
 PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized for prefill
 # Beside the scratch: temporaries of what torch dequantizes (`CHUNK_WEIGHTS` of its module). Of vq2 only models in
 # 32 bit have them: in 16 bit kernels read codes in tiles and rotate, and write nothing but the result.
-UNPACK_BYTES = {"mxfp4": 32 * MIB, "aqlm": 48 * MIB, "vptq": 32 * MIB, "vq2": 64 * MIB}
+UNPACK_BYTES = {
+    "mxfp4": 32 * MIB,
+    "aqlm": 48 * MIB,
+    "vptq": 32 * MIB,
+    "vq2": 64 * MIB,
+    "awq": 64 * MIB,
+    "gptq": 64 * MIB,
+}
 # Of vq2 besides its weights: codewords as operands (`vq_tiles.fragments`), 16 weights of each of the 256 of a book, and
 # where slices of columns meet (`kernels.vq.meeting_place`).
 FRAGMENT_BYTES, MEETING_BYTES = 2 * 256 * 16, 8 * MIB
@@ -72,8 +79,10 @@ def linear_bytes(linear: Linears, format: str, scheme: str = "") -> int:
         return -(-n // 2) + blocks + 4 * -(-blocks // 256) + 4 * (16 + 256)
     if format == "mxfp4":  # codes, one e8m0 scale for 32
         return n // 2 + n // 32
-    if format in ("awq", "gptq"):  # codes; for 128 of them an fp16 scale and a 4-bit zero point
-        return n // 2 + -(-n // 128) * 5 // 2
+    if format in ("awq", "gptq") and (match := re.fullmatch(r"g([1-9]\d{0,5})|row", scheme or "g128")):
+        # codes, a 16-bit scale and a 4-bit zero point for each group of a row; a u16 for each column
+        groups = rows * (-(-columns // int(match[1])) if match[1] else 1)
+        return n // 2 + 2 * groups + -(-groups // 2) + (2 * columns if format == "gptq" else 0)
     if format == "aqlm" and (match := re.fullmatch(r"(\d+)x(\d+)g(\d+)", scheme or "1x16g8")):
         books, bits, group = map(int, match.groups())
         return rows * -(-columns // group) * books * bits // 8 + 2 * rows + 2 * books * (1 << bits) * group

@@ -1,12 +1,13 @@
 """Which variant of its format a model on the disk is in, in the catalogue's words: "2x8g8", "s4l16". Torch-free.
 
-For estimates: the first matrix of AQLM or VPTQ speaks for all. Loading looks at every one.
+For estimates: the first matrix of AQLM or VPTQ speaks for all. Loading looks at every one. And which variants of AWQ
+and GPTQ are not read, so that this is said before anything is fetched.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any
 
 from localq import footprint
@@ -16,6 +17,7 @@ from localq.modelfiles import ModelFiles
 from localq.safetensors_header import read_header, shard_paths
 
 LARGEST = 2**16  # entries of a codebook, weights of a codeword
+INT4_LAYOUTS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}  # quant_method -> how its words may be packed
 
 
 def scheme_of(files: ModelFiles) -> str:
@@ -25,7 +27,41 @@ def scheme_of(files: ModelFiles) -> str:
         return _aqlm(files)
     if method == "localq_vq2":
         return _vq2(files)
+    if method in ("awq", "gptq"):
+        return _int4(files.quantization)
     return _vptq(files.quantization) if method == "vptq" else ""
+
+
+def layout_of(quantization: Mapping[str, Any]) -> str:
+    """How config.json says that words of AWQ or GPTQ are packed, in lower case: "gemm", "gptq", "gptq_v2", "marlin"."""
+    if quantization.get("is_marlin_format") is True:
+        return "marlin"
+    if quantization.get("backend") == "llm-awq":
+        return "llm-awq"
+    is_awq = quantization.get("quant_method") == "awq"
+    names = ("version", "checkpoint_format", "format") if is_awq else ("checkpoint_format", "format")
+    stated = (quantization.get(name) for name in names)
+    return next((str(each).lower() for each in stated if each), "gemm" if is_awq else "gptq")
+
+
+def not_read(quantization: dict[str, Any]) -> str:
+    """What of AWQ or GPTQ localq does not read in these files, in a few words; empty where there is nothing."""
+    method = quantization.get("quant_method")
+    if not isinstance(method, str) or method not in INT4_LAYOUTS:
+        return ""
+    layout, layers = layout_of(quantization), quantization.get("dynamic")
+    said = [quantization.get("bits", quantization.get("w_bit", 4 if method == "awq" else None))]
+    said += [each["bits"] for each in (layers or {}).values() if "bits" in each] if _is_of_dicts(layers) else []
+    if others := [each for each in said if type(each) is not int or each != 4]:
+        many = "an unknown number of" if others[0] is None else repr(others[0])[:20]
+        return f"{method.upper()} in {many} bits (4 are read)"
+    if layout not in INT4_LAYOUTS[method]:
+        return f"{method.upper()} in the layout {layout[:40]!r} ({' and '.join(INT4_LAYOUTS[method])} are read)"
+    return ""
+
+
+def _is_of_dicts(layers: object) -> bool:
+    return isinstance(layers, dict) and all(isinstance(each, dict) for each in layers.values())
 
 
 def _aqlm(files: ModelFiles) -> str:
@@ -83,6 +119,14 @@ def codebook_name(names: Container[str], prefix: str, suffix: str) -> str | None
             return module + suffix
         module = module.rpartition(".")[0]
     return None
+
+
+def _int4(quantization: dict[str, Any]) -> str:
+    """Columns of a group: "g64", or "row"."""
+    size = quantization.get("group_size", quantization.get("q_group_size", 128))
+    if type(size) is not int or not (size == -1 or 0 < size <= LARGEST):
+        return ""
+    return "row" if size == -1 else f"g{size}"
 
 
 def _vptq(quantization: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from localq.catalog_file import FORMATS
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import open_model
 from localq.offers import Offer
-from localq.schemes import scheme_of
+from localq.schemes import not_read, scheme_of
 
 _AS_BF16 = ("fp32", local_models.UNKNOWN_FORMAT)  # in memory, whatever they take on the disk
 
@@ -55,4 +55,7 @@ def _of_files(name: str, path: Path, source: Source | None) -> Offer:
     if format not in FORMATS:
         step = f"localq reads {', '.join(FORMATS)}."
         raise LocalqError(name, f"its weights are in {format!r}, which localq does not read", step, ExitCode.FAILURE)
+    if variant := not_read(files.quantization):
+        why, step = f"its weights are {variant}", "Use another repository of this model."
+        raise LocalqError(name, why, step, ExitCode.FAILURE)
     return Offer(name, arch, format, scheme, source, not_yet=catalog.not_yet(arch, format), block_bytes=exact)

@@ -208,7 +208,7 @@ def test_find_takes_names_and_aliases_only():
 
 def test_what_this_version_cannot_run_is_said_plainly():
     assert catalog.not_yet(catalog.find("llama-3.1-8b").arch, "nf4") is None
-    assert "awq format" in catalog.not_yet(catalog.find("llama-3.1-8b").arch, "awq")
+    assert "hqq format" in catalog.not_yet(catalog.find("llama-3.1-8b").arch, "hqq")
     assert "qwen3_moe" in catalog.not_yet(catalog.find("qwen3-30b-a3b").arch, "nf4")
     mixture = catalog.find("gpt-oss-20b").arch
     assert "no kernels for experts" in catalog.not_yet(mixture, "mxfp4")

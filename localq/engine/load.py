@@ -14,7 +14,7 @@ from types import ModuleType
 
 import torch
 
-from localq import catalog, footprint, planner
+from localq import catalog, footprint, planner, schemes
 from localq.checkpoint import Checkpoint, open_checkpoint
 from localq.engine import device as devices
 from localq.engine import planning, selftest, vram, weights
@@ -36,7 +36,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class LoadedModel:
     """A model ready to run.
 
-    format   "nf4", "aqlm", "vptq", "vq2", "bf16", "fp16", "fp32" or "gguf": what the weights were read from
+    format   a key of `quant.FORMATS`, "bf16", "fp16", "fp32" or "gguf": what the weights were read from
     plan     what was predicted; ledger: component -> bytes that were allocated
     notes    lines that the user must be told
     kv_bits, embed, head_bits  as in `placement.Placement`: kv_bits 16 is the type of the model
@@ -193,6 +193,8 @@ def _architecture(files: ModelFiles, name: str) -> ModuleType:
         what = "bitsandbytes in 8 bit" if in_8_bit else f"{method!r}"
         step = f"Use {', '.join(FORMATS)} or bf16."
         raise LocalqError(name, f"its weights are quantized by {what[:80]}, which localq does not read", step)
+    if isinstance(quantization, dict) and (variant := schemes.not_read(quantization)):
+        raise LocalqError(name, f"its weights are {variant}", "Use another repository of this model.")
     return ARCHITECTURES[model_type]
 
 

@@ -8,7 +8,7 @@ once into the plain one on the CPU, where that is the definition.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -69,6 +69,7 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
     """
     assignment = Assignment(stacks=stacks.find(checkpoint, rename))
     owned = {key for stack in assignment.stacks.values() for key in stack.keys}
+    parameters = {parameter for parameter, _ in model.named_parameters()}
     for key in checkpoint.tensors:
         entry = _quantized(checkpoint, key)
         if entry is None:
@@ -79,7 +80,7 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
             assignment.quantized[target.removesuffix(".weight")] = entry
     for key in checkpoint.tensors:
         target = None if key in owned else rename(key)
-        if target is None or target in model.redundant:
+        if target is None or target in model.redundant or _is_idle(checkpoint, key, target, assignment, parameters):
             continue
         taken = target in assignment.dense or target in assignment.stacks
         if taken or target.removesuffix(".weight") in assignment.quantized:
@@ -97,6 +98,15 @@ def _quantized(checkpoint: Checkpoint, key: str) -> Quantized | None:
     module = FORMATS[format]
     keys = tuple(prefix + suffix for suffix in module.suffixes if prefix + suffix in checkpoint.tensors)
     return Quantized(format, module, prefix, keys, shared_names(module, checkpoint.tensors, prefix))
+
+
+def _is_idle(
+    checkpoint: Checkpoint, key: str, target: str, assignment: Assignment, parameters: Collection[str]
+) -> bool:
+    """A bias of zeros that files of some formats hold for a Linear without one. Any other is a part that is unknown."""
+    entry = assignment.quantized.get(target.removesuffix(".bias"))
+    may_be = entry is not None and target not in parameters and getattr(entry.module, "idle_biases", False)
+    return may_be and not bool(checkpoint.read(key).count_nonzero())
 
 
 def _check(assignment: Assignment, checkpoint: Checkpoint, model: nn.Module, name: str) -> None:

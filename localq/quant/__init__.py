@@ -14,6 +14,7 @@ A format module has
   stored_shape(checkpoint, P)          (out, in) of P, before any of its large tensors is read
   from_checkpoint(checkpoint, P) -> Packed
   shared_names(tensors, P) -> [str]    where Linears may share tensors: those that P reads and does not own
+  idle_biases                          where files may hold P.bias, all zeros, for a Linear that has none: True
   Linear(packed, bias)                 a `slabs.SlabLinear`: x [T, in] -> [T, out]
 
 and one that is made tensor by tensor (`convert.MADE`) besides
@@ -35,9 +36,17 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from localq.quant import aqlm, mxfp4, mxfp4_experts, nf4, vptq, vq2
+from localq.quant import aqlm, awq, gptq, mxfp4, mxfp4_experts, nf4, vptq, vq2
 
-FORMATS: dict[str, ModuleType] = {"nf4": nf4, "mxfp4": mxfp4, "aqlm": aqlm, "vptq": vptq, "vq2": vq2}
+FORMATS: dict[str, ModuleType] = {
+    "nf4": nf4,
+    "mxfp4": mxfp4,
+    "aqlm": aqlm,
+    "vptq": vptq,
+    "vq2": vq2,
+    "awq": awq,
+    "gptq": gptq,
+}
 
 STACKS: dict[str, ModuleType] = {"mxfp4": mxfp4_experts}  # formats of experts; the same keys
 

@@ -209,7 +209,7 @@ def test_overflow_of_the_computing_type_is_noted(edit, dtype, notes):
     ("config", "why"),
     [
         ({"model_type": "mamba2"}, "the architecture 'mamba2' is not supported"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "quantized by 'gptq'"),
+        ({"quantization_config": {"quant_method": "hqq", "bits": 4}}, "quantized by 'hqq'"),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "bitsandbytes in 8 bit"),
     ],
 )

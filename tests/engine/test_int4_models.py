@@ -1,0 +1,261 @@
+"""Models whose Linears are in AWQ or GPTQ: against plain models of the projects' weights, as on a GPU, hostile files.
+
+transformers reads both by gptqmodel only, which is no part of the tests: its model here has plain Linears that hold
+what the formula of the projects gives (`int4_checkpoints.reference`).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_runs import logits_of, prompt_of
+from int4_checkpoints import Int4, reference, write
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from localq import footprint, local_models, planner, unlisted
+from localq.architecture import Architecture
+from localq.bench import bits
+from localq.catalog import resolve
+from localq.checkpoint import open_checkpoint
+from localq.engine import fused, weights
+from localq.engine.linears import operand
+from localq.engine.load import Options, load, share_scratch
+from localq.errors import ExitCode, LocalqError
+from localq.modelfiles import ModelFiles, open_model
+from localq.models import ARCHITECTURES
+from localq.placement import Placement
+from localq.quant.int4_linear import Int4Linear
+from localq.schemes import scheme_of
+
+CPU = Options(device="cpu")
+AWQ, ORDERED = Int4("awq", 64), Int4("gptq", 64, True)
+Q, O_BIAS = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.o_proj.bias"
+
+
+def plain_folder(folder: Path, linears: dict[str, dict[str, Tensor]], of: Int4) -> Path:
+    """The same model with dequantized weights, in the type of the files."""
+    held, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    for path, made in linears.items():
+        for suffix in made:
+            del held[path + suffix]
+        held[f"{path}.weight"] = reference(made, of)
+    del config["quantization_config"]
+    made_here = folder.parent / f"{folder.name}-plain"
+    shutil.copytree(folder, made_here)
+    save_file(held, made_here / "model.safetensors")
+    (made_here / "config.json").write_text(json.dumps(config))
+    return made_here
+
+
+def transformers_logits(folder: Path, ids: list[int]) -> Tensor:
+    """Of a plain folder, in float32."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return model(torch.tensor([ids])).logits[0]
+
+
+@pytest.mark.parametrize(
+    ("of", "model_type", "dtype"),
+    [
+        (AWQ, "llama", torch.float16),
+        (Int4("awq", 32), "qwen2", torch.bfloat16),
+        (Int4("awq", -1), "llama", torch.float16),
+        (ORDERED, "llama", torch.float16),
+        (ORDERED, "qwen2", torch.float16),
+        (Int4("gptq", 32, True, "gptq_v2"), "qwen2", torch.bfloat16),
+        (Int4("gptq", 64, g_idx=False), "llama", torch.float16),
+    ],
+    ids=str,
+)
+def test_logits_are_those_of_the_dequantized_model(tmp_path, of, model_type, dtype):
+    """Bit for bit those of the same engine on plain weights, and near those of transformers. qwen2 has biases."""
+    linears = write(tmp_path / "int4", of, dtype, model_type, num_hidden_layers=2)
+    assert len(linears) == 14
+    plain = plain_folder(tmp_path / "int4", linears, of)
+    loaded, dense, ids = load(open_model(tmp_path / "int4"), CPU), load(open_model(plain), CPU), prompt_of(40)
+    assert (loaded.format, loaded.notes) == (of.method, ())
+    logits = logits_of(loaded.model, loaded, ids)
+    assert torch.equal(logits, logits_of(dense.model, dense, ids))
+    expected = transformers_logits(plain, ids)
+    assert (logits - expected).norm() / expected.norm() < 3e-5
+
+
+def test_a_matrix_may_be_plain_and_biases_idle(tmp_path):
+    """AutoGPTQ wrote a bias of zeros for every Linear; `modules_to_not_convert` is believed of the tensors only."""
+    of = Int4("gptq", 64)
+    linears = write(tmp_path / "int4", of, model_type="qwen2", plain="up_proj", idle_biases=True, num_hidden_layers=1)
+    held = load_file(tmp_path / "int4" / "model.safetensors")
+    assert held[O_BIAS].count_nonzero() == 0
+    plain = plain_folder(tmp_path / "int4", linears, of)
+    held, real = load_file(plain / "model.safetensors"), ("q_proj.bias", "k_proj.bias", "v_proj.bias")
+    without = {name: each for name, each in held.items() if not name.endswith(".bias") or name.endswith(real)}
+    save_file(without, plain / "model.safetensors")
+    loaded, dense, ids = load(open_model(tmp_path / "int4"), CPU), load(open_model(plain), CPU), prompt_of(9)
+    assert torch.equal(logits_of(loaded.model, loaded, ids), logits_of(dense.model, dense, ids))
+
+
+# ---- as on a GPU
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model of each method."""
+    made = {}
+    for of in (AWQ, ORDERED):
+        made[of.method] = tmp_path_factory.mktemp(of.method)
+        write(made[of.method], of, num_hidden_layers=2)
+    return made
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_packed_linears_give_the_same_logits(folders, method, monkeypatch):
+    """What a GPU holds, on the CPU: tensors in one arena, slabs in the shared scratch. No kernel claims to read it."""
+    files, cpu = open_model(folders[method]), torch.device("cpu")
+    plain = load(files, CPU)
+    architecture = ARCHITECTURES["llama"]
+    with torch.device("meta"):
+        model = architecture.Model(architecture.Config.from_dict(files.config))
+    with open_checkpoint(files) as checkpoint:
+        assignment = weights.assign(checkpoint, model, architecture.rename, "tiny")
+        sizes = weights.block_sizes(assignment, checkpoint, model, torch.float32, packed=True)
+        places = weights.Places(cpu, torch.float32, Placement(), sizes)
+        places.packed = True
+        weights.fill(model, assignment, checkpoint, places, lambda done, total: None)
+    model.make_tables(512, cpu)
+    linears = [module for module in model.modules() if isinstance(module, Int4Linear)]
+    assert len(linears) == 14
+    assert sum(sizes) == weights.weight_bytes(model)["weights"]
+    assert share_scratch(model, torch.float32) == 4 * 192 * 128
+    ids = prompt_of(20)
+    expected = logits_of(plain.model, plain, ids)
+    assert torch.equal(logits_of(model, plain, ids), expected)
+    for linear in linears:
+        linear.scratch = linear.scratch[: 4 * 192 * 50]  # slabs of some 50 rows
+        monkeypatch.setattr(linear, "forward", linear._by_slabs)
+    logits = logits_of(model, plain, ids)
+    assert (logits - expected).norm() / expected.norm() < 3e-5
+    assert [operand(linear) for linear in linears] == [None] * 14
+    assert fused._format_of(linears[0]) == f" in {method.upper()}"  # what the note about slow decoding names
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_sizes_before_a_download_are_those_of_the_files(folders, method):
+    """`fit` and `show`: format, scheme, bits per weight and the plan's bytes."""
+    files = open_model(folders[method])
+    arch, scheme = Architecture.from_config(files.config), scheme_of(files)
+    assert (local_models.format_of_config(files.config), scheme) == (method, "g64")
+    offer = unlisted.offer(resolve(str(folders[method])), offline=True)
+    assert (offer.format, offer.scheme, offer.not_yet) == (method, "g64", None)
+    assert "no kernel reads it" in offer.remark
+    exact = bits.per_weight(files)
+    per_column = 16 if method == "gptq" else 0  # g_idx has 32 bits in files, 16 in memory
+    columns = sum(each.count * each.columns for each in arch.linears)
+    computed = planner.bits_per_weight(arch, method, scheme)
+    assert computed == pytest.approx(exact - per_column * columns / arch.linear_parameters, rel=1e-9)
+    in_memory = footprint.weights_bytes(arch, method, scheme)["weights"]
+    assert offer.block_bytes == in_memory + per_column * columns // 8
+
+
+# ---- hostile files
+
+
+@pytest.fixture
+def edit(folders: dict[str, Path], tmp_path: Path) -> Callable[..., ModelFiles]:
+    """A copy, changed by a function of its tensors and of its quantization_config."""
+
+    def make(method: str, change: Callable[[dict[str, Tensor], dict[str, Any]], object]) -> ModelFiles:
+        made = tmp_path / "edited"
+        shutil.copytree(folders[method], made)
+        tensors, config = load_file(made / "model.safetensors"), json.loads((made / "config.json").read_text())
+        change(tensors, config["quantization_config"])
+        save_file(tensors, made / "model.safetensors")
+        (made / "config.json").write_text(json.dumps(config))
+        return open_model(made)
+
+    return make
+
+
+def said(**fields: Any) -> Any:
+    return lambda tensors, config: config.update(fields)
+
+
+VARIANTS = {
+    "3 bits": ("gptq", said(bits=3), "GPTQ in 3 bits"),
+    "8 bits": ("awq", said(bits=8), "AWQ in 8 bits"),
+    "bits of text": ("awq", said(bits="4"), "AWQ in '4' bits"),
+    "no bits": ("gptq", lambda tensors, config: config.pop("bits"), "GPTQ in an unknown number of bits"),
+    "some layers of 8 bits": ("gptq", said(dynamic={"+:.*down.*": {"bits": 8}}), "GPTQ in 8 bits"),
+    "gemv": ("awq", said(version="GEMV"), "AWQ in the layout 'gemv'"),
+    "gemv_fast": ("awq", said(version="gemv_fast"), "AWQ in the layout 'gemv_fast'"),
+    "exllama": ("awq", said(version="exllama"), "AWQ in the layout 'exllama'"),
+    "llm-awq": ("awq", said(backend="llm-awq"), "AWQ in the layout 'llm-awq'"),
+    "marlin": ("gptq", said(checkpoint_format="marlin"), "GPTQ in the layout 'marlin'"),
+    "an old marlin": ("gptq", said(is_marlin_format=True), "GPTQ in the layout 'marlin'"),
+    "bitblas": ("gptq", said(checkpoint_format=None, format="bitblas"), "GPTQ in the layout 'bitblas'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", VARIANTS)
+def test_other_variants_are_refused_by_name(edit, case):
+    """Before anything is read, and before anything is fetched."""
+    method, change, why = VARIANTS[case]
+    files = edit(method, change)
+    for attempt in (lambda: load(files, CPU), lambda: unlisted.offer(resolve(str(files.path)), offline=True)):
+        with pytest.raises(LocalqError, match=why) as caught:
+            attempt()
+        assert caught.value.exit_code == ExitCode.FAILURE
+
+
+DAMAGED = {
+    "no codes": ("awq", lambda tensors, config: tensors.pop(f"{Q}.qweight"), "no part of this architecture|missing"),
+    "no scales": ("gptq", lambda tensors, config: tensors.pop(f"{Q}.scales"), "lacks model.layers.0"),
+    "another width": (
+        "awq",
+        lambda tensors, config: tensors.update(
+            {Q + each: tensors[Q + each].repeat(2, 1) for each in (".qweight", ".qzeros", ".scales")}
+        ),
+        r"shape \[128, 256\], not \[128, 128\]",
+    ),
+    "a bias that is none": (
+        "gptq", lambda tensors, config: tensors.update({O_BIAS: torch.ones(128)}), "no part of this architecture"
+    ),
+    "a bias of NaN": (
+        "gptq", lambda tensors, config: tensors.update({O_BIAS: torch.zeros(128) / 0}), "no part of this architecture"
+    ),
+    "an idle bias of AWQ": (
+        "awq", lambda tensors, config: tensors.update({O_BIAS: torch.zeros(128)}), "no part of this architecture"
+    ),
+    "plain and quantized": (
+        "awq", lambda tensors, config: tensors.update({f"{Q}.weight": torch.zeros(128, 128)}), "two tensors would"
+    ),
+    "the other's name": ("awq", said(quant_method="gptq"), "packed as awq's"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_files_are_refused(edit, case):
+    method, change, why = DAMAGED[case]
+    with pytest.raises(LocalqError, match=why) as caught:
+        load(edit(method, change), CPU)
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+def test_names_that_config_json_leaves_out_are_the_defaults(edit):
+    """AutoAWQ's older words; and GPTQ that says no layout, which is the first."""
+
+    def change(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        config.update(w_bit=config.pop("bits"), q_group_size=config.pop("group_size"), version="GEMM")
+
+    old = edit("awq", change)
+    assert load(old, CPU).format == "awq"
+    assert scheme_of(old) == "g64"
+    assert all(isinstance(module, nn.Linear) for module in load(old, CPU).model.layers[0].mlp.inputs())
