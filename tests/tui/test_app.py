@@ -171,6 +171,17 @@ def test_keys_are_read_from_the_file_and_the_environment(tmp_path, monkeypatch):
     assert settings.load({"LOCALQ_KEYS": "copy=f8; new=f7,f6"}).keys == {"copy": "f8", "new": "f7,f6"}
 
 
+def test_keys_are_written_as_a_table_and_others_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
+    settings.write("keys", "send=ctrl+x; newline=enter")
+    settings.write("theme", "nord")
+    assert (settings.load({}).keys, settings.load({}).theme) == ({"send": "ctrl+x", "newline": "enter"}, "nord")
+    with pytest.raises(LocalqError, match="Did you mean send"):
+        settings.write("keys", "sned=ctrl+x")
+    settings.write("keys", None)
+    assert settings.load({}).keys == {}
+
+
 def test_the_themes_are_those_of_textual():
     assert set(settings.CHOICES["theme"]) == set(BUILTIN_THEMES)
 
