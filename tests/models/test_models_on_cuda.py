@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tiny_models
 import torch
-from tiny_models import BY_NAME, CONTEXT, PREFILL, TOKENS, reference_logits
+from tiny_models import CONTEXT, DENSE, PREFILL, TOKENS, reference_logits
 
 from localq.engine.cache import KVCache
 from localq.models.attention import SCORE_BYTES, attend, visible
@@ -35,7 +35,7 @@ def logits_by_graph(model, ids):
     return torch.cat(rows).cpu()
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize("name", DENSE)
 def test_prefill_in_buckets_and_a_captured_graph_give_the_logits_of_transformers(name):
     model = tiny_models.built(name).to("cuda")
     model.make_tables(CONTEXT, "cuda")

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from tiny_models import BY_NAME, CONTEXT, built, ours, token_ids
+from tiny_models import CONTEXT, DENSE, built, ours, token_ids
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -44,11 +44,11 @@ def test_seeds_decide():
     assert set(hadamard.factors_of(signs[0]).tolist()) == {-1.0, 1.0}
 
 
-FOLDABLE = [name for name, case in BY_NAME.items() if not case.config["model_type"].startswith("gemma")]
+FOLDABLE = [name for name, case in DENSE.items() if not case.config["model_type"].startswith("gemma")]
 
 
 def test_norms_behind_parts_of_a_block_forbid_turning_the_stream():
-    assert [name for name in BY_NAME if fold.foldable(ours(name))] == FOLDABLE
+    assert [name for name in DENSE if fold.foldable(ours(name))] == FOLDABLE
 
 
 def logits_of(model: Decoder, table: Tensor, head: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def test_a_turned_model_has_the_same_logits(name):
         assert not torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", [name for name in BY_NAME if name not in FOLDABLE])
+@pytest.mark.parametrize("name", [name for name in DENSE if name not in FOLDABLE])
 def test_values_are_turned_where_the_stream_is_not(name):
     model = ours(name)
     block, x = copy.deepcopy(model.layers[1]), model.embed(token_ids()).detach()

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiny_models import BY_NAME, ours, reference_logits, token_ids
+from tiny_models import DENSE, ours, reference_logits, token_ids
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,7 +17,7 @@ from localq.quantizer.layer import groups_of
 from localq.quantizer.stream import NoCache, Streams
 
 CPU = torch.device("cpu")
-every_case = pytest.mark.parametrize("name", BY_NAME)
+every_case = pytest.mark.parametrize("name", DENSE)
 ROUNDING = 2e-6  # the same products of f32, added up in the same order but for blocks of rows
 
 

@@ -147,6 +147,7 @@ CASES = (
           head_dim=12),
 )  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}
+DENSE = {name: case for name, case in BY_NAME.items() if "num_local_experts" not in case.config}  # one MLP a layer
 
 
 def token_ids() -> Tensor:
