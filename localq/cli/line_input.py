@@ -50,6 +50,13 @@ def _terminal_reader(remember: bool) -> ReadLine:
     def _newline(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
+    @keys.add("c-c")
+    @keys.add("<sigint>")
+    def _interrupt(event: KeyPressEvent) -> None:
+        answer = event.app.future  # none before it reads and after: prompt_toolkit would print a traceback
+        if answer is not None and not answer.done():
+            event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+
     @keys.add("c-g")
     def _editor(event: KeyPressEvent) -> None:
         event.current_buffer.open_in_editor()

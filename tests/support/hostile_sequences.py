@@ -66,6 +66,8 @@ _OWN = re.compile(
     "\x1b\\[(?:[0-9;:]*m|[0-9;]*[ABCDGHJKdfLMPX@STr]|\\?[0-9;]+[hl]|6n|c|\\?[0-9]+\\$p|[<>=][0-9;]*u|\\?u|[0-6] q"
     "|>q)\\Z"
 )
+# What was copied, in base64, and the shape of the mouse's pointer.
+_OWN_OSC = re.compile("\x1b\\](?:52;c;[A-Za-z0-9+/]*=*|22;[a-z-]*)\x07\\Z")
 _INTRODUCERS = ("\x1b[", "\x1b]", "\x1bP", "\x1b_", "\x1b\\", "7777", "ZQ", "m", "H", "J", "h")
 _WORDS = "é 語 ع א 🦙 e\u0301 \U000e0041 \ufffe ``` ** [x]( <b> &#27; &#x9b; \\x1b \\u001b %1B [red] [/]"
 _PIECES = (
@@ -89,7 +91,6 @@ def random_text(rng: random.Random, longest: int = 24) -> str:
 class Watch:
     """Sees every token that a program writes; `wrong` are those that no renderer wrote."""
 
-    copies: bool = False  # it may write to the clipboard (OSC 52)
     seen: int = 0
     wrong: list[str] = field(default_factory=list)
     _carriage: bool = False
@@ -109,5 +110,5 @@ class Watch:
         if token.kind == "csi":
             return bool(_OWN.match(token.text)) and not _MARKED.search(token.text)
         if token.kind == "osc":
-            return self.copies and token.text.startswith("\x1b]52;c;") and token.text != ACTING["clipboard"]
+            return bool(_OWN_OSC.match(token.text)) and token.text != ACTING["clipboard"]
         return False

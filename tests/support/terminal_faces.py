@@ -137,7 +137,8 @@ class Tui(Line):
     def is_stopped(self, terminal: Terminal, count: int) -> bool:
         """By what is told under the reply, or instead of one."""
         _, asked, reply = terminal.text.rpartition(f"▌  say {count}.")
-        return self.is_ready(terminal) and (not asked or "stopped" in reply)
+        ended = "stopped" in reply or "engine process" in reply  # the second press has ended that
+        return self.is_ready(terminal) and (not asked or ended)
 
     def soothe(self, terminal: Terminal) -> None:
         """Close what lies over the conversation, or stop the reply; then take back what is typed."""
