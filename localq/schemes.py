@@ -51,17 +51,14 @@ def not_read(quantization: dict[str, Any]) -> str:
         return ""
     layout, layers = layout_of(quantization), quantization.get("dynamic")
     said = [quantization.get("bits", quantization.get("w_bit", 4 if method == "awq" else None))]
-    said += [each["bits"] for each in (layers or {}).values() if "bits" in each] if _is_of_dicts(layers) else []
+    if isinstance(layers, dict):
+        said += [each["bits"] for each in layers.values() if isinstance(each, dict) and "bits" in each]
     if others := [each for each in said if type(each) is not int or each != 4]:
         many = "an unknown number of" if others[0] is None else repr(others[0])[:20]
         return f"{method.upper()} in {many} bits (4 are read)"
     if layout not in INT4_LAYOUTS[method]:
         return f"{method.upper()} in the layout {layout[:40]!r} ({' and '.join(INT4_LAYOUTS[method])} are read)"
     return ""
-
-
-def _is_of_dicts(layers: object) -> bool:
-    return isinstance(layers, dict) and all(isinstance(each, dict) for each in layers.values())
 
 
 def _aqlm(files: ModelFiles) -> str:

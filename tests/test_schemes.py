@@ -9,7 +9,7 @@ from raw_safetensors import entry, write_raw
 
 from localq.errors import LocalqError
 from localq.modelfiles import open_model
-from localq.schemes import scheme_of
+from localq.schemes import layout_of, not_read, scheme_of
 
 
 def files(folder, quantization, **shapes):
@@ -66,6 +66,12 @@ def vptq(**changes):
         ({"quant_method": "vptq", "config_for_layers": {}}, ""),
         ({"quant_method": "vptq", "config_for_layers": {"a": 3}}, ""),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, ""),
+        ({"quant_method": "awq"}, "g128"),
+        ({"quant_method": "awq", "q_group_size": 64}, "g64"),
+        ({"quant_method": "gptq", "group_size": -1}, "row"),
+        ({"quant_method": "gptq", "group_size": 0}, ""),
+        ({"quant_method": "gptq", "group_size": 10**9}, ""),
+        ({"quant_method": "gptq", "group_size": [32]}, ""),
         ({"quant_method": ["aqlm"]}, ""),
         (None, ""),
     ],
@@ -113,3 +119,28 @@ def test_a_damaged_header_is_an_error(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"nope")
     with pytest.raises(LocalqError):
         scheme_of(made)
+
+
+@pytest.mark.parametrize(
+    ("said", "layout", "refused"),
+    [
+        ({"quant_method": "awq"}, "gemm", ""),
+        ({"quant_method": "awq", "version": "GEMM", "bits": 4}, "gemm", ""),
+        ({"quant_method": "awq", "format": "gemv", "bits": 4}, "gemv", "AWQ in the layout 'gemv'"),
+        ({"quant_method": "awq", "version": ["x" * 2**16]}, None, "AWQ in the layout"),
+        ({"quant_method": "awq", "bits": True}, "gemm", "AWQ in True bits"),
+        ({"quant_method": "gptq", "bits": 4}, "gptq", ""),
+        ({"quant_method": "gptq", "bits": 4, "format": "gptq_v2"}, "gptq_v2", ""),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:x": {}, "+:y": {"group_size": 32}, "z": None}}, "gptq", ""),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"z": None, "y": {"bits": 8}}}, "gptq", "GPTQ in 8 bits"),
+        ({"quant_method": "gptq", "bits": 4, "is_marlin_format": True}, "marlin", "GPTQ in the layout 'marlin'"),
+        ({"quant_method": "gptq"}, "gptq", "GPTQ in an unknown number of bits"),
+        ({"quant_method": ["gptq"]}, "gptq", ""),
+        ({}, "gptq", ""),
+    ],
+)
+def test_variants_of_awq_and_gptq_that_are_not_read(said, layout, refused):
+    assert layout in (None, layout_of(said))
+    assert not_read(said).startswith(refused)
+    assert bool(not_read(said)) == bool(refused)
+    assert len(not_read(said)) < 120

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from engine_runs import logits_of, prompt_of
-from int4_checkpoints import Int4, reference, write
+from int4_checkpoints import Int4, reference, tensors, write
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -103,6 +103,20 @@ def test_a_matrix_may_be_plain_and_biases_idle(tmp_path):
     assert torch.equal(logits_of(loaded.model, loaded, ids), logits_of(dense.model, dense, ids))
 
 
+def test_a_quantized_head_is_dequantized(tmp_path):
+    """GPTQModel's `lm_head`: `placement` plans a head in 16 bit, and so it is held."""
+    of = Int4("gptq", 64)
+    linears = write(tmp_path / "int4", of, num_hidden_layers=1)
+    path = tmp_path / "int4" / "model.safetensors"
+    held = load_file(path)
+    linears["lm_head"] = tensors((320, 128), of, seed=99)
+    del held["lm_head.weight"]
+    save_file(held | {f"lm_head{suffix}": each for suffix, each in linears["lm_head"].items()}, path)
+    plain = plain_folder(tmp_path / "int4", linears, of)
+    loaded, dense, ids = load(open_model(tmp_path / "int4"), CPU), load(open_model(plain), CPU), prompt_of(9)
+    assert torch.equal(logits_of(loaded.model, loaded, ids), logits_of(dense.model, dense, ids))
+
+
 # ---- as on a GPU
 
 
@@ -185,14 +199,14 @@ def edit(folders: dict[str, Path], tmp_path: Path) -> Callable[..., ModelFiles]:
 
 
 def said(**fields: Any) -> Any:
-    return lambda tensors, config: config.update(fields)
+    return lambda held, config: config.update(fields)
 
 
 VARIANTS = {
     "3 bits": ("gptq", said(bits=3), "GPTQ in 3 bits"),
     "8 bits": ("awq", said(bits=8), "AWQ in 8 bits"),
     "bits of text": ("awq", said(bits="4"), "AWQ in '4' bits"),
-    "no bits": ("gptq", lambda tensors, config: config.pop("bits"), "GPTQ in an unknown number of bits"),
+    "no bits": ("gptq", lambda held, config: config.pop("bits"), "GPTQ in an unknown number of bits"),
     "some layers of 8 bits": ("gptq", said(dynamic={"+:.*down.*": {"bits": 8}}), "GPTQ in 8 bits"),
     "gemv": ("awq", said(version="GEMV"), "AWQ in the layout 'gemv'"),
     "gemv_fast": ("awq", said(version="gemv_fast"), "AWQ in the layout 'gemv_fast'"),
@@ -216,26 +230,26 @@ def test_other_variants_are_refused_by_name(edit, case):
 
 
 DAMAGED = {
-    "no codes": ("awq", lambda tensors, config: tensors.pop(f"{Q}.qweight"), "no part of this architecture|missing"),
-    "no scales": ("gptq", lambda tensors, config: tensors.pop(f"{Q}.scales"), "lacks model.layers.0"),
+    "no codes": ("awq", lambda held, config: held.pop(f"{Q}.qweight"), "no part of this architecture|missing"),
+    "no scales": ("gptq", lambda held, config: held.pop(f"{Q}.scales"), "lacks model.layers.0"),
     "another width": (
         "awq",
-        lambda tensors, config: tensors.update(
-            {Q + each: tensors[Q + each].repeat(2, 1) for each in (".qweight", ".qzeros", ".scales")}
+        lambda held, config: held.update(
+            {Q + each: held[Q + each].repeat(2, 1) for each in (".qweight", ".qzeros", ".scales")}
         ),
         r"shape \[128, 256\], not \[128, 128\]",
     ),
     "a bias that is none": (
-        "gptq", lambda tensors, config: tensors.update({O_BIAS: torch.ones(128)}), "no part of this architecture"
+        "gptq", lambda held, config: held.update({O_BIAS: torch.ones(128)}), "no part of this architecture"
     ),
     "a bias of NaN": (
-        "gptq", lambda tensors, config: tensors.update({O_BIAS: torch.zeros(128) / 0}), "no part of this architecture"
+        "gptq", lambda held, config: held.update({O_BIAS: torch.zeros(128) / 0}), "no part of this architecture"
     ),
     "an idle bias of AWQ": (
-        "awq", lambda tensors, config: tensors.update({O_BIAS: torch.zeros(128)}), "no part of this architecture"
+        "awq", lambda held, config: held.update({O_BIAS: torch.zeros(128)}), "no part of this architecture"
     ),
     "plain and quantized": (
-        "awq", lambda tensors, config: tensors.update({f"{Q}.weight": torch.zeros(128, 128)}), "two tensors would"
+        "awq", lambda held, config: held.update({f"{Q}.weight": torch.zeros(128, 128)}), "two tensors would"
     ),
     "the other's name": ("awq", said(quant_method="gptq"), "packed as awq's"),
 }  # fmt: skip

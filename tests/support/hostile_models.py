@@ -28,7 +28,7 @@ LINEARS = {
     f"{LAYER}mlp.down_proj": (64, 128),
 }  # fmt: skip
 QUERY = f"{LAYER}self_attn.q_proj"
-FORMATS = ("plain", "nf4", "aqlm", "vptq", "vq2")
+FORMATS = ("plain", "nf4", "aqlm", "vptq", "vq2", "awq", "gptq")
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,11 @@ def _linear(format: str, path: str, weight: Any) -> tuple[dict[str, Any], dict[s
         from localq.quant import vq2
 
         return vq2.to_tensors(vq2_checkpoints.packed_of(shape), path), {}
+    if format in ("awq", "gptq"):
+        import int4_checkpoints
+
+        made = int4_checkpoints.tensors(shape, int4_checkpoints.Int4(format, 32, act_order=format == "gptq"))
+        return {path + suffix: tensor for suffix, tensor in made.items()}, {}
     return {f"{path}.weight": weight}, {}
 
 
@@ -148,4 +153,8 @@ def _quantization(format: str, said: dict[str, Any]) -> dict[str, Any]:
         return {"quant_method": "vptq", **said}
     if format == "vq2":
         return vq2.quantization_config("float16", ["lm_head"])
+    if format in ("awq", "gptq"):
+        import int4_checkpoints
+
+        return int4_checkpoints.Int4(format, 32, act_order=format == "gptq").config
     return {"quant_method": "aqlm"} if format == "aqlm" else {}

@@ -178,6 +178,33 @@ VQ2: dict[str, Damage] = {
     "signs cut": _as(".signs", lambda t: t[:-1]),
     "signs of floats": _as(".signs", lambda t: t.float()),
 }
+INT4: dict[str, Damage] = {
+    "no codes": _gone(".qweight"),
+    "no zero points": _gone(".qzeros"),
+    "no scales": _gone(".scales"),
+    "codes of floats": _as(".qweight", lambda t: t.float()),
+    "codes of 64 bits": _as(".qweight", lambda t: t.long()),
+    "codes of one size": _as(".qweight", lambda t: t.flatten()),
+    "codes transposed": _as(".qweight", lambda t: t.T),
+    "codes cut": _as(".qweight", lambda t: t[:-1]),
+    "more rows": _as(".qweight", _double_rows),
+    "zero points of floats": _as(".qzeros", lambda t: t.float()),
+    "zero points cut": _as(".qzeros", lambda t: t[:-1]),
+    "a group more": _as(".scales", _double_rows),
+    "scales of integers": _as(".scales", lambda t: t.int()),
+    "scales of a number": _as(".scales", lambda t: t[0, 0]),
+    "a scale that is NaN": _last(".scales", float("nan")),
+}
+GPTQ: dict[str, Damage] = {
+    **INT4,
+    "no groups": _gone(".g_idx"),
+    "a group that is not there": _last(".g_idx", 2**31 - 1),
+    "a group below 0": _last(".g_idx", -1),
+    "groups cut": _as(".g_idx", lambda t: t[:-1]),
+    "groups of floats": _as(".g_idx", lambda t: t.float()),
+    "groups of a number": _as(".g_idx", lambda t: t[0]),
+    "one group of all": _as(".g_idx", lambda t: t * 0),
+}
 PLAIN: dict[str, Damage] = {
     "of integers": _as(".weight", lambda t: t.int()),
     "in 8 bit floats": _as(".weight", lambda t: t.to(__import__("torch").float8_e4m3fn)),
@@ -193,7 +220,8 @@ PLAIN: dict[str, Damage] = {
 CASES = [
     *(Case(f"M4 weights {name}", damaged("plain", damage)) for name, damage in PLAIN.items()),
     *(Case(f"M4 {format}: {name}", damaged(format, damage), format=format)
-      for format, damages in {"nf4": NF4, "aqlm": AQLM, "vptq": VPTQ, "vq2": VQ2}.items()
+      for format, damages in {"nf4": NF4, "aqlm": AQLM, "vptq": VPTQ, "vq2": VQ2, "awq": INT4,
+                              "gptq": GPTQ}.items()
       for name, damage in damages.items()),
     *(Case(f"M4 vptq says: {name}", _said(**fields), format="vptq") for name, fields in VPTQ_SAID.items()),
     Case("M4 vptq without a configuration", lambda folder: _drop_layers(folder), format="vptq"),
