@@ -60,7 +60,7 @@ def test_json_has_every_model_in_every_format(capsys):
 
 
 def test_rows_say_what_the_planner_says(capsys):
-    budget = 24_564 * MIB
+    budget, four_bits = 24_564 * MIB, ("nf4", "mxfp4", "awq", "gptq")
     for row in fit_json(capsys, "--vram", "24", "--desktop", "1000MiB")["rows"]:
         target = catalog.resolve(row["name"])
         source = target.source or target.entry.source(target.format)
@@ -72,7 +72,7 @@ def test_rows_say_what_the_planner_says(capsys):
         assert row["ctx_max_no_desktop"] == (alone.ctx if alone.fits else 0)
         assert row["weights_bytes"] == sum(planner.weights_bytes(target.entry.arch, row["format"], scheme).values())
         assert row["reason"]  # every row says why it stands where it does
-        assert ("close to full quality" in row["reason"]) == (row["fits"] and row["format"] in ("nf4", "mxfp4"))
+        assert ("close to full quality" in row["reason"]) == (row["fits"] and row["format"] in four_bits)
 
 
 def test_what_is_asked_of_memory_is_planned_or_refused_row_by_row(capsys):
@@ -171,7 +171,7 @@ def test_the_table_has_one_row_for_a_model_and_all_for_all(capsys):
 def test_one_model_shows_its_ledger_in_every_format(capsys):
     assert execute(["fit", "llama-3.1-8b", "--vram", "8"]) == ExitCode.OK
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines[1:]] == ["nf4", "bf16", "aqlm", "vq2"]
+    assert [line.split()[1] for line in lines[1:]] == ["nf4", "bf16", "aqlm", "awq", "vq2"]
     assert "KV CACHE" in lines[0]
     assert "needs" in lines[2]
     body = fit_json(capsys, "llama-3.1-8b", "--vram", "8")
@@ -206,7 +206,7 @@ def test_a_folder_has_one_ledger(capsys, tmp_path):
         (["--vram", "24", "--desktop", "-1"], ExitCode.USAGE),
         (["--vram", "24", "--ctx-size", "many"], ExitCode.USAGE),
         (["--vram", "24", "--reserve", "some"], ExitCode.USAGE),
-        (["--vram", "24", "--format", "gptq"], ExitCode.USAGE),
+        (["--vram", "24", "--format", "hqq"], ExitCode.USAGE),
         (["llama-3.1-8b", "--vram", "24", "--format", "vptq"], ExitCode.USAGE),
         (["--gpu", "Voodoo 2"], ExitCode.USAGE),
         (["--vram", "24", "--bandwidth", "0"], ExitCode.USAGE),
