@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import logits_of, prompt_of
+from engine_runs import GREEDY, logits_of, prompt_of
 from int4_checkpoints import Int4, reference, tensors, write
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from localq.bench import bits
 from localq.catalog import resolve
 from localq.checkpoint import open_checkpoint
 from localq.engine import fused, weights
+from localq.engine.generate import Engine
 from localq.engine.linears import operand
 from localq.engine.load import Options, load, share_scratch
 from localq.errors import ExitCode, LocalqError
@@ -177,6 +178,20 @@ def test_sizes_before_a_download_are_those_of_the_files(folders, method):
     assert computed == pytest.approx(exact - per_column * columns / arch.linear_parameters, rel=1e-9)
     in_memory = footprint.weights_bytes(arch, method, scheme)["weights"]
     assert offer.block_bytes == in_memory + per_column * columns // 8
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_a_reply_on_the_gpu(folders, method):
+    """By cuBLAS, and the note says so."""
+    files = open_model(folders[method])
+    engine = Engine(load(files, Options(device="cuda")))
+    assert [note for note in engine.notes if f"none reads a Linear in {method.upper()}" in note]
+    assert list(engine.generate(prompt_of(50), GREEDY))
+    exact, loaded, ids = load(files, CPU), engine.model, prompt_of(50)
+    expected = logits_of(exact.model, exact, ids)
+    assert (logits_of(loaded.model, loaded, ids).float().cpu() - expected).norm() / expected.norm() < 0.02
 
 
 # ---- hostile files

@@ -139,6 +139,32 @@ def test_the_linear_multiplies_in_slabs(of, monkeypatch):
     torch.testing.assert_close(linear._by_slabs(x), expected)
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("of", KINDS, ids=str)
+def test_a_gpu_dequantizes_the_same_bits(of, dtype):
+    made = tensors((48, 256), of, dtype, seed=3)
+    packed = packed_of(made, of).to("cuda")
+    assert torch.equal(int4_codec.dequantize(packed, dtype).cpu(), reference(made, of))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_temporaries_on_a_gpu_stay_within_the_plan(dtype):
+    groups, shape = 32, (4096, 4096)
+    codes = torch.zeros(shape[0], shape[1] // 2, dtype=torch.uint8, device="cuda")
+    scales = torch.ones(groups, shape[0], dtype=dtype, device="cuda")
+    zeros = torch.zeros(groups, shape[0] // 2, dtype=torch.uint8, device="cuda")
+    order = int4_codec.as_order(torch.arange(shape[1] - 1, -1, -1)).cuda()
+    out = torch.empty(shape, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    int4_codec.dequantize_rows(int4_codec.Packed(codes, scales, zeros, order, 128, False), 0, out)
+    assert torch.cuda.max_memory_allocated() - before <= footprint.UNPACK_BYTES["gptq"]
+
+
 @pytest.mark.parametrize("of", KINDS, ids=str)
 def test_bytes(of):
     module, shape = FORMATS[of.method], (48, 256)
