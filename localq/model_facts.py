@@ -49,6 +49,8 @@ def _facts(target: catalog.Target, path: Path | None, settings: Settings) -> dic
             reason = error.why
     if entry is not None:
         reason = catalog.not_yet(entry.arch, target.format or entry.default_format)
+    elif arch is not None:
+        reason = catalog.not_yet(arch, "bf16")  # of the architecture: loading looks at the weights
     format = target.format or _stated_format(path)
     scheme = scheme or (target.source.scheme if target.source else "")
     return {

@@ -7,6 +7,7 @@ from typing import Any
 
 from localq import (
     cards,
+    catalog,
     choosing,
     explain,
     fit_card,
@@ -49,6 +50,12 @@ class Report:
         taken = self.choice.taken
         wishes = choosing.wishes_of(self.settings)
         return explain.lines(taken.plan, wishes, taken.offer.arch, self.budget, taken.offer.scheme)
+
+    @property
+    def not_yet(self) -> str | None:
+        """Why what was taken cannot run on the device of the settings; None when it can."""
+        offer = self.choice.taken.offer
+        return catalog.not_yet(offer.arch, offer.format, self.settings.device)
 
     def rates(self, each: Considered) -> dict[str, float]:
         """GPU -> predicted tok/s; without those that nothing is known of."""
@@ -126,8 +133,8 @@ def lines(report: Report) -> list[tuple[str, str]]:
     rows += [(line.what, f"{line.value}: {line.why} ({line.option})") for line in report.explained]
     parts = [f"{part.replace('_', ' ')} {size / MIB:,.0f}" for part, size in plan.ledger.components.items() if size]
     rows += [("takes", f"{plan.ledger.total / MIB:,.0f} MiB: {', '.join(parts)}")]
-    if offer.not_yet:
-        rows += [("runs", f"no: {offer.not_yet}")]
+    if report.not_yet:
+        rows += [("runs", f"no: {report.not_yet}")]
     rows += [("speed", _rates(report, taken))]
     rows += [("quality", _quality(offer))]
     rows += [row for each in report.alternatives for row in _alternative(report, each)]
@@ -184,8 +191,8 @@ def to_dict(report: Report, fits: bool) -> dict[str, Any]:
         "format": offer.format,
         "why": report.choice.why,
         "fits": fits,
-        "runs": offer.not_yet is None,
-        "reason": plan.reason or offer.not_yet,
+        "runs": report.not_yet is None,
+        "reason": plan.reason or report.not_yet,
         "budget_bytes": report.budget,
         "source": (source.repo or source.package) if source else None,
         "revision": (source.revision if source.kind == "hub" else source.version) if source else None,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from localq import gpu_bandwidth, gpus, hub, planner
+from localq import catalog, choosing, gpu_bandwidth, gpus, hub, planner, unlisted
 from localq.cli import execute
-from localq.errors import ExitCode
+from localq.errors import ExitCode, LocalqError
+from localq.offers import Offer
+from localq.settings import Settings
 from localq.worker.client import EngineClient
 
 MIB = 2**20
@@ -114,6 +118,25 @@ def test_a_folder_has_a_plan_too(capsys, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
     body = plan_of(capsys, str(tmp_path), "--vram", "8")
     assert (body["format"], body["ctx"], body["path"], body["alternatives"]) == ("bf16", 1024, str(tmp_path), [])
+
+
+def test_a_mixture_of_experts_runs_on_the_cpu_alone(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    body = plan_of(capsys, "gpt-oss-20b")
+    assert body["runs"] is False
+    assert "no kernels for experts" in body["reason"]
+    assert plan_of(capsys, "gpt-oss-20b", "--device", "cpu")["runs"] is True
+    assert execute(["run", "gpt-oss-20b", "hello"]) == ExitCode.FAILURE  # and nothing is fetched
+    assert "no kernels for experts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("device", "refused"), [("auto", True), ("cuda", True), ("cpu", False)])
+def test_an_unlisted_mixture_is_refused_before_it_is_fetched(monkeypatch, device, refused):
+    arch = catalog.find("gpt-oss-20b").arch
+    offer = Offer("org/repo", arch, "mxfp4", "", None, not_yet=catalog.not_yet(arch, "mxfp4"))
+    monkeypatch.setattr(unlisted, "remote", lambda target, offline: offer)
+    with pytest.raises(LocalqError, match="no kernels for experts") if refused else contextlib.nullcontext():
+        choosing.check_unlisted(catalog.resolve("org/repo"), None, Settings(device=device), force=False)
 
 
 @pytest.mark.parametrize("arguments", [

@@ -13,6 +13,7 @@ import cached_models
 import fake_hub
 import pexpect
 import pytest
+from hub_configs import HUB
 from hub_server import REPO, TOKEN
 
 from localq import hub_cache, places
@@ -225,6 +226,15 @@ def test_show_says_when_this_version_cannot_run_it(server):
     body = one_object(localq("show", "gpt-oss-20b", "--json").stdout)
     assert body["runs"] is False
     assert body["reason"]
+
+
+def test_show_says_so_of_a_folder_too(server, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(HUB["gpt-oss-20b"]))
+    header = b'{"x":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    body = one_object(localq("show", str(tmp_path), "--json").stdout)
+    assert body["runs"] is False
+    assert "no kernels for experts" in body["reason"]
 
 
 def test_show_a_repository_that_is_here(server):

@@ -7,6 +7,7 @@ import math
 import random
 
 import pytest
+from hub_configs import HUB
 from tiny_models import BY_NAME, SHAPE
 
 from localq.errors import ExitCode, LocalqError
@@ -17,6 +18,34 @@ LONG = {"type": "longrope", "short_factor": [1.0] * 6, "long_factor": [4.0] * 6}
 
 def read(config):
     return architecture(config).Config.from_dict(config)
+
+
+def test_gpt_oss_as_published():
+    config = read(HUB["gpt-oss-20b"])
+    assert (config.experts, config.experts_active, config.intermediate, config.sinks) == (32, 4, 2880, True)
+    assert config.windows == (128, 0) * 12
+    assert (config.qkv_bias, config.output_bias, config.attention_scale, config.eps) == (True, True, 1 / 8, 1e-5)
+    (rope,) = config.rope_kinds
+    assert (rope.kind, rope.theta, rope.factor, rope.original_context) == ("yarn", 150_000, 32, 4096)
+    assert rope.truncate is False
+    assert rope.attention_factor == pytest.approx(1.3466, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"num_experts_per_tok": 33}, "33 of 32 experts"),
+        ({"num_local_experts": 2**20}, "between 1 and"),
+        ({"num_local_experts": 0}, "between 1 and"),
+        ({"swiglu_limit": -1.0}, "swiglu_limit"),
+        ({"layer_types": ["full_attention"] * 3}, "layer_types"),
+    ],
+)
+def test_a_gpt_oss_that_cannot_be_is_refused(change, said):
+    with pytest.raises(LocalqError) as caught:
+        read({**HUB["gpt-oss-20b"], **change})
+    assert said in str(caught.value)
+    assert caught.value.exit_code == ExitCode.BAD_FILE
 
 
 @pytest.mark.parametrize(
