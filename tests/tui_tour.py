@@ -112,7 +112,7 @@ def test_the_first_hour(home, size):
         pane.close()
     pane = Pane(home, size, *localq, "chat", "--continue")
     try:
-        pane.until("ready", "ship")
+        pane.until("ready", "two and two")  # the last one that something was said in
         pane.whole()
         say(pane, "Say hi.")
         pane.answered("Say hi.")
