@@ -65,7 +65,7 @@ def planned(
         force=options.force,
     )
     if held is None:
-        _check_host_memory(plan, name, options.force)
+        _check_host_memory(plan, name, options.force, dtype)
     elif plan.fits:
         held.hold(plan.ledger.components["cuda_context"] + plan.ledger.components["graphs"])
     else:
@@ -93,8 +93,9 @@ def _freeing(held: vram.Held) -> str:
     return gpus.closing(gpu, os.getpid())
 
 
-def _check_host_memory(plan: planner.Plan, name: str, force: bool) -> None:
+def _check_host_memory(plan: planner.Plan, name: str, force: bool, dtype: torch.dtype) -> None:
     free = psutil.virtual_memory().available
     if plan.ledger.total > free and not force:
         why = f"needs {plan.ledger.total} bytes of memory with {plan.ctx} tokens of context, {free} are free"
-        raise LocalqError(name, why, LESS, ExitCode.DOES_NOT_FIT)
+        step = f"--dtype bfloat16 takes half. Or: {LESS}" if dtype == torch.float32 else LESS
+        raise LocalqError(name, why, step, ExitCode.DOES_NOT_FIT)

@@ -237,7 +237,9 @@ def fill(
         done += sum(sizes[key] for key in entry.keys)
         on_progress(done, total)
     for target, stack in assignment.stacks.items():
-        _put(model, target, stack.read(checkpoint, places.dtype).to(places.device))
+        tensor = stack.read(checkpoint, places.dtype)
+        _note_non_finite(tensor, stack.name, non_finite)
+        _put(model, target, tensor.to(places.device))
         done += sum(sizes[key] for key in stack.keys)
         on_progress(done, total)
     if empty := [target for target, tensor in model.named_parameters() if tensor.is_meta]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor
 from localq import catalog, convert, vq_convert
 from localq.bench import bits
 from localq.engine import load as loading
+from localq.engine import planning
 from localq.engine.device import Choice
 from localq.engine.load import LoadedModel, Options, load
 from localq.errors import ExitCode, LocalqError
@@ -126,6 +128,25 @@ def test_what_it_takes_is_what_is_counted(plain: Path, published: Path) -> None:
     assert loaded.plan.ledger.components["tables"] == loaded.ledger["tables"]
     assert bits.per_weight(open_model(published)) == 4.25
     assert bits.per_weight(open_model(plain)) == 16
+
+
+def test_scales_that_overflow_are_told(published: Path, tmp_path: Path) -> None:
+    tensors = read(published)
+    tensors[f"{EXPERTS}.down_proj_scales"][0, 0, 0] = 254  # 4 * 2 ** 127 is beyond all types
+    tensors[f"{EXPERTS}.down_proj_blocks"][0, 0, 0] = 0x66
+    folder = write(tmp_path, tensors, json.loads((published / "config.json").read_text()))
+    assert any(f"the first is {EXPERTS}.down_proj" in note for note in load(open_model(folder), CPU).notes)
+
+
+@pytest.mark.parametrize(("dtype", "half"), [("auto", True), ("bfloat16", False)])
+def test_too_little_host_memory_names_the_smaller_type(
+    published: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, half: bool
+) -> None:
+    monkeypatch.setattr(planning.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**20))
+    with pytest.raises(LocalqError, match="are free") as caught:
+        load(open_model(published), Options(device="cpu", dtype=dtype))
+    assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
+    assert ("--dtype bfloat16" in caught.value.next_step) is half
 
 
 def test_progress_counts_every_byte(published: Path) -> None:
