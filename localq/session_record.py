@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from localq import thinking
-from localq.conversation import Compacted, Conversation
+from localq.conversation import Compacted, Conversation, Message, Turn
 from localq.grammar import Grammar
 from localq.sampling import Sampling
+from localq.stats import Stats
 from localq.stops import checked
 
 
@@ -61,3 +63,35 @@ class Summary:
     model: str
     turns: int
     changed_s: float
+
+
+def from_rows(
+    id: int, found: tuple[Any, ...], turns: list[tuple[Any, ...]], summaries: list[tuple[Any, ...]]
+) -> Session:
+    """The conversation `id` from its rows in the file (`sessions`). Raises several errors where they make none."""
+    title, model, system, settings, head = found
+    place = {row[0]: index for index, row in enumerate(turns)}
+    read = [
+        Turn(
+            Message(str(role), str(content), bool(complete)),
+            None if parent is None else place[parent],
+            float(created_s),
+            None if stats is None else _stats(json.loads(stats)),
+        )
+        for _, parent, role, content, complete, created_s, stats in turns
+    ]
+    for index, turn in enumerate(read):
+        before = "assistant" if turn.parent is None else read[turn.parent].message.role
+        if {before, turn.message.role} != {"user", "assistant"} or (turn.parent or 0) > index:
+            raise ValueError("turns that do not follow each other")
+    known_rows = {Compacted(str(text), place[upto], place[made_at]): int(row) for row, upto, made_at, text in summaries}
+    if any(read[each.upto].message.role != "assistant" for each in known_rows):
+        raise ValueError("a summary that ends within an exchange")
+    conversation = Conversation(read, None if head is None else place[head], system, list(known_rows))
+    known = json.loads(settings)
+    chosen = None if known is None else ChatSettings.from_dict(known)
+    return Session(conversation, str(model), str(title), chosen, id, [row[0] for row in turns], known_rows)
+
+
+def _stats(known: dict[str, Any]) -> Stats:
+    return Stats(**{each.name: known[each.name] for each in fields(Stats) if each.name in known})

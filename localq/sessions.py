@@ -23,20 +23,18 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from localq import disk, places, snapshots
-from localq.conversation import Compacted, Conversation, Message, Turn
+from localq import disk, places, snapshots, within
+from localq.conversation import Compacted, Conversation, Turn
 from localq.errors import ExitCode, LocalqError, bad_file
-from localq.session_record import ChatSettings, Session, Summary
-from localq.stats import Stats
+from localq.session_record import Session, Summary, from_rows
 
 SCHEMA = 1
 APPLICATION_ID = 0x6C6F7171  # "loqq"
 BUSY_S = 10.0  # for another process to end its transaction, which takes milliseconds
-_ONE_AT_A_TIME = threading.Lock()  # the threads of this process; other processes wait at the lock of the file
+_ONE_AT_A_TIME = threading.RLock()  # the threads of this process; other processes wait at the lock of the file
 KEPT_S = 86400.0  # a deleted conversation can be restored for so long
 _TABLES = """
 CREATE TABLE sessions (id INTEGER PRIMARY KEY AUTOINCREMENT, title TEXT NOT NULL, model TEXT NOT NULL, system TEXT,
@@ -69,8 +67,21 @@ class SessionStore:
             db.execute("DELETE FROM summaries WHERE session NOT IN (SELECT id FROM sessions)")
 
     def save(self, session: Session) -> None:
-        """Write what is new, all of it or nothing. A conversation that was deleted meanwhile is saved anew."""
-        conversation = session.conversation
+        """Write what is new, all of it or nothing. A conversation that was deleted meanwhile is saved anew.
+
+        Ctrl-C comes through and the save goes on: what was written is always known, and never written twice.
+        """
+        within.uncut(lambda: self._save(session))
+
+    def _save(self, session: Session) -> None:
+        with _ONE_AT_A_TIME:  # up to the rows: another thread that saves the same conversation goes on behind them
+            session.id, session.rows, session.summary_rows = self._saved(session)
+
+    def _saved(self, session: Session) -> tuple[int, list[int], dict[Compacted, int]]:
+        """Save it; returns its id and the rows of its turns and summaries."""
+        now = session.conversation  # it may grow meanwhile: what points at turns is read before them
+        conversation = Conversation(head=now.head, system=now.system, summaries=list(now.summaries))
+        conversation.turns = list(now.turns)
         with self._transaction() as db:
             known = (
                 session.id is not None
@@ -93,7 +104,7 @@ class SessionStore:
                 "used = (SELECT 1 + max(used) FROM sessions) WHERE id = ?",
                 (_clean(session.model), system, settings, head, time.time(), id),
             )
-        session.id, session.rows, session.summary_rows = id, rows, summary_rows
+        return id, rows, summary_rows
 
     def load(self, id: int) -> Session:
         """The conversation `id`. Raises LocalqError (exit 2) where there is none."""
@@ -107,7 +118,7 @@ class SessionStore:
         if found is None:
             raise _unknown(str(id))
         with self._damage_named():
-            return _session(id, found, turns, summaries)
+            return from_rows(id, found, turns, summaries)
 
     def summaries(self, matching: str = "", limit: int = 1000) -> list[Summary]:
         """Conversations with `matching` in the title or in any turn, the last used first."""
@@ -247,37 +258,6 @@ def _save_summaries(
     for summary in [each for each in conversation.summaries if each not in known]:
         values = (session, rows[summary.upto], rows[summary.made_at], _clean(summary.text))
         known[summary] = db.execute("INSERT INTO summaries VALUES (NULL, ?, ?, ?, ?)", values).lastrowid or 0
-
-
-def _session(
-    id: int, found: tuple[Any, ...], turns: list[tuple[Any, ...]], summaries: list[tuple[Any, ...]]
-) -> Session:
-    title, model, system, settings, head = found
-    place = {row[0]: index for index, row in enumerate(turns)}
-    read = [
-        Turn(
-            Message(str(role), str(content), bool(complete)),
-            None if parent is None else place[parent],
-            float(created_s),
-            None if stats is None else _stats(json.loads(stats)),
-        )
-        for _, parent, role, content, complete, created_s, stats in turns
-    ]
-    for index, turn in enumerate(read):
-        before = "assistant" if turn.parent is None else read[turn.parent].message.role
-        if {before, turn.message.role} != {"user", "assistant"} or (turn.parent or 0) > index:
-            raise ValueError("turns that do not follow each other")
-    known_rows = {Compacted(str(text), place[upto], place[made_at]): int(row) for row, upto, made_at, text in summaries}
-    if any(read[each.upto].message.role != "assistant" for each in known_rows):
-        raise ValueError("a summary that ends within an exchange")
-    conversation = Conversation(read, None if head is None else place[head], system, list(known_rows))
-    known = json.loads(settings)
-    chosen = None if known is None else ChatSettings.from_dict(known)
-    return Session(conversation, str(model), str(title), chosen, id, [row[0] for row in turns], known_rows)
-
-
-def _stats(known: dict[str, Any]) -> Stats:
-    return Stats(**{each.name: known[each.name] for each in fields(Stats) if each.name in known})
 
 
 def _clean(text: str) -> str:

@@ -1,4 +1,4 @@
-"""A limit to how long native code is waited for, which cannot be interrupted."""
+"""Work that Ctrl-C does not cut: native code, which is waited for only so long, and what has to come to its end."""
 
 from __future__ import annotations
 
@@ -31,3 +31,21 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     if not worked:
         raise answer  # type: ignore[misc]
     return answer  # type: ignore[return-value]
+
+
+def uncut(work: Callable[[], None]) -> None:
+    """Do `work` to its end, and raise what it raises. Ctrl-C comes through at once; its thread goes on then, and the
+    process does not exit before it."""
+    failed: list[BaseException] = []
+
+    def worker() -> None:
+        try:
+            work()
+        except BaseException as error:  # raised again by the caller
+            failed.append(error)
+
+    thread = threading.Thread(target=worker, daemon=False)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -318,6 +319,67 @@ def test_threads_do_not_disturb_each_other_or_give_up_the_lock_of_the_file(store
     for writer in writers:
         writer.join(30)
     assert len(store.summaries()) == 21
+
+
+def counted(store: SessionStore) -> tuple[int, int]:
+    """Conversations and turns in the file."""
+    with store._transaction() as db:
+        return tuple(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("sessions", "turns"))
+
+
+def saves_that_wait_behind_the_commit(monkeypatch) -> tuple[threading.Event, threading.Event]:
+    """The first transaction from now on stops between its COMMIT and what is remembered: (it is there, let go)."""
+    ended, go_on, whole = threading.Event(), threading.Event(), SessionStore._transaction
+
+    @contextlib.contextmanager
+    def stopping(self):
+        with whole(self) as db:
+            yield db
+        if not ended.is_set():
+            ended.set()
+            go_on.wait(20)
+
+    monkeypatch.setattr(SessionStore, "_transaction", stopping)
+    return ended, go_on
+
+
+def test_ctrl_c_behind_the_commit_writes_nothing_twice(store, monkeypatch):
+    store.check()
+    session, before = talk(), signal.getsignal(signal.SIGINT)
+    ended, go_on = saves_that_wait_behind_the_commit(monkeypatch)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupt() -> None:
+        ended.wait(20)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    presses = threading.Thread(target=interrupt)
+    presses.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            store.save(session)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        go_on.set()
+    presses.join(20)
+    store.save(session)
+    assert counted(store) == (1, 2)
+    assert store.load(session.id).rows == session.rows
+
+
+def test_two_threads_that_save_one_conversation_write_it_once(store, monkeypatch):
+    store.check()
+    session = talk()
+    ended, go_on = saves_that_wait_behind_the_commit(monkeypatch)
+    first, second = (threading.Thread(target=store.save, args=(session,)) for _ in range(2))
+    first.start()
+    assert ended.wait(20)
+    second.start()
+    second.join(0.1)  # time in which it would write the same again
+    go_on.set()
+    first.join(20)
+    second.join(20)
+    assert counted(store) == (1, 2)
 
 
 def test_ten_thousand_stored_turns_do_not_slow_the_start(store):
