@@ -1,8 +1,9 @@
 """The formats in which a model is to be had, and which of them its bare name means on a given card. Torch-free.
 
 What the catalogue says first counts where it leaves a usable context. Where it does not: weights that are on this
-machine before published ones, those with kernels of ours before those that gather their codewords, more bits before
-fewer. What would first have to be made on a calibration text is never chosen by itself: the plan names the command.
+machine before published ones, those with kernels of ours before those that gather their codewords or have none, more
+bits before fewer. What would first have to be made on a calibration text is never chosen by itself: the plan names the
+command.
 """
 
 from __future__ import annotations

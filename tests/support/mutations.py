@@ -35,6 +35,7 @@ FIELDS: tuple[str, ...] = (
     "quant_method", "config_for_layers", "vector_lens", "text_config", "model_type", "torch_dtype", "eos_token_id",
     "num_experts", "num_local_experts", "num_experts_per_tok", "experts_per_token", "moe_intermediate_size",
     "num_key_value_heads", "original_max_position_embeddings", "short_factor", "long_factor", "beta_fast", "mscale",
+    "bits", "group_size", "q_group_size", "desc_act", "checkpoint_format", "version", "format", "backend", "dynamic",
 )  # fmt: skip
 SCALINGS: tuple[Any, ...] = (
     {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -51,6 +52,9 @@ QUANTIZATIONS: tuple[Any, ...] = (
     {"quant_method": "vptq", "config_for_layers": {"model.layers.0.self_attn.q_proj": {
         "vector_lens": [-1, 8], "num_centroids": [-1, 65536], "num_res_centroids": [-1, 256], "group_num": 1}}},
     {"quant_method": "localq_vq2", "compute_dtype": "float16"},
+    {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "modules_to_not_convert": None},
+    {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": True, "checkpoint_format": "gptq",
+     "dynamic": {"+:.*down.*": {"bits": 4, "group_size": 32}}},
 )  # fmt: skip
 
 
