@@ -21,7 +21,7 @@ LIMITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "top_k": (lambda value: value >= 0, "0 or more"),
     "top_p": (lambda value: 0.0 < value <= 1.0, "above 0, at most 1"),
     "min_p": (lambda value: 0.0 <= value < 1.0, "from 0, below 1"),
-    "repeat_penalty": (lambda value: 0.0 < value <= 100.0, "above 0, at most 100"),
+    "repeat_penalty": (lambda value: 0.01 <= value <= 100.0, "from 0.01 to 100"),
     "dry_multiplier": (lambda value: 0.0 <= value <= 100.0, "from 0 to 100"),
     "dry_base": (lambda value: 1.0 <= value <= 10.0, "from 1 to 10"),
     "dry_allowed_length": (lambda value: 1 <= value <= LONGEST_MATCH, f"from 1 to {LONGEST_MATCH}"),

@@ -57,6 +57,7 @@ class SnapshotKeeper:
         Raises LocalqError only where the engine process died of it.
         """
         if loaded is self._loaded and self._record is not None and self._same(record):
+            self._stats = Stats()  # of a reply that may fail; `replied` says what is in the cache then
             return
         if loaded is self._loaded:
             self.leave(client)
@@ -72,6 +73,7 @@ class SnapshotKeeper:
         except LocalqError as error:
             if not client.alive:
                 self._loaded = None
+                snapshots.remove(path)  # the next process shall not end by it too
                 raise
             self._told = str(error)
             if error.exit_code == ExitCode.BAD_FILE:

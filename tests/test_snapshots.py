@@ -295,7 +295,7 @@ def test_what_is_not_used_is_told_once_and_damage_is_removed(keeper, engine, dat
     assert not path.exists()
 
 
-def test_an_engine_that_dies_of_it_is_an_error_and_the_next_one_tries_anew(keeper, engine, database):
+def test_an_engine_that_dies_of_it_is_an_error_and_the_next_one_reads_anew(keeper, engine, database):
     written(snapshots.path_of(database, 1), 10, 5)
     engine.error, engine.dies = DEATH, True
     with pytest.raises(LocalqError, match="SIGKILL"):
@@ -303,7 +303,16 @@ def test_an_engine_that_dies_of_it_is_an_error_and_the_next_one_tries_anew(keepe
     engine.error, engine.alive = None, True
     engine.since()
     keeper.take_up(engine, Session(id=1), LOADED)
-    assert engine.since() == [("restore", "1")]
+    assert engine.since() == []
+
+
+def test_a_reply_that_failed_leaves_nothing_to_write(keeper, engine, database):
+    """The engine has forgotten all of it: room for it would be made at the cost of others."""
+    keeper.take_up(engine, Session(id=1), LOADED)
+    keeper.replied(LONG)
+    keeper.take_up(engine, Session(id=1), LOADED)
+    keeper.leave(engine)
+    assert engine.since() == []
 
 
 def test_what_cannot_be_kept_is_told_and_ends_nothing(keeper, engine, database):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import queue
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from torch import Tensor
 from localq.engine.cache import KVCache, stored_parts
 
 BLOCK = 2**24  # part of the format of `snapshot`
-WORKERS = 4  # blocks at a time: the host memory that is taken, pinned where there is a GPU
+WORKERS = 4  # blocks at a time: the host memory that is taken
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class CacheBlocks:
         """`work` for every block, some at a time, each with a buffer of its own; the first error ends it."""
         count = min(WORKERS, self.count)
         buffers: queue.SimpleQueue[Tensor] = queue.SimpleQueue()
-        for buffer in torch.empty(count, BLOCK, dtype=torch.uint8, pin_memory=self._on_cuda):
+        for buffer in self._buffers(count):
             buffers.put(buffer)
 
         def with_buffer(block: int) -> None:
@@ -81,6 +82,16 @@ class CacheBlocks:
 
         with ThreadPoolExecutor(count) as pool:
             list(pool.map(with_buffer, range(self.count)))
+
+    def _buffers(self, count: int) -> Tensor:
+        """u8 [count, BLOCK], pinned where a GPU copies much: torch keeps pinned memory, so there is one size of it.
+
+        Some systems pin little (WSL2, containers); copies from pageable memory are slower and as good.
+        """
+        if self._on_cuda and count == WORKERS:
+            with contextlib.suppress(RuntimeError):
+                return torch.empty(count, BLOCK, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(count, BLOCK, dtype=torch.uint8)
 
     def _of(self, block: int) -> Iterator[_Run]:
         first, end = block * BLOCK, block * BLOCK + self.size(block)

@@ -5,6 +5,7 @@ Works on whatever device the tensors are on; rows are worked on in chunks that b
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -106,6 +107,12 @@ def _quantize_rows(weight: Tensor, codes: Tensor, scales: Tensor) -> None:
     torch.bitwise_or(nearest[:, 0::2], nearest[:, 1::2] << 4, out=codes)
 
 
+@functools.cache
+def _pairs(device: torch.device) -> Tensor:
+    """Values of the two codes of a byte, f32 [256, 2]: low, high. Kept: a copy to a GPU waits for it."""
+    return torch.stack((VALUES.repeat(16), VALUES.repeat_interleave(16)), -1).to(device)
+
+
 def dequantize(packed: Packed, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
     """The matrix that `packed` stands for: [out, in] of `dtype`, on the device of `packed`. This is the definition.
 
@@ -114,7 +121,7 @@ def dequantize(packed: Packed, dtype: torch.dtype, out: Tensor | None = None) ->
     device = packed.codes.device
     rows, columns = packed.shape
     weight = torch.empty(rows, columns, dtype=dtype, device=device) if out is None else out
-    pairs = torch.stack((VALUES.repeat(16), VALUES.repeat_interleave(16)), -1).to(device)  # f32 [256, 2]: low, high
+    pairs = _pairs(device)
     for part in _row_chunks(packed.shape, device):
         codes = packed.codes[part]
         values = pairs.index_select(0, codes.reshape(-1).int()).view(codes.shape[0], -1, BLOCK)

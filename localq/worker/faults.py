@@ -16,8 +16,9 @@ def is_device_fault(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for torch's own kind."""
-    return any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+    """True for torch's own kind, and for what the driver refuses: pinned host memory ends so, and spoils no context."""
+    refused = isinstance(error, RuntimeError) and first_line(error).endswith("CUDA error: out of memory")
+    return refused or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
 
 
 def first_line(error: BaseException) -> str:

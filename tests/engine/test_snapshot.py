@@ -186,6 +186,22 @@ def test_an_empty_cache_is_not_written(engine, tmp_path):
 # ---- damage
 
 
+def test_a_system_that_pins_no_memory_is_no_hindrance(loaded, tmp_path, monkeypatch):
+    """As WSL2 may: the copies are slower then."""
+    blocks = cache_blocks.CacheBlocks(loaded.cache, TOKENS)
+    monkeypatch.setattr(cache_blocks, "BLOCK", 2**10)
+    monkeypatch.setattr(blocks, "_on_cuda", True)
+    plain = torch.empty
+
+    def empty(*shape, pin_memory=False, **others):
+        if pin_memory:
+            raise RuntimeError("CUDA error: out of memory")
+        return plain(*shape, **others)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    assert blocks._buffers(cache_blocks.WORKERS).shape == (cache_blocks.WORKERS, 2**10)
+
+
 def test_what_is_cut_off_is_refused(written):
     path, model = written
     raw = path.read_bytes()

@@ -17,6 +17,7 @@ from scripted_client import CharTokenizer
 
 from localq.chat import ChatSession, Message, Piece, Reply
 from localq.errors import ExitCode, LocalqError
+from localq.worker import faults
 from localq.worker.client import EngineClient
 from localq.worker.messages import Load, Profile
 from localq.worker.recovery import RESTART_S, Recovery
@@ -259,3 +260,13 @@ def test_memory_that_cannot_be_given_back_ends_the_process():
         machine.says("hello")
         machine.fails("sticky 700 1")
         assert "failed again" in machine.fails("hello?")[0].why  # the end that nobody saw has counted
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [("CUDA error: out of memory\nmore words", False), ("CUDA error: an illegal memory access was encountered", True)],
+)
+def test_memory_that_the_driver_refuses_to_pin_is_no_fault_of_the_device(words, fault):
+    error = type("AcceleratorError", (RuntimeError,), {})(words)
+    assert faults.is_device_fault(error) is fault
+    assert faults.is_out_of_memory(error) is not fault
