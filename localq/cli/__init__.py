@@ -50,6 +50,7 @@ def _root(
 
 def main() -> None:
     """Entry point of the `localq` command."""
+    _open_closed_streams()
     signal.signal(signal.SIGTERM, _terminate)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` asks to go on
         signal.signal(signal.SIGHUP, _terminate)  # the terminal is gone
@@ -67,6 +68,14 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C while the interpreter ends would take the exit code's place
     sys.exit(code)
+
+
+def _open_closed_streams() -> None:
+    """A standard stream that was closed (`<&-`) is an empty one: nothing further down has to expect that it is None."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # It gets the lowest number that is free, which is the stream's own.
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open as long as the process
 
 
 def _without_arguments() -> list[str]:

@@ -65,10 +65,11 @@ def chat(
     if dry_run:
         from localq.cli.dry_run import print_plan  # start-up cost: only asked for here
 
+        settings, _ = _gone_on_with(settings, flags, continue_, resume)
         print_plan(settings.model, format, settings)
         return ExitCode.OK
     wanted = options.checked_grammar(json_schema, grammar, regex)
-    first = None if prompt is None else options.joined([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
+    first = None if prompt is None else options.prompt([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
     if not continue_ and resume is None:
         catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
     settings, record = _gone_on_with(settings, flags, continue_, resume)
@@ -90,7 +91,14 @@ def _gone_on_with(
 
 
 def begun(
-    settings: Settings, start: Start, format: str | None, force: bool, *, plain: bool, quiet: bool, first: str | None
+    settings: Settings,
+    start: Start,
+    format: str | None,
+    force: bool,
+    *,
+    plain: bool,
+    quiet: bool,
+    first: options.Given | None,
 ) -> int:
     """Chat on the full screen, or line by line where there is none or it is not wanted."""
     from localq.wanted import Wanted

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from localq import commands, opening, resuming
 from localq.cli.command_host import TerminalHost
 from localq.cli.line_input import reader
+from localq.cli.options import Given
 from localq.cli.output import note
 from localq.cli.session import TerminalWatcher, interruptible, memory_line, print_reply, speed_line
 from localq.cli.thoughts import shown
@@ -53,7 +54,7 @@ class _Place:
 
 
 def converse(
-    settings: Settings, start: Start, quiet: bool, wanted: Wanted | None = None, first: str | None = None
+    settings: Settings, start: Start, quiet: bool, wanted: Wanted | None = None, first: Given | None = None
 ) -> int:
     """Open the model and read messages until the user leaves. first: a message to begin with; where stdin is no
     terminal, it is the only one, and what fails ends with its exit code."""
@@ -74,7 +75,7 @@ def converse(
         place, back = place.switched(wish, session), place.of(session)
 
 
-def _talk(place: _Place, quiet: bool, first: str | None, again: bool) -> int | tuple[SwitchModel, ChatSession]:
+def _talk(place: _Place, quiet: bool, first: Given | None, again: bool) -> int | tuple[SwitchModel, ChatSession]:
     """With one model; returns the exit code, or the wish for another. again: the conversation was on the screen."""
     watcher, settings = TerminalWatcher(quiet), place.settings
     with watcher, opening.open_session(settings.model, settings, watcher, place.wanted) as opened:
@@ -126,14 +127,14 @@ class LineChat:
         self.interrupted_at = -LEAVE_WITHIN_S
         self.interrupted = False
 
-    def run(self, first: str | None = None) -> int | SwitchModel:
+    def run(self, first: Given | None = None) -> int | SwitchModel:
         """Until the user leaves (an exit code) or wants another model. first: as for `converse`."""
         if first is not None and not sys.stdin.isatty():
-            self.ask(first)
+            self.ask(first.words, first.piped)
             return ExitCode.INTERRUPTED if self.interrupted else ExitCode.OK
         if first is not None:
             with self._told():
-                self.ask(first)
+                self.ask(first.words, first.piped)
         while True:
             try:
                 line = self.read()
@@ -179,9 +180,9 @@ class LineChat:
             self.stream(result)
         return None
 
-    def ask(self, text: str) -> None:
-        """Send a message, with the files that it names."""
-        told, parts = commands.asked(self.session, text)
+    def ask(self, text: str, piped: str = "") -> None:
+        """Send a message, with the files that it names, behind what was piped in, which names none."""
+        told, parts = commands.asked(self.session, text, piped)
         for line in told:
             note(f"({line})")
         self.stream(parts)

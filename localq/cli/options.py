@@ -188,11 +188,23 @@ def one_model(argument: str | None, option: str | None) -> str | None:
     return argument if option is None else option
 
 
-def joined(words: list[str], verb: str, example: str) -> str:
-    """A prompt: stdin, unless it is a terminal, then the words of the command line ("-" stands for stdin alone)."""
-    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().rstrip("\n")
-    given = " ".join(word for word in words if word != "-")
-    text = "\n\n".join(part for part in (piped, given) if part)
-    if not text.strip():
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """A prompt as it came: the words of the user, and what was piped in, which anybody may have written."""
+
+    words: str
+    piped: str = ""
+
+    @property
+    def text(self) -> str:
+        """All of it, what was piped in first."""
+        return "\n\n".join(part for part in (self.piped, self.words) if part)
+
+
+def prompt(words: list[str], verb: str, example: str) -> Given:
+    """Stdin, unless it is a terminal, and the words of the command line (a single "-" stands for stdin alone)."""
+    piped = "" if sys.stdin.isatty() else sys.stdin.read().rstrip("\n")
+    given = Given("" if words == ["-"] else " ".join(words), piped)
+    if not given.text.strip():
         raise usage_error(verb, "there is no prompt", f"Give one: {example}, or pipe it in.")
-    return text
+    return given

@@ -107,7 +107,7 @@ def _converse(settings: Settings, asked: _Asked) -> int:
 
 
 def _answer(settings: Settings, asked: _Asked) -> int:
-    text = options.joined(asked.words, "localq run", 'localq run MODEL "PROMPT"')
+    text = options.prompt(asked.words, "localq run", 'localq run MODEL "PROMPT"').text
     catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
     from localq import opening
     from localq.cli.session import TerminalWatcher, interruptible, print_reply

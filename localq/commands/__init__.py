@@ -150,10 +150,13 @@ def stats(session: ChatSession, argument: str, host: Host) -> str:
     return "\n".join(lines)
 
 
-def asked(session: ChatSession, text: str) -> tuple[tuple[str, ...], Replies]:
-    """What a front end does with a message: (what to tell of the files that it names, the reply)."""
+def asked(session: ChatSession, text: str, before: str = "") -> tuple[tuple[str, ...], Replies]:
+    """What a front end does with a message: (what to tell of the files that it names, the reply).
+
+    before   goes before it as it is: who wrote it is not known, so it must not put files of this machine into a prompt
+    """
     message = expanded(text)
-    return message.told, session.ask(message.text)
+    return message.told, session.ask("\n\n".join(filter(None, (before, message.text))))
 
 
 COMMANDS: dict[str, Callable[[ChatSession, str, Host], str | Replies | SwitchModel]] = {

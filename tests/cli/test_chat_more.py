@@ -12,6 +12,7 @@ from scripted_client import CharTokenizer, ScriptedClient
 from localq import commands, opening
 from localq.chat import ChatSession
 from localq.cli import execute, line_chat
+from localq.cli.options import Given
 from localq.commands.models import SwitchModel
 from localq.errors import ExitCode, LocalqError
 from localq.prompt_files import expanded
@@ -216,14 +217,14 @@ def test_a_model_that_does_not_open_leaves_the_one_at_hand(talk):
 
 
 def test_a_first_message_then_more_at_a_terminal_and_no_more_from_a_pipe(talk):
-    opened, _, out, _ = talk("two", first="/one")
+    opened, _, out, _ = talk("two", first=Given("/one"))
     assert (out, opened[0].client.prompts[0]) == ("a\nb\n", "<user>/one<assistant>")
-    opened, code, out, _ = talk("two", first="one", terminal=False)
+    opened, code, out, _ = talk("two", first=Given("one"), terminal=False)
     assert (code, out) == (0, "a\n")
     dead = LocalqError("engine process", "ended", "")
     with pytest.raises(LocalqError, match="ended"):
-        talk(first="one", terminal=False, replies=[["x", dead]])
-    _, code, out, err = talk("two", first="one", replies=[["x", dead], ["b"]])
+        talk(first=Given("one"), terminal=False, replies=[["x", dead]])
+    _, code, out, err = talk("two", first=Given("one"), replies=[["x", dead], ["b"]])
     assert (code, out) == (0, "xb\n")
     assert "engine process: ended" in err
 
@@ -270,6 +271,22 @@ def test_a_model_named_by_an_option_leaves_all_words_to_the_prompt(answered):
 def test_chat_with_a_prompt_from_a_pipe_answers_once(answered):
     code, out, _, prompts = answered("a", "chat", "smollm2-135m", "-p", "why?", stdin="text\n")
     assert (code, out, prompts) == (0, "a\n", ["<user>text\n\nwhy?<assistant>"])
+
+
+def test_what_is_piped_in_puts_no_files_into_the_prompt(answered, own_folder):
+    (own_folder / "a.txt").write_text("secret")
+    (own_folder / "b.txt").write_text("mine")
+    *_, prompts = answered("a", "chat", "smollm2-135m", "-p", "and @b.txt", stdin="see @a.txt \\@b.txt\n")
+    assert prompts == ["<user>see @a.txt \\@b.txt\n\nb.txt:\n\nmine\n\nand @b.txt<assistant>"]
+    *_, prompts = answered("a", "chat", "smollm2-135m", "-p", "-", stdin="see @a.txt\n")
+    assert prompts == ["<user>see @a.txt<assistant>"]
+
+
+def test_a_dash_alone_stands_for_stdin_and_among_words_for_itself(answered):
+    *_, prompts = answered("a", "run", "smollm2-135m", "-", stdin="piped\n")
+    assert prompts == ["<user>piped<assistant>"]
+    *_, prompts = answered("a", "run", "smollm2-135m", "2", "-", "1")
+    assert prompts == ["<user>2 - 1<assistant>"]
 
 
 def test_run_without_a_prompt_at_a_terminal_is_a_chat(answered, monkeypatch):

@@ -168,6 +168,18 @@ def test_wrong_use_ends_with_the_documented_code(environment):
         assert result.stderr.strip()
 
 
+@pytest.mark.parametrize(
+    ("closed", "arguments", "code"), [("<&-", "chat M", 0), ("2>&-", "run M hi -q -n 2", 0), ("<&- >&-", "", 2)]
+)
+def test_a_standard_stream_that_is_closed_is_an_empty_one(environment, tmp_path, closed, arguments, code):
+    out, err = tmp_path / "out", tmp_path / "err"
+    words = [*LOCALQ, *arguments.replace("M", environment["LOCALQ_MODEL"]).split()]
+    command = f"{' '.join(words)} </dev/null >{out} 2>{err} {closed}"
+    result = subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, check=False, timeout=120)
+    assert result.returncode == code
+    assert "Traceback" not in err.read_text()
+
+
 @pytest.fixture
 def terminal(environment):
     plain = {**environment, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
