@@ -19,7 +19,7 @@ from localq.conversation import Conversation, Message
 from localq.errors import LocalqError, usage_error
 from localq.grammar import Grammar
 from localq.incoming import Incoming
-from localq.reading import Reading, framed
+from localq.reading import Exact, Reading, framed
 from localq.replies import Piece, Replies, Reply
 from localq.sampling import Sampling
 from localq.session_record import ChatSettings, Session
@@ -72,7 +72,6 @@ class ChatSession:
         self._running: int | None = None
         self._stopping = False
         self._reading = Reading(self.tokenizer)
-        self._exact: tuple[Session, int, list[int]] | None = None  # the ids of the last reply, and where that is
 
     # ---- the engine
 
@@ -169,15 +168,15 @@ class ChatSession:
 
     def _answering(self, turn: int, extended: int | None) -> Replies:
         record = self.record  # the reply belongs here, whatever conversation is gone on with meanwhile
-        conversation, before = record.conversation, record.conversation.head
-        begun, exact = self._begun(record, extended)
+        conversation, before, think = record.conversation, record.conversation.head, self.think
+        begun, exact = self._reading.begun(conversation, extended, think)
         conversation.head, ended = turn, False
         incoming = Incoming(self.tokenizer.stream())
         try:
             loaded = self.ensure_loaded()
             prompt, notice = self._reading.fitting(
                 conversation,
-                lambda messages: self._reading.begun_ids(messages, self.think, begun, exact),
+                lambda messages: self._reading.begun_ids(messages, think, begun, exact),
                 loaded.context_size,
                 self.max_tokens,
             )
@@ -201,20 +200,13 @@ class ChatSession:
                 message = Message("assistant", incoming.raw, part.reason == "stop")
                 told = self._said(record, message, turn, part.stats)
                 if not incoming.ended() and (exact or not begun):
-                    self._exact = (record, len(conversation.turns) - 1, [*exact, *incoming.ids])
+                    self._reading.exact = Exact(conversation, len(conversation.turns) - 1, think, exact + incoming.ids)
                 yield dataclasses.replace(part, notices=(*part.notices, *told))
         finally:
             if incoming.grown and not ended:  # nothing is lost: what had arrived stays, marked as cut
                 self._said(record, Message("assistant", incoming.raw, complete=False), turn)
             elif not ended and before != turn:
                 conversation.head = before  # a reply that is not replaced stays where it was
-
-    def _begun(self, record: Session, reply: int | None) -> tuple[str, list[int]]:
-        """The text of a reply that is gone on with, and its ids where they are known to the letter."""
-        if reply is None:
-            return "", []
-        known = self._exact is not None and self._exact[0] is record and self._exact[1] == reply
-        return record.conversation.turns[reply].message.content, self._exact[2] if self._exact and known else []
 
     def _said(self, record: Session, message: Message, turn: int, stats: Stats | None = None) -> tuple[str, ...]:
         record.conversation.add(message, turn, stats)

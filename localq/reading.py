@@ -26,13 +26,27 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]: ...
 
 
+@dataclass(frozen=True)
+class Exact:
+    """The ids of a reply as they came, and where it is; they stand behind a prompt for the same `think` only."""
+
+    conversation: Conversation
+    reply: int
+    think: str
+    ids: list[int]
+
+
 @dataclass
 class Reading:
-    """The state of it. first: the oldest turn that is read, where older ones are left out; it stays the same as long as
-    it can, which keeps the KV cache. None = nothing is left out."""
+    """The state of it. exact: of the last reply.
+
+    first    the oldest turn that is read, where older ones are left out; it stays the same as long as it can, which
+             keeps the KV cache. None = nothing is left out
+    """
 
     tokenizer: Tokenizer
     first: int | None = None
+    exact: Exact | None = None
 
     def messages(self, conversation: Conversation) -> list[Message]:
         """Of the path to the head."""
@@ -48,6 +62,20 @@ class Reading:
         """Token ids of `text`."""
         variables = thinking.variables(self.tokenizer.chat_template, think)
         return self.tokenizer.chat_ids([each.to_dict() for each in messages], **variables)
+
+    def begun(self, conversation: Conversation, reply: int | None, think: str) -> tuple[str, list[int]]:
+        """The text of a reply that is gone on with, and its ids where they are known to the letter.
+
+        Where the model is not to think any more, a thought that was cut ends there.
+        """
+        if reply is None:
+            return "", []
+        content, known = conversation.turns[reply].message.content, self.exact
+        if think == "off" and (ended := thinking.closed(content)) != content:
+            return ended, []
+        if known is None or known.conversation is not conversation or (known.reply, known.think) != (reply, think):
+            return content, []
+        return content, known.ids
 
     def begun_ids(self, messages: Sequence[Message], think: str, begun: str, exact: list[int]) -> list[int]:
         """`ids` with the beginning of the reply that is gone on with: its ids as they came, else those of its text."""

@@ -22,6 +22,7 @@ TAIL_TOKENS = 16  # of a prompt, in which an opening tag must lie to open the re
 LEVELS = ("low", "medium", "high")
 CHOICES = ("auto", "on", "off", *LEVELS)
 _OPENED = re.compile(re.escape(OPENING) + r"\s*\Z")
+_NO_THOUGHT = re.compile(rf"{re.escape(OPENING)}\s*{re.escape(CLOSING)}\s*\Z")  # of a prompt for a reply without one
 
 
 class Splitter:
@@ -108,10 +109,11 @@ def closed(content: str) -> str:
 
 
 def continued(prompt: str, begun: str) -> str:
-    """`prompt` with the stored beginning of a reply behind it, in which the thought that the prompt opens may be."""
-    opening = opened(prompt)
-    if opening and begun.lstrip().startswith(OPENING):
-        return prompt[: -len(opening)] + begun
+    """`prompt` with the stored beginning of a reply behind it, whose thought takes the place of the one that the prompt
+    opens, or of the empty one that it has."""
+    opening, none = opened(prompt), _NO_THOUGHT.search(prompt)
+    if begun.lstrip().startswith(OPENING):
+        return prompt[: none.start() if none else len(prompt) - len(opening)] + begun
     return prompt + (f"\n{CLOSING}\n\n" if opening else "") + begun
 
 

@@ -190,6 +190,41 @@ def test_a_template_that_opens_the_thought_itself_also_where_the_tag_is_no_token
     assert tokenizer.decode(client.generated[1].prompt) == "[user]x[assistant]\n\nyes[user]y[a]<think>\n"
 
 
+class Switching(CharTokenizer):
+    """The prompt for a reply without a thought has an empty one, as that of Qwen3."""
+
+    chat_template = "scripted, with enable_thinking"
+
+    def chat_text(self, messages: list[dict[str, str]], **variables: object) -> str:
+        none = "<think>\n\n</think>\n\n" if variables.get("enable_thinking") is False else ""
+        return super().chat_text(messages) + none
+
+
+@pytest.mark.parametrize("before", ["auto", "off"])
+@pytest.mark.parametrize("kind", [Switching, Thinker])
+def test_a_cut_thought_that_is_gone_on_with_without_thinking_ends_there(before, kind):
+    opening = "" if kind is Thinker and before == "auto" else "<think>\n"
+    session = session_over([f"{opening}so"], ["yes"], tokenizer=kind())
+    session.set_think(before)
+    asked(session, "q")
+    session.set_think("off")
+    reply = list(session.extend())[-1]
+    assert session.client.prompts[-1] == "<user>q<assistant><think>\nso\n</think>\n\n"
+    assert (reply.thought, reply.text) == ("so", "yes")
+    assert session.messages[-1].content == "<think>\nso\n</think>\n\nyes"
+
+
+@pytest.mark.parametrize("kind", [Switching, Thinker])
+def test_a_reply_is_gone_on_with_behind_its_own_thought_whatever_was_chosen_since(kind):
+    opening = "" if kind is Thinker else "<think>\n"
+    session = session_over([f"{opening}so\n</think>\n\nyes"], [" and"], [" more"], tokenizer=kind())
+    asked(session, "q")
+    for think, so_far in (("off", "yes"), ("on", "yes and")):
+        session.set_think(think)
+        list(session.extend())
+        assert session.client.prompts[-1] == f"<user>q<assistant><think>\nso\n</think>\n\n{so_far}"
+
+
 def test_stop_strings_count_in_the_answer_only_and_a_cut_thought_is_said():
     session = session_over(["<think>END</think>", "one END", " two"], ["<think>long", "er"], reason="length")
     session.stop_strings = ("END",)
