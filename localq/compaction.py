@@ -44,7 +44,7 @@ def _compacting(session: ChatSession) -> Replies:
     longest = max(1, min(LONGEST, int(size * SHARE)))
     texts = [_written(conversation.turns[turn].message) for turn in turns[:count]]
     passes = _passes(session, texts, _room(session, size, longest))
-    text, end = summary.text if summary is not None else "", None
+    text, end, cut = summary.text if summary is not None else "", None, False
     for number, piece in enumerate(passes, 1):
         of = f", pass {number} of {len(passes)}" if len(passes) > 1 else ""
         yield Piece("", Stats(context_size=size), f"summing up the oldest {count} messages{of}; a stop changes nothing")
@@ -59,18 +59,28 @@ def _compacting(session: ChatSession) -> Replies:
         if end is None or end.reason == "cancelled":
             yield Reply("", "cancelled", end.stats if end else Stats(), ("stopped: nothing was changed",))
             return
-        text = end.text.strip()
+        text, cut = end.text.strip(), cut or end.reason != "stop"
         if not text:
             raise LocalqError("/compact", "the model gave no summary", "Try again, or begin anew with /clear.")
     assert end is not None
-    before = len(session.prompt())
+    before = _read_tokens(session)
     conversation.summarise(text, turns[count - 1])
+    unsaved, after = session.keep(record), _read_tokens(session)
+    figures = f", {after} tokens in all instead of {before}" if before is not None and after is not None else ""
     told = (
-        f"the model reads this in place of the oldest {count} messages from now on, {len(session.prompt())} tokens in "
-        f"all instead of {before}; the conversation itself keeps them, and /undo takes it back"
+        f"the model reads this in place of the oldest {count} messages from now on{figures}; the conversation itself "
+        "keeps them, and /undo takes it back"
     )
-    unsaved = session.keep(record)
-    yield Reply(end.text, "stop", end.stats, (told, *([unsaved] if unsaved else [])))
+    missing = f"the summary was cut before its end (it may have {longest} tokens): what would have followed is missing"
+    yield Reply(end.text, "stop", end.stats, (*([missing] if cut else []), told, *([unsaved] if unsaved else [])))
+
+
+def _read_tokens(session: ChatSession) -> int | None:
+    """Tokens of what the model would read; None where that is too long for its template."""
+    try:
+        return len(session.prompt())
+    except LocalqError:
+        return None
 
 
 def _summed_up(session: ChatSession, conversation: Conversation, turns: Sequence[int]) -> int:

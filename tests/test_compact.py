@@ -77,6 +77,37 @@ def test_the_oldest_turns_are_read_as_their_summary_and_kept_as_they_were(tmp_pa
     )
 
 
+class Narrow(CharTokenizer):
+    """Its template takes no more than 1000 characters."""
+
+    def chat_text(self, messages: list[dict[str, str]], **variables: object) -> str:
+        if len(text := super().chat_text(messages)) > 1000:
+            raise LocalqError("chat template", "the conversation is too long")
+        return text
+
+
+@pytest.mark.parametrize("last", [200, 600])
+def test_a_conversation_longer_than_its_template_takes_is_summed_up(tmp_path, last):
+    store = SessionStore(tmp_path / "sessions.db")
+    client = ScriptedClient(*[["short"]] * 9, context_size=1200)
+    session = ChatSession(client, Load("path", "model"), Narrow(), store=store)
+    for size in (200, 200, last):
+        session.conversation.add(Message("assistant", "y" * size), session.conversation.say("x" * size))
+    _, _, told = drained(command(session, "/compact"))
+    assert "in place of the oldest 4 messages from now on; the" in told[-1]
+    assert store.find(None).conversation.summaries == [Compacted("short", 3, 5)]
+
+
+@pytest.mark.parametrize("reason", ["length", "context"])
+def test_a_summary_that_was_cut_is_told_of(reason):
+    session = said(session_over(["1"], ["2"], ["the passw"]), "a", "b")
+    session.client.reason = reason
+    _, _, told = drained(command(session, "/compact"))
+    assert told[1].startswith("the summary was cut before its end (it may have 1024 tokens)")
+    assert "in place of the oldest 2 messages" in told[2]
+    assert session.prompt_messages()[0].content == summarised("the passw", "b")
+
+
 def test_undo_right_behind_it_takes_it_back_and_later_takes_back_messages_first(tmp_path):
     store = SessionStore(tmp_path / "sessions.db")
     session = said(session_over(["1"], ["2"], ["sum"], ["3"], ["sum"], store=store), "a", "b")
