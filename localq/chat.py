@@ -229,11 +229,12 @@ class ChatSession:
     # ---- keeping
 
     def go_on(self, record: Session) -> None:
-        """Leave this conversation, which is saved, for another; its settings hold if it was with the same model."""
-        if record.settings is not None and record.model == self.record.model:
-            chosen = record.settings
-            self.sampling, self.max_tokens, self.stop_strings = chosen.sampling, chosen.max_tokens, chosen.stop
-            self.think, self.grammar = chosen.think, chosen.grammar
+        """Leave this conversation, which is saved, for another. What its answers keep to holds with every model, the
+        other settings with the same."""
+        if (chosen := record.settings) is not None:
+            self.stop_strings, self.grammar = chosen.stop, chosen.grammar
+            if record.model == self.record.model:
+                self.sampling, self.max_tokens, self.think = chosen.sampling, chosen.max_tokens, chosen.think
         record.model = self.record.model
         self.record, self.last, self._reading.first = record, None, None
         self.attached.clear()
@@ -269,7 +270,8 @@ class ChatSession:
         strings. What the model has read of the conversation is read again for the next reply."""
         variables = thinking.least(self.tokenizer.chat_template)
         prompt = self.tokenizer.chat_ids([Message("user", text).to_dict()], **variables)
-        generate = Generate(next(self._ids), prompt, self.sampling, sorted(self.tokenizer.stop_ids), max_tokens)
+        made = self._request(prompt, streaming.incoming(self.tokenizer, prompt))
+        generate = dataclasses.replace(made, max_tokens=max_tokens, grammar=None, grammar_begun="", grammar_after="")
         self.ensure_loaded()
         if self.keeper is not None:
             self.keeper.leave(self.client)

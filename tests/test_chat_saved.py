@@ -13,6 +13,7 @@ from scripted_client import CharTokenizer, ScriptedClient
 
 from localq.chat import ChatSession, Message, Piece, Reply
 from localq.errors import ExitCode, LocalqError
+from localq.grammar import Grammar
 from localq.sampling import Sampling
 from localq.sanitize import sanitize
 from localq.session_record import Session
@@ -152,6 +153,19 @@ def test_settings_of_another_model_are_not_taken_over(store):
     later.go_on(store.find(None))
     assert later.sampling == Sampling()
     assert later.record.model == "tiny"
+
+
+def test_what_answers_keep_to_is_taken_over_from_another_model_and_kept(store):
+    session = session_over(["{}"], store=store)
+    session.record.model, session.stop_strings, session.grammar = "large", ("END",), Grammar("json_schema", "{}")
+    streamed(session.ask("one"))
+    later = session_over(["{}"], store=store)
+    later.record.model, later.stop_strings = "tiny", ("\n",)
+    later.go_on(store.find(None))
+    streamed(later.ask("two"))
+    assert (later.stop_strings, later.grammar) == (session.stop_strings, session.grammar)
+    kept_settings = store.find(None).settings
+    assert (kept_settings.stop, kept_settings.grammar) == (session.stop_strings, session.grammar)
 
 
 def test_a_message_whose_answer_never_began_can_be_answered_after_a_restart(store):
