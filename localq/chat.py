@@ -279,7 +279,7 @@ class ChatSession:
             yield from self._streamed(generate, streaming.incoming(self.tokenizer, prompt))
         finally:
             if self.keeper is not None:
-                self.keeper.replied(Stats())  # what is in the cache now is not the conversation
+                self.keeper.displaced()
 
     def _request(self, prompt: list[int], incoming: Incoming) -> Generate:
         breakers = sorted(self.tokenizer.breaker_ids) if self.sampling.dry else []

@@ -85,6 +85,10 @@ class SnapshotKeeper:
         self._read += stats.prefilled_tokens
         self._read_s += stats.prefill_s
 
+    def displaced(self) -> None:
+        """Called when something that is no conversation was read: the next reply takes its conversation up again."""
+        self._record, self._stats = None, Stats()
+
     def leave(self, client: Client) -> None:
         """Write what was read of the conversation in the cache, if that is new and worth it. Raises nothing.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -373,6 +374,19 @@ def test_a_chat_writes_what_it_leaves_and_takes_up_what_it_goes_on_with():
     client.engine.error = None
     session.leave()
     assert client.engine.since() == [("save", "1")]
+
+
+@pytest.mark.parametrize("failure", [None, LocalqError("engine", "it ran out of memory")])
+def test_what_was_written_before_something_else_was_read_comes_back(failure):
+    client, store = KeepingClient(["one"], [failure or "besides"], ["two"]), SessionStore()
+    session = ChatSession(client, Load("path", "model"), CharTokenizer(), store=store)
+    session.keeper = SnapshotKeeper(store.path, 2**30)
+    told_by(session.ask("a"))
+    with contextlib.suppress(LocalqError):
+        told_by(session.aside("sum it up", 9))
+    client.alive = True  # the error ends the scripted engine, and not the real one
+    told_by(session.ask("b"))
+    assert client.engine.since() == [("save", "1"), ("restore", "1")]
 
 
 def test_a_chat_without_a_keeper_leaves_at_once():
