@@ -9,21 +9,27 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from localq.errors import usage_error
 
 
 @dataclass(frozen=True)
 class Key:
-    """The keys that something has, where they act ("anywhere", "message", "conversation"), and what they do."""
+    """The keys that something has, where they act (one of the words below), and what they do.
+
+    label   the same for the line at the foot of a screen; without one it is not shown there
+    """
 
     keys: str
     where: str
     what: str
+    label: str = ""
 
 
-ANYWHERE, MESSAGE, CONVERSATION = "anywhere", "message", "conversation"
+ANYWHERE, MESSAGE, CONVERSATION, SIDEBAR = "anywhere", "message", "conversation", "sidebar"
+PICKER, QUESTION, DETAILS, OPENING = "picker", "question", "details", "opening"
+SETTINGS, INSTRUMENTS = "settings", "instruments"
 
 KEYS: dict[str, Key] = {
     "help": Key("f1", ANYWHERE, "help: keys and commands"),
@@ -61,7 +67,36 @@ KEYS: dict[str, Key] = {
     "branch_before": Key("left_square_bracket", CONVERSATION, "what was said here before"),
     "branch_after": Key("right_square_bracket", CONVERSATION, "what was said here after"),
     "write": Key("i", CONVERSATION, "back to the message"),
+    "sidebar_new": Key("n", SIDEBAR, "another conversation"),
+    "sidebar_rename": Key("r", SIDEBAR, "rename it"),
+    "sidebar_delete": Key("d", SIDEBAR, "delete it"),
+    "sidebar_undo": Key("u", SIDEBAR, "bring back what was deleted last"),
+    "sidebar_search": Key("slash", SIDEBAR, "to the search"),
+    "sidebar_back": Key("escape", SIDEBAR, "out of a title, out of a search; then as `stop`"),
+    "picker_open": Key("enter", PICKER, "open it", "Open"),
+    "picker_force": Key("f", PICKER, "open what the plan says does not fit, after a question", "Force"),
+    "picker_pull": Key("p", PICKER, "fetch it, and open nothing", "Fetch"),
+    "picker_delete": Key("d", PICKER, "remove it from the disk, after a question", "Delete"),
+    "picker_details": Key("i", PICKER, "what `localq show` tells of it", "Details"),
+    "picker_sort": Key("s", PICKER, "the next order", "Sort"),
+    "picker_every": Key("a", PICKER, "every format, or the best of each model", "All formats"),
+    "picker_filter": Key("slash", PICKER, "to the filter", "Filter"),
+    "picker_list": Key("down", PICKER, "from the filter to the list", "To the list"),
+    "picker_leave": Key("escape", PICKER, "empty the filter; then back", "Back"),
+    "question_yes": Key("y", QUESTION, "yes"),
+    "question_no": Key("escape,n", QUESTION, "no"),
+    "details_leave": Key("escape,q,i", DETAILS, "back"),
+    "opening_leave": Key("escape", OPENING, "stop; again, or after an error: back"),
+    "opening_again": Key("r", OPENING, "after an error: try again"),
+    "settings_apply": Key("ctrl+s", SETTINGS, "apply and go back"),
+    "settings_keep": Key("f6", SETTINGS, "apply, and write it to config.toml"),
+    "settings_leave": Key("escape", SETTINGS, "back, without what was not applied"),
+    "instruments_profile": Key("k", INSTRUMENTS, "time a step of the model"),
+    "instruments_leave": Key("escape,q", INSTRUMENTS, "back to the conversation"),
 }  # fmt: skip
+EVERY_SCREEN = ("help", "palette", "quit", "models", "settings")  # the others of ANYWHERE are those of the conversation
+_CHAT = (MESSAGE, CONVERSATION, SIDEBAR)
+_SHARED = {"stop", "sidebar_back"}  # what the one has no use for is the other's
 _KEY = re.compile(r"((ctrl|alt|shift|super|meta|hyper)\+)*\w+")
 
 
@@ -82,16 +117,24 @@ def checked(chosen: Mapping[str, object]) -> dict[str, str]:
 
 def in_force(chosen: Mapping[str, str]) -> dict[str, Key]:
     """`KEYS` with those that were chosen."""
-    return {name: Key(chosen.get(name, key.keys), key.where, key.what) for name, key in KEYS.items()}
+    return {name: replace(key, keys=chosen.get(name, key.keys)) for name, key in KEYS.items()}
+
+
+def _places(name: str, where: str) -> tuple[str, ...]:
+    """Where a key of this name is looked at: other screens than its own have nothing to do with it."""
+    if name in EVERY_SCREEN:
+        return (*_CHAT, PICKER, QUESTION, DETAILS, OPENING, SETTINGS, INSTRUMENTS)
+    if name in ("instruments", "profile"):
+        return (*_CHAT, INSTRUMENTS)
+    return _CHAT if where == ANYWHERE or name in ("page_up", "page_down") else (where,)
 
 
 def _refuse_clashes(chosen: Mapping[str, str]) -> None:
     taken: dict[tuple[str, str], str] = {}
     for name, key in in_force(chosen).items():
-        places = (MESSAGE, CONVERSATION) if key.where == ANYWHERE else (key.where,)
         for each in key.keys.split(","):
-            for place in places:
+            for place in _places(name, key.where):
                 other = taken.setdefault((place, each), name)
-                if other != name and {other, name} & set(chosen):
+                if other != name and {other, name} & set(chosen) and {other, name} != _SHARED:
                     why = f"{each} is the key of {other} too"
                     raise usage_error(f"keys.{name}", why, f"Give one of them another: keys.{other}, keys.{name}.")

@@ -57,7 +57,7 @@ class LocalqApp(App[int]):
     TITLE = "localq"
     ENABLE_COMMAND_PALETTE = False  # its key is one of ours, see `keymap`
     BINDINGS: ClassVar[list[BindingType]] = [
-        *bindings("help", "palette", "quit", "models", "settings", priority=True),
+        *bindings(*keymap.EVERY_SCREEN, priority=True),
     ]
 
     def __init__(
@@ -146,9 +146,9 @@ class LocalqApp(App[int]):
 
     @work(exclusive=True, group="models")
     async def _switch_to(self, name: str, format: str | None) -> None:
-        await self._switch(name, format)
+        await self._switch(name, Wanted(format))
 
-    async def _switch(self, name: str, format: str | None) -> None:
+    async def _switch(self, name: str, wanted: Wanted) -> None:
         """Go on with the conversation with another model. The one that is open gives back its memory first; where the
         other cannot be opened, the next message loads it again."""
         from localq.tui.opening_screen import OpeningScreen
@@ -163,7 +163,7 @@ class LocalqApp(App[int]):
             settings = settings_of(record, settings, {"model": name})
             self.chat.conversation.model = None
             await asyncio.to_thread(old.close)
-        outcome = await self.push_screen_wait(OpeningScreen(name, settings, Wanted(format)))
+        outcome = await self.push_screen_wait(OpeningScreen(name, settings, wanted))
         if not isinstance(outcome, LocalqError):
             await self.take(Model.of(outcome, self.chat.post_message))
             return
@@ -260,7 +260,7 @@ class LocalqApp(App[int]):
 
         picked = await self.push_screen_wait(PickerScreen(self.settings))
         if picked is not None:
-            await self._switch(picked.name, picked.format)
+            await self._switch(picked.name, Wanted(picked.format, picked.force))
         elif self.model is None and self._opening is None:
             self.leave()  # nothing to go back to
 
@@ -277,6 +277,12 @@ class LocalqApp(App[int]):
             self.settings = settings
             self.theme = settings.theme
             self.set_keymap(settings.keys)
+
+    def search_themes(self) -> None:
+        """Textual's list of themes; the chosen one is kept."""
+        from localq.tui.themes import ThemePalette  # start-up cost
+
+        self.push_screen(ThemePalette())
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         """What the palette lists."""

@@ -18,7 +18,11 @@ from localq import commands, keymap
 from localq.tui.keys import shown
 
 WHERE = {
-    keymap.ANYWHERE: "Anywhere", keymap.MESSAGE: "In the message", keymap.CONVERSATION: "In the conversation"
+    keymap.ANYWHERE: "Anywhere", keymap.MESSAGE: "In the message", keymap.CONVERSATION: "In the conversation",
+    keymap.SIDEBAR: "In the list of conversations", keymap.PICKER: "In the list of models",
+    keymap.QUESTION: "In its questions", keymap.DETAILS: "In the details of a model",
+    keymap.OPENING: "While a model is opened or fetched", keymap.SETTINGS: "In the settings",
+    keymap.INSTRUMENTS: "In the instruments",
 }  # fmt: skip
 
 
@@ -36,7 +40,7 @@ def page(chosen: Mapping[str, str]) -> Group:
             if place == where:
                 grid.add_row(Text(f"  {keys}"), Text(what), Text(name, "dim"))
         parts += [Text(where, "bold"), grid, Text()]
-    parts.append(Text("The last column is the name of a key in the settings, such as keys = \"send=ctrl+s\".\n"))
+    parts.append(Text('The last column is the name of a key in the settings, such as keys = "send=ctrl+s".\n'))
     return Group(*parts, Text("Commands", "bold"), Text("\n".join(f"  {line}" for line in commands.HELP.split("\n"))))
 
 

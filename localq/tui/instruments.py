@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from textual import events
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Vertical, VerticalScroll
 from textual.message import Message
 from textual.reactive import reactive
@@ -44,7 +44,7 @@ class InstrumentsPanel(VerticalScroll):
     """`mode`: "side" is a dock of 40 columns, "strip" six lines of speed and memory, "full" all of it, wide."""
 
     DEFAULT_CSS = Path(__file__).with_name("instruments.tcss").read_text(encoding="utf-8")
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("k", "profile", "Time a step")]
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("instruments_profile")]
 
     class ProfileWanted(Message):
         """A profile of the decode step is due; `show_profile` or `show_no_profile` answers, when no reply runs."""
@@ -201,9 +201,7 @@ class InstrumentsScreen(ModalScreen[None]):
     """All instruments over the whole screen, where there is no room for them beside a chat."""
 
     DEFAULT_CSS = "InstrumentsScreen { background: $background; }"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *bindings("instruments", "profile"), Binding("escape,q", "instruments", "Back"),
-    ]  # fmt: skip
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings("instruments", "profile", "instruments_leave")]
 
     def __init__(self, panel: InstrumentsPanel) -> None:
         """What `panel` is told is shown here; what is wanted is asked for by it."""
@@ -217,6 +215,10 @@ class InstrumentsScreen(ModalScreen[None]):
 
     def action_instruments(self) -> None:
         """Back to the chat."""
+        self.dismiss()
+
+    def action_leave(self) -> None:
+        """By a key of this screen."""
         self.dismiss()
 
     def action_profile(self) -> None:

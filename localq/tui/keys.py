@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from textual.binding import Binding
+from textual.screen import Screen
 
 from localq.keymap import KEYS, Key
 
 _SHOWN = {
     "left_square_bracket": "[", "right_square_bracket": "]", "pageup": "PageUp", "pagedown": "PageDown",
-    "escape": "Esc", "question_mark": "?",
+    "escape": "Esc", "question_mark": "?", "slash": "/",
 }  # fmt: skip
 
 
-def bindings(*names: str, priority: bool = False) -> list[Binding]:
-    """Bindings of these names: `name` runs `action_name` where it is bound. priority: before the widget in focus."""
-    return [Binding(KEYS[name].keys, name, KEYS[name].what, show=False, priority=priority, id=name) for name in names]
+def bindings(*names: str, priority: bool = False, of: str = "") -> list[Binding]:
+    """Bindings of these names: `name` runs `action_name` where it is bound, and `picker_name` does in the picker.
+
+    priority: before the widget in focus. of: "screen." where the action is the screen's.
+    """
+    return [_binding(name, KEYS[name], priority, of) for name in names]
+
+
+def _binding(name: str, key: Key, priority: bool, of: str) -> Binding:
+    action = of + name.removeprefix(f"{key.where}_")
+    return Binding(key.keys, action, key.label or key.what, show=bool(key.label), priority=priority, id=name)
+
+
+def in_use(screen: Screen[Any], name: str) -> str:
+    """The first key of `name` as it is set, where it is bound on `screen` or around what is in focus there."""
+    active = (key for key, each in screen.active_bindings.items() if each.binding.id == name)
+    return _one(next(active, KEYS[name].keys.split(",")[0]))
 
 
 def shown(key: Key) -> str:

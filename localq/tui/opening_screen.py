@@ -8,7 +8,7 @@ from typing import ClassVar, Generic, TypeVar
 
 from textual import on
 from textual.app import ComposeResult
-from textual.binding import Binding, BindingType
+from textual.binding import BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Button, Static
@@ -19,6 +19,7 @@ from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.tui import jobs
 from localq.tui.jobs import Job, Opening
+from localq.tui.keys import bindings, in_use
 from localq.tui.transfer_lines import TransferLines, bar
 from localq.tui.watching import Fetching, LoadingStage, PostingWatcher, Said, StoppedError
 
@@ -31,8 +32,8 @@ class JobScreen(ModalScreen["T | LocalqError"], Generic[T]):
 
     CSS_PATH = Path(__file__).with_suffix(".tcss")
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "leave", "Stop, or go back", priority=True),
-        Binding("r", "again", "Try again"),
+        *bindings("opening_leave", priority=True),
+        *bindings("opening_again"),
     ]
 
     def __init__(self, title: str, name: str) -> None:
@@ -57,8 +58,8 @@ class JobScreen(ModalScreen["T | LocalqError"], Generic[T]):
             yield Static("", id="said", markup=False)
             yield Static("", id="error", markup=False)
             with Horizontal(id="buttons"):
-                yield Button("Stop (Esc)", id="leave", compact=True)
-                yield Button("Try again (r)", id="again", compact=True)
+                yield Button("Stop", id="leave", compact=True)
+                yield Button(f"Try again ({in_use(self, 'opening_again')})", id="again", compact=True)
 
     def on_mount(self) -> None:
         """Start."""
@@ -133,7 +134,8 @@ class JobScreen(ModalScreen["T | LocalqError"], Generic[T]):
     def _draw(self) -> None:
         failed, stopping = self.error is not None, self._job.watcher.stopped
         lines = self._lines.lines(time.monotonic())
-        stage = "Stopping. Esc again does not wait for it." if stopping else lines.stage
+        leave = in_use(self, "opening_leave")
+        stage = f"Stopping. {leave} again does not wait for it." if stopping else lines.stage
         for name, text in (
             ("stage", "" if failed else stage), ("bar", "" if failed else bar(lines.share)),
             ("detail", "" if failed else lines.detail), ("said", "\n".join(self._said)),
@@ -142,7 +144,7 @@ class JobScreen(ModalScreen["T | LocalqError"], Generic[T]):
             shown = self.query_one(f"#{name}", Static)
             shown.display = bool(text)
             shown.update(text)
-        self.query_one("#leave", Button).label = "Back (Esc)" if failed else "Stop (Esc)"
+        self.query_one("#leave", Button).label = f"{'Back' if failed else 'Stop'} ({leave})"
         self.query_one("#again", Button).display = failed
 
 

@@ -19,8 +19,9 @@ from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.tui import picker_rows
 from localq.tui.jobs import Job
+from localq.tui.keys import bindings, in_use
 from localq.tui.opening_screen import PullScreen
-from localq.tui.picker_dialogs import DetailsScreen, RemoveScreen
+from localq.tui.picker_dialogs import DetailsScreen, ForceScreen, RemoveScreen
 from localq.tui.picker_rows import ORDERS, PickerRow
 from localq.tui.picker_table import FilterInput, ModelTable
 from localq.tui.watching import PostingWatcher, Said, StoppedError
@@ -29,10 +30,11 @@ from localq.wording import human_bytes
 
 @dataclass(frozen=True)
 class Picked:
-    """What to open: a name as `localq chat` takes it, and the format that was picked with it."""
+    """What to open: a name as `localq chat` takes it, the format picked with it, and whether against the plan."""
 
     name: str
     format: str | None
+    force: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class PickerScreen(Screen["Picked | None"]):
 
     CSS_PATH = Path(__file__).with_suffix(".tcss")
     AUTO_FOCUS = "#filter"
-    BINDINGS: ClassVar = [("escape", "leave", "Back")]
+    BINDINGS: ClassVar = [*bindings("picker_leave")]
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
@@ -184,6 +186,21 @@ class PickerScreen(Screen["Picked | None"]):
         if self.row is not None:
             self.dismiss(Picked(self.row.name, self.row.exact))
 
+    def action_force(self) -> None:
+        """Open what is too large by the plan, after a question."""
+        row = self.row
+        if row is None:
+            return
+        if row.verdict != picker_rows.TOO_LARGE:
+            self._tell(f"Only what is too large is opened against the plan. {row.name}: {row.verdict}.")
+            return
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self.dismiss(Picked(row.name, row.exact, force=True))
+
+        self.app.push_screen(ForceScreen(row), answered)
+
     @on(ModelTable.SortedBy)
     def _sorted_by(self, message: ModelTable.SortedBy) -> None:
         self._order = message.order
@@ -226,7 +243,7 @@ class PickerScreen(Screen["Picked | None"]):
 
     def _pulled(self, outcome: Path | LocalqError | None) -> None:
         if isinstance(outcome, StoppedError):
-            self._tell("Stopped. What came in is kept; p goes on where it was.")
+            self._tell(f"Stopped. What came in is kept; {in_use(self, 'picker_pull')} goes on where it was.")
         elif isinstance(outcome, LocalqError):
             self._tell(str(outcome))
         elif outcome is not None:

@@ -1,4 +1,4 @@
-"""What the model picker asks and tells on top of itself: whether to remove a model, and all that is known of one."""
+"""What the model picker asks and tells on top of itself: whether to remove or to force a model, and all known of it."""
 
 from __future__ import annotations
 
@@ -18,50 +18,72 @@ from localq.local_models import LocalModel, paths_of
 from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.tui.jobs import Job
+from localq.tui.keys import bindings, in_use
+from localq.tui.picker_rows import PickerRow
 from localq.tui.watching import PostingWatcher
 from localq.wording import human_bytes
 
 _CSS = Path(__file__).with_suffix(".tcss")
 
 
-class RemoveScreen(ModalScreen[bool]):
-    """Says what would be freed, and asks."""
+class QuestionScreen(ModalScreen[bool]):
+    """A question, what there is to know of it, and two answers; no is the one in focus."""
 
     CSS_PATH = _CSS
-    AUTO_FOCUS = "#keep"
-    BINDINGS: ClassVar = [("escape,n", "answer(False)", "Keep it"), ("y", "answer(True)", "Remove it")]
+    AUTO_FOCUS = "#no"
+    BINDINGS: ClassVar = [*bindings("question_yes", "question_no")]
 
-    def __init__(self, model: LocalModel) -> None:
+    def __init__(self, question: str, known: str, yes: str, no: str) -> None:
         super().__init__()
-        paths = "\n".join(map(str, paths_of(model)))
-        shared = "\nAnother tool put some of it there, and may use it." if model.shared else ""
-        size = human_bytes(model.bytes)
-        self._question = sanitize(f"Remove {model.name} ({model.format}) from this machine? {size} at most are freed.")
-        self._paths = sanitize(f"{paths}{shared}")
+        self._question, self._known, self._yes, self._no = sanitize(question), sanitize(known), yes, no
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(classes="dialog"):
             yield Static(self._question, classes="question", markup=False)
-            yield Static(self._paths, markup=False)
+            yield Static(self._known, markup=False)
             with Horizontal(classes="buttons"):
-                yield Button("Keep it (n)", id="keep", compact=True)
-                yield Button("Remove it (y)", id="remove", compact=True)
+                yield Button(f"{self._no} ({in_use(self, 'question_no')})", id="no", compact=True)
+                yield Button(f"{self._yes} ({in_use(self, 'question_yes')})", id="yes", compact=True)
 
     @on(Button.Pressed)
     def _pressed(self, message: Button.Pressed) -> None:
         message.stop()
-        self.dismiss(message.button.id == "remove")
+        self.dismiss(message.button.id == "yes")
 
-    def action_answer(self, yes: bool) -> None:
+    def action_yes(self) -> None:
         """By a key."""
-        self.dismiss(yes)
+        self.dismiss(True)
+
+    def action_no(self) -> None:
+        """By a key."""
+        self.dismiss(False)
+
+
+class RemoveScreen(QuestionScreen):
+    """Says what would be freed, and asks."""
+
+    def __init__(self, model: LocalModel) -> None:
+        paths = "\n".join(map(str, paths_of(model)))
+        shared = "\nAnother tool put some of it there, and may use it." if model.shared else ""
+        size = human_bytes(model.bytes)
+        question = f"Remove {model.name} ({model.format}) from this machine? {size} at most are freed."
+        super().__init__(question, f"{paths}{shared}", "Remove it", "Keep it")
+
+
+class ForceScreen(QuestionScreen):
+    """Says why the plan advises against it, and asks."""
+
+    def __init__(self, row: PickerRow) -> None:
+        question = f"Open {row.full_name} although the plan says that it does not fit?"
+        risk = "Memory may be short while it loads, or later."
+        super().__init__(question, f"The plan: {row.verdict}; {row.why}.\n{row.place}. {risk}", "Open it", "Leave it")
 
 
 class DetailsScreen(ModalScreen[None]):
     """What `localq show` tells of a model."""
 
     CSS_PATH = _CSS
-    BINDINGS: ClassVar = [("escape,q,i", "leave", "Back")]
+    BINDINGS: ClassVar = [*bindings("details_leave")]
 
     def __init__(self, name: str, settings: Settings) -> None:
         super().__init__()
@@ -75,7 +97,7 @@ class DetailsScreen(ModalScreen[None]):
         with ScrollableContainer(classes="dialog", id="facts"):
             yield Static("Looking", id="lines", markup=False)
             with Horizontal(classes="buttons"):
-                yield Button("Back (Esc)", id="back", compact=True)
+                yield Button(f"Back ({in_use(self, 'details_leave')})", id="back", compact=True)
 
     def on_mount(self) -> None:
         """Its files are read in a thread."""

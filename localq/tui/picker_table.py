@@ -12,6 +12,7 @@ from textual.message import Message
 from textual.widgets import DataTable, Input
 
 from localq.sanitize import sanitize
+from localq.tui.keys import bindings
 from localq.tui.picker_rows import COLUMNS, ORDERS, RIGHT, PickerRow
 
 _BEST, _NAME, _FAST, _CONTEXT, _LARGE = ORDERS
@@ -22,8 +23,8 @@ class FilterInput(Input):
     """Filters as it is typed into; the arrows lead to the table."""
 
     BINDINGS: ClassVar = [
-        Binding("enter", "submit", "Open"),
-        Binding("down", "screen.list", "To the list"),
+        Binding("enter", "submit", "Open"),  # as in every field
+        *bindings("picker_list", of="screen."),
     ]
 
     def __init__(self, **options: Any) -> None:
@@ -31,16 +32,12 @@ class FilterInput(Input):
 
 
 class ModelTable(DataTable[Text]):
-    """Rows of the picker. A click moves the cursor, a double click or Enter opens, a heading sorts."""
+    """Rows of the picker. A click moves the cursor, a double click or a key opens, a heading sorts."""
 
     BINDINGS: ClassVar = [
-        Binding("enter", "select_cursor", "Open"),
-        Binding("p", "screen.pull", "Fetch"),
-        Binding("d", "screen.delete", "Delete"),
-        Binding("i", "screen.details", "Details"),
-        Binding("s", "screen.sort", "Sort"),
-        Binding("a", "screen.every", "All formats"),
-        Binding("slash", "screen.filter", "Filter", key_display="/"),
+        *bindings("picker_open"),
+        *bindings("picker_pull", "picker_delete", "picker_details", "picker_sort", "picker_every", of="screen."),
+        *bindings("picker_filter", "picker_force", of="screen."),
     ]
 
     class Opened(Message):
@@ -89,7 +86,7 @@ class ModelTable(DataTable[Text]):
         else:
             super().action_cursor_up()
 
-    def action_select_cursor(self) -> None:
+    def action_open(self) -> None:
         """Open it."""
         self.post_message(self.Opened())
 

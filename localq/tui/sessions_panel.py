@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from textual import on
+from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.content import Content
@@ -23,6 +24,7 @@ from localq.sanitize import sanitize
 from localq.session_record import Summary
 from localq.sessions import SessionStore
 from localq.tui.jobs import Job
+from localq.tui.keys import bindings, in_use
 from localq.tui.session_lines import one_line, prompt
 from localq.tui.watching import PostingWatcher
 
@@ -41,11 +43,7 @@ class SessionsPanel(Widget):
 
     DEFAULT_CSS = Path(__file__).with_suffix(".tcss").read_text(encoding="utf-8")
     BINDINGS: ClassVar = [
-        ("n", "new", "New"),
-        ("r", "rename", "Rename"),
-        ("d", "delete", "Delete"),
-        ("u", "undo", "Undo"),
-        ("slash", "search", "Search"),
+        *bindings("sidebar_new", "sidebar_rename", "sidebar_delete", "sidebar_undo", "sidebar_search", "sidebar_back"),
     ]
 
     class Chosen(Message):
@@ -153,7 +151,7 @@ class SessionsPanel(Widget):
     def _describe(self) -> None:
         found, summary = len(self._summaries), self.summary
         if self._renaming is not None:
-            told = "Enter renames, Esc does not"
+            told = f"Enter renames, {in_use(self.screen, 'sidebar_back')} does not"
         elif self._note:
             told = self._note
         elif summary is None:
@@ -203,7 +201,7 @@ class SessionsPanel(Widget):
         message.stop()
         await self.run_action(message.button.id or "")
 
-    def key_escape(self, event: Message) -> None:
+    def action_back(self) -> None:
         """Out of a title, then out of a search; what is left is the screen's."""
         if self._renaming is not None:
             self._end_renaming()
@@ -211,9 +209,7 @@ class SessionsPanel(Widget):
             self.query_one("#search", Input).value = ""
             self.query_one("#list").focus()
         else:
-            return
-        event.stop()
-        event.prevent_default()
+            raise SkipAction
 
     def action_new(self) -> None:
         """Begin one."""
@@ -261,10 +257,12 @@ class SessionsPanel(Widget):
         if summary is None:
             return
 
+        undo = in_use(self.screen, "sidebar_undo")
+
         def delete() -> str:
             self._store.delete(summary.id)
             self._deleted.append(summary)
-            return f"Deleted: {one_line(summary.title)}. u brings it back, for a day."
+            return f"Deleted: {one_line(summary.title)}. {undo} brings it back, for a day."
 
         self._work(delete)
 

@@ -21,6 +21,7 @@ from localq.sampling import LIMITS, STATED, Sampling
 from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.tui import settings_form
+from localq.tui.keys import bindings, in_use
 from localq.tui.settings_form import CHOICES, LINES, NAMES, Form
 
 _STOP_HELP = "a reply ends before any of these; one a line, \\n is a new line"
@@ -30,11 +31,7 @@ class SettingsScreen(ModalScreen["Settings | None"]):
     """Of the running `session`, if there is one. Dismisses with the settings as they are now; None: nothing changed."""
 
     CSS_PATH = Path(__file__).with_suffix(".tcss")
-    BINDINGS: ClassVar = [
-        ("escape", "leave", "Back"),
-        ("ctrl+s", "apply", "Apply"),
-        ("f6", "keep", "Save as default"),
-    ]
+    BINDINGS: ClassVar = [*bindings("settings_apply", "settings_keep", "settings_leave")]
 
     def __init__(self, session: ChatSession | None, settings: Settings) -> None:
         super().__init__()
@@ -51,8 +48,8 @@ class SettingsScreen(ModalScreen["Settings | None"]):
                 yield Static("", id=f"wrong-{name}", markup=False, classes="wrong")
         yield Static("", id="told", markup=False)
         with Horizontal(id="buttons"):
-            yield Button("Apply ^S", id="apply", compact=True)
-            yield Button("As default F6", id="keep", compact=True)
+            yield Button(f"Apply {in_use(self, 'settings_apply')}", id="apply", compact=True)
+            yield Button(f"As default {in_use(self, 'settings_keep')}", id="keep", compact=True)
             yield Button("Back", id="leave", compact=True)
 
     def on_mount(self) -> None:

@@ -133,7 +133,7 @@ def test_help_shows_every_key_as_it_is_set_and_every_command():
         await pilot.press("escape")
         assert app.screen is app.chat
 
-    drive_chat(app, script, (140, 110))
+    drive_chat(app, script, (140, 160))
 
 
 def test_keys_can_be_set():
@@ -156,12 +156,33 @@ def test_keys_can_be_set():
         ({"send": 3}, "names no keys"),
         ({"send": "ctrl+q"}, "key of quit too"),
         ({"edit": "r"}, "key of edit too|key of regenerate too"),
+        ({"picker_pul": "x"}, "Did you mean picker_pull"),
+        ({"picker_pull": "d"}, "key of picker_delete too|key of picker_pull too"),
+        ({"help": "f6"}, "key of help too"),  # which acts over every screen
+        ({"sidebar_new": "ctrl+o"}, "key of jump too"),
+        ({"page_up": "r"}, "key of regenerate too|key of page_up too"),
+        ({"instruments_leave": "f5"}, "key of profile too"),
+        ({"question_no": "y"}, "key of question_yes too"),
     ],
 )
 def test_keys_that_mean_nothing_are_refused(keys, named):
     with pytest.raises(LocalqError, match=named) as caught:
         Settings(keys=keys)
     assert caught.value.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"new": "f6"},  # of the settings, which have no such key
+        {"stop": "escape,f9"},
+        {"sidebar_back": "escape,f9"},
+        {"picker_pull": "r", "settings_apply": "ctrl+n", "opening_again": "y"},
+        {"details_leave": "n", "instruments_leave": "ctrl+c"},
+    ],
+)
+def test_what_is_on_another_screen_is_no_clash(keys):
+    assert Settings(keys=keys).keys == keys
 
 
 def test_keys_are_read_from_the_file_and_the_environment(tmp_path, monkeypatch):
@@ -195,6 +216,42 @@ def test_a_theme_is_taken(theme):
         await say(pilot, "hi")
 
     drive_chat(app, script)
+
+
+async def choose_nord(app, pilot):
+    app.action_change_theme()
+    await until(pilot, lambda: type(app.screen).__name__ == "ThemePalette")
+    await pilot.press(*"nord")
+    await until(pilot, lambda: "nord" in screen_text(app).split("\n", 6)[-1], "the theme")
+    await pilot.press("enter")
+    await until(pilot, lambda: app.theme == "nord")
+
+
+def test_a_theme_chosen_in_the_palette_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
+    (tmp_path / "config.toml").write_text("# mine\nseed = 3\n")
+    app = chat_app([])
+
+    async def script(pilot):
+        await choose_nord(app, pilot)
+        assert app.settings.theme == "nord"
+
+    drive_chat(app, script)
+    assert settings.load({}) == Settings(theme="nord", seed=3)
+    assert "# mine" in (tmp_path / "config.toml").read_text()
+
+
+def test_a_theme_that_cannot_be_kept_is_taken_and_that_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
+    (tmp_path / "config.toml").write_text("this is no = = toml")
+    app = chat_app([])
+
+    async def script(pilot):
+        await choose_nord(app, pilot)
+        await until(pilot, lambda: any("cannot be read" in each.message for each in app._notifications))
+
+    drive_chat(app, script)
+    assert (tmp_path / "config.toml").read_text() == "this is no = = toml"
 
 
 def test_without_colour_none_is_drawn_and_all_can_be_told_apart(monkeypatch):

@@ -377,6 +377,27 @@ def test_the_key_asks_for_one_now_or_behind_the_reply():
     run("side", (40, 50), scene)
 
 
+def test_its_keys_can_be_set():
+    async def scene(app, pilot):
+        app.set_keymap({"instruments_profile": "x", "instruments_leave": "z"})
+        await chatting(app, pilot)
+        app.panel.reply_ended()
+        await app.push_screen(InstrumentsScreen(app.panel))
+        await pilot.press("escape", "q", "k")
+        assert isinstance(app.screen, InstrumentsScreen)
+        app.screen.query_one(InstrumentsPanel).focus()
+        before = app.wanted
+        await pilot.press("k")
+        await pilot.pause()
+        assert app.wanted == before
+        await pilot.press("x")
+        await until(pilot, lambda: app.wanted == before + 1)
+        await pilot.press("z")
+        assert not isinstance(app.screen, InstrumentsScreen)
+
+    run("side", (40, 50), scene)
+
+
 def test_what_failed_is_tried_again_behind_the_next_reply():
     async def scene(app, pilot):
         app.panel.show_loaded(GPU)

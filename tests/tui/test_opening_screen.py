@@ -192,6 +192,26 @@ def test_an_error_leads_back(server):
     assert isinstance(host.results[0], LocalqError)
 
 
+def test_its_keys_can_be_set_and_are_told_as_they_are(server):
+    host = Host(PullScreen("maker/there-is-none", SETTINGS))
+    host.set_keymap({"opening_leave": "f9", "opening_again": "x"})
+
+    async def script(pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "Try again (x)" in screen_text(host))
+        assert "Back (F9)" in screen_text(host)
+        asked = len(server.requests)
+        await pilot.press("r", "escape")
+        assert (len(server.requests), host.results) == (asked, [])
+        await pilot.press("x")
+        await until(pilot, lambda: len(server.requests) > asked)
+        await until(pilot, lambda: "Back (F9)" in screen_text(host))
+        await pilot.press("f9")
+        await until(pilot, lambda: host.results)
+
+    drive(host, script)
+    assert isinstance(host.results[0], LocalqError)
+
+
 # ---- opening
 
 

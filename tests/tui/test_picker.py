@@ -25,7 +25,7 @@ from localq.gpus import Found, Gpu
 from localq.settings import Settings
 from localq.tui.opening_screen import PullScreen
 from localq.tui.picker import Picked, PickerScreen
-from localq.tui.picker_dialogs import DetailsScreen, RemoveScreen
+from localq.tui.picker_dialogs import DetailsScreen, ForceScreen, RemoveScreen
 from localq.tui.picker_table import ModelTable
 
 MIB = 2**20
@@ -42,6 +42,7 @@ class Host(App[Any]):
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self.picker, self.results = PickerScreen(settings), []
+        self.set_keymap(settings.keys)
 
     def on_mount(self) -> None:
         self.push_screen(self.picker, self.results.append)
@@ -194,6 +195,66 @@ def test_a_file_is_taken_and_a_name_that_nothing_has_is_refused(server, tmp_path
 
 
 @pytest.mark.usefixtures("card")
+@pytest.mark.parametrize("by_mouse", [True, False])
+def test_what_is_too_large_is_opened_against_the_plan_after_a_question(server, by_mouse):
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        await pilot.press(*"llama-3.3-70b", "down", "f")
+        await until(pilot, lambda: isinstance(host.screen, ForceScreen))
+        await pilot.pause()
+        row = host.picker.row
+        assert row.verdict == "too large"
+        asked = " ".join(screen_text(host).replace("\u2502", " ").split())
+        assert f"The plan: too large; {row.why}." in asked
+        await pilot.press("enter")  # what has the focus leaves it
+        await until(pilot, lambda: host.screen is host.picker)
+        assert host.results == []
+        await pilot.press("f")
+        await until(pilot, lambda: isinstance(host.screen, ForceScreen))
+        await (pilot.click("#yes") if by_mouse else pilot.press("y"))
+        await until(pilot, lambda: host.results)
+
+    assert picked(script, settings=Settings(vram="8")) == [Picked("llama-3.3-70b@vq2", None, force=True)]
+
+
+@pytest.mark.usefixtures("card")
+def test_what_fits_is_not_forced(server):
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        await pilot.press(*"smollm2", "down", "f")
+        await until(pilot, lambda: "smollm2-135m: fits." in screen_text(host))
+        assert host.screen is host.picker
+        await pilot.press("enter")
+
+    assert picked(script)[0].force is False
+
+
+def test_its_keys_can_be_set_and_are_told_as_they_are(server):
+    cached_models.put(REPO, fake_hub.model_files())
+    keys = {"picker_details": "x", "picker_delete": "f9", "details_leave": "z", "question_no": "z", "picker_open": "o"}
+
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        await pilot.press(*"tiny", "down", "i")
+        await pilot.pause()
+        assert host.screen is host.picker
+        await pilot.press("x")
+        await until(pilot, lambda: isinstance(host.screen, DetailsScreen))
+        await pilot.pause()
+        assert "Back (z)" in screen_text(host)
+        await pilot.press("z")
+        await until(pilot, lambda: host.screen is host.picker)
+        await pilot.press("d", "f9")
+        await until(pilot, lambda: isinstance(host.screen, RemoveScreen))
+        await pilot.pause()
+        assert "Keep it (z)" in screen_text(host)
+        await pilot.press("z")
+        await until(pilot, lambda: host.screen is host.picker)
+        await pilot.press("enter")
+        assert host.results == []
+        await pilot.press("o")
+
+    assert [each.name for each in picked(script, settings=Settings(keys=keys))] == [REPO]
+
+
+@pytest.mark.usefixtures("card")
 def test_orders_by_key_and_by_heading(server):
     async def script(pilot: Pilot[Any], host: Host) -> None:
         best = rows(host)
@@ -293,7 +354,7 @@ def test_removing_asks_first_and_says_what_was_freed(server, by_mouse):
         assert local_models.matching(REPO)
         await pilot.press("d")
         await until(pilot, lambda: isinstance(host.screen, RemoveScreen))
-        await (pilot.click("#remove") if by_mouse else pilot.press("y"))
+        await (pilot.click("#yes") if by_mouse else pilot.press("y"))
         await until(pilot, lambda: "freed" in screen_text(host))
         await until(pilot, lambda: REPO not in rows(host))
 

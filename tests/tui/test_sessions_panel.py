@@ -265,6 +265,23 @@ def test_many_conversations_are_listed_in_part_and_the_thread_of_the_screen_is_f
     assert threads == {"job conversations"}
 
 
+def test_its_keys_can_be_set_and_are_told_as_they_are(store):
+    host = Host(store, 2)
+    host.set_keymap({"sidebar_delete": "x", "sidebar_undo": "z", "sidebar_back": "f9"})
+
+    async def script(pilot: Pilot[Any]) -> None:
+        host.panel.query_one(OptionList).focus()
+        await pilot.press("d", "r")
+        assert "f9 does not".capitalize() in screen_text(host)
+        await pilot.press("f9", "x")
+        await listed(pilot, host, ALL[0], "Ships")
+        assert "z brings it back" in " ".join(screen_text(host).split())
+        await pilot.press("u", "z")
+        await listed(pilot, host, *ALL)
+
+    driven(host, script)
+
+
 def test_when_in_words():
     now = time.mktime((2025, 3, 10, 12, 0, 0, 0, 0, -1))
     hour = 3600

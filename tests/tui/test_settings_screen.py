@@ -212,6 +212,22 @@ def test_a_file_that_cannot_be_written_is_said(session, config):
     driven(host, script)
 
 
+def test_its_keys_can_be_set_and_are_told_as_they_are(session):
+    host = Host(session, Settings())
+    host.set_keymap({"settings_apply": "f9"})
+
+    async def script(pilot: Pilot[Any]) -> None:
+        assert "Apply F9" in screen_text(host)
+        host.set("temperature", "0.8")
+        await pilot.press("ctrl+s")
+        assert host.results == []
+        await pilot.press("f9")
+        await until(pilot, lambda: host.results)
+
+    driven(host, script)
+    assert session.sampling.temperature == 0.8
+
+
 def test_without_a_model_there_are_the_users_own_values():
     host = Host(None, Settings(temperature=0.3, system="Sys\x1b[31mtem"))
 

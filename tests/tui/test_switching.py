@@ -17,6 +17,7 @@ from localq.tui import jobs
 from localq.tui.app import LocalqApp
 from localq.tui.opening_screen import OpeningScreen
 from localq.tui.picker import Picked, PickerScreen
+from localq.wanted import Wanted
 from localq.worker.messages import Load, Loading
 
 TOO_LARGE = LocalqError("big", "it does not fit", "Take a small one.", ExitCode.DOES_NOT_FIT)
@@ -26,6 +27,7 @@ class Client(ScriptedClient):
     """Can be closed, as engine clients can."""
 
     closed = False
+    wanted = Wanted()  # what it was opened with
 
     def close(self) -> None:
         self.closed = True
@@ -44,6 +46,7 @@ def opened(monkeypatch):
         watcher.say(f"opening {name} as {wanted.format}")
         watcher.loading(Loading("reading weights", 1, 2))
         client = Client([f"{name} says"], [f"{name} again"])
+        client.wanted = wanted
         session = ChatSession(client, Load("path", name), CharTokenizer())
         session.system, session.record.model = settings.system, name
         sessions[name] = session
@@ -127,12 +130,13 @@ def test_without_a_model_one_is_picked_first(opened):
 
     async def script(pilot):
         await until(pilot, lambda: isinstance(app.screen, PickerScreen))
-        app.screen.dismiss(Picked("one", "nf4"))
+        app.screen.dismiss(Picked("one", "nf4", force=True))
         await until(pilot, lambda: app.chat.conversation.model is not None)
         await say(pilot, "hello")
         assert "one says" in screen_text(app)
 
     drive(app, script)
+    assert opened["one"].client.wanted == Wanted("nf4", force=True)
 
 
 def test_picking_nothing_leaves(opened):
