@@ -32,14 +32,16 @@ def fitting(
 
     prompt(n): the ids without the oldest n of `exchanges`, or None where that is far too long to be tokenized.
     left_out: how many were left out last time; as long as those are enough they stay the same, which keeps the KV
-    cache. Raises LocalqError (exit 2) where not even the last message alone fits.
+    cache, unless what is read has shrunk to half of TARGET. Raises LocalqError (exit 2) where not even the last message
+    alone fits.
     """
     room = max(1, min(max_tokens or size, int(size * ROOM)))
     ids = prompt(left_out)
-    if ids is not None and len(ids) + room <= size:
-        return Prompt(ids, left_out)
-    low, high = left_out + 1, exchanges  # the fewest that are enough lie between these
-    best: Prompt | None = None
+    enough = ids is not None and len(ids) + room <= size
+    best = Prompt(ids, left_out) if ids is not None and enough else None
+    if best is not None and (not left_out or len(best.ids) > size * TARGET / 2):
+        return best
+    low, high = (0, left_out - 1) if enough else (left_out + 1, exchanges)  # the fewest that are enough lie here
     while low <= high:
         middle = (low + high) // 2
         ids = prompt(middle)
@@ -59,8 +61,12 @@ def fitting(
 
 def said(prompt: Prompt, left_out: int) -> str:
     """What to tell when `prompt` leaves out other exchanges than the `left_out` before; empty where it does not."""
-    if prompt.left_out == left_out or not prompt.left_out:
+    if prompt.left_out == left_out:
         return ""
+    if prompt.left_out < left_out:
+        again = left_out - prompt.left_out
+        which = "an older exchange fits" if again == 1 else f"{again} older exchanges fit"
+        return f"{which} into the context again: the model reads everything from there on anew"
     oldest = "exchange is" if prompt.left_out == 1 else f"{prompt.left_out} exchanges are"
     return (
         f"the context is full: the oldest {oldest} no longer read by the model, which reads the rest again; "

@@ -11,6 +11,7 @@ import pytest
 import tiny_tokenizers
 from scripted_client import CharTokenizer, ScriptedClient
 
+from localq import overflow
 from localq.chat import ChatSession, Message, Piece, Reply
 from localq.errors import ExitCode, LocalqError
 from localq.grammar import Grammar
@@ -301,6 +302,30 @@ def test_going_back_reads_again_what_was_left_out():
     assert len(session.prompt_messages()) == 4
     streamed(session.ask("anew"))
     assert session.client.prompts[-1].startswith("<user>q0<assistant>")
+
+
+def test_what_one_long_message_left_out_is_read_again_when_that_is_taken_back():
+    session = session_over(*[["x" * 10]] * 9, context_size=400)
+    for number in range(5):
+        streamed(session.ask(f"q{number}"))
+    _, _, notices = streamed(session.ask("y" * 250))
+    assert notices == [LEFT_OUT.format(4)]
+    session.conversation.undo()
+    _, _, notices = streamed(session.ask("anew"))
+    assert notices == ["4 older exchanges fit into the context again: the model reads everything from there on anew"]
+    assert session.client.prompts[-1].startswith("<user>q0<assistant>")
+    _, _, notices = streamed(session.ask("more"))
+    assert notices == []
+
+
+def test_as_many_exchanges_are_read_again_as_fit_below_the_target():
+    def read(without: int) -> list[int]:
+        return [0] * (10 * (10 - without))
+
+    for before, after in ((6, 6), (7, 3), (9, 3)):  # 40, 30 and 10 of 100 tokens: half of the target is 37.5
+        assert overflow.fitting(read, 9, before, 100, None) == overflow.Prompt(read(after), after)
+    found = overflow.fitting(read, 9, 7, 100, None)
+    assert overflow.said(found, 4).startswith("an older exchange fits")
 
 
 def test_a_message_that_does_not_fit_alone_is_refused_and_the_conversation_goes_on():
