@@ -1,4 +1,4 @@
-// What acts on the logits before a token is chosen from them, where it is on: DRY and a mask. `sample` then sees scores.
+// What acts on the logits before a token is chosen from them, where it is on: DRY and a mask; `sample` sees scores.
 //   dry_match: matches[t] = the longest end of the history, up to `longest` tokens, that stands earlier too and is
 //              followed there by t; breakers end it, and follow nothing                                          i32
 //   adjust:    score[i] = the logit, soft-capped, divided by the penalty where seen (multiplied where negative), less

@@ -34,14 +34,10 @@ void bind_step(py::module_& m) {
       "dry_match",
       [](uintptr_t history, int64_t size, uintptr_t prompt, uintptr_t step, uintptr_t token, uintptr_t window,
          uintptr_t breakers, int longest, uintptr_t matches, int device, uintptr_t stream) {
-        const DryMatch match = {pointer<int32_t>(history),
-                                size,
-                                pointer<const int64_t>(prompt),
-                                pointer<const int64_t>(step),
-                                pointer<const int64_t>(token),
-                                pointer<const int64_t>(window),
-                                pointer<const uint8_t>(breakers),
-                                longest,
+        const DryMatch match = {pointer<int32_t>(history),        size,
+                                pointer<const int64_t>(prompt),   pointer<const int64_t>(step),
+                                pointer<const int64_t>(token),    pointer<const int64_t>(window),
+                                pointer<const uint8_t>(breakers), longest,
                                 pointer<int32_t>(matches)};
         dry_match(match, device, stream_of(stream));
       },
@@ -52,10 +48,14 @@ void bind_step(py::module_& m) {
       "adjust",
       [](uintptr_t logits, int64_t vocab, float softcap, uintptr_t seen, uintptr_t floats, uintptr_t penalties,
          uintptr_t matches, uintptr_t mask, int device, uintptr_t stream) {
-        const Adjust a = {pointer<float>(logits),        vocab,
-                          softcap,                       pointer<const uint8_t>(seen),
-                          pointer<const double>(floats), pointer<const float>(penalties),
-                          pointer<int32_t>(matches),     pointer<const uint32_t>(mask)};
+        const Adjust a = {pointer<float>(logits),
+                          vocab,
+                          softcap,
+                          pointer<const uint8_t>(seen),
+                          pointer<const double>(floats),
+                          pointer<const float>(penalties),
+                          pointer<int32_t>(matches),
+                          pointer<const uint32_t>(mask)};
         adjust(a, device, stream_of(stream));
       },
       py::arg("logits"), py::arg("vocab"), py::arg("softcap"), py::arg("seen"), py::arg("floats"), py::arg("penalties"),
@@ -85,8 +85,8 @@ void bind_step(py::module_& m) {
       },
       py::arg("logits"), py::arg("vocab"), py::arg("softcap"), py::arg("seen"), py::arg("uniforms"),
       py::arg("capacity"), py::arg("step"), py::arg("floats"), py::arg("top_k"), py::arg("chosen"), py::arg("token"),
-      py::arg("position"), py::arg("workspace"), py::arg("excludes"), py::arg("adjusted"), py::arg("greedy"), py::arg("device"),
-      py::arg("stream"));
+      py::arg("position"), py::arg("workspace"), py::arg("excludes"), py::arg("adjusted"), py::arg("greedy"),
+      py::arg("device"), py::arg("stream"));
 }
 
 }  // namespace localq

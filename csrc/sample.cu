@@ -8,7 +8,8 @@
 //
 // Nothing is sorted. All three filters keep a prefix of one order, so what counts is the weight of each prefix: that of
 // top-k, then that of top-p inside it, then the smaller of it and the weight of all that min-p keeps. The draw falls
-// into the smallest prefix by itself. XTC takes a prefix away: its weight goes to the target of the draw. Each search is "the first token whose cumulated count (weight) reaches a target":
+// into the smallest prefix by itself. XTC takes a prefix away: its weight goes to the target of the draw. Each search
+// is "the first token whose cumulated count (weight) reaches a target":
 //   1 scan      every block: scores, largest, finite?                     the last block: greedy's choice
 //   2 histogram every block: count and weight per bin of the score        the last block: the bin of the first search
 //   3 refine    three times (top-k, top-p, draw; each leaves at once when it is off): every block lists the tokens of
@@ -63,7 +64,7 @@ __device__ int64_t step_of(const Context& c) {
   return min(int64_t(__ldcg(c.s.step)), c.s.capacity - 1);
 }
 
-// The draw from a prefix of weight `kept` without its first tokens, of weight `excluded`. All threads of the last block.
+// The draw from a prefix of weight `kept` less its first tokens, of weight `excluded`. All threads of the last block.
 __device__ void plan_draw(const Context& c, Scratch& scratch, unsigned long long kept, unsigned long long excluded) {
   const unsigned long long left = kept - excluded;
   const double threshold = __ldcg(c.s.uniforms + step_of(c)) * double(left);

@@ -17,7 +17,7 @@ UNQUANTIZED = 16.0
 
 @dataclass(frozen=True)
 class Size:
-    """bits_per_weight: over all quantized linears and experts, with codes, scales and tables; 16 where none is quantized.
+    """bits_per_weight: over all quantized linears and experts: codes, scales and tables; 16 where none is quantized.
     weights_bytes: of all weights, what is not quantized in 16 bit."""
 
     bits_per_weight: float

@@ -1,7 +1,8 @@
 """AWQ and GPTQ in memory: weights of 4 bits, a scale and a zero point for each group of columns; and their arithmetic.
 
-`awq.py` and `gptq.py` say how files hold them. A matrix [out, in] in groups of `group` columns, groups = ceil(in / group). Column k of the packed form belongs to group
-k // group and is column order[k] of the matrix (k itself without an order):
+`awq.py` and `gptq.py` say how files hold them. A matrix [out, in] in groups of `group` columns, groups = ceil(in /
+group). Column k of the packed form belongs to group k // group and is column order[k] of the matrix (k itself without
+an order):
 
 codes   u8 [out, in / 2]        byte j of a row: column 2j in the low nibble, column 2j + 1 in the high one
 scales  f  [groups, out]        float16, bfloat16 or float32, as stored

@@ -89,7 +89,10 @@ def test_edit_regenerate_undo_and_going_back(start):
     assert talk.says("/n")[1] == "  1  b\n* 2  c\n  3  >>> one\n"
     assert talk.says("/n 1")[1] == "b\n"
     assert "none of 1 to 3" in talk.refuses("/n 4")
-    assert talk.says("/edit -a  better")[1] == "the reply is changed, and /continue goes on behind it; the old one stays (/n)\n"
+    assert (
+        talk.says("/edit -a  better")[1]
+        == "the reply is changed, and /continue goes on behind it; the old one stays (/n)\n"
+    )
     assert [message.content for message in talk.session.messages] == ["two", "better"]
     assert talk.says("/undo")[1] == "taken back: two\n"
     assert talk.session.messages == []

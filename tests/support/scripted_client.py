@@ -43,7 +43,7 @@ class CharTokenizer:
 
 
 class ScriptedClient:
-    """Answers each generate with the next script: a list of pieces (text, or ids); an exception among them is raised there.
+    """Answers each generate with the next script: a list of pieces (text or ids); an exception is raised there.
 
     `prompts` keeps what the engine was asked; `die()` makes it look dead until the next load.
     """
