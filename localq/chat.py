@@ -154,9 +154,7 @@ class ChatSession:
     def extend(self) -> Replies:
         """Go on with the last reply where it stopped. Its pieces are what is new, its end is all of it; the shorter one
         stays beside it, and alone where nothing is added."""
-        reply = self.conversation.last_reply()
-        if reply is None:
-            raise usage_error("/continue", "there is no reply to go on with", "Say something first.")
+        reply = self.conversation.reply_at_the_end("/continue", "go on with")
         turn = self.conversation.turns[reply].parent
         assert turn is not None
         return self._answer(turn, reply)
@@ -270,8 +268,8 @@ class ChatSession:
         strings. What the model has read of the conversation is read again for the next reply."""
         variables = thinking.least(self.tokenizer.chat_template)
         prompt = self.tokenizer.chat_ids([Message("user", text).to_dict()], **variables)
-        made = self._request(prompt, streaming.incoming(self.tokenizer, prompt))
-        generate = dataclasses.replace(made, max_tokens=max_tokens, grammar=None, grammar_begun="", grammar_after="")
+        request = self._request(prompt, streaming.incoming(self.tokenizer, prompt))
+        generate = dataclasses.replace(request, max_tokens=max_tokens, grammar=None, grammar_begun="", grammar_after="")
         self.ensure_loaded()
         if self.keeper is not None:
             self.keeper.leave(self.client)

@@ -120,6 +120,15 @@ class Conversation:
         path = self.answered()
         return path[-1] if path else None
 
+    def reply_at_the_end(self, command: str, to: str) -> int:
+        """`last_reply` for `command`, which is there `to` do something with it. Raises LocalqError (exit 2) where there
+        is none, or where a message behind it has none."""
+        reply = self.last_reply()
+        if reply is None or reply != self.head:
+            step = "Say something first." if self.head is None else "/regen answers the last message."
+            raise usage_error(command, f"there is no reply to {to}", step)
+        return reply
+
     def sisters(self, turn: int) -> list[int]:
         """The turns that stand in the same place, `turn` among them, the oldest first."""
         parent, role = self.turns[turn].parent, self.turns[turn].message.role
@@ -166,9 +175,7 @@ class Conversation:
 
     def edit_reply(self, text: str) -> int:
         """Put `text` in place of the last reply."""
-        replaced = self.last_reply()
-        if replaced is None:
-            raise usage_error("/edit -a", "there is no reply to edit", "Say something first.")
+        replaced = self.reply_at_the_end("/edit -a", "edit")
         return self.add(Message("assistant", text), self.turns[replaced].parent)
 
     def summarise(self, text: str, upto: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from localq import overflow, template, thinking
 from localq.conversation import Conversation, Message, summarised
+from localq.errors import usage_error
 
 FRAME_BYTES = 64  # that a template writes around a message: few write as many
 
@@ -49,8 +50,10 @@ class Reading:
     exact: Exact | None = None
 
     def messages(self, conversation: Conversation) -> list[Message]:
-        """Of the path to the head."""
-        _, turns = conversation.read()
+        """Of the path to the head. Raises LocalqError (exit 2) where that ends with what was summed up."""
+        summary, turns = conversation.read()
+        if summary is not None and not turns:
+            raise usage_error("the prompt", "nothing was said behind the summary yet", "Say something first.")
         return framed(conversation, turns[2 * self._left_out(turns) :])
 
     def text(self, messages: Sequence[Message], think: str) -> str:

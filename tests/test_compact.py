@@ -108,6 +108,27 @@ def test_a_summary_that_was_cut_is_told_of(reason):
     assert session.prompt_messages()[0].content == summarised("the passw", "b")
 
 
+def test_nothing_is_read_right_behind_what_was_summed_up():
+    session = said(session_over(["1"], ["2"], ["sum"]), "a", "b")
+    drained(command(session, "/compact"))
+    session.conversation.undo()
+    for show in (session.prompt_text, lambda: command(session, "/tokens")):
+        with pytest.raises(LocalqError, match="nothing was said behind the summary yet"):
+            show()
+
+
+def test_a_message_without_a_reply_is_no_reply_to_go_on_with_or_to_edit():
+    session = said(session_over(["1"], [DEAD], ["2"]), "a")
+    with pytest.raises(LocalqError):
+        said(session, "b")
+    for line in ("/continue", "/edit -a otherwise"):
+        with pytest.raises(LocalqError, match=r"there is no reply to .*/regen answers the last message") as caught:
+            command(session, line)
+        assert caught.value.exit_code == ExitCode.USAGE
+    drained(command(session, "/regen"))
+    assert [message.content for message in session.messages] == ["a", "1", "b", "2"]
+
+
 def test_undo_right_behind_it_takes_it_back_and_later_takes_back_messages_first(tmp_path):
     store = SessionStore(tmp_path / "sessions.db")
     session = said(session_over(["1"], ["2"], ["sum"], ["3"], ["sum"], store=store), "a", "b")
