@@ -6,7 +6,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from localq import overflow
-from localq.grammar import Grammar, keeps
+from localq.errors import LocalqError
+from localq.grammar import Grammar
 from localq.stats import Stats
 
 _REASONS = {
@@ -15,6 +16,7 @@ _REASONS = {
     "length": "the reply reached its longest allowed length",
     "cancelled": "stopped",
 }
+_STOP_STRING = "a stop string ended the reply"
 _NO_ANSWER = " while the model was still thinking: there is no answer yet"
 _CUT = ", so it is incomplete: it does not keep to {} yet"
 
@@ -38,6 +40,7 @@ class Reply:
 
     text     the answer: all pieces that are not thinking
     thought  what the model thought before it: all pieces that are
+    unmet    the grammar that the answer does not keep to, because a limit, a stop string or the user cut it
     """
 
     text: str
@@ -45,22 +48,31 @@ class Reply:
     stats: Stats
     notices: tuple[str, ...] = ()
     thought: str = ""
+    unmet: Grammar | None = None
 
 
 Replies = Generator[Piece | Reply, None, None]
 
 
 def notices(
-    reason: str, stats: Stats, warned_before: bool, thinking: bool, grammar: Grammar | None = None, answer: str = ""
+    reason: str, stats: Stats, warned_before: bool, thinking: bool, unmet: Grammar | None = None
 ) -> tuple[str, ...]:
     """What to tell at the end. `thinking`: its thought was cut. `warned_before`: of a context nearly full."""
-    cut = _NO_ANSWER if thinking else _unmet(grammar, answer)
-    told = [_REASONS[reason] + cut] if reason in _REASONS else []
+    cut = _NO_ANSWER if thinking else "" if unmet is None else _CUT.format(unmet.called)
+    what = _REASONS.get(reason, "" if unmet is None else _STOP_STRING)
+    told = [what + cut] if what else []
     if reason != "context" and stats.context_fill >= overflow.WARNING and not warned_before:
         told.append(overflow.warning(stats.context_used, stats.context_size))
     return tuple(told)
 
 
-def _unmet(grammar: Grammar | None, answer: str) -> str:
-    """What to add about an answer that was cut."""
-    return "" if grammar is None or keeps(grammar, answer) else _CUT.format(grammar.called)
+def check_whole(reply: Reply) -> None:
+    """Raise LocalqError where an answer was cut short of its grammar: half of a JSON text is none, and a program that
+    reads it must see that. Who stopped it knows."""
+    if reply.unmet is None or reply.reason == "cancelled":
+        return
+    by, more = "it was cut", "Allow more with --max-tokens or --ctx."
+    if reply.reason == "stop":
+        by, more = "a stop string ended it", "Leave the stop string out."
+    why = f"{by} after {reply.stats.generated_tokens} tokens, so it does not keep to {reply.unmet.called}"
+    raise LocalqError("the reply", why, more)

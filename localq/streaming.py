@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from localq import thinking
+from localq.grammar import keeps
 from localq.incoming import Incoming
 from localq.replies import Piece, Replies, Reply, notices
 from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
@@ -48,5 +49,7 @@ def streamed(client: Client, request: Generate, into: Incoming, warned_before: b
         elif isinstance(event, Done):
             yield from (Piece(text, event.stats, thinking=thinks) for text, thinks in into.finish())
             reason = "stop" if into.ended() else event.reason
-            told = notices(reason, event.stats, warned_before, into.thinking, request.grammar, into.answer)
-            yield Reply(into.answer, reason, event.stats, told, into.thought)
+            cut = into.ended() or reason != "stop"  # else the engine saw to it, also to what only a model can tell
+            unmet = request.grammar if cut and request.grammar and not keeps(request.grammar, into.answer) else None
+            told = notices(reason, event.stats, warned_before, into.thinking, unmet)
+            yield Reply(into.answer, reason, event.stats, told, into.thought, unmet)

@@ -20,6 +20,7 @@ from localq.commands.models import SwitchModel
 from localq.commands.sessions import taken_up
 from localq.errors import ExitCode, LocalqError
 from localq.opening import Opened, Wanted
+from localq.replies import Reply, check_whole
 from localq.resuming import Start
 from localq.settings import Settings
 
@@ -130,7 +131,9 @@ class LineChat:
     def run(self, first: Given | None = None) -> int | SwitchModel:
         """Until the user leaves (an exit code) or wants another model. first: as for `converse`."""
         if first is not None and not sys.stdin.isatty():
-            self.ask(first.words, first.piped)
+            reply = self.ask(first.words, first.piped)
+            if reply is not None:
+                check_whole(reply)
             return ExitCode.INTERRUPTED if self.interrupted else ExitCode.OK
         if first is not None:
             with self._told():
@@ -171,7 +174,13 @@ class LineChat:
         name, argument = commands.parse(line.strip())
         if name == "/exit":
             return ExitCode.OK
-        result = commands.COMMANDS[name](self.session, argument, self.host)
+        try:
+            result = commands.COMMANDS[name](self.session, argument, self.host)
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            note("stopped")
+            return None
         if isinstance(result, SwitchModel):
             return result
         if isinstance(result, str):
@@ -180,15 +189,15 @@ class LineChat:
             self.stream(result)
         return None
 
-    def ask(self, text: str, piped: str = "") -> None:
-        """Send a message, with the files that it names, behind what was piped in, which names none."""
+    def ask(self, text: str, piped: str = "") -> Reply | None:
+        """Send a message, with the files that it names, behind what was piped in, which names none; what came."""
         told, parts = commands.asked(self.session, text, piped)
         for line in told:
             note(f"({line})")
-        self.stream(parts)
+        return self.stream(parts)
 
-    def stream(self, parts: Replies) -> None:
-        """Print a reply as it arrives; Ctrl-C stops it and keeps it."""
+    def stream(self, parts: Replies) -> Reply | None:
+        """Print a reply as it arrives; Ctrl-C stops it and keeps it. Returns its end."""
         self.watcher.load(self.opened)
         with shown(self.watcher.quiet) as thoughts, interruptible(self.session) as pressed, contextlib.closing(parts):
             reply = print_reply(parts, self.watcher.status, thoughts)  # closed: what came of it is kept
@@ -200,3 +209,4 @@ class LineChat:
                 note(speed_line(reply.stats, self.session.loaded))
                 if self.session.keeper is not None and (why := self.session.keeper.told()):
                     note(f"[{why}]")
+        return reply

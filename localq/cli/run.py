@@ -15,7 +15,7 @@ from localq import stops as stop_strings
 from localq.cli import options
 from localq.cli.optional_values import Command as Command
 from localq.cli.output import note, print_json
-from localq.errors import ExitCode, LocalqError
+from localq.errors import ExitCode, LocalqError, usage_error
 from localq.settings import Settings
 
 if TYPE_CHECKING:
@@ -76,7 +76,10 @@ def run(
     stops = stop_strings.checked(stop or ())
     wanted = options.checked_grammar(json_schema, grammar, regex)
     asked = _Asked(words, stops, wanted, format, force, think_out, quiet, extract, json)
-    if not words and not json and not extract and sys.stdin is not None and sys.stdin.isatty():
+    if not words and not json and not extract and sys.stdin.isatty():
+        if think_out is not None:
+            why, step = "without a prompt this is a conversation, which has no such file", "Give a prompt."
+            raise usage_error("--think-out", why, step)
         return _converse(settings, asked)
     return _answer(settings, asked)
 
@@ -114,10 +117,14 @@ def _answer(settings: Settings, asked: _Asked) -> int:
     from localq.cli.thoughts import shown
 
     watcher, wanted = TerminalWatcher(asked.quiet), opening.Wanted(asked.format, asked.force)
-    with watcher, opening.open_session(settings.model, settings, watcher, wanted) as opened:
+    with (
+        shown(asked.quiet or asked.json, asked.think_out) as thoughts,  # first: a model takes long to load
+        watcher,
+        opening.open_session(settings.model, settings, watcher, wanted) as opened,
+    ):
         opened.session.stop_strings, opened.session.grammar = asked.stops, asked.grammar
         loaded = watcher.load(opened)
-        with shown(asked.quiet or asked.json, asked.think_out) as thoughts, interruptible(opened.session) as pressed:
+        with interruptible(opened.session) as pressed:
             parts = _parts(opened.session, text, asked.quiet)
             reply = print_reply(parts, watcher.status, thoughts, write_text=not asked.json and not asked.extract)
     if reply is None:
@@ -130,31 +137,30 @@ def _tell(settings: Settings, asked: _Asked, reply: Reply, loaded: Loaded) -> No
     """What goes out behind the reply. Raises LocalqError where it was cut and had a grammar to keep to."""
     from localq import roofline
     from localq.cli.session import memory_line, speed_line
-    from localq.grammar import keeps
+    from localq.replies import check_whole
 
-    if asked.extract:
-        print(_last_block(reply.text))
+    text = _last_block(reply) if asked.extract else reply.text
+    if asked.extract and not asked.json and text is not None:
+        print(text)
     if asked.json:
-        body = {"model": settings.model, "text": reply.text, "thought": reply.thought, "reason": reply.reason}
+        body = {"model": settings.model, "text": text, "thought": reply.thought, "reason": reply.reason}
         roof = roofline.of_loaded(loaded)
         rates = {"tokens_per_s": reply.stats.tokens_per_s, "roofline_share": roof and roof.share(reply.stats)}
         print_json({**body, "stats": {**dataclasses.asdict(reply.stats), **rates}})
-    unmet = asked.grammar if reply.reason in ("length", "context") else None
-    if unmet is not None and keeps(unmet, reply.text):
-        unmet = None
     if not asked.quiet:
-        for line in () if unmet else reply.notices:
+        for line in () if reply.unmet and reply.reason != "cancelled" else reply.notices:
             note(line)
         if settings.stats and not asked.json:
             for line in filter(None, (speed_line(reply.stats, loaded), memory_line(loaded))):
                 note(line)
-    if unmet is not None:  # half of a JSON text is none: a script must see that
-        why = f"it was cut after {reply.stats.generated_tokens} tokens, so it does not keep to {unmet.called}"
-        raise LocalqError("the reply", why, "Allow more with --max-tokens or --ctx.")
+    check_whole(reply)
 
 
-def _last_block(text: str) -> str:
-    blocks = transcript.code_blocks(text)
+def _last_block(reply: Reply) -> str | None:
+    """None where the user stopped the reply before there was one."""
+    blocks = transcript.code_blocks(reply.text)
+    if not blocks and reply.reason == "cancelled":
+        return None
     if not blocks:
         raise LocalqError("the answer", "it has no block of code", "Without --extract all of it is printed.")
     return blocks[-1]
@@ -175,4 +181,6 @@ def _parts(session: ChatSession, text: str, quiet: bool) -> Iterator[Piece | Rep
         return session.ask(text)
     if not quiet:
         note("this is a base model without a chat template: it continues the text as it stands")
+        if session.system:
+            note("the system prompt is left out: only a chat template has a place for it")
     return session.complete(session.tokenizer.prompt_ids(text), session.ensure_loaded())

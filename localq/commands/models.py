@@ -83,6 +83,7 @@ def parameters(session: ChatSession) -> str:
     """How replies are made: `/show params`, and `/set` alone."""
     values = {**dataclasses.asdict(session.sampling), "max_tokens": session.max_tokens}
     values |= {"stop": " | ".join(session.stop_strings) or None, "think": session.think}
+    values["grammar"] = session.grammar
     return "\n".join(f"{name} = {value}" for name, value in values.items())
 
 

@@ -1,4 +1,4 @@
-"""Commands that came later: files in messages, other models, near matches; prompts and code on the command line."""
+"""Commands that came later: files in messages, other models, near matches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scripted_client import CharTokenizer, ScriptedClient
 
 from localq import commands, opening
 from localq.chat import ChatSession
-from localq.cli import execute, line_chat
+from localq.cli import line_chat
 from localq.cli.options import Given
 from localq.commands.models import SwitchModel
 from localq.errors import ExitCode, LocalqError
@@ -132,6 +132,9 @@ def test_show_params_and_info():
     session = session_over()
     assert command(session, "/show params") == command(session, "/set")
     assert "think = auto" in command(session, "/set")
+    assert "grammar = None" in command(session, "/set")
+    command(session, "/grammar regex a+")
+    assert "grammar = regex a+" in command(session, "/set")
     session.ensure_loaded()
     told = command(session, "/show info")
     assert "SmolLM2" in told
@@ -229,82 +232,23 @@ def test_a_first_message_then_more_at_a_terminal_and_no_more_from_a_pipe(talk):
     assert "engine process: ended" in err
 
 
-# ---- the command line
+def test_ctrl_c_in_a_command_ends_the_command_alone(talk, monkeypatch):
+    def long(session, argument, host):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(commands.COMMANDS, "/tokens", long)
+    _, code, out, err = talk("/tokens", "one")
+    assert (code, out) == (0, "a\n")
+    assert "stopped\n" in err
+    with pytest.raises(KeyboardInterrupt):
+        talk("/tokens", "one", terminal=False)
 
 
-@pytest.fixture
-def answered(monkeypatch, capsys):
-    """`localq ARGUMENTS` with this answer and this on stdin."""
-
-    def answered(answer: str, *arguments: str, stdin: str = "", terminal: bool = False):
-        client = ScriptedClient([answer])
-
-        @contextlib.contextmanager
-        def open_session(name, settings, watcher, wanted):
-            yield opening.Opened(ChatSession(client, Load("path", name), CharTokenizer()), client)
-
-        monkeypatch.setattr(opening, "open_session", open_session)
-        monkeypatch.setattr(sys, "stdin", type("Stdin", (io.StringIO,), {"isatty": lambda self: terminal})(stdin))
-        capsys.readouterr()
-        return execute(list(arguments)), *capsys.readouterr(), client.prompts
-
-    return answered
-
-
-def test_extract_prints_the_last_block_of_code_alone(answered):
-    text = "First:\n```py\na = 1\n```\nthen\n```\nb = 2\nc\n```\nDone."
-    code, out, _, _ = answered(text, "run", "smollm2-135m", "-x", "q")
-    assert (code, out) == (0, "b = 2\nc\n")
-    code, out, err, _ = answered("no code", "run", "smollm2-135m", "--extract", "q")
-    assert (code, out) == (1, "")
-    assert "no block of code" in err
-
-
-def test_a_model_named_by_an_option_leaves_all_words_to_the_prompt(answered):
-    *_, prompts = answered("a", "run", "-m", "smollm2-135m", "two", "words", stdin="piped\n")
-    assert prompts == ["<user>piped\n\ntwo words<assistant>"]
-    code, _, err, _ = answered("a", "chat", "smollm2-135m", "--model", "qwen3-8b")
-    assert code == ExitCode.USAGE
-    assert "smollm2-135m was given too" in err
-
-
-def test_chat_with_a_prompt_from_a_pipe_answers_once(answered):
-    code, out, _, prompts = answered("a", "chat", "smollm2-135m", "-p", "why?", stdin="text\n")
-    assert (code, out, prompts) == (0, "a\n", ["<user>text\n\nwhy?<assistant>"])
-
-
-def test_what_is_piped_in_puts_no_files_into_the_prompt(answered, own_folder):
-    (own_folder / "a.txt").write_text("secret")
-    (own_folder / "b.txt").write_text("mine")
-    *_, prompts = answered("a", "chat", "smollm2-135m", "-p", "and @b.txt", stdin="see @a.txt \\@b.txt\n")
-    assert prompts == ["<user>see @a.txt \\@b.txt\n\nb.txt:\n\nmine\n\nand @b.txt<assistant>"]
-    *_, prompts = answered("a", "chat", "smollm2-135m", "-p", "-", stdin="see @a.txt\n")
-    assert prompts == ["<user>see @a.txt<assistant>"]
-
-
-def test_a_dash_alone_stands_for_stdin_and_among_words_for_itself(answered):
-    *_, prompts = answered("a", "run", "smollm2-135m", "-", stdin="piped\n")
-    assert prompts == ["<user>piped<assistant>"]
-    *_, prompts = answered("a", "run", "smollm2-135m", "2", "-", "1")
-    assert prompts == ["<user>2 - 1<assistant>"]
-
-
-def test_run_without_a_prompt_at_a_terminal_is_a_chat(answered, monkeypatch):
-    monkeypatch.setattr(line_chat, "reader", lambda remember: iter(["hi", "/exit"]).__next__)
-    code, out, _, prompts = answered("a", "run", "smollm2-135m", terminal=True)
-    assert (code, out, prompts) == (0, "a\n", ["<user>hi<assistant>"])
-
-
-def test_thoughts_go_to_stderr_a_file_or_a_key_of_json(answered, tmp_path):
-    reply = "<think>\nhmm\n</think>\n\nyes"
-    code, out, err, _ = answered(reply, "run", "smollm2-135m", "q")
-    assert (code, out) == (0, "yes\n")
-    assert err.startswith("(thinking)\nhmm\n\n")
-    _, out, err, _ = answered(reply, "run", "smollm2-135m", "-q", "q")
-    assert (out, err) == ("yes\n", "")
-    _, out, err, _ = answered(reply, "run", "smollm2-135m", "--think-out", "t", "q")
-    assert "hmm" not in err
-    assert "hmm" in (tmp_path / "t").read_text()
-    _, out, err, _ = answered(reply, "run", "smollm2-135m", "--json", "q")
-    assert '"text": "yes", "thought": "hmm"' in out
-    assert "hmm" not in err
+def test_an_answer_besides_the_conversation_is_sampled_as_its_replies_are_and_free():
+    session = session_over(["sum"])
+    session.tokenizer.breaker_ids = {7}
+    session.sampling = Sampling(dry_multiplier=0.8)
+    command(session, "/grammar regex a+")
+    list(session.aside("sum up", 5))
+    made = session.client.generated[0]
+    assert (made.breaker_ids, made.max_tokens, made.grammar, made.grammar_begun) == ([7], 5, None, "")
