@@ -12,11 +12,13 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from localq import gbnf
 from localq.errors import LocalqError, usage_error
 from localq.sanitize import sanitize
+from localq.text_file import text_of
 from localq.within import within
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ _CALLED = {
     "regex": "the regular expression",
 }
 ANY_JSON = "{}"
+_BOM = "\ufeff"  # begins texts that some editors write
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class Grammar:
 
 def json_schema(value: str) -> Grammar:
     """Of `json` (any JSON), a schema that begins with {, or the path of a file (with or without @)."""
+    value = value.removeprefix(_BOM)
     if value.strip() == "json":
         return Grammar("json_schema", ANY_JSON)
     return Grammar("json_schema", value if value.lstrip().startswith("{") else _content(value))
@@ -81,6 +85,7 @@ def json_schema(value: str) -> Grammar:
 
 def grammar(value: str) -> Grammar:
     """Of a grammar, which has a colon, or the path of a file (with @ where it has one too). GBNF is told by its ::=."""
+    value = value.removeprefix(_BOM)
     text = value if ":" in value and not value.startswith("@") else _content(value)
     return Grammar("gbnf" if gbnf.is_gbnf(text) else "lark", text)
 
@@ -91,12 +96,7 @@ def regex(pattern: str) -> Grammar:
 
 
 def _content(value: str) -> str:
-    path = value.removeprefix("@")
-    try:
-        with open(path, "rb") as file:
-            return file.read(max(MAX_BYTES.values()) + 1).decode("utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise usage_error(path or "the grammar", f"the file cannot be read ({error})", "Check the path.") from error
+    return text_of(Path(value.removeprefix("@")))
 
 
 # ---- llguidance

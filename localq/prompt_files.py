@@ -1,32 +1,30 @@
-"""Texts that users keep in files: a system prompt (`@FILE`), and what goes before a message (`/read`, `@file`)."""
+"""Texts that users keep in files: a system prompt (`@FILE`), what goes before a message (`/read`, `@file`, `/glob`)."""
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
-import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from localq.errors import LocalqError, usage_error
 from localq.sanitize import sanitize
+from localq.text_file import text_of
 from localq.wording import human_bytes
 
-MOST_BYTES = 2**20  # of a file that goes before a message; a conversation may have little more
+LOOKED_AT = 100_000  # names that one pattern may take
 
 _NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
 _ESCAPED = re.compile(r"(?<!\S)\\@")
 
 
 def system_text(value: str | None) -> str | None:
-    """The system prompt of `--system`: text, or the content of @FILE."""
+    """The system prompt of `--system`: text, or the content of @FILE. Raises as `text_file.text_of`."""
     if value is None or not value.startswith("@"):
         return value
-    try:
-        with open(value[1:], encoding="utf-8") as file:
-            return file.read().rstrip("\n")
-    except (OSError, ValueError) as error:
-        raise usage_error(value[1:], f"the system prompt cannot be read ({error})", "Check the path.") from error
+    return text_of(Path(value[1:])).rstrip("\n")
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class Attachment:
 
 
 def attachment(path: Path, name: str | None = None) -> Attachment:
-    """`path`, called `name` or as its last part is. Raises as `text_of`."""
+    """`path`, called `name` or as its last part is. Raises as `text_file.text_of`."""
     text, called = sanitize(text_of(path)), sanitize(name or path.name)
     return Attachment(f"{called}:\n\n{text}", f"{called}: {human_bytes(len(text.encode()))}")
 
@@ -83,23 +81,55 @@ def _existing(name: str) -> str | None:
     return None
 
 
-def text_of(path: Path) -> str:
-    """The text of a regular UTF-8 file of at most MOST_BYTES. Raises LocalqError (exit 2) for anything else."""
-    try:
-        # O_NONBLOCK: opening a named pipe must not wait for somebody who writes to it.
-        descriptor = os.open(path.expanduser(), os.O_RDONLY | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise usage_error(str(path), "it is no regular file", "Give a text file.")
-            raw = file.read(MOST_BYTES + 1)
-    except (OSError, ValueError, RuntimeError) as error:
-        why = f"it cannot be read ({getattr(error, 'strerror', None) or error})"
-        raise usage_error(str(path), why, "Check the path.") from error
-    if len(raw) > MOST_BYTES:
-        raise usage_error(str(path), f"it has more than {human_bytes(MOST_BYTES)}", "Give a part of it.")
-    if b"\0" in raw:
-        raise usage_error(str(path), "it is no text", "Give a text file.")
-    try:
-        return raw.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise usage_error(str(path), f"it is not UTF-8 (byte {error.start})", "Convert it: iconv -t utf-8.") from error
+def matching(pattern: str) -> Iterator[Path]:
+    """The files that fit `pattern`, as a shell with globstar has it: ** stands for all folders below, hidden ones and
+    links to folders left out, and ~ for the home folder.
+
+    Raises LocalqError (exit 2) after LOOKED_AT names, whether they fit or not, and ValueError for a NUL.
+    """
+    given = os.path.expanduser(pattern)
+    parts = [part for part in given.split("/") if part] or ["*"]
+    yield from _Walk().files("/" if given.startswith("/") else "", parts)
+
+
+class _Walk:
+    """Of one pattern. `looked_at`: names so far."""
+
+    def __init__(self) -> None:
+        self.looked_at = 0
+
+    def files(self, folder: str, parts: list[str]) -> Iterator[Path]:
+        """Files below `folder` ("" = here) that fit `parts`, one for each level."""
+        first, rest = parts[0], parts[1:]
+        if first == "**":
+            yield from self.files(folder, rest or ["*"])
+            for entry in self._entries(folder):
+                if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                    yield from self.files(folder + entry.name + "/", parts)
+            return
+        if not any(sign in first for sign in "*?["):
+            names = [first]
+        else:
+            found = (entry.name for entry in self._entries(folder))
+            names = [name for name in found if first.startswith(".") or not name.startswith(".")]
+            names = [name for name in names if fnmatch.fnmatchcase(name, first)]
+        for name in names:
+            if rest and os.path.isdir(folder + name):
+                yield from self.files(folder + name + "/", rest)
+            elif not rest and os.path.isfile(folder + name):
+                yield Path(folder + name)
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        """Nothing of a folder that cannot be read."""
+        found = []
+        try:
+            with os.scandir(folder or ".") as entries:
+                for entry in entries:
+                    self.looked_at += 1
+                    if self.looked_at > LOOKED_AT:
+                        why = f"more than {LOOKED_AT:,} names would have to be looked at"
+                        raise usage_error("/glob", why, "Give a narrower pattern.")
+                    found.append(entry)
+        except OSError:
+            return []
+        return found

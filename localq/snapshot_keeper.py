@@ -101,13 +101,22 @@ class SnapshotKeeper:
         self._stats = Stats()
         share = loaded.ledger.get("kv_cache", 0) * stats.context_used // max(1, loaded.context_size)
         needed_bytes = share + HEADER_BYTES + ID_BYTES * stats.context_used
-        if not self._is_worth_it(stats.context_used, needed_bytes):
+        if self._is_gone(record) or not self._is_worth_it(stats.context_used, needed_bytes):
             return
         try:
             snapshots.make_room(path, needed_bytes, self._cap_bytes)
             client.save_cache(str(path))
+            if self._is_gone(record):  # deleted while it was written, so that there was no file yet to go with it
+                snapshots.remove(path)
         except LocalqError as error:
             self._told = str(error) if error.what == snapshots.NOT_KEPT else f"{snapshots.NOT_KEPT}: {error}"
+
+    def _is_gone(self, record: Session | None) -> bool:
+        """`record` was deleted, here or by another process: nothing of it shall come back to the disk."""
+        with contextlib.suppress(LocalqError):  # conversations that cannot be read: they are not gone
+            store = SessionStore(self._database)
+            return record is not None and store.path.exists() and record.id not in store.ids()
+        return False
 
     def _is_worth_it(self, tokens: int, needed_bytes: int) -> bool:
         """Reading so many tokens again would take so much longer, as far as the replies so far tell."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 import time
@@ -148,8 +149,23 @@ def test_what_users_write(tmp_path):
             grammar.grammar(value)
         assert caught.value.exit_code == ExitCode.USAGE
     rules.write_bytes(b"\xff\xfe: x")
-    with pytest.raises(LocalqError, match="cannot be read"):
+    with pytest.raises(LocalqError, match="not UTF-8"):
         grammar.grammar(str(rules))
+
+
+def test_a_grammar_from_what_is_no_text_file_neither_waits_nor_fills_the_memory(tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    for name in (str(tmp_path / "pipe"), "/dev/zero"):
+        with pytest.raises(LocalqError, match="no regular file"):
+            grammar.grammar(f"@{name}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "rules").write_text('start: "a"')
+    assert grammar.grammar("@~/rules") == Grammar("lark", 'start: "a"')
+
+
+def test_a_mark_of_the_byte_order_is_no_part_of_a_grammar():
+    assert grammar.grammar("\ufeffroot ::= [a]") == Grammar("gbnf", "root ::= [a]")
+    assert grammar.json_schema("\ufeff{}") == Grammar("json_schema", "{}")
 
 
 def test_one_line_for_people_holds_no_control_characters():

@@ -275,6 +275,35 @@ def test_a_conversation_that_is_not_saved_is_not_written(keeper, engine):
     assert engine.since() == []
 
 
+def test_a_conversation_that_was_deleted_is_not_written(keeper, engine, database):
+    store, record = SessionStore(database), Session()
+    record.conversation.say("hello")
+    store.save(record)
+    keeper.take_up(engine, record, LOADED)
+    keeper.replied(LONG)
+    store.delete(record.id)
+    keeper.leave(engine)
+    assert engine.since() == []
+
+
+def test_a_conversation_that_is_deleted_while_it_is_written_leaves_no_file(keeper, engine, database, monkeypatch):
+    store, record = SessionStore(database), Session()
+    record.conversation.say("hello")
+    store.save(record)
+    path = snapshots.path_of(database, record.id)
+
+    def save_cache(name: str) -> int:
+        store.delete(record.id)
+        written(Path(name), 10, 0)
+        return 10
+
+    monkeypatch.setattr(engine, "save_cache", save_cache)
+    keeper.take_up(engine, record, LOADED)
+    keeper.replied(LONG)
+    keeper.leave(engine)
+    assert not path.exists()
+
+
 def test_a_dead_engine_is_asked_for_nothing(keeper, engine):
     keeper.take_up(engine, Session(id=1), LOADED)
     keeper.replied(LONG)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import glob
 import itertools
-import re
 from pathlib import Path
 
 from localq import compaction, transcript
@@ -13,7 +11,8 @@ from localq.commands import models
 from localq.commands.host import Host
 from localq.commands.sessions import taken_up
 from localq.errors import LocalqError, usage_error
-from localq.prompt_files import MOST_BYTES, attachment
+from localq.prompt_files import attachment, matching
+from localq.text_file import MOST_BYTES
 from localq.wording import human_bytes
 
 MOST_FILES = 100  # of /glob
@@ -155,13 +154,12 @@ def glob_files(session: ChatSession, argument: str, host: Host) -> str:
             "/glob", "there is no pattern", "/glob src/**/*.py puts those files before your next message."
         )
     try:
-        found = [Path(name) for name in itertools.islice(glob.iglob(argument, recursive=True), MOST_FILES + 1)]
-    except (OSError, ValueError, re.error) as error:
+        files = sorted(set(itertools.islice(matching(argument), MOST_FILES + 1)))
+    except (ValueError, RecursionError) as error:
         raise usage_error("/glob", f"the pattern cannot be used ({error})", "/glob src/*.py") from error
-    files = sorted(path for path in found if path.is_file())
     if not files:
         raise usage_error("/glob", f"no file fits {argument[:60]!r}", "** stands for all folders below.")
-    if len(found) > MOST_FILES:
+    if len(files) > MOST_FILES:
         raise usage_error("/glob", f"more than {MOST_FILES} files fit", "Give a narrower pattern.")
     lines, attached = [], []
     for path in files:

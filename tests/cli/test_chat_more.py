@@ -9,7 +9,7 @@ import sys
 import pytest
 from scripted_client import CharTokenizer, ScriptedClient
 
-from localq import commands, opening
+from localq import commands, opening, prompt_files
 from localq.chat import ChatSession
 from localq.cli import line_chat
 from localq.cli.options import Given
@@ -98,6 +98,21 @@ def test_glob_reads_all_that_fit_and_names_what_is_no_text(own_folder):
     with pytest.raises(LocalqError, match="together, more than"):
         command(session, "/glob *.log")
     assert session.attached == []
+
+
+def test_glob_looks_at_a_limited_number_of_names_and_follows_no_links_to_folders(own_folder, monkeypatch):
+    (own_folder / "sub" / ".hidden").mkdir(parents=True)
+    for name in ("sub/a.py", "sub/.hidden/b.py", "sub/.c.py"):
+        (own_folder / name).write_text("x")
+    (own_folder / "sub" / "again").symlink_to(own_folder / "sub")
+    session = session_over()
+    for pattern in ("**/*.py", "**/**/a.py", "sub/[a].py", "~/*/a.py", f"{own_folder}/**"):
+        monkeypatch.setenv("HOME", str(own_folder))
+        assert command(session, f"/glob {pattern}").endswith("1 files go before your next message"), pattern
+    assert "sub/again/a.py" in command(session, "/glob sub/again/*.py")
+    monkeypatch.setattr(prompt_files, "LOOKED_AT", 2)
+    with pytest.raises(LocalqError, match="more than 2 names would have to be looked at"):
+        command(session, "/glob **/*.zzz")
 
 
 # ---- commands
