@@ -28,9 +28,8 @@ def edit(session: ChatSession, argument: str, host: Host) -> str | Replies:
     option, _, rest = argument.partition(" ")
     conversation = session.conversation
     if option == "-a":
-        last = conversation.last_reply()
-        old = "" if last is None else conversation.turns[last].message.content
-        text = rest.strip() or (host.edited(old, "Write the reply behind it: /edit -a TEXT.") if old else "")
+        old = conversation.turns[conversation.reply_at_the_end("/edit -a", "edit")].message.content
+        text = rest.strip() or host.edited(old, "Write the reply behind it: /edit -a TEXT.")
         conversation.edit_reply(text)
         return session.keep() or "the reply is changed, and /continue goes on behind it; the old one stays (/n)"
     last = conversation.last_user()
@@ -104,7 +103,8 @@ def tokens(session: ChatSession, argument: str, host: Host) -> str:
     if summary is not None:
         line += f"\nthe oldest {len(path) - len(turns)} messages are summed up (/compact off reads them again)"
     which = "others" if summary is not None else "messages"
-    return line + (f"\nthe oldest {unread} {which} are left out: the context is full" if unread else "")
+    left_out = f"\nthe oldest {unread} {which} were left out when the context was full; the next reads what fits"
+    return line + (left_out if unread else "")
 
 
 def show(session: ChatSession, argument: str, host: Host) -> str:

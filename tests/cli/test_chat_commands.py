@@ -317,7 +317,7 @@ def test_what_leaves_the_context_is_said_before_the_reply(start):
     out, told = talk.says("y" * 12)
     assert out == "b" * 10 + "\n"
     assert told.startswith("(the context is full: the oldest exchange is no longer read")
-    assert "the oldest 2 messages are left out" in talk.says("/tokens")[1]
+    assert "the oldest 2 messages were left out" in talk.says("/tokens")[1]
 
 
 def test_a_second_ctrl_c_leaves_and_what_came_of_the_reply_is_kept(start, monkeypatch):
