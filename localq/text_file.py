@@ -12,12 +12,17 @@ MOST_BYTES = 2**20  # of a file that goes before a message; a conversation may h
 
 
 def text_of(path: Path) -> str:
-    """The text of a regular UTF-8 file of at most MOST_BYTES. Raises LocalqError (exit 2) for anything else."""
+    """The text of a UTF-8 file of at most MOST_BYTES. Raises LocalqError (exit 2) for anything else.
+
+    The file is a regular one, or a pipe that the shell has opened for this process: FILE may be <(COMMAND).
+    """
+    given = path.parent == Path("/dev/fd")
     try:
         # O_NONBLOCK: opening a named pipe must not wait for somebody who writes to it.
-        descriptor = os.open(path.expanduser(), os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = os.open(path.expanduser(), os.O_RDONLY | (0 if given else os.O_NONBLOCK))
         with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            mode = os.fstat(descriptor).st_mode
+            if not (stat.S_ISREG(mode) or (given and stat.S_ISFIFO(mode))):
                 raise usage_error(str(path), "it is no regular file", "Give a text file.")
             raw = file.read(MOST_BYTES + 1)
     except (OSError, ValueError, RuntimeError) as error:

@@ -19,6 +19,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.grammar import Grammar, check
 from localq.sampling import Sampling
 from localq.session_record import ChatSettings
+from localq.text_file import text_of
 from localq.worker import messages
 from localq.worker.messages import Generate, Load
 
@@ -210,3 +211,14 @@ def test_a_front_end_without_a_grammar_never_imports_llguidance():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
     )
     assert result.stdout == "False\n"
+
+
+def test_a_pipe_that_the_shell_has_opened_is_a_file():
+    """--json-schema <(jq .schema FILE)"""
+    reader, writer = os.pipe()
+    with os.fdopen(writer, "wb") as file:
+        file.write(b'{"type": "integer"}')
+    try:
+        assert text_of(Path(f"/dev/fd/{reader}")) == '{"type": "integer"}'
+    finally:
+        os.close(reader)
