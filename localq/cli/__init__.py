@@ -111,7 +111,7 @@ def _stop_again(unraisable: sys.UnraisableHookArgs) -> None:
     if number is None:
         sys.__unraisablehook__(unraisable)
     else:
-        threading.Timer(0.01, os.kill, (os.getpid(), number)).start()  # from here it would be lost again
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()  # while this hook runs it would be lost again
 
 
 def _terminate(signal_number: int, frame: FrameType | None) -> None:

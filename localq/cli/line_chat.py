@@ -191,15 +191,21 @@ class LineChat:
 
     def ask(self, text: str, piped: str = "") -> Reply | None:
         """Send a message, with the files that it names, behind what was piped in, which names none; what came."""
-        told, parts = commands.asked(self.session, text, piped)
-        for line in told:
-            note(f"({line})")
+        try:
+            told, parts = commands.asked(self.session, text, piped)
+            for line in told:
+                note(f"({line})")
+        except KeyboardInterrupt:  # before there is a reply to stop
+            if not sys.stdin.isatty():
+                raise
+            note("stopped")
+            return None
         return self.stream(parts)
 
     def stream(self, parts: Replies) -> Reply | None:
         """Print a reply as it arrives; Ctrl-C stops it and keeps it. Returns its end."""
-        self.watcher.load(self.opened)
         with shown(self.watcher.quiet) as thoughts, interruptible(self.session) as pressed, contextlib.closing(parts):
+            self.watcher.load(self.opened)
             reply = print_reply(parts, self.watcher.status, thoughts)  # closed: what came of it is kept
         self.interrupted = pressed.is_set()
         if reply is not None:

@@ -203,7 +203,7 @@ class Given:
 
 def prompt(words: list[str], verb: str, example: str) -> Given:
     """Stdin, unless it is a terminal, and the words of the command line (a single "-" stands for stdin alone)."""
-    piped = "" if sys.stdin.isatty() else sys.stdin.read().rstrip("\n")
+    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().rstrip("\n")
     given = Given("" if words == ["-"] else " ".join(words), piped)
     if not given.text.strip():
         raise usage_error(verb, "there is no prompt", f"Give one: {example}, or pipe it in.")

@@ -230,7 +230,7 @@ def test_other_methods_are_refused_by_name(edit, method):
     def change(tensors: Any, config: Any) -> None:
         config["quantization_config"]["quant_method"] = method
 
-    with pytest.raises(LocalqError, match=r"which localq does not read\. Use nf4, aqlm"):
+    with pytest.raises(LocalqError, match=r"which localq does not read\. Use nf4, mxfp4, aqlm"):
         load(edit(change), CPU)
 
 

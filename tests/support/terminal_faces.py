@@ -40,6 +40,7 @@ class Line:
     name = "line"
     ui = "plain"
     stops = (CTRL_C,)  # what stops a reply
+    leaves = CTRL_D
     hint = "Ctrl-C again"  # what is told at an empty message, before the second press leaves
     presses_while_loading = 1  # until it ends
     keys: tuple[str, ...] = ()  # that open what else there is
@@ -96,7 +97,7 @@ class Line:
     def leave(self, terminal: Terminal) -> int:
         """As a user who has enough."""
         terminal.until(lambda: self.is_ready(terminal) or terminal.process.poll() is not None)
-        terminal.send(CTRL_D)
+        terminal.send(self.leaves)
         return terminal.wait()
 
 
@@ -108,6 +109,7 @@ class Tui(Line):
     stops = (CTRL_C, ESCAPE)
     hint = "Once more"
     presses_while_loading = 2
+    leaves = "\x11"  # Ctrl-Q, wherever the keys go
     keys = ("\x1bOP", "\x1bOQ", "\x1bOR", "\x1bOS", "\x02", "\x10", "\x13", "\x0f", "\x14")
 
     def status(self, terminal: Terminal) -> str:

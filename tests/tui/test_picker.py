@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cached_models
@@ -401,9 +402,9 @@ def test_nothing_slow_is_imported_for_the_first_frame():
 
 
 def test_a_damaged_catalogue_of_the_user_is_said(server, tmp_path, monkeypatch):
-    path = tmp_path / "models.toml"
-    path.write_text("[[model]\n")
-    monkeypatch.setenv("LOCALQ_MODELS", str(path))
+    monkeypatch.chdir(tmp_path)
+    Path("models.toml").write_text("[[model]\n")
+    monkeypatch.setenv("LOCALQ_MODELS", "models.toml")  # a name that stays on one line
     host = Host(Settings())
 
     async def script(pilot: Pilot[Any]) -> None:
