@@ -52,7 +52,8 @@ def test_signals_end_a_pull_at_once_with_their_code():
 def test_a_stop_that_comes_while_an_object_is_destroyed_is_not_lost(name, code):
     """As in a generator of the HTTP library: Python prints such an exception and goes on."""
     program = f"""
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever was inherited: shells start jobs without it
 from localq import cli
 class Destroyed:
     def __del__(self):

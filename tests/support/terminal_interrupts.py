@@ -168,6 +168,8 @@ class Life:
                 continue
             if message.complete:
                 self.report.wrong.append("a reply that was stopped is kept as whole")
+            if THOUGHT.startswith(message.content):  # stopped before its first word
+                continue
             body = message.content.removeprefix(THOUGHT).lstrip("0123456789").removesuffix("\ufffd")  # half a letter
             if not (WORDS * (len(body) // len(WORDS) + 1)).startswith(body):
                 self.report.wrong.append(f"another text is kept: {message.content[:200]!r}")
