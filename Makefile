@@ -24,6 +24,9 @@ CLANG_SOURCES := $(filter-out csrc/README.md csrc/CMakeLists.txt,$(wildcard csrc
 WORKERS ?= $(if $(DRIVER),0,logical)
 ONE_THREAD := $(if $(filter-out 0,$(WORKERS)),OMP_NUM_THREADS=1)
 
+# Tests start hundreds of processes, each of which would compile the sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: chat test lint wheel readme clean
 
 chat: $(VENV)/.installed-$(BUILD)

@@ -27,6 +27,7 @@ struct KvLayer {
 //   qkv       T [(heads + 2 kv_heads) * head_dim]: q, k, v behind each other, before norm and rotation
 //   position  i64 [1] on the device
 //   rotary    T [ctx, 2, rotary_dim], cos and signed sin, or null
+//   sinks     T [heads], scores that join the sum of each head's softmax and bring no value, or null
 //   out       T [heads * head_dim]
 //   partials  f32 [attention_partials(...)]
 //   arrived   i32 [kv_heads * 16], all zero before and after
@@ -35,6 +36,7 @@ struct AttentionStep {
   const int64_t* position;
   const void* rotary;
   int rotary_dim;
+  const void* sinks;
   int heads;
   NormKind q_norm, k_norm;
   const void* q_norm_weight;

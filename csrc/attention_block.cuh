@@ -122,6 +122,7 @@ struct Shared {
   float2 facts[kRanks][kHeads];               // their largest scores and sums
   float fresh_k[kDim], fresh_v[kDim];         // the token's own, as later steps will read them
   float fresh_score[kHeads];
+  float sink[kHeads];  // in units of log2; -inf without sinks
   float largest[kWarps][kHeads], sum[kWarps][kHeads];
   bool last;
 };

@@ -2,6 +2,7 @@
 //
 //   q, k = rotate(norm(q), norm(k));  cache[position] = k, v;  out = softmax(cap(scale q K^T)) V per head
 //   K, V: slots max(0, position + 1 - window) .. position; cap(x) = softcap tanh(x / softcap)
+//   with sinks: the softmax of a head has one more score, its sink, whose weight multiplies nothing
 //
 // Shapes: attention.h; codes of 8 and 4 bit: kv_codes.cuh. Heads of a group share k and v: each byte of the cache is
 // read once for all of them, or, where they are more than 8 and head_dim is at most 64 or above 128, twice.
@@ -121,11 +122,13 @@ __global__ void __launch_bounds__(kThreads, kDim == 64                 ? 5
   begin(at, state, tables, a, kAhead);
   prefetch_slots(a.layer, int64_t(at.kv_head) * a.layer.capacity + at.mine.first, at.mine.count);
   tables.load_weights(a, threadIdx.x % 32);
+  const float sink = load_sink(a, at.first_head, at.heads);
   clear_q(shared, at.heads);
   dependency_wait();
 
   const int position = int(fresh_load(a.step.position));
   stage_rows(shared, a, at.kv_head, at.first_head, at.heads);
+  if (threadIdx.x < 8 * kHeadTiles) shared.sink[threadIdx.x] = sink;
   if (position != at.position) {
     at.position = position;
     begin(at, state, tables, a, kAhead);
@@ -211,6 +214,7 @@ void check(const AttentionStep& step, const KvLayer& layer, Type type) {
   require_aligned(step.qkv, 16, op, "qkv");
   require_aligned(step.position, 8, op, "position");
   require_aligned(step.out, 8, op, "out");
+  if (step.sinks != nullptr) require_aligned(step.sinks, 2, op, "sinks");
   require_aligned(step.partials, 16, op, "partials");
   require_aligned(step.arrived, 4, op, "arrived");
   require_aligned(layer.k, 16, op, "k");

@@ -86,12 +86,14 @@ __device__ __forceinline__ float4 turned_back(float4 o, int width, int lane) {
   return {y[0] * scale, y[1] * scale, y[2] * scale, y[3] * scale};
 }
 
-// out = o / sum of weights. All lanes of a warp must call; those without `live` only take part.
+// out = o / sum of weights, the sink's included. All lanes of a warp must call; those without `live` only take part.
 template <int kDim>
-__device__ __forceinline__ void finish(const Partial& part, const Arguments& a, int first_head, int unit, bool live) {
+__device__ __forceinline__ void finish(const Partial& part, float sink, const Arguments& a, int first_head, int unit,
+                                       bool live) {
   constexpr int kUnits = kDim / 32;
   const int head_dim = a.layer.head_dim, column = unit % kUnits * 32 + threadIdx.x % 8 * 4;
-  float4 o = {part.o.x / part.facts.y, part.o.y / part.facts.y, part.o.z / part.facts.y, part.o.w / part.facts.y};
+  const float sum = part.facts.y + exp2f(sink - part.facts.x + kLift);  // infinite where the sink is far above all
+  float4 o = {part.o.x / sum, part.o.y / sum, part.o.z / sum, part.o.w / sum};
   if (a.layer.bits != 16) o = turned_back(o, hadamard_width(head_dim), threadIdx.x % 32);
   if (!live || column >= head_dim) return;
   uint2 packed;
@@ -172,7 +174,7 @@ __device__ __forceinline__ void receive(Shared<kDim, kHeadTiles>& shared, const 
     const int item = min(i, items - 1), unit = (item / 8 << bits) + rank;
     const Partial part = received(shared, item, unit, bits, sources);
     if (clusters == 1) {
-      finish<kDim>(part, a, first_head, unit, i < items);
+      finish<kDim>(part, shared.sink[unit / kUnits], a, first_head, unit, i < items);
     } else if (i < items) {
       const int64_t at = int64_t(cluster) * kMost + unit;
       __stcg(exchange.o + 8 * at + i % 8, part.o);
@@ -182,7 +184,7 @@ __device__ __forceinline__ void receive(Shared<kDim, kHeadTiles>& shared, const 
   if (clusters == 1 || !arrives_last(shared, a.step.arrived + (blockIdx.y << bits) + rank, clusters)) return;
   for (int i = threadIdx.x; i - lane < items; i += kThreads) {
     const int item = min(i, items - 1), unit = (item / 8 << bits) + rank;
-    finish<kDim>(fetched(exchange, unit, clusters), a, first_head, unit, i < items);
+    finish<kDim>(fetched(exchange, unit, clusters), shared.sink[unit / kUnits], a, first_head, unit, i < items);
   }
 }
 

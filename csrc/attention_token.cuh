@@ -21,6 +21,12 @@ __device__ __forceinline__ void stage_rows(Shared<kDim, kHeadTiles>& shared, con
   }
 }
 
+// The sink of the thread's head, for the first `heads` threads, in units of log2.
+__device__ __forceinline__ float load_sink(const Arguments& a, int first_head, int heads) {
+  if (a.step.sinks == nullptr || int(threadIdx.x) >= heads) return kNegInf;
+  return kLog2e * value_of(static_cast<const uint16_t*>(a.step.sinks)[first_head + threadIdx.x], a.bf16);
+}
+
 // What a lane needs of the tables for its elements lane + 32 i; loaded before anything waits for them.
 template <int kDim>
 struct Tables {

@@ -18,10 +18,14 @@ inline cudaStream_t stream_of(uintptr_t address) {
 
 void bind_nf4(pybind11::module_& m);
 void bind_dense(pybind11::module_& m);
+void bind_experts(pybind11::module_& m);
 void bind_gather(pybind11::module_& m);
+void bind_int4(pybind11::module_& m);
 void bind_attention(pybind11::module_& m);
 void bind_step(pybind11::module_& m);
+void bind_rowlut(pybind11::module_& m);
 void bind_vq(pybind11::module_& m);
+void bind_bcq(pybind11::module_& m);
 void bind_search(pybind11::module_& m);
 
 }  // namespace localq

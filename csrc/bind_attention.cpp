@@ -37,13 +37,14 @@ void bind_attention(py::module_& m) {
   m.def(
       "attention_decode",
       [](uintptr_t qkv, const Layer& layer, uintptr_t position, int heads, uintptr_t rotary, int rotary_dim,
-         const Norm& q_norm, const Norm& k_norm, float scale, float softcap, int window, uintptr_t partials,
-         uintptr_t arrived, int splits, uintptr_t out, int type, int device, uintptr_t stream) {
+         uintptr_t sinks, const Norm& q_norm, const Norm& k_norm, float scale, float softcap, int window,
+         uintptr_t partials, uintptr_t arrived, int splits, uintptr_t out, int type, int device, uintptr_t stream) {
         AttentionStep step = {};
         step.qkv = pointer<const void>(qkv);
         step.position = pointer<const int64_t>(position);
         step.rotary = pointer<const void>(rotary);
         step.rotary_dim = rotary_dim;
+        step.sinks = pointer<const void>(sinks);
         step.heads = heads;
         step.q_norm = static_cast<NormKind>(std::get<0>(q_norm));
         step.k_norm = static_cast<NormKind>(std::get<0>(k_norm));
@@ -61,7 +62,7 @@ void bind_attention(py::module_& m) {
         attention_decode(step, kv_layer(layer), static_cast<Type>(type), device, stream_of(stream));
       },
       py::arg("qkv"), py::arg("layer"), py::arg("position"), py::arg("heads"), py::arg("rotary"), py::arg("rotary_dim"),
-      py::arg("q_norm"), py::arg("k_norm"), py::arg("scale"), py::arg("softcap"), py::arg("window"),
+      py::arg("sinks"), py::arg("q_norm"), py::arg("k_norm"), py::arg("scale"), py::arg("softcap"), py::arg("window"),
       py::arg("partials"), py::arg("arrived"), py::arg("splits"), py::arg("out"), py::arg("type"), py::arg("device"),
       py::arg("stream"));
 

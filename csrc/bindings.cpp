@@ -8,9 +8,13 @@ PYBIND11_MODULE(_C, m) {
   m.attr("build_cuda_version") = LOCALQ_CUDA_VERSION;
   localq::bind_nf4(m);
   localq::bind_dense(m);
+  localq::bind_experts(m);
   localq::bind_gather(m);
+  localq::bind_int4(m);
   localq::bind_attention(m);
   localq::bind_step(m);
+  localq::bind_rowlut(m);
   localq::bind_vq(m);
+  localq::bind_bcq(m);
   localq::bind_search(m);
 }

@@ -6,12 +6,10 @@
 //   row e, word 32 + l  f32: what absmax code e stands for, for lane l
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
 
 #include "launchers.h"
+#include "mma_machine.cuh"
 
 namespace localq {
 
@@ -26,15 +24,6 @@ template <>
 __device__ constexpr float kTableScale<__half> = 1.6384992599487305f;  // worst relative error 1.6e-4, 3.3e-4 without
 template <>
 __device__ constexpr float kTableScale<__nv_bfloat16> = 1.1888107061386108f;  // 1.6e-3, 3.1e-3 without
-
-__device__ __forceinline__ uint32_t pack(float low, float high, __half) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
-__device__ __forceinline__ uint32_t pack(float low, float high, __nv_bfloat16) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
 
 // Fills the table with all threads of the block; they must synchronise before the first look-up. Reads only weights.
 template <typename T>
@@ -57,18 +46,6 @@ __device__ __forceinline__ void fill_table(uint8_t* table, const float* code_map
 __device__ __forceinline__ uint32_t look_up(const uint8_t* table, uint32_t lane_offset, uint32_t word, int k) {
   const uint32_t offset = __byte_perm(word, lane_offset, 0x5504u | (uint32_t(k) << 4));
   return *reinterpret_cast<const volatile uint32_t*>(table + offset);
-}
-
-__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, __half) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-__device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, __nv_bfloat16) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // c = 16 rows x 64 columns of W times x. The lane holds 8 bytes of row g (codes.x, .y) and of row g + 8 (.z, .w), which

@@ -23,7 +23,7 @@
 #include "gemv.cuh"
 #include "launch.h"
 #include "launchers.h"
-#include "nf4_mma.cuh"  // mma
+#include "row_machine.cuh"
 
 namespace localq {
 
@@ -56,29 +56,6 @@ __device__ __forceinline__ const RowSegment& segment_of(const RowGemv& p, uint32
   uint32_t s = 0;
   while (o >= p.segment[s].out) o -= p.segment[s++].out;
   return p.segment[s];
-}
-
-// 16 bytes of weights where more than `needed` are left of the row, else zeros. They are read once: kept out of L1.
-// volatile keeps the order in which loads and products are written, which is what fits the registers.
-__device__ __forceinline__ uint4 load_weights(const uint8_t* at, int left, int needed) {
-  uint4 v;
-  asm volatile(
-      "{.reg .pred p; setp.gt.s32 p, %5, %6; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;"
-      "@p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];}"
-      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-      : "l"(at), "r"(left), "r"(needed));
-  return v;
-}
-
-// The same of x, in shared or global memory.
-__device__ __forceinline__ uint4 load_x(const uint8_t* at, int left, int needed) {
-  uint4 v;
-  asm volatile(
-      "{.reg .pred p; setp.gt.s32 p, %5, %6; mov.u32 %0, 0; mov.u32 %1, 0; mov.u32 %2, 0; mov.u32 %3, 0;"
-      "@p ld.v4.u32 {%0, %1, %2, %3}, [%4];}"
-      : "=&r"(v.x), "=&r"(v.y), "=&r"(v.z), "=&r"(v.w)
-      : "l"(at), "r"(left), "r"(needed));
-  return v;
 }
 
 // The results of a block.

@@ -50,6 +50,7 @@ struct Segment {
   float factor;
   uint32_t out, tiles;
   uint32_t y_begin;
+  const void* group_scales;  // of bcq_gemv
 };
 
 struct Arguments {
@@ -59,14 +60,25 @@ struct Arguments {
   uint32_t books, in, units, parts;
   uint32_t run_end[kMaxSegments];  // units behind each run of matrices that share codebooks; not with two parts
   uint32_t runs;
-  uint32_t slices, slice_shift, slice_units, unit_columns;  // columns are cut between units of columns
-  Shares stripe_share, slice_share;                         // of units, and of slice_units
-  uint32_t tiles, steps, x_stride, tables;  // of a block: most tiles and steps, f16 of a row of x, tables at a time
+  uint32_t slices, slice_units, unit_columns;  // columns are cut between units of columns
+  Shares stripe_share, slice_share;            // of units, and of slice_units
+  uint32_t tiles, steps, x_stride, tables;     // of a block: most tiles and steps, f16 of a row of x, tables at a time
   uint32_t y_width;
   int rows;
   bool scales_bf16;
   uint32_t* meeting;  // [stripes][slices][tiles * 16 * kRows]
+  // Of bcq_gemv. A tile has `planes` codes for each position, and `layers` scales for each of its `groups` groups of
+  // 1 << group_shift positions: those of the planes, and the zero point where there is one. `copies` of the block's
+  // sums, one for each layer or one.
+  uint32_t planes, layers, groups, group_shift, copies;
 };
+
+__device__ __forceinline__ uint32_t stripe_of(const Arguments& p) {
+  return blockIdx.x / p.slices;
+}
+__device__ __forceinline__ uint32_t slice_of(const Arguments& p) {
+  return blockIdx.x % p.slices;
+}
 
 // What a block works on.
 struct Span {
@@ -91,7 +103,7 @@ __device__ __forceinline__ uint32_t tables_of(const Positions& at) {
 
 template <int kRows>
 __device__ __forceinline__ Span span_of(const Arguments& p) {
-  const uint32_t slice = blockIdx.x & (p.slices - 1), stripe = blockIdx.x >> p.slice_shift;
+  const uint32_t slice = slice_of(p), stripe = stripe_of(p);
   Span span = {};
   span.begin = p.stripe_share.begin(stripe);
   span.count = p.stripe_share.begin(stripe + 1) - span.begin;
@@ -191,6 +203,13 @@ template <int kRows>
 __host__ __device__ inline uint32_t shared_bytes(uint32_t tables, uint32_t steps, uint32_t x_stride, uint32_t tiles) {
   return tables * kTableBytes + steps * uint32_t(sizeof(Step)) + kRows * x_stride * 2 + tiles * 8 * kMaxBooks +
          4 * (2 * kRows + kWarps + tiles * kTile * kRows);
+}
+
+// Behind these: the sums of layers that have their own, and with a zero point those of x [four positions][row of x].
+template <int kRows>
+__host__ __device__ inline uint32_t layer_bytes(const Arguments& p, uint32_t copies, uint32_t x_stride,
+                                                uint32_t tiles) {
+  return 4 * kRows * ((copies - 1) * tiles * kTile + (p.layers > p.planes && p.planes != 0 ? x_stride / 32 : 0));
 }
 
 template <int kRows>

@@ -40,6 +40,7 @@ __device__ __forceinline__ float weight_of(const Arguments& p, const Span& span,
   const Result result = result_at<kRows>(p, span, share.begin + (second ? i - share.count : i));
   const Segment& w = p.segment[second ? 1 : result.segment];
   if (result.o >= w.out) return 0.f;
+  if (w.scales == nullptr) return w.factor;
   return w.factor * (p.scales_bf16 ? to_float(static_cast<const __nv_bfloat16*>(w.scales)[result.o])
                                    : to_float(static_cast<const __half*>(w.scales)[result.o]));
 }
@@ -129,15 +130,15 @@ __device__ __forceinline__ void write_results(const Arguments& p, const Span& sp
 // The block's share of the results of its stripe.
 template <int kRows>
 __device__ __forceinline__ Share share_of(const Arguments& p, const Span& span) {
-  const uint32_t results = span.count * kTile * kRows, slice = blockIdx.x & (p.slices - 1);
-  const uint32_t begin = results * slice >> p.slice_shift;
-  return {begin, (results * (slice + 1) >> p.slice_shift) - begin};
+  const uint32_t results = span.count * kTile * kRows, slice = slice_of(p);
+  const uint32_t begin = results * slice / p.slices;
+  return {begin, results * (slice + 1) / p.slices - begin};
 }
 
 // After the last step, which has ended with a barrier. `weight`: weight_of() the thread's first result.
 template <typename T, int kRows>
 __device__ __forceinline__ void join(const Arguments& p, const Span& span, const Shared& s, float weight, void* y) {
-  const uint32_t slice = blockIdx.x & (p.slices - 1), stripe = blockIdx.x >> p.slice_shift;
+  const uint32_t slice = slice_of(p), stripe = stripe_of(p);
   const uint32_t stride = p.tiles * kTile * kRows, groups = (p.slices + kTogether - 1) / kTogether;
   const Share share = share_of<kRows>(p, span);
   if (p.slices == 1) {

@@ -40,13 +40,11 @@ struct Codes {
   uint4 load[loads_of_item<kRows>()];
 };
 
-// The lane's codes of an item, if it is one. Lanes without a position have those of the last one: every entry of a
-// position that is not there is zero. Lanes without a tile have those of the last one too; nobody takes their sums.
+// The lane's codes of the tile whose codes begin at `tile`. Lanes without a position have those of the last one: every
+// entry of a position that is not there is zero.
 template <int kRows>
-__device__ __forceinline__ void load_item(Codes<kRows>& codes, const Shared& s, const Step& step, uint32_t index) {
+__device__ __forceinline__ void load_tile(Codes<kRows>& codes, const uint8_t* tile, const Step& step) {
   constexpr uint32_t kLoads = loads_of_item<kRows>();
-  if (index >= items_of<kRows>(step)) return;
-  const uint8_t* const tile = s.codes[step.codes + min(tile_of<kRows>(index), step.tiles - 1)];
   const uint32_t first = step.position + threadIdx.x % (kRows == 8 ? 16 : 32);
   if (kLoads > 1 && step.positions() == kLoads * kGroup) {
 #pragma unroll
@@ -58,6 +56,13 @@ __device__ __forceinline__ void load_item(Codes<kRows>& codes, const Shared& s, 
     if (i > 0 && kGroup * i >= step.positions()) continue;
     codes.load[i] = load_codes(tile + 16 * min(first + kGroup * i, step.most));
   }
+}
+
+// The lane's codes of an item, if it is one. Lanes without a tile have those of the last one; nobody takes their sums.
+template <int kRows>
+__device__ __forceinline__ void load_item(Codes<kRows>& codes, const Shared& s, const Step& step, uint32_t index) {
+  if (index >= items_of<kRows>(step)) return;
+  load_tile<kRows>(codes, s.codes[step.codes + min(tile_of<kRows>(index), step.tiles - 1)], step);
 }
 
 // Steps, and where the codes of the block's tiles begin. All threads; then synchronise.
@@ -115,8 +120,8 @@ struct Selectors {
   }
 };
 
-// Adds what 16 codes of the lane stand for. Accumulator d has rows 16 / kRows * d .. of the tile, half of them in its
-// two upper registers.
+// Adds what 16 codes of the lane stand for. A lane's accumulators have the same rows of the tile for any kRows, but for
+// how many they are: 4 t .. with one or two rows of x, 8 (t / 2) .. with four, all with eight; see place_of_sum().
 template <int kRows, int kOffset>
 __device__ __forceinline__ void add_codes(float (&sum)[kRows][4], uint32_t tables, uint32_t column, uint4 codes,
                                           const Selectors<kRows>& select) {
@@ -131,7 +136,7 @@ __device__ __forceinline__ void add_codes(float (&sum)[kRows][4], uint32_t table
         uint32_t a[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {  // upper half in registers 1 and 3, the second row in 2 and 3
-          const int byte = 2 * kEach * d + i % 2 * kEach + j + i / 2;
+          const int byte = kRows == 1 ? 2 * j + i % 2 * 2 + i / 2 : 4 * (j + i / 2) + i % 2 * 2 + d;
           a[i] = look_up<kRows, kOffset>(tables, column, word[byte / 4], byte % 4).word[0];
         }
         mma(sum[d], a, select.word[j], select.word[j + 1], __half{});
@@ -139,7 +144,7 @@ __device__ __forceinline__ void add_codes(float (&sum)[kRows][4], uint32_t table
     } else {  // one row of W, two words of its entry in a product
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
-        const int low = 2 * kEach * d + j, high = low + kEach;
+        const int low = 8 * j + 2 * d, high = low + 1;
         const Entry<kRows> first = look_up<kRows, 0>(tables, column, word[low / 4], low % 4);
         const Entry<kRows> second = look_up<kRows, 0>(tables, column, word[high / 4], high % 4);
 #pragma unroll
@@ -173,9 +178,9 @@ template <int kRows>
 __device__ __forceinline__ uint32_t place_of_sum(uint32_t d) {
   const uint32_t lane = threadIdx.x % 32, t = lane % 4;
   const uint32_t upper = lane / (kRows == 8 ? 8 : 16) % 2, odd = lane / (kRows == 8 ? 4 : 8) % 2;
-  if (kRows == 1) return 8 * upper + 2 * t + odd;
-  if (kRows == 2) return (8 * d + 4 * upper + t) * 2 + odd;
-  if (kRows == 4) return (4 * d + 2 * upper + t / 2) * 4 + 2 * (t % 2) + odd;
+  if (kRows == 1) return 4 * t + 2 * upper + odd;
+  if (kRows == 2) return (4 * t + 2 * upper + d) * 2 + odd;
+  if (kRows == 4) return (8 * (t / 2) + 2 * d + upper) * 4 + 2 * (t % 2) + odd;
   return (2 * d + upper) * 8 + 2 * t + odd;
 }
 
@@ -192,7 +197,7 @@ __device__ __forceinline__ void look_up_four(uint32_t (&a)[4], uint32_t tables, 
   const uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int byte = i % 2 * 8 + 2 * product + i / 2;
+    const int byte = 4 * product + i % 2 * 2 + i / 2;
     a[i] = look_up<1, offset_of_load<1>(kLoad)>(tables, column, word[byte / 4], byte % 4).word[0];
   }
 }

@@ -62,10 +62,18 @@ __device__ __forceinline__ float inverse_rms_of(const Arguments& p, const Shared
   return rsqrtf(block_sum(squares, s.scratch) / p.in + p.extras.eps);
 }
 
+// Where a chunk of eight columns of the slice lies in its row.
+struct AsTheyCome {
+  __device__ __forceinline__ uint32_t operator()(uint32_t chunk) const {
+    return chunk;
+  }
+};
+
 // The slice of x to shared memory, as f16 with a power of two for each row. s.largest is zero. All threads, some warps
 // for each row; then synchronise.
-template <typename T, int kRows>
-__device__ __forceinline__ void stage(const Arguments& p, const Span& span, const Shared& s, const T* x) {
+template <typename T, int kRows, typename Order = AsTheyCome>
+__device__ __forceinline__ void stage(const Arguments& p, const Span& span, const Shared& s, const T* x,
+                                      const Order& order = {}) {
   constexpr uint32_t kRowThreads = kThreads / kRows;
   constexpr int kUnroll = kRows == 1 ? 1 : 2;
   const float inverse_rms = p.extras.norm == NormKind::kNone ? 0.f : inverse_rms_of(p, s, x);
@@ -76,7 +84,7 @@ __device__ __forceinline__ void stage(const Arguments& p, const Span& span, cons
   for (uint32_t i = threadIdx.x % kRowThreads; i < words; i += kRowThreads) {
     Eight<T> eight = {};
     if (row < uint32_t(p.rows)) eight = load_x(p, x + uint64_t(row) * p.in, span.column + 8 * i, inverse_rms);
-    reinterpret_cast<Eight<T>*>(to)[i] = eight;
+    reinterpret_cast<Eight<T>*>(to)[order(i)] = eight;
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       largest = max(largest, uint32_t(reinterpret_cast<const uint16_t&>(eight.value[k]) & 0x7fffu));
@@ -92,11 +100,12 @@ __device__ __forceinline__ void stage(const Arguments& p, const Span& span, cons
   if (threadIdx.x % kRowThreads == 0) s.back[row] = __int_as_float(finite ? (127 - up) << 23 : 0x7fffffff);
 #pragma unroll 1
   for (uint32_t i = threadIdx.x % kRowThreads; i < words; i += kRowThreads) {  // each thread what it wrote itself
-    const Eight<T> eight = reinterpret_cast<const Eight<T>*>(to)[i];
+    const uint32_t at = order(i);
+    const Eight<T> eight = reinterpret_cast<const Eight<T>*>(to)[at];
     Eight<__half> out;
 #pragma unroll
     for (int k = 0; k < 8; ++k) out.value[k] = __float2half_rn(finite ? to_float(eight.value[k]) * factor : 0.f);
-    reinterpret_cast<Eight<__half>*>(to)[i] = out;
+    reinterpret_cast<Eight<__half>*>(to)[at] = out;
   }
 }
 

@@ -63,6 +63,7 @@ class Architecture:
     """A decoder's shape. Sizes in elements, contexts in tokens.
 
     intermediate         width of the dense MLP; 0 where every layer has experts
+    dense_layers         of a model with experts: those that have a dense MLP instead
     vocab                rows of the embedding table
     tied                 the head is the embedding table
     max_context          positions that the model was made for
@@ -89,6 +90,7 @@ class Architecture:
     experts: int = 0
     experts_active: int = 0
     expert_intermediate: int = 0
+    dense_layers: int = 0
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
@@ -126,14 +128,21 @@ class Architecture:
         return (*inputs, Linears("attention output", self.hidden, q, self.layers), *self._mlp())
 
     def _mlp(self) -> tuple[Linears, ...]:
-        copies, width = self.layers, self.intermediate
-        if self.experts:
-            copies, width = self.layers * self.experts, self.expert_intermediate
-        expert = self.experts > 0
+        experts = self._gated(self.expert_intermediate, self.expert_layers * self.experts, True)
+        return (*experts, *self._gated(self.intermediate, self.layers - self.expert_layers, False))
+
+    def _gated(self, width: int, copies: int, expert: bool) -> tuple[Linears, ...]:
         down = Linears("down", self.hidden, width, copies, expert)
+        if not copies:
+            return ()
         if "fused" in MODEL_TYPES[self.model_type]:
             return Linears("gate and up", 2 * width, self.hidden, copies, expert), down
         return Linears("gate, up", width, self.hidden, 2 * copies, expert), down
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers whose MLP is a mixture."""
+        return self.layers - self.dense_layers if self.experts else 0
 
     def columns_of(self, name: str) -> int | None:
         """Columns of the Linear whose name in a checkpoint ends in `name` ("down_proj"); None for one not known."""
@@ -169,12 +178,12 @@ class Architecture:
         layer += q + 2 * kv if self.qkv_bias else 0
         layer += self.hidden if self.output_bias else 0
         layer += self.heads if "sinks" in traits else 0
-        layer += self.experts * self.hidden  # the router
+        routers = self.expert_layers * self.experts * self.hidden
         if self.mlp_bias:
             width = self.expert_intermediate if self.experts else self.intermediate
             layer += max(self.experts, 1) * (2 * width + self.hidden)
             layer += self.experts  # the router's
-        return layer * self.layers + self.hidden
+        return layer * self.layers + routers + self.hidden
 
     @property
     def parameters(self) -> int:
@@ -217,6 +226,8 @@ def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
     traits = MODEL_TYPES[model_type]
     layers, heads, hidden = text["num_hidden_layers"], text["num_attention_heads"], text["hidden_size"]
     experts = (_first(text, "num_local_experts", "num_experts") or 0) if "moe" in traits else 0
+    dense = _dense_layers(text, layers) if experts and model_type == "qwen3_moe" else 0
+    experts = 0 if dense == layers else experts
     active = _first(text, "num_experts_per_tok", "experts_per_token") or 0
     # gpt-oss and mixtral call the width of an expert intermediate_size; qwen3_moe has both.
     expert_width = text.get("moe_intermediate_size") or text["intermediate_size"]
@@ -229,7 +240,7 @@ def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
         heads=heads,
         kv_heads=text.get("num_key_value_heads") or heads,
         head_dim=text.get("head_dim") or hidden // heads,
-        intermediate=0 if experts else text["intermediate_size"],
+        intermediate=0 if experts and not dense else text["intermediate_size"],
         vocab=text["vocab_size"],
         tied=bool(text.get("tie_word_embeddings", False)),
         max_context=text["max_position_embeddings"],
@@ -238,6 +249,7 @@ def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
         experts=experts,
         experts_active=active if experts else 0,
         expert_intermediate=expert_width if experts else 0,
+        dense_layers=dense if experts else 0,
         qkv_bias=attention_bias or "qkv_bias" in traits,
         output_bias=attention_bias or "output_bias" in traits,
         mlp_bias=bool(text.get("mlp_bias", False)) or "mlp_bias" in traits,
@@ -253,6 +265,15 @@ def _sound(arch: Architecture) -> Architecture:
         why = f"a token goes through {arch.experts_active} of {arch.experts} experts"
         raise bad_file("config.json", why, "Fetch the model again.")
     return arch
+
+
+def _dense_layers(text: dict[str, Any], layers: int) -> int:
+    """Layers without experts: those that are named, and all but every `decoder_sparse_step`-th."""
+    named, step = text.get("mlp_only_layers", []), text.get("decoder_sparse_step", 1)
+    if type(step) is not int or step < 1 or not isinstance(named, list) or any(type(each) is not int for each in named):
+        why = f"mlp_only_layers {str(named)[:40]} and decoder_sparse_step {str(step)[:40]} name no layers"
+        raise bad_file("config.json", why, "Fetch the model again.")
+    return len({layer for layer in range(layers) if (layer + 1) % step} | ({*named} & {*range(layers)}))
 
 
 def _first(fields: dict[str, Any], *names: str) -> Any:
@@ -274,12 +295,12 @@ def _windows(model_type: str, text: dict[str, Any], layers: int) -> tuple[int, i
         if type(pattern) is not int or pattern < 1:  # other families write letters here
             raise bad_file("config.json", f"sliding_window_pattern is {str(pattern)[:40]}", "Fetch the model again.")
         count = layers - layers // pattern
-    elif model_type in ("qwen2", "qwen3", "qwen3_moe"):
+    elif model_type in ("qwen2", "qwen3"):
         count = max(layers - (text.get("max_window_layers") or 0), 0)
     elif model_type == "smollm3":  # the layers without a rotary embedding, for which its list has zeros
         turning, interval = text.get("no_rope_layers"), text.get("no_rope_layer_interval")
         every = interval if type(interval) is int and interval > 0 else 4
         count = turning.count(0) if isinstance(turning, list) else layers // every
     else:
-        count = layers  # mistral, mixtral, phi3: every layer
+        count = layers  # mistral, mixtral, phi3, qwen3_moe: every layer
     return (window, count) if count else (0, 0)

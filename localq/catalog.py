@@ -26,21 +26,25 @@ from localq.errors import ExitCode, LocalqError, usage_error
 __all__ = ["Architecture", "ModelEntry", "Source", "Target", "find", "load_catalogue", "not_yet", "resolve"]
 
 # What this version of the engine runs. The catalogue also holds what later versions will.
-RUNNABLE_FORMATS = frozenset({"bf16", "fp16", "nf4", "mxfp4", "aqlm", "vptq", "vq2", "awq", "gptq", "gguf"})
+RUNNABLE_FORMATS = frozenset(
+    {"bf16", "fp16", "nf4", "mxfp4", "aqlm", "vptq", "vq2", "awq", "gptq", "bcq", "gguf",
+     "squeezellm"}
+)  # fmt: skip
 RUNNABLE_MODEL_TYPES = frozenset(
-    {"llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "phi3", "smollm3"}
-)
-NO_EXPERTS_ON_A_GPU = (
-    "mixtures of experts do not run on a GPU yet, for the decode step there has no kernels for experts and "
-    "attention sinks; --device cpu runs them, slowly"
-)
+    {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "phi3",
+     "smollm3"}
+)  # fmt: skip
 LAST_FORMATS = {  # what runs but is offered behind all else, and why
     "aqlm": "slow, gathers its codewords",  # from L2: most of them sixteen times the bytes of their codes
     "vptq": "slow, gathers its codewords",
-    "awq": "slow, no kernel reads it yet",  # every token dequantizes all weights, for cuBLAS
-    "gptq": "slow, no kernel reads it yet",
+    "squeezellm": "its kernel was not timed yet",
+    "bcq": "made without a text, which costs quality",
 }
-MADE_FORMATS = ("nf4", "vq2")  # formats that NAME@FORMAT makes here where nobody publishes it
+MADE_FORMATS = ("nf4", "vq2", "bcq", "squeezellm")  # formats that NAME@FORMAT makes here where nobody publishes it
+EXPERTS_ON_A_GPU = frozenset({"bf16", "fp16", "nf4", "mxfp4"})  # of mixtures; others are dequantized on a CPU
+NO_SEARCH_OF_EXPERTS = (  # why formats that are fitted to a text are not made of mixtures
+    "it is a mixture of experts, of which a calibration text visits some so seldom that 2 bits of them would be a guess"
+)
 FULL_PRECISION = ("bf16", "fp16")
 
 _HUB_PREFIX = re.compile(r"^(https?://)?(www\.)?(huggingface\.co|hf\.co)/+", re.IGNORECASE)
@@ -135,7 +139,18 @@ def not_yet(arch: Architecture, format: str, device: str = "auto") -> str | None
         return f"the {arch.model_type} architecture does not run in this version yet"
     if format not in RUNNABLE_FORMATS:
         return f"the {format} format does not run in this version yet"
-    return NO_EXPERTS_ON_A_GPU if arch.experts and device != "cpu" else None
+    if arch.experts and device != "cpu" and format not in EXPERTS_ON_A_GPU:
+        return f"experts in {format} run with --device cpu alone, slowly: no kernel reads them"
+    return None
+
+
+def made_formats(entry: ModelEntry) -> tuple[str, ...]:
+    """Those of `MADE_FORMATS` that are made of it."""
+    if entry.source(entry.base_format) is None:
+        return ()
+    if entry.base_format == "mxfp4":  # experts, the rest in 16 bit
+        return ("nf4",)
+    return tuple(format for format in MADE_FORMATS if format not in ("vq2", "bcq") or not entry.arch.experts)
 
 
 def _lookup(name: str) -> ModelEntry | None:
@@ -173,17 +188,17 @@ def _catalogue_target(entry: ModelEntry, asked: str | None) -> Target:
     if source is not None:
         return Target(name, "catalogue", entry, format, source)
     base = entry.source(entry.base_format)
-    if format not in MADE_FORMATS or base is None:
+    if format not in made_formats(entry) or base is None:
         raise _no_such_format(entry, format)
     return Target(name, "catalogue", entry, format, None, base)
 
 
 def _no_such_format(entry: ModelEntry, format: str) -> LocalqError:
-    formats = dict.fromkeys(source.format for source in entry.sources)
-    if entry.source(entry.base_format) is not None:
-        formats |= dict.fromkeys(MADE_FORMATS)
+    formats = dict.fromkeys((*(source.format for source in entry.sources), *made_formats(entry)))
     offers = ", ".join(f"{entry.name}@{each}" for each in formats)
     why = f"there are no {format!r} weights of it, and localq does not make them"
+    if entry.arch.experts and format == "vq2":
+        why += f": {NO_SEARCH_OF_EXPERTS}"
     return LocalqError(entry.name, why, f"There is {offers}.", ExitCode.UNKNOWN_MODEL)
 
 

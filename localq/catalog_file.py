@@ -15,7 +15,7 @@ from localq.architecture import MODEL_TYPES, Architecture
 from localq.errors import LocalqError, bad_file
 
 # Formats that a source may have. Which of them this version runs: `catalog.RUNNABLE_FORMATS`.
-FORMATS = ("bf16", "fp16", "nf4", "aqlm", "vptq", "vq2", "mxfp4", "awq", "gptq", "gguf")
+FORMATS = ("bf16", "fp16", "nf4", "aqlm", "vptq", "vq2", "mxfp4", "awq", "gptq", "bcq", "squeezellm", "gguf")
 KINDS = ("hub", "pypi")
 
 

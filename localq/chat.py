@@ -48,7 +48,7 @@ class ChatSession:
     store         None = nothing is saved
     keeper        brings back what the model has read of a conversation; None = it is read again
     attached      texts that go before the next message
-    unsaved       the last `save` failed or was broken off
+    unsaved       conversations of which the last `save` failed or was broken off
     """
 
     client: Client
@@ -65,7 +65,7 @@ class ChatSession:
     attached: list[str] = field(default_factory=list)
     loaded: Loaded | None = None
     last: Reply | None = None
-    unsaved: bool = False
+    unsaved: list[Session] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._ids = itertools.count(1)
@@ -167,7 +167,7 @@ class ChatSession:
     def _answering(self, turn: int, extended: int | None) -> Replies:
         record = self.record  # the reply belongs here, whatever conversation is gone on with meanwhile
         conversation, before, think = record.conversation, record.conversation.head, self.think
-        begun, exact = self._reading.begun(conversation, extended, think)
+        begun, exact = self._reading.begun(conversation, extended, think, self.grammar is not None)
         conversation.head, ended = turn, False
         incoming = Incoming(self.tokenizer.stream())
         try:
@@ -244,14 +244,20 @@ class ChatSession:
             if record is self.record:
                 record.settings = ChatSettings(self.sampling, self.max_tokens, self.stop_strings, self.think)
                 record.settings = dataclasses.replace(record.settings, grammar=self.grammar)
-            self.unsaved = True
+            self.unsaved = [*(each for each in self.unsaved if each is not record), record]
             self.store.save(record)
-            self.unsaved = False
+            self.unsaved = [each for each in self.unsaved if each is not record]
+
+    def save_the_rest(self) -> None:
+        """Try again with every conversation that is `unsaved`. Raises LocalqError where that fails."""
+        for each in self.unsaved:
+            self.save(each)
 
     def keep(self, record: Session | None = None) -> str:
         """`save`; where it fails, what to tell: the turns are kept here and saved with the next that can be."""
         try:
             self.save(record)
+            self.save_the_rest()
         except LocalqError as error:
             return f"not saved, and tried again with the next turn: {error}"
         return ""
@@ -270,11 +276,23 @@ class ChatSession:
         prompt = self.tokenizer.chat_ids([Message("user", text).to_dict()], **variables)
         request = self._request(prompt, streaming.incoming(self.tokenizer, prompt))
         generate = dataclasses.replace(request, max_tokens=max_tokens, grammar=None, grammar_begun="", grammar_after="")
+        yield from self._beside(generate, streaming.incoming(self.tokenizer, prompt))
+
+    def measure(self, prompt: list[int], tokens: int) -> Replies:
+        """Stream exactly `tokens` tokens behind `prompt`, greedy, besides the conversation; `last` stays as it was."""
+        last = self.last
+        try:
+            generate = Generate(next(self._ids), prompt, Sampling(), [], tokens)
+            yield from self._beside(generate, Incoming(self.tokenizer.stream()))  # no mark ends it
+        finally:
+            self.last = last
+
+    def _beside(self, generate: Generate, incoming: Incoming) -> Replies:
         self.ensure_loaded()
         if self.keeper is not None:
             self.keeper.leave(self.client)
         try:
-            yield from self._streamed(generate, streaming.incoming(self.tokenizer, prompt))
+            yield from self._streamed(generate, incoming)
         finally:
             if self.keeper is not None:
                 self.keeper.displaced()
@@ -284,7 +302,7 @@ class ChatSession:
         return Generate(
             next(self._ids), prompt, self.sampling, sorted(self.tokenizer.stop_ids), self.max_tokens,
             breaker_ids=breakers, grammar=self.grammar, grammar_begun=incoming.answer if self.grammar else "",
-            grammar_after=thinking.CLOSING if self.grammar and incoming.thinking else "",
+            grammar_after=incoming.closing if self.grammar and incoming.thinking else "",
         )  # fmt: skip
 
     def _streamed(self, generate: Generate, incoming: Incoming) -> Replies:

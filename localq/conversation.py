@@ -38,10 +38,9 @@ class Message:
         """What the model thought before a reply."""
         return thinking.split(self.content)[0] if self.role == "assistant" else ""
 
-    def to_dict(self) -> dict[str, str]:
-        """The form that chat templates take. A thought that was cut ends where it was."""
-        content = thinking.closed(self.content) if self.role == "assistant" else self.content
-        return {"role": self.role, "content": content}
+    def to_dict(self, template: str | None = None) -> dict[str, str]:
+        """The form that this chat template takes (`thinking.read_by`). A thought that was cut ends where it was."""
+        return {"role": self.role, "content": thinking.read_by(template, self.role, self.content)}
 
 
 @dataclass(frozen=True)

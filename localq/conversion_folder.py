@@ -25,7 +25,8 @@ COPIED = re.compile(
     r"|preprocessor_config\.json|(LICENSE|NOTICE|USE_POLICY).*)"
 )
 OURS = re.compile(
-    r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|conversion\.(state|bits)\.json)"
+    r"(model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json|conversion\.(state|bits)\.json"
+    r"|conversion\.moments\.safetensors)"
 )
 
 

@@ -2,7 +2,8 @@
 
 The Linear weights of the decoder blocks are quantized; embeddings, head, norms, biases, router gates and everything
 outside the decoder are copied. What comes out is a Hugging Face model folder that localq loads and, in NF4,
-transformers with bitsandbytes. Memory: the largest source tensor and its quantized form.
+transformers with bitsandbytes (experts of mixtures: `conversion_plan`). Memory: the largest source tensor and its
+quantized form.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,16 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq import __version__
+from localq import __version__, bcq_mixture, input_moments, schemes
 from localq.checkpoint import Checkpoint, open_checkpoint
 from localq.conversion_folder import claim, locked, source_facts, stated_dtype, write_small_files
-from localq.conversion_plan import Job, notes, plan_jobs, skipped_modules
+from localq.conversion_plan import Job, maker_of, notes, plan_jobs, skipped_modules
 from localq.errors import LocalqError, bad_file, usage_error
 from localq.modelfiles import ModelFiles
 from localq.quant import FORMATS
+from localq.quantizer import mixture
 from localq.shard_writer import SHARD_BYTES, ShardWriter, plan_shards, start_state
 
-MADE = ("nf4", "mxfp4")  # formats that are made tensor by tensor; `vq_convert` makes others
+MADE = ("nf4", "mxfp4", "bcq", "squeezellm")  # formats that are made tensor by tensor; `vq_convert` makes others
 OnProgress = Callable[[str, int, int], None]  # what is done, source bytes done, source bytes in total
 Say = Callable[[str], None]  # one-line notes for the user
 
@@ -41,27 +43,46 @@ def convert(
     *,
     force: bool = False,
     shard_bytes: int = SHARD_BYTES,
+    scheme: str = "",
+    text: input_moments.Text | None = None,
+    wish: bcq_mixture.Wish | None = None,
 ) -> Path:
     """Quantize `source` into the folder `out` and return it. The same call goes on where a killed one stopped.
+
+    text   of a format of `prepare.WEIGHED`: a column of a matrix counts as much as its input there; None: all alike
+
+    scheme   of bcq: "q3g128" and the like, which is also the default; wish: in its place, a mixture
 
     Raises LocalqError: exit 2 for an unknown format, a source that is quantized already, or an `out` that holds
     something else (`force` replaces an earlier model there), 8 for damaged weights, 9 for the disk.
     """
-    module = _format_module(source, format)
+    module: Any = _format_module(source, format)
+    if scheme:
+        module = module.of_scheme(scheme)
     with open_checkpoint(source) as checkpoint:
-        jobs = plan_jobs(checkpoint.tensors, module, source.kind)
+        jobs = plan_jobs(checkpoint.tensors, module, source.kind, str(source.config.get("model_type")))
         if not any(job.quantized for job in jobs):
             raise bad_file(str(source.path), "none of its tensors is a decoder Linear that localq knows")
-        shards = plan_shards([job.outputs for job in jobs], shard_bytes)
-        task = _task(source, format, jobs, shard_bytes)
+        facts = wish.facts if wish is not None else [] if text is None else text.facts
+        task = _task(source, format, jobs, shard_bytes, facts)
         stale = claim(source, out, task, force)
         with locked(out, stale):
-            writer = ShardWriter(out, shards, task)
+            tell, hear = on_progress or (lambda what, done, total: None), say or (lambda line: None)
+            if wish is not None:
+                start_state(out, task)
+                module = bcq_mixture.mixed(out, task, wish, source, checkpoint, tell, hear)
+                jobs = plan_jobs(checkpoint.tensors, module, source.kind, str(source.config.get("model_type")))
+            writer = ShardWriter(out, plan_shards([job.outputs for job in jobs], shard_bytes), task)
             writer.check_space()
             start_state(out, task)
-            _write_shards(writer, checkpoint, jobs, module, source, on_progress)
+            moments: dict[str, Tensor] = {}
+            if text is not None:
+                moments = input_moments.kept(out, text, source, checkpoint, tell)
+            _write_shards(writer, checkpoint, jobs, module, source, on_progress, moments)
             write_small_files(source, module.quantization_config(stated_dtype(source), skipped_modules(jobs)), out)
             writer.finish()
+            for kept in (input_moments.FILE, mixture.FILE):
+                (out / kept).unlink(missing_ok=True)
     for note in notes(jobs, module.BLOCK):
         if say:
             say(note)
@@ -71,7 +92,7 @@ def convert(
 def _format_module(source: ModelFiles, format: str) -> ModuleType:
     if format not in MADE:
         raise usage_error(format, "localq does not write this format tensor by tensor", f"Formats: {', '.join(MADE)}.")
-    if "quantization_config" in source.config:
+    if "quantization_config" in source.config and not (format == "nf4" and schemes.only_experts(source)):
         method = source.config["quantization_config"]
         name = method.get("quant_method", "unknown") if isinstance(method, dict) else "unknown"
         why = f"its weights are quantized already ({name})"
@@ -79,10 +100,10 @@ def _format_module(source: ModelFiles, format: str) -> ModuleType:
     return FORMATS[format]
 
 
-def _task(source: ModelFiles, format: str, jobs: list[Job], shard_bytes: int) -> dict[str, Any]:
+def _task(source: ModelFiles, format: str, jobs: list[Job], shard_bytes: int, text: list[str]) -> dict[str, Any]:
     """What identifies a conversion: its input files, its output layout and the code that makes it."""
     layout = [[name, part.dtype, list(part.shape)] for job in jobs for name, part in job.outputs.items()]
-    described = json.dumps([source_facts(source), layout, shard_bytes, source.config], default=str)
+    described = json.dumps([source_facts(source), layout, shard_bytes, source.config, *text], default=str)
     return {
         "source": source.name,
         "format": format,
@@ -98,6 +119,7 @@ def _write_shards(
     module: ModuleType,
     source: ModelFiles,
     on_progress: OnProgress | None,
+    moments: Mapping[str, Tensor],
 ) -> None:
     total = sum(job.source.nbytes for job in jobs)
     pending = writer.pending()
@@ -107,7 +129,7 @@ def _write_shards(
     def tensors(shard_jobs: list[Job]) -> Iterator[tuple[str, Tensor]]:
         nonlocal done
         for job in shard_jobs:
-            yield from _outputs(job, checkpoint.read(job.name), module, source.kind).items()
+            yield from _outputs(job, checkpoint.read(job.name), module, source.kind, moments).items()
             done += job.source.nbytes
             if on_progress:
                 on_progress("quantizing", done, total)
@@ -118,15 +140,23 @@ def _write_shards(
         writer.write(shard, tensors([job for job in jobs if not shard.tensors.keys().isdisjoint(job.outputs)]))
 
 
-def _outputs(job: Job, tensor: Tensor, module: ModuleType, kind: str) -> dict[str, Tensor]:
-    """The tensors that are written for one source tensor, by name."""
+def _outputs(
+    job: Job, tensor: Tensor, module: ModuleType, kind: str, moments: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The tensors that are written for one source tensor, by name; moments: of inputs, by prefix, where measured."""
     if not job.quantized:
-        return {job.name: tensor.to(getattr(torch, job.outputs[job.name].dtype))}
-    try:
-        packed = module.quantize(tensor)
-    except LocalqError as error:
-        raise bad_file(job.name, error.why, error.next_step) from error
-    if kind == "gguf" and hasattr(packed, "dtype"):  # MXFP4 does not say what it was made of
-        packed = dataclasses.replace(packed, dtype=torch.bfloat16)
-    written: dict[str, Tensor] = module.to_tensors(packed, job.name.removesuffix(".weight"))
+        ((name, described),) = job.outputs.items()
+        return {name: tensor.to(getattr(torch, described.dtype))}
+    written: dict[str, Tensor] = {}
+    for prefix, matrix in job.matrices(tensor):
+        try:
+            moment = moments.get(prefix)
+            packed = maker_of(module, prefix).quantize(
+                *((matrix,) if moment is None else (matrix.to(moment.device), moment))
+            )
+        except LocalqError as error:
+            raise bad_file(job.name, error.why, error.next_step) from error
+        if kind == "gguf" and hasattr(packed, "dtype"):  # MXFP4 does not say what it was made of
+            packed = dataclasses.replace(packed, dtype=torch.bfloat16)
+        written |= maker_of(module, prefix).to_tensors(packed, prefix)
     return written

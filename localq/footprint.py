@@ -26,10 +26,10 @@ PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized 
 # Beside the scratch: temporaries of what torch dequantizes (`CHUNK_WEIGHTS` of its module). Of vq2 only models in
 # 32 bit have them: in 16 bit kernels read codes in tiles and rotate, and write nothing but the result.
 UNPACK_BYTES = {
-    "mxfp4": 32 * MIB,
     "aqlm": 48 * MIB,
     "vptq": 32 * MIB,
     "vq2": 64 * MIB,
+    "bcq": 64 * MIB,
     "awq": 64 * MIB,
     "gptq": 64 * MIB,
 }
@@ -38,14 +38,15 @@ UNPACK_BYTES = {
 FRAGMENT_BYTES, MEETING_BYTES = 2 * 256 * 16, 8 * MIB
 MOST_FRAGMENTS = 4  # of a matrix: two books of up to 32 weights, which it may have for itself
 SPARE_BYTES = 32 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unused
-# Where a soft cap or a sink rules out fused attention: scores of a block of queries, and copies, in 16 bit.
+# Where a soft cap rules out fused attention: scores of a block of queries, and copies, in 16 bit.
 SCORES_BYTES = 80 * MIB
 MULTIPROCESSORS = 192  # of the largest card that is planned for
 MOST_SPLITS, CLUSTER = 64, 8  # attention: parts of a kv head's slots (csrc/attention_decode.cu)
 # Per entry of the vocabulary, a bit of a mask apart: seen, breakers, matches, its place in a list; and besides.
 SAMPLER_BYTES, SAMPLER_FIXED = 14, 12_848
 LOGITS_BYTES = 6  # per entry of the vocabulary: a row in 16 bit and in f32
-VQ2_MIX = "mix"  # before the bits per weight of codes, where schemes of vq2 are mixed: "mix2.27"
+MIX = "mix"  # before the bits per weight, where schemes of vq2 (of codes alone) or bcq (of all) are mixed: "mix2.27"
+BCQ_GROUPS = (32, 64, 128, 256, 512)  # columns that share scales
 _PLAIN = ("bf16", "fp16", "gguf")
 
 
@@ -63,9 +64,29 @@ def weights_bytes(arch: Architecture, format: str, scheme: str = "") -> dict[str
     }
 
 
+def format_outside_experts(arch: Architecture, format: str) -> str:
+    """The format of all other matrices of a model in `format`: of mixtures in MXFP4 only the experts are in it."""
+    return "bf16" if format == "mxfp4" and arch.experts else format
+
+
+def format_of_experts(arch: Architecture, format: str) -> str:
+    """The format of the experts of a model in `format`: in NF4 those of gpt-oss stay as they are published."""
+    return "mxfp4" if format == "nf4" and arch.model_type == "gpt_oss" else format
+
+
 def _format_of(arch: Architecture, linear: Linears, format: str) -> str:
-    """The format of these matrices in a model in `format`: of mixtures in MXFP4 only the experts are in it."""
-    return "bf16" if format == "mxfp4" and arch.experts and not linear.expert else format
+    return format_of_experts(arch, format) if linear.expert else format_outside_experts(arch, format)
+
+
+def idle_bytes(arch: Architecture, format: str, scheme: str = "") -> int:
+    """Bytes of the weights that one token does not go through: of all experts but the active ones."""
+    if not arch.experts:
+        return 0
+    of = format_of_experts(arch, format)
+    experts = sum(each.count * placed_bytes(each, of, scheme) for each in arch.linears if each.expert)
+    if arch.mlp_bias:
+        experts += 2 * arch.expert_layers * arch.experts * (2 * arch.expert_intermediate + arch.hidden)
+    return experts - experts * arch.experts_active // arch.experts
 
 
 def linear_bytes(linear: Linears, format: str, scheme: str = "") -> int:
@@ -77,8 +98,15 @@ def linear_bytes(linear: Linears, format: str, scheme: str = "") -> int:
     if format == "nf4":  # codes, 8-bit absmax of 64, f32 absmax of 256 of these, two f32 maps of 16 and 256
         blocks = -(-n // 64)
         return -(-n // 2) + blocks + 4 * -(-blocks // 256) + 4 * (16 + 256)
+    if format == "squeezellm":  # codes, 16 values of 16 bit for each row
+        return n // 2 + 32 * rows
     if format == "mxfp4":  # codes, one e8m0 scale for 32
         return n // 2 + n // 32
+    if format == "bcq":  # signs of every plane, 16-bit scales of every group, layer by layer
+        if mix := re.fullmatch(rf"{MIX}(\d(?:\.\d+)?)", scheme):
+            return math.ceil(n * float(mix[1]) / 8)
+        planes, group, zero_point = bcq_scheme(scheme)
+        return rows * (planes * columns // 8 + 2 * (planes + zero_point) * -(-columns // (group or columns)))
     if format in ("awq", "gptq") and (match := re.fullmatch(r"g([1-9]\d{0,5})|row", scheme or "g128")):
         # codes, a 16-bit scale and a 4-bit zero point for each group of a row; a u16 for each column
         groups = rows * (-(-columns // int(match[1])) if match[1] else 1)
@@ -92,7 +120,7 @@ def linear_bytes(linear: Linears, format: str, scheme: str = "") -> int:
         # per input column: int16 permutation, 16-bit scale and bias
         return -(-rows // length) * columns * bits // 8 + 2 * length * (main + residual) + 6 * columns
     if format == "vq2":  # with signs and codebooks of its own, which is the most that a matrix takes
-        if mix := re.fullmatch(rf"{VQ2_MIX}(\d(?:\.\d+)?)", scheme):  # two books of 16 weights at most
+        if mix := re.fullmatch(rf"{MIX}(\d(?:\.\d+)?)", scheme):  # two books of 16 weights at most
             codes = math.ceil(n * float(mix[1]) / 8) + 2 * 2 * 256 * 16
         else:
             codes = sum(rows * -(-columns // stride) + 2 * 256 * length for stride, length in vq2_books(scheme))
@@ -109,10 +137,34 @@ def vq2_books(scheme: str) -> list[tuple[int, int]]:
     return found
 
 
+def bcq_scheme(scheme: str) -> tuple[int, int, bool]:
+    """(planes, columns of a group or 0 for all, is there a zero point) of "q2row", "q4g64z"; "" is "q3g128"."""
+    match = re.fullmatch(r"q([1-5])(?:g(32|64|128|256|512)|row)(z?)", scheme or "q3g128")
+    if match is None:
+        raise usage_error(f"bcq {scheme}", "this is no scheme of bcq", "One is q3g128, or q3row, or q3g128z.")
+    return int(match[1]), int(match[2] or 0), bool(match[3])
+
+
 def bits_per_weight(arch: Architecture, format: str, scheme: str = "") -> float:
     """Stored bits per weight over the block matrices."""
     stored = sum(each.count * linear_bytes(each, _format_of(arch, each, format), scheme) for each in arch.linears)
     return 8 * stored / arch.linear_parameters
+
+
+def placed_weights(arch: Architecture, format: str, scheme: str = "") -> int:
+    """Bytes of the blocks' weights in memory."""
+    of = format_of_experts(arch, format)
+    more = (each.count * (placed_bytes(each, of, scheme) - linear_bytes(each, of, scheme))
+            for each in arch.linears if each.expert)  # fmt: skip
+    return weights_bytes(arch, format, scheme)["weights"] + sum(more)
+
+
+def placed_bytes(linear: Linears, format: str, scheme: str = "") -> int:
+    """Bytes of one matrix in memory. NF4 experts lie there as rows of one matrix, and were quantized each around a mean
+    of its own: their scales are f32. All else takes what it takes in files."""
+    if format == "nf4" and linear.expert:
+        return linear.rows * linear.columns // 2 * 9 // 8
+    return linear_bytes(linear, format, scheme)
 
 
 def head_bytes(arch: Architecture, head: str, itemsize: int = 2) -> int:
@@ -128,8 +180,10 @@ def fixed_bytes(
     arch: Architecture, format: str, scheme: str, weights: int | None, placement: Placement, itemsize: int
 ) -> dict[str, int]:
     """What does not depend on the context. `weights`: exact bytes of all but embedding and head, where known."""
+    if weights is None:
+        weights = placed_weights(arch, format, scheme)
     return {
-        "weights": weights_bytes(arch, format, scheme)["weights"] if weights is None else weights,
+        "weights": weights,
         "embedding": 0 if placement.embed == "host" else itemsize * arch.embedding_parameters,
         "head": head_bytes(arch, placement.head, itemsize),
         "tables": _fixed_tables(arch, format),
@@ -138,7 +192,7 @@ def fixed_bytes(
         "attention_workspace": _attention_workspace(arch),
         "sampler": SAMPLER_BYTES * arch.vocab + 4 * -(-arch.vocab // 32) + SAMPLER_FIXED,
         "cublas_workspace": CUBLAS_BYTES,
-        "graphs": 3 * ((11 if format == "vq2" else 5) * arch.layers + 3) * LAUNCH_BYTES,  # vq2: norms and rotations
+        "graphs": 3 * (_launches(arch, format) * arch.layers + 3) * LAUNCH_BYTES,
     }
 
 
@@ -155,11 +209,18 @@ def per_token_bytes(arch: Architecture, placement: Placement, itemsize: int) -> 
     }
 
 
+def _launches(arch: Architecture, format: str) -> int:
+    """Of a layer in a decode step, at most."""
+    return 11 if format == "vq2" else 6 if arch.experts else 5  # vq2: norms and rotations; experts: a router
+
+
 def _fixed_tables(arch: Architecture, format: str) -> int:
     """Tables that the context does not lengthen."""
     norms = 4 * arch.other_parameters if "four_norms" in MODEL_TYPES[arch.model_type] else 0  # 1 + weight in f32
     if arch.model_type == "gpt_oss":  # the weight in f32
         norms = 4 * arch.hidden * (2 * arch.layers + 1)
+    if format == "bcq":
+        return norms + MEETING_BYTES + FRAGMENT_BYTES
     if format != "vq2":
         return norms
     return norms + MEETING_BYTES + MOST_FRAGMENTS * FRAGMENT_BYTES * sum(each.count for each in arch.linears)
@@ -167,25 +228,33 @@ def _fixed_tables(arch: Architecture, format: str) -> int:
 
 def _scratch(arch: Architecture, format: str, itemsize: int) -> int:
     """What prefill holds besides the masks: dequantized weights, and all that a chunk computes."""
-    largest = 0 if format in _PLAIN else max(each.rows * each.columns for each in arch.linears)
+    largest = max(_slab_weights(each) if _format_of(arch, each, format) not in _PLAIN else 0 for each in arch.linears)
     chunk = _chunk(arch, itemsize) * 9 // 8  # an eighth lies in between
-    if format == "vq2":  # the rotated inputs of a Linear
+    if format in ("vq2", "gptq"):  # the inputs of a Linear, rotated, or in the order of its groups
         chunk += itemsize * PREFILL_CHUNK * max(each.columns for each in arch.linears)
-    unpacking = 0 if format == "vq2" and itemsize == 2 else UNPACK_BYTES.get(format, 0)
+    unpacking = 0 if format in ("vq2", "bcq") and itemsize == 2 else UNPACK_BYTES.get(format, 0)
     return slab_bytes(largest, itemsize) + unpacking + chunk + SPARE_BYTES
+
+
+def _slab_weights(linear: Linears) -> int:
+    """The most weights that a product with such a matrix needs dequantized: of an expert, gate and up are one."""
+    return linear.rows * linear.columns * (2 if linear.expert and linear.name == "gate, up" else 1)
 
 
 def _chunk(arch: Architecture, itemsize: int) -> int:
     """What a prefill chunk holds at the widest moment of a block, besides the masks."""
     q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-    width = arch.intermediate or arch.expert_intermediate * arch.experts_active
     fused = "fused" in MODEL_TYPES[arch.model_type]
     turning = 2 * arch.hidden + (q + 2 * kv) + 3 * (q + kv)  # x, its norm; q, k, v; what rotates them
-    gated = 3 * arch.hidden + (3 if fused else 2) * width  # x before, x, its norm; gate and up
+    gated = 3 * arch.hidden + (3 if fused else 2) * arch.intermediate  # x before, x, its norm; gate and up
+    if arch.experts:  # x before, its norm, the sum in f32; x of tokens that all chose one expert, and its MLP
+        clamped = "sinks" in MODEL_TYPES[arch.model_type]
+        turning += 2 * arch.hidden  # the sum was elsewhere than x before: that lies in between
+        gated = max(gated, 5 * arch.hidden + (5 if clamped else 3) * arch.expert_intermediate)
     normed = 8 * arch.hidden  # gemma's norms compute in f32
     rows = itemsize * PREFILL_CHUNK
     widest = rows * max(turning, gated, normed)
-    if arch.model_type == "gemma2" or "sinks" in MODEL_TYPES[arch.model_type]:
+    if arch.model_type == "gemma2":
         widest = max(widest, rows * (2 * arch.hidden + 2 * kv + 3 * q) + SCORES_BYTES * itemsize // 2)
     return widest + rows * _rotary(arch) + LOGITS_BYTES * arch.vocab
 
@@ -215,7 +284,8 @@ def _attention_workspace(arch: Architecture) -> int:
 
 
 def _step_buffers(arch: Architecture, itemsize: int) -> int:
-    """The fixed rows of a decode step: two of the residual stream, q k v, attention, MLP, and logits in f32."""
-    width = arch.intermediate or arch.expert_intermediate * arch.experts_active
+    """The fixed rows of a decode step: two of the residual stream, q k v, attention, MLP, logits in f32, a route."""
+    width = arch.intermediate + arch.expert_intermediate * arch.experts_active
     row = 2 * arch.hidden + (2 * arch.heads + 2 * arch.kv_heads) * arch.head_dim + width
-    return itemsize * row + 4 * arch.vocab
+    routing = 8 * arch.experts_active + 4 * (arch.experts + 1) if arch.experts else 0
+    return itemsize * row + routing + 4 * arch.vocab

@@ -73,7 +73,7 @@ def pause_after_s(error: Exception, pause_s: float) -> float:
 
 def gated(repo: str, why: str = "the model is gated") -> LocalqError:
     """The error (exit 5) for a repository whose licence must be accepted by somebody who is logged in."""
-    step = f"Accept its licence at {endpoint()}/{repo}, then `hf auth login` (or set HF_TOKEN)."
+    step = f"Accept its licence at {endpoint()}/{repo}, then `hf auth login` (or --token, or HF_TOKEN)."
     return LocalqError(repo, why, step, ExitCode.GATED)
 
 

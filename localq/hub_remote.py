@@ -28,6 +28,7 @@ GGUF_HEAD_BYTES = (2 * MIB, 12 * MIB, 48 * MIB)  # a vocabulary of 49,000 tokens
 MAX_SMALL_BYTES = 64 * 2**20
 _OUTLINED = re.compile(r"(config|generation_config|tokenizer_config)\.json")
 _ENDS = re.compile(r"(^|\.)(embed_tokens|lm_head)\.")
+_EXPERT_SCALES = re.compile(r"\.experts\.\d+\.\w+\.weight\.absmax$")
 _NOT_TEXT = re.compile(r"vision|visual|audio")
 
 
@@ -121,10 +122,13 @@ def fetched_bytes(listing: Listing, outlined: Path) -> int:
 
 
 def block_bytes(folder: Path) -> int:
-    """Bytes of the text model's weights but embedding and head, as the headers in `folder` say. Raises LocalqError."""
+    """Bytes in memory of the text model's weights but embedding and head, as the headers in `folder` say.
+
+    Scales of NF4 experts are f32 there (`footprint.placed_bytes`). Raises LocalqError.
+    """
     total = 0
     for path in shard_paths(folder).values():
         for name, tensor in read_header(path).tensors.items():
             if not _ENDS.search(name) and not _NOT_TEXT.search(name):
-                total += tensor.nbytes
+                total += tensor.nbytes * (4 if tensor.dtype == "U8" and _EXPERT_SCALES.search(name) else 1)
     return total

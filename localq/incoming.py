@@ -14,6 +14,8 @@ from localq.thinking import Splitter
 class Detokenizer(Protocol):
     """What is needed of `tokenizer.Detokenizer`."""
 
+    @property
+    def over(self) -> bool: ...
     def push(self, ids: Sequence[int]) -> str: ...
     def finish(self) -> str: ...
 
@@ -50,20 +52,26 @@ class Incoming:
         """Whether the thought goes on, so that there is no answer yet."""
         return self._splitter.thinking
 
+    @property
+    def closing(self) -> str:
+        """What ends a thought in this reply."""
+        return self._splitter.closing
+
     def ended(self) -> bool:
-        """A stop string was met: what comes is not part of the reply."""
-        return self._matcher.ended()
+        """A stop string was met, or the answer is over: what comes is not part of the reply."""
+        return self._matcher.ended() or self._detokenizer.over
 
     def push(self, ids: Sequence[int]) -> list[tuple[str, bool]]:
         """The text that is certain now."""
         self.ids += ids
         return [] if self.ended() else self._taken(sanitize(self._detokenizer.push(ids)))
 
-    def finish(self) -> list[tuple[str, bool]]:
-        """What was held back; the reply is over."""
-        if self.ended():
+    def finish(self, cut: bool = False) -> list[tuple[str, bool]]:
+        """What was held back; the reply is over. cut: not by the model, so that half a character at its end is none."""
+        if self._matcher.ended():
             return []
-        pieces = self._taken(sanitize(self._detokenizer.finish()))
+        held = sanitize(self._detokenizer.finish())
+        pieces = self._taken(held.rstrip("\ufffd") if cut else held)
         thought, answer = self._splitter.finish()
         return pieces + self._kept(thought, self._matcher.finish(answer))
 

@@ -195,7 +195,7 @@ def format_of_config(config: dict[str, Any]) -> str:
         method = str(quantization.get("quant_method", UNKNOWN_FORMAT))
         if method == "bitsandbytes":
             return str(quantization.get("bnb_4bit_quant_type", "fp4")) if quantization.get("load_in_4bit") else "int8"
-        return "vq2" if method == "localq_vq2" else method
+        return method.removeprefix("localq_")
     inner = config.get("text_config")
     parts = (config, inner if isinstance(inner, dict) else {})
     named = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))

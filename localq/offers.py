@@ -86,8 +86,7 @@ def of_entry(entry: ModelEntry, only: str | None = None) -> list[Offer]:
     """One for each format that is published or can be made; the first source of a format counts."""
     offers = []
     base = entry.source(entry.base_format)
-    made = catalog.MADE_FORMATS if base is not None else ()
-    for format in dict.fromkeys((*(each.format for each in entry.sources), *made)):
+    for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.made_formats(entry))):
         source = entry.source(format)
         if (source is None and base is None) or only not in (None, format):
             continue

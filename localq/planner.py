@@ -253,7 +253,7 @@ def _that_fits(
     """
     candidates = []
     for order, entry in enumerate(catalog.load_catalogue()):
-        for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.MADE_FORMATS)):
+        for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.made_formats(entry))):
             if catalog.not_yet(entry.arch, format) or format in catalog.LAST_FORMATS:
                 continue
             if entry.arch == arch and format == made.format:

@@ -13,12 +13,12 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
 from localq import catalog, hub, hub_client, places
-from localq.errors import ExitCode, LocalqError, bad_file
+from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 from localq.worker import spawn
 
 Say = Callable[[str], None]
@@ -30,6 +30,11 @@ NF4_PARAMETERS_PER_S = 35e6
 # The whole of it on an H200, alone: about 30 s. Larger layers fill a GPU better, so for them this is too slow.
 VQ2_PARAMETERS_PER_S_AND_CORE = 30e3
 VQ2_PARAMETERS_PER_S_ON_A_GPU = 4.5e6
+BCQ_PARAMETERS_PER_S = 0.6e6  # of binary codes in 3 planes, on one core with other work on it
+# Formats that are made tensor by tensor, and may be on a text, which says how much each column counts.
+WEIGHED = ("squeezellm",)
+# squeezellm on one core of a busy machine: 1.3 ms a row of 576 to 1,536 columns; without the text.
+WEIGHED_PARAMETERS_PER_S_AND_CORE = 5e5
 POLL_S = 0.2  # between two looks at a process that quantizes
 CALIBRATED = ("vq2", "aqlm2x8")  # formats that are made on a text, with a search that is compiled
 
@@ -63,7 +68,9 @@ def remote_source(name: str, offline: bool = False) -> catalog.Source | None:
 
 def estimate(format: str, parameters: int) -> str:
     """How long it takes to make `format` here of so many parameters: "about 40 min"."""
-    rate = NF4_PARAMETERS_PER_S
+    rate = BCQ_PARAMETERS_PER_S if format == "bcq" else NF4_PARAMETERS_PER_S
+    if format in WEIGHED:
+        rate = WEIGHED_PARAMETERS_PER_S_AND_CORE * len(os.sched_getaffinity(0))
     if format in CALIBRATED:
         from localq import driver  # start-up cost: only what is made here needs it
 
@@ -74,8 +81,12 @@ def estimate(format: str, parameters: int) -> str:
     return f"about {minutes} min" if minutes < 120 else f"about {round(minutes / 60)} h"
 
 
-def check_can_make(format: str) -> None:
-    """Raises LocalqError (exit 7) where `format` needs the compiled part and it was not built."""
+def check_can_make(format: str, source: str = "") -> None:
+    """Raises LocalqError: exit 7 where `format` needs the compiled part and it was not built, 2 where it is not made of
+    a model like `source`, as far as the catalogue knows that one."""
+    entry = catalog.resolve(source).entry if source and format in CALIBRATED else None
+    if entry is not None and entry.arch.experts:
+        raise usage_error(source, catalog.NO_SEARCH_OF_EXPERTS, "Use --format nf4.")
     if format in CALIBRATED and importlib.util.find_spec("localq._C") is None:
         raise cannot_search(format, "this installation was built without it")
 
@@ -111,17 +122,27 @@ def _quantized_here(target: catalog.Target, say: Say, on_progress: OnProgress | 
         f"({took} after the download). They stay in {out}; `localq rm {target.name}` removes them."
     )
     source = hub.fetch(target.base, on_progress, offline=offline)
+    more = ("--layers", str(ready), "--force") if ready else ()  # what else was begun there is worth no more
+    quantize(target.name, source, target.format, out, on_progress, more)
+    return out
+
+
+def quantize(
+    name: str, source: Path, format: str, out: Path, on_progress: OnProgress | None = None, more: Sequence[str] = ()
+) -> None:
+    """`localq quantize SOURCE --format FORMAT --out OUT` in a process of its own, with `more` options.
+
+    Raises LocalqError about `name`, with that command's exit code.
+    """
     # -P: the folder the user stands in must not provide modules.
     localq = [sys.executable, "-P", "-m", "localq"]
-    command = [*localq, "quantize", str(source.resolve()), "--format", target.format, "--out", str(out)]
-    command += ["--layers", str(ready), "--force"] if ready else []  # what else was begun there is worth no more
+    command = [*localq, "quantize", str(source.resolve()), "--format", format, "--out", str(out), *more]
     code, said = _run(command, on_progress)
     if code != 0:
         again = f"{'' if said else 'The cause stands above; '}the same command goes on where it stopped."
         known = code in ExitCode.__members__.values()
         why = f"quantizing it failed{f': {said}' if said else ''}"
-        raise LocalqError(target.name, why, again[0].upper() + again[1:], ExitCode(code) if known else ExitCode.FAILURE)
-    return out
+        raise LocalqError(name, why, again[0].upper() + again[1:], ExitCode(code) if known else ExitCode.FAILURE)
 
 
 def _run(command: list[str], on_progress: OnProgress | None) -> tuple[int, str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from localq import overflow, template, thinking
+from localq import harmony, overflow, template, thinking
 from localq.conversation import Conversation, Message, summarised
 from localq.errors import usage_error
 
@@ -58,26 +58,33 @@ class Reading:
 
     def text(self, messages: Sequence[Message], think: str) -> str:
         """These messages as the template writes them, special tokens too, up to where the model answers."""
-        variables = thinking.variables(self.tokenizer.chat_template, think)
-        return self.tokenizer.chat_text([each.to_dict() for each in messages], **variables)
+        return self.tokenizer.chat_text(self._told(messages), **self._variables(think))
 
     def ids(self, messages: Sequence[Message], think: str) -> list[int]:
         """Token ids of `text`."""
-        variables = thinking.variables(self.tokenizer.chat_template, think)
-        return self.tokenizer.chat_ids([each.to_dict() for each in messages], **variables)
+        return self.tokenizer.chat_ids(self._told(messages), **self._variables(think))
 
-    def begun(self, conversation: Conversation, reply: int | None, think: str) -> tuple[str, list[int]]:
+    def _told(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+        return [each.to_dict(self.tokenizer.chat_template) for each in messages]
+
+    def _variables(self, think: str) -> dict[str, Any]:
+        return thinking.variables(self.tokenizer.chat_template, think)
+
+    def begun(
+        self, conversation: Conversation, reply: int | None, think: str, bound: bool = False
+    ) -> tuple[str, list[int]]:
         """The text of a reply that is gone on with, and its ids where they are known to the letter.
 
-        Where the model is not to think any more, a thought that was cut ends there.
+        Where the model is not to think any more, a thought that was cut ends there. bound: what it answers must keep to
+        a grammar, so a model that speaks in channels is told that its answer begins.
         """
         if reply is None:
-            return "", []
+            return (harmony.FINAL if bound and harmony.is_template(self.tokenizer.chat_template) else ""), []
         content, known = conversation.turns[reply].message.content, self.exact
         if think == "off" and (ended := thinking.closed(content)) != content:
             return ended, []
         if known is None or known.conversation is not conversation or (known.reply, known.think) != (reply, think):
-            return content, []
+            return thinking.in_form_of(self.tokenizer.chat_template, content), []
         return content, known.ids
 
     def begun_ids(self, messages: Sequence[Message], think: str, begun: str, exact: list[int]) -> list[int]:

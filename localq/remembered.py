@@ -1,4 +1,5 @@
-"""What was measured on this machine and is worth keeping: the bandwidth of each GPU, what the last loads took.
+"""What was measured on this machine and is worth keeping: the bandwidth of each GPU, what the last loads took, and how
+long quantizing did.
 
 One small JSON file in the cache folder, a memory and no more: where it is missing, damaged or cannot be written, things
 are measured again. Torch-free.
@@ -64,6 +65,17 @@ def keep_load(name: str, load: Load) -> None:
     _keep("loads", name, asdict(load))
 
 
+def quantizing(folder: Path) -> float | None:
+    """Seconds that the model in `folder` took to be made, whole and on this machine; None where they were not kept."""
+    found = _section("quantizing").get(str(folder))
+    return float(found) if isinstance(found, int | float) and found > 0 else None
+
+
+def keep_quantizing(folder: Path, seconds: float) -> None:
+    """For `quantizing`. Raises nothing."""
+    _keep("quantizing", str(folder), round(seconds, 3))
+
+
 def _are_tables(load: Load) -> bool:
     return isinstance(load.predicted, dict) and isinstance(load.measured, dict)
 
@@ -81,7 +93,7 @@ def _section(kind: str) -> dict[str, Any]:
 
 
 def _keep(kind: str, key: str, value: Any) -> None:
-    known = {each: _section(each) for each in ("bandwidth", "loads")}
+    known = {each: _section(each) for each in ("bandwidth", "loads", "quantizing")}
     known[kind].pop(key, None)
     known[kind] = dict(list(known[kind].items())[1 - MOST :]) | {key: value}
     text = json.dumps({"schema": SCHEMA, **known})

@@ -16,6 +16,8 @@ _REASONS = {
     "length": "the reply reached its longest allowed length",
     "cancelled": "stopped",
 }
+MEASURED = "measured"  # how a reply ends of which nothing was said
+_ENDED = "the reply ended"
 _STOP_STRING = "a stop string ended the reply"
 _NO_ANSWER = " while the model was still thinking: there is no answer yet"
 _CUT = ", so it is incomplete: it does not keep to {} yet"
@@ -36,8 +38,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Reply:
-    """The end of a reply: the whole answer, why it ended ("stop", "length", "context", "cancelled"), what to tell.
+    """The end of a reply: the whole answer, why it ended, what to tell.
 
+    reason   "stop", "length", "context", "cancelled", or MEASURED
     text     the answer: all pieces that are not thinking
     thought  what the model thought before it: all pieces that are
     unmet    the grammar that the answer does not keep to, because a limit, a stop string or the user cut it
@@ -59,7 +62,8 @@ def notices(
 ) -> tuple[str, ...]:
     """What to tell at the end. `thinking`: its thought was cut. `warned_before`: of a context nearly full."""
     cut = _NO_ANSWER if thinking else "" if unmet is None else _CUT.format(unmet.called)
-    what = _REASONS.get(reason, "" if unmet is None else _STOP_STRING)
+    ended = _ENDED if thinking else "" if unmet is None else _STOP_STRING
+    what = _REASONS.get(reason, ended)
     told = [what + cut] if what else []
     if reason != "context" and stats.context_fill >= overflow.WARNING and not warned_before:
         told.append(overflow.warning(stats.context_used, stats.context_size))

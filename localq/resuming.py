@@ -32,6 +32,11 @@ class Start:
     keeper: SnapshotKeeper | None = None
     grammar: Grammar | None = None
 
+    @property
+    def known(self) -> SessionStore:
+        """Where conversations to go on with are: also for a chat that is not kept."""
+        return self.store or SessionStore()
+
     def take_up(self, session: ChatSession) -> Session | None:
         """Give `session`, which was just opened, what it starts with; returns the conversation gone on with."""
         session.store, session.stop_strings, session.keeper = self.store, self.stop, self.keeper
@@ -90,8 +95,7 @@ def settings_of(record: Session, settings: Settings, flags: dict[str, Any]) -> S
 def saved_at_last(session: ChatSession, say: Callable[[str], None]) -> bool:
     """Try once more to save what could not be saved; where that fails, say so."""
     try:
-        if session.unsaved:
-            session.save()
+        session.save_the_rest()
     except LocalqError as error:
         with contextlib.suppress(OSError):  # the terminal may be gone
             say(f"localq: the end of this conversation is not saved: {error}")

@@ -1,7 +1,8 @@
 """The fastest that a card could decode: bytes that a step must read over the bandwidth; it falls as the context fills.
 
-A step reads every weight once (without the embedding table, of which it needs one row, unless the table is the head),
-and the keys and values of every position in use, of windowed layers those in the window. Torch-free.
+A step reads every weight once (without experts that were not chosen, and without the embedding table, of which it
+needs one row, unless the table is the head), and the keys and values of every position in use, of windowed layers
+those in the window. Torch-free.
 """
 
 from __future__ import annotations
@@ -73,15 +74,18 @@ class Roof:
         return f"{self.share(stats):.0%} of what {self.bandwidth.bytes_per_s / 1e9:,.0f} GB/s{rated} allow"
 
 
-def reads(arch: Architecture | None, ledger: dict[str, int], kv_bits: int) -> Reads | None:
-    """Of a loaded model, from the bytes that it was allocated; None for shapes of which not all is read (experts)."""
-    if arch is None or arch.experts:
+def reads(arch: Architecture | None, ledger: dict[str, int], kv_bits: int, idle: int = 0) -> Reads | None:
+    """Of a loaded model, from the bytes that it was allocated; None for an unknown shape.
+
+    idle   bytes of the weights that one token does not go through (experts)
+    """
+    if arch is None:
         return None
     head = ledger["head"] or ledger["embedding"]
     row = 2 * arch.hidden
     layer = arch.kv_bytes_per_token(kv_bits) // arch.layers
     windowed = arch.window_layers if arch.window else 0
-    return Reads(ledger["weights"] + head + row, layer * (arch.layers - windowed), layer * windowed, arch.window)
+    return Reads(ledger["weights"] - idle + head + row, layer * (arch.layers - windowed), layer * windowed, arch.window)
 
 
 def of_loaded(loaded: Held) -> Roof | None:

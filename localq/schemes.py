@@ -7,6 +7,7 @@ and GPTQ are not read, so that this is said before anything is fetched.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Container, Mapping
 from typing import Any
 
@@ -27,6 +28,8 @@ def scheme_of(files: ModelFiles) -> str:
         return _aqlm(files)
     if method == "localq_vq2":
         return _vq2(files)
+    if method == "localq_bcq":
+        return _bcq(files)
     if method in ("awq", "gptq"):
         return _int4(files.quantization)
     return _vptq(files.quantization) if method == "vptq" else ""
@@ -59,6 +62,11 @@ def not_read(quantization: dict[str, Any]) -> str:
     if layout not in INT4_LAYOUTS[method]:
         return f"{method.upper()} in the layout {layout[:40]!r} ({' and '.join(INT4_LAYOUTS[method])} are read)"
     return ""
+
+
+def only_experts(files: ModelFiles) -> bool:
+    """Is nothing but the experts of a mixture quantized, in MXFP4? A conversion copies these as they are."""
+    return files.quantization.get("quant_method") == "mxfp4" and Architecture.from_config(files.config).experts > 0
 
 
 def _aqlm(files: ModelFiles) -> str:
@@ -94,9 +102,7 @@ def _vq2(files: ModelFiles) -> str:
             bits += sum(8 * math.prod(shapes[f"{prefix}.codes{each}"]) for each in suffixes)
     except LocalqError:  # for loading to name
         return ""
-    return (
-        f"{footprint.VQ2_MIX}{math.ceil(100 * bits / max(weights, 1)) / 100:.2f}" if len(found) > 1 else "".join(found)
-    )
+    return f"{footprint.MIX}{math.ceil(100 * bits / max(weights, 1)) / 100:.2f}" if len(found) > 1 else "".join(found)
 
 
 def _vq2_book(shapes: dict[str, tuple[int, ...]], prefix: str, suffix: str, columns: int) -> str:
@@ -116,6 +122,38 @@ def codebook_name(names: Container[str], prefix: str, suffix: str) -> str | None
             return module + suffix
         module = module.rpartition(".")[0]
     return None
+
+
+def _bcq(files: ModelFiles) -> str:
+    """By the shapes of signs [rows, planes, eights] and alphas [rows, layers, groups] of all Linears.
+
+    Where matrices differ, "mix" and the bits per weight of all that is stored: "mix3.27". Rows that are no longer than
+    a group have the one that they would have in groups too.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in shard_paths(files.path).values():
+        shapes |= {name: each.shape for name, each in read_header(path).tensors.items()}
+    pairs = [(shapes[name], shapes.get(f"{name.removesuffix('signs')}alphas", ())) for name in shapes
+             if name.endswith(".signs")]  # fmt: skip
+    pairs = [(signs, alphas) for signs, alphas in pairs if len(signs) == len(alphas) == 3 and all((*signs, *alphas))]
+    found = {_bcq_scheme(signs, alphas) for signs, alphas in pairs}
+    found -= {each for each in found for other in found if each != other and each == re.sub(r"g\d+", "row", other)}
+    weights = sum(8 * signs[0] * signs[2] for signs, _ in pairs)
+    stored = sum(math.prod(signs) + 2 * math.prod(alphas) for signs, alphas in pairs)
+    mixed = len(found) > 1
+    return f"{footprint.MIX}{math.ceil(800 * stored / weights) / 100:.2f}" if mixed else "".join(found)
+
+
+def _bcq_scheme(signs: tuple[int, ...], alphas: tuple[int, ...]) -> str:
+    """Of one Linear: "q3g128"; empty where the shapes are none."""
+    groups = (each for each in footprint.BCQ_GROUPS if -(-8 * signs[2] // each) == alphas[2])
+    group = "row" if alphas[2] == 1 else f"g{next(groups, 0)}"
+    scheme = f"q{signs[1]}{group}{'z' if alphas[1] > signs[1] else ''}"
+    try:
+        footprint.bcq_scheme(scheme)
+    except LocalqError:  # for loading to name
+        return ""
+    return scheme
 
 
 def _int4(quantization: dict[str, Any]) -> str:

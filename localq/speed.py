@@ -1,15 +1,17 @@
 """How fast a model decodes, predicted from what its kernels were measured at (`measured.py`). Torch-free.
 
 A launch takes  fixed + per_column * columns + bytes / (efficiency * rate),  fitted by format to the measured launches;
-rate is the read bandwidth, and for codewords that are gathered (1x16, VPTQ) that of random sectors of L2. A step is the
-sum of its launches. The efficiency was measured on an H200 alone. On a slower card a launch is taken to reach no larger
-share of the bandwidth than it did there, so that the fixed parts grow with everything else: what is told is the smaller
-of the two speeds.
+rate is the read bandwidth, and for codewords that are gathered (1x16, VPTQ) that of random sectors of L2. What the fit
+leaves of them, such as how a matrix falls into tiles, counts for shapes in proportion to how near they are (`off_fit`).
+A step is the sum of its launches. The efficiency was measured on an H200 alone. On a slower card a launch is taken to
+reach no larger share of the bandwidth than it did there, so that the fixed parts grow with everything else: what is
+told is the smaller of the two speeds.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from localq.placement import Placement
 SECTOR = 32  # bytes that a gathered codeword moves, of a table that lies in L2
 SHARED_TABLE = 256  # entries: such a table stays in shared memory
 GATHERS = ("1x16", "vptq", "vptq + 256")
+NEAREST = 1e-3  # squared octaves: shapes nearer than this count alike
 LIVE = 64.5  # slots that attention reads, the mean of 128 tokens at depth 0
 
 
@@ -70,14 +73,14 @@ def tokens_per_s(
     arch: Architecture, format: str, scheme: str, placement: Placement, machine: Machine, live: float = LIVE
 ) -> float | None:
     """Decoding one conversation at `live` positions; None where no kernel of the format was measured."""
-    if arch.experts or product_kernel(format, scheme) is None:
+    if product_kernel(format, scheme) is None:
         return None
     return 1e6 / sum(_launches(arch, format, scheme, placement, machine, live))
 
 
 def bytes_per_token(arch: Architecture, format: str, scheme: str, placement: Placement) -> int:
-    """What one step must read: weights once, the head, one row of the table."""
-    blocks = footprint.weights_bytes(arch, format, scheme)["weights"]
+    """What one step must read: weights once, of experts those of one token; the head, one row of the table."""
+    blocks = footprint.placed_weights(arch, format, scheme) - footprint.idle_bytes(arch, format, scheme)
     head = footprint.head_bytes(arch, placement.head) or 2 * arch.embedding_parameters
     return blocks + head + 2 * arch.hidden
 
@@ -90,34 +93,57 @@ def product_kernel(format: str, scheme: str) -> str | None:
         return "1x16" if _aqlm(scheme)[1] > 8 else "2x8" if _aqlm(scheme)[0] > 1 else "vq2"
     if format == "vptq":
         return "vptq + 256" if _vptq(scheme)[1] else "vptq"
-    return format if format in ("nf4", "vq2") else None
+    if format in ("awq", "gptq"):
+        return None if scheme == "g16" else "int4"  # for which there is no kernel
+    return format if format in ("nf4", "vq2", "mxfp4", "squeezellm", "bcq") else None
 
 
 def _launches(
     arch: Architecture, format: str, scheme: str, placement: Placement, machine: Machine, live: float
 ) -> Iterator[float]:
     """Microseconds of the launches of a step; equal ones together."""
-    kernel = product_kernel(format, scheme)
-    assert kernel is not None
     q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-    shapes = ((q + 2 * kv, arch.hidden), (arch.hidden, q), (2 * arch.intermediate, arch.hidden),
-              (arch.hidden, arch.intermediate))  # fmt: skip
-    layer = sum(_product(kernel, rows, columns, format, scheme, machine) for rows, columns in shapes)
-    layer += _attention(arch, placement.kv_bits, live, machine) + _between(arch, format)
-    yield arch.layers * layer
+    around = footprint.format_outside_experts(arch, format)
+    projections = _products(((q + 2 * kv, arch.hidden), (arch.hidden, q)), around, scheme, machine)
+    yield arch.layers * (projections + _attention(arch, placement.kv_bits, live, machine) + _between(arch, format))
+    width, dense = arch.intermediate, arch.layers - arch.expert_layers
+    yield dense * _products(((2 * width, arch.hidden), (arch.hidden, width)), around, scheme, machine) if dense else 0.0
+    yield arch.expert_layers * _mixture(arch, format, scheme, machine) if arch.experts else 0.0
     head = {"16": "16 bit", "8": "8 bit", "nf4": "nf4"}[placement.head]
-    yield _product(head, arch.vocab, arch.hidden, head, "", machine)
+    behind = measured.HEAD_BEHIND_VQ2 if (format, head) == ("vq2", "16 bit") else 1.0
+    yield behind * _product(head, arch.vocab, arch.hidden, head, "", machine)
     yield measured.EMBED_AND_CHOICE_US
 
 
-def _product(kernel: str, rows: int, columns: int, format: str, scheme: str, machine: Machine) -> float:
-    cost, moved = fitted(kernel), _moved(rows, columns, format, scheme)
+def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> float:
+    """Router, gate and up of the chosen experts, down of the same: the latter as products of so many rows."""
+    format, width = footprint.format_of_experts(arch, format), arch.expert_intermediate
+    kernel = product_kernel(format, scheme)
+    assert kernel is not None
+    opened = _product(kernel, 2 * arch.experts_active * width, arch.hidden, format, scheme, machine, expert=True)
+    closed = _product(kernel, arch.experts_active * arch.hidden, width, format, scheme, machine, expert=True)
+    return measured.ROUTER_US + opened + closed
+
+
+def _products(shapes: Sequence[tuple[int, int]], format: str, scheme: str, machine: Machine) -> float:
+    kernel = product_kernel(format, scheme)
+    assert kernel is not None
+    return sum(_product(kernel, rows, columns, format, scheme, machine) for rows, columns in shapes)
+
+
+def _product(
+    kernel: str, rows: int, columns: int, format: str, scheme: str, machine: Machine, expert: bool = False
+) -> float:
+    if expert and f"{kernel} experts" in measured.PRODUCTS:
+        kernel = f"{kernel} experts"
+    cost, moved = fitted(kernel), _moved(rows, columns, format, scheme, expert)
+    off = off_fit(kernel, rows, columns)
     if kernel in GATHERS:
-        return cost.us(columns, moved, machine.gather_bytes_per_s, measured.GATHER_BYTES_PER_S)
-    return cost.us(columns, moved, machine.read_bytes_per_s, measured.READ_BYTES_PER_S)
+        return off * cost.us(columns, moved, machine.gather_bytes_per_s, measured.GATHER_BYTES_PER_S)
+    return off * cost.us(columns, moved, machine.read_bytes_per_s, measured.READ_BYTES_PER_S)
 
 
-def _moved(rows: int, columns: int, format: str, scheme: str) -> float:
+def _moved(rows: int, columns: int, format: str, scheme: str, expert: bool = False) -> float:
     """Bytes of one product: of the weights, or where codewords are gathered the sectors that they move."""
     if format in ("16 bit", "8 bit"):
         return rows * columns * (2 if format == "16 bit" else 1)
@@ -127,7 +153,7 @@ def _moved(rows: int, columns: int, format: str, scheme: str) -> float:
     if format == "aqlm" and product_kernel(format, scheme) == "1x16":
         books, _, group = _aqlm(scheme)
         return rows * -(-columns // group) * SECTOR * books
-    return footprint.linear_bytes(Linears("", rows, columns, 1), format, scheme)
+    return footprint.placed_bytes(Linears("", rows, columns, 1, expert), format, scheme)
 
 
 def _between(arch: Architecture, format: str) -> float:
@@ -143,7 +169,8 @@ def _between(arch: Architecture, format: str) -> float:
 def _attention(arch: Architecture, bits: int, live: float, machine: Machine) -> float:
     cost = fitted_attention(bits)
     moved = arch.kv_bytes_per_token(bits) / arch.layers * live
-    return cost.us(arch.heads * arch.head_dim, moved, machine.read_bytes_per_s, measured.READ_BYTES_PER_S)
+    norms = measured.QK_NORM_US if "qk_norm" in MODEL_TYPES[arch.model_type] else 0.0
+    return norms + cost.us(arch.heads * arch.head_dim, moved, machine.read_bytes_per_s, measured.READ_BYTES_PER_S)
 
 
 def _aqlm(scheme: str) -> tuple[int, int, int]:
@@ -160,15 +187,45 @@ def _vptq(scheme: str) -> tuple[int, int]:
 # ---- costs from what was measured
 
 
+def variant_of(kernel: str) -> tuple[str, str, bool]:
+    """Format, scheme and whether of experts, of what was measured of `kernel`."""
+    known = {"2x8": ("aqlm", "2x8g8"), "1x16": ("aqlm", "1x16g8"), "vptq": ("vptq", "v8-k65536-0"),
+             "vptq + 256": ("vptq", "v8-k65536-256"), "int4": ("gptq", "g128"), "bcq": ("bcq", "q3g128")}  # fmt: skip
+    plain = kernel.removesuffix(" experts")
+    return *known.get(plain, (plain, "")), plain != kernel
+
+
+@functools.cache
+def _points(kernel: str) -> list[tuple[float, ...]]:
+    """Of every measured launch: 1, columns, and us of its bytes at the measured rate."""
+    format, scheme, expert = variant_of(kernel)
+    rate = measured.GATHER_BYTES_PER_S if kernel in GATHERS else measured.READ_BYTES_PER_S
+    rows = measured.PRODUCTS[kernel]
+    return [(1.0, columns, 1e6 * _moved(out, columns, format, scheme, expert) / rate) for out, columns, _ in rows]
+
+
 @functools.cache
 def fitted(kernel: str) -> Cost:
     """The cost that is nearest to all measured launches of `kernel`, in parts of each."""
-    format, scheme = {"2x8": ("aqlm", "2x8g8"), "1x16": ("aqlm", "1x16g8"), "vptq": ("vptq", "v8-k65536-0"),
-                      "vptq + 256": ("vptq", "v8-k65536-256")}.get(kernel, (kernel, ""))  # fmt: skip
-    rate = measured.GATHER_BYTES_PER_S if kernel in GATHERS else measured.READ_BYTES_PER_S
-    rows = measured.PRODUCTS[kernel]
-    points = [(1.0, columns, 1e6 * _moved(out, columns, format, scheme) / rate) for out, columns, _ in rows]
-    return Cost(*_least_squares(points, [us for *_, us in rows]))
+    return Cost(*_least_squares(_points(kernel), [us for *_, us in measured.PRODUCTS[kernel]]))
+
+
+@functools.cache
+def off_fit(kernel: str, rows: int, columns: int, without: tuple[int, int] | None = None) -> float:
+    """How many times the fitted cost a matrix takes: the mean of the measured ones, geometric, by their nearness.
+
+    Nearness is the inverse of the distance to the fourth, in octaves of rows and of columns (D. Shepard, A
+    two-dimensional interpolation function for irregularly-spaced data, 1968). `without`: a shape to leave out.
+    """
+    cost, total, weights = fitted(kernel), 0.0, 0.0
+    for (out, inner, us), point in zip(measured.PRODUCTS[kernel], _points(kernel), strict=True):
+        if (out, inner) != without:
+            apart = math.log2(rows / out) ** 2 + math.log2(columns / inner) ** 2
+            near = (apart + NEAREST) ** -2
+            weights += near
+            fit = cost.fixed_us + cost.column_us * point[1] + cost.times * point[2]
+            total += near * math.log(us / fit)
+    return math.exp(total / weights) if weights else 1.0
 
 
 @functools.cache

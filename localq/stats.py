@@ -36,7 +36,7 @@ class Stats:
     @property
     def tokens_per_s(self) -> float:
         """Decode speed; the first token belongs to the prefill."""
-        return (self.generated_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
+        return max(0, self.generated_tokens - 1) / self.decode_s if self.decode_s > 0 else 0.0
 
     @property
     def context_fill(self) -> float:
@@ -52,7 +52,8 @@ class Stats:
 class Operation:
     """All launches of one kind in a decode step.
 
-    kernel   what they do in the model: "qkv", "attention", "o", "gate_up", "down", "norm", "embed", "head", "sample"
+    kernel   what they do in the model: "qkv", "attention", "o", "router", "gate_up", "down", "norm", "embed", "head",
+             "sample"
     calls    how many of them there are
     us       from the start of each to the start of the next, together; medians over some steps
     bytes    that they must move: weights once, activations once, cache slots up to the position

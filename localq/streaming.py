@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
-from localq import thinking
+from localq import harmony, thinking
 from localq.grammar import keeps
 from localq.incoming import Incoming
 from localq.replies import Piece, Replies, Reply, notices
@@ -30,6 +30,11 @@ class Client(Protocol):
 def incoming(tokenizer: Tokenizer, prompt: list[int], stop_strings: tuple[str, ...] = (), begun: str = "") -> Incoming:
     """For the reply to `prompt` (token ids), which may have the beginning of it: `begun`, or an opened thought."""
     last = prompt[-thinking.TAIL_TOKENS :]
+    if harmony.is_template(tokenizer.chat_template):
+        made = Incoming(harmony.Marked(tokenizer, begun, last), stop_strings)
+        if begun:
+            made.begin(begun, ())
+        return made
     made = Incoming(tokenizer.stream(), stop_strings, "" if begun else thinking.opened(tokenizer.decode(last)))
     if begun:
         made.begin(begun, last)
@@ -47,7 +52,9 @@ def streamed(client: Client, request: Generate, into: Incoming, warned_before: b
                 client.cancel(request.id)
             yield from (Piece(text, event.stats, thinking=thinks) for text, thinks in pieces or [("", False)])
         elif isinstance(event, Done):
-            yield from (Piece(text, event.stats, thinking=thinks) for text, thinks in into.finish())
+            yield from (
+                Piece(text, event.stats, thinking=thinks) for text, thinks in into.finish(cut=event.reason != "stop")
+            )
             reason = "stop" if into.ended() else event.reason
             cut = into.ended() or reason != "stop"  # else the engine saw to it, also to what only a model can tell
             unmet = request.grammar if cut and request.grammar and not keeps(request.grammar, into.answer) else None

@@ -7,7 +7,8 @@ stored   The raw text is kept, with the tag that the prompt had, because the mod
          of earlier thoughts: most drop all up to `</think>`, SmolLM3 keeps it
 shown    thought and answer without the tags and without the empty lines around them
 
-A model with another form (the channels of gpt-oss) gets a class of its own beside `Splitter`, with the same methods.
+The channels of gpt-oss are another form, `harmony.py`: a reply that begins with one of its marks is read there. What
+one model said is given to another in the form of that one (`in_form_of`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from localq import harmony
 from localq.errors import usage_error
 
 TAGS = OPENING, CLOSING = "<think>", "</think>"
@@ -30,7 +32,10 @@ class Splitter:
 
     head      the raw text before the answer: tags, thought, empty lines. head + answer is the raw reply
     thinking  whether the thought goes on
+    closing   what ends it
     """
+
+    closing = CLOSING
 
     def __init__(self, opened: str = "") -> None:
         """opened: what the prompt has of the reply already (`opened`)."""
@@ -39,6 +44,7 @@ class Splitter:
         self._answering = False  # the answer has begun
         self._thought = False  # something of the thought was given out
         self._held = ""
+        self._channels: harmony.Channels | None = None  # of a reply in that form
 
     def push(self, text: str) -> tuple[str, str]:
         """What is certain now of the thought, and of the answer behind it."""
@@ -47,11 +53,17 @@ class Splitter:
         self._held += text
         if not self._begun:
             self._begin()
+        if self._channels is not None:
+            return self._in_channels(self._channels)
         thought = self._more_thought() if self.thinking else ""
         return thought, self._begin_answer() if self._begun and not self.thinking else ""
 
     def finish(self) -> tuple[str, str]:
         """What was held back; the reply is over. A thought that was cut stays open."""
+        if self._channels is not None:
+            parts = self._channels.finish()
+            self.head = self._channels.head
+            return parts
         held, self._held = self._held, ""
         if self.thinking:
             self.head += held
@@ -65,8 +77,18 @@ class Splitter:
             at = self._held.index(OPENING) + len(OPENING)
             self.head, self._held = self._held[:at], self._held[at:]
             self.thinking = self._begun = True
-        elif not OPENING.startswith(start):  # an empty start may become the tag too
+            return
+        in_channels = harmony.begins(self._held)
+        if in_channels:
+            self._channels, self._begun = harmony.Channels(), True
+            self.closing = self._channels.closing
+        elif in_channels is False and not OPENING.startswith(start):  # an empty start may become the tag too
             self._begun = True
+
+    def _in_channels(self, channels: harmony.Channels) -> tuple[str, str]:
+        parts, self._held = channels.push(self._held), ""
+        self.head, self.thinking = channels.head, channels.thinking
+        return parts
 
     def _more_thought(self) -> str:
         """The thought as far as it is certain: an end of white space, or of half a tag, waits."""
@@ -102,10 +124,33 @@ def split(content: str) -> tuple[str, str]:
 
 
 def closed(content: str) -> str:
-    """`content` as a template takes it: a thought that was cut ends there, so that what follows is none."""
+    """`content` as most templates take it: in tags, and a thought that was cut ends there: what follows is none."""
+    content = in_form_of(None, content)
     splitter = Splitter()
     splitter.push(content)
     return content.rstrip() + f"\n{CLOSING}\n\n" if splitter.thinking else content
+
+
+def in_form_of(template: str | None, content: str) -> str:
+    """A stored reply in the form of the model with this chat template, to go on with: in channels, or in tags."""
+    in_channels = harmony.begins(content) is True
+    if in_channels == harmony.is_template(template):
+        return content
+    splitter = Splitter()
+    parts = splitter.push(content), splitter.finish()
+    thought, answer = ("".join(part[kind] for part in parts) for kind in (0, 1))
+    if not in_channels:
+        return harmony.written(thought, answer, splitter.thinking)
+    if splitter.thinking:
+        return f"{OPENING}\n{thought}"
+    return f"{OPENING}\n{thought}\n{CLOSING}\n\n{answer}" if thought else answer
+
+
+def read_by(template: str | None, role: str, content: str) -> str:
+    """What a chat template is given of a stored message. One of channels gets answers alone, without marks in them."""
+    if role != "assistant":
+        return content
+    return harmony.plain(split(content)[1]) if harmony.is_template(template) else closed(content)
 
 
 def continued(prompt: str, begun: str) -> str:

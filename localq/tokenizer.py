@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from localq import template, thinking
+from localq import harmony, template, thinking
 from localq.errors import LocalqError, bad_file, usage_error
 from localq.tokenizer_files import SPECIAL, panics_named, read_backend, special_tokens
 from localq.within import within
@@ -64,6 +64,12 @@ class Tokenizer:
         """The special tokens, which `decode` leaves out. Tags of thoughts are text, whatever the file calls them."""
         added = self.backend.get_added_tokens_decoder().items()
         return frozenset(id for id, token in added if token.special and token.content not in thinking.TAGS)
+
+    @functools.cached_property
+    def mark_ids(self) -> dict[int, str]:
+        """The special tokens that frame the messages of a reply in channels (`harmony.MARKS`)."""
+        added = self.backend.get_added_tokens_decoder().items()
+        return {id: token.content for id, token in added if token.special and token.content in harmony.MARKS}
 
     @functools.cached_property
     def breaker_ids(self) -> frozenset[int]:
@@ -149,6 +155,8 @@ class Detokenizer:
     A piece is held back while its end is an incomplete character, and decoding always starts a few tokens before the
     new ones, because what a token looks like can depend on its neighbours (leading spaces, byte sequences).
     """
+
+    over = False  # only marks between messages tell (`harmony.Marked`)
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterable, Sequence
 
 from localq.sanitize import sanitize
@@ -16,6 +18,15 @@ def human_bytes(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.2f} TB"
+
+
+def local_time(unix_s: float, form: str) -> str:
+    """`unix_s` in this place's time, in a form of `strftime`; question marks where a clock was so far off that it is
+    none."""
+    try:
+        return time.strftime(form, time.localtime(unix_s))
+    except (ValueError, OverflowError, OSError):
+        return re.sub("[0-9]", "?", time.strftime(form, time.gmtime(0)))
 
 
 def memory_lines(measured: dict[str, int], predicted: dict[str, int]) -> list[str]:

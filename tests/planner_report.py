@@ -139,6 +139,8 @@ def ballast(lab: Lab, sizes: Sequence[int], say: Callable[[str], None]) -> dict[
             if error.exit_code != ExitCode.DOES_NOT_FIT:
                 raise
             verdict = OUT_OF_MEMORY if RAN_OUT in error.why else REFUSED
+            if verdict == OUT_OF_MEMORY:
+                say(f"ballast: with {free / MIB:,.0f} MiB free: {error.why}")
         except RuntimeError as error:  # of torch, cuBLAS or the driver: one that should have been a refusal
             say(f"ballast: with {free / MIB:,.0f} MiB free: {str(error).splitlines()[0]}")
             verdict = OUT_OF_MEMORY

@@ -49,6 +49,26 @@ def test_parameters_are_those_that_transformers_makes(model_type, tied):
 
 
 @pytest.mark.parametrize(
+    ("fields", "dense"),
+    [({"decoder_sparse_step": 2}, 4), ({"mlp_only_layers": [0, 6]}, 2), ({"mlp_only_layers": [1, 2, 8],
+      "decoder_sparse_step": 3}, 6), ({"mlp_only_layers": [*range(7)]}, 0)],
+)  # fmt: skip
+def test_layers_without_experts_are_counted(fields, dense):
+    config, model = reference("qwen3_moe", **fields)
+    arch = Architecture.from_config(config.to_dict())
+    assert arch.parameters == sum(each.numel() for each in model.parameters())
+    assert arch.dense_layers == dense
+    assert sum(hasattr(layer.mlp, "experts") for layer in model.model.layers) == arch.expert_layers
+
+
+@pytest.mark.parametrize("fields", [{"mlp_only_layers": 3}, {"mlp_only_layers": ["0"]}, {"decoder_sparse_step": 0}])
+def test_layers_that_are_none_are_refused(fields):
+    with pytest.raises(LocalqError, match="name no layers") as caught:
+        Architecture.from_config({**HUB["qwen3-30b-a3b"], **fields})
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+@pytest.mark.parametrize(
     "model_type", ["llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3", "smollm3"]
 )
 def test_columns_are_those_of_transformers_linears(model_type):
@@ -60,11 +80,11 @@ def test_columns_are_those_of_transformers_linears(model_type):
     assert arch.columns_of("router") is None
 
 
-@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "gpt_oss", "mistral", "qwen2"])
+@pytest.mark.parametrize("model_type", ["gemma2", "gemma3_text", "gpt_oss", "mistral", "mixtral", "qwen2", "qwen3_moe"])
 def test_windows_are_those_of_transformers(model_type):
     fields = {"sliding_window": 96}
-    if model_type == "qwen2":
-        fields |= {"use_sliding_window": True, "max_window_layers": 4}
+    if model_type.startswith("qwen"):
+        fields |= {"use_sliding_window": True, "max_window_layers": 4}  # qwen3_moe passes over the second
     config, _ = reference(model_type, **fields)
     listed = Architecture.from_config(config.to_dict())
     windowed = sum(kind == "sliding_attention" for kind in getattr(config, "layer_types", None) or []) or 7

@@ -178,7 +178,7 @@ def test_paths(tmp_path):
         ("gpt-os", ["gpt-oss-20b"]),
         ("completely-unheard-of", ["localq fit"]),
         ("llama-3.1-8b@q4_k_m", ["'q4_k_m'", "llama-3.1-8b@nf4", "llama-3.1-8b@aqlm"]),
-        ("gpt-oss-20b@nf4", ["gpt-oss-20b@mxfp4"]),
+        ("gpt-oss-20b@vq2", ["gpt-oss-20b@mxfp4", "gpt-oss-20b@nf4"]),
         ("./nowhere", ["no such folder"]),
         ("nowhere.gguf", ["no such file"]),
         ("https://example.com/model", ["no model of that name"]),
@@ -209,10 +209,9 @@ def test_find_takes_names_and_aliases_only():
 def test_what_this_version_cannot_run_is_said_plainly():
     assert catalog.not_yet(catalog.find("llama-3.1-8b").arch, "nf4") is None
     assert "hqq format" in catalog.not_yet(catalog.find("llama-3.1-8b").arch, "hqq")
-    assert "qwen3_moe" in catalog.not_yet(catalog.find("qwen3-30b-a3b").arch, "nf4")
-    mixture = catalog.find("gpt-oss-20b").arch
-    assert "no kernels for experts" in catalog.not_yet(mixture, "mxfp4")
-    assert catalog.not_yet(mixture, "mxfp4", "cpu") is None
+    assert "experts in aqlm" in catalog.not_yet(catalog.find("mixtral-8x7b").arch, "aqlm")
+    assert catalog.not_yet(catalog.find("mixtral-8x7b").arch, "aqlm", "cpu") is None
+    assert catalog.not_yet(catalog.find("gpt-oss-20b").arch, "mxfp4") is None
 
 
 def test_what_runs_is_what_the_engine_has():

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from scripted_client import CharTokenizer, ScriptedClient
+from scripted_client import DEAD, CharTokenizer, ScriptedClient, streamed
 
 from localq.chat import ChatSession, Message, Piece, Reply
 from localq.errors import LocalqError
 from localq.worker.messages import Load
-
-DEAD = LocalqError("engine process", "ended (signal SIGKILL)", "The next message starts a new one.")
 
 
 def session_over(client: ScriptedClient) -> ChatSession:
@@ -17,14 +15,8 @@ def session_over(client: ScriptedClient) -> ChatSession:
 
 
 def texts(parts: object) -> tuple[str, Reply]:
-    streamed, reply = "", None
-    for part in parts:
-        if isinstance(part, Piece):
-            streamed += part.text
-        else:
-            reply = part
-    assert reply is not None
-    return streamed, reply
+    text, reply, _ = streamed(parts)
+    return text, reply
 
 
 def test_a_turn_is_rendered_streamed_and_kept():

@@ -9,9 +9,9 @@ import time
 
 import pytest
 import tiny_tokenizers
-from scripted_client import CharTokenizer, ScriptedClient
+from scripted_client import DEAD, CharTokenizer, ScriptedClient, session_over, streamed
 
-from localq import overflow
+from localq import overflow, resuming
 from localq.chat import ChatSession, Message, Piece, Reply
 from localq.errors import ExitCode, LocalqError
 from localq.grammar import Grammar
@@ -23,30 +23,10 @@ from localq.stats import Stats
 from localq.tokenizer import Tokenizer
 from localq.worker.messages import Done, Load
 
-DEAD = LocalqError("engine process", "ended (signal SIGKILL)", "The next message starts a new one.")
-
 
 @pytest.fixture
 def store(tmp_path) -> SessionStore:
     return SessionStore(tmp_path / "sessions.db")
-
-
-def session_over(*scripts: list, store: SessionStore | None = None, context_size: int = 1000) -> ChatSession:
-    client = ScriptedClient(*scripts, context_size=context_size)
-    return ChatSession(client, Load("path", "model"), CharTokenizer(), store=store)
-
-
-def streamed(parts) -> tuple[str, Reply, list[str]]:
-    """The text as it streamed, the end, and every notice."""
-    text, told, reply = "", [], None
-    for part in parts:
-        if isinstance(part, Piece):
-            text += part.text
-            told += [part.notice] if part.notice else []
-        else:
-            reply = part
-    assert reply is not None
-    return text, reply, [*told, *reply.notices]
 
 
 def kept(store: SessionStore) -> list[tuple[str, bool]]:
@@ -190,6 +170,33 @@ def test_a_save_that_fails_is_told_and_made_up_for(store, tmp_path):
     _, _, notices = streamed(session.ask("two"))
     assert notices == []
     assert [content for content, _ in kept(session.store)] == ["one", "a", "two", "b"]
+
+
+def test_a_save_that_fails_is_not_forgotten_over_another_conversation(store, monkeypatch):
+    """The reply of a conversation ends after the user went on to another, and cannot be saved just then."""
+    session = session_over(["one"], ["two"], store=store)
+    first, parts = session.record, session.ask("a question")
+    next(parts)
+    session.go_on(Session(model="tiny"))
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "save", failing)
+        notices = [notice for part in parts if isinstance(part, Reply) for notice in part.notices]
+        assert any("not saved, and tried again" in each for each in notices)
+        assert session.unsaved == [first]
+        session.conversation.say("elsewhere")
+        assert "not saved" in session.keep()
+        assert len(session.unsaved) == 2
+        told: list[str] = []
+        assert not resuming.saved_at_last(session, told.append)
+        assert "is not saved" in told[0]
+    assert session.keep() == ""
+    assert session.unsaved == []
+    assert store.load(first.id).conversation.messages()[-1].content == "one"
+    assert resuming.saved_at_last(session, told.append)
+
+
+def failing(record):
+    raise LocalqError("sessions.db", "the disk is full", "Make room.", ExitCode.DISK)
 
 
 def test_a_regeneration_that_fails_leaves_the_reply_that_was_there(store):

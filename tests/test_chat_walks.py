@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
-from scripted_client import CharTokenizer, ScriptedClient
+from scripted_client import DEAD, CharTokenizer, ScriptedClient
 
 from localq.chat import ChatSession, Piece, Reply
 from localq.errors import LocalqError
 from localq.sessions import SessionStore
 from localq.worker.messages import Load
 
-DEAD = LocalqError("engine process", "ended (signal SIGKILL)", "The next message starts a new one.")
 CONTEXT = 260
 STEPS = 120
 

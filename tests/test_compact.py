@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 
 import pytest
+import scripted_client
 import tiny_tokenizers
-from scripted_client import CharTokenizer, ScriptedClient
+from scripted_client import DEAD, CharTokenizer, ScriptedClient, streamed
 
 from localq import commands, compaction, overflow, thinking
-from localq.chat import ChatSession, Message, Piece, Reply
+from localq.chat import ChatSession, Message, Piece
 from localq.conversation import Compacted, summarised
 from localq.errors import ExitCode, LocalqError
 from localq.sessions import SessionStore
@@ -17,30 +19,12 @@ from localq.thinking import CLOSING
 from localq.tokenizer import Tokenizer
 from localq.worker.messages import Load
 
-DEAD = LocalqError("engine process", "ended (signal SIGKILL)", "The next message starts a new one.")
-
-
-def session_over(*scripts: list, store: SessionStore | None = None, size: int = 10_000, **more) -> ChatSession:
-    client = ScriptedClient(*scripts, context_size=size, **more)
-    return ChatSession(client, Load("path", "model"), CharTokenizer(), store=store)
-
-
-def drained(parts) -> tuple[str, Reply, list[str]]:
-    """The text as it streamed, the end, and every notice."""
-    text, told, reply = "", [], None
-    for part in parts:
-        if isinstance(part, Piece):
-            text += part.text
-            told += [part.notice] if part.notice else []
-        else:
-            reply = part
-    assert reply is not None
-    return text, reply, [*told, *reply.notices]
+session_over = functools.partial(scripted_client.session_over, context_size=10_000)
 
 
 def said(session: ChatSession, *messages: str) -> ChatSession:
     for message in messages:
-        drained(session.ask(message))
+        streamed(session.ask(message))
     return session
 
 
@@ -56,7 +40,7 @@ def test_the_oldest_turns_are_read_as_their_summary_and_kept_as_they_were(tmp_pa
     said(session, "a", "b", "c")
     session.stop_strings = ("short",)  # of the conversation's replies, not of the summary
     session.max_tokens = 5
-    text, reply, told = drained(command(session, "/compact"))
+    text, reply, told = streamed(command(session, "/compact"))
     assert text.endswith("short")
     assert reply.text == "short"
     asked = session.client.prompts[3]
@@ -93,7 +77,7 @@ def test_a_conversation_longer_than_its_template_takes_is_summed_up(tmp_path, la
     session = ChatSession(client, Load("path", "model"), Narrow(), store=store)
     for size in (200, 200, last):
         session.conversation.add(Message("assistant", "y" * size), session.conversation.say("x" * size))
-    _, _, told = drained(command(session, "/compact"))
+    _, _, told = streamed(command(session, "/compact"))
     assert "in place of the oldest 4 messages from now on; the" in told[-1]
     assert store.find(None).conversation.summaries == [Compacted("short", 3, 5)]
 
@@ -102,7 +86,7 @@ def test_a_conversation_longer_than_its_template_takes_is_summed_up(tmp_path, la
 def test_a_summary_that_was_cut_is_told_of(reason):
     session = said(session_over(["1"], ["2"], ["the passw"]), "a", "b")
     session.client.reason = reason
-    _, _, told = drained(command(session, "/compact"))
+    _, _, told = streamed(command(session, "/compact"))
     assert told[1].startswith("the summary was cut before its end (it may have 1024 tokens)")
     assert "in place of the oldest 2 messages" in told[2]
     assert session.prompt_messages()[0].content == summarised("the passw", "b")
@@ -110,7 +94,7 @@ def test_a_summary_that_was_cut_is_told_of(reason):
 
 def test_nothing_is_read_right_behind_what_was_summed_up():
     session = said(session_over(["1"], ["2"], ["sum"]), "a", "b")
-    drained(command(session, "/compact"))
+    streamed(command(session, "/compact"))
     session.conversation.undo()
     for show in (session.prompt_text, lambda: command(session, "/tokens")):
         with pytest.raises(LocalqError, match="nothing was said behind the summary yet"):
@@ -125,14 +109,14 @@ def test_a_message_without_a_reply_is_no_reply_to_go_on_with_or_to_edit():
         with pytest.raises(LocalqError, match=r"there is no reply to .*/regen answers the last message") as caught:
             command(session, line)
         assert caught.value.exit_code == ExitCode.USAGE
-    drained(command(session, "/regen"))
+    streamed(command(session, "/regen"))
     assert [message.content for message in session.messages] == ["a", "1", "b", "2"]
 
 
 def test_undo_right_behind_it_takes_it_back_and_later_takes_back_messages_first(tmp_path):
     store = SessionStore(tmp_path / "sessions.db")
     session = said(session_over(["1"], ["2"], ["sum"], ["3"], ["sum"], store=store), "a", "b")
-    drained(command(session, "/compact"))
+    streamed(command(session, "/compact"))
     said(session, "c")
     assert command(session, "/undo") == "taken back: c"
     assert store.find(None).conversation.read()[0].text == "sum"
@@ -141,16 +125,16 @@ def test_undo_right_behind_it_takes_it_back_and_later_takes_back_messages_first(
     assert [m.content for m in session.prompt_messages()] == ["a", "1", "b", "2"]
     with pytest.raises(LocalqError, match="nothing is summed up"):
         command(session, "/compact off")
-    drained(command(session, "/compact"))
+    streamed(command(session, "/compact"))
     assert "themselves again" in command(session, "/compact off")
     assert command(session, "/undo") == "taken back: b"
 
 
 def test_a_second_summary_takes_the_first_into_account_and_other_branches_do_without():
     session = said(session_over(["1"], ["2"], ["one"], ["3"], ["4"], ["two"], ["5"]), "a", "b")
-    drained(command(session, "/compact"))
+    streamed(command(session, "/compact"))
     said(session, "c", "d")
-    drained(command(session, "/compact"))
+    streamed(command(session, "/compact"))
     asked = session.client.prompts[-1]
     assert "summed up already" in asked
     assert "one" in asked
@@ -169,7 +153,7 @@ def test_a_second_summary_takes_the_first_into_account_and_other_branches_do_wit
 def test_a_summary_that_fails_changes_nothing(script):
     session = said(session_over(["1"], ["2"], script, ["3"]), "a", "b")
     with pytest.raises(LocalqError):
-        drained(command(session, "/compact"))
+        streamed(command(session, "/compact"))
     assert session.conversation.summaries == []
     said(session, "c")
     assert session.client.prompts[-1] == "<user>a<assistant>1<user>b<assistant>2<user>c<assistant>"
@@ -182,18 +166,18 @@ def test_an_interrupted_summary_changes_nothing():
             session.stop()
     assert (part.reason, part.notices) == ("cancelled", ("stopped: nothing was changed",))
     assert session.conversation.summaries == []
-    assert drained(command(session, "/compact"))[0] == "sum"  # that stop was meant for the other
+    assert streamed(command(session, "/compact"))[0] == "sum"  # that stop was meant for the other
 
 
 def test_what_is_longer_than_the_context_is_summed_up_in_several_passes():
-    session = session_over(["1"], ["2"], ["first"], ["second"], ["third"], ["last"], size=1000)
+    session = session_over(["1"], ["2"], ["first"], ["second"], ["third"], ["last"], context_size=1000)
     long = "".join(f"word {number} " for number in range(100))
     said(session, "a", long[:700])
     session.conversation.add(Message("user", long), session.conversation.head)
     session.conversation.add(Message("assistant", "3"), session.conversation.head)
     count = len(session.client.prompts)
     session.client.scripts = [["sum"] for _ in range(20)]
-    text, _, told = drained(command(session, "/compact"))
+    text, _, told = streamed(command(session, "/compact"))
     asked = session.client.prompts[count:]
     assert len(asked) > 1
     assert f"pass 1 of {len(asked)}" in told[0]
@@ -209,18 +193,18 @@ def test_the_newest_quarter_stays_and_one_exchange_is_refused():
     for _ in range(1):
         said(session, "y")
         with pytest.raises(LocalqError, match="nothing is old enough"):
-            drained(command(session, "/compact"))
+            streamed(command(session, "/compact"))
     said(session, *"y" * 7)
-    drained(compaction.compact(session))
+    streamed(compaction.compact(session))
     assert len(session.conversation.read()[1]) == 4  # two exchanges of eight
     with pytest.raises(LocalqError, match="it takes nothing"):
         command(session, "/compact now")
 
 
 def test_a_context_without_room_for_a_summary_is_said():
-    session = said(session_over(["1"], ["2"], size=300), "a", "b")
+    session = said(session_over(["1"], ["2"], context_size=300), "a", "b")
     with pytest.raises(LocalqError, match="300 tokens has no room"):
-        drained(command(session, "/compact"))
+        streamed(command(session, "/compact"))
 
 
 def test_a_full_context_offers_it_by_name():
@@ -234,7 +218,7 @@ def test_a_file_from_before_there_were_summaries_gets_them_and_stays_readable_by
     with sqlite3.connect(path) as db:
         db.execute("DROP TABLE summaries")
     assert SessionStore(path).find(None).conversation.messages() == session.messages
-    drained(command(session, "/compact"))
+    streamed(command(session, "/compact"))
     with sqlite3.connect(path) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (1,)
         assert db.execute("SELECT content FROM summaries").fetchall() == [("sum",)]
@@ -252,8 +236,8 @@ def test_two_processes_may_sum_up_the_same_turns(tmp_path):
     one = said(session_over(["1"], ["2"], ["one"], ["3"], store=store), "a", "b")
     other = session_over(["other"], store=store)
     other.record = store.find(None)
-    drained(command(one, "/compact"))
-    drained(command(other, "/compact"))
+    streamed(command(one, "/compact"))
+    streamed(command(other, "/compact"))
     said(one, "c")
     assert one.prompt_messages()[0].content == summarised("one", "b")
     both = store.find(None)
@@ -286,7 +270,7 @@ def test_a_cut_reply_is_gone_on_with_token_by_token_and_the_shorter_one_stays():
     session = session_over(["one ", "two"], [" three", " four"], reason="length")
     said(session, "count")
     session.client.reason = "stop"
-    text, reply, told = drained(command(session, "/continue"))
+    text, reply, told = streamed(command(session, "/continue"))
     assert (text, reply.text, reply.reason, told) == (" three four", "one two three four", "stop", [])
     assert session.client.prompts[1] == "<user>count<assistant>one two"
     assert session.messages[-1] == Message("assistant", "one two three four")
@@ -297,7 +281,7 @@ def test_a_cut_reply_is_gone_on_with_token_by_token_and_the_shorter_one_stays():
 
 def test_nothing_more_to_say_leaves_the_reply_as_it_is():
     session = said(session_over(["all"], []), "x")
-    _, reply, told = drained(command(session, "/continue"))
+    _, reply, told = streamed(command(session, "/continue"))
     assert (reply.text, told) == ("all", ["the model adds nothing"])
     assert len(session.conversation.turns) == 2
     with pytest.raises(LocalqError, match="no reply to go on with"):
@@ -307,10 +291,10 @@ def test_nothing_more_to_say_leaves_the_reply_as_it_is():
 def test_a_continuation_that_is_stopped_or_dies_keeps_what_came():
     session = said(session_over(["a"], [" b", DEAD], [DEAD], [" c", " d"]), "x")
     with pytest.raises(LocalqError, match="SIGKILL"):
-        drained(command(session, "/continue"))
+        streamed(command(session, "/continue"))
     assert session.messages[-1] == Message("assistant", "a b", complete=False)
     with pytest.raises(LocalqError, match="SIGKILL"):
-        drained(command(session, "/continue"))
+        streamed(command(session, "/continue"))
     assert session.messages[-1] == Message("assistant", "a b", complete=False)
     parts = command(session, "/continue")
     while not next(parts).text:
@@ -322,7 +306,7 @@ def test_a_continuation_that_is_stopped_or_dies_keeps_what_came():
 def test_a_thought_goes_on_where_it_was_cut_also_one_that_the_prompt_opened():
     session = session_over(["<think>so"], [" so</think>", "yes"], reason="length")
     said(session, "x")
-    _, reply, _ = drained(command(session, "/continue"))
+    _, reply, _ = streamed(command(session, "/continue"))
     assert (reply.thought, reply.text) == ("so so", "yes")
     assert session.messages[-1].content == "<think>so so</think>yes"
     opening = "<user>q<assistant><think>\n"
@@ -341,7 +325,17 @@ def test_half_a_character_at_the_cut_becomes_whole():
     client = ScriptedClient([[*ids[:half]]], [[*ids[half:]]], reason="length")
     session = ChatSession(client, Load("path"), tokenizer)
     said(session, "x")
-    assert session.messages[-1].content.endswith("\ufffd")
-    drained(command(session, "/continue"))
+    assert session.messages[-1].content == tokenizer.decode(ids[:half]).rstrip("\ufffd")  # which is none yet
+    streamed(command(session, "/continue"))
     assert client.generated[1].prompt == [*client.generated[0].prompt, *ids[:half]]
     assert session.messages[-1].content == "ab \U0001f9a6 cd"
+
+
+def test_half_a_character_that_the_model_ends_with_is_kept_as_it_decodes():
+    backend = tiny_tokenizers.byte_level()
+    tokenizer = Tokenizer(backend, {}, "{{ messages[0].content }}", frozenset({9}))
+    ids = tokenizer.encode("ab \U0001f9a6")[:-1]
+    session = ChatSession(ScriptedClient([[*ids]]), Load("path"), tokenizer)
+    text, reply, _ = streamed(session.ask("x"))
+    assert text == reply.text == tokenizer.decode(ids)
+    assert text.endswith("\ufffd")

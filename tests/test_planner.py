@@ -110,6 +110,18 @@ def test_mixture_of_experts_with_four_bit_experts():
     assert (small.active_linear_parameters + 2 * small.embedding_parameters) / 1e9 == pytest.approx(3.3, abs=0.06)
 
 
+def test_nf4_experts_take_half_a_byte_and_an_f32_for_64_weights_in_memory():
+    shape, experts = arch("qwen3-30b-a3b"), 48 * 128 * 3 * 768 * 2048
+    rest = sum(each.count * planner.linear_bytes(each, "nf4") for each in shape.linears if not each.expert)
+    assert planned(shape, "nf4") == experts // 2 + experts // 16 + rest + 2 * shape.other_parameters
+    shape = arch("gpt-oss-20b")  # of other formats memory holds what the files hold
+    assert planned(shape, "mxfp4") == planner.weights_bytes(shape, "mxfp4")["weights"]
+
+
+def planned(shape, format):
+    return planner.assess(shape, format, None).ledger.components["weights"]
+
+
 @pytest.mark.parametrize("shape", [(192, 320), (320, 64), (64, 1088)])  # 4, 2 and 5 blocks of 256 scales, two ragged
 def test_nf4_bytes_are_those_of_the_tensors_that_bitsandbytes_stores(shape):
     from bitsandbytes import functional

@@ -44,8 +44,10 @@ def test_windowed_layers_read_no_more_than_their_window(arch):
     assert found.at(5000) - found.at(1000) == 4000 * SLOT // 4
 
 
-def test_no_roof_where_not_every_weight_is_read(arch):
-    assert roofline.reads(replace(arch, experts=8, experts_active=2), LEDGER, 16) is None
+def test_experts_that_were_not_chosen_are_not_read(arch):
+    mixture = replace(arch, experts=8, experts_active=2)
+    whole, part = (roofline.reads(mixture, LEDGER, 16, idle) for idle in (0, 1_500_000_000))
+    assert whole.at(7) - part.at(7) == 1_500_000_000
     assert roofline.reads(None, LEDGER, 16) is None
 
 

@@ -10,7 +10,7 @@ import random
 import pytest
 import tiny_tokenizers
 from chat_templates import source
-from scripted_client import CharTokenizer, ScriptedClient
+from scripted_client import CharTokenizer, ScriptedClient, session_over
 from tokenizers import AddedToken
 
 from localq import template, thinking, transcript
@@ -146,11 +146,6 @@ def asked(session: ChatSession, text: str):
     answer = "".join(part.text for part in parts if isinstance(part, Piece) and not part.thinking)
     assert (thought, answer) == (parts[-1].thought, parts[-1].text)
     return parts[-1]
-
-
-def session_over(*scripts, tokenizer=None, store=None, **more) -> ChatSession:
-    client = ScriptedClient(*scripts, **more)
-    return ChatSession(client, Load("path", "model"), tokenizer or CharTokenizer(), store=store)
 
 
 def test_a_chat_keeps_the_raw_text_and_tells_thought_and_answer_apart(tmp_path):

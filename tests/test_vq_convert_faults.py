@@ -102,36 +102,41 @@ def gone_on(out, was):
     same = [name for name, made in kept.items() if (out / name).stat().st_mtime_ns == made]
     print(json.dumps([was, code, digests(out), len(kept), len(same)]), flush=True)
 
-if sys.argv[4] == "renames":
-    for number in range(10**6):
-        out = folder / str(number)
-        code = ended(child(out, number))
-        if code == 0:
-            break
-        gone_on(out, code)
-else:
-    moments = random.Random(11)
-    for number in range(int(sys.argv[4])):
-        out = folder / str(number)
-        running = child(out)
-        time.sleep(whole * moments.random())
-        os.kill(running, signal.SIGKILL)
-        gone_on(out, ended(running))
+for number in range(10**6):
+    out = folder / f"rename {number}"
+    code = ended(child(out, number))
+    if code == 0:
+        break
+    gone_on(out, code)
+print("null", flush=True)
+moments = random.Random(11)
+for number in range(int(sys.argv[4])):
+    out = folder / f"moment {number}"
+    running = child(out)
+    time.sleep(whole * moments.random())
+    os.kill(running, signal.SIGKILL)
+    gone_on(out, ended(running))
 """
 
 
-def killed(source: Path, folder: Path, how: str) -> list[list[Any]]:
-    """How each killed conversion went on: [its exit, that of the second, digests, shards before, those kept]."""
-    support = str(Path(__file__).parent / "support")
-    command = [sys.executable, "-c", KILLED, support, str(source), str(folder), how]
+@pytest.fixture(scope="module")
+def killed(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[Any]], list[list[Any]]]:
+    """How conversions killed around renames, and at `MOMENTS` moments, went on.
+
+    Each: [its exit, that of the second, digests, shards before, those kept].
+    """
+    support, folder = str(Path(__file__).parent / "support"), tmp_path_factory.mktemp("killed")
+    command = [sys.executable, "-c", KILLED, support, str(llama), str(folder), str(MOMENTS)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=280)
-    return [json.loads(line) for line in run.stdout.splitlines()]
+    lives = [json.loads(line) for line in run.stdout.splitlines()]
+    end_of_renames = lives.index(None)
+    return lives[:end_of_renames], lives[end_of_renames + 1 :]
 
 
 @pytest.mark.slow
-def test_kills_around_every_rename_change_nothing(llama: Path, finished: Path, tmp_path: Path) -> None:
-    ended = killed(llama, tmp_path, "renames")
+def test_kills_around_every_rename_change_nothing(killed: tuple[list[Any], list[Any]], finished: Path) -> None:
+    ended, _ = killed
     assert len(ended) >= 2 * (2 * 4 + 1)  # of four shards with their records, and the first record
     for first, second, found, before, kept in ended:
         assert (first, second) == (-9, 0)
@@ -141,8 +146,8 @@ def test_kills_around_every_rename_change_nothing(llama: Path, finished: Path, t
 
 
 @pytest.mark.slow
-def test_kills_at_random_moments_change_nothing(llama: Path, finished: Path, tmp_path: Path) -> None:
-    ended = killed(llama, tmp_path, str(MOMENTS))
+def test_kills_at_random_moments_change_nothing(killed: tuple[list[Any], list[Any]], finished: Path) -> None:
+    _, ended = killed
     assert len(ended) == MOMENTS
     for first, second, found, *_ in ended:
         assert first in (-9, 0)  # a moment near the end may come too late

@@ -1,4 +1,4 @@
-"""SmolLM2-135M at 2 bits in every way: a line each, with bits as stored and perplexity over the reference's.
+"""SmolLM2-135M at 2 bits in every way, and at 4: a line each, with bits as stored and perplexity over the reference's.
 
     python tests/two_bits_table.py FOLDER [--device cuda] [--windows 12] [--calibration N] [NAME ...]
 
@@ -27,11 +27,20 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
-from rival_quantizers import Way, Work, dense, glq, hqq, nf4, residual_kmeans
+from rival_quantizers import Way, Work, dense, finer_nf4, glq, hqq, nf4, residual_kmeans
 
-from localq import calibration, vq_convert
-from localq.cli.quantize import BEST_BEAM, BEST_ROUNDS, BEST_SEQUENCES, BEST_STEPS, QUICK_WINDOWS, SCHEMES
+from localq import calibration, convert, vq_convert
+from localq.cli.quantize import (
+    BEST_BEAM,
+    BEST_ROUNDS,
+    BEST_SEQUENCES,
+    BEST_STEPS,
+    QUICK_WINDOWS,
+    SCHEMES,
+    WEIGHED_WINDOWS,
+)
 from localq.errors import LocalqError
+from localq.input_moments import Text
 from localq.quantizer import fold
 from localq.quantizer.encode import Effort
 from localq.quantizer.finetune import Tuning
@@ -57,6 +66,19 @@ def ours(all_text: bool = False, patches: Callable[[], Any] = contextlib.nullcon
     return way
 
 
+def squeezellm(work: Work, out: Path) -> dict[str, float]:
+    """16 values a row, columns weighed by their inputs."""
+    ids = calibration.token_windows(work.files, work.text, work.calibrated, WEIGHED_WINDOWS)
+    convert.convert(work.files, "squeezellm", out, force=True, text=Text(ids, work.device))
+    return work.judged(out)
+
+
+def squeezellm_without_text(work: Work, out: Path) -> dict[str, float]:
+    """The same, all columns alike."""
+    convert.convert(work.files, "squeezellm", out, force=True)
+    return work.judged(out)
+
+
 @contextlib.contextmanager
 def unturned() -> Any:
     """No rotation at all: of the stream, of values, of inputs."""
@@ -73,6 +95,10 @@ def unturned() -> Any:
 WAYS: dict[str, Way] = {
     "reference": lambda work, out: work.judged(None),
     "nf4": nf4,
+    "nf4, blocks of 32": dense(finer_nf4(32)),
+    "nf4, blocks of 16": dense(finer_nf4(16)),
+    "squeezellm": squeezellm,
+    "squeezellm, no text": squeezellm_without_text,
     "residual k-means 2x8": dense(residual_kmeans),
     "hqq 2 bit, groups of 64": hqq(64),
     "hqq 2 bit, groups of 16": hqq(16),
@@ -106,14 +132,14 @@ def missing(name: str) -> str:
     return package if package in ("hqq", "glq") and importlib.util.find_spec(package) is None else ""
 
 
-def attempt(name: str, work: Work) -> dict[str, Any]:
+def attempt(name: str, work: Work, ways: dict[str, Way]) -> dict[str, Any]:
     """What a way comes to, or why it does not."""
     if package := missing(name):
         return {"why": f"{package} is not installed"}
     out, begun = work.folder / "model", time.monotonic()
     shutil.rmtree(out, ignore_errors=True)
     try:
-        found = WAYS[name](work, out)
+        found = ways[name](work, out)
     except (LocalqError, subprocess.CalledProcessError, RuntimeError, ImportError) as error:
         return {"why": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
     finally:
@@ -121,14 +147,14 @@ def attempt(name: str, work: Work) -> dict[str, Any]:
     return {**found, "seconds": round(time.monotonic() - begun, 1)}
 
 
-def table(results: dict[str, dict[str, Any]]) -> list[str]:
+def table(results: dict[str, dict[str, Any]], ways: dict[str, Way] = WAYS) -> list[str]:
     """Markdown."""
     lines = [
         "| way | bits per weight | perplexity | over the reference | seconds |",
         "| --- | ---: | ---: | ---: | ---: |",
     ]
     reference = results.get("reference", {}).get("perplexity")
-    for name in (each for each in WAYS if each in results):
+    for name in (each for each in ways if each in results):
         found = results[name]
         if "why" in found:
             lines.append(f"| {name} | - | {found['why']} | - | - |")
@@ -139,27 +165,27 @@ def table(results: dict[str, dict[str, Any]]) -> list[str]:
     return lines
 
 
-def main() -> None:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(ways: dict[str, Way] = WAYS, said: str | None = __doc__) -> None:
+    """See the module; `ways` and what is `said` of them."""
+    parser = argparse.ArgumentParser(description=said, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {'; '.join(WAYS)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of: {'; '.join(ways)}")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--windows", type=int, default=12, help="to judge by")
     parser.add_argument("--calibration", type=int, help="windows to calibrate on, else 64, and all with --best")
     asked = parser.parse_intermixed_args()
-    if unknown := set(asked.names) - set(WAYS):
+    if unknown := set(asked.names) - set(ways):
         parser.error(f"no such way: {', '.join(sorted(unknown))}")
     asked.folder.mkdir(parents=True, exist_ok=True)
     kept = asked.folder / "results.json"
     results: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
     work = Work(asked.folder, torch.device(asked.device), asked.windows, asked.calibration)
-    for name in asked.names or WAYS:
+    for name in asked.names or ways:
         if "perplexity" not in results.get(name, {}):
-            results[name] = attempt(name, work)
+            results[name] = attempt(name, work, ways)
             kept.write_text(json.dumps(results, indent=1))
             print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
-    print(*table(results), sep="\n")
+    print(*table(results, ways), sep="\n")
 
 
 if __name__ == "__main__":

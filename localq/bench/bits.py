@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from localq.checkpoint import open_checkpoint
+from localq.checkpoint import Checkpoint, open_checkpoint
 from localq.engine import weights
 from localq.modelfiles import ModelFiles
 from localq.models import ARCHITECTURES
@@ -29,10 +30,19 @@ def per_weight(files: ModelFiles, head: str = "16") -> float:
     return size_of(files, head).bits_per_weight
 
 
-def size_of(files: ModelFiles, head: str = "16") -> Size:
+def dense_bytes(files: ModelFiles) -> int:
+    """All weights of the model in 16 bit."""
+    architecture = ARCHITECTURES[files.config["model_type"]]
+    with torch.device("meta"):
+        model = architecture.Model(architecture.Config.from_dict(files.config))
+    return sum(2 * each.numel() for each in model.parameters())
+
+
+def size_of(files: ModelFiles, head: str = "16", opened: Callable[[ModelFiles], Checkpoint] = open_checkpoint) -> Size:
     """Of a model.
 
-    head   "8" or "nf4" where the head is quantized while the model is loaded, as in `placement.Placement`
+    head    "8" or "nf4" where the head is quantized while the model is loaded, as in `placement.Placement`
+    opened  gives the weights of `files`, or random ones
     """
     architecture = ARCHITECTURES[files.config["model_type"]]
     with torch.device("meta"):
@@ -41,7 +51,7 @@ def size_of(files: ModelFiles, head: str = "16") -> Size:
     dense = {name: each.numel() for name, each in shapes.items()}
     count = stored = 0
     shared: dict[str, int] = {}
-    with open_checkpoint(files) as checkpoint:
+    with opened(files) as checkpoint:
         assignment = weights.assign(checkpoint, model, architecture.rename, files.name)
         linears = assignment.quantized
         for target, stack in assignment.stacks.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from localq.bench.plan import Case
 from localq.engine.load import LoadedModel
+from localq.engine.stacks import idle_bytes
 
 
 def per_token(model: LoadedModel, length: float) -> int:
@@ -15,10 +16,11 @@ def per_token(model: LoadedModel, length: float) -> int:
 
 
 def weights(model: LoadedModel) -> int:
-    """All parameters and buffers, shared storage once; of an embedding table that is not the head one row."""
+    """All parameters and buffers, shared storage once; of an embedding table that is not the head one row, of a layer
+    with experts those that a token goes through."""
     decoder = model.model
     tensors = {tensor.data_ptr(): tensor for tensor in (*decoder.parameters(), *decoder.buffers())}
-    count = sum(tensor.nbytes for tensor in tensors.values())
+    count = sum(tensor.nbytes for tensor in tensors.values()) - idle_bytes(decoder)
     table = decoder.embed_tokens.weight
     return count - table.nbytes + table[0].nbytes if decoder.lm_head is not None else count
 

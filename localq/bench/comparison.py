@@ -6,7 +6,6 @@ must have. A model that fails is told and leaves the others alone.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,8 +18,6 @@ from localq.engine.load import free_memory
 from localq.errors import LocalqError
 
 Point = tuple[str, float, float]  # what, bytes, perplexity
-COLUMNS, LINES = 64, 16  # of the plot in a terminal
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 def run_all(requests: Sequence[Request], on_progress: OnProgress) -> tuple[list[dict[str, Any]], list[LocalqError]]:
@@ -81,26 +78,12 @@ def draw(results: Sequence[dict[str, Any]], target: str, out: TextIO) -> None:
 
 def grid(points: Sequence[Point], title: str) -> list[str]:
     """Lines of text: a letter for each point, sizes to the right, logarithms of perplexities upwards."""
-    xs, ys = [size for _, size, _ in points], [math.log(value) for _, _, value in points]
-    cells = [[" "] * COLUMNS for _ in range(LINES)]
-    for letter, x, y in zip(itertools.cycle(LETTERS), xs, ys, strict=False):
-        column, line = _place(x, xs, COLUMNS), LINES - 1 - _place(y, ys, LINES)
-        while column < COLUMNS - 1 and cells[line][column] != " ":  # two at one place stand side by side
-            column += 1
-        cells[line][column] = letter
-    lines = [title]
-    for number, row in enumerate(cells):
-        label = {0: math.exp(max(ys)), LINES - 1: math.exp(min(ys))}.get(number)
-        lines.append(f"{'' if label is None else f'{label:.2f}':>10} |{''.join(row)}".rstrip())
-    ends = f"{min(xs) / 1e6:.1f} MB", f"{max(xs) / 1e6:.1f} MB"
-    lines += [f"{'':>10} +{'-' * COLUMNS}", f"{'':>11} {ends[0]}{ends[1]:>{COLUMNS - len(ends[0])}}"]
-    named = zip(itertools.cycle(LETTERS), points, strict=False)
-    return lines + [f"  {letter}  {name}: {size / 1e6:.1f} MB, {value:.2f}" for letter, (name, size, value) in named]
-
-
-def _place(value: float, values: Sequence[float], cells: int) -> int:
-    low, high = min(values), max(values)
-    return round((value - low) / (high - low) * (cells - 1)) if high > low else 0
+    sizes, values = [size for _, size, _ in points], [value for _, _, value in points]
+    ends = f"{min(sizes) / 1e6:.1f} MB", f"{max(sizes) / 1e6:.1f} MB"
+    places = [(size, math.log(value)) for _, size, value in points]
+    drawn = plot.spots(places, ends, (f"{min(values):.2f}", f"{max(values):.2f}"))
+    named = [f"{name}: {size / 1e6:.1f} MB, {value:.2f}" for name, size, value in points]
+    return [title, *drawn, *plot.legend(named)]
 
 
 def _scatter(axes: Any, points: Sequence[Point], title: str) -> None:

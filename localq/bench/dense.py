@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from localq.checkpoint import Checkpoint, info
-from localq.quant import FORMATS, owner, shared_names
+from localq.quant import FORMATS, STACKS, owner, shared_names
 
 
 def dequantized(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Checkpoint:
@@ -17,25 +17,35 @@ def dequantized(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
     owned = {f"{prefix}{suffix}" for prefix, module in source.quantized.items() for suffix in module.suffixes}
     for prefix, module in source.quantized.items():
         owned.update(shared_names(module, checkpoint.tensors, prefix))
+    owned |= {f"{name}{suffix}" for name, (_, module) in source.stacks.items() for suffix in module.suffixes}
     tensors = {name: described for name, described in checkpoint.tensors.items() if name not in owned}
     for prefix, module in source.quantized.items():
-        tensors[f"{prefix}.weight"] = info(dtype, module.from_checkpoint(checkpoint, prefix).shape)
+        tensors[f"{prefix}.weight"] = info(dtype, module.stored_shape(checkpoint, prefix))
+    for name, (_, module) in source.stacks.items():
+        experts, out, columns = module.stored_shape(checkpoint, name)
+        tensors[name] = info(dtype, (experts, columns, out))  # as gpt-oss has it in 16 bit
     return Checkpoint(tensors, source)
 
 
 class _Dequantized:
-    """See `checkpoint.Source`. quantized: prefix of a Linear -> the module of its format."""
+    """See `checkpoint.Source`. quantized: prefix of a Linear -> the module of its format; stacks: of experts."""
 
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         self._checkpoint, self._device, self._dtype = checkpoint, device, dtype
         self.quantized: dict[str, ModuleType] = {}
+        self.stacks: dict[str, tuple[str, ModuleType]] = {}
         for name in checkpoint.tensors:
+            for format, module in STACKS.items():
+                stack = name.removesuffix(module.suffixes[0])
+                if stack != name and module.is_quantized(checkpoint.tensors, stack):
+                    self.stacks[stack] = format, module
             if found := owner(checkpoint.tensors, name):
-                format, prefix = found
-                self.quantized[prefix] = FORMATS[format]
+                self.quantized[found[1]] = FORMATS[found[0]]
 
     def read(self, name: str) -> Tensor:
         """See `Checkpoint.read`; what was quantized comes on the device."""
+        if name in self.stacks:
+            return self._stack(name)
         prefix = name.removesuffix(".weight")
         if prefix not in self.quantized or prefix == name:
             return self._checkpoint.read(name)
@@ -43,6 +53,14 @@ class _Dequantized:
         packed = module.from_checkpoint(self._checkpoint, prefix).to(self._device)
         weight: Tensor = module.dequantize(packed, self._dtype)
         return weight
+
+    def _stack(self, name: str) -> Tensor:
+        """[experts, in, out], a view."""
+        format, module = self.stacks[name]
+        shape = module.stored_shape(self._checkpoint, name)
+        tall = module.from_checkpoint(self._checkpoint, name).to(self._device)
+        weight: Tensor = FORMATS[format].dequantize(tall, self._dtype).view(shape)
+        return weight.mT
 
     def close(self) -> None:
         """Free the files."""

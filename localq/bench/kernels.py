@@ -17,12 +17,16 @@ import torch
 from localq import kernels
 from localq.bench import (
     attention_rows,
+    bcq_rows,
     dense_rows,
     dequantize_rows,
+    experts_rows,
     gather_rows,
+    int4_rows,
     nf4_rows,
     plot,
     roofline,
+    rowlut_rows,
     search_rows,
     shapes,
     step_rows,
@@ -42,12 +46,17 @@ FAMILIES: dict[str, Callable[[Workload], list[Callable[[Bench], Row]]]] = {
     "dequantize": dequantize_rows.cases,
     "dense": dense_rows.dense_cases,
     "int8": dense_rows.int8_cases,
+    "int4": int4_rows.cases,
+    "rowlut": rowlut_rows.cases,
     "gather": gather_rows.cases,
     "vq": vq_rows.cases,
+    "experts": experts_rows.cases,
+    "bcq": bcq_rows.cases,
     "attention": attention_rows.cases,
     "search": search_rows.cases,
     "step": step_rows.cases,
 }
+BY_NAME = {"trade-offs of bcq": bcq_rows.trade_offs}  # measured only where they are named
 
 
 def run(
@@ -60,7 +69,7 @@ def run(
     """Measure kernels, write a table to `out`, end with one line of JSON; returns what that line says.
 
     `asked`: None (standard shapes), the name of a catalogued model, or "28672x8192,4096x4096"; `families`: some of
-    `FAMILIES`, all by default; `plot_to`: "-" draws bars to `out`, NAME.png a picture.
+    `FAMILIES` and `BY_NAME`, all of the former by default; `plot_to`: "-" draws bars to `out`, NAME.png a picture.
 
     Raises LocalqError: exit 7 without a GPU or kernels, 2 for a family or shape that is none, 4 for an unknown model,
     9 for a picture that cannot be written. A kernel that gives a wrong result, or fails, is not timed: it is named in
@@ -109,11 +118,12 @@ def _table(
 
 
 def _cases(asked: str | Workload | None, families: Sequence[str] | None) -> list[Callable[[Bench], Row]]:
-    unknown = [name for name in families or () if name not in FAMILIES]
+    known = FAMILIES | BY_NAME
+    unknown = [name for name in families or () if name not in known]
     if unknown:
-        raise usage_error("--kernels", f"{unknown[0]!r} is no family of kernels", f"There are {', '.join(FAMILIES)}.")
+        raise usage_error("--kernels", f"{unknown[0]!r} is no family of kernels", f"There are {', '.join(known)}.")
     work = asked if isinstance(asked, Workload) else shapes.workload(asked)
-    return [case for name in families or FAMILIES for case in FAMILIES[name](work)]
+    return [case for name in families or FAMILIES for case in known[name](work)]
 
 
 def _measured(case: Callable[[Bench], Row], bench: Bench, out: TextIO) -> Row | None:

@@ -1,7 +1,8 @@
-"""Shares of the roofline where people would rather look: bars in the terminal, or a PNG."""
+"""Figures where people would rather look: bars, or spots with letters, in the terminal, or a PNG."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +13,9 @@ from localq.errors import ExitCode, LocalqError, usage_error
 
 BAR = 40  # characters of 100 %
 TERMINAL = "-"  # the plot's file name that means the terminal
+
+COLUMNS, LINES = 64, 16  # of spots in a terminal
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 Bar = tuple[str, float]  # what, share of the roof
 
@@ -53,6 +57,30 @@ def _to_terminal(bars: Sequence[Bar], title: str, out: TextIO) -> None:
     for name, share in bars:
         table.add_row(name, RichBar(1.0, 0.0, min(max(share, 0.0), 1.0), width=BAR), f"{share:.0%}")
     Console(file=out, width=120).print(table)
+
+
+def spots(points: Sequence[tuple[float, float]], sides: tuple[str, str], heights: tuple[str, str]) -> list[str]:
+    """Lines of text: a letter for each (x, y). sides: what the least and the most x are called; heights: of y."""
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    cells = [[" "] * COLUMNS for _ in range(LINES)]
+    for letter, x, y in zip(itertools.cycle(LETTERS), xs, ys, strict=False):
+        column, line = _place(x, xs, COLUMNS), LINES - 1 - _place(y, ys, LINES)
+        while column < COLUMNS - 1 and cells[line][column] != " ":  # two at one place stand side by side
+            column += 1
+        cells[line][column] = letter
+    labels = {0: heights[1], LINES - 1: heights[0]}
+    lines = [f"{labels.get(number, ''):>10} |{''.join(row)}".rstrip() for number, row in enumerate(cells)]
+    return [*lines, f"{'':>10} +{'-' * COLUMNS}", f"{'':>11} {sides[0]}{sides[1]:>{COLUMNS - len(sides[0])}}"]
+
+
+def legend(said: Sequence[str]) -> list[str]:
+    """What the letters of `spots` are."""
+    return [f"  {letter}  {each}" for letter, each in zip(itertools.cycle(LETTERS), said, strict=False)]
+
+
+def _place(value: float, values: Sequence[float], cells: int) -> int:
+    low, high = min(values), max(values)
+    return round((value - low) / (high - low) * (cells - 1)) if high > low else 0
 
 
 def to_png(target: str, draw_on: Callable[[Any], None], size: tuple[float, float]) -> None:

@@ -86,9 +86,10 @@ def run(out: TextIO, asked: Asked, ways: Mapping[str, Way]) -> dict[str, Any]:
     """
     device = devices.pick(asked.device).device
     layers = catalog.find(asked.model).arch.layers
-    found = {name: _measure(asked, way, device, layers) for name, way in ways.items()}
-    for name, each in found.items():
-        _tell(out, f"{asked.model}, {name}", each)
+    found = {}
+    for name, way in ways.items():  # told one by one: each takes minutes
+        found[name] = _measure(asked, way, device, layers)
+        _tell(out, f"{asked.model}, {name}", found[name])
     result = {
         "schema": 1,
         **conditions(device, asked.seed),

@@ -4,6 +4,11 @@ nf4    double-quantized
 vq2    s4l16, and aqlm 2x8 in groups of 8: names, sizes, codebooks and rotations as `localq quantize` writes them. Where
        it turns the stream the head is no longer the embedding (`changes`)
 vptq   v8-k65536-256 with permutation and norm, as is published most
+awq    groups of 128 columns where all matrices have whole ones, else of 64; zero points of 8, as symmetric files have
+gptq   the same, columns in order
+bcq    3 planes in groups of 128 columns, as `localq quantize` makes it where nothing is said
+mxfp4  of mixtures the experts alone; `random_experts.py`
+squeezellm  values of every row normal
 
 Codes are uniform, so codewords are read as evenly as can be. Scales are such that a row has about unit gain.
 """
@@ -12,16 +17,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from localq.bench import random_experts
 from localq.bench.random_tensors import SPREAD, Part, codes, constant, filled, normal, order, part, scales
 from localq.errors import usage_error
 from localq.models.decoder import Block, Decoder
-from localq.quant import nf4, vptq, vptq_read, vq2
+from localq.models.experts import Router
+from localq.quant import bcq, int4_read, mxfp4, nf4, squeezellm, vptq, vptq_read, vq2
 from localq.quant.vq2 import Packed
 from localq.quantizer.books import universal
 from localq.quantizer.encode import Effort
@@ -30,7 +38,15 @@ from localq.quantizer.layer import Settings, groups_of, inputs_rotated
 from localq.quantizer.target import Target, target_of
 
 TARGETS = {"vq2": "vq2", "aqlm": "aqlm2x8"}  # what `localq quantize --format` calls it
-BLOCKS = {"nf4": nf4.BLOCK, "vq2": vq2.BLOCK, "aqlm": 8, "vptq": 1}  # columns come in multiples of it
+GROUPS = (128, 64)  # of AWQ and GPTQ: the first that divides all columns
+BLOCKS = {"nf4": nf4.BLOCK, "mxfp4": mxfp4.BLOCK, "squeezellm": squeezellm.BLOCK, "vq2": vq2.BLOCK, "bcq": bcq.BLOCK,
+          "aqlm": 8, "vptq": 1, "awq": GROUPS[-1], "gptq": GROUPS[-1]}  # columns come in multiples of it  # fmt: skip
+INT4: dict[str, dict[str, Any]] = {  # what config.json says besides sizes
+    "awq": {"version": "gemm", "zero_point": True},
+    "gptq": {"checkpoint_format": "gptq", "desc_act": False, "sym": True},
+}
+EIGHTS = {"awq": 0x88888888 - 2**32, "gptq": 0x77777777}  # eight zero points of 8 as stored
+POWER = 21.5  # mean square of a code less 8
 VECTOR, CENTROIDS, RESIDUALS = 8, 65_536, 256  # of VPTQ
 RESIDUAL, BIAS = 0.1, 0.01  # of VPTQ: deviations of residual codewords and of the norm's bias, in parts of a weight's
 
@@ -40,17 +56,24 @@ Suffixed = dict[str, Part]  # suffix of a Linear's tensor -> how it is made
 def linears(model: Decoder, format: str) -> dict[str, nn.Linear]:
     """The Linears of the blocks that `format` takes, by their path in the model."""
     found = model.layers.named_modules(prefix="layers")
-    step = BLOCKS.get(format, 0)
-    return {path: each for path, each in found if step and isinstance(each, nn.Linear) and each.in_features % step == 0}
+    step = 0 if format == "mxfp4" and model.config.experts else BLOCKS.get(format, 0)
+    matrices = {path: each for path, each in found if isinstance(each, nn.Linear) and not isinstance(each, Router)}
+    return {path: each for path, each in matrices.items() if step and each.in_features % step == 0}
 
 
 def parts(format: str, model: Decoder, seed: int) -> dict[str, Part]:
-    """Every tensor of `linears`, by its name in a checkpoint. `model` may be on the meta device."""
+    """Every tensor of `linears`, and of experts, by its name in a checkpoint. `model` may be on the meta device."""
     found = linears(model, format)
     if format in TARGETS:
         return _additive(target_of(TARGETS[format]), model, set(found), seed)
-    make: Callable[[int, int], Suffixed] = _vptq if format == "vptq" else _nf4
+    makes: dict[str, Callable[[int, int], Suffixed]] = {
+        "vptq": _vptq, "bcq": _bcq, "mxfp4": random_experts.linear, "squeezellm": _squeezellm,
+    }  # fmt: skip
+    make = makes.get(format, _nf4)
+    if format in INT4:
+        make = partial(_int4, format, _group(found))
     made = {path: make(each.out_features, each.in_features) for path, each in found.items()}
+    made |= random_experts.parts(model, format, make)
     return {f"model.{path}{suffix}": each for path, group in made.items() for suffix, each in group.items()}
 
 
@@ -62,6 +85,15 @@ def changes(format: str, model: Decoder, dtype: str) -> dict[str, Any]:
     if format == "vptq":
         said = {f"model.{path}": _said(each.in_features) for path, each in linears(model, format).items()}
         return {"quantization_config": {"quant_method": vptq.quant_method, "config_for_layers": said}}
+    if format in INT4:
+        of_int4 = {"quant_method": format, "bits": 4, "group_size": _group(linears(model, format))}
+        return {"quantization_config": {**of_int4, **INT4[format]}}
+    if format == "squeezellm":
+        return {"quantization_config": squeezellm.quantization_config(dtype, [])}
+    if format == "bcq":
+        return {"quantization_config": bcq.quantization_config(dtype, [])}
+    if format == "mxfp4":
+        return {"quantization_config": mxfp4.quantization_config(dtype, [])}
     if format not in TARGETS:
         return {}
     target = target_of(TARGETS[format])
@@ -108,6 +140,15 @@ def _one_row(codebooks: list[tuple[int, Tensor]], signs: Tensor | None, columns:
     return Packed(pairs, torch.ones(1, dtype=torch.float16), signs, (1, columns))
 
 
+# ---- SqueezeLLM
+
+
+def _squeezellm(out: int, columns: int) -> Suffixed:
+    makes = (codes, normal(columns**-0.5))
+    described = squeezellm.layout(out, columns).items()
+    return {suffix: part(dtype, shape, make) for (suffix, (dtype, shape)), make in zip(described, makes, strict=True)}
+
+
 # ---- VPTQ
 
 
@@ -131,6 +172,37 @@ def _said(columns: int) -> dict[str, Any]:
     flags = dict.fromkeys(("enable_norm", "enable_perm", "is_indice_packed"), True)
     pairs = {name: [-1, size] for name, size in sizes.items()}  # [of outliers, of the rest]
     return {**pairs, **flags, "outlier_size": 0, "group_num": 1, "group_size": columns, "in_features": columns}
+
+
+# ---- AWQ and GPTQ
+
+
+def _group(found: Mapping[str, nn.Linear]) -> int:
+    return next((size for size in GROUPS if all(each.in_features % size == 0 for each in found.values())), GROUPS[-1])
+
+
+def _int4(format: str, group: int, out: int, columns: int) -> Suffixed:
+    groups, words = columns // group, out // int4_read.WORD
+    along_out = format == "awq"
+    wide = (columns, words) if along_out else (columns // int4_read.WORD, out)
+    found = {
+        ".qweight": part(torch.int32, wide, codes),
+        ".qzeros": part(torch.int32, (groups, words), filled(EIGHTS[format])),
+        ".scales": part(torch.float16, (groups, out), scales((columns * POWER) ** -0.5)),
+    }
+    if not along_out:
+        found[".g_idx"] = part(torch.int32, (columns,), constant((torch.arange(columns) // group).to(torch.int32)))
+    return found
+
+
+# ---- binary codes
+
+
+def _bcq(out: int, columns: int) -> Suffixed:
+    """Planes count alike: a weight is a sum of three of them, so its square is three times that of a scale."""
+    signs, alphas = bcq.layout(out, columns).items()
+    planes = signs[1][1][1]
+    return {signs[0]: part(*signs[1], codes), alphas[0]: part(*alphas[1], scales((columns * planes) ** -0.5))}
 
 
 # ---- NF4

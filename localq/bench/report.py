@@ -195,13 +195,13 @@ def write(report: Report, format: str, out: TextIO, err: TextIO) -> dict[str, An
     print(report.first_line(), file=out if people else err)
     if people:
         cells = [_cells(row, report) for row in report.rows]
-        print(*(_markdown(cells) if format == "md" else _aligned(cells)), sep="\n", file=out)
+        print(*(markdown if format == "md" else aligned)(COLUMNS, cells, 3), sep="\n", file=out)
         facts = [f"{name.replace('_', ' ')} {value}" for name, value in report.conditions.items() if value is not None]
         print(f"measured read bandwidth {report.roof_bytes_per_s / 1e9:.0f} GB/s; {', '.join(facts)}", file=out)
         for note in filter(None, (report.memory_line(), report.speed_line(), report.clocks_line(), *report.notes)):
             print(note, file=out)
     elif format == "csv":
-        out.write(_csv(body["rows"]))
+        out.write(csv_text(body["rows"]))
     elif format == "jsonl":
         for row in body["rows"]:
             print(json.dumps(row), file=out)
@@ -238,24 +238,27 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
-def _markdown(cells: Sequence[Sequence[str]]) -> list[str]:
-    dashes = ["---", "---", "---", *(len(COLUMNS) - 3) * ["---:"]]
-    return [f"| {' | '.join(line)} |" for line in (COLUMNS, dashes, *cells)]
+def markdown(headers: Sequence[str], cells: Sequence[Sequence[str]], left: int) -> list[str]:
+    """A table; all but the first `left` columns are figures."""
+    dashes = [*left * ["---"], *(len(headers) - left) * ["---:"]]
+    return [f"| {' | '.join(line)} |" for line in (headers, dashes, *cells)]
 
 
-def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    lines = [COLUMNS, *cells]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
+def aligned(headers: Sequence[str], cells: Sequence[Sequence[str]], left: int) -> list[str]:
+    """The same for a terminal."""
+    lines = [headers, *cells]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
     return [
         "  ".join(
-            cell.ljust(width) if i < 3 else cell.rjust(width)
+            cell.ljust(width) if i < left else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
     ]
 
 
-def _csv(rows: Sequence[dict[str, Any]]) -> str:
+def csv_text(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows with the same keys, which are the first line."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

@@ -57,6 +57,20 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class Mixture:
+    """The experts of a layer in mxfp4 or nf4; `gate` and `interleaved` as of `kernels.experts.experts_gate_up`."""
+
+    name: str
+    hidden: int
+    width: int
+    experts: int
+    active: int
+    format: str
+    gate: str = "silu"
+    interleaved: bool = False
+
+
+@dataclass(frozen=True)
 class Workload:
     """Everything to be timed.
 
@@ -65,6 +79,7 @@ class Workload:
     attention          geometries; each is timed at all depths and cache widths
     widths             of the residual stream (norms)
     tables             (vocab, hidden) of embeddings and logits
+    mixtures           of experts
     """
 
     nf4: tuple[Product, ...] = ()
@@ -75,6 +90,7 @@ class Workload:
     attention: tuple[Heads, ...] = ()
     widths: tuple[int, ...] = ()
     tables: tuple[tuple[int, int], ...] = ()
+    mixtures: tuple[Mixture, ...] = ()
 
 
 def _plain(*shapes: tuple[int, int]) -> tuple[Product, ...]:
@@ -112,6 +128,11 @@ STANDARD = Workload(
     attention=(Heads(32, 8, 128), Heads(64, 8, 128)),
     widths=(4096, 8192),
     tables=((128256, 4096),),
+    mixtures=(
+        Mixture("gpt-oss-20b", 2880, 2880, 32, 4, "mxfp4", "clamped", True),
+        Mixture("qwen3-30b-a3b", 2048, 768, 128, 8, "nf4"),
+        Mixture("mixtral-8x7b", 4096, 14336, 8, 2, "nf4"),
+    ),
 )
 
 
@@ -157,8 +178,16 @@ def of_architecture(arch: Architecture) -> Workload:
             attention=(Heads(arch.heads, arch.kv_heads, arch.head_dim),),
             widths=(hidden,),
             tables=((arch.vocab, hidden),),
+            mixtures=_mixtures(arch),
         )
     )
+
+
+def _mixtures(arch: Architecture) -> tuple[Mixture, ...]:
+    if not arch.experts:
+        return ()
+    ours = (arch.model_type, arch.hidden, arch.expert_intermediate, arch.experts, arch.experts_active)
+    return (Mixture(*ours, "mxfp4", "clamped", True) if arch.model_type == "gpt_oss" else Mixture(*ours, "nf4"),)
 
 
 def _by_width(work: Workload) -> Workload:

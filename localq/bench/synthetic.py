@@ -15,7 +15,7 @@ from torch import Tensor
 
 from localq import catalog
 from localq.architecture import Architecture
-from localq.bench import random_formats
+from localq.bench import random_experts, random_formats
 from localq.bench.random_tensors import Part, RandomTensors, filled, normal, on_host, part
 from localq.checkpoint import Checkpoint
 from localq.errors import usage_error
@@ -25,7 +25,7 @@ from localq.models.decoder import Decoder
 from localq.models.layers import RMSNorm
 from localq.quant import nf4
 
-FORMATS = ("nf4", "vq2", "aqlm", "vptq", "fp16", "bf16")  # what random weights are made in
+FORMATS = ("nf4", "mxfp4", "vq2", "aqlm", "vptq", "awq", "gptq", "squeezellm", "bcq", "fp16", "bf16")  # made here
 HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"
 
 
@@ -39,7 +39,7 @@ def config_of(arch: Architecture, dtype: str = "float16") -> dict[str, Any]:
         "num_attention_heads": arch.heads,
         "num_key_value_heads": arch.kv_heads,
         "head_dim": arch.head_dim,
-        "intermediate_size": arch.intermediate,
+        "intermediate_size": arch.intermediate or arch.expert_intermediate,
         "vocab_size": arch.vocab,
         "tie_word_embeddings": arch.tied,
         "max_position_embeddings": arch.max_context,
@@ -54,6 +54,11 @@ def config_of(arch: Architecture, dtype: str = "float16") -> dict[str, Any]:
         config |= {"query_pre_attn_scalar": arch.head_dim, "hidden_activation": "gelu_pytorch_tanh"}
     if family == "gemma2":
         config |= {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+    if arch.experts:
+        count = "num_experts" if family == "qwen3_moe" else "num_local_experts"
+        config |= {count: arch.experts, "num_experts_per_tok": arch.experts_active}
+    if family == "qwen3_moe":
+        config |= {"moe_intermediate_size": arch.expert_intermediate, "norm_topk_prob": True}
     if family == "phi3":
         config["original_max_position_embeddings"] = arch.max_context
     return config
@@ -76,12 +81,13 @@ def files_of(name: str, dtype: str = "float16") -> tuple[ModelFiles, str]:
     """
     base, separator, format = name.rpartition("@")
     entry = catalog.find(base if separator else name)
-    format = format if separator else "nf4"
+    format = format if separator else "mxfp4" if entry.default_format == "mxfp4" else "nf4"
     if format not in FORMATS:
         raise usage_error("--synthetic", f"random {format} weights are not made", f"Use one of {', '.join(FORMATS)}.")
     if reason := catalog.not_yet(entry.arch, format):
         raise usage_error("--synthetic", f"{entry.name}: {reason}", "`localq fit` lists others.")
-    config = in_format(config_of(entry.arch, "bfloat16" if format == "bf16" else dtype), format)
+    in_bfloat16 = format in ("bf16", "mxfp4") or entry.default_format == "mxfp4"  # as they are published
+    config = in_format(config_of(entry.arch, "bfloat16" if in_bfloat16 else dtype), format)
     label = f"{entry.name}@{format} (random weights)"
     return ModelFiles(path=Path(), kind="safetensors", config=config, name=label), format
 
@@ -95,15 +101,17 @@ def checkpoint(files: ModelFiles, format: str, device: torch.device, seed: int) 
     """Random weights for `files`: the block matrices in `format` where it takes them, the rest in 16 bit."""
     model = _model(files.config)
     dtype = nf4.DTYPES[str(files.config.get("dtype", "float16"))]
-    quantized = random_formats.linears(model, format)
+    quantized = {f"{path}.weight" for path in random_formats.linears(model, format)}
+    quantized.update(random_experts.stacks(model, format))
     norms = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, RMSNorm)}
     parts: dict[str, Part] = {}
     for name, parameter in model.named_parameters():
-        if name.removesuffix(".weight") not in quantized:
+        if name not in quantized:
             make = filled(1.0) if name in norms else normal(_deviation(name, parameter))
             if name in (HEAD, TABLE):  # which the loader may quantize, or leave on the host
                 make = on_host(make)
-            parts[name if name == HEAD else f"model.{name}"] = part(dtype, tuple(parameter.shape), make)
+            shape = parameter.mT.shape if name in model.transposed else parameter.shape
+            parts[name if name == HEAD else f"model.{name}"] = part(dtype, tuple(shape), make)
     parts |= random_formats.parts(format, model, seed)
     source = RandomTensors(parts, device, seed)
     return Checkpoint({name: each.info for name, each in parts.items()}, source, files.quantization, files.config)
@@ -121,4 +129,4 @@ def _deviation(name: str, parameter: Tensor) -> float:
     """The standard deviation of a dense tensor: unit rows of the table, unit gain of matrices, small biases."""
     if name == "embed_tokens.weight":
         return 1.0
-    return 0.02 if parameter.dim() == 1 else parameter.shape[1] ** -0.5
+    return 0.02 if parameter.dim() == 1 or name.endswith("bias") else parameter.shape[-1] ** -0.5

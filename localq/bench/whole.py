@@ -32,6 +32,7 @@ from localq.engine.generate import Engine
 from localq.engine.load import LoadedModel, Options, free_memory, load
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.modelfiles import ModelFiles
+from localq.models.experts import Experts
 from localq.models.layers import RMSNorm
 
 TRANSFORMERS, BITSANDBYTES = RIVALS
@@ -120,7 +121,7 @@ def form_of(model: LoadedModel) -> dict[str, Any]:
 def is_plain(model: LoadedModel) -> bool:
     """Is every matrix a plain one? On the CPU all are: dequantized at load."""
     leaves = (module for module in model.model.modules() if next(module.children(), None) is None)
-    return all(isinstance(module, nn.Linear | nn.Embedding | RMSNorm) for module in leaves)
+    return all(isinstance(module, nn.Linear | nn.Embedding | RMSNorm | Experts) for module in leaves)
 
 
 def short_name(dtype: torch.dtype) -> str:

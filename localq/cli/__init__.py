@@ -6,7 +6,6 @@ Verbs live in files of their own (`verbs` lists and loads them) and load heavy l
 
 from __future__ import annotations
 
-import io
 import os
 import signal
 import sys
@@ -18,7 +17,8 @@ import typer
 from typer._click.exceptions import ClickException  # typer carries its parser and exports only parts of it
 
 from localq import __version__
-from localq.cli.output import has_screen, note
+from localq.cli import characters
+from localq.cli.output import has_screen, note, tell_lost
 from localq.cli.verbs import Verbs
 from localq.errors import ExitCode, LocalqError
 
@@ -55,10 +55,12 @@ def main() -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` asks to go on
         signal.signal(signal.SIGHUP, _terminate)  # the terminal is gone
     sys.unraisablehook = _stop_again
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # neither bytes that are no text nor a poor terminal end a command
-    code = execute(sys.argv[1:] or _without_arguments())
+    characters.prepare(sys.stdin, sys.stdout, sys.stderr)
+    try:
+        code = execute(sys.argv[1:] or _without_arguments())
+    except KeyboardInterrupt:  # one that came while another was being answered
+        code = ExitCode.INTERRUPTED
+    tell_lost()
     try:
         sys.stdout.flush()
     except BrokenPipeError:

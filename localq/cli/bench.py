@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localq import memory_limits
-from localq.cli import fetch_progress, options
+from localq.cli import bench_formats, fetch_progress, options
 from localq.cli.output import note, print_json
 from localq.errors import LocalqError, usage_error
 
@@ -30,10 +30,15 @@ Repetitions = Annotated[int, typer.Option("-r", "--repetitions", min=1, help="Ti
 Output = Annotated[str, typer.Option("-o", "--output", help="table, md, csv, json or jsonl.")]
 Against = Annotated[list[str] | None, typer.Option("--against", metavar="NAME", help=_AGAINST)]
 Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE|-", help="Shares of the roof: NAME.png, - = here.")]
-MODES = ("kernels", "profile", "crossover", "patched", "quantize")
+MODES = ("kernels", "profile", "crossover", "patched", "quantize", "bcq", "formats")
 # Parameters that a mode takes besides the output; profile: those that it does not take.
-TAKEN = {"kernels": ("model", "plot"), "crossover": (), "patched": (), "quantize": ("model", "device", "vram", "seed")}
-WITHOUT_MEANING = ("plot", "against", "no_baseline", "repetitions")  # to a profile
+TAKEN = {"kernels": ("model", "plot"), "crossover": (), "patched": (), "quantize": ("model", "device", "vram", "seed"),
+         "bcq": ("model", "plot"),
+         "formats": ("model", "plot", "prompt", "generate", "depth", "repetitions", "synthetic", "make", "max_windows",
+                     "ctx", "kv", "embed", "head", "vram", "reserve", "force", "device", "dtype", "seed", "offline",
+                     "token")}  # fmt: skip
+OF_FORMATS = ("make", "max_windows")
+WITHOUT_MEANING = ("plot", "against", "no_baseline", "repetitions", *OF_FORMATS)  # to a profile
 ALWAYS = (*MODES, "output", "json", "quiet")
 SPELLINGS = {"model": "MODEL", "prompt": "-p", "generate": "-n", "depth": "-d", "repetitions": "-r"}
 
@@ -66,6 +71,10 @@ def bench(
     crossover: Annotated[bool, typer.Option("--crossover", help="Where NF4 prefill changes its way.")] = False,
     patched: Annotated[bool, typer.Option("--patched", help="Our kernels under a transformers model.")] = False,
     quantize: Annotated[bool, typer.Option("--quantize", help="Time one layer of MODEL on its way to vq2.")] = False,
+    bcq: Annotated[bool, typer.Option("--bcq", help="Binary codes: time and size by planes and groups.")] = False,
+    formats: Annotated[bool, typer.Option("--formats", help="Every format of MODEL in one table.")] = False,
+    make: bench_formats.Make = "",
+    max_windows: bench_formats.Windows = None,
     plot: Plot = None,
     ctx: options.Context = None,
     kv: options.KvBits = None,
@@ -78,6 +87,7 @@ def bench(
     dtype: options.Dtype = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of random prompts and weights.")] = 0,
     offline: options.Offline = None,
+    token: options.Token = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
@@ -85,22 +95,22 @@ def bench(
 
     The last line on stdout is one JSON object; errors go to stderr.
     """
-    flags = dict(zip(MODES, (kernels, profile, crossover, patched, quantize), strict=True))
+    flags = dict(zip(MODES, (kernels, profile, crossover, patched, quantize, bcq, formats), strict=True))
     asked = _Asked(model, synthetic, "json" if json else output, plot, force, quiet)
     mode = _mode(flags, asked)
     _refuse_ignored(mode, context)
-    if mode in ("kernels", "crossover", "patched"):
-        _run_part(mode, asked)
-        return
-    if mode == "quantize":
-        _run_quantize(asked, options.effective(device=device, vram=vram), seed)
+    settings = options.effective(
+        device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
+    )
+    if mode in PARTS:
+        PARTS[mode](mode, asked, settings, seed)
         return
     from localq.bench import plan as plans  # torch-free, as is all before `_request`
 
     plan = plans.make(prompt, generate, depth, repetitions, seed)
-    settings = options.effective(
-        device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
-    )
+    if mode == "formats":
+        bench_formats.run(bench_formats.Asked(**vars(asked), ctx=ctx, make=make, windows=max_windows), plan, settings)
+        return
     rivals = plans.rivals(against or (), () if no_baseline else ("transformers",))
     request = _request(asked, settings, plan, rivals, not no_baseline, ctx)
     _measure(request, mode, asked)
@@ -115,9 +125,9 @@ def _mode(flags: dict[str, bool], asked: _Asked) -> str:
         raise usage_error("bench", f"--{chosen[0]} and --{chosen[1]} are two benchmarks", "Run one after the other.")
     if asked.output not in report.FORMATS:
         raise usage_error("-o", f"{asked.output!r} is not a format", f"Use one of {', '.join(report.FORMATS)}.")
-    if chosen and asked.output not in ("table", "json"):
+    if chosen not in ([], ["formats"]) and asked.output not in ("table", "json"):
         raise usage_error("-o", f"--{chosen[0]} is not written as {asked.output}", "Use table or json.")
-    if asked.synthetic and chosen and chosen != ["profile"]:
+    if asked.synthetic and chosen not in ([], ["profile"], ["formats"]):
         raise usage_error("--synthetic", f"--{chosen[0]} has random weights anyway", "Leave it out.")
     plot.check_target(asked.plot)
     return chosen[0] if chosen else ""
@@ -126,20 +136,27 @@ def _mode(flags: dict[str, bool], asked: _Asked) -> str:
 def _refuse_ignored(mode: str, context: Any) -> None:
     """No option is taken and not obeyed. Raises LocalqError (exit 2)."""
     given = [name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"]
-    for name in given if mode else ():
-        taken = name not in WITHOUT_MEANING if mode == "profile" else name in TAKEN[mode]
+    for name in given:
+        taken = name not in OF_FORMATS
+        if mode:
+            taken = name not in WITHOUT_MEANING if mode == "profile" else name in TAKEN[mode]
         if not taken and name not in ALWAYS:
             word = SPELLINGS.get(name, f"--{name.replace('_', '-')}")
-            raise usage_error("bench", f"{word} has no meaning with --{mode}", "Leave it out.")
+            where = f"with --{mode}" if mode else "without --formats"
+            raise usage_error("bench", f"{word} has no meaning {where}", "Leave it out.")
 
 
-def _run_part(mode: str, asked: _Asked) -> None:
+def _run_part(mode: str, asked: _Asked, settings: Settings, seed: int) -> None:
     """A benchmark that is no whole model; its module prints a table and one line of JSON."""
     out = sys.stderr if asked.output == "json" else sys.stdout
     if mode == "kernels":
         from localq.bench import kernels  # torch loads only now, as below
 
         result = kernels.run(out, asked.model, plot_to=asked.plot)
+    elif mode == "bcq":
+        from localq.bench import bcq_rows, kernels
+
+        result = kernels.run(out, asked.model or bcq_rows.SQUARES, list(kernels.BY_NAME), plot_to=asked.plot)
     elif mode == "crossover":
         from localq.bench import crossover
 
@@ -155,7 +172,7 @@ def _run_part(mode: str, asked: _Asked) -> None:
         raise LocalqError(f"bench --{mode}", why, "Report this as a bug.")
 
 
-def _run_quantize(asked: _Asked, settings: Settings, seed: int) -> None:
+def _run_quantize(mode: str, asked: _Asked, settings: Settings, seed: int) -> None:
     """The ways of `localq quantize`, on one layer of a catalogued model."""
     from localq import calibration, catalog, prepare
     from localq.cli import quantize
@@ -175,6 +192,9 @@ def _run_quantize(asked: _Asked, settings: Settings, seed: int) -> None:
     result = quantizing.run(out, wanted, ways)
     if asked.output == "json":
         print_json(result)
+
+
+PARTS = {**dict.fromkeys(("kernels", "crossover", "patched", "bcq"), _run_part), "quantize": _run_quantize}
 
 
 def _request(

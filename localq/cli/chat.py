@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from localq import catalog
 from localq.cli import options
+from localq.cli.characters import is_utf8
 from localq.cli.optional_values import Command as Command
-from localq.cli.output import has_screen, note
+from localq.cli.output import has_screen, is_rich_terminal, note
 from localq.errors import ExitCode
 from localq.settings import Settings
 
@@ -54,6 +55,7 @@ def chat(
     force: options.Force = False,
     dry_run: options.DryRun = False,
     offline: options.Offline = None,
+    token: options.Token = None,
     stats: options.ShowStats = None,
     plain: options.Plain = False,
     quiet: options.Quiet = False,
@@ -70,8 +72,6 @@ def chat(
         return ExitCode.OK
     wanted = options.checked_grammar(json_schema, grammar, regex)
     first = None if prompt is None else options.prompt([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
-    if not continue_ and resume is None:
-        catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
     settings, record = _gone_on_with(settings, flags, continue_, resume)
     from localq import resuming  # start-up cost, not for --help
 
@@ -83,6 +83,9 @@ def _gone_on_with(
     settings: Settings, flags: dict[str, Any], continue_: bool, resume: str | None
 ) -> tuple[Settings, Session | None]:
     """The conversation to go on with, None for a new one, and the settings with those that it had."""
+    if not continue_ and resume is None:
+        catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
+        return settings, None
     from localq import resuming  # start-up cost, not for --help
     from localq.cli.resume import wanted_session
 
@@ -114,5 +117,7 @@ def begun(
 
 def _on_full_screen(settings: Settings) -> bool:
     if settings.ui == "auto":
+        if sys.stdin.isatty() and is_rich_terminal(sys.stdout) and not is_utf8(sys.stdout):
+            note(f"line by line: the full screen wants UTF-8, and this terminal's locale says {sys.stdout.encoding}")
         return has_screen()
     return settings.ui == "tui" and sys.stdin.isatty() and sys.stdout.isatty()

@@ -50,6 +50,7 @@ def eval(
     device: options.Device = None,
     dtype: options.Dtype = None,
     offline: options.Offline = None,
+    token: options.Token = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:

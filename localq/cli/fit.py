@@ -46,6 +46,7 @@ def fit(
     reserve: options.Reserve = None,
     everything: Everything = False,
     offline: options.Offline = None,
+    token: options.Token = None,
     json: options.Json = False,
 ) -> None:
     """Say which models fit a GPU, in which format, with how much context, how fast."""

@@ -33,7 +33,7 @@ VARIABLES = (
     ("LOCALQ_DATA, LOCALQ_CACHE", "the folders of conversations, and of what can be made again"),
     ("LOCALQ_NOHISTORY", "keep nothing of what is typed"),
     ("HF_HOME, HF_HUB_CACHE, XDG_CACHE_HOME", "where weights lie"),
-    ("HF_TOKEN, HF_TOKEN_PATH", "the token for gated models; else that of `hf auth login`"),
+    ("HF_TOKEN, HF_TOKEN_PATH", "the token for gated models, where --token gives none; else that of `hf auth login`"),
     ("HF_ENDPOINT", "another hub"),
     ("HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE", "never touch the network"),
     ("HF_HUB_DISABLE_PROGRESS_BARS", "no bars"),

@@ -13,14 +13,14 @@ from localq import commands, opening, resuming
 from localq.cli.command_host import TerminalHost
 from localq.cli.line_input import reader
 from localq.cli.options import Given
-from localq.cli.output import note
+from localq.cli.output import note, tell_lost
 from localq.cli.session import TerminalWatcher, interruptible, memory_line, print_reply, speed_line
 from localq.cli.thoughts import shown
 from localq.commands.models import SwitchModel
 from localq.commands.sessions import taken_up
 from localq.errors import ExitCode, LocalqError
 from localq.opening import Opened, Wanted
-from localq.replies import Reply, check_whole
+from localq.replies import MEASURED, Reply, check_whole
 from localq.resuming import Start
 from localq.settings import Settings
 
@@ -179,7 +179,7 @@ class LineChat:
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise
-            note("stopped")
+            note("(stopped)")
             return None
         if isinstance(result, SwitchModel):
             return result
@@ -198,7 +198,7 @@ class LineChat:
         except KeyboardInterrupt:  # before there is a reply to stop
             if not sys.stdin.isatty():
                 raise
-            note("stopped")
+            note("(stopped)")
             return None
         return self.stream(parts)
 
@@ -211,8 +211,9 @@ class LineChat:
         if reply is not None:
             for line in reply.notices:
                 note(f"({line})")
-            if self.show_stats:
+            if self.show_stats and reply.reason != MEASURED:
                 note(speed_line(reply.stats, self.session.loaded))
                 if self.session.keeper is not None and (why := self.session.keeper.told()):
                     note(f"[{why}]")
+        tell_lost()
         return reply

@@ -31,6 +31,8 @@ def reader(remember: bool = True) -> ReadLine:
 
 
 def _terminal_reader(remember: bool) -> ReadLine:
+    import asyncio  # start-up cost: only where lines are edited
+
     from prompt_toolkit import PromptSession  # start-up cost: a pipe needs no line editor
     from prompt_toolkit.history import InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -50,12 +52,16 @@ def _terminal_reader(remember: bool) -> ReadLine:
     def _newline(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
+    missed: list[bool] = []  # a Ctrl-C right behind another, which the next reading answers
+
     @keys.add("c-c")
     @keys.add("<sigint>")
     def _interrupt(event: KeyPressEvent) -> None:
         answer = event.app.future  # none before it reads and after: prompt_toolkit would print a traceback
         if answer is not None and not answer.done():
             event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+        else:
+            missed.append(True)
 
     @keys.add("c-g")
     def _editor(event: KeyPressEvent) -> None:
@@ -70,7 +76,19 @@ def _terminal_reader(remember: bool) -> ReadLine:
         completer=_completer(),
         complete_while_typing=False,  # Tab asks
     )
-    return lambda: _joined_lines(lambda continued: session.prompt("... " if continued else PROMPT))
+
+    def ask(continued: bool) -> str:
+        if missed:
+            missed.clear()
+            raise KeyboardInterrupt
+        try:
+            line = session.prompt("... " if continued else PROMPT)
+        except asyncio.CancelledError:  # asyncio's answer to a Ctrl-C that comes while nobody listens for it yet
+            raise KeyboardInterrupt from None
+        missed.clear()
+        return line
+
+    return lambda: _joined_lines(ask)
 
 
 def _take_shift_enter() -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 from typing import TYPE_CHECKING, Any
 
 from localq.cli import options
 from localq.cli.output import note, print_json, stdout_table
-from localq.wording import human_bytes
+from localq.wording import human_bytes, local_time
 
 if TYPE_CHECKING:
     from localq.local_models import LocalModel
@@ -55,4 +54,4 @@ def _format(model: LocalModel) -> str:
 
 
 def _day(model: LocalModel) -> str:
-    return datetime.date.fromtimestamp(model.last_used).isoformat() if model.last_used else "-"
+    return local_time(model.last_used, "%Y-%m-%d") if model.last_used else "-"

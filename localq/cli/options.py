@@ -29,6 +29,14 @@ def _count(text: str) -> int:
     return count
 
 
+def _use_token(context: typer.Context, value: str | None) -> None:
+    """It is known to the hub's library from here on; the verb is given nothing that could be printed."""
+    if value is not None and not context.resilient_parsing:
+        from localq.cli import access_token  # only asked for here
+
+        access_token.use(value)
+
+
 def known_names(incomplete: str) -> list[str]:
     """Shell completion of a model: the catalogue's names that begin so. Files are the shell's own business."""
     from localq import catalog  # start-up cost: only verbs about models read the catalogue
@@ -110,9 +118,13 @@ DryRun = Annotated[bool, typer.Option("--dry-run", "--estimate-only", help="Prin
 Offline = Annotated[
     bool | None, typer.Option("--offline/--online", help="Never touch the network.", show_default=False)
 ]
+Token = Annotated[
+    str | None,
+    typer.Option("--token", metavar="@FILE|-|TOKEN", callback=_use_token, help="Access token; - asks for it."),
+]
 ShowStats = Annotated[
     bool | None,
-    typer.Option("--stats/--no-stats", "--verbose", help="Speed after a reply.", show_default=False),
+    typer.Option("--stats/--no-stats", "--verbose", "-v", help="Speed after a reply.", show_default=False),
 ]
 Think = Annotated[
     str | None,

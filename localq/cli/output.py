@@ -6,12 +6,14 @@ sequence is written unless the stream is a terminal that wants them.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from localq.cli import characters
 from localq.sanitize import sanitize
 from localq.wording import table_lines
 
@@ -24,10 +26,11 @@ SCHEMA = 1
 def print_json(body: dict[str, Any]) -> None:
     """Print one object on one line of stdout, with `"schema"` first.
 
-    What would move the cursor, hide or turn text is escaped, and so are the half characters of a path that is no text.
+    What would move the cursor, hide or turn text is escaped, and so are the half characters of a path that is no text,
+    and everything where stdout has no UTF-8.
     """
     text = json.dumps({"schema": SCHEMA, **body}, ensure_ascii=False)
-    if sanitize(text) != text:
+    if sanitize(text) != text or not characters.is_utf8(sys.stdout):
         text = json.dumps({"schema": SCHEMA, **body})
     print(text, flush=True)
 
@@ -37,14 +40,25 @@ def note(text: str) -> None:
     print(sanitize(text), file=sys.stderr, flush=True)
 
 
+def tell_lost() -> None:
+    """What the streams could not take or give since the last time, on stderr."""
+    for line in characters.lost():
+        with contextlib.suppress(OSError):
+            note(f"({line})")
+
+
 def is_rich_terminal(stream: TextIO) -> bool:
     """True when `stream` is a terminal that can take cursor movement (not TERM=dumb)."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def has_screen() -> bool:
-    """stdin, stdout and stderr are a terminal that can show a full screen; where one is not, somebody reads lines."""
-    return sys.stdin.isatty() and is_rich_terminal(sys.stdout) and is_rich_terminal(sys.stderr)
+    """stdin, stdout and stderr are a terminal that can show a full screen; where one is not, somebody reads lines.
+
+    In UTF-8: with other encodings frames are question marks and what is typed is lost.
+    """
+    terminals = sys.stdin.isatty() and is_rich_terminal(sys.stdout) and is_rich_terminal(sys.stderr)
+    return terminals and characters.is_utf8(sys.stdout)
 
 
 def takes_colour(stream: TextIO) -> bool:

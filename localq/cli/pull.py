@@ -32,6 +32,7 @@ def pull(
     ] = False,
     vram: options.Vram = None,
     offline: options.Offline = None,
+    token: options.Token = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localq import memory_limits
-from localq.cli import options
+from localq.cli import options, quantize_bcq
 from localq.cli.output import is_rich_terminal, note, print_json, stderr_console
 from localq.errors import usage_error
 from localq.settings import Settings
@@ -21,6 +21,7 @@ from localq.wording import human_bytes
 
 if TYPE_CHECKING:
     from localq.hub_shards import Shards
+    from localq.input_moments import Text
     from localq.modelfiles import ModelFiles
     from localq.quantizer.encode import Effort
     from localq.quantizer.finetune import Tuning
@@ -30,6 +31,8 @@ OnProgress = Callable[[str, int, int], None]
 
 SCHEMES = {"2": "s4l16", "2.5": "s4l16+s16l16", "3": "s4l16+s8l16", "4": "s4l16+s4l16"}  # of vq2, by bits
 QUICK_WINDOWS = 64
+WEIGHED_WINDOWS = 16  # of `prepare.WEIGHED`: squares of inputs need fewer
+NO_TEXT = Path("none")
 BEST_BEAM, BEST_ROUNDS = 64, 2
 BEST_STEPS, BEST_SEQUENCES = 200, 4  # of fine-tuning
 LARGEST_SEED = 2**31 - 1
@@ -48,11 +51,20 @@ class _Calibrated:
     vram: str | None
     layers: Path | None = None
 
-    def check(self, format: str, calibrated: tuple[str, ...]) -> None:
+    def check(self, format: str, calibrated: tuple[str, ...], mixing: bool = False) -> None:
         """Raises LocalqError (exit 2) for options that `format` does not have, and for bits that there are not."""
         given = {f"--{name}": value for name, value in vars(self).items() if value is not None}
         if "--best" in given and not self.best:
             given = {"--quick" if name == "--best" else name: value for name, value in given.items()}
+        from localq import prepare  # start-up cost
+
+        if format in prepare.WEIGHED or mixing:
+            if other := given.keys() - {"--calibration", "--windows", "--device"}:
+                why = f"{format} has no such option"
+                raise usage_error(min(other), why, "It has --calibration, --windows and --device.")
+            if self.calibration == NO_TEXT and (mixing or len(given) > 1):
+                raise usage_error(max(given), "without a text there is nothing to run", "Leave it out.")
+            return
         if format not in calibrated and given:
             why = f"{format} is made without a text, the same on every machine"
             raise usage_error(next(iter(given)), why, f"It is an option of --format {' and '.join(calibrated)}.")
@@ -78,11 +90,10 @@ class _Calibrated:
         return SCHEMES.get(self.bits or "2", SCHEMES["2"])
 
 
-_BITS = "Of vq2: 2 (default), 2.5, 3 or 4, or in between, as 2.3: more where it is worth most."
+_BITS = "Of vq2: 2 (default), 2.5, 3 or 4; of bcq 1 to 5; or in between, as 2.3: more where it is worth most."
 Bits = Annotated[str | None, typer.Option("--bits", metavar="NUMBER", help=_BITS)]
-Calibration = Annotated[
-    Path | None, typer.Option("--calibration", metavar="FILE", help="A plain text, unlike the one to judge by.")
-]
+_TEXT = "A plain text, unlike the one to judge by; of squeezellm also none, for no text at all."
+Calibration = Annotated[Path | None, typer.Option("--calibration", metavar="FILE", help=_TEXT)]
 Windows = Annotated[int | None, typer.Option("--windows", min=1, help="How many of its windows of 2048 tokens.")]
 Best = Annotated[
     bool | None,
@@ -107,8 +118,10 @@ def quantize(
         str, typer.Argument(help="A name, ORG/REPO, a folder or a .gguf file.", autocompletion=options.known_names)
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write; made if need be.")],
-    format: Annotated[str, typer.Option("--format", "-f", help="nf4, mxfp4, vq2 or aqlm2x8.")] = "nf4",
+    format: Annotated[str, typer.Option("--format", "-f", help="nf4, bcq, mxfp4, squeezellm, vq2 or aqlm2x8.")] = "nf4",
     bits: Bits = None,
+    group: quantize_bcq.Group = None,
+    zero_points: quantize_bcq.ZeroPoints = None,
     calibration: Calibration = None,
     windows: Windows = None,
     best: Best = None,
@@ -119,17 +132,22 @@ def quantize(
     force: Annotated[bool, typer.Option("--force", help="Replace the model that is in --out.")] = False,
     keep: Annotated[bool, typer.Option("--keep-source", help=_KEEP)] = False,
     offline: options.Offline = None,
+    token: options.Token = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Quantize SOURCE into a model folder; run it again after an interruption, and it goes on.
 
-    nf4 and mxfp4 take seconds to minutes. vq2 (2 to 4 bits) and aqlm2x8 (the same search, for other programs) are
-    fitted to what the model does on a text: --bits, --calibration, --windows, --best, --device, --seed, --vram and
-    --layers are theirs.
+    nf4 and mxfp4 take seconds to minutes, bcq (1 to 5 planes of signs: --bits, --group) minutes. squeezellm (4 bits,
+    every row with 16 values of its own) weighs columns on a text: --calibration, --windows, --device. vq2 (2 to 4
+    bits) and aqlm2x8 (the same search, for other programs) are fitted to what the model does on a text: --bits,
+    --calibration, --windows, --best, --device, --seed, --vram and --layers are theirs.
     """
-    asked = _Calibrated(bits, calibration, windows, best, device, seed, vram, layers)
-    job = _Job(source, format, out, force, quiet, options.effective(offline=offline, device=device, vram=vram), keep)
+    mix = quantize_bcq.mixture(format, bits, group, zero_points)
+    scheme = quantize_bcq.scheme(format, bits, group, zero_points) if mix is None else ""
+    asked = _Calibrated(None if scheme or mix else bits, calibration, windows, best, device, seed, vram, layers)
+    settings = options.effective(offline=offline, device=device, vram=vram)
+    job = _Job(source, format, out, force, quiet, settings, keep, scheme, mix)
     folder = job.run(asked)
     weights = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     if json:
@@ -149,6 +167,8 @@ class _Job:
     quiet: bool
     settings: Settings
     keep_source: bool
+    scheme: str = ""
+    mix: float | None = None  # bits per weight of a mixture of bcq
 
     def say(self, line: str) -> None:
         """A line for the user."""
@@ -160,29 +180,60 @@ class _Job:
         from localq import calibration, prepare
         from localq.modelfiles import open_model  # start-up cost: --help must not pay for these
 
-        formats = ("nf4", "mxfp4", *prepare.CALIBRATED)
+        formats = ("nf4", "mxfp4", "bcq", *prepare.WEIGHED, *prepare.CALIBRATED)
         if self.format not in formats:
             raise usage_error(self.format, "localq does not write this format", f"Formats: {', '.join(formats)}.")
-        asked.check(self.format, prepare.CALIBRATED)
+        asked.check(self.format, prepare.CALIBRATED, self.mix is not None)
         ready = None
         if asked.layers is None:
-            prepare.check_can_make(self.format)
+            prepare.check_can_make(self.format, self.source)
         else:
             from localq import ready_layers
 
             ready = ready_layers.open_ready(asked.layers)
         on_text = self.format in prepare.CALIBRATED
-        text = calibration.read_text(asked.calibration or calibration.DEFAULT_TEXT) if on_text else ""
+        weighed = self.mix is not None or (self.format in prepare.WEIGHED and asked.calibration != NO_TEXT)
+        text = calibration.read_text(asked.calibration or calibration.DEFAULT_TEXT) if on_text or weighed else ""
         by_file = on_text and not self.keep_source and asked.mixed is None and asked.layers is None
         if by_file and (shards := self._remote()):
             return self._from_hub(shards, text, asked)
         with _progress(self.quiet) as on_progress:
             files = open_model(prepare.source_path(self.source, self.say, on_progress, self.settings.offline))
             if not on_text:
-                from localq import convert  # torch loads only now
+                from localq import bcq_mixture, convert  # torch loads only now
 
-                return convert.convert(files, self.format, self.out, on_progress, self.say, force=self.force)
+                weighing = self._weighing(files, text, asked) if weighed else None
+                wish = None if weighing is None or self.mix is None else bcq_mixture.Wish(self.mix, weighing)
+                return convert.convert(
+                    files,
+                    self.format,
+                    self.out,
+                    on_progress,
+                    self.say,
+                    force=self.force,
+                    text=weighing if wish is None else None,
+                    scheme=self.scheme,
+                    wish=wish,
+                )
         return self._on_text(files, text, asked) if ready is None else self._around(files, ready)
+
+    def _weighing(self, files: ModelFiles, text: str, asked: _Calibrated) -> Text:
+        """The text on which the columns of matrices are weighed, and where."""
+        from localq import calibration
+        from localq.engine.device import device_name, pick
+        from localq.input_moments import Text
+
+        choice = pick(self.settings.device)
+        ids = calibration.token_windows(files, text, asked.windows, WEIGHED_WINDOWS)
+        for line in choice.notes:
+            self.say(line)
+        counted = f"{len(ids)} window{'s' * (len(ids) > 1)} of {len(ids[0])} tokens"
+        where = device_name(choice.device)
+        if self.mix is None:
+            self.say(f"{files.name}: columns count as on {counted}, on {where}; --calibration none: all alike.")
+        else:
+            self.say(f"{files.name}: what bits are worth is measured on {counted}, on {where}.")
+        return Text(ids, choice.device)
 
     def _around(self, files: ModelFiles, ready: ReadyLayers) -> Path:
         """Embedding and head around layers that were made before."""

@@ -61,6 +61,7 @@ def run(
     force: options.Force = False,
     dry_run: options.DryRun = False,
     offline: options.Offline = None,
+    token: options.Token = None,
     stats: options.ShowStats = None,
     quiet: options.Quiet = False,
     extract: Extract = False,

@@ -15,8 +15,10 @@ from localq.chat import ChatSession, Piece, Reply
 from localq.cli import fetch_progress
 from localq.cli.output import is_rich_terminal, note
 from localq.cli.thoughts import Thoughts
+from localq.errors import LocalqError
 from localq.opening import Opened
 from localq.prepare import OnProgress
+from localq.replies import MEASURED
 from localq.stats import Stats
 from localq.wording import human_bytes, stats_line
 from localq.worker.messages import Event, Loaded, Loading
@@ -124,29 +126,48 @@ def interruptible(session: ChatSession) -> Iterator[threading.Event]:
 def print_reply(
     parts: Iterator[Piece | Reply], status: StatusLine, thoughts: Thoughts, write_text: bool = True
 ) -> Reply | None:
-    """Stream the answer of a reply to stdout as it arrives; returns its end, or None when the stream had none."""
-    reply = None
-    for part in parts:
-        if isinstance(part, Reply):
-            reply = part
-        elif part.notice:
-            status.clear()
-            note(f"({part.notice})")
-        elif part.thinking:
-            status.clear()
-            thoughts.write(part.text)
-        elif part.text:
-            status.clear()
-            thoughts.end()
-            if write_text:
-                sys.stdout.write(part.text)
-                sys.stdout.flush()
-        elif part.stats.phase == "prefill" and part.stats.prompt_tokens:
-            done = part.stats.cached_tokens + part.stats.prefilled_tokens
-            status.show(f"reading the prompt {done / part.stats.prompt_tokens:4.0%}")
+    """Stream the answer of a reply to stdout as it arrives; returns its end, or None when the stream had none. Where it
+    fails, the line that was begun ends before the error is told."""
+    reply, open_line = None, False
+    try:
+        for part in parts:
+            if isinstance(part, Reply):
+                reply = part
+                continue
+            _show_piece(part, status, thoughts, write_text)
+            if write_text and part.text and not part.thinking:
+                open_line = not part.text.endswith("\n")
+    except LocalqError:
+        status.clear()
+        thoughts.end()
+        if open_line:
+            _end_line()
+        raise
     status.clear()
     thoughts.end()
-    if write_text:
-        sys.stdout.write("\n")
-        sys.stdout.flush()
+    if write_text and (reply is None or reply.reason != MEASURED):
+        _end_line()
     return reply
+
+
+def _show_piece(part: Piece, status: StatusLine, thoughts: Thoughts, write_text: bool) -> None:
+    if part.notice:
+        status.clear()
+        note(f"({part.notice})")
+    elif part.thinking:
+        status.clear()
+        thoughts.write(part.text)
+    elif part.text:
+        status.clear()
+        thoughts.end()
+        if write_text:
+            sys.stdout.write(part.text)
+            sys.stdout.flush()
+    elif part.stats.phase == "prefill" and part.stats.prompt_tokens:
+        done = part.stats.cached_tokens + part.stats.prefilled_tokens
+        status.show(f"reading the prompt {done / part.stats.prompt_tokens:4.0%}")
+
+
+def _end_line() -> None:
+    sys.stdout.write("\n")
+    sys.stdout.flush()

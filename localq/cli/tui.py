@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def tui(model: options.Model = None) -> int:
     """Chat on the full screen; without MODEL choose one first."""
     if not has_screen():
-        raise usage_error("tui", "this is no terminal that can show it", "`localq chat --plain` goes line by line.")
+        why = "this is no terminal that can show it in UTF-8"
+        raise usage_error("tui", why, "`localq chat --plain` goes line by line.")
     from localq import catalog, resuming  # start-up cost, not for --help
 
     settings = options.effective(model=model)

@@ -11,7 +11,7 @@ from typing import Any
 from localq import grammar as grammars
 from localq import roofline, settings, stops, thinking
 from localq.chat import ChatSession, Replies
-from localq.commands import models, sessions, texts
+from localq.commands import measuring, models, sessions, texts
 from localq.commands.host import Host
 from localq.commands.models import SwitchModel
 from localq.errors import ExitCode, LocalqError, usage_error
@@ -44,6 +44,7 @@ HELP = """\
                        the text that the model reads, the template that makes it, the model, or how replies are made
 /model [NAME]          the models on this machine; or go on with another one in this conversation
 /fit [NAME]            which formats of this model, or of another, fit this GPU, with how much context
+/bench                 measure how fast the model reads and writes; the conversation stays as it is
 /stats                 speed of the last reply, this conversation, model, device and memory
 /exit                  leave (Ctrl-D does too)
 
@@ -141,7 +142,8 @@ def stats(session: ChatSession, argument: str, host: Host) -> str:
     given = [turn.stats for turn in session.conversation.replies() if turn.stats is not None]
     if given:
         made, seconds = sum(each.generated_tokens for each in given), sum(each.decode_s for each in given)
-        speed = f", {(made - len(given)) / seconds:.1f} tok/s" if seconds > 0 else ""
+        decoded = sum(max(0, each.generated_tokens - 1) for each in given)  # the first belongs to the prefill
+        speed = f", {decoded / seconds:.1f} tok/s" if seconds > 0 else ""
         lines.append(f"this conversation: {len(given)} replies, {made} tokens{speed}")
     if session.loaded is not None:
         loaded = session.loaded
@@ -183,6 +185,7 @@ COMMANDS: dict[str, Callable[[ChatSession, str, Host], str | Replies | SwitchMod
     "/compact": texts.compact,
     "/show": texts.show,
     "/stats": stats,
+    "/bench": measuring.bench,
     "/model": models.model,
     "/fit": models.fit,
 }

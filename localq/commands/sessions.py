@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 from localq import disk, transcript
@@ -13,7 +12,7 @@ from localq.errors import usage_error
 from localq.sanitize import sanitize
 from localq.session_record import Session, Summary
 from localq.sessions import SessionStore
-from localq.wording import human_bytes
+from localq.wording import human_bytes, local_time
 
 SHOWN = 20  # of the last conversations
 
@@ -27,17 +26,10 @@ def table(summaries: list[Summary], current: int | None = None) -> str:
     """One line each: number, when, turns, model, title."""
     lines = []
     for each in summaries:
-        when = _when(each.changed_s)
+        when = local_time(each.changed_s, "%Y-%m-%d %H:%M")
         mark, model = "*" if each.id == current else " ", each.model.rpartition("/")[2]
         lines.append(f"{mark}{each.id:>5}  {when}  {each.turns:>4} turns  {model:<20}  {each.title}")
     return sanitize("\n".join(lines))
-
-
-def _when(unix_s: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M", time.localtime(unix_s))
-    except (ValueError, OverflowError, OSError):  # a clock that was far off
-        return "????-??-?? ??:??"
 
 
 def sessions(session: ChatSession, argument: str, host: Host) -> str:

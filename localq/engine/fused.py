@@ -6,6 +6,7 @@
                 o          + residual (or into a norm, where the family has one there, and then + residual)
                 gate_up    x -> norm -> act(gate) * up
                 down       + residual (as o)
+                           of a mixture of experts: router, gate_up, down (`fused_experts.py`)
     head        x -> norm -> logits f32
     sample      the soft cap of the logits, and the choice
 
@@ -19,8 +20,7 @@ all that share their signs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -28,28 +28,20 @@ from torch import Tensor, nn
 
 from localq.engine.cache import KVCache
 from localq.engine.decode import StepState
+from localq.engine.fused_experts import ExpertLaunches
+from localq.engine.fused_experts import why_not as why_no_experts
+from localq.engine.launch import Launch as Launch
 from localq.engine.linears import Operand, dense_operand, fusable, halves, operand, product, with_shared_tables
 from localq.kernels import attention, embed, hadamard, rmsnorm, sampling
 from localq.kernels.checks import HALF_TYPES
 from localq.kernels.gemv import Norm
 from localq.models.attention import Attention
 from localq.models.decoder import Block, Decoder
+from localq.models.experts import Mixture
 from localq.models.layers import ACTIVATIONS, GatedMLP, RMSNorm
 from localq.quant.slabs import SlabLinear
 
-OPERATIONS = ("embed", "qkv", "attention", "o", "gate_up", "down", "norm", "rotate", "head", "sample")
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A part of the step: what it does in the model, how to enqueue it, and what it must move.
-
-    bytes   live length (cache slots that attention sees) -> bytes
-    """
-
-    operation: str
-    run: Callable[[], object]
-    bytes: Callable[[int], int]
+OPERATIONS = ("embed", "qkv", "attention", "o", "router", "gate_up", "down", "norm", "rotate", "head", "sample")
 
 
 def why_not(model: Decoder) -> str:
@@ -57,8 +49,6 @@ def why_not(model: Decoder) -> str:
     config, dtype = model.config, model.norm.weight.dtype
     if dtype not in HALF_TYPES:
         return f"there are none for {str(dtype).removeprefix('torch.')}"
-    if config.experts or config.sinks:
-        return "there are none for experts and for attention sinks"
     if reason := attention.why_not(config.heads, config.kv_heads, config.head_dim):
         return reason
     table = model.embed_tokens.weight
@@ -68,7 +58,11 @@ def why_not(model: Decoder) -> str:
         return "none reads the head"
     for block in model.layers:
         assert isinstance(block, Block)
-        for module in (*block.self_attn.inputs(), block.self_attn.o_proj, *block.mlp.inputs(), block.mlp.down_proj):
+        part: nn.Module = block.mlp
+        of_mlp = () if isinstance(part, Mixture) else (*block.mlp.inputs(), block.mlp.down_proj)
+        if isinstance(part, Mixture) and (reason := why_no_experts(part, dtype)):
+            return reason
+        for module in (*block.self_attn.inputs(), block.self_attn.o_proj, *of_mlp):
             if not _readable(operand(module), dtype):
                 return f"none reads a Linear{_format_of(module)} of {module.in_features} columns"
     return ""
@@ -95,7 +89,9 @@ class FusedStep:
         self._branch = self._buffer(config.hidden, dtype, device)
         self._qkv = self._buffer((config.heads + 2 * config.kv_heads) * config.head_dim, dtype, device)
         self._attended = self._buffer(config.heads * config.head_dim, dtype, device)
-        self._gated = self._buffer(config.intermediate, dtype, device)
+        dense = any(isinstance(block.mlp, GatedMLP) for block in model.layers)
+        self._gated = self._buffer(config.intermediate if dense else 0, dtype, device)
+        self._experts = ExpertLaunches(config, dtype, device) if config.experts else None
         self._turned: dict[int, Tensor] = {}  # by width, where x is rotated
         self._gate_up: Tensor | None = None  # only where they cannot be computed in one launch
         self.logits = self._buffer(config.vocab_size, torch.float32, device)
@@ -107,6 +103,11 @@ class FusedStep:
             norms = block.norms()
             self._add_attention(model, block.self_attn, cache.layer(index), norms.before_attention)
             self._add_branch("o", self._attended, block.self_attn.o_proj, norms.after_attention)
+            part: nn.Module = block.mlp
+            if isinstance(part, Mixture):
+                assert self._experts is not None
+                self._launches += self._experts.of(part, self._x, _norm(norms.before_mlp))
+                continue
             self._add_mlp(block.mlp, norms.before_mlp)
             self._add_branch("down", self._gated, block.mlp.down_proj, norms.after_mlp)
         self._add_product("head", self._x, [_known(head_operand(model))], self.logits, norm=_norm(model.norm))
@@ -132,7 +133,8 @@ class FusedStep:
 
     def bytes(self) -> int:
         """Device memory of the buffers (without the workspace of attention)."""
-        return sum(buffer.nbytes for buffer in self._buffers)
+        routing = 0 if self._experts is None else self._experts.bytes()
+        return sum(buffer.nbytes for buffer in self._buffers) + routing
 
     def workspace_bytes(self) -> int:
         """Device memory of what attention needs besides."""
@@ -156,6 +158,7 @@ class FusedStep:
         self._add_product("qkv", self._x, operands, self._qkv, norm=_norm(norm))
         rotary = None if part.rope_kind is None else model.rotary_tables[part.rope_kind]
         q_norm, k_norm = (_norm(part.q_norm), _norm(part.k_norm)) if part.qk_norm else (None, None)
+        sinks = None if part.sinks is None else part.sinks.detach()
 
         def attend() -> None:
             attention.attention_decode(
@@ -170,6 +173,7 @@ class FusedStep:
                 softcap=part.softcap,
                 window=part.window,
                 workspace=self._workspace,
+                sinks=sinks,
                 out=self._attended,
             )
 

@@ -99,7 +99,8 @@ class Engine:
         """Make the allocator hold what the plan has for prefill in one block, which passes then cut up."""
         planned = self.model.plan.ledger.components["scratch"] - self._ledger.get("scratch", 0) - footprint.SPARE_BYTES
         free_memory()
-        torch.empty(max(0, planned), dtype=torch.uint8, device=self.model.device)
+        if self.model.vram is not None:
+            self.model.vram.reserve(planned)
 
     def _warm_up(self) -> None:
         rows = min(self.chunk, self.model.ctx)

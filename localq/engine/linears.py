@@ -1,33 +1,67 @@
 """The linears of a decode step as operands of matrix-vector kernels, whatever the format of their weights.
 
-A model's linears are `nn.Linear` (16-bit weights) or those of a format: `quant.nf4`, `quant.int8`, `quant.vq2`, and
-`quant.aqlm` and `quant.vptq` in the layouts that a kernel reads. An operand holds what the kernel of that format takes;
-several of one format that read the same x go into one launch.
+A model's linears are `nn.Linear` (16-bit weights) or those of a format: `quant.nf4`, `quant.mxfp4`, `quant.int8`,
+`quant.vq2`, and `quant.aqlm` and `quant.vptq` in the layouts that a kernel reads. An operand holds what the kernel of
+that format takes; several of one format that read the same x go into one launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 
 import torch
 from torch import Tensor, nn
 
-from localq.kernels import dense, gather, gemv, int8, nf4, vq
+from localq.kernels import bcq, dense, gather, gemv, int4, int8, mxfp4, nf4, rowlut, vq
+from localq.kernels.bcq import BcqMatrix
 from localq.kernels.checks import HALF_TYPES
 from localq.kernels.gather import GatherMatrix
+from localq.kernels.int4 import Int4Matrix
 from localq.kernels.int8 import Int8Matrix
+from localq.kernels.mxfp4 import Mxfp4Matrix
 from localq.kernels.nf4 import Nf4Matrix
+from localq.kernels.rowlut import RowLutMatrix
 from localq.kernels.unpack import VptqMatrix
 from localq.kernels.vq import VqMatrix
 from localq.quant.aqlm import Linear as AqlmLinear
+from localq.quant.bcq import Linear as BcqLinear
+from localq.quant.int4_linear import Int4Linear
 from localq.quant.int8 import Linear as Int8Linear
+from localq.quant.mxfp4 import Linear as Mxfp4Linear
 from localq.quant.nf4 import Linear as Nf4Linear
+from localq.quant.squeezellm import Linear as SqueezeLlmLinear
 from localq.quant.vptq import Linear as VptqLinear
 from localq.quant.vq2 import Linear as Vq2Linear
 
 _TILE_ROWS = 16  # rows that the tiled order of NF4 keeps together
-Matrix = Tensor | Nf4Matrix | Int8Matrix | GatherMatrix | VptqMatrix | VqMatrix
+Matrix = (
+    Tensor
+    | Nf4Matrix
+    | Mxfp4Matrix
+    | Int8Matrix
+    | Int4Matrix
+    | GatherMatrix
+    | VptqMatrix
+    | VqMatrix
+    | BcqMatrix
+    | RowLutMatrix
+)
+
+
+_GEMV: dict[type, tuple[ModuleType, str]] = {  # what multiplies a matrix of each kind, all with the same arguments
+    Tensor: (dense, "dense_gemv"),
+    Nf4Matrix: (nf4, "nf4_gemv"),
+    Int8Matrix: (int8, "int8_gemv"),
+    Int4Matrix: (int4, "int4_gemv"),
+    Mxfp4Matrix: (mxfp4, "mxfp4_gemv"),
+    RowLutMatrix: (rowlut, "rowlut_gemv"),
+    VqMatrix: (vq, "vq_gemv"),
+    BcqMatrix: (bcq, "bcq_gemv"),
+    GatherMatrix: (gather, "gather_gemv"),
+    VptqMatrix: (gather, "vptq_gemv"),
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +80,8 @@ class Operand:
     def readable(self, dtype: torch.dtype = torch.float16) -> bool:
         """The kernels read it beside x of `dtype`: on a GPU, in a quantized format or 16 bits, rows of whole 16-byte
         loads, codebooks in the type of x."""
+        if isinstance(self.matrix, Int4Matrix):
+            return self.matrix.codes.is_cuda and int4.reads(self.matrix)
         if isinstance(self.matrix, GatherMatrix):
             return self.matrix.codes.is_cuda and self.matrix.codebooks.dtype == dtype
         if isinstance(self.matrix, VptqMatrix):
@@ -60,7 +96,7 @@ class Operand:
         bias = 0 if self.bias is None else self.bias.nbytes
         if isinstance(self.matrix, Nf4Matrix):
             return bias + nf4.nf4_weight_bytes(self.matrix.count, self.matrix.nested_absmax is not None)
-        if isinstance(self.matrix, Int8Matrix):
+        if isinstance(self.matrix, Int8Matrix | Mxfp4Matrix):
             return bias + self.matrix.codes.nbytes + self.matrix.scales.nbytes
         if isinstance(self.matrix, GatherMatrix | VptqMatrix):
             return bias + sum(each.nbytes for each in self.matrix.tensors())
@@ -71,10 +107,20 @@ def operand(module: nn.Module) -> Operand | None:
     """`module` as an operand; None for a kind of module that has no kernel."""
     if isinstance(module, Nf4Linear):
         return Operand(module.matrix, module.bias, module.out_features, module.in_features)
+    if isinstance(module, Mxfp4Linear):
+        fits = module.in_features % mxfp4.COLUMNS == 0
+        return Operand(module.matrix, module.bias, module.out_features, module.in_features) if fits else None
+    if isinstance(module, SqueezeLlmLinear):
+        return Operand(module.matrix, module.bias, *module.shape) if module.multiplies else None
+    if isinstance(module, Int4Linear):
+        of_int4 = module.matrix
+        return None if of_int4 is None else Operand(of_int4, module.bias, *module.shape)
     if isinstance(module, Int8Linear):
         return Operand(module.matrix, module.bias, module.out_features, module.in_features)
     if isinstance(module, Vq2Linear):
         return None if module.matrix is None else Operand(module.matrix, module.bias, *module.shape, module.signs)
+    if isinstance(module, BcqLinear):
+        return None if module.matrix is None else Operand(module.matrix, module.bias, *module.shape)
     if isinstance(module, AqlmLinear) and module.matrix is not None:
         return Operand(module.matrix, module.bias, *module.shape)
     if isinstance(module, AqlmLinear | VptqLinear):
@@ -90,19 +136,22 @@ def dense_operand(weight: Tensor, bias: Tensor | None = None) -> Operand:
 
 
 def with_shared_tables(operands: Sequence[Operand]) -> list[Operand]:
-    """The same, with the small tables of NF4 and the signs of rotations of the first wherever theirs are equal: one
-    launch has one table, and one x.
+    """The same, with the small tables of NF4, the order of GPTQ's columns and the signs of rotations of the first
+    wherever theirs are equal: one launch has one table, and one x.
 
     Compares on the device and waits for it: for load time.
     """
     first, signs = operands[0].matrix, operands[0].signs
     operands = [replace(each, signs=signs) if _equal(each.signs, signs) else each for each in operands]
-    return [
-        replace(each, matrix=_with_tables(each.matrix, first))
-        if isinstance(each.matrix, Nf4Matrix) and isinstance(first, Nf4Matrix)
-        else each
-        for each in operands
-    ]
+    return [replace(each, matrix=_sharing(each.matrix, first)) for each in operands]
+
+
+def _sharing(matrix: Matrix, first: Matrix) -> Matrix:
+    if isinstance(matrix, Nf4Matrix) and isinstance(first, Nf4Matrix):
+        return _with_tables(matrix, first)
+    if isinstance(matrix, Int4Matrix) and isinstance(first, Int4Matrix) and _equal(matrix.order, first.order):
+        return replace(matrix, order=first.order)
+    return matrix
 
 
 def _equal(mine: Tensor | None, theirs: Tensor | None) -> bool:
@@ -129,6 +178,9 @@ def _kind(matrix: Matrix) -> tuple[object, ...]:
     if isinstance(matrix, Nf4Matrix):
         nested = None if matrix.nested_map is None else matrix.nested_map.data_ptr()
         return Nf4Matrix, matrix.tiled, matrix.code_map.data_ptr(), nested
+    if isinstance(matrix, Int4Matrix):
+        order = None if matrix.order is None else matrix.order.data_ptr()
+        return Int4Matrix, matrix.group, matrix.scales.dtype, order
     if isinstance(matrix, GatherMatrix):
         return GatherMatrix, matrix.codebooks.shape, matrix.codebooks.dtype
     if isinstance(matrix, VptqMatrix):
@@ -136,7 +188,11 @@ def _kind(matrix: Matrix) -> tuple[object, ...]:
     if isinstance(matrix, VqMatrix):
         places = tuple((book.stride, book.steps, book.before, book.tile_positions) for book in matrix.books)
         return VqMatrix, places, matrix.scales.dtype
-    return (Int8Matrix if isinstance(matrix, Int8Matrix) else Tensor,)
+    if isinstance(matrix, RowLutMatrix):
+        return (RowLutMatrix,)
+    if isinstance(matrix, BcqMatrix):
+        return BcqMatrix, matrix.planes, matrix.zero_point, matrix.group
+    return (type(matrix) if isinstance(matrix, Int8Matrix | Mxfp4Matrix) else Tensor,)
 
 
 def halves(whole: Operand) -> tuple[Operand, Operand] | None:
@@ -217,24 +273,7 @@ def _launch(
     activation: str | None,
     out: Tensor,
 ) -> None:
-    biases = [each.bias for each in operands]
-    matrices = [each.matrix for each in operands]
-    first = matrices[0]
-    if isinstance(first, Nf4Matrix):
-        of_nf4 = [matrix for matrix in matrices if isinstance(matrix, Nf4Matrix)]
-        nf4.nf4_gemv(x, of_nf4, biases=biases, norm=norm, residual=residual, activation=activation, out=out)
-    elif isinstance(first, Int8Matrix):
-        of_int8 = [matrix for matrix in matrices if isinstance(matrix, Int8Matrix)]
-        int8.int8_gemv(x, of_int8, biases=biases, norm=norm, residual=residual, activation=activation, out=out)
-    elif isinstance(first, VqMatrix):
-        of_books = [matrix for matrix in matrices if isinstance(matrix, VqMatrix)]
-        vq.vq_gemv(x, of_books, biases=biases, norm=norm, residual=residual, activation=activation, out=out)
-    elif isinstance(first, GatherMatrix):
-        of_aqlm = [matrix for matrix in matrices if isinstance(matrix, GatherMatrix)]
-        gather.gather_gemv(x, of_aqlm, biases=biases, norm=norm, residual=residual, activation=activation, out=out)
-    elif isinstance(first, VptqMatrix):
-        of_vptq = [matrix for matrix in matrices if isinstance(matrix, VptqMatrix)]
-        gather.vptq_gemv(x, of_vptq, biases=biases, norm=norm, residual=residual, activation=activation, out=out)
-    else:
-        plain = [matrix for matrix in matrices if isinstance(matrix, Tensor)]
-        dense.dense_gemv(x, plain, biases=biases, norm=norm, residual=residual, activation=activation, out=out)
+    biases, matrices = [each.bias for each in operands], [each.matrix for each in operands]
+    module, name = _GEMV[type(matrices[0]) if not isinstance(matrices[0], Tensor) else Tensor]
+    run = getattr(module, name)  # by name: tests put others there
+    run(x, matrices, biases=biases, norm=norm, residual=residual, activation=activation, out=out)

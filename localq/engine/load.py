@@ -7,14 +7,13 @@ an answer at load time. Knows no text.
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import ModuleType
 
 import torch
 
-from localq import catalog, footprint, planner, schemes
+from localq import footprint, planner, schemes
 from localq.checkpoint import Checkpoint, open_checkpoint
 from localq.engine import device as devices
 from localq.engine import planning, selftest, vram, weights
@@ -24,7 +23,7 @@ from localq.errors import ExitCode, LocalqError, usage_error
 from localq.modelfiles import ModelFiles
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
-from localq.quant import FORMATS, nf4, vq_linear
+from localq.quant import FORMATS, bcq_linear, nf4, vq_linear
 from localq.quant.slabs import SlabLinear
 
 OnProgress = Callable[[str, int, int], None]  # stage, bytes done, bytes in total
@@ -102,8 +101,6 @@ def _load(
     name, device = options.name or files.name, choice.device
     architecture = _architecture(files, name)
     config = architecture.Config.from_dict(files.config)
-    if config.experts and device.type == "cuda":
-        raise LocalqError(name, catalog.NO_EXPERTS_ON_A_GPU, "Use --device cpu, or a model without experts.")
     held = _begin(device, options, before) if device.type == "cuda" else None
     on_progress("planning", 0, 0)
     with torch.device("meta"):
@@ -122,7 +119,7 @@ def _load(
     model.make_tables(plan.ctx, device)
     model.eval()
     cache = KVCache(model.kv_layout(), plan.ctx, dtype, device, plan.kv_bits)
-    tables = model.table_bytes(plan.ctx, dtype) + vq_linear.table_bytes(model)
+    tables = model.table_bytes(plan.ctx, dtype) + vq_linear.table_bytes(model) + bcq_linear.table_bytes(model)
     ledger = {**weights.weight_bytes(model), "kv_cache": cache.bytes(), "tables": tables}
     if held is not None:
         ledger["scratch"] = share_scratch(model, dtype)
@@ -174,7 +171,7 @@ def share_scratch(model: Decoder, dtype: torch.dtype) -> int:
     blocks = [module for module in model.layers.modules() if isinstance(module, SlabLinear)]
     if not blocks:
         return 0
-    count = footprint.slab_bytes(max(math.prod(linear.shape) for linear in blocks), dtype.itemsize)
+    count = footprint.slab_bytes(max(linear.slab_weights for linear in blocks), dtype.itemsize)
     scratch = torch.empty(count, dtype=torch.uint8, device=next(blocks[0].buffers()).device)
     for linear in linears:
         linear.scratch = scratch

@@ -67,7 +67,7 @@ def planned(
     if held is None:
         _check_host_memory(plan, name, options.force, dtype)
     elif plan.fits:
-        held.hold(plan.ledger.components["cuda_context"] + plan.ledger.components["graphs"])
+        held = held.hold(plan.ledger.components["cuda_context"] + plan.ledger.components["graphs"])
     else:
         held = replace(held, hard=False)
     return plan, held

@@ -15,8 +15,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from localq.engine import sampler
+from localq.engine import selftest_bcq as binary
 from localq.engine import selftest_books as books
+from localq.engine import selftest_experts as mixtures
+from localq.engine import selftest_int4 as int4s
 from localq.engine import selftest_replies as replies
+from localq.engine import selftest_rowlut as rowluts
 from localq.engine import selftest_search as searches
 from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState
@@ -28,6 +32,7 @@ from localq.kernels import (
     embed,
     gather,
     hadamard,
+    int4,
     int8,
     nf4,
     rmsnorm,
@@ -37,6 +42,7 @@ from localq.kernels import (
     vq_dequantize,
 )
 from localq.kernels.gemv import Norm
+from localq.kernels.int4 import Int4Matrix
 from localq.kernels.int8 import Int8Matrix
 from localq.kernels.nf4 import Nf4Matrix
 from localq.kernels.unpack import CodeSet
@@ -147,6 +153,29 @@ def _dense_gemv(device: torch.device) -> None:
     _near_gated(lambda norm, x: dense.dense_gemv(x, matrices, norm=norm, activation="silu"), x, weight, up, device)
 
 
+def _int4_gemv(device: torch.device) -> None:
+    for kind in int4s.KINDS:
+        of = int4s.packed(*kind)
+        x, matrix, weight = _normal(8, kind[1]).to(HALF), int4s.on(device, of), int4s.weight(of)
+        for rows in (1, 8):
+            _near_product(int4.int4_gemv(x[:rows].to(device), [matrix]), x[:rows], weight)
+        other = int4s.packed(*kind, seed=2)
+        multiply = partial(_int4_gated, [matrix, int4s.on(device, other, matrix)])
+        _near_gated(multiply, x, weight, int4s.weight(other), device)
+
+
+def _int4_gated(pair: list[Int4Matrix], norm: Norm, x: Tensor) -> Tensor:
+    return int4.int4_gemv(x, pair, norm=norm, activation="silu")
+
+
+def _int4_dequantize(device: torch.device) -> None:
+    for kind in int4s.KINDS:
+        of = replace(int4s.packed(*kind), order=None, in_order=True)
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            out = torch.empty(int4s.OUT, kind[1], dtype=dtype, device=device)
+            _same(int4.int4_dequantize(int4s.on(device, of), 0, out), int4s.weight(of).to(dtype))
+
+
 def _int8_gemv(device: torch.device) -> None:
     x, packed = _normal(8, COLUMNS).to(HALF), int8_format.quantize(_normal(OUT, COLUMNS, seed=2))
     matrix = Int8Matrix(packed.codes.to(device), packed.scales.to(device))
@@ -246,7 +275,7 @@ def _hadamard(device: torch.device) -> None:
 
 
 def _attention_decode(device: torch.device) -> None:
-    """A cache of each width, filled and read by the kernels, against the same cache on the CPU."""
+    """A cache of each width, filled and read by the kernels, against the same on the CPU; with sinks in 16 bit."""
     heads, kv_heads, width, slots = 6, 2, 64, 200
     qkv = _normal(1, (heads + 2 * kv_heads) * width).to(HALF)
     kept = [_normal(slots - 1, kv_heads, width, seed=seed).to(HALF) for seed in (2, 3)]
@@ -255,16 +284,19 @@ def _attention_decode(device: torch.device) -> None:
         caches = [KVCache([(kv_heads, width)], slots + 9, HALF, place, bits) for place in ("cpu", device)]
         for cache, place in zip(caches, (torch.device("cpu"), device), strict=True):
             cache.update(0, kept[0].to(place), kept[1].to(place), torch.arange(slots - 1, device=place), slots - 1)
+        sinks = torch.linspace(-1, 4, heads).to(HALF) if bits == 16 else torch.full((heads,), -torch.inf)
         got = attention.attention_decode(
             qkv.to(device), caches[1].layer(0), torch.tensor([slots - 1], device=device), heads=heads, rotary=None,
             q_norm=None, k_norm=None, scale=width**-0.5, softcap=0.0, window=0, workspace=workspace,
+            sinks=sinks.to(device) if bits == 16 else None,
         )  # fmt: skip
         q, new = qkv[:, : heads * width].view(heads, 1, width), qkv[0, heads * width :].view(2, 1, kv_heads, width)
         k, v = (
             each.double().repeat_interleave(heads // kv_heads, 0)
             for each in caches[0].update(0, new[0], new[1], torch.tensor([slots - 1]), slots)
         )
-        weights = torch.softmax(q.double() @ k.transpose(-1, -2) * width**-0.5, -1)
+        scores = torch.cat((q.double() @ k.transpose(-1, -2) * width**-0.5, sinks.double().view(heads, 1, 1)), -1)
+        weights = torch.softmax(scores, -1)[..., :slots]
         # The turned q is rounded as well, and a code at a tie may be rounded to its other neighbour here.
         slack = {16: 1, 8: 2, 4: 4}[bits]
         _near(got.view(heads, 1, width), weights @ v, slack * (4 * weights @ v.abs()))
@@ -334,6 +366,16 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
     "nf4_gemm": _nf4_gemm,
     "dense_gemv": _dense_gemv,
     "int8_gemv": _int8_gemv,
+    "rowlut_gemv": partial(rowluts.gemv, near_product=_near_product, near_gated=_near_gated),
+    "rowlut_dequantize": rowluts.dequantize,
+    "int4_gemv": _int4_gemv,
+    "int4_dequantize": _int4_dequantize,
+    "mxfp4_gemv": partial(mixtures.gemv, near_product=_near_product, near_gated=_near_gated),
+    "mxfp4_dequantize": mixtures.dequantize,
+    "route": partial(mixtures.route, near=_near),
+    "router": partial(mixtures.router, near=_near),
+    "experts_gate_up": partial(mixtures.gate_up, near=_near),
+    "experts_down": partial(mixtures.down, near=_near),
     "additive_dequantize": _additive_dequantize,
     "vptq_dequantize": _vptq_dequantize,
     "gather_gemv": _gather_gemv,
@@ -341,6 +383,8 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
     "gather_roof": _gather_roof,
     "vq_gemv": _vq_gemv,
     "vq_dequantize": _vq_dequantize,
+    "bcq_gemv": partial(binary.check_products, near_product=_near_product, near_gated=_near_gated),
+    "bcq_dequantize": partial(binary.check_weights, same=_same),
     "hadamard": _hadamard,
     "attention_decode": _attention_decode,
     "vq_search": _vq_search,

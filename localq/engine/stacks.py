@@ -1,7 +1,8 @@
 """Experts that a checkpoint holds quantized: which parameters they become, whether they fit, and putting them there.
 
-The matrices of a layer's experts are one tensor, in the checkpoint and in the model (`models.experts`). They are
-dequantized when they are read: models with experts run on the CPU, where that is the definition.
+The matrices of a layer's experts are one stack, in the checkpoint and in the model (`models.experts`). On a GPU it
+stays in its format, as the rows of one tall matrix; on the CPU it is dequantized when it is read, which is the
+definition.
 """
 
 from __future__ import annotations
@@ -9,13 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from localq.checkpoint import Checkpoint
+from localq.engine.expert_pieces import Pieces
 from localq.errors import bad_file
-from localq.quant import STACKS
+from localq.models.decoder import Decoder
+from localq.models.experts import Experts
+from localq.quant import FORMATS, STACKS
+from localq.quant.slabs import SlabStack
 
 
 @dataclass(frozen=True)
@@ -26,16 +32,52 @@ class Stack:
     module: ModuleType
     name: str
     keys: tuple[str, ...]
+    shared: tuple[str, ...] = ()  # tensors that other matrices may read too
 
     def stored_bytes(self, checkpoint: Checkpoint) -> int:
         """Bytes in the checkpoint."""
         count: int = self.module.stored_bytes(checkpoint.tensors, self.name)
         return count
 
+    def shape(self, checkpoint: Checkpoint) -> tuple[int, int, int]:
+        """[experts, out, in]; raises LocalqError (exit 8) where its tensors do not fit together."""
+        shape: tuple[int, int, int] = self.module.stored_shape(checkpoint, self.name)
+        return shape
+
+    def placed_bytes(self, checkpoint: Checkpoint) -> list[int]:
+        """Bytes on a GPU of each of its tensors."""
+        sizes: list[int] = self.module.placed_bytes(checkpoint.tensors, self.name)
+        return sizes
+
     def read(self, checkpoint: Checkpoint, dtype: torch.dtype) -> Tensor:
-        """[experts, in, out], dequantized."""
+        """[experts, out, in], dequantized."""
         weight: Tensor = self.module.dequantized(checkpoint, self.name, dtype)
         return weight
+
+    def tall(self, checkpoint: Checkpoint) -> Any:
+        """`Packed` of its format, on the CPU: all experts as one matrix [experts * out, in]."""
+        return self.module.from_checkpoint(checkpoint, self.name)
+
+
+AnyStack = Stack | Pieces
+
+
+def packed(
+    stack: AnyStack, checkpoint: Checkpoint, place: Callable[[Tensor], Tensor], device: torch.device
+) -> SlabStack:
+    """`stack` in its format on `device`, each tensor where `place` copies it."""
+    assert stack.format is not None  # what is dense goes another way
+    linear = FORMATS[stack.format].Linear
+    return SlabStack(linear(stack.tall(checkpoint).placed(place, device)), stack.shape(checkpoint)[0])
+
+
+def idle_bytes(model: Decoder) -> int:
+    """Bytes of the experts that one token does not go through."""
+    idle = 0
+    for experts in (module for module in model.modules() if isinstance(module, Experts)):
+        held = sum(tensor.nbytes for tensor in (*experts.parameters(), *experts.buffers()))
+        idle += held - held * model.config.experts_active // experts.count
+    return idle
 
 
 def find(checkpoint: Checkpoint, rename: Callable[[str], str | None]) -> dict[str, Stack]:
@@ -53,11 +95,11 @@ def find(checkpoint: Checkpoint, rename: Callable[[str], str | None]) -> dict[st
 
 
 def check(
-    stacks: Mapping[str, Stack], checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]], model: str
+    stacks: Mapping[str, AnyStack], checkpoint: Checkpoint, wanted: Mapping[str, tuple[int, ...]], model: str
 ) -> None:
     """Raises LocalqError (exit 8) where a stack has not the shape that is `wanted` of its parameter."""
     for target, stack in stacks.items():
-        found = stack.module.stored_shape(checkpoint, stack.name)
+        found = stack.shape(checkpoint)
         if found != wanted[target]:
             why = f"the experts {stack.name!r} have shape {list(found)}, not {list(wanted[target])}"
             raise bad_file(model, why, "Fetch the model again.")

@@ -9,7 +9,7 @@ moment would be counted; values that cannot be are replaced by the planner's ass
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -17,6 +17,7 @@ from localq import footprint, gpus
 from localq.engine.graph import capture_stream
 from localq.errors import ExitCode, LocalqError
 
+PAGE = 2 * footprint.MIB  # the driver gives memory in these, and the allocator takes large blocks so
 _PLAUSIBLE = (32 * footprint.MIB, 2048 * footprint.MIB)  # of a CUDA context with its kernels
 # Device -> bytes of its context, and whether kernels and handles are in it. A context lives as long as the process.
 _contexts: dict[int, tuple[int, bool]] = {}
@@ -31,6 +32,7 @@ class Held:
     others     tensors of this process from before, which count against the budget of the process
     free, reserved  of the device and of the allocator when the load began
     available  what the process could take at most when the load began
+    limit      what the allocator may take; None before `hold`
     """
 
     device: torch.device
@@ -42,12 +44,24 @@ class Held:
     free: int
     reserved: int
     available: int
+    limit: int | None = None
 
-    def hold(self, outside: int) -> None:
+    def hold(self, outside: int) -> Held:
         """From here on the allocator takes no more than the budget less `outside`, what is not its own."""
         total = torch.cuda.mem_get_info(self.device)[1]
-        most = self.budget + self.others - outside
-        torch.cuda.set_per_process_memory_fraction(max(0.0, min(1.0, most / total)), self.device)
+        most = min(max(0, self.budget + self.others - outside), total)
+        torch.cuda.set_per_process_memory_fraction(most / total, self.device)
+        return replace(self, limit=most)
+
+    def reserve(self, count: int) -> None:
+        """Make the allocator hold so many bytes more in one block.
+
+        Less where that is not to be had, because its blocks hold more unused than was planned: there is room in those.
+        """
+        free = torch.cuda.mem_get_info(self.device)[0]
+        if self.limit is not None:
+            free = min(free, self.limit - torch.cuda.memory_reserved(self.device))
+        torch.empty(max(0, min(count, free // PAGE * PAGE)), dtype=torch.uint8, device=self.device)
 
     def settled(self, ledger: dict[str, int], name: str) -> dict[str, int]:
         """`ledger` once everything has run: with CUDA's part as it is, and what the allocator keeps as scratch.

@@ -16,18 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from localq.checkpoint import Checkpoint
-from localq.engine import heads, stacks
-from localq.engine.arena import Arena, arena_bytes
+from localq.engine import expert_pieces, heads, stacks
+from localq.engine.expert_pieces import DENSE_DTYPES
+from localq.engine.placing import HEAD as HEAD
+from localq.engine.placing import LARGE
+from localq.engine.placing import TABLE as TABLE
+from localq.engine.placing import Places as Places
 from localq.engine.shared import Shared
-from localq.errors import ExitCode, LocalqError, bad_file
+from localq.errors import LocalqError, bad_file
 from localq.models.decoder import Decoder
-from localq.placement import Placement
+from localq.models.experts import Router
 from localq.quant import FORMATS, owner, shared_names
 
-HEAD, TABLE = "lm_head", "embed_tokens.weight"
-_LARGE = (TABLE, f"{HEAD}.weight")  # allocated by themselves
 HEAD_FORMATS = ("nf4",)  # a head that the files hold in another format is dequantized: `placement` plans for no other
-DENSE_DTYPES = ("float32", "bfloat16", "float16", "float64")
 _AGAIN = "Fetch the model again; if that does not help, its files do not belong together."
 
 
@@ -48,17 +49,17 @@ class Quantized:
 @dataclass
 class Assignment:
     """dense: parameter name -> checkpoint key; quantized: path of the Linear -> where it comes from; stacks: parameter
-    name -> the quantized experts that become it."""
+    name -> the experts that become it, where the checkpoint holds them quantized or one by one."""
 
     dense: dict[str, str] = field(default_factory=dict)
     quantized: dict[str, Quantized] = field(default_factory=dict)
-    stacks: dict[str, stacks.Stack] = field(default_factory=dict)
+    stacks: dict[str, stacks.AnyStack] = field(default_factory=dict)
 
     @property
     def format(self) -> str | None:
         """The name of the quantized format that is used, None without one."""
-        formats = [entry.format for entry in self.quantized.values()] + [each.format for each in self.stacks.values()]
-        return next(iter(formats), None)
+        found: tuple[Quantized | stacks.AnyStack, ...] = (*self.quantized.values(), *self.stacks.values())
+        return next((each.format for each in found if each.format), None)
 
 
 def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str | None], name: str) -> Assignment:
@@ -67,11 +68,14 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
     rename: checkpoint key -> parameter name, None for tensors of other parts. `name` is the model's, for errors.
     Raises LocalqError (exit 8) unless every parameter has exactly one source.
     """
-    assignment = Assignment(stacks=stacks.find(checkpoint, rename))
-    owned = {key for stack in assignment.stacks.values() for key in stack.keys}
+    whole, joined = stacks.find(checkpoint, rename), expert_pieces.find(checkpoint, rename, model)
+    if twice := whole.keys() & joined.keys():
+        raise bad_file(name, f"{min(twice)!r} is there as a whole and expert by expert", _AGAIN)
+    assignment = Assignment(stacks={**whole, **joined})
+    owned = {key for stack in assignment.stacks.values() for key in (*stack.keys, *stack.shared)}
     parameters = {parameter for parameter, _ in model.named_parameters()}
     for key in checkpoint.tensors:
-        entry = _quantized(checkpoint, key)
+        entry = None if key in owned else _quantized(checkpoint, key)
         if entry is None:
             continue
         owned.update(entry.keys, entry.shared)
@@ -80,7 +84,7 @@ def assign(checkpoint: Checkpoint, model: Decoder, rename: Callable[[str], str |
             assignment.quantized[target.removesuffix(".weight")] = entry
     for key in checkpoint.tensors:
         target = None if key in owned else rename(key)
-        if target is None or target in model.redundant or _is_idle(checkpoint, key, target, assignment, parameters):
+        if target is None or target in model.redundant or _is_idle(checkpoint, key, target, parameters):
             continue
         taken = target in assignment.dense or target in assignment.stacks
         if taken or target.removesuffix(".weight") in assignment.quantized:
@@ -100,16 +104,17 @@ def _quantized(checkpoint: Checkpoint, key: str) -> Quantized | None:
     return Quantized(format, module, prefix, keys, shared_names(module, checkpoint.tensors, prefix))
 
 
-def _is_idle(
-    checkpoint: Checkpoint, key: str, target: str, assignment: Assignment, parameters: Collection[str]
-) -> bool:
+def _is_idle(checkpoint: Checkpoint, key: str, target: str, parameters: Collection[str]) -> bool:
     """A bias of zeros that files of some formats hold for a Linear without one. Any other is a part that is unknown."""
-    entry = assignment.quantized.get(target.removesuffix(".bias"))
-    may_be = entry is not None and target not in parameters and getattr(entry.module, "idle_biases", False)
-    return may_be and not bool(checkpoint.read(key).count_nonzero())
+    prefix = key.removesuffix(".bias")
+    if prefix == key or target in parameters:
+        return False
+    formats = (module for module in FORMATS.values() if getattr(module, "idle_biases", False))
+    of_one = any(module.is_quantized(checkpoint.tensors, prefix) for module in formats)
+    return of_one and not bool(checkpoint.read(key).count_nonzero())
 
 
-def _check(assignment: Assignment, checkpoint: Checkpoint, model: nn.Module, name: str) -> None:
+def _check(assignment: Assignment, checkpoint: Checkpoint, model: Decoder, name: str) -> None:
     wanted = {parameter: tuple(tensor.shape) for parameter, tensor in model.named_parameters()}
     sources = {f"{path}.weight" for path in assignment.quantized} | {*assignment.dense, *assignment.stacks}
     if missing := [parameter for parameter in wanted if parameter not in sources]:
@@ -119,9 +124,11 @@ def _check(assignment: Assignment, checkpoint: Checkpoint, model: nn.Module, nam
         raise bad_file(name, why, _AGAIN)
     stacks.check(assignment.stacks, checkpoint, wanted, name)
     for target, key in assignment.dense.items():
-        info = checkpoint.tensors[key]
-        if info.shape != wanted[target]:
-            raise bad_file(name, f"{key!r} has shape {list(info.shape)}, not {list(wanted[target])}", _AGAIN)
+        info, shape = checkpoint.tensors[key], wanted[target]
+        if target in model.transposed:
+            shape = (*shape[:-2], shape[-1], shape[-2])
+        if info.shape != shape:
+            raise bad_file(name, f"{key!r} has shape {list(info.shape)}, not {list(shape)}", _AGAIN)
         if info.dtype not in DENSE_DTYPES:
             raise bad_file(name, f"{key!r} holds {info.dtype}, in a format that localq does not know")
     for path, entry in assignment.quantized.items():
@@ -138,17 +145,19 @@ def block_sizes(
 ) -> list[int]:
     """Device bytes of every tensor of weights, embedding and head left out. `packed`: quantized ones stay so."""
     shapes = dict(model.named_parameters())
-    dense = [target for target in (*assignment.dense, *assignment.stacks) if target not in _LARGE]
+    kept = {target for target, stack in assignment.stacks.items() if packed and stack.format}
+    dense = [target for target in (*assignment.dense, *assignment.stacks) if target not in (*LARGE, *kept)]
     sizes = [shapes[target].numel() * dtype.itemsize for target in dense]
+    sizes += [size for target in kept for size in assignment.stacks[target].placed_bytes(checkpoint)]
     for path, entry in assignment.quantized.items():
         if path == HEAD:
             continue
-        if packed:
+        if packed and not _is_router(model, path):
             sizes += entry.module.placed_bytes(checkpoint.tensors, entry.prefix)
         else:
             sizes.append(shapes[f"{path}.weight"].numel() * dtype.itemsize)
     if packed:
-        blocks = [entry for path, entry in assignment.quantized.items() if path != HEAD]
+        blocks = [entry for path, entry in assignment.quantized.items() if path != HEAD and not _is_router(model, path)]
         sizes += [checkpoint.tensors[key].nbytes for key in {key: None for entry in blocks for key in entry.shared}]
     return sizes
 
@@ -166,37 +175,6 @@ def weight_bytes(model: Decoder) -> dict[str, int]:
 
 def _bytes(module: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
-
-
-class Places:
-    """Where tensors go. On a GPU all but embedding and head lie in one arena, made when the first of them comes."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype, placement: Placement, sizes: list[int]) -> None:
-        """`sizes`: what `block_sizes` says."""
-        self.device, self.dtype, self.placement = device, dtype, placement
-        self.packed = device.type != "cpu"  # quantized matrices stay so
-        self._sizes = sizes
-        self._arena: Arena | None = None
-
-    def dense(self, target: str, stored: Tensor) -> Tensor:
-        """A tensor of the checkpoint as the parameter `target`, in the type of the model."""
-        if not self.packed:
-            return stored.to(device=self.device, dtype=self.dtype, copy=True)  # it may be a view of the file
-        if target == TABLE and self.placement.embed == "host":
-            return _pinned(stored.to(device="cpu", dtype=self.dtype))
-        if target in _LARGE:
-            return stored.to(self.dtype).to(self.device)
-        return self.block(stored.to(self.dtype))
-
-    def block(self, tensor: Tensor) -> Tensor:
-        """A copy in the arena."""
-        if self._arena is None:
-            self._arena = Arena(arena_bytes(self._sizes), self.device)
-        return self._arena.placed(tensor)
-
-    def alone(self, tensor: Tensor) -> Tensor:
-        """On the device, in memory of its own."""
-        return tensor.to(self.device)
 
 
 def fill(
@@ -226,8 +204,9 @@ def fill(
         _make_head(model, checkpoint, made_head, places, non_finite)
         done += sizes[made_head]
         on_progress(done, total)
-    for target, key in sorted(sources.items(), key=lambda each: each[0] not in _LARGE):
-        tensor = places.dense(target, checkpoint.read(key))
+    for target, key in sorted(sources.items(), key=lambda each: each[0] not in LARGE):
+        stored = checkpoint.read(key)
+        tensor = places.dense(target, stored.mT if target in model.transposed else stored)
         _note_non_finite(tensor, key, non_finite)
         _put(model, target, tensor)
         done += sizes[key]
@@ -237,9 +216,12 @@ def fill(
         done += sum(sizes[key] for key in entry.keys)
         on_progress(done, total)
     for target, stack in assignment.stacks.items():
-        tensor = stack.read(checkpoint, places.dtype)
-        _note_non_finite(tensor, stack.name, non_finite)
-        _put(model, target, tensor.to(places.device))
+        if places.packed and stack.format:
+            _replace(model, target, stacks.packed(stack, checkpoint, places.block, places.device))
+        else:
+            tensor = stack.read(checkpoint, places.dtype)
+            _note_non_finite(tensor, stack.name, non_finite)
+            _put(model, target, places.block(tensor) if places.packed else tensor)
         done += sum(sizes[key] for key in stack.keys)
         on_progress(done, total)
     if empty := [target for target, tensor in model.named_parameters() if tensor.is_meta]:
@@ -254,16 +236,6 @@ def _make_head(model: Decoder, checkpoint: Checkpoint, key: str, places: Places,
     model.lm_head = heads.quantized(weight, places.placement.head, places.dtype, places.device)
 
 
-def _pinned(table: Tensor) -> Tensor:
-    """A copy that the GPU can read where it lies."""
-    try:
-        return table.pin_memory()
-    except RuntimeError as error:  # torch has no kind of its own for memory that cannot be locked
-        why = f"{table.nbytes} bytes of host memory cannot be pinned ({str(error).splitlines()[0]})"
-        step = "Use --embed device, or let programs lock more memory (ulimit -l)."
-        raise LocalqError("--embed host", why, step, ExitCode.DOES_NOT_FIT) from None
-
-
 def _note_non_finite(tensor: Tensor, key: str, names: list[str]) -> None:
     """Its name, where it holds NaN or infinity; without a mask of the tensor's size."""
     low, high = torch.aminmax(tensor)
@@ -272,8 +244,19 @@ def _note_non_finite(tensor: Tensor, key: str, names: list[str]) -> None:
 
 
 def _put(model: nn.Module, target: str, tensor: Tensor) -> None:
+    _replace(model, target, nn.Parameter(tensor, False))
+
+
+def _replace(model: nn.Module, target: str, by: nn.Parameter | nn.Module) -> None:
     path, _, leaf = target.rpartition(".")
-    setattr(model.get_submodule(path), leaf, nn.Parameter(tensor, requires_grad=False))
+    parent = model.get_submodule(path)
+    delattr(parent, leaf)  # a module cannot be assigned where a parameter is
+    setattr(parent, leaf, by)
+
+
+def _is_router(model: nn.Module, path: str) -> bool:
+    """A router, which bitsandbytes quantizes like any Linear where nobody says otherwise: it computes in f32 here."""
+    return isinstance(model.get_submodule(path), Router)
 
 
 def _put_quantized(model: nn.Module, path: str, entry: Quantized, shared: Shared, places: Places) -> None:
@@ -284,9 +267,11 @@ def _put_quantized(model: nn.Module, path: str, entry: Quantized, shared: Shared
     if not places.packed or (path == HEAD and entry.format not in HEAD_FORMATS):
         _put(model, f"{path}.weight", entry.module.dequantize(packed, places.dtype).to(places.device))
         return
+    if _is_router(model, path):
+        _put(model, f"{path}.weight", places.block(entry.module.dequantize(packed, places.dtype)))
+        return
     bias = None if plain.bias is None else plain.bias.data
-    parent, _, leaf = path.rpartition(".")
     placed = packed.placed(places.alone if path == HEAD else shared.once(places.block), places.device)
     linear = entry.module.Linear(placed, bias)
     linear.tile_()
-    setattr(model.get_submodule(parent), leaf, linear)
+    _replace(model, path, linear)

@@ -90,6 +90,7 @@ def attention_decode(
     softcap: float,
     window: int,
     workspace: Workspace,
+    sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """One token's attention, and the write of its k and v, in one launch -> T [1, heads * head_dim].
@@ -99,6 +100,7 @@ def attention_decode(
     rotary    T [ctx, 2, rotary_dim] as `models.rope.Rope.table` makes it, or None
     window    slots that are seen, the token's own included; 0 = all
     softcap   scores become softcap * tanh(score / softcap); 0 = none
+    sinks     T [heads]: one more score in each head's softmax, uncapped, whose weight multiplies nothing; or None
 
     Slots behind `position` are never read. Scores and sums in f32, the weights of the softmax rounded to 16 bit. The
     same bits run after run, in a graph or not. Memory-bound: `attention_decode_bytes`.
@@ -108,6 +110,8 @@ def attention_decode(
     if out is None:
         out = torch.empty(1, heads * width, dtype=qkv.dtype, device=qkv.device)
     check(op, "out", out, qkv.device, (qkv.dtype,), heads * width)
+    if sinks is not None:
+        check(op, "sinks", sinks, qkv.device, (qkv.dtype,), heads)
     check_cuda(op, "qkv", qkv)
     kernels.module().attention_decode(
         qkv=qkv.data_ptr(),
@@ -116,6 +120,7 @@ def attention_decode(
         heads=heads,
         rotary=0 if rotary is None else rotary.data_ptr(),
         rotary_dim=0 if rotary is None else rotary.shape[2],
+        sinks=0 if sinks is None else sinks.data_ptr(),
         q_norm=_norm(op, "q_norm weight", q_norm, qkv, width),
         k_norm=_norm(op, "k_norm weight", k_norm, qkv, width),
         scale=scale,

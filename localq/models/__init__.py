@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from localq.errors import LocalqError
-from localq.models import gemma2, gemma3, gpt_oss, llama, mistral, phi3, qwen2, qwen3, smollm3
+from localq.models import gemma2, gemma3, gpt_oss, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe, smollm3
 
 ARCHITECTURES: dict[str, ModuleType] = {
     "gemma2": gemma2,
@@ -15,9 +15,11 @@ ARCHITECTURES: dict[str, ModuleType] = {
     "gpt_oss": gpt_oss,
     "llama": llama,
     "mistral": mistral,
+    "mixtral": mixtral,
     "phi3": phi3,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "qwen3_moe": qwen3_moe,
     "smollm3": smollm3,
 }
 

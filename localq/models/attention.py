@@ -2,7 +2,7 @@
 
 Shape letters of `layers.py`, and: groups = query heads per key/value head; span = the slots first..stop that a layer
 looks at. Prefill never holds [heads, T, live] scores: the fused kernel of torch keeps them on the chip, and where a
-soft cap or a sink rules that kernel out, the queries go in blocks.
+soft cap rules that kernel out, or on the CPU a sink, the queries go in blocks.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from localq.models.layers import Cache, RMSNorm
 from localq.models.rope import rotate
 
 MASK_COLUMNS = 16  # torch's attention copies a mask whose rows do not lie a multiple of 8 elements apart
+FUSED_COLUMNS = 8  # torch's fused kernels take heads of a multiple of so many columns
 SCORE_BYTES = 64 * 2**20  # the most that the f32 scores of one query block take where no fused kernel serves
 
 
@@ -150,18 +151,33 @@ def attend(
         attended = F.scaled_dot_product_attention(grouped[None], keys[None], values[None], scale=scale)
         return attended.reshape(1, heads * head_dim)  # strided where a fused kernel of the GPU made it
     grouped = q.view(tokens, kv_heads, heads // kv_heads, head_dim).permute(1, 2, 0, 3)
-    if softcap or sinks is not None:
+    if softcap or (sinks is not None and (q.device.type == "cpu" or head_dim % FUSED_COLUMNS)):
         return _in_blocks(grouped, keys, values, span, scale, softcap, sinks)
     shape = (kv_heads, heads // kv_heads, keys.shape[1], head_dim)  # kv heads as batch: groups share keys by stride 0
-    attended = F.scaled_dot_product_attention(
-        grouped,
-        keys[:, None].expand(shape),
-        values[:, None].expand(shape),
-        attn_mask=span.bias,
-        is_causal=span.causal,
-        scale=scale,
-    )
+    keys, values = keys[:, None].expand(shape), values[:, None].expand(shape)
+    if sinks is not None:
+        attended = _with_sinks(grouped, keys, values, span, scale, sinks)
+    else:
+        attended = F.scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=span.bias, is_causal=span.causal, scale=scale
+        )
     return attended.permute(2, 0, 1, 3).reshape(tokens, heads * head_dim)
+
+
+def _with_sinks(q: Tensor, keys: Tensor, values: Tensor, span: Span, scale: float, sinks: Tensor) -> Tensor:
+    """On a GPU, q [kv_heads, groups, T, head_dim], keys and values [kv_heads, groups, span, head_dim] -> as q.
+
+    Torch's kernel tells log sum exp of the scores, so what a sink takes from the weights is a factor behind it:
+    sum / (sum + exp(sink)) = sigmoid(log sum - sink).
+    """
+    kv_heads, groups, tokens, _ = q.shape
+    bias = None if span.bias is None else span.bias.expand(kv_heads, groups, *span.bias.shape)
+    attended, log_sum, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
+        q, keys, values, bias, True, 0.0, span.causal, scale=scale
+    )
+    kept = torch.sigmoid(log_sum[..., :tokens] - sinks.float().view(kv_heads, groups, 1))  # its rows are padded
+    scaled: Tensor = attended.mul_(kept.unsqueeze(-1))
+    return scaled
 
 
 def _scored(

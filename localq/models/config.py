@@ -30,7 +30,10 @@ LIMITS = {  # far above any published model; a config beyond them is damaged or 
     "no_rope_layer_interval": 256,
     "sliding_window_pattern": 256,
     "num_local_experts": 4096,
+    "num_experts": 4096,
     "num_experts_per_tok": 4096,
+    "moe_intermediate_size": 2**20,
+    "decoder_sparse_step": 256,
 }
 UNSUPPORTED = (  # known features of other models; true or set means that this model needs one
     "use_bidirectional_attention",
@@ -59,8 +62,9 @@ class DecoderConfig:
     qk_norm             norms of width head_dim on queries and keys
     *_softcap           x -> cap * tanh(x / cap); 0 = off
     sinks               a learned score per head that takes part in the softmax of attention and brings no value
-    experts             of every layer; 0 = one MLP, of width `intermediate`, else that is the width of one expert
+    experts             of every layer that has any; 0 = one MLP of width `intermediate` in all layers
     experts_active      experts that a token goes through
+    expert_width        of one expert's MLP
     """
 
     vocab_size: int
@@ -86,6 +90,7 @@ class DecoderConfig:
     sinks: bool = False
     experts: int = 0
     experts_active: int = 0
+    expert_width: int = 0
 
     @property
     def rope_kinds(self) -> tuple[Rope, ...]:

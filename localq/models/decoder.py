@@ -36,12 +36,12 @@ class Block(nn.Module):
     def __init__(self, config: DecoderConfig, layer: int) -> None:
         super().__init__()
         self.self_attn = self.attention_class(config, layer, self.norm_class)
-        self.add_mlp(config)
+        self.add_mlp(config, layer)
         self.input_layernorm = self.norm_class(config.hidden, config.eps)
         self.post_attention_layernorm = self.norm_class(config.hidden, config.eps)
 
-    def add_mlp(self, config: DecoderConfig) -> None:
-        """The MLP of this layer."""
+    def add_mlp(self, config: DecoderConfig, layer: int) -> None:
+        """The MLP of this `layer`."""
         self.mlp = self.mlp_class(config.hidden, config.intermediate, config.activation, config.mlp_bias)
 
     def norms(self) -> Norms:
@@ -59,7 +59,8 @@ class Decoder(nn.Module):
     """A causal language model of one sequence. Parameters carry the names of transformers, less `model.`.
 
     A tied model has no `lm_head` parameter (`self.lm_head` is None, and the embedding is the head); a head put there
-    later, quantized say, is used. `redundant` names checkpoint tensors that such a model leaves unread.
+    later, quantized say, is used. `redundant` names checkpoint tensors that such a model leaves unread, and
+    `transposed` parameters that files hold, where they are not quantized, with their last two dimensions exchanged.
     """
 
     block_class: type[Block] = Block
@@ -68,13 +69,16 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden)
+        # Given a table: filling one with random numbers on `meta` imports torch's compiler, two seconds of every load.
+        table = torch.empty(config.vocab_size, config.hidden)
+        self.embed_tokens: nn.Embedding = nn.Embedding.from_pretrained(table, freeze=False)  # type: ignore[no-untyped-call]
         self.layers = nn.ModuleList(self.block_class(config, layer) for layer in range(config.layers))
         self.norm = self.block_class.norm_class(config.hidden, config.eps)
         self.lm_head: nn.Module | None = (
             None if config.tied else nn.Linear(config.hidden, config.vocab_size, bias=False)
         )
         self.redundant = frozenset({"lm_head.weight"}) if config.tied else frozenset()
+        self.transposed: frozenset[str] = frozenset()
         self.windows = tuple(dict.fromkeys(config.windows))
         self.rotary_tables: list[Tensor] = []
         self.slots = torch.empty(0, dtype=torch.int64)

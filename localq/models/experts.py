@@ -1,75 +1,114 @@
 """Mixtures of experts: a router sends every token through a few of many small MLPs, and weighs what they say.
 
 Shape letters of `layers.py`, and: E experts of the layer, k of them for each token. The matrices of all experts lie
-behind each other in one tensor, [E, in, out] as in transformers. Tokens are grouped by expert, so that the matrices of
-one are read once for all tokens that go through it; the host has to know the groups, which a CPU has at no cost.
+behind each other in one stack [E, out, in], on a GPU in the form of the checkpoint where that is a quantized one.
+Tokens are grouped by expert, so that the matrices of one are read once for all tokens that go through it; the host has
+to know the groups, for which a GPU is waited for. Decode steps there go other ways (`engine.fused_experts`).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from localq.models.config import DecoderConfig
+from localq.models.layers import ACTIVATIONS
+
+
+class PackedStack(Protocol):
+    """Matrices [E, out, in] in a quantized format; `quant.slabs.SlabStack` is one."""
+
+    def product(self, x: Tensor, expert: int, bias: Tensor | None) -> Tensor:
+        """x [T, in] -> [T, out]: x W^T + bias [out] with W of one expert."""
+        ...
 
 
 class Router(nn.Linear):
-    """Logits of all experts; the largest k are chosen, and the softmax over these k alone weighs them."""
+    """Logits of all experts, of which the k largest are chosen. In f32, whatever the type of the model.
 
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__(config.hidden, config.experts)
-        self.active = config.experts_active
+    how   what weighs the chosen: "softmax_of_chosen", over their logits alone; "softmax_of_all", over all of them
+    """
+
+    def __init__(self, config: DecoderConfig, bias: bool = True, how: str = "softmax_of_chosen") -> None:
+        super().__init__(config.hidden, config.experts, bias=bias)
+        self.active, self.how = config.experts_active, how
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x [T, hidden] -> weights [T, k] that sum to 1, in the type of x, and the chosen experts int64 [T, k]."""
-        logits, chosen = self(x).topk(self.active, -1)
-        return torch.softmax(logits, -1), chosen
+        """x [T, hidden] -> weights f32 [T, k], and the chosen experts int64 [T, k]."""
+        bias = None if self.bias is None else self.bias.float()
+        logits = F.linear(x.float(), self.weight.float(), bias)
+        if self.how == "softmax_of_all":
+            return torch.softmax(logits, -1).topk(self.active, -1)
+        largest, chosen = logits.topk(self.active, -1)
+        return torch.softmax(largest, -1), chosen
 
 
-class Experts(nn.Module, ABC):
-    """E MLPs: gated(x gate_up + bias) down + bias. A family says how gate and up lie in a row, and what they make."""
+class Experts(nn.Module):
+    """E MLPs: gated(x gate_up^T + bias) down^T + bias, where gated is silu(gate) * up; a family may say another.
 
-    def __init__(self, config: DecoderConfig) -> None:
+    gate          the name of `gated` in the kernels: "silu", or "clamped" with its `alpha` and `limit`
+    interleaved   rows 2i of gate_up are of the gate and rows 2i + 1 of up; else the first half and the second
+    """
+
+    gate = "silu"
+    interleaved = False
+    alpha = limit = 0.0
+    gate_up_proj: nn.Parameter | PackedStack
+    down_proj: nn.Parameter | PackedStack
+
+    def __init__(self, config: DecoderConfig, bias: bool = True) -> None:
         super().__init__()
-        count, hidden, width = config.experts, config.hidden, config.intermediate
-        self.gate_up_proj = nn.Parameter(torch.empty(count, hidden, 2 * width))
-        self.gate_up_proj_bias = nn.Parameter(torch.empty(count, 2 * width))
-        self.down_proj = nn.Parameter(torch.empty(count, width, hidden))
-        self.down_proj_bias = nn.Parameter(torch.empty(count, hidden))
+        self.count, self.width = config.experts, config.expert_width
+        hidden, rows = config.hidden, 2 * self.width
+        self.gate_up_proj = nn.Parameter(torch.empty(self.count, rows, hidden))
+        self.down_proj = nn.Parameter(torch.empty(self.count, hidden, self.width))
+        self.gate_up_proj_bias = nn.Parameter(torch.empty(self.count, rows)) if bias else None
+        self.down_proj_bias = nn.Parameter(torch.empty(self.count, hidden)) if bias else None
 
-    @abstractmethod
     def gated(self, gate_up: Tensor) -> Tensor:
-        """gate_up [rows, 2 * width] -> [rows, width]."""
-        ...
+        """gate_up [rows, 2 * width], which may be written over -> [rows, width]."""
+        gate, up = gate_up.chunk(2, -1)
+        return ACTIVATIONS["silu"](gate) * up
 
     def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """x [T, hidden], weights and chosen [T, k] -> the weighted sum of the chosen experts [T, hidden].
+        """x [T, hidden], weights f32 and chosen [T, k] -> the weighted sum of the chosen experts [T, hidden].
 
-        The terms of a token are added in the order of the experts' numbers.
+        The terms of a token are added in the order of the experts' numbers, in f32.
         """
-        y = torch.zeros_like(x)
+        y = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
         order = chosen.flatten().argsort(stable=True)  # places in `chosen`, by expert
         tokens, scales = order // chosen.shape[1], weights.flatten()[order, None]
         first = 0
-        for expert, count in enumerate(chosen.flatten().bincount(minlength=len(self.down_proj)).tolist()):
+        for expert, count in enumerate(chosen.flatten().bincount(minlength=self.count).tolist()):
             if not count:
                 continue
             rows = tokens[first : first + count]
-            gate_up = torch.addmm(self.gate_up_proj_bias[expert], x[rows], self.gate_up_proj[expert])
-            said = torch.addmm(self.down_proj_bias[expert], self.gated(gate_up), self.down_proj[expert])
-            y.index_add_(0, rows, said * scales[first : first + count])
+            y.index_add_(0, rows, self.one(x[rows], expert) * scales[first : first + count])
             first += count
-        return y
+        return y.to(x.dtype)
+
+    def one(self, x: Tensor, expert: int) -> Tensor:
+        """x [rows, hidden] -> what one expert makes of it [rows, hidden]."""
+        gated = self.gated(_product(x, self.gate_up_proj, self.gate_up_proj_bias, expert))
+        return _product(gated, self.down_proj, self.down_proj_bias, expert)
+
+
+def _product(x: Tensor, stack: nn.Parameter | PackedStack, biases: Tensor | None, expert: int) -> Tensor:
+    bias = None if biases is None else biases[expert]
+    if isinstance(stack, nn.Parameter):
+        return F.linear(x, stack[expert], bias)
+    return stack.product(x, expert, bias)
 
 
 class Mixture(nn.Module):
     """The MLP of a layer with experts."""
 
-    def __init__(self, config: DecoderConfig, experts: Experts) -> None:
+    def __init__(self, router: Router, experts: Experts) -> None:
         super().__init__()
-        self.router = Router(config)
+        self.router = router
         self.experts = experts
 
     def forward(self, x: Tensor) -> Tensor:

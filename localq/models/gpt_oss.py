@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from localq.models.config import DecoderConfig, flag, integer, malformed, number, read_windows
 from localq.models.decoder import Block, Decoder
-from localq.models.experts import Experts, Mixture
+from localq.models.experts import Experts, Mixture, Router
 from localq.models.layers import WideRMSNorm
 from localq.models.llama import rename as rename
 
@@ -28,6 +27,7 @@ DEFAULTS: dict[str, Any] = {
     "num_experts_per_tok": 4,
 }
 THETA = 150_000.0
+TRANSPOSED = (".experts.gate_up_proj", ".experts.down_proj")
 YARN = {  # where the file says nothing
     "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
     "original_max_position_embeddings": 4096,
@@ -36,7 +36,7 @@ YARN = {  # where the file says nothing
 
 @dataclass(frozen=True)
 class Config(DecoderConfig):
-    """Facts of a gpt_oss. `intermediate` is the width of one expert.
+    """Facts of a gpt_oss.
 
     swiglu_alpha   gain of the sigmoid in the gate
     swiglu_limit   gate is cut above it, up on both sides
@@ -64,6 +64,7 @@ class Config(DecoderConfig):
             sinks=True,
             windows=read_windows(config, base.layers, integer(config, "sliding_window"), even),
             experts=experts,
+            expert_width=base.intermediate,
             experts_active=active,
             swiglu_alpha=number(config, "swiglu_alpha", cls.swiglu_alpha),
             swiglu_limit=number(config, "swiglu_limit", cls.swiglu_limit),
@@ -71,7 +72,10 @@ class Config(DecoderConfig):
 
 
 class ClampedExperts(Experts):
-    """Gate and up alternate in a row; gate * sigmoid(alpha * gate) * (up + 1), both clamped."""
+    """Gate and up alternate; gate * sigmoid(alpha * gate) * (up + 1), both clamped."""
+
+    gate = "clamped"
+    interleaved = True
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__(config)
@@ -82,7 +86,8 @@ class ClampedExperts(Experts):
         """See `Experts`."""
         gate = gate_up[:, 0::2].clamp(max=self.limit)
         up = gate_up[:, 1::2].clamp(-self.limit, self.limit)
-        return gate * torch.sigmoid(self.alpha * gate) * (up + 1)
+        gated = gate.mul(self.alpha).sigmoid_().mul_(gate)  # in place: the rows of the MLP are the largest tensors
+        return gated.mul_(up.add_(1))
 
 
 class ExpertBlock(Block):
@@ -90,13 +95,18 @@ class ExpertBlock(Block):
 
     norm_class = WideRMSNorm
 
-    def add_mlp(self, config: DecoderConfig) -> None:
+    def add_mlp(self, config: DecoderConfig, layer: int) -> None:
         """See `Block`."""
         # What works on the matrices of an MLP asks for `config.experts` first.
-        self.mlp = Mixture(config, ClampedExperts(config))  # type: ignore[assignment]
+        self.mlp = Mixture(Router(config), ClampedExperts(config))  # type: ignore[assignment]
 
 
 class Model(Decoder):
-    """A decoder of mixtures."""
+    """A decoder of mixtures. In 16 bit its files hold the matrices of experts as [experts, in, out]."""
 
     block_class = ExpertBlock
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__(config)
+        names = (name for name, _ in self.named_parameters() if name.endswith(TRANSPOSED))
+        self.transposed = frozenset(names)

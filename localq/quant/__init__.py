@@ -26,8 +26,10 @@ A format of experts, which lie in stacks of matrices N, one parameter each, has 
   suffixes                             the checkpoint tensors N + suffix that a stack owns; every N has the first
   is_quantized(tensors, N) -> bool
   stored_bytes(tensors, N) -> int
-  stored_shape(checkpoint, N)          (experts, in, out)
-  dequantized(checkpoint, N, dtype) -> Tensor [experts, in, out]
+  placed_bytes(tensors, N) -> [int]
+  stored_shape(checkpoint, N)          (experts, out, in)
+  from_checkpoint(checkpoint, N)       Packed of the format, all experts as one matrix [experts * out, in]
+  dequantized(checkpoint, N, dtype) -> Tensor [experts, out, in]
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from localq.quant import aqlm, awq, gptq, mxfp4, mxfp4_experts, nf4, vptq, vq2
+from localq.quant import aqlm, awq, bcq, gptq, mxfp4, mxfp4_experts, nf4, squeezellm, vptq, vq2
 
 FORMATS: dict[str, ModuleType] = {
     "nf4": nf4,
@@ -44,6 +46,8 @@ FORMATS: dict[str, ModuleType] = {
     "aqlm": aqlm,
     "vptq": vptq,
     "vq2": vq2,
+    "bcq": bcq,
+    "squeezellm": squeezellm,  # before those that have tensors of the same name
     "awq": awq,
     "gptq": gptq,
 }

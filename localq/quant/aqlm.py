@@ -36,12 +36,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from localq.checkpoint import Checkpoint
 from localq.errors import bad_file
 from localq.jsonfile import DAMAGED
 from localq.quant import gather_order, vq_tiles
@@ -212,19 +213,6 @@ class Linear(VqLinear):
 
 
 # ---- checkpoints
-
-
-class Checkpoint(Protocol):
-    """What is needed of `localq.checkpoint.Checkpoint`."""
-
-    @property
-    def tensors(self) -> Mapping[str, Any]:
-        """Every tensor by name."""
-        ...
-
-    def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU."""
-        ...
 
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from localq.checkpoint import Checkpoint
 from localq.errors import bad_file
 from localq.jsonfile import DAMAGED
 from localq.quant.int4_codec import ROWS
@@ -24,24 +25,6 @@ DEFAULT_SIZE = 128  # where config.json says nothing: that of transformers
 SUFFIXES = (".qweight", ".qzeros", ".scales")
 FLOATS = ("float16", "bfloat16", "float32")
 CHUNK_WEIGHTS = 2**22  # weights that are repacked together
-
-
-class Checkpoint(Protocol):
-    """What is needed of `localq.checkpoint.Checkpoint`."""
-
-    @property
-    def tensors(self) -> Mapping[str, Any]:
-        """Every tensor by name."""
-        ...
-
-    @property
-    def quantization(self) -> Mapping[str, Any]:
-        """config.json's quantization_config."""
-        ...
-
-    def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -23,16 +23,20 @@ code, and saturate at 6 (a block's largest may lie at up to 8). So do the refere
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from localq.checkpoint import Checkpoint
 from localq.errors import bad_file
 from localq.jsonfile import DAMAGED
 from localq.quant.mxfp4_codec import BLOCK, NOT_A_NUMBER, VALUES, Packed, dequantize, quantize
 from localq.quant.slabs import SlabLinear
+
+if TYPE_CHECKING:
+    from localq.kernels.mxfp4 import Mxfp4Matrix
 
 __all__ = [
     "BLOCK",
@@ -63,7 +67,8 @@ suffixes = (".weight_blocks", ".weight_scales")
 class Linear(SlabLinear):
     """y = W x + b with W in MXFP4. x [T, in] of any float dtype -> [T, out] of the same dtype.
 
-    No kernel reads the codes: on a GPU slabs of rows are dequantized for every product, on the CPU all of W.
+    On a GPU the codes are decoded as they are read up to `gemv.ROWS` rows of 16-bit x; above that slabs of rows of W
+    are dequantized (`slabs.py`). On the CPU it is the reference.
     """
 
     format = "MXFP4"
@@ -80,15 +85,31 @@ class Linear(SlabLinear):
         """The buffers in the form of the codec."""
         return Packed(self.codes, self.scales)
 
+    @property
+    def matrix(self) -> Mxfp4Matrix:
+        """The buffers as the kernels take them."""
+        from localq.kernels.mxfp4 import Mxfp4Matrix  # the compiled part: only where there is a GPU, for start-up cost
+
+        return Mxfp4Matrix(self.codes, self.scales)
+
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
-        return self._by_slabs(x)
+        from localq.kernels import gemv  # as in `matrix`
+        from localq.kernels.mxfp4 import COLUMNS, mxfp4_gemv
+
+        if x.shape[0] > gemv.ROWS or x.dtype == torch.float32 or self.in_features % COLUMNS:
+            return self._by_slabs(x)
+        return mxfp4_gemv(x, [self.matrix], biases=[self.bias])
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """See `SlabLinear`."""
-        return dequantize(self.packed.rows(slice(first, first + count)), dtype, out)
+        if not self.codes.is_cuda:
+            return dequantize(self.packed.rows(slice(first, first + count)), dtype, out)
+        from localq.kernels.mxfp4 import mxfp4_dequantize  # as in `matrix`
+
+        return mxfp4_dequantize(self.matrix, dtype, out, (first, count))
 
 
 def bytes(out: int, columns: int) -> int:
@@ -97,19 +118,6 @@ def bytes(out: int, columns: int) -> int:
 
 
 # ---- checkpoints
-
-
-class Checkpoint(Protocol):
-    """What is needed of `localq.checkpoint.Checkpoint`."""
-
-    @property
-    def tensors(self) -> Mapping[str, Any]:
-        """Every tensor by name."""
-        ...
-
-    def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU."""
-        ...
 
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:

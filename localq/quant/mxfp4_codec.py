@@ -18,7 +18,7 @@ from localq.errors import bad_file
 BLOCK = 32
 BIAS = 127  # of E8M0: a scale byte s stands for 2 ** (s - BIAS)
 NOT_A_NUMBER = 255  # the scale byte that stands for none
-# Weights that are worked on together. On a GPU their temporaries stay within `footprint.UNPACK_BYTES`.
+# Weights that are worked on together.
 CHUNK_WEIGHTS = {"cpu": 2**18, "cuda": 2**22}
 
 # E2M1 by its three low bits; the fourth is the sign.

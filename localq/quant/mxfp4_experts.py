@@ -4,7 +4,7 @@ N_blocks  u8 [experts, out, in/32, 16]
 N_scales  u8 [experts, out, in/32]
 
 where N is the parameter, `model.layers.0.mlp.experts.gate_up_proj`. In 16 bit transformers stores the same as N
-[experts, in, out], and so the model has it: `dequantized` transposes.
+[experts, in, out]. Behind each other the experts are one tall matrix of MXFP4, [experts * out, in].
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localq.checkpoint import Checkpoint
 from localq.quant import mxfp4
 
 suffixes = ("_blocks", "_scales")
@@ -30,21 +31,32 @@ def stored_bytes(tensors: Mapping[str, Any], name: str) -> int:
     return sum(tensors[name + suffix].nbytes for suffix in suffixes if name + suffix in tensors)
 
 
-def stored_shape(checkpoint: mxfp4.Checkpoint, name: str) -> tuple[int, int, int]:
-    """[experts, in, out] of the stack `name`; raises LocalqError (exit 8) where its tensors do not fit together."""
+def placed_bytes(tensors: Mapping[str, Any], name: str) -> list[int]:
+    """Bytes of codes and of scales, there and on a device."""
+    return [tensors[name + suffix].nbytes for suffix in suffixes if name + suffix in tensors]
+
+
+def stored_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int, int]:
+    """[experts, out, in] of the stack `name`; raises LocalqError (exit 8) where its tensors do not fit together."""
     experts, out, columns = mxfp4.checked(checkpoint, name, 3)
-    return experts, columns, out
+    return experts, out, columns
 
 
-def dequantized(checkpoint: mxfp4.Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
-    """The stack `name`, [experts, in, out] of `dtype` on the CPU: one expert at a time, so that nothing else is large.
+def from_checkpoint(checkpoint: Checkpoint, name: str) -> mxfp4.Packed:
+    """The stack `name` as one matrix [experts * out, in], on the CPU.
+
+    Raises LocalqError (exit 8) unless it is sound.
+    """
+    experts, out, columns = stored_shape(checkpoint, name)
+    scales = mxfp4.read_scales(checkpoint, name)
+    codes = checkpoint.read(name + suffixes[0])
+    return mxfp4.Packed(codes.reshape(experts * out, columns // 2), scales.reshape(experts * out, -1))
+
+
+def dequantized(checkpoint: Checkpoint, name: str, dtype: torch.dtype) -> Tensor:
+    """The stack `name`, [experts, out, in] of `dtype` on the CPU.
 
     Raises LocalqError (exit 8) unless its tensors are sound.
     """
-    experts, columns, out = stored_shape(checkpoint, name)
-    scales = mxfp4.read_scales(checkpoint, name)
-    codes = checkpoint.read(name + suffixes[0]).reshape(experts, out, columns // 2)
-    weight = torch.empty(experts, columns, out, dtype=dtype)
-    for expert in range(experts):
-        weight[expert] = mxfp4.dequantize(mxfp4.Packed(codes[expert], scales[expert]), dtype).T
-    return weight
+    shape = stored_shape(checkpoint, name)
+    return mxfp4.dequantize(from_checkpoint(checkpoint, name), dtype).view(shape)

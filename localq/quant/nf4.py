@@ -32,11 +32,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from localq.checkpoint import Checkpoint
 from localq.errors import bad_file
 from localq.jsonfile import DAMAGED, parse_object
 from localq.quant.nf4_codec import BLOCK, CODE_MAP, NESTED_BLOCK, Packed, absmax_f32, dequantize, dynamic_map, quantize
@@ -94,19 +95,6 @@ def placed_bytes(tensors: Mapping[str, Any], prefix: str) -> list[int]:
 
 
 # ---- checkpoints
-
-
-class Checkpoint(Protocol):
-    """What is needed of `localq.checkpoint.Checkpoint`."""
-
-    @property
-    def tensors(self) -> Mapping[str, Any]:
-        """Every tensor by name."""
-        ...
-
-    def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU."""
-        ...
 
 
 def is_quantized(tensors: Mapping[str, Any], prefix: str) -> bool:

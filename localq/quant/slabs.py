@@ -18,6 +18,7 @@ class SlabLinear(nn.Module, ABC):
     format   its name, for people
     row_step slabs begin at multiples of so many rows
     bias     [out] or None
+    slab_weights  the most weights of W that a product needs dequantized
     scratch  u8, for dequantized slabs of W; shared by all Linears of a model. None: allocated when needed
     """
 
@@ -29,6 +30,7 @@ class SlabLinear(nn.Module, ABC):
         """shape [out, in]."""
         super().__init__()
         self.out_features, self.in_features = shape
+        self.slab_weights = self.out_features * self.in_features
         self.scratch: Tensor | None = None
         self.register_buffer("bias", bias)
 
@@ -47,20 +49,25 @@ class SlabLinear(nn.Module, ABC):
         ...
 
     def _by_slabs(self, x: Tensor) -> Tensor:
-        """x [T, in] -> [T, out]: dequantize as many rows of W as the scratch holds, multiply, go on."""
+        """x [T, in] -> [T, out]."""
+        return self.product_of_rows(x, 0, self.out_features, self.bias)
+
+    def product_of_rows(self, x: Tensor, first: int, count: int, bias: Tensor | None) -> Tensor:
+        """x [T, in] -> [T, count], with rows first .. first + count - 1 of W and a bias [count] for them: dequantize as
+        many as the scratch holds, multiply, go on. `first` is a multiple of `row_step`."""
         rows = self.slab_rows(x.dtype)
-        if rows >= self.out_features:
-            slab = self._slab(self.out_features, x.dtype)
-            return F.linear(x, self.dequantized_rows(0, self.out_features, x.dtype, slab), self.bias)
-        y = torch.empty(x.shape[0], self.out_features, dtype=x.dtype, device=x.device)
-        for first in range(0, self.out_features, rows):
-            count = min(rows, self.out_features - first)
-            dense = self.dequantized_rows(first, count, x.dtype, self._slab(count, x.dtype))
-            part = y[:, first : first + count]  # cuBLAS writes into it: rows may lie apart
-            if self.bias is None:
+        if rows >= count:
+            slab = self._slab(count, x.dtype)
+            return F.linear(x, self.dequantized_rows(first, count, x.dtype, slab), bias)
+        y = torch.empty(x.shape[0], count, dtype=x.dtype, device=x.device)
+        for start in range(0, count, rows):
+            size = min(rows, count - start)
+            dense = self.dequantized_rows(first + start, size, x.dtype, self._slab(size, x.dtype))
+            part = y[:, start : start + size]  # cuBLAS writes into it: rows may lie apart
+            if bias is None:
                 torch.mm(x, dense.T, out=part)
             else:
-                torch.addmm(self.bias[first : first + count], x, dense.T, out=part)
+                torch.addmm(bias[start : start + size], x, dense.T, out=part)
         return y
 
     def slab_rows(self, dtype: torch.dtype) -> int:
@@ -75,3 +82,19 @@ class SlabLinear(nn.Module, ABC):
         if self.scratch is None or self.scratch.nbytes < needed:
             return None
         return self.scratch[:needed].view(dtype).view(rows, self.in_features)
+
+
+class SlabStack(nn.Module):
+    """Matrices [count, out_features, in_features] in a quantized format: the rows of one `tall` matrix, behind each
+    other."""
+
+    def __init__(self, tall: SlabLinear, count: int) -> None:
+        """tall [count * out, in], without a bias. It stays row by row, as the kernels for experts read it."""
+        super().__init__()
+        self.tall, self.count = tall, count
+        self.out_features, self.in_features = tall.out_features // count, tall.in_features
+        tall.slab_weights = self.out_features * self.in_features
+
+    def product(self, x: Tensor, index: int, bias: Tensor | None) -> Tensor:
+        """x [T, in] -> [T, out]: x W^T + bias [out] with the matrix W of that index."""
+        return self.tall.product_of_rows(x, index * self.out_features, self.out_features, bias)

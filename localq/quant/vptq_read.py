@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from localq.checkpoint import Checkpoint
 from localq.errors import bad_file
 from localq.jsonfile import DAMAGED
 from localq.quant.vptq_codec import FIELDS, WORD, Packed, index_bits, words_of
@@ -24,24 +25,6 @@ OPTIONAL = {"perm": "enable_perm", "weight_scale": "enable_norm", "weight_bias":
 SHORTS = (torch.int16, torch.uint16, torch.float16)  # all hold the bits of a u16
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 CHECKED_AT_A_TIME = 2**20
-
-
-class Checkpoint(Protocol):
-    """What is needed of `localq.checkpoint.Checkpoint`."""
-
-    @property
-    def tensors(self) -> Mapping[str, Any]:
-        """Every tensor by name."""
-        ...
-
-    @property
-    def quantization(self) -> Mapping[str, Any]:
-        """config.json's quantization_config."""
-        ...
-
-    def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,11 @@ Codes need no check: every u8 is a codeword. Types, shapes and finite values do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
-
 import torch
 from torch import Tensor
 
 from localq.architecture import Architecture
+from localq.checkpoint import Checkpoint
 from localq.errors import LocalqError, bad_file
 from localq.jsonfile import DAMAGED
 from localq.quant.vq2_codec import Packed
@@ -19,24 +17,6 @@ from localq.schemes import codebook_name
 
 BOOKS = ((".codes", ".codebook"), (".codes_2", ".codebook_2"))
 SUFFIXES = (*BOOKS[0], *BOOKS[1], ".scales", ".signs")
-
-
-class Checkpoint(Protocol):
-    """What is needed of `localq.checkpoint.Checkpoint`."""
-
-    @property
-    def tensors(self) -> Mapping[str, Any]:
-        """Every tensor by name."""
-        ...
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """config.json."""
-        ...
-
-    def read(self, name: str) -> Tensor:
-        """One tensor, on the CPU."""
-        ...
 
 
 def stored_shape(checkpoint: Checkpoint, prefix: str) -> tuple[int, int]:

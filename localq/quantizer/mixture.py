@@ -40,16 +40,23 @@ Schemes = list[list[str]]  # of each layer, of each group
 
 @dataclass(frozen=True)
 class Part:
-    """A group of a layer. sensitivity: nats a token; sizes: bytes in each of `SCHEMES`, rising; weights: how many."""
+    """A group of a layer.
+
+    sensitivity  nats a token
+    sizes        bytes in each of `SCHEMES`, or of the schemes of another format, rising
+    weights      how many
+    left         what each scheme leaves of noise
+    """
 
     names: tuple[str, ...]
     sensitivity: float
     sizes: tuple[int, ...]
     weights: int
+    left: tuple[float, ...] = tuple(LEFT.values())
 
     def loss(self, scheme: int) -> float:
         """Nats a token."""
-        return self.sensitivity * LEFT[SCHEMES[scheme]]
+        return self.sensitivity * self.left[scheme]
 
     def steps(self) -> list[int]:
         """Schemes on the lower hull of loss over size, rising; the first is 0."""

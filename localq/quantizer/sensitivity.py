@@ -47,10 +47,13 @@ OnLayer = Callable[[], None]
 Ending = tuple[nn.Module, Tensor, float]  # norm, head [vocab, hidden], soft cap of the logits (0 = none)
 
 
-def sensitivities(model: Source, streams: Streams, settings: Settings, on_layer: OnLayer) -> list[list[float]]:
+def sensitivities(
+    model: Source, streams: Streams, settings: Settings, on_layer: OnLayer, *, feedback: bool = True
+) -> list[list[float]]:
     """Of each layer its four groups (`layer.groups_of`), in nats a token for weights that are lost altogether.
 
     streams: the text as the first layer reads it; `full` is used up. `on_layer` is called twice for each layer.
+    feedback: codes are searched so that an error makes up for those before; else V_ii^2 above are H_ii.
     """
     text = streams.full
     traced = min(TRACED, len(text), max(1, HELD_BYTES // (model.layers * 4 * text[0].numel())))
@@ -58,7 +61,7 @@ def sensitivities(model: Source, streams: Streams, settings: Settings, on_layer:
     energies: list[list[Tensor]] = []
     for index in range(model.layers):
         held.append([x.clone() for x in text[:traced]])
-        energies.append(_forward(model.block(index), index, streams, settings))
+        energies.append(_forward(model.block(index), index, streams, settings, feedback))
         on_layer()
     ending = _ending(model, streams.device)
     slopes = [_slope_of_end(ending, x, seed) for seed, x in enumerate(text[:traced])]
@@ -81,29 +84,33 @@ def spread(count: int, most: int = WINDOWS) -> list[int]:
     return [index * count // wanted for index in range(wanted)]
 
 
-def _forward(block: Block, index: int, streams: Streams, settings: Settings) -> list[Tensor]:
+def _forward(block: Block, index: int, streams: Streams, settings: Settings, feedback: bool) -> list[Tensor]:
     """Take the full text through a layer; of each group f64 [rows]: mean squares of the weights times sum of V_ii^2."""
     groups, device = groups_of(block), streams.device
-    readers = [_linears(block, group)[0] for group in groups]
+    readers = [linears_of(block, group)[0] for group in groups]
     moments = [torch.zeros(each.in_features, each.in_features, device=device) for each in readers]
     tokens = 0
-    with _inputs(readers) as read:
+    with inputs_of(readers) as read:
         for number, x in enumerate(streams.full):
             out = block(x.to(device, torch.float32).clone(), streams.step)
             streams.full[number].copy_(out)
             tokens += len(out)
             for total, linear in zip(moments, readers, strict=True):
                 total.addmm_(read[linear].T, read[linear])
-    return [_energy(block, group, moments.pop(0), tokens, index, settings) for group in groups]
+    return [_energy(block, group, moments.pop(0), tokens, index, settings, feedback) for group in groups]
 
 
-def _energy(block: Block, group: Group, metric: Tensor, tokens: int, index: int, settings: Settings) -> Tensor:
+def _energy(
+    block: Block, group: Group, metric: Tensor, tokens: int, index: int, settings: Settings, feedback: bool
+) -> Tensor:
     """metric: sums over so many tokens; it is used up."""
     triangles.mean_transpose_(metric, 2 * tokens)
     signs = group.signs(len(metric), index, settings)
     if signs is not None:
         rotate_metric_(metric, signs.to(metric.device))
-    rows = torch.cat([linear.weight.square().mean(1) for linear in _linears(block, group)])
+    rows = torch.cat([linear.weight.square().mean(1) for linear in linears_of(block, group)])
+    if not feedback:
+        return rows.double().cpu() * float(metric.diagonal().double().sum())
     return rows.double().cpu() * _left_by_feedback(metric, settings.effort.damping)
 
 
@@ -153,7 +160,7 @@ def _ending(model: Source, device: torch.device) -> Ending:
 def _backward(block: Block, text: list[Tensor], slopes: list[Tensor], streams: Streams) -> list[Tensor]:
     """Take the slopes back through a layer, in place; of each group f64 [rows], mean squares of those to its output."""
     groups, device = groups_of(block), streams.device
-    linears = [_linears(block, group) for group in groups]
+    linears = [linears_of(block, group) for group in groups]
     sums: dict[nn.Module, Tensor] = {
         each: torch.zeros(each.out_features, device=device) for group in linears for each in group
     }
@@ -174,12 +181,13 @@ def _backward(block: Block, text: list[Tensor], slopes: list[Tensor], streams: S
     return [torch.cat([sums[each] for each in group]).double().cpu() / tokens for group in linears]
 
 
-def _linears(block: Block, group: Group) -> list[nn.Linear]:
+def linears_of(block: Block, group: Group) -> list[nn.Linear]:
+    """The linears of a group."""
     return [plain(block.get_submodule(name)) for name in group.names]
 
 
 @contextmanager
-def _inputs(linears: Sequence[nn.Linear]) -> Iterator[dict[nn.Module, Tensor]]:
+def inputs_of(linears: Sequence[nn.Linear]) -> Iterator[dict[nn.Module, Tensor]]:
     """What each read last."""
     read: dict[nn.Module, Tensor] = {}
 

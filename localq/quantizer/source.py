@@ -9,6 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
+from localq import catalog
 from localq.checkpoint import Checkpoint, TensorInfo, info
 from localq.engine import weights
 from localq.errors import bad_file, usage_error
@@ -31,17 +32,26 @@ class Source:
     """
 
     def __init__(
-        self, files: ModelFiles, checkpoint: Checkpoint, architecture: ModuleType, device: torch.device, seed: int
+        self,
+        files: ModelFiles,
+        checkpoint: Checkpoint,
+        architecture: ModuleType,
+        device: torch.device,
+        seed: int,
+        *,
+        turned: bool = True,
     ) -> None:
+        """turned: layers as the search for codes reads them, else as they are."""
         with torch.device("meta"):
             self.model: Decoder = architecture.Model(architecture.Config.from_dict(files.config))
         if self.model.config.experts:
-            why = "the search for 2 bits does not know mixtures of experts"
-            raise usage_error(files.name, why, "Use --format nf4, which leaves the experts as they are.")
+            step = "Use --format nf4." if turned else "Give --calibration none."
+            raise usage_error(files.name, catalog.NO_SEARCH_OF_EXPERTS, step)
         self._assignment = weights.assign(checkpoint, self.model, architecture.rename, files.name)
         self._checkpoint, self._rename = checkpoint, architecture.rename
         self._device, self._seed = device, seed
-        self.turned = fold.foldable(self.model)
+        self._folds = turned
+        self.turned = turned and fold.foldable(self.model)
         self.layers = len(self.model.layers)
         turn = fold.rotation(self.model.config.hidden, STREAM + seed) if self.turned else None
         kept = torch.float64 if device.type == "cpu" else torch.float32
@@ -49,7 +59,7 @@ class Source:
         self.linears = [name for name, module in self.meta_block(0).named_modules() if isinstance(module, nn.Linear)]
         for name in self.linears:
             columns = fold.plain(self.meta_block(0).get_submodule(name)).in_features
-            if columns % vq2.BLOCK:
+            if turned and columns % vq2.BLOCK:
                 why = f"{name} has rows of {columns} weights, and 2 bits need a multiple of {vq2.BLOCK}"
                 raise usage_error(files.name, why, "Use --format nf4.")
 
@@ -74,7 +84,8 @@ class Source:
         for module in block.modules():
             if callable(finish := getattr(module, "finish", None)):  # norms that derive something from their weights
                 finish()
-        fold.fold_block(block, self._turn, self._seed * self.layers + index)
+        if self._folds:
+            fold.fold_block(block, self._turn, self._seed * self.layers + index)
         return block
 
     def embedded(self, windows: Sequence[Sequence[int]]) -> Iterator[Tensor]:

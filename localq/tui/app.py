@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import threading
@@ -76,6 +77,7 @@ class LocalqApp(App[int]):
         self.error: LocalqError | None = None  # why there is no model
         self._opening: Job[Opening] | None = None
         self._leaving: int | None = None
+        self._switching = False
         remember = self.start_with.store is not None and input_history.kept()
         self.history = input_history.InputHistory(_history_file() if remember else None)
         self.chat = ChatScreen(self.history, self.start_with.record)
@@ -139,16 +141,32 @@ class LocalqApp(App[int]):
         self.model, self.error = model, None
         self.start_with.take_up(model.session)
         await self.chat.take(model)
+        if not self.is_headless:
+            gc.freeze()  # what is here stays: else collecting garbage looks at all of it, 0.1 s in the middle of typing
 
     def on_switch_wanted(self, message: SwitchWanted) -> None:
         """`/model NAME`."""
-        self._switch_to(message.switch.name, message.switch.format)
+        if self._is_free_to_switch():
+            self._switch_to(message.switch.name, message.switch.format)
 
     @work(exclusive=True, group="models")
     async def _switch_to(self, name: str, format: str | None) -> None:
         await self._switch(name, Wanted(format))
 
+    def _is_free_to_switch(self) -> bool:
+        """No other model is being opened: breaking that off would leave the conversation without one."""
+        if self._switching:
+            self.notify("Another model is being opened.", markup=False)
+        return not self._switching
+
     async def _switch(self, name: str, wanted: Wanted) -> None:
+        self._switching = True
+        try:
+            await self._switched(name, wanted)
+        finally:
+            self._switching = False
+
+    async def _switched(self, name: str, wanted: Wanted) -> None:
         """Go on with the conversation with another model. The one that is open gives back its memory first; where the
         other cannot be opened, the next message loads it again."""
         from localq.tui.opening_screen import OpeningScreen
@@ -251,7 +269,7 @@ class LocalqApp(App[int]):
 
     def action_models(self) -> None:
         """Another model, chosen from a list."""
-        if self.screen is self.chat:
+        if self.screen is self.chat and self._is_free_to_switch():
             self._pick_model()
 
     @work(exclusive=True, group="models")

@@ -16,7 +16,6 @@ from localq.commands import ALIASES
 from localq.errors import ExitCode, LocalqError
 from localq.input_history import InputHistory
 from localq.session_record import Session
-from localq.sessions import SessionStore
 from localq.stats import Stats
 from localq.tui import status_line
 from localq.tui.composer import Composer
@@ -115,7 +114,7 @@ class ChatScreen(Screen[None]):
     def _free(self) -> None:
         self.instruments.reply_ended()
         self._show_model()
-        self.query_one(Sidebar).look_again(self._current)
+        self.query_one(Sidebar).look_again(self.conversation.number)
 
     @on(InstrumentsPanel.ProfileWanted)
     def _profile(self) -> None:
@@ -178,13 +177,10 @@ class ChatScreen(Screen[None]):
 
     def _do(self, line: str) -> None:
         name, _, argument = line.partition(" ")
-        try:
-            if ALIASES.get(name, name) == "/help" and not argument:
-                self.app.action_help()
-            elif self.conversation.model is not None:
-                self.conversation.command(line)
-        except LocalqError as error:
-            self.conversation.post_message(Failed(error))
+        if ALIASES.get(name, name) == "/help" and not argument:
+            self.app.action_help()
+        elif self.conversation.model is not None:
+            self.conversation.command(line)
 
     @on(ConversationView.EditWanted)
     def _edit(self, message: ConversationView.EditWanted) -> None:
@@ -229,34 +225,22 @@ class ChatScreen(Screen[None]):
         """Fold or unfold what was thought."""
         self.conversation.transcript.toggle_thinking()
 
-    @property
-    def _current(self) -> int | None:
-        """The number of the conversation, once it is saved."""
-        model = self.conversation.model
-        return None if model is None else model.session.record.id
-
-    @property
-    def _store(self) -> SessionStore:
-        return self.app.start_with.store or SessionStore()
-
     async def action_sidebar(self) -> None:
         """Show or hide the conversations."""
         self.toggle_class("sidebar")
         if self.has_class("sidebar"):
-            await self.query_one(Sidebar).show_list(self._store, self._current)
-            self.query_one(Sidebar).focus_list()
+            await self.query_one(Sidebar).open(self.app.start_with.known, self.conversation.number)
         else:
             self.composer.focus()
 
     async def action_sessions(self) -> None:
         """Look for one."""
         self.add_class("sidebar")
-        await self.query_one(Sidebar).show_list(self._store, self._current)
-        self.query_one(Sidebar).focus_search()
+        await self.query_one(Sidebar).open(self.app.start_with.known, self.conversation.number, search=True)
 
     def on_sessions_panel_chosen(self, message: SessionsPanel.Chosen) -> None:
         """Go on with it."""
-        self.conversation.resume(self._store, message.id)
+        self.conversation.resume(self.app.start_with.known, message.id)
         self._back_to_writing()
 
     def on_sessions_panel_new(self) -> None:

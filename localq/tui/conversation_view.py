@@ -6,6 +6,7 @@ A job is a reply or a command. What it says comes as a message; what a reply str
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,9 @@ from localq.tui.reply_text import CopyWanted, ReplyText
 from localq.tui.session_job import Job
 from localq.tui.transcript_view import TranscriptView
 from localq.tui.turn_view import TurnView
+
+RESTS = 2  # times what drawing a piece of a reply took, before the next is drawn
+REST_S = 0.5  # at most
 
 
 class ConversationView(Vertical):
@@ -60,6 +64,8 @@ class ConversationView(Vertical):
         self._feed: Feed | None = None
         self._live: TurnView | None = None
         self._looks: Timer | None = None
+        self._is_due = False  # a look is waiting for its turn
+        self._rests_until_s = 0.0  # monotonic: keys first
         self._stop = threading.Event()
         self._extends: ChatMessage | None = None  # what the reply that runs goes on with
         self._profiling = False
@@ -78,6 +84,11 @@ class ConversationView(Vertical):
     def transcript(self) -> TranscriptView:
         """The turns."""
         return self.query_one(TranscriptView)
+
+    @property
+    def number(self) -> int | None:
+        """Of the conversation, once it is saved."""
+        return None if self.model is None else self.model.session.record.id
 
     async def take(self, model: Model) -> None:
         """Converse with it."""
@@ -107,10 +118,14 @@ class ConversationView(Vertical):
         self.start(ask)
 
     def command(self, line: str) -> None:
-        """Do what a line with a slash says. Raises LocalqError for one that is none."""
+        """Do what a line with a slash says; what is no command is told."""
         assert self.model is not None
         session, host = self.model.session, self._host
-        name, argument = commands.parse(line)
+        try:
+            name, argument = commands.parse(line)
+        except LocalqError as error:
+            self.post_message(session_job.Failed(error))
+            return
         last = session.conversation.last_reply() if name == "/continue" else None
         self._extends = None if last is None else session.conversation.turns[last].message
         self.start(lambda: commands.COMMANDS[name](session, argument, host))
@@ -186,8 +201,27 @@ class ConversationView(Vertical):
         self._live = await self.transcript.begin(reading)
         if not reading:  # who says something wants to see the answer
             self.transcript.anchor()
-        self._looks = self.set_interval(EVERY_S, self._look)
+        self._looks = self.set_interval(EVERY_S, self._remind)
         self.post_message(self.Doing(doing="", stats=None, thinking=False))
+
+    def _remind(self) -> None:
+        """Look in one's own turn: what runs in the timer's task is broken off where the timer is stopped, with what it
+        has taken and not drawn."""
+        if not self._is_due and time.monotonic() >= self._rests_until_s:
+            self._is_due = True
+            self.call_later(self._look_again)
+
+    async def _look_again(self) -> None:
+        began_s = time.monotonic()
+        await self._look()
+        self._is_due, self._rests_until_s = False, time.monotonic() + REST_S
+        self.call_after_refresh(self._drawn, began_s)
+
+    def _drawn(self, began_s: float) -> None:
+        """Whatever grows has all of the conversation laid out again, which takes the longer the more of it there is:
+        what is drawn next waits, so that keys have most of the time."""
+        now_s = time.monotonic()
+        self._rests_until_s = now_s + min(REST_S, RESTS * (now_s - began_s))
 
     async def _look(self) -> None:
         """Draw what has come of a reply."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from localq.sanitize import sanitize
 from localq.session_record import Summary
+from localq.wording import local_time
 
 
 def prompt(each: Summary, current: int | None, now_s: float) -> str:
@@ -22,10 +22,8 @@ def when(changed_s: float, now_s: float) -> str:
     minutes = (now_s - changed_s) / 60
     if 0 <= minutes < 24 * 60:
         return "now" if minutes < 1 else f"{minutes:.0f} min ago" if minutes < 60 else f"{minutes / 60:.0f} h ago"
-    day = time.localtime(changed_s)
-    if time.strftime("%F", day) == time.strftime("%F", time.localtime(now_s - 86400)):
-        return "yesterday"
-    return time.strftime("%F", day)
+    day = local_time(changed_s, "%F")
+    return "yesterday" if day == local_time(now_s - 86400, "%F") else day
 
 
 def one_line(text: str) -> str:

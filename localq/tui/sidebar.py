@@ -10,14 +10,15 @@ from localq.sessions import SessionStore
 class Sidebar(Vertical):
     """Beside the conversation, or in its place where the screen is narrow."""
 
-    async def show_list(self, store: SessionStore, current: int | None) -> None:
-        """The conversations of `store`; `current` is marked."""
+    async def open(self, store: SessionStore, current: int | None, search: bool = False) -> None:
+        """The conversations of `store`, with the focus on them or on their search; `current` is marked."""
         from localq.tui.sessions_panel import SessionsPanel
 
         if not self.children:
             await self.mount(SessionsPanel(store, current))
         else:
             self.query_one(SessionsPanel).refresh_list(current)
+        self.query("#search" if search else "#list").focus()
 
     def look_again(self, current: int | None) -> None:
         """Something was saved; nothing where the list was never shown."""
@@ -25,11 +26,3 @@ class Sidebar(Vertical):
             from localq.tui.sessions_panel import SessionsPanel
 
             self.query_one(SessionsPanel).refresh_list(current)
-
-    def focus_list(self) -> None:
-        """To what is listed."""
-        self.query("#list").focus()
-
-    def focus_search(self) -> None:
-        """To the search."""
-        self.query("#search").focus()

@@ -6,6 +6,7 @@ the user has scrolled up.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.binding import BindingType
@@ -20,6 +21,7 @@ from localq.tui.transcript_lines import Earlier, Notice
 from localq.tui.turn_view import Turn, TurnView
 
 WINDOW = 50  # turns that are drawn at first, and that each look further back adds
+MOST_DRAWN = 3 * WINDOW  # while nobody looks back: every layout takes time for each of them
 
 
 class TranscriptView(VerticalScroll, can_focus=False):
@@ -78,7 +80,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
         if live and path and path[-1] not in shown and conversation.turns[path[-1]].message.role == "assistant":
             path = path[:-1]
         same = self._same(path, shown) if conversation is self._conversation else 0
-        self._conversation, self._versions = conversation, versions(conversation)
+        self._conversation = conversation
         if same == 0:
             self._first = max(0, len(path) - WINDOW)
             if shown:  # with the notices between them
@@ -89,6 +91,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
             behind = self.children[self.children.index(self._views[same]) :]
             self._views = self._views[:same]
             await self.remove_children([each for each in behind if not is_live(each)])
+        self._versions = versions(conversation, path[self._first :])
         added = [TurnView(self._turn(number)) for number in path[self._first + same :]]
         self._views += added
         if added:
@@ -98,7 +101,18 @@ class TranscriptView(VerticalScroll, can_focus=False):
         for view in self._views:
             if view.turn.number is not None:
                 view.show(self._turn(view.turn.number))
+        if not live:
+            await self._shorten()
         self._earlier.count(self._first)
+
+    async def _shorten(self) -> None:
+        """Draw only the newest turns of a conversation that has grown long while its end was followed."""
+        if len(self._views) <= MOST_DRAWN or not self._follows or self.focused_view is not None:
+            return
+        gone, self._views = self._views[:-WINDOW], self._views[-WINDOW:]
+        self._first += len(gone)
+        above = self.children[: self.children.index(self._views[0])]
+        await self.remove_children([each for each in above if each is not self._earlier])
 
     def _same(self, path: list[int], shown: list[int | None]) -> int:
         """Turns at the beginning of what is shown that stay."""
@@ -126,6 +140,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
         """Draw the WINDOW turns before, without moving what is seen."""
         path = self._conversation.path()
         first = max(0, self._first - WINDOW)
+        self._versions |= versions(self._conversation, path[first : self._first])
         added = [TurnView(self._turn(number)) for number in path[first : self._first]]
         if not added:
             return
@@ -158,7 +173,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
         if number is None or number in shown or conversation.turns[number].message.role == "user":
             await view.remove()
         else:
-            self._conversation, self._versions = conversation, versions(conversation)
+            self._conversation, self._versions = conversation, versions(conversation, [number])
             self._views.append(view)
             await view.end(self._turn(number))
         await self.sync(conversation)
@@ -275,11 +290,13 @@ def is_live(widget: Widget) -> bool:
     return isinstance(widget, TurnView) and widget.turn.number is None
 
 
-def versions(conversation: Conversation) -> dict[int, str]:
-    """Turn -> "2 of 3", of those that stand where others do too (`Conversation.sisters`, of all turns at once)."""
+def versions(conversation: Conversation, shown: Sequence[int]) -> dict[int, str]:
+    """Turn -> "2 of 3", of those in `shown` that stand where others do too (`Conversation.sisters`, of all at once)."""
+    parents = {conversation.turns[number].parent for number in shown}
     places: dict[tuple[int | None, str], list[int]] = {}
     for number, turn in enumerate(conversation.turns):
-        places.setdefault((turn.parent, turn.message.role), []).append(number)
+        if turn.parent in parents:
+            places.setdefault((turn.parent, turn.message.role), []).append(number)
     return {
         number: f"{place} of {len(sisters)}"
         for sisters in places.values() if len(sisters) > 1

@@ -162,5 +162,9 @@ class TorchBackend:
 def _reads(model: LoadedModel, ledger: dict[str, int]) -> dict[str, int]:
     """`roofline.Reads` of a model on a GPU; empty where no roof is known."""
     kv_bits = 8 * model.dtype.itemsize if model.kv_bits == 16 else model.kv_bits
-    found = roofline.reads(model.plan.arch, ledger, kv_bits) if model.device.type == "cuda" else None
+    if model.device.type != "cuda":
+        return {}
+    from localq.engine.stacks import idle_bytes  # torch: only where a model was loaded
+
+    found = roofline.reads(model.plan.arch, ledger, kv_bits, idle_bytes(model.model))
     return dataclasses.asdict(found) if found else {}

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
+import itertools
 import queue
 import subprocess
 import sys
@@ -49,6 +51,7 @@ LOG_LINES = 200
 CLOSE_S = 1.0  # for a polite end; then SIGTERM, then SIGKILL
 KILL_S = 0.5
 SILENCE_S = STEP_LIMIT_S + 5.0  # the process's own watchdog speaks first, if it can
+FILE_S = 300.0  # 4 GiB, to a disk of 15 MB/s
 Answer = TypeVar("Answer", Profiled, CacheSaved, CacheRestored)
 _NEXT = "The next message starts a new engine process."
 
@@ -57,12 +60,17 @@ class EngineClient:
     """One engine process at a time. `start` returns at once; torch loads over there while the front end draws."""
 
     def __init__(
-        self, command: Sequence[str] = COMMAND, recovery: Recovery | None = None, silence_s: float = SILENCE_S
+        self,
+        command: Sequence[str] = COMMAND,
+        recovery: Recovery | None = None,
+        silence_s: float = SILENCE_S,
+        file_s: float = FILE_S,
     ) -> None:
-        """silence_s: a reply on a GPU may go on without a word for so long."""
+        """silence_s: a reply on a GPU may go on without a word for so long; file_s: a snapshot anywhere."""
         self._command = tuple(command)
         self._recovery = recovery or Recovery()
-        self._silence_s = silence_s
+        self._silence_s, self._file_s = silence_s, file_s
+        self._ids = itertools.count(-1, -1)  # of what is no reply: those count up, in the session
         self._loaded: Loaded | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._events: queue.Queue[Event | LocalqError | None] = queue.Queue()
@@ -186,24 +194,27 @@ class EngineClient:
 
     def profile(self, request: Profile) -> dict[str, Any]:
         """Where the time of one decode step of the loaded model goes: `StepProfile.to_dict()`."""
-        return self._answer(request, Profiled).profile
+        return self._answer(dataclasses.replace(request, id=next(self._ids)), Profiled).profile
 
     def save_cache(self, path: str) -> int:
         """Write the conversation in the KV cache to a file; its bytes."""
-        return self._answer(SaveCache(path), CacheSaved).bytes
+        return self._answer(SaveCache(path, next(self._ids)), CacheSaved, self._file_s).bytes
 
     def restore_cache(self, path: str) -> int:
         """Take up the conversation in a file; its tokens. Raises LocalqError where that cannot be: read it anew."""
-        return self._answer(RestoreCache(path), CacheRestored).tokens
+        return self._answer(RestoreCache(path, next(self._ids)), CacheRestored, self._file_s).tokens
 
-    def _answer(self, request: Profile | SaveCache | RestoreCache, kind: type[Answer]) -> Answer:
+    def _answer(
+        self, request: Profile | SaveCache | RestoreCache, kind: type[Answer], limit_s: float | None = None
+    ) -> Answer:
+        """What another request was answered, which nobody waited for to its end (Ctrl-C), is passed over."""
         if not self.alive:
             raise self._death()
         self._send(request)
-        for event in self._replies():
-            if isinstance(event, kind):
+        for event in self._replies(limit_s):
+            if isinstance(event, kind) and event.id == request.id:
                 return event
-            if isinstance(event, Failed) and event.id is None:
+            if isinstance(event, Failed) and event.id in (request.id, None):
                 raise self._failure(event)
         raise AssertionError("replies end only by raising")
 
@@ -273,12 +284,12 @@ class EngineClient:
         try:  # if it was this process that stood still (Ctrl-Z), what was said meanwhile is on its way
             return self._events.get(timeout=KILL_S)
         except queue.Empty:
-            process = self._process
+            process, on_gpu = self._process, self._on_gpu
             if process is not None:
                 process.kill()
             self.close()
             why = f"the engine process said nothing for {limit_s:g} s and was ended"
-            raise self._recovery.after(LocalqError(GPU, why, _NEXT), on_gpu=True) from None
+            raise self._recovery.after(LocalqError(GPU if on_gpu else "engine process", why, _NEXT), on_gpu) from None
 
     def _failure(self, failed: Failed) -> LocalqError:
         error = failed.to_error()

@@ -79,6 +79,7 @@ class Profile:
 
     position: int | None = None
     keep: bool = False
+    id: int = 0  # of the answer
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class SaveCache:
     """Write the conversation in the KV cache to the file `path`; answered by CacheSaved or Failed. May take long."""
 
     path: str
+    id: int = 0  # of the answer
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class RestoreCache:
     """Take up the conversation in the file `path`; answered by CacheRestored, or Failed and it must be read anew."""
 
     path: str
+    id: int = 0  # of the answer
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,7 @@ class Profiled:
     """Where the time of a decode step goes: `StepProfile.to_dict()`."""
 
     profile: dict[str, Any]
+    id: int = 0  # of the request, as below
 
 
 @dataclass(frozen=True)
@@ -184,6 +188,7 @@ class CacheSaved:
     """The file is written, with so many bytes."""
 
     bytes: int
+    id: int = 0
 
 
 @dataclass(frozen=True)
@@ -191,11 +196,13 @@ class CacheRestored:
     """The cache holds so many tokens, which the next prompt may begin with."""
 
     tokens: int
+    id: int = 0
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A request failed; `id` is None for all but Generate. `dying`: the process ends now (only a new one can help)."""
+    """A request failed; `id` is None for a load, and where none was understood. `dying`: the process ends now (only a
+    new one can help)."""
 
     error: dict[str, Any]  # LocalqError.to_dict()
     id: int | None = None

@@ -7,6 +7,7 @@ to stderr. A CUDA error is sticky, only a new process can cure it, so the proces
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import queue
 import signal
@@ -103,17 +104,17 @@ class Server:
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         while True:
             request = self._inbox.get()
-            id = request.id if isinstance(request, Generate) else None
+            id = None if isinstance(request, Load) else request.id
             try:
                 if isinstance(request, Load):
                     self.send(backend.load(request, lambda *report: self.send(Loading(*report))))
                 elif isinstance(request, Profile):
                     self._beat(backend.watched)
-                    self.send(backend.profile(request))
+                    self.send(dataclasses.replace(backend.profile(request), id=request.id))
                 elif isinstance(request, SaveCache):  # not watched: how long it takes is up to the disk
-                    self.send(backend.save_cache(request))
+                    self.send(dataclasses.replace(backend.save_cache(request), id=request.id))
                 elif isinstance(request, RestoreCache):
-                    self.send(backend.restore_cache(request))
+                    self.send(dataclasses.replace(backend.restore_cache(request), id=request.id))
                 else:
                     self._generate(request, backend)
             except LocalqError as error:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tiny_checkpoints import make_checkpoint
 
-from localq.bench import bits, comparison, evaluation, speed
+from localq.bench import bits, comparison, evaluation, plot, speed
 from localq.bench.evaluation import REFERENCE, Request
 from localq.engine.load import Options
 from localq.errors import ExitCode, LocalqError
@@ -123,12 +123,12 @@ def result(name: str, size: float, perplexity: float) -> dict[str, Any]:
 
 def test_points_lie_where_they_belong():
     lines = comparison.grid([("small", 1e6, math.e**3), ("large", 4e6, math.e), ("middle", 2.5e6, math.e**2)], "title")
-    rows = [line[12:] for line in lines[1 : 1 + comparison.LINES]]
+    rows = [line[12:] for line in lines[1 : 1 + plot.LINES]]
     assert rows[0].rstrip() == "A"
-    assert rows[-1] == " " * (comparison.COLUMNS - 1) + "B"
+    assert rows[-1] == " " * (plot.COLUMNS - 1) + "B"
     (middle,) = [number for number, row in enumerate(rows) if "C" in row]
-    assert middle == pytest.approx(comparison.LINES / 2, abs=1)
-    assert rows[middle].index("C") == pytest.approx(comparison.COLUMNS / 2, abs=1)
+    assert middle == pytest.approx(plot.LINES / 2, abs=1)
+    assert rows[middle].index("C") == pytest.approx(plot.COLUMNS / 2, abs=1)
     assert lines[1].split("|")[0].strip() == f"{math.e**3:.2f}"
     assert "1.0 MB" in lines[-4]
     assert lines[-1] == "  C  middle: 2.5 MB, 7.39"

@@ -8,9 +8,11 @@ import torch
 
 from localq.bench import (
     attention_rows,
+    bcq_rows,
     dense_rows,
     dequantize_rows,
     gather_rows,
+    int4_rows,
     kernel_timing,
     nf4_rows,
     search_rows,
@@ -30,11 +32,13 @@ WORK = Workload(
         Product((64, 32, 31), 576, NORM),
         Product((40, 40), 640, GATE_UP),
         Product((50,), 64, RESIDUAL),
+        Product((48,), 640),
+        Product((32, 32), 256, GATE_UP),
     ),
     dense=(Product((83,), 576), Product((40, 40), 640, GATE_UP)),
     int8=(Product((83,), 576),),
     batches=(Product((83,), 576),),
-    dequantized=(Product((83,), 576),),
+    dequantized=(Product((83,), 576), Product((48,), 640)),
     attention=(Heads(6, 2, 64),),
     widths=(640,),
     tables=((4099, 64),),
@@ -42,6 +46,8 @@ WORK = Workload(
 FAMILIES = (
     nf4_rows.gemv_cases, nf4_rows.gemm_cases, dequantize_rows.cases, dense_rows.dense_cases, dense_rows.int8_cases,
     attention_rows.cases, step_rows.cases, gather_rows.cases, search_rows.cases, vq_rows.cases,
+    bcq_rows.cases,
+    int4_rows.cases,
 )  # fmt: skip
 
 
@@ -82,6 +88,7 @@ def test_every_row_is_measured(bench):
         "nf4_gemv", "nf4_gemm", "nf4_dequantize", "dense_gemv", "int8_gemv", "attention_decode", "kv_write", "kv_read",
         "embed", "rmsnorm", "sample", "dry_match", "adjust", "gather_gemv", "vptq_gemv", "gather_roof",
         "additive_dequantize", "vptq_dequantize", "vq_search", "vq_gemv", "vq_dequantize", "hadamard",
+        "int4_gemv", "int4_dequantize", "bcq_gemv", "bcq_dequantize",
     }  # fmt: skip
     assert all(row.bytes > 0 for row in rows)
     plain = next(row for row in rows if row.op == "nf4_gemv" and row.rows == 8)
@@ -90,6 +97,15 @@ def test_every_row_is_measured(bench):
     assert decode.bytes == 130 * 2 * 2 * (64 + 4) + 2 * 64 * (6 + 4 + 6)
     names = {rival.name for row in rows for rival in row.rivals}
     assert names >= {"cublas", "bitsandbytes", "torch attention", "triton two-step", "triton fused", "triton joined"}
+
+
+def test_trade_offs_of_binary_codes_are_every_planes_and_group_with_their_sizes(bench):
+    rows = [case(bench) for case in bcq_rows.trade_offs(Workload(nf4=(Product((48,), 1088),)))]
+    assert len(rows) == 5 * 6
+    assert {row.what for row in rows} >= {"48 x 1088, q1g32, 0.0 MB", "48 x 1088, q5row, 0.0 MB"}
+    bytes_of = {row.what.split(", ")[1]: row.bytes for row in rows}
+    assert bytes_of["q3g128"] - bytes_of["q3row"] == 48 * 3 * 2 * (9 - 1)
+    assert bytes_of["q3row"] - bytes_of["q2row"] == 48 * (1088 // 8 + 2)
 
 
 @pytest.mark.parametrize(

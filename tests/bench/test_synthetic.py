@@ -27,8 +27,11 @@ RUNNABLE = [entry for entry in catalog.load_catalogue() if not catalog.not_yet(e
 FAMILIES = sorted({entry.arch.model_type for entry in RUNNABLE})
 
 
-QUANTIZED = ["nf4", "vq2", "aqlm", "vptq"]
-CODES = {"nf4": ".weight", "vq2": ".codes", "aqlm": ".codes", "vptq": ".indices"}
+QUANTIZED = ["nf4", "vq2", "aqlm", "vptq", "awq", "gptq", "mxfp4", "squeezellm", "bcq"]
+CODES = {"nf4": ".weight", "vq2": ".codes", "aqlm": ".codes", "vptq": ".indices", "awq": ".qweight", "gptq": ".qweight",
+         "mxfp4": ".weight_blocks", "squeezellm": ".qweight",
+         "bcq": ".signs"}  # fmt: skip
+MIXTURES = {"gpt_oss": ("mxfp4", "nf4", "fp16"), "mixtral": ("nf4", "fp16"), "qwen3_moe": ("nf4", "fp16")}
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +44,8 @@ def tiny(model_type: str, format: str = "fp16") -> ModelFiles:
     arch = next(entry.arch for entry in RUNNABLE if entry.arch.model_type == model_type)
     small = replace(
         arch, layers=3, hidden=128, heads=4, kv_heads=2, head_dim=32, intermediate=192, vocab=320, max_context=512,
-        window=arch.window and 16,
+        window=arch.window and 16, experts=arch.experts and 4, experts_active=arch.experts and 2,
+        expert_intermediate=arch.experts and 192,
     )  # fmt: skip
     config = synthetic.in_format(synthetic.config_of(small), format)
     return ModelFiles(path=Path(), kind="safetensors", config=config, name="tiny")
@@ -58,8 +62,13 @@ def test_every_catalogued_shape_makes_a_model_with_that_many_weights(entry):
     assert sum(bool(window) for window in model.config.windows) == entry.arch.window_layers
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
-@pytest.mark.parametrize("format", [*QUANTIZED, "fp16"])
+@pytest.mark.parametrize(
+    ("model_type", "format"),
+    [
+        *((family, format) for family in FAMILIES for format in MIXTURES.get(family, (*QUANTIZED[:4], "fp16"))),
+        *((family, format) for format in QUANTIZED[4:] for family in ("llama", "phi3")),
+    ],
+)
 def test_the_loader_reads_it_and_logits_stay_finite(model_type, format):
     files = tiny(model_type, format)
     model = load(
@@ -109,13 +118,16 @@ def test_rows_have_about_unit_gain(format):
     assert gain.mean() == pytest.approx(1.0, rel=0.05)
 
 
-@pytest.mark.parametrize("format", QUANTIZED)
-def test_the_dense_form_holds_the_same_weights(format):
-    files = tiny("llama", format)
+@pytest.mark.parametrize(
+    ("model_type", "format"), [*(("llama", format) for format in QUANTIZED), ("gpt_oss", "mxfp4"), ("qwen3_moe", "nf4")]
+)
+def test_the_dense_form_holds_the_same_weights(model_type, format):
+    files = tiny(model_type, format)
     plain = dequantized(synthetic.checkpoint(files, format, CPU, 0), CPU, torch.float32)
     assert not any(quantized_in(plain, name.removesuffix(".weight")) for name in plain.tensors)
     quantized = load(files, Options(device="cpu", ctx=64), opened=lambda f: synthetic.checkpoint(f, format, CPU, 0))
     dense = load(files, Options(device="cpu", ctx=64), opened=lambda f: plain)
+    assert dense.format in ("fp16", "bf16")
     pairs = zip(quantized.model.parameters(), dense.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
@@ -135,10 +147,11 @@ def test_a_cut_keeps_the_pattern_of_its_layers():
 
 
 def test_names_that_cannot_be_made_up():
-    for name, code in {"nosuchmodel": 4, "llama-3.1-8b@awq": 2, "qwen3-30b-a3b": 2}.items():
+    for name, code in {"nosuchmodel": 4, "llama-3.1-8b@gguf": 2, "mixtral-8x7b@aqlm": 2}.items():
         with pytest.raises(LocalqError) as caught:
             synthetic.files_of(name)
         assert caught.value.exit_code == ExitCode(code), name
     files, format = synthetic.files_of("llama-3.1-8b")
     assert (format, files.config["num_hidden_layers"]) == ("nf4", 32)
     assert synthetic.files_of("llama-3.1-8b@fp16")[1] == "fp16"
+    assert [synthetic.files_of(name)[1] for name in ("gpt-oss-20b", "qwen3-30b-a3b")] == ["mxfp4", "nf4"]

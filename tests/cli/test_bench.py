@@ -110,7 +110,7 @@ def test_wrong_use_ends_with_its_code_before_long(model, arguments, code, said, 
     assert said in shown.err
 
 
-@pytest.mark.parametrize("mode", ["--kernels", "--crossover", "--patched"])
+@pytest.mark.parametrize("mode", ["--kernels", "--crossover", "--patched", "--bcq"])
 def test_parts_need_a_gpu_and_say_so(mode, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(driver, "probe_driver", lambda: driver.Driver(present=False))
@@ -122,7 +122,7 @@ def test_parts_need_a_gpu_and_say_so(mode, monkeypatch, capsys):
     ("arguments", "code", "said"), [([], 2, "Give MODEL"), (["lama-70b"], 4, "lama-70b"), (["gpt-oss-20b"], 2, "")]
 )
 def test_quantizing_is_timed_for_a_model_that_it_can_be_done_with(arguments, code, said, monkeypatch, capsys):
-    monkeypatch.setattr(prepare, "check_can_make", lambda format: None)
+    monkeypatch.setattr(prepare, "check_can_make", lambda *asked: None)
     assert cli.execute(["bench", "--quantize", *arguments, "--device", "cpu"]) == code
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -170,7 +170,7 @@ def test_the_name_is_the_one_that_was_asked_for(model, monkeypatch, capsys):
 def test_unknown_names(capsys):
     assert cli.execute(["bench", "nosuchmodel"]) == 4
     assert cli.execute(["bench", "nosuchmodel", "--synthetic"]) == 4
-    assert cli.execute(["bench", "llama-3.1-8b@awq", "--synthetic"]) == 2
+    assert cli.execute(["bench", "llama-3.1-8b@gguf", "--synthetic"]) == 2
 
 
 def test_help_loads_no_torch():

@@ -12,7 +12,7 @@ import sqlite3
 import stat
 
 import pytest
-from scripted_client import CharTokenizer, ScriptedClient
+from scripted_client import DEAD, CharTokenizer, ScriptedClient
 
 from localq import commands, osc52, resuming
 from localq.chat import ChatSession
@@ -360,3 +360,12 @@ def test_a_clock_that_is_far_off_is_no_error(start):
     with contextlib.closing(sqlite3.connect(SessionStore().path)) as database, database:
         database.execute("UPDATE sessions SET changed_s = 1e300")
     assert "????-??-??" in talk.says("/sessions")[1]
+
+
+def test_an_error_begins_a_line_of_its_own(start, capsys):
+    talk = start(["so far", DEAD], ["a line\n", DEAD], [DEAD], ["<think>hm", DEAD])
+    for written in ("so far\n", "a line\n", "", ""):
+        capsys.readouterr()
+        with pytest.raises(LocalqError):
+            talk.loop.handle("go")
+        assert capsys.readouterr().out == written

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pexpect
 import pytest
+from cli_processes import LOCALQ, ROOT, environment_of, localq
 from real_model import smollm2
 
 from localq.conversation import Message
@@ -17,30 +16,17 @@ from localq.sampling import Sampling
 from localq.session_record import ChatSettings, Session
 from localq.sessions import SessionStore
 
-ROOT = Path(__file__).parents[2]
-LOCALQ = [sys.executable, "-m", "localq"]
 LONG = "Tell a very long story about the sea.\n"
 
 
 @pytest.fixture
 def environment(tmp_path) -> dict[str, str]:
-    places = {
-        name: str(tmp_path / name.lower()) for name in ("LOCALQ_CONFIG", "LOCALQ_DATA", "LOCALQ_CACHE", "HF_HUB_CACHE")
-    }
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LOCALQ_")}
-    return {**kept, **places, "XDG_STATE_HOME": str(tmp_path), "LOCALQ_MODEL": str(smollm2()), "LOCALQ_DEVICE": "cpu"}
+    return environment_of(tmp_path, smollm2())
 
 
 @pytest.fixture
 def store(environment) -> SessionStore:
     return SessionStore(Path(environment["LOCALQ_DATA"]) / "sessions.db")
-
-
-def localq(environment: dict[str, str], *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*LOCALQ, *arguments], input=stdin, capture_output=True, text=True, cwd=ROOT, env=environment, check=False,
-        timeout=120,
-    )  # fmt: skip
 
 
 def stopped_in_a_reply(environment: dict[str, str], number: signal.Signals) -> int:

@@ -120,23 +120,30 @@ def test_a_folder_has_a_plan_too(capsys, tmp_path):
     assert (body["format"], body["ctx"], body["path"], body["alternatives"]) == ("bf16", 1024, str(tmp_path), [])
 
 
-def test_a_mixture_of_experts_runs_on_the_cpu_alone(capsys, monkeypatch):
+def test_experts_that_no_kernel_reads_run_on_the_cpu_alone(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
-    body = plan_of(capsys, "gpt-oss-20b")
+    body = plan_of(capsys, "mixtral-8x7b@aqlm")
     assert body["runs"] is False
-    assert "no kernels for experts" in body["reason"]
-    assert plan_of(capsys, "gpt-oss-20b", "--device", "cpu")["runs"] is True
-    assert execute(["run", "gpt-oss-20b", "hello"]) == ExitCode.FAILURE  # and nothing is fetched
-    assert "no kernels for experts" in capsys.readouterr().err
+    assert "experts in aqlm" in body["reason"]
+    assert plan_of(capsys, "mixtral-8x7b@aqlm", "--device", "cpu")["runs"] is True
+    assert execute(["run", "mixtral-8x7b@aqlm", "hello"]) == ExitCode.FAILURE  # and nothing is fetched
+    assert "experts in aqlm" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("device", "refused"), [("auto", True), ("cuda", True), ("cpu", False)])
 def test_an_unlisted_mixture_is_refused_before_it_is_fetched(monkeypatch, device, refused):
-    arch = catalog.find("gpt-oss-20b").arch
-    offer = Offer("org/repo", arch, "mxfp4", "", None, not_yet=catalog.not_yet(arch, "mxfp4"))
+    arch = catalog.find("mixtral-8x7b").arch
+    offer = Offer("org/repo", arch, "aqlm", "", None, not_yet=catalog.not_yet(arch, "aqlm"))
     monkeypatch.setattr(unlisted, "remote", lambda target, offline: offer)
-    with pytest.raises(LocalqError, match="no kernels for experts") if refused else contextlib.nullcontext():
+    with pytest.raises(LocalqError, match="experts in aqlm") if refused else contextlib.nullcontext():
         choosing.check_unlisted(catalog.resolve("org/repo"), None, Settings(device=device), force=False)
+
+
+@pytest.mark.parametrize(("card", "least"), [("24", 65_536), ("16", 16_384)])
+def test_gpt_oss_has_a_plan_with_a_long_context_on_cards_of_24_and_16_gib(capsys, card, least):
+    body = plan_of(capsys, "gpt-oss-20b", "--vram", card)
+    assert body["runs"] is True
+    assert body["ctx"] >= least
 
 
 @pytest.mark.parametrize("arguments", [

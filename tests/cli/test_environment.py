@@ -136,3 +136,11 @@ def test_shift_enter_and_tab_at_a_terminal(tmp_path):
             child.expect_exact(f"<{message!r}>")
     finally:
         child.close(force=True)
+
+
+def test_short_names_of_options_are_those_that_fingers_know(capsys):
+    known = {"run": "-m -s -c -n -v -q -x", "chat": "-m -p -s -c -n -v -q", "rm": "-y", "bench": "-p -n -d -r -o"}
+    for verb, options in known.items():
+        assert execute([verb, "--help"]) == 0
+        told = capsys.readouterr().out
+        assert all(f" {each}," in told for each in options.split()), verb

@@ -43,7 +43,8 @@ def test_speed_is_that_of_the_card_that_is_meant(capsys):
     for name in ("qwen3-32b", "llama-3.3-70b@vq2", "llama-3.1-8b@bf16"):
         assert slower[name] < usual[name] < faster[name]
     assert 20 < slower["llama-3.3-70b@vq2"] < 49  # no faster than its bytes
-    assert usual["gpt-oss-20b"] is None  # does not run yet
+    assert usual["qwen3-30b-a3b"] > 3 * usual["qwen3-32b"]  # of as many weights a tenth is active
+    assert usual["gpt-oss-20b"] > 2 * usual["mistral-small-24b"]
     body, unknown = rates("--vram", "20GiB")
     assert set(unknown.values()) == {None}
     assert "not known" in body["tok_s_basis"]

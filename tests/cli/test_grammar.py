@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from cli_processes import environment_of, localq
 from tiny_checkpoints import make_checkpoint
 
 from localq.cli import execute
 
-ROOT = Path(__file__).parents[2]
 SCHEMA = """{"type": "object", "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 0}},
              "required": ["n"], "additionalProperties": false}"""
 
@@ -22,19 +19,7 @@ SCHEMA = """{"type": "object", "properties": {"n": {"type": "integer", "maximum"
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("home")
-    places = {
-        name: str(folder / name.lower()) for name in ("LOCALQ_CONFIG", "LOCALQ_DATA", "LOCALQ_CACHE", "HF_HUB_CACHE")
-    }
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LOCALQ_")}
-    model = make_checkpoint(folder / "tiny", initializer_range=0.15)
-    return {**kept, **places, "XDG_STATE_HOME": str(folder), "LOCALQ_MODEL": str(model), "LOCALQ_DEVICE": "cpu"}
-
-
-def localq(environment: dict[str, str], *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "localq", *arguments], input=stdin, capture_output=True, text=True, cwd=ROOT,
-        env={**environment, "TERM": "dumb"}, check=False, timeout=120,
-    )  # fmt: skip
+    return {**environment_of(folder, make_checkpoint(folder / "tiny", initializer_range=0.15)), "TERM": "dumb"}
 
 
 def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
 
 import pexpect
+import prompt_toolkit
 import pytest
+from prompt_toolkit.application import create_app_session
+from prompt_toolkit.input import create_pipe_input
+from prompt_toolkit.output import DummyOutput
+
+from localq.cli import line_input
 
 ROOT = Path(__file__).parents[2]
 READ = "from localq.cli.line_input import reader; read = reader({})\nwhile True: print('<' + repr(read()) + '>')"
@@ -68,3 +75,16 @@ def test_up_recalls_what_an_earlier_process_was_told_unless_it_was_not_to_be_kep
     read(typing(remember=False), "private\r", "private")
     read(typing(), "\x1b[A\r", "remembered")
     assert "private" not in (tmp_path / "localq" / "history").read_text()
+
+
+def test_a_ctrl_c_that_asyncio_takes_is_one_of_the_user(monkeypatch):
+    with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
+        read = line_input._terminal_reader(remember=False)
+    for answer in (asyncio.CancelledError, KeyboardInterrupt):
+
+        def prompt(session: object, text: str, answer: type[BaseException] = answer) -> str:
+            raise answer
+
+        monkeypatch.setattr(prompt_toolkit.PromptSession, "prompt", prompt)
+        with pytest.raises(KeyboardInterrupt):
+            read()

@@ -19,13 +19,7 @@ from localq.session_record import Session
 from localq.sessions import SessionStore
 from localq.worker.messages import Load
 
-
-@pytest.fixture(autouse=True)
-def own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("LOCALQ_DATA", str(tmp_path / "data"))
-    monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_a_folder_is_quantized(llama: Path, tmp_path: Path) -> None:
 
 def test_what_cannot_be_quantized(llama: Path, tmp_path: Path) -> None:
     cases = [
-        ((llama, "--format", "nf5", "--out", tmp_path / "a"), ExitCode.USAGE, "nf4, mxfp4"),
+        ((llama, "--format", "nf5", "--out", tmp_path / "a"), ExitCode.USAGE, "mxfp4, bcq, squeezellm"),
         ((llama,), ExitCode.USAGE, "--out"),
         ((tmp_path, "--out", tmp_path / "b"), ExitCode.BAD_FILE, "config.json"),
         (("no-such-model-anywhere", "--out", tmp_path / "c"), ExitCode.UNKNOWN_MODEL, "no-such-model-anywhere"),

@@ -98,7 +98,7 @@ def asked(monkeypatch, capsys, source: str, *arguments: object) -> vq_convert.Re
         return request.out
 
     monkeypatch.setattr(vq_convert, "convert", convert)
-    monkeypatch.setattr(prepare, "check_can_make", lambda format: None)
+    monkeypatch.setattr(prepare, "check_can_make", lambda *asked: None)
     common = ("--out", "out", "--device", "cpu", "--calibration", LICENSE)
     assert run(capsys, "quantize", source, *common, *arguments)[0] == 0
     return found[0]
@@ -148,7 +148,7 @@ def test_only_the_best_reads_all_of_a_long_text(source, monkeypatch, capsys) -> 
         (("--format", "vq2", "--bits", "4.5"), "'4.5' is not offered"),
         (("--format", "vq2", "--bits", "2.333"), "a number in between"),
         (("--format", "vq2", "--bits", "2.00"), "'2.00' is not offered"),
-        (("--format", "vq3"), "Formats: nf4, mxfp4, vq2, aqlm2x8"),
+        (("--format", "vq3"), "Formats: nf4, mxfp4, bcq, squeezellm, vq2, aqlm2x8"),
         (("--format", "vq2", "--windows", "0"), "--windows"),
         (("--format", "vq2", "--seed", "-1"), "--seed"),
         (("--format", "vq2", "--device", "tpu"), "'tpu' is not allowed"),
@@ -158,7 +158,7 @@ def test_only_the_best_reads_all_of_a_long_text(source, monkeypatch, capsys) -> 
     ids=lambda each: " ".join(str(part) for part in each).replace(str(LICENSE), "FILE") if type(each) is tuple else "",
 )
 def test_what_does_not_apply_is_refused(source, tmp_path, capsys, monkeypatch, arguments, named) -> None:
-    monkeypatch.setattr(prepare, "check_can_make", lambda format: None)
+    monkeypatch.setattr(prepare, "check_can_make", lambda *asked: None)
     code, _, said = run(capsys, "quantize", source, "--out", tmp_path / "out", *arguments)
     assert code == ExitCode.USAGE
     assert named in said
@@ -232,7 +232,7 @@ def test_the_default_text_is_the_one_that_is_described() -> None:
 def test_a_name_at_vq2_is_made_here_once_announced(tmp_path, monkeypatch) -> None:
     said: list[str] = []
     commands: list[list[str]] = []
-    monkeypatch.setattr(prepare, "check_can_make", lambda format: None)
+    monkeypatch.setattr(prepare, "check_can_make", lambda *asked: None)
     monkeypatch.setattr(hub, "fetch", lambda *_, **__: tmp_path / "source")
     monkeypatch.setattr(driver, "probe_driver", lambda: Driver(present=False))
 

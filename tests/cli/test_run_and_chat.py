@@ -6,36 +6,19 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pexpect
 import pytest
+from cli_processes import LOCALQ, ROOT, environment_of, localq
 from real_model import smollm2
 from tiny_checkpoints import make_checkpoint
-
-ROOT = Path(__file__).parents[2]
-LOCALQ = [sys.executable, "-m", "localq"]
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("home")
-    places = {
-        name: str(folder / name.lower()) for name in ("LOCALQ_CONFIG", "LOCALQ_DATA", "LOCALQ_CACHE", "HF_HUB_CACHE")
-    }
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LOCALQ_")}
-    return {**kept, **places, "XDG_STATE_HOME": str(folder), "LOCALQ_MODEL": str(smollm2()), "LOCALQ_DEVICE": "cpu"}
-
-
-def localq(
-    environment: dict[str, str], *arguments: str, stdin: str = "", **more: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*LOCALQ, *arguments], input=stdin, capture_output=True, text=True, cwd=ROOT, env={**environment, **more},
-        check=False, timeout=120,
-    )  # fmt: skip
+    return environment_of(tmp_path_factory.mktemp("home"), smollm2())
 
 
 def test_a_piped_question_gets_only_the_answer_on_stdout(environment):
@@ -59,8 +42,9 @@ def test_json_is_one_line_with_schema_and_units(environment):
     assert body["stats"]["time_to_first_token_s"] > 0
 
 
-def test_a_seed_makes_a_sampled_reply_repeatable(environment):
-    arguments = ("run", environment["LOCALQ_MODEL"], "Invent a word.", "--temp", "1.2", "-n", "12", "-q", "--seed")
+def test_a_seed_makes_a_sampled_reply_repeatable(environment, tmp_path):
+    model = str(make_checkpoint(tmp_path / "tiny"))
+    arguments = ("run", model, "Invent a word.", "--temp", "1.2", "-n", "12", "-q", "--seed")
     first, second, other = (localq(environment, *arguments, seed).stdout for seed in ("5", "5", "6"))
     assert first == second != other
 

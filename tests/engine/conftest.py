@@ -1,4 +1,4 @@
-"""One tiny llama, as transformers has it and as localq loads it, for all engine tests."""
+"""For all engine tests: one tiny llama, as transformers has it and as localq loads it; a snapshot of its cache."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from engine_runs import prompt_of
+from snapshot_files import TOKENS, WEIGHTS, with_cache
 from tiny_checkpoints import make_checkpoint
 
+from localq.engine import cache_blocks, snapshot
 from localq.engine.generate import Engine
 from localq.engine.load import LoadedModel, Options, load
 from localq.modelfiles import open_model
@@ -45,3 +48,13 @@ def engine(loaded) -> Engine:
     """A fresh conversation."""
     loaded.cache.clear()
     return Engine(loaded)
+
+
+@pytest.fixture
+def written(tmp_path, loaded, monkeypatch) -> tuple[Path, LoadedModel]:
+    """A file of several blocks, and the model that it is of."""
+    for module in (snapshot, cache_blocks):
+        monkeypatch.setattr(module, "BLOCK", 4096)
+    model, path = with_cache(loaded, torch.float32, 16, 64), tmp_path / "7.kv"
+    snapshot.save(path, model, WEIGHTS, prompt_of(TOKENS))
+    return path, model

@@ -48,15 +48,19 @@ def reply_of(engine: Engine, name: str, count: int = 150) -> list[int]:
     return found
 
 
+def forget(engine: Engine) -> None:
+    """Read something else: a prompt of which a part is read already goes through other kernels, to other last bits."""
+    ids_of(engine, prompt_of(20, seed=1), max_tokens=1)
+
+
 @pytest.mark.parametrize("name", CHOICES)
 def test_behind_a_graph_as_launch_by_launch(folder, name):
     graphs, eager = Engine(on_gpu(folder)), Engine(on_gpu(folder), use_graphs=False)
     plain = ids_of(graphs, prompt_of(90), DRAW, max_tokens=40)
-    replies = [reply_of(engine, name) for engine in (graphs, eager)]
-    assert replies[0] == replies[1]
-    graphs.model.cache.clear()
-    fresh = Engine(graphs.model)
-    assert ids_of(fresh, prompt_of(90), DRAW, max_tokens=40) == plain
+    forget(graphs)
+    assert reply_of(graphs, name) == reply_of(eager, name)
+    forget(graphs)
+    assert ids_of(graphs, prompt_of(90), DRAW, max_tokens=40) == plain
 
 
 @pytest.mark.parametrize("name", CHOICES)

@@ -13,7 +13,7 @@ import tiny_models
 import torch
 from gather_operands import aqlm_packed, vptq_packed
 from nf4_operands import operands
-from tiny_models import CONTEXT, DENSE, PREFILL, TOKENS
+from tiny_models import BY_NAME, CONTEXT, PREFILL, TOKENS
 from torch import nn
 
 from localq.engine import fused
@@ -22,8 +22,9 @@ from localq.engine.decode import StepState
 from localq.engine.fused import OPERATIONS, FusedStep
 from localq.engine.linears import Operand, dense_operand, fusable, halves, operand, with_shared_tables
 from localq.engine.sampler import SamplerState
+from localq.kernels import mxfp4 as mxfp4_kernels
 from localq.kernels.nf4 import Nf4Matrix
-from localq.quant import aqlm, nf4, nf4_tiles, vptq
+from localq.quant import aqlm, mxfp4, nf4, nf4_tiles, vptq
 
 
 def fused_step(model, cache) -> FusedStep:
@@ -52,7 +53,7 @@ def logits_of_launches(model) -> torch.Tensor:
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_launches_give_the_logits_of_the_modules(name, monkeypatch):
     step_stand_ins.install(monkeypatch)
     model = tiny_models.ours(name)
@@ -68,9 +69,10 @@ def test_launches_give_the_logits_of_the_modules(name, monkeypatch):
         ("qwen3", ["qkv", "attention", "o", "gate_up", "down"]),
         ("phi3-window", ["qkv", "attention", "o", "gate_up", "down"]),
         ("gemma2", ["qkv", "attention", "o", "norm", "gate_up", "down", "norm"]),
+        ("gpt-oss-sinks", ["qkv", "attention", "o", "router", "gate_up", "down"]),
     ],
 )
-def test_a_step_is_five_launches_a_layer_and_two_more_around_sandwich_norms(name, per_layer, monkeypatch):
+def test_a_step_is_five_launches_a_layer_or_six_or_seven(name, per_layer, monkeypatch):
     step_stand_ins.install(monkeypatch)
     model = tiny_models.ours(name)
     step = fused_step(model, KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu"))
@@ -180,6 +182,20 @@ def test_what_is_gathered_is_an_operand_of_its_own_kind():
     assert not fusable([operand(permuted[0]), other])
 
 
+def test_linears_in_mxfp4_go_into_one_launch(monkeypatch):
+    linears = [mxfp4.Linear(mxfp4.quantize(torch.randn(out, 128)), torch.randn(out)) for out in (40, 24)]
+    pair = [operand(linear) for linear in linears]
+    assert fusable(pair)
+    assert not fusable([pair[0], dense_operand(torch.empty(40, 128))])
+    assert [each.bytes() for each in pair] == [out * 128 * 17 // 32 + 4 * out for out in (40, 24)]
+    assert operand(mxfp4.Linear(mxfp4.quantize(torch.randn(8, 96)))) is None  # no whole 64 columns
+    asked = []
+    monkeypatch.setattr(mxfp4_kernels, "mxfp4_gemv", lambda x, matrices, **around: asked.append((matrices, around)))
+    fused.product(torch.zeros(1, 128), pair, out=torch.empty(1, 64))
+    assert [matrix.codes.shape for matrix in asked[0][0]] == [(40, 64), (24, 64)]
+    assert asked[0][1]["biases"] == [linear.bias for linear in linears]
+
+
 def test_codebooks_are_read_beside_x_of_their_type(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
     for linear in (
@@ -201,5 +217,31 @@ def test_other_modules_are_no_operands():
     assert not operand(nn.Linear(8, 4)).readable()  # on the CPU, in float32
 
 
-def test_experts_have_no_launches_yet():
-    assert "experts" in fused.why_not(tiny_models.ours("gpt-oss-sinks", torch.bfloat16))
+def test_bytes_of_a_mixture_are_those_of_the_chosen_experts(monkeypatch):
+    step_stand_ins.install(monkeypatch)
+    model = tiny_models.ours("gpt-oss-sinks")
+    step = fused_step(model, KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu"))
+    moved = dict.fromkeys(("router", "gate_up", "down"), 0)
+    for launch in step.launches(greedy=True):
+        if launch.operation in moved:
+            moved[launch.operation] += launch.bytes(1)
+    config, mixture = model.config, model.layers[0].mlp
+    experts, active, width = mixture.experts, config.experts_active, config.expert_width
+    norm = hidden = 4 * config.hidden
+    share = lambda tensor: tensor.nbytes * active // config.experts  # noqa: E731
+    assert moved["router"] == config.layers * (sum(each.nbytes for each in mixture.router.parameters()) + norm + hidden)
+    opened = share(experts.gate_up_proj) + share(experts.gate_up_proj_bias) + norm + hidden + 4 * active * width
+    assert moved["gate_up"] == config.layers * opened
+    closed = share(experts.down_proj) + share(experts.down_proj_bias) + 4 * active * width + 2 * hidden
+    assert moved["down"] == config.layers * closed
+
+
+def test_experts_that_no_kernel_reads_are_named():
+    mixture = tiny_models.ours("gpt-oss-sinks", torch.bfloat16).layers[0].mlp
+    assert "[5, 72, 92]" in fused.why_no_experts(mixture, torch.bfloat16)  # 92 columns are no whole 16-byte loads
+    assert "torch.float16" in fused.why_no_experts(mixture, torch.float16)
+    wanted, mixture.router.active = mixture.router.active, 17
+    try:
+        assert "17 of 5 experts" in fused.why_no_experts(mixture, torch.bfloat16)
+    finally:
+        mixture.router.active = wanted

@@ -6,18 +6,14 @@ import pytest
 import step_stand_ins
 import tiny_models
 import torch
-from tiny_models import CONTEXT, PREFILL, TOKENS
+from fused_steps import logits_of_launches, operations, small_qwen3
+from tiny_models import PREFILL
 from torch import nn
 from vq_operands import weights_of
 
-from localq.engine.cache import KVCache
-from localq.engine.decode import StepState
-from localq.engine.fused import FusedStep
 from localq.engine.linears import fusable, halves, operand, with_shared_tables
-from localq.engine.sampler import SamplerState
 from localq.kernels import hadamard as kernel
 from localq.kernels import vq
-from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
 from localq.quant import aqlm, hadamard, vq2
 
@@ -46,38 +42,6 @@ def in_vq2(model: Decoder, rotated: str) -> None:
         linear = random_vq2(plain.out_features, columns, None if bare else signs.clone(), plain.bias)
         parent, _, leaf = path.rpartition(".")
         setattr(model.get_submodule(parent), leaf, linear)
-
-
-def wide_qwen3() -> Decoder:
-    """Whose widths are multiples of 16, with random weights."""
-    changes = {"hidden_size": 64, "intermediate_size": 112, "head_dim": 16}
-    module = ARCHITECTURES["qwen3"]
-    model = module.Model(module.Config.from_dict({**tiny_models.BY_NAME["qwen3"].config, **changes}))
-    generator = torch.Generator().manual_seed(2)
-    for name, parameter in model.named_parameters():
-        around = 1.0 if "norm" in name else 0.0
-        parameter.data = around + 0.3 * torch.randn(parameter.shape, generator=generator)
-    model.make_tables(CONTEXT, "cpu")
-    return model.eval()
-
-
-def fused_step(model: Decoder, cache: KVCache) -> FusedStep:
-    device = torch.device("cpu")
-    return FusedStep(model, cache, StepState(SamplerState(model.config.vocab_size, CONTEXT, device), device))
-
-
-def logits_of_launches(model: Decoder) -> torch.Tensor:
-    """f32 [TOKENS - prompt, vocab]: a prefill by the modules, then every token through the launches."""
-    ids, prompt = tiny_models.token_ids(), sum(PREFILL)
-    cache = KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu")
-    model(ids[:prompt], torch.arange(prompt), cache, prompt)
-    step, rows = fused_step(model, cache), []
-    for position in range(prompt, TOKENS):
-        step.state.token.copy_(ids[position : position + 1])
-        step.state.position.fill_(position)
-        step.run(greedy=True)
-        rows.append(step.logits[0].clone())
-    return torch.stack(rows)
 
 
 @pytest.fixture
@@ -110,16 +74,13 @@ LAUNCHES = {
 
 @pytest.mark.parametrize("rotated", LAUNCHES)
 def test_launches_give_the_logits_of_the_modules(rotated, stand_ins):
-    model = wide_qwen3()
+    model = small_qwen3()
     in_vq2(model, rotated)
     with torch.inference_mode():
         logits = logits_of_launches(model)
         expected = tiny_models.logits_in_steps(model)[sum(PREFILL) :]
     torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4)
-    step = fused_step(model, KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu"))
-    operations = [launch.operation for launch in step.launches(greedy=True)]
-    assert operations == ["embed", *LAUNCHES[rotated] * model.config.layers, "head", "sample"]
-    assert all(launch.bytes(9) > 0 for launch in step.launches(greedy=True))
+    assert operations(model) == ["embed", *LAUNCHES[rotated] * model.config.layers, "head", "sample"]
 
 
 def test_what_one_launch_takes():

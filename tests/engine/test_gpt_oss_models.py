@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import step_stand_ins
 import torch
+from packed_models import packed_model
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_checkpoint
 from torch import Tensor
 
-from localq import catalog, convert, vq_convert
+from localq import convert, footprint, vq_convert
+from localq.architecture import Architecture
 from localq.bench import bits
+from localq.engine import fused_experts, planning, weights
 from localq.engine import load as loading
-from localq.engine import planning
-from localq.engine.device import Choice
+from localq.engine.decode import StepState
+from localq.engine.fused import FusedStep
 from localq.engine.load import LoadedModel, Options, load
+from localq.engine.sampler import SamplerState
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import open_model
-from localq.quant import mxfp4
+from localq.placement import Placement
+from localq.quant import mxfp4, nf4
+from localq.quant.slabs import SlabStack
 from localq.vq_request import Request
 
 CPU = Options(device="cpu")
@@ -78,9 +86,9 @@ def published(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def logits_of(loaded: LoadedModel, pieces: tuple[int, ...]) -> Tensor:
     """f32 [T, vocab], of passes of so many tokens."""
-    loaded.cache.clear()
     parts, start = [], 0
     with torch.inference_mode():
+        loaded.cache.clear()
         for count in pieces:
             stop = start + count
             positions = torch.arange(start, stop)
@@ -117,7 +125,7 @@ def test_experts_are_bit_by_bit_those_of_transformers(published: Path) -> None:
     for name in ("gate_up_proj", "down_proj"):
         blocks, scales = tensors[f"{EXPERTS}.{name}_blocks"], tensors[f"{EXPERTS}.{name}_scales"]
         ours = model.get_parameter(f"layers.1.mlp.experts.{name}")
-        assert torch.equal(ours, convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16))
+        assert torch.equal(ours.mT, convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16))
 
 
 def test_what_it_takes_is_what_is_counted(plain: Path, published: Path) -> None:
@@ -196,19 +204,82 @@ def test_experts_of_another_size_are_refused(published: Path, tmp_path: Path) ->
     for part in ("blocks", "scales"):
         tensors[f"{EXPERTS}.down_proj_{part}"] = tensors[f"{EXPERTS}.down_proj_{part}"][:, :, :5].contiguous()
     folder = write(tmp_path, tensors, json.loads((published / "config.json").read_text()))
-    with pytest.raises(LocalqError, match=r"\[4, 160, 128\], not \[4, 192, 128\]") as caught:
+    with pytest.raises(LocalqError, match=r"\[4, 128, 160\], not \[4, 128, 192\]") as caught:
         load(open_model(folder), CPU)
     assert caught.value.exit_code == ExitCode.BAD_FILE
 
 
-def test_on_a_gpu_it_is_said_what_is_missing(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading.selftest, "ensure", lambda device: ())
-    monkeypatch.setattr(loading.vram, "begin", lambda *given: pytest.fail("the GPU was touched"))
-    with pytest.raises(LocalqError) as caught:
-        load(open_model(published), Options(), pick=lambda name: Choice(torch.device("cuda")))
-    assert caught.value.why == catalog.NO_EXPERTS_ON_A_GPU
-    assert "--device cpu" in caught.value.next_step
-    assert caught.value.exit_code == ExitCode.FAILURE
+# ---- as on a GPU
+
+
+@pytest.fixture(scope="module")
+def packed(published: Path) -> tuple[Any, list[int]]:
+    """The published layout as a GPU holds it, on the CPU; and the bytes of each tensor that were planned."""
+    model, sizes, _ = packed_model(open_model(published))
+    return model, sizes
+
+
+def test_packed_experts_take_the_bytes_of_the_file_and_give_the_same_logits(
+    packed: tuple[Any, list[int]], published: Path
+) -> None:
+    model, sizes = packed
+    stacks = [module for module in model.modules() if isinstance(module, SlabStack)]
+    tensors = read(published)
+    assert len(stacks) == 2 * model.config.layers
+    assert sum(sizes) == weights.weight_bytes(model)["weights"]
+    in_file = sum(each.nbytes for name, each in tensors.items() if name.endswith(("_blocks", "_scales")))
+    assert sum(sum(buffer.nbytes for buffer in stack.buffers()) for stack in stacks) == in_file
+    plain = load(open_model(published), CPU)
+    expected = logits_of(plain, (23, 17))
+    torch.testing.assert_close(logits_of(replace(plain, model=model), (23, 17)), expected, rtol=0, atol=1e-4)
+
+
+def test_an_expert_is_dequantized_into_the_shared_scratch(packed: tuple[Any, list[int]]) -> None:
+    model, _ = packed
+    count = loading.share_scratch(model, torch.float32)
+    assert count == 4 * 2 * model.config.expert_width * model.config.hidden  # gate and up of one expert
+    stack = model.layers[1].mlp.experts.gate_up_proj
+    x, bias = torch.randn(3, model.config.hidden), torch.randn(2 * model.config.expert_width)
+    expected = stack.product(x, 2, bias)
+    assert stack.tall.scratch.any()
+    stack.tall.scratch = torch.zeros(count // 7, dtype=torch.uint8)  # slabs of some rows
+    torch.testing.assert_close(stack.product(x, 2, bias), expected)
+    stack.tall.scratch = None
+
+
+def test_the_kernels_are_given_the_tensors_of_the_file(packed: tuple[Any, list[int]], published: Path) -> None:
+    model, _ = packed
+    tensors, experts = read(published), model.layers[1].mlp.experts
+    for name, part in (("gate_up_proj", experts.gate_up_proj), ("down_proj", experts.down_proj)):
+        stack = fused_experts.stack_of(part)
+        assert torch.equal(stack.blocks, tensors[f"{EXPERTS}.{name}_blocks"])
+        assert torch.equal(stack.scales, tensors[f"{EXPERTS}.{name}_scales"])
+    assert fused_experts.why_not(model.layers[1].mlp, torch.bfloat16) == ""
+
+
+def test_a_step_of_launches_over_packed_experts_gives_the_same_logits(
+    packed: tuple[Any, list[int]], published: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step_stand_ins.install(monkeypatch)
+    plain, (model, _) = load(open_model(published), CPU), packed
+    expected = logits_of(plain, (23, 17))
+    loaded, rows = replace(plain, model=model), []
+    logits_of(loaded, (23,))
+    cpu = torch.device("cpu")
+    with torch.inference_mode():
+        step = FusedStep(model, loaded.cache, StepState(SamplerState(loaded.vocab, loaded.ctx, cpu), cpu))
+        for position in range(23, 40):
+            step.state.token.copy_(IDS[position : position + 1])
+            step.state.position.fill_(position)
+            step.run(greedy=True)
+            rows.append(step.logits[0].clone())
+    torch.testing.assert_close(torch.stack(rows), expected[23:], rtol=0, atol=2e-4)
+    config = model.config
+    buffers = config.experts_active * config.expert_width + 2 * config.hidden + config.vocab_size
+    buffers += (2 * config.heads + 2 * config.kv_heads) * config.head_dim
+    assert step.bytes() == 4 * buffers + 8 * config.experts_active + 4 * (config.experts + 1)
+    arch = Architecture.from_config(open_model(published).config)
+    assert step.bytes() == footprint.fixed_bytes(arch, "mxfp4", "", None, Placement(), 4)["step_buffers"]
 
 
 # ---- made of it
@@ -224,9 +295,30 @@ def test_nf4_takes_all_but_the_experts(plain: Path, tmp_path: Path) -> None:
         assert torch.equal(loaded.model.get_parameter(name), tensor) is not quantized, name
 
 
+def test_nf4_of_the_published_layout_leaves_its_experts_as_they_are(published: Path, tmp_path: Path) -> None:
+    made = open_model(convert.convert(open_model(published), "nf4", tmp_path / "nf4"))
+    before, after = read(published), read(made.path)
+    copied = {name for name in before if name.endswith(("_blocks", "_scales", "_bias", "router.weight", "sinks"))}
+    assert len(copied) == 3 * 8
+    assert all(torch.equal(before[name], after[name]) for name in copied)
+    loaded = load(made, CPU)
+    assert loaded.format == "nf4"
+    for name, tensor in load(open_model(published), CPU).model.named_parameters():
+        in_nf4 = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight"))
+        expected = nf4.dequantize(nf4.quantize(tensor.bfloat16()), torch.float32) if in_nf4 else tensor
+        assert torch.equal(loaded.model.get_parameter(name), expected), name
+    model, sizes, _ = packed_model(made)
+    kinds = [type(module) for module in model.modules() if isinstance(module, nf4.Linear | SlabStack)]
+    assert [kinds.count(kind) for kind in (nf4.Linear, SlabStack)] == [12, 6]
+    arch = Architecture.from_config(made.config)
+    maps = 12 * (4 * 272 - 4)  # of NF4, which its Linears share; each has an offset instead
+    wide = 2 * arch.other_parameters  # in f32 here
+    assert sum(sizes) == footprint.weights_bytes(arch, "nf4")["weights"] + wide - maps
+
+
 def test_two_bits_are_not_made_of_it(plain: Path, tmp_path: Path) -> None:
     request = Request(open_model(plain), tmp_path / "vq2", [list(range(64))], torch.device("cpu"))
-    with pytest.raises(LocalqError, match="mixtures of experts") as caught:
+    with pytest.raises(LocalqError, match="mixture of experts") as caught:
         vq_convert.convert(request)
     assert caught.value.exit_code == ExitCode.USAGE
     assert not (tmp_path / "vq2").exists()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import json
+import subprocess
+import sys
 import weakref
 
 import pytest
@@ -358,3 +360,20 @@ def test_a_head_that_the_files_hold_in_nf4(edit):
     with pytest.raises(LocalqError, match="hold the head in NF4") as caught:
         load(files, Options(device="cpu", head="8"))
     assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_a_load_and_a_reply_import_nothing_of_the_compiler_of_torch(checkpoint):
+    """It takes two seconds, which every start of a chat would wait for."""
+    code = """
+import sys
+from pathlib import Path
+from localq.engine.generate import Engine
+from localq.engine.load import Options, load
+from localq.modelfiles import open_model
+from localq.sampling import Sampling
+engine = Engine(load(open_model(Path(sys.argv[1])), Options(device="cpu")))
+assert list(engine.generate([3, 4, 5], Sampling(), max_tokens=3))
+print([each for each in ("torch._dynamo", "torch._inductor", "sympy", "transformers") if each in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(checkpoint)], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -29,7 +29,12 @@ def plan(tmp_path, monkeypatch):
     files = open_model(make_checkpoint(tmp_path))
     family = architecture(files.config)
     limits: list[int] = []
-    monkeypatch.setattr(vram.Held, "hold", lambda self, outside: limits.append(outside))
+
+    def hold(held: vram.Held, outside: int) -> vram.Held:
+        limits.append(outside)
+        return held
+
+    monkeypatch.setattr(vram.Held, "hold", hold)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="aa"))
     monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (CARD,)))
 

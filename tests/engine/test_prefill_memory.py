@@ -13,11 +13,12 @@ from localq.engine.cache import KVCache
 from localq.models import architecture, attention
 from localq.placement import Placement
 
+ROUTED = {32: 4, 128: 8, 8: 2}  # experts of a layer -> those of a token
 ROWS, CONTEXT = footprint.PREFILL_CHUNK, 3200
 PASSES = ((0, ROWS), (CONTEXT - ROWS, ROWS), (0, 700), (700, 333), (1033, ROWS), (0, 9), (9, ROWS), (0, ROWS))
 SHAPES = (
     *("llama-3.1-8b", "llama-3.3-70b", "qwen3-8b", "smollm2-135m", "phi-3-medium", "phi-4-mini"),
-    *("gemma-2-9b", "gemma-3-1b", "gemma-3-12b"),
+    *("gemma-2-9b", "gemma-3-1b", "gemma-3-12b", "gpt-oss-20b", "qwen3-30b-a3b", "mixtral-8x7b"),
 )
 
 
@@ -34,10 +35,23 @@ def fused_attention(q, k, v, attn_mask=None, is_causal=False, scale=None):
     return q.new_empty(batch, tokens, heads, width).transpose(1, 2)
 
 
+def all_alike(chosen, minlength):
+    """As `bincount`, where all tokens go through the first experts: the most that one can hold."""
+    active = ROUTED[minlength]
+    return torch.tensor([chosen.numel() // active] * active + [0] * (minlength - active))
+
+
+def with_sinks(q, keys, values, span, scale, sinks):
+    """As `fused_attention`, with what a sink takes of it."""
+    return fused_attention(q, keys, values, span.bias, span.causal).mul_(q.new_empty(*q.shape[:3], 1))
+
+
 @pytest.fixture
 def traced(monkeypatch):
     """Name -> what passes over the first three layers hold."""
     monkeypatch.setattr(attention.F, "scaled_dot_product_attention", fused_attention)
+    monkeypatch.setattr(attention, "_with_sinks", with_sinks)
+    monkeypatch.setattr(torch.Tensor, "bincount", all_alike)
 
     def trace(arch: Architecture) -> LiveMemory:
         family = architecture(config := {**config_of(arch), "num_hidden_layers": 3})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import reference_experts
 import reference_kernels
 import torch
 
@@ -11,13 +12,18 @@ from localq.engine.selftest_checks import CHECKS
 from localq.kernels import (
     adjust,
     attention,
+    bcq,
     dense,
     embed,
+    experts,
     gather,
     hadamard,
+    int4,
     int8,
+    mxfp4,
     nf4,
     rmsnorm,
+    rowlut,
     sampling,
     search,
     unpack,
@@ -49,12 +55,32 @@ def off(function):
     return lambda *given, **named: one_off(function(*given, **named))
 
 
+def another_expert(function):
+    """`function`, which then chooses the next expert instead of the last."""
+
+    def choose(*given, chosen, **named):
+        function(*given, chosen=chosen, **named)
+        chosen[-1] += 1
+
+    return choose
+
+
 WRONG = {
     "nf4_dequantize": (nf4, off(reference_kernels.nf4_dequantize)),
     "nf4_gemv": (nf4, off(reference_kernels.nf4_gemv)),
     "nf4_gemm": (nf4, off(reference_kernels.nf4_gemm)),
     "dense_gemv": (dense, off(reference_kernels.dense_gemv)),
     "int8_gemv": (int8, off(reference_kernels.int8_gemv)),
+    "int4_gemv": (int4, off(reference_kernels.int4_gemv)),
+    "int4_dequantize": (int4, off(reference_kernels.int4_dequantize)),
+    "rowlut_gemv": (rowlut, off(reference_experts.rowlut_gemv)),
+    "rowlut_dequantize": (rowlut, off(reference_experts.rowlut_dequantize)),
+    "mxfp4_gemv": (mxfp4, off(reference_experts.mxfp4_gemv)),
+    "mxfp4_dequantize": (mxfp4, off(reference_experts.mxfp4_dequantize)),
+    "route": (experts, another_expert(reference_experts.route)),
+    "router": (experts, another_expert(reference_experts.router)),
+    "experts_gate_up": (experts, off(reference_experts.experts_gate_up)),
+    "experts_down": (experts, off(reference_experts.experts_down)),
     "additive_dequantize": (unpack, off(reference_kernels.additive_dequantize)),
     "vptq_dequantize": (unpack, off(reference_kernels.vptq_dequantize)),
     "gather_gemv": (gather, off(reference_kernels.gather_gemv)),
@@ -62,6 +88,8 @@ WRONG = {
     "gather_roof": (gather, lambda table, step, loads, sums: sums.fill_(1)),
     "vq_gemv": (vq, off(reference_kernels.vq_gemv)),
     "vq_dequantize": (tiled, off(reference_kernels.vq_dequantize)),
+    "bcq_gemv": (bcq, off(reference_kernels.bcq_gemv)),
+    "bcq_dequantize": (bcq, off(reference_kernels.bcq_dequantize)),
     "hadamard": (hadamard, off(reference_kernels.rotated)),
     "attention_decode": (attention, off(reference_kernels.attention_decode)),
     "vq_search": (search, lambda *given: ([each + 1 for each in reference_kernels.vq_search(*given)[0]], given[0])),

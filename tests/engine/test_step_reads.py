@@ -8,7 +8,7 @@ import pytest
 import step_stand_ins
 import tiny_models
 import torch
-from tiny_models import CONTEXT, DENSE
+from tiny_models import BY_NAME, CONTEXT
 
 from localq import catalog, roofline
 from localq.architecture import Architecture
@@ -16,18 +16,20 @@ from localq.engine.cache import KVCache
 from localq.engine.decode import StepState
 from localq.engine.fused import FusedStep
 from localq.engine.sampler import SamplerState
+from localq.engine.stacks import idle_bytes
 from localq.engine.weights import weight_bytes
 from localq.worker import backend
 
 
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", BY_NAME)
 def test_every_position_costs_what_attention_reads_of_it(name, monkeypatch):
     step_stand_ins.install(monkeypatch)
     model = tiny_models.ours(name)
     cache = KVCache(model.kv_layout(), CONTEXT, torch.float32, "cpu")
     state = StepState(SamplerState(model.config.vocab_size, CONTEXT, torch.device("cpu")), torch.device("cpu"))
     launches = FusedStep(model, cache, state).launches(greedy=True)
-    reads = roofline.reads(Architecture.from_config(DENSE[name].config), weight_bytes(model), 32)
+    arch = Architecture.from_config(BY_NAME[name].config)
+    reads = roofline.reads(arch, weight_bytes(model), 32, idle_bytes(model))
     moved = [sum(launch.bytes(live) for launch in launches) for live in range(CONTEXT + 1)]
     assert [each - moved[0] for each in moved] == [reads.at(live) - reads.at(0) for live in range(CONTEXT + 1)]
     assert reads.at(0) < moved[0]  # which counts what the launches say to each other besides
@@ -40,8 +42,9 @@ def test_what_the_engine_says_of_a_loaded_model(dtype, kv_bits, bits):
     arch = catalog.find("llama-3.1-8b").arch
     ledger = {"weights": 4_000, "embedding": 500, "head": 0}
     model = SimpleNamespace(
-        dtype=dtype, kv_bits=kv_bits, device=torch.device("cuda", 0), plan=SimpleNamespace(arch=arch)
-    )
+        dtype=dtype, kv_bits=kv_bits, device=torch.device("cuda", 0), plan=SimpleNamespace(arch=arch),
+        model=torch.nn.Module(),
+    )  # fmt: skip
     told = backend._reads(model, ledger)
     assert roofline.Reads(**told) == roofline.reads(arch, ledger, bits)
     assert told["slot"] == arch.kv_bytes_per_token(bits)

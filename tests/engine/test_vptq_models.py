@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from engine_runs import GREEDY, logits_of, prompt_of
+from packed_models import packed_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from vptq_checkpoints import SCHEMES, write
@@ -26,8 +27,6 @@ from localq.engine import weights
 from localq.engine.load import Options, load, share_scratch
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import ModelFiles, open_model
-from localq.models import ARCHITECTURES
-from localq.placement import Placement
 from localq.quant import vptq
 
 CPU = Options(device="cpu")
@@ -128,18 +127,9 @@ def test_the_configuration_of_a_text_model_inside_another():
 
 def test_packed_linears_give_the_same_logits(folder, monkeypatch):
     """What a GPU holds, on the CPU: tensors in one arena, slabs in the shared scratch, the module path for decoding."""
-    files, cpu = open_model(folder), torch.device("cpu")
+    files = open_model(folder)
     plain = load(files, CPU)
-    architecture = ARCHITECTURES["llama"]
-    with torch.device("meta"):
-        model = architecture.Model(architecture.Config.from_dict(files.config))
-    with open_checkpoint(files) as checkpoint:
-        assignment = weights.assign(checkpoint, model, architecture.rename, "tiny")
-        sizes = weights.block_sizes(assignment, checkpoint, model, torch.float32, packed=True)
-        places = weights.Places(cpu, torch.float32, Placement(), sizes)
-        places.packed = True
-        weights.fill(model, assignment, checkpoint, places, lambda done, total: None)
-    model.make_tables(512, cpu)
+    model, sizes, _ = packed_model(files)
     linears = [module for module in model.modules() if isinstance(module, vptq.Linear)]
     assert len(linears) == 13
     assert isinstance(model.get_submodule("layers.1.mlp.up_proj"), nn.Linear)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from engine_runs import GREEDY, logits_of, prompt_of
+from packed_models import packed_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from vq2_checkpoints import exact, write
@@ -22,8 +23,6 @@ from localq.engine.load import Options, load, share_scratch
 from localq.engine.shared import Shared
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import ModelFiles, open_model
-from localq.models import architecture
-from localq.placement import Placement
 from localq.quant import vq2
 from localq.quant.vq2 import Packed
 
@@ -123,23 +122,6 @@ def test_a_head_is_dequantized_and_reads_a_codebook_of_its_own(tmp_path):
 
 
 # ---- as on a GPU
-
-
-def packed_model(files: ModelFiles) -> tuple[Any, list[int], weights.Places]:
-    """What a GPU holds, on the CPU: tensors in one arena."""
-    cpu, family = torch.device("cpu"), architecture(files.config)
-    with torch.device("meta"):
-        model = family.Model(family.Config.from_dict(files.config))
-    with open_checkpoint(files) as checkpoint:
-        assignment = weights.assign(checkpoint, model, family.rename, "tiny")
-        sizes = weights.block_sizes(assignment, checkpoint, model, torch.float32, packed=True)
-        places = weights.Places(cpu, torch.float32, Placement(), sizes)
-        places.packed = True
-        done: list[tuple[int, int]] = []
-        weights.fill(model, assignment, checkpoint, places, lambda *progress: done.append(progress))
-        assert done[-1][0] <= done[-1][1]
-    model.make_tables(512, cpu)
-    return model, sizes, places
 
 
 def test_packed_linears_give_the_same_logits(folder, monkeypatch):

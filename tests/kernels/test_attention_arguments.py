@@ -52,6 +52,8 @@ REFUSED = {
     "two positions": ({"position": torch.zeros(2, dtype=torch.int64)}, "position has shape"),
     "rotary flat": ({"rotary": torch.zeros(9, 64, dtype=F16)}, "rotary has shape"),
     "rotary of floats": ({"rotary": torch.zeros(9, 2, 64)}, "rotary is torch.float32"),
+    "sinks of other heads": ({"sinks": torch.zeros(2, dtype=F16)}, "sinks has shape"),
+    "sinks of floats": ({"sinks": torch.zeros(6)}, "sinks is torch.float32"),
     "another workspace": ({"workspace": workspace((8, 2, 64))}, "workspace is for"),
     "out too short": ({"out": torch.zeros(1, 64, dtype=F16)}, "out has shape"),
 }

@@ -34,7 +34,9 @@ FEATURES = {
     "window of 2": {"window": 2},
     "window": {"window": 129},
     "window longer than the text": {"window": 5000},
-    "all": {"norm": "gemma", "rotary": 64, "softcap": 5.0, "window": 333},
+    "sinks": {"sinks": 0.0},
+    "sinks and window": {"sinks": 1.0, "window": 128},
+    "all": {"norm": "gemma", "rotary": 64, "softcap": 5.0, "window": 333, "sinks": 3.0},
 }
 
 
@@ -65,6 +67,25 @@ def test_features(name, width, bits):
     case = replace(BASE, head_dim=width, bits=bits, **{**changes, "rotary": min(rotary, width)})
     operands = Operands(case, seed=width)
     assert_as_good_as_16_bit(operands.run(), operands)
+
+
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("window", [0, 128])
+@pytest.mark.parametrize("length", [1, 64, 127, 128, 129, 1000, 9000])
+def test_sinks_in_the_shape_of_gpt_oss(length, window, bits):
+    case = Case(64, 8, 64, length - 1, length + 5, BF16, bits, rotary=64, window=window, sinks=1.0)
+    operands = Operands(case, seed=length)
+    assert_as_good_as_16_bit(operands.run(), operands)
+
+
+@pytest.mark.parametrize("bits", [16, 4])
+def test_sinks_far_below_all_scores_change_no_bit_and_far_above_leave_nothing(bits):
+    operands = Operands(replace(BASE, bits=bits))
+    without = operands.run().clone()
+    operands.sinks = torch.full((12,), -60_000.0, dtype=F16, device="cuda")
+    assert torch.equal(operands.run(), without)
+    operands.sinks.fill_(60_000.0)
+    assert not operands.run().any()
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])

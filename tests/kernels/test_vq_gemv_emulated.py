@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cuda_headers import built
+from gemv_structs import Extras, Workspace
 from nf4_operands import bits, inputs
 from row_operands import normed
 from vq_operands import SCHEMES, VqOperand, by_tables, make
@@ -22,7 +23,7 @@ from localq import kernels
 from localq.kernels import gemv, vq
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "vq_gemv.h", "vq_plan.h", "vq_gemv_launch.cu")
+SOURCES = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h", "vq_gemv_launch.cu")
 # Multiprocessors, shared memory of a block: of an H200, with room for two tables, and of a consumer card.
 LARGE, SMALL, ONE = (16, 232_448), (6, 101_376), (1, 101_376)
 MEETING = 2**18
@@ -45,22 +46,6 @@ class Matrix(ctypes.Structure):
         ("book", Book * 2), ("books", ctypes.c_int), ("scales", ctypes.c_void_p), ("scales_bf16", ctypes.c_bool),
         ("factor", ctypes.c_float), ("out", ctypes.c_int64), ("columns", ctypes.c_int64),
     )  # fmt: skip
-
-
-class Extras(ctypes.Structure):
-    """csrc/gemv.h, GemvExtras."""
-
-    _fields_ = (
-        ("norm", ctypes.c_int), ("norm_weight", ctypes.c_void_p), ("eps", ctypes.c_float),
-        ("residual", ctypes.c_void_p), ("activation", ctypes.c_int), ("bias", ctypes.c_void_p * 3),
-        ("y_is_f32", ctypes.c_bool),
-    )  # fmt: skip
-
-
-class Workspace(ctypes.Structure):
-    """VqWorkspace."""
-
-    _fields_ = (("meeting", ctypes.c_void_p), ("words", ctypes.c_int64))
 
 
 @pytest.fixture(scope="module")

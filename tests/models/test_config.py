@@ -48,10 +48,56 @@ def test_a_gpt_oss_that_cannot_be_is_refused(change, said):
     assert caught.value.exit_code == ExitCode.BAD_FILE
 
 
+def test_mixtures_as_published():
+    mixtral, qwen = read(HUB["mixtral-8x7b"]), read({**HUB["qwen3-30b-a3b"], "norm_topk_prob": True})
+    assert (mixtral.experts, mixtral.experts_active, mixtral.expert_width) == (8, 2, 14336)
+    assert (qwen.experts, qwen.experts_active, qwen.expert_width, qwen.intermediate) == (128, 8, 768, 6144)
+    assert qwen.qk_norm
+    assert qwen.dense == frozenset()
+    assert mixtral.windows + qwen.windows == (0,) * 80
+    assert mixtral.routing == qwen.routing == "softmax_of_chosen"
+    assert read(HUB["qwen3-30b-a3b"]).routing == "softmax_of_all"  # the class says so where a file says nothing
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "qwen3-30b-a3b"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"num_experts_per_tok": 129}, "129 of"),
+        ({"num_local_experts": 2**20}, "between 1 and"),
+        ({"num_local_experts": False}, "is not an integer"),
+        ({"num_experts_per_tok": 0}, "between 1 and"),
+        ({"moe_intermediate_size": -3, "intermediate_size": -3}, "intermediate_size"),
+    ],
+)
+def test_a_mixture_that_cannot_be_is_refused(name, change, said):
+    with pytest.raises(LocalqError) as caught:
+        read({**HUB[name], **change})
+    assert said in str(caught.value)
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+@pytest.mark.parametrize("layers", ["0", [48], [-1], [True], [[0]], {"0": 1}])
+def test_layers_without_experts_are_layers(layers):
+    with pytest.raises(LocalqError, match="mlp_only_layers") as caught:
+        read({**HUB["qwen3-30b-a3b"], "mlp_only_layers": layers})
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+def test_which_layers_of_qwen3_moe_have_experts():
+    config = read({**HUB["qwen3-30b-a3b"], "decoder_sparse_step": 2, "mlp_only_layers": [1, 4]})
+    assert config.dense == {1} | set(range(0, 48, 2))
+    assert read({**HUB["qwen3-30b-a3b"], "num_experts": 0}).experts == 0
+    assert read({**HUB["qwen3-30b-a3b"], "decoder_sparse_step": 99}).experts == 0
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "mixtral"}, "mixtral"),
+        ({"model_type": "qwen2_moe"}, "qwen2_moe"),
+        ({"model_type": "mixtral", "layer_types": ["full_attention"] * 5}, "layer_types"),
+        ({"model_type": "mixtral", "hidden_act": "gelu"}, "gelu"),
+        ({"model_type": "qwen3_moe", "shared_expert_intermediate_size": 64}, "shared_expert"),
         ({"model_type": None}, "model_type"),
         ({"hidden_act": "relu2"}, "relu2"),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),

@@ -43,6 +43,29 @@ def test_prefill_in_buckets_and_a_captured_graph_give_the_logits_of_transformers
     torch.testing.assert_close(logits, reference_logits(name), rtol=0, atol=5e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("tokens", "live", "window"), [(300, 300, 0), (300, 300, 128), (77, 1000, 0), (77, 1000, 128)])
+def test_a_prefill_pass_with_sinks_is_near_to_f64(tokens, live, window, dtype):
+    """From the start of a text and behind one, in a window and not; the shape of gpt-oss."""
+    generator, heads, kv_heads, width = torch.Generator().manual_seed(tokens + window), 64, 8, 64
+    q = torch.randn(tokens, heads, width, generator=generator).to(dtype)
+    keys, values = torch.randn(2, kv_heads, live, width, generator=generator).to(dtype)
+    keys[:, :, 5] *= 6
+    sinks = (2 * torch.randn(heads, generator=generator) + 1).to(dtype)
+    positions = torch.arange(live - tokens, live)
+
+    def attended(device, wide, start):
+        span = visible(positions.to(device), start, torch.arange(live, device=device), live, window, wide)
+        k, v = (each[:, span.first : span.stop].to(device, wide) for each in (keys, values))
+        return attend(q.to(device, wide), k, v, span, 0.125, 0.0, sinks.to(device, wide)).cpu().double()
+
+    exact = attended("cpu", torch.float64, live - tokens)
+    naive = (attended("cpu", dtype, live - tokens) - exact).abs().max()
+    for start in (live - tokens, None):
+        error = (attended("cuda", dtype, start) - exact).abs().max()
+        assert error <= 2 * naive + 1e-6 * exact.abs().max(), f"off by {error:.3g}, naive {naive:.3g}"
+
+
 @pytest.mark.parametrize("softcap", [0.0, 50.0])
 def test_prefill_memory_does_not_grow_with_heads_times_context(softcap):
     tokens, live, heads, kv_heads, width = 1024, 32768, 64, 8, 128

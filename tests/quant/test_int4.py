@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 import torch
-from int4_checkpoints import Int4, reference, tensors, words
+from int4_checkpoints import Int4, checkpoint_of, reference, tensors, words
 from torch import Tensor
 
 from localq import footprint
 from localq.architecture import Linears
-from localq.checkpoint import Checkpoint, info
 from localq.quant import FORMATS, awq, gptq, int4_codec, owner
 
 KINDS = [
@@ -21,25 +19,6 @@ KINDS = [
     Int4("gptq", 64, True, "gptq_v2"),
     Int4("gptq", 128, g_idx=False),
 ]  # fmt: skip
-
-
-class Held:
-    """Tensors in memory as the source of a checkpoint."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.tensors = tensors
-
-    def read(self, name: str) -> Tensor:
-        return self.tensors[name]
-
-    def close(self) -> None:
-        pass
-
-
-def checkpoint_of(made: Mapping[str, Tensor], config: dict[str, Any]) -> Checkpoint:
-    """A checkpoint of the Linear "P"."""
-    held = {f"P{suffix}": tensor for suffix, tensor in made.items()}
-    return Checkpoint({name: info(each.dtype, tuple(each.shape)) for name, each in held.items()}, Held(held), config)
 
 
 def packed_of(made: Mapping[str, Tensor], of: Int4) -> int4_codec.Packed:

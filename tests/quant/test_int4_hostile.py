@@ -7,29 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from int4_checkpoints import Int4, tensors
+from int4_checkpoints import Int4, checkpoint_of, tensors
 from torch import Tensor
 
-from localq.checkpoint import Checkpoint, info
 from localq.errors import ExitCode, LocalqError
 from localq.quant import FORMATS
 
 SHAPE = (48, 128)
 AWQ, GPTQ, ORDERED = Int4("awq", 64), Int4("gptq", 64), Int4("gptq", 64, True)
 Damage = Callable[[dict[str, Tensor], dict[str, Any]], object]
-
-
-class Held:
-    """Tensors in memory as the source of a checkpoint."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = tensors
-
-    def read(self, name: str) -> Tensor:
-        return self.tensors[name]
-
-    def close(self) -> None:
-        pass
 
 
 def as_(suffix: str, change: Callable[[Tensor], Tensor]) -> Damage:
@@ -98,10 +84,8 @@ OF_GPTQ: dict[str, tuple[Damage, str]] = {
 def refused(of: Int4, damage: Damage, why: str) -> None:
     made, config = tensors(SHAPE, of), dict(of.config)
     damage(made, config)
-    held = {f"P{suffix}": tensor for suffix, tensor in made.items()}
-    found = {name: info(each.dtype, tuple(each.shape)) for name, each in held.items()}
-    checkpoint = Checkpoint(found, Held(held), config)
-    (module,) = (each for each in FORMATS.values() if each.is_quantized(found, "P"))
+    checkpoint = checkpoint_of(made, config)
+    (module,) = (each for each in FORMATS.values() if each.is_quantized(checkpoint.tensors, "P"))
     with pytest.raises(LocalqError, match=why) as caught:
         module.from_checkpoint(checkpoint, "P")
     assert caught.value.exit_code == ExitCode.BAD_FILE
@@ -132,7 +116,5 @@ def test_awq_of_broken_groups():
 
 def test_layers_may_have_groups_of_their_own_where_config_json_says_so():
     made = tensors(SHAPE, Int4("gptq", 32, True))
-    held = {f"P{suffix}": tensor for suffix, tensor in made.items()}
-    found = {name: info(each.dtype, tuple(each.shape)) for name, each in held.items()}
     config = {**ORDERED.config, "dynamic": {"+:.*": {"group_size": 32}}}
-    assert FORMATS["gptq"].from_checkpoint(Checkpoint(found, Held(held), config), "P").group == 32
+    assert FORMATS["gptq"].from_checkpoint(checkpoint_of(made, config), "P").group == 32

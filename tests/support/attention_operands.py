@@ -29,6 +29,7 @@ class Case:
     norm: str = ""
     softcap: float = 0.0
     window: int = 0
+    sinks: float | None = None  # added to random ones; None = there are none
 
     @property
     def first(self) -> int:
@@ -51,6 +52,9 @@ class Operands:
         if case.rotary:
             self.rotary = Rope("default", 500.0, case.rotary).table(case.capacity, case.dtype, torch.device("cuda"))
         self.q_norm, self.k_norm = (self._norm(generator) for _ in range(2))
+        self.sinks = None
+        if case.sinks is not None:
+            self.sinks = (case.sinks + 2 * torch.randn(case.heads, generator=generator)).to(case.dtype).cuda()
         self.scale = 0.7 * case.head_dim**-0.5
         cache = KVCache([(case.kv_heads, case.head_dim)], case.capacity, case.dtype, "cuda", case.bits)
         if case.position:
@@ -84,6 +88,7 @@ class Operands:
             softcap=case.softcap,
             window=case.window,
             workspace=self.workspace,
+            sinks=self.sinks,
             out=out,
         )
 
@@ -131,7 +136,9 @@ class Operands:
         scores = (q.to(precise) @ k.to(precise).transpose(1, 2)) * self.scale
         if case.softcap:
             scores = case.softcap * torch.tanh(scores / case.softcap)
-        weights = torch.softmax(scores, -1).to(wide)
+        if self.sinks is not None:
+            scores = torch.cat((scores, self.sinks.to(precise).view(case.kv_heads, group, 1)), -1)
+        weights = torch.softmax(scores, -1)[..., : k.shape[1]].to(wide)
         return (weights @ v).reshape(1, -1)
 
 

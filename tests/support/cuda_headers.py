@@ -35,7 +35,8 @@ def built(folder: Path, sources: Sequence[str], host: str, kernels: Sequence[str
         pytest.skip("there is no g++, or no header of CUDA")
     for source in (*sources, *(path.name for path in (ROOT / "csrc").glob("*.cuh"))):
         shutil.copy(ROOT / "csrc" / source, folder)
-    shutil.copy(ROOT / "tests/support/vq_machine_on_cpu.cuh", folder / "vq_machine.cuh")
+    for machine in (ROOT / "tests/support").glob("*_machine_on_cpu.cuh"):
+        shutil.copy(machine, folder / machine.name.replace("_on_cpu", ""))
     if not (folder / "launch.h").exists():
         (folder / "launch.h").write_text('#include "vq_machine.cuh"\n')
     command = [compiler, "-std=c++17", "-O2", "-w", "-shared", "-fPIC", "-I", folder, "-I", headers]

@@ -11,17 +11,20 @@ from functools import partial
 from itertools import chain, product
 
 import attention_operands
+import bcq_operands
+import expert_operands
 import gather_operands
+import int4_operands
 import nf4_operands
 import search_operands
 import torch
 import vq_operands
-from row_operands import DENSE, INT8
+from row_operands import DENSE, INT8, ROWLUT
 
 from localq.engine import selftest_replies
 from localq.engine.cache import KVCache
 from localq.engine.selftest_checks import CHECKS
-from localq.kernels import adjust, gather, hadamard, nf4, sampling, vq, vq_dequantize
+from localq.kernels import adjust, bcq, experts, gather, hadamard, int4, mxfp4, nf4, rowlut, sampling, vq, vq_dequantize
 from localq.kernels.gemv import Norm
 from localq.quant import aqlm, vptq
 from localq.sampling import Sampling
@@ -54,7 +57,12 @@ def nf4_cases() -> Iterator[Case]:
 def row_cases() -> Iterator[Case]:
     """16 and 8 bit, and what is gathered: all shapes, one and eight rows, and a gated pair with its norm."""
     gathered = (gather_operands.AQLM | gather_operands.VPTQ).items()
-    forms = (("dense_gemv", DENSE), ("int8_gemv", INT8), *((f"gather_gemv {name}", form) for name, form in gathered))
+    forms = (
+        ("dense_gemv", DENSE),
+        ("int8_gemv", INT8),
+        ("rowlut_gemv", ROWLUT),
+        *((f"gather_gemv {name}", form) for name, form in gathered),
+    )
     for name, form in forms:
         for shape in form.shapes():
             operand = form.make(shape, HALF, 0, "cuda")
@@ -66,6 +74,36 @@ def row_cases() -> Iterator[Case]:
         norm = Norm(torch.ones(shape[1], dtype=HALF, device="cuda"), 1e-5)
         x = nf4_operands.inputs(1, shape[1], HALF, "cuda")
         yield f"{name} gate and up", partial(form.gemv, x, pair, norm=norm, activation="silu")
+
+
+def rowlut_cases() -> Iterator[Case]:
+    """Unpacking: part of a chunk of columns, several; whole and from the second row on."""
+    for shape in ((1, 8), (9, 1048), (70, 4096)):
+        matrix = ROWLUT.make(shape, HALF, 0, "cuda").matrix
+        for first in {0, shape[0] // 2}:
+            out = torch.empty(shape[0] - first, shape[1], dtype=HALF, device="cuda")
+            yield f"rowlut_dequantize {shape} from {first}", partial(rowlut.rowlut_dequantize, matrix, first, out)
+
+
+def int4_cases() -> Iterator[Case]:
+    """Groups of every kind, an order of columns, x in shared memory and outside of it; slabs; a gated pair."""
+    for shape, group in product(((16, 64), (48, 320), (576, 576), (48, 1088), (80, 8256), (5008, 192)), (32, 64, 128)):
+        operand = int4_operands.make(shape, group, 1, "cuda", act_order=group == 32)
+        name = f"{shape} in groups of {group}"
+        for rows in (1, 2, 7, 8):
+            x = nf4_operands.inputs(rows, shape[1], HALF if rows != 2 else torch.bfloat16, "cuda")
+            yield f"int4_gemv {name}, {rows} rows", partial(int4.int4_gemv, x, [operand.matrix])
+        for first, dtype in product((0, 16 * (shape[0] // 32)), (HALF, torch.float32)):
+            out = torch.empty(shape[0] - first, shape[1], dtype=dtype, device="cuda")
+            rows_of = partial(int4.int4_dequantize, operand.matrix, first, out)
+            yield f"int4_dequantize {name} from {first} to {dtype}", rows_of
+    wide = int4_operands.make((48, 29568), 64, 1, "cuda")
+    x = nf4_operands.inputs(8, 29568, HALF, "cuda")
+    yield "int4_gemv, x outside of shared memory", partial(int4.int4_gemv, x, [wide.matrix])
+    pair = [int4_operands.make((336, 1024), 128, seed, "cuda").matrix for seed in (1, 2)]
+    norm = Norm(torch.ones(1024, dtype=HALF, device="cuda"), 1e-5)
+    x = nf4_operands.inputs(1, 1024, HALF, "cuda")
+    yield "int4_gemv gate and up", partial(int4.int4_gemv, x, pair, norm=norm, activation="silu")
 
 
 def unpack_cases() -> Iterator[Case]:
@@ -118,11 +156,59 @@ def vq_cases() -> Iterator[Case]:
         yield f"hadamard {columns}", partial(hadamard.hadamard, x, signs)
 
 
+def bcq_cases() -> Iterator[Case]:
+    """Groups of every kind on edge shapes with each kernel, weights whole and in part, a gated pair with its norm."""
+    kinds = ((1, 0, False), (2, 32, True), (3, 128, False), (5, 64, True), (4, 512, False))
+    for kind, shape in product(kinds, ((1, 8), (15, 328), (577, 576), (5003, 2136))):
+        operand = bcq_operands.make(shape, *kind, seed=1, device="cuda")
+        for rows in (1, 2, 3, 8):
+            x = nf4_operands.inputs(rows, shape[1], HALF, "cuda")
+            yield f"bcq_gemv {kind} {shape}, {rows} rows", partial(bcq.bcq_gemv, x, [operand.matrix])
+        for begin in (0, 16 * (shape[0] // 32)):
+            out = torch.empty(shape[0] - begin, shape[1], dtype=HALF, device="cuda")
+            yield f"bcq_dequantize {kind} {shape} from {begin}", partial(bcq.bcq_dequantize, operand.matrix, begin, out)
+    pair = [bcq_operands.make((333, 1152), 3, 128, seed=seed, device="cuda").matrix for seed in (1, 2)]
+    norm = Norm(torch.ones(1152, dtype=HALF, device="cuda"), 1e-5)
+    x = nf4_operands.inputs(1, 1152, HALF, "cuda")
+    yield "bcq_gemv gate and up", partial(bcq.bcq_gemv, x, pair, norm=norm, activation="silu")
+
+
+def mixture_cases() -> Iterator[Case]:
+    """Every format with parts of units, steps and items, each gate; down with what it adds to; every kind of MXFP4."""
+    shapes = ((5, 3, 20, 320), (3, 2, 9, 64), (2, 1, 8, 3648), (40, 16, 72, 192), (9, 8, 768, 2048))
+    for (name, make), (count, active, width, columns) in product(expert_operands.FORMATS.items(), shapes):
+        chosen, weights = expert_operands.chosen_of(count, active, 1, "cuda")
+        x, out = (
+            nf4_operands.inputs(active, columns, HALF, "cuda"),
+            torch.empty(active, width, dtype=HALF, device="cuda"),
+        )
+        stack, what = (
+            make((count, 2 * width, columns), HALF, 1, "cuda").stack,
+            f"{name} {(count, active, width, columns)}",
+        )
+        norm = Norm(torch.ones(columns, dtype=HALF, device="cuda"), 1e-5)
+        for gate, interleaved in (("silu", False), ("clamped", True)):
+            given = {"norm": norm, "gate": gate, "interleaved": interleaved, "out": out}
+            yield (
+                f"experts_gate_up {what}, {gate}",
+                partial(experts.experts_gate_up, x[:1], stack, None, chosen, **given),
+            )
+        given = {"residual": None, "out": torch.empty(1, 2 * width, dtype=HALF, device="cuda")}
+        yield f"experts_down {what}", partial(experts.experts_down, x, stack, None, chosen, weights, **given)
+    for shape, rows in product(((1, 64), (15, 320), (577, 576), (5003, 192)), (1, 8)):
+        matrix, _ = expert_operands.mxfp4_matrix(*shape, 1, "cuda")
+        x = nf4_operands.inputs(rows, shape[1], torch.bfloat16, "cuda")
+        yield f"mxfp4_gemv {shape}, {rows} rows", partial(mxfp4.mxfp4_gemv, x, [matrix])
+        yield f"mxfp4_dequantize {shape}", partial(mxfp4.mxfp4_dequantize, matrix, HALF)
+
+
 def attention_cases() -> Iterator[Case]:
     """Every width of heads and cache around every border of the live length; windows; the cache's own kernels."""
     for (heads, kv_heads, width), bits in product(HEADS, (16, 8, 4)):
-        for live, window in ((64, 0), (513, 0), (513, 130)):
-            case = attention_operands.Case(heads, kv_heads, width, live - 1, live + 3, HALF, bits, window=window)
+        for live, window, sinks in ((64, 0, None), (513, 0, None), (513, 130, None), (513, 130, 1.0)):
+            case = attention_operands.Case(
+                heads, kv_heads, width, live - 1, live + 3, HALF, bits, window=window, sinks=sinks
+            )
             yield f"attention_decode {case}", attention_operands.Operands(case).run
     for live, bits in product(LIVE, (16, 8, 4)):
         case = attention_operands.Case(12, 4, 128, live - 1, live, HALF, bits, rotary=128, norm="llama", softcap=9.0)
@@ -152,7 +238,8 @@ def main(wanted: list[str]) -> None:
     checks = ((f"self-test {name}", partial(check, torch.device("cuda", 0))) for name, check in CHECKS.items())
     count = 0
     cases = (
-        *(nf4_cases(), row_cases(), unpack_cases(), vq_cases(), search_cases(), attention_cases(), sampling_cases()),
+        *(nf4_cases(), row_cases(), rowlut_cases(), int4_cases()),
+        *(unpack_cases(), vq_cases(), bcq_cases(), search_cases(), attention_cases(), sampling_cases()),
     )
     for name, run in chain(checks, *cases):  # each made when it is its turn
         if wanted and not any(part in name for part in wanted):

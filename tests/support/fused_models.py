@@ -34,6 +34,7 @@ CASES: dict[str, dict[str, Any]] = {  # name in tiny_models -> what is changed b
     "phi3-longrope-short": {**PHI3, "rope_scaling": {"type": "longrope", **LISTS}},
     "smollm3-biases-windows": {**SHAPE, "num_hidden_layers": 5},
 }
+CONTEXT, PROMPT, STEPS = 72, 23, 40
 UNCUT_PHI3 = {**PHI3, "hidden_size": 192, "head_dim": 24}  # 320 * 3 blocks: gate and up share a nested scale
 
 
@@ -119,3 +120,48 @@ def wide_llama(hidden: int, layers: int, dtype: torch.dtype, context: int) -> De
         setattr(model.get_submodule(path), leaf, nn.Parameter(1 + made if "norm" in name else made, False))
     model.make_tables(context, "cuda")
     return model.eval()
+
+
+def capped(logits: Tensor, cap: float) -> Tensor:
+    """As the model's own head does it."""
+    return torch.tanh(logits / cap) * cap if cap else logits
+
+
+def by_modules(model: Decoder, ids: Tensor, device: str) -> Tensor:
+    """f32 [STEPS, vocab] on the CPU, one pass over the whole text."""
+    cache = KVCache(model.kv_layout(), CONTEXT, model.norm.weight.dtype, device)
+    every = torch.arange(len(ids), device=device)
+    return model(ids.to(device), every, cache, len(ids), last_only=False)[PROMPT:].cpu()
+
+
+def by_launches(model: Decoder, ids: Tensor) -> Tensor:
+    """f32 [STEPS, vocab] on the CPU: the prompt in one pass of the modules, then token by token."""
+    step, cache = step_of(model, CONTEXT)
+    ids, rows = ids.to("cuda"), []
+    model(ids[:PROMPT], torch.arange(PROMPT, device="cuda"), cache, PROMPT)
+    step.logits.fill_(float("nan"))
+    for position in range(PROMPT, len(ids)):
+        step.state.token.copy_(ids[position : position + 1])
+        step.state.position.fill_(position)
+        step.run(greedy=True)
+        rows.append(capped(step.logits[0].clone(), step.softcap))
+        assert rows[-1][step.state.chosen] >= rows[-1].max() - 1e-5  # a soft cap makes near ties
+        assert int(step.state.position) == position + 1
+    return torch.stack(rows).cpu()
+
+
+def text_of(vocab: int, seed: int = 5) -> Tensor:
+    """Ids of a prompt and the steps behind it, int64 [PROMPT + STEPS]."""
+    return torch.randint(3, vocab, (PROMPT + STEPS,), generator=torch.Generator().manual_seed(seed))
+
+
+def assert_as_good_as_the_modules(ours: Decoder, exact: Decoder, seed: int = 5) -> None:
+    """The modules in the same 16-bit type round more often: the launches may be twice as far off."""
+    ids = text_of(ours.config.vocab_size, seed)
+    with torch.inference_mode():
+        expected = by_modules(exact, ids, "cpu")
+        naive = (by_modules(ours, ids, "cuda") - expected).square().mean().sqrt().item()
+        error = (by_launches(ours, ids) - expected).square().mean().sqrt().item()
+    size = expected.square().mean().sqrt().item()
+    assert error <= 2 * naive + 1e-6 * size, f"off by {error:.3g}, modules {naive:.3g}, logits {size:.3g}"
+    assert naive < 0.2 * size  # else nothing was compared

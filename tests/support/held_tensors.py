@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from localq.checkpoint import Checkpoint, info
@@ -19,5 +21,9 @@ class Held:
     def close(self) -> None:
         pass
 
-    def checkpoint(self) -> Checkpoint:
-        return Checkpoint({name: info(each.dtype, tuple(each.shape)) for name, each in self.held.items()}, self)
+    def checkpoint(
+        self, quantization: dict[str, Any] | None = None, config: dict[str, Any] | None = None
+    ) -> Checkpoint:
+        """quantization, config: what config.json says of both."""
+        described = {name: info(each.dtype, tuple(each.shape)) for name, each in self.held.items()}
+        return Checkpoint(described, self, quantization, config)

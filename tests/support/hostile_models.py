@@ -28,7 +28,9 @@ LINEARS = {
     f"{LAYER}mlp.down_proj": (64, 128),
 }  # fmt: skip
 QUERY = f"{LAYER}self_attn.q_proj"
-FORMATS = ("plain", "nf4", "aqlm", "vptq", "vq2", "awq", "gptq")
+FORMATS = ("plain", "nf4", "aqlm", "vptq", "vq2", "awq", "gptq", "bcq", "mixture")  # a mixtral in NF4
+MIXTURE = {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 3}
+ROUTER, EXPERTS = f"{LAYER}block_sparse_moe.gate.weight", f"{LAYER}block_sparse_moe.experts"
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def _sound(format: str) -> dict[str, bytes]:
     try:
         tensors, quantization = sound_tensors(format)
         write_tensors(folder, tensors)
-        config = CONFIG | ({"quantization_config": quantization} if quantization else {})
+        config = CONFIG | (MIXTURE if format == "mixture" else {})
+        config |= {"quantization_config": quantization} if quantization else {}
         (folder / "config.json").write_text(json.dumps(config))
         (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [258, 256]}))
         write_tokenizer(folder)
@@ -106,7 +109,13 @@ def sound_tensors(format: str) -> tuple[dict[str, Any], dict[str, Any]]:
         "lm_head.weight": torch.randn(320, 64, generator=generator),
     }
     said: dict[str, Any] = {}
-    for path, shape in LINEARS.items():
+    linears = LINEARS
+    if format == "mixture":
+        format, held[ROUTER] = "nf4", torch.randn(3, 64, generator=generator)
+        linears = {path: shape for path, shape in LINEARS.items() if ".mlp." not in path}
+        shapes = {"w1": (128, 64), "w2": (64, 128), "w3": (128, 64)}
+        linears |= {f"{EXPERTS}.{expert}.{part}": shape for expert in range(3) for part, shape in shapes.items()}
+    for path, shape in linears.items():
         weight = 0.1 * torch.randn(shape, generator=generator)
         tensors, config = _linear(format, path, weight)
         held |= tensors
@@ -136,6 +145,10 @@ def _linear(format: str, path: str, weight: Any) -> tuple[dict[str, Any], dict[s
         from localq.quant import vq2
 
         return vq2.to_tensors(vq2_checkpoints.packed_of(shape), path), {}
+    if format == "bcq":
+        from localq.quant import bcq
+
+        return bcq.to_tensors(bcq.quantize(weight, 2, 32, zero_point=True), path), {}
     if format in ("awq", "gptq"):
         import int4_checkpoints
 
@@ -145,8 +158,10 @@ def _linear(format: str, path: str, weight: Any) -> tuple[dict[str, Any], dict[s
 
 
 def _quantization(format: str, said: dict[str, Any]) -> dict[str, Any]:
-    from localq.quant import nf4, vq2
+    from localq.quant import bcq, nf4, vq2
 
+    if format == "bcq":
+        return bcq.quantization_config("float16", ["lm_head"])
     if format == "nf4":
         return nf4.quantization_config("float32", ["lm_head"])
     if format == "vptq":

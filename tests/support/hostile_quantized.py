@@ -205,6 +205,21 @@ GPTQ: dict[str, Damage] = {
     "groups of a number": _as(".g_idx", lambda t: t[0]),
     "one group of all": _as(".g_idx", lambda t: t * 0),
 }
+BCQ: dict[str, Damage] = {
+    "no signs": _gone(".signs"),
+    "no scales": _gone(".alphas"),
+    "signs of floats": _as(".signs", lambda t: t.float()),
+    "signs of one size": _as(".signs", lambda t: t.flatten()),
+    "signs cut": _as(".signs", lambda t: t[:, :, :-1]),
+    "more rows": _as(".signs", _double_rows),
+    "six planes": _as(".signs", lambda t: t.repeat(1, 3, 1)),
+    "no planes": _as(".signs", lambda t: t[:, :0]),
+    "scales of floats": _as(".alphas", lambda t: t.float()),
+    "scales of a number": _as(".alphas", lambda t: t[0, 0, 0]),
+    "fewer scales than planes": _as(".alphas", lambda t: t[:, :1]),
+    "groups that no size makes": _as(".alphas", lambda t: t.repeat(1, 1, 9)),
+    "a scale that is NaN": _last(".alphas", float("nan")),
+}
 PLAIN: dict[str, Damage] = {
     "of integers": _as(".weight", lambda t: t.int()),
     "in 8 bit floats": _as(".weight", lambda t: t.to(__import__("torch").float8_e4m3fn)),
@@ -221,7 +236,7 @@ CASES = [
     *(Case(f"M4 weights {name}", damaged("plain", damage)) for name, damage in PLAIN.items()),
     *(Case(f"M4 {format}: {name}", damaged(format, damage), format=format)
       for format, damages in {"nf4": NF4, "aqlm": AQLM, "vptq": VPTQ, "vq2": VQ2, "awq": INT4,
-                              "gptq": GPTQ}.items()
+                              "gptq": GPTQ, "bcq": BCQ}.items()
       for name, damage in damages.items()),
     *(Case(f"M4 vptq says: {name}", _said(**fields), format="vptq") for name, fields in VPTQ_SAID.items()),
     Case("M4 vptq without a configuration", lambda folder: _drop_layers(folder), format="vptq"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from scripted_client import CharTokenizer, ScriptedClient
 from textual.app import App, ComposeResult
+from textual.pilot import Pilot
+from tui_pilot import drive, until
 
 from localq.chat import ChatSession
 from localq.gpu_sensors import Reading
@@ -134,3 +136,27 @@ def chat_app(client: TimedClient, settings: Settings, profile: Callable[[], dict
     session.ensure_loaded()
     app.model = Model(session, session.ensure_loaded, lambda: None, profile)
     return app
+
+
+async def settle(pilot: Pilot[Any], panel: InstrumentsPanel) -> None:
+    """Until what is due is drawn and the card was looked at."""
+    await until(pilot, lambda: not panel._drawing and not panel.facts.looking)
+    await pilot.pause()
+
+
+def run(mode: str, size: tuple[int, int], scene: Callable[[Host, Pilot[Any]], Awaitable[None]], **of_host: Any) -> Host:
+    """`scene` in a terminal of this size; the app behind it."""
+    app = Host(mode, **of_host)
+    drive(app, lambda pilot: scene(app, pilot), size)
+    return app
+
+
+async def chatting(app: Host, pilot: Pilot[Any], loaded: Loaded = GPU) -> None:
+    """A model, half a reply, a profile, and the card."""
+    app.panel.show_loaded(loaded)
+    for tokens in range(1, 242, 8):
+        app.panel.show_stats(reply(tokens, used=400))
+    if loaded is GPU:
+        app.panel.show_profile(PROFILE)
+    await until(pilot, lambda: app.panel.facts.reading.total)
+    await settle(pilot, app.panel)

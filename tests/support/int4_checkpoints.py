@@ -7,14 +7,18 @@ element by element of the words, and not the way of `localq.quant`. transformers
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from held_tensors import Held
 from safetensors.torch import save_file
 from tiny_checkpoints import make_model, write_tokenizer
 from torch import Tensor, nn
+
+from localq.checkpoint import Checkpoint
 
 OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the nibbles of a word of AWQ, the lowest first
 
@@ -122,3 +126,8 @@ def write(
     model.config.save_pretrained(folder)
     write_tokenizer(folder)
     return linears
+
+
+def checkpoint_of(made: Mapping[str, Tensor], quantization: dict[str, Any]) -> Checkpoint:
+    """Of the Linear "P": its tensors by suffix, in memory."""
+    return Held({f"P{suffix}": tensor for suffix, tensor in made.items()}).checkpoint(quantization)

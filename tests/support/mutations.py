@@ -34,6 +34,7 @@ FIELDS: tuple[str, ...] = (
     "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar", "rms_norm_eps", "quantization_config",
     "quant_method", "config_for_layers", "vector_lens", "text_config", "model_type", "torch_dtype", "eos_token_id",
     "num_experts", "num_local_experts", "num_experts_per_tok", "experts_per_token", "moe_intermediate_size",
+    "mlp_only_layers", "decoder_sparse_step", "norm_topk_prob", "n_shared_experts",
     "num_key_value_heads", "original_max_position_embeddings", "short_factor", "long_factor", "beta_fast", "mscale",
     "bits", "group_size", "q_group_size", "desc_act", "checkpoint_format", "version", "format", "backend", "dynamic",
 )  # fmt: skip

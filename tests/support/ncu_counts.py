@@ -61,6 +61,9 @@ CASES: list[tuple[str, int]] = [
     ("nf4_dequantize, tiled", SHAPE[0] * SHAPE[1]),
     ("dense_gemv, 1 row", SHAPE[0] * SHAPE[1]),
     ("int8_gemv, 1 row", SHAPE[0] * SHAPE[1]),
+    ("int4_gemv, 1 row", SHAPE[0] * SHAPE[1]),
+    ("int4_gemv, 8 rows", SHAPE[0] * SHAPE[1]),
+    ("int4_dequantize", SHAPE[0] * SHAPE[1]),
     *((f"vq_gemv, {rows} row{'s' * (rows > 1)}", SHAPE[0] * SHAPE[1]) for rows in (1, 2, 4, 8)),
     *((f"attention_decode, {bits} bit", 2 * 8 * 128 * DEPTH) for bits in (16, 8, 4)),
 ]
@@ -105,6 +108,8 @@ def _case(name: str, device: Any) -> Callable[[], object]:
         codes = torch.randint(-127, 128, SHAPE, dtype=torch.int8, device=device)
         scales = torch.rand(SHAPE[0], dtype=torch.float32, device=device)
         return partial(int8.int8_gemv, _x(1, device), [Int8Matrix(codes, scales)])
+    if op.startswith("int4"):
+        return _int4(0 if op == "int4_dequantize" else int(name.split()[1]), device)
     if op == "vq_gemv":
         return _vq(int(name.split()[1]), device)
     weights = Weights.random(SHAPE, device, 1)
@@ -116,6 +121,21 @@ def _case(name: str, device: Any) -> Callable[[], object]:
     if op == "nf4_gemm":
         return partial(nf4.nf4_gemm, x, weights.tiled())
     return partial(nf4.nf4_gemv, x, [weights.tiled()])
+
+
+def _int4(rows: int, device: Any) -> Callable[[], object]:
+    """Groups of 128; a product with so many rows of x, or with none the weights in f16."""
+    import torch
+
+    from localq.kernels.int4 import Int4Matrix, int4_dequantize, int4_gemv
+
+    (out, columns), groups = SHAPE, SHAPE[1] // 128
+    codes = torch.randint(256, (out, columns // 2), dtype=torch.uint8, device=device)
+    zeros = torch.randint(256, (groups, out // 2), dtype=torch.uint8, device=device)
+    matrix = Int4Matrix(codes, torch.ones(groups, out, dtype=torch.float16, device=device), zeros, None, 128)
+    if rows == 0:
+        return partial(int4_dequantize, matrix, 0, torch.empty(SHAPE, dtype=torch.float16, device=device))
+    return partial(int4_gemv, _x(rows, device), [matrix])
 
 
 def _vq(rows: int, device: Any) -> Callable[[], object]:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
+import reference_experts
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -16,10 +17,12 @@ from localq.engine import sampler
 from localq.kernels import (
     adjust,
     attention,
+    bcq,
     dense,
     embed,
     gather,
     hadamard,
+    int4,
     int8,
     nf4,
     rmsnorm,
@@ -29,7 +32,7 @@ from localq.kernels import (
     vq,
 )
 from localq.kernels import vq_dequantize as tiled
-from localq.quant import aqlm, nf4_tiles, vptq_codec, vq_tiles
+from localq.quant import aqlm, bcq_codec, bcq_tiles, int4_codec, int4_tiles, nf4_tiles, vptq_codec, vq_tiles
 from localq.quant import hadamard as rotation
 from localq.quant import int8 as int8_format
 from localq.quant.nf4 import Packed
@@ -40,11 +43,14 @@ ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu}
 
 def install(monkeypatch) -> None:
     """All of them, until the test ends."""
+    reference_experts.install(monkeypatch)
     monkeypatch.setattr(nf4, "nf4_gemv", nf4_gemv)
     monkeypatch.setattr(nf4, "nf4_gemm", nf4_gemm, raising=False)
     monkeypatch.setattr(nf4, "nf4_dequantize", nf4_dequantize)
     monkeypatch.setattr(dense, "dense_gemv", dense_gemv, raising=False)
     monkeypatch.setattr(int8, "int8_gemv", int8_gemv, raising=False)
+    monkeypatch.setattr(int4, "int4_gemv", int4_gemv)
+    monkeypatch.setattr(int4, "int4_dequantize", int4_dequantize)
     monkeypatch.setattr(unpack, "additive_dequantize", additive_dequantize)
     monkeypatch.setattr(unpack, "vptq_dequantize", vptq_dequantize)
     monkeypatch.setattr(gather, "gather_gemv", gather_gemv)
@@ -52,6 +58,8 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(gather, "gather_roof", lambda table, step, loads, sums: sums.zero_())
     monkeypatch.setattr(vq, "vq_gemv", vq_gemv)
     monkeypatch.setattr(tiled, "vq_dequantize", vq_dequantize)
+    monkeypatch.setattr(bcq, "bcq_gemv", bcq_gemv)
+    monkeypatch.setattr(bcq, "bcq_dequantize", bcq_dequantize)
     monkeypatch.setattr(hadamard, "hadamard", rotated)
     monkeypatch.setattr(search, "vq_search", vq_search)
     monkeypatch.setattr(search.Search, "launch", lambda prepared: None)
@@ -109,6 +117,22 @@ def int8_gemv(x, matrices, **around):
     return product(x, weights, **around)
 
 
+def int4_packed(matrix):
+    order = matrix.order
+    tiled = int4_codec.Packed(matrix.codes, matrix.scales, matrix.zeros, order, matrix.group, order is None)
+    return int4_tiles.untile(tiled)
+
+
+def int4_gemv(x, matrices, **around):
+    weights = [int4_codec.dequantize(int4_packed(each), torch.float32) for each in matrices]
+    return product(x, weights, **around)
+
+
+def int4_dequantize(matrix, first, out):
+    """Columns as they are packed."""
+    return int4_codec.dequantize_rows(replace(int4_packed(matrix), order=None, in_order=True), first, out)
+
+
 def additive_dequantize(sets, scales, first, out, *, out_group=1, rounded):
     from localq.quant.additive import dequantize_codes
 
@@ -139,6 +163,24 @@ def gather_gemv(x, matrices, **around):
 
 def vq_gemv(x, matrices, **around):
     return product(x, [weights_of(each) for each in matrices], **around)
+
+
+def bcq_rows(matrix, first, count, dtype):
+    codes = matrix.out_features, matrix.planes, matrix.in_features // 8
+    scales = matrix.out_features, matrix.layers, matrix.groups
+    packed = bcq_codec.Packed(
+        bcq_tiles.untile_codes(matrix.codes.flatten(), codes, first, count),
+        bcq_tiles.untile_scales(matrix.scales.flatten(), scales, first, count),
+    )
+    return bcq_codec.dequantize(packed, dtype)
+
+
+def bcq_gemv(x, matrices, **around):
+    return product(x, [bcq_rows(matrix, 0, matrix.out_features, torch.float32) for matrix in matrices], **around)
+
+
+def bcq_dequantize(matrix, first, out):
+    return out.copy_(bcq_rows(matrix, first, len(out), out.dtype))
 
 
 def vq_dequantize(matrix, codebooks, first, out, *, rounded):
@@ -194,7 +236,7 @@ def sampled(logits, state, *, greedy, softcap=0.0, adjusted=False, chosen, token
 
 
 def attention_decode(
-    qkv, layer, position, *, heads, scale, workspace, rotary, q_norm, k_norm, softcap, window, out=None
+    qkv, layer, position, *, heads, scale, workspace, rotary, q_norm, k_norm, softcap, window, sinks=None, out=None
 ):
     """Without norms, rotation, cap and window. The cache in 8 and 4 bit is read through `quant.kv_codec`."""
     from localq.quant import kv_codec
@@ -211,7 +253,10 @@ def attention_decode(
             stored[:, slot], scales[:, slot] = kv_codec.quantize(part, layer.bits)
             values = kv_codec.dequantize(stored[:, : slot + 1], scales[:, : slot + 1], layer.bits, torch.float32)
         read.append(values.repeat_interleave(heads // layer.kv_heads, 0))
-    attended = torch.softmax(q @ read[0].transpose(-1, -2) * scale, -1) @ read[1]
+    scores = q @ read[0].transpose(-1, -2) * scale
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.view(heads, 1, 1).float()), -1)
+    attended = torch.softmax(scores, -1)[..., : slot + 1] @ read[1]
     result = attended.reshape(1, -1).to(qkv.dtype)
     return result if out is None else out.copy_(result)
 

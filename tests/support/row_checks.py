@@ -24,6 +24,10 @@ class RowProductChecks:
 
     format: RowFormat
 
+    def wide(self, columns):
+        """The least number of columns from there on that the format takes."""
+        return -(-columns // self.format.columns) * self.format.columns
+
     def multiply(self, operand, x, **extras):
         return self.format.gemv(x, [operand.matrix], **extras)
 
@@ -42,9 +46,9 @@ class RowProductChecks:
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("rows", range(1, 9))
     def test_every_number_of_rows_with_bias(self, rows, dtype):
-        operand = self.format.make((321, 1360), dtype, rows, "cuda")
+        operand = self.format.make((321, self.wide(1360)), dtype, rows, "cuda")
         bias = 5 * torch.randn(321, device="cuda", generator=torch.Generator("cuda").manual_seed(rows)).to(dtype)
-        x = inputs(rows, 1360, dtype, "cuda", seed=rows)
+        x = inputs(rows, self.wide(1360), dtype, "cuda", seed=rows)
         assert_as_good_as_naive(self.multiply(operand, x, biases=[bias]), x, operand.dense, bias)
 
     @pytest.mark.parametrize("rows", [1, 8])
@@ -60,9 +64,10 @@ class RowProductChecks:
     @pytest.mark.parametrize("shape", [(37, 640), (130, 2128)], ids=str)
     def test_single_columns_come_out_exactly(self, shape, dtype):
         """x = one unit vector per row picks columns of W: a wrong byte, lane or scale cannot hide in a sum."""
-        operand = self.format.make(shape, dtype, 9, "cuda")
-        for first in range(0, shape[1], 8):
-            x = torch.eye(shape[1], dtype=dtype, device="cuda")[first : first + 8]
+        columns = self.wide(shape[1])
+        operand = self.format.make((shape[0], columns), dtype, 9, "cuda")
+        for first in range(0, columns, 8):
+            x = torch.eye(columns, dtype=dtype, device="cuda")[first : first + 8]
             got = self.multiply(operand, x, out=torch.empty(8, shape[0], device="cuda"))
             assert torch.equal(got, operand.dense[:, first : first + 8].T)
 
@@ -96,8 +101,8 @@ class RowProductChecks:
 
     @pytest.mark.parametrize("rows", [1, 7])
     def test_20_runs_give_the_same_bits(self, rows):
-        operand = self.format.make((9001, 1616), torch.float16, 0, "cuda")
-        x = inputs(rows, 1616, torch.float16, "cuda")
+        operand = self.format.make((9001, self.wide(1616)), torch.float16, 0, "cuda")
+        x = inputs(rows, self.wide(1616), torch.float16, "cuda")
         first = self.multiply(operand, x)
         for _ in range(20):
             assert torch.equal(bits(self.multiply(operand, x)), bits(first))

@@ -1,4 +1,4 @@
-"""Operands for the tests of the products whose weights lie row by row, in 16 and in 8 bits."""
+"""Operands for the tests of the products whose weights lie row by row, in 16, in 8 and in 4 bits."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch import Tensor
 from localq.kernels import gemv
 from localq.kernels.dense import dense_gemv
 from localq.kernels.int8 import Int8Matrix, int8_gemv
+from localq.kernels.rowlut import RowLutMatrix, rowlut_gemv
+from localq.quant import squeezellm
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,21 @@ def _int8(shape: tuple[int, int], dtype: torch.dtype, seed: int, device: str) ->
     return RowOperand(Int8Matrix(codes, scales), codes.float() * scales.unsqueeze(1))
 
 
+def _rowlut(shape: tuple[int, int], dtype: torch.dtype, seed: int, device: str) -> RowOperand:
+    """Every code occurs; tables in any order, with zeros, of one sign, of one value, some 30 times the others."""
+    generator = torch.Generator().manual_seed(seed)
+    codes = torch.randint(256, (shape[0], shape[1] // 2), dtype=torch.uint8, generator=generator).to(device)
+    table = torch.randn(shape[0], 16, generator=generator) * 0.02
+    table[1::3] = table[1::3].sort(1).values
+    table[2::7, 5], table[3::7], table[4::11] = 0.0, table[3::7].abs(), table[4::11, :1]
+    table[::5] *= 30
+    matrix = RowLutMatrix(codes, table.half().to(device))
+    return RowOperand(matrix, squeezellm.dequantize(squeezellm.Packed(matrix.codes, matrix.table), torch.float32))
+
+
 DENSE = RowFormat(_dense, dense_gemv, 8)
 INT8 = RowFormat(_int8, int8_gemv, 16)
+ROWLUT = RowFormat(_rowlut, rowlut_gemv, 32)
 
 
 def normed(x: Tensor, norm: gemv.Norm) -> Tensor:

@@ -1,14 +1,18 @@
-"""A client and a tokenizer for headless chat tests: replies are scripted, and can stall, fail and be cancelled."""
+"""Sessions for headless chat tests, their client and tokenizer: replies are scripted, can stall, fail, be cancelled."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from localq.chat import ChatSession, Piece, Reply
 from localq.errors import LocalqError
+from localq.sessions import SessionStore
 from localq.stats import Stats
 from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
+
+DEAD = LocalqError("engine process", "ended (signal SIGKILL)", "The next message starts a new one.")
 
 
 class CharTokenizer:
@@ -16,6 +20,7 @@ class CharTokenizer:
 
     stop_ids = frozenset({0})
     chat_template: str | None = "scripted"
+    over = False
 
     def chat_text(self, messages: list[dict[str, str]], **variables: Any) -> str:
         return "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>"
@@ -87,3 +92,27 @@ class ScriptedClient:
             stats = Stats("decode", len(request.prompt), context_used=used, context_size=self.context_size)
             yield Tokens(request.id, [ord(letter) for letter in part] if isinstance(part, str) else part, stats)
         yield Done(request.id, self.reason, stats)
+
+
+def session_over(
+    *scripts: list[str | list[int] | LocalqError],
+    tokenizer: CharTokenizer | None = None,
+    store: SessionStore | None = None,
+    **more: Any,
+) -> ChatSession:
+    """A chat with a `ScriptedClient`, which takes what is in `more`."""
+    client = ScriptedClient(*scripts, **more)
+    return ChatSession(client, Load("path", "model"), tokenizer or CharTokenizer(), store=store)
+
+
+def streamed(parts: Iterable[Piece | Reply]) -> tuple[str, Reply, list[str]]:
+    """The text as it streamed, the end, and every notice."""
+    text, told, reply = "", [], None
+    for part in parts:
+        if isinstance(part, Piece):
+            text += part.text
+            told += [part.notice] if part.notice else []
+        else:
+            reply = part
+    assert reply is not None
+    return text, reply, [*told, *reply.notices]

@@ -97,6 +97,7 @@ class ScriptedBackend:
     def restore_cache(self, request: RestoreCache) -> CacheRestored:
         if request.path == "missing":
             raise LocalqError("snapshot not used", "it cannot be read", "", ExitCode.DISK)
+        time.sleep(60 if request.path == "stuck" else 0)
         return CacheRestored(len(request.path))
 
     def generate(self, request: Generate, cancelled: Callable[[], bool]) -> Iterator[Step]:

@@ -2,11 +2,11 @@
 
     python tests/support/session_kills.py --kills 2000 --seed 7
 
-A process saves a conversation turn by turn and tells of each turn that is saved. It is killed with SIGKILL after some
-seeded microseconds; at the nth instruction of SQLite's machine; or by the kernel in the middle of the write that would
-make a file larger than a seeded size (SIGXFSZ), the database or its journal. Then the file must be sound, and hold all
-turns that were told of, and at most the one besides that was being saved. The last line is one JSON object; the exit
-status is 1 where anything was wrong.
+A process saves a conversation turn by turn and tells of each turn that is saved. It is killed with SIGKILL a seeded
+number of turns and of microseconds after its start; at the nth instruction of SQLite's machine; or by the kernel in the
+middle of the write that would make a file larger than a seeded size (SIGXFSZ), the database or its journal. Then the
+file must be sound, and hold all turns that were told of, and at most the one besides that was being saved. The last
+line is one JSON object; the exit status is 1 where anything was wrong.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def live(store: SessionStore, tell: int) -> None:
         os.write(tell, b".")
 
 
-def told_before_death(store: SessionStore, prepare: Callable[[], None], seconds: float | None) -> int:
-    """How many turns a process told of before it died, after `seconds` or of what `prepare` set up."""
+def told_before_death(store: SessionStore, prepare: Callable[[], None], moment: tuple[int, float] | None) -> int:
+    """How many turns a process told of before it died: so many turns and seconds later, or of what `prepare` set up."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -103,11 +103,15 @@ def told_before_death(store: SessionStore, prepare: Callable[[], None], seconds:
         finally:
             os._exit(0)
     os.close(writer)
-    if seconds is not None:
+    told = 0
+    if moment is not None:
+        turns, seconds = moment
+        while told < turns:  # of what a process does, not of how fast the machine is
+            told += len(os.read(reader, 1))
         time.sleep(seconds)
         os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    told = len(os.read(reader, 4096))
+    told += len(os.read(reader, 4096))
     os.close(reader)
     return told
 
@@ -115,9 +119,9 @@ def told_before_death(store: SessionStore, prepare: Callable[[], None], seconds:
 def killed(store: SessionStore, rng: random.Random, way: str, before: int) -> int:
     """One life; the number of turns that it told of. before: bytes of the file."""
     if way == "time":
-        return told_before_death(store, lambda: None, rng.uniform(0.0, 0.05))
+        return told_before_death(store, lambda: None, (rng.randint(0, 3), rng.uniform(0.0, 0.02)))
     if way == "instruction":
-        count = rng.randint(1, 1500)
+        count = rng.randint(1, 4000)
         return told_before_death(store, lambda: die_at_instruction(count), None)
     size = rng.choice([rng.randint(0, 40_000), before + rng.randint(0, 60_000)])
     return told_before_death(store, lambda: die_at_size(size), None)

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from localq.models.attention import Span, attend
 from localq.models.layers import ACTIVATIONS
 from localq.models.rope import rotate
+from localq.quant import mxfp4
 
 
 def normed(x: Tensor, norm: Any) -> Tensor:
@@ -36,7 +37,7 @@ def dense_gemv(x, weights, *, biases=None, norm=None, residual=None, activation=
 
 
 def attention_decode(
-    qkv, layer, position, *, heads, rotary, q_norm, k_norm, scale, softcap, window, workspace, out
+    qkv, layer, position, *, heads, rotary, q_norm, k_norm, scale, softcap, window, workspace, sinks=None, out
 ) -> None:
     """`kernels.attention.attention_decode`; layer has k and v [kv_heads, capacity, head_dim]."""
     kv_heads, _, head_dim = layer.k.shape
@@ -49,7 +50,45 @@ def attention_decode(
     layer.k[:, at], layer.v[:, at] = k[0], v[0]
     first = max(0, at + 1 - window) if window else 0
     keys, values = layer.k[:, first : at + 1], layer.v[:, first : at + 1]
-    out.copy_(attend(q, keys, values, Span(first, at + 1, None, False), scale, softcap))
+    out.copy_(attend(q, keys, values, Span(first, at + 1, None, False), scale, softcap, sinks))
+
+
+def router(x, weight, bias, active, *, norm, how, weights, chosen, workspace) -> None:
+    """`kernels.experts.router`."""
+    logits = F.linear(normed(x, norm), weight, bias)[0]
+    largest, places = logits.topk(active)
+    shares = torch.softmax(logits, -1)[places] if how == "softmax_of_all" else torch.softmax(largest, -1)
+    weights.copy_(shares)
+    chosen.copy_(places)
+
+
+def matrix_of(stack: Any, expert: int) -> Tensor:
+    """[out, in] of one expert."""
+    if isinstance(stack, Tensor):
+        return stack[expert]
+    blocks = stack.blocks[expert]
+    return mxfp4.dequantize(mxfp4.Packed(blocks.flatten(1), stack.scales[expert]), torch.float32)
+
+
+def experts_gate_up(x, stack, bias, chosen, *, norm, gate, interleaved, out, alpha, limit) -> None:
+    """`kernels.experts.experts_gate_up` of a stack in 16 bit or MXFP4."""
+    for row, expert in enumerate(chosen.tolist()):
+        both = F.linear(normed(x, norm), matrix_of(stack, expert), None if bias is None else bias[expert])[0]
+        first, second = (both[0::2], both[1::2]) if interleaved else both.chunk(2)
+        if gate == "clamped":
+            first, second = first.clamp(max=limit), second.clamp(-limit, limit)
+            out[row] = first * torch.sigmoid(alpha * first) * (second + 1)
+        else:
+            out[row] = F.silu(first) * second
+
+
+def experts_down(gated, stack, bias, chosen, weights, *, residual, out, behind_gate_up) -> None:
+    """`kernels.experts.experts_down` of a stack in 16 bit or MXFP4."""
+    assert behind_gate_up
+    total = residual[0].clone()
+    for row, expert in enumerate(chosen.tolist()):
+        total += weights[row] * F.linear(gated[row], matrix_of(stack, expert), None if bias is None else bias[expert])
+    out.copy_(total)
 
 
 def embed(ids, table, *, scale, out) -> None:
@@ -65,11 +104,13 @@ def rmsnorm(x, norm, residual=None, *, out) -> None:
 
 def install(monkeypatch: Any) -> None:
     """Put them in the place of the kernels, for the fused step."""
-    from localq.engine import fused, linears
+    from localq.engine import fused, fused_experts, linears
 
     workspace = SimpleNamespace(bytes=lambda: 0)
     monkeypatch.setattr(linears.dense, "dense_gemv", dense_gemv)
     monkeypatch.setattr(fused.attention, "attention_decode", attention_decode)
     monkeypatch.setattr(fused.attention, "Workspace", lambda *arguments: workspace)
+    for stand_in in (router, experts_gate_up, experts_down):
+        monkeypatch.setattr(fused_experts.kernels, stand_in.__name__, stand_in)
     monkeypatch.setattr(fused.embed, "embed", embed)
     monkeypatch.setattr(fused.rmsnorm, "rmsnorm", rmsnorm)

@@ -9,20 +9,18 @@ something must be found. Last line: one JSON object; exit status 1 where anythin
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import sys
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import terminal_campaign
 from hostile_sequences import ACTING, Watch, random_text
 from terminal import ESCAPE, Gave
 from terminal_engine import Script, latin
-from terminal_faces import FACES, Line, Place
+from terminal_faces import Line, Place
 
 from localq.conversation import Message
 from localq.session_record import Session
@@ -33,12 +31,11 @@ LARGE = (240, 100)
 
 
 @dataclass
-class Report:
+class Report(terminal_campaign.Report):
     """tokens: pieces that the terminal was given. wrong: what it must not be given."""
 
     strings: int = 0
     tokens: int = 0
-    wrong: list[str] = field(default_factory=list)
 
 
 class Watched:
@@ -234,21 +231,5 @@ def campaign(home: Path, face: Line, count: int, seed: int, canary: bool = False
     return report
 
 
-def main() -> int:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--strings", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--face", choices=sorted(FACES), default="line")
-    parser.add_argument("--canary", action="store_true", help="without the sanitizer")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as home:
-        report = campaign(Path(home), FACES[arguments.face](), arguments.strings, arguments.seed, arguments.canary)
-    for each in report.wrong[:100]:
-        print(each, file=sys.stderr)
-    print(json.dumps({"face": arguments.face, **vars(report), "wrong": len(report.wrong)}))
-    return 1 if report.wrong else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(terminal_campaign.main(__doc__, "strings", 5000, campaign, canary="without the sanitizer"))

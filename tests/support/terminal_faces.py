@@ -76,7 +76,7 @@ class Line:
 
     def is_stopped(self, terminal: Terminal, count: int) -> bool:
         """`count` replies have been stopped so far, by what is told."""
-        return len(re.findall(r"^\(stopped\b", terminal.scrolled, re.MULTILINE)) >= count
+        return len(re.findall(r"^(?:\^C)?\(stopped\b", terminal.scrolled, re.MULTILINE)) >= count
 
     def calm(self, terminal: Terminal) -> None:
         """Whatever it does, it waits for a message in the end; what was typed is not sent."""

@@ -9,21 +9,19 @@ has its size again. Last line: one JSON object; exit status 1 where anything was
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import terminal_campaign
 from terminal import Gave, Terminal
 from terminal_engine import Script
-from terminal_faces import FACES, Line, Place
+from terminal_faces import Line, Place
 from tiny_tokenizers import SENTENCES
 
 SURROUNDINGS: tuple[dict[str, str], ...] = (
@@ -31,6 +29,7 @@ SURROUNDINGS: tuple[dict[str, str], ...] = (
     {"NO_COLOR": "1"}, {"TERM": "screen-256color", "COLORTERM": ""}, {"TERM": "unknown-to-all"}, {"TERM": ""},
 )  # fmt: skip
 LIFE = 250  # events of one process
+PATIENCE_S = 0.3  # a program that answers takes no keys, where there is no line editor: what it leaves is dropped
 SIZE = (80, 24)
 SIZES = ((1, 1), (2, 1), (1, 2), (3, 3), (10, 2), (20, 5), (40, 10), (80, 24), (200, 60), (500, 5), (5, 200))
 FORMS = "## {0}\n\n- *{0}* `{0}`\n\n```python\n{0}\n```\n\n| a | b |\n|---|---|\n| {0} | 1 |\n\n"
@@ -38,14 +37,13 @@ ANSWER = "".join(FORMS.format(each) for each in SENTENCES).encode().decode("lati
 
 
 @dataclass
-class Report:
+class Report(terminal_campaign.Report):
     """What was done, by kind, and what was wrong with it."""
 
     events: int = 0
     lives: int = 0
     kinds: Counter[str] = field(default_factory=Counter)
     bytes_out: int = 0
-    wrong: list[str] = field(default_factory=list)
 
 
 KEYS = (
@@ -78,12 +76,16 @@ class Fuzz:
         self.report.events += 1
         self.terminal.read(0.0)
 
+    def type(self, keys: str | bytes) -> None:
+        """As far as it is taken."""
+        self.terminal.send(keys, PATIENCE_S)
+
     def key(self) -> str:
-        self.terminal.send(self.rng.choice(KEYS))
+        self.type(self.rng.choice(KEYS))
         return "key"
 
     def message(self) -> str:
-        self.terminal.send(self.rng.choice(("tell me", self.rng.choice(LINES))) + "\r")
+        self.type(self.rng.choice(("tell me", self.rng.choice(LINES))) + "\r")
         return "message"
 
     def resize(self) -> str:
@@ -92,12 +94,12 @@ class Fuzz:
 
     def mouse(self) -> str:
         x, y = self.rng.choice(((1, 1), (40, 12), (79, 23), (500, 500), (self.rng.randint(1, 80), 3)))
-        self.terminal.send(f"\x1b[<{self.rng.choice((0, 1, 2, 32, 35, 64, 65, 4, 99))};{x};{y}{self.rng.choice('Mm')}")
+        self.type(f"\x1b[<{self.rng.choice((0, 1, 2, 32, 35, 64, 65, 4, 99))};{x};{y}{self.rng.choice('Mm')}")
         return "mouse"
 
     def paste(self) -> str:
         text = "".join(self.rng.choices([*SENTENCES, "\n", "\x1b[31m", "\0", "\t"], k=self.rng.randint(1, 30)))
-        self.terminal.send(f"\x1b[200~{text}\x1b[201~")
+        self.type(f"\x1b[200~{text}\x1b[201~")
         return "paste"
 
     def flood(self) -> str:
@@ -109,11 +111,11 @@ class Fuzz:
 
     def noise(self) -> str:
         """Bytes that are no keys."""
-        self.terminal.send(bytes(self.rng.choices(NOISE, k=8)))
+        self.type(bytes(self.rng.choices(NOISE, k=8)))
         return "noise"
 
     def stop(self) -> str:
-        self.terminal.send(self.rng.choice(self.face.stops))
+        self.type(self.rng.choice(self.face.stops))
         return "stop"
 
     def wait(self) -> str:
@@ -167,7 +169,7 @@ def verdict(terminal: Terminal, environ: dict[str, str], report: Report) -> None
     if code not in (0, 130):
         report.wrong.append(f"{environ}: exit code {code}")
     if (place := terminal.raw.find(b"Traceback")) >= 0:
-        report.wrong.append(f"{environ}: {bytes(terminal.raw[place : place + 4000]).decode(errors='replace')}")
+        report.wrong.append(f"{environ}: {bytes(terminal.raw[place : place + 16_000]).decode(errors='replace')}")
     report.wrong += [f"{environ}: {each}" for each in terminal.left_behind()]
 
 
@@ -180,20 +182,5 @@ def campaign(home: Path, face: Line, events: int, seed: int) -> Report:
     return report
 
 
-def main() -> int:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--face", choices=sorted(FACES), default="line")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as home:
-        report = campaign(Path(home), FACES[arguments.face](), arguments.events, arguments.seed)
-    for each in report.wrong:
-        print(each, file=sys.stderr)
-    print(json.dumps({"face": arguments.face, **vars(report), "wrong": len(report.wrong)}))
-    return 1 if report.wrong else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(terminal_campaign.main(__doc__, "events", 1000, campaign))

@@ -45,7 +45,12 @@ EXTRA: dict[str, dict[str, Any]] = {
         },
     },
     "mistral": {"sliding_window": None},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "initializer_range": 0.1},
     "phi3": {"head_dim": None, "sliding_window": None},
+    "qwen3_moe": {
+        "num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "norm_topk_prob": True,
+        "mlp_only_layers": [1], "initializer_range": 0.1,
+    },
 }  # fmt: skip
 
 
@@ -54,6 +59,10 @@ def make_config(model_type: str = "llama", **overrides: Any) -> Any:
     from transformers import AutoConfig
 
     fields = {**TINY, **EXTRA.get(model_type, {}), **overrides}
+    if "text_config" in overrides:  # of a wrapper around a text model, which has all the sizes
+        inside = {**TINY, **EXTRA.get(f"{model_type}_text", {}), **overrides["text_config"]}
+        given = {key: value for key, value in inside.items() if value is not None}
+        fields = {**overrides, "text_config": given, "eos_token_id": TINY["eos_token_id"]}
     return AutoConfig.for_model(model_type, **{key: value for key, value in fields.items() if value is not None})
 
 

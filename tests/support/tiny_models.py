@@ -94,6 +94,7 @@ def _truncated(config: DecoderConfig) -> dict[str, Any]:
 _MIXTURE = {**HEAD, "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 9, "rope_theta": 1000.0,
             "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20,
                              "beta_fast": 3.0, "truncate": False}}  # fmt: skip
+_EXPERTS = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 44}
 _LONG = {
     "type": "longrope",
     "short_factor": [1.0, 1.1, 1.3, 1.4, 1.6, 1.9],
@@ -110,12 +111,22 @@ CASES = (
         "beta_fast": 3.0}),
     _case("mistral-window", "mistral", _no_windows, sliding_window=9),
     _case("mistral-head-dim", "mistral", lambda c: {"attention_scale": 12**-0.5}, **HEAD, sliding_window=None),
+    _case("mixtral-window", "mixtral", _no_windows, sliding_window=9, num_local_experts=5, num_experts_per_tok=2),
+    _case("mixtral-tied", "mixtral", lambda c: {"experts_active": 1}, **HEAD, tie_word_embeddings=True,
+          num_local_experts=3, num_experts_per_tok=2, rope_theta=500.0),
     _case("qwen2-upper-windows", "qwen2", _no_windows, tie_word_embeddings=True, use_sliding_window=True,
           sliding_window=7, max_window_layers=2, rope_theta=1e6),
     _case("qwen2-inert-window", "qwen2", lambda c: {"qkv_bias": False}, use_sliding_window=False, sliding_window=7),
     _case("qwen3", "qwen3", lambda c: {"qk_norm": False}, **HEAD, tie_word_embeddings=True),
     _case("qwen3-yarn", "qwen3", _plain_ropes, **HEAD, attention_bias=True, rope_scaling={
         "rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 24, "attention_factor": 1.3}),
+    _case("qwen3-moe", "qwen3_moe", lambda c: {"routing": "softmax_of_all"}, **HEAD, **_EXPERTS, norm_topk_prob=True),
+    _case("qwen3-moe-all", "qwen3_moe", lambda c: {"routing": "softmax_of_chosen"}, **HEAD, **_EXPERTS,
+          tie_word_embeddings=True),
+    _case("qwen3-moe-dense-layers", "qwen3_moe", _no_windows, **HEAD, **_EXPERTS, attention_bias=True,
+          decoder_sparse_step=2, mlp_only_layers=[3], use_sliding_window=True, sliding_window=9),
+    _case("qwen3-moe-no-experts", "qwen3_moe", lambda c: {"qk_norm": False}, **HEAD, **_EXPERTS,
+          mlp_only_layers=[0, 1, 2, 3, 4]),
     _case("gemma2", "gemma2", lambda c: {"attention_softcap": 0.0}, **HEAD, sliding_window=8,
           query_pre_attn_scalar=20, attn_logit_softcapping=5.0, final_logit_softcapping=3.0),
     _case("gemma2-windows", "gemma2", _no_windows, **HEAD, sliding_window=11, query_pre_attn_scalar=9,
@@ -147,7 +158,9 @@ CASES = (
           head_dim=12),
 )  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}
-DENSE = {name: case for name, case in BY_NAME.items() if "num_local_experts" not in case.config}  # one MLP a layer
+DENSE = {  # one MLP a layer
+    name: case for name, case in BY_NAME.items() if not {"num_local_experts", "num_experts"} & case.config.keys()
+}
 
 
 def token_ids() -> Tensor:
@@ -199,6 +212,7 @@ def load(config: DecoderConfig, case: Case, weights: dict[str, Tensor], strict: 
     with torch.device("meta"):
         model: Decoder = module.Model(config)
     kept = {name: tensor for name, tensor in named.items() if name is not None and name not in model.redundant}
+    kept |= {name: kept[name].mT.contiguous() for name in model.transposed & kept.keys()}
     model.load_state_dict(kept, assign=True, strict=strict)
     model.make_tables(CONTEXT, "cpu")
     return model.eval()

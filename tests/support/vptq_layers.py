@@ -18,7 +18,7 @@ import torch
 from held_tensors import Held
 from torch import Tensor
 
-from localq.checkpoint import Checkpoint, info
+from localq.checkpoint import Checkpoint
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -164,9 +164,7 @@ def packed(numbers: Tensor, bits: int) -> Tensor:
 
 def checkpoint_of(layer: Layer, name: str = "a.q_proj") -> Checkpoint:
     tensors = {name + suffix: tensor for suffix, tensor in layer.tensors.items()}
-    described = {key: info(tensor.dtype, tuple(tensor.shape)) for key, tensor in tensors.items()}
-    quantization = {"quant_method": "vptq", "config_for_layers": {name: layer.config}}
-    return Checkpoint(described, Held(tensors), quantization)
+    return Held(tensors).checkpoint({"quant_method": "vptq", "config_for_layers": {name: layer.config}})
 
 
 # ---- the package

@@ -230,6 +230,14 @@ inline int __float_as_int(float value) {
 inline float __int_as_float(int bits) {
   return on_cpu::bits<float>(bits);
 }
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+  const float2 x = __half22float2(a), y = __half22float2(b), z = __half22float2(c);
+  return __floats2half2_rn(std::fma(x.x, y.x, z.x), std::fma(x.y, y.y, z.y));
+}
+inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162 c) {
+  const float2 x = __bfloat1622float2(a), y = __bfloat1622float2(b), z = __bfloat1622float2(c);
+  return __floats2bfloat162_rn(std::fma(x.x, y.x, z.x), std::fma(x.y, y.y, z.y));
+}
 inline float rsqrtf(float x) {
   return 1 / std::sqrt(x);
 }
@@ -253,9 +261,15 @@ inline void release_dependents() {
 inline uint32_t pack(float low, float high, __half) {
   return on_cpu::bits<uint16_t>(__float2half_rn(low)) | uint32_t(on_cpu::bits<uint16_t>(__float2half_rn(high))) << 16;
 }
+inline uint32_t pack(float low, float high, __nv_bfloat16) {
+  const uint16_t both[2] = {on_cpu::bits<uint16_t>(__float2bfloat16_rn(low)),
+                            on_cpu::bits<uint16_t>(__float2bfloat16_rn(high))};
+  return both[0] | uint32_t(both[1]) << 16;
+}
 
 // m16n8k16 by the PTX manual's layout.
-inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, __half) {
+template <typename T>
+void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T) {
   on_cpu::Warp& warp = on_cpu::warp();
   const uint32_t me = threadIdx.x % 32, words[6] = {a[0], a[1], a[2], a[3], b0, b1};
   std::copy(words, words + 6, warp.word[me]);
@@ -263,7 +277,7 @@ inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1,
   on_cpu::meet_lanes([&warp] {
     float left[16][16], right[16][8];
     const auto value = [&warp](int lane, int word, int upper) {
-      return __half2float(on_cpu::bits<__half>(uint16_t(warp.word[lane][word] >> (16 * upper))));
+      return float(on_cpu::bits<T>(uint16_t(warp.word[lane][word] >> (16 * upper))));
     };
     for (int i = 0; i < 64; ++i) {
       const int lane = i / 2, g = lane / 4, t = 2 * (lane % 4) + i % 2;
@@ -313,6 +327,11 @@ inline void store_words(uint8_t* to, uint4 words) {
 }
 inline uint4 load_codes(const uint8_t* from) {
   return *reinterpret_cast<const uint4*>(from);
+}
+template <size_t kWords>
+void load_scales(uint32_t (&to)[kWords], const void* from) {
+  if (reinterpret_cast<uintptr_t>(from) % (kWords == 2 ? 8 : 16) != 0) __builtin_trap();
+  std::memcpy(to, from, 4 * kWords);
 }
 inline uint4 load_fragment(const uint4* from) {
   return *from;

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
+from scripted_client import DEAD, CharTokenizer, ScriptedClient
 from tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
 from localq.chat import ChatSession
 from localq.errors import LocalqError
+from localq.settings import Settings
+from localq.tui.app import LocalqApp
 from localq.tui.reply_text import CodeBlock, ReplyText
 from localq.tui.transcript_lines import Notice
 from localq.tui.turn_view import TurnView
-
-DEAD = LocalqError("engine process", "ended (signal SIGKILL)", "The next message starts a new one.")
+from localq.worker.messages import Load
 
 
 def session_of(app) -> ChatSession:
@@ -300,5 +303,39 @@ def test_where_a_stream_is_drawn_otherwise_than_the_whole_the_whole_is_drawn(mon
         del updates[:]
         await say(pilot, "none")
         assert [each for each in updates if each] == []  # what streamed was the whole
+
+    drive_chat(app, script)
+
+
+class Lingers(ScriptedClient):
+    """Its replies end only after `seen`, when all of them has come."""
+
+    def __init__(self, *scripts, **more):
+        super().__init__(*scripts, **more)
+        self.seen = threading.Event()
+
+    def generate(self, request):
+        yield from super().generate(request)
+        assert self.seen.wait(30)
+
+
+def test_the_end_of_a_reply_breaks_off_nothing_that_is_being_drawn(monkeypatch):
+    client, grow = Lingers(["one"], ["two"], reason="length"), TurnView.grow
+
+    async def slow(self, thought, text):
+        client.seen.set()  # the reply ends while this goes on
+        await asyncio.sleep(0.2)
+        await grow(self, thought, text)
+
+    monkeypatch.setattr(TurnView, "grow", slow)
+    session = ChatSession(client, Load("path", "model"), CharTokenizer())
+    app = LocalqApp(Settings(), session=session)
+
+    async def script(pilot):
+        for count, text in enumerate(["one", "two"], 1):
+            client.seen.clear()
+            await say(pilot, "go")
+            assert text in screen_text(app)
+            assert screen_text(app).count("the reply reached its longest allowed length") == count
 
     drive_chat(app, script)

@@ -12,10 +12,7 @@ from localq.stats import Stats
 from localq.tui.instrument_facts import SLICES, Facts, Speed
 from localq.tui.speed_graph import NO_ROOF_CARD, SpeedGraph, graph
 
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("LOCALQ_CACHE", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def facts_of(loaded=GPU) -> Facts:

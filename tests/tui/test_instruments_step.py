@@ -13,10 +13,7 @@ from localq.tui.instrument import bar, figure
 from localq.tui.instrument_facts import Facts
 from localq.tui.kernel_bars import KernelBars, age
 
-
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("LOCALQ_CACHE", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def facts_of(loaded=GPU, clock: Clock | None = None) -> Facts:

@@ -1,64 +1,35 @@
-"""The model picker: rows with verdicts, filter, order, opening, fetching, removing, details; by keys and by mouse."""
+"""The model picker: rows with verdicts, filter, order, opening; by keys and by mouse."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import cached_models
 import fake_hub
-import hub_server
 import pytest
 import unlisted_models
 from fake_hub import FakeHub
 from hub_server import REPO
-from textual.app import App
+from picker_host import FEW, MIB, Host, few_models, picked, rows
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
-from tui_layout import assert_sound
 from tui_pilot import drive, screen_text, until
 
-from localq import catalog, gpu_bandwidth, gpus, hub, local_models, offers
+from localq import gpu_bandwidth, gpus
 from localq.gpus import Found, Gpu
 from localq.settings import Settings
-from localq.tui.opening_screen import PullScreen
-from localq.tui.picker import Picked, PickerScreen
+from localq.tui.picker import Picked
 from localq.tui.picker_dialogs import DetailsScreen, ForceScreen, RemoveScreen
 from localq.tui.picker_table import ModelTable
-
-MIB = 2**20
-SETTINGS = Settings()
-SIZES = [(80, 24), (200, 60), (40, 12)]
-FEW = (
-    *("smollm2-135m", "smollm3-3b", "qwen2.5-7b", "qwen2.5-coder-7b", "phi-4", "llama-3.1-8b", "qwen3-32b"),
-    *("llama-3.3-70b", "gpt-oss-20b"),
-)
-NASTY = "evil/x[red]\u202eok"
-
-
-class Host(App[Any]):
-    def __init__(self, settings: Settings) -> None:
-        super().__init__()
-        self.picker, self.results = PickerScreen(settings), []
-        self.set_keymap(settings.keys)
-
-    def on_mount(self) -> None:
-        self.push_screen(self.picker, self.results.append)
-
-
-Script = Callable[[Pilot[Any], Host], Awaitable[None]]
 
 
 @pytest.fixture
 def server(tmp_path, monkeypatch) -> Iterator[FakeHub]:
-    monkeypatch.setattr(gpus, "probe", gpus.Found)
-    monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "none.toml"))
-    few = [each for each in offers.of_catalogue() if each.model in FEW]  # drawing all of them is what takes time here
-    monkeypatch.setattr(offers, "of_catalogue", lambda: few)
-    with hub_server.running(tmp_path, monkeypatch) as server:
+    with few_models(tmp_path, monkeypatch) as server:
         yield server
 
 
@@ -69,23 +40,6 @@ def card(monkeypatch, server) -> None:
     monkeypatch.setattr(gpus, "probe", lambda: Found("580", (gpu,)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpu_bandwidth, "measured", lambda: 8.5e11)
-
-
-def picked(script: Script, size: tuple[int, int] = (120, 30), settings: Settings = SETTINGS) -> list[Any]:
-    """Run `script` once the plans are there; what the picker was dismissed with, if it was."""
-    host = Host(settings)
-
-    async def run(pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: host.picker._rows and "..." not in host.picker._rows[0].verdict, "plans")
-        await pilot.pause()
-        await script(pilot, host)
-
-    drive(host, run, size=size)
-    return host.results
-
-
-def rows(host: Host) -> list[str]:
-    return [row.name for row in host.picker.query_one(ModelTable).rows_shown]
 
 
 def test_the_names_are_there_before_anything_is_planned(server, monkeypatch):
@@ -299,98 +253,6 @@ def test_a_click_chooses_and_a_double_click_opens(server):
         assert host.results[0].name == names[1]
 
     picked(script)
-
-
-def test_fetching_from_the_list_stops_and_goes_on_in_the_same_row(server):
-    files = unlisted_models.model()
-    del files["model.safetensors"]  # which would be taken for all of it
-    server.add(REPO, files)
-    server.slow_after = 2 * MIB
-
-    async def stopped(pilot: Pilot[Any], host: Host) -> None:
-        await until(pilot, lambda: "model-00002-of-00002.safetensors," in screen_text(host))
-        await pilot.press("escape")
-        await until(pilot, lambda: host.screen is host.picker)
-
-    async def script(pilot: Pilot[Any], host: Host) -> None:
-        await host.push_screen(PullScreen(REPO, SETTINGS), host.picker._pulled)
-        await stopped(pilot, host)
-        await until(pilot, lambda: REPO in rows(host))
-        assert host.picker._rows[0].verdict == "incomplete"
-        await pilot.press(*"tiny", "down", "p")
-        await stopped(pilot, host)
-        await until(pilot, lambda: "p goes on where it was" in screen_text(host))
-        await until(pilot, lambda: "MB here" in host.picker._rows[0].place)
-        server.slow_after = None
-        await pilot.press("p")
-        await until(pilot, lambda: host.picker._rows[0].verdict == "on the CPU")
-        assert "on disk" in host.picker._rows[0].place
-
-    picked(script)
-    assert hub.local_path(catalog.resolve(REPO)) is not None
-
-
-def test_what_cannot_be_fetched_is_said_in_the_list(server):
-    async def script(pilot: Pilot[Any], host: Host) -> None:
-        await pilot.press(*"smollm3", "down", "p")
-        await until(pilot, lambda: "Try again" in screen_text(host))
-        await pilot.press("escape")
-        await until(pilot, lambda: host.screen is host.picker)
-        assert "smollm3" in screen_text(host)
-
-    picked(script)
-
-
-@pytest.mark.parametrize("by_mouse", [True, False])
-def test_removing_asks_first_and_says_what_was_freed(server, by_mouse):
-    cached_models.put(REPO, fake_hub.model_files())
-    cached_models.put("maker/other", unlisted_models.model())
-
-    async def script(pilot: Pilot[Any], host: Host) -> None:
-        await pilot.press(*"tiny", "down", "d")
-        await until(pilot, lambda: isinstance(host.screen, RemoveScreen))
-        assert "Another tool put some of it there" in screen_text(host)
-        await pilot.press("enter")  # what has the focus keeps it
-        await until(pilot, lambda: host.screen is host.picker)
-        assert local_models.matching(REPO)
-        await pilot.press("d")
-        await until(pilot, lambda: isinstance(host.screen, RemoveScreen))
-        await (pilot.click("#yes") if by_mouse else pilot.press("y"))
-        await until(pilot, lambda: "freed" in screen_text(host))
-        await until(pilot, lambda: REPO not in rows(host))
-
-    picked(script)
-    assert [each.name for each in local_models.list_local()] == ["maker/other"]
-
-
-def test_details_are_those_of_show(server):
-    async def script(pilot: Pilot[Any], host: Host) -> None:
-        await pilot.press(*"llama-3.1-8b", "down", "i")
-        await until(pilot, lambda: "8.03 billion" in screen_text(host))
-        assert isinstance(host.screen, DetailsScreen)
-        await pilot.press("escape")
-        await until(pilot, lambda: host.screen is host.picker)
-
-    picked(script)
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_nothing_overlaps_and_nothing_is_out_of_reach(server, size):
-    cached_models.put(NASTY.replace("\u202e", ""), fake_hub.model_files())
-
-    async def script(pilot: Pilot[Any], host: Host) -> None:
-        assert_sound(host.screen)
-        assert "evil/x[red]ok" in screen_text(host)  # no markup
-        await pilot.press("down", "d")
-        await until(pilot, lambda: isinstance(host.screen, RemoveScreen))
-        await pilot.pause()
-        assert_sound(host.screen)
-        await pilot.press("escape", "i")
-        await until(pilot, lambda: isinstance(host.screen, DetailsScreen))
-        await pilot.pause()
-        assert_sound(host.screen)
-
-    picked(script, size)
 
 
 def test_nothing_slow_is_imported_for_the_first_frame():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import pytest
 from scripted_client import CharTokenizer, ScriptedClient
@@ -15,8 +16,10 @@ from localq.opening import Opened
 from localq.settings import Settings
 from localq.tui import jobs
 from localq.tui.app import LocalqApp
+from localq.tui.model import Model
 from localq.tui.opening_screen import OpeningScreen
 from localq.tui.picker import Picked, PickerScreen
+from localq.tui.session_job import SwitchWanted
 from localq.wanted import Wanted
 from localq.worker.messages import Load, Loading
 
@@ -164,3 +167,33 @@ def test_f3_and_f4_open_their_screens_once():
             await until(pilot, lambda: app.screen is app.chat)
 
     drive_chat(app, script)
+
+
+def test_a_key_while_the_old_model_closes_breaks_nothing_off(opened):
+    closing, go = threading.Event(), threading.Event()
+
+    class Slow(Client):
+        def close(self):
+            closing.set()
+            assert go.wait(30)
+            super().close()
+
+    app = chat_app([])
+    app.model = Model(app.model.session, lambda: None, Slow().close, dict)
+
+    async def script(pilot):
+        app.on_switch_wanted(SwitchWanted(SwitchModel("one")))
+        await until(pilot, closing.is_set)
+        await pilot.press("f3")
+        await pilot.pause()
+        assert not isinstance(app.screen, PickerScreen)
+        go.set()
+        await until(pilot, lambda: app.model.session.record.model == "one", "the other model")
+        await until(pilot, lambda: app.screen is app.chat)
+        await say(pilot, "hello")
+        assert "one says" in screen_text(app)
+        await pilot.press("f3")
+        await until(pilot, lambda: isinstance(app.screen, PickerScreen))
+
+    drive_chat(app, script)
+    app.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import threading
 import time
 
@@ -9,6 +11,8 @@ from tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
 from localq.chat import Piece
 from localq.stats import Stats
+from localq.tui.app import LocalqApp
+from localq.tui.conversation_view import RESTS
 from localq.tui.feed import EVERY_S, Feed
 from localq.tui.turn_view import TurnView
 
@@ -89,3 +93,53 @@ def test_who_scrolled_up_stays_there_until_the_end_is_asked_for():
         await until(pilot, lambda: "ok" in screen_text(app), "the end is followed again")
 
     drive_chat(app, script)
+
+
+def test_what_is_drawn_next_waits_twice_as_long_as_drawing_took(monkeypatch):
+    """The time between two pieces is for keys, however long the conversation is that is laid out each time."""
+    began, ended, enough = [], [], threading.Event()
+    grow = TurnView.grow
+
+    async def slow(self, thought, text):
+        began.append(time.monotonic())
+        await asyncio.sleep(0.1)
+        await grow(self, thought, text)
+        ended.append(time.monotonic())
+        if len(ended) == 4:
+            enough.set()
+
+    monkeypatch.setattr(TurnView, "grow", slow)
+
+    def streams():
+        while not enough.wait(0.01):
+            yield "word "
+
+    app = chat_app(streams())
+
+    async def script(pilot):
+        app.chat.composer.put("go")
+        await pilot.press("enter")
+        await until(pilot, enough.is_set)
+        await idle(pilot)
+        assert "word" in screen_text(app)
+
+    drive_chat(app, script)
+    pauses = [after - before for before, after in zip(ended[:3], began[1:4], strict=True)]
+    assert min(pauses) >= RESTS * 0.1 * 0.95
+
+
+def test_garbage_is_not_looked_for_in_what_was_there_before_the_first_word(monkeypatch):
+    app = chat_app([])
+
+    async def script(pilot):
+        monkeypatch.setattr(LocalqApp, "is_headless", property(lambda self: False))  # tests share a process: not there
+        await app.take(app.model)
+        monkeypatch.undo()
+        assert gc.get_freeze_count() > 10_000
+
+    before = gc.get_freeze_count()
+    try:
+        drive_chat(app, script)
+        assert before == 0
+    finally:
+        gc.unfreeze()

@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from broken_replies import failed_reply
 from faulty_engine import ALLOCATIONS, CONTEXT, KINDS, answer
 from scripted_client import CharTokenizer
 
-from localq.chat import ChatSession, Message, Piece, Reply
+from localq.chat import ChatSession, Message, Reply
 from localq.errors import ExitCode, LocalqError
 from localq.worker import faults
 from localq.worker.client import EngineClient
@@ -63,18 +64,8 @@ class Machine:
         return reply.text
 
     def fails(self, text: str) -> tuple[LocalqError, str]:
-        """The error that a message ends in, and what had come of the answer; that is kept, and nothing is lost."""
-        before, got = list(self.session.messages), ""
-        error: LocalqError | None = None
-        try:
-            for part in self.session.ask(text):
-                got += part.text if isinstance(part, Piece) else ""
-        except LocalqError as caught:
-            error = caught
-        assert error is not None
-        partial = [Message("user", text), Message("assistant", got, complete=False)] if got else []
-        assert self.session.messages == before + partial
-        return error, got
+        """See `failed_reply`."""
+        return failed_reply(self.session, text)
 
     def waits_for_the_end(self) -> None:
         """Of the process, which says why it ends when nobody asks any more."""

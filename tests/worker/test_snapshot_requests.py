@@ -84,3 +84,32 @@ def test_ctrl_c_breaks_off_a_write_and_the_process_ends():
     assert not client.alive
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("what", ["save_cache", "restore_cache"])
+def test_a_process_that_hangs_over_a_file_is_ended_and_named(what):
+    with EngineClient(SCRIPTED, file_s=0.3) as client:
+        client.load(Load("m"))
+        with pytest.raises(LocalqError, match="and was ended"):
+            getattr(client, what)("stuck")
+        assert not client.alive
+
+
+def test_the_answer_to_what_was_broken_off_is_taken_for_no_other(monkeypatch):
+    with EngineClient(SCRIPTED) as client:
+        client.load(Load("m"))
+        for path in ("seven", "missing"):  # sent, and not waited for, as Ctrl-C has it
+            work = client.save_cache if path == "seven" else client.restore_cache
+            with monkeypatch.context() as patch:
+                patch.setattr(client, "_replies", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    work(path)
+        assert client.restore_cache("file") == 4
+        assert client.profile(Profile(7))["position"] == 7
+        with pytest.raises(LocalqError, match="no such position"):
+            client.profile(Profile(-1))
+        assert len(list(client.generate(Generate(1, [5], max_tokens=3)))) > 1
+
+
+def interrupted(limit_s: float | None = None):
+    raise KeyboardInterrupt

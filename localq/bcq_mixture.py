@@ -1,0 +1,150 @@
+"""Planes and groups of binary codes where they are worth most: which scheme each sub-layer gets, for a size in all.
+
+The sub-layers are those of `quantizer.mixture`: q, k and v; o; gate and up; down. What one loses in a scheme is what an
+error in it costs at the end of the model (`quantizer/sensitivity.py`, without feedback, which binary codes do not have)
+times what the scheme leaves of its weights, measured on rows from all over it; what it takes is counted in bytes, with
+all scales. The choice among the schemes is that of `quantizer.mixture`: the step with the most loss less a byte, again
+and again, while it fits. nuQmm's search quantizes each sub-layer in each scheme and reads the text again.
+
+A conversion keeps its choice in `mixture.FILE` while it lasts, so that one that goes on makes what it would have made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from localq.checkpoint import Checkpoint
+from localq.errors import LocalqError
+from localq.footprint import BCQ_GROUPS
+from localq.input_moments import Text
+from localq.modelfiles import ModelFiles
+from localq.models import ARCHITECTURES
+from localq.quant import bcq
+from localq.quant.bcq_codec import MOST_PLANES
+from localq.quantizer import mixture
+from localq.quantizer.encode import Effort
+from localq.quantizer.layer import Settings, groups_of
+from localq.quantizer.mixture import Part, Schemes
+from localq.quantizer.sensitivity import WINDOWS, linears_of, sensitivities, spread
+from localq.quantizer.source import Source
+from localq.quantizer.stream import Streams, kept_dtype
+
+ROWS = 8  # of a matrix, on which a scheme is tried
+CANDIDATES = tuple(f"q{planes}g{group}" for planes in range(1, MOST_PLANES + 1) for group in BCQ_GROUPS)
+MEASURING = "measuring what bits are worth"
+PLAIN = Settings(Effort(), (), rotate="none", shares=False)
+OnProgress = Callable[[str, int, int], None]  # what is done, steps done, steps in total
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """So many bits per weight at most, with all scales, decided on a text."""
+
+    bits: float
+    text: Text
+
+    @property
+    def facts(self) -> list[str]:
+        """What tells it from another."""
+        return [f"{self.bits:g}", *self.text.facts]
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """The format with numbers of its own for each matrix, as `convert` makes it; see `bcq.Maker`."""
+
+    makers: dict[str, bcq.Maker]
+    BLOCK: int = bcq.BLOCK
+
+    def of_matrix(self, prefix: str) -> bcq.Maker:
+        """Of the Linear `prefix`; the default's where the search did not see it."""
+        return self.makers.get(prefix, bcq.of_scheme(""))
+
+    def quantization_config(self, compute_dtype: str, skipped: list[str]) -> dict[str, Any]:
+        """See `bcq.quantization_config`."""
+        return bcq.quantization_config(compute_dtype, skipped)
+
+
+def mixed(
+    out: Path, task: dict[str, Any], wish: Wish, source: ModelFiles, checkpoint: Checkpoint, tell: OnProgress, say: Say
+) -> Mixed:
+    """What the conversion `task` into `out` makes, or has made already, of each matrix.
+
+    Raises LocalqError: exit 2 for a mixture of experts, or too few bits, 8 for damaged weights.
+    """
+    model_type = source.config.get("model_type")
+    if model_type not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise LocalqError(source.name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
+    architecture = ARCHITECTURES[model_type]
+    with torch.no_grad():
+        model = Source(source, checkpoint, architecture, wish.text.device, seed=0, turned=False)
+        schemes = mixture.kept(out, task, model.layers, lambda: _chosen(model, wish, tell, say))
+    makers: dict[str, bcq.Maker] = {}
+    for layer, row in enumerate(schemes):
+        for group, scheme in zip(groups_of(model.meta_block(layer)), row, strict=True):
+            makers |= {model.root(layer) + name: bcq.of_scheme(scheme) for name in group.names}
+    return Mixed(makers)
+
+
+def _chosen(model: Source, wish: Wish, tell: OnProgress, say: Say) -> Schemes:
+    steps, done = 3 * model.layers, 0
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        tell(MEASURING, done, steps)
+
+    tell(MEASURING, 0, steps)
+    windows = [wish.text.windows[index] for index in spread(len(wish.text.windows), WINDOWS)]
+    model.model.make_tables(len(windows[0]), wish.text.device)
+    dtype = kept_dtype(len(windows), len(windows[0]), model.model.config.hidden)
+    rows = [(each * model.model.embed_scale).to(dtype) for each in model.embedded(windows)]
+    prices = sensitivities(model, Streams(model.model, rows, wish.text.device), PLAIN, advance, feedback=False)
+    parts: list[Part] = []
+    offered: list[list[str]] = []
+    for layer, row in enumerate(prices):
+        block = model.block(layer)
+        for group, price in zip(groups_of(block), row, strict=True):
+            part, names = _part(group.names, linears_of(block, group), price)
+            parts.append(part)
+            offered.append(names)
+        advance()
+    chosen = mixture.choose(parts, wish.bits)
+    say(mixture.told(parts, chosen, wish.bits))
+    named = [names[each] for names, each in zip(offered, chosen, strict=True)]
+    count = len(prices[0])
+    return [named[first : first + count] for first in range(0, len(named), count)]
+
+
+def _part(names: tuple[str, ...], linears: list[nn.Linear], price: float) -> tuple[Part, list[str]]:
+    """A sub-layer, and the schemes that its numbers count: those that no other beats in size and in loss."""
+    sampled = [linear.weight[_spread_rows(linear.out_features)].float() for linear in linears]
+    energy = sum(float(each.double().square().sum()) for each in sampled) or 1.0
+    tried = []
+    for scheme in CANDIDATES:
+        maker = bcq.of_scheme(scheme)
+        size = sum(bcq.bytes(each.out_features, each.in_features, maker.planes, maker.group) for each in linears)
+        left = sum(_error(maker, each) for each in sampled) / energy
+        tried.append((size, left, scheme))
+    kept: list[tuple[int, float, str]] = []
+    for size, left, scheme in sorted(tried):
+        if not kept or (left < kept[-1][1] and size > kept[-1][0]):
+            kept.append((size, left, scheme))
+    sizes, lefts, schemes = zip(*kept, strict=True)
+    return Part(names, price, sizes, sum(each.weight.numel() for each in linears), lefts), list(schemes)
+
+
+def _spread_rows(count: int) -> Tensor:
+    return torch.tensor(spread(count, ROWS))
+
+
+def _error(maker: bcq.Maker, rows: Tensor) -> float:
+    return float((bcq.dequantize(maker.quantize(rows), torch.float32) - rows).double().square().sum())

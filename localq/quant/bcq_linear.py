@@ -1,0 +1,108 @@
+"""The Linear of binary codes: few rows of x by `bcq_gemv`, more by dequantized slabs and cuBLAS.
+
+At load codes and scales are put into tiles (`bcq_tiles`), in place, from which both kernels read them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from localq.quant import bcq_tiles
+from localq.quant.bcq_codec import Packed, dequantize
+from localq.quant.slabs import SlabLinear
+
+if TYPE_CHECKING:
+    from localq.kernels.bcq import BcqMatrix
+
+
+class Linear(SlabLinear):
+    """y = W x + b with W in binary codes. x [T, in] of any float dtype -> [T, out] of the same dtype.
+
+    matrix   the tensors as the kernels take them, once they are in tiles; None before
+    On the CPU it is the reference; the loader replaces it there by a dequantized nn.Linear.
+    """
+
+    format = "BCQ"
+    row_step = bcq_tiles.ROWS
+    matrix: BcqMatrix | None = None
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, packed: Packed, bias: Tensor | None = None) -> None:
+        super().__init__(packed.shape, bias)
+        self.planes, self.zero_point, self.group = packed.planes, packed.zero_point, packed.group
+        self.shapes = tuple(packed.codes.shape), tuple(packed.scales.shape)
+        self.register_buffer("codes", packed.codes)
+        self.register_buffer("scales", packed.scales)
+
+    @property
+    def packed(self) -> Packed:
+        """The buffers in the form of the codec, row by row; copies where they are in tiles."""
+        return self._rows(0, self.out_features)
+
+    def _rows(self, first: int, count: int) -> Packed:
+        """Rows from `first` on, a multiple of 16."""
+        if self.matrix is None:
+            return Packed(self.codes, self.scales).rows(first, count)
+        codes = bcq_tiles.untile_codes(self.codes.view(-1), self.shapes[0], first, count)
+        return Packed(codes, bcq_tiles.untile_scales(self.scales.view(-1), self.shapes[1], first, count))
+
+    def tile_(self) -> Linear:
+        """Put codes and scales into tiles where a kernel may read them: on a GPU."""
+        return self.put_into_tiles() if self.scales.is_cuda else self
+
+    def put_into_tiles(self) -> Linear:
+        """The same anywhere: in place, but that rows which are no multiple of 16 get new tensors."""
+        if self.matrix is not None:
+            return self
+        from localq.kernels.bcq import BcqMatrix  # the compiled part: loaded where there is a GPU
+        from localq.kernels.vq import meeting_place
+
+        self.codes, self.scales = bcq_tiles.tile_(self.codes, self.scales)
+        self.matrix = BcqMatrix(
+            self.codes,
+            self.scales,
+            bcq_tiles.sign_fragments(self.codes.device),
+            self.planes,
+            self.zero_point,
+            self.group,
+            self.out_features,
+            self.in_features,
+        )
+        meeting_place(self.scales.device)  # allocates it now
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See the class."""
+        if not x.is_cuda:
+            return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
+        from localq.kernels import gemv  # as in `put_into_tiles`
+        from localq.kernels.bcq import bcq_gemv
+
+        if self.matrix is None or x.shape[0] > gemv.ROWS or x.dtype == torch.float32:
+            return self._by_slabs(x)
+        return bcq_gemv(x, [self.matrix], biases=[self.bias])
+
+    def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
+        """See `SlabLinear`."""
+        if self.matrix is None or dtype == torch.float32 or not self.codes.is_cuda:
+            return dequantize(self._rows(first, count), dtype, out)
+        from localq.kernels.bcq import bcq_dequantize  # as in `put_into_tiles`
+
+        if out is None:
+            out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
+        return bcq_dequantize(self.matrix, first, out)
+
+
+def table_bytes(model: nn.Module) -> int:
+    """Device bytes of what all matrices of `model` have in common besides their buffers."""
+    matrices = [module.matrix for module in model.modules() if isinstance(module, Linear) and module.matrix]
+    if not matrices:
+        return 0
+    from localq.kernels.vq import meeting_bytes  # as in `put_into_tiles`
+
+    return matrices[0].fragments.nbytes + meeting_bytes(matrices[0].codes.device)

@@ -1,0 +1,135 @@
+"""rowlut_gemv, rowlut_dequantize: what they refuse; on a GPU, as near to fp64 as 16 bit, and weights bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from nf4_operands import bits, inputs
+from row_checks import DTYPES, RowProductChecks
+from row_operands import ROWLUT
+
+from localq.kernels.rowlut import (
+    RowLutMatrix,
+    rowlut_dequantize,
+    rowlut_dequantize_bytes,
+    rowlut_gemv,
+    rowlut_gemv_bytes,
+    widest,
+)  # fmt: skip
+from localq.quant import squeezellm
+
+X = inputs(3, 96, torch.bfloat16)
+CODES, TABLE = torch.ones(10, 48, dtype=torch.uint8), torch.ones(10, 16).half()
+STEP = 1 / 63000  # of the largest value of a row: what rounding a value to 16 bits of fixed point may cost
+REFUSED = {
+    "nine rows": ({"x": inputs(9, 96, torch.float16)}, r"x has shape \(9, 96\)"),
+    "x of floats": ({"x": X.float()}, "x is torch.float32"),
+    "no matrix": ({"matrices": []}, "0 matrices"),
+    "codes with a sign": ({"matrices": [RowLutMatrix(CODES.to(torch.int8), TABLE)]}, "codes is torch.int8"),
+    "codes of another width": ({"matrices": [RowLutMatrix(CODES[:, :32].contiguous(), TABLE)]}, "64 columns, x has 96"),
+    "columns that are no loads": ({"matrices": [RowLutMatrix(CODES[:, :20], TABLE)]}, "multiple of 32"),
+    "codes of one row": ({"matrices": [RowLutMatrix(CODES[0], TABLE)]}, r"codes have shape \(48,\)"),
+    "too few values": ({"matrices": [RowLutMatrix(CODES, TABLE[:, :15])]}, r"table has shape \(10, 15\)"),
+    "values of floats": ({"matrices": [RowLutMatrix(CODES, TABLE.float())]}, "table is torch.float32"),
+    "all on the CPU": ({}, "codes are on cpu, must be on a CUDA device"),
+}
+NOT_WRITTEN = {
+    "out of another width": (0, torch.empty(4, 95), r"out has shape \(4, 95\)"),
+    "rows that are not there": (7, torch.empty(4, 96), "rows 7 .. 10 of 10"),
+    "integers": (0, torch.empty(4, 96, dtype=torch.int32), "out is torch.int32"),
+    "on the CPU": (0, torch.empty(4, 96), "codes are on cpu"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_refuses_by_name(case):
+    changes, message = REFUSED[case]
+    arguments = {"x": X, "matrices": [RowLutMatrix(CODES, TABLE)], **changes}
+    with pytest.raises(ValueError, match=message):
+        rowlut_gemv(**arguments)
+
+
+@pytest.mark.parametrize("case", NOT_WRITTEN)
+def test_unpacking_refuses_by_name(case):
+    first, out, message = NOT_WRITTEN[case]
+    with pytest.raises(ValueError, match=message):
+        rowlut_dequantize(RowLutMatrix(CODES, TABLE), first, out)
+
+
+def test_bytes():
+    assert rowlut_gemv_bytes(1, 11008, 4096) == 11008 * 2048 + 32 * 11008 + 2 * (11008 + 4096)
+    assert rowlut_dequantize_bytes(10, 96, torch.float32) == CODES.nbytes + TABLE.nbytes + 4 * 960
+
+
+@pytest.mark.cuda
+class TestOnTheDevice(RowProductChecks):
+    format = ROWLUT
+
+    @pytest.mark.parametrize("rows", [1, 8])
+    def test_f32_results_have_the_error_of_f32_sums(self, rows):
+        """And of values rounded to 16 bits of fixed point."""
+        operand = self.format.make((1003, 4096), torch.float16, 2, "cuda")
+        x = inputs(rows, 4096, torch.float16, "cuda")
+        got = self.multiply(operand, x, out=torch.full((rows, 1003), torch.nan, device="cuda"))
+        wide, dense = x.double(), operand.dense.double()
+        size = wide.abs() @ dense.abs().T
+        rounding = STEP * wide.abs().sum(1, keepdim=True) * operand.matrix.table.double().abs().amax(1)
+        assert ((got.double() - wide @ dense.T).abs() <= 1e-6 * size + rounding).all()
+
+    @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+    @pytest.mark.parametrize("shape", [(37, 640), (130, 2144)], ids=str)
+    def test_single_columns_come_out_exactly(self, shape, dtype):
+        """To within the fixed point that a table is multiplied in: a wrong nibble or lane is farther off."""
+        operand = self.format.make(shape, dtype, 9, "cuda")
+        allowed = 1.01 * STEP * operand.matrix.table.float().abs().amax(1)
+        for first in range(0, shape[1], 8):
+            x = torch.eye(shape[1], dtype=dtype, device="cuda")[first : first + 8]
+            got = self.multiply(operand, x, out=torch.empty(8, shape[0], device="cuda"))
+            assert ((got - operand.dense[:, first : first + 8].T).abs() <= allowed).all()
+
+    @pytest.mark.parametrize("value", [torch.inf, torch.nan])
+    def test_what_is_not_finite_stays_in_its_row(self, value):
+        operand = self.format.make((99, 1088), torch.float16, 0, "cuda")
+        x = inputs(5, 1088, torch.float16, "cuda")
+        clean = self.multiply(operand, x)
+        x[2, 1085], x[4, 70] = value, value
+        got = self.multiply(operand, x)
+        assert torch.equal(bits(got[[0, 1, 3]]), bits(clean[[0, 1, 3]]))
+        assert got[[2, 4]].isnan().all()
+
+    def test_rows_of_zeros_and_of_the_least_numbers(self):
+        operand = self.format.make((99, 1088), torch.bfloat16, 0, "cuda")
+        x = torch.zeros(3, 1088, dtype=torch.bfloat16, device="cuda")
+        x[1, 5], x[2] = 1e-38, inputs(1, 1088, torch.bfloat16, "cuda")[0] * 1e-20
+        got = self.multiply(operand, x, out=torch.empty(3, 99, device="cuda"))
+        assert not got[0].any()
+        assert (got[1].abs() <= 1e-30).all()
+        exact = x[2].double() @ operand.dense.double().T
+        assert ((got[2] - exact).abs() <= 1e-4 * (x[2].double().abs() @ operand.dense.double().abs().T)).all()
+
+    def test_the_widest_row_is_taken_and_no_wider(self):
+        columns = widest(torch.device("cuda"))
+        for over in (0, 128):
+            matrix = self.format.make((20, columns + over), torch.float16, 0, "cuda")
+            x = inputs(1, columns + over, torch.float16, "cuda")
+            if over:
+                with pytest.raises(ValueError, match="too large for the shared memory"):
+                    self.multiply(matrix, x)
+            else:
+                assert torch.isfinite(self.multiply(matrix, x)).all()
+
+    @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
+    @pytest.mark.parametrize("shape", [(1, 8), (33, 1048), (70, 4096)], ids=str)
+    def test_weights_come_out_bit_for_bit(self, shape, dtype):
+        operand = self.format.make(shape, dtype, 4, "cuda")
+        packed = squeezellm.Packed(operand.matrix.codes, operand.matrix.table)
+        expected = squeezellm.dequantize(packed, dtype)
+        for first, count in ((0, shape[0]), (shape[0] // 3, shape[0] - shape[0] // 3)):
+            out = torch.full((count, shape[1]), torch.nan, dtype=dtype, device="cuda")
+            assert torch.equal(rowlut_dequantize(operand.matrix, first, out), expected[first : first + count])
+
+    def test_unaligned_tensors_are_named(self):
+        codes = torch.zeros(3 * 32 + 1, dtype=torch.uint8, device="cuda")[1:].view(3, 32)
+        matrix = RowLutMatrix(codes, torch.ones(3, 16, device="cuda").half())
+        with pytest.raises(ValueError, match="rowlut_gemv: codes = 1, bytes past"):
+            rowlut_gemv(torch.zeros(1, 64, dtype=torch.float16, device="cuda"), [matrix])

@@ -1,0 +1,249 @@
+"""Binary codes against bytes worked by hand, their solver by its properties, damaged checkpoints."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from bcq_operands import random_packed
+from held_tensors import Held
+from torch import Tensor
+
+from localq import footprint
+from localq.architecture import Linears
+from localq.errors import ExitCode, LocalqError
+from localq.quant import FORMATS, bcq, bcq_solve, bcq_tiles, owner
+
+SCHEMES = ("q1row", "q2g32", "q3g128", "q3g64z", "q4g512", "q5rowz")
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---- by hand
+
+
+def test_bytes_by_hand() -> None:
+    """Two planes of one row of eight columns, and a zero point."""
+    codes = torch.tensor([[[0b0000_0011], [0b1000_0001]]], dtype=torch.uint8)
+    scales = torch.tensor([[[2.0], [0.5], [10.0]]]).half()
+    packed = bcq.Packed(codes, scales)
+    assert packed.shape == (1, 8)
+    assert (packed.planes, packed.group, packed.zero_point) == (2, 8, True)
+    assert bcq.dequantize(packed, torch.float32).tolist() == [[12.5, 11.5, 7.5, 7.5, 7.5, 7.5, 7.5, 8.5]]
+    plain = bcq.dequantize(bcq.Packed(codes, scales[:, :2]), torch.bfloat16)
+    assert plain.tolist() == [[2.5, 1.5, -2.5, -2.5, -2.5, -2.5, -2.5, -1.5]]
+
+
+def test_groups_by_hand() -> None:
+    """40 columns in groups of 32: the last has eight."""
+    codes = torch.full((1, 1, 5), 255, dtype=torch.uint8)
+    packed = bcq.Packed(codes, torch.tensor([[[1.0, 3.0]]]).half())
+    assert packed.group == 32
+    assert bcq.dequantize(packed, torch.float16).tolist() == [[1.0] * 32 + [3.0] * 8]
+
+
+def test_a_zero_has_no_sign() -> None:
+    packed = bcq.Packed(torch.zeros(1, 1, 1, dtype=torch.uint8), torch.zeros(1, 1, 1).half())
+    assert not torch.signbit(bcq.dequantize(packed, torch.float32)).any()
+
+
+def test_quantizing_by_hand() -> None:
+    """One plane: the signs, and the mean of the magnitudes."""
+    packed = bcq.quantize(torch.tensor([[1.0, -2.0, 3.0, -4.0, 1.0, -2.0, 3.0, -4.0]]), 1, 0)
+    assert packed.codes.tolist() == [[[0b0101_0101]]]
+    assert packed.scales.tolist() == [[[2.5]]]
+    with_zero = bcq.quantize(torch.tensor([[1.0, 5.0] * 4]), 1, 0, zero_point=True)
+    assert with_zero.scales.tolist() == [[[2.0], [3.0]]]
+
+
+# ---- the solver
+
+
+@pytest.mark.parametrize("zero_point", [False, True])
+@pytest.mark.parametrize("planes", [1, 2, 3, 4, 5])
+def test_what_the_format_holds_is_found_again(planes: int, zero_point: bool) -> None:
+    """Scales by halves, every number as often as the others: then the greedy start is right."""
+    size = 2**planes * 8
+    numbers = torch.arange(2**planes).repeat(8)[None].repeat(6, 1)
+    scales = torch.tensor([1.0, 3.0, 0.125, 20.0, 1e-2, 7.0])[:, None] * 0.5 ** torch.arange(planes)
+    weight = sum(scales[:, b, None] * ((numbers >> b & 1) * 2 - 1) for b in range(planes))
+    weight = (weight + torch.linspace(-2, 2, 6)[:, None] * zero_point).half().float()
+    got = bcq.dequantize(bcq.quantize(weight, planes, 0, zero_point), torch.float32)
+    assert weight.shape == (6, size)
+    assert ((got - weight).abs() <= 2e-3 * weight.abs().amax(1, keepdim=True)).all()  # scales are rounded to f16
+
+
+@pytest.mark.parametrize("zero_point", [False, True])
+def test_no_turn_raises_an_error(zero_point: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = normal(37, 96) * torch.exp2(4 * normal(37, 1, seed=1))
+    before = None
+    for turns in (0, 1, 2, 5, 15):
+        monkeypatch.setattr(bcq_solve, "TURNS", turns)
+        numbers, scales = bcq_solve.solve(weight, 3, zero_point)
+        sums = bcq_solve.sums_of(scales.float().T, 3).T
+        error = (weight - sums.gather(1, numbers.long())).square().sum(1)
+        if before is not None:
+            assert (error <= before * (1 + 1e-3)).all()  # scales are rounded to f16
+            assert error.sum() < before.sum() or turns > 5
+        before = error
+
+
+def test_every_weight_gets_the_nearest_sum() -> None:
+    weight, scales = normal(64, 5), normal(4, 5, seed=2)
+    numbers, errors = bcq_solve.nearest(weight, scales, 3)
+    sums = bcq_solve.sums_of(scales, 3)
+    for signs in itertools.product((0, 1), repeat=3):
+        number = sum(sign << plane for plane, sign in enumerate(signs))
+        expected = sum(scales[plane] * (2 * sign - 1) for plane, sign in enumerate(signs)) + scales[3]
+        torch.testing.assert_close(sums[number], expected)
+    distances = (weight - sums[:, None]).abs()
+    chosen = (weight - sums.gather(0, numbers.long())).abs()
+    assert torch.equal(chosen, distances.amin(0))
+    torch.testing.assert_close(errors, chosen.square().sum(0))
+
+
+@pytest.mark.parametrize("zero_point", [False, True])
+def test_scales_are_the_least_squares(zero_point: bool) -> None:
+    weight, numbers = normal(40, 7), torch.randint(8, (40, 7), generator=torch.Generator().manual_seed(3)).byte()
+    got = bcq_solve.least_squares(weight, numbers, 3, zero_point)
+    for group in range(7):
+        columns = [(numbers[:, group] >> plane & 1).double() * 2 - 1 for plane in range(3)]
+        columns += [torch.ones(40, dtype=torch.float64)] * zero_point
+        expected = torch.linalg.lstsq(torch.stack(columns, 1), weight[:, group, None].double()).solution[:, 0]
+        torch.testing.assert_close(got[:, group].double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_planes_that_are_equal_leave_finite_scales() -> None:
+    weight, numbers = normal(16, 2), torch.tensor([0, 7] * 8, dtype=torch.uint8)[:, None].repeat(1, 2)
+    scales = bcq_solve.least_squares(weight, numbers, 3, True)
+    assert torch.isfinite(scales).all()
+    assert (scales[1:3] == 0).all()
+    zeros = bcq.quantize(torch.zeros(3, 64), 3, 32, zero_point=True)
+    assert not bcq.dequantize(zeros, torch.float32).any()
+
+
+def test_nothing_depends_on_neighbours_or_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = normal(50, 264)
+    whole = bcq.quantize(weight, 2, 64, True)
+    monkeypatch.setattr(bcq_solve, "CHUNK_WEIGHTS", {"cpu": 700})
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    parts = bcq.quantize(weight, 2, 64, True)
+    torch.set_num_threads(threads)
+    alone = bcq.quantize(weight[17:18], 2, 64, True)
+    assert torch.equal(whole.codes, parts.codes)
+    assert torch.equal(whole.scales, parts.scales)
+    assert torch.equal(whole.codes[17:18], alone.codes)
+    assert torch.equal(whole.scales[17:18], alone.scales)
+
+
+@pytest.mark.parametrize(("planes", "most"), [(1, 0.37), (2, 0.12), (3, 0.036), (4, 0.0115), (5, 0.004)])
+def test_noise_that_is_left(planes: int, most: float) -> None:
+    """Of unit Gaussian weights; scalar quantizers with as many values leave 0.363, 0.1175, 0.0345, 0.0095, 0.0025."""
+    weight = normal(64, 512)
+    left = bcq.dequantize(bcq.quantize(weight, planes, 128), torch.float32) - weight
+    assert left.square().mean() < most
+
+
+UNFIT = {
+    "columns": torch.zeros(4, 12),
+    "a vector": torch.zeros(8),
+    "NaN": torch.full((1, 8), torch.nan),
+    "integers": torch.zeros(2, 8, dtype=torch.int32),
+}
+
+
+@pytest.mark.parametrize("weight", UNFIT.values(), ids=UNFIT)
+def test_what_it_does_not_take(weight: Tensor) -> None:
+    with pytest.raises(LocalqError) as caught:
+        bcq.quantize(weight)
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+# ---- orders, sizes, checkpoints
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("shape", [(16, 1024), (35, 2216), (48, 72)], ids=str)
+def test_sizes_and_tiles(scheme: str, shape: tuple[int, int]) -> None:
+    maker = bcq.of_scheme(scheme)
+    packed = random_packed(shape, maker.planes, maker.group, maker.zero_point)
+    assert bcq.bytes(*shape, maker.planes, maker.group, maker.zero_point) == packed.nbytes
+    assert footprint.linear_bytes(Linears("", *shape, 1), "bcq", scheme) == packed.nbytes
+    tensors = bcq.to_tensors(packed, "P")
+    described = {f"P{suffix}": form for suffix, form in maker.layout(*shape).items()}
+    assert {name: (each.dtype, tuple(each.shape)) for name, each in tensors.items()} == described
+    linear = bcq.Linear(bcq.Packed(packed.codes.clone(), packed.scales.clone())).put_into_tiles()
+    assert linear.codes.numel() == -(-shape[0] // 16) * 16 * maker.planes * shape[1] // 8
+    back = linear.packed
+    assert torch.equal(back.codes, packed.codes)
+    assert torch.equal(back.scales, packed.scales)
+    rows = linear.dequantized_rows(16, 7, torch.float32, None) if shape[0] > 16 else None
+    assert rows is None or torch.equal(rows, bcq.dequantize(packed, torch.float32)[16:23])
+
+
+def test_positions_of_a_block() -> None:
+    """Four positions that columns have as number 4 g + i lie as number 8 i + g; what is no whole block stays."""
+    found = bcq_tiles.order(150, torch.device("cpu"))
+    assert found[:8].tolist() == [0, 1, 2, 3, 16, 17, 18, 19]
+    assert found[32:36].tolist() == [4, 5, 6, 7]
+    assert found[128:].tolist() == list(range(128, 150))
+    assert sorted(found.tolist()) == list(range(150))
+
+
+def test_schemes() -> None:
+    assert footprint.bcq_scheme("q4g64z") == (4, 64, True)
+    assert footprint.bcq_scheme("q2row") == (2, 0, False)
+    assert footprint.bcq_scheme("") == (3, 128, False)
+    for scheme in ("q6g128", "q3g100", "q3", "g128", "q3g128zz"):
+        with pytest.raises(LocalqError, match="no scheme of bcq"):
+            footprint.bcq_scheme(scheme)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_checkpoint_gives_back_what_it_was_given(scheme: str) -> None:
+    packed = bcq.of_scheme(scheme).quantize(normal(20, 328))
+    held = Held(bcq.to_tensors(packed, "model.P")).checkpoint()
+    assert owner(held.tensors, "model.P.signs") == ("bcq", "model.P")
+    assert FORMATS["bcq"] is bcq
+    read = bcq.from_checkpoint(held, "model.P")
+    assert torch.equal(read.codes, packed.codes)
+    assert torch.equal(read.scales, packed.scales)
+    assert bcq.stored_bytes(held.tensors, "model.P") == packed.nbytes
+    assert bcq.stored_shape(held, "model.P") == (20, 328)
+
+
+def changed(**tensors: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], None]:
+    def change(held: dict[str, Tensor]) -> None:
+        for name, each in tensors.items():
+            held[f"P.{name}"] = each(held[f"P.{name}"])
+
+    return change
+
+
+DAMAGED = {
+    "signs of another type": changed(signs=lambda t: t.to(torch.int16)),
+    "scales of another type": changed(alphas=lambda t: t.float()),
+    "other rows": changed(alphas=lambda t: t[:-1]),
+    "six planes": changed(signs=lambda t: t.repeat(1, 3, 1), alphas=lambda t: t.repeat(1, 3, 1)),
+    "two zero points": changed(alphas=lambda t: t.repeat(1, 2, 1)),
+    "fewer scales than planes": changed(alphas=lambda t: t[:, :1]),
+    "groups that no size makes": changed(alphas=lambda t: t[:, :, :2].repeat(1, 1, 10)),
+    "no columns": changed(signs=lambda t: t[:, :, :0]),
+    "a matrix": changed(signs=lambda t: t[0]),
+    "an infinite scale": changed(alphas=lambda t: t / 0),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_weights_are_named(case: str) -> None:
+    packed = random_packed((20, 328), 2, 128, zero_point=False)
+    tensors = bcq.to_tensors(packed, "P")
+    DAMAGED[case](tensors)
+    with pytest.raises(LocalqError, match="damaged binary codes") as caught:
+        bcq.from_checkpoint(Held(tensors).checkpoint(), "P")
+    assert caught.value.exit_code == ExitCode.BAD_FILE

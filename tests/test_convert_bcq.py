@@ -1,0 +1,168 @@
+"""A model in binary codes: what is written, how it says so, that it loads and computes what its bytes stand for."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_checkpoints import make_checkpoint
+
+from localq import bcq_mixture, convert, schemes
+from localq.bench import bits
+from localq.checkpoint import open_checkpoint
+from localq.cli import execute, quantize_bcq
+from localq.conversion_plan import is_block_linear
+from localq.engine.load import Options, load
+from localq.errors import ExitCode, LocalqError
+from localq.input_moments import Text
+from localq.local_models import format_of_config
+from localq.modelfiles import open_model
+from localq.quant import bcq
+from localq.quantizer import mixture
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("source") / "qwen2", "qwen2", num_hidden_layers=2)  # with biases
+
+
+@pytest.fixture(scope="module")
+def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("out") / "qwen2-bcq"
+    arguments = ["quantize", str(source), "--format", "bcq", "--bits", "2", "--group", "32", "--zero-points", "-q"]
+    assert execute([*arguments, "--out", str(out)]) == ExitCode.OK
+    return out
+
+
+def test_every_matrix_of_the_blocks_is_quantized_and_all_else_is_copied(source: Path, made: Path) -> None:
+    maker = bcq.of_scheme("q2g32z")
+    with open_checkpoint(open_model(source)) as before, open_checkpoint(open_model(made)) as after:
+        expected = {}
+        for name, part in before.tensors.items():
+            tensor = before.read(name)
+            if is_block_linear(name, part.shape):
+                expected |= maker.to_tensors(maker.quantize(tensor), name.removesuffix(".weight"))
+            else:
+                expected[name] = tensor
+        assert expected.keys() == after.tensors.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(after.read(name), tensor), name
+
+
+def test_the_configuration_and_the_shapes_say_what_it_is(made: Path) -> None:
+    config = json.loads((made / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "localq_bcq"
+    assert config["quantization_config"]["modules_to_not_convert"] == ["lm_head"]
+    assert format_of_config(config) == "bcq"
+    assert schemes.scheme_of(open_model(made)) == "q2g32z"
+    assert bits.per_weight(open_model(made)) == 2 + 3 * 16 / 32
+
+
+def test_it_loads_and_computes_what_its_bytes_stand_for(made: Path) -> None:
+    loaded = load(open_model(made), Options(device="cpu"))
+    assert loaded.format == "bcq"
+    with open_checkpoint(open_model(made)) as checkpoint:
+        prefixes = [name.removesuffix(".signs") for name in checkpoint.tensors if name.endswith(".signs")]
+        assert len(prefixes) == 2 * 7
+        for prefix in prefixes:
+            weight = bcq.dequantize(bcq.from_checkpoint(checkpoint, prefix), torch.float32)
+            assert torch.equal(loaded.model.get_parameter(f"{prefix.removeprefix('model.')}.weight"), weight)
+    with torch.inference_mode():
+        logits = loaded.model(torch.arange(9), torch.arange(9), loaded.cache, 9)
+    assert torch.isfinite(logits).all()
+
+
+def test_another_scheme_does_not_go_on_with_it(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    convert.convert(open_model(source), "bcq", out, scheme="q1row")
+    assert schemes.scheme_of(open_model(out)) == "q1row"
+    with pytest.raises(LocalqError) as caught:
+        convert.convert(open_model(source), "bcq", out, scheme="q3g128")
+    assert caught.value.exit_code == ExitCode.USAGE
+    convert.convert(open_model(source), "bcq", out, force=True)
+    assert schemes.scheme_of(open_model(out)) in ("q3g128", "q3row")  # rows of 64 and 128 columns
+
+
+TEXT = Text([list(range(3, 35)), list(range(40, 72)), [7, 9] * 16], torch.device("cpu"))
+
+
+def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    with open_checkpoint(open_model(folder)) as checkpoint:
+        return {name: each.shape for name, each in checkpoint.tensors.items() if name.endswith((".signs", ".alphas"))}
+
+
+def test_a_mixture_takes_no_more_than_asked_and_fills_it(source: Path, tmp_path: Path) -> None:
+    told: list[str] = []
+    wish = bcq_mixture.Wish(3.5, TEXT)
+    out = convert.convert(open_model(source), "bcq", tmp_path / "out", None, told.append, wish=wish)
+    assert 3.3 < bits.per_weight(open_model(out)) <= 3.5
+    assert any("bits a weight of 3.5" in line for line in told)
+    assert re.fullmatch(r"mix3\.[345]\d?", schemes.scheme_of(open_model(out)))
+    found = shapes(out)
+    for layer in range(2):  # what reads one input has one scheme, and goes into one launch
+        for names in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")):
+            assert len({found[f"model.layers.{layer}.{name}.alphas"][1:] for name in names}) == 1
+    assert len({each[1] for name, each in found.items() if name.endswith(".signs")}) > 1
+    assert not (out / mixture.FILE).exists()
+    assert load(open_model(out), Options(device="cpu")).format == "bcq"
+
+
+def test_a_mixture_that_was_stopped_keeps_its_choice(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wish, out = bcq_mixture.Wish(3.5, TEXT), tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(convert, "_write_shards", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            convert.convert(open_model(source), "bcq", out, wish=wish)
+    assert (out / mixture.FILE).is_file()
+    monkeypatch.setattr(bcq_mixture, "sensitivities", lambda *given, **named: pytest.fail("measured again"))
+    convert.convert(open_model(source), "bcq", out, wish=wish)
+    assert not (out / mixture.FILE).exists()
+
+
+def test_too_few_bits_for_a_mixture(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(LocalqError, match="the least that this model takes") as caught:
+        convert.convert(open_model(source), "bcq", tmp_path / "out", wish=bcq_mixture.Wish(1.01, TEXT))
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_bits_in_between_are_a_mixture() -> None:
+    assert quantize_bcq.mixture("bcq", "3.25", None, None) == 3.25
+    assert quantize_bcq.mixture("bcq", "3", "64", None) is None
+    assert quantize_bcq.mixture("vq2", "2.3", None, None) is None
+    for given in (("bcq", "3.25", "64", None), ("bcq", "3.25", None, True)):
+        with pytest.raises(LocalqError, match="every sub-layer has the group"):
+            quantize_bcq.mixture(*given)
+
+
+GIVEN = {
+    ("bcq", None, None, None): "q3g128", ("bcq", "4", "row", None): "q4row", ("bcq", "1", "512", True): "q1g512z",
+    ("nf4", "3", None, None): "",
+}  # fmt: skip
+WRONG = {
+    ("bcq", "6", None, None): "'6' is not offered", ("bcq", "x", "64", None): "'x' is not offered",
+    ("bcq", "3", "100", None): "'100' is not offered", ("nf4", None, "64", None): "--group: nf4 has no such option",
+    ("vq2", "2", None, True): "--zero-points: vq2 has no such option",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("given", GIVEN)
+def test_options(given: tuple) -> None:
+    assert quantize_bcq.scheme(*given) == GIVEN[given]
+
+
+@pytest.mark.parametrize("given", WRONG)
+def test_options_that_are_refused(given: tuple) -> None:
+    with pytest.raises(LocalqError, match=WRONG[given]) as caught:
+        quantize_bcq.scheme(*given)
+    assert caught.value.exit_code == ExitCode.USAGE
+
+
+def test_it_is_made_without_a_text(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["quantize", str(source), "--format", "bcq", "--windows", "4", "--out", str(tmp_path / "out")]
+    assert execute(arguments) == ExitCode.USAGE
+    assert "bcq is made without a text" in capsys.readouterr().err
