@@ -16,7 +16,7 @@ from localq.prepare import Say
 from localq.speed import Machine
 
 _H200 = f"efficiency of the kernels as measured on an {measured.GPU}"
-CAUTIOUS = f"{_H200}; on a slower card never a larger share of the bandwidth than there"
+BASIS = f"{_H200}; elsewhere bytes take no larger share of the bandwidth, and launches the time that they took there"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def machine_here(here: Gpu, say: Say, given: float | None = None) -> tuple[Machi
     """How fast the GPU of this machine reads: as given, as remembered, as measured now, or as its maker says."""
     card = cards.known(here.name)
     if given:
-        return Machine.of(card, given), f"with {given / 1e9:,.0f} GB/s; {CAUTIOUS}"
+        return Machine.of(card, given), f"with {given / 1e9:,.0f} GB/s; {BASIS}"
     key = here.uuid or here.name
     found = remembered.bandwidth(key)
     if found is None:
@@ -61,10 +61,10 @@ def machine_here(here: Gpu, say: Say, given: float | None = None) -> tuple[Machi
         if found is not None:
             remembered.keep_bandwidth(key, found)
     if found is not None:
-        return Machine.of(card, found), f"with {found / 1e9:,.0f} GB/s, measured on {here.name}; {CAUTIOUS}"
+        return Machine.of(card, found), f"with {found / 1e9:,.0f} GB/s, measured on {here.name}; {BASIS}"
     if card is None:
         return None, f"not known: the bandwidth of {here.name} could not be measured (--bandwidth names it)"
-    return Machine.of(card), f"with {card.read_bytes_per_s / 1e9:,.0f} GB/s, expected of {card.name}; {CAUTIOUS}"
+    return Machine.of(card), f"with {card.read_bytes_per_s / 1e9:,.0f} GB/s, expected of {card.name}; {BASIS}"
 
 
 def _here() -> tuple[Gpu, int, int]:
@@ -80,13 +80,13 @@ def _here() -> tuple[Gpu, int, int]:
 def _elsewhere(total: int, card: Card | None, given: float | None) -> tuple[Machine | None, str]:
     """Of a card that need not be here; one of which only the size is known is taken for the usual one of that size."""
     if given:
-        return Machine.of(card, given), f"with {given / 1e9:,.0f} GB/s; {CAUTIOUS}"
+        return Machine.of(card, given), f"with {given / 1e9:,.0f} GB/s; {BASIS}"
     usual = card or (cards.typical(round(total / 2**30)) if _is_usual(total) else None)
     if usual is None:
         return None, "not known of a card of this size: --gpu or --bandwidth says more"
     by = "" if card else " (--gpu names another)"
     rate = f"{usual.read_bytes_per_s / 1e9:,.0f} GB/s"
-    return Machine.of(usual), f"as expected of an {usual.name} at {rate}{by}; {CAUTIOUS}"
+    return Machine.of(usual), f"as expected of an {usual.name} at {rate}{by}; {BASIS}"
 
 
 def _is_usual(total: int) -> bool:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 GPU = "H200"
 READ_BYTES_PER_S = 4.42e12  # reductions of torch, in the same runs
 GATHER_BYTES_PER_S = 5.17e12  # `gather_roof`: sectors of L2 at random
-MULTIPROCESSOR_GHZ = 132 * 1.83  # multiprocessors times their clock: what a gather from L2 is scaled by
+CLOCK_GHZ = 1.83
+MULTIPROCESSOR_GHZ = 132 * CLOCK_GHZ  # multiprocessors times their clock: what a gather from L2 is scaled by
 
 Rows = tuple[tuple[int, int, float], ...]  # out, in, us of one launch
 

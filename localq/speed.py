@@ -3,9 +3,12 @@
 A launch takes  fixed + per_column * columns + bytes / (efficiency * rate),  fitted by format to the measured launches;
 rate is the read bandwidth, and for codewords that are gathered (1x16, VPTQ) that of random sectors of L2. What the fit
 leaves of them, such as how a matrix falls into tiles, counts for shapes in proportion to how near they are (`off_fit`).
-A step is the sum of its launches. The efficiency was measured on an H200 alone. On a slower card a launch is taken to
-reach no larger share of the bandwidth than it did there, so that the fixed parts grow with everything else: what is
-told is the smaller of the two speeds.
+A step is the sum of its launches.
+
+All was measured on an H200 alone. On another card the bytes of a launch take the same share of its bandwidth as there,
+no larger one, for every card of `cards.py` has more cycles for a byte; what a launch takes besides its bytes is
+latency, which no bandwidth changes, and is as long as there, or longer by the clock. So small launches reach a larger
+share on a slower card. What is gathered scales as a whole: its fixed part is work of the multiprocessors too.
 """
 
 from __future__ import annotations
@@ -31,22 +34,26 @@ LIVE = 64.5  # slots that attention reads, the mean of 128 tokens at depth 0
 
 @dataclass(frozen=True)
 class Machine:
-    """What is read per second: of device memory, and of random sectors from L2."""
+    """What is read per second: of device memory, and of random sectors from L2.
+
+    latency   of a launch, in that of an H200
+    """
 
     read_bytes_per_s: float
     gather_bytes_per_s: float
+    latency: float = 1.0
 
     @classmethod
     def of(cls, card: Card | None, read_bytes_per_s: float | None = None) -> Machine:
-        """A card, its bandwidth as measured or as expected. L2 is scaled by multiprocessors and clock, never upwards;
-        of an unknown card by the bandwidth."""
+        """A card, its bandwidth as measured or as expected. L2 is scaled by multiprocessors and clock, never upwards,
+        and latency by the clock, never downwards; of an unknown card L2 by the bandwidth."""
         assert card is not None or read_bytes_per_s is not None
         read = read_bytes_per_s or (card.read_bytes_per_s if card else 0.0)
         if card is None:
-            share = read / measured.READ_BYTES_PER_S
-        else:
-            share = card.multiprocessors * card.boost_ghz / measured.MULTIPROCESSOR_GHZ
-        return cls(read, measured.GATHER_BYTES_PER_S * min(1.0, share))
+            return cls(read, measured.GATHER_BYTES_PER_S * min(1.0, read / measured.READ_BYTES_PER_S))
+        share = card.multiprocessors * card.boost_ghz / measured.MULTIPROCESSOR_GHZ
+        latency = max(1.0, measured.CLOCK_GHZ / card.boost_ghz)
+        return cls(read, measured.GATHER_BYTES_PER_S * min(1.0, share), latency)
 
 
 MEASURED_ON = Machine(measured.READ_BYTES_PER_S, measured.GATHER_BYTES_PER_S)
@@ -60,13 +67,15 @@ class Cost:
     column_us: float
     times: float
 
-    def us(self, columns: float, count: float, rate: float, measured_rate: float) -> float:
-        """Of a launch that moves `count` bytes; see the module about slower cards."""
-        there = self._at(columns, count, measured_rate)
-        return max(self._at(columns, count, rate), there * measured_rate / rate if rate < measured_rate else 0.0)
+    def us(self, columns: float, count: float, machine: Machine) -> float:
+        """Of a launch that reads `count` bytes; see the module about other cards."""
+        latency = machine.latency * (self.fixed_us + self.column_us * columns)
+        return latency + self.times * 1e6 * count / machine.read_bytes_per_s
 
-    def _at(self, columns: float, count: float, rate: float) -> float:
-        return self.fixed_us + self.column_us * columns + self.times * 1e6 * count / rate
+    def gathered_us(self, columns: float, count: float, machine: Machine) -> float:
+        """Of one that moves `count` bytes of sectors."""
+        there = self.fixed_us + self.column_us * columns + self.times * 1e6 * count / measured.GATHER_BYTES_PER_S
+        return there * measured.GATHER_BYTES_PER_S / machine.gather_bytes_per_s
 
 
 def tokens_per_s(
@@ -105,14 +114,15 @@ def _launches(
     q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     around = footprint.format_outside_experts(arch, format)
     projections = _products(((q + 2 * kv, arch.hidden), (arch.hidden, q)), around, scheme, machine)
-    yield arch.layers * (projections + _attention(arch, placement.kv_bits, live, machine) + _between(arch, format))
+    yield arch.layers * (projections + _attention(arch, placement.kv_bits, live, machine))
+    yield arch.layers * machine.latency * _between(arch, format)
     width, dense = arch.intermediate, arch.layers - arch.expert_layers
     yield dense * _products(((2 * width, arch.hidden), (arch.hidden, width)), around, scheme, machine) if dense else 0.0
     yield arch.expert_layers * _mixture(arch, format, scheme, machine) if arch.experts else 0.0
     head = {"16": "16 bit", "8": "8 bit", "nf4": "nf4"}[placement.head]
     behind = measured.HEAD_BEHIND_VQ2 if (format, head) == ("vq2", "16 bit") else 1.0
     yield behind * _product(head, arch.vocab, arch.hidden, head, "", machine)
-    yield measured.EMBED_AND_CHOICE_US
+    yield machine.latency * measured.EMBED_AND_CHOICE_US
 
 
 def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> float:
@@ -122,7 +132,7 @@ def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> 
     assert kernel is not None
     opened = _product(kernel, 2 * arch.experts_active * width, arch.hidden, format, scheme, machine, expert=True)
     closed = _product(kernel, arch.experts_active * arch.hidden, width, format, scheme, machine, expert=True)
-    return measured.ROUTER_US + opened + closed
+    return machine.latency * measured.ROUTER_US + opened + closed
 
 
 def _products(shapes: Sequence[tuple[int, int]], format: str, scheme: str, machine: Machine) -> float:
@@ -138,9 +148,7 @@ def _product(
         kernel = f"{kernel} experts"
     cost, moved = fitted(kernel), _moved(rows, columns, format, scheme, expert)
     off = off_fit(kernel, rows, columns)
-    if kernel in GATHERS:
-        return off * cost.us(columns, moved, machine.gather_bytes_per_s, measured.GATHER_BYTES_PER_S)
-    return off * cost.us(columns, moved, machine.read_bytes_per_s, measured.READ_BYTES_PER_S)
+    return off * (cost.gathered_us if kernel in GATHERS else cost.us)(columns, moved, machine)
 
 
 def _moved(rows: int, columns: int, format: str, scheme: str, expert: bool = False) -> float:
@@ -170,7 +178,7 @@ def _attention(arch: Architecture, bits: int, live: float, machine: Machine) -> 
     cost = fitted_attention(bits)
     moved = arch.kv_bytes_per_token(bits) / arch.layers * live
     norms = measured.QK_NORM_US if "qk_norm" in MODEL_TYPES[arch.model_type] else 0.0
-    return norms + cost.us(arch.heads * arch.head_dim, moved, machine.read_bytes_per_s, measured.READ_BYTES_PER_S)
+    return machine.latency * norms + cost.us(arch.heads * arch.head_dim, moved, machine)
 
 
 def _aqlm(scheme: str) -> tuple[int, int, int]:
@@ -206,7 +214,12 @@ def _points(kernel: str) -> list[tuple[float, ...]]:
 
 @functools.cache
 def fitted(kernel: str) -> Cost:
-    """The cost that is nearest to all measured launches of `kernel`, in parts of each."""
+    """The cost that is nearest to all measured launches of `kernel`, in parts of each. One launch does not tell bytes
+    from latency: then the efficiency is that of the format's experts."""
+    experts = f"{kernel} experts"
+    if len(measured.PRODUCTS[kernel]) == 1 and experts in measured.PRODUCTS:
+        (*_, us), (*_, moved) = measured.PRODUCTS[kernel][0], _points(kernel)[0]
+        return Cost(us - fitted(experts).times * moved, 0.0, fitted(experts).times)
     return Cost(*_least_squares(_points(kernel), [us for *_, us in measured.PRODUCTS[kernel]]))
 
 

@@ -100,7 +100,7 @@ def made(name: str, format: str | None, settings: Settings) -> Report:
         memory = f"{named / MIB:,.0f} MiB (--vram {settings.vram})"
         sizes = {size * MIB: gib for gib, size in planner.CARD_TOTALS_MIB.items()}
         machines = {card.name: Machine.of(card) for card in cards.of_size(sizes.get(named, 0))}
-        basis = fit_card.CAUTIOUS if machines else ""
+        basis = fit_card.BASIS if machines else ""
     else:
         budget = choosing.budget_here(settings)
         here = gpus.first_visible(gpus.probe().gpus) if budget is not None else None
