@@ -12,8 +12,19 @@ import pytest
 
 
 def pytest_configure() -> None:
-    # A shell starts background jobs with Ctrl-C ignored, and children inherit that: tests of Ctrl-C need the default.
+    _default_signals()
+
+
+def pytest_runtest_setup() -> None:
+    _default_signals()
+
+
+def _default_signals() -> None:
+    """As at a terminal, where children inherit it too: a shell starts background jobs with Ctrl-C ignored, `nohup` with
+    SIGHUP, and a program's `main` that a test has called leaves handlers of its own."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -152,7 +152,8 @@ class TranscriptView(VerticalScroll, can_focus=False):
 
         def stay() -> None:
             if not self._follows:  # it may have been sent to the end meanwhile
-                self.scroll_to(y=seen_y + self.virtual_size.height - before, animate=False)
+                # at once: it would let go of an end that it is sent to before the next frame
+                self.scroll_to(y=seen_y + self.virtual_size.height - before, animate=False, immediate=True)
 
         self.call_after_refresh(stay)
 
@@ -239,7 +240,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
     def action_first(self) -> None:
         """To the first that is drawn, and what was before."""
         self.release_anchor()
-        self.scroll_home(animate=False)
+        self.scroll_home(animate=False, immediate=True)
 
     def action_last(self) -> None:
         """To the end, and follow it."""

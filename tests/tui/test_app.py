@@ -13,20 +13,16 @@ from scripted_client import CharTokenizer, ScriptedClient
 from textual.theme import BUILTIN_THEMES
 from tui_pilot import chat_app, drive, drive_chat, idle, say, screen_text, until
 
-from localq import keymap, settings
+from localq import keymap, settings, settings_file
 from localq.chat import ChatSession
 from localq.conversation import Message
 from localq.errors import ExitCode, LocalqError
 from localq.resuming import Start
-from localq.session_record import Session
 from localq.sessions import SessionStore
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
 from localq.tui.help_screen import HelpScreen
 from localq.tui.instruments import InstrumentsScreen
-from localq.tui.transcript_lines import Earlier
-from localq.tui.transcript_view import WINDOW
-from localq.tui.turn_view import TurnView
 from localq.worker.messages import Load
 
 ROOT = Path(__file__).parents[2]
@@ -194,12 +190,12 @@ def test_keys_are_read_from_the_file_and_the_environment(tmp_path, monkeypatch):
 
 def test_keys_are_written_as_a_table_and_others_beside_it(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
-    settings.write("keys", "send=ctrl+x; newline=enter")
-    settings.write("theme", "nord")
+    settings_file.write("keys", "send=ctrl+x; newline=enter")
+    settings_file.write("theme", "nord")
     assert (settings.load({}).keys, settings.load({}).theme) == ({"send": "ctrl+x", "newline": "enter"}, "nord")
     with pytest.raises(LocalqError, match="Did you mean send"):
-        settings.write("keys", "sned=ctrl+x")
-    settings.write("keys", None)
+        settings_file.write("keys", "sned=ctrl+x")
+    settings_file.write("keys", None)
     assert settings.load({}).keys == {}
 
 
@@ -313,40 +309,6 @@ def test_other_ways_to_leave(keys):
         await pilot.press(*keys)
 
     assert drive_chat(app, script) == ExitCode.OK
-
-
-def long_session(turns: int) -> Session:
-    record = Session()
-    for number in range(turns):
-        if number % 2:
-            record.conversation.add(Message("assistant", f"answer {number}"), number - 1)
-        else:
-            record.conversation.add(Message("user", f"question {number}"), number - 1 if number else None)
-    return record
-
-
-def test_of_ten_thousand_turns_the_newest_are_drawn_and_others_on_demand():
-    record = long_session(10_000)
-    session = ChatSession(ScriptedClient(["new"]), Load("path", "model"), CharTokenizer())
-    app = LocalqApp(Settings(), Start(record), session=session)
-
-    async def script(pilot):
-        await until(pilot, lambda: len(app.chat.query(TurnView)) == WINDOW)
-        assert "answer 9999" in screen_text(app)
-        earlier, transcript = app.chat.query_one(Earlier), app.chat.conversation.transcript
-        assert "9950 earlier turns" in str(earlier.render())
-        assert transcript.is_vertical_scroll_end
-        await pilot.press("ctrl+o", "g")
-        await until(pilot, lambda: len(app.chat.query(TurnView)) == 2 * WINDOW, "more at the top")
-        assert "9900 earlier turns" in str(earlier.render())
-        await until(pilot, lambda: transcript.scroll_y > 0, "what was seen is in its place")
-        earlier.action_show()
-        await until(pilot, lambda: len(app.chat.query(TurnView)) == 3 * WINDOW)
-        await say(pilot, "one more")
-        assert "new" in screen_text(app)
-
-    drive(app, script)
-    assert len(record.conversation.turns) == 10_002
 
 
 def test_every_turn_is_saved_and_gone_on_with(tmp_path):
