@@ -27,6 +27,11 @@ step() { # name, lines to show, command...
   tail -n "$lines" "$out/$name.log"
 }
 
+mixtures() { # inside the memory of the cards that people run them on
+  $limit python3 -m localq bench --synthetic gpt-oss-20b --vram 16 --no-baseline -p 0 -r 3 -o md
+  $limit python3 -m localq bench --synthetic qwen3-30b-a3b@nf4 --vram 24 --no-baseline -p 0 -r 3 -o md
+}
+
 run() {
   case $1 in
     build) step build 4 python3 -m pip install --quiet --no-build-isolation --no-deps --editable . ;;
@@ -47,6 +52,14 @@ run() {
     profile) step profile 20 $limit python3 -m localq bench --synthetic "${MODEL:-llama-3.1-8b@nf4}" --profile ;;
     smollm2) step smollm2 10 $limit python3 -m localq bench smollm2-135m@nf4 --device cuda ;;
     vq2) step vq2 20 $limit bash tests/vq2_report.sh "$out/vq2" ;;
+    faults) step faults 30 $limit python3 -m pytest -q -m cuda tests/worker/test_faults_on_cuda.py -p no:cacheprovider ;;
+    planner) step planner 30 $limit python3 tests/planner_report.py ;;
+    instruments) step instruments 20 $limit python3 tests/tui_report.py "$out/instruments" ;;
+    bcq) step bcq 30 $limit bash tests/bcq_report.sh ;;
+    formats) step formats 30 $limit python3 -m localq bench --formats "${MODEL:-llama-3.1-8b}" --synthetic -o md ;;
+    formats_32b) step formats_32b 30 $limit python3 -m localq bench --formats qwen3-32b --synthetic -o md ;;
+    mixtures) step mixtures 30 mixtures ;;
+    two_bits) step two_bits 30 $limit python3 tests/two_bits_table.py "$out/two_bits" ;;
     quality) step quality 10 $limit python3 -m localq eval smollm2-135m@nf4 --device cuda --against reference --decode 512 ;;
     decode_memcheck) step decode_memcheck 2 $limit compute-sanitizer --tool memcheck --error-exitcode 9 \
       python3 -m localq run smollm2-135m@nf4 --device cuda "Hello" ;;

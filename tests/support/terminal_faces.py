@@ -12,6 +12,7 @@ from terminal_engine import Script
 from terminal_localq import COMMAND, environment, write_model
 
 EDITS = b"\x1b[?2004h"  # a line editor takes the terminal
+RESENT, RESEND_S = 5, 3.0  # how often, and after how long, a message that was refused is sent again
 
 
 @dataclass
@@ -129,11 +130,18 @@ class Tui(Line):
         return "stopping" in self.status(terminal) or self.is_stopped(terminal, count)
 
     def exchange(self, terminal: Terminal, text: str, seen: str = "") -> None:
-        """Until it is `seen`, or nothing more is drawn."""
+        """Until it is `seen`, or nothing more is drawn. What was refused because the one before was still being done
+        stays in the message: it is sent again."""
         self.say(terminal, text)
         if seen:
             terminal.until(seen)
         terminal.settle()
+        for _ in range(RESENT):
+            with contextlib.suppress(Gave):
+                terminal.until(lambda: self.is_ready(terminal), RESEND_S)
+                return
+            if self.status(terminal).startswith("ready"):
+                terminal.send(ENTER)
         terminal.until(lambda: self.is_ready(terminal))
 
     def is_stopped(self, terminal: Terminal, count: int) -> bool:
