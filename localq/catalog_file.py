@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from localq import settings
 from localq.architecture import MODEL_TYPES, Architecture
 from localq.errors import LocalqError, bad_file
 
 # Formats that a source may have. Which of them this version runs: `catalog.RUNNABLE_FORMATS`.
 FORMATS = ("bf16", "fp16", "nf4", "aqlm", "vptq", "vq2", "mxfp4", "awq", "gptq", "bcq", "squeezellm", "gguf")
 KINDS = ("hub", "pypi")
+SETTINGS = (*settings.SAMPLING, "max_tokens")  # that a model may have of its own
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class ModelEntry:
     default_format  what the bare name means
     base_format     the source that localq quantizes from
     side_parameters weights of the files that are not of the text model (a vision tower), 16 bit, downloaded only
+    settings        how replies are made, over the model's generation_config.json; a user's settings lie over them
     """
 
     name: str
@@ -67,6 +70,7 @@ class ModelEntry:
     base_format: str = "bf16"
     aliases: tuple[str, ...] = ()
     side_parameters: int = 0
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
     def source(self, format: str) -> Source | None:
         """The published weights in `format`, the first where there are several; None when there are none."""
@@ -105,11 +109,24 @@ def _entry(path: Path, where: str, fields: Any) -> ModelEntry:
     values.setdefault("default_format", sources[0].format)
     values["aliases"] = _strings(path, f"{where}.aliases", values.get("aliases", []))
     arch = _arch(path, f"{where}.arch", values.pop("arch"))
+    values["settings"] = _settings(path, f"{where}.settings", values.get("settings", {}))
     entry = ModelEntry(arch=arch, sources=sources, **values)
     for key in ("default_format", "base_format"):
         if entry.source(getattr(entry, key)) is None and (key in fields or key == "default_format"):
             raise _wrong(path, f"{where}.{key}", f"{getattr(entry, key)!r} is the format of none of the sources")
     return entry
+
+
+def _settings(path: Path, where: str, fields: dict[str, Any]) -> dict[str, Any]:
+    for name in fields:
+        if name not in SETTINGS:
+            raise _wrong(path, f"{where}.{name}", f"is not known here; known are {', '.join(SETTINGS)}")
+    try:
+        found = {name: settings.parse(name, value, str(path)) for name, value in fields.items()}
+        settings.Settings(**found)
+    except LocalqError as error:
+        raise _wrong(path, f"{where}.{error.what}", error.why) from error
+    return found
 
 
 def _arch(path: Path, where: str, fields: Any) -> Architecture:
@@ -183,5 +200,5 @@ _ARCH_REQUIRED = tuple(each.name for each in dataclasses.fields(Architecture) if
 _SOURCE_KEYS = {each.name: _TYPES[str(each.type)] for each in dataclasses.fields(Source)}
 _MODEL_KEYS: dict[str, type] = {
     "name": str, "title": str, "aliases": list, "default_format": str, "base_format": str, "licence": str,
-    "side_parameters": int, "arch": dict, "source": list,
+    "side_parameters": int, "settings": dict, "arch": dict, "source": list,
 }  # fmt: skip

@@ -93,18 +93,22 @@ def _unpack_into(folder: Path, source: Source, on_progress: OnProgress | None, o
 # ---- from the environment
 
 
-def _copy_installed(source: Source, part: Path) -> bool:
-    """Copy the file of the installed package to `part`; False where there is none with the recorded hash."""
+def installed(source: Source) -> Path | None:
+    """The file of `source` in a package that is installed here, unchecked; None where that is not, or another one."""
     import importlib.metadata  # start-up cost: 20 ms, and this module loads with every verb
 
     try:
         distribution = importlib.metadata.distribution(source.package)
     except importlib.metadata.PackageNotFoundError:
-        return False
-    if distribution.version != source.version:
-        return False
+        return None
     path = Path(str(distribution.locate_file(source.member)))
-    if not path.is_file():
+    return path if distribution.version == source.version and path.is_file() else None
+
+
+def _copy_installed(source: Source, part: Path) -> bool:
+    """Copy the file of the installed package to `part`; False where there is none with the recorded hash."""
+    path = installed(source)
+    if path is None:
         return False
     with path.open("rb") as file:
         if _copy(file, part, _limit(source)) == _recorded(source):

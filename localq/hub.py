@@ -116,7 +116,7 @@ class _Fetch:
             raise hub_client.gated(listing.repo)
         names = files or single_gguf(listing)
         if names and all(name.endswith(".gguf") for name in names):
-            path = self._get(_named(listing, names))[0]
+            path = self._get(named(listing, names))[0]
         else:
             path = self._folder()
         with disk.disk_errors(places.hub_cache()):
@@ -255,7 +255,8 @@ def check_content(store: Store, repo: str, path: Path, file: RemoteFile, recorde
             raise bad_file(repo, why, "Somebody replaced it: name a --revision that you trust.")
 
 
-def _named(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:
+def named(listing: Listing, names: tuple[str, ...]) -> list[RemoteFile]:
+    """The files of these names. Raises LocalqError (exit 4) for one that is not there."""
     for name in names:
         if name not in listing.files:
             step = "Check the name and the revision."

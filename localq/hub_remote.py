@@ -58,20 +58,46 @@ def outline(listing: Listing) -> Iterator[Path]:
             raise LocalqError(what, why, error.next_step, error.exit_code) from error
 
 
+def to_fetch(listing: Listing, names: tuple[str, ...] = ()) -> list[RemoteFile]:
+    """The files that `hub.fetch` would take of `listing`: `names` (.gguf), its one .gguf, or the model folder.
+
+    Asks the hub for an index, and for nothing else. Raises LocalqError as `hub.fetch`.
+    """
+    names = names or hub.single_gguf(listing)
+    if names and all(name.endswith(".gguf") for name in names):
+        return hub.named(listing, names)
+    hub.check_layout(listing)
+    small = [file for name, file in sorted(listing.files.items()) if hub.SMALL_FILES.fullmatch(name)]
+    index = [] if SINGLE_NAME in listing.files else [listing.files[INDEX_NAME]]
+    with disk.scratch_folder("localq-index-") as folder:
+        _small(listing, index, folder)
+        return [*small, *index, *(listing.files[name] for name in _shards(listing, folder))]
+
+
 def _folder(listing: Listing, folder: Path) -> Path:
     files = listing.files
     small = [file for name, file in files.items() if _OUTLINED.fullmatch(name)]
-    for file in [*small, *([] if SINGLE_NAME in files else [files[INDEX_NAME]])]:
+    _small(listing, [*small, *([] if SINGLE_NAME in files else [files[INDEX_NAME]])], folder)
+    for shard in _shards(listing, folder):
+        outline_file(listing, files[shard], folder / shard)
+    return folder
+
+
+def _small(listing: Listing, files: list[RemoteFile], folder: Path) -> None:
+    for file in files:
         if file.size > MAX_SMALL_BYTES:
             why = f"{file.name} has {file.size:,} bytes, which no such file has"
             raise bad_file(listing.repo, why, "Use another repository or revision.")
         (folder / file.name).write_bytes(hub_client.first_bytes(listing, file, file.size))
-    for shard in sorted(set(read_index(folder).values())) or [SINGLE_NAME]:
-        if shard not in files:
-            why = f"{INDEX_NAME} names {shard}, which is not there"
-            raise bad_file(listing.repo, why, "Use another repository or revision.")
-        outline_file(listing, files[shard], folder / shard)
-    return folder
+
+
+def _shards(listing: Listing, folder: Path) -> list[str]:
+    """The files of weights, by the index in `folder` where there is one."""
+    shards = sorted(set(read_index(folder).values())) or [SINGLE_NAME]
+    if absent := [name for name in shards if name not in listing.files]:
+        why = f"{INDEX_NAME} names {absent[0]}, which is not there"
+        raise bad_file(listing.repo, why, "Use another repository or revision.")
+    return shards
 
 
 def _gguf(listing: Listing, file: RemoteFile, folder: Path) -> Path:

@@ -11,11 +11,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from localq import catalog, choosing, memory_limits, prepare, remembered
+from localq import catalog, choosing, memory_limits, model_defaults, prepare, remembered
 from localq.chat import ChatSession
 from localq.errors import ExitCode, LocalqError
 from localq.prepare import OnProgress
-from localq.sampling import Sampling
 from localq.settings import Settings
 from localq.wanted import Wanted as Wanted  # in a file of its own: a front end draws before all of this is imported
 from localq.worker.client import EngineClient
@@ -66,8 +65,9 @@ def open_session(
 
         files = open_model(path)
         request = load_request(str(path), target.name, settings, wanted.force)
-        sampling = settings.sampling(Sampling.from_generation_config(files.generation_config))
-        session = ChatSession(client, request, Tokenizer.load(files), sampling, settings.max_tokens)
+        sampling = settings.sampling(model_defaults.sampling(target.entry, files.generation_config))
+        longest = settings.max_tokens or model_defaults.max_tokens(target.entry)
+        session = ChatSession(client, request, Tokenizer.load(files), sampling, longest)
         session.system = settings.system
         try:
             session.set_think(settings.think)

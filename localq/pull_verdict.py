@@ -5,6 +5,8 @@ Shapes come from the catalogue; those of other repositories from the hub (`unlis
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from localq import choosing, memory_limits, offers, planner, unlisted
 from localq.catalog import Target
 from localq.errors import ExitCode, LocalqError
@@ -28,15 +30,24 @@ def chosen(name: str, settings: Settings) -> tuple[Target, str | None]:
 def _offer(target: Target, revision: str | None) -> Offer | None:
     """What is known of `target` before it is here; None for what the catalogue does not have in this format."""
     if target.entry is None:
-        return unlisted.remote(target, revision=revision)
+        return unlisted.offer(target, offline=False) if revision is None else unlisted.remote(target, revision=revision)
     return next(iter(offers.of_entry(target.entry, target.format)), None)
 
 
-def verdict(target: Target, settings: Settings, revision: str | None, *, force: bool) -> str | None:
-    """One line about what `target` will take; None where nothing is known of its shape.
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a model fits (None: not known) and that in one line; refusal (exit 3): why it is not fetched."""
 
-    Raises LocalqError: exit 3 where it does not fit the GPU (or --vram) and 8 where its files are unsound, both unless
-    `force`; 4, 5, 6 and 9 as `hub.fetch`.
+    fits: bool | None
+    said: str
+    refusal: LocalqError | None = None
+
+
+def verdict(target: Target, settings: Settings, revision: str | None, *, force: bool) -> Verdict | None:
+    """What to say about `target`; None where nothing is known of its shape. Refuses what does not fit the GPU (or
+    --vram) unless `force`.
+
+    Raises LocalqError: exit 8 where its files are unsound, unless `force`; 4, 5, 6 and 9 as `hub.fetch`.
     """
     budget = _budget(settings)  # a wrong --vram is said before the network is asked
     try:
@@ -44,20 +55,20 @@ def verdict(target: Target, settings: Settings, revision: str | None, *, force: 
     except LocalqError as error:
         if error.exit_code != ExitCode.FAILURE and not (force and error.exit_code == ExitCode.BAD_FILE):
             raise  # a kind that localq does not know may be fetched for another tool
-        return f"{target.name}: whether it fits is not known: {error.why}; it is fetched all the same"
+        return Verdict(None, f"{target.name}: whether it fits is not known: {error.why}; it is fetched all the same")
     if offer is None:
         return None
     if offer.not_yet:
-        return f"{target.name}: {offer.not_yet}; it is fetched all the same"
+        return Verdict(None, f"{target.name}: {offer.not_yet}; it is fetched all the same")
     plan = planner.assess(
         offer.arch, offer.format, budget, wishes=choosing.wishes_of(settings), weights=offer.block_bytes,
         scheme=offer.scheme, name=target.name,
     )  # fmt: skip
-    if not plan.fits and not force:
-        why = f"it will not fit: {plan.reason}"
-        step = "`localq fit` lists what does; --force fetches it all the same."
-        raise LocalqError(target.name, why, step, ExitCode.DOES_NOT_FIT)
-    return f"{target.name}: {_said(plan, budget)}"
+    if plan.fits or force:
+        return Verdict(plan.fits, f"{target.name}: {_said(plan, budget)}")
+    why = f"it will not fit: {plan.reason}"
+    step = "`localq fit` lists what does; --force fetches it all the same."
+    return Verdict(False, f"{target.name}: {why}", LocalqError(target.name, why, step, ExitCode.DOES_NOT_FIT))
 
 
 def _said(plan: Plan, budget: int | None) -> str:

@@ -1,25 +1,27 @@
-"""The user's settings: built-in defaults, then `config.toml`, then `LOCALQ_<NAME>` in the environment.
+"""The settings: built-in defaults, then `config.toml`, a project's `localq.toml`, `LOCALQ_<NAME>` in the environment.
 
-Flags win over all of these; the verbs see to that. Where a sampling setting is None here, the model's own
-`generation_config.json` decides. Unknown keys are refused, never ignored.
+Flags win over all of these; the verbs see to that. Where a sampling setting or `max_tokens` is None here, models.toml
+and the model's own `generation_config.json` decide (`model_defaults`). Unknown keys are refused, never ignored.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from localq import keymap, places, thinking
+from localq import keymap, places, project_file, thinking
 from localq.errors import LocalqError, bad_file, usage_error
 from localq.sampling import Sampling
 
-_SAMPLING = (
+SAMPLING = (
     *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
     *("dry_penalty_last_n", "xtc_probability", "xtc_threshold", "seed"),
 )
@@ -80,7 +82,8 @@ class Settings:
     def __post_init__(self) -> None:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
-                raise usage_error(name, f"'{getattr(self, name)}' is not allowed", f"Use one of {', '.join(allowed)}.")
+                why = f"'{getattr(self, name):.80}' is not allowed"
+                raise usage_error(name, why, f"Use one of {', '.join(allowed)}.")
         for name in ("ctx", "max_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -90,7 +93,7 @@ class Settings:
 
     def sampling(self, base: Sampling) -> Sampling:
         """`base` (the model's own defaults) with the settings given here laid over it."""
-        given = {name: getattr(self, name) for name in _SAMPLING if getattr(self, name) is not None}
+        given = {name: getattr(self, name) for name in SAMPLING if getattr(self, name) is not None}
         return dataclasses.replace(base, **given)
 
     @property
@@ -142,7 +145,8 @@ DESCRIPTIONS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Origin:
-    """Where the value of a setting comes from: "built-in", "config.toml" or the name of an environment variable."""
+    """Where the value of a setting comes from: "built-in", "config.toml", the path of a project's file, or the name of
+    an environment variable; of a model's own settings also "models.toml" or "generation_config.json"."""
 
     value: Any
     source: str
@@ -153,6 +157,9 @@ def origins(environment: Mapping[str, str] = os.environ) -> dict[str, Origin]:
     found = {name: Origin(value, "built-in") for name, value in vars(Settings()).items()}
     for name, value in read_config().items():
         found[name] = Origin(value, "config.toml")
+    path, project = read_project(environment)
+    for name, value in project.items():
+        found[name] = Origin(value, str(path))
     for name in found:
         variable = f"LOCALQ_{name.upper()}"
         if variable in environment:
@@ -167,7 +174,19 @@ def load(environment: Mapping[str, str] = os.environ) -> Settings:
 
 def read_config() -> dict[str, Any]:
     """The keys set in `config.toml`, checked; an absent file is an empty one."""
-    return _checked(file_text(), str(places.config_file()))
+    return checked(file_text(), str(places.config_file()))
+
+
+def read_project(environment: Mapping[str, str] = os.environ) -> tuple[Path | None, dict[str, Any]]:
+    """The project's file that counts here, and what it sets; (None, {}) where there is none.
+
+    Raises LocalqError: exit 2 for what it may not set, 8 for what is no TOML.
+    """
+    path = project_file.find(environment)
+    if path is None:
+        return None, {}
+    may_set = functools.partial(project_file.check, path, SAMPLING)
+    return path, checked(project_file.text(path), str(path), may_set)
 
 
 def file_text() -> str:
@@ -181,17 +200,22 @@ def file_text() -> str:
         raise _unreadable(str(path), error) from error
 
 
-def _checked(text: str, where: str) -> dict[str, Any]:
+def checked(text: str, where: str, may_set: Callable[[str, Any], None] = lambda name, value: None) -> dict[str, Any]:
+    """The settings in the TOML `text`, of the file `where`, which `may_set` has a look at first.
+
+    Raises LocalqError: exit 2 for a wrong one, 8 for no TOML.
+    """
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, and nesting, are no TOMLDecodeError
         raise _unreadable(where, error) from error
-    checked: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, value in table.items():
         check_name(name)
-        checked[name] = parse(name, value, where)
-    Settings(**checked)
-    return checked
+        may_set(name, value)
+        found[name] = parse(name, value, where)
+    Settings(**found)
+    return found
 
 
 def _unreadable(where: str, error: Exception) -> LocalqError:
@@ -201,24 +225,15 @@ def _unreadable(where: str, error: Exception) -> LocalqError:
 def check_name(name: str) -> None:
     """Raise a usage error for a setting that does not exist, naming the nearest that do."""
     if name not in DESCRIPTIONS:
-        near = difflib.get_close_matches(name, DESCRIPTIONS, n=3) or list(DESCRIPTIONS)
-        raise usage_error(name, "there is no such setting", f"Did you mean {', '.join(near)}?")
+        near = difflib.get_close_matches(name[:80], DESCRIPTIONS, n=3) or list(DESCRIPTIONS)
+        raise usage_error(name[:80], "there is no such setting", f"Did you mean {', '.join(near)}?")
 
 
 def parse(name: str, value: Any, where: str) -> Any:
     """`value` (from a file: typed; from the environment or the command line: text) in the type of setting `name`."""
     kind = str(Settings.__annotations__[name]).split(" |")[0]
     if kind == "bool":
-        words = {
-            "1": True,
-            "true": True,
-            "yes": True,
-            "on": True,
-            "0": False,
-            "false": False,
-            "no": False,
-            "off": False,
-        }
+        words = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
         if isinstance(value, bool):
             return value
         if isinstance(value, str) and value.lower() in words:
@@ -236,7 +251,7 @@ def parse(name: str, value: Any, where: str) -> Any:
     elif kind in ("int", "float") and isinstance(value, int | float | str) and not isinstance(value, bool):
         try:
             number = float(value) if kind == "float" else parse_count(value)
-        except ValueError:
+        except (ValueError, OverflowError):  # the latter of an integer that no float holds
             pass
         else:
             return number
@@ -247,7 +262,7 @@ def parse(name: str, value: Any, where: str) -> Any:
         "float": "a number",
         "dict[str, str]": "keys",
     }[kind]
-    raise usage_error(name, f"{value!r} in {where} is not {expected}", DESCRIPTIONS[name].capitalize() + ".")
+    raise usage_error(name, f"{value!r:.80} in {where} is not {expected}", DESCRIPTIONS[name].capitalize() + ".")
 
 
 def parse_count(value: int | float | str) -> int:
@@ -258,43 +273,3 @@ def parse_count(value: int | float | str) -> int:
     if not math.isfinite(value) or value != int(value):
         raise ValueError(f"{value} is not a whole number")
     return int(value)
-
-
-def write(name: str, text: str | None) -> Any:
-    """Set `name` in `config.toml` (None = remove it), keeping comments and order. Returns the value as stored."""
-    import tomlkit  # start-up cost: only `config set` writes
-
-    check_name(name)
-    read_config()  # a file that is broken already must not be overwritten
-    path = places.config_file()
-    document = tomlkit.parse(path.read_text(encoding="utf-8")) if path.exists() else tomlkit.document()
-    value = None
-    if text is None:
-        document.pop(name, None)
-    else:
-        value = parse(name, text, "the command line")
-        Settings(**{**{k: parse(k, v, str(path)) for k, v in document.unwrap().items()}, name: value})
-        document[name] = value
-    _store(tomlkit.dumps(document))
-    return value
-
-
-def write_file(text: str) -> int:
-    """Put `text` in place of `config.toml`. Returns how many settings it has. Raises as `read_config`: nothing is
-    written then."""
-    count = len(_checked(text, "the new text"))
-    _store(text if text.endswith("\n") else text + "\n")
-    return count
-
-
-def _store(text: str) -> None:
-    path = places.config_file()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        raise LocalqError(
-            str(path), f"it cannot be written ({error.strerror})", "Check the folder's permissions."
-        ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localq import settings
+from localq import settings, settings_file
 from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
 
@@ -63,12 +63,12 @@ def test_a_bad_file_is_refused_by_name(config_file, text, code, names):
 
 def test_a_write_keeps_comments_and_can_be_undone(config_file):
     config_file.write_text("# mine\nseed = 7 # lucky\n")
-    settings.write("top_k", "40")
+    settings_file.write("top_k", "40")
     assert config_file.read_text() == "# mine\nseed = 7 # lucky\ntop_k = 40\n"
-    settings.write("seed", None)
+    settings_file.write("seed", None)
     assert settings.read_config() == {"top_k": 40}
     with pytest.raises(LocalqError, match="top_p"):
-        settings.write("top_p", "1.5")
+        settings_file.write("top_p", "1.5")
     assert settings.read_config() == {"top_k": 40}
 
 

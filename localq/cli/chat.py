@@ -64,6 +64,8 @@ def chat(
     model = options.one_model(model, model_named)
     flags = options.among_settings(locals())
     settings = options.effective(**flags)
+    if not quiet:
+        options.tell_project(flags)
     if dry_run:
         from localq.cli.dry_run import print_plan  # start-up cost: only asked for here
 

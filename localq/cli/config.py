@@ -6,8 +6,11 @@ from typing import Annotated
 
 import typer
 
-from localq import places, settings
-from localq.cli.output import print_json, stdout_table
+from localq import places, settings, settings_file
+from localq.cli import options
+from localq.cli.output import note, print_json, stdout_table
+from localq.cli.pager import paged
+from localq.sanitize import sanitize
 
 config = typer.Typer(
     add_completion=False,
@@ -20,42 +23,62 @@ _Name = Annotated[str, typer.Argument(help="A setting; `localq config show` list
 
 @config.command()
 def show(
+    model: Annotated[
+        str | None, typer.Argument(help="With what holds for this one.", autocompletion=options.known_names)
+    ] = None,
     origin: Annotated[bool, typer.Option("--origin", help="Also say what decided each value.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List every setting with its value."""
+    """List every setting with its value; of MODEL also what models.toml and its generation_config.json say."""
     found = settings.origins()
+    if model is not None:
+        found = _with_those_of(model, found)
+    project, _ = settings.read_project()
     if json:
         rows = {name: {"value": entry.value, "origin": entry.source} for name, entry in found.items()}
-        print_json({"path": str(places.config_file()), "settings": rows})
+        files = {"path": str(places.config_file()), "project": str(project) if project else None}
+        print_json({**files, "model": model, "settings": rows})
         return
     headers = ["setting", "value", *(["origin"] if origin else []), "meaning"]
-    stdout_table(
-        headers,
-        [
-            [name, _text(entry.value), *([entry.source] if origin else []), settings.DESCRIPTIONS[name]]
-            for name, entry in found.items()
-        ],
-    )
+    rows = [
+        [name, _text(entry.value), *([entry.source] if origin else []), settings.DESCRIPTIONS[name]]
+        for name, entry in found.items()
+    ]
+    with paged():
+        stdout_table(headers, rows)
+
+
+def _with_those_of(model: str, found: dict[str, settings.Origin]) -> dict[str, settings.Origin]:
+    """`found`, with the model's own values where nobody has said otherwise."""
+    from localq import catalog, hub, model_defaults, modelfiles  # start-up cost: only asked for here
+
+    target = catalog.resolve(model)
+    path = hub.local_path(target)
+    generation = modelfiles.open_model(path).generation_config if path is not None else None
+    if generation is None:
+        note(f"{target.name} is not on this machine: what its generation_config.json says is not known")
+    own = model_defaults.origins(target.entry, generation)
+    unset = {name: origin for name, origin in own.items() if found[name].value is None}
+    return {**found, **unset, "model": settings.Origin(target.name, "argument")}
 
 
 @config.command()
 def get(name: _Name) -> None:
     """Print the value of one setting."""
     settings.check_name(name)
-    print(_text(settings.origins()[name].value))
+    print(sanitize(_text(settings.origins()[name].value)))  # a project's file may have said it
 
 
 @config.command(name="set")
 def set_(name: _Name, value: Annotated[str, typer.Argument(help="Its new value.")]) -> None:
     """Store one setting in config.toml."""
-    print(f"{name} = {_text(settings.write(name, value))}")
+    print(f"{name} = {_text(settings_file.write(name, value))}")
 
 
 @config.command()
 def unset(name: _Name) -> None:
     """Remove one setting from config.toml."""
-    settings.write(name, None)
+    settings_file.write(name, None)
 
 
 @config.command()
@@ -64,7 +87,7 @@ def edit() -> None:
     from localq import editor  # start-up cost: only asked for here
 
     text = editor.edited(settings.file_text(), "`localq config set NAME VALUE` changes one setting.")
-    print(f"{settings.write_file(text)} settings in {places.config_file()}")
+    print(f"{settings_file.write_file(text)} settings in {places.config_file()}")
 
 
 @config.command()

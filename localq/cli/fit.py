@@ -12,6 +12,7 @@ import typer
 from localq import memory_limits
 from localq.cli import options
 from localq.cli.output import note, print_json, stdout_table
+from localq.cli.pager import paged
 from localq.wording import human_bytes
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def fit(
     elif model:
         _print_ledgers(rows, looked)
     else:
-        _print_table(rows if everything else fit_rows.best_of_each(rows), looked)
+        with paged():
+            _print_table(rows if everything else fit_rows.best_of_each(rows), looked)
 
 
 def _as_json(rows: list[Row], looked: Looked, ctx: int | None, with_ledger: bool) -> dict[str, Any]:

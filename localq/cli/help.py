@@ -9,6 +9,7 @@ import typer
 
 from localq import keymap, settings
 from localq.cli.output import print_json, stdout_table
+from localq.cli.pager import paged
 from localq.errors import EXIT_CODE_MEANINGS, usage_error
 
 Table = list[tuple[str, ...]]  # the headers first
@@ -32,6 +33,7 @@ VARIABLES = (
     ("LOCALQ_CONFIG, LOCALQ_MODELS", "the files of settings and of models of your own"),
     ("LOCALQ_DATA, LOCALQ_CACHE", "the folders of conversations, and of what can be made again"),
     ("LOCALQ_NOHISTORY", "keep nothing of what is typed"),
+    ("LOCALQ_NOPROJECT", "read no localq.toml of a project"),
     ("HF_HOME, HF_HUB_CACHE, XDG_CACHE_HOME", "where weights lie"),
     ("HF_TOKEN, HF_TOKEN_PATH", "the token for gated models, where --token gives none; else that of `hf auth login`"),
     ("HF_ENDPOINT", "another hub"),
@@ -42,6 +44,7 @@ VARIABLES = (
     ("CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER", "which GPU is the first"),
     ("NO_COLOR, CLICOLOR_FORCE, TERM=dumb, COLUMNS", "how text is shown"),
     ("VISUAL, EDITOR", "your editor"),
+    ("PAGER, LESS", "what shows tables that are longer than the terminal; PAGER=cat prints them"),
     ("DO_NOT_TRACK", "nothing to do: nothing is ever reported"),
 )
 
@@ -83,7 +86,8 @@ def help(
     if json:
         print_json(body)
         return
-    for number, (headers, *rows) in enumerate(tables):
-        if number:
-            print()
-        stdout_table(headers, rows)
+    with paged():
+        for number, (headers, *rows) in enumerate(tables):
+            if number:
+                print()
+            stdout_table(headers, rows)

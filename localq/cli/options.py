@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -189,8 +190,18 @@ def among_settings(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def effective(**flags: Any) -> settings.Settings:
-    """The settings in force: built-in < config.toml < environment < the flags that were given."""
+    """The settings in force: built-in < config.toml < project < environment < the flags that were given."""
     return settings.load().replace(**flags)
+
+
+def tell_project(flags: dict[str, Any]) -> None:
+    """One line on stderr about what a project's file decides here, since the user may not have written it."""
+    path, named = settings.read_project()
+    decided = [name for name in named if flags.get(name) is None and f"LOCALQ_{name.upper()}" not in os.environ]
+    if decided:
+        from localq.cli.output import note  # start-up cost: as above
+
+        note(f"({', '.join(decided)} as {path} says)")
 
 
 def one_model(argument: str | None, option: str | None) -> str | None:

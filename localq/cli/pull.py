@@ -15,7 +15,7 @@ from localq import catalog
 from localq.cli import fetch_progress, options
 from localq.cli.fetch_progress import OnProgress
 from localq.cli.output import note, print_json
-from localq.errors import usage_error
+from localq.errors import ExitCode, usage_error
 from localq.settings import Settings
 from localq.wording import human_bytes
 
@@ -30,12 +30,15 @@ def pull(
     force: Annotated[
         bool, typer.Option("--force", help="Fetch also what will not fit the GPU, or looks damaged.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "--estimate-only", help="Say what would come and whether it fits; no more.")
+    ] = False,
     vram: options.Vram = None,
     offline: options.Offline = None,
     token: options.Token = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
-) -> None:
+) -> int:
     """Fetch models and verify them; prints where each one is.
 
     Says before the first byte whether a model will fit, and fetches none that will not. A download that was cut off
@@ -47,6 +50,8 @@ def pull(
     settings = options.effective(offline=offline, vram=vram)
     if revision is None:
         targets = [_chosen(each, settings, quiet) for each in name]
+    if dry_run:
+        return _plans(targets, revision, settings, force, json)
     missing = [each for each in targets if revision is not None or _here(each) is None]
     for target in missing:
         _judge(target, revision, settings, force, quiet)
@@ -69,6 +74,23 @@ def pull(
             print(path, flush=True)
     if json:
         print_json({"models": fetched})
+    return ExitCode.OK
+
+
+def _plans(targets: list[catalog.Target], revision: str | None, settings: Settings, force: bool, json: bool) -> int:
+    """Print what pulling would do; it ends as pulling would, with the first refusal behind all that was printed."""
+    from localq import pull_plan  # start-up cost, as above
+
+    plans = [pull_plan.planned(each, settings, revision, force=force) for each in targets]
+    refusals = [each.refusal for each in plans if each.refusal is not None]
+    if json:
+        print_json({"models": [pull_plan.to_dict(each) for each in plans]})
+        return refusals[0].exit_code if refusals else ExitCode.OK
+    for number, plan in enumerate(plans):
+        print("\n".join(["", *pull_plan.lines(plan)] if number else pull_plan.lines(plan)))
+    if refusals:
+        raise refusals[0]
+    return ExitCode.OK
 
 
 def _check(target: catalog.Target, revision: str | None) -> None:
@@ -100,9 +122,11 @@ def _judge(target: catalog.Target, revision: str | None, settings: Settings, for
 
     if target.entry is None and (settings.offline or hub_client.is_offline()):
         return  # what follows will say that it is not here
-    said = pull_verdict.verdict(target, settings, revision, force=force)
-    if said and not quiet:
-        note(said)
+    verdict = pull_verdict.verdict(target, settings, revision, force=force)
+    if verdict is not None and verdict.refusal is not None:
+        raise verdict.refusal
+    if verdict is not None and not quiet:
+        note(verdict.said)
 
 
 def _pull(

@@ -71,7 +71,10 @@ def run(
     words = prompt or []
     if model_named is not None:  # then every word is part of the prompt
         words, model = [*([] if model is None else [model]), *words], model_named
-    settings = options.effective(**options.among_settings(locals()))
+    flags = options.among_settings(locals())
+    settings = options.effective(**flags)
+    if not quiet:
+        options.tell_project(flags)
     if dry_run:
         return _plan(settings, format, json)
     stops = stop_strings.checked(stop or ())

@@ -24,6 +24,7 @@ def tui(model: options.Model = None) -> int:
     from localq import catalog, resuming  # start-up cost, not for --help
 
     settings = options.effective(model=model)
+    options.tell_project({"model": model})
     if model is not None:
         catalog.resolve(model)  # a wrong name is answered before the screen is taken
     return shown(settings, resuming.start(None, settings, None, note), pick=model is None)

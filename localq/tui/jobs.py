@@ -133,7 +133,11 @@ def pull(name: str, settings: Settings, watcher: PostingWatcher) -> Path:
     if why:
         watcher.say(why)
     asks = target.entry is not None or not settings.offline  # else what follows says that it is not here
-    if hub.local_path(target) is None and asks and (said := pull_verdict.verdict(target, settings, None, force=False)):
-        watcher.say(said)
+    if hub.local_path(target) is None and asks:
+        verdict = pull_verdict.verdict(target, settings, None, force=False)
+        if verdict is not None and verdict.refusal is not None:
+            raise verdict.refusal
+        if verdict is not None:
+            watcher.say(verdict.said)
     with watcher.fetching(target.name) as show:
         return prepare.model_path(target, watcher.say, show, settings.offline)

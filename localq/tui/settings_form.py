@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from localq import modelfiles, sampling, settings, stops
+from localq import model_defaults, modelfiles, sampling, settings, settings_file, stops
 from localq.chat import ChatSession
 from localq.errors import LocalqError
 from localq.sampling import Sampling
@@ -37,11 +37,12 @@ class Form:
 
 
 def own_defaults(session: ChatSession | None) -> Sampling:
-    """What the model's maker recommends; greedy where there is no model, or its files say nothing sound."""
+    """What models.toml or the model's maker says; greedy where there is no model, or its files say nothing sound."""
     if session is None or not session.request.path:
         return Sampling()
+    entry = model_defaults.entry_of(session.record.model)
     try:
-        return Sampling.from_generation_config(modelfiles.open_model(Path(session.request.path)).generation_config)
+        return model_defaults.sampling(entry, modelfiles.open_model(Path(session.request.path)).generation_config)
     except LocalqError:  # opening it has told
         return Sampling()
 
@@ -100,10 +101,10 @@ def save_as_default(written: Mapping[str, str]) -> list[str]:
     for name in (*LINES, "system", *CHOICES):
         text = written[name].strip()
         if text and settings.parse(name, text, "this field") != known.get(name, built_in[name]):
-            settings.write(name, text)
+            settings_file.write(name, text)
             changed.append(name)
         elif not text and name in known:
-            settings.write(name, None)
+            settings_file.write(name, None)
             changed.append(name)
     return changed
 

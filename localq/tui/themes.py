@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from textual.command import CommandPalette
 from textual.theme import ThemeProvider
 
-from localq import settings
+from localq import settings, settings_file
 from localq.errors import LocalqError
 from localq.sanitize import sanitize
 
@@ -39,6 +39,6 @@ def keep(app: LocalqApp, name: str) -> None:
     app.settings = app.settings.replace(theme=name)
     app.theme = name
     try:
-        settings.write("theme", name)
+        settings_file.write("theme", name)
     except LocalqError as error:
         app.notify(sanitize(str(error)), severity="error", markup=False)

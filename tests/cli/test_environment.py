@@ -11,7 +11,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from localq import keymap, settings
+from localq import keymap, settings, settings_file
 from localq.cli import execute, fetch_progress, output, verbs
 from localq.errors import ExitCode
 
@@ -62,7 +62,7 @@ def test_every_option_may_be_in_the_environment(monkeypatch, capsys):
 
 
 def test_help_tells_keys_and_variables(capsys):
-    settings.write("keys", "help=f9")
+    settings_file.write("keys", "help=f9")
     assert execute(["help", "keys"]) == 0
     told = capsys.readouterr().out
     assert all(f" {name} " in told for name in keymap.KEYS)

@@ -1,0 +1,94 @@
+"""How a model's replies are made where the user does not say: models.toml over generation_config.json."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from localq import catalog, model_defaults, settings
+from localq.cli import execute
+from localq.errors import ExitCode, LocalqError
+from localq.sampling import Sampling
+
+MAKER = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
+ENTRY = """
+[[model]]
+name = "mine"
+[model.settings]
+{settings}
+[model.arch]
+model_type = "llama"
+layers = 2
+hidden = 64
+heads = 4
+kv_heads = 2
+head_dim = 16
+intermediate = 96
+vocab = 300
+tied = true
+max_context = 512
+[[model.source]]
+format = "bf16"
+repo = "me/mine"
+revision = "main"
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    for name in ("MODELS", "CONFIG"):
+        monkeypatch.setenv(f"LOCALQ_{name}", str(tmp_path / name.lower()))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+
+    def with_settings(text: str) -> catalog.ModelEntry:
+        (tmp_path / "models").write_text(ENTRY.format(settings=text))
+        return catalog.find("mine")
+
+    return with_settings
+
+
+def test_the_entry_wins_over_the_maker_and_the_user_over_both(mine):
+    entry = mine('temperature = 0.3\nmax_tokens = "1k"\n')
+    own = model_defaults.sampling(entry, MAKER)
+    assert own == Sampling(temperature=0.3, top_k=50, top_p=0.9, repeat_penalty=1.1)
+    assert model_defaults.max_tokens(entry) == 1024
+    assert settings.Settings(temperature=0.0).sampling(own).temperature == 0.0
+    assert model_defaults.sampling(None, MAKER).temperature == 0.6
+    assert model_defaults.max_tokens(None) is None
+
+
+def test_the_origin_of_each_is_named(mine):
+    found = model_defaults.origins(mine("top_p = 0.5"), MAKER)
+    told = {name: (origin.value, origin.source) for name, origin in found.items() if origin.source != "built-in"}
+    assert told == {
+        "temperature": (0.6, "generation_config.json"),
+        "top_k": (50, "generation_config.json"),
+        "top_p": (0.5, "models.toml"),
+        "repeat_penalty": (1.1, "generation_config.json"),
+    }
+    greedy = model_defaults.origins(None, {"temperature": 0.6, "repetition_penalty": 1.2})
+    assert [name for name, each in greedy.items() if each.source != "built-in"] == ["repeat_penalty"]
+    assert set(model_defaults.origins(None, None)) == {*settings.SAMPLING, "max_tokens"}
+
+
+@pytest.mark.parametrize("text", ["temperature = -1", 'top_k = "x"', 'device = "cuda"', "max_tokens = 0", "seed = 1.5"])
+def test_a_wrong_one_is_refused_by_its_key(mine, text):
+    with pytest.raises(LocalqError, match=f"mine.settings.{text.split()[0]}") as caught:
+        mine(text)
+    assert caught.value.exit_code == ExitCode.BAD_FILE
+
+
+def test_config_show_of_a_model_names_every_winner(mine, tmp_path, capsys):
+    mine("temperature = 0.3\ntop_p = 0.5")
+    (tmp_path / "config").write_text("top_p = 0.8\n")
+    assert execute(["config", "show", "mine", "--origin", "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)["settings"]
+    assert "not on this machine" in captured.err
+    assert found["temperature"] == {"value": 0.3, "origin": "models.toml"}
+    assert found["top_p"] == {"value": 0.8, "origin": "config.toml"}
+    assert found["model"] == {"value": "mine", "origin": "argument"}
+    assert found["min_p"] == {"value": 0.0, "origin": "built-in"}
+    assert execute(["config", "show", "smollm2-135n"]) == ExitCode.UNKNOWN_MODEL

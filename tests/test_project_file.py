@@ -1,0 +1,145 @@
+"""A project's `localq.toml`: where it is looked for, what it may set, and who wins."""
+
+from __future__ import annotations
+
+import json
+import os
+import types
+from pathlib import Path
+
+import pytest
+
+from localq import project_file, settings
+from localq.cli import execute
+from localq.errors import ExitCode, LocalqError
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A checkout; the test stands in a folder of it, with settings of its own elsewhere."""
+    monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
+    top = tmp_path / "checkout"
+    (top / "src" / "part").mkdir(parents=True)
+    (top / ".git").mkdir()
+    monkeypatch.chdir(top / "src" / "part")
+    return top
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / project_file.NAME
+    path.write_text(text)
+    return path
+
+
+def test_the_nearest_file_up_to_the_top_of_the_checkout_counts(project):
+    assert project_file.find({}) is None
+    write(project.parent, "top_k = 1")  # outside of the checkout
+    assert project_file.find({}) is None
+    top = write(project, "top_k = 2")
+    assert project_file.find({}) == top
+    near = write(project / "src", "top_k = 3")
+    assert (project_file.find({}), settings.load({}).top_k) == (near, 3)
+    assert project_file.find({"LOCALQ_NOPROJECT": "1"}) is None
+    assert project_file.find({"LOCALQ_NOPROJECT": "0"}) == near
+
+
+def test_outside_of_a_checkout_only_this_folder_counts(project, monkeypatch):
+    (project / ".git").rmdir()
+    write(project, "top_k = 2")
+    assert project_file.find({}) is None
+    monkeypatch.chdir(project)
+    assert settings.load({}).top_k == 2
+
+
+def test_a_file_of_another_user_is_not_read(project, monkeypatch):
+    write(project, "top_k = 2")
+    told = Path.stat
+    other = types.SimpleNamespace(st_uid=os.getuid() + 1, st_mode=0o100644)
+    monkeypatch.setattr(
+        Path, "stat", lambda self, **how: other if self.name == project_file.NAME else told(self, **how)
+    )
+    assert project_file.find({}) is None
+
+
+def test_it_lies_between_the_users_file_and_the_environment(project, tmp_path):
+    (tmp_path / "config.toml").write_text("temperature = 0.1\ntop_k = 10\nmin_p = 0.5\n")
+    path = write(project, 'temperature = 0.2\ntop_k = 20\nmodel = "phi-4@nf4"\n')
+    found = settings.origins({"LOCALQ_TEMPERATURE": "0.3"})
+    assert (found["temperature"].value, found["temperature"].source) == (0.3, "LOCALQ_TEMPERATURE")
+    assert (found["top_k"].value, found["top_k"].source) == (20, str(path))
+    assert (found["min_p"].value, found["min_p"].source) == (0.5, "config.toml")
+    assert settings.load({}).replace(top_k=5).top_k == 5
+    assert settings.read_config() == {"temperature": 0.1, "top_k": 10, "min_p": 0.5}
+
+
+@pytest.mark.parametrize("name", sorted(set(settings.DESCRIPTIONS) - {*project_file.MAY_SET, *settings.SAMPLING}))
+def test_what_is_about_machine_data_or_screen_is_refused(project, name):
+    write(project, f"{name} = true")
+    with pytest.raises(LocalqError, match=f"{name} in .*may not set it") as caught:
+        settings.load({})
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert settings.load({"LOCALQ_NOPROJECT": "1"}) == settings.Settings()
+
+
+def test_what_it_may_set_has_no_path_program_address_or_secret():
+    assert project_file.MAY_SET == ("model", "system", "ctx", "kv", "head", "think", "max_tokens")
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["./weights", "/etc", "~", "~root", "..", "org/repo", "hf.co/org/repo", "evil.gguf", "EVIL.GGUF", "here", ""],
+)
+def test_a_model_is_a_name_of_the_catalogue(project, monkeypatch, model):
+    monkeypatch.chdir(project)
+    (project / "here").mkdir()
+    write(project, f'model = "{model}"')
+    with pytest.raises(LocalqError, match="no paths and no repositories"):
+        settings.load({})
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("[" * 50_000, ExitCode.BAD_FILE),
+        ("top_k = " + "9" * 5_000, ExitCode.BAD_FILE),
+        ("temperature = 1" + "0" * 400, ExitCode.USAGE),
+        ("x" * 100_000 + " = 1", ExitCode.USAGE),
+        ('kv = "' + "y" * 100_000 + '"', ExitCode.USAGE),
+        ("top_k = 1 # " + "z" * 2_000_000, ExitCode.USAGE),
+        ("top_k = \0", ExitCode.USAGE),
+    ],
+)
+def test_a_hostile_file_is_refused_in_few_words(project, text, code):
+    write(project, text)
+    with pytest.raises(LocalqError) as caught:
+        settings.load({})
+    assert caught.value.exit_code == code
+    assert len(str(caught.value)) < 600
+
+
+def test_a_pipe_in_its_place_is_no_file(project):
+    os.mkfifo(project / project_file.NAME)
+    assert project_file.find({}) is None
+
+
+def test_show_names_the_winner_and_escapes_stay_off_the_terminal(project, capsys):
+    path = write(project, 'system = "Be \\u001b[31m red"\n')
+    assert execute(["config", "show", "--origin"]) == 0
+    (line,) = [each for each in capsys.readouterr().out.splitlines() if each.startswith("system ")]
+    assert str(path) in line
+    assert "Be [31m red" in line
+    assert execute(["config", "get", "system"]) == 0
+    assert capsys.readouterr().out == "Be [31m red\n"
+    assert execute(["config", "show", "--json"]) == 0
+    body = json.loads(capsys.readouterr().out)
+    assert (body["project"], body["settings"]["system"]["origin"]) == (str(path), str(path))
+
+
+def test_what_it_decides_is_said_unless_a_flag_wins_or_quiet(project, capsys):
+    path = write(project, "top_k = 7\nseed = 3\n")
+    execute(["chat", "no-such-model"])
+    assert f"(top_k, seed as {path} says)\n" in capsys.readouterr().err
+    execute(["chat", "no-such-model", "--seed", "4"])
+    assert f"(top_k as {path} says)\n" in capsys.readouterr().err
+    execute(["chat", "no-such-model", "-q"])
+    assert "says" not in capsys.readouterr().err
