@@ -7,12 +7,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from localq.engine.selftest_bounds import HALF, near_gated, near_product, normal, same
 from localq.kernels import bcq
 from localq.kernels.bcq import BcqMatrix
 from localq.kernels.gemv import Norm
 from localq.quant import bcq as bcq_format
 
-HALF = torch.float16
 OUT, COLUMNS = 83, 1312  # tiles of 16 rows and a rest; a whole block of 1,024 columns and a rest
 KINDS = ((1, 0, False), (2, 32, True), (3, 128, False), (5, 64, True))  # planes, columns of a group, zero points
 
@@ -32,13 +32,9 @@ def on(device: torch.device, of: bcq_format.Packed) -> BcqMatrix:
     return matrix
 
 
-def check_products(
-    device: torch.device,
-    near_product: Callable[[Tensor, Tensor, Tensor], None],
-    near_gated: Callable[[Callable[[Norm, Tensor], Tensor], Tensor, Tensor, Tensor, torch.device], None],
-) -> None:
+def check_products(device: torch.device) -> None:
     """Groups of every kind, every kernel of few rows, and a gated pair with its norm."""
-    x = torch.randn(8, COLUMNS, generator=torch.Generator().manual_seed(2)).to(HALF)
+    x = normal(8, COLUMNS, seed=2).to(HALF)
     for kind in KINDS:
         pair = [packed(*kind, seed) for seed in (1, 5)]
         both = [on(device, each) for each in pair]
@@ -52,7 +48,7 @@ def _gated(both: list[BcqMatrix]) -> Callable[[Norm, Tensor], Tensor]:
     return lambda norm, x: bcq.bcq_gemv(x, both, norm=norm, activation="silu")
 
 
-def check_weights(device: torch.device, same: Callable[[Tensor, Tensor], None]) -> None:
+def check_weights(device: torch.device) -> None:
     """From the middle on, bit for bit."""
     for kind in KINDS:
         of = packed(*kind)

@@ -1,4 +1,7 @@
-"""Matrices of the formats with codebooks for the self-test (`selftest_checks.py`): random, small, of odd sizes."""
+"""Formats with codebooks for the self-test (`selftest_checks.py`), and what is checked of their kernels.
+
+Matrices are random, small, of odd sizes.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from localq.engine.selftest_bounds import COLUMNS, HALF, OUT, near_gated, near_product, normal, same
+from localq.kernels import gather, unpack, vq, vq_dequantize
 from localq.kernels.gather import GatherMatrix
-from localq.kernels.unpack import VptqMatrix
+from localq.kernels.gemv import Norm
+from localq.kernels.unpack import CodeSet, VptqMatrix
 from localq.kernels.vq import VqMatrix
 from localq.quant import aqlm, vptq_codec, vq2, vq2_codec
 from localq.quant.vq_linear import VqLinear
 
-HALF = torch.float16
 LAYOUTS = ((1, 4096, 1, 8), (1, 512, 1, 16), (2, 256, 1, 8), (3, 16, 2, 8))  # books, entries, rows and columns of AQLM
 VQ2_BOOKS = ((4, 16), (16, 32))  # stride, length
 VQ_SCHEMES = ("vq2", "2x8", "1x8")
@@ -28,7 +33,7 @@ def _integers(high: int, *shape: int, seed: int) -> Tensor:
 
 
 def _normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(HALF)
+    return normal(*shape, seed=seed).to(HALF)
 
 
 def aqlm_packed(layout: tuple[int, int, int, int], out: int, columns: int, seed: int = 1) -> aqlm.Packed:
@@ -92,3 +97,90 @@ def vptq_matrix(packed: vptq_codec.Packed, device: torch.device) -> VptqMatrix:
     """As the kernels take it on the device."""
     moved = packed.to(device)
     return VptqMatrix(**{each.name: getattr(moved, each.name) for each in fields(moved)})
+
+
+def check_additive_dequantize(device: torch.device) -> None:
+    """AQLM in four layouts, and vq2 with two books, to each type."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for layout in LAYOUTS:
+            packed = aqlm_packed(layout, 82, 144)
+            moved, (number, entries, rows, columns) = packed.to(device), layout
+            codes = CodeSet(moved.codes, moved.codebooks.view(number, entries, rows * columns), columns)
+            out = torch.full((82, 144), torch.nan, dtype=dtype, device=device)
+            unpack.additive_dequantize([codes], moved.scales, 0, out, out_group=rows, rounded=True)
+            same(out, aqlm.dequantize(packed, dtype))
+        two = vq2_packed(83, 144)
+        sets = [CodeSet(codes[..., None], book[None], 144 // codes.shape[1]) for codes, book in two.to(device).books]
+        out = torch.full((83, 144), torch.nan, dtype=dtype, device=device)
+        unpack.additive_dequantize(sets, two.scales.to(device), 0, out, rounded=False)
+        same(out, vq2_codec.dequantize(two, dtype))
+
+
+def check_vptq_dequantize(device: torch.device) -> None:
+    """Every scheme, to each type, bit for bit."""
+    for scheme in VPTQ_SCHEMES:
+        packed = vptq_packed(scheme, 83, 328)
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            out = torch.full((83, 328), torch.nan, dtype=dtype, device=device)
+            unpack.vptq_dequantize(vptq_matrix(packed, device), 0, out)
+            same(out, vptq_codec.dequantize(packed, dtype))
+
+
+def _fused(product: Callable[..., Tensor], norm: Norm, x: Tensor) -> Tensor:
+    return product(x, norm=norm)
+
+
+def check_gather_gemv(device: torch.device) -> None:
+    """1 and 8 rows, and a gated pair behind a norm."""
+    x = normal(8, COLUMNS).to(HALF)
+    for layout in LAYOUTS[:2]:
+        pair = [gather_matrix(aqlm_packed(layout, OUT, COLUMNS, seed), device) for seed in (1, 5)]
+        for rows in (1, 8):
+            near_product(gather.gather_gemv(x[:rows].to(device), [pair[0][0]]), x[:rows], pair[0][1])
+        both = [matrix for matrix, _ in pair]
+        run = partial(_fused, partial(gather.gather_gemv, matrices=both, activation="silu"))
+        near_gated(run, x, pair[0][1], pair[1][1], device)
+
+
+def check_vptq_gemv(device: torch.device) -> None:
+    """1 and 8 rows, and a gated pair behind a norm."""
+    x = normal(8, COLUMNS).to(HALF)
+    for scheme in VPTQ_SCHEMES:
+        pair = [vptq_packed(scheme, OUT, COLUMNS, seed) for seed in (1, 5)]
+        both = [vptq_matrix(packed, device) for packed in pair]
+        gate, up = (vptq_codec.dequantize(packed, torch.float32) for packed in pair)
+        for rows in (1, 8):
+            near_product(gather.vptq_gemv(x[:rows].to(device), both[:1]), x[:rows], gate)
+        run = partial(_fused, partial(gather.vptq_gemv, matrices=both, activation="silu"))
+        near_gated(run, x, gate, up, device)
+
+
+def check_gather_roof(device: torch.device) -> None:
+    """An even number of equal words cancels out in every sum."""
+    table = torch.full((2**14,), 0x5A, dtype=torch.uint8, device=device)
+    sums = torch.full((512,), -1, dtype=torch.int32, device=device)
+    for step in gather.ROOF_STEPS:
+        same(gather.gather_roof(table, step, 32, sums), torch.zeros(512, dtype=torch.int32))
+
+
+def check_vq_gemv(device: torch.device) -> None:
+    """One and two books, of one stride and of two."""
+    x = normal(8, COLUMNS).to(HALF)
+    for scheme in VQ_SCHEMES:
+        pair = [vq_matrix(scheme, OUT, COLUMNS, device, seed) for seed in (1, 5)]
+        for rows in (1, 2, 3, 8):
+            near_product(vq.vq_gemv(x[:rows].to(device), [pair[0][0]]), x[:rows], pair[0][1])
+        run = partial(_fused, partial(vq.vq_gemv, matrices=[matrix for matrix, _ in pair], activation="silu"))
+        near_gated(run, x, pair[0][1], pair[1][1], device)
+
+
+def check_vq_dequantize(device: torch.device) -> None:
+    """Books that the fast kernel reads, and others."""
+    for scheme in TILED_SCHEMES:
+        linear, definition = tiled_linear(scheme, 83, 304, device)
+        assert linear.matrix is not None  # a layout that the kernel reads
+        codebooks = [book.values for book in linear.books()]
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            out = torch.full((51, 304), torch.nan, dtype=dtype, device=device)
+            vq_dequantize.vq_dequantize(linear.matrix, codebooks, 32, out, rounded=linear.format == "AQLM")
+            same(out, definition(dtype)[32:])

@@ -1,17 +1,18 @@
-"""Mixtures of experts and MXFP4 for the self-test (`selftest_checks.py`): random, small, of odd sizes.
+"""Mixtures of experts and MXFP4 for the self-test (`selftest_checks.py`), and what is checked of their kernels.
 
-`near` (result, fp64, magnitude) raises where a result is off by more than roundings.
+Random, small, of odd sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from localq.engine.selftest import Mismatch
+from localq.engine.selftest_bounds import HALF, near, near_gated, near_product, normal, same
 from localq.kernels import experts, mxfp4
 from localq.kernels.gemv import Norm
 from localq.kernels.mxfp4 import Mxfp4Matrix
@@ -20,13 +21,7 @@ from localq.kernels.stacks import Mxfp4Stack, Nf4Stack, Stack
 from localq.quant import mxfp4 as mxfp4_format
 from localq.quant import nf4 as nf4_format
 
-Near = Callable[[Tensor, Tensor, Tensor], None]
 EXPERTS, ACTIVE, OUT, COLUMNS = 5, 3, 38, 704  # no whole units; five steps and a half
-HALF = torch.float16
-
-
-def _normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _bytes(low: int, high: int, *shape: int, seed: int) -> Tensor:
@@ -46,7 +41,7 @@ def stacks(device: torch.device) -> Iterator[tuple[Stack, Tensor]]:
     blocks, scales = packed.codes.view(EXPERTS, OUT, -1, 16), packed.scales.view(EXPERTS, OUT, -1)
     yield Mxfp4Stack(blocks.to(device), scales.to(device)), mxfp4_format.dequantize(packed, torch.float32).view(shape)
     count = rows * COLUMNS // nf4_format.BLOCK
-    tables = (0.01 + 0.01 * _normal(-(-count // nf4_format.NESTED_BLOCK), seed=5).abs(), nf4_format.dynamic_map())
+    tables = (0.01 + 0.01 * normal(-(-count // nf4_format.NESTED_BLOCK), seed=5).abs(), nf4_format.dynamic_map())
     coded = nf4_format.Packed(
         _bytes(0, 256, rows, COLUMNS // 2, seed=3), _bytes(0, 256, count, seed=4), *tables, torch.tensor(0.02),
         (rows, COLUMNS), torch.float32,
@@ -56,7 +51,7 @@ def stacks(device: torch.device) -> Iterator[tuple[Stack, Tensor]]:
         torch.tensor(0.02).item(), nf4_format.CODE_MAP.to(device), rows, COLUMNS,
     )  # fmt: skip
     yield Nf4Stack(matrix, EXPERTS), nf4_format.dequantize(coded, torch.float32).view(shape)
-    plain = (0.05 * _normal(*shape, seed=6)).to(HALF)
+    plain = (0.05 * normal(*shape, seed=6)).to(HALF)
     yield plain.to(device), plain.float()
 
 
@@ -64,11 +59,11 @@ def _chosen(device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.tensor([4, 0, 2]), torch.tensor([4, 0, 2], dtype=torch.int32, device=device)
 
 
-def gate_up(device: torch.device, near: Near) -> None:
+def gate_up(device: torch.device) -> None:
     """Both gates, both orders of rows, with norm and biases."""
     of, chosen = _chosen(device)
-    x, factor = _normal(1, COLUMNS, seed=7).to(HALF), (1 + 0.1 * _normal(COLUMNS, seed=8)).to(HALF)
-    bias = _normal(EXPERTS, OUT, seed=9).to(HALF)
+    x, factor = normal(1, COLUMNS, seed=7).to(HALF), (1 + 0.1 * normal(COLUMNS, seed=8)).to(HALF)
+    bias = normal(EXPERTS, OUT, seed=9).to(HALF)
     wide = x.double() * torch.rsqrt(x.double().square().mean() + 1e-5) * factor.double()
     for stack, dense in stacks(device):
         both = (dense[of].double() @ wide[0]) + bias[of].double()
@@ -87,11 +82,11 @@ def gate_up(device: torch.device, near: Near) -> None:
             near(out, gained * u, 2 * (gs * u.abs() + (g.abs() + 1) * us))
 
 
-def down(device: torch.device, near: Near) -> None:
+def down(device: torch.device) -> None:
     """With biases, and the residual updated in place."""
     of, chosen = _chosen(device)
-    gated, bias = _normal(ACTIVE, COLUMNS, seed=7).to(HALF), _normal(EXPERTS, OUT, seed=9).to(HALF)
-    weights, residual = torch.tensor([0.5, 0.3, 0.2]), _normal(1, OUT, seed=10).to(HALF)
+    gated, bias = normal(ACTIVE, COLUMNS, seed=7).to(HALF), normal(EXPERTS, OUT, seed=9).to(HALF)
+    weights, residual = torch.tensor([0.5, 0.3, 0.2]), normal(1, OUT, seed=10).to(HALF)
     for stack, dense in stacks(device):
         out = residual.to(device, copy=True)
         given = (gated.to(device), stack, bias.to(device), chosen, weights.to(device))
@@ -102,7 +97,7 @@ def down(device: torch.device, near: Near) -> None:
         near(out, residual.double() + scaled @ parts, residual.double().abs() + scaled @ sizes)
 
 
-def _check_route(logits: Tensor, weights: Tensor, chosen: Tensor, near: Near) -> None:
+def _check_route(logits: Tensor, weights: Tensor, chosen: Tensor) -> None:
     """Logits on the CPU: no two are equal, or the lower comes first."""
     order = sorted(range(logits.numel()), key=lambda expert: (-float(logits[expert]), expert))[: chosen.numel()]
     if chosen.tolist() != order:
@@ -111,17 +106,17 @@ def _check_route(logits: Tensor, weights: Tensor, chosen: Tensor, near: Near) ->
     near(weights, exact, exact)
 
 
-def route(device: torch.device, near: Near) -> None:
+def route(device: torch.device) -> None:
     """Logits of which some are equal."""
-    logits, weights = _normal(1, 77, seed=1).mul(3).round(), torch.full((4,), torch.nan, device=device)
+    logits, weights = normal(1, 77, seed=1).mul(3).round(), torch.full((4,), torch.nan, device=device)
     chosen = torch.full((4,), -1, dtype=torch.int32, device=device)
     experts.route(logits.to(device), 4, how="softmax_of_chosen", weights=weights, chosen=chosen)
-    _check_route(logits[0], weights, chosen, near)
+    _check_route(logits[0], weights, chosen)
 
 
-def router(device: torch.device, near: Near) -> None:
+def router(device: torch.device) -> None:
     """Twice with one workspace."""
-    x, weight, bias = _normal(1, COLUMNS, seed=1).to(HALF), _normal(33, COLUMNS, seed=2).to(HALF), _normal(33, seed=3)
+    x, weight, bias = normal(1, COLUMNS, seed=1).to(HALF), normal(33, COLUMNS, seed=2).to(HALF), normal(33, seed=3)
     workspace, exact = experts.router_workspace(33, device), x.double() @ weight.double().T + bias.to(HALF).double()
     for _ in range(2):
         weights = torch.full((4,), torch.nan, device=device)
@@ -132,7 +127,7 @@ def router(device: torch.device, near: Near) -> None:
         )  # fmt: skip
         logits = workspace[1:].view(torch.float32)
         near(logits, exact[0], x.double().abs()[0] @ weight.double().abs().T)
-        _check_route(logits.cpu(), weights, chosen, near)
+        _check_route(logits.cpu(), weights, chosen)
 
 
 def matrix(device: torch.device, seed: int = 1) -> tuple[Mxfp4Matrix, Tensor]:
@@ -143,9 +138,9 @@ def matrix(device: torch.device, seed: int = 1) -> tuple[Mxfp4Matrix, Tensor]:
     )
 
 
-def gemv(device: torch.device, near_product: Callable[..., None], near_gated: Callable[..., None]) -> None:
-    """1, 3 and 8 rows; gate and up with their norm. The two are those of `selftest_checks.py`."""
-    x, (gate, weight), (other, up) = _normal(8, COLUMNS, seed=1).to(HALF), matrix(device), matrix(device, 2)
+def gemv(device: torch.device) -> None:
+    """1, 3 and 8 rows; gate and up with their norm."""
+    x, (gate, weight), (other, up) = normal(8, COLUMNS, seed=1).to(HALF), matrix(device), matrix(device, 2)
     for rows in (1, 3, 8):
         near_product(mxfp4.mxfp4_gemv(x[:rows].to(device), [gate]), x[:rows], weight)
 
@@ -161,5 +156,4 @@ def dequantize(device: torch.device) -> None:
     packed.scales.view(-1)[:] = torch.arange(packed.scales.numel()).fmod(255).to(torch.uint8)
     on_device = Mxfp4Matrix(packed.codes.to(device), packed.scales.to(device))
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        if not torch.equal(mxfp4.mxfp4_dequantize(on_device, dtype).cpu(), mxfp4_format.dequantize(packed, dtype)):
-            raise Mismatch("the result differs from the reference")
+        same(mxfp4.mxfp4_dequantize(on_device, dtype), mxfp4_format.dequantize(packed, dtype))

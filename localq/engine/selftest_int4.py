@@ -1,10 +1,17 @@
-"""Matrices of 4-bit weights with a scale and a zero point a group for the self-test (`selftest_checks.py`)."""
+"""Matrices of 4-bit weights with a scale and a zero point a group for the self-test, and what is checked of
+their kernels (`selftest_checks.py`)."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from localq.engine.selftest_bounds import HALF, near_gated, near_product, normal, same
+from localq.kernels import int4
+from localq.kernels.gemv import Norm
 from localq.kernels.int4 import Int4Matrix
 from localq.quant import int4_codec, int4_tiles
 
@@ -33,3 +40,27 @@ def on(device: torch.device, of: int4_codec.Packed, like: Int4Matrix | None = No
 def weight(of: int4_codec.Packed) -> Tensor:
     """f32 [out, in]"""
     return int4_codec.dequantize(of, torch.float32)
+
+
+def check_products(device: torch.device) -> None:
+    """1 and 8 rows of every kind, and a gated pair behind a norm."""
+    for kind in KINDS:
+        of = packed(*kind)
+        x, matrix = normal(8, kind[1]).to(HALF), on(device, of)
+        for rows in (1, 8):
+            near_product(int4.int4_gemv(x[:rows].to(device), [matrix]), x[:rows], weight(of))
+        other = packed(*kind, seed=2)
+        near_gated(_gated([matrix, on(device, other, matrix)]), x, weight(of), weight(other), device)
+
+
+def _gated(pair: list[Int4Matrix]) -> Callable[[Norm, Tensor], Tensor]:
+    return lambda norm, x: int4.int4_gemv(x, pair, norm=norm, activation="silu")
+
+
+def check_weights(device: torch.device) -> None:
+    """To each type, bit for bit."""
+    for kind in KINDS:
+        of = replace(packed(*kind), order=None, in_order=True)
+        for dtype in (torch.float16, torch.bfloat16, torch.float32):
+            out = torch.empty(OUT, kind[1], dtype=dtype, device=device)
+            same(int4.int4_dequantize(on(device, of), 0, out), weight(of).to(dtype))

@@ -1,20 +1,17 @@
-"""What the self-test computes of 4-bit weights with 16 values a row; `selftest_checks` gives what compares results."""
+"""4-bit weights with 16 values a row for the self-test (`selftest_checks.py`), and what is checked of their kernels."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from localq.engine.selftest import Mismatch
+from localq.engine.selftest_bounds import HALF, near_gated, near_product, normal, same
 from localq.kernels import rowlut
 from localq.kernels.gemv import Norm
 from localq.kernels.rowlut import RowLutMatrix
 from localq.quant import squeezellm
 
 OUT, COLUMNS = 83, 1632  # tiles of 16 rows and a rest; items of 768 columns and a rest
-HALF = torch.float16
 
 
 def _made(device: torch.device, seed: int) -> tuple[RowLutMatrix, Tensor]:
@@ -25,13 +22,9 @@ def _made(device: torch.device, seed: int) -> tuple[RowLutMatrix, Tensor]:
     return RowLutMatrix(codes.to(device), packed.table.to(device)), squeezellm.dequantize(packed, torch.float32)
 
 
-def gemv(
-    device: torch.device,
-    near_product: Callable[[Tensor, Tensor, Tensor], None],
-    near_gated: Callable[[Callable[[Norm, Tensor], Tensor], Tensor, Tensor, Tensor, torch.device], None],
-) -> None:
+def gemv(device: torch.device) -> None:
     """Both kernels, of few rows and of up to 8, and a gated pair behind a norm."""
-    x = torch.randn(8, COLUMNS, generator=torch.Generator().manual_seed(1)).to(HALF)
+    x = normal(8, COLUMNS).to(HALF)
     (matrix, weight), (up, up_weight) = (_made(device, seed) for seed in (1, 2))
     for rows in (1, 2, 3, 8):
         near_product(rowlut.rowlut_gemv(x[:rows].to(device), [matrix]), x[:rows], weight)
@@ -47,5 +40,4 @@ def dequantize(device: torch.device) -> None:
     matrix, weight = _made(device, 3)
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         out = torch.full(weight.shape, torch.nan, dtype=dtype, device=device)
-        if not torch.equal(rowlut.rowlut_dequantize(matrix, 0, out).cpu(), weight.to(dtype)):
-            raise Mismatch(f"the weights differ from the reference in {dtype}")
+        same(rowlut.rowlut_dequantize(matrix, 0, out), weight.to(dtype))
