@@ -68,7 +68,7 @@ class ChatSession:
     unsaved: list[Session] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._ids = itertools.count(1)
+        self.request_ids = itertools.count(1)
         self._running: int | None = None
         self._stopping = False
         self._reading = Reading(self.tokenizer)
@@ -183,7 +183,7 @@ class ChatSession:
             if notice:
                 yield Piece("", Stats(context_size=loaded.context_size), notice)
             incoming = streaming.incoming(self.tokenizer, prompt, self.stop_strings, begun)
-            for part in self._streamed(self._request(prompt, incoming), incoming):
+            for part in self.streamed(self.request_of(prompt, incoming), incoming):
                 if isinstance(part, Piece):
                     yield part
                     continue
@@ -267,45 +267,19 @@ class ChatSession:
     def complete(self, prompt: list[int], loaded: Loaded) -> Replies:
         """Stream the continuation of `prompt` (token ids) without touching the conversation."""
         incoming = streaming.incoming(self.tokenizer, prompt, self.stop_strings)
-        return self._streamed(self._request(prompt, incoming), incoming)
+        return self.streamed(self.request_of(prompt, incoming), incoming)
 
-    def aside(self, text: str, max_tokens: int) -> Replies:
-        """Stream an answer to `text` alone, besides the conversation: nothing of it is kept. Little thought, no stop
-        strings. What the model has read of the conversation is read again for the next reply."""
-        variables = thinking.least(self.tokenizer.chat_template)
-        prompt = self.tokenizer.chat_ids([Message("user", text).to_dict()], **variables)
-        request = self._request(prompt, streaming.incoming(self.tokenizer, prompt))
-        generate = dataclasses.replace(request, max_tokens=max_tokens, grammar=None, grammar_begun="", grammar_after="")
-        yield from self._beside(generate, streaming.incoming(self.tokenizer, prompt))
-
-    def measure(self, prompt: list[int], tokens: int) -> Replies:
-        """Stream exactly `tokens` tokens behind `prompt`, greedy, besides the conversation; `last` stays as it was."""
-        last = self.last
-        try:
-            generate = Generate(next(self._ids), prompt, Sampling(), [], tokens)
-            yield from self._beside(generate, Incoming(self.tokenizer.stream()))  # no mark ends it
-        finally:
-            self.last = last
-
-    def _beside(self, generate: Generate, incoming: Incoming) -> Replies:
-        self.ensure_loaded()
-        if self.keeper is not None:
-            self.keeper.leave(self.client)
-        try:
-            yield from self._streamed(generate, incoming)
-        finally:
-            if self.keeper is not None:
-                self.keeper.displaced()
-
-    def _request(self, prompt: list[int], incoming: Incoming) -> Generate:
+    def request_of(self, prompt: list[int], incoming: Incoming) -> Generate:
+        """For the continuation of `prompt` (token ids), which `incoming` will take."""
         breakers = sorted(self.tokenizer.breaker_ids) if self.sampling.dry else []
         return Generate(
-            next(self._ids), prompt, self.sampling, sorted(self.tokenizer.stop_ids), self.max_tokens,
+            next(self.request_ids), prompt, self.sampling, sorted(self.tokenizer.stop_ids), self.max_tokens,
             breaker_ids=breakers, grammar=self.grammar, grammar_begun=incoming.answer if self.grammar else "",
             grammar_after=incoming.closing if self.grammar and incoming.thinking else "",
         )  # fmt: skip
 
-    def _streamed(self, generate: Generate, incoming: Incoming) -> Replies:
+    def streamed(self, generate: Generate, incoming: Incoming) -> Replies:
+        """Stream what is requested; `stop` ends it."""
         warned_before = self.last is not None and self.last.stats.context_fill >= overflow.WARNING
         self._running = generate.id
         if self._stopping:  # while there was nothing to cancel yet

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from localq import besides
 from localq.chat import ChatSession, Piece, Replies, Reply
 from localq.conversation import Conversation, Message
 from localq.errors import LocalqError, usage_error
@@ -49,7 +50,7 @@ def _compacting(session: ChatSession) -> Replies:
         of = f", pass {number} of {len(passes)}" if len(passes) > 1 else ""
         yield Piece("", Stats(context_size=size), f"summing up the oldest {count} messages{of}; a stop changes nothing")
         end = None
-        for part in session.aside(_request(text, piece), longest):
+        for part in besides.aside(session, _request(text, piece), longest):
             if isinstance(part, Reply):
                 end = part
             elif number == len(passes) or not part.text:

@@ -19,7 +19,7 @@ from two_bits_table import main
 
 from localq import calibration, convert
 from localq.bcq_mixture import Wish
-from localq.cli.quantize import WEIGHED_WINDOWS
+from localq.cli.quantize_calibrated import WEIGHED_WINDOWS
 from localq.input_moments import Text
 
 GROUPS = ("g32", "g64", "g128", "g256", "g512", "row")

@@ -10,7 +10,7 @@ import tiny_tokenizers
 from chat_templates import MARKS, source
 from scripted_client import ScriptedClient
 
-from localq import harmony, template, thinking
+from localq import besides, harmony, template, thinking
 from localq.chat import ChatSession, Piece
 from localq.conversation import Message
 from localq.grammar import Grammar
@@ -191,7 +191,7 @@ def test_a_call_of_a_tool_is_no_answer_and_is_said_to_be_none(tokenizer):
 
 def test_a_measurement_does_not_end_where_an_answer_would(tokenizer):
     session = over(tokenizer, f"{REPLY}{NEXT} and more")
-    list(session.measure([1, 2], 20))
+    list(besides.measure(session, [1, 2], 20))
     assert not session.client.cancelled.is_set()
 
 

@@ -9,7 +9,7 @@ import tiny_checkpoints
 from kept_snapshots import DEATH, LONG, Engine, own_folder
 from scripted_client import CharTokenizer, ScriptedClient
 
-from localq import snapshot_keeper, snapshots
+from localq import besides, snapshot_keeper, snapshots
 from localq.chat import ChatSession, Piece, Reply
 from localq.cli import line_chat
 from localq.cli.session import TerminalWatcher
@@ -75,7 +75,7 @@ def test_what_was_written_before_something_else_was_read_comes_back(failure):
     session.keeper = SnapshotKeeper(store.path, 2**30)
     told_by(session.ask("a"))
     with contextlib.suppress(LocalqError):
-        told_by(session.aside("sum it up", 9))
+        told_by(besides.aside(session, "sum it up", 9))
     client.alive = True  # the error ends the scripted engine, and not the real one
     told_by(session.ask("b"))
     assert client.engine.since() == [("save", "1"), ("restore", "1")]

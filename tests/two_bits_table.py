@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 from rival_quantizers import Way, Work, dense, finer_nf4, glq, hqq, nf4, residual_kmeans
 
 from localq import calibration, convert, vq_convert
-from localq.cli.quantize import (
+from localq.cli.quantize_calibrated import (
     BEST_BEAM,
     BEST_ROUNDS,
     BEST_SEQUENCES,

@@ -175,7 +175,7 @@ def _run_part(mode: str, asked: _Asked, settings: Settings, seed: int) -> None:
 def _run_quantize(mode: str, asked: _Asked, settings: Settings, seed: int) -> None:
     """The ways of `localq quantize`, on one layer of a catalogued model."""
     from localq import calibration, catalog, prepare
-    from localq.cli import quantize
+    from localq.cli import quantize_calibrated
 
     if asked.model is None:
         raise usage_error("bench --quantize", "it has the shape of no model", "Give MODEL, such as llama-3.3-70b.")
@@ -183,9 +183,10 @@ def _run_quantize(mode: str, asked: _Asked, settings: Settings, seed: int) -> No
     prepare.check_can_make("vq2")
     from localq.bench import quantizing  # torch loads only now
 
-    windows = {"quick": quantize.QUICK_WINDOWS, "best": quantizing.ALL_WINDOWS}
+    windows = {"quick": quantize_calibrated.QUICK_WINDOWS, "best": quantizing.ALL_WINDOWS}
     ways = {
-        name: quantizing.Way(*quantize.effort(best=name == "best"), count, tokens) for name, count in windows.items()
+        name: quantizing.Way(*quantize_calibrated.effort(best=name == "best"), count, tokens)
+        for name, count in windows.items()
     }
     out = sys.stderr if asked.output == "json" else sys.stdout
     wanted = quantizing.Asked(asked.model, settings.device, memory_limits.allowed(settings), seed)

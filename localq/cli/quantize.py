@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from localq import memory_limits
-from localq.cli import options, quantize_bcq
+from localq.cli import options, quantize_bcq, quantize_calibrated
 from localq.cli.output import is_rich_terminal, note, print_json, stderr_console
+from localq.cli.quantize_calibrated import NO_TEXT, WEIGHED_WINDOWS, Calibrated
 from localq.errors import usage_error
 from localq.settings import Settings
 from localq.wording import human_bytes
@@ -23,93 +23,10 @@ if TYPE_CHECKING:
     from localq.hub_shards import Shards
     from localq.input_moments import Text
     from localq.modelfiles import ModelFiles
-    from localq.quantizer.encode import Effort
-    from localq.quantizer.finetune import Tuning
     from localq.ready_layers import ReadyLayers
 
 OnProgress = Callable[[str, int, int], None]
 
-SCHEMES = {"2": "s4l16", "2.5": "s4l16+s16l16", "3": "s4l16+s8l16", "4": "s4l16+s4l16"}  # of vq2, by bits
-QUICK_WINDOWS = 64
-WEIGHED_WINDOWS = 16  # of `prepare.WEIGHED`: squares of inputs need fewer
-NO_TEXT = Path("none")
-BEST_BEAM, BEST_ROUNDS = 64, 2
-BEST_STEPS, BEST_SEQUENCES = 200, 4  # of fine-tuning
-LARGEST_SEED = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class _Calibrated:
-    """What was asked of a format that is made on a text; None where nothing was."""
-
-    bits: str | None
-    calibration: Path | None
-    windows: int | None
-    best: bool | None
-    device: str | None
-    seed: int | None
-    vram: str | None
-    layers: Path | None = None
-
-    def check(self, format: str, calibrated: tuple[str, ...], mixing: bool = False) -> None:
-        """Raises LocalqError (exit 2) for options that `format` does not have, and for bits that there are not."""
-        given = {f"--{name}": value for name, value in vars(self).items() if value is not None}
-        if "--best" in given and not self.best:
-            given = {"--quick" if name == "--best" else name: value for name, value in given.items()}
-        from localq import prepare  # start-up cost
-
-        if format in prepare.WEIGHED or mixing:
-            if other := given.keys() - {"--calibration", "--windows", "--device"}:
-                why = f"{format} has no such option"
-                raise usage_error(min(other), why, "It has --calibration, --windows and --device.")
-            if self.calibration == NO_TEXT and (mixing or len(given) > 1):
-                raise usage_error(max(given), "without a text there is nothing to run", "Leave it out.")
-            return
-        if format not in calibrated and given:
-            why = f"{format} is made without a text, the same on every machine"
-            raise usage_error(next(iter(given)), why, f"It is an option of --format {' and '.join(calibrated)}.")
-        decided = given.keys() - {"--layers"}
-        if self.layers is not None and (decided or format != "vq2"):
-            why = f"the layers are made already, so {min(decided, default='the format')} is decided"
-            raise usage_error(f"--layers {self.layers}", why, "Of these options --layers goes with --format vq2 alone.")
-        if self.bits is not None and format != "vq2":
-            raise usage_error("--bits", f"{format} has bits of its own", "It is an option of --format vq2.")
-        if self.bits is not None and self.bits not in SCHEMES and not self.mixed:
-            ways = f"There are {', '.join(SCHEMES)}, and mixtures of them: a number in between, as 2.3 or 2.25."
-            raise usage_error("--bits", f"{self.bits!r} is not offered", ways)
-
-    @property
-    def mixed(self) -> float | None:
-        """Bits per weight where schemes are mixed."""
-        number = float(self.bits) if self.bits and re.fullmatch(r"[23]\.\d{1,2}", self.bits) else 0.0
-        return number if number > 2 and f"{number:g}" not in SCHEMES else None
-
-    @property
-    def scheme(self) -> str:
-        """Where it is the same everywhere; of a mixture the least."""
-        return SCHEMES.get(self.bits or "2", SCHEMES["2"])
-
-
-_BITS = "Of vq2: 2 (default), 2.5, 3 or 4; of bcq 1 to 5; or in between, as 2.3: more where it is worth most."
-Bits = Annotated[str | None, typer.Option("--bits", metavar="NUMBER", help=_BITS)]
-_TEXT = "A plain text, unlike the one to judge by; of squeezellm also none, for no text at all."
-Calibration = Annotated[Path | None, typer.Option("--calibration", metavar="FILE", help=_TEXT)]
-Windows = Annotated[int | None, typer.Option("--windows", min=1, help="How many of its windows of 2048 tokens.")]
-Best = Annotated[
-    bool | None,
-    typer.Option(
-        "--best/--quick",
-        help="A wider search, twice, on all of the text, and fine-tuning: hours without a GPU.",
-        show_default=False,
-    ),
-]
-Seed = Annotated[
-    int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the rotations of vq2 and aqlm2x8.")
-]
-
-
-_LAYERS = "Of vq2: take the layers from here, made before of the same SOURCE; only embedding and head are made."
-Layers = Annotated[Path | None, typer.Option("--layers", metavar="FOLDER", help=_LAYERS)]
 _KEEP = "Fetch all of SOURCE first, into the Hugging Face cache; else two files at a time, but for mixtures, --layers."
 
 
@@ -119,16 +36,16 @@ def quantize(
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The folder to write; made if need be.")],
     format: Annotated[str, typer.Option("--format", "-f", help="nf4, bcq, mxfp4, squeezellm, vq2 or aqlm2x8.")] = "nf4",
-    bits: Bits = None,
+    bits: quantize_calibrated.Bits = None,
     group: quantize_bcq.Group = None,
     zero_points: quantize_bcq.ZeroPoints = None,
-    calibration: Calibration = None,
-    windows: Windows = None,
-    best: Best = None,
+    calibration: quantize_calibrated.Calibration = None,
+    windows: quantize_calibrated.Windows = None,
+    best: quantize_calibrated.Best = None,
     device: options.Device = None,
-    seed: Seed = None,
+    seed: quantize_calibrated.Seed = None,
     vram: options.Vram = None,
-    layers: Layers = None,
+    layers: quantize_calibrated.Layers = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the model that is in --out.")] = False,
     keep: Annotated[bool, typer.Option("--keep-source", help=_KEEP)] = False,
     offline: options.Offline = None,
@@ -145,7 +62,7 @@ def quantize(
     """
     mix = quantize_bcq.mixture(format, bits, group, zero_points)
     scheme = quantize_bcq.scheme(format, bits, group, zero_points) if mix is None else ""
-    asked = _Calibrated(None if scheme or mix else bits, calibration, windows, best, device, seed, vram, layers)
+    asked = Calibrated(None if scheme or mix else bits, calibration, windows, best, device, seed, vram, layers)
     settings = options.effective(offline=offline, device=device, vram=vram)
     job = _Job(source, format, out, force, quiet, settings, keep, scheme, mix)
     folder = job.run(asked)
@@ -175,7 +92,7 @@ class _Job:
         if not self.quiet:
             note(line)
 
-    def run(self, asked: _Calibrated) -> Path:
+    def run(self, asked: Calibrated) -> Path:
         """The folder. What was asked for is checked before anything is fetched."""
         from localq import calibration, prepare
         from localq.modelfiles import open_model  # start-up cost: --help must not pay for these
@@ -200,24 +117,27 @@ class _Job:
         with _progress(self.quiet) as on_progress:
             files = open_model(prepare.source_path(self.source, self.say, on_progress, self.settings.offline))
             if not on_text:
-                from localq import bcq_mixture, convert  # torch loads only now
-
-                weighing = self._weighing(files, text, asked) if weighed else None
-                wish = None if weighing is None or self.mix is None else bcq_mixture.Wish(self.mix, weighing)
-                return convert.convert(
-                    files,
-                    self.format,
-                    self.out,
-                    on_progress,
-                    self.say,
-                    force=self.force,
-                    text=weighing if wish is None else None,
-                    scheme=self.scheme,
-                    wish=wish,
-                )
+                return self._converted(files, self._weighing(files, text, asked) if weighed else None, on_progress)
         return self._on_text(files, text, asked) if ready is None else self._around(files, ready)
 
-    def _weighing(self, files: ModelFiles, text: str, asked: _Calibrated) -> Text:
+    def _converted(self, files: ModelFiles, weighing: Text | None, on_progress: OnProgress | None) -> Path:
+        """Each matrix by itself, in one pass over the weights."""
+        from localq import bcq_mixture, convert  # torch loads only now
+
+        wish = None if weighing is None or self.mix is None else bcq_mixture.Wish(self.mix, weighing)
+        return convert.convert(
+            files,
+            self.format,
+            self.out,
+            on_progress,
+            self.say,
+            force=self.force,
+            text=weighing if wish is None else None,
+            scheme=self.scheme,
+            wish=wish,
+        )
+
+    def _weighing(self, files: ModelFiles, text: str, asked: Calibrated) -> Text:
         """The text on which the columns of matrices are weighed, and where."""
         from localq import calibration
         from localq.engine.device import device_name, pick
@@ -256,7 +176,7 @@ class _Job:
         cache = self.out.absolute().with_name(f"{self.out.absolute().name}.source")
         return None if source is None else hub_shards.open_shards(source, cache)
 
-    def _from_hub(self, shards: Shards, text: str, asked: _Calibrated) -> Path:
+    def _from_hub(self, shards: Shards, text: str, asked: Calibrated) -> Path:
         from localq.modelfiles import open_model
         from localq.shard_writer import load_state
 
@@ -266,14 +186,15 @@ class _Job:
         finally:
             shards.close(done=load_state(self.out) is None)  # finished, or never begun
 
-    def _on_text(self, files: ModelFiles, text: str, asked: _Calibrated, shards: Shards | None = None) -> Path:
+    def _on_text(self, files: ModelFiles, text: str, asked: Calibrated, shards: Shards | None = None) -> Path:
         from localq import calibration, vq_convert
         from localq.cli import quantize_progress
         from localq.engine.device import device_name, pick
 
         choice = pick(self.settings.device)
-        hard, tuning = effort(best=bool(asked.best))
-        ids = calibration.token_windows(files, text, asked.windows, None if asked.best else QUICK_WINDOWS)
+        hard, tuning = quantize_calibrated.effort(best=bool(asked.best))
+        enough = None if asked.best else quantize_calibrated.QUICK_WINDOWS
+        ids = calibration.token_windows(files, text, asked.windows, enough)
         request = vq_convert.Request(
             files,
             self.out,
@@ -298,18 +219,6 @@ class _Job:
         )
         with quantize_progress.shown(self.quiet) as on_progress:
             return vq_convert.convert(request, on_progress, self.say)
-
-
-def effort(*, best: bool) -> tuple[Effort, Tuning]:
-    """Of `--best` and `--quick`."""
-    from localq.quantizer.encode import Effort  # torch loads only now
-    from localq.quantizer.finetune import Tuning
-
-    return (
-        (Effort(beam=BEST_BEAM, rounds=BEST_ROUNDS), Tuning(BEST_STEPS, BEST_SEQUENCES))
-        if best
-        else (Effort(), Tuning())
-    )
 
 
 @contextmanager

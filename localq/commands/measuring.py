@@ -12,7 +12,7 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from localq import roofline
+from localq import besides, roofline
 from localq.chat import ChatSession, Piece, Replies, Reply
 from localq.commands.host import Host
 from localq.errors import LocalqError, usage_error
@@ -51,7 +51,7 @@ def _measuring(session: ChatSession) -> Replies:
             break
         prompt = [run, *(ids.randrange(loaded.vocab_size) for _ in range(lengths.read - 1))]  # no two begin alike
         end = None
-        for part in session.measure(prompt, lengths.written):
+        for part in besides.measure(session, prompt, lengths.written):
             if isinstance(part, Reply):
                 end = part
             else:

@@ -7,14 +7,10 @@ it, and closes what it leaves open with `close`.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import os
-import signal
-import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
@@ -29,6 +25,7 @@ from localq.chat import ChatSession
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.resuming import Start, settings_of
 from localq.settings import Settings
+from localq.tui import ending_signals
 from localq.tui.chat_screen import ChatScreen
 from localq.tui.clean_lines import CLEAN_LINES
 from localq.tui.help_screen import HelpScreen
@@ -42,7 +39,6 @@ if TYPE_CHECKING:
     from localq.tui.watching import PostingWatcher
 
 ENDS_WITHIN_S = 1.0  # a reply that is stopped for leaving; then its engine process is ended
-DIES_WITHIN_S = 5.0  # of SIGTERM or SIGHUP, whatever stands still
 
 
 class LocalqApp(App[int]):
@@ -99,7 +95,8 @@ class LocalqApp(App[int]):
 
     async def on_mount(self) -> None:
         """The first screen; then the model."""
-        self._heed_signals()
+        if not self.is_headless:
+            ending_signals.heed(self.leave)
         await self.push_screen(self.chat)
         if self.model is not None:
             self.call_later(self.take, self.model)
@@ -218,27 +215,6 @@ class LocalqApp(App[int]):
     async def action_quit(self) -> None:
         """Leave."""
         self.leave()
-
-    def _heed_signals(self) -> None:
-        """Python's own handlers: those of the loop would not be heard where it waits for a terminal that takes nothing.
-        Whoever runs the app puts back what was there before."""
-        if self.is_headless:
-            return
-        codes = {
-            signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED, signal.SIGHUP: ExitCode.TERMINATED
-        }  # fmt: skip
-        loop = asyncio.get_running_loop()
-
-        def end(number: int, frame: FrameType | None) -> None:
-            last = threading.Timer(DIES_WITHIN_S, os._exit, (codes[signal.Signals(number)],))
-            last.daemon = True
-            last.start()
-            with contextlib.suppress(RuntimeError):  # it has ended
-                loop.call_soon_threadsafe(self.leave, codes[signal.Signals(number)])
-
-        for number in codes:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` asks to go on
-                signal.signal(number, end)
 
     # ---- what screens ask for
 

@@ -1,4 +1,4 @@
-"""The front end's side of the engine process: spawn it, talk to it, report its death with the cause.
+"""The front end's side of the engine process: start it, talk to it, report its death with the cause.
 
 Torch-free. One request at a time; `cancel` may be called from another thread. A dead process raises LocalqError, and
 the next `load` starts a new one, as far as `recovery` allows. A process that says nothing for too long is ended here,
@@ -8,18 +8,15 @@ because its own watchdog may be stuck with it.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 import queue
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from localq.errors import ExitCode, LocalqError
-from localq.worker import messages, pipes
+from localq.worker import messages
 from localq.worker.messages import (
     GPU,
     STEP_LIMIT_S,
@@ -39,17 +36,15 @@ from localq.worker.messages import (
     Request,
     RestoreCache,
     SaveCache,
-    Shutdown,
     Tokens,
 )
+from localq.worker.process import KILL_S, EngineProcess
 from localq.worker.recovery import Outcome, Recovery, canary_request
-from localq.worker.spawn import ending, environment, last_words
+from localq.worker.spawn import ending, last_words
 
 # -P: the folder the user stands in (it may be a downloaded model) must not provide modules
 COMMAND = (sys.executable, "-P", "-m", "localq.worker.server")
 LOG_LINES = 200
-CLOSE_S = 1.0  # for a polite end; then SIGTERM, then SIGKILL
-KILL_S = 0.5
 SILENCE_S = STEP_LIMIT_S + 5.0  # the process's own watchdog speaks first, if it can
 FILE_S = 300.0  # 4 GiB, to a disk of 15 MB/s
 Answer = TypeVar("Answer", Profiled, CacheSaved, CacheRestored)
@@ -72,18 +67,16 @@ class EngineClient:
         self._silence_s, self._file_s = silence_s, file_s
         self._ids = itertools.count(-1, -1)  # of what is no reply: those count up, in the session
         self._loaded: Loaded | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: EngineProcess | None = None
         self._events: queue.Queue[Event | LocalqError | None] = queue.Queue()
         self._log: collections.deque[str] = collections.deque(maxlen=LOG_LINES)
-        self._readers: list[threading.Thread] = []
-        self._sending = threading.Lock()
 
     # ---- the process
 
     @property
     def alive(self) -> bool:
         """True while the process runs."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.alive
 
     @property
     def pid(self) -> int | None:
@@ -102,45 +95,14 @@ class EngineClient:
         self.close()
         self._events = queue.Queue()
         self._log.clear()
-        self._process = process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            env=environment(),
-        )
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._readers = [
-            threading.Thread(target=pipes.read_events, args=(process.stdout, self._events), daemon=True),
-            threading.Thread(target=pipes.read_log, args=(process.stderr, self._log), daemon=True),
-        ]
-        for reader in self._readers:
-            reader.start()
+        self._process = EngineProcess(self._command)
+        self._process.listen(self._events, self._log)
 
     def close(self) -> None:
         """End the process within 2 s; more than once is fine."""
         process, self._process, self._loaded = self._process, None, None
-        if process is None:
-            return
-        assert process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):  # it is gone already, or its pipe is
-            process.stdin.write(messages.encode(Shutdown()))
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-        ends: tuple[tuple[Callable[[], object], float], ...] = (
-            (process.poll, CLOSE_S),
-            (process.terminate, KILL_S),
-            (process.kill, KILL_S),
-        )
-        for end, wait_s in ends:
-            end()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(wait_s)
-                break
-        for reader in self._readers:
-            reader.join(KILL_S)
+        if process is not None:
+            process.end()
 
     def __enter__(self) -> EngineClient:
         self.start()
@@ -251,12 +213,10 @@ class EngineClient:
             limit = f"the prompt is longer than {messages.MAX_LINE_BYTES // 2**20} MiB"
             raise LocalqError("engine process", limit, "Shorten it.", ExitCode.USAGE)
         process = self._process
-        if process is None or process.stdin is None:
+        if process is None:
             raise self._death()
         try:
-            with self._sending:
-                process.stdin.write(line)
-                process.stdin.flush()
+            process.write(line)
         except (OSError, ValueError) as error:
             if isinstance(request, Cancel):
                 return
@@ -304,13 +264,7 @@ class EngineClient:
         process = self._process
         if process is None:
             return LocalqError("engine process", "not running", _NEXT)
-        try:
-            code = process.wait(CLOSE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            code = process.wait()
-        for reader in self._readers:
-            reader.join(KILL_S)
+        code = process.code()
         said, on_gpu = last_words(self._log), self._on_gpu
         self.close()
         why = f"ended ({ending(code)})" + (f": {said}" if said else "")

@@ -9,7 +9,7 @@ import sys
 import pytest
 from scripted_client import CharTokenizer, ScriptedClient
 
-from localq import commands, opening, prompt_files
+from localq import besides, commands, opening, prompt_files
 from localq.chat import ChatSession
 from localq.cli import line_chat
 from localq.cli.options import Given
@@ -258,6 +258,6 @@ def test_an_answer_besides_the_conversation_is_sampled_as_its_replies_are_and_fr
     session.tokenizer.breaker_ids = {7}
     session.sampling = Sampling(dry_multiplier=0.8)
     command(session, "/grammar regex a+")
-    list(session.aside("sum up", 5))
+    list(besides.aside(session, "sum up", 5))
     made = session.client.generated[0]
     assert (made.breaker_ids, made.max_tokens, made.grammar, made.grammar_begun) == ([7], 5, None, "")

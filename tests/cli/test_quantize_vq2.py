@@ -18,8 +18,7 @@ from tiny_checkpoints import make_checkpoint
 from vq2_conversions import converted
 
 from localq import calibration, catalog, driver, hub, kernels, places, prepare, vq_convert
-from localq.cli import execute, quantize_progress
-from localq.cli import quantize as verb
+from localq.cli import execute, quantize_calibrated, quantize_progress
 from localq.driver import Driver
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import open_model
@@ -116,7 +115,7 @@ def test_options_reach_the_encoder(source, monkeypatch, capsys) -> None:
     assert (best.seed, best.force) == (9, True)
     aqlm = asked(monkeypatch, capsys, source, "--format", "aqlm2x8", "--windows", "2")
     assert (aqlm.format, len(aqlm.windows)) == ("aqlm2x8", 2)
-    for bits, scheme in verb.SCHEMES.items():
+    for bits, scheme in quantize_calibrated.SCHEMES.items():
         assert asked(monkeypatch, capsys, source, "--format", "vq2", "--bits", bits).scheme == scheme
         assert scheme in SCHEMES
     mixed = asked(monkeypatch, capsys, source, "--format", "vq2", "--bits", "2.30")
@@ -126,7 +125,7 @@ def test_options_reach_the_encoder(source, monkeypatch, capsys) -> None:
 
 
 def test_only_the_best_reads_all_of_a_long_text(source, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(verb, "QUICK_WINDOWS", 2)
+    monkeypatch.setattr(quantize_calibrated, "QUICK_WINDOWS", 2)
     assert len(asked(monkeypatch, capsys, source, "--format", "vq2").windows) == 2
     assert len(asked(monkeypatch, capsys, source, "--format", "vq2", "--best").windows) > 4
 

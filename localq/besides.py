@@ -1,0 +1,46 @@
+"""What a model is asked besides the conversation: nothing of it is kept there.
+
+What the model has read of the conversation is displaced, and read again, or brought back, for the next reply.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from localq import streaming, thinking
+from localq.chat import ChatSession
+from localq.conversation import Message
+from localq.incoming import Incoming
+from localq.replies import Replies
+from localq.sampling import Sampling
+from localq.worker.messages import Generate
+
+
+def aside(session: ChatSession, text: str, max_tokens: int) -> Replies:
+    """Stream an answer to `text` alone, sampled as replies are. Little thought, no stop strings."""
+    tokenizer = session.tokenizer
+    prompt = tokenizer.chat_ids([Message("user", text).to_dict()], **thinking.least(tokenizer.chat_template))
+    request = session.request_of(prompt, streaming.incoming(tokenizer, prompt))
+    generate = dataclasses.replace(request, max_tokens=max_tokens, grammar=None, grammar_begun="", grammar_after="")
+    yield from _beside(session, generate, streaming.incoming(tokenizer, prompt))
+
+
+def measure(session: ChatSession, prompt: list[int], tokens: int) -> Replies:
+    """Stream exactly `tokens` tokens behind `prompt` (token ids), greedy; `session.last` stays as it was."""
+    last, incoming = session.last, Incoming(session.tokenizer.stream())  # no mark ends it
+    try:
+        generate = Generate(next(session.request_ids), prompt, Sampling(), [], tokens)
+        yield from _beside(session, generate, incoming)
+    finally:
+        session.last = last
+
+
+def _beside(session: ChatSession, generate: Generate, incoming: Incoming) -> Replies:
+    session.ensure_loaded()
+    if session.keeper is not None:
+        session.keeper.leave(session.client)
+    try:
+        yield from session.streamed(generate, incoming)
+    finally:
+        if session.keeper is not None:
+            session.keeper.displaced()

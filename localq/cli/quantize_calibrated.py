@@ -1,0 +1,107 @@
+"""What `localq quantize` is asked for of formats that are made on a text: bits, the text, effort. Loads no torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from localq.errors import usage_error
+
+if TYPE_CHECKING:
+    from localq.quantizer.encode import Effort
+    from localq.quantizer.finetune import Tuning
+
+SCHEMES = {"2": "s4l16", "2.5": "s4l16+s16l16", "3": "s4l16+s8l16", "4": "s4l16+s4l16"}  # of vq2, by bits
+QUICK_WINDOWS = 64
+WEIGHED_WINDOWS = 16  # of `prepare.WEIGHED`: squares of inputs need fewer
+NO_TEXT = Path("none")
+BEST_BEAM, BEST_ROUNDS = 64, 2
+BEST_STEPS, BEST_SEQUENCES = 200, 4  # of fine-tuning
+LARGEST_SEED = 2**31 - 1
+
+_BITS = "Of vq2: 2 (default), 2.5, 3 or 4; of bcq 1 to 5; or in between, as 2.3: more where it is worth most."
+Bits = Annotated[str | None, typer.Option("--bits", metavar="NUMBER", help=_BITS)]
+_TEXT = "A plain text, unlike the one to judge by; of squeezellm also none, for no text at all."
+Calibration = Annotated[Path | None, typer.Option("--calibration", metavar="FILE", help=_TEXT)]
+Windows = Annotated[int | None, typer.Option("--windows", min=1, help="How many of its windows of 2048 tokens.")]
+Best = Annotated[
+    bool | None,
+    typer.Option(
+        "--best/--quick",
+        help="A wider search, twice, on all of the text, and fine-tuning: hours without a GPU.",
+        show_default=False,
+    ),
+]
+Seed = Annotated[
+    int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the rotations of vq2 and aqlm2x8.")
+]
+_LAYERS = "Of vq2: take the layers from here, made before of the same SOURCE; only embedding and head are made."
+Layers = Annotated[Path | None, typer.Option("--layers", metavar="FOLDER", help=_LAYERS)]
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """What was asked of a format that is made on a text; None where nothing was."""
+
+    bits: str | None
+    calibration: Path | None
+    windows: int | None
+    best: bool | None
+    device: str | None
+    seed: int | None
+    vram: str | None
+    layers: Path | None = None
+
+    def check(self, format: str, calibrated: tuple[str, ...], mixing: bool = False) -> None:
+        """Raises LocalqError (exit 2) for options that `format` does not have, and for bits that there are not."""
+        given = {f"--{name}": value for name, value in vars(self).items() if value is not None}
+        if "--best" in given and not self.best:
+            given = {"--quick" if name == "--best" else name: value for name, value in given.items()}
+        from localq import prepare  # start-up cost
+
+        if format in prepare.WEIGHED or mixing:
+            if other := given.keys() - {"--calibration", "--windows", "--device"}:
+                why = f"{format} has no such option"
+                raise usage_error(min(other), why, "It has --calibration, --windows and --device.")
+            if self.calibration == NO_TEXT and (mixing or len(given) > 1):
+                raise usage_error(max(given), "without a text there is nothing to run", "Leave it out.")
+            return
+        if format not in calibrated and given:
+            why = f"{format} is made without a text, the same on every machine"
+            raise usage_error(next(iter(given)), why, f"It is an option of --format {' and '.join(calibrated)}.")
+        decided = given.keys() - {"--layers"}
+        if self.layers is not None and (decided or format != "vq2"):
+            why = f"the layers are made already, so {min(decided, default='the format')} is decided"
+            raise usage_error(f"--layers {self.layers}", why, "Of these options --layers goes with --format vq2 alone.")
+        if self.bits is not None and format != "vq2":
+            raise usage_error("--bits", f"{format} has bits of its own", "It is an option of --format vq2.")
+        if self.bits is not None and self.bits not in SCHEMES and not self.mixed:
+            ways = f"There are {', '.join(SCHEMES)}, and mixtures of them: a number in between, as 2.3 or 2.25."
+            raise usage_error("--bits", f"{self.bits!r} is not offered", ways)
+
+    @property
+    def mixed(self) -> float | None:
+        """Bits per weight where schemes are mixed."""
+        number = float(self.bits) if self.bits and re.fullmatch(r"[23]\.\d{1,2}", self.bits) else 0.0
+        return number if number > 2 and f"{number:g}" not in SCHEMES else None
+
+    @property
+    def scheme(self) -> str:
+        """Where it is the same everywhere; of a mixture the least."""
+        return SCHEMES.get(self.bits or "2", SCHEMES["2"])
+
+
+def effort(*, best: bool) -> tuple[Effort, Tuning]:
+    """Of `--best` and `--quick`."""
+    from localq.quantizer.encode import Effort  # torch loads only now
+    from localq.quantizer.finetune import Tuning
+
+    return (
+        (Effort(beam=BEST_BEAM, rounds=BEST_ROUNDS), Tuning(BEST_STEPS, BEST_SEQUENCES))
+        if best
+        else (Effort(), Tuning())
+    )
