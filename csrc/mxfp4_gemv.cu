@@ -2,7 +2,8 @@
 //   codes  u8 [out, in/2], even column = low nibble      x T [rows, in]
 //   scales u8 [out, in/32], E8M0                         y T or f32 [rows, sum of outs]
 // Needs in % 64 == 0; out is free. Codes become f16 exactly, x of bf16 becomes f16 times a power of two (block_x.cuh).
-// Bound: memory. Reads out*in*(1/2 + 1/32) bytes once, of 5 to 8 rows twice.
+// Bound: memory. Reads out*in*(1/2 + 1/32) bytes once, of 5 to 8 rows twice; where x is so wide that shared memory has
+// room for less than four rows, once for every two or for each.
 #include "block_kernel.cuh"
 #include "block_rows.cuh"
 #include "experts.h"
@@ -30,6 +31,12 @@ template <typename T>
 void launch_rows(const BlockGemv& p, int rows, const void* x, void* y, int device, cudaStream_t stream) {
   if (rows <= 2) return launch_block_rows<T, 1>(kOp, p, rows, x, y, device, stream);
   launch_block_rows<T, 2>(kOp, p, rows, x, y, device, stream);
+}
+
+// As many rows of x as a kernel takes, and as find room in shared memory beside some shares: 4, 2, or each by itself.
+int64_t rows_together(int64_t in, int rows, int64_t shared_bytes) {
+  const int64_t fit = (shared_bytes - kRest) / (2 * (in + 512));
+  return rows == 1 || fit < 2 ? 1 : fit >= 4 ? 4 : 2;
 }
 
 void check_extras(const int64_t* outs, int count, const GemvExtras& extras, int rows) {
@@ -79,18 +86,16 @@ void mxfp4_gemv(const Mxfp4Matrix* matrices, int count, const GemvExtras& extras
   p.parts = p.x_rows = 1;
   p.early = true;
   const DeviceGuard guard(device, kOp);
-  if (rows == 1) return launch_mxfp4_blocks(kOp, p, x, y, type, device, stream);
-  // as many at a time as a kernel takes, and as find room in shared memory
-  const int64_t room = device_facts(device, kOp).shared_bytes_per_block - kRest, fit = room / (2 * (in + 512));
-  require(fit >= 2, kOp, "in", in, "is too large for the shared memory of this device");
-  const int64_t most = fit >= 4 ? 4 : 2;
+  const int64_t most = rows_together(in, rows, device_facts(device, kOp).shared_bytes_per_block);
   for (int64_t row = 0; row < rows; row += most) {
     const int count = int(rows - row < most ? rows - row : most);
     BlockGemv part = p;
     if (extras.residual != nullptr) part.extras.residual = after(extras.residual, 2 * row * p.results);
     const void* const from = after(x, 2 * row * in);
     void* const to = const_cast<uint8_t*>(after(y, y_bytes * row * p.results));
-    if (type == Type::kFloat16) {
+    if (most == 1) {
+      launch_mxfp4_blocks(kOp, part, from, to, type, device, stream);
+    } else if (type == Type::kFloat16) {
       launch_rows<__half>(part, count, from, to, device, stream);
     } else {
       launch_rows<__nv_bfloat16>(part, count, from, to, device, stream);

@@ -108,8 +108,8 @@ def operand(module: nn.Module) -> Operand | None:
     if isinstance(module, Nf4Linear):
         return Operand(module.matrix, module.bias, module.out_features, module.in_features)
     if isinstance(module, Mxfp4Linear):
-        fits = module.in_features % mxfp4.COLUMNS == 0
-        return Operand(module.matrix, module.bias, module.out_features, module.in_features) if fits else None
+        blocks = module.matrix
+        return Operand(blocks, module.bias, *module.shape) if mxfp4.reads(blocks) else None
     if isinstance(module, SqueezeLlmLinear):
         return Operand(module.matrix, module.bias, *module.shape) if module.multiplies else None
     if isinstance(module, Int4Linear):

@@ -17,6 +17,7 @@ from localq.kernels.checks import TYPES, check, check_cuda, place
 
 BLOCK = 32
 COLUMNS = 64  # a row that `mxfp4_gemv` reads is a whole number of them
+WIDEST = 49_152  # columns: one row of x in shared memory, which is 99 KiB on the smallest card
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Mxfp4Matrix:
         return 2 * self.codes.shape[1]
 
 
+def reads(matrix: Mxfp4Matrix) -> bool:
+    """`mxfp4_gemv` has a kernel for its columns, on every card."""
+    return matrix.in_features % COLUMNS == 0 and matrix.in_features <= WIDEST
+
+
 def mxfp4_gemv(
     x: Tensor,
     matrices: Sequence[Mxfp4Matrix],
@@ -55,9 +61,11 @@ def mxfp4_gemv(
 
     `matrices` share x: one, or q, k and v, or gate and up; their results lie behind each other. With `activation` there
     are two of one size and y = activation(first) * second. `norm` needs one row. `out` may be float32 (logits); else
-    the dtype of x. Sums in f32, rounded once, the same bits run after run. Raises ValueError by the argument's name.
+    the dtype of x. Sums in f32, rounded once, the same bits run after run. Raises ValueError by the argument's name,
+    also where one row of x does not fit into shared memory (`reads`).
 
-    Memory-bound: `mxfp4_gemv_bytes` over the memory bandwidth is the floor.
+    Memory-bound: `mxfp4_gemv_bytes` over the memory bandwidth is the floor of up to 4 rows that shared memory holds;
+    more are multiplied some at a time, which reads the weights as often.
     """
     op = "mxfp4_gemv"
     gemv.check_x(op, x, [matrix.codes for matrix in matrices])

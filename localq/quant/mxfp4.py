@@ -97,9 +97,9 @@ class Linear(SlabLinear):
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
         from localq.kernels import gemv  # as in `matrix`
-        from localq.kernels.mxfp4 import COLUMNS, mxfp4_gemv
+        from localq.kernels.mxfp4 import mxfp4_gemv, reads
 
-        if x.shape[0] > gemv.ROWS or x.dtype == torch.float32 or self.in_features % COLUMNS:
+        if x.shape[0] > gemv.ROWS or x.dtype == torch.float32 or not reads(self.matrix):
             return self._by_slabs(x)
         return mxfp4_gemv(x, [self.matrix], biases=[self.bias])
 

@@ -219,6 +219,22 @@ def test_dense_matrices(emulated, rows, dtype):
     assert torch.equal(bits(alone), bits(got[-1:]))
 
 
+def test_rows_too_wide_for_two_at_a_time_go_one_by_one(emulated):
+    """27,648 columns, as in models of 32B: a consumer card has room for one row of x. On any card for the widest."""
+    matrix, weight = mxfp4_matrix(9, 27_648, 1)
+    x, residual = inputs(3, 27_648, torch.bfloat16) / 16, torch.randn(3, 9).bfloat16()
+    emulated.device = (1, 101_376)
+    got = mxfp4.mxfp4_gemv(x, [matrix], residual=residual)
+    for row in range(3):
+        assert_as_good_as_naive(got[row : row + 1], x[row : row + 1], weight, residual[row].float())
+    widest, weight = mxfp4_matrix(1, mxfp4.WIDEST, 2)
+    x = inputs(1, mxfp4.WIDEST, torch.bfloat16) / 16
+    assert_as_good_as_naive(mxfp4.mxfp4_gemv(x, [widest]), x, weight)
+    assert mxfp4.reads(widest)
+    wider = mxfp4.Mxfp4Matrix(torch.empty(1, mxfp4.WIDEST // 2 + 32, dtype=torch.uint8), widest.scales)
+    assert not mxfp4.reads(wider)
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_dense_gate_and_up_in_f32(emulated, rows):
     pairs = [mxfp4_matrix(27, 192, seed) for seed in (1, 2)]

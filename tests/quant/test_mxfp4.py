@@ -12,7 +12,9 @@ from torch import Tensor
 
 from localq import footprint
 from localq.architecture import Linears
+from localq.engine.linears import operand
 from localq.errors import ExitCode, LocalqError
+from localq.kernels import mxfp4 as kernels
 from localq.quant import FORMATS, mxfp4, mxfp4_codec, owner
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -149,6 +151,23 @@ def test_slabs_give_what_the_whole_gives() -> None:
     x = torch.randn(3, 64)
     linear.scratch = torch.empty(4 * 64 * 4, dtype=torch.uint8)  # four rows in f32
     torch.testing.assert_close(linear._by_slabs(x), linear(x))
+
+
+def test_rows_that_no_kernel_takes_are_multiplied_in_slabs(monkeypatch) -> None:
+    """Odd and wide ones; neither is an operand of the fused step."""
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda tensor: True))
+    monkeypatch.setattr(kernels, "WIDEST", 128)
+    monkeypatch.setattr(kernels, "mxfp4_gemv", lambda x, matrices, biases: "by the kernel")
+    monkeypatch.setattr(
+        kernels, "mxfp4_dequantize",
+        lambda matrix, dtype, out, rows: mxfp4.dequantize(mxfp4.Packed(matrix.codes, matrix.scales), dtype),
+    )  # fmt: skip
+    for columns in (96, 128, 192):
+        linear = mxfp4.Linear(mxfp4.quantize(torch.randn(8, columns)))
+        x = torch.randn(2, columns).bfloat16()
+        expected = torch.nn.functional.linear(x, mxfp4.dequantize(linear.packed, torch.bfloat16))
+        assert linear(x) == "by the kernel" if columns == 128 else torch.equal(linear(x), expected)
+        assert (operand(linear) is not None) == (columns == 128)
 
 
 def test_bytes_are_those_that_are_planned() -> None:
