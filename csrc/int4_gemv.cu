@@ -85,13 +85,18 @@ template <typename T, int kGroup>
 void launch_typed(Arguments p, uint32_t units, const void* x, void* y, int device, cudaStream_t stream) {
   const DeviceFacts& facts = device_facts(device, kOp);
   const uint32_t budget = facts.shared_bytes_per_block, share = 4 * kTile * p.rows;
-  const uint32_t fit = (budget - 4 * kWarps - kWarps * share - 16) / ((share + 4) * p.parts);  // units of a block
+  const uint32_t stride = p.blocks * kBlock * uint32_t(sizeof(T)) + kRowPad;
+  const uint32_t each = (share + 4) * p.parts;  // shares of a unit
+  uint32_t room = budget - 4 * kWarps - kWarps * share - 16;
+  // x that is normed or gathered must be in shared memory: the shares have what it leaves
+  const bool changed = p.extras.norm != NormKind::kNone || p.order != nullptr;
+  if (changed && uint64_t(p.rows) * stride + each <= room) room -= p.rows * stride;
+  const uint32_t fit = room / each;  // units of a block
   const uint32_t sms = facts.multiprocessors, waves = (units + sms * fit - 1) / (sms * fit);
   const uint32_t grid = units < sms * waves ? units : sms * waves;
   p.units_each = units / grid, p.units_more = units % grid;
   p.most_tiles = (p.units_each + (p.units_more > 0 ? 1 : 0)) * p.parts;
   const uint32_t others = 4 * (kWarps + share_floats(p) + (p.most_tiles + 3) / 4 * 4);
-  const uint32_t stride = p.blocks * kBlock * uint32_t(sizeof(T)) + kRowPad;
   const bool staged = others + uint64_t(p.rows) * stride <= budget;
   require(staged || p.extras.norm == NormKind::kNone, kOp, "in", p.blocks * kBlock, "is too large for a norm");
   require(staged || p.order == nullptr, kOp, "in", p.blocks * kBlock, "is too large for an order of columns");

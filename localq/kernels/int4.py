@@ -17,6 +17,7 @@ from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
 
 ROWS, COLUMNS = 16, 64  # out and in are multiples of them
+WIDEST_ORDER = 49_152  # columns of x that are gathered into shared memory, which is 99 KiB on the smallest card
 GROUP_COLUMNS = 32  # groups of `int4_gemv` have a multiple of so many columns; those of `int4_dequantize` of 8
 
 
@@ -55,12 +56,14 @@ class Int4Matrix:
 
 
 def reads(matrix: Int4Matrix) -> bool:
-    """`int4_gemv` has a kernel for its shape, its groups and the type of its scales."""
+    """`int4_gemv` has a kernel for its shape, its groups, its order and the type of its scales, with one row of x on
+    every card."""
+    gathers = matrix.order is None or matrix.in_features <= WIDEST_ORDER
     whole = matrix.out_features % ROWS == 0 and matrix.in_features % COLUMNS == 0
     grouped = matrix.group >= GROUP_COLUMNS and (
         matrix.group % GROUP_COLUMNS == 0 or matrix.group >= matrix.in_features
     )
-    return whole and grouped and matrix.scales.dtype in HALF_TYPES
+    return whole and grouped and gathers and matrix.scales.dtype in HALF_TYPES
 
 
 def int4_gemv(
@@ -87,12 +90,13 @@ def int4_gemv(
     first = matrices[0]
     for matrix in matrices:
         check_matrix(op, matrix)
+        check(op, "codes", matrix.codes, x.device, (torch.uint8,), matrix.codes.numel())
         if matrix.in_features != x.shape[1]:
             raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {matrix.in_features}")
         if not reads(matrix):
             raise ValueError(
                 f"{op}: groups of {matrix.group} columns, scales of {matrix.scales.dtype}: must be a multiple of "
-                f"{GROUP_COLUMNS} and of 16 bits"
+                f"{GROUP_COLUMNS} and of 16 bits, and an order be of at most {WIDEST_ORDER} columns"
             )
         if matrix.scales.dtype != first.scales.dtype:
             raise ValueError(f"{op}: scales are {matrix.scales.dtype}, those of the first {first.scales.dtype}")

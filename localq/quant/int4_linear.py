@@ -81,9 +81,9 @@ class Int4Linear(SlabLinear):
 
         matrix = self.matrix
         few = x.shape[0] <= gemv.ROWS and x.dtype in HALF_TYPES
-        if matrix is None or not few or not reads(matrix):
+        if matrix is None or not few or not reads(replace(matrix, order=None)):
             return self._by_slabs(x)
-        if x.shape[0] > 1:  # which may be too much for the kernel to gather
+        if x.shape[0] > 1 or not reads(matrix):  # which may be too much for the kernel to gather
             x, matrix = self._ordered(x), replace(matrix, order=None)
         return int4_gemv(x, [matrix], biases=[self.bias])
 

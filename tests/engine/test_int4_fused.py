@@ -86,6 +86,28 @@ def test_what_one_launch_takes():
     assert not pair[0].readable(torch.float16)  # on the CPU
 
 
+def test_a_row_too_wide_for_the_kernel_to_gather_is_put_in_order_before(monkeypatch):
+    """And is none for the fused step, which has no launch for that."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
+    monkeypatch.setattr(int4, "WIDEST_ORDER", 128)
+    gathered = []
+
+    def product(x, matrices, biases):
+        (matrix,) = matrices
+        gathered.append(matrix.order is not None)
+        return nn.functional.linear(x, int4_codec.dequantize(int4_packed(matrix), torch.float16))
+
+    monkeypatch.setattr(int4, "int4_gemv", product)
+    for columns in (128, 192):
+        linear = linear_of(48, columns, 3, like=1)
+        for rows in (1, 3):
+            x = torch.randn(rows, columns).half()
+            expected = nn.functional.linear(x.double(), int4_codec.dequantize(linear.packed, torch.float64))
+            torch.testing.assert_close(linear(x).double(), expected, rtol=0, atol=1e-2)
+        assert operand(linear).readable() == (columns == 128)
+    assert gathered == [True, False, False, False]
+
+
 def test_matrices_of_odd_sizes_stay_as_they_are():
     packed = packed_of((24, 64), 32, act_order=True)
     linear = Int4Linear(packed).tile_()

@@ -160,6 +160,22 @@ def test_x_is_read_where_it_is_when_it_does_not_fit(emulated, rows):
             emulated.gemv(TINY, x, [operand.matrix], norm=norm)
 
 
+def test_shares_leave_room_for_x_that_must_be_in_shared_memory(emulated):
+    """24 tiles would have room for their shares, but not beside x: fewer at a time."""
+    device, x = (1, 3_000), inputs(1, 640, HALF)
+    plain, ordered = (make((384, 640), 64, seed=6, act_order=ordered) for ordered in (False, True))
+    close(emulated.gemv(device, x, [ordered.matrix], out=torch.empty(1, 384)), ordered, x)
+    norm = gemv.Norm(torch.ones(640, dtype=HALF), 1e-5)
+    got = emulated.gemv(device, x, [plain.matrix], norm=norm, out=torch.empty(1, 384))
+    assert torch.equal(got, emulated.gemv(LARGE, x, [plain.matrix], norm=norm, out=torch.empty(1, 384)))
+
+
+def test_the_widest_order_fits_on_every_card(emulated):
+    widest = make((16, int4.WIDEST_ORDER), 128, seed=1, act_order=True)
+    x = inputs(1, int4.WIDEST_ORDER, HALF)
+    close(emulated.gemv(SMALL, x, [widest.matrix], out=torch.empty(1, 16)), widest, x)
+
+
 def test_more_tiles_than_shared_memory_has_shares_for(emulated):
     operand = make((1600, 64), 64, seed=2)
     x = inputs(8, 64, HALF)

@@ -14,6 +14,7 @@ from row_operands import normed
 
 from localq.kernels import gemv
 from localq.kernels.int4 import (
+    WIDEST_ORDER,
     Int4Matrix,
     int4_dequantize,
     int4_dequantize_bytes,
@@ -35,6 +36,7 @@ ACTIVATIONS = {
 SHAPES = [(16, 64), (48, 320), (32, 512), (576, 576), (48, 1088), (1008, 2112), (5008, 4160), (80, 28672), (40000, 192)]
 GROUPS = (32, 64, 128)
 X, MATRIX = inputs(3, 128, BF16), make((32, 128), 64).matrix
+ELSEWHERE = Int4Matrix(MATRIX.codes.to("meta"), MATRIX.scales.to("meta"), MATRIX.zeros.to("meta"), None, 64)
 REFUSED = {
     "nine rows": ({"x": inputs(9, 128, HALF)}, r"x has shape \(9, 128\)"),
     "x of floats": ({"x": X.float()}, "x is torch.float32"),
@@ -56,6 +58,7 @@ REFUSED = {
         {"matrices": [replace(MATRIX, order=torch.zeros(64, dtype=torch.int16))]},
         r"order has shape \(64,\)",
     ),
+    "one of them elsewhere": ({"matrices": [MATRIX, ELSEWHERE]}, "codes is on meta, must be on cpu"),
     "all on the CPU": ({}, "codes are on cpu, must be on a CUDA device"),
 }
 
@@ -80,6 +83,12 @@ def test_bytes():
 )
 def test_what_it_reads(group, columns, scales, expected):
     assert reads(make((16, columns), group, scales=scales).matrix) == expected
+
+
+def test_it_gathers_what_fits_into_shared_memory_on_every_card():
+    wider, order = make((16, WIDEST_ORDER + 128), 128).matrix, torch.zeros(WIDEST_ORDER + 128, dtype=torch.int16)
+    assert reads(wider)
+    assert not reads(replace(wider, order=order))
 
 
 def multiply(operand: Int4Operand, x, **around):
