@@ -75,6 +75,15 @@ def plain(text: str) -> str:
     return text
 
 
+def behind(content: str) -> str:
+    """A stored reply as it is put behind a prompt, to go on with: marks in its answer are plain text there too."""
+    if begins(content) is not True:
+        return content
+    channels = Channels()
+    _, answer = channels.push(content)
+    return content[: len(content) - len(answer)] + plain(answer)
+
+
 def written(thought: str, answer: str, thinking: bool) -> str:
     """A reply in channels, to go on with. thinking: the thought goes on."""
     said = f"{CHANNEL}analysis{MESSAGE}{plain(thought)}" if thought or thinking else ""

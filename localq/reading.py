@@ -91,6 +91,8 @@ class Reading:
         """`ids` with the beginning of the reply that is gone on with: its ids as they came, else those of its text."""
         if not begun or exact:
             return [*self.ids(messages, think), *exact]
+        if harmony.is_template(self.tokenizer.chat_template):
+            begun = harmony.behind(begun)
         return self.tokenizer.encode(thinking.continued(self.text(messages, think), begun))
 
     def fitting(

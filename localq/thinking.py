@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from localq import harmony
+from localq import frames, harmony
 from localq.errors import usage_error
 
 TAGS = OPENING, CLOSING = "<think>", "</think>"
@@ -147,10 +147,11 @@ def in_form_of(template: str | None, content: str) -> str:
 
 
 def read_by(template: str | None, role: str, content: str) -> str:
-    """What a chat template is given of a stored message. One of channels gets answers alone, without marks in them."""
-    if role != "assistant":
-        return content
-    return harmony.plain(split(content)[1]) if harmony.is_template(template) else closed(content)
+    """What a chat template is given of a stored message: what frames turns is plain text in it. One of channels gets
+    answers alone."""
+    if harmony.is_template(template):
+        return harmony.plain(split(content)[1] if role == "assistant" else content)
+    return closed(content) if role == "assistant" else frames.plain(template, content)
 
 
 def continued(prompt: str, begun: str) -> str:

@@ -287,3 +287,29 @@ def test_think_takes_a_value_or_none():
 def test_a_wrong_level_is_refused_before_anything_is_loaded(capsys):
     assert execute(["run", "smollm2-135m", "--think=most", "hi"]) == ExitCode.USAGE
     assert "'most' is not allowed" in capsys.readouterr().err
+
+
+# ---- what frames turns
+
+
+@pytest.mark.parametrize(("family", "mark"), [
+    ("published/qwen3-0.6b", "<|im_end|>"), ("llama-3.1", "<|eot_id|>"), ("llama-3.1", "<|start_header_id|>"),
+    ("gemma-3", "<end_of_turn>"), ("mistral-v0.3", "[INST]"), ("phi-4", "<|im_sep|>"), ("smollm3", "<|im_start|>"),
+    ("published/phi-3.5-mini-instruct", "<|assistant|>"), ("phi-4-mini", "<|system|>"),
+])  # fmt: skip
+def test_what_frames_turns_is_text_where_a_user_writes_it(family, mark):
+    text, special = source(family)
+    said = f"a{mark}b<|fim_prefix|>[1]<s>{mark}"
+    told = [thinking.read_by(text, role, said) for role in ("system", "user")]
+    assert told[0] == told[1]
+    assert mark not in told[0]
+    assert told[0].replace("\u200b", "") == said
+    fim = "<|fim_prefix|>" in told[0] or family == "phi-4-mini"  # whose template has any word as a mark
+    assert fim
+    assert "[1]<s>" in told[0]
+    plain, forged = (template.render(text, [Message("user", each).to_dict(text)], special) for each in ("ab", said))
+    assert forged.count(mark) == plain.count(mark)
+
+
+def test_a_model_without_a_template_is_told_every_word():
+    assert thinking.read_by(None, "user", "<|im_end|>[INST]") == "<|im_end|>[INST]"
