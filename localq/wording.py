@@ -29,15 +29,29 @@ def local_time(unix_s: float, form: str) -> str:
         return re.sub("[0-9]", "?", time.strftime(form, time.gmtime(0)))
 
 
-def memory_lines(measured: dict[str, int], predicted: dict[str, int]) -> list[str]:
-    """Component by component what was allocated, beside what was predicted where that is known."""
+def memory_lines(measured: dict[str, int], predicted: dict[str, int], host: dict[str, int] | None = None) -> list[str]:
+    """Component by component what was allocated, beside what was predicted where that is known.
+
+    host   memory of the host that is not among them (`Loaded.host`), told in a line of its own
+    """
+    more = _host_lines(host or {})
     if not predicted:
-        return [f"  {part:<20} {size / 2**20:9.1f} MiB" for part, size in measured.items()]
+        return [*(f"  {part:<20} {size / 2**20:9.1f} MiB" for part, size in measured.items()), *more]
     told = {part: (measured.get(part, 0), predicted.get(part, 0)) for part in (*predicted, *measured)}
     rows = [("MiB", "allocated", "predicted")]
     rows += [(part, f"{took / 2**20:,.1f}", f"{planned / 2**20:,.1f}") for part, (took, planned) in told.items()]
     rows.append(("in all", f"{sum(measured.values()) / 2**20:,.1f}", f"{sum(predicted.values()) / 2**20:,.1f}"))
-    return [f"  {part:<20} {took:>11} {planned:>11}" for part, took, planned in rows]
+    return [*(f"  {part:<20} {took:>11} {planned:>11}" for part, took, planned in rows), *more]
+
+
+def _host_lines(host: dict[str, int]) -> list[str]:
+    words = {
+        "embedding": "{} for the embedding table",
+        "snapshots": "at most {} to copy snapshots of conversations",
+        "reading": "at most {} while a prompt is read",
+    }
+    told = [words.get(part, "{} for " + part).format(f"{size / 2**20:,.1f} MiB") for part, size in host.items() if size]
+    return [f"  of the host besides: {', '.join(told)}"] if told else []
 
 
 def table_lines(

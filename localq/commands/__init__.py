@@ -148,7 +148,7 @@ def stats(session: ChatSession, argument: str, host: Host) -> str:
     if session.loaded is not None:
         loaded = session.loaded
         lines.append(f"{loaded.name}: {loaded.format}, {loaded.dtype}, on {loaded.device_name}")
-        lines += memory_lines(loaded.ledger, loaded.predicted)
+        lines += memory_lines(loaded.ledger, loaded.predicted, loaded.host)
     return "\n".join(lines)
 
 

@@ -75,7 +75,7 @@ def info(session: ChatSession) -> str:
             "",
             f"loaded: {loaded.format}, {loaded.dtype}, on {loaded.device_name}, context {loaded.context_size}",
         ]
-        lines += memory_lines(loaded.ledger, loaded.predicted)
+        lines += memory_lines(loaded.ledger, loaded.predicted, loaded.host)
     return "\n".join(lines)
 
 

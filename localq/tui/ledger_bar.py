@@ -104,7 +104,8 @@ class LedgerBar(Instrument):
         others = self.facts.reading.processes or ()
         per_token = loaded.ledger.get("kv_cache", 0) / max(1, loaded.context_size)
         named = [line(width, ("  " + each, "$text-muted")) for each in holders(others, per_token)]
-        return [_title(self.facts, memory, width), drawn, *_legend(memory, width), *named]
+        legend = [*_legend(memory, width), *_host(loaded.host, width)]
+        return [_title(self.facts, memory, width), drawn, *legend, *named]
 
 
 def memory_of(facts: Facts) -> Memory:
@@ -192,6 +193,13 @@ def _legend(memory: Memory, width: int) -> list[Content]:
     ):  # fmt: skip
         found.append(line(width, (letter, style), f" {name:<11}{UNTOLD if size is None else _mib(size):>8}"))
     return found
+
+
+def _host(host: dict[str, int], width: int) -> list[Content]:
+    """Host memory that is not in the ledger: "+" and the same columns."""
+    words = {"embedding": "of the host", "snapshots": "host, at most", "reading": "at most"}
+    told = [(name, size) for name, size in host.items() if size]
+    return [line(width, f"+ {name:<11}{_mib(size):>8}  {words.get(name, 'of the host')}") for name, size in told]
 
 
 def _short_legend(memory: Memory, width: int) -> list[Content]:

@@ -108,7 +108,8 @@ class TorchBackend:
             kv_bits=model.kv_bits,
             embed=model.embed,
             head=model.head_bits,
-            predicted=model.plan.ledger.components,
+            predicted=_predicted(model),
+            host=_host(model),
             notes=list(engine.notes),
             gpu_uuid=device.device_uuid(model.device),
             reads=_reads(model, engine.ledger()),
@@ -157,6 +158,24 @@ class TorchBackend:
         if self._engine is None:
             raise LocalqError("engine process", "no model is loaded", "Load one first.", ExitCode.USAGE)
         return self._engine
+
+
+def _predicted(model: LoadedModel) -> dict[str, int]:
+    """The plan of what the ledger counts: on the CPU nobody counts what is given back behind every pass."""
+    planned = model.plan.ledger.components
+    return planned if model.device.type == "cuda" else {**planned, "scratch": 0}
+
+
+def _host(model: LoadedModel) -> dict[str, int]:
+    """`Loaded.host`."""
+    from localq.engine.cache_blocks import BLOCK, WORKERS  # torch: only where a model was loaded
+
+    if model.device.type != "cuda":
+        return {"reading": model.plan.ledger.components["scratch"]}
+    arch, found = model.plan.arch, {"snapshots": WORKERS * BLOCK}
+    if model.embed == "host" and arch is not None:
+        found["embedding"] = model.dtype.itemsize * arch.embedding_parameters
+    return found
 
 
 def _reads(model: LoadedModel, ledger: dict[str, int]) -> dict[str, int]:

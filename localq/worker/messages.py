@@ -126,6 +126,9 @@ class Loading:
 class Loaded:
     """The model is ready. `ledger` maps a component to bytes as allocated on the device, `predicted` as planned.
 
+    host: bytes of host memory besides. With a GPU "embedding", where that is put there, and "snapshots", page-locked
+    from the first large one on; on the CPU "reading", what a pass over a prompt takes and gives back.
+
     kv_bits, embed and head are what the load request leaves open or asks for, as they came to be. gpu_uuid is empty on
     the CPU; reads: the fields of `roofline.Reads`, empty where no roof is known.
     """
@@ -145,6 +148,7 @@ class Loaded:
     embed: str = "device"
     head: str = "16"
     predicted: dict[str, int] = field(default_factory=dict)
+    host: dict[str, int] = field(default_factory=dict)
     gpu_uuid: str = ""
     reads: dict[str, int] = field(default_factory=dict)
 

@@ -88,3 +88,9 @@ def test_stats_say_both():
     assert "allocated   predicted" in text
     assert "scratch                      0.0         2.0" in text
     assert memory_lines({"weights": MIB}, {}) == ["  weights                    1.0 MiB"]
+
+
+def test_memory_of_the_host_that_no_component_counts_is_a_line_of_its_own():
+    told = memory_lines({"weights": MIB}, {"weights": MIB}, {"snapshots": 64 * MIB, "embedding": 0, "other": 3 * MIB})
+    assert told[-1] == "  of the host besides: at most 64.0 MiB to copy snapshots of conversations, 3.0 MiB for other"
+    assert told[:-1] == memory_lines({"weights": MIB}, {"weights": MIB}, {})

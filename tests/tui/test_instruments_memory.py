@@ -113,6 +113,16 @@ def test_the_cpu_tells_of_the_memory_of_the_machine():
     assert 0 < looked.free < looked.total
 
 
+def test_memory_of_the_host_that_is_not_in_the_ledger_has_lines_of_its_own():
+    loaded = replace(GPU, host={"snapshots": 64 * MIB, "embedding": 2_004 * MIB})
+    rows = drawn(facts_of(loaded))
+    assert [row for row in rows if row.startswith("+")] == [
+        "+ snapshots        64  host, at most",
+        "+ embedding     2,004  of the host",
+    ]
+    assert [row for row in rows if not row.startswith("+")] == drawn(facts_of())  # and is in no sum
+
+
 def test_components_of_another_version_are_not_lost():
     loaded = replace(GPU, ledger={**GPU.ledger, "lattice": 600 * MIB})
     rows = drawn(facts_of(loaded))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 
 import pytest
+import torch
 from engine_runs import ids_of, prompt_of
 from tiny_checkpoints import make_checkpoint
 
@@ -14,6 +16,7 @@ from localq.engine.load import Options, load
 from localq.errors import ExitCode, LocalqError
 from localq.modelfiles import open_model
 from localq.sampling import Sampling
+from localq.worker import backend
 from localq.worker.client import EngineClient
 from localq.worker.messages import Done, Generate, Load, Loading, Tokens
 
@@ -28,6 +31,18 @@ def collect(client: EngineClient, request: Generate, seen: list[int]) -> Done:
                 os.kill(client.pid, signal.SIGKILL)
     assert isinstance(event, Done)
     return event
+
+
+@pytest.mark.parametrize("embed", ["device", "host"])
+def test_on_a_gpu_memory_of_the_host_is_told_besides(tmp_path, embed):
+    files = open_model(make_checkpoint(tmp_path / "tiny"))
+    model = replace(load(files, Options(device="cpu", ctx=400)), device=torch.device("cuda"), embed=embed)
+    found = backend._host(model)
+    assert found.pop("snapshots") == 4 * 2**24  # four blocks at a time
+    table = model.plan.ledger.components["embedding"]  # of the plan for the device, in f32
+    assert table > 0
+    assert found == ({"embedding": table} if embed == "host" else {})
+    assert backend._predicted(model) == model.plan.ledger.components
 
 
 def test_life_of_an_engine_process(tmp_path, monkeypatch):
@@ -48,6 +63,9 @@ def test_life_of_an_engine_process(tmp_path, monkeypatch):
         assert (loaded.name, loaded.device, loaded.dtype, loaded.format) == ("tiny", "cpu", "float32", "bf16")
         assert (loaded.context_size, loaded.vocab_size, loaded.graphs) == (400, 320, False)
         assert loaded.ledger["kv_cache"] == 3 * 2 * 2 * 32 * 400 * 4
+        # What a pass gives back is in neither sum, so that the two can be compared.
+        assert loaded.predicted["scratch"] == 0 < loaded.host["reading"]
+        assert loaded.predicted["kv_cache"] == loaded.ledger["kv_cache"]
         seen: list[int] = []
         done = collect(client, Generate(3, prompt, SAMPLING, max_tokens=40), seen)
         assert seen == ids_of(here, prompt, SAMPLING, max_tokens=40)
