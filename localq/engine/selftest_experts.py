@@ -139,15 +139,17 @@ def matrix(device: torch.device, seed: int = 1) -> tuple[Mxfp4Matrix, Tensor]:
 
 
 def gemv(device: torch.device) -> None:
-    """1, 3 and 8 rows; gate and up with their norm."""
-    x, (gate, weight), (other, up) = normal(8, COLUMNS, seed=1).to(HALF), matrix(device), matrix(device, 2)
-    for rows in (1, 3, 8):
-        near_product(mxfp4.mxfp4_gemv(x[:rows].to(device), [gate]), x[:rows], weight)
+    """1, 2, 3 and 8 rows in both types; gate and up with their norm."""
+    wide, (gate, weight), (other, up) = normal(8, COLUMNS, seed=1), matrix(device), matrix(device, 2)
+    for x in (wide.to(HALF), wide.bfloat16()):
+        for rows in (1, 2, 3, 8):
+            out = torch.full((rows, gate.out_features), torch.nan, device=device)
+            near_product(mxfp4.mxfp4_gemv(x[:rows].to(device), [gate], out=out), x[:rows], weight)
 
     def gated(norm: Norm, x: Tensor) -> Tensor:
         return mxfp4.mxfp4_gemv(x, [gate, other], norm=norm, activation="silu")
 
-    near_gated(gated, x, weight, up, device)
+    near_gated(gated, wide.to(HALF), weight, up, device)
 
 
 def dequantize(device: torch.device) -> None:

@@ -43,14 +43,16 @@ def weight(of: int4_codec.Packed) -> Tensor:
 
 
 def check_products(device: torch.device) -> None:
-    """1 and 8 rows of every kind, and a gated pair behind a norm."""
+    """1 and 8 rows of every kind and type, and a gated pair behind a norm."""
     for kind in KINDS:
-        of = packed(*kind)
-        x, matrix = normal(8, kind[1]).to(HALF), on(device, of)
-        for rows in (1, 8):
-            near_product(int4.int4_gemv(x[:rows].to(device), [matrix]), x[:rows], weight(of))
+        of, wide = packed(*kind), normal(8, kind[1])
+        matrix = on(device, of)
+        for x in (wide.to(HALF), wide.bfloat16()):
+            for rows in (1, 8):
+                out = torch.full((rows, OUT), torch.nan, device=device)
+                near_product(int4.int4_gemv(x[:rows].to(device), [matrix], out=out), x[:rows], weight(of))
         other = packed(*kind, seed=2)
-        near_gated(_gated([matrix, on(device, other, matrix)]), x, weight(of), weight(other), device)
+        near_gated(_gated([matrix, on(device, other, matrix)]), wide.to(HALF), weight(of), weight(other), device)
 
 
 def _gated(pair: list[Int4Matrix]) -> Callable[[Norm, Tensor], Tensor]:

@@ -23,16 +23,18 @@ def _made(device: torch.device, seed: int) -> tuple[RowLutMatrix, Tensor]:
 
 
 def gemv(device: torch.device) -> None:
-    """Both kernels, of few rows and of up to 8, and a gated pair behind a norm."""
-    x = normal(8, COLUMNS).to(HALF)
+    """Both kernels, of few rows and of up to 8, in both types, and a gated pair behind a norm."""
+    wide = normal(8, COLUMNS)
     (matrix, weight), (up, up_weight) = (_made(device, seed) for seed in (1, 2))
-    for rows in (1, 2, 3, 8):
-        near_product(rowlut.rowlut_gemv(x[:rows].to(device), [matrix]), x[:rows], weight)
+    for x in (wide.to(HALF), wide.bfloat16()):
+        for rows in (1, 2, 3, 8):
+            out = torch.full((rows, OUT), torch.nan, device=device)
+            near_product(rowlut.rowlut_gemv(x[:rows].to(device), [matrix], out=out), x[:rows], weight)
 
     def gated(norm: Norm, given: Tensor) -> Tensor:
         return rowlut.rowlut_gemv(given, [matrix, up], norm=norm, activation="silu")
 
-    near_gated(gated, x, weight, up_weight, device)
+    near_gated(gated, wide.to(HALF), weight, up_weight, device)
 
 
 def dequantize(device: torch.device) -> None:

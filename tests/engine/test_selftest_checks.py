@@ -112,6 +112,19 @@ def test_a_wrong_result_is_found(name, monkeypatch):
     assert first_failure(CPU)[0] == name
 
 
+@pytest.mark.parametrize("name", ["int4_gemv", "rowlut_gemv", "mxfp4_gemv"])
+def test_what_is_wrong_in_bf16_alone_is_found(name, monkeypatch):
+    """Where codes or x become operands in another way than in f16."""
+    module, wrong = WRONG[name]
+    right = getattr(module, name)
+
+    def product(x, *given, **named):
+        return (wrong if x.dtype == torch.bfloat16 else right)(x, *given, **named)
+
+    monkeypatch.setattr(module, name, product)
+    assert first_failure(CPU)[0] == name
+
+
 def test_a_result_of_nan_is_found(monkeypatch):
     monkeypatch.setattr(nf4, "nf4_gemv", lambda x, *given, **named: torch.full((x.shape[0], 83), torch.nan))
     with pytest.raises(Mismatch, match="off by nan"):
