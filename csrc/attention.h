@@ -13,13 +13,15 @@ namespace localq {
 // One layer's keys and values. Vectors of head_dim lie behind each other: [kv_heads, capacity, ...].
 //   bits 16     k, v T [head_dim]; scales null
 //   bits 8, 4   k, v u8 [head_dim * bits / 8]; scales f16 [scales_of(head_dim)]; see kv_codes.cuh
+// Keys and values have the same bits, or keys 8 and values 4.
 struct KvLayer {
   void* k;
   void* v;
   void* k_scales;
   void* v_scales;
-  int bits;
+  int key_bits;
   int kv_heads, head_dim;
+  int value_bits;
   int64_t capacity;
 };
 

@@ -47,12 +47,13 @@ __device__ __forceinline__ void prefetch_bytes(const void* from, int64_t first, 
 }
 
 // What follows the first piece of the block, so far as it is read soon.
+template <int kKeyBits, int kValueBits>
 __device__ __forceinline__ void prefetch_slots(const KvLayer& layer, int64_t base, int count) {
   const int64_t slot = base + kPiece, slots = min(count, kPiece * kAlone) - kPiece;
-  const int64_t row_bytes = layer.head_dim * layer.bits / 8;
-  prefetch_bytes(layer.k, slot * row_bytes, slots * row_bytes);
-  prefetch_bytes(layer.v, slot * row_bytes, slots * row_bytes);
-  if (layer.bits == 16) return;
+  const int64_t key_bytes = layer.head_dim * layer.key_bits / 8, value_bytes = key_bytes * kValueBits / kKeyBits;
+  prefetch_bytes(layer.k, slot * key_bytes, slots * key_bytes);
+  prefetch_bytes(layer.v, slot * value_bytes, slots * value_bytes);
+  if (layer.key_bits == 16) return;
   const int64_t scale_bytes = 2 * scales_of(layer.head_dim);
   prefetch_bytes(layer.k_scales, slot * scale_bytes, slots * scale_bytes);
   prefetch_bytes(layer.v_scales, slot * scale_bytes, slots * scale_bytes);
@@ -106,21 +107,21 @@ __device__ __forceinline__ void work(W& state, S& shared, const Arguments& a, co
   state.leave(shared, warp, lane);
 }
 
-template <typename T, int kBits, int kDim, int kHeadTiles>
+template <typename T, int kKeyBits, int kValueBits, int kDim, int kHeadTiles>
 __global__ void __launch_bounds__(kThreads, kDim == 64                 ? 5
                                             : kDim * kHeadTiles == 128 ? 3
                                                                        : 2) attention_decode_kernel(const Arguments a) {
   __shared__ Shared<kDim, kHeadTiles> shared;
-  constexpr bool kAhead = kDim < 256 || kBits != 8;  // k of the next tile while this one is worked on; else spills
+  constexpr bool kAhead = kDim < 256 || kKeyBits != 8;  // k of the next tile while this one is worked on; else spills
   release_dependents();
   cluster_arrive();  // whoever sends here must know that this block is there
   Place at(a, 8 * kHeadTiles);
-  Warp<T, kBits, kDim, kHeadTiles> state;
+  Warp<T, kKeyBits, kValueBits, kDim, kHeadTiles> state;
   Tables<kDim> tables;
   const int64_t hint = acquire_load(a.step.position);
   at.position = hint >= 0 && hint < a.layer.capacity ? int(hint) : 0;
   begin(at, state, tables, a, kAhead);
-  prefetch_slots(a.layer, int64_t(at.kv_head) * a.layer.capacity + at.mine.first, at.mine.count);
+  prefetch_slots<kKeyBits, kValueBits>(a.layer, int64_t(at.kv_head) * a.layer.capacity + at.mine.first, at.mine.count);
   tables.load_weights(a, threadIdx.x % 32);
   const float sink = load_sink(a, at.first_head, at.heads);
   clear_q(shared, at.heads);
@@ -137,7 +138,8 @@ __global__ void __launch_bounds__(kThreads, kDim == 64                 ? 5
   if (split >> a.rank_bits > own >> a.rank_bits) return;  // the whole cluster leaves
   if (split <= own) {
     __syncthreads();
-    prepare_token<T, kBits>(shared, a, at.kv_head, at.heads, position, split == own, at.pass == 0, tables);
+    prepare_token<T, kKeyBits, kValueBits>(shared, a, at.kv_head, at.heads, position, split == own, at.pass == 0,
+                                           tables);
     __syncthreads();
     if (split == own) score_own<T>(shared, a, at.heads);
     work<kAhead>(state, shared, a, at);
@@ -169,10 +171,10 @@ int clusters_held(Kernel kernel, int rank_bits, int device) {
   return count;
 }
 
-template <typename T, int kBits, int kDim, int kHeadTiles>
+template <typename T, int kKeyBits, int kValueBits, int kDim, int kHeadTiles>
 void start(Arguments a, int device, cudaStream_t stream) {
   static int held[kMostDevices][2] = {};  // asked once; a race would write the same
-  const auto kernel = attention_decode_kernel<T, kBits, kDim, kHeadTiles>;
+  const auto kernel = attention_decode_kernel<T, kKeyBits, kValueBits, kDim, kHeadTiles>;
   const DeviceFacts& facts = device_facts(device, "attention_decode");
   const bool clusters = facts.clusters && a.step.splits % kRanks == 0;
   a.rank_bits = clusters ? kRankBits : 0;
@@ -184,21 +186,24 @@ void start(Arguments a, int device, cudaStream_t stream) {
                   a);
 }
 
-template <typename T, int kBits>
+template <typename T, int kKeyBits, int kValueBits = kKeyBits>
 void start_sized(Arguments& a, int device, cudaStream_t stream) {
   const int group = a.step.heads / a.layer.kv_heads;
   const bool two = group > 8 && a.layer.head_dim > 64 && a.layer.head_dim <= 128;
   a.passes = two ? 1 : (group + 7) / 8;
-  if (two) return start<T, kBits, 128, 2>(a, device, stream);
-  if (a.layer.head_dim <= 64) return start<T, kBits, 64, 1>(a, device, stream);
-  if (a.layer.head_dim <= 128) return start<T, kBits, 128, 1>(a, device, stream);
-  return start<T, kBits, 256, 1>(a, device, stream);
+  if (two) return start<T, kKeyBits, kValueBits, 128, 2>(a, device, stream);
+  if (a.layer.head_dim <= 64) return start<T, kKeyBits, kValueBits, 64, 1>(a, device, stream);
+  if (a.layer.head_dim <= 128) return start<T, kKeyBits, kValueBits, 128, 1>(a, device, stream);
+  return start<T, kKeyBits, kValueBits, 256, 1>(a, device, stream);
 }
 
 void check(const AttentionStep& step, const KvLayer& layer, Type type) {
   const char* op = "attention_decode";
   require(type != Type::kFloat32, op, "dtype", int(type), "must be float16 or bfloat16");
-  require(layer.bits == 16 || layer.bits == 8 || layer.bits == 4, op, "bits", layer.bits, "must be 16, 8 or 4");
+  const int key_bits = layer.key_bits, value_bits = layer.value_bits;
+  require(key_bits == 16 || key_bits == 8 || key_bits == 4, op, "key_bits", key_bits, "must be 16, 8 or 4");
+  require(value_bits == key_bits || (key_bits == 8 && value_bits == 4), op, "value_bits", value_bits,
+          "must be key_bits, or 4 behind 8");
   require(layer.head_dim >= 8 && layer.head_dim <= 256 && layer.head_dim % 8 == 0, op, "head_dim", layer.head_dim,
           "must be a multiple of 8 up to 256");
   require(layer.kv_heads > 0, op, "kv_heads", layer.kv_heads, "must be positive");
@@ -219,7 +224,7 @@ void check(const AttentionStep& step, const KvLayer& layer, Type type) {
   require_aligned(step.arrived, 4, op, "arrived");
   require_aligned(layer.k, 16, op, "k");
   require_aligned(layer.v, 16, op, "v");
-  if (layer.bits != 16) {
+  if (key_bits != 16) {
     require_aligned(layer.k_scales, 16, op, "k_scales");
     require_aligned(layer.v_scales, 16, op, "v_scales");
   }
@@ -246,8 +251,9 @@ void attention_decode(const AttentionStep& step, const KvLayer& layer, Type type
   const DeviceGuard guard(device, "attention_decode");
   Arguments a = {step, layer, type == Type::kBFloat16, 1, 0};
   if (step.rotary == nullptr) a.step.rotary_dim = 0;
-  if (layer.bits == 8) return start_sized<__half, 8>(a, device, stream);
-  if (layer.bits == 4) return start_sized<__half, 4>(a, device, stream);
+  if (layer.value_bits != layer.key_bits) return start_sized<__half, 8, 4>(a, device, stream);
+  if (layer.key_bits == 8) return start_sized<__half, 8>(a, device, stream);
+  if (layer.key_bits == 4) return start_sized<__half, 4>(a, device, stream);
   if (a.bf16) return start_sized<__nv_bfloat16, 16>(a, device, stream);
   return start_sized<__half, 16>(a, device, stream);
 }

@@ -94,7 +94,7 @@ __device__ __forceinline__ void finish(const Partial& part, float sink, const Ar
   const int head_dim = a.layer.head_dim, column = unit % kUnits * 32 + threadIdx.x % 8 * 4;
   const float sum = part.facts.y + exp2f(sink - part.facts.x + kLift);  // infinite where the sink is far above all
   float4 o = {part.o.x / sum, part.o.y / sum, part.o.z / sum, part.o.w / sum};
-  if (a.layer.bits != 16) o = turned_back(o, hadamard_width(head_dim), threadIdx.x % 32);
+  if (a.layer.key_bits != 16) o = turned_back(o, hadamard_width(head_dim), threadIdx.x % 32);
   if (!live || column >= head_dim) return;
   uint2 packed;
   packed.x = bits_of(o.x, a.bf16) | unsigned(bits_of(o.y, a.bf16)) << 16;

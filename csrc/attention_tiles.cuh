@@ -79,13 +79,14 @@ __device__ __forceinline__ unsigned scaled(unsigned pair, unsigned scales) {
 
 // ---- one warp over its tiles
 
-template <typename T, int kBits, int kDim, int kHeadTiles>
+template <typename T, int kKeyBits, int kValueBits, int kDim, int kHeadTiles>
 struct Warp {
   static constexpr int kBlocks = kDim / 32, kWide = kDim / 64, kTiles = kHeadTiles;
-  Chunk<kBits> k[2][kBlocks];                    // slots g and 8 + g, columns 32 block + 8 t ..
-  Chunk<kBits> v[4][kWide];                      // slots 2t, 2t + 1, 8 + 2t, 9 + 2t, columns 64 wide + 8 g ..
-  Scales<kBits == 16 ? 1 : kBlocks> k_scale[4];  // of the four slots of v
-  Scales<kBits == 16 ? 1 : kWide> v_scale[4];    // of the blocks that this lane's columns are in
+  static constexpr bool kCodes = kKeyBits != 16;  // of keys and of values
+  Chunk<kKeyBits> k[2][kBlocks];                  // slots g and 8 + g, columns 32 block + 8 t ..
+  Chunk<kValueBits> v[4][kWide];                  // slots 2t, 2t + 1, 8 + 2t, 9 + 2t, columns 64 wide + 8 g ..
+  Scales<kCodes ? kBlocks : 1> k_scale[4];        // of the four slots of v
+  Scales<kCodes ? kWide : 1> v_scale[4];          // of the blocks that this lane's columns are in
   float o[kHeadTiles][kDim / 16][4];
   float largest[kHeadTiles], sum[kHeadTiles];  // of head 8 tile + g; the sum is this lane's part
 
@@ -103,27 +104,27 @@ struct Warp {
   }
 
   __device__ __forceinline__ void load_k(const KvLayer& layer, int64_t base, int tile, int count, int lane) {
-    const int g = lane / 4, t = lane % 4, bytes = layer.head_dim * kBits / 8;
+    const int g = lane / 4, t = lane % 4, bytes = layer.head_dim * kKeyBits / 8;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const int64_t slot = base + min(tile * kTile + 8 * j + g, count - 1);  // never past what is live
       const uint8_t* row = static_cast<const uint8_t*>(layer.k) + slot * bytes;
 #pragma unroll
-      for (int b = 0; b < kBlocks; ++b) k[j][b] = load_chunk<Chunk<kBits>>(row, 32 * b + 8 * t, layer.head_dim);
+      for (int b = 0; b < kBlocks; ++b) k[j][b] = load_chunk<Chunk<kKeyBits>>(row, 32 * b + 8 * t, layer.head_dim);
     }
-    if constexpr (kBits != 16) load_four(k_scale, layer.k_scales, 0, base, tile, count, t);
+    if constexpr (kCodes) load_four(k_scale, layer.k_scales, 0, base, tile, count, t);
   }
 
   __device__ __forceinline__ void load_v(const KvLayer& layer, int64_t base, int tile, int count, int lane) {
-    const int g = lane / 4, t = lane % 4, bytes = layer.head_dim * kBits / 8;
+    const int g = lane / 4, t = lane % 4, bytes = layer.head_dim * kValueBits / 8;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t slot = base + min(tile * kTile + slot_of(i, t), count - 1);
       const uint8_t* row = static_cast<const uint8_t*>(layer.v) + slot * bytes;
 #pragma unroll
-      for (int w = 0; w < kWide; ++w) v[i][w] = load_chunk<Chunk<kBits>>(row, 64 * w + 8 * g, layer.head_dim);
+      for (int w = 0; w < kWide; ++w) v[i][w] = load_chunk<Chunk<kValueBits>>(row, 64 * w + 8 * g, layer.head_dim);
     }
-    if constexpr (kBits != 16) load_four(v_scale, layer.v_scales, g / 4 * kWide, base, tile, count, t);
+    if constexpr (kCodes) load_four(v_scale, layer.v_scales, g / 4 * kWide, base, tile, count, t);
   }
 
   template <typename S>
@@ -148,7 +149,7 @@ struct Warp {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const Pairs pairs = pairs_of(k[j][b]);
-        if constexpr (kBits == 16) {
+        if constexpr (!kCodes) {
           multiply<T>(s[j], first, pairs.pair[0], pairs.pair[1]);
           multiply<T>(s[j], second, pairs.pair[2], pairs.pair[3]);
         } else {
@@ -211,7 +212,7 @@ struct Warp {
       unsigned scales[2] = {};
 #pragma unroll
       for (int i = 0; i < 4; ++i) pairs[i] = pairs_of(v[i][w]);
-      if constexpr (kBits != 16) {
+      if constexpr (kCodes) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) scales[i / 2] |= unsigned(v_scale[i].value[w]) << (16 * (i % 2));
       }
@@ -221,7 +222,7 @@ struct Warp {
                          __byte_perm(pairs[0].pair[i], pairs[1].pair[i], 0x7632),
                          __byte_perm(pairs[2].pair[i], pairs[3].pair[i], 0x5410),
                          __byte_perm(pairs[2].pair[i], pairs[3].pair[i], 0x7632)};
-        if constexpr (kBits != 16) {
+        if constexpr (kCodes) {
 #pragma unroll
           for (int r = 0; r < 4; ++r) a[r] = scaled(a[r], scales[r / 2]);
         }

@@ -150,7 +150,7 @@ __device__ __forceinline__ void clear_q(Shared<kDim, kHeadTiles>& shared, int he
 
 // Q of the heads in the type and order of the tensor cores, one warp per head; in the last split one warp each has the
 // token's own k and v meanwhile.
-template <typename T, int kBits, int kDim, int kHeadTiles>
+template <typename T, int kKeyBits, int kValueBits, int kDim, int kHeadTiles>
 __device__ __forceinline__ void prepare_token(Shared<kDim, kHeadTiles>& shared, const Arguments& a, int kv_head,
                                               int heads, int position, bool own, bool write,
                                               const Tables<kDim>& tables) {
@@ -159,15 +159,15 @@ __device__ __forceinline__ void prepare_token(Shared<kDim, kHeadTiles>& shared, 
   float x[kDim / 32];
   if (own && warp == 0) {
     prepare<kDim>(x, shared.row[heads], a, true, tables, lane);
-    write_own<kDim, kBits>(x, shared.fresh_k, a, a.layer.k, a.layer.k_scales, slot, write, lane);
+    write_own<kDim, kKeyBits>(x, shared.fresh_k, a, a.layer.k, a.layer.k_scales, slot, write, lane);
   } else if (own && warp == 1) {
     read_row<kDim>(x, shared.row[heads + 1], a, lane);
-    write_own<kDim, kBits>(x, shared.fresh_v, a, a.layer.v, a.layer.v_scales, slot, write, lane);
+    write_own<kDim, kValueBits>(x, shared.fresh_v, a, a.layer.v, a.layer.v_scales, slot, write, lane);
   } else {
     const int others = own ? 2 : 0;
     for (int head = warp - others; head < heads; head += kWarps - others) {
       prepare<kDim>(x, shared.row[head], a, false, tables, lane);
-      if (kBits != 16) turn(x, hadamard_width(head_dim), lane);
+      if (kKeyBits != 16) turn(x, hadamard_width(head_dim), lane);
 #pragma unroll
       for (int i = 0; i < kDim / 32; ++i) {
         const float value = lane + 32 * i < head_dim ? x[i] : 0.f;

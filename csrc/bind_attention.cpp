@@ -11,8 +11,8 @@ namespace py = pybind11;
 namespace localq {
 namespace {
 
-// k, v, k_scales, v_scales, bits, kv_heads, head_dim, capacity
-using Layer = std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t, int, int, int, int64_t>;
+// k, v, k_scales, v_scales, key_bits, value_bits, kv_heads, head_dim, capacity
+using Layer = std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t, int, int, int, int, int64_t>;
 // kind, weight, eps
 using Norm = std::tuple<int, uintptr_t, float>;
 
@@ -22,9 +22,10 @@ KvLayer kv_layer(const Layer& l) {
           pointer<void>(std::get<2>(l)),
           pointer<void>(std::get<3>(l)),
           std::get<4>(l),
-          std::get<5>(l),
           std::get<6>(l),
-          std::get<7>(l)};
+          std::get<7>(l),
+          std::get<5>(l),
+          std::get<8>(l)};
 }
 
 }  // namespace

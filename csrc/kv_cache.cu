@@ -103,7 +103,9 @@ __global__ void __launch_bounds__(kThreads) kv_read_kernel(const Arguments a) {
 
 void check(const KvLayer& layer, Type type, const char* op) {
   require(type != Type::kFloat32, op, "dtype", int(type), "must be float16 or bfloat16");
-  require(layer.bits == 8 || layer.bits == 4, op, "bits", layer.bits, "must be 8 or 4");
+  const int key_bits = layer.key_bits, value_bits = layer.value_bits;
+  require(key_bits == 8 || key_bits == 4, op, "key_bits", key_bits, "must be 8 or 4");
+  require(value_bits == key_bits || value_bits == 4, op, "value_bits", value_bits, "must be key_bits, or 4 behind 8");
   require(layer.head_dim >= 8 && layer.head_dim <= 256 && layer.head_dim % 8 == 0, op, "head_dim", layer.head_dim,
           "must be a multiple of 8 up to 256");
   require(layer.kv_heads > 0, op, "kv_heads", layer.kv_heads, "must be positive");
@@ -117,15 +119,21 @@ Arguments arguments(const KvLayer& layer, const void* k, const void* v, int64_t 
   Arguments a = {};
   a.rows[0] = {static_cast<uint8_t*>(layer.k), static_cast<__half*>(layer.k_scales), const_cast<void*>(k), 0};
   a.rows[1] = {static_cast<uint8_t*>(layer.v), static_cast<__half*>(layer.v_scales), const_cast<void*>(v), 0};
-  a.bits = layer.bits, a.kv_heads = layer.kv_heads, a.head_dim = layer.head_dim;
+  a.bits = layer.key_bits, a.kv_heads = layer.kv_heads, a.head_dim = layer.head_dim;
   a.capacity = layer.capacity, a.count = count;
   return a;
 }
 
-dim3 grid_for(int64_t threads, const char* op) {
+// One launch for keys and values, or, where their bits differ, one for each.
+void launch_rows(const char* op, int device, void (*kernel)(Arguments), int64_t threads, cudaStream_t stream,
+                 Arguments a, int value_bits) {
   const int64_t blocks = (threads + kThreads - 1) / kThreads;
   require(blocks < int64_t(1) << 31, op, "blocks", blocks, "are too many");
-  return dim3(unsigned(blocks), 2);
+  const bool together = value_bits == a.bits;
+  launch(op, device, kernel, dim3(unsigned(blocks), together ? 2 : 1), kThreads, 0, stream, a);
+  if (together) return;
+  a.rows[0] = a.rows[1], a.bits = value_bits;
+  launch(op, device, kernel, dim3(unsigned(blocks), 1), kThreads, 0, stream, a);
 }
 
 }  // namespace
@@ -141,7 +149,7 @@ void kv_write(const KvLayer& layer, const void* k, const void* v, int64_t k_stri
   a.positions = positions;
   const int64_t warps = int64_t(tokens) * layer.kv_heads * scales_of(layer.head_dim);
   const auto kernel = type == Type::kBFloat16 ? kv_write_kernel<__nv_bfloat16> : kv_write_kernel<__half>;
-  launch(op, device, kernel, grid_for(32 * warps, op), kThreads, 0, stream, a);
+  launch_rows(op, device, kernel, 32 * warps, stream, a, layer.value_bits);
 }
 
 void kv_read(const KvLayer& layer, void* k, void* v, int64_t live, Type type, int device, cudaStream_t stream) {
@@ -154,7 +162,7 @@ void kv_read(const KvLayer& layer, void* k, void* v, int64_t live, Type type, in
   const Arguments a = arguments(layer, k, v, live);
   const int64_t threads = layer.kv_heads * live * (layer.head_dim / 8);
   const auto kernel = type == Type::kBFloat16 ? kv_read_kernel<__nv_bfloat16> : kv_read_kernel<__half>;
-  launch(op, device, kernel, grid_for(threads, op), kThreads, 0, stream, a);
+  launch_rows(op, device, kernel, threads, stream, a, layer.value_bits);
 }
 
 }  // namespace localq

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from localq import layer_kinds
+from localq import kv_form, layer_kinds
 from localq.errors import LocalqError, bad_file
+from localq.kv_form import KvBits
 
 # model_type -> what sets its checkpoints apart from "llama": four norms a layer, q and k norms, fused projections,
 # and biases that the family always has.
@@ -197,30 +198,9 @@ class Architecture:
         idle = sum(each.parameters for each in self.linears if each.expert)
         return self.linear_parameters - (idle - idle * self.experts_active // self.experts if self.experts else 0)
 
-    def kv_bytes_per_token(self, bits: int = 16) -> int:
-        """Bytes of keys and values that one position takes over all layers; see `kv_vector_bytes`."""
-        return self.layers * 2 * self.kv_heads * kv_vector_bytes(self.head_dim, bits)
-
-    def kv_scratch_bytes_per_token(self, bits: int = 16) -> int:
-        """Bytes that one position of an 8 or 4 bit cache takes besides: one layer's keys and values in 16 bit."""
-        return 0 if bits in (32, 16) else 2 * self.kv_heads * kv_vector_bytes(self.head_dim, 16)
-
-
-def kv_vector_bytes(head_dim: int, bits: int) -> int:
-    """Bytes of one key (or value) of one head.
-
-    32 and 16 bit: plain. 8 and 4 bit: codes, and `kv_scale_count` scales of 2 bytes.
-    """
-    if bits in (32, 16):
-        return head_dim * bits // 8
-    if bits in (8, 4):
-        return -(-head_dim * bits // 8) + 2 * kv_scale_count(head_dim)
-    raise ValueError(f"a KV cache of {bits} bits is not defined")
-
-
-def kv_scale_count(head_dim: int) -> int:
-    """Scales of one quantized key or value: one for 32 elements, so many that one load fetches them."""
-    return 2 if head_dim <= 64 else 4 if head_dim <= 128 else 8
+    def kv_bytes_per_token(self, bits: KvBits = 16) -> int:
+        """Bytes of keys and values that one position takes over all layers."""
+        return self.layers * self.kv_heads * kv_form.pair_bytes(self.head_dim, bits)
 
 
 def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:

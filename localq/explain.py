@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from localq import planner
+from localq import kv_form, planner
 from localq.architecture import Architecture
 from localq.errors import LocalqError
 from localq.placement import HEAD_NAMES, Placement, Wishes
@@ -32,7 +32,7 @@ def lines(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: int | No
     return [
         Line("embedding", places[plan.embed], asking.why("embed", wishes.embed != "auto"), "--embed"),
         Line("head", HEAD_NAMES[plan.head] + own + shared, asking.why("head", wishes.head != "auto"), "--head"),
-        Line("KV cache", f"{plan.kv_bits} bit", asking.why("kv_bits", wishes.kv_bits is not None), "--kv"),
+        Line("KV cache", kv_form.told(plan.kv_bits), asking.why("kv_bits", wishes.kv_bits is not None), "--kv"),
         Line("context", f"{plan.ctx:,} tokens", _context(plan, wishes, arch, budget_bytes), "--ctx"),
     ]
 

@@ -10,7 +10,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from localq import catalog, choosing, hub, memory_limits, planner, remembered
+from localq import catalog, choosing, hub, kv_form, memory_limits, planner, remembered
 from localq.architecture import Architecture
 from localq.catalog import Source
 from localq.errors import ExitCode, LocalqError
@@ -154,8 +154,8 @@ def lines(facts: dict[str, Any]) -> list[str]:
 
 def _memory_lines(memory: dict[str, Any]) -> list[str]:
     where = f"when it was last loaded on {memory['device']}" if memory["device"] else "as planned, never loaded here"
-    embed, head = memory["embed"], memory["head"]
-    form = f"{memory['format']}, {memory['ctx']:,} tokens, KV {memory['kv_bits']} bit, embedding {embed}, head {head}"
+    cache, embed, head = kv_form.told(memory["kv_bits"]), memory["embed"], memory["head"]
+    form = f"{memory['format']}, {memory['ctx']:,} tokens, KV {cache}, embedding {embed}, head {head}"
     measured, predicted = memory["measured_bytes"], memory["predicted_bytes"]
     parts = memory_lines(measured, predicted) if measured else memory_lines(predicted, {})
     return [sanitize(f"memory {where}: {form}"), *parts]

@@ -8,8 +8,9 @@ from typing import Any
 
 from localq.architecture import Architecture
 from localq.errors import usage_error
+from localq.kv_form import K8V4, KV_BITS, KvBits
 
-KV_BITS, EMBEDS, HEADS = (16, 8, 4), ("auto", "device", "host"), ("auto", "16", "8", "nf4")
+EMBEDS, HEADS = ("auto", "device", "host"), ("auto", "16", "8", "nf4")
 # What saves memory, one after the other. A tied model's table serves as its head, so it can go to the host only once
 # the head is another tensor.
 STEPS: tuple[Mapping[str, int | str], ...] = (
@@ -17,6 +18,7 @@ STEPS: tuple[Mapping[str, int | str], ...] = (
     {"kv_bits": 8},
     {"head": "8", "embed": "host"},
     {"head": "nf4", "embed": "host"},
+    {"kv_bits": K8V4},
     {"kv_bits": 4},
 )
 HEAD_COLUMNS = {"16": 1, "8": 16, "nf4": 64}  # the form takes a multiple of so many
@@ -27,12 +29,12 @@ HEAD_NAMES = {"16": "16 bit", "8": "8 bit", "nf4": "NF4"}
 class Placement:
     """Where memory is saved.
 
-    kv_bits  16 (the type of the model), 8 or 4 bits for each element of the KV cache
+    kv_bits  16 (the type of the model), 8 or 4 bits for each element of the KV cache, or `kv_form.K8V4`
     embed    "device", or "host": the table in pinned host memory, from which a token reads one row
     head     "16" (the type of the model), "8" or "nf4"; a tied model gets a head of its own, and keeps its table
     """
 
-    kv_bits: int = 16
+    kv_bits: KvBits = 16
     embed: str = "device"
     head: str = "16"
 
@@ -42,13 +44,13 @@ class Wishes:
     """What the user decides; None and "auto" leave it to the planner. Raises LocalqError (exit 2) for other values."""
 
     ctx: int | None = None
-    kv_bits: int | None = None
+    kv_bits: KvBits | None = None
     embed: str = "auto"
     head: str = "auto"
 
     def __post_init__(self) -> None:
         if self.kv_bits is not None and self.kv_bits not in KV_BITS:
-            raise usage_error("--kv", f"a KV cache of {self.kv_bits} bits is not defined", "Use 16, 8 or 4.")
+            raise usage_error("--kv", f"a KV cache of {self.kv_bits} bits is not defined", "Use 16, 8, k8v4 or 4.")
         if self.embed not in EMBEDS:
             raise usage_error("--embed", f"'{self.embed}' is not a place for it", f"Use {', '.join(EMBEDS)}.")
         if self.head not in HEADS:
@@ -81,5 +83,5 @@ def _saves(arch: Architecture, tried: Placement, step: Mapping[str, int | str]) 
 
 
 def kv_storable(arch: Architecture) -> bool:
-    """The 8 and 4 bit forms of the KV cache cover heads of this width."""
+    """The forms of the KV cache in 8 and 4 bit cover heads of this width."""
     return arch.head_dim % 8 == 0 and arch.head_dim <= 256

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from localq import catalog, footprint
+from localq import catalog, footprint, kv_form
 from localq.architecture import Architecture
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.footprint import CUDA_CONTEXT_BYTES as CUDA_CONTEXT_BYTES
@@ -21,6 +21,7 @@ from localq.footprint import MIB as MIB
 from localq.footprint import bits_per_weight as bits_per_weight
 from localq.footprint import linear_bytes as linear_bytes
 from localq.footprint import weights_bytes as weights_bytes
+from localq.kv_form import KvBits
 from localq.placement import HEAD_COLUMNS, HEAD_NAMES, Placement, kv_storable
 from localq.placement import Wishes as Wishes
 
@@ -68,7 +69,7 @@ class Plan:
     name: str
     format: str
     ctx: int
-    kv_bits: int
+    kv_bits: KvBits
     ledger: Ledger
     fits: bool
     reason: str = ""
@@ -176,8 +177,8 @@ def plan(
 
 def _check(arch: Architecture, wishes: Wishes) -> None:
     """What this shape cannot be asked for is a usage error."""
-    if wishes.kv_bits in (8, 4) and not kv_storable(arch):
-        why = f"heads of {arch.head_dim} columns cannot be stored in {wishes.kv_bits} bit"
+    if wishes.kv_bits not in (None, 16) and not kv_storable(arch):
+        why = f"heads of {arch.head_dim} columns cannot be stored in {kv_form.told(wishes.kv_bits)}"
         raise usage_error("--kv", why, "Use 16.")
     head = wishes.placements(arch)[0].head
     columns = HEAD_COLUMNS[head]
@@ -221,7 +222,7 @@ def _choice(wishes: Wishes, chosen: Plan, target: int) -> str:
     changes = (
         (wishes.embed == "auto" and chosen.embed != "device", "the embedding in host memory (--embed)"),
         (wishes.head == "auto" and chosen.head != "16", f"the head in {HEAD_NAMES[chosen.head]} (--head)"),
-        (wishes.kv_bits is None and chosen.kv_bits != 16, f"the KV cache in {chosen.kv_bits} bit (--kv)"),
+        (wishes.kv_bits is None and chosen.kv_bits != 16, f"the KV cache in {kv_form.told(chosen.kv_bits)} (--kv)"),
     )
     made = [text for is_made, text in changes if is_made]
     return f"to make room for {target} tokens of context: {', '.join(made)}" if made else ""

@@ -17,6 +17,7 @@ from typing import Any
 
 from localq import jsonfile, places
 from localq.errors import LocalqError
+from localq.kv_form import KV_BITS, KvBits
 
 FILE = "measured.json"
 MAX_BYTES = 2**20
@@ -31,7 +32,7 @@ class Load:
     device: str
     format: str
     ctx: int
-    kv_bits: int
+    kv_bits: KvBits
     embed: str
     head: str
     predicted: dict[str, int]
@@ -57,7 +58,7 @@ def last_load(name: str) -> Load | None:
     except TypeError:  # none, or of another version
         return None
     sizes = [*load.predicted.values(), *load.measured.values()] if _are_tables(load) else [None]
-    return load if all(isinstance(size, int) for size in sizes) else None
+    return load if load.kv_bits in KV_BITS and all(isinstance(size, int) for size in sizes) else None
 
 
 def keep_load(name: str, load: Load) -> None:

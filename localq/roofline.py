@@ -12,6 +12,7 @@ from typing import Protocol
 
 from localq import cards, remembered
 from localq.architecture import Architecture
+from localq.kv_form import KvBits
 from localq.stats import Stats
 
 MEASURED, RATED = "measured", "rated"  # on this machine; by its maker
@@ -74,7 +75,7 @@ class Roof:
         return f"{self.share(stats):.0%} of what {self.bandwidth.bytes_per_s / 1e9:,.0f} GB/s{rated} allow"
 
 
-def reads(arch: Architecture | None, ledger: dict[str, int], kv_bits: int, idle: int = 0) -> Reads | None:
+def reads(arch: Architecture | None, ledger: dict[str, int], kv_bits: KvBits, idle: int = 0) -> Reads | None:
     """Of a loaded model, from the bytes that it was allocated; None for an unknown shape.
 
     idle   bytes of the weights that one token does not go through (experts)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localq import keymap, places, project_file, thinking
+from localq import keymap, kv_form, places, project_file, thinking
 from localq.errors import LocalqError, bad_file, usage_error
 from localq.sampling import Sampling
 
@@ -28,7 +28,7 @@ SAMPLING = (
 CHOICES: dict[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "cuda"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
-    "kv": ("auto", "16", "8", "4"),
+    "kv": ("auto", *map(str, kv_form.KV_BITS)),
     "embed": ("auto", "device", "host"),
     "head": ("auto", "16", "8", "nf4"),
     "think": thinking.CHOICES,
@@ -97,9 +97,9 @@ class Settings:
         return dataclasses.replace(base, **given)
 
     @property
-    def kv_bits(self) -> int | None:
-        """`kv` as a number, None = the planner decides."""
-        return None if self.kv == "auto" else int(self.kv)
+    def kv_bits(self) -> kv_form.KvBits | None:
+        """What `kv` says, None = the planner decides."""
+        return None if self.kv == "auto" else kv_form.parsed(self.kv)
 
     def replace(self, **flags: Any) -> Settings:
         """These settings with the flags that were given (not None) laid over them."""
@@ -114,7 +114,7 @@ DESCRIPTIONS: dict[str, str] = {
     "ctx": "context size in tokens; unset = the largest that fits",
     "vram": "most GPU memory to use, such as 24 or 12GiB, everything included; unset = what is free",
     "reserve": "GPU memory to leave free besides, such as 300MiB; unset = none",
-    "kv": "bits of the KV cache: 16, 8, 4, or auto = fewer only where the context would not fit",
+    "kv": "bits of the KV cache: 16, 8, k8v4 (keys 8, values 4), 4, or auto = fewer where the context would not fit",
     "embed": "the embedding table on the device, in host memory, or auto = in host memory only where memory is short",
     "head": "the output head in 16 bit, 8 bit or nf4, or auto = reduced only where memory is short",
     "think": "whether, or how much, the model thinks: on, off, low, medium, high, or auto = as it was made",

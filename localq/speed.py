@@ -20,9 +20,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from localq import footprint, measured
+from localq import footprint, kv_form, measured
 from localq.architecture import MODEL_TYPES, Architecture, Linears
 from localq.cards import Card
+from localq.kv_form import KvBits
 from localq.placement import Placement
 
 SECTOR = 32  # bytes that a gathered codeword moves, of a table that lies in L2
@@ -174,7 +175,9 @@ def _between(arch: Architecture, format: str) -> float:
     return spent
 
 
-def _attention(arch: Architecture, bits: int, live: float, machine: Machine) -> float:
+def _attention(arch: Architecture, bits: KvBits, live: float, machine: Machine) -> float:
+    if isinstance(bits, str):  # keys and values of different bits were not measured: half of each is assumed
+        return sum(_attention(arch, part, live, machine) for part in kv_form.split(bits)) / 2
     cost = fitted_attention(bits)
     moved = arch.kv_bytes_per_token(bits) / arch.layers * live
     norms = measured.QK_NORM_US if "qk_norm" in MODEL_TYPES[arch.model_type] else 0.0

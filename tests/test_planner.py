@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from localq import catalog, planner
-from localq.architecture import Architecture, Linears, kv_vector_bytes
+from localq import catalog, kv_form, planner
+from localq.architecture import Architecture, Linears
 from localq.errors import ExitCode, LocalqError
 from localq.footprint import head_bytes, per_token_bytes
 from localq.placement import Placement, Wishes
@@ -151,12 +151,18 @@ def test_bits_per_weight():
 
 
 def test_kv_vectors():
-    assert [kv_vector_bytes(128, bits) for bits in (32, 16, 8, 4)] == [512, 256, 136, 72]  # 8.5 and 4.5 bits
-    assert kv_vector_bytes(64, 8) == 64 + 4
-    assert kv_vector_bytes(96, 4) == 48 + 8  # three blocks, and room for the scales of four
-    assert kv_vector_bytes(256, 4) == 128 + 16
+    assert [kv_form.vector_bytes(128, bits) for bits in (32, 16, 8, 4)] == [512, 256, 136, 72]  # 8.5 and 4.5 bits
+    assert kv_form.vector_bytes(64, 8) == 64 + 4
+    assert kv_form.vector_bytes(96, 4) == 48 + 8  # three blocks, and room for the scales of four
+    assert kv_form.vector_bytes(256, 4) == 128 + 16
     with pytest.raises(ValueError, match="5 bits"):
-        kv_vector_bytes(128, 5)
+        kv_form.vector_bytes(128, 5)
+    assert kv_form.pair_bytes(128, "k8v4") == 136 + 72
+    assert [kv_form.split(bits) for bits in kv_form.KV_BITS] == [(16, 16), (8, 8), (8, 4), (4, 4)]
+    assert [kv_form.parsed(str(bits)) for bits in kv_form.KV_BITS] == [*kv_form.KV_BITS]
+    assert [kv_form.told(bits) for bits in (8, "k8v4")] == ["8 bit", "8 bit with values in 4"]
+    with pytest.raises(ValueError, match="k4v8 bits"):
+        kv_form.split("k4v8")
 
 
 # ---- the arithmetic of Llama 3.1 70B, 2-bit AQLM, on a 24 GB card
@@ -170,8 +176,8 @@ def test_the_70b_ledger_on_24_gb():
     assert weights["embedding"] / GB == pytest.approx(2.101, abs=0.0005)
     assert weights["head"] == weights["embedding"]
     assert round((sum(weights.values()) - 2 * shape.other_parameters) / MIB) == 20_901  # published without norms
-    per_token = [shape.kv_bytes_per_token(bits) / 1024 for bits in (16, 8, 4)]
-    assert per_token == [320, 170, 90]
+    per_token = [shape.kv_bytes_per_token(bits) / 1024 for bits in kv_form.KV_BITS]
+    assert per_token == [320, 170, 130, 90]
 
 
 @pytest.mark.parametrize(("taken_mib", "contexts"), [
@@ -191,15 +197,15 @@ def test_contexts_of_the_70b_on_24_gb(taken_mib, contexts):
 # ---- plans
 
 
-def as_is(ctx: int | None = None, kv_bits: int = 16) -> Wishes:
+def as_is(ctx: int | None = None, kv_bits: kv_form.KvBits = 16) -> Wishes:
     """Nothing is left to the planner but the context."""
     return Wishes(ctx, kv_bits, "device", "16")
 
 
 @pytest.mark.parametrize(
-    ("name", "format", "gib"), [("llama-3.1-8b", "nf4", 8), ("qwen3-32b", "nf4", 24), ("gemma-3-4b", "bf16", 10)]
+    ("name", "format", "gib"), [("llama-3.1-8b", "nf4", 8), ("qwen3-32b", "nf4", 22), ("gemma-3-4b", "bf16", 10)]
 )
-@pytest.mark.parametrize("kv_bits", [16, 8])
+@pytest.mark.parametrize("kv_bits", [16, 8, "k8v4"])
 def test_the_largest_context_is_the_largest(name, format, gib, kv_bits):
     budget = gib * 2**30
     plan = planner.plan(arch(name), format, budget, wishes=as_is(kv_bits=kv_bits))
@@ -248,6 +254,8 @@ def test_a_token_of_a_quantized_cache_by_hand():
     grown = per_token_bytes(arch("qwen3-8b"), Placement(8), 2)
     assert grown["kv_cache"] == 36 * 2 * 8 * (128 + 8) + 2 * 8 * 128 * 2
     assert per_token_bytes(arch("qwen3-8b"), Placement(4), 2)["kv_cache"] == 36 * 2 * 8 * (64 + 8) + 2 * 8 * 128 * 2
+    mixed = per_token_bytes(arch("qwen3-8b"), Placement("k8v4"), 2)["kv_cache"]
+    assert mixed == 36 * 8 * (128 + 8 + 64 + 8) + 2 * 8 * 128 * 2
     assert per_token_bytes(arch("qwen3-8b"), Placement(), 4)["kv_cache"] == 36 * 2 * 8 * 128 * 4
 
 
@@ -263,7 +271,7 @@ def test_steps_of_an_untied_model_are_taken_in_order_until_the_context_fits():
     shape, found = arch("llama-3.1-8b"), []
     assert Wishes().placements(shape) == [
         Placement(), Placement(16, "host"), Placement(8, "host"), Placement(8, "host", "8"),
-        Placement(8, "host", "nf4"), Placement(4, "host", "nf4"),
+        Placement(8, "host", "nf4"), Placement("k8v4", "host", "nf4"), Placement(4, "host", "nf4"),
     ]  # fmt: skip
     for mib in range(9000, 4000, -10):
         plan = planner.assess(shape, "nf4", mib * MIB)
@@ -275,8 +283,8 @@ def test_steps_of_an_untied_model_are_taken_in_order_until_the_context_fits():
 def test_the_table_of_a_tied_model_moves_only_with_a_head_of_its_own():
     shape = arch("llama-3.2-1b")
     expected = [Placement(), Placement(8), Placement(8, "host", "8"), Placement(8, "host", "nf4")]
-    assert Wishes().placements(shape) == [*expected, Placement(4, "host", "nf4")]
-    assert Wishes(embed="device").placements(shape) == [Placement(), Placement(8), Placement(4)]
+    assert Wishes().placements(shape) == [*expected, Placement("k8v4", "host", "nf4"), Placement(4, "host", "nf4")]
+    assert Wishes(embed="device").placements(shape) == [Placement(), Placement(8), Placement("k8v4"), Placement(4)]
     assert Wishes(embed="host").placements(shape)[0] == Placement(16, "host", "8")
     assert Wishes(head="8").placements(shape)[:2] == [Placement(head="8"), Placement(16, "host", "8")]
     with pytest.raises(LocalqError, match="also its head") as raised:
@@ -293,6 +301,9 @@ def test_what_was_decided_is_said_and_what_was_asked_for_is_kept():
     longer = planner.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(30_000))
     assert (longer.ctx, longer.kv_bits) == (30_000, 8)
     assert "the KV cache in 8 bit (--kv)" in longer.choice
+    longest = planner.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(30_000, embed="device", head="16"))
+    assert (longest.ctx, longest.kv_bits) == (30_000, "k8v4")
+    assert "the KV cache in 8 bit with values in 4 (--kv)" in longest.choice
 
 
 def test_heads_that_the_quantized_cache_does_not_cover():
@@ -309,7 +320,7 @@ def test_heads_that_a_form_does_not_cover():
         planner.plan(shape, "bf16", 80 * 2**30, wishes=Wishes(head="8"))
 
 
-@pytest.mark.parametrize("wrong", [{"kv_bits": 5}, {"embed": "disk"}, {"head": "4"}])
+@pytest.mark.parametrize("wrong", [{"kv_bits": 5}, {"kv_bits": "k4v8"}, {"embed": "disk"}, {"head": "4"}])
 def test_wishes_that_do_not_exist(wrong):
     with pytest.raises(LocalqError) as raised:
         Wishes(**wrong)

@@ -42,6 +42,7 @@ def test_only_so_many_are_kept():
     "", "[]", "{", '{"bandwidth": 3, "loads": []}', '{"bandwidth": {"GPU-a": "fast"}, "loads": {"m": {"ctx": 1}}}',
     '{"bandwidth": {"GPU-a": -1}, "loads": {"m": 7}}',
     json.dumps({"loads": {"m": {**vars(LOAD), "predicted": 3}}}),
+    json.dumps({"loads": {"m": {**vars(LOAD), "kv_bits": "k4v8"}}}),
     json.dumps({"loads": {"m": {**vars(LOAD), "measured": {"weights": "11"}}}}),
 ])  # fmt: skip
 def test_damage_is_as_if_nothing_was_there(folder, text):

@@ -35,6 +35,7 @@ def test_a_table_that_is_the_head_is_read_whole(arch):
 
 def test_an_8_bit_cache_is_read_as_it_is_stored(arch):
     assert roofline.reads(arch, LEDGER, 8).slot == arch.kv_bytes_per_token(8) < 0.55 * SLOT
+    assert roofline.reads(arch, LEDGER, "k8v4").slot == 32 * 8 * (136 + 72)
 
 
 def test_windowed_layers_read_no_more_than_their_window(arch):

@@ -30,6 +30,8 @@ def test_memory_settings_may_be_numbers_or_words(config_file):
     found = settings.load({"LOCALQ_EMBED": "host"})
     assert (found.kv_bits, found.vram, found.head, found.embed) == (8, "12", "nf4", "host")
     assert settings.Settings().kv_bits is None
+    config_file.write_text('kv = "k8v4"\n')
+    assert settings.load({}).kv_bits == "k8v4"
 
 
 def test_settings_lie_over_the_models_own_sampling(config_file):

@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from localq import kv_form
 from localq.bench.kernel_table import Rival, Row
 from localq.bench.kernel_timing import SEED, Bench, check, clones, type_name, wrong
 from localq.bench.shapes import Heads, Workload
 from localq.engine.cache import KVCache
 from localq.kernels import attention
+from localq.kv_form import KV_BITS, KvBits
 
 DEPTHS = (128, 4096, 32768)
-BITS = (16, 8, 4)
 FILL = 4096  # positions that are written at a time
 TOKENS = 1024  # of a prefill chunk
 TORCH = "torch attention"
@@ -31,20 +32,20 @@ def cases(work: Workload) -> list[Callable[[Bench], Row]]:
         partial(attention_row, heads=heads, depth=depth, bits=bits, dtype=torch.float16)
         for heads in work.attention
         for depth in DEPTHS
-        for bits in BITS
+        for bits in KV_BITS
     ]
     moved: list[Callable[[Bench], Row]] = [
         partial(row, heads=heads, bits=bits, dtype=torch.float16)
         for heads in work.attention[:1]
-        for bits in BITS[1:]
+        for bits in KV_BITS[1:]
         for row in (kv_write_row, kv_read_row)
     ]
     return attended + moved
 
 
-def attention_row(bench: Bench, heads: Heads, depth: int, bits: int, dtype: torch.dtype) -> Row:
+def attention_row(bench: Bench, heads: Heads, depth: int, bits: KvBits, dtype: torch.dtype) -> Row:
     """One `attention_decode` of the token at `depth` - 1, checked and timed; without norms and rotation."""
-    per_layer = 2 * heads.kv_heads * heads.head_dim * depth * bits // 8
+    per_layer = heads.kv_heads * heads.head_dim * depth * sum(kv_form.split(bits)) // 8
     count = bench.copies(per_layer)
     cache = KVCache([(heads.kv_heads, heads.head_dim)] * count, depth, dtype, bench.device, bits)
     for layer in range(count):
@@ -61,7 +62,7 @@ def attention_row(bench: Bench, heads: Heads, depth: int, bits: int, dtype: torc
             scale=heads.head_dim**-0.5, softcap=0.0, window=0, workspace=workspace, out=out,
         )  # fmt: skip
 
-    what = f"{heads.name}, depth {depth}, {bits} bit"
+    what = f"{heads.name}, depth {depth}, {kv_form.told(bits)}"
     measured = cache.layer(0)
     got = attend(measured).clone()
     keys, values = _stored(cache, heads, qkv, depth)
@@ -70,12 +71,12 @@ def attention_row(bench: Bench, heads: Heads, depth: int, bits: int, dtype: torc
     check("attention_decode", what, got, exact, _naive_attention(q, keys, values).view(1, -1))
     timing = bench.time([partial(attend, cache.layer(index)) for index in range(count)])
     moved = attention.attention_decode_bytes(measured, heads.heads, depth)
-    rivals = (_torch(bench, q, keys, values),) if bits == BITS[0] else ()
+    rivals = (_torch(bench, q, keys, values),) if bits == KV_BITS[0] else ()
     return Row("attention", "attention_decode", what, 1, type_name(dtype), moved, timing, rivals)
 
 
 def _fill(bench: Bench, cache: KVCache, layer: int, heads: Heads, depth: int, dtype: torch.dtype) -> None:
-    """All positions but the last; in 8 and 4 bit this is `kv_write`."""
+    """All positions but the last; in all but 16 bit this is `kv_write`."""
     for start in range(0, depth - 1, FILL):
         stop = min(start + FILL, depth - 1)
         shape = (stop - start, heads.kv_heads, heads.head_dim)
@@ -103,7 +104,7 @@ def _naive_attention(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return torch.softmax(scores, -1) @ values.repeat_interleave(group, 1)
 
 
-def kv_write_row(bench: Bench, heads: Heads, bits: int, dtype: torch.dtype) -> Row:
+def kv_write_row(bench: Bench, heads: Heads, bits: KvBits, dtype: torch.dtype) -> Row:
     """One `kv_write` of a prefill chunk; checked by what is read back being near what was written."""
     cache, k, v = _chunk(bench, heads, bits, dtype)
     positions = torch.arange(TOKENS, device=bench.device)
@@ -112,11 +113,11 @@ def kv_write_row(bench: Bench, heads: Heads, bits: int, dtype: torch.dtype) -> R
     _check_stored(layers[0], k[0], v[0], heads, bits)
     launches = [partial(attention.kv_write, *each, positions) for each in zip(layers, k, v, strict=True)]
     moved = attention.kv_write_bytes(layers[0], TOKENS)
-    what = f"{heads.name}, {TOKENS} tokens, {bits} bit"
+    what = f"{heads.name}, {TOKENS} tokens, {kv_form.told(bits)}"
     return Row("attention", "kv_write", what, TOKENS, type_name(dtype), moved, bench.time(launches))
 
 
-def kv_read_row(bench: Bench, heads: Heads, bits: int, dtype: torch.dtype) -> Row:
+def kv_read_row(bench: Bench, heads: Heads, bits: KvBits, dtype: torch.dtype) -> Row:
     """One `kv_read` of as many slots, checked in the same way."""
     cache, k, v = _chunk(bench, heads, bits, dtype)
     positions = torch.arange(TOKENS, device=bench.device)
@@ -127,11 +128,11 @@ def kv_read_row(bench: Bench, heads: Heads, bits: int, dtype: torch.dtype) -> Ro
     results = [torch.empty(2, heads.kv_heads, TOKENS, heads.head_dim, dtype=dtype, device=bench.device) for _ in k]
     launches = [partial(attention.kv_read, layer, out[0], out[1]) for layer, out in zip(layers, results, strict=True)]
     moved = attention.kv_read_bytes(layers[0], TOKENS)
-    what = f"{heads.name}, {TOKENS} slots, {bits} bit"
+    what = f"{heads.name}, {TOKENS} slots, {kv_form.told(bits)}"
     return Row("attention", "kv_read", what, TOKENS, type_name(dtype), moved, bench.time(launches))
 
 
-def _chunk(bench: Bench, heads: Heads, bits: int, dtype: torch.dtype) -> tuple[KVCache, list[Tensor], list[Tensor]]:
+def _chunk(bench: Bench, heads: Heads, bits: KvBits, dtype: torch.dtype) -> tuple[KVCache, list[Tensor], list[Tensor]]:
     """A cache of cold layers, and k, v T [tokens, kv_heads, head_dim] for each."""
     shape = (TOKENS, heads.kv_heads, heads.head_dim)
     count = bench.copies(2 * TOKENS * heads.kv_heads * heads.head_dim * dtype.itemsize)
@@ -140,15 +141,15 @@ def _chunk(bench: Bench, heads: Heads, bits: int, dtype: torch.dtype) -> tuple[K
     return cache, k, v
 
 
-def _check_stored(layer: attention.KVLayer, k: Tensor, v: Tensor, heads: Heads, bits: int) -> None:
+def _check_stored(layer: attention.KVLayer, k: Tensor, v: Tensor, heads: Heads, bits: KvBits) -> None:
     """The root mean square error of the stored form, relative to what was stored."""
     read = [torch.empty(heads.kv_heads, TOKENS, heads.head_dim, dtype=k.dtype, device=k.device) for _ in range(2)]
     attention.kv_read(layer, *read)
-    for name, got, given in (("k", read[0], k), ("v", read[1], v)):
+    for name, got, given, part in zip("kv", read, (k, v), kv_form.split(bits), strict=True):
         written = given.transpose(0, 1).float()
         error = ((got.float() - written).square().mean() / written.square().mean()).sqrt().item()
-        if not error <= STORED_ERROR[bits]:
-            raise wrong("kv_write", f"{name} in {bits} bit", f"has a relative error of {error:.3g}")
+        if not error <= STORED_ERROR[part]:
+            raise wrong("kv_write", f"{name} in {part} bit", f"has a relative error of {error:.3g}")
 
 
 def _torch(bench: Bench, q: Tensor, keys: Tensor, values: Tensor) -> Rival:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq import memory_limits
+from localq import kv_form, memory_limits
 from localq.cli import fetch_progress, options
 from localq.cli.output import is_rich_terminal, note, print_json, stderr_console, stdout_table
 from localq.errors import LocalqError, usage_error
@@ -169,7 +169,8 @@ def _print(result: dict[str, Any]) -> None:
         rows.append(("tok/s", f"{timed['tok_per_s']:.1f}", rate))
         rows.append(("peak memory", f"{timed['peak_bytes'] / 2**30:.2f} GiB", "by the ledger"))
     facts = result["conditions"]
-    where = f"{facts['device']}, {result['dtype']}, KV cache in {result['kv_bits']} bit, head {result['head']}"
+    cache = kv_form.told(result["kv_bits"])
+    where = f"{facts['device']}, {result['dtype']}, KV cache in {cache}, head {result['head']}"
     rows.append(("conditions", result["format"], where))
     stdout_table((result["model"], "", ""), rows, right=frozenset({1}))
 

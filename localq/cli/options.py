@@ -95,7 +95,7 @@ Vram = Annotated[str | None, typer.Option("--vram", metavar="SIZE", help="Use at
 KvBits = Annotated[
     str | None,
     typer.Option(
-        "--kv", "--cache-type", metavar="BITS", help="KV cache: auto, 16, 8, 4.", autocompletion=_choices("kv")
+        "--kv", "--cache-type", metavar="BITS", help="KV cache: auto, 16, 8, k8v4, 4.", autocompletion=_choices("kv")
     ),
 ]
 Embed = Annotated[

@@ -16,12 +16,13 @@ import math
 import torch
 from torch import Tensor
 
-from localq.architecture import kv_scale_count
+from localq import kv_form
 from localq.engine.arena import Arena, arena_bytes
 from localq.errors import usage_error
 from localq.kernels import attention
 from localq.kernels.attention import KVLayer
 from localq.kernels.checks import HALF_TYPES
+from localq.kv_form import KV_BITS, KvBits
 from localq.quant import kv_codec
 
 Layout = list[tuple[int, int]]  # (kv_heads, head_dim) of every layer
@@ -32,7 +33,7 @@ class KVCache:
     """One `KVLayer` per layer; implements `models.layers.Cache`."""
 
     def __init__(
-        self, layout: Layout, capacity: int, dtype: torch.dtype, device: torch.device | str, bits: int = 16
+        self, layout: Layout, capacity: int, dtype: torch.dtype, device: torch.device | str, bits: KvBits = 16
     ) -> None:
         """`layout` is `Decoder.kv_layout()`. Allocates everything. `bits` 16 means the type of the model.
 
@@ -81,10 +82,11 @@ class KVCache:
             attention.kv_write(stored, k, v, positions)
             attention.kv_read(stored, keys, values)
         else:
-            _store(stored.k, stored.k_scales, k, positions, self.bits)
-            _store(stored.v, stored.v_scales, v, positions, self.bits)
-            keys.copy_(_restored(stored.k, stored.k_scales, live, self.bits, self.dtype))
-            values.copy_(_restored(stored.v, stored.v_scales, live, self.bits, self.dtype))
+            key_bits, value_bits = kv_form.split(self.bits)
+            _store(stored.k, stored.k_scales, k, positions, key_bits)
+            _store(stored.v, stored.v_scales, v, positions, value_bits)
+            keys.copy_(_restored(stored.k, stored.k_scales, live, key_bits, self.dtype))
+            values.copy_(_restored(stored.v, stored.v_scales, live, value_bits, self.dtype))
         return keys, values
 
     def clear(self, first: int = 0) -> None:
@@ -99,13 +101,11 @@ class KVCache:
         return sum(buffer.nbytes for buffer in self._buffers())
 
     @staticmethod
-    def bytes_for(layout: Layout, capacity: int, dtype: torch.dtype, bits: int = 16) -> int:
+    def bytes_for(layout: Layout, capacity: int, dtype: torch.dtype, bits: KvBits = 16) -> int:
         """Bytes that a cache of this shape allocates, the scratch of a quantized one included."""
-        elements = sum(2 * heads * width for heads, width in layout) * capacity
-        if bits == 16:
-            return elements * dtype.itemsize
-        scales = sum(2 * heads * kv_scale_count(width) for heads, width in layout) * capacity
-        return elements * bits // 8 + 2 * scales + 2 * _widest(layout) * capacity * dtype.itemsize
+        stored: KvBits = 8 * dtype.itemsize if bits == 16 else bits
+        scratch = 0 if bits == 16 else 2 * _widest(layout) * dtype.itemsize
+        return capacity * (scratch + sum(heads * kv_form.pair_bytes(width, stored) for heads, width in layout))
 
     def _buffers(self) -> list[Tensor]:
         return [*(stored for layer in self.layers for stored in stored_parts(layer)), self._scratch]
@@ -116,24 +116,26 @@ def stored_parts(layer: KVLayer) -> list[Tensor]:
     return [part for part in (layer.k, layer.v, layer.k_scales, layer.v_scales) if part is not None]
 
 
-def _check(layout: Layout, bits: int) -> None:
-    if bits not in attention.BITS:
-        raise usage_error("--kv", f"a KV cache of {bits} bits is not defined", "Use 16, 8 or 4.")
+def _check(layout: Layout, bits: KvBits) -> None:
+    if bits not in KV_BITS:
+        raise usage_error("--kv", f"a KV cache of {bits} bits is not defined", "Use 16, 8, k8v4 or 4.")
     for _, width in layout:
         if bits != 16 and (width % 8 or width > attention.MOST_COLUMNS):
-            why = f"heads of {width} columns cannot be stored in {bits} bit (a multiple of 8 up to 256 can)"
+            why = f"heads of {width} columns cannot be stored in {kv_form.told(bits)} (a multiple of 8 up to 256 can)"
             raise usage_error("--kv", why, "Use 16.")
 
 
-def _shapes(heads: int, width: int, capacity: int, dtype: torch.dtype, bits: int) -> list[Shape]:
+def _shapes(heads: int, width: int, capacity: int, dtype: torch.dtype, bits: KvBits) -> list[Shape]:
     """Of k and v, and of their scales where there are any."""
     plain: Shape = ((heads, capacity, width), dtype)
-    codes: Shape = ((heads, capacity, width * bits // 8), torch.uint8)
-    scales: Shape = ((heads, capacity, kv_scale_count(width)), torch.float16)
-    return [plain, plain] if bits == 16 else [codes, codes, scales, scales]
+    if bits == 16:
+        return [plain, plain]
+    codes: list[Shape] = [((heads, capacity, width * part // 8), torch.uint8) for part in kv_form.split(bits)]
+    scales: Shape = ((heads, capacity, kv_form.scale_count(width)), torch.float16)
+    return [*codes, scales, scales]
 
 
-def _layer(arena: Arena, parts: list[Shape], bits: int, width: int) -> KVLayer:
+def _layer(arena: Arena, parts: list[Shape], bits: KvBits, width: int) -> KVLayer:
     k, v, *scales = (arena.empty(shape, dtype).zero_() for shape, dtype in parts)
     k_scales, v_scales = scales or (None, None)
     return KVLayer(k, v, k_scales, v_scales, bits, width)

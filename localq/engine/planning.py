@@ -12,6 +12,7 @@ from localq import footprint, gpus, planner
 from localq.architecture import Architecture
 from localq.engine import vram, weights
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.kv_form import KvBits
 from localq.modelfiles import ModelFiles
 
 LESS = "Use a smaller model, a shorter context (--ctx), or close other programs."
@@ -25,7 +26,7 @@ class Options:
     device: str = "auto"
     dtype: str = "auto"
     ctx: int | None = None
-    kv_bits: int | None = None
+    kv_bits: KvBits | None = None
     vram_bytes: int | None = None
     embed: str = "auto"
     head: str = "auto"

@@ -26,6 +26,7 @@ from localq.engine.selftest_bounds import COLUMNS, EPS, HALF, OUT, near, near_ga
 from localq.kernels import adjust, attention, dense, embed, hadamard, int8, rmsnorm, sampling
 from localq.kernels.gemv import Norm
 from localq.kernels.int8 import Int8Matrix
+from localq.kv_form import K8V4, KV_BITS
 from localq.quant import hadamard as rotation
 from localq.quant import int8 as int8_format
 from localq.sampling import Sampling
@@ -60,7 +61,7 @@ def _attention_decode(device: torch.device) -> None:
     qkv = normal(1, (heads + 2 * kv_heads) * width).to(HALF)
     kept = [normal(slots - 1, kv_heads, width, seed=seed).to(HALF) for seed in (2, 3)]
     workspace = attention.Workspace(heads, kv_heads, width, device)
-    for bits in attention.BITS:
+    for bits in KV_BITS:
         caches = [KVCache([(kv_heads, width)], slots + 9, HALF, place, bits) for place in ("cpu", device)]
         for cache, place in zip(caches, (torch.device("cpu"), device), strict=True):
             cache.update(0, kept[0].to(place), kept[1].to(place), torch.arange(slots - 1, device=place), slots - 1)
@@ -78,7 +79,7 @@ def _attention_decode(device: torch.device) -> None:
         scores = torch.cat((q.double() @ k.transpose(-1, -2) * width**-0.5, sinks.double().view(heads, 1, 1)), -1)
         weights = torch.softmax(scores, -1)[..., :slots]
         # The turned q is rounded as well, and a code at a tie may be rounded to its other neighbour here.
-        slack = {16: 1, 8: 2, 4: 4}[bits]
+        slack = {16: 1, 8: 2, K8V4: 4, 4: 4}[bits]
         near(got.view(heads, 1, width), weights @ v, slack * (4 * weights @ v.abs()))
 
 

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq import kernels
-from localq.architecture import kv_scale_count
+from localq import kernels, kv_form
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
 from localq.kernels.gemv import Norm
+from localq.kv_form import KV_BITS, KvBits
 
-BITS = (16, 8, 4)
 MOST_PER_GROUP = 16  # query heads of one kv head
 MOST_COLUMNS = 256  # of a head
 
@@ -25,7 +24,8 @@ MOST_COLUMNS = 256  # of a head
 class KVLayer:
     """One layer's cache. Slot s of kv head h holds position s.
 
-    k, v                 16 bit: T [kv_heads, capacity, head_dim]; else u8 [kv_heads, capacity, head_dim * bits / 8]
+    k, v                 16 bit: T [kv_heads, capacity, head_dim]; else u8 [kv_heads, capacity, head_dim * bits / 8],
+                         with the bits of each where `bits` is `kv_form.K8V4`
     k_scales, v_scales   f16 [kv_heads, capacity, scales of a vector]; None for 16 bit
     """
 
@@ -33,7 +33,7 @@ class KVLayer:
     v: Tensor
     k_scales: Tensor | None
     v_scales: Tensor | None
-    bits: int
+    bits: KvBits
     head_dim: int
 
     @property
@@ -164,7 +164,7 @@ def attention_decode_bytes(layer: KVLayer, heads: int, live: int) -> int:
 
 
 def kv_write(layer: KVLayer, k: Tensor, v: Tensor, positions: Tensor) -> None:
-    """Stores k, v T [tokens, kv_heads, head_dim] at `positions` i64 [tokens], quantized (bits 8 or 4).
+    """Stores k, v T [tokens, kv_heads, head_dim] at `positions` i64 [tokens], quantized (all `bits` but 16).
 
     Tokens may lie apart (parts of a fused projection); what belongs to one token must be contiguous.
     """
@@ -192,7 +192,7 @@ def kv_write(layer: KVLayer, k: Tensor, v: Tensor, positions: Tensor) -> None:
 
 
 def kv_read(layer: KVLayer, k: Tensor, v: Tensor) -> None:
-    """Fills k, v T [kv_heads, live, head_dim] with the first `live` slots, dequantized (bits 8 or 4)."""
+    """Fills k, v T [kv_heads, live, head_dim] with the first `live` slots, dequantized (all `bits` but 16)."""
     op = "kv_read"
     live = k.shape[1]
     count = layer.kv_heads * live * layer.head_dim
@@ -216,17 +216,18 @@ def kv_read_bytes(layer: KVLayer, live: int) -> int:
 
 
 def _check_layer(op: str, layer: KVLayer, device: torch.device, dtype: torch.dtype) -> None:
-    if layer.bits not in BITS:
-        raise ValueError(f"{op}: bits = {layer.bits}, must be one of {BITS}")
-    stored = (dtype,) if layer.bits == 16 else (torch.uint8,)
-    count = layer.kv_heads * layer.capacity * (layer.head_dim if layer.bits == 16 else layer.head_dim * layer.bits // 8)
-    for name, codes, scales in (("k", layer.k, layer.k_scales), ("v", layer.v, layer.v_scales)):
-        check(op, f"{name} of the layer", codes, device, stored, count)
-        if layer.bits != 16:
-            if scales is None:
-                raise ValueError(f"{op}: {name}_scales is None, must be given with {layer.bits} bits")
-            vectors = layer.kv_heads * layer.capacity
-            check(op, f"{name}_scales", scales, device, (torch.float16,), vectors * kv_scale_count(layer.head_dim))
+    if layer.bits not in KV_BITS:
+        raise ValueError(f"{op}: bits = {layer.bits}, must be one of {KV_BITS}")
+    vectors, (key_bits, value_bits) = layer.kv_heads * layer.capacity, kv_form.split(layer.bits)
+    parts = (("k", layer.k, layer.k_scales, key_bits), ("v", layer.v, layer.v_scales, value_bits))
+    for name, codes, scales, bits in parts:
+        if bits == 16:
+            check(op, f"{name} of the layer", codes, device, (dtype,), vectors * layer.head_dim)
+            continue
+        check(op, f"{name} of the layer", codes, device, (torch.uint8,), vectors * layer.head_dim * bits // 8)
+        if scales is None:
+            raise ValueError(f"{op}: {name}_scales is None, must be given with {bits} bits")
+        check(op, f"{name}_scales", scales, device, (torch.float16,), vectors * kv_form.scale_count(layer.head_dim))
 
 
 def _norm(op: str, name: str, norm: Norm | None, qkv: Tensor, width: int) -> tuple[int, int, float]:
@@ -236,11 +237,11 @@ def _norm(op: str, name: str, norm: Norm | None, qkv: Tensor, width: int) -> tup
     return 1 + (norm.weight.dtype == torch.float32), norm.weight.data_ptr(), norm.eps
 
 
-def _arguments(layer: KVLayer) -> tuple[int, int, int, int, int, int, int, int]:
+def _arguments(layer: KVLayer) -> tuple[int, ...]:
     """The layer as csrc/bind_attention.cpp takes it."""
     k_scales = 0 if layer.k_scales is None else layer.k_scales.data_ptr()
     v_scales = 0 if layer.v_scales is None else layer.v_scales.data_ptr()
     return (
         layer.k.data_ptr(), layer.v.data_ptr(), k_scales, v_scales,
-        layer.bits, layer.kv_heads, layer.head_dim, layer.capacity,
+        *kv_form.split(layer.bits), layer.kv_heads, layer.head_dim, layer.capacity,
     )  # fmt: skip

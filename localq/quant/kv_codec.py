@@ -11,7 +11,7 @@ turned elements (the last may be shorter) then has one f16 scale s:
           of 8 neighbours in a little-endian u32, element 2i lies at bit 4i and element 2i + 1 at bit 16 + 4i
 
 codes   u8  [..., head_dim * bits / 8]
-scales  f16 [..., n], n = kv_scale_count(head_dim) = 2, 4 or 8: of the even blocks, then of the odd ones
+scales  f16 [..., n], n = kv_form.scale_count(head_dim) = 2, 4 or 8: of the even blocks, then of the odd ones
 
 At head_dim 64, 128 and 256 that is 8.5 and 4.5 bits an element. NaN and infinity leave no finite value in their block.
 
@@ -31,7 +31,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from localq.architecture import kv_scale_count
+from localq import kv_form
 
 BLOCK = 32
 RANGES = (13.0, 14.0, 15.0, 16.0, 17.0, 18.0)  # half steps from 0 to the largest; 15 clips nothing
@@ -119,6 +119,6 @@ def _unpack(packed: Tensor) -> Tensor:
 
 def _spread(scales: Tensor, head_dim: int) -> Tensor:
     """f16 [..., blocks] -> [..., n]: padded, even blocks before odd ones."""
-    count = kv_scale_count(head_dim)
+    count = kv_form.scale_count(head_dim)
     padded = torch.nn.functional.pad(scales, (0, count - scales.shape[-1]))
     return padded.reshape(*scales.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)

@@ -13,6 +13,7 @@ from typing import Any
 
 from localq.errors import ExitCode, LocalqError
 from localq.grammar import Grammar
+from localq.kv_form import KvBits
 from localq.sampling import Sampling
 from localq.stats import Stats
 
@@ -29,9 +30,9 @@ class Load:
     """Load the model at `path` (a folder or a .gguf file); answered by Loading*, then Loaded or Failed.
 
     device "auto" | "cpu" | "cuda"; dtype "auto" | "float32" | "bfloat16" | "float16"; ctx in tokens, None = the planner
-    decides; kv_bits 16, 8 or 4, None = the planner decides; vram_bytes = all that the process may take of the device,
-    its CUDA context included, None = what is free; embed "auto" | "device" | "host"; head "auto" | "16" | "8" | "nf4";
-    reserve_bytes of the device stay free besides; force loads what does not fit by the plan.
+    decides; kv_bits one of `kv_form.KV_BITS`, None = the planner decides; vram_bytes = all that the process may take of
+    the device, its CUDA context included, None = what is free; embed "auto" | "device" | "host"; head "auto" | "16" |
+    "8" | "nf4"; reserve_bytes of the device stay free besides; force loads what does not fit by the plan.
     """
 
     path: str
@@ -39,7 +40,7 @@ class Load:
     device: str = "auto"
     dtype: str = "auto"
     ctx: int | None = None
-    kv_bits: int | None = None
+    kv_bits: KvBits | None = None
     vram_bytes: int | None = None
     embed: str = "auto"
     head: str = "auto"
@@ -144,7 +145,7 @@ class Loaded:
     load_s: float
     ledger: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)  # things the user must be told, one line each
-    kv_bits: int = 16
+    kv_bits: KvBits = 16
     embed: str = "device"
     head: str = "16"
     predicted: dict[str, int] = field(default_factory=dict)

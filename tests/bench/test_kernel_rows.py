@@ -6,6 +6,7 @@ import pytest
 import reference_kernels
 import torch
 
+from localq import kv_form
 from localq.bench import (
     attention_rows,
     bcq_rows,
@@ -70,16 +71,18 @@ def bench(monkeypatch):
 def kv_write(layer, k, v, positions):
     from localq.quant import kv_codec
 
-    for stored, scales, part in ((layer.k, layer.k_scales, k), (layer.v, layer.v_scales, v)):
-        stored[:, positions], scales[:, positions] = kv_codec.quantize(part.transpose(0, 1), layer.bits)
+    kept = ((layer.k, layer.k_scales, k), (layer.v, layer.v_scales, v))
+    for (stored, scales, part), bits in zip(kept, kv_form.split(layer.bits), strict=True):
+        stored[:, positions], scales[:, positions] = kv_codec.quantize(part.transpose(0, 1), bits)
 
 
 def kv_read(layer, k, v):
     from localq.quant import kv_codec
 
-    for stored, scales, part in ((layer.k, layer.k_scales, k), (layer.v, layer.v_scales, v)):
+    kept = ((layer.k, layer.k_scales, k), (layer.v, layer.v_scales, v))
+    for (stored, scales, part), bits in zip(kept, kv_form.split(layer.bits), strict=True):
         live = part.shape[1]
-        part.copy_(kv_codec.dequantize(stored[:, :live], scales[:, :live], layer.bits, part.dtype))
+        part.copy_(kv_codec.dequantize(stored[:, :live], scales[:, :live], bits, part.dtype))
 
 
 def test_every_row_is_measured(bench):
@@ -95,6 +98,8 @@ def test_every_row_is_measured(bench):
     assert plain.bytes == nf4.nf4_gemv_bytes(8, 83, 576)
     decode = next(row for row in rows if row.op == "attention_decode" and "130, 8 bit" in row.what)
     assert decode.bytes == 130 * 2 * 2 * (64 + 4) + 2 * 64 * (6 + 4 + 6)
+    mixed = next(row for row in rows if row.op == "attention_decode" and "130, 8 bit with values in 4" in row.what)
+    assert mixed.bytes == 130 * 2 * (64 + 32 + 2 * 4) + 2 * 64 * (6 + 4 + 6)
     names = {rival.name for row in rows for rival in row.rivals}
     assert names >= {"cublas", "bitsandbytes", "torch attention", "triton two-step", "triton fused", "triton joined"}
 

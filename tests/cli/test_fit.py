@@ -182,6 +182,17 @@ def test_one_model_shows_its_ledger_in_every_format(capsys):
     assert [row["format"] for row in fit_json(capsys, "llama-3.1-8b@nf4", "--vram", "8")["rows"]] == ["nf4"]
 
 
+def test_a_cache_of_keys_in_8_and_values_in_4_bit_has_a_ledger(capsys):
+    assert execute(["fit", "llama-3.1-8b@nf4", "--vram", "8", "--kv", "k8v4"]) == ExitCode.OK
+    header, line = capsys.readouterr().out.splitlines()
+    assert ("KV BITS" in header, "k8v4" in line) == (True, True)
+    (row,) = fit_json(capsys, "llama-3.1-8b@nf4", "--vram", "8", "--kv", "k8v4")["rows"]
+    a_layer = 2 * 8 * 128 * 2  # k and v in 16 bit, as prefill reads them
+    assert (row["kv_bits"], row["ledger_bytes"]["kv_cache"]) == ("k8v4", row["ctx"] * (32 * 8 * (136 + 72) + a_layer))
+    speeds = [fit_json(capsys, "llama-3.1-8b@nf4", "--vram", "8", "--kv", kv)["rows"][0]["tok_s"] for kv in "84"]
+    assert min(speeds) <= row["tok_s"] <= max(speeds)
+
+
 def test_a_folder_has_one_ledger(capsys, tmp_path):
     config = {
         "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 160,

@@ -33,6 +33,13 @@ def test_flags_beat_the_environment_and_reach_the_engine(monkeypatch):
     assert messages.decode(messages.encode(request)) == request
 
 
+def test_keys_and_values_in_different_bits_reach_the_engine(monkeypatch):
+    monkeypatch.setenv("LOCALQ_KV", "k8v4")
+    request = load_request("folder", "tiny", options.effective())
+    assert request == Load("folder", "tiny", kv_bits="k8v4")
+    assert messages.decode(messages.encode(request)) == request
+
+
 def test_what_stays_free_and_a_load_by_force_reach_the_engine(monkeypatch):
     monkeypatch.setenv("LOCALQ_RESERVE", "300MiB")
     assert load_request("folder", "tiny", options.effective(), True) == Load(
@@ -50,7 +57,7 @@ def test_an_amount_that_is_none_is_a_usage_error():
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["--kv", "5"], "auto, 16, 8, 4"),
+        (["--kv", "5"], "auto, 16, 8, k8v4, 4"),
         (["--embed", "disk"], "auto, device, host"),
         (["--head", "q4"], "auto, 16, 8, nf4"),
         (["--ctx", "many"], "4096 or 8k"),
@@ -82,5 +89,5 @@ def test_what_stays_free_is_taken_from_what_is_free_and_not_from_the_budget(monk
 
 
 def test_completion_offers_the_values():
-    assert options._choices("kv")("") == ["auto", "16", "8", "4"]
+    assert options._choices("kv")("") == ["auto", "16", "8", "k8v4", "4"]
     assert options._choices("head")("n") == ["nf4"]

@@ -8,8 +8,10 @@ import pytest
 import torch
 from real_model import smollm2
 
+from localq import kv_form
 from localq.engine.cache import KVCache
 from localq.engine.load import Options, load
+from localq.kv_form import K8V4, KvBits
 from localq.modelfiles import open_model
 from localq.tokenizer import Tokenizer
 
@@ -17,7 +19,7 @@ TEXT = Path(__file__).parents[2] / "LICENSE"  # prose that every checkout has
 TOKENS = 512
 # Mean KL in nats and share of equal first choices, as measured: see the docstring of quant/kv_codec.py. The bounds
 # leave room for other orders of summation, not for another code.
-BOUNDS = {8: (4e-4, 0.98), 4: (0.09, 0.8)}
+BOUNDS: dict[KvBits, tuple[float, float]] = {8: (4e-4, 0.98), K8V4: (0.09, 0.8), 4: (0.09, 0.8)}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def ids() -> torch.Tensor:
 
 
 @torch.inference_mode()
-def log_probabilities(model, ids: torch.Tensor, bits: int) -> torch.Tensor:
+def log_probabilities(model, ids: torch.Tensor, bits: KvBits) -> torch.Tensor:
     cache = KVCache(model.kv_layout(), TOKENS, torch.float32, "cpu", bits)
     return torch.log_softmax(model(ids, torch.arange(TOKENS), cache, TOKENS, last_only=False), -1)
 
@@ -42,12 +44,12 @@ def reference(model, ids) -> torch.Tensor:
     return log_probabilities(model, ids, 16)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", BOUNDS)
 def test_logits_stay_near_those_of_the_16_bit_cache(model, ids, reference, bits):
     logits = log_probabilities(model, ids, bits)
     kl = (reference.exp() * (reference - logits)).sum(-1)
     same = (reference.argmax(-1) == logits.argmax(-1)).float().mean().item()
-    print(f"{bits} bit: mean KL {kl.mean().item():.2e}, top-1 agreement {same:.4f}")
+    print(f"{kv_form.told(bits)}: mean KL {kl.mean().item():.2e}, top-1 agreement {same:.4f}")
     most, least = BOUNDS[bits]
     assert kl.mean().item() <= most
     assert same >= least

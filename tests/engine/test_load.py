@@ -20,6 +20,7 @@ from localq.engine.device import NO_DRIVER_NOTE, pick
 from localq.engine.generate import Engine
 from localq.engine.load import Options, load, pick_dtype
 from localq.errors import ExitCode, LocalqError
+from localq.kv_form import KV_BITS
 from localq.modelfiles import open_model
 from localq.quant import int8, nf4
 
@@ -336,7 +337,7 @@ def assert_near(logits: torch.Tensor, reference: torch.Tensor, relative: float) 
 def test_quantized_caches_on_the_cpu(checkpoint, loaded):
     ids = prompt_of(40)
     exact, errors = logits_of(loaded, ids), []
-    for bits in (8, 4):
+    for bits in KV_BITS[1:]:
         quantized = load(open_model(checkpoint), Options(device="cpu", kv_bits=bits))
         assert (quantized.kv_bits, quantized.cache.bits) == (bits, bits)
         assert quantized.ledger["kv_cache"] == quantized.plan.ledger.components["kv_cache"]

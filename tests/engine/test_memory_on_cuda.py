@@ -52,6 +52,7 @@ PLAIN = {"kv_bits": 16, "embed": "device", "head": "16"}
 REDUCED = [
     ({"embed": "host"}, 1e-6),  # the same rows from another place
     ({"kv_bits": 8}, 0.05),
+    ({"kv_bits": "k8v4"}, 0.6),
     ({"kv_bits": 4}, 0.6),
     ({"head": "8"}, 0.03),
     ({"head": "nf4"}, 0.2),

@@ -15,9 +15,13 @@ from localq.engine import cache_blocks, snapshot
 from localq.engine.generate import Engine
 from localq.engine.load import Options, load
 from localq.errors import LocalqError
+from localq.kv_form import KV_BITS
 from localq.modelfiles import open_model
 
-FORMS = [(torch.float32, 16), (torch.bfloat16, 16), (torch.float16, 16), (torch.float32, 8), (torch.float32, 4)]
+FORMS = [
+    (torch.float32, 16), (torch.bfloat16, 16), (torch.float16, 16), (torch.float32, 8), (torch.float32, "k8v4"),
+    (torch.float32, 4),
+]  # fmt: skip
 
 
 @pytest.fixture(params=[0, 1, 3], ids=["one block", "a block a run", "ragged blocks"])
@@ -47,7 +51,9 @@ def test_every_form_comes_back_bit_for_bit_into_a_cache_of_any_capacity(
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize(("dtype", "bits"), [(torch.float16, 16), (torch.bfloat16, 8), (torch.float16, 4)])
+@pytest.mark.parametrize(("dtype", "bits"), [
+    (torch.float16, 16), (torch.bfloat16, 8), (torch.float16, "k8v4"), (torch.float16, 4),
+])  # fmt: skip
 def test_a_gpus_cache_comes_back_bit_for_bit(tmp_path, loaded, dtype, bits, blocks):
     on_gpu = replace(loaded, device=torch.device("cuda", 0))
     model, other = (with_cache(on_gpu, dtype, bits, capacity, "cuda") for capacity in (50, 64))
@@ -97,7 +103,7 @@ def test_a_reply_after_a_restore_is_the_reply_that_would_have_come(engine, tmp_p
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("bits", KV_BITS)
 def test_a_reply_on_a_gpu_after_a_restore_is_the_reply_that_would_have_come(checkpoint, tmp_path, bits):
     def engine_of(ctx: int) -> Engine:
         options = Options(device="cuda", dtype="bfloat16", ctx=ctx, kv_bits=bits)

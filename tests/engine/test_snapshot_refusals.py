@@ -137,6 +137,7 @@ def other_config(model: LoadedModel) -> LoadedModel:
         ("rotary table", other_rotary),
         ("configuration", other_config),
         ("number of bits in the cache", lambda model: with_cache(model, torch.float32, 8, 64)),
+        ("number of bits in the cache", lambda model: with_cache(model, torch.float32, "k8v4", 64)),
     ],
 )
 def test_a_snapshot_of_another_model_is_refused_by_name(written, name, change):

@@ -37,6 +37,7 @@ def test_every_position_costs_what_attention_reads_of_it(name, monkeypatch):
 
 @pytest.mark.parametrize(("dtype", "kv_bits", "bits"), [
     (torch.float16, 16, 16), (torch.float32, 16, 32), (torch.bfloat16, 8, 8), (torch.float16, 4, 4),
+    (torch.bfloat16, "k8v4", "k8v4"),
 ])  # fmt: skip
 def test_what_the_engine_says_of_a_loaded_model(dtype, kv_bits, bits):
     arch = catalog.find("llama-3.1-8b").arch

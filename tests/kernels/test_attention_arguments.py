@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +11,13 @@ import torch
 from localq.engine.cache import KVCache
 from localq.kernels import attention
 from localq.kernels.gemv import Norm
+from localq.kv_form import KV_BITS, KvBits
 
 HEADS, KV_HEADS, WIDTH, CAPACITY = 6, 2, 64, 9
 F16 = torch.float16
 
 
-def layer(bits: int = 16, width: int = WIDTH) -> attention.KVLayer:
+def layer(bits: KvBits = 16, width: int = WIDTH) -> attention.KVLayer:
     return KVCache([(KV_HEADS, width)], CAPACITY, F16, "cpu", bits).layer(0)
 
 
@@ -66,7 +68,7 @@ def test_decode_refuses(case):
         decode(**changes)
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", KV_BITS[1:])
 def test_write_refuses_rows_with_gaps_and_16_bit(bits):
     k = torch.zeros(3, KV_HEADS, WIDTH, dtype=F16)
     positions = torch.arange(3)
@@ -82,11 +84,21 @@ def test_shapes_that_kernels_serve():
     assert "head_dim of 264" in attention.why_not(8, 8, 264)
 
 
-@pytest.mark.parametrize(("bits", "slot"), [(16, 512), (8, 272), (4, 144)])
+@pytest.mark.parametrize(("bits", "slot"), [(16, 512), (8, 272), ("k8v4", 208), (4, 144)])
 def test_bytes(bits, slot):
     wide = layer(bits, 128)
     assert attention.attention_decode_bytes(wide, 8, 100) == 100 * 2 * slot + 2 * 128 * (8 + 4 + 8)
     assert attention.kv_write_bytes(wide, 3) == 3 * (2 * slot + 2 * 2 * 128 * 2)
+
+
+def test_what_the_kernels_are_told_of_keys_and_values_in_different_bits():
+    mixed = layer("k8v4")
+    assert attention._arguments(mixed)[4:] == (8, 4, KV_HEADS, WIDTH, CAPACITY)
+    turned = replace(mixed, k=mixed.v, v=mixed.k)
+    with pytest.raises(ValueError, match="attention_decode: k of the layer has shape"):
+        decode(layer=turned)
+    with pytest.raises(ValueError, match="bits = k4v8, must be one of"):
+        decode(layer=replace(mixed, bits="k4v8"))
 
 
 def test_norm_weights_are_checked():

@@ -8,8 +8,10 @@ import pytest
 import torch
 from attention_operands import Case, Operands, assert_as_good_as_16_bit, poisonable
 
+from localq import kv_form
 from localq.engine.cache import KVCache
 from localq.kernels import attention
+from localq.kv_form import K8V4, KV_BITS
 from localq.quant import kv_codec
 
 pytestmark = pytest.mark.cuda
@@ -40,7 +42,7 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("bits", KV_BITS)
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_lengths(length, dtype, bits):
@@ -48,7 +50,7 @@ def test_lengths(length, dtype, bits):
     assert_as_good_as_16_bit(operands.run(), operands)
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("bits", KV_BITS)
 @pytest.mark.parametrize("shape", HEADS, ids=str)
 def test_heads(shape, bits):
     heads, kv_heads, width = shape
@@ -58,7 +60,7 @@ def test_heads(shape, bits):
     assert_as_good_as_16_bit(operands.run(), operands)
 
 
-@pytest.mark.parametrize("bits", [16, 4])
+@pytest.mark.parametrize("bits", [16, K8V4, 4])
 @pytest.mark.parametrize("width", [64, 128, 256])
 @pytest.mark.parametrize("name", FEATURES)
 def test_features(name, width, bits):
@@ -69,7 +71,7 @@ def test_features(name, width, bits):
     assert_as_good_as_16_bit(operands.run(), operands)
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("bits", KV_BITS)
 @pytest.mark.parametrize("window", [0, 128])
 @pytest.mark.parametrize("length", [1, 64, 127, 128, 129, 1000, 9000])
 def test_sinks_in_the_shape_of_gpt_oss(length, window, bits):
@@ -88,7 +90,7 @@ def test_sinks_far_below_all_scores_change_no_bit_and_far_above_leave_nothing(bi
     assert not operands.run().any()
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("bits", KV_BITS)
 @pytest.mark.parametrize("width", [64, 80, 128, 256])
 def test_the_token_is_stored_as_a_prefill_would_store_it(width, bits):
     operands = Operands(Case(6, 2, width, 40, 50, BF16, bits, rotary=width // 2, norm="gemma"))
@@ -103,17 +105,19 @@ def test_the_token_is_stored_as_a_prefill_would_store_it(width, bits):
     if bits == 16:
         assert (layer.k[:, 40] - stored.k[:, 40]).abs().max() <= 2**-6 * stored.k[:, 40].abs().max()
     else:
+        key_bits, _ = kv_form.split(bits)
         read = [
-            kv_codec.dequantize(each.k[:, 40], each.k_scales[:, 40], bits, torch.float32) for each in (layer, stored)
+            kv_codec.dequantize(each.k[:, 40], each.k_scales[:, 40], key_bits, torch.float32)
+            for each in (layer, stored)
         ]
-        assert (read[0] - read[1]).norm() <= {8: 0.02, 4: 0.15}[bits] * read[1].norm()
+        assert (read[0] - read[1]).norm() <= {8: 0.02, 4: 0.15}[key_bits] * read[1].norm()
         assert torch.equal(layer.v_scales[:, 40], stored.v_scales[:, 40])
     for tensor in poisonable(layer):
         assert tensor[:, 41:].isnan().all(), "slots behind the position were written"
     assert case.position == operands.position.item()
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("bits", KV_BITS)
 def test_20_runs_give_the_same_bits_and_leave_the_counters_at_zero(bits):
     operands = Operands(replace(BASE, position=3000, capacity=3001, bits=bits))
     first = operands.run().clone()
@@ -122,7 +126,7 @@ def test_20_runs_give_the_same_bits_and_leave_the_counters_at_zero(bits):
         assert not operands.workspace.arrived.any()
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("bits", KV_BITS)
 def test_results_do_not_depend_on_the_number_of_splits_beyond_rounding(bits):
     operands = Operands(replace(BASE, position=2500, capacity=2501, bits=bits))
     for splits in (1, 3, 7, operands.workspace.splits):
@@ -130,7 +134,7 @@ def test_results_do_not_depend_on_the_number_of_splits_beyond_rounding(bits):
         assert_as_good_as_16_bit(operands.run(), operands)
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("bits", KV_BITS)
 def test_one_graph_serves_all_positions(bits):
     captured = Operands(replace(BASE, position=1500, capacity=1600, bits=bits, window=700))
     out = torch.full((1, 12 * 128), torch.nan, dtype=F16, device="cuda")
@@ -151,7 +155,7 @@ def test_one_graph_serves_all_positions(bits):
 
 
 def test_values_that_are_not_finite_come_out_as_such():
-    for bits in (16, 8, 4):
+    for bits in KV_BITS:
         operands = Operands(replace(BASE, bits=bits))
         operands.qkv.view(-1, 128)[13] = torch.nan  # k of kv head 1, whose query heads are 3, 4, 5
         out = operands.run().view(12, 128)
@@ -160,7 +164,7 @@ def test_values_that_are_not_finite_come_out_as_such():
         assert out[6:].isfinite().all()
 
 
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("bits", KV_BITS[1:])
 @pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
 @pytest.mark.parametrize("width", [8, 16, 72, 80, 96, 128, 256])
 def test_kv_write_and_kv_read_are_the_codec(width, dtype, bits):
@@ -171,14 +175,13 @@ def test_kv_write_and_kv_read_are_the_codec(width, dtype, bits):
     positions = torch.arange(30, 70, device="cuda")
     keys, values = cache.update(0, k, v, positions, 75)
     layer = cache.layer(0)
-    for codes, scales, dense, read in (
-        (layer.k, layer.k_scales, k, keys), (layer.v, layer.v_scales, v, values),
-    ):  # fmt: skip
-        expected, expected_scales = kv_codec.quantize(dense.transpose(0, 1).cpu(), bits)
+    kept = ((layer.k, layer.k_scales, k, keys), (layer.v, layer.v_scales, v, values))
+    for (codes, scales, dense, read), part in zip(kept, kv_form.split(bits), strict=True):
+        expected, expected_scales = kv_codec.quantize(dense.transpose(0, 1).cpu(), part)
         same = (codes[:, 30:70].cpu() == expected).float().mean().item()
         assert same >= 0.99, "more than ties differ"
         assert (scales[:, 30:70].cpu() == expected_scales).float().mean().item() >= 0.99
-        dequantized = kv_codec.dequantize(codes[:, :75].cpu(), scales[:, :75].cpu(), bits, torch.float32)
+        dequantized = kv_codec.dequantize(codes[:, :75].cpu(), scales[:, :75].cpu(), part, torch.float32)
         assert torch.allclose(read.cpu().float(), dequantized, rtol=2**-7, atol=1e-5)
         assert not read[:, :30].any()
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from localq import kv_form
 from localq.engine.cache import KVCache
 from localq.kernels.attention import KVLayer, Workspace, attention_decode
 from localq.kernels.gemv import Norm
+from localq.kv_form import KvBits
 from localq.models.rope import Rope, rotate
 from localq.quant import kv_codec
 
@@ -24,7 +26,7 @@ class Case:
     position: int
     capacity: int
     dtype: torch.dtype = torch.float16
-    bits: int = 16
+    bits: KvBits = 16
     rotary: int = 0
     norm: str = ""
     softcap: float = 0.0
@@ -120,8 +122,9 @@ class Operands:
             return layer.k[:, live].to(wide), layer.v[:, live].to(wide)
         assert layer.k_scales is not None
         assert layer.v_scales is not None
-        k = kv_codec.dequantize(layer.k[:, live], layer.k_scales[:, live], layer.bits, torch.float32)
-        v = kv_codec.dequantize(layer.v[:, live], layer.v_scales[:, live], layer.bits, torch.float32)
+        key_bits, value_bits = kv_form.split(layer.bits)
+        k = kv_codec.dequantize(layer.k[:, live], layer.k_scales[:, live], key_bits, torch.float32)
+        v = kv_codec.dequantize(layer.v[:, live], layer.v_scales[:, live], value_bits, torch.float32)
         return k.to(wide), v.to(wide)
 
     def attended(self, wide: torch.dtype) -> Tensor:

@@ -21,11 +21,13 @@ import torch
 import vq_operands
 from row_operands import DENSE, INT8, ROWLUT
 
+from localq import kv_form
 from localq.engine import selftest_replies
 from localq.engine.cache import KVCache
 from localq.engine.selftest_checks import CHECKS
 from localq.kernels import adjust, bcq, experts, gather, hadamard, int4, mxfp4, nf4, rowlut, sampling, vq, vq_dequantize
 from localq.kernels.gemv import Norm
+from localq.kv_form import KV_BITS
 from localq.quant import aqlm, vptq
 from localq.sampling import Sampling
 
@@ -204,19 +206,20 @@ def mixture_cases() -> Iterator[Case]:
 
 def attention_cases() -> Iterator[Case]:
     """Every width of heads and cache around every border of the live length; windows; the cache's own kernels."""
-    for (heads, kv_heads, width), bits in product(HEADS, (16, 8, 4)):
+    for (heads, kv_heads, width), bits in product(HEADS, KV_BITS):
         for live, window, sinks in ((64, 0, None), (513, 0, None), (513, 130, None), (513, 130, 1.0)):
             case = attention_operands.Case(
                 heads, kv_heads, width, live - 1, live + 3, HALF, bits, window=window, sinks=sinks
             )
             yield f"attention_decode {case}", attention_operands.Operands(case).run
-    for live, bits in product(LIVE, (16, 8, 4)):
+    for live, bits in product(LIVE, KV_BITS):
         case = attention_operands.Case(12, 4, 128, live - 1, live, HALF, bits, rotary=128, norm="llama", softcap=9.0)
         yield f"attention_decode {case}", attention_operands.Operands(case).run
-    for bits in (8, 4):
+    for bits in KV_BITS[1:]:
         cache = KVCache([(3, 72)], 50, HALF, "cuda", bits)
         k, v = torch.randn(2, 41, 3, 72, device="cuda").to(HALF)
-        yield f"kv_write, kv_read, {bits} bit", partial(cache.update, 0, k, v, torch.arange(41, device="cuda"), 41)
+        positions = torch.arange(41, device="cuda")
+        yield f"kv_write, kv_read, {kv_form.told(bits)}", partial(cache.update, 0, k, v, positions, 41)
 
 
 def sampling_cases() -> Iterator[Case]:

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from localq import kv_form
+from localq.kv_form import KV_BITS, KvBits
+
 METRICS = {
     "smsp__inst_executed.sum": "instructions",
     "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum": "shared",
@@ -65,7 +68,7 @@ CASES: list[tuple[str, int]] = [
     ("int4_gemv, 8 rows", SHAPE[0] * SHAPE[1]),
     ("int4_dequantize", SHAPE[0] * SHAPE[1]),
     *((f"vq_gemv, {rows} row{'s' * (rows > 1)}", SHAPE[0] * SHAPE[1]) for rows in (1, 2, 4, 8)),
-    *((f"attention_decode, {bits} bit", 2 * 8 * 128 * DEPTH) for bits in (16, 8, 4)),
+    *((f"attention_decode, {kv_form.told(bits)}", 2 * 8 * 128 * DEPTH) for bits in KV_BITS),
 ]
 
 
@@ -100,7 +103,7 @@ def _case(name: str, device: Any) -> Callable[[], object]:
 
     op = name.partition(",")[0]
     if op == "attention_decode":
-        return _attention(int(name.split()[1]), device)
+        return _attention(next(bits for bits in KV_BITS if name.endswith(f", {kv_form.told(bits)}")), device)
     if op == "dense_gemv":
         weight = torch.randn(SHAPE, dtype=torch.float16, device=device)
         return partial(dense.dense_gemv, _x(1, device), [weight])
@@ -160,7 +163,7 @@ def _x(rows: int, device: Any) -> Any:
     return torch.randn(rows, SHAPE[1], dtype=torch.float16, device=device)
 
 
-def _attention(bits: int, device: Any) -> Callable[[], object]:
+def _attention(bits: KvBits, device: Any) -> Callable[[], object]:
     import torch
 
     from localq.engine.cache import KVCache

@@ -238,20 +238,21 @@ def sampled(logits, state, *, greedy, softcap=0.0, adjusted=False, chosen, token
 def attention_decode(
     qkv, layer, position, *, heads, scale, workspace, rotary, q_norm, k_norm, softcap, window, sinks=None, out=None
 ):
-    """Without norms, rotation, cap and window. The cache in 8 and 4 bit is read through `quant.kv_codec`."""
+    """Without norms, rotation, cap and window. A cache of codes is read through `quant.kv_codec`."""
+    from localq import kv_form
     from localq.quant import kv_codec
 
     width, slot = layer.head_dim, int(position)
     q = qkv[0, : heads * width].view(heads, 1, width).float()
     new = qkv[0, heads * width :].view(2, layer.kv_heads, width)
-    read = []
-    for stored, scales, part in ((layer.k, layer.k_scales, new[0]), (layer.v, layer.v_scales, new[1])):
-        if layer.bits == 16:
+    read, kept = [], ((layer.k, layer.k_scales, new[0]), (layer.v, layer.v_scales, new[1]))
+    for (stored, scales, part), bits in zip(kept, kv_form.split(layer.bits), strict=True):
+        if bits == 16:
             stored[:, slot] = part
             values = stored[:, : slot + 1].float()
         else:
-            stored[:, slot], scales[:, slot] = kv_codec.quantize(part, layer.bits)
-            values = kv_codec.dequantize(stored[:, : slot + 1], scales[:, : slot + 1], layer.bits, torch.float32)
+            stored[:, slot], scales[:, slot] = kv_codec.quantize(part, bits)
+            values = kv_codec.dequantize(stored[:, : slot + 1], scales[:, : slot + 1], bits, torch.float32)
         read.append(values.repeat_interleave(heads // layer.kv_heads, 0))
     scores = q @ read[0].transpose(-1, -2) * scale
     if sinks is not None:

@@ -12,12 +12,15 @@ from localq.engine import snapshot
 from localq.engine.cache import KVCache, stored_parts
 from localq.engine.load import LoadedModel
 from localq.errors import LocalqError
+from localq.kv_form import KvBits
 
 WEIGHTS = "w" * 64
 TOKENS = 41
 
 
-def with_cache(loaded: LoadedModel, dtype: torch.dtype, bits: int, capacity: int, device: str = "cpu") -> LoadedModel:
+def with_cache(
+    loaded: LoadedModel, dtype: torch.dtype, bits: KvBits, capacity: int, device: str = "cpu"
+) -> LoadedModel:
     """`loaded` with a cache of another form, every byte of it random."""
     cache = KVCache(loaded.model.kv_layout(), capacity, dtype, device, bits)
     generator = torch.Generator().manual_seed(capacity)
