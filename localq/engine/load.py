@@ -20,6 +20,7 @@ from localq.engine import planning, selftest, vram, weights
 from localq.engine.cache import KVCache
 from localq.engine.planning import Options as Options
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.kv_form import KvBits
 from localq.modelfiles import ModelFiles
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
@@ -52,7 +53,7 @@ class LoadedModel:
     plan: planner.Plan
     ledger: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    kv_bits: int = 16
+    kv_bits: KvBits = 16
     embed: str = "device"
     head_bits: str = "16"
     vram: vram.Held | None = None
