@@ -7,15 +7,17 @@ localq keeps what it makes. What is missing is made only where that was asked fo
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localq import catalog, hub, hub_cache, places, prepare, remembered
+from localq import catalog, hub, hub_cache, local_models, places, prepare, remembered
 from localq.catalog import FULL_PRECISION, Target
 from localq.errors import LocalqError, usage_error
+from localq.modelfiles import open_model
 
 ORDER = ("nf4", "vq2", "aqlm", "aqlm2x8", "vptq", "mxfp4", "bcq", "squeezellm", "awq", "gptq")  # of the table
 MADE = ("nf4", "vq2", "aqlm2x8", "mxfp4", "bcq", "squeezellm")  # by `localq quantize`
@@ -32,6 +34,9 @@ class Candidate:
     command    that makes or fetches them; "" where nothing does
     seconds    that quantizing took on this machine, where that is known
     folder     where it would be made of `base`; None where it is not
+    made_as    NAME@FORMAT of the catalogue where that makes it: there may be more to its way (layers that come with
+               localq); "" where the weights of `base` are all there is to it
+    failed     making it ended as it should not
     """
 
     format: str
@@ -40,6 +45,8 @@ class Candidate:
     command: str = ""
     seconds: float | None = None
     folder: Path | None = None
+    made_as: str = ""
+    failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -60,8 +67,13 @@ def find(name: str, say: prepare.Say, on_progress: OnProgress | None, offline: b
     """The formats of the model `name`. Its own weights are fetched if need be; raises as `prepare.source_path` does."""
     target = catalog.resolve(name)
     base = _full_precision(target) or prepare.model_path(target, say, on_progress, offline)
-    label = target.entry.name if target.entry else target.name
-    return Found(label, base, tuple(_candidate(format, target, base) for format in ORDER))
+    if target.entry:
+        return Found(target.entry.name, base, tuple(_candidate(format, target, base) for format in ORDER))
+    with contextlib.suppress(LocalqError):  # of what cannot be read every line says why
+        own = local_models.format_of_config(open_model(base).config)
+        candidates = (Candidate(each, base) if each == own else _candidate(each, target, base) for each in ORDER)
+        return Found(target.name, base, tuple(candidates))
+    return Found(target.name, base, tuple(_candidate(format, target, base) for format in ORDER))
 
 
 def to_make(words: str) -> tuple[str, ...]:
@@ -104,7 +116,9 @@ def _candidate(format: str, target: Target, base: Path) -> Candidate:
     made = folder if hub_cache.is_complete(folder) else None
     command = shlex.join(["localq", "quantize", str(base), "--format", format, "--out", str(folder)])
     seconds = remembered.quantizing(folder) if made else None
-    return Candidate(format, made, "" if made else "not made", command, seconds, folder)
+    listed = target.entry is not None and format in catalog.made_formats(target.entry)
+    made_as = f"{target.entry.name}@{format}" if target.entry is not None and listed else ""
+    return Candidate(format, made, "" if made else "not made", command, seconds, folder, made_as)
 
 
 def _folder(format: str, target: Target) -> Path:
@@ -118,7 +132,7 @@ def _folder(format: str, target: Target) -> Path:
 def _made(each: Candidate, found: Found, say: prepare.Say, on_progress: OnProgress | None, offline: bool) -> Candidate:
     if each.path is not None or each.folder is None:
         return each
-    target = catalog.resolve(f"{found.name}@{each.format}") if _is_catalogued(found.name, each.format) else None
+    target = catalog.resolve(each.made_as) if each.made_as else None
     timed = not each.folder.exists() and (target is None or _is_all_work(target))
     started = time.monotonic()
     try:
@@ -131,6 +145,8 @@ def _made(each: Candidate, found: Found, say: prepare.Say, on_progress: OnProgre
             path = each.folder
     except LocalqError as error:
         return replace(each, reason=str(error))
+    except Exception as error:  # a defect of one format ends no other
+        return replace(each, reason=defect(error), failed=True)
     seconds = time.monotonic() - started if timed else None
     if seconds is not None:
         remembered.keep_quantizing(each.folder, seconds)
@@ -142,6 +158,7 @@ def _is_all_work(target: Target) -> bool:
     return target.base is not None and hub.local_source(target.base) is not None and not prepare.ready_layers(target)
 
 
-def _is_catalogued(name: str, format: str) -> bool:
-    """Is NAME@FORMAT what the catalogue makes of it? Its way may have more to it (layers that come with localq)."""
-    return any(entry.name == name and format in catalog.made_formats(entry) for entry in catalog.load_catalogue())
+def defect(error: Exception) -> str:
+    """What should not have failed, in one line."""
+    first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+    return f"{type(error).__name__}: {first}"

@@ -18,7 +18,7 @@ import torch
 from localq import schemes
 from localq.bench import bits, evaluation, sources, whole
 from localq.bench.dense import dequantized
-from localq.bench.format_list import VARIANTS, Candidate
+from localq.bench.format_list import VARIANTS, Candidate, defect
 from localq.bench.format_report import SIXTEEN, Line, Table
 from localq.bench.plan import Plan
 from localq.bench.report import BASELINE, OURS, Report, Row
@@ -111,6 +111,7 @@ class _Formats:
     def _guarded(self, each: Candidate, measured: Callable[[], Line]) -> Line:
         """What goes wrong is a line with its reason, and no end of the others."""
         if each.reason:
+            self._failures += [f"{each.format}: {each.reason}"] if each.failed else []
             return Line(each.format, reason=each.reason, command=each.command)
         try:
             return measured()
@@ -119,11 +120,13 @@ class _Formats:
             self._first = self._first or error.with_traceback(None)  # whose frames hold the model
             return Line(each.format, reason=str(error), quantize_s=each.seconds)
         except Exception as error:  # a defect of one format: hours of others shall not be lost
-            first = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-            self._failures.append(f"{each.format}: {type(error).__name__}: {first}")
-            return Line(each.format, reason=f"{type(error).__name__}: {first}", quantize_s=each.seconds)
+            return Line(each.format, reason=self._defect(each.format, error), quantize_s=each.seconds)
         finally:
             free_memory()
+
+    def _defect(self, format: str, error: Exception) -> str:
+        self._failures.append(f"{format}: {defect(error)}")
+        return defect(error)
 
     def _line(self, each: Candidate) -> Line:
         files, opened = self._opened(each)
@@ -197,23 +200,27 @@ class _Formats:
             return replace(line, perplexity=known)
         if self._asked.text is None or self._asked.base is None or line.tok_per_s is None:
             return line
-        return self._with_quality(line, open_model(self._asked.base), against=None)
+        return self._with_quality(line, None, against=None)
 
     # ---- quality
 
-    def _with_quality(self, line: Line, files: ModelFiles, against: str | None = evaluation.REFERENCE) -> Line:
+    def _with_quality(self, line: Line, files: ModelFiles | None, against: str | None = evaluation.REFERENCE) -> Line:
+        """files: None = the model that others are made from."""
         text, base = self._asked.text, self._asked.base
         if text is None or base is None:
             return line
-        window = min(text.window, int(files.text_config.get("max_position_embeddings", text.window)))
-        request = evaluation.Request(
-            files, replace(self._asked.options, name=files.name, ctx=None), text.raw, text.name, window, text.most,
-            against, open_model(base) if against else None,
-        )  # fmt: skip
         try:
+            files = files or open_model(base)
+            window = min(text.window, int(files.text_config.get("max_position_embeddings", text.window)))
+            request = evaluation.Request(
+                files, replace(self._asked.options, name=files.name, ctx=None), text.raw, text.name, window, text.most,
+                against, open_model(base) if against else None,
+            )  # fmt: skip
             found = evaluation.run(request, lambda stage, done, total: self._on_state(f"{line.format}: {stage}"))
         except LocalqError as error:  # its speed is known all the same
             return replace(line, reason=f"{error}")
+        except Exception as error:
+            return replace(line, reason=self._defect(line.format, error))
         self._judged = found
         return replace(line, perplexity=found["perplexity"], kl=found["kl"], top1=found["top1"])
 

@@ -65,9 +65,8 @@ def spots(points: Sequence[tuple[float, float]], sides: tuple[str, str], heights
     cells = [[" "] * COLUMNS for _ in range(LINES)]
     for letter, x, y in zip(itertools.cycle(LETTERS), xs, ys, strict=False):
         column, line = _place(x, xs, COLUMNS), LINES - 1 - _place(y, ys, LINES)
-        while column < COLUMNS - 1 and cells[line][column] != " ":  # two at one place stand side by side
-            column += 1
-        cells[line][column] = letter
+        free = [(abs(at - column), -at) for at in range(COLUMNS) if cells[line][at] == " "]
+        cells[line][-min(free, default=(0, -column))[1]] = letter  # two at one place stand side by side
     labels = {0: heights[1], LINES - 1: heights[0]}
     lines = [f"{labels.get(number, ''):>10} |{''.join(row)}".rstrip() for number, row in enumerate(cells)]
     return [*lines, f"{'':>10} +{'-' * COLUMNS}", f"{'':>11} {sides[0]}{sides[1]:>{COLUMNS - len(sides[0])}}"]

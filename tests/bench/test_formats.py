@@ -43,6 +43,15 @@ def model(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+CPU, PLAN = Options(device="cpu"), plans.make("8", "4", "0", 1)
+
+
+def report_of(request) -> Report:
+    """As if it had been timed."""
+    rows = tuple(Row(OURS, "bf16", case, (50.0,), 50.0) for case in request.plan.cases)
+    return Report("m", rows, request.plan.headline, {"head": "16", "dtype": "bfloat16", "device": "a card"}, 1e12)
+
+
 def quiet(line: str) -> None:
     """Nobody listens."""
 
@@ -102,6 +111,42 @@ def test_only_what_is_asked_for_is_made_and_its_time_is_remembered(model, monkey
     assert after["nf4"].reason == "not made"
     again = found(base)["mxfp4"]
     assert (again.path, again.seconds) == (folder, remembered.quantizing(folder))
+
+
+def test_a_folder_with_a_catalogued_name_is_made_of_itself(model, monkeypatch, tmp_path):
+    base = tmp_path / "smollm2-135m"
+    shutil.copytree(model, base)
+    made = []
+    monkeypatch.setattr(format_list.prepare, "quantize", lambda name, source, *rest: made.append((source, rest[1])))
+    listed = format_list.find(str(base), quiet, None, True)
+    assert listed.name == "smollm2-135m"
+    monkeypatch.setattr(format_list.prepare, "model_path", lambda *rest: pytest.fail("the catalogue's was taken"))
+    format_list.make(listed, ("nf4",), quiet, None, True)
+    assert made == [(base, tmp_path / "smollm2-135m@nf4")]
+
+
+def test_the_format_that_a_folder_is_in_has_a_line(model):
+    base = model.with_name("tiny@nf4")
+    candidates = found(base)
+    assert (candidates["nf4"].path, candidates["nf4"].reason) == (base, "")
+    assert candidates["bcq"].folder == base.with_name("tiny@nf4@bcq")
+
+
+def test_a_defect_while_one_format_is_made_ends_no_other(model, monkeypatch):
+    def quantize(name, source, format, *rest):
+        if format == "mxfp4":
+            raise ValueError("a row\nis short")
+
+    monkeypatch.setattr(format_list.prepare, "quantize", quantize)
+    listed = format_list.find(str(model), quiet, None, True)
+    listed = format_list.make(listed, ("mxfp4", "squeezellm"), quiet, None, True)
+    after = {each.format: each for each in listed.candidates}
+    assert (after["mxfp4"].reason, after["mxfp4"].failed) == ("ValueError: a row", True)
+    assert after["squeezellm"].path is not None
+    monkeypatch.setattr(formats.whole, "run", lambda request, on_state: report_of(request))
+    table = formats.run(formats.Asked("m", listed.base, (after["mxfp4"], after["nf4"]), CPU, PLAN), quiet)
+    assert [line.tok_per_s is None for line in table.lines] == [False, True, False]
+    assert table.failures == ("mxfp4: ValueError: a row",)
 
 
 def test_what_cannot_be_made_is_a_wrong_use():
@@ -180,6 +225,23 @@ def test_where_nothing_can_be_measured_the_first_reason_is_told(model, monkeypat
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "it does not fit" in shown.err
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a kernel\nfailed"), LocalqError("m", "no room", "Make some.")])
+@pytest.mark.parametrize("quantized", [True, False])
+def test_what_fails_while_quality_is_judged_leaves_the_speeds(model, monkeypatch, error, quantized):
+    def run(request, on_progress):
+        raise error
+
+    monkeypatch.setattr(formats.whole, "run", lambda request, on_state: report_of(request))
+    monkeypatch.setattr(formats.evaluation, "run", run)
+    candidates = (found(model)["nf4"],) if quantized else ()
+    text = formats.Text(b"a text", "a text", 1)
+    table = formats.run(formats.Asked("m", model, candidates, CPU, PLAN, text), quiet)
+    assert {line.tok_per_s for line in table.lines} == {50.0}
+    said = "RuntimeError: a kernel" if isinstance(error, RuntimeError) else "m: no room. Make some."
+    assert {line.reason for line in table.lines} == {said}
+    assert bool(table.failures) == isinstance(error, RuntimeError)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -297,6 +359,12 @@ def test_quality_over_speed_in_the_terminal_and_as_a_picture(tmp_path, monkeypat
     format_report.draw(TABLE, "a.png", out)
     assert [spot[:2] for spot in spots] == [(100.0, 10.0), (300.0, 11.0), (400.0, 14.0)]
     assert spots[0][2] == pytest.approx(4 * spots[1][2])  # area = memory
+
+
+def test_two_formats_at_one_place_are_two_letters():
+    lines = format_report.plot.spots([(1.0, 1.0), (9.0, 9.0), (9.0, 9.0), (1.0, 1.0)], ("", ""), ("", ""))
+    assert lines[0].endswith(" CB")
+    assert lines[15].endswith("|AD")
 
 
 def test_random_weights_are_drawn_over_their_bits():
