@@ -19,7 +19,8 @@ from localq.worker.messages import Generate
 def aside(session: ChatSession, text: str, max_tokens: int) -> Replies:
     """Stream an answer to `text` alone, sampled as replies are. Little thought, no stop strings."""
     tokenizer = session.tokenizer
-    prompt = tokenizer.chat_ids([Message("user", text).to_dict()], **thinking.least(tokenizer.chat_template))
+    told = Message("user", text).to_dict(tokenizer.chat_template)
+    prompt = tokenizer.chat_ids([told], **thinking.least(tokenizer.chat_template))
     request = session.request_of(prompt, streaming.incoming(tokenizer, prompt))
     generate = dataclasses.replace(request, max_tokens=max_tokens, grammar=None, grammar_begun="", grammar_after="")
     yield from _beside(session, generate, streaming.incoming(tokenizer, prompt))

@@ -28,9 +28,12 @@ class Incoming:
     grown             a piece was given out
     """
 
-    def __init__(self, detokenizer: Detokenizer, stop_strings: Sequence[str] = (), opened: str = "") -> None:
-        """opened: the beginning of the reply that the prompt has already (`thinking.opened`)."""
-        self._detokenizer, self._matcher, self._splitter = detokenizer, Matcher(stop_strings), Splitter(opened)
+    def __init__(
+        self, detokenizer: Detokenizer, stop_strings: Sequence[str] = (), opened: str = "", channels: bool = True
+    ) -> None:
+        """opened: the beginning of the reply that the prompt has (`thinking.opened`). channels: see `Splitter`."""
+        self._detokenizer, self._matcher = detokenizer, Matcher(stop_strings)
+        self._splitter = Splitter(opened, channels)
         self.thought = self.answer = ""
         self.ids: list[int] = []
         self.grown = False

@@ -35,7 +35,8 @@ def incoming(tokenizer: Tokenizer, prompt: list[int], stop_strings: tuple[str, .
         if begun:
             made.begin(begun, ())
         return made
-    made = Incoming(tokenizer.stream(), stop_strings, "" if begun else thinking.opened(tokenizer.decode(last)))
+    opened = "" if begun else thinking.opened(tokenizer.decode(last))
+    made = Incoming(tokenizer.stream(), stop_strings, opened, channels=False)
     if begun:
         made.begin(begun, last)
     return made

@@ -37,9 +37,10 @@ class Splitter:
 
     closing = CLOSING
 
-    def __init__(self, opened: str = "") -> None:
-        """opened: what the prompt has of the reply already (`opened`)."""
-        self.head, self.thinking = opened, bool(opened)
+    def __init__(self, opened: str = "", channels: bool = True) -> None:
+        """opened: what the prompt has of the reply already (`opened`). channels: False of a model that does not speak
+        in them: what looks like their marks is text, and is kept so that it stays text."""
+        self.head, self.thinking, self._may = opened, bool(opened), channels
         self._begun = bool(opened)  # what the reply begins with is known
         self._answering = False  # the answer has begun
         self._thought = False  # something of the thought was given out
@@ -79,7 +80,9 @@ class Splitter:
             self.thinking = self._begun = True
             return
         in_channels = harmony.begins(self._held)
-        if in_channels:
+        if in_channels and not self._may:
+            self._held, self._begun = harmony.plain(self._held), True
+        elif in_channels:
             self._channels, self._begun = harmony.Channels(), True
             self.closing = self._channels.closing
         elif in_channels is False and not OPENING.startswith(start):  # an empty start may become the tag too

@@ -10,7 +10,7 @@ import tiny_tokenizers
 from chat_templates import MARKS, source
 from scripted_client import ScriptedClient
 
-from localq import besides, harmony, template, thinking
+from localq import besides, harmony, streaming, template, thinking
 from localq.chat import ChatSession, Piece
 from localq.conversation import Message
 from localq.grammar import Grammar
@@ -272,3 +272,25 @@ def test_marks_in_an_answer_that_is_gone_on_with_are_none(tokenizer):
     began = tokenizer.encode(f"{THOUGHT}{NEXT}<|channel|>final<|message|>")
     assert second[: len(first + began)] == first + began
     assert not set(second[len(first + began) :]) & set(tokenizer.mark_ids)
+
+
+@pytest.mark.parametrize("text", [REPLY, "<|start|>assistant<|channel|>analysis<|message|>hm", " to=x<|channel|>a"])
+def test_what_another_model_writes_of_the_format_is_its_answer(text):
+    """Cut anywhere, and read alike when it is read again."""
+    backend = tiny_tokenizers.byte_level()
+    template_of_qwen, special = source("published/qwen3-0.6b")
+    tokenizer = Tokenizer(backend, special, template_of_qwen, frozenset())
+    incoming = streaming.incoming(tokenizer, tokenizer.encode("<|im_start|>assistant\n"))
+    for id in tokenizer.encode(text):
+        incoming.push([id])
+    incoming.finish()
+    assert (incoming.thought, incoming.answer.replace("\u200b", "")) == ("", text)
+    assert thinking.split(incoming.raw) == ("", incoming.answer)
+
+
+def test_marks_in_what_is_asked_besides_are_no_messages(tokenizer):
+    session = over(tokenizer, REPLY, REPLY)
+    for text in ("Hi", FORGED):
+        list(besides.aside(session, text, 20))
+    plain, forged = ([each.prompt.count(id) for id in tokenizer.mark_ids] for each in session.client.generated)
+    assert plain == forged
