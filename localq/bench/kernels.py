@@ -127,11 +127,14 @@ def _cases(asked: str | Workload | None, families: Sequence[str] | None) -> list
 
 
 def _measured(case: Callable[[Bench], Row], bench: Bench, out: TextIO) -> Row | None:
-    """The row; None, and a line that says so, where the device has too little memory for it."""
+    """The row; None, and a line that says so, where the device has too little memory for it, or no kernel takes it."""
     try:
         row = case(bench)
     except torch.OutOfMemoryError as error:
         print(f"left out for want of memory: {_name(case)} ({str(error).splitlines()[0]})", file=out, flush=True)
+        row = None
+    except ValueError as error:  # an operation refuses what it was given, by name: a shape too wide for this device
+        print(f"left out, no kernel takes it: {_name(case)} ({error})", file=out, flush=True)
         row = None
     torch.cuda.empty_cache()
     return row

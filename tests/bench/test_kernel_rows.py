@@ -16,6 +16,7 @@ from localq.bench import (
     int4_rows,
     kernel_timing,
     nf4_rows,
+    rowlut_rows,
     search_rows,
     step_rows,
     vq_rows,
@@ -48,7 +49,7 @@ FAMILIES = (
     nf4_rows.gemv_cases, nf4_rows.gemm_cases, dequantize_rows.cases, dense_rows.dense_cases, dense_rows.int8_cases,
     attention_rows.cases, step_rows.cases, gather_rows.cases, search_rows.cases, vq_rows.cases,
     bcq_rows.cases,
-    int4_rows.cases,
+    int4_rows.cases, rowlut_rows.cases,
 )  # fmt: skip
 
 
@@ -91,11 +92,15 @@ def test_every_row_is_measured(bench):
         "nf4_gemv", "nf4_gemm", "nf4_dequantize", "dense_gemv", "int8_gemv", "attention_decode", "kv_write", "kv_read",
         "embed", "rmsnorm", "sample", "dry_match", "adjust", "gather_gemv", "vptq_gemv", "gather_roof",
         "additive_dequantize", "vptq_dequantize", "vq_search", "vq_gemv", "vq_dequantize", "hadamard",
-        "int4_gemv", "int4_dequantize", "bcq_gemv", "bcq_dequantize",
+        "int4_gemv", "int4_dequantize", "bcq_gemv", "bcq_dequantize", "rowlut_gemv", "rowlut_dequantize",
     }  # fmt: skip
     assert all(row.bytes > 0 for row in rows)
     plain = next(row for row in rows if row.op == "nf4_gemv" and row.rows == 8)
     assert plain.bytes == nf4.nf4_gemv_bytes(8, 83, 576)
+    tables = next(row for row in rows if row.op == "rowlut_gemv" and row.rows == 8)
+    assert tables.bytes == 83 * (576 // 2 + 16 * 2) + 2 * 8 * (83 + 576)
+    ordered = [row for row in rows if row.op == "int4_gemv" and row.what == "48 x 640, g128, ordered"]
+    assert [row.bytes for row in ordered] == [48 * 640 // 2 + 48 * 5 * 5 // 2 + 2 * (48 + 640) + 2 * 640]
     decode = next(row for row in rows if row.op == "attention_decode" and "130, 8 bit" in row.what)
     assert decode.bytes == 130 * 2 * 2 * (64 + 4) + 2 * 64 * (6 + 4 + 6)
     mixed = next(row for row in rows if row.op == "attention_decode" and "130, 8 bit with values in 4" in row.what)

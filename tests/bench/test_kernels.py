@@ -265,6 +265,22 @@ def test_too_little_memory_leaves_a_row_out(bench, monkeypatch):
     assert out.getvalue() == "left out for want of memory: greedy product=3 (2 GiB, please)\n"
 
 
+def test_a_shape_that_no_kernel_takes_leaves_a_row_out(bench, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+
+    def wide_row(bench, columns):
+        raise ValueError(f"rowlut_gemv: in = {columns}, is too large for the shared memory of this device")
+
+    from functools import partial
+
+    out = io.StringIO()
+    assert bench._measured(partial(wide_row, columns=57_344), ON_CPU, out) is None
+    assert out.getvalue() == (
+        "left out, no kernel takes it: wide columns=57344 (rowlut_gemv: in = 57344, is too large for the shared memory "
+        "of this device)\n"
+    )
+
+
 @pytest.mark.parametrize("breaks", [False, True])
 def test_a_kernel_that_fails_is_named_and_costs_no_other_row(bench, monkeypatch, breaks):
     from functools import partial
