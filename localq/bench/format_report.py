@@ -77,6 +77,7 @@ class Table:
     dequantized       when they were loaded, all of them: on the CPU, where speeds tell nothing of formats
     text, window      what quality was judged on; "" and 0 = it was not
     failures          what should not have failed
+    stopped           by Ctrl-C, so that formats are missing
     """
 
     model: str
@@ -91,6 +92,7 @@ class Table:
     n_windows: int = 0
     notes: tuple[str, ...] = ()
     failures: tuple[str, ...] = field(default=())
+    stopped: bool = False
 
     @property
     def measured(self) -> list[Line]:
@@ -125,6 +127,7 @@ class Table:
             "conditions": self.conditions,
             "notes": list(self.notes),
             "failures": list(self.failures),
+            "stopped": self.stopped,
             "rows": [asdict(line) for line in self.lines],
         }
 

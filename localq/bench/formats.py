@@ -30,6 +30,7 @@ from localq.modelfiles import ModelFiles, open_model
 from localq.quant import nf4
 
 OnState = Callable[[str], None]
+STOPPED = "stopped by Ctrl-C"
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,10 @@ class Asked:
 
 
 def run(asked: Asked, on_state: OnState) -> Table:
-    """Measure all that is there. Raises LocalqError where no format could be measured: the first reason."""
+    """Measure all that is there. Raises LocalqError where no format could be measured: the first reason.
+
+    Ctrl-C ends it with what was measured until then; KeyboardInterrupt where that is nothing.
+    """
     return _Formats(asked, on_state).run()
 
 
@@ -76,6 +80,7 @@ class _Formats:
         self._notes: list[str] = []
         self._failures: list[str] = []
         self._first: LocalqError | None = None
+        self._stopped = False
         cases = asked.plan.cases
         self._decode = asked.plan.headline
         self._prefill = next((case for case in cases if case.prompt), self._decode)
@@ -89,6 +94,8 @@ class _Formats:
             self._plain = self._guarded(Candidate(SIXTEEN), self._sixteen)
         plain = self._with_reference(self._plain)
         if plain.tok_per_s is None and all(line.tok_per_s is None for line in lines):
+            if self._stopped:
+                raise KeyboardInterrupt
             raise self._first or LocalqError(self._asked.name, "no format of it is here", lines[0].command)
         text = self._asked.text if self._judged else None
         return Table(
@@ -104,6 +111,7 @@ class _Formats:
             n_windows=self._judged.get("n_windows", 0),
             notes=tuple(dict.fromkeys(self._notes)),
             failures=tuple(self._failures),
+            stopped=self._stopped,
         )
 
     # ---- a format
@@ -113,8 +121,13 @@ class _Formats:
         if each.reason:
             self._failures += [f"{each.format}: {each.reason}"] if each.failed else []
             return Line(each.format, reason=each.reason, command=each.command)
+        if self._stopped:
+            return Line(each.format, reason=STOPPED, quantize_s=each.seconds)
         try:
             return measured()
+        except KeyboardInterrupt:  # what was measured before is told
+            self._stopped = True
+            return Line(each.format, reason=STOPPED, quantize_s=each.seconds)
         except LocalqError as error:
             error.__context__ = error.__cause__ = None
             self._first = self._first or error.with_traceback(None)  # whose frames hold the model
@@ -198,7 +211,7 @@ class _Formats:
         """What was judged against the reference says how good that is; where nothing was, the model itself is read."""
         if (known := self._judged.get("perplexity_reference")) is not None:
             return replace(line, perplexity=known)
-        if self._asked.text is None or self._asked.base is None or line.tok_per_s is None:
+        if self._asked.text is None or self._asked.base is None or line.tok_per_s is None or self._stopped:
             return line
         return self._with_quality(line, None, against=None)
 
@@ -217,6 +230,9 @@ class _Formats:
                 against, open_model(base) if against else None,
             )  # fmt: skip
             found = evaluation.run(request, lambda stage, done, total: self._on_state(f"{line.format}: {stage}"))
+        except KeyboardInterrupt:
+            self._stopped = True
+            return replace(line, reason=STOPPED)
         except LocalqError as error:  # its speed is known all the same
             return replace(line, reason=f"{error}")
         except Exception as error:

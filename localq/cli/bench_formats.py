@@ -43,7 +43,7 @@ class Asked:
 
 def run(asked: Asked, plan: Plan, settings: Settings) -> None:
     """Measure and tell. Raises LocalqError where nothing could be measured, and (exit 1) after the table where a format
-    failed in a way that it should not."""
+    failed in a way that it should not; after a table that Ctrl-C has cut short KeyboardInterrupt."""
     if asked.model is None:
         raise usage_error("bench --formats", "no model is named", "Give MODEL, such as smollm2-135m.")
     if asked.synthetic and (asked.make or asked.windows is not None):
@@ -72,6 +72,8 @@ def run(asked: Asked, plan: Plan, settings: Settings) -> None:
     format_report.write(table, asked.output, sys.stdout, sys.stderr)
     if asked.plot is not None:
         format_report.draw(table, asked.plot, sys.stderr)
+    if table.stopped:
+        raise KeyboardInterrupt
     if table.failures:
         why = f"{len(table.failures)} formats failed, the first: {table.failures[0]}"
         raise LocalqError("bench --formats", why, "Report this as a bug.")

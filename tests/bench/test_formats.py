@@ -361,6 +361,37 @@ def test_quality_over_speed_in_the_terminal_and_as_a_picture(tmp_path, monkeypat
     assert spots[0][2] == pytest.approx(4 * spots[1][2])  # area = memory
 
 
+@pytest.mark.parametrize("judging", [False, True])
+def test_ctrl_c_tells_what_was_measured_until_then(model, monkeypatch, capsys, judging):
+    def run(request, on_state):
+        if "bcq" in request.files.name and not judging:
+            raise KeyboardInterrupt
+        return report_of(request)
+
+    def judge(request, on_progress):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(formats.whole, "run", run)
+    monkeypatch.setattr(formats.evaluation, "run", judge)
+    windows = "1" if judging else "0"
+    assert cli.execute(["bench", "--formats", str(model), *SHORT, "--max-windows", windows]) == ExitCode.INTERRUPTED
+    body = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert body["stopped"]
+    rows = {row["format"]: row for row in body["rows"]}
+    assert (rows[SIXTEEN]["tok_per_s"], rows["nf4"]["tok_per_s"], rows["bcq"]["tok_per_s"]) == (50.0, 50.0, None)
+    assert rows["bcq"]["reason"] == formats.STOPPED
+    assert rows["nf4"]["reason"] == (formats.STOPPED if judging else "")
+
+
+def test_ctrl_c_before_anything_was_measured_is_no_table(model, monkeypatch, capsys):
+    def run(request, on_state):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(formats.whole, "run", run)
+    assert cli.execute(["bench", "--formats", str(model), *SHORT, "--max-windows", "0"]) == ExitCode.INTERRUPTED
+    assert capsys.readouterr().out == ""
+
+
 def test_two_formats_at_one_place_are_two_letters():
     lines = format_report.plot.spots([(1.0, 1.0), (9.0, 9.0), (9.0, 9.0), (1.0, 1.0)], ("", ""), ("", ""))
     assert lines[0].endswith(" CB")
