@@ -111,7 +111,7 @@ DESCRIPTIONS: dict[str, str] = {
     "system": "system prompt",
     "device": "auto, cpu or cuda",
     "dtype": "auto, float32, bfloat16 or float16",
-    "ctx": "context size in tokens; unset = the largest that fits",
+    "ctx": "context size in tokens, such as 8k; max or unset = the largest that fits",
     "vram": "most GPU memory to use, such as 24 or 12GiB, everything included; unset = what is free",
     "reserve": "GPU memory to leave free besides, such as 300MiB; unset = none",
     "kv": "bits of the KV cache: 16, 8, k8v4 (keys 8, values 4), 4, or auto = fewer where the context would not fit",
@@ -231,6 +231,8 @@ def check_name(name: str) -> None:
 
 def parse(name: str, value: Any, where: str) -> Any:
     """`value` (from a file: typed; from the environment or the command line: text) in the type of setting `name`."""
+    if name == "ctx" and value == "max":
+        return None  # the largest that fits, as without it
     kind = str(Settings.__annotations__[name]).split(" |")[0]
     if kind == "bool":
         words = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
@@ -266,10 +268,14 @@ def parse(name: str, value: Any, where: str) -> Any:
 
 
 def parse_count(value: int | float | str) -> int:
-    """A whole number; text may end in k or K for 1024, as context sizes are meant: 8k is 8192. ValueError otherwise."""
+    """A whole number; text may end in k or K for 1024, as context sizes are meant: 8k is 8192, 25.6k is 26214.
+
+    ValueError otherwise.
+    """
     if isinstance(value, str):
         text = value.strip().lower()
-        value = float(text[:-1]) * 1024 if text.endswith("k") else int(text)
+        size = float(text[:-1]) * 1024 if text.endswith("k") else int(text)
+        value = math.floor(size) if math.isfinite(size) else size
     if not math.isfinite(value) or value != int(value):
         raise ValueError(f"{value} is not a whole number")
     return int(value)

@@ -24,7 +24,7 @@ def write(name: str, text: str | None) -> Any:
         value = settings.parse(name, text, "the command line")
         known = {key: settings.parse(key, each, str(path)) for key, each in document.unwrap().items()}
         settings.Settings(**{**known, name: value})
-        document[name] = value
+        document[name] = text if value is None else value  # a word for what is not limited
     _store(tomlkit.dumps(document))
     return value
 

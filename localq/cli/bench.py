@@ -99,6 +99,7 @@ def bench(
     asked = _Asked(model, synthetic, "json" if json else output, plot, force, quiet)
     mode = _mode(flags, asked)
     _refuse_ignored(mode, context)
+    ctx = options.given("ctx", ctx)
     settings = options.effective(
         device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
     )

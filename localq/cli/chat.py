@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from localq import catalog
 from localq.cli import options
 from localq.cli.characters import is_utf8
 from localq.cli.optional_values import Command as Command
 from localq.cli.output import has_screen, is_rich_terminal, note
-from localq.errors import ExitCode
+from localq.errors import usage_error
 from localq.settings import Settings
 
 if TYPE_CHECKING:
@@ -59,19 +61,21 @@ def chat(
     stats: options.ShowStats = None,
     plain: options.Plain = False,
     quiet: options.Quiet = False,
+    json: Annotated[bool, typer.Option("--json", help="Of --dry-run: print one JSON object.")] = False,
 ) -> int:
     """Hold a conversation with MODEL."""
+    if json and not dry_run:
+        raise usage_error("--json", "a conversation has none", "`localq run MODEL PROMPT --json` answers once.")
     model = options.one_model(model, model_named)
     flags = options.among_settings(locals())
     settings = options.effective(**flags)
     if not quiet:
         options.tell_project(flags)
     if dry_run:
-        from localq.cli.dry_run import print_plan  # start-up cost: only asked for here
+        from localq.cli.dry_run import planned  # start-up cost: only asked for here
 
         settings, _ = _gone_on_with(settings, flags, continue_, resume)
-        print_plan(settings.model, format, settings)
-        return ExitCode.OK
+        return planned(settings.model, format, settings, json)
     wanted = options.checked_grammar(json_schema, grammar, regex)
     first = None if prompt is None else options.prompt([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
     settings, record = _gone_on_with(settings, flags, continue_, resume)

@@ -27,7 +27,7 @@ def show(
         str | None, typer.Argument(help="With what holds for this one.", autocompletion=options.known_names)
     ] = None,
     origin: Annotated[bool, typer.Option("--origin", help="Also say what decided each value.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json: options.Json = False,
 ) -> None:
     """List every setting with its value; of MODEL also what models.toml and its generation_config.json say."""
     found = settings.origins()
@@ -63,22 +63,32 @@ def _with_those_of(model: str, found: dict[str, settings.Origin]) -> dict[str, s
 
 
 @config.command()
-def get(name: _Name) -> None:
+def get(name: _Name, json: options.Json = False) -> None:
     """Print the value of one setting."""
     settings.check_name(name)
+    if json:
+        found = settings.origins()[name]
+        print_json({"name": name, "value": found.value, "origin": found.source})
+        return
     print(sanitize(_text(settings.origins()[name].value)))  # a project's file may have said it
 
 
 @config.command(name="set")
-def set_(name: _Name, value: Annotated[str, typer.Argument(help="Its new value.")]) -> None:
+def set_(name: _Name, value: Annotated[str, typer.Argument(help="Its new value.")], json: options.Json = False) -> None:
     """Store one setting in config.toml."""
-    print(f"{name} = {_text(settings_file.write(name, value))}")
+    stored = settings_file.write(name, value)
+    if json:
+        print_json({"name": name, "value": stored})
+    else:
+        print(f"{name} = {_text(stored)}")
 
 
 @config.command()
-def unset(name: _Name) -> None:
+def unset(name: _Name, json: options.Json = False) -> None:
     """Remove one setting from config.toml."""
     settings_file.write(name, None)
+    if json:
+        print_json({"name": name, "value": None})
 
 
 @config.command()
@@ -91,9 +101,12 @@ def edit() -> None:
 
 
 @config.command()
-def path() -> None:
+def path(json: options.Json = False) -> None:
     """Print where config.toml is."""
-    print(places.config_file())
+    if json:
+        print_json({"path": str(places.config_file())})
+    else:
+        print(places.config_file())
 
 
 def _text(value: object) -> str:

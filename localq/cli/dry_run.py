@@ -20,7 +20,8 @@ from localq import (
     planner,
     speed,
 )
-from localq.cli.output import note
+from localq.cli.output import note, print_json
+from localq.errors import ExitCode
 from localq.offers import Choice, Considered, Offer
 from localq.sanitize import sanitize
 from localq.settings import Settings
@@ -72,6 +73,15 @@ class Report:
     def alternatives(self) -> list[Considered]:
         """Other formats that would run here."""
         return [each for each in self.choice.considered if each.usable and each is not self.choice.taken]
+
+
+def planned(name: str, format: str | None, settings: Settings, as_json: bool) -> int:
+    """Print the plan, as one JSON object if wished; the exit code of a load. Raises as `print_plan`."""
+    body = print_plan(name, format, settings, as_json)
+    if body is None:
+        return ExitCode.OK
+    print_json(body)
+    return ExitCode.OK if body["fits"] else ExitCode.DOES_NOT_FIT
 
 
 def print_plan(name: str, format: str | None, settings: Settings, as_json: bool = False) -> dict[str, Any] | None:

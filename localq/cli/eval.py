@@ -58,6 +58,7 @@ def eval(
 
     Several models make a table; `--against reference` then means the weights of the first.
     """
+    ctx = options.given("ctx", ctx)
     settings = options.effective(
         device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
     )

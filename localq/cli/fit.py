@@ -54,6 +54,7 @@ def fit(
     from localq import fit_card, fit_rows, placement  # start-up cost: the other verbs do without the planner
 
     settings = options.effective(kv=kv, embed=embed, head=head, reserve=reserve, offline=offline)
+    ctx, vram = options.given("ctx", ctx), options.given("vram", vram)
     wishes = placement.Wishes(ctx, settings.kv_bits, settings.embed, settings.head)
     looked = fit_card.look(note, vram, desktop, gpu, bandwidth, memory_limits.reserved(settings))
     candidates = fit_rows.of_model(model, format, settings.offline) if model else fit_rows.of_catalogue(format)

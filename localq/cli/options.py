@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from localq.grammar import Grammar
 
 MIB = 2**20
+LARGEST = 0  # of --ctx: "max", as large as fits, whatever the settings say
 
 
 def _count(text: str) -> int:
@@ -28,6 +29,10 @@ def _count(text: str) -> int:
     if count < 1:
         raise usage_error(text, "this is too few", "Use a number of tokens, 1 or more.")
     return count
+
+
+def _context(text: str) -> int:
+    return LARGEST if text.strip().casefold() == "max" else _count(text)
 
 
 def _use_token(context: typer.Context, value: str | None) -> None:
@@ -64,7 +69,7 @@ Prompt = Annotated[
 System = Annotated[str | None, typer.Option("--system", "-s", help="System prompt; @FILE reads it from a file.")]
 Context = Annotated[
     int | None,
-    typer.Option("--ctx", "-c", "--ctx-size", parser=_count, metavar="TOKENS", help="Context size, such as 8k."),
+    typer.Option("--ctx", "-c", "--ctx-size", parser=_context, metavar="TOKENS", help="Context size, such as 8k; max."),
 ]
 MaxTokens = Annotated[
     int | None, typer.Option("--max-tokens", "-n", parser=_count, metavar="TOKENS", help="Longest reply.")
@@ -191,7 +196,18 @@ def among_settings(given: dict[str, Any]) -> dict[str, Any]:
 
 def effective(**flags: Any) -> settings.Settings:
     """The settings in force: built-in < config.toml < project < environment < the flags that were given."""
-    return settings.load().replace(**flags)
+    known = settings.load()
+    if flags.get("ctx") == LARGEST:
+        known, flags = dataclasses.replace(known, ctx=None), {**flags, "ctx": None}
+    return known.replace(**flags)
+
+
+def given(name: str, flag: Any) -> Any:
+    """`flag`, or where it was not given LOCALQ_<NAME>: for verbs that take no account of config.toml there."""
+    variable = f"LOCALQ_{name.upper()}"
+    if flag is None and variable in os.environ:
+        flag = settings.parse(name, os.environ[variable], variable)
+    return None if flag == LARGEST and name == "ctx" else flag
 
 
 def tell_project(flags: dict[str, Any]) -> None:

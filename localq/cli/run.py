@@ -76,7 +76,9 @@ def run(
     if not quiet:
         options.tell_project(flags)
     if dry_run:
-        return _plan(settings, format, json)
+        from localq.cli.dry_run import planned  # start-up cost: only asked for here
+
+        return planned(settings.model, format, settings, json)
     stops = stop_strings.checked(stop or ())
     wanted = options.checked_grammar(json_schema, grammar, regex)
     asked = _Asked(words, stops, wanted, format, force, think_out, quiet, extract, json)
@@ -168,16 +170,6 @@ def _last_block(reply: Reply) -> str | None:
     if not blocks:
         raise LocalqError("the answer", "it has no block of code", "Without --extract all of it is printed.")
     return blocks[-1]
-
-
-def _plan(settings: Settings, format: str | None, json: bool) -> int:
-    from localq.cli.dry_run import print_plan  # start-up cost: only asked for here
-
-    body = print_plan(settings.model, format, settings, json)
-    if body is None:
-        return ExitCode.OK
-    print_json(body)
-    return ExitCode.OK if body["fits"] else ExitCode.DOES_NOT_FIT
 
 
 def _parts(session: ChatSession, text: str, quiet: bool) -> Iterator[Piece | Reply]:

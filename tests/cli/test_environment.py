@@ -96,6 +96,54 @@ def test_config_edit_takes_what_is_right_and_leaves_the_file_else(own_config, mo
     assert "config set NAME VALUE" in capsys.readouterr().err
 
 
+def body_of(capsys, *arguments: str) -> dict:
+    assert execute(list(arguments)) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+def test_every_verb_of_config_has_json(own_config, capsys):
+    assert body_of(capsys, "config", "set", "ctx", "12k", "--json") == {"schema": 1, "name": "ctx", "value": 12_288}
+    found = {"schema": 1, "name": "ctx", "value": 12_288, "origin": "config.toml"}
+    assert body_of(capsys, "config", "get", "ctx", "--json") == found
+    assert body_of(capsys, "config", "path", "--json") == {"schema": 1, "path": str(own_config)}
+    assert body_of(capsys, "config", "unset", "ctx", "--json") == {"schema": 1, "name": "ctx", "value": None}
+    assert settings.read_config() == {}
+
+
+def test_ctx_max_is_the_largest_that_fits_whatever_the_settings_say(monkeypatch, capsys):
+    settings_file.write("ctx", "2k")
+    asked = ("run", "smollm2-135m", "--device", "cpu", "--dry-run", "--json")
+    assert body_of(capsys, *asked)["ctx"] == 2048
+    assert body_of(capsys, *asked, "--ctx", "1.5k")["ctx"] == 1536
+    assert body_of(capsys, *asked, "--ctx", "max")["ctx"] == 8192
+    monkeypatch.setenv("LOCALQ_CTX", "max")
+    assert body_of(capsys, *asked)["ctx"] == 8192
+    monkeypatch.delenv("LOCALQ_CTX")
+    assert execute(["config", "set", "ctx", "max"]) == 0
+    assert settings.load({}).ctx is None
+    for wrong in ("maximum", "nank", "infk", "2.5", "-1k", ""):
+        assert execute(["run", "smollm2-135m", "--ctx", wrong, "--dry-run"]) == ExitCode.USAGE
+
+
+def test_fit_takes_card_and_context_from_the_environment_too(monkeypatch, capsys):
+    flags = body_of(capsys, "fit", "phi-4", "--vram", "12", "--ctx", "3k", "--json")
+    settings_file.write("ctx", "1k")  # of chats: not of a card that one asks about
+    monkeypatch.setenv("LOCALQ_VRAM", "12")
+    monkeypatch.setenv("LOCALQ_CTX", "3k")
+    assert body_of(capsys, "fit", "phi-4", "--json") == flags
+    monkeypatch.setenv("LOCALQ_VRAM", "8")
+    assert body_of(capsys, "fit", "phi-4", "--vram", "12", "--json") == flags
+
+
+def test_chat_has_json_of_a_plan_alone(capsys):
+    plan = body_of(capsys, "chat", "smollm2-135m", "--device", "cpu", "--dry-run", "--json")
+    assert (plan["name"], plan["fits"]) == ("smollm2-135m", True)
+    assert execute(["chat", "smollm2-135m", "--json"]) == ExitCode.USAGE
+    assert "localq run MODEL PROMPT --json" in capsys.readouterr().err
+
+
 def test_colour_and_bars_by_the_variables_that_others_honour(monkeypatch):
     for name in ("NO_COLOR", "CLICOLOR_FORCE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         monkeypatch.delenv(name, raising=False)
