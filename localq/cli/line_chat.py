@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from localq import commands, opening, resuming
 from localq.cli.command_host import TerminalHost
-from localq.cli.line_input import reader
+from localq.cli.line_input import TakenBack, reader
 from localq.cli.options import Given
 from localq.cli.output import note, tell_lost
 from localq.cli.session import TerminalWatcher, interruptible, memory_line, print_reply, speed_line
@@ -143,6 +143,9 @@ class LineChat:
                 line = self.read()
             except EOFError:
                 return ExitCode.OK
+            except TakenBack:
+                note("(stopped)")
+                continue
             except KeyboardInterrupt:
                 if time.monotonic() - self.interrupted_at < LEAVE_WITHIN_S or not sys.stdin.isatty():
                     return ExitCode.INTERRUPTED

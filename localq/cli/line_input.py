@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from localq import input_history
@@ -19,6 +21,10 @@ ReadLine = Callable[[], str]
 PROMPT = ">>> "
 
 
+class TakenBack(KeyboardInterrupt):
+    """A Ctrl-C right behind the Enter that sent a message; the input history has it."""
+
+
 def reader(remember: bool = True) -> ReadLine:
     """A function that reads one message. Raises EOFError at the end and KeyboardInterrupt on Ctrl-C.
 
@@ -31,8 +37,6 @@ def reader(remember: bool = True) -> ReadLine:
 
 
 def _terminal_reader(remember: bool) -> ReadLine:
-    import asyncio  # start-up cost: only where lines are edited
-
     from prompt_toolkit import PromptSession  # start-up cost: a pipe needs no line editor
     from prompt_toolkit.history import InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -52,7 +56,7 @@ def _terminal_reader(remember: bool) -> ReadLine:
     def _newline(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
-    missed: list[bool] = []  # a Ctrl-C right behind another, which the next reading answers
+    presses: list[bool] = []  # of Ctrl-C, that no editor was there to answer
 
     @keys.add("c-c")
     @keys.add("<sigint>")
@@ -61,7 +65,7 @@ def _terminal_reader(remember: bool) -> ReadLine:
         if answer is not None and not answer.done():
             event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
         else:
-            missed.append(True)
+            presses.append(True)
 
     @keys.add("c-g")
     def _editor(event: KeyPressEvent) -> None:
@@ -77,15 +81,34 @@ def _terminal_reader(remember: bool) -> ReadLine:
         complete_while_typing=False,  # Tab asks
     )
 
+    def pressed(number: int, frame: FrameType | None) -> None:
+        app = session.app
+        if app.is_running and app.loop is not None and app.future is not None and not app.future.done():
+            app.loop.call_soon_threadsafe(app.key_processor.send_sigint)
+        else:
+            presses.append(True)
+
+    def taken() -> bool:
+        """Whether there was a press, which is answered now."""
+        there = bool(presses)
+        presses.clear()
+        return there
+
+    def begun() -> None:
+        if taken():
+            session.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+
     def ask(continued: bool) -> str:
-        if missed:
-            missed.clear()
+        if taken():  # a second press, while the first was answered
             raise KeyboardInterrupt
+        # For all of it: a KeyboardInterrupt from amid asyncio leaves its loop in pieces, and words about that.
+        before = signal.signal(signal.SIGINT, pressed)
         try:
-            line = session.prompt("... " if continued else PROMPT)
-        except asyncio.CancelledError:  # asyncio's answer to a Ctrl-C that comes while nobody listens for it yet
-            raise KeyboardInterrupt from None
-        missed.clear()
+            line = session.prompt("... " if continued else PROMPT, handle_sigint=False, pre_run=begun)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        if taken():
+            raise TakenBack
         return line
 
     return lambda: _joined_lines(ask)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import pexpect
@@ -77,14 +78,67 @@ def test_up_recalls_what_an_earlier_process_was_told_unless_it_was_not_to_be_kep
     assert "private" not in (tmp_path / "localq" / "history").read_text()
 
 
-def test_a_ctrl_c_that_asyncio_takes_is_one_of_the_user(monkeypatch):
+@pytest.fixture
+def editor_that(monkeypatch):
+    """A reader whose line editor does what it is told: a function of the real `prompt`, without its `self`."""
     with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
         read = line_input._terminal_reader(remember=False)
-    for answer in (asyncio.CancelledError, KeyboardInterrupt):
+        original = prompt_toolkit.PromptSession.prompt
 
-        def prompt(session: object, text: str, answer: type[BaseException] = answer) -> str:
-            raise answer
+        def does(what):
+            def prompt(session, *arguments, **more):
+                return what(lambda: original(session, *arguments, **more))
 
-        monkeypatch.setattr(prompt_toolkit.PromptSession, "prompt", prompt)
-        with pytest.raises(KeyboardInterrupt):
-            read()
+            monkeypatch.setattr(prompt_toolkit.PromptSession, "prompt", prompt)
+
+        yield read, does, keys
+
+
+def press() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_raises_nothing_amid_the_line_editor_and_is_answered_by_it_or_behind_it(editor_that):
+    """From amid asyncio it would leave the loop half closed, and a task whose exception is printed at some time."""
+    read, does, keys = editor_that
+
+    def before(prompt):
+        press()
+        return prompt()
+
+    def behind_a_line(prompt):
+        press()
+        return "said"
+
+    def twice(prompt):
+        press()
+        raise KeyboardInterrupt  # the editor's own answer to the first
+
+    does(before)
+    with pytest.raises(KeyboardInterrupt):
+        read()
+    does(behind_a_line)
+    with pytest.raises(line_input.TakenBack):
+        read()
+    does(twice)
+    with pytest.raises(KeyboardInterrupt):
+        read()
+    does(lambda prompt: pytest.fail("the second press was not heard"))
+    with pytest.raises(KeyboardInterrupt):
+        read()
+    does(lambda prompt: prompt())
+    keys.send_text("said\r")
+    assert read() == "said"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_while_the_line_editor_waits_ends_it(editor_that):
+    read, does, _ = editor_that
+
+    def meanwhile(prompt):
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return prompt()
+
+    does(meanwhile)
+    with pytest.raises(KeyboardInterrupt):
+        read()
