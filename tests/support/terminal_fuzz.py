@@ -28,6 +28,10 @@ SURROUNDINGS: tuple[dict[str, str], ...] = (
     {}, {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"TERM": "dumb"},
     {"NO_COLOR": "1"}, {"TERM": "screen-256color", "COLORTERM": ""}, {"TERM": "unknown-to-all"}, {"TERM": ""},
 )  # fmt: skip
+PLAIN = ("dumb", "")  # kinds of terminal without a line editor
+EDITOR = {"VISUAL": "true"}  # Ctrl-G is among the noise: one that changes nothing, where vi would take what follows
+    "VISUAL": "true"
+}  # Ctrl-G is among the noise: an editor that changes nothing, where vi would take what follows
 LIFE = 250  # events of one process
 PATIENCE_S = 0.3  # a program that answers takes no keys, where there is no line editor: what it leaves is dropped
 SIZE = (80, 24)
@@ -62,8 +66,9 @@ NOISE = [byte for byte in range(256) if byte not in (3, 4, 17, 19, 26, 28)]
 class Fuzz:
     """The events of one life."""
 
-    def __init__(self, face: Line, terminal: Terminal, rng: random.Random, report: Report) -> None:
-        self.face, self.terminal, self.rng, self.report = face, terminal, rng, report
+    def __init__(self, face: Line, terminal: Terminal, rng: random.Random, report: Report, plain: bool) -> None:
+        """plain: no line editor reads, but the kernel."""
+        self.face, self.terminal, self.rng, self.report, self.plain = face, terminal, rng, report, plain
         self.ways: tuple[tuple[int, Callable[[], str]], ...] = (
             (50, self.key), (10, self.message), (15, self.resize), (10, self.mouse), (3, self.paste), (1, self.flood),
             (3, self.noise), (4, self.stop), (4, self.wait),
@@ -103,8 +108,15 @@ class Fuzz:
         return "paste"
 
     def flood(self) -> str:
-        """1 MB; what a program does not read while it answers is too much for a terminal."""
+        """1 MB; what a program does not read while it answers is too much for a terminal.
+
+        Without a line editor each line is a message, and behind more than the kernel keeps (4 KB) a Ctrl-C waits its
+        turn: there it is 2 KB.
+        """
         line = self.rng.choice(SENTENCES) + self.rng.choice((" ", "\n"))
+        if self.plain:
+            self.terminal.send(line * (2**11 // len(line.encode())), patience_s=1.0)
+            return "paste of 2 KB"
         size = 2**20 if self.report.kinds["paste of 1 MB"] < 1 + self.report.events // 2000 else 2**14
         self.terminal.send(f"\x1b[200~{line * (size // len(line.encode()))}\x1b[201~", patience_s=1.0)
         return "paste of 1 MB" if size == 2**20 else "paste of 16 KB"
@@ -127,13 +139,13 @@ class Fuzz:
 
 def life(face: Line, place: Place, rng: random.Random, report: Report, events: int) -> None:
     """One process: its start, events, the right size again, an answer, and the end."""
-    environ = rng.choice(SURROUNDINGS)
+    environ = {**EDITOR, **rng.choice(SURROUNDINGS)}
     place.says(Script(step_s=0.001, step=rng.choice((1, 7, 100)), text=ANSWER, repeat=rng.choice((1, 1, 3))))
     with face.start(place, size=SIZE, **environ) as terminal:
         try:
             terminal.until(lambda: face.is_ready(terminal))
             face.say(terminal, "hello")
-            fuzz = Fuzz(face, terminal, rng, report)
+            fuzz = Fuzz(face, terminal, rng, report, face.name == "line" and environ.get("TERM") in PLAIN)
             for _ in range(events):
                 if terminal.process.poll() is not None:
                     break
