@@ -30,8 +30,6 @@ SURROUNDINGS: tuple[dict[str, str], ...] = (
 )  # fmt: skip
 PLAIN = ("dumb", "")  # kinds of terminal without a line editor
 EDITOR = {"VISUAL": "true"}  # Ctrl-G is among the noise: one that changes nothing, where vi would take what follows
-    "VISUAL": "true"
-}  # Ctrl-G is among the noise: an editor that changes nothing, where vi would take what follows
 LIFE = 250  # events of one process
 PATIENCE_S = 0.3  # a program that answers takes no keys, where there is no line editor: what it leaves is dropped
 SIZE = (80, 24)
