@@ -138,12 +138,14 @@ class Fuzz:
 def life(face: Line, place: Place, rng: random.Random, report: Report, events: int) -> None:
     """One process: its start, events, the right size again, an answer, and the end."""
     environ = {**EDITOR, **rng.choice(SURROUNDINGS)}
+    if environ.get("TERM") in PLAIN or "LC_ALL" in environ:
+        face = Line()  # which is what any chat is there
     place.says(Script(step_s=0.001, step=rng.choice((1, 7, 100)), text=ANSWER, repeat=rng.choice((1, 1, 3))))
     with face.start(place, size=SIZE, **environ) as terminal:
         try:
             terminal.until(lambda: face.is_ready(terminal))
             face.say(terminal, "hello")
-            fuzz = Fuzz(face, terminal, rng, report, face.name == "line" and environ.get("TERM") in PLAIN)
+            fuzz = Fuzz(face, terminal, rng, report, environ.get("TERM") in PLAIN)
             for _ in range(events):
                 if terminal.process.poll() is not None:
                     break
