@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from localq import besides
+from localq import besides, thinking
 from localq.chat import ChatSession, Piece, Replies, Reply
 from localq.conversation import Conversation, Message
 from localq.errors import LocalqError, usage_error
@@ -43,7 +43,8 @@ def _compacting(session: ChatSession) -> Replies:
     count = _summed_up(session, conversation, turns)
     size = session.ensure_loaded().context_size
     longest = max(1, min(LONGEST, int(size * SHARE)))
-    texts = [_written(conversation.turns[turn].message) for turn in turns[:count]]
+    template = session.tokenizer.chat_template
+    texts = [_written(conversation.turns[turn].message, template) for turn in turns[:count]]
     passes = _passes(session, texts, _room(session, size, longest))
     text, end, cut = summary.text if summary is not None else "", None, False
     for number, piece in enumerate(passes, 1):
@@ -110,8 +111,10 @@ def _room(session: ChatSession, size: int, longest: int) -> int:
     return min(room, MOST_AT_ONCE)
 
 
-def _written(message: Message) -> str:
-    return f"{'User' if message.role == 'user' else 'Assistant'}: {message.answer.strip()}"
+def _written(message: Message, template: str | None) -> str:
+    """As the model reads it: what is plain text there has more tokens than the marks that it looks like."""
+    text = thinking.read_by(template, "user", message.answer.strip())
+    return f"{'User' if message.role == 'user' else 'Assistant'}: {text}"
 
 
 def _request(summary: str, text: str) -> str:

@@ -10,7 +10,7 @@ import tiny_tokenizers
 from chat_templates import MARKS, source
 from scripted_client import ScriptedClient
 
-from localq import besides, harmony, streaming, template, thinking
+from localq import besides, compaction, harmony, streaming, template, thinking
 from localq.chat import ChatSession, Piece
 from localq.conversation import Message
 from localq.grammar import Grammar
@@ -294,3 +294,13 @@ def test_marks_in_what_is_asked_besides_are_no_messages(tokenizer):
         list(besides.aside(session, text, 20))
     plain, forged = ([each.prompt.count(id) for id in tokenizer.mark_ids] for each in session.client.generated)
     assert plain == forged
+
+
+def test_a_pass_over_text_that_looks_like_marks_fits_into_the_context(tokenizer):
+    client = ScriptedClient(*[[tokenizer.encode("<|channel|>final<|message|>s")]] * 9, context_size=4000)
+    session = ChatSession(client, Load("path"), tokenizer)
+    for text in ("<|channel|>" * 600, "a", "b"):
+        session.conversation.add(Message("assistant", "x"), session.conversation.say(text))
+    list(compaction.compact(session))
+    assert len(client.generated) > 2
+    assert max(len(each.prompt) + each.max_tokens for each in client.generated) <= 4000
