@@ -115,7 +115,10 @@ def _launches(
     q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     around = footprint.format_outside_experts(arch, format)
     projections = _products(((q + 2 * kv, arch.hidden), (arch.hidden, q)), around, scheme, machine)
-    yield arch.layers * (projections + _attention(arch, placement.kv_bits, live, machine))
+    yield arch.layers * projections
+    windowed = arch.window_layers if arch.window else 0
+    for layers, slots in ((arch.layers - windowed, live), (windowed, min(live, arch.window))):
+        yield layers * _attention(arch, placement.kv_bits, slots, machine)
     yield arch.layers * machine.latency * _between(arch, format)
     width, dense = arch.intermediate, arch.layers - arch.expert_layers
     yield dense * _products(((2 * width, arch.hidden), (arch.hidden, width)), around, scheme, machine) if dense else 0.0

@@ -133,6 +133,16 @@ def test_one_launch_does_not_tell_bytes_from_latency():
     assert large == pytest.approx(small + speed.fitted("mxfp4 experts").times * 10 * 2880 * 2880 * 17 / 32 / 4.42e6)
 
 
+@pytest.mark.parametrize(("name", "window"), [("gemma-3-12b", 1024), ("gpt-oss-20b", 128)])
+def test_a_windowed_layer_reads_no_more_than_its_window(name, window):
+    """So behind a long text a token takes as much longer as the layers without a window read of it."""
+    shape, format = arch(name), "mxfp4" if "oss" in name else "nf4"
+    assert 0 < shape.window_layers < shape.layers
+    near, far = (1 / speed.tokens_per_s(shape, format, "", Placement(), MEASURED_ON, live) for live in (window, 20_000))
+    whole = (shape.layers - shape.window_layers) * (20_000 - window) * shape.kv_bytes_per_token(16) / shape.layers
+    assert far - near == pytest.approx(speed.fitted_attention(16).times * whole / measured.READ_BYTES_PER_S)
+
+
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.3-70b", "qwen3-32b", "gemma-3-27b", "phi-4", "smollm2-135m"])
 @pytest.mark.parametrize("format", ["nf4", "vq2", "bf16"])
 def test_nothing_is_faster_than_its_bytes(name, format):
