@@ -52,6 +52,15 @@ def report_of(request) -> Report:
     return Report("m", rows, request.plan.headline, {"head": "16", "dtype": "bfloat16", "device": "a card"}, 1e12)
 
 
+@pytest.fixture
+def unmeasured(monkeypatch) -> None:
+    """Nothing is timed and no weight is read."""
+    monkeypatch.setattr(formats.whole, "run", lambda request, on_state: report_of(request))
+    size = SimpleNamespace(bits_per_weight=4.0, weights_bytes=1000)
+    monkeypatch.setattr(formats.bits, "size_of", lambda *rest: size)
+    monkeypatch.setattr(formats.bits, "dense_bytes", lambda files: 4000)
+
+
 def quiet(line: str) -> None:
     """Nobody listens."""
 
@@ -132,6 +141,7 @@ def test_the_format_that_a_folder_is_in_has_a_line(model):
     assert candidates["bcq"].folder == base.with_name("tiny@nf4@bcq")
 
 
+@pytest.mark.usefixtures("unmeasured")
 def test_a_defect_while_one_format_is_made_ends_no_other(model, monkeypatch):
     def quantize(name, source, format, *rest):
         if format == "mxfp4":
@@ -143,7 +153,6 @@ def test_a_defect_while_one_format_is_made_ends_no_other(model, monkeypatch):
     after = {each.format: each for each in listed.candidates}
     assert (after["mxfp4"].reason, after["mxfp4"].failed) == ("ValueError: a row", True)
     assert after["squeezellm"].path is not None
-    monkeypatch.setattr(formats.whole, "run", lambda request, on_state: report_of(request))
     table = formats.run(formats.Asked("m", listed.base, (after["mxfp4"], after["nf4"]), CPU, PLAN), quiet)
     assert [line.tok_per_s is None for line in table.lines] == [False, True, False]
     assert table.failures == ("mxfp4: ValueError: a row",)
@@ -229,11 +238,11 @@ def test_where_nothing_can_be_measured_the_first_reason_is_told(model, monkeypat
 
 @pytest.mark.parametrize("error", [RuntimeError("a kernel\nfailed"), LocalqError("m", "no room", "Make some.")])
 @pytest.mark.parametrize("quantized", [True, False])
+@pytest.mark.usefixtures("unmeasured")
 def test_what_fails_while_quality_is_judged_leaves_the_speeds(model, monkeypatch, error, quantized):
     def run(request, on_progress):
         raise error
 
-    monkeypatch.setattr(formats.whole, "run", lambda request, on_state: report_of(request))
     monkeypatch.setattr(formats.evaluation, "run", run)
     candidates = (found(model)["nf4"],) if quantized else ()
     text = formats.Text(b"a text", "a text", 1)
@@ -362,6 +371,7 @@ def test_quality_over_speed_in_the_terminal_and_as_a_picture(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("judging", [False, True])
+@pytest.mark.usefixtures("unmeasured")
 def test_ctrl_c_tells_what_was_measured_until_then(model, monkeypatch, capsys, judging):
     def run(request, on_state):
         if "bcq" in request.files.name and not judging:
