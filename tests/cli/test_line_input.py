@@ -142,3 +142,22 @@ def test_ctrl_c_while_the_line_editor_waits_ends_it(editor_that):
     does(meanwhile)
     with pytest.raises(KeyboardInterrupt):
         read()
+
+
+def test_the_keys_of_a_line_editor(typing):
+    child = typing()
+    for keys, message in (
+        ("two\x01one \x05!\r", "one two!"),  # Ctrl-A, Ctrl-E
+        ("one two\x01\x1bf\x0b\r", "one"),  # Alt-F, Ctrl-K
+        ("one two\x1bb\x1bband \r", "and one two"),  # Alt-B
+        ("junk\x15kept\r", "kept"),  # Ctrl-U
+        ("one junk\x17two\x19\r", "one twojunk"),  # Ctrl-W, Ctrl-Y
+        ("ab\x01\x04\r", "b"),  # Ctrl-D where something is written
+        ("\x12woj\r\r", "one twojunk"),  # Ctrl-R looks for what was said
+    ):
+        read(child, keys, message)
+    child.send("kept\x0c")  # Ctrl-L
+    child.expect_exact("\x1b[2J")
+    read(child, "\r", "kept")
+    child.send("\x04")
+    child.expect("EOFError")
