@@ -64,6 +64,7 @@ def _facts(target: catalog.Target, path: Path | None, settings: Settings) -> dic
         "architecture": _architecture(arch),
         "path": str(path) if path else None,
         "generation_defaults": generation,
+        "settings": entry.settings if entry else {},
         "memory": _memory(target.name, arch, format, scheme, settings) if arch and format and not reason else None,
         "sources": [_source(source) for source in entry.sources] if entry else [],
     }
@@ -144,6 +145,8 @@ def lines(facts: dict[str, Any]) -> list[str]:
     known = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
     if stated := [f"{key} {sampling[key]}" for key in known if sampling.get(key) is not None]:
         rows.append(["its own defaults", ", ".join(stated)])
+    if facts["settings"]:
+        rows.append(["by models.toml", ", ".join(f"{name} {value}" for name, value in facts["settings"].items())])
     told = [f"{key:<16}  {sanitize(value)}" for key, value in rows]
     if facts["memory"]:
         told += ["", *_memory_lines(facts["memory"])]
