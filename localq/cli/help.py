@@ -66,6 +66,22 @@ def _environment() -> tuple[dict[str, Any], list[Table]]:
     return {"environment": dict(VARIABLES)}, [[("variable", "meaning"), *VARIABLES]]
 
 
+def _found(word: str) -> tuple[dict[str, Any], list[Table]]:
+    """The options of all verbs, and the settings, that have `word` in their names or in what they do."""
+    from localq.cli.verbs import VERBS, Verbs  # they import this file
+
+    commands, rows = Verbs(name="localq").commands, list[tuple[str, ...]]()
+    for verb in VERBS:
+        command = commands[verb]
+        for each in command.get_params(command.context_class(command)):
+            if each.opts[0].startswith("-"):
+                rows.append((verb, ", ".join((*each.opts, *each.secondary_opts)), getattr(each, "help", None) or ""))
+    rows += [("config", name, what) for name, what in settings.DESCRIPTIONS.items()]
+    rows = [row for row in rows if word.casefold() in " ".join(row[1:]).casefold()]
+    body = [dict(zip(("verb", "option", "meaning"), row, strict=True)) for row in rows]
+    return {"found": body}, [[("verb", "option or setting", "meaning"), *rows]] if rows else []
+
+
 TOPICS: dict[str, Callable[[], tuple[dict[str, Any], list[Table]]]] = {
     "exit-codes": _exit_codes,
     "keys": _keys,
@@ -74,15 +90,14 @@ TOPICS: dict[str, Callable[[], tuple[dict[str, Any], list[Table]]]] = {
 
 
 def help(
-    topic: Annotated[str, typer.Argument(help=f"One of: {', '.join(TOPICS)}.")] = "exit-codes",
+    topic: Annotated[str, typer.Argument(help=f"One of {', '.join(TOPICS)}; or a word, such as vram.")] = "exit-codes",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Explain a topic: exit-codes, keys, environment."""
-    if topic not in TOPICS:
-        raise usage_error(
-            topic, "there is no such help topic", f"Topics: {', '.join(TOPICS)}; verbs: localq VERB --help."
-        )
-    body, tables = TOPICS[topic]()
+    """Explain exit-codes, keys or environment, or find the options that are about a word."""
+    body, tables = TOPICS[topic]() if topic in TOPICS else _found(topic)
+    if not tables:
+        why = "there is no such help topic, and no option has this word in it"
+        raise usage_error(topic[:80], why, f"Topics: {', '.join(TOPICS)}; verbs: localq VERB --help.")
     if json:
         print_json(body)
         return

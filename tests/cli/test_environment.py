@@ -73,7 +73,17 @@ def test_help_tells_keys_and_variables(capsys):
     told = capsys.readouterr().out
     for name in ("HF_ENDPOINT", "NO_COLOR", "CUDA_DEVICE_ORDER", "SSL_CERT_FILE", "DO_NOT_TRACK"):
         assert name in told
-    assert execute(["help", "nothing"]) == ExitCode.USAGE
+    assert execute(["help", "no-topic"]) == ExitCode.USAGE
+
+
+def test_help_finds_options_and_settings_by_a_word(capsys):
+    assert execute(["help", "VRAM"]) == 0
+    rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["verb", "option"]
+    assert {("chat", "--vram"), ("pull", "--vram"), ("bench", "--vram"), ("config", "vram")} <= set(map(tuple, rows))
+    found = body_of(capsys, "help", "repetition", "--json")["found"]  # a word of what they do
+    assert ("run", "--dry-multiplier") in {(each["verb"], each["option"]) for each in found}
+    assert execute(["help", "no-such-word-anywhere"]) == ExitCode.USAGE
 
 
 def test_config_edit_takes_what_is_right_and_leaves_the_file_else(own_config, monkeypatch, capsys, tmp_path):
