@@ -35,9 +35,9 @@ def show(
         found = _with_those_of(model, found)
     project, _ = settings.read_project()
     if json:
-        rows = {name: {"value": entry.value, "origin": entry.source} for name, entry in found.items()}
+        told = {name: {"value": entry.value, "origin": entry.source} for name, entry in found.items()}
         files = {"path": str(places.config_file()), "project": str(project) if project else None}
-        print_json({**files, "model": model, "settings": rows})
+        print_json({**files, "model": model, "settings": told})
         return
     headers = ["setting", "value", *(["origin"] if origin else []), "meaning"]
     rows = [
