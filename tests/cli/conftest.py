@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from line_chats import Chat
+
+from localq.sessions import SessionStore
 
 
 @pytest.fixture
@@ -14,3 +18,11 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOCALQ_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
     return tmp_path
+
+
+@pytest.fixture
+def start(capsys: pytest.CaptureFixture[str], own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Chat]:
+    """A line chat over these replies, in a folder of its own; `saved=False`: its conversation is not."""
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.delenv("EDITOR", raising=False)
+    return lambda *replies, saved=True: Chat(capsys, replies, SessionStore() if saved else None)

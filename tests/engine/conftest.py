@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engine_runs import prompt_of
+from safetensors.torch import load_file, save_file
 from snapshot_files import TOKENS, WEIGHTS, with_cache
 from tiny_checkpoints import make_checkpoint
 
 from localq.engine import cache_blocks, snapshot
 from localq.engine.generate import Engine
 from localq.engine.load import LoadedModel, Options, load
-from localq.modelfiles import open_model
+from localq.modelfiles import ModelFiles, open_model
+
+Change = Callable[[dict[str, torch.Tensor], dict[str, Any]], object]  # of tensors by name, and of config.json
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -58,3 +63,22 @@ def written(tmp_path, loaded, monkeypatch) -> tuple[Path, LoadedModel]:
     model, path = with_cache(loaded, torch.float32, 16, 64), tmp_path / "7.kv"
     snapshot.save(path, model, WEIGHTS, prompt_of(TOKENS))
     return path, model
+
+
+@pytest.fixture
+def edit(checkpoint, tmp_path) -> Callable[[Change], ModelFiles]:
+    """A copy of the checkpoint in one file, changed by a function of its tensors and its configuration."""
+
+    def make(change: Change) -> ModelFiles:
+        folder = tmp_path / "edited"
+        folder.mkdir()
+        tensors = {}
+        for shard in checkpoint.glob("*.safetensors"):
+            tensors |= load_file(shard)
+        config = json.loads((checkpoint / "config.json").read_text())
+        change(tensors, config)
+        save_file(tensors, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(config))
+        return open_model(folder)
+
+    return make

@@ -1,15 +1,15 @@
-"""NF4 against a case worked by hand, against bitsandbytes, and against damaged checkpoints."""
+"""NF4 against a case worked by hand and against bitsandbytes; its files, its contract and its module."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 from typing import Any
 
 import pytest
 import torch
 from held_tensors import Held
+from nf4_weights import sample
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,16 +27,6 @@ def bnb() -> Any:
     functional = pytest.importorskip("bitsandbytes").functional
     logging.disable(logging.NOTSET)
     return functional
-
-
-def sample(out: int, columns: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
-    """Like a real weight: small, with outliers, an all-zero block and a tiny block."""
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(out, columns, generator=generator) * 0.02
-    weight[0, 3], weight[-1, -1] = 3.0, -7.5
-    weight[out // 2, :64] = 0
-    weight[out // 3, :64] *= 1e-4
-    return weight.to(dtype)
 
 
 # ---- by hand
@@ -217,74 +207,6 @@ def test_fp4_is_refused_by_name(bnb: Any) -> None:
         nf4.is_quantized(tensors, "p")
     assert caught.value.exit_code == ExitCode.BAD_FILE
     assert not nf4.is_quantized({"p.weight": 1}, "p")
-
-
-def _with_state(**changes: Any) -> dict[str, Tensor]:
-    tensors = nf4.to_tensors(nf4.quantize(sample(6, 128, torch.float32)), "p")
-    state = json.loads(tensors["p" + nf4.STATE_SUFFIX].numpy().tobytes())
-    state.update(changes)
-    text = json.dumps({key: value for key, value in state.items() if value != "absent"})
-    tensors["p" + nf4.STATE_SUFFIX] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    return tensors
-
-
-def _with_tensor(suffix: str, tensor: Tensor | None) -> dict[str, Tensor]:
-    tensors = _with_state()
-    if tensor is None:
-        del tensors["p" + suffix]
-    else:
-        tensors["p" + suffix] = tensor
-    return tensors
-
-
-def _text(raw: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-
-
-DAMAGED: dict[str, dict[str, Tensor]] = {
-    "other shape": _with_state(shape=[6, 192]),
-    "shape of one": _with_state(shape=[768]),
-    "shape of text": _with_state(shape=["6", "128"]),
-    "shape of bool": _with_state(shape=[True, 128]),
-    "negative shape": _with_state(shape=[-6, -128]),
-    "huge shape": _with_state(shape=[6, 2**60]),
-    "blocks across rows": _with_state(shape=[8, 96]),
-    "no shape": _with_state(shape="absent"),
-    "fp4 inside": _with_state(quant_type="fp4"),
-    "other blocks": _with_state(blocksize=128),
-    "other nested blocks": _with_state(nested_blocksize=128),
-    "unknown dtype": _with_state(dtype="int8"),
-    "dtype of a list": _with_state(dtype=["float32"]),
-    "offset of text": _with_state(nested_offset="1"),
-    "offset too large": _with_state(nested_offset=1e300),
-    "offset nan": _with_tensor(nf4.STATE_SUFFIX, _text(b'{"nested_offset": NaN}')),
-    "not json": _with_tensor(nf4.STATE_SUFFIX, _text(b"{nope")),
-    "json list": _with_tensor(nf4.STATE_SUFFIX, _text(b"[1]")),
-    "deep json": _with_tensor(nf4.STATE_SUFFIX, _text(b"[" * 4000)),
-    "duplicate key": _with_tensor(nf4.STATE_SUFFIX, _text(b'{"shape": [6, 128], "shape": [6, 128]}')),
-    "not utf-8": _with_tensor(nf4.STATE_SUFFIX, _text(b"\xff\xfe{}")),
-    "long state": _with_tensor(nf4.STATE_SUFFIX, torch.zeros(5000, dtype=torch.uint8)),
-    "state of floats": _with_tensor(nf4.STATE_SUFFIX, torch.zeros(10)),
-    "no codes": _with_tensor(".weight", None),
-    "short codes": _with_tensor(".weight", torch.zeros(383, 1, dtype=torch.uint8)),
-    "no absmax": _with_tensor(".weight.absmax", None),
-    "short absmax": _with_tensor(".weight.absmax", torch.zeros(11, dtype=torch.uint8)),
-    "absmax of floats": _with_tensor(".weight.absmax", torch.zeros(12)),
-    "no nested absmax": _with_tensor(".weight.nested_absmax", None),
-    "nan in nested absmax": _with_tensor(".weight.nested_absmax", torch.tensor([float("nan")])),
-    "short nested map": _with_tensor(".weight.nested_quant_map", torch.zeros(255)),
-    "inf in nested map": _with_tensor(".weight.nested_quant_map", torch.full((256,), float("inf"))),
-    "other table": _with_tensor(".weight.quant_map", torch.linspace(-1, 1, 16)),
-    "no table": _with_tensor(".weight.quant_map", None),
-}
-
-
-@pytest.mark.parametrize("case", DAMAGED)
-def test_damaged_checkpoints_are_refused(case: str) -> None:
-    with pytest.raises(LocalqError) as caught:
-        nf4.from_checkpoint(Held(DAMAGED[case]).checkpoint(), "p")
-    assert caught.value.exit_code == ExitCode.BAD_FILE
-    assert "p" in caught.value.what
 
 
 # ---- the contract of a format, and the module

@@ -1,9 +1,7 @@
-"""Opening and fetching on a screen: progress in words, stopping and going on, errors with a way back."""
+"""Fetching on a screen: progress in words, stopping and going on, errors with a way back."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,35 +11,18 @@ import pytest
 import unlisted_models
 from fake_hub import FakeHub
 from hub_server import REPO
-from textual.app import App
+from opening_host import SETTINGS, SIZES, Host
 from textual.pilot import Pilot
-from textual.widgets import Static
 from tui_layout import assert_sound
 from tui_pilot import drive, screen_text, until
 
-from localq import disk, download_parts, gpus, hub, opening, places
+from localq import disk, download_parts, gpus, hub, places
 from localq.errors import ExitCode, LocalqError
-from localq.opening import Opened, Wanted
 from localq.settings import Settings
-from localq.tui.jobs import Opening
-from localq.tui.opening_screen import JobScreen, OpeningScreen, PullScreen
+from localq.tui.opening_screen import PullScreen
 from localq.tui.watching import StoppedError
-from localq.worker.messages import Load, Loaded, Loading
 
-SIZES = [(80, 24), (200, 60), (40, 12)]
 MIB = 2**20
-SETTINGS = Settings(device="cpu")
-
-
-class Host(App[Any]):
-    """Pushes a screen and keeps what it is dismissed with."""
-
-    def __init__(self, screen: JobScreen[Any]) -> None:
-        super().__init__()
-        self.first, self.results = screen, []
-
-    def on_mount(self) -> None:
-        self.push_screen(self.first, self.results.append)
 
 
 @pytest.fixture
@@ -56,9 +37,6 @@ def model(mib: int) -> dict[str, bytes]:
     values = mib * MIB // 2 // 64
     shard = unlisted_models.shard({"model.embed_tokens.weight": [values, 64]})
     return {**fake_hub.model_files(), "model.safetensors": shard}
-
-
-# ---- fetching
 
 
 def test_a_slow_pull_is_stopped_and_goes_on_where_it_was(server):
@@ -210,153 +188,3 @@ def test_its_keys_can_be_set_and_are_told_as_they_are(server):
 
     drive(host, script)
     assert isinstance(host.results[0], LocalqError)
-
-
-# ---- opening
-
-
-class SlowClient:
-    """An engine that says one stage of its load and then nothing until it is closed or let go on."""
-
-    def __init__(self, says: str = "reading weights") -> None:
-        self.closed, self.going, self.says = threading.Event(), threading.Event(), says
-        self.alive = True
-
-    def load(self, request: Load, on_event: Any) -> Loaded:
-        on_event(Loading(self.says, 3 * 10**6, 12 * 10**6))
-        while not self.going.wait(0.01):
-            if self.closed.is_set():
-                raise LocalqError("engine process", "not running", "The next message starts one.")
-        return Loaded(request.name, "cpu", "test CPU", "float32", "bf16", 100, 256, False, 0.0, notes=["on the CPU"])
-
-    def close(self) -> None:
-        self.alive = False
-        self.closed.set()
-
-
-class FakeSession:
-    """What `load_now` and `check_converses` need."""
-
-    def __init__(self, client: SlowClient, name: str) -> None:
-        self.client, self.name, self.loaded, self.tokenizer = client, name, None, self
-        self.chat_template: str | None = "a template"
-
-    def ensure_loaded(self, on_event: Any) -> Loaded:
-        self.loaded = self.client.load(Load("path", self.name), on_event)
-        return self.loaded
-
-
-@pytest.fixture
-def client(monkeypatch) -> SlowClient:
-    """Opening "a-model" gives a session on it; "a-base-model" has no template."""
-    client = SlowClient()
-
-    @contextlib.contextmanager
-    def open_session(name: str, settings: Settings, watcher: opening.Watcher, wanted: Wanted) -> Iterator[Opened]:
-        session = FakeSession(client, name)
-        session.chat_template = None if "base" in name else session.chat_template
-        watcher.say(f"{name}: the default is too large\x1b[31m")
-        try:
-            yield Opened(session, client)
-        finally:
-            client.close()
-
-    monkeypatch.setattr(opening, "open_session", open_session)
-    return client
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_a_load_shows_stages_and_bytes_and_hands_over_what_is_open(client, size):
-    host = Host(OpeningScreen("a-model", SETTINGS, Wanted()))
-
-    async def script(pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: "Loading: reading weights" in screen_text(host))
-        await pilot.pause()
-        assert "3.0 MB of 12.0 MB" in screen_text(host)
-        assert "-  25%" in screen_text(host)
-        assert "too large[31m" in str(host.screen.query_one("#said", Static).content)
-        assert_sound(host.screen)
-        await pilot.press("enter")  # the second of two where it was chosen
-        client.going.set()
-        await until(pilot, lambda: host.results)
-
-    drive(host, script, size=size)
-    made = host.results[0]
-    assert isinstance(made, Opening)
-    assert made.loaded.context_size == 100
-    assert not client.closed.is_set()  # the end of the app is not the end of what it handed over
-    made.close()
-    assert client.closed.is_set()
-
-
-def test_stopping_a_load_ends_the_engine_process(client):
-    host = Host(OpeningScreen("a-model", SETTINGS, Wanted()))
-
-    async def script(pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: "Loading" in screen_text(host))
-        await pilot.click("#leave")
-        await until(pilot, lambda: host.results)
-
-    drive(host, script)
-    assert isinstance(host.results[0], StoppedError)
-    assert client.closed.is_set()
-
-
-def test_what_comes_after_it_was_left_is_closed(client):
-    client.close = client.going.set  # closing is not what ends this load: it ends well, and too late
-    discarded = threading.Event()
-
-    class Screen(OpeningScreen):
-        def discard(self, made: Opening) -> None:
-            super().discard(made)
-            discarded.set()
-
-    host = Host(Screen("a-model", SETTINGS, Wanted()))
-
-    async def script(pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: "Loading" in screen_text(host))
-        await pilot.press("escape")
-        await until(pilot, lambda: host.results)
-
-    drive(host, script)
-    assert isinstance(host.results[0], StoppedError)
-    assert discarded.wait(10)
-
-
-def test_an_app_that_ends_stops_what_goes_on(client):
-    host = Host(OpeningScreen("a-model", SETTINGS, Wanted()))
-
-    async def script(pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: "Loading" in screen_text(host))
-        host.exit()
-
-    drive(host, script)
-    assert client.closed.wait(10)
-
-
-def test_a_base_model_is_refused_before_it_is_loaded(client):
-    host = Host(OpeningScreen("a-base-model", SETTINGS, Wanted()))
-
-    async def script(pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: host.first.error)
-        assert "no chat template" in screen_text(host)
-        await pilot.press("escape")
-        await until(pilot, lambda: host.results)
-
-    drive(host, script)
-    assert client.closed.is_set()
-
-
-def test_a_bug_in_the_thread_ends_the_app(client, monkeypatch):
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError("a bug")
-
-    monkeypatch.setattr(opening, "load_now", broken)
-    host = Host(OpeningScreen("a-model", SETTINGS, Wanted()))
-
-    async def script(pilot: Pilot[Any]) -> None:
-        await until(pilot, lambda: client.closed.is_set())
-        await pilot.pause(1)
-
-    with pytest.raises(ZeroDivisionError):
-        drive(host, script)
