@@ -9,6 +9,7 @@ import pytest
 import torch
 from bcq_operands import by_tables, make, operand_of, random_packed, rounding_of_tables
 from nf4_operands import assert_as_good_as_naive, bits, inputs
+from refusals import refused_by_name
 from row_checks import DTYPES
 from row_operands import RowFormat, RowOperand
 from table_checks import TableProductChecks
@@ -40,11 +41,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_it_refuses_by_name(case):
-    changes, message = REFUSED[case]
-    with pytest.raises(ValueError, match=message):
-        bcq_gemv(**{"x": X, "matrices": [matrix()], **changes})
+test_it_refuses_by_name = refused_by_name(bcq_gemv, {"x": X, "matrices": [matrix()]}, REFUSED)
 
 
 OUT = torch.empty(10, 80, dtype=torch.float16)
@@ -56,11 +53,9 @@ NO_WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("case", NO_WEIGHTS)
-def test_weights_are_refused_by_name(case):
-    changes, message = NO_WEIGHTS[case]
-    with pytest.raises(ValueError, match=message):
-        bcq_dequantize(**{"matrix": matrix(), "first": 0, "out": OUT, **changes})
+test_weights_are_refused_by_name = refused_by_name(
+    bcq_dequantize, {"matrix": matrix(), "first": 0, "out": OUT}, NO_WEIGHTS
+)
 
 
 def test_bytes():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from nf4_operands import bits, inputs
+from refusals import refused_by_name
 
 from localq.kernels.hadamard import hadamard, hadamard_bytes
 from localq.quant.hadamard import packed_signs, rotate
@@ -20,11 +21,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_it_refuses_by_name(case):
-    changes, message = REFUSED[case]
-    with pytest.raises(ValueError, match=message):
-        hadamard(**{"x": X, "signs": SIGNS, **changes})
+test_it_refuses_by_name = refused_by_name(hadamard, {"x": X, "signs": SIGNS}, REFUSED)
 
 
 def test_bytes():

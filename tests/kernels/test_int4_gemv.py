@@ -10,6 +10,7 @@ import pytest
 import torch
 from int4_operands import Int4Operand, make
 from nf4_operands import assert_as_good_as_naive, bits, inputs
+from refusals import refused_by_name
 from row_operands import normed
 
 from localq.kernels import gemv
@@ -63,12 +64,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_it_refuses_by_name(case):
-    changes, message = REFUSED[case]
-    arguments = {"x": X, "matrices": [MATRIX], **changes}
-    with pytest.raises(ValueError, match=message):
-        int4_gemv(**arguments)
+test_it_refuses_by_name = refused_by_name(int4_gemv, {"x": X, "matrices": [MATRIX]}, REFUSED)
 
 
 def test_bytes():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from nf4_operands import inputs
+from refusals import refused_by_name
 from row_checks import RowProductChecks
 from row_operands import INT8
 
@@ -28,12 +29,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_it_refuses_by_name(case):
-    changes, message = REFUSED[case]
-    arguments = {"x": X, "matrices": [Int8Matrix(CODES, SCALES)], **changes}
-    with pytest.raises(ValueError, match=message):
-        int8_gemv(**arguments)
+test_it_refuses_by_name = refused_by_name(int8_gemv, {"x": X, "matrices": [Int8Matrix(CODES, SCALES)]}, REFUSED)
 
 
 def test_bytes():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from nf4_operands import bits, inputs
+from refusals import refused_by_name
 from row_checks import DTYPES, RowProductChecks
 from row_operands import ROWLUT
 
@@ -41,12 +42,7 @@ NOT_WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_it_refuses_by_name(case):
-    changes, message = REFUSED[case]
-    arguments = {"x": X, "matrices": [RowLutMatrix(CODES, TABLE)], **changes}
-    with pytest.raises(ValueError, match=message):
-        rowlut_gemv(**arguments)
+test_it_refuses_by_name = refused_by_name(rowlut_gemv, {"x": X, "matrices": [RowLutMatrix(CODES, TABLE)]}, REFUSED)
 
 
 @pytest.mark.parametrize("case", NOT_WRITTEN)

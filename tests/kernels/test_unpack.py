@@ -8,6 +8,7 @@ import pytest
 import torch
 from gather_operands import aqlm_packed, integers, normal, vptq_matrix, vptq_packed
 from nf4_operands import bits
+from refusals import refused_by_name
 
 from localq.kernels.unpack import (
     CodeSet,
@@ -76,12 +77,11 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_additive_refuses_by_name(case):
-    changes, message = REFUSED[case]
-    given = {"sets": codes(PACKED), "scales": PACKED.scales, "first": 0, "out": OUT, "rounded": True, **changes}
-    with pytest.raises(ValueError, match=message):
-        additive_dequantize(**given)
+test_additive_refuses_by_name = refused_by_name(
+    additive_dequantize,
+    {"sets": codes(PACKED), "scales": PACKED.scales, "first": 0, "out": OUT, "rounded": True},
+    REFUSED,
+)
 
 
 @pytest.mark.parametrize(

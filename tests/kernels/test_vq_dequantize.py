@@ -15,6 +15,7 @@ import torch
 from cuda_headers import built
 from gather_operands import aqlm_packed, integers, normal
 from nf4_operands import bits
+from refusals import refused_by_name
 
 from localq import kernels
 from localq.kernels import vq_dequantize as wrapper
@@ -183,13 +184,11 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_it_refuses_by_name(case):
-    changes, message = REFUSED[case]
-    with pytest.raises(ValueError, match=message):
-        vq_dequantize(
-            **{"matrix": LINEAR.matrix, "codebooks": [CODEBOOK], "first": 16, "out": OUT, "rounded": False, **changes}
-        )
+test_it_refuses_by_name = refused_by_name(
+    vq_dequantize,
+    {"matrix": LINEAR.matrix, "codebooks": [CODEBOOK], "first": 16, "out": OUT, "rounded": False},
+    REFUSED,
+)
 
 
 def test_the_launcher_refuses_by_name(emulated):

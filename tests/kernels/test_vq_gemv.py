@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from nf4_operands import assert_as_good_as_naive, inputs
+from refusals import refused_by_name
 from row_checks import DTYPES
 from row_operands import RowFormat, RowOperand
 from table_checks import TableProductChecks
@@ -41,11 +42,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_it_refuses_by_name(case):
-    changes, message = REFUSED[case]
-    with pytest.raises(ValueError, match=message):
-        vq_gemv(**{"x": X, "matrices": [matrix()], **changes})
+test_it_refuses_by_name = refused_by_name(vq_gemv, {"x": X, "matrices": [matrix()]}, REFUSED)
 
 
 def test_bytes():
