@@ -1,35 +1,13 @@
 // int4_gemv and int4_dequantize on a CPU (tests/kernels/test_int4_emulated.py puts the files together).
+#include "facts_on_cpu.h"
 #include "int4.h"
 #include "launch.h"
 
-static localq::DeviceFacts facts;
-
-const localq::DeviceFacts& localq::device_facts(int, const char*) {
-  return facts;
-}
-
-namespace {
-
 // What went wrong, or null.
-template <typename Run>
-const char* said_by(int multiprocessors, int shared_bytes, Run run) {
-  static std::string said;
-  facts = {multiprocessors, shared_bytes, true, true};
-  try {
-    run();
-  } catch (const std::exception& error) {
-    said = error.what();
-    return said.c_str();
-  }
-  return nullptr;
-}
-
-}  // namespace
-
 extern "C" const char* int4_gemv_on_cpu(const localq::Int4* matrices, int count, const localq::GemvExtras* extras,
                                         const void* x, void* y, int type, int stored, int rows, int multiprocessors,
                                         int shared_bytes) {
-  return said_by(multiprocessors, shared_bytes, [&] {
+  return on_cpu::fault_of(multiprocessors, shared_bytes, [&] {
     localq::int4_gemv(matrices, count, *extras, x, y, static_cast<localq::Type>(type),
                       static_cast<localq::Type>(stored), rows, 0, nullptr);
   });
@@ -37,7 +15,7 @@ extern "C" const char* int4_gemv_on_cpu(const localq::Int4* matrices, int count,
 
 extern "C" const char* int4_dequantize_on_cpu(const localq::Int4* matrix, int stored, void* out, int type,
                                               int64_t row_begin, int64_t row_count) {
-  return said_by(1, 101376, [&] {
+  return on_cpu::fault_of(1, 101376, [&] {
     localq::int4_dequantize(*matrix, static_cast<localq::Type>(stored), out, static_cast<localq::Type>(type), row_begin,
                             row_count, 0, nullptr);
   });
