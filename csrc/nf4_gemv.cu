@@ -14,99 +14,14 @@
 // Bound: memory. Reads out*in*(1/2 + 1/64 + 4/16384) bytes once, 16 bytes a lane, kDepth loads in flight through all
 // items; the first are issued before the kernel that makes x has ended. csrc/README.md has the counts of instructions.
 #include "nf4_gemv.h"
+#include "nf4_row.cuh"
 
 namespace localq {
 namespace {
 
-constexpr int kWarps = 16, kThreads = 32 * kWarps;
+using namespace nf4_row;
+
 constexpr int kPrefetch = 1;  // items per warp that are brought to L2 before x is there
-
-// Shared memory of a block: the look-up table, kWarps floats, x, the tile table, the partial sums.
-struct Layout {
-  uint32_t tiles;    // of a block, at most
-  uint32_t x_bytes;  // 0: x stays in global memory
-
-  __host__ __device__ uint32_t bytes(uint32_t blocks, uint32_t chunks) const {
-    return kTableBytes + 4 * kWarps + x_bytes + TileTable::bytes(tiles, blocks) + 4 * tiles * chunks * kTile;
-  }
-};
-
-struct Shared {
-  uint8_t* table;
-  float* scratch;  // [kWarps]
-  uint8_t* x;      // 16-byte words of x in the order of x_word, or null
-  TileTable tiles;
-  float* partial;  // [tiles][chunks][kTile]
-};
-
-__device__ __forceinline__ Shared carve(uint8_t* memory, const Layout& layout, uint32_t blocks) {
-  uint8_t* const x = memory + kTableBytes + 4 * kWarps;
-  uint8_t* const rest = x + layout.x_bytes;
-  return {memory, reinterpret_cast<float*>(memory + kTableBytes), layout.x_bytes == 0 ? nullptr : x,
-          TileTable(rest, layout.tiles, blocks),
-          reinterpret_cast<float*>(rest + TileTable::bytes(layout.tiles, blocks))};
-}
-
-// Where word i (8 values) of x lies in shared memory: so that the two loads of x_operand meet no bank twice.
-__device__ __forceinline__ uint32_t x_word(uint32_t i) {
-  const uint32_t block = i / 8, t = i % 8 / 2, half = i % 2;
-  return block / 2 * 16 + half * 8 + block % 2 * 4 + t;
-}
-
-// Copies x to shared memory in that order, normed where the extras ask for it; all threads.
-template <typename T>
-__device__ void stage(const Nf4Gemv& p, const Shared& s, const T* x) {
-  auto* staged = reinterpret_cast<Eight<T>*>(s.x);
-  const auto* from = reinterpret_cast<const Eight<T>*>(x);
-  const uint32_t words = p.blocks * 8;
-  float squares = 0.f;
-#pragma unroll 2
-  for (uint32_t i = threadIdx.x; i < words; i += kThreads) {
-    const Eight<T> eight = from[i];
-    staged[x_word(i)] = eight;
-#pragma unroll
-    for (int k = 0; k < 8; ++k) squares += to_float(eight.value[k]) * to_float(eight.value[k]);
-  }
-  if (p.extras.norm == NormKind::kNone) return;
-  const float inverse_rms = rsqrtf(block_sum(squares, s.scratch) / (p.blocks * kBlock) + p.extras.eps);
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < words; i += kThreads) {  // each thread what it wrote itself
-    Eight<T> eight = staged[x_word(i)];
-#pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      eight.value[k] = normed(eight.value[k], inverse_rms, p.extras.norm_weight, 8 * i + k, p.extras.norm);
-    }
-    staged[x_word(i)] = eight;
-  }
-}
-
-// x of the lane's columns of `block`: the operand B of a product.
-template <typename T>
-__device__ __forceinline__ void x_operand(uint32_t (&b)[8], const Shared& s, const T* x, uint32_t block) {
-  const uint32_t t = threadIdx.x % 4;
-  uint4 words[2];
-  if (s.x != nullptr) {
-    const auto* staged = reinterpret_cast<const uint4*>(s.x) + block / 2 * 16 + block % 2 * 4 + t;
-    words[0] = staged[0];
-    words[1] = staged[8];
-  } else {
-    const auto* from = reinterpret_cast<const uint4*>(x) + block * 8 + 2 * t;
-    words[0] = from[0];
-    words[1] = from[1];
-  }
-  b[0] = words[0].x, b[1] = words[0].y, b[2] = words[0].z, b[3] = words[0].w;
-  b[4] = words[1].x, b[5] = words[1].y, b[6] = words[1].z, b[7] = words[1].w;
-}
-
-// This warp's place among the items of the tiles in work.
-struct Cursor {
-  uint32_t tile, chunk;
-
-  __device__ __forceinline__ void advance(uint32_t chunks) {
-    chunk += kWarps;
-    while (chunk >= chunks) chunk -= chunks, ++tile;
-  }
-};
 
 // The sums of rows g and g + 8 over the lane's share of an item that is not quick: a short tile, or a short chunk.
 template <typename T>
@@ -132,24 +47,12 @@ __device__ __forceinline__ void sum_short_item(float (&sum)[2], const Nf4Gemv& p
   }
 }
 
-// sum += scale * c for the two columns of a pair of products that count, in the lanes that own them. As one volatile
-// piece, because ptxas would otherwise put it off to the end of the item and spill the products.
-__device__ __forceinline__ void add_pair(float (&sum)[2], const float (&scale)[4], const float (&even)[4],
-                                         const float (&odd)[4], bool owner) {
-  asm volatile(
-      "{.reg .pred p; setp.ne.s32 p, %8, 0;"
-      "@p fma.rn.f32 %0, %2, %4, %0; @p fma.rn.f32 %1, %3, %5, %1;"
-      "@p fma.rn.f32 %0, %9, %6, %0; @p fma.rn.f32 %1, %10, %7, %1;}"
-      : "+f"(sum[0]), "+f"(sum[1])
-      : "f"(scale[0]), "f"(scale[2]), "f"(even[0]), "f"(even[2]), "f"(odd[1]), "f"(odd[3]), "r"(int(owner)),
-        "f"(scale[1]), "f"(scale[3]));
-}
-
-// Blocks u0 .. u0 + 3 of a quick item, whose codes are in `ring`; refills it with four blocks from `codes` on, if any.
-template <typename T, bool kTiled, int u0>
+// Blocks u0 .. u0 + 3 of a quick item, whose codes are in `ring`; refills it with four blocks from `codes` on, of which
+// so many are left.
+template <typename T, Order kOrder, int u0>
 __device__ __forceinline__ void sum_half(float (&sum)[2], uint4 (&ring)[kDepth], const Nf4Gemv& p, const Shared& s,
                                          const uint32_t (&b)[8], const float (&scale)[4], const uint8_t* codes,
-                                         bool more) {
+                                         uint32_t left) {
   const uint32_t lane = threadIdx.x % 32, t = lane % 4;
 #pragma unroll
   for (int i = 0; i < kDepth; i += 2) {
@@ -157,39 +60,68 @@ __device__ __forceinline__ void sum_half(float (&sum)[2], uint4 (&ring)[kDepth],
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
       multiply_block<T>(c[k], s.table, 4 * lane, ring[i + k], b);
-      if (more) ring[i + k] = load_block<kTiled>(p, codes, i + k);
+      refill<kOrder>(ring[i + k], p, codes, i + k, left);
     }
     add_pair(sum, scale, c[0], c[1], t == (u0 + i) / 2);
   }
 }
 
-template <bool kTiled>
+template <Order kOrder>
 __device__ __forceinline__ Item next_item(const Nf4Gemv& p, const Shared& s, Cursor& cursor) {
-  cursor.advance(p.chunks);
-  return item_at<kTiled>(p, s.tiles.places[cursor.tile], cursor.chunk);
+  cursor.advance<kOrder>(p.chunks, kOrder == Order::kRagged ? s.tiles.range[1] : 0);
+  return item_at<kOrder>(p, s.tiles.places[cursor.tile], cursor.chunk);
+}
+
+// A quick item in order kRagged, whose first blocks the ring holds; `item` and the ring are left with the next one.
+template <typename T>
+__device__ __forceinline__ void sum_ragged_item(float (&sum)[2], uint4 (&ring)[kDepth], const Nf4Gemv& p,
+                                                const Shared& s, const T* x, Cursor& cursor, Item& item) {
+  constexpr Order kOrder = Order::kRagged;
+  const uint32_t g = threadIdx.x % 32 / 4, blocks = blocks_of<kOrder>(p, cursor.chunk);
+  float scale[4];
+  decode_scales<kOrder>(scale, p, s.table, s.tiles, cursor.tile, cursor.chunk, item);
+  uint32_t b[8];
+  x_operand(b, s, x, cursor.chunk * kChunk + min(g, blocks - 1));
+  if (g >= blocks) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) b[k] = 0;
+  }
+  if (blocks <= kDepth) {
+    item = next_item<kOrder>(p, s, cursor);
+    sum_half<T, kOrder, 0>(sum, ring, p, s, b, scale, item.codes, left_of<kOrder>(p, item, cursor.chunk));
+    return;
+  }
+  sum_half<T, kOrder, 0>(sum, ring, p, s, b, scale, item.codes + kDepth * block_stride<kOrder>(), blocks - kDepth);
+  item = next_item<kOrder>(p, s, cursor);
+  sum_half<T, kOrder, kDepth>(sum, ring, p, s, b, scale, item.codes, left_of<kOrder>(p, item, cursor.chunk));
 }
 
 // All items of a block: partial sums into shared memory. `item` is that at the cursor, the ring holds its first half.
-template <typename T, bool kTiled>
+template <typename T, Order kOrder>
 __device__ __forceinline__ void sum_group(const Nf4Gemv& p, const Shared& s, const T* x, Cursor cursor, Item item,
                                           uint4 (&ring)[kDepth]) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   float* partial = s.partial + threadIdx.x / 32 * kTile + g;
 #pragma unroll 1
   for (; item.place.word != kNowhere.word; partial += kWarps * kTile) {
+    if (kOrder == Order::kRagged) partial = s.partial + (cursor.tile * p.chunks + cursor.chunk) * kTile + g;
     float sum[2] = {};
     if (item.quick) {
-      float scale[4];
-      decode_scales(scale, p, s.table, s.tiles, cursor.tile, cursor.chunk, item);
-      uint32_t b[8];
-      x_operand(b, s, x, cursor.chunk * kChunk + g);
-      sum_half<T, kTiled, 0>(sum, ring, p, s, b, scale, item.codes + kDepth * block_stride<kTiled>(), true);
-      item = next_item<kTiled>(p, s, cursor);
-      sum_half<T, kTiled, kDepth>(sum, ring, p, s, b, scale, item.codes, item.quick);
+      if constexpr (kOrder == Order::kRagged) {
+        sum_ragged_item(sum, ring, p, s, x, cursor, item);
+      } else {
+        float scale[4];
+        decode_scales<kOrder>(scale, p, s.table, s.tiles, cursor.tile, cursor.chunk, item);
+        uint32_t b[8];
+        x_operand(b, s, x, cursor.chunk * kChunk + g);
+        sum_half<T, kOrder, 0>(sum, ring, p, s, b, scale, item.codes + kDepth * block_stride<kOrder>(), kDepth);
+        item = next_item<kOrder>(p, s, cursor);
+        sum_half<T, kOrder, kDepth>(sum, ring, p, s, b, scale, item.codes, item.quick);
+      }
     } else {
       sum_short_item(sum, p, s, x, cursor);
-      item = next_item<kTiled>(p, s, cursor);
-      load_ring<kTiled>(ring, p, item);
+      item = next_item<kOrder>(p, s, cursor);
+      load_ring<kOrder>(ring, p, item, cursor.chunk);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -201,19 +133,20 @@ __device__ __forceinline__ void sum_group(const Nf4Gemv& p, const Shared& s, con
 }
 
 // Brings the first items of the warp to L2: the memory works while the table is filled and x is awaited.
-template <bool kTiled>
+template <Order kOrder>
 __device__ __forceinline__ void prefetch_items(const Nf4Gemv& p, uint32_t unit, uint32_t tiles, Cursor cursor) {
   const uint32_t lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int i = 0; i < kPrefetch && cursor.tile < tiles; ++i, cursor.advance(p.chunks)) {
+  for (int i = 0; i < kPrefetch && cursor.tile < tiles; ++i, cursor.advance<kOrder>(p.chunks, tiles)) {
     const TilePlace place = place_of(p, unit + cursor.tile / p.parts, cursor.tile % p.parts);
     const Nf4Segment& w = p.segment[place.segment()];
     if (!is_full(w, place.tile()) || (cursor.chunk + 1) * kChunk > p.blocks) continue;
     const uint64_t first = uint64_t(cursor.chunk) * kChunk;
+    constexpr bool kTiled = kOrder != Order::kRowWise;
     const uint64_t block = kTiled ? (uint64_t(place.tile()) * p.blocks + first) * kTile
                                   : uint64_t(place.tile() * kTile + lane / 2) * p.blocks + first;
     const uint8_t* line = w.codes + block * (kBlock / 2) + (kTiled ? lane : lane % 2) * 128;
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+    prefetch(line);
   }
 }
 
@@ -239,29 +172,29 @@ __device__ __forceinline__ void write_group(const Nf4Gemv& p, const Shared& s, u
   }
 }
 
-template <typename T, bool kTiled>
+template <typename T, Order kOrder>
 __global__ void __launch_bounds__(kThreads, 1)
     nf4_gemv_kernel(const __grid_constant__ Nf4Gemv p, const __grid_constant__ Layout layout, const T* x, void* y) {
-  extern __shared__ __align__(16) uint8_t memory[];
+  LOCALQ_DYNAMIC_MEMORY(memory);
   const Shared s = carve(memory, layout, p.blocks);
   const uint32_t unit = uint64_t(p.units) * blockIdx.x / gridDim.x;
   const uint32_t tiles = (uint32_t(uint64_t(p.units) * (blockIdx.x + 1) / gridDim.x) - unit) * p.parts;
-  const Cursor first = {threadIdx.x / 32 / p.chunks, threadIdx.x / 32 % p.chunks};
+  const Cursor first = first_of<kOrder>(threadIdx.x / 32, p.chunks, tiles);
   TilePlace place = kNowhere;
   if (first.tile < tiles) place = place_of(p, unit + first.tile / p.parts, first.tile % p.parts);
-  const Item item = item_at<kTiled>(p, place, first.chunk);
+  const Item item = item_at<kOrder>(p, place, first.chunk);
   uint4 ring[kDepth];
-  load_ring<kTiled>(ring, p, item);
+  load_ring<kOrder>(ring, p, item, first.chunk);
   float nested = 0.f;
   if (threadIdx.x < tiles * s.tiles.stride) nested = nested_at(place, p, s.tiles.stride, unit, threadIdx.x);
-  prefetch_items<kTiled>(p, unit, tiles, first);
+  prefetch_items<kOrder>(p, unit, tiles, first);
   fill_table<T>(s.table, p.code_map, p.nested_map);
   fill_tiles(s.tiles, p, unit, tiles, nested, place);
   dependency_wait();
   release_dependents();
   if (s.x != nullptr) stage(p, s, x);
   __syncthreads();
-  sum_group<T, kTiled>(p, s, x, first, item, ring);
+  sum_group<T, kOrder>(p, s, x, first, item, ring);
   __syncthreads();
   write_group<T>(p, s, tiles, y);
 }
@@ -281,7 +214,8 @@ void launch_typed(const Nf4Gemv& p, const void* x, void* y, bool tiled, int devi
   const uint32_t sms = facts.multiprocessors, waves = (p.units + sms * fit - 1) / (sms * fit);
   const uint32_t grid = p.units < sms * waves ? p.units : sms * waves;
   layout.tiles = (p.units + grid - 1) / grid * p.parts;
-  auto* kernel = tiled ? nf4_gemv_kernel<T, true> : nf4_gemv_kernel<T, false>;
+  auto* kernel = nf4_gemv_kernel<T, Order::kRowWise>;
+  if (tiled) kernel = p.blocks % kChunk == 0 ? nf4_gemv_kernel<T, Order::kTiled> : nf4_gemv_kernel<T, Order::kRagged>;
   launch(op, device, kernel, grid, kThreads, layout.bytes(p.blocks, p.chunks), stream, p, layout,
          static_cast<const T*>(x), y);
 }

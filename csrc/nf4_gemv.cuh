@@ -5,15 +5,15 @@
 #include "gemv.cuh"
 #include "launch.h"
 #include "nf4.cuh"
+#include "nf4_machine.cuh"
 #include "nf4_mma.cuh"
 
 namespace localq {
 
-constexpr int kTile = 16;           // rows of a tile
-constexpr int kChunk = 8;           // blocks of 64 columns that one lane's word of absmax codes covers
-constexpr int kMostWarps = 24;      // of a block of any of the kernels
-constexpr int kDepth = kChunk / 2;  // blocks of codes in flight per warp
-constexpr int kTileWords = 32;      // 16-byte words of a block of a tile
+constexpr int kTile = 16;       // rows of a tile
+constexpr int kChunk = 8;       // blocks of 64 columns that one lane's word of absmax codes covers
+constexpr int kMostWarps = 24;  // of a block of any of the kernels
+constexpr int kTileWords = 32;  // 16-byte words of a block of a tile
 
 // One matrix of a launch.
 struct Nf4Segment {
@@ -89,72 +89,6 @@ __device__ __forceinline__ float load_scale(const Nf4Gemv& p, const Nf4Segment& 
   return __fadd_rn(__fmul_rn(absmax, w.nested_absmax[flat / kNestedBlock]), w.offset);
 }
 
-// The stored absmax of a whole tile in the whole chunk that begins at block `first`, as the lane owns them: rows g and
-// g + 8, blocks 2 t and 2 t + 1; one byte each.
-template <bool kTiled>
-__device__ __forceinline__ uint32_t load_absmax_word(const Nf4Gemv& p, const Nf4Segment& w, uint32_t tile,
-                                                     uint32_t first) {
-  const uint32_t lane = threadIdx.x % 32;
-  if (kTiled) {
-    return __ldcs(static_cast<const uint32_t*>(w.absmax) + uint64_t(tile * p.blocks + first) * (kTile / 4) + lane);
-  }
-  const auto* low = static_cast<const uint8_t*>(w.absmax) + (tile * kTile + lane / 4) * p.blocks + first + lane % 4 * 2;
-  const auto* high = low + 8 * p.blocks;
-  return low[0] | uint32_t(low[1]) << 8 | uint32_t(high[0]) << 16 | uint32_t(high[1]) << 24;
-}
-
-// An item is a chunk of a tile: what the loop over its blocks needs to know. Quick: its tile and its chunk are whole.
-struct Item {
-  const uint8_t* codes;  // of the lane
-  uint32_t absmax_codes;
-  TilePlace place;
-  bool quick;
-};
-
-template <bool kTiled>
-__device__ __forceinline__ Item item_at(const Nf4Gemv& p, TilePlace place, uint32_t chunk) {
-  Item item = {};
-  item.place = place;
-  if (place.word == kNowhere.word) return item;
-  const uint32_t lane = threadIdx.x % 32, first = chunk * kChunk, tile = place.tile();
-  const Nf4Segment& w = p.segment[place.segment()];
-  item.quick = is_full(w, tile) && first + kChunk <= p.blocks;
-  if (!item.quick) return item;
-  if (kTiled) {
-    const uint32_t word = tile * p.blocks + first;
-    item.codes = w.codes + (uint64_t(word) * kTileWords + lane) * 16;
-  } else {
-    const uint32_t row = tile * kTile + lane / 4, t = lane % 4;
-    item.codes = w.codes + (uint64_t(row) * p.blocks + first) * (kBlock / 2) + 8 * t;
-  }
-  if (p.nested_map != nullptr) item.absmax_codes = load_absmax_word<kTiled>(p, w, tile, first);
-  return item;
-}
-
-// Bytes between two blocks of a tile as one lane reads them.
-template <bool kTiled>
-__device__ constexpr uint32_t block_stride() {
-  return kTiled ? kTileWords * 16 : kBlock / 2;
-}
-
-template <bool kTiled>
-__device__ __forceinline__ uint4 load_block(const Nf4Gemv& p, const uint8_t* codes, int u) {
-  codes += u * block_stride<kTiled>();
-  if (kTiled) return __ldcs(reinterpret_cast<const uint4*>(codes));
-  const uint2 low = __ldcs(reinterpret_cast<const uint2*>(codes));
-  const uint2 high = __ldcs(reinterpret_cast<const uint2*>(codes + 8 * p.blocks * (kBlock / 2)));
-  return make_uint4(low.x, low.y, high.x, high.y);
-}
-
-template <bool kTiled>
-__device__ __forceinline__ void load_ring(uint4 (&ring)[kDepth], const Nf4Gemv& p, const Item& item) {
-#pragma unroll
-  for (int i = 0; i < kDepth; ++i) {
-    ring[i] = make_uint4(0, 0, 0, 0);  // so that the ring is not alive through an item that does not use it
-    if (item.quick) ring[i] = load_block<kTiled>(p, item.codes, i);
-  }
-}
-
 // What a block keeps of its tiles in shared memory, so that no item has to wait for it: places, and for each tile the
 // nested absmax that it can touch.
 struct TileTable {
@@ -199,34 +133,6 @@ __device__ __forceinline__ void fill_tiles(const TileTable& table, const Nf4Gemv
   }
   if (threadIdx.x == 0) table.range[0] = unit, table.range[1] = tiles;
   if (threadIdx.x < kMostWarps) table.places[tiles + threadIdx.x] = kNowhere;
-}
-
-// The lane, asked anew: what follows from it shall not be kept in registers through the products.
-__device__ __forceinline__ uint32_t fresh_lane() {
-  uint32_t lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  return lane;
-}
-
-// The scales of a quick item that the lane owns: rows g and g + 8, blocks 2 t and 2 t + 1 of the chunk. `tile` is its
-// number in the block's table, `codes` the look-up table.
-__device__ __forceinline__ void decode_scales(float (&scale)[4], const Nf4Gemv& p, const uint8_t* codes,
-                                              const TileTable& table, uint32_t tile, uint32_t chunk, const Item& item) {
-  const uint32_t lane = fresh_lane(), g = lane / 4, t = lane % 4, block = chunk * kChunk + 2 * t;
-  const Nf4Segment& w = p.segment[item.place.segment()];
-  if (p.nested_map == nullptr) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) scale[i] = load_scale(p, w, item.place.tile(), g + i / 2 * 8, block + i % 2);
-    return;
-  }
-  const uint32_t base = item.place.tile() * kTile * p.blocks;
-  const float* nested = table.nested + tile * table.stride - base / kNestedBlock;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const uint32_t flat = base + (g + i / 2 * 8) * p.blocks + block + i % 2;
-    const float absmax = __uint_as_float(look_up(codes, 4 * lane + 128, item.absmax_codes, i));
-    scale[i] = __fadd_rn(__fmul_rn(absmax, nested[flat / kNestedBlock]), w.offset);
-  }
 }
 
 // Result `o` of row `row` of x: what is added to the sum, and the one rounding. `second` is up's sum with an

@@ -9,6 +9,7 @@
 // A block of a tile costs 16 PRMT, 16 look-ups, 4 products, 4 FFMA, 2 loads of x and 2 shuffles, which bring the scales
 // from the lane that decoded them. Bound: memory. Reads out*in*(1/2 + 1/64 + 4/16384) bytes once.
 #include "nf4_gemv.h"
+#include "nf4_items.cuh"
 
 namespace localq {
 namespace {
@@ -58,17 +59,16 @@ struct XSource {
   const uint4* words;
   uint32_t second;  // words from the first half of the lane's columns to the second
 
-  // volatile keeps x of later blocks from being loaded before it is needed, for which there are no registers
   __device__ __forceinline__ void load(uint32_t (&b)[8], uint32_t block) const {
     const uint4* low = words + block * 8;
-    asm volatile("ld.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "l"(low));
-    asm volatile("ld.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(b[4]), "=r"(b[5]), "=r"(b[6]), "=r"(b[7]) : "l"(low + second));
+    load_four(b[0], b[1], b[2], b[3], low);
+    load_four(b[4], b[5], b[6], b[7], low + second);
   }
 };
 
 template <typename T>
 __device__ __forceinline__ XSource x_source(const Shared& s, const T* x, int rows, uint32_t blocks) {
-  const uint32_t lane = threadIdx.x % 32, t = lane % 4, row = min(lane / 4, rows - 1), words = blocks * 8;
+  const uint32_t lane = threadIdx.x % 32, t = lane % 4, row = min(lane / 4, uint32_t(rows - 1)), words = blocks * 8;
   if (s.x != nullptr) return {reinterpret_cast<const uint4*>(s.x + row * (words * 16 + kRowPad)) + t, 4};
   return {reinterpret_cast<const uint4*>(x) + row * words + 2 * t, 1};
 }
@@ -78,20 +78,25 @@ __device__ __forceinline__ void add_scaled(float (&sum)[4], const float (&c)[4],
   sum[2] += high * c[2], sum[3] += high * c[3];
 }
 
-// Blocks u0 .. u0 + 3 of a quick item, whose codes are in `ring`; refills it with four blocks from `codes` on, if any.
-template <typename T, bool kTiled, int u0>
+// Blocks u0 .. u0 + 3 of a quick item of `blocks`, whose codes are in `ring`; refills it with four blocks from `codes`
+// on, of which so many are left.
+template <typename T, Order kOrder, int u0>
 __device__ __forceinline__ void sum_half(float (&sum)[4], uint4 (&ring)[kDepth], const Nf4Gemv& p, const Shared& s,
-                                         const XSource& x, const float (&scale)[4], uint32_t first,
-                                         const uint8_t* codes, bool more) {
+                                         const XSource& x, const float (&scale)[4], uint32_t first, uint32_t blocks,
+                                         const uint8_t* codes, uint32_t left) {
   const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < kDepth; ++i) {
     const int u = u0 + i, owner = lane / 4 * 4 + u / 2;
+    if (kOrder == Order::kRagged && u >= blocks) {  // there is no x either
+      refill<kOrder>(ring[i], p, codes, i, left);
+      continue;
+    }
     uint32_t b[8];
     x.load(b, first + u);
     float c[4] = {};
     multiply_block<T>(c, s.table, 4 * lane, ring[i], b);
-    if (more) ring[i] = load_block<kTiled>(p, codes, i);
+    refill<kOrder>(ring[i], p, codes, i, left);
     add_scaled(sum, c, __shfl_sync(~0u, scale[u % 2], owner), __shfl_sync(~0u, scale[2 + u % 2], owner));
   }
 }
@@ -124,7 +129,7 @@ __device__ __forceinline__ void leave_share(const Shared& s, const float (&sum)[
 }
 
 // The warp's run of items; `item` is its first, and the ring holds the first blocks of that.
-template <typename T, bool kTiled>
+template <typename T, Order kOrder>
 __device__ __forceinline__ void sum_run(const Nf4Gemv& p, const Shared& s, const XSource& x, const Work& work, int rows,
                                         Item item, uint4 (&ring)[kDepth]) {
   const uint32_t warp = threadIdx.x / 32, at = work.begin(warp);
@@ -132,22 +137,30 @@ __device__ __forceinline__ void sum_run(const Nf4Gemv& p, const Shared& s, const
   float sum[4] = {};
 #pragma unroll 1
   while (left != 0) {
-    const uint32_t first = chunk * kChunk, slot = tile + threadIdx.x / 32;
-    const bool quick = item.quick;
+    const uint32_t first = chunk * kChunk, slot = tile + threadIdx.x / 32, blocks = blocks_of<kOrder>(p, chunk);
+    const bool quick = item.quick, halves = blocks > kDepth;  // two of them, or one
     float scale[4];
     if (quick) {
-      decode_scales(scale, p, s.table, s.tiles, tile, chunk, item);
-      sum_half<T, kTiled, 0>(sum, ring, p, s, x, scale, first, item.codes + kDepth * block_stride<kTiled>(), true);
+      decode_scales<kOrder>(scale, p, s.table, s.tiles, tile, chunk, item);
+      if (halves) {
+        const uint8_t* const codes = item.codes + kDepth * block_stride<kOrder>();
+        sum_half<T, kOrder, 0>(sum, ring, p, s, x, scale, first, blocks, codes, blocks - kDepth);
+      }
     } else {
       sum_short_item<T>(sum, p, s, x, item.place, first);
     }
     if (++chunk == p.chunks) chunk = 0, ++tile;
     item.quick = false;
-    if (--left != 0) item = item_at<kTiled>(p, s.tiles.places[tile], chunk);
+    if (--left != 0) item = item_at<kOrder>(p, s.tiles.places[tile], chunk);
+    const uint32_t ahead = left_of<kOrder>(p, item, chunk);
     if (quick) {
-      sum_half<T, kTiled, kDepth>(sum, ring, p, s, x, scale, first, item.codes, item.quick);
+      if (halves) {
+        sum_half<T, kOrder, kDepth>(sum, ring, p, s, x, scale, first, blocks, item.codes, ahead);
+      } else {
+        sum_half<T, kOrder, 0>(sum, ring, p, s, x, scale, first, blocks, item.codes, ahead);
+      }
     } else {
-      load_ring<kTiled>(ring, p, item);
+      load_ring<kOrder>(ring, p, item, chunk);
     }
     if (chunk != 0 && left != 0) continue;
     leave_share(s, sum, slot, rows);
@@ -182,11 +195,11 @@ __device__ __forceinline__ void write_tiles(const Nf4Gemv& p, const Shared& s, c
   }
 }
 
-template <typename T, bool kTiled>
+template <typename T, Order kOrder>
 __global__ void __launch_bounds__(kThreads, 1)
     nf4_gemv_rows_kernel(const __grid_constant__ Nf4Gemv p, const T* x, void* y, int rows, uint32_t most_tiles,
                          uint32_t share_bytes, bool staged) {
-  extern __shared__ __align__(16) uint8_t memory[];
+  LOCALQ_DYNAMIC_MEMORY(memory);
   uint8_t* const rest = memory + kTableBytes;
   const Work work = work_of(p);
   const uint32_t warp = threadIdx.x / 32, at = work.begin(warp), tile = at / p.chunks;
@@ -202,17 +215,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   Item item = {};
   if (at < work.begin(warp + 1)) {
-    item = item_at<kTiled>(p, place_of(p, work.unit + tile / p.parts, tile % p.parts), at % p.chunks);
+    item = item_at<kOrder>(p, place_of(p, work.unit + tile / p.parts, tile % p.parts), at % p.chunks);
   }
   uint4 ring[kDepth];
-  load_ring<kTiled>(ring, p, item);
+  load_ring<kOrder>(ring, p, item, at % p.chunks);
   fill_table<T>(s.table, p.code_map, p.nested_map);
   fill_tiles(s.tiles, p, work.unit, work.tiles, nested, place);
   dependency_wait();
   release_dependents();
   if (staged) stage(s, x, rows, p.blocks);
   __syncthreads();
-  sum_run<T, kTiled>(p, s, x_source(s, x, rows, p.blocks), work, rows, item, ring);
+  sum_run<T, kOrder>(p, s, x_source(s, x, rows, p.blocks), work, rows, item, ring);
   __syncthreads();
   // From shared memory, because there were no registers to keep it in through the products.
   write_tiles<T>(p, s, {s.tiles.range[0], s.tiles.range[1], p.chunks}, rows, y);
@@ -233,7 +246,10 @@ void launch_typed(const Nf4Gemv& p, const void* x, void* y, int rows, bool tiled
   const uint32_t table_bytes = (TileTable::bytes(tiles, p.blocks) + 15) / 16 * 16;
   const uint32_t x_bytes = rows * (p.blocks * kBlock * 2 + kRowPad);
   const bool staged = share_bytes + table_bytes + x_bytes <= budget;
-  auto* kernel = tiled ? nf4_gemv_rows_kernel<T, true> : nf4_gemv_rows_kernel<T, false>;
+  auto* kernel = nf4_gemv_rows_kernel<T, Order::kRowWise>;
+  if (tiled) {
+    kernel = p.blocks % kChunk == 0 ? nf4_gemv_rows_kernel<T, Order::kTiled> : nf4_gemv_rows_kernel<T, Order::kRagged>;
+  }
   launch(op, device, kernel, grid, kThreads, kTableBytes + share_bytes + table_bytes + (staged ? x_bytes : 0), stream,
          p, static_cast<const T*>(x), y, rows, tiles, share_bytes, staged);
 }
