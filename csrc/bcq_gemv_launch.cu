@@ -22,6 +22,7 @@ Arguments arguments_of(const BcqMatrix* matrices, int count, const void* fragmen
   p.extras = extras;
   p.parts = extras.activation == Activation::kNone ? 1 : 2;
   p.books = 1, p.in = uint32_t(first.in), p.runs = 1;
+  p.slots = p.met = 1;
   p.planes = uint32_t(first.planes), p.layers = p.planes + first.zero_point;
   p.groups = groups(first), p.group_shift = group_shift(first);
   const uint32_t positions = p.in / 8;

@@ -9,6 +9,7 @@
 #include "bind_gemv.h"
 #include "hadamard.h"
 #include "vq_dequantize.h"
+#include "vq_experts.h"
 #include "vq_gemv.h"
 
 namespace py = pybind11;
@@ -22,6 +23,8 @@ using Book = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t
 using Matrix = std::tuple<std::vector<Book>, uintptr_t, bool, float, int64_t, int64_t>;
 // codes, codebook, entries, length, stride, before, tile_positions
 using Tiled = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
+// a matrix like all, places, experts, shared
+using Stack = std::tuple<Matrix, uintptr_t, int64_t, bool>;
 // words, how many
 using Workspace = std::pair<uintptr_t, int64_t>;
 
@@ -36,9 +39,42 @@ VqMatrix vq_matrix(const Matrix& matrix) {
   return w;
 }
 
+VqExperts vq_stack(const Stack& stack) {
+  const auto& [like, places, experts, shared] = stack;
+  return {vq_matrix(like), pointer<const VqPlace>(places), experts, shared};
+}
+
+void bind_experts_of_vq(py::module_& m) {
+  m.def(
+      "vq_experts_gate_up",
+      [](uintptr_t x, const Stack& stack, const Workspace& workspace, uintptr_t chosen, int active, int norm,
+         uintptr_t norm_weight, float eps, uintptr_t y, int type, int device, uintptr_t stream) {
+        const GemvExtras extras = gemv_extras(norm, norm_weight, eps, 0, 0, {}, false);
+        const VqWorkspace meeting = {pointer<uint32_t>(workspace.first), workspace.second};
+        vq_experts_gate_up(vq_stack(stack), extras, meeting, pointer<const int32_t>(chosen), active,
+                           pointer<const void>(x), pointer<void>(y), static_cast<Type>(type), device,
+                           stream_of(stream));
+      },
+      py::arg("x"), py::arg("stack"), py::arg("workspace"), py::arg("chosen"), py::arg("active"), py::arg("norm"),
+      py::arg("norm_weight"), py::arg("eps"), py::arg("y"), py::arg("type"), py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "vq_experts_down",
+      [](uintptr_t x, const Stack& stack, const Workspace& workspace, uintptr_t chosen, uintptr_t weights, int active,
+         uintptr_t residual, uintptr_t y, int type, int device, uintptr_t stream) {
+        const VqWorkspace meeting = {pointer<uint32_t>(workspace.first), workspace.second};
+        vq_experts_down(vq_stack(stack), meeting, pointer<const int32_t>(chosen), pointer<const float>(weights), active,
+                        pointer<const void>(x), pointer<const void>(residual), pointer<void>(y),
+                        static_cast<Type>(type), device, stream_of(stream));
+      },
+      py::arg("x"), py::arg("stack"), py::arg("workspace"), py::arg("chosen"), py::arg("weights"), py::arg("active"),
+      py::arg("residual"), py::arg("y"), py::arg("type"), py::arg("device"), py::arg("stream"));
+}
+
 }  // namespace
 
 void bind_vq(py::module_& m) {
+  bind_experts_of_vq(m);
   m.def(
       "vq_gemv",
       [](uintptr_t x, const std::vector<Matrix>& matrices, const Workspace& workspace, uintptr_t y, int type, int rows,

@@ -17,14 +17,43 @@ constexpr double kRoundCycles = kRows == 1   ? 13
 constexpr double kTableCycles = 1900;               // a table made
 constexpr double kJoinCycles = 2500;                // sums of slices joined,
 constexpr double kGroupCycles = 700;                // kTogether of them at a time
+constexpr double kWorth = 1.01;                     // times a cost: what less than that is, the estimate cannot tell
+constexpr double kItemShare = 0.1;  // of load/store: sums and addresses of an item over the look-ups of a whole one
 
 inline uint32_t ceil_div(uint32_t a, uint32_t b) {
   return (a + b - 1) / b;
 }
 
+// Sizes of a book of a matrix with `in` columns.
+inline void check_sizes(const char* op, const VqBook& book, int64_t in) {
+  const bool power = book.stride == 2 || book.stride == 4 || book.stride == 8 || book.stride == 16;
+  require(power && in % book.stride == 0, op, "stride", book.stride, "must be 2, 4, 8 or 16 and divide in");
+  require(book.steps == 1 || book.steps == 2, op, "steps", book.steps, "must be 1 or 2");
+  const bool within = book.before >= 0 && book.before + in / book.stride <= book.tile_positions;
+  require(within && book.tile_positions < 1 << 26, op, "tile_positions", book.tile_positions, "does not fit");
+}
+
+// The books of all matrices of a launch, and how columns are cut.
+inline void add_books(Arguments& p, const VqMatrix& w) {
+  p.books = uint32_t(w.books), p.in = uint32_t(w.in);
+  uint32_t widest = 0;
+  for (int b = 0; b < w.books; ++b) {
+    const VqBook& book = w.book[b];
+    uint32_t shift = 1;
+    while (1u << shift < book.stride) ++shift;
+    p.book[b] = {uint32_t(book.stride), shift,
+                 uint32_t(book.steps),  uint32_t(w.in / book.stride),
+                 uint32_t(book.before), uint32_t(book.tile_positions) * kTile};
+    widest = std::max(widest, p.book[b].stride);
+  }
+  p.unit_columns = kGroup * widest;
+  p.slice_units = ceil_div(p.in, p.unit_columns);
+}
+
 struct Cut {
   uint32_t stripes = 0, tables = 0, x_stride = 0, tiles = 0, steps = 0, shared = 0, copies = 1;
-  double cycles = 0;
+  double cycles = 0;      // by positions, as it was measured with tables that are full, or nearly so
+  double with_items = 0;  // the same where an item costs its sums too, however few positions it has
 };
 
 // The launch with so many slices and copies of sums; no stripes where it does not fit. Kernels: whose it is, by name.
@@ -41,39 +70,50 @@ Cut cut_of(const Arguments& p, uint32_t slices, uint32_t copies, const VqWorkspa
   Cut cut;
   cut.x_stride = columns + kReach, cut.steps = made * p.runs + 1, cut.copies = copies;
   const auto shared = [&](uint32_t tables, uint32_t tiles) {
-    return shared_bytes<kRows>(tables, cut.steps, cut.x_stride, tiles) +
+    return p.own_bytes + shared_bytes<kRows>(tables, cut.steps, cut.x_stride, tiles) +
            layer_bytes<kRows>(p, copies, cut.x_stride, tiles);
   };
   const uint32_t least = shared(1, p.parts);
   if (least > budget) return cut;
   const uint32_t most_units = (budget - least) / (least - shared(1, 0)) + 1;
-  const uint32_t held = facts.multiprocessors / slices;  // stripes that the device runs at once
+  const uint32_t sums = slices * p.met, together = slices * p.slots;
+  const uint32_t held = std::max(facts.multiprocessors / together, sums == 1 ? 1u : 0u);  // stripes that run at once
   if (held == 0) return cut;
   const uint32_t waves = ceil_div(p.units, held * most_units);
   cut.stripes = std::min(p.units, held * waves);
   cut.tiles = ceil_div(p.units, cut.stripes) * p.parts;
-  if (slices > 1 && int64_t(cut.stripes) * slices * cut.tiles * kTile * kRows > workspace.words) return Cut{};
+  if (sums > 1 && int64_t(cut.stripes) * together * cut.tiles * kTile * kRows > workspace.words) return Cut{};
   cut.tables = cut.steps > 2 && shared(2, cut.tiles) <= budget ? 2 : 1;
   cut.shared = std::max(alone, shared(cut.tables, cut.tiles));
   const uint32_t items = kRows == 8 ? ceil_div(cut.tiles, 2) : cut.tiles;
   const double rounds = ceil_div(items * copies, kWarps) * double(p.layers) / copies, runs = p.parts == 2 ? p.runs : 1;
   cut.cycles = waves * (rounds * words * kRoundCycles<kRows> + made * runs * kTableCycles);
-  if (slices > 1) cut.cycles += kJoinCycles + kGroupCycles * p.parts * ceil_div(slices, kTogether);
+  if (sums > 1) cut.cycles += kJoinCycles + kGroupCycles * p.parts * ceil_div(sums, kTogether);
+  const double counted = (words + kItemShare * made * positions_of_table<kRows>()) / (1 + kItemShare);
+  cut.with_items = cut.cycles + waves * rounds * (counted - words) * kRoundCycles<kRows>;
   return cut;
 }
 
-// The cheapest; none where nothing fits. Of 1, 2, 4, .. slices, or where they are few and long, of any number.
+// The cheapest; none where nothing fits. Where slices are few and long, of any number of them. Else of 1, 2, 4, .., as
+// it was measured, unless another number is worth it: of 5,120 columns 10 slices fill a table each, which 8 and 16
+// cannot.
 template <typename Kernels, int kRows>
 Cut best_cut(Arguments& p, const VqWorkspace& workspace, int device) {
   Cut best;
   const uint32_t most = std::min(kMostSlices, p.slice_units);
-  for (uint32_t slices = 1; slices <= most; slices = Kernels::kFewSlices ? slices + 1 : 2 * slices) {
+  const auto consider = [&](uint32_t slices, double Cut::* cost, double worth) {
     for (const uint32_t copies : {1u, p.layers}) {
       const Cut cut = cut_of<Kernels, kRows>(p, slices, copies, workspace, device);
-      if (cut.stripes == 0 || (best.stripes != 0 && cut.cycles >= best.cycles)) continue;
+      if (cut.stripes == 0 || (best.stripes != 0 && worth * (cut.*cost) >= best.*cost)) continue;
       best = cut;
       p.slices = slices;
     }
+  };
+  for (uint32_t slices = 1; slices <= most; slices = Kernels::kFewSlices ? slices + 1 : 2 * slices) {
+    consider(slices, &Cut::cycles, 1);
+  }
+  for (uint32_t slices = 3; slices <= most && !Kernels::kFewSlices; ++slices) {
+    if ((slices & (slices - 1)) != 0) consider(slices, &Cut::with_items, kWorth);
   }
   return best;
 }

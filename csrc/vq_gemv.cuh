@@ -67,6 +67,10 @@ struct Arguments {
   int rows;
   bool scales_bf16;
   uint32_t* meeting;  // [stripes][slices][tiles * 16 * kRows]
+  // Of experts (vq_experts.cuh), of which a block works on one: problems that share the device, how many of them meet
+  // in a result, and where the block's begins among all stripes, or among all slices.
+  uint32_t slots, met, first_stripe, first_slice;
+  uint32_t own_bytes;  // of shared memory, for the block's own arguments
   // Of bcq_gemv. A tile has `planes` codes for each position, and `layers` scales for each of its `groups` groups of
   // 1 << group_shift positions: those of the planes, and the zero point where there is one. `copies` of the block's
   // sums, one for each layer or one.
@@ -74,7 +78,7 @@ struct Arguments {
 };
 
 __device__ __forceinline__ uint32_t stripe_of(const Arguments& p) {
-  return blockIdx.x / p.slices;
+  return blockIdx.x / p.slices - p.first_stripe;
 }
 __device__ __forceinline__ uint32_t slice_of(const Arguments& p) {
   return blockIdx.x % p.slices;
@@ -103,7 +107,7 @@ __device__ __forceinline__ uint32_t tables_of(const Positions& at) {
 
 template <int kRows>
 __device__ __forceinline__ Span span_of(const Arguments& p) {
-  const uint32_t slice = slice_of(p), stripe = stripe_of(p);
+  const uint32_t slice = slice_of(p) - p.first_slice, stripe = stripe_of(p);
   Span span = {};
   span.begin = p.stripe_share.begin(stripe);
   span.count = p.stripe_share.begin(stripe + 1) - span.begin;

@@ -24,11 +24,7 @@ void check_matrix(const VqMatrix& w, const VqMatrix& first) {
   require_aligned(w.scales, 2, kOp, "scales");
   for (int b = 0; b < w.books; ++b) {
     const VqBook& book = w.book[b];
-    const bool power = book.stride == 2 || book.stride == 4 || book.stride == 8 || book.stride == 16;
-    require(power && w.in % book.stride == 0, kOp, "stride", book.stride, "must be 2, 4, 8 or 16 and divide in");
-    require(book.steps == 1 || book.steps == 2, kOp, "steps", book.steps, "must be 1 or 2");
-    const bool within = book.before >= 0 && book.before + w.in / book.stride <= book.tile_positions;
-    require(within && book.tile_positions < 1 << 26, kOp, "tile_positions", book.tile_positions, "does not fit");
+    check_sizes(kOp, book, w.in);
     const VqBook& other = first.book[b];
     require(book.stride == other.stride && book.steps == other.steps && book.before == other.before &&
                 book.tile_positions == other.tile_positions,
@@ -38,25 +34,9 @@ void check_matrix(const VqMatrix& w, const VqMatrix& first) {
   }
 }
 
-void add_books(Arguments& p, const VqMatrix& w) {
-  p.books = uint32_t(w.books), p.in = uint32_t(w.in);
-  uint32_t widest = 0;
-  for (int b = 0; b < w.books; ++b) {
-    const VqBook& book = w.book[b];
-    uint32_t shift = 1;
-    while (1u << shift < book.stride) ++shift;
-    p.book[b] = {uint32_t(book.stride), shift,
-                 uint32_t(book.steps),  uint32_t(w.in / book.stride),
-                 uint32_t(book.before), uint32_t(book.tile_positions) * kTile};
-    widest = std::max(widest, p.book[b].stride);
-  }
-  p.unit_columns = kGroup * widest;
-  p.slice_units = ceil_div(p.in, p.unit_columns);
-}
-
 Arguments arguments_of(const VqMatrix* matrices, int count, const GemvExtras& extras) {
   Arguments p = {};
-  p.layers = 1;
+  p.layers = p.slots = p.met = 1;
   p.extras = extras;
   p.parts = extras.activation == Activation::kNone ? 1 : 2;
   p.scales_bf16 = matrices[0].scales_bf16;

@@ -41,10 +41,10 @@ LAST_FORMATS = {  # what runs but is offered behind all else, and why
     "bcq": "made without a text, which costs quality",
 }
 MADE_FORMATS = ("nf4", "vq2", "bcq", "squeezellm")  # formats that NAME@FORMAT makes here where nobody publishes it
-EXPERTS_ON_A_GPU = frozenset({"bf16", "fp16", "nf4", "mxfp4"})  # of mixtures; others are dequantized on a CPU
-NO_SEARCH_OF_EXPERTS = (  # why formats that are fitted to a text are not made of mixtures
-    "it is a mixture of experts, of which a calibration text visits some so seldom that 2 bits of them would be a guess"
-)
+# Of mixtures; others are dequantized on a CPU.
+EXPERTS_ON_A_GPU = frozenset({"bf16", "fp16", "nf4", "mxfp4", "vq2", "aqlm"})
+NO_SEARCH_OF_EXPERTS = "gate and up of its experts alternate and have biases, and experts in 2 bits have neither"
+NO_WEIGHING_OF_EXPERTS = "the columns of mixtures of experts are not weighed on a text"
 FULL_PRECISION = ("bf16", "fp16")
 
 _HUB_PREFIX = re.compile(r"^(https?://)?(www\.)?(huggingface\.co|hf\.co)/+", re.IGNORECASE)
@@ -139,6 +139,8 @@ def not_yet(arch: Architecture, format: str, device: str = "auto") -> str | None
         return f"the {arch.model_type} architecture does not run in this version yet"
     if format not in RUNNABLE_FORMATS:
         return f"the {format} format does not run in this version yet"
+    if arch.model_type == "gpt_oss" and format in ("vq2", "aqlm"):
+        return f"{NO_SEARCH_OF_EXPERTS} ({format})"
     if arch.experts and device != "cpu" and format not in EXPERTS_ON_A_GPU:
         return f"experts in {format} run with --device cpu alone, slowly: no kernel reads them"
     return None
@@ -150,7 +152,7 @@ def made_formats(entry: ModelEntry) -> tuple[str, ...]:
         return ()
     if entry.base_format == "mxfp4":  # experts, the rest in 16 bit
         return ("nf4",)
-    return tuple(format for format in MADE_FORMATS if format not in ("vq2", "bcq") or not entry.arch.experts)
+    return tuple(format for format in MADE_FORMATS if format != "bcq" or not entry.arch.experts)
 
 
 def _lookup(name: str) -> ModelEntry | None:
@@ -197,7 +199,7 @@ def _no_such_format(entry: ModelEntry, format: str) -> LocalqError:
     formats = dict.fromkeys((*(source.format for source in entry.sources), *made_formats(entry)))
     offers = ", ".join(f"{entry.name}@{each}" for each in formats)
     why = f"there are no {format!r} weights of it, and localq does not make them"
-    if entry.arch.experts and format == "vq2":
+    if entry.base_format == "mxfp4" and format == "vq2":
         why += f": {NO_SEARCH_OF_EXPERTS}"
     return LocalqError(entry.name, why, f"There is {offers}.", ExitCode.UNKNOWN_MODEL)
 

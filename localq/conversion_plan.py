@@ -66,7 +66,7 @@ def plan_jobs(tensors: dict[str, TensorInfo], module: ModuleType, kind: str, mod
     """What becomes of each tensor, in the order in which they are worked on."""
     jobs = []
     for name, source in sorted(tensors.items(), key=lambda item: _natural(item[0])):
-        experts = _experts(name, source.shape, model_type)
+        experts = experts_of(name, source.shape, model_type)
         if (experts or is_block_linear(name, source.shape)) and source.shape[-1] % module.BLOCK == 0:
             prefixes = [each for expert in experts for each in expert] or [name.removesuffix(".weight")]
             rows = source.shape[-2] // len(experts[0]) if experts else source.shape[0]
@@ -76,7 +76,7 @@ def plan_jobs(tensors: dict[str, TensorInfo], module: ModuleType, kind: str, mod
         else:
             # What GGUF stores is dequantized to float32; bfloat16 is the type that these models were published in.
             kept = info(torch.bfloat16, source.shape) if kind == "gguf" else source
-            jobs.append(Job(name, source, {_published(name, model_type): kept}, quantized=False))
+            jobs.append(Job(name, source, {published(name, model_type): kept}, quantized=False))
     return jobs
 
 
@@ -85,7 +85,7 @@ def maker_of(module: Any, prefix: str) -> Any:
     return module.of_matrix(prefix) if hasattr(module, "of_matrix") else module
 
 
-def _experts(name: str, shape: tuple[int, ...], model_type: str) -> tuple[tuple[str, ...], ...]:
+def experts_of(name: str, shape: tuple[int, ...], model_type: str) -> tuple[tuple[str, ...], ...]:
     """Of the stack `name`, the prefixes of each expert's matrices; empty where it is none that can be taken apart."""
     match = _STACK.fullmatch(name) if model_type in _PUBLISHED and len(shape) == 3 and all(shape) else None
     if match is None:
@@ -97,7 +97,7 @@ def _experts(name: str, shape: tuple[int, ...], model_type: str) -> tuple[tuple[
     return tuple(tuple(f"{match[1]}{home}.experts.{expert}.{part}" for part in parts) for expert in range(shape[0]))
 
 
-def _published(name: str, model_type: str) -> str:
+def published(name: str, model_type: str) -> str:
     """A router that the source calls as transformers 5 does, as the files of this family call it."""
     home = _PUBLISHED[model_type][0] if model_type in _PUBLISHED else "mlp"
     return name.replace(".mlp.gate.", f".{home}.gate.")

@@ -10,6 +10,13 @@ import math
 import re
 
 from localq.architecture import MODEL_TYPES, Architecture, Linears
+from localq.book_sizes import FRAGMENT_BYTES as FRAGMENT_BYTES
+from localq.book_sizes import MEETING_BYTES as MEETING_BYTES
+from localq.book_sizes import MIX as MIX
+from localq.book_sizes import MOST_FRAGMENTS as MOST_FRAGMENTS
+from localq.book_sizes import expert_tables as expert_tables
+from localq.book_sizes import opens_expert, small_books
+from localq.book_sizes import vq2_books as vq2_books
 from localq.errors import usage_error
 from localq.placement import Placement
 
@@ -33,10 +40,6 @@ UNPACK_BYTES = {
     "awq": 64 * MIB,
     "gptq": 64 * MIB,
 }
-# Of vq2 besides its weights: codewords as operands (`vq_tiles.fragments`), 16 weights of each of the 256 of a book, and
-# where slices of columns meet (`kernels.vq.meeting_place`).
-FRAGMENT_BYTES, MEETING_BYTES = 2 * 256 * 16, 8 * MIB
-MOST_FRAGMENTS = 4  # of a matrix: two books of up to 32 weights, which it may have for itself
 SPARE_BYTES = 32 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unused
 # Where a soft cap rules out fused attention: scores of a block of queries, and copies, in 16 bit.
 SCORES_BYTES = 80 * MIB
@@ -45,7 +48,6 @@ MOST_SPLITS, CLUSTER = 64, 8  # attention: parts of a kv head's slots (csrc/atte
 # Per entry of the vocabulary, a bit of a mask apart: seen, breakers, matches, its place in a list; and besides.
 SAMPLER_BYTES, SAMPLER_FIXED = 14, 12_848
 LOGITS_BYTES = 6  # per entry of the vocabulary: a row in 16 bit and in f32
-MIX = "mix"  # before the bits per weight, where schemes of vq2 (of codes alone) or bcq (of all) are mixed: "mix2.27"
 BCQ_GROUPS = (32, 64, 128, 256, 512)  # columns that share scales
 _PLAIN = ("bf16", "fp16", "gguf")
 
@@ -119,22 +121,15 @@ def linear_bytes(linear: Linears, format: str, scheme: str = "") -> int:
         bits = math.ceil(math.log2(main)) + (math.ceil(math.log2(residual)) if residual else 0)
         # per input column: int16 permutation, 16-bit scale and bias
         return -(-rows // length) * columns * bits // 8 + 2 * length * (main + residual) + 6 * columns
-    if format == "vq2":  # with signs and codebooks of its own, which is the most that a matrix takes
+    if format == "vq2":  # with signs and codebooks of its own, the most that a matrix takes; not of gate, up of experts
         if mix := re.fullmatch(rf"{MIX}(\d(?:\.\d+)?)", scheme):  # two books of 16 weights at most
             codes = math.ceil(n * float(mix[1]) / 8) + 2 * 2 * 256 * 16
         else:
-            codes = sum(rows * -(-columns // stride) + 2 * 256 * length for stride, length in vq2_books(scheme))
-        return codes + 2 * rows + -(-columns // 8)
+            share = 2 if opens_expert(linear) else 1
+            pairs = vq2_books(scheme)
+            codes = sum(rows * -(-columns // stride) + 2 * 256 * length // share for stride, length in pairs)
+        return codes + 2 * rows + (0 if opens_expert(linear) else -(-columns // 8))
     raise usage_error(f"{format} {scheme}".strip(), "the size of this format is not known")
-
-
-def vq2_books(scheme: str) -> list[tuple[int, int]]:
-    """(stride, length) of the codebooks of a scheme of vq2: "s4l16", or with two "s4l16+s8l16"; "" is "s4l16"."""
-    books = [re.fullmatch(r"s(2|4|8|16)l(\d{1,2})", part) for part in (scheme or "s4l16").split("+")]
-    found = [(int(match[1]), int(match[2])) for match in books if match]
-    if not 1 <= len(books) == len(found) <= 2 or any(n % s or not s <= n <= 32 for s, n in found):
-        raise usage_error(f"vq2 {scheme}", "this is no scheme of vq2", "One is s4l16, or with two books s4l16+s8l16.")
-    return found
 
 
 def bcq_scheme(scheme: str) -> tuple[int, int, bool]:
@@ -186,7 +181,7 @@ def fixed_bytes(
         "weights": weights,
         "embedding": 0 if placement.embed == "host" else itemsize * arch.embedding_parameters,
         "head": head_bytes(arch, placement.head, itemsize),
-        "tables": _fixed_tables(arch, format),
+        "tables": _fixed_tables(arch, format, scheme),
         "scratch": _scratch(arch, format, itemsize),
         "step_buffers": _step_buffers(arch, itemsize),
         "attention_workspace": _attention_workspace(arch),
@@ -214,21 +209,25 @@ def _launches(arch: Architecture, format: str) -> int:
     return 11 if format == "vq2" else 6 if arch.experts else 5  # vq2: norms and rotations; experts: a router
 
 
-def _fixed_tables(arch: Architecture, format: str) -> int:
+def _fixed_tables(arch: Architecture, format: str, scheme: str) -> int:
     """Tables that the context does not lengthen."""
     norms = 4 * arch.other_parameters if "four_norms" in MODEL_TYPES[arch.model_type] else 0  # 1 + weight in f32
     if arch.model_type == "gpt_oss":  # the weight in f32
         norms = 4 * arch.hidden * (2 * arch.layers + 1)
     if format == "bcq":
         return norms + MEETING_BYTES + FRAGMENT_BYTES
-    if format != "vq2":
+    most = MOST_FRAGMENTS if format == "vq2" else small_books(format, scheme)
+    if not most:
         return norms
-    return norms + MEETING_BYTES + MOST_FRAGMENTS * FRAGMENT_BYTES * sum(each.count for each in arch.linears)
+    dense = most * FRAGMENT_BYTES * sum(each.count for each in arch.linears if not each.expert)
+    experts = sum(expert_tables(each, format, scheme) for each in arch.linears if each.expert)
+    return norms + MEETING_BYTES + dense + experts
 
 
 def _scratch(arch: Architecture, format: str, itemsize: int) -> int:
     """What prefill holds besides the masks: dequantized weights, and all that a chunk computes."""
-    largest = max(_slab_weights(each) if _format_of(arch, each, format) not in _PLAIN else 0 for each in arch.linears)
+    formats = ((each, _format_of(arch, each, format)) for each in arch.linears)
+    largest = max(_slab_weights(each, of) if of not in _PLAIN else 0 for each, of in formats)
     chunk = _chunk(arch, itemsize) * 9 // 8  # an eighth lies in between
     if format in ("vq2", "gptq"):  # the inputs of a Linear, rotated, or in the order of its groups
         chunk += itemsize * PREFILL_CHUNK * max(each.columns for each in arch.linears)
@@ -236,9 +235,11 @@ def _scratch(arch: Architecture, format: str, itemsize: int) -> int:
     return slab_bytes(largest, itemsize) + unpacking + chunk + SPARE_BYTES
 
 
-def _slab_weights(linear: Linears) -> int:
-    """The most weights that a product with such a matrix needs dequantized: of an expert, gate and up are one."""
-    return linear.rows * linear.columns * (2 if linear.expert and linear.name == "gate, up" else 1)
+def _slab_weights(linear: Linears, format: str) -> int:
+    """The most weights that a product with such a matrix needs dequantized: of an expert, gate and up are one, but in
+    codebooks two."""
+    together = linear.expert and linear.name == "gate, up" and format not in ("vq2", "aqlm")
+    return linear.rows * linear.columns * (2 if together else 1)
 
 
 def _chunk(arch: Architecture, itemsize: int) -> int:

@@ -85,7 +85,7 @@ def check_can_make(format: str, source: str = "") -> None:
     """Raises LocalqError: exit 7 where `format` needs the compiled part and it was not built, 2 where it is not made of
     a model like `source`, as far as the catalogue knows that one."""
     entry = catalog.resolve(source).entry if source and format in CALIBRATED else None
-    if entry is not None and entry.arch.experts:
+    if entry is not None and entry.arch.model_type == "gpt_oss":
         raise usage_error(source, catalog.NO_SEARCH_OF_EXPERTS, "Use --format nf4.")
     if format in CALIBRATED and importlib.util.find_spec("localq._C") is None:
         raise cannot_search(format, "this installation was built without it")

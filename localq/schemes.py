@@ -93,7 +93,7 @@ def _vq2(files: ModelFiles) -> str:
     try:
         arch = Architecture.from_config(files.config)
         for prefix in (name.removesuffix(".codes") for name in shapes if name.endswith(".codes")):
-            columns = arch.columns_of(prefix.rpartition(".")[2]) or 0
+            columns = columns_of(arch, prefix) or 0
             suffixes = [each for each in ("", "_2") if f"{prefix}.codes{each}" in shapes]
             scheme = "+".join(_vq2_book(shapes, prefix, each, columns) for each in suffixes)
             footprint.vq2_books(scheme or "none")
@@ -112,6 +112,15 @@ def _vq2_book(shapes: dict[str, tuple[int, ...]], prefix: str, suffix: str, colu
     if len(codes) != 2 or len(book) != 2 or codes[1] < 1 or columns % codes[1]:
         return ""
     return f"s{columns // codes[1]}l{book[1]}"
+
+
+def columns_of(arch: Architecture, prefix: str) -> int | None:
+    """Columns of the Linear `prefix` of a checkpoint; None for one not known. Of a model with both, the down projection
+    of an expert is not as wide as that of a dense layer."""
+    name = prefix.rpartition(".")[2]
+    if ".experts." in prefix and name in ("down_proj", "w2"):
+        return arch.expert_intermediate or None
+    return arch.columns_of(name)
 
 
 def codebook_name(names: Container[str], prefix: str, suffix: str) -> str | None:

@@ -82,10 +82,18 @@ class Cost:
 def tokens_per_s(
     arch: Architecture, format: str, scheme: str, placement: Placement, machine: Machine, live: float = LIVE
 ) -> float | None:
-    """Decoding one conversation at `live` positions; None where no kernel of the format was measured."""
-    if product_kernel(format, scheme) is None:
+    """Decoding one conversation at `live` positions; None where no kernel of the format was measured, or none for
+    experts in it."""
+    kernel = product_kernel(format, scheme)
+    if kernel is None or (arch.experts and not _of_experts(arch, format, scheme)):
         return None
     return 1e6 / sum(_launches(arch, format, scheme, placement, machine, live))
+
+
+def _of_experts(arch: Architecture, format: str, scheme: str) -> bool:
+    """Was it measured how long products with chosen experts take?"""
+    kernel = product_kernel(footprint.format_of_experts(arch, format), scheme)
+    return kernel == "16 bit" or f"{kernel} experts" in measured.PRODUCTS
 
 
 def bytes_per_token(arch: Architecture, format: str, scheme: str, placement: Placement) -> int:

@@ -61,6 +61,9 @@ def convert(request: Request, on_progress: OnProgress | None = None, say: Say | 
         raise usage_error("--calibration", "the text is shorter than one window", "Give a longer one.")
     with _opened(request) as checkpoint, torch.no_grad():
         model = Source(source, checkpoint, ARCHITECTURES[model_type], request.device, request.seed)
+        if request.bits is not None and model.model.config.experts:
+            why = "bits are not mixed among the matrices of a mixture of experts"
+            raise usage_error("--bits", why, "Give 2, 2.5, 3 or 4.")
         note = origin(source, checkpoint, model.origin)
         work = _Work(request, model, checkpoint)
         task = task_of(request, work.planned)
@@ -260,10 +263,11 @@ class _Work:
 
     def _pass(self, index: int, streams: Streams, shard: Shard) -> None:
         """Through a layer that was made before."""
-        request, root = self._request, self._model.root(index)
+        request, model = self._request, self._model
         stored = in_memory(load_file(request.out / shard.name), request.source.config)
-        packed = {name: self._target.from_checkpoint(stored, root + name) for name in self._model.linears}
-        others = {name: stored.read(key) for name, key in self._model.other_names(index).items()}
+        prefixes = {name: model.prefix(index, name) for name in model.linears(index)}
+        packed = {name: self._target.from_checkpoint(stored, prefix) for name, prefix in prefixes.items()}
+        others = {name: stored.read(key) for name, key in model.other_names(index).items()}
         others = others if request.tuning.steps else {}
         pass_layer(self._model.block(index), packed, others, streams, self._settings)
         self._check_range(index, streams)

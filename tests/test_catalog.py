@@ -209,8 +209,11 @@ def test_find_takes_names_and_aliases_only():
 def test_what_this_version_cannot_run_is_said_plainly():
     assert catalog.not_yet(catalog.find("llama-3.1-8b").arch, "nf4") is None
     assert "hqq format" in catalog.not_yet(catalog.find("llama-3.1-8b").arch, "hqq")
-    assert "experts in aqlm" in catalog.not_yet(catalog.find("mixtral-8x7b").arch, "aqlm")
-    assert catalog.not_yet(catalog.find("mixtral-8x7b").arch, "aqlm", "cpu") is None
+    mixtral, oss = (catalog.find(name).arch for name in ("mixtral-8x7b", "gpt-oss-20b"))
+    assert "experts in gptq" in catalog.not_yet(mixtral, "gptq")
+    assert catalog.not_yet(mixtral, "gptq", "cpu") is None
+    assert [catalog.not_yet(mixtral, format) for format in ("aqlm", "vq2")] == [None, None]
+    assert "alternate" in catalog.not_yet(oss, "vq2")
     assert catalog.not_yet(catalog.find("gpt-oss-20b").arch, "mxfp4") is None
 
 

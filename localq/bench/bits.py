@@ -57,6 +57,7 @@ def size_of(files: ModelFiles, head: str = "16", opened: Callable[[ModelFiles], 
         for target, stack in assignment.stacks.items():
             count += dense.pop(target)
             stored += stack.stored_bytes(checkpoint)
+            shared |= {key: checkpoint.tensors[key].nbytes for key in stack.shared}
         for path, entry in linears.items():
             count += dense.pop(f"{path}.weight")
             stored += entry.module.stored_bytes(checkpoint.tensors, entry.prefix)

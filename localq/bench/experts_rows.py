@@ -7,14 +7,14 @@ gate and up, and down behind each other, as a layer of a decode step has them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.bench import products
+from localq.bench import products, vq_rows
 from localq.bench.kernel_table import Row
 from localq.bench.kernel_timing import SEED, Bench, check, clones, type_name, wrong
 from localq.bench.nf4_weights import Weights
@@ -23,6 +23,8 @@ from localq.kernels import experts, mxfp4
 from localq.kernels.gemv import Norm
 from localq.kernels.mxfp4 import Mxfp4Matrix
 from localq.kernels.stacks import Mxfp4Stack, Nf4Stack, Stack, shape_of
+from localq.kernels.vq import VqBook, VqMatrix
+from localq.kernels.vq_experts import VqStack, vq_stack
 from localq.quant import mxfp4 as mxfp4_format
 
 HALF = torch.float16
@@ -76,9 +78,26 @@ def _stack(bench: Bench, mixture: Mixture, count: int, out: int, columns: int, s
     def random(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, dtype=torch.uint8, device=bench.device, generator=generator)
 
+    if mixture.format == "vq2":
+        return _in_codebooks(bench, count, out, columns, 2 if out == 2 * mixture.width else 1, seed)
     if mixture.format == "mxfp4":
         return Mxfp4Stack(random(0, 256, count, out, columns // 32, 16), random(118, 124, count, out, columns // 32))
     return Nf4Stack(Weights.random((count * out, columns), bench.device, seed).matrix, count)
+
+
+def _in_codebooks(bench: Bench, count: int, out: int, columns: int, parts: int, seed: int) -> VqStack:
+    """vq2 of 2 bits, with codebooks of every expert's own; of gate and up one."""
+    made = []
+    for expert in range(count):
+        seeds = (seed + 2 * expert + part for part in range(parts))
+        first, *others = (vq_rows.matrix(bench, out // parts, columns, each) for each in seeds)
+        made.append([first, *(replace(each, books=_books_of(first, each), factor=first.factor) for each in others)])
+    return vq_stack(made)
+
+
+def _books_of(first: VqMatrix, other: VqMatrix) -> tuple[VqBook, ...]:
+    pairs = zip(first.books, other.books, strict=True)
+    return tuple(replace(theirs, fragments=mine.fragments) for mine, theirs in pairs)
 
 
 def _operands(bench: Bench, mixture: Mixture) -> Operands:
@@ -102,6 +121,9 @@ def _operands(bench: Bench, mixture: Mixture) -> Operands:
 
 
 def _dense(stack: Stack, chosen: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    if isinstance(stack, VqStack):
+        return [torch.cat([vq_rows.weights_of(each) for each in stack.matrices[index]]).to(dtype)
+                for index in chosen.tolist()]  # fmt: skip
     _, out, columns = shape_of(stack)
     empty = [torch.empty(out, columns, dtype=dtype, device=chosen.device) for _ in chosen]
     return [experts.experts_dequantize(stack, index, to) for index, to in zip(chosen.tolist(), empty, strict=True)]

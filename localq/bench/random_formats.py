@@ -15,6 +15,7 @@ Codes are uniform, so codewords are read as evenly as can be. Scales are such th
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from localq.bench.random_tensors import SPREAD, Part, codes, constant, filled, n
 from localq.errors import usage_error
 from localq.models.decoder import Block, Decoder
 from localq.models.experts import Router
+from localq.models.opened import open_
 from localq.quant import bcq, int4_read, mxfp4, nf4, squeezellm, vptq, vptq_read, vq2
 from localq.quant.vq2 import Packed
 from localq.quantizer.books import universal
@@ -115,9 +117,10 @@ def _additive(target: Target, model: Decoder, paths: set[str], seed: int) -> dic
     found: dict[str, Part] = {}
     for index, block in enumerate(model.layers):
         assert isinstance(block, Block)
+        block = open_(copy.deepcopy(block))
         for group in groups_of(block):
-            homes = group.homes(target.shares)
-            for name in (each for each in group.names if f"layers.{index}.{each}" in paths):
+            homes, of_expert = group.homes(target.shares), group.expert is not None
+            for name in (each for each in group.names if of_expert or f"layers.{index}.{each}" in paths):
                 linear = block.get_submodule(name)
                 assert isinstance(linear, nn.Linear)
                 out, columns = linear.out_features, linear.in_features

@@ -58,7 +58,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Mixture:
-    """The experts of a layer in mxfp4 or nf4; `gate` and `interleaved` as of `kernels.experts.experts_gate_up`."""
+    """The experts of a layer in mxfp4, nf4 or vq2; `gate` and `interleaved` as of `kernels.experts.experts_gate_up`."""
 
     name: str
     hidden: int
@@ -132,6 +132,8 @@ STANDARD = Workload(
         Mixture("gpt-oss-20b", 2880, 2880, 32, 4, "mxfp4", "clamped", True),
         Mixture("qwen3-30b-a3b", 2048, 768, 128, 8, "nf4"),
         Mixture("mixtral-8x7b", 4096, 14336, 8, 2, "nf4"),
+        Mixture("qwen3-30b-a3b", 2048, 768, 128, 8, "vq2"),
+        Mixture("mixtral-8x7b", 4096, 14336, 8, 2, "vq2"),
     ),
 )
 

@@ -147,6 +147,25 @@ def _matrix(bench: Bench, out: int, columns: int, books: Books, seed: int) -> tu
     return VqMatrix(held, scales, factor, out, columns), weight
 
 
+def matrix(bench: Bench, out: int, columns: int, seed: int) -> VqMatrix:
+    """In vq2 of 2 bits, random."""
+    return _matrix(bench, out, columns, SCHEMES[VQ2], seed)[0]
+
+
+def weights_of(matrix: VqMatrix) -> Tensor:
+    """f32 [out, in] of a matrix as the kernels take it: back from tiles and fragments."""
+    total = None
+    for book in matrix.books:
+        positions = matrix.in_features // book.stride
+        codes = vq_tiles.untile(book.codes.flatten(), (matrix.out_features, book.tile_positions))
+        parts = book.fragments.float().view(16, book.steps, 8, 4, 2, 2, 2)  # m, k, g, t, upper columns, upper rows, i
+        codebook = parts.permute(0, 5, 2, 1, 4, 3, 6).reshape(1, 256, -1) * matrix.factor
+        own, length = codes[:, book.before : book.before + positions, None], codebook.shape[2]
+        total = dequantize_codes(own, codebook, book.stride, length, matrix.in_features, total)
+    assert total is not None  # there is at least one book
+    return total * matrix.scales[:, None].float()
+
+
 def _cloned(matrix: VqMatrix) -> VqMatrix:
     """With codes and scales of its own: what must not be found in a cache."""
     books = tuple(

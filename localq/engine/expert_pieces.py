@@ -18,13 +18,16 @@ import torch
 from torch import Tensor
 
 from localq.checkpoint import Checkpoint
+from localq.engine.shared import Shared
 from localq.errors import LocalqError, bad_file
 from localq.models.decoder import Decoder
 from localq.models.experts import Experts
 from localq.quant import FORMATS, mxfp4, nf4, shared_names
+from localq.quant.slabs import SlabLinear
 
 DENSE_DTYPES = ("float32", "bfloat16", "float16", "float64")
-ON_A_GPU = ("nf4", "mxfp4")  # formats whose experts, quantized one by one, can be the rows of one matrix there
+TALL = ("nf4", "mxfp4")  # formats whose experts, quantized one by one, are the rows of one matrix on a GPU
+LINEARS = ("aqlm", "vq2")  # and those whose experts stay Linears of their own, with the codebooks of each
 PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # parameter -> its parts, by rows
 _PIECE = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,3})\.(gate_proj|up_proj|down_proj)\.(.+)")
 _AGAIN = "Fetch the model again; if that does not help, its files do not belong together."
@@ -133,9 +136,13 @@ class Pieces:
         return weight.view(experts, out, columns)
 
     def placed_bytes(self, checkpoint: Checkpoint) -> list[int]:
-        """Bytes on a GPU of each tensor of `tall`. Raises LocalqError for a format that does not run there."""
+        """Bytes on a GPU of each tensor of `tall`, or of `linears` without what they share (`shared`). Raises
+        LocalqError for a format that does not run there."""
         self._refuse_others()
         experts, out, columns = self.shape(checkpoint)
+        if self.format in LINEARS:
+            own = (each.module.placed_bytes(checkpoint.tensors, each.prefix) for each in self.pieces.values())
+            return [int(size) for sizes in own for size in sizes]
         weights = experts * out * columns
         return [weights // 2, weights // mxfp4.BLOCK if self.format == "mxfp4" else 4 * weights // nf4.BLOCK]
 
@@ -160,8 +167,14 @@ class Pieces:
             codes[rows], scales[rows], dtype = packed.codes, nf4.absmax_f32(packed), packed.dtype
         return nf4.Packed(codes, scales.view(-1), None, None, None, (experts * out, columns), dtype)
 
+    def linears(self, held: Shared, place: Callable[[Tensor], Tensor], device: torch.device) -> list[list[SlabLinear]]:
+        """[experts][parts], each on `device`, in the order that its kernels read; its tensors where `place` copies
+        them, those that several read once. One matrix at a time is on the host."""
+        experts, *_ = self.shape(held.checkpoint)
+        return [[_placed(self.pieces[at, part], held, place, device) for part in self.parts] for at in range(experts)]
+
     def _refuse_others(self) -> None:
-        if self.format not in ON_A_GPU:
+        if self.format not in (*TALL, *LINEARS):
             why = f"experts in {str(self.format).upper()} run on the CPU alone: no kernel reads them"
             raise LocalqError(self.name, why, "Use --device cpu, or the model in NF4.")
 
@@ -205,6 +218,12 @@ def _piece(tensors: Mapping[str, Any], prefix: str) -> Piece | None:
                 prefix, tuple(prefix + suffix for suffix in module.suffixes if prefix + suffix in tensors), format
             )
     return Piece(prefix, (f"{prefix}.weight",), None) if f"{prefix}.weight" in tensors else None
+
+
+def _placed(piece: Piece, held: Shared, place: Callable[[Tensor], Tensor], device: torch.device) -> SlabLinear:
+    packed = piece.module.from_checkpoint(held.checkpoint, piece.prefix)
+    linear: SlabLinear = piece.module.Linear(packed.placed(held.once(place), device), None)
+    return linear.tile_()
 
 
 def _joined(checkpoint: Checkpoint, name: str, pieces: dict[tuple[int, str], Piece]) -> Pieces:

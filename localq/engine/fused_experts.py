@@ -2,6 +2,7 @@
 
     router    x -> norm -> logits -> the chosen experts and their weights, which stay on the device
     gate_up   x -> norm -> gated(gate, up) of every chosen expert
+    rotate    of vq2, where it asks for that
     down      + residual
 
 A graph of them stays the same whatever is chosen. Their bytes are those of the chosen experts alone.
@@ -9,16 +10,19 @@ A graph of them stays the same whatever is chosen. Their bytes are those of the 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
 from localq.engine.launch import Launch
 from localq.kernels import experts as kernels
-from localq.kernels import stacks
+from localq.kernels import hadamard, stacks
 from localq.kernels.gemv import Norm
 from localq.models.config import DecoderConfig
-from localq.models.experts import Mixture, PackedStack
+from localq.models.experts import Experts, Mixture, PackedStack
 from localq.quant import mxfp4, nf4
+from localq.quant.expert_linears import LinearStack
 from localq.quant.slabs import SlabStack
 
 
@@ -26,6 +30,8 @@ def stack_of(part: nn.Parameter | PackedStack) -> stacks.Stack | None:
     """The matrices of a layer's experts as the kernels take them; None for a format that has no kernel."""
     if isinstance(part, Tensor):
         return part.detach()
+    if isinstance(part, LinearStack):
+        return part.stack
     if not isinstance(part, SlabStack):
         return None
     if isinstance(part.tall, mxfp4.Linear):
@@ -47,7 +53,19 @@ def why_not(mixture: Mixture, dtype: torch.dtype) -> str:
             stacks.check_stack("experts", stack, dtype, router.weight.device)
         except ValueError as error:
             return f"none reads these {error}"
-    return ""
+    return _why_not_turned(experts)
+
+
+def _why_not_turned(experts: Experts) -> str:
+    """The experts of a layer share what goes into gate and up, and how it is rotated before down."""
+    opened, closed = (_signs(part) for part in (experts.gate_up_proj, experts.down_proj))
+    if opened != (None, True):
+        return "none rotates what goes into gate and up of experts"
+    return "" if closed[1] else "none rotates what goes into each expert in a way of its own"
+
+
+def _signs(part: nn.Parameter | PackedStack) -> tuple[Tensor | None, bool]:
+    return part.signs() if isinstance(part, LinearStack) else (None, True)
 
 
 class ExpertLaunches:
@@ -70,6 +88,7 @@ class ExpertLaunches:
         gate_up, down = stack_of(experts.gate_up_proj), stack_of(experts.down_proj)
         assert gate_up is not None  # `why_not` has asked
         assert down is not None
+        signs, _ = _signs(experts.down_proj)
         of_router = (x, router.weight.detach(), _detached(router.bias), router.active)
         of_gate_up = (x, gate_up, _detached(experts.gate_up_proj_bias), chosen)
         of_down = (gated, down, _detached(experts.down_proj_bias), chosen, routed)
@@ -89,14 +108,21 @@ class ExpertLaunches:
             )
 
         def close() -> None:
-            kernels.experts_down(*of_down, residual=x, out=x, behind_gate_up=True)
+            kernels.experts_down(*of_down, residual=x, out=x, behind_gate_up=signs is None)
 
         routing, opening, closing = _bytes(mixture, gate_up, down, x, norm)
         return [
             Launch("router", route, lambda live: routing),
             Launch("gate_up", open_, lambda live: opening),
+            *([] if signs is None else [_rotation(gated, signs)]),
             Launch("down", close, lambda live: closing),
         ]
+
+
+def _rotation(gated: Tensor, signs: Tensor) -> Launch:
+    """Of all rows, in place."""
+    moved, run = hadamard.hadamard_bytes(*gated.shape), partial(hadamard.hadamard, gated, signs, out=gated)
+    return Launch("rotate", run, lambda live: moved)
 
 
 def _bytes(mixture: Mixture, gate_up: stacks.Stack, down: stacks.Stack, x: Tensor, norm: Norm) -> tuple[int, int, int]:

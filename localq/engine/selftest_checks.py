@@ -19,6 +19,7 @@ from localq.engine import selftest_nf4 as nf4s
 from localq.engine import selftest_replies as replies
 from localq.engine import selftest_rowlut as rowluts
 from localq.engine import selftest_search as searches
+from localq.engine import selftest_vq_experts as vq_mixtures
 from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState
 from localq.engine.selftest import Mismatch
@@ -164,6 +165,8 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
     "gather_roof": books.check_gather_roof,
     "vq_gemv": books.check_vq_gemv,
     "vq_dequantize": books.check_vq_dequantize,
+    "vq_experts_gate_up": vq_mixtures.gate_up,
+    "vq_experts_down": vq_mixtures.down,
     "bcq_gemv": binary.check_products,
     "bcq_dequantize": binary.check_weights,
     "hadamard": _hadamard,

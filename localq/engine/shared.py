@@ -17,6 +17,7 @@ class Shared:
     def __init__(self, checkpoint: Checkpoint, names: Iterable[str]) -> None:
         self._source, self._names = checkpoint, frozenset(names)
         self._read: dict[str, Tensor] = {}  # keeps them alive, so that an id is of one tensor only
+        self._ids: set[int] = set()
         self._placed: dict[int, Tensor] = {}
         self.checkpoint = Checkpoint(checkpoint.tensors, self, checkpoint.quantization, checkpoint.config)
 
@@ -26,6 +27,7 @@ class Shared:
             return self._source.read(name)
         if name not in self._read:
             self._read[name] = self._source.read(name)
+            self._ids.add(id(self._read[name]))
         return self._read[name]
 
     def close(self) -> None:
@@ -34,10 +36,9 @@ class Shared:
 
     def once(self, place: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         """`place`, but a shared tensor gets the place that it got first."""
-        shared = {id(tensor) for tensor in self._read.values()}
 
         def placed(tensor: Tensor) -> Tensor:
-            if id(tensor) not in shared:
+            if id(tensor) not in self._ids:
                 return place(tensor)
             if id(tensor) not in self._placed:
                 self._placed[id(tensor)] = place(tensor)

@@ -1,8 +1,8 @@
 """Experts that a checkpoint holds quantized: which parameters they become, whether they fit, and putting them there.
 
 The matrices of a layer's experts are one stack, in the checkpoint and in the model (`models.experts`). On a GPU it
-stays in its format, as the rows of one tall matrix; on the CPU it is dequantized when it is read, which is the
-definition.
+stays in its format, as the rows of one tall matrix or, with codebooks, as Linears; on the CPU it is dequantized when
+it is read, which is the definition.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from localq.checkpoint import Checkpoint
-from localq.engine.expert_pieces import Pieces
+from localq.engine.expert_pieces import LINEARS, Pieces
+from localq.engine.shared import Shared
 from localq.errors import bad_file
 from localq.models.decoder import Decoder
 from localq.models.experts import Experts
 from localq.quant import FORMATS, STACKS
+from localq.quant.expert_linears import LinearStack
 from localq.quant.slabs import SlabStack
 
 
@@ -63,11 +65,13 @@ AnyStack = Stack | Pieces
 
 
 def packed(
-    stack: AnyStack, checkpoint: Checkpoint, place: Callable[[Tensor], Tensor], device: torch.device
-) -> SlabStack:
-    """`stack` in its format on `device`, each tensor where `place` copies it."""
+    stack: AnyStack, held: Shared, place: Callable[[Tensor], Tensor], device: torch.device
+) -> SlabStack | LinearStack:
+    """`stack` in its format on `device`, each tensor where `place` copies it, shared ones once; `held` reads it."""
     assert stack.format is not None  # what is dense goes another way
-    linear = FORMATS[stack.format].Linear
+    if isinstance(stack, Pieces) and stack.format in LINEARS:
+        return LinearStack(stack.linears(held, place, device))
+    linear, checkpoint = FORMATS[stack.format].Linear, held.checkpoint
     return SlabStack(linear(stack.tall(checkpoint).placed(place, device)), stack.shape(checkpoint)[0])
 
 

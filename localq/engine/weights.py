@@ -158,7 +158,8 @@ def block_sizes(
             sizes.append(shapes[f"{path}.weight"].numel() * dtype.itemsize)
     if packed:
         blocks = [entry for path, entry in assignment.quantized.items() if path != HEAD and not _is_router(model, path)]
-        sizes += [checkpoint.tensors[key].nbytes for key in {key: None for entry in blocks for key in entry.shared}]
+        held = (*blocks, *(assignment.stacks[target] for target in kept))
+        sizes += [checkpoint.tensors[key].nbytes for key in {key: None for entry in held for key in entry.shared}]
     return sizes
 
 
@@ -189,15 +190,15 @@ def fill(
     A GPU never holds more than the plan: what has to be quantized or tiled is so some rows at a time, and embedding
     and head come first. Returns the names of tensors that hold NaN or infinity.
     """
-    sources, linears = dict(assignment.dense), assignment.quantized
+    sources, linears, stacks_ = dict(assignment.dense), assignment.quantized, assignment.stacks
     made_head = None
     if places.placement.head != "16" and HEAD not in linears:
         made_head = sources.pop(f"{HEAD}.weight", sources[TABLE])
     sizes = {key: checkpoint.tensors[key].nbytes for key in checkpoint.tensors}
     total = sum(sizes[key] for key in (*sources.values(), *([made_head] if made_head else [])))
     total += sum(sizes[key] for entry in linears.values() for key in entry.keys)
-    total += sum(sizes[key] for stack in assignment.stacks.values() for key in stack.keys)
-    shared = Shared(checkpoint, (key for entry in linears.values() for key in entry.shared))
+    total += sum(sizes[key] for stack in stacks_.values() for key in stack.keys)
+    shared = Shared(checkpoint, (key for entry in (*linears.values(), *stacks_.values()) for key in entry.shared))
     done = 0
     non_finite: list[str] = []
     if made_head is not None:
@@ -215,9 +216,9 @@ def fill(
         _put_quantized(model, path, entry, shared, places)
         done += sum(sizes[key] for key in entry.keys)
         on_progress(done, total)
-    for target, stack in assignment.stacks.items():
+    for target, stack in stacks_.items():
         if places.packed and stack.format:
-            _replace(model, target, stacks.packed(stack, checkpoint, places.block, places.device))
+            _replace(model, target, stacks.packed(stack, shared, places.block, places.device))
         else:
             tensor = stack.read(checkpoint, places.dtype)
             _note_non_finite(tensor, stack.name, non_finite)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from localq import kernels
-from localq.kernels import nf4
+from localq.kernels import nf4, vq_experts
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
-from localq.kernels.gemv import Norm
+from localq.kernels.gemv import Norm, norm_arguments
 from localq.kernels.mxfp4 import Mxfp4Matrix, mxfp4_dequantize
 from localq.kernels.stacks import (
     Mxfp4Stack,
@@ -27,11 +27,13 @@ from localq.kernels.stacks import (
     shape_of,
     stack_bytes,
 )
+from localq.kernels.vq_experts import VqStack
 
 __all__ = [
     "Mxfp4Stack",
     "Nf4Stack",
     "Stack",
+    "VqStack",
     "experts_dequantize",
     "experts_down",
     "experts_down_bytes",
@@ -113,7 +115,7 @@ def router(
         how=HOW[how],
         weights=weights.data_ptr(),
         chosen=chosen.data_ptr(),
-        **_norm(op, norm, x),
+        **norm_arguments(op, norm, x),
         **place(x),
     )
 
@@ -159,6 +161,10 @@ def experts_gate_up(
         raise ValueError(f"{op}: the stack has {rows} rows an expert, must be gates and as many ups")
     check(op, "x", x, device_of(stack), HALF_TYPES, columns)
     check(op, "out", out, x.device, (x.dtype,), active * rows // 2)
+    if isinstance(stack, VqStack):
+        if bias is not None or interleaved or gate != "silu":
+            raise ValueError(f"{op}: experts in codebooks have no bias, and silu of gates that lie before the ups")
+        return vq_experts.vq_experts_gate_up(x, stack, chosen, norm=norm, out=out)
     check_cuda(op, "the stack's codes", leading(stack))
     kernels.module().experts_gate_up(
         x=x.data_ptr(),
@@ -171,7 +177,7 @@ def experts_gate_up(
         limit=limit,
         y=out.data_ptr(),
         type=TYPES[x.dtype],
-        **_norm(op, norm, x),
+        **norm_arguments(op, norm, x),
         stack=arguments(stack),
         **place(x),
     )
@@ -205,6 +211,10 @@ def experts_down(
     if residual is not None:
         check(op, "residual", residual, gated.device, (gated.dtype,), rows)
     check(op, "out", out, gated.device, (gated.dtype,), rows)
+    if isinstance(stack, VqStack):
+        if bias is not None:
+            raise ValueError(f"{op}: experts in codebooks have no bias")
+        return vq_experts.vq_experts_down(gated, stack, chosen, weights, residual=residual, out=out)
     check_cuda(op, "the stack's codes", leading(stack))
     kernels.module().experts_down(
         x=gated.data_ptr(),
@@ -236,9 +246,12 @@ def experts_down_bytes(stack: Stack, active: int, itemsize: int = 2) -> int:
 def experts_dequantize(stack: Stack, expert: int, out: Tensor) -> Tensor:
     """The weights of one expert, [out, in] of the dtype of `out` (float16, bfloat16 or float32): for prefill.
 
-    Bit for bit the definition of the format. Raises ValueError by name.
+    Bit for bit the definition of the format. Raises ValueError by name; for codebooks, whose Linears have that of
+    their own (`vq_dequantize`).
     """
     op = "experts_dequantize"
+    if isinstance(stack, VqStack):
+        raise ValueError(f"{op}: the stack is of codebooks, must be of another format")
     check_expert(op, stack, expert)
     if isinstance(stack, Mxfp4Stack):
         matrix = Mxfp4Matrix(stack.blocks[expert].view(stack.out_features, -1), stack.scales[expert])
@@ -273,12 +286,3 @@ def _check_choice(
         raise ValueError(f"{op}: {active} of {experts} experts, must be 1 to {min(experts, MOST_CHOSEN)}")
     check(op, "weights", weights, device, (torch.float32,), active)
     check(op, "chosen", chosen, device, (torch.int32,), active)
-
-
-def _norm(op: str, norm: Norm | None, x: Tensor) -> dict[str, object]:
-    """The norm of x as the bindings take it."""
-    if norm is None:
-        return {"norm": 0, "norm_weight": 0, "eps": 0.0}
-    check(op, "norm weight", norm.weight, x.device, (x.dtype, torch.float32), x.numel())
-    kind = 1 + (norm.weight.dtype == torch.float32)
-    return {"norm": kind, "norm_weight": norm.weight.data_ptr(), "eps": norm.eps}

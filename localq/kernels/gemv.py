@@ -83,3 +83,12 @@ def prepared(
         "biases": [0 if bias is None else bias.data_ptr() for bias in given],
         "y_is_f32": out.dtype == torch.float32,
     }
+
+
+def norm_arguments(op: str, norm: Norm | None, x: Tensor) -> dict[str, object]:
+    """The norm of x as the bindings take it."""
+    if norm is None:
+        return {"norm": 0, "norm_weight": 0, "eps": 0.0}
+    check(op, "norm weight", norm.weight, x.device, (x.dtype, torch.float32), x.numel())
+    kind = 1 + (norm.weight.dtype == torch.float32)
+    return {"norm": kind, "norm_weight": norm.weight.data_ptr(), "eps": norm.eps}

@@ -10,6 +10,7 @@ from torch import Tensor
 from localq.kernels import nf4
 from localq.kernels.checks import HALF_TYPES, check
 from localq.kernels.nf4 import Nf4Matrix
+from localq.kernels.vq_experts import VqStack, check_vq_stack
 
 MXFP4_BLOCK = 32
 COLUMNS = 64  # a row of a packed stack is a whole number of them
@@ -80,7 +81,7 @@ class Nf4Stack:
         return self.nbytes // self.experts * active
 
 
-Stack = Mxfp4Stack | Nf4Stack | Tensor  # a Tensor is T [E, out, in], T of x
+Stack = Mxfp4Stack | Nf4Stack | VqStack | Tensor  # a Tensor is T [E, out, in], T of x
 
 
 def shape_of(stack: Stack) -> tuple[int, int, int]:
@@ -104,14 +105,18 @@ def device_of(stack: Stack) -> torch.device:
 
 
 def leading(stack: Stack) -> Tensor:
-    """Its codes, or the stack itself in 16 bit."""
+    """Its codes, or the stack itself in 16 bit; of codebooks the table that says where they are."""
     if isinstance(stack, Tensor):
         return stack
+    if isinstance(stack, VqStack):
+        return stack.table
     return stack.blocks if isinstance(stack, Mxfp4Stack) else stack.matrix.codes
 
 
 def check_stack(op: str, stack: Stack, dtype: torch.dtype, device: torch.device) -> None:
     """Raises ValueError, naming the tensor, unless the kernels read it beside x of `dtype` on `device`."""
+    if isinstance(stack, VqStack):
+        return check_vq_stack(op, stack, dtype, device)
     if isinstance(stack, Mxfp4Stack):
         shape = tuple(stack.blocks.shape)
         if len(shape) != 4 or shape[3] != MXFP4_BLOCK // 2 or tuple(stack.scales.shape) != shape[:3]:
@@ -137,7 +142,7 @@ def check_stack(op: str, stack: Stack, dtype: torch.dtype, device: torch.device)
         raise ValueError(f"{op}: the stack is {[experts, out, columns]}, columns must be a positive multiple of {step}")
 
 
-def arguments(stack: Stack) -> tuple[int, int, int, int, int, float, int, int, int, int]:
+def arguments(stack: Mxfp4Stack | Nf4Stack | Tensor) -> tuple[int, int, int, int, int, float, int, int, int, int]:
     """The stack as csrc/bind_experts.cpp takes it: format, addresses (0 where there is none), offset, sizes."""
     sizes = shape_of(stack)
     if isinstance(stack, Tensor):

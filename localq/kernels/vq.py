@@ -103,7 +103,7 @@ def vq_gemv(
     outs = [matrix.out_features for matrix in matrices]
     out, arguments = gemv.prepared(op, x, outs, biases, norm, residual, activation, out)
     check_cuda(op, "codes", matrices[0].codes)
-    of_kernel = [_arguments(matrix) for matrix in matrices]
+    of_kernel = [matrix_arguments(matrix) for matrix in matrices]
     kernels.module().vq_gemv(matrices=of_kernel, workspace=meeting_place(x.device), **arguments, **place(x))
     return out
 
@@ -152,7 +152,8 @@ def meeting_bytes(device: torch.device) -> int:
     return 0 if made is None else made.nbytes
 
 
-def _arguments(matrix: VqMatrix) -> tuple[list[tuple[int, int, int, int, int, int]], int, bool, float, int, int]:
+def matrix_arguments(matrix: VqMatrix) -> tuple[list[tuple[int, int, int, int, int, int]], int, bool, float, int, int]:
+    """The matrix as csrc/bind_vq.cpp takes it."""
     books = [
         (
             book.codes.data_ptr(),

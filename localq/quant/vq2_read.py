@@ -13,7 +13,7 @@ from localq.checkpoint import Checkpoint
 from localq.errors import LocalqError, bad_file
 from localq.jsonfile import DAMAGED
 from localq.quant.vq2_codec import Packed
-from localq.schemes import codebook_name
+from localq.schemes import codebook_name, columns_of
 
 BOOKS = ((".codes", ".codebook"), (".codes_2", ".codebook_2"))
 SUFFIXES = (*BOOKS[0], *BOOKS[1], ".scales", ".signs")
@@ -69,7 +69,7 @@ def _columns(checkpoint: Checkpoint, prefix: str, signs: Tensor | None) -> int:
         columns = None if signs is None else 8 * signs.numel()
     else:
         try:
-            columns = Architecture.from_config(checkpoint.config).columns_of(prefix.rpartition(".")[2])
+            columns = columns_of(Architecture.from_config(checkpoint.config), prefix)
         except LocalqError as error:
             raise bad_file(prefix, f"its columns are not known: {error.what}: {error.why}", error.next_step) from error
     if columns is None:

@@ -188,5 +188,7 @@ def _step(block: Block, trained: Trained, batch: list[tuple[Tensor, Tensor]], st
         loss = (out - aim).square().sum() / (aim.square().sum() * len(batch))
         loss.backward()
         total += float(loss.detach())
-    torch.autograd.backward(list(weights.values()), [leaf.grad for leaf in leaves.values()])
+    # Experts that no token of the batch went through have none.
+    seen = [(weights[name], leaf.grad) for name, leaf in leaves.items() if leaf.grad is not None]
+    torch.autograd.backward([weight for weight, _ in seen], [gradient for _, gradient in seen])
     return total

@@ -17,12 +17,15 @@ with random signs; p is the largest power of two that divides hidden.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from localq.models.attention import Attention
 from localq.models.decoder import Block, Decoder
-from localq.models.layers import RMSNorm
+from localq.models.layers import GatedMLP, RMSNorm
+from localq.models.opened import OpenMixture
 from localq.quant import hadamard
 
 
@@ -54,12 +57,21 @@ def fold_block(block: Block, turn: Tensor | None, seed: int) -> None:
     _fold_values(attention, seed)
     if turn is None:
         return
-    for norm, readers in ((norms.before_attention, attention.inputs()), (norms.before_mlp, mlp.inputs())):
+    readers_of_mlp, writers = _ends_of(mlp)
+    for norm, readers in ((norms.before_attention, attention.inputs()), (norms.before_mlp, readers_of_mlp)):
         for reader in readers:
             _read(plain(reader), norm.weight, turn)
         _reset(norm)
-    for writer in (attention.o_proj, mlp.down_proj):
+    for writer in (attention.o_proj, *writers):
         _write(plain(writer), turn)
+
+
+def _ends_of(mlp: nn.Module) -> tuple[Sequence[nn.Module], Sequence[nn.Module]]:
+    """What reads the stream in an MLP, and what writes it."""
+    if isinstance(mlp, OpenMixture):
+        return mlp.readers(), mlp.writers()
+    assert isinstance(mlp, GatedMLP)
+    return mlp.inputs(), (mlp.down_proj,)
 
 
 def turned_rows(rows: Tensor, turn: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """One layer: its matrices quantized one after the other, each on what the ones before it have left of its input.
 
 Four groups in the order in which the layer computes: q, k and v; o; gate and up; down. Those of a group read the same
-input and share their codebooks.
+input and share their codebooks. Of a mixture every expert has the last two for itself (`experts.py`).
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from torch import Tensor
 
 from localq.errors import bad_file
 from localq.kernels.search import Book
-from localq.models.attention import Pass
 from localq.models.decoder import Block
 from localq.quant import hadamard
 from localq.quant.vq2 import Packed, dequantize
-from localq.quantizer import stream
+from localq.quantizer import experts, stream
 from localq.quantizer.encode import Effort, Watch, encode, unwatched
 from localq.quantizer.finetune import Tuning, tune
-from localq.quantizer.fold import minus_signs, plain
+from localq.quantizer.fold import plain
+from localq.quantizer.groups import DOWN
+from localq.quantizer.groups import Group as Group
+from localq.quantizer.groups import groups_of as groups_of
 from localq.quantizer.lending import lent
 from localq.quantizer.pieces import pieces
 from localq.quantizer.statistics import Statistics
 from localq.quantizer.stream import Streams
 
 OnGroup = Callable[[int], None]  # weights of the group
-OUT, DOWN = ("self_attn.o_proj",), ("mlp.down_proj",)
 
 
 @dataclass(frozen=True)
@@ -66,40 +67,6 @@ def inputs_rotated(turned: bool, possible: bool = True) -> str:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Matrices that read one input.
-
-    names     of their modules in the block
-    x         their input: of the block, and of what the streams hold before attention, or before the MLP
-    home      the module of the block whose codebook it is where they share one, "" of a single matrix
-    writes    its output is added to the stream, so it makes up for the drift
-    number    in the layer
-    after     linears that compute x
-    """
-
-    names: tuple[str, ...]
-    x: Callable[[Block, Tensor, Pass], Tensor]
-    home: str
-    writes: bool
-    number: int
-    after: tuple[str, ...] = ()
-
-    def rotated(self, rotate: str) -> bool:
-        """Is the input rotated when the model runs? That of o is turned with the values already."""
-        return {"none": False, "down": self.names == DOWN, "all": self.names != OUT}[rotate]
-
-    def homes(self, shares: bool) -> dict[str, str]:
-        """The module whose codebooks each matrix has."""
-        return {name: (self.home if shares else "") or name for name in self.names}
-
-    def signs(self, columns: int, layer: int, settings: Settings) -> Tensor | None:
-        """Of the rotation of the input when the model runs, u8 [columns / 8]; None without one."""
-        if not self.rotated(settings.rotate):
-            return None
-        return minus_signs(columns, (settings.seed * 4096 + layer) * 4 + self.number)
-
-
-@dataclass(frozen=True)
 class Made:
     """What is made of a layer.
 
@@ -116,7 +83,7 @@ class Made:
 def quantize_layer(
     block: Block, index: int, streams: Streams, settings: Settings, on_group: OnGroup = lambda weights: None
 ) -> Made:
-    """Quantize a dense `block`, f32 on the device of `streams`, and take both streams through it.
+    """Quantize a dense `block`, f32 on the device of `streams`, and take both streams through it; a mixture is opened.
 
     On return `block` is as it was, but for where it lies (`Settings.on_host`); the streams are behind the layer.
     `on_group` hears of every group that is done.
@@ -129,8 +96,11 @@ def quantize_layer(
         on_group(_quantize(group, block, made, index, streams, settings, found))
     settings.watch("passes")
     _through_attention(block, made, streams)
-    on_group(_quantize(groups[2], block, made, index, streams, settings, found))
-    last = _quantize(groups[3], block, made, index, streams, settings, found)
+    last = 0
+    chosen = _choices(made, streams)
+    for group in groups[2:]:
+        on_group(last)
+        last = _quantize(group, block, made, index, streams, settings, found, chosen)
     settings.watch("passes")
     _through_mlp(block, made, streams)
     if before:
@@ -138,6 +108,13 @@ def quantize_layer(
         _tune(made, index, before, streams, settings, found)
     on_group(last)
     return found
+
+
+def _choices(made: Block, streams: Streams) -> list[Tensor]:
+    if experts.mixture_of(made) is None:
+        return []
+    with lent(made, (), streams.device):
+        return experts.choices(made, streams)
 
 
 def _through_attention(block: Block, made: Block, streams: Streams) -> None:
@@ -200,28 +177,22 @@ def put(block: Block, name: str, packed: Packed, device: torch.device) -> None:
     linear.weight.data = dequantize(packed.to(device), linear.weight.dtype).to(linear.weight.device)
 
 
-def groups_of(block: Block) -> list[Group]:
-    """The four groups of a block: two of attention, two of the MLP."""
-    names = {id(module): name for name, module in block.named_modules()}
-    attention = tuple(names[id(module)] for module in block.self_attn.inputs())
-    mlp = tuple(names[id(module)] for module in block.mlp.inputs())
-    norms = block.norms()
-    return [
-        Group(attention, lambda b, x, step: stream.attention_input(b, x), "self_attn", False, 0),
-        Group(OUT, stream.attended, "", norms.after_attention is None, 1, attention),
-        Group(mlp, lambda b, x, step: stream.mlp_input(b, x), "mlp", False, 2),
-        Group(DOWN, lambda b, x, step: stream.gated(b, x), "", norms.after_mlp is None, 3, mlp),
-    ]
-
-
 def _quantize(
-    group: Group, block: Block, made: Block, index: int, streams: Streams, settings: Settings, found: Made
+    group: Group,
+    block: Block,
+    made: Block,
+    index: int,
+    streams: Streams,
+    settings: Settings,
+    found: Made,
+    chosen: list[Tensor] | None = None,
 ) -> int:
-    """The matrices of a group go into `made` and `found`; returns how many weights they have."""
+    """The matrices of a group go into `made` and `found`; returns how many weights they have. `chosen`: the experts of
+    every token."""
     linears = [plain(block.get_submodule(name)) for name in group.names]
     columns, rows = linears[0].in_features, [linear.out_features for linear in linears]
     settings.watch("statistics")
-    device, statistics = streams.device, _gather(group, block, made, streams)
+    device, statistics = streams.device, _gather(group, block, made, streams, chosen or [])
     settings.watch("goals")
     weight = torch.empty(sum(rows), columns, device=device)
     for part, linear in zip(torch.split(weight, rows), linears, strict=True):
@@ -244,9 +215,13 @@ def _quantize(
     return weight.numel()
 
 
-def _gather(group: Group, block: Block, made: Block, streams: Streams) -> Statistics:
+def _gather(group: Group, block: Block, made: Block, streams: Streams, chosen: list[Tensor]) -> Statistics:
     """What the text tells about the matrices of a group."""
     first, device, step = plain(block.get_submodule(group.names[0])), streams.device, streams.step
+    if group.expert is not None:
+        with lent(made, group.after, device), lent(block, group.after, device):
+            down = group.number == DOWN
+            return experts.gather(block, made, group.expert, down, chosen, streams, first.in_features)
     statistics = Statistics(first.in_features, first.out_features if group.writes else 0, device)
     with lent(made, group.after, device), lent(block, group.after, device):
         for x, full in streams.pairs():

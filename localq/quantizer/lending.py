@@ -12,14 +12,16 @@ import torch
 from torch import nn
 
 from localq.models.decoder import Block
+from localq.models.experts import Router
 
 
 @contextmanager
 def lent(block: Block, linears: Collection[str], device: torch.device) -> Iterator[None]:
-    """While it is entered all parameters of `block` are on `device`, but for those of linears that are not named."""
+    """While it is entered all parameters of `block` are on `device`, but for those of linears that are not named. A
+    router is no such linear."""
     held = []
     for name, module in block.named_modules():
-        if isinstance(module, nn.Linear) and name not in linears:
+        if isinstance(module, nn.Linear) and name not in linears and not isinstance(module, Router):
             continue
         held += [(parameter, parameter.data) for parameter in module.parameters(recurse=False)]
     try:

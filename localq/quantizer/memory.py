@@ -53,8 +53,8 @@ def count(block: Block, hidden: int, tokens: int, settings: Settings, *, device:
     """Of layers like `block`, on the meta device, with windows of so many tokens; device: "cpu" or "cuda"."""
     layer = _Layer(block, hidden, tokens, settings, device)
     stages = {"reading a layer": layer.reading()}
-    for group in groups_of(block):
-        stages |= layer.group(group)
+    for group in reversed({group.number: group for group in reversed(groups_of(block))}.values()):
+        stages |= layer.group(group)  # of experts, which are all alike, the first
     stages["a pass through it"] = layer.passing()
     if settings.tuning.steps:
         stages["fine-tuning"] = layer.tuning()

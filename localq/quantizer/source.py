@@ -11,12 +11,15 @@ from torch import Tensor, nn
 
 from localq import catalog
 from localq.checkpoint import Checkpoint, TensorInfo, info
+from localq.conversion_plan import published
 from localq.engine import weights
 from localq.errors import bad_file, usage_error
 from localq.modelfiles import ModelFiles
 from localq.models.decoder import Block, Decoder
+from localq.models.experts import Mixture, Router
+from localq.models.opened import open_
 from localq.quant import vq2
-from localq.quantizer import fold
+from localq.quantizer import expert_source, fold
 from localq.quantizer.layer import Made
 from localq.quantizer.pieces import pieces
 from localq.quantizer.target import Target
@@ -44,11 +47,11 @@ class Source:
         """turned: layers as the search for codes reads them, else as they are."""
         with torch.device("meta"):
             self.model: Decoder = architecture.Model(architecture.Config.from_dict(files.config))
-        if self.model.config.experts:
-            step = "Use --format nf4." if turned else "Give --calibration none."
-            raise usage_error(files.name, catalog.NO_SEARCH_OF_EXPERTS, step)
+        if self.model.config.experts and not turned:
+            raise usage_error(files.name, catalog.NO_WEIGHING_OF_EXPERTS, "Give --calibration none.")
         self._assignment = weights.assign(checkpoint, self.model, architecture.rename, files.name)
         self._checkpoint, self._rename = checkpoint, architecture.rename
+        self._open_experts(files)
         self._device, self._seed = device, seed
         self._folds = turned
         self.turned = turned and fold.foldable(self.model)
@@ -56,12 +59,25 @@ class Source:
         turn = fold.rotation(self.model.config.hidden, STREAM + seed) if self.turned else None
         kept = torch.float64 if device.type == "cpu" else torch.float32
         self._turn = None if turn is None else turn.to(device, kept)
-        self.linears = [name for name, module in self.meta_block(0).named_modules() if isinstance(module, nn.Linear)]
-        for name in self.linears:
-            columns = fold.plain(self.meta_block(0).get_submodule(name)).in_features
-            if turned and columns % vq2.BLOCK:
-                why = f"{name} has rows of {columns} weights, and 2 bits need a multiple of {vq2.BLOCK}"
-                raise usage_error(files.name, why, "Use --format nf4.")
+        self._linears = [_linears_of(self.meta_block(index)) for index in range(self.layers)]
+        for index, names in enumerate(self._linears):
+            for name in names if turned else ():
+                columns = fold.plain(self.meta_block(index).get_submodule(name)).in_features
+                if columns % vq2.BLOCK:
+                    why = f"{name} has rows of {columns} weights, and 2 bits need a multiple of {vq2.BLOCK}"
+                    raise usage_error(files.name, why, "Use --format nf4.")
+
+    def _open_experts(self, files: ModelFiles) -> None:
+        """Experts are linears of their own from here on."""
+        mixtures = [module for module in self.model.modules() if isinstance(module, Mixture)]
+        if any(each.experts.interleaved for each in mixtures):
+            raise usage_error(files.name, catalog.NO_SEARCH_OF_EXPERTS, "Use --format nf4.")
+        model_type = str(files.config.get("model_type")) if mixtures else ""
+        self._experts = expert_source.matrices(self._assignment, self._checkpoint, model_type) if mixtures else {}
+        self._model_type = model_type
+        for block in self.model.layers:
+            assert isinstance(block, Block)
+            open_(block)
 
     @property
     def origin(self) -> str:
@@ -144,14 +160,28 @@ class Source:
 
     def root(self, index: int) -> str:
         """What stands before a module's name in the checkpoint: "model.layers.3."."""
-        name = self.linears[0]
+        name = self._linears[index][0]
         return self._prefix(f"layers.{index}.{name}").removesuffix(name)
 
     def other_names(self, index: int) -> dict[str, str]:
         """Parameters of a block that are not quantized (norms, biases) -> their checkpoint names."""
-        quantized = {f"{name}.weight" for name in self.linears}
+        quantized = {f"{name}.weight" for name in self._linears[index]}
         names = [name for name, _ in self.meta_block(index).named_parameters() if name not in quantized]
-        return {name: self._key(f"layers.{index}.{name}") for name in names}
+        return {name: published(self._key(f"layers.{index}.{name}"), self._model_type) for name in names}
+
+    def linears(self, index: int) -> list[str]:
+        """Names of the modules of a layer that are quantized."""
+        return self._linears[index]
+
+    def prefix(self, index: int, name: str) -> str:
+        """What the names of the tensors of a module of a layer begin with where it is written: of a linear, or of an
+        expert."""
+        path = f"layers.{index}.{name}"
+        if path in self._experts:
+            return self._experts[path].prefix
+        if f"{path}.gate_proj" in self._experts:
+            return self._experts[f"{path}.gate_proj"].prefix.rpartition(".")[0]
+        return self.root(index) + name
 
     def others(self, block: Block, index: int) -> dict[str, Tensor]:
         """The same of a block, by their checkpoint names."""
@@ -161,14 +191,14 @@ class Source:
         self, index: int, targets: dict[str, Target], signed: set[str], homes: dict[str, str], dtype: torch.dtype
     ) -> dict[str, TensorInfo]:
         """Every tensor that is written for a layer. By linear: targets, homes of codebooks; signed: with rotations."""
-        root, block = self.root(index), self.meta_block(index)
+        block = self.meta_block(index)
         planned: dict[str, TensorInfo] = {}
-        for name in self.linears:
+        for name in self._linears[index]:
             linear = fold.plain(block.get_submodule(name))
             parts = targets[name].layout(linear.out_features, linear.in_features, signs=name in signed)
             for suffix, (kind, shape) in parts.items():
                 home = homes[name] if suffix.startswith(".codebook") else name
-                planned[f"{root}{home}{suffix}"] = info(kind, shape)
+                planned[f"{self.prefix(index, home)}{suffix}"] = info(kind, shape)
         others = self.other_names(index).items()
         return planned | {key: info(dtype, tuple(block.get_parameter(name).shape)) for name, key in others}
 
@@ -182,7 +212,8 @@ class Source:
     def unread(self) -> list[str]:
         """Checkpoint tensors that are no part of the decoder, which a conversion copies."""
         used = set(self._assignment.dense.values())
-        used |= {key for entry in self._assignment.quantized.values() for key in (*entry.keys, *entry.shared)}
+        read = (*self._assignment.quantized.values(), *self._assignment.stacks.values())
+        used |= {key for entry in read for key in (*entry.keys, *entry.shared)}
         redundant = {key for key in self._checkpoint.tensors if self._rename(key) in self.model.redundant}
         return sorted(set(self._checkpoint.tensors) - used - redundant)
 
@@ -191,15 +222,15 @@ class Source:
         return sum(
             fold.plain(self.meta_block(index).get_submodule(name)).weight.numel()
             for index in range(self.layers)
-            for name in self.linears
+            for name in self._linears[index]
         )
 
     def tensors(self, made: Made, block: Block, index: int, target: Target) -> dict[str, Tensor]:
         """The tensors of a layer that was made."""
-        root, written = self.root(index), self.others(block, index)
+        written = self.others(block, index)
         written |= {self.other_names(index)[name]: value for name, value in made.others.items()}
         for name, packed in made.packed.items():
-            written |= target.to_tensors(packed, root + name, root + made.homes[name])
+            written |= target.to_tensors(packed, self.prefix(index, name), self.prefix(index, made.homes[name]))
         return written
 
     # ---- inside
@@ -214,6 +245,8 @@ class Source:
     def _keys(self, target: str) -> tuple[str, ...]:
         """All checkpoint tensors of a parameter."""
         path = target.removesuffix(".weight")
+        if path in self._experts:
+            return self._experts[path].keys
         if path in self._assignment.quantized and path != target:
             entry = self._assignment.quantized[path]
             return (*entry.keys, *entry.shared)
@@ -246,14 +279,22 @@ class Source:
         """A copy of some of it, f32 on the device, which widens it faster than the host."""
         dense = stored.to(self._device).to(torch.float32, copy=True)
         if not bool(torch.isfinite(dense).all()):
-            raise bad_file(self._key(target), "it holds NaN or infinity", "Fetch the model again.")
+            raise bad_file(self._keys(target)[0], "it holds NaN or infinity", "Fetch the model again.")
         return dense
 
     def _read(self, target: str) -> Tensor:
         """A parameter, f32 on the device."""
         path = target.removesuffix(".weight")
+        if path in self._experts:
+            return self._wide(target, self._experts[path].read())
         if path in self._assignment.quantized and path != target:
             entry = self._assignment.quantized[path]
             packed = entry.module.from_checkpoint(self._checkpoint, entry.prefix)
             return self._wide(target, entry.module.dequantize(packed.to(self._device), torch.float32))
         return self._wide(target, self._stored(target))
+
+
+def _linears_of(block: Block) -> list[str]:
+    """Names of the linears of a block that are quantized: all but a router."""
+    found = block.named_modules()
+    return [name for name, module in found if isinstance(module, nn.Linear) and not isinstance(module, Router)]

@@ -31,7 +31,8 @@ QUANTIZED = ["nf4", "vq2", "aqlm", "vptq", "awq", "gptq", "mxfp4", "squeezellm",
 CODES = {"nf4": ".weight", "vq2": ".codes", "aqlm": ".codes", "vptq": ".indices", "awq": ".qweight", "gptq": ".qweight",
          "mxfp4": ".weight_blocks", "squeezellm": ".qweight",
          "bcq": ".signs"}  # fmt: skip
-MIXTURES = {"gpt_oss": ("mxfp4", "nf4", "fp16"), "mixtral": ("nf4", "fp16"), "qwen3_moe": ("nf4", "fp16")}
+MIXTURES = {"gpt_oss": ("mxfp4", "nf4", "fp16"), "mixtral": ("nf4", "vq2", "aqlm", "fp16"),
+            "qwen3_moe": ("nf4", "vq2", "aqlm", "fp16")}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +148,7 @@ def test_a_cut_keeps_the_pattern_of_its_layers():
 
 
 def test_names_that_cannot_be_made_up():
-    for name, code in {"nosuchmodel": 4, "llama-3.1-8b@gguf": 2, "mixtral-8x7b@aqlm": 2}.items():
+    for name, code in {"nosuchmodel": 4, "llama-3.1-8b@gguf": 2, "gpt-oss-20b@aqlm": 2}.items():
         with pytest.raises(LocalqError) as caught:
             synthetic.files_of(name)
         assert caught.value.exit_code == ExitCode(code), name

@@ -165,7 +165,7 @@ def test_the_table_has_one_row_for_a_model_and_all_for_all(capsys):
     assert "DESKTOP CLOSED" in captured.out.splitlines()[0]
     assert len(captured.out.splitlines()) > len(lines)
     assert "quantized here, from bf16" in captured.out
-    assert "experts in aqlm run with --device cpu alone" in captured.out
+    assert "experts in squeezellm run with --device cpu alone" in captured.out
 
 
 def test_one_model_shows_its_ledger_in_every_format(capsys):

@@ -16,7 +16,7 @@ from live_memory import LiveMemory
 from packed_models import packed_model
 from torch import Tensor
 
-from localq import convert, hub_remote, vq_convert
+from localq import convert, hub_remote
 from localq.bench import bits
 from localq.checkpoint import open_checkpoint
 from localq.engine import expert_pieces, fused_experts, weights
@@ -27,7 +27,6 @@ from localq.modelfiles import open_model
 from localq.models import ARCHITECTURES
 from localq.models.experts import Router
 from localq.quant import mxfp4, nf4
-from localq.vq_request import Request
 
 KINDS = ("mixtral", "qwen3_moe")
 CPU = Options(device="cpu")
@@ -141,8 +140,8 @@ def test_a_quantized_router_is_dequantized_where_matrices_stay_packed(sources, t
     assert fused_experts.why_not(mixture, torch.float16) == ""
 
 
-def test_experts_in_aqlm_are_refused_before_a_gpu_is_filled(sources, tmp_path):
-    packed, _ = quantized(tmp_path, sources["mixtral"], "aqlm 2x8g8")
+def test_experts_in_gptq_are_refused_before_a_gpu_is_filled(sources, tmp_path):
+    packed, _ = quantized(tmp_path, sources["mixtral"], "gptq")
     assignment, checkpoint = model_of(packed)
     with pytest.raises(LocalqError, match="run on the CPU alone") as caught:
         next(iter(assignment.stacks.values())).placed_bytes(checkpoint)
@@ -324,12 +323,3 @@ class Killed:
 
     def __getattr__(self, name: str) -> object:
         return getattr(nf4, name)
-
-
-@every_kind
-def test_two_bits_are_not_made_of_a_mixture(kind, sources, tmp_path):
-    request = Request(open_model(sources[kind]), tmp_path / "vq2", [list(range(64))], torch.device("cpu"))
-    with pytest.raises(LocalqError, match="seldom") as caught:
-        vq_convert.convert(request)
-    assert caught.value.exit_code == ExitCode.USAGE
-    assert not (tmp_path / "vq2").exists()

@@ -10,6 +10,7 @@ import torch
 from engine_runs import GREEDY, ids_of, prompt_of
 from fused_models import assert_as_good_as_the_modules, by_modules, step_of, text_of
 from tiny_checkpoints import make_checkpoint
+from vq2_conversions import converted
 
 from localq import convert
 from localq.engine import fused
@@ -23,7 +24,7 @@ from localq.quant import nf4
 
 pytestmark = pytest.mark.cuda
 CASES = ("gpt_oss mxfp4", "gpt_oss nf4", "mixtral bf16", "mixtral nf4", "mixtral mxfp4", "qwen3_moe bf16",
-         "qwen3_moe nf4", "qwen3_moe routers")  # fmt: skip
+         "qwen3_moe nf4", "qwen3_moe routers", "mixtral vq2", "qwen3_moe vq2", "mixtral aqlm2x8")  # fmt: skip
 every_case = pytest.mark.parametrize("name", CASES)
 
 
@@ -34,6 +35,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     oss = make_checkpoint(place / "gpt_oss", "gpt_oss", shard_bytes=2**30)
     made = {f"{kind} bf16": folder for kind, folder in plain.items()}
     made |= {f"{kind} nf4": convert.convert(open_model(plain[kind]), "nf4", place / f"{kind}-nf4") for kind in plain}
+    for kind, format in (("mixtral", "vq2"), ("qwen3_moe", "vq2"), ("mixtral", "aqlm2x8")):
+        made[f"{kind} {format}"] = converted(plain[kind], place / f"{kind}-{format}", format=format)
     made["mixtral mxfp4"] = convert.convert(open_model(plain["mixtral"]), "mxfp4", place / "mixtral-mxfp4")
     made["qwen3_moe routers"] = expert_checkpoints.quantized(place / "hub", plain["qwen3_moe"], "nf4", routers=True)[0]
     made["gpt_oss mxfp4"] = published = expert_checkpoints.gpt_oss_published(place / "published", oss)

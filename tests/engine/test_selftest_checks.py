@@ -28,6 +28,7 @@ from localq.kernels import (
     search,
     unpack,
     vq,
+    vq_experts,
 )
 from localq.kernels import vq_dequantize as tiled
 
@@ -88,6 +89,8 @@ WRONG = {
     "gather_roof": (gather, lambda table, step, loads, sums: sums.fill_(1)),
     "vq_gemv": (vq, off(reference_kernels.vq_gemv)),
     "vq_dequantize": (tiled, off(reference_kernels.vq_dequantize)),
+    "vq_experts_gate_up": (vq_experts, off(reference_experts.vq_experts_gate_up)),
+    "vq_experts_down": (vq_experts, off(reference_experts.vq_experts_down)),
     "bcq_gemv": (bcq, off(reference_kernels.bcq_gemv)),
     "bcq_dequantize": (bcq, off(reference_kernels.bcq_dequantize)),
     "hadamard": (hadamard, off(reference_kernels.rotated)),

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from cuda_headers import built
-from gemv_structs import Extras, Workspace
+from gemv_structs import Extras, Matrix, Workspace, matrix_of
 from nf4_operands import bits, inputs
 from row_operands import normed
 from vq_operands import SCHEMES, VqOperand, by_tables, make
@@ -28,24 +28,6 @@ SOURCES = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "vq_gemv.h", "vq_plan
 LARGE, SMALL, ONE = (16, 232_448), (6, 101_376), (1, 101_376)
 MEETING = 2**18
 SUMS = 2e-6  # of at most 288 entries in f32, over the sum of magnitudes
-
-
-class Book(ctypes.Structure):
-    """csrc/vq_gemv.h, VqBook."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("codes", "fragments")),
-        *((name, ctypes.c_int64) for name in ("stride", "steps", "before", "tile_positions")),
-    )
-
-
-class Matrix(ctypes.Structure):
-    """VqMatrix."""
-
-    _fields_ = (
-        ("book", Book * 2), ("books", ctypes.c_int), ("scales", ctypes.c_void_p), ("scales_bf16", ctypes.c_bool),
-        ("factor", ctypes.c_float), ("out", ctypes.c_int64), ("columns", ctypes.c_int64),
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +65,6 @@ def emulated(library, monkeypatch):
             return vq.vq_gemv(*given, **named)
 
     return run
-
-
-def matrix_of(arguments) -> Matrix:
-    books, scales, bf16, factor, out, columns = arguments
-    held = (Book * 2)(*(Book(*book) for book in books))
-    return Matrix(held, len(books), scales, bf16, factor, out, columns)
 
 
 def close(got: torch.Tensor, operand: VqOperand, x: torch.Tensor) -> None:

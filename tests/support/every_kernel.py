@@ -19,6 +19,7 @@ import nf4_operands
 import search_operands
 import torch
 import vq_operands
+import vq_stacks
 from row_operands import DENSE, INT8, ROWLUT
 
 from localq import kv_form
@@ -242,7 +243,8 @@ def main(wanted: list[str]) -> None:
     count = 0
     cases = (
         *(nf4_cases(), row_cases(), rowlut_cases(), int4_cases()),
-        *(unpack_cases(), vq_cases(), bcq_cases(), search_cases(), attention_cases(), sampling_cases()),
+        *(unpack_cases(), vq_cases(), vq_stacks.cases(), bcq_cases(), search_cases()),
+        *(attention_cases(), sampling_cases()),
     )
     for name, run in chain(checks, *cases):  # each made when it is its turn
         if wanted and not any(part in name for part in wanted):

@@ -19,3 +19,28 @@ class Workspace(ctypes.Structure):
     """csrc/vq_gemv.h, VqWorkspace."""
 
     _fields_ = (("meeting", ctypes.c_void_p), ("words", ctypes.c_int64))
+
+
+class Book(ctypes.Structure):
+    """csrc/vq_gemv.h, VqBook."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("codes", "fragments")),
+        *((name, ctypes.c_int64) for name in ("stride", "steps", "before", "tile_positions")),
+    )
+
+
+class Matrix(ctypes.Structure):
+    """VqMatrix there."""
+
+    _fields_ = (
+        ("book", Book * 2), ("books", ctypes.c_int), ("scales", ctypes.c_void_p), ("scales_bf16", ctypes.c_bool),
+        ("factor", ctypes.c_float), ("out", ctypes.c_int64), ("columns", ctypes.c_int64),
+    )  # fmt: skip
+
+
+def matrix_of(arguments) -> Matrix:
+    """A matrix as `kernels.vq` hands it over."""
+    books, scales, bf16, factor, out, columns = arguments
+    held = (Book * 2)(*(Book(*book) for book in books))
+    return Matrix(held, len(books), scales, bf16, factor, out, columns)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import step_stand_ins
 import torch
 from torch import Tensor
+from vq_stacks import dense_of
 
-from localq.kernels import experts, mxfp4, rowlut
+from localq.kernels import experts, mxfp4, rowlut, vq_experts
 from localq.kernels.gemv import Norm
 from localq.kernels.stacks import Mxfp4Stack
+from localq.kernels.vq_experts import VqStack
 from localq.quant import mxfp4 as mxfp4_format
 from localq.quant import nf4 as nf4_format
 from localq.quant import squeezellm
@@ -21,6 +23,8 @@ def weights_of(stack):
     """f32 [E, out, in]."""
     if isinstance(stack, Tensor):
         return stack.float()
+    if isinstance(stack, VqStack):
+        return dense_of(stack)
     if isinstance(stack, Mxfp4Stack):
         rows = stack.experts * stack.out_features
         packed = mxfp4_format.Packed(stack.blocks.view(rows, -1), stack.scales.view(rows, -1))
@@ -70,6 +74,14 @@ def experts_down(gated, stack, bias, chosen, weights, *, residual, out, behind_g
     return out.copy_(result)
 
 
+def vq_experts_gate_up(x, stack, chosen, *, norm, out):
+    return experts_gate_up(x, stack, None, chosen, norm=norm, gate="silu", interleaved=False, out=out)
+
+
+def vq_experts_down(gated, stack, chosen, weights, *, residual, out):
+    return experts_down(gated, stack, None, chosen, weights, residual=residual, out=out)
+
+
 def mxfp4_dequantize(matrix, dtype, out=None):
     return mxfp4_format.dequantize(mxfp4_format.Packed(matrix.codes, matrix.scales), dtype, out)
 
@@ -99,6 +111,7 @@ def install(monkeypatch):
     for stand_in in (router, route, experts_gate_up, experts_down):
         monkeypatch.setattr(experts, stand_in.__name__, stand_in)
     for module, stand_in in (
+        (vq_experts, vq_experts_gate_up), (vq_experts, vq_experts_down),
         (mxfp4, mxfp4_gemv), (mxfp4, mxfp4_dequantize), (rowlut, rowlut_gemv), (rowlut, rowlut_dequantize),
     ):  # fmt: skip
         monkeypatch.setattr(module, stand_in.__name__, stand_in)

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from vq_operands import weights_of
 
+from localq.kernels.vq_experts import VqStack
 from localq.models.attention import Span, attend
 from localq.models.layers import ACTIVATIONS
 from localq.models.rope import rotate
@@ -66,12 +68,14 @@ def matrix_of(stack: Any, expert: int) -> Tensor:
     """[out, in] of one expert."""
     if isinstance(stack, Tensor):
         return stack[expert]
+    if isinstance(stack, VqStack):
+        return torch.cat([weights_of(each) for each in stack.matrices[expert]])
     blocks = stack.blocks[expert]
     return mxfp4.dequantize(mxfp4.Packed(blocks.flatten(1), stack.scales[expert]), torch.float32)
 
 
 def experts_gate_up(x, stack, bias, chosen, *, norm, gate, interleaved, out, alpha, limit) -> None:
-    """`kernels.experts.experts_gate_up` of a stack in 16 bit or MXFP4."""
+    """`kernels.experts.experts_gate_up` of a stack in 16 bit, MXFP4 or codebooks."""
     for row, expert in enumerate(chosen.tolist()):
         both = F.linear(normed(x, norm), matrix_of(stack, expert), None if bias is None else bias[expert])[0]
         first, second = (both[0::2], both[1::2]) if interleaved else both.chunk(2)
@@ -83,8 +87,8 @@ def experts_gate_up(x, stack, bias, chosen, *, norm, gate, interleaved, out, alp
 
 
 def experts_down(gated, stack, bias, chosen, weights, *, residual, out, behind_gate_up) -> None:
-    """`kernels.experts.experts_down` of a stack in 16 bit or MXFP4."""
-    assert behind_gate_up
+    """`kernels.experts.experts_down` of a stack in 16 bit, MXFP4 or codebooks, before which x may be rotated."""
+    assert behind_gate_up or isinstance(stack, VqStack)
     total = residual[0].clone()
     for row, expert in enumerate(chosen.tolist()):
         total += weights[row] * F.linear(gated[row], matrix_of(stack, expert), None if bias is None else bias[expert])

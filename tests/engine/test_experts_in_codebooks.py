@@ -1,0 +1,164 @@
+"""Mixtures whose experts are in AQLM or vq2: as a GPU holds them, and their decode step, on the CPU.
+
+Weights are dequantized by the definition, once for the whole model and once matrix by matrix.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import step_stand_ins
+import tiny_models
+import torch
+from engine_runs import logits_of
+from expert_checkpoints import quantized, read, source, write
+from fused_steps import logits_of_launches, operations
+from packed_models import packed_model
+from tiny_models import PREFILL
+from vq_operands import weights_of
+
+from localq import footprint
+from localq.architecture import Architecture
+from localq.bench import bits
+from localq.engine import expert_pieces, fused_experts
+from localq.engine.arena import arena_bytes
+from localq.engine.load import Options, load
+from localq.kernels import hadamard as kernel
+from localq.kernels import vq
+from localq.kernels.vq_experts import vq_stack
+from localq.modelfiles import open_model
+from localq.models.experts import Mixture
+from localq.quant import expert_linears, hadamard, vq2
+from localq.quant.expert_linears import LinearStack
+from localq.quant.vq_linear import VqLinear
+
+IDS = torch.randint(0, 256, (21,), generator=torch.Generator().manual_seed(1)).tolist()
+FORMATS = ("aqlm", "vq2")
+every_format = pytest.mark.parametrize("format", FORMATS)
+
+
+def in_vq2(folder: Path, like: Path) -> Path:
+    """The mixtral of `like` with experts of random codes: gate and up share a codebook, down is rotated."""
+    generator, held = torch.Generator().manual_seed(2), read(like)
+
+    def part(name: str, weight: torch.Tensor, home: str | None, signs: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        out, columns = weight.shape
+        codes = torch.randint(256, (out, columns // 4), dtype=torch.uint8, generator=generator)
+        codebook = (torch.randn(256, 16, generator=generator) / (2 * columns**0.5)).half()
+        scales = 0.5 + torch.rand(out, generator=generator).half()
+        made = vq2.to_tensors(vq2.Packed(((codes, codebook),), scales, signs, (out, columns)), name, home)
+        return {key: each for key, each in made.items() if not key.endswith("w3.codebook")}
+
+    for name in sorted(held):
+        if ".experts." in name:
+            weight, prefix = held.pop(name), name.removesuffix(".weight")
+            home, leaf = prefix.rsplit(".", 1)
+            signs = torch.arange(7, 7 + weight.shape[1] // 8, dtype=torch.uint8) if leaf == "w2" else None
+            held |= part(prefix, weight, None if leaf == "w2" else home, signs)
+    return write(folder, held, like, quantization_config=vq2.quantization_config("bfloat16", []))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("mixtures")
+    plain = source(place / "plain", "mixtral")
+    keep = lambda name: ".experts." not in name  # noqa: E731
+    aqlm = quantized(place / "aqlm", plain, "aqlm 2x8g8", keep=keep)[0]
+    long = quantized(place / "long", plain, "aqlm 1x16g8", keep=keep)[0]
+    return {"aqlm": aqlm, "1x16": long, "vq2": in_vq2(place / "vq2", plain)}
+
+
+def mixtures(model) -> list[Mixture]:
+    return [block.mlp for block in model.layers]
+
+
+def put_into_tiles(model) -> None:
+    """What a GPU's kernels read."""
+    for module in model.modules():
+        if isinstance(module, VqLinear):
+            module.put_into_tiles()
+    for mixture in mixtures(model):
+        for stack in (mixture.experts.gate_up_proj, mixture.experts.down_proj):
+            stack.stack = vq_stack([[each.matrix for each in some] for some in stack.parts])
+
+
+@every_format
+def test_experts_stay_as_they_are_stored_and_compute_what_they_stand_for(format, folders):
+    files = open_model(folders[format])
+    exact = load(files, Options(device="cpu", dtype="float32"))
+    assert exact.format == format
+    model, sizes, places = packed_model(files)
+    assert places._arena is not None
+    assert places._arena._used == arena_bytes(sizes), "as planned, to the byte"
+    experts = mixtures(model)[1].experts
+    assert isinstance(experts.gate_up_proj, LinearStack)
+    for index in range(experts.count):
+        for name in ("gate_up_proj", "down_proj"):
+            dense, x = getattr(mixtures(exact.model)[1].experts, name)[index], torch.randn(3, 192)
+            x = x[:, : dense.shape[1]]
+            torch.testing.assert_close(getattr(experts, name).product(x, index, None), x @ dense.T, rtol=0, atol=1e-4)
+    got, expected = (logits_of(each, exact, IDS) for each in (model, exact.model))
+    torch.testing.assert_close(got, expected, rtol=0, atol=2e-4)
+    stored = sum(each.nbytes for name, each in read(folders[format]).items() if ".experts." in name)
+    weights = 2 * 4 * 3 * 128 * 192
+    assert bits.per_weight(files) == pytest.approx(8 * stored / weights)
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    step_stand_ins.install(monkeypatch)
+    monkeypatch.setattr(kernel, "hadamard", lambda x, signs, out: out.copy_(hadamard.rotate(x, signs)))
+
+    def product(x, matrices, **around):
+        step_stand_ins.dense_gemv(x, [weights_of(matrix) for matrix in matrices], **around)
+
+    monkeypatch.setattr(vq, "vq_gemv", product)
+
+
+@every_format
+def test_launches_read_the_experts_that_the_router_chose(format, folders, stand_ins):
+    """The indices stay in tensors: a step is the same list of launches whatever is chosen."""
+    model, _, _ = packed_model(open_model(folders[format]))
+    put_into_tiles(model)
+    with torch.inference_mode():
+        logits = logits_of_launches(model)
+        expected = tiny_models.logits_in_steps(model)[sum(PREFILL) :]
+    # AQLM rounds sums and products to f16 by its definition, which the kernels' weights are not.
+    assert (logits - expected).norm() <= {"aqlm": 2**-9, "vq2": 1e-5}[format] * expected.norm()
+    layer = ["qkv", "attention", "o", "router", "gate_up", *(["rotate"] if format == "vq2" else []), "down"]
+    assert operations(model) == ["embed", *layer * 2, "head", "sample"]
+
+
+@every_format
+def test_the_planner_knows_tables_of_experts_to_the_byte(format, folders):
+    files = open_model(folders[format])
+    model, _, _ = packed_model(files)
+    put_into_tiles(model)
+    arch, scheme = Architecture.from_config(files.config), {"aqlm": "2x8g8", "vq2": "s4l16"}[format]
+    fragments = {book.fragments.data_ptr(): book.fragments.nbytes for module in model.modules()
+                 if isinstance(module, VqLinear) for book in module.matrix.books}  # fmt: skip
+    made = sum(fragments.values()) + expert_linears.table_bytes(model)
+    assert sum(footprint.expert_tables(each, format, scheme) for each in arch.linears if each.expert) == made
+
+
+def test_why_a_step_has_no_kernel(folders):
+    model, _, _ = packed_model(open_model(folders["1x16"]))
+    assert fused_experts.why_not(mixtures(model)[0], torch.float16) == "none reads experts in this format"
+    model, _, _ = packed_model(open_model(folders["vq2"]))
+    put_into_tiles(model)
+    mixture = mixtures(model)[0].to(torch.float16)
+    assert fused_experts.why_not(mixture, torch.float16) == ""
+    mixture.experts.down_proj.parts[2][0].signs ^= 1
+    assert "each expert in a way of its own" in fused_experts.why_not(mixture, torch.float16)
+    mixture.experts.gate_up_proj.parts[0][0].signs = torch.zeros(16, dtype=torch.uint8)
+    assert "into gate and up" in fused_experts.why_not(mixture, torch.float16)
+
+
+def test_experts_of_two_layouts_have_no_kernel_and_still_compute(folders):
+    model, _, _ = packed_model(open_model(folders["aqlm"]))
+    put_into_tiles(model)
+    first, other = (mixtures(model)[0].experts.gate_up_proj, mixtures(model)[0].experts.down_proj)
+    mixed = LinearStack([list(first.parts[0])[:1], list(other.parts[0])])
+    assert mixed.stack is None
+    assert expert_pieces.LINEARS == ("aqlm", "vq2")

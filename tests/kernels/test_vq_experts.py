@@ -1,0 +1,80 @@
+"""Experts in codebooks on a GPU: near fp64 as tables of f16 let be, the same bits every time, and in a graph.
+
+The kernel's logic on a CPU: test_vq_experts_emulated.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from expert_operands import chosen_of, down, gate_up
+from nf4_operands import bits, inputs
+from vq_operands import SCHEMES
+from vq_stacks import stack_of
+
+from localq.kernels import experts, gemv
+
+pytestmark = pytest.mark.cuda
+SHAPES = [(5, 3, 40, 640), (9, 8, 83, 128), (40, 16, 768, 2048), (8, 2, 2064, 4096)]
+DTYPES = [torch.float16, torch.bfloat16]
+every_shape = pytest.mark.parametrize("number", range(len(SHAPES)))
+every_scheme = pytest.mark.parametrize("name", ["s4l16", "s8l8+s8l8", "s4l16+s16l32"])
+
+
+def near(got: torch.Tensor, exact: torch.Tensor, naive: torch.Tensor) -> None:
+    """Entries of tables are rounded to f16, which adds an error like that of weights in 16 bit: four times torch's."""
+    error, allowed = (got.double() - exact).abs().max().item(), (naive.double() - exact).abs().max().item()
+    assert error <= 4 * allowed + 1e-6 * exact.abs().max().item()
+
+
+@every_scheme
+@every_shape
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gate_and_up(name, number, dtype):
+    count, active, width, columns = SHAPES[number]
+    of = stack_of((count, width, columns), SCHEMES[name], 2, number, shared=number % 2 == 1, device="cuda")
+    chosen, _ = chosen_of(count, active, number, "cuda")
+    x = inputs(1, columns, dtype, "cuda") / 16
+    norm = gemv.Norm(torch.rand(columns, device="cuda").to(dtype) + 0.5, 1e-5) if number % 2 else None
+    out = torch.full((active, width), torch.nan, dtype=dtype, device="cuda")
+    given = {"norm": norm, "gate": "silu", "interleaved": False, "out": out}
+    experts.experts_gate_up(x, of.stack, None, chosen, **given)
+    near(out, *gate_up(x, of.dense, None, chosen, norm, "silu", False))
+    again = out.clone()
+    experts.experts_gate_up(x, of.stack, None, chosen, **given)
+    assert torch.equal(bits(out), bits(again))
+
+
+@every_scheme
+@every_shape
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_down(name, number, dtype):
+    count, active, out_features, columns = SHAPES[number]
+    of = stack_of((count, out_features, columns), SCHEMES[name], 1, number, device="cuda")
+    chosen, weights = chosen_of(count, active, number, "cuda")
+    gated = inputs(active, columns, dtype, "cuda") / 16
+    residual = torch.randn(1, out_features, device="cuda").to(dtype)
+    found = []
+    for _ in range(2):
+        out = residual.clone()
+        experts.experts_down(gated, of.stack, None, chosen, weights, residual=out, out=out)
+        found.append(out)
+    near(found[0], *down(gated, of.dense, None, chosen, weights, residual))
+    assert torch.equal(bits(found[0]), bits(found[1]))
+
+
+def test_a_graph_follows_the_indices():
+    of = stack_of((6, 48, 256), SCHEMES["s4l16"], 2, 1, device="cuda")
+    x, chosen = inputs(1, 256, torch.float16, "cuda"), torch.tensor([0, 1], dtype=torch.int32, device="cuda")
+    out = torch.empty(2, 48, dtype=torch.float16, device="cuda")
+    plain = {"norm": None, "gate": "silu", "interleaved": False, "out": out}
+    experts.experts_gate_up(x, of.stack, None, chosen, **plain)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        experts.experts_gate_up(x, of.stack, None, chosen, **plain)
+    for pair in ([3, 5], [2, 0], [4, 4]):
+        chosen.copy_(torch.tensor(pair, dtype=torch.int32))
+        graph.replay()
+        replayed = out.clone()
+        experts.experts_gate_up(x, of.stack, None, chosen, **plain)
+        assert torch.equal(bits(replayed), bits(out))
