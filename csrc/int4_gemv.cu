@@ -48,6 +48,11 @@ void check_extras(const Int4* matrices, int count, const GemvExtras& extras, int
   require_aligned(extras.norm_weight, 2, kOp, "norm_weight");
 }
 
+// 2^31 / count, rounded up: i times that over 2^31 is i / count, rounded down, where i and count are below 2^15.
+uint32_t share_of(uint32_t count) {
+  return uint32_t(((uint64_t(1) << 31) + count - 1) / count);
+}
+
 // All but how it is cut into blocks; adds the units to `units`.
 Arguments plan(const Int4* matrices, int count, const GemvExtras& extras, int rows, int group, bool scales_bf16,
                uint32_t& units) {
@@ -58,7 +63,7 @@ Arguments plan(const Int4* matrices, int count, const GemvExtras& extras, int ro
   p.blocks = uint32_t(first.in / kBlock);
   p.chunks = (p.blocks + kChunk - 1) / kChunk;
   p.groups = uint32_t((first.in + first.group - 1) / first.group);
-  p.spread = p.groups == 1 ? uint32_t(first.in / group) : uint32_t(first.group / group);
+  p.of_columns = p.groups == 1 ? 0 : share_of(uint32_t(first.group / group));
   p.parts = extras.activation == Activation::kNone ? 1 : 2;
   p.rows = rows;
   while (1 << p.row_bits < rows) ++p.row_bits;
@@ -121,7 +126,7 @@ void int4_gemv(const Int4* matrices, int count, const GemvExtras& extras, const 
   require(count >= 1 && count <= kMaxSegments, kOp, "matrices", count, "must be from 1 to 3");
   const Int4& first = matrices[0];
   require(first.in >= kBlock && first.in % kBlock == 0, kOp, "in", first.in, "must be a positive multiple of 64");
-  require(first.in <= 1 << 24, kOp, "in", first.in, "must be at most 2^24");
+  require(first.in <= 1 << 20, kOp, "in", first.in, "must be at most 2^20");
   const bool whole = first.group >= first.in;
   require(first.group >= 32 && (whole || first.group % 32 == 0), kOp, "group", first.group, "must be a multiple of 32");
   require_aligned(x, 16, kOp, "x");

@@ -23,6 +23,11 @@ __device__ __forceinline__ Item item_at(const Arguments& p, uint32_t unit, uint3
           int(p.blocks - chunk * kChunk)};
 }
 
+// The next item of the same tile.
+__device__ __forceinline__ Item item_behind(const Item& item) {
+  return {item.codes + kChunk * kBlockBytes, item.scales, item.zeros, item.chunk + 1, item.blocks - kChunk};
+}
+
 __device__ __forceinline__ void load_ring(uint4 (&ring)[kChunk], const Item& item) {
 #pragma unroll
   for (int u = 0; u < kChunk; ++u) load_codes(ring[u], item.codes + u * kBlockBytes, item.blocks, u);
@@ -43,8 +48,7 @@ __device__ __forceinline__ void load_stored(Stored<kGroup>& stored, const Argume
   stored.zeros = 0;
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    uint32_t group = min(first + i, last);
-    if (p.spread != 1) group /= p.spread;
+    const uint32_t group = uint32_t(uint64_t(min(first + i, last)) * p.of_columns >> 31);
     stored.scales[i] = __ldg(item.scales + group * 8);
     stored.zeros |= uint32_t(__ldg(item.zeros + group * 8)) << (8 * i);
   }
@@ -173,8 +177,12 @@ __device__ __forceinline__ void sum_run(const Arguments& p, const Shares& shares
     const Scales<T, kGroup> scales(stored, p.scales_bf16);
     const bool ends = item.chunk + 1 == p.chunks;
     if (item.chunk == 0) shares.owners[tile].first = uint16_t(warp);
-    Item next = {};
-    if (--left != 0) next = item_at(p, work.unit, tile + ends, ends ? 0 : item.chunk + 1);
+    Item next = item_behind(item);
+    if (--left == 0) {
+      next.blocks = 0;
+    } else if (ends) {
+      next = item_at(p, work.unit, tile + 1, 0);
+    }
     load_stored(stored, p, next);
     sum_item<T, kGroup>(sum, ring, b, x, item, scales, next);
     if (ends) shares.owners[tile].last = uint16_t(warp);

@@ -28,7 +28,8 @@ struct Arguments {
   const uint16_t* order;
   uint32_t units_each, units_more;  // units of every block, blocks that have one more
   uint32_t parts, blocks, chunks;
-  uint32_t groups, spread;  // groups as stored; groups of kGroup columns to one of them
+  uint32_t groups;      // as stored
+  uint32_t of_columns;  // kGroup columns, number i of them, have group i * of_columns / 2^31
   uint32_t y_width;
   uint32_t x_stride;    // bytes from row to row of x in shared memory; 0: x is read where it is
   uint32_t most_tiles;  // of a block

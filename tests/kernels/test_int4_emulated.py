@@ -136,6 +136,14 @@ def test_it_multiplies_every_weight_once(emulated, case):
         close(emulated.gemv(device, x, [operand.matrix], out=torch.full((rows, shape[0]), torch.nan)), operand, x)
 
 
+@pytest.mark.parametrize(("group", "columns"), [(96, 576), (224, 1344), (448, 1600)])
+def test_groups_of_any_multiple_of_32(emulated, group, columns):
+    """3 and 7 of what the kernel adds up at once to one; the last group may be short."""
+    operand = make((32, columns), group, seed=group)
+    x = inputs(2, columns, HALF)
+    close(emulated.gemv(LARGE, x, [operand.matrix], out=torch.empty(2, 32)), operand, x)
+
+
 @pytest.mark.parametrize(("group", "dtype"), [(32, HALF), (64, BF16), (128, HALF)], ids=str)
 def test_single_columns_come_out_exactly(emulated, group, dtype):
     operand = make((16, 128), group, seed=9, act_order=group == 64)
