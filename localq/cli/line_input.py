@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from localq import input_history
+from localq import editor, input_history
 from localq.cli.output import is_rich_terminal, note
+from localq.errors import LocalqError
 from localq.sanitize import marked
 
 if TYPE_CHECKING:
+    from prompt_toolkit.buffer import Buffer
     from prompt_toolkit.completion import Completer
     from prompt_toolkit.history import History
 
@@ -38,6 +40,7 @@ def reader(remember: bool = True) -> ReadLine:
 
 def _terminal_reader(remember: bool) -> ReadLine:
     from prompt_toolkit import PromptSession  # start-up cost: a pipe needs no line editor
+    from prompt_toolkit.application import run_in_terminal
     from prompt_toolkit.history import InMemoryHistory
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
@@ -69,13 +72,12 @@ def _terminal_reader(remember: bool) -> ReadLine:
 
     @keys.add("c-g")
     def _editor(event: KeyPressEvent) -> None:
-        event.current_buffer.open_in_editor()
+        run_in_terminal(lambda: _edit(event.current_buffer))
 
     history = _kept_history() if remember and input_history.kept() else InMemoryHistory()
     session: PromptSession[str] = PromptSession(
         history=history,
         key_bindings=keys,
-        tempfile_suffix=".md",
         input_processors=[Marked()],
         completer=_completer(),
         complete_while_typing=False,  # Tab asks
@@ -112,6 +114,18 @@ def _terminal_reader(remember: bool) -> ReadLine:
         return line
 
     return lambda: _joined_lines(ask)
+
+
+def _edit(buffer: Buffer) -> None:
+    """Have the message written in the user's editor, to which a Ctrl-C belongs meanwhile."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        buffer.text = editor.edited(buffer.text, "Go on here.")
+        buffer.cursor_position = len(buffer.text)
+    except LocalqError as error:
+        note(f"localq: {error}")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _take_shift_enter() -> None:

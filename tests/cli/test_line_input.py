@@ -71,6 +71,17 @@ def test_the_editor_gets_the_message_and_gives_it_back(typing, tmp_path):
     read(child, "\r", "typed, and edited")
 
 
+def test_the_editor_gets_what_is_no_text_as_a_mark_and_failing_it_leaves_the_message(typing):
+    child = typing(EDITOR="false")
+    os.write(child.child_fd, b"caf\xff\x07")
+    child.expect("false: it ended with code 1")
+    child.close()
+    child = typing(EDITOR="sed -i s/caf/tea/")
+    os.write(child.child_fd, b"caf\xff\x07")
+    child.expect("tea")
+    read(child, " and milk\r", "tea? and milk")
+
+
 def test_up_recalls_what_an_earlier_process_was_told_unless_it_was_not_to_be_kept(typing, tmp_path):
     read(typing(), "remembered\r", "remembered")
     read(typing(remember=False), "private\r", "private")
