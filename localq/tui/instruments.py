@@ -1,8 +1,9 @@
 """The panel of instruments: speed and its roof, the card, the time of a step, memory. It draws, and asks when shown.
 
-Whatever comes in is only noted; drawing follows at most `FRAMES` times a second, and only while the panel can be seen.
-The card is asked once a second at most, in a thread, and not at all while no panel can be seen. A profile of the decode
-step is not taken here: `ProfileWanted` asks the screen for one.
+Whatever comes in is only noted; drawing follows at most `FRAMES` times a second, and only while the panel can be seen
+and nothing lies over it: a change behind a dialog has all of the screen drawn. The card is asked once a second at most,
+in a thread, and not at all while no panel can be seen. A profile of the decode step is not taken here: `ProfileWanted`
+asks the screen for one.
 """
 
 from __future__ import annotations
@@ -151,13 +152,13 @@ class InstrumentsPanel(VerticalScroll):
     # ---- drawing and asking
 
     def _changed(self) -> None:
-        if not self._drawing and self.can_be_seen:
+        if not self._drawing and self.can_be_seen and self.screen.is_active:
             self._drawing = True
             self.set_timer(1 / FRAMES, self._draw)
 
     def _draw(self) -> None:
         self._drawing = False
-        if self.can_be_seen:
+        if self.can_be_seen and self.screen.is_active:
             for instrument in self.query(Instrument):
                 if instrument.display:
                     instrument.redraw()

@@ -125,11 +125,21 @@ def test_a_panel_behind_another_screen_asks_nothing(draws):
     run("side", (40, 50), scene)
 
 
-def test_a_dialog_above_does_not_stop_what_is_seen_behind_it():
+def test_behind_a_dialog_it_asks_and_draws_when_that_is_gone(draws):
+    """One character that changes behind a dialog has all of the screen written again."""
+
     async def scene(app, pilot):
+        await settle(pilot, app.panel)
         await app.push_screen(ModalScreen())
+        draws.clear()
         app.panel.show_loaded(GPU)
         await until(pilot, lambda: app.watch_card.reads == 1)
+        app.panel._tick()
+        app.panel.show_stats(reply(50))
+        await pilot.pause(2 / instruments.FRAMES)
+        assert draws == []
+        await app.pop_screen()
+        await until(pilot, lambda: draws)
 
     run("side", (40, 50), scene)
 
