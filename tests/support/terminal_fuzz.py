@@ -162,6 +162,7 @@ def life(face: Line, place: Place, rng: random.Random, report: Report, events: i
 def recover(face: Line, place: Place, terminal: Terminal) -> None:
     """With its size again and a quiet user, it answers; a message may be refused once, while something runs still."""
     terminal.resize(*SIZE)
+    terminal.send("\x1b[201~")  # a paste that was cut has not ended, and no key is one before
     place.says(Script(text="still here"))
     for last in (False, False, True):
         face.calm(terminal)
