@@ -162,9 +162,11 @@ class Terminal:
 
     def settle(self, silence_s: float = 0.15, seconds: float = WAIT_S) -> None:
         """Until it has written something since the last read, and then nothing for `silence_s`."""
+        start = time.monotonic()
         self.until(lambda: self.read(0.05), seconds)
         while self.read(silence_s):
-            pass
+            if time.monotonic() - start > seconds:
+                raise Gave(f"it has not stopped writing for {seconds:g} s; on the screen:\n{self.text}")
 
     def wait(self, seconds: float = WAIT_S) -> int:
         """Read until the program has ended; its return code."""
