@@ -39,40 +39,42 @@ class Case:
 
 
 class Operands:
-    """Everything on the GPU; slots that must not be read are NaN (16 bit) or have NaN for a scale."""
+    """Everything on the GPU, or elsewhere without a kernel; slots that must not be read are NaN (16 bit) or have NaN
+    for a scale."""
 
-    def __init__(self, case: Case, seed: int = 0) -> None:
-        self.case = case
+    def __init__(self, case: Case, seed: int = 0, device: str = "cuda") -> None:
+        self.case, self._device = case, torch.device(device)
         generator = torch.Generator().manual_seed(seed)
         k, v = torch.randn(2, case.position + 1, case.kv_heads, case.head_dim, generator=generator)
         k[:, :, 5] *= 8  # a channel that stands out, as in real keys
         v[::7] *= 3
         qkv = torch.randn(1, (case.heads + 2 * case.kv_heads) * case.head_dim, generator=generator)
         qkv[:, ::53] *= 4
-        self.qkv = qkv.to(case.dtype).cuda()
+        self.qkv = qkv.to(case.dtype).to(device)
         self.rotary = None
         if case.rotary:
-            self.rotary = Rope("default", 500.0, case.rotary).table(case.capacity, case.dtype, torch.device("cuda"))
+            self.rotary = Rope("default", 500.0, case.rotary).table(case.capacity, case.dtype, self._device)
         self.q_norm, self.k_norm = (self._norm(generator) for _ in range(2))
         self.sinks = None
         if case.sinks is not None:
-            self.sinks = (case.sinks + 2 * torch.randn(case.heads, generator=generator)).to(case.dtype).cuda()
+            self.sinks = (case.sinks + 2 * torch.randn(case.heads, generator=generator)).to(case.dtype).to(device)
         self.scale = 0.7 * case.head_dim**-0.5
-        cache = KVCache([(case.kv_heads, case.head_dim)], case.capacity, case.dtype, "cuda", case.bits)
+        cache = KVCache([(case.kv_heads, case.head_dim)], case.capacity, case.dtype, device, case.bits)
         if case.position:
-            old = torch.arange(case.position, device="cuda")
-            cache.update(0, k[:-1].to(case.dtype).cuda(), v[:-1].to(case.dtype).cuda(), old, case.position)
+            old = torch.arange(case.position, device=device)
+            cache.update(0, *(part[:-1].to(case.dtype).to(device) for part in (k, v)), old, case.position)
         self.layer: KVLayer = cache.layer(0)
         for hidden in (slice(0, case.first), slice(case.position, None)):
             for tensor in poisonable(self.layer):
                 tensor[:, hidden] = torch.nan
-        self.position = torch.tensor([case.position], device="cuda")
-        self.workspace = Workspace(case.heads, case.kv_heads, case.head_dim, torch.device("cuda"))
+        self.position = torch.tensor([case.position], device=device)
+        if self._device.type == "cuda":
+            self.workspace = Workspace(case.heads, case.kv_heads, case.head_dim, self._device)
 
     def _norm(self, generator: torch.Generator) -> Norm | None:
         if not self.case.norm:
             return None
-        weight = (1 + 0.3 * torch.randn(self.case.head_dim, generator=generator)).cuda()
+        weight = (1 + 0.3 * torch.randn(self.case.head_dim, generator=generator)).to(self._device)
         return Norm(weight.to(self.case.dtype) if self.case.norm == "llama" else weight, 1e-5)
 
     def run(self, out: Tensor | None = None) -> Tensor:
