@@ -29,6 +29,16 @@ def check_cuda(op: str, name: str, tensor: Tensor) -> None:
         raise ValueError(f"{op}: {name} are on {tensor.device}, must be on a CUDA device")
 
 
+def check_slab(op: str, dtype: torch.dtype, rows: tuple[int, int] | None, out: int) -> tuple[int, int]:
+    """First and count of the rows, of `out`, that are dequantized to `dtype`: all where `rows` is None."""
+    if dtype not in TYPES:
+        raise ValueError(f"{op}: dtype = {dtype}, must be float16, bfloat16 or float32")
+    first, count = (0, out) if rows is None else rows
+    if not (first >= 0 and 0 < count <= out - first):
+        raise ValueError(f"{op}: rows = {(first, count)}, must lie within {out}")
+    return first, count
+
+
 def place(tensor: Tensor) -> dict[str, int]:
     """Device and stream of a launch: torch's current stream on the device of `tensor`."""
     device = tensor.device.index or 0

@@ -15,6 +15,7 @@ from torch import Tensor
 from localq import kernels
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES, check, check_cuda, place
+from localq.kernels.rows import PackedRows
 from localq.kernels.unpack import VptqMatrix, check_vptq, vptq_arguments
 
 GROUPS = (8, 16)  # columns of a codeword of AQLM
@@ -25,7 +26,7 @@ ROOF_STEPS = (16, 32)
 
 
 @dataclass(frozen=True)
-class GatherMatrix:
+class GatherMatrix(PackedRows):
     """The tensors of one matrix [out, in] in AQLM with one codebook (`localq/quant/aqlm.py`), in groups of one row.
 
     codes      i16 [out, in / group, 1]
@@ -36,11 +37,6 @@ class GatherMatrix:
     codes: Tensor
     codebooks: Tensor
     scales: Tensor
-
-    @property
-    def out_features(self) -> int:
-        """Rows."""
-        return self.codes.shape[0]
 
     @property
     def in_features(self) -> int:

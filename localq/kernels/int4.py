@@ -15,6 +15,7 @@ from torch import Tensor
 from localq import kernels
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
+from localq.kernels.rows import NibbleRows
 
 ROWS, COLUMNS = 16, 64  # out and in are multiples of them
 WIDEST_ORDER = 49_152  # columns of x that are gathered into shared memory, which is 99 KiB on the smallest card
@@ -22,7 +23,7 @@ GROUP_COLUMNS = 32  # groups of `int4_gemv` have a multiple of so many columns; 
 
 
 @dataclass(frozen=True)
-class Int4Matrix:
+class Int4Matrix(NibbleRows):
     """The tensors of one matrix [out, in] in tiled order; groups = ceil(in / group).
 
     codes    u8 [out, in/2]
@@ -37,16 +38,6 @@ class Int4Matrix:
     zeros: Tensor
     order: Tensor | None
     group: int
-
-    @property
-    def out_features(self) -> int:
-        """Rows."""
-        return self.codes.shape[0]
-
-    @property
-    def in_features(self) -> int:
-        """Columns."""
-        return 2 * self.codes.shape[1]
 
     @property
     def nbytes(self) -> int:

@@ -14,12 +14,13 @@ from torch import Tensor
 from localq import kernels
 from localq.kernels import gemv
 from localq.kernels.checks import check, check_cuda, place
+from localq.kernels.rows import PackedRows
 
 COLUMNS = 16  # a row is a whole number of 16-byte loads
 
 
 @dataclass(frozen=True)
-class Int8Matrix:
+class Int8Matrix(PackedRows):
     """The tensors of one matrix [out, in], in % 16 == 0.
 
     codes   i8  [out, in]
@@ -28,11 +29,6 @@ class Int8Matrix:
 
     codes: Tensor
     scales: Tensor
-
-    @property
-    def out_features(self) -> int:
-        """Rows."""
-        return self.codes.shape[0]
 
     @property
     def in_features(self) -> int:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import TYPES, check, check_cuda, place
+from localq.kernels.checks import TYPES, check, check_cuda, check_slab, place
+from localq.kernels.rows import NibbleRows
 
 BLOCK = 32
 COLUMNS = 64  # a row that `mxfp4_gemv` reads is a whole number of them
@@ -21,7 +22,7 @@ WIDEST = 49_152  # columns: one row of x in shared memory, which is 99 KiB on th
 
 
 @dataclass(frozen=True)
-class Mxfp4Matrix:
+class Mxfp4Matrix(NibbleRows):
     """The tensors of one matrix [out, in], in % 32 == 0 (of products in % 64 == 0); codes 16-byte aligned.
 
     codes   u8 [out, in/2]    the even column is the low nibble
@@ -30,16 +31,6 @@ class Mxfp4Matrix:
 
     codes: Tensor
     scales: Tensor
-
-    @property
-    def out_features(self) -> int:
-        """Rows."""
-        return self.codes.shape[0]
-
-    @property
-    def in_features(self) -> int:
-        """Columns."""
-        return 2 * self.codes.shape[1]
 
 
 def reads(matrix: Mxfp4Matrix) -> bool:
@@ -95,11 +86,7 @@ def mxfp4_dequantize(
     """
     op = "mxfp4_dequantize"
     check_matrix(op, matrix, BLOCK)
-    first, count = rows if rows is not None else (0, matrix.out_features)
-    if dtype not in TYPES:
-        raise ValueError(f"{op}: dtype = {dtype}, must be float16, bfloat16 or float32")
-    if not (first >= 0 and 0 < count <= matrix.out_features - first):
-        raise ValueError(f"{op}: rows = {(first, count)}, must lie within {matrix.out_features}")
+    first, count = check_slab(op, dtype, rows, matrix.out_features)
     if out is None:
         out = torch.empty(count, matrix.in_features, dtype=dtype, device=matrix.codes.device)
     check(op, "out", out, matrix.codes.device, (dtype,), count * matrix.in_features)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
+from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, check_slab, place
 
 BLOCK, NESTED_BLOCK, VALUES = 64, 256, 16
 
@@ -63,11 +63,7 @@ def nf4_dequantize(
     """
     op = "nf4_dequantize"
     check_matrix(op, matrix)
-    first, count = rows if rows is not None else (0, matrix.out_features)
-    if dtype not in TYPES:
-        raise ValueError(f"{op}: dtype = {dtype}, must be float16, bfloat16 or float32")
-    if not (first >= 0 and 0 < count <= matrix.out_features - first):
-        raise ValueError(f"{op}: rows = {(first, count)}, must lie within {matrix.out_features}")
+    first, count = check_slab(op, dtype, rows, matrix.out_features)
     if out is None:
         out = torch.empty(count, matrix.in_features, dtype=dtype, device=matrix.codes.device)
     check(op, "out", out, matrix.codes.device, (dtype,), count * matrix.in_features)

@@ -15,6 +15,7 @@ from torch import Tensor
 from localq import kernels
 from localq.kernels import gemv
 from localq.kernels.checks import TYPES, check, check_cuda, place
+from localq.kernels.rows import NibbleRows
 
 COLUMNS = 32  # of a load of 16 bytes: a product takes whole ones
 WORD = 8  # codes that are unpacked together
@@ -22,7 +23,7 @@ VALUES = 16
 
 
 @dataclass(frozen=True)
-class RowLutMatrix:
+class RowLutMatrix(NibbleRows):
     """The tensors of one matrix [out, in].
 
     codes   u8  [out, in / 2]   byte j of a row: column 2j in the low nibble, 2j + 1 in the high one
@@ -31,16 +32,6 @@ class RowLutMatrix:
 
     codes: Tensor
     table: Tensor
-
-    @property
-    def out_features(self) -> int:
-        """Rows."""
-        return self.codes.shape[0]
-
-    @property
-    def in_features(self) -> int:
-        """Columns."""
-        return 2 * self.codes.shape[1]
 
     @property
     def nbytes(self) -> int:
