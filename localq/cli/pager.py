@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 
@@ -46,6 +45,8 @@ def _is_long(text: str) -> bool:
 
 def _shown(command: str, text: str) -> bool:
     """The pager has shown it; False where there is none."""
+    import subprocess  # start-up cost: most tables are short, or go into a pipe
+
     try:
         environment = {"LESS": OPTIONS, **os.environ}
         pager = subprocess.Popen(
