@@ -122,20 +122,27 @@ def test_a_folder_has_a_plan_too(capsys, tmp_path):
 
 def test_experts_that_no_kernel_reads_run_on_the_cpu_alone(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
-    body = plan_of(capsys, "mixtral-8x7b@aqlm")
+    body = plan_of(capsys, "mixtral-8x7b@squeezellm")
     assert body["runs"] is False
-    assert "experts in aqlm" in body["reason"]
-    assert plan_of(capsys, "mixtral-8x7b@aqlm", "--device", "cpu")["runs"] is True
-    assert execute(["run", "mixtral-8x7b@aqlm", "hello"]) == ExitCode.FAILURE  # and nothing is fetched
-    assert "experts in aqlm" in capsys.readouterr().err
+    assert "experts in squeezellm" in body["reason"]
+    assert plan_of(capsys, "mixtral-8x7b@squeezellm", "--device", "cpu")["runs"] is True
+    assert execute(["run", "mixtral-8x7b@squeezellm", "hello"]) == ExitCode.FAILURE  # and nothing is fetched
+    assert "experts in squeezellm" in capsys.readouterr().err
+
+
+def test_experts_in_codebooks_run_on_a_gpu_and_their_speed_is_not_guessed(capsys):
+    for name in ("mixtral-8x7b@aqlm", "qwen3-30b-a3b@vq2"):
+        body = plan_of(capsys, name, "--vram", "24")
+        assert body["runs"] is True
+        assert not body["tok_s"]
 
 
 @pytest.mark.parametrize(("device", "refused"), [("auto", True), ("cuda", True), ("cpu", False)])
 def test_an_unlisted_mixture_is_refused_before_it_is_fetched(monkeypatch, device, refused):
     arch = catalog.find("mixtral-8x7b").arch
-    offer = Offer("org/repo", arch, "aqlm", "", None, not_yet=catalog.not_yet(arch, "aqlm"))
+    offer = Offer("org/repo", arch, "gptq", "", None, not_yet=catalog.not_yet(arch, "gptq"))
     monkeypatch.setattr(unlisted, "remote", lambda target, offline: offer)
-    with pytest.raises(LocalqError, match="experts in aqlm") if refused else contextlib.nullcontext():
+    with pytest.raises(LocalqError, match="experts in gptq") if refused else contextlib.nullcontext():
         choosing.check_unlisted(catalog.resolve("org/repo"), None, Settings(device=device), force=False)
 
 
