@@ -53,6 +53,8 @@ def why_not(mixture: Mixture, dtype: torch.dtype) -> str:
             stacks.check_stack("experts", stack, dtype, router.weight.device)
         except ValueError as error:
             return f"none reads these {error}"
+        if part is experts.down_proj and not kernels.has_room(stack, router.active):
+            return f"none has room for the inputs of {router.active} experts of {stacks.shape_of(stack)[2]} columns"
     return _why_not_turned(experts)
 
 

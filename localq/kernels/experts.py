@@ -14,7 +14,7 @@ from localq import kernels
 from localq.kernels import nf4, vq_experts
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
 from localq.kernels.gemv import Norm, norm_arguments
-from localq.kernels.mxfp4 import Mxfp4Matrix, mxfp4_dequantize
+from localq.kernels.mxfp4 import WIDEST, Mxfp4Matrix, mxfp4_dequantize
 from localq.kernels.stacks import (
     Mxfp4Stack,
     Nf4Stack,
@@ -39,6 +39,7 @@ __all__ = [
     "experts_down_bytes",
     "experts_gate_up",
     "experts_gate_up_bytes",
+    "has_room",
     "route",
     "router",
     "router_bytes",
@@ -50,6 +51,7 @@ __all__ = [
 HOW = {"softmax_of_chosen": 0, "softmax_of_all": 1}
 GATES = {"silu": 0, "clamped": 1}  # csrc/experts.h, enum Gate
 MOST_EXPERTS, MOST_CHOSEN = 512, 16
+ITEM_COLUMNS = 384  # of MXFP4 in shared memory: rows of x go on with zeros to a multiple of them
 
 
 def route(logits: Tensor, active: int, *, how: str, weights: Tensor, chosen: Tensor) -> None:
@@ -229,6 +231,13 @@ def experts_down(
         stack=arguments(stack),
         **place(gated),
     )
+
+
+def has_room(stack: Stack, active: int) -> bool:
+    """`experts_down` of so many runs on every card: of MXFP4, what goes into all of them is in shared memory."""
+    *_, columns = shape_of(stack)
+    padded = -(-columns // ITEM_COLUMNS) * ITEM_COLUMNS
+    return not isinstance(stack, Mxfp4Stack) or active * padded <= WIDEST
 
 
 def experts_gate_up_bytes(stack: Stack, active: int, itemsize: int = 2) -> int:

@@ -257,6 +257,16 @@ def test_the_kernels_are_given_the_tensors_of_the_file(packed: tuple[Any, list[i
     assert fused_experts.why_not(model.layers[1].mlp, torch.bfloat16) == ""
 
 
+def test_inputs_of_experts_that_shared_memory_has_no_room_for_take_no_kernels(
+    packed: tuple[Any, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = packed
+    monkeypatch.setattr("localq.kernels.experts.WIDEST", 384)
+    mixture, width = model.layers[1].mlp, model.config.expert_width
+    why = fused_experts.why_not(mixture, torch.bfloat16)
+    assert why == f"none has room for the inputs of {mixture.router.active} experts of {width} columns"
+
+
 def test_a_step_of_launches_over_packed_experts_gives_the_same_logits(
     packed: tuple[Any, list[int]], published: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,6 +79,23 @@ def test_down(emulated, name, number, dtype):
     assert emulated.conflicts() == 0
 
 
+def test_as_many_inputs_as_every_card_has_room_for(emulated):
+    emulated.device = (1, 101_376)
+    chosen, weights = chosen_of(17, 16, 1)
+    for columns, fits in ((3072, True), (3136, False)):
+        operand = FORMATS["mxfp4"]((17, 8, columns), torch.bfloat16, 1, "cpu")
+        gated, out = inputs(16, columns, torch.bfloat16) / 16, torch.empty(1, 8, dtype=torch.bfloat16)
+        assert experts.has_room(operand.stack, 16) == fits
+        given = (gated, operand.stack, None, chosen, weights)
+        if fits:
+            experts.experts_down(*given, residual=None, out=out)
+            assert_near(out, *down(gated, operand.dense, None, chosen, weights, None))
+            continue
+        with pytest.raises(ValueError, match="in = 3136, is too large for the shared memory"):
+            experts.experts_down(*given, residual=None, out=out)
+    assert experts.has_room(FORMATS["nf4"]((17, 8, 3136), torch.bfloat16, 1, "cpu").stack, 16)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["mxfp4", "16 bit"])
 def test_single_columns_of_single_experts_come_out_exactly(emulated, name, dtype):
