@@ -4,7 +4,8 @@
 //
 // A tile is 16 results, an item is 8 blocks (512 columns) of a tile. A block of threads owns consecutive tiles and
 // keeps the look-up table; its warps take the items in turn, whatever tile they belong to, so that they all end
-// together, and leave 16 sums per item in shared memory, which are added in the order of the columns at the end.
+// together, and leave 16 sums per item in shared memory, which are added in the order of the columns at the end. Where
+// the last item of a row is shorter, a kernel of its own (nf4_items.cuh, kRagged) loads it as the others.
 //
 // The 8 blocks of an item share their x operand: column c of the product's B is x of block c, so that lane (g, t) holds
 // x of block g once, and of a product of block u only column u counts: it lies in the lanes with t = u / 2, which are
@@ -23,7 +24,8 @@ using namespace nf4_row;
 
 constexpr int kPrefetch = 1;  // items per warp that are brought to L2 before x is there
 
-// The sums of rows g and g + 8 over the lane's share of an item that is not quick: a short tile, or a short chunk.
+// The sums of rows g and g + 8 over the lane's share of an item that is not quick, block by block: a short tile, or a
+// short chunk in row-wise order.
 template <typename T>
 __device__ __forceinline__ void sum_short_item(float (&sum)[2], const Nf4Gemv& p, const Shared& s, const T* x,
                                                const Cursor& cursor) {

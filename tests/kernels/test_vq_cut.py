@@ -1,0 +1,114 @@
+"""How vq_gemv cuts a launch into stripes of rows and slices of columns (csrc/vq_cut.h), compiled for the CPU.
+
+The cuts of what an H200 measured stay as they were. Elsewhere any number of slices is right that costs less than powers
+of two do: 5,120 columns are ten times 512, which one table holds, and with 8 or 16 slices tables are partly filled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+from cuda_headers import built
+
+from localq import catalog
+from localq.kernels.vq import MEETING_WORDS
+
+SOURCES = ("gemv.h", "launchers.h", "check.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h", "vq_gemv_launch.cu")
+H200, CONSUMER = (132, 232_448), (82, 101_376)  # multiprocessors, shared memory of a block
+VQ2, AQLM_2X8 = (4, 0), (8, 8)  # strides of the books: 2 bits a weight
+MOST = 32  # slices
+WORTH = 1.01  # kWorth
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory):
+    """out, in, matrices (2: gate and up), rows of x, strides, device -> how that is cut."""
+    library = built(tmp_path_factory.mktemp("library"), SOURCES, "vq_cut_on_cpu.cpp", ["vq_gemv_launch.cu"])
+    library.vq_cut_on_cpu.restype = ctypes.c_char_p
+
+    def of(out, columns, count=1, rows=1, strides=VQ2, device=H200):
+        found = (ctypes.c_int64 * (6 + 2 * MOST))()
+        failure = library.vq_cut_on_cpu(
+            ctypes.c_int64(out), ctypes.c_int64(columns), count, *strides, rows, *device,
+            ctypes.c_int64(MEETING_WORDS), found,
+        )  # fmt: skip
+        assert failure is None, failure
+        names = ("slices", "blocks", "columns", "tables", "shared", "words")
+        costs = list(found)[6:]
+        by_slices = {n + 1: (costs[2 * n], costs[2 * n + 1]) for n in range(MOST) if costs[2 * n]}
+        return SimpleNamespace(**dict(zip(names, list(found)[:6], strict=True)), costs=by_slices)
+
+    return of
+
+
+# out, in, matrices: slices. csrc/README.md, "Look-up tables of inner products", and localq/measured.py.
+MEASURED = {
+    (28_672, 8192, 1): 16, (28_672, 8192, 2): 16, (8192, 8192, 1): 16, (10_240, 8192, 1): 16, (8192, 28_672, 1): 32,
+    (12_288, 12_288, 1): 32, (4096, 4096, 1): 8, (2048, 4096, 1): 16, (151_936, 2048, 1): 4,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "slices"), MEASURED.items(), ids=str)
+def test_what_was_measured_is_cut_as_it_was(cut, shape, slices):
+    assert cut(*shape).slices == slices
+
+
+@pytest.mark.parametrize("strides", [VQ2, AQLM_2X8], ids=["vq2", "2x8"])
+@pytest.mark.parametrize("shape", [(28_672, 8192), (8192, 28_672)], ids=str)
+def test_so_are_more_rows_of_x_and_two_books(cut, shape, strides):
+    for rows in (1, 2, 4, 8):
+        slices = cut(*shape, rows=rows, strides=strides).slices
+        assert slices & (slices - 1) == 0, rows
+
+
+@pytest.mark.parametrize(
+    ("shape", "slices", "columns"),
+    [
+        ((7168, 5120, 1), 10, 512), ((5120, 5120, 1), 10, 512), ((17_408, 5120, 2), 10, 512),
+        ((25_600, 5120, 2), 10, 512), ((5120, 17_408, 1), 17, 1024), ((5120, 25_600, 1), 25, 1024),
+        ((9728, 2560, 2), 5, 512), ((18_944, 3584, 2), 7, 512),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_slices_fill_their_tables(cut, shape, slices, columns):
+    found = cut(*shape)
+    assert (found.slices, found.columns) == (slices, columns)
+    assert shape[1] == slices * columns
+
+
+def shapes() -> Iterator[tuple[int, int, int]]:
+    """out, in and number of the matrices of every launch of a catalogued model without experts."""
+    for entry in catalog.load_catalogue():
+        arch = entry.arch
+        if arch.experts:
+            continue
+        q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+        yield from ((q + 2 * kv, arch.hidden, 1), (arch.hidden, q, 1))
+        yield from ((arch.intermediate, arch.hidden, 2), (arch.hidden, arch.intermediate, 1))
+
+
+@pytest.mark.parametrize("device", [H200, CONSUMER], ids=["H200", "consumer card"])
+def test_every_model_gets_what_costs_least_and_it_fits(cut, device):
+    multiprocessors, shared = device
+    for shape in sorted({shape for shape in shapes() if shape[1] % 8 == 0}):
+        for rows in (1, 2, 4, 8):
+            found = cut(*shape, rows=rows, device=device)
+            assert found.slices <= MOST
+            assert found.words <= MEETING_WORDS
+            assert found.shared <= shared
+            assert found.blocks <= multiprocessors or found.slices == 1 or found.blocks % found.slices == 0, shape
+            powers = {n: each for n, each in found.costs.items() if n & (n - 1) == 0}
+            others = {n: each for n, each in found.costs.items() if n & (n - 1)}
+            if found.slices in powers:
+                assert found.costs[found.slices][0] == min(by_positions for by_positions, _ in powers.values()), shape
+            least = min((with_items for _, with_items in others.values()), default=2**62)
+            assert found.costs[found.slices][1] <= WORTH * least + 1, shape
+
+
+@pytest.mark.parametrize("slices", [3, 5, 7, 11])
+def test_the_cuts_that_are_emulated(cut, slices):
+    """Those of `test_any_number_of_slices` in test_vq_gemv_emulated.py."""
+    assert cut(33, 512 * slices, device=(slices, 232_448)).slices == slices
