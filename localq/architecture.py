@@ -27,7 +27,7 @@ MODEL_TYPES: dict[str, frozenset[str]] = {
     "gemma3_text": frozenset({"four_norms", "qk_norm"}),
     "phi3": frozenset({"fused"}),
     "smollm3": frozenset(),
-    "gpt_oss": frozenset({"moe", "qkv_bias", "output_bias", "mlp_bias", "sinks"}),
+    "gpt_oss": frozenset({"moe", "mlp_bias", "sinks"}),
 }
 # What config.json may leave out because it is the default of transformers' configuration class.
 _GEMMA3 = {
@@ -40,8 +40,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": _GEMMA3,
     "smollm3": {"tie_word_embeddings": True},
     "qwen3": {"head_dim": 128},
-    "gpt_oss": {"head_dim": 64, "sliding_window": 128},
+    "gpt_oss": {"head_dim": 64, "sliding_window": 128, "attention_bias": True, "num_experts_per_tok": 4},
+    "mixtral": {"num_experts_per_tok": 2},
+    "qwen3_moe": {"num_experts_per_tok": 8, "moe_intermediate_size": 768},
 }
+_EXPERTS = {"gpt_oss": 128, "mixtral": 8, "qwen3_moe": 128}  # where neither name of their count is there
 
 
 @dataclass(frozen=True)
@@ -206,12 +209,14 @@ class Architecture:
 def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
     traits = MODEL_TYPES[model_type]
     layers, heads, hidden = text["num_hidden_layers"], text["num_attention_heads"], text["hidden_size"]
-    experts = (_first(text, "num_local_experts", "num_experts") or 0) if "moe" in traits else 0
+    counts = (text[name] for name in ("num_local_experts", "num_experts") if text.get(name) is not None)
+    experts = next(counts, _EXPERTS[model_type]) if "moe" in traits else 0
     dense = layer_kinds.dense_layers(text, layers) if experts and model_type == "qwen3_moe" else 0
     experts = 0 if dense == layers else experts
     active = _first(text, "num_experts_per_tok", "experts_per_token") or 0
     # gpt-oss and mixtral call the width of an expert intermediate_size; qwen3_moe has both.
-    expert_width = text.get("moe_intermediate_size") or text["intermediate_size"]
+    named = "moe_intermediate_size" if model_type == "qwen3_moe" else "intermediate_size"
+    expert_width = text.get(named) or text["intermediate_size"]
     attention_bias = bool(text.get("attention_bias", False))
     window, window_layers = layer_kinds.windows(model_type, text, layers)
     return Architecture(
@@ -232,7 +237,7 @@ def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
         expert_intermediate=expert_width if experts else 0,
         dense_layers=dense if experts else 0,
         qkv_bias=attention_bias or "qkv_bias" in traits,
-        output_bias=attention_bias or "output_bias" in traits,
+        output_bias=attention_bias,
         mlp_bias=bool(text.get("mlp_bias", False)) or "mlp_bias" in traits,
     )
 

@@ -10,6 +10,7 @@ from hub_configs import HUB
 from localq import catalog
 from localq.architecture import MODEL_TYPES, Architecture
 from localq.errors import ExitCode, LocalqError
+from localq.models import ARCHITECTURES
 
 SHAPE = {
     "hidden_size": 48, "intermediate_size": 112, "num_hidden_layers": 7, "num_attention_heads": 6,
@@ -59,6 +60,33 @@ def test_layers_without_experts_are_counted(fields, dense):
     assert arch.parameters == sum(each.numel() for each in model.parameters())
     assert arch.dense_layers == dense
     assert sum(hasattr(layer.mlp, "experts") for layer in model.model.layers) == arch.expert_layers
+
+
+LEFT_OUT = [
+    {"num_local_experts": None, "num_experts": None}, {"num_local_experts": None, "num_experts": 5},
+    {"num_experts_per_tok": None}, {"moe_intermediate_size": None}, {"num_experts": 0}, {"attention_bias": False},
+    {"attention_bias": True},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields"),
+    # A gpt-oss has experts, and mixtral's class knows no biases.
+    [*[("qwen3_moe", each) for each in LEFT_OUT], *[("mixtral", each) for each in LEFT_OUT[:5]],
+     *[("gpt_oss", each) for each in LEFT_OUT if each != {"num_experts": 0}]],
+)  # fmt: skip
+def test_what_a_mixture_leaves_out_is_what_the_engine_takes_it_for(model_type, fields):
+    counts = {"num_experts": 9, "moe_intermediate_size": 72}
+    config = {"model_type": model_type, **SHAPE, "num_experts_per_tok": 3, **counts, **fields}
+    if model_type == "gpt_oss":
+        config["num_local_experts"] = config.pop("num_experts")
+    config = {key: value for key, value in config.items() if value is not None}
+    module = ARCHITECTURES[model_type]
+    with torch.device("meta"):
+        model = module.Model(module.Config.from_dict(config))
+    arch = Architecture.from_config(config)
+    assert arch.parameters == sum(each.numel() for each in model.parameters())
+    assert (arch.experts, arch.experts_active) == (model.config.experts, model.config.experts_active)
 
 
 @pytest.mark.parametrize("fields", [{"mlp_only_layers": 3}, {"mlp_only_layers": ["0"]}, {"decoder_sparse_step": 0}])
