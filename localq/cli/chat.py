@@ -68,14 +68,9 @@ def chat(
         raise usage_error("--json", "a conversation has none", "`localq run MODEL PROMPT --json` answers once.")
     model = options.one_model(model, model_named)
     flags = options.among_settings(locals())
-    settings = options.effective(**flags)
-    if not quiet:
-        options.tell_project(flags)
+    settings = options.settled(flags, quiet)
     if dry_run:
-        from localq.cli.dry_run import planned  # start-up cost: only asked for here
-
-        settings, _ = _gone_on_with(settings, flags, continue_, resume)
-        return planned(settings.model, format, settings, json)
+        return _plan(_gone_on_with(settings, flags, continue_, resume)[0], format, json)
     wanted = options.checked_grammar(json_schema, grammar, regex)
     first = None if prompt is None else options.prompt([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
     settings, record = _gone_on_with(settings, flags, continue_, resume)
@@ -83,6 +78,12 @@ def chat(
 
     start = resuming.start(record, settings, stop, note, wanted)
     return begun(settings, start, format, force, plain=plain or prompt is not None, quiet=quiet, first=first)
+
+
+def _plan(settings: Settings, format: str | None, json: bool) -> int:
+    from localq.cli.dry_run import planned  # start-up cost: only asked for here
+
+    return planned(settings.model, format, settings, json)
 
 
 def _gone_on_with(

@@ -210,6 +210,14 @@ def given(name: str, flag: Any) -> Any:
     return None if flag == LARGEST and name == "ctx" else flag
 
 
+def settled(flags: dict[str, Any], quiet: bool) -> settings.Settings:
+    """`effective`, where replies are made: what a project's file decides is told, unless `quiet`."""
+    found = effective(**flags)
+    if not quiet:
+        tell_project(flags)
+    return found
+
+
 def tell_project(flags: dict[str, Any]) -> None:
     """One line on stderr about what a project's file decides here, since the user may not have written it."""
     path, named = settings.read_project()

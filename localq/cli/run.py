@@ -71,10 +71,7 @@ def run(
     words = prompt or []
     if model_named is not None:  # then every word is part of the prompt
         words, model = [*([] if model is None else [model]), *words], model_named
-    flags = options.among_settings(locals())
-    settings = options.effective(**flags)
-    if not quiet:
-        options.tell_project(flags)
+    settings = options.settled(options.among_settings(locals()), quiet)
     if dry_run:
         from localq.cli.dry_run import planned  # start-up cost: only asked for here
 
