@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
+import types
 
 import pytest
+from scripted_client import CharTokenizer
 
-from localq import catalog, model_defaults, settings
+from localq import catalog, model_defaults, modelfiles, opening, settings, tokenizer
 from localq.cli import execute
 from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
+from localq.tui import settings_form
 
 MAKER = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
 ENTRY = """
@@ -94,3 +99,35 @@ def test_config_show_of_a_model_names_every_winner(mine, tmp_path, capsys):
     assert execute(["show", "mine"]) == 0
     assert "by models.toml    temperature 0.3, top_p 0.5\n" in capsys.readouterr().out
     assert execute(["config", "show", "smollm2-135n"]) == ExitCode.UNKNOWN_MODEL
+
+
+class Client:
+    """An engine that is not asked for anything."""
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Watcher:
+    """Who looks on."""
+
+    def say(self, text: str) -> None: ...
+
+    def fetching(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def test_a_chat_begins_with_them_and_the_settings_screen_goes_back_to_them(mine, tmp_path, monkeypatch):
+    mine("temperature = 0.3\nmax_tokens = 7")
+    files = types.SimpleNamespace(generation_config=MAKER)
+    monkeypatch.setattr(opening.prepare, "model_path", lambda *given, **named: tmp_path)
+    monkeypatch.setattr(modelfiles, "open_model", lambda path: files)
+    monkeypatch.setattr(tokenizer.Tokenizer, "load", lambda files: CharTokenizer())
+    monkeypatch.setattr(opening, "EngineClient", Client)
+    own = Sampling(temperature=0.3, top_k=50, top_p=0.9, repeat_penalty=1.1)
+    with opening.open_session("mine", settings.Settings(top_p=0.5, device="cpu"), Watcher()) as opened:
+        assert opened.session.sampling == dataclasses.replace(own, top_p=0.5)
+        assert opened.session.max_tokens == 7
+        assert settings_form.own_defaults(opened.session) == own
+    with opening.open_session("mine", settings.Settings(max_tokens=9, device="cpu"), Watcher()) as opened:
+        assert opened.session.max_tokens == 9
