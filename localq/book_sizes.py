@@ -23,7 +23,9 @@ def opens_expert(linear: Linears) -> bool:
 def expert_tables(linear: Linears, format: str, scheme: str) -> int:
     """Bytes on a GPU of all matrices like `linear`, of experts in codebooks, besides their weights: the codewords as
     operands, and where each matrix is (`kernels.vq_experts`)."""
-    if format == "vq2" and not scheme.startswith(MIX):
+    if format == "vq2" and scheme.startswith(MIX):  # two books at most, of codewords of 16 weights
+        fragments = 2 * FRAGMENT_BYTES
+    elif format == "vq2":
         fragments = sum(FRAGMENT_BYTES * -(-length // 16) for _, length in vq2_books(scheme))
         fragments = fragments // 2 if opens_expert(linear) else fragments
     else:

@@ -24,15 +24,27 @@ INT4_LAYOUTS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}  # quant_method -
 def scheme_of(files: ModelFiles) -> str:
     """Empty for formats without variants, and where the files do not tell. A bad header is a LocalqError (exit 8)."""
     method = files.quantization.get("quant_method")
-    if method == "aqlm":
-        return _aqlm(files)
-    if method == "localq_vq2":
-        return _vq2(files)
+    if method in ("aqlm", "localq_vq2"):
+        return scheme_in(files, _shapes(files))
     if method == "localq_bcq":
         return _bcq(files)
     if method in ("awq", "gptq"):
         return _int4(files.quantization)
     return _vptq(files.quantization) if method == "vptq" else ""
+
+
+def scheme_in(files: ModelFiles, shapes: Mapping[str, tuple[int, ...]]) -> str:
+    """The same of AQLM and vq2 by the shapes of all tensors, wherever these are; empty of other formats."""
+    method = files.quantization.get("quant_method")
+    if method == "aqlm":
+        return _aqlm(shapes)
+    return _vq2(shapes, files.config) if method == "localq_vq2" else ""
+
+
+def _shapes(files: ModelFiles) -> dict[str, tuple[int, ...]]:
+    """Of all tensors of the files."""
+    headers = (read_header(path).tensors for path in shard_paths(files.path).values())
+    return {name: each.shape for tensors in headers for name, each in tensors.items()}
 
 
 def layout_of(quantization: Mapping[str, Any]) -> str:
@@ -69,29 +81,24 @@ def only_experts(files: ModelFiles) -> bool:
     return files.quantization.get("quant_method") == "mxfp4" and Architecture.from_config(files.config).experts > 0
 
 
-def _aqlm(files: ModelFiles) -> str:
+def _aqlm(shapes: Mapping[str, tuple[int, ...]]) -> str:
     """By the shape of a codebook: [books, entries, rows of a group, columns of a group]."""
-    for path in shard_paths(files.path).values():
-        shapes = (each.shape for name, each in read_header(path).tensors.items() if name.endswith(".codebooks"))
-        for shape in shapes:
-            if len(shape) == 4 and all(0 < size <= LARGEST for size in shape):
-                books, entries, rows, columns = shape
-                return f"{books}x{(entries - 1).bit_length()}g{rows * columns}"
+    for shape in (shape for name, shape in shapes.items() if name.endswith(".codebooks")):
+        if len(shape) == 4 and all(0 < size <= LARGEST for size in shape):
+            books, entries, rows, columns = shape
+            return f"{books}x{(entries - 1).bit_length()}g{rows * columns}"
     return ""
 
 
-def _vq2(files: ModelFiles) -> str:
+def _vq2(shapes: Mapping[str, tuple[int, ...]], config: dict[str, Any]) -> str:
     """By the shapes of codes [rows, codes] and codebooks [256, length] of Linears whose columns are known.
 
     Where matrices differ, "mix" and the bits per weight of all codes: "mix2.27".
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in shard_paths(files.path).values():
-        shapes |= {name: each.shape for name, each in read_header(path).tensors.items()}
     found: set[str] = set()
     weights = bits = 0
     try:
-        arch = Architecture.from_config(files.config)
+        arch = Architecture.from_config(config)
         for prefix in (name.removesuffix(".codes") for name in shapes if name.endswith(".codes")):
             columns = columns_of(arch, prefix) or 0
             suffixes = [each for each in ("", "_2") if f"{prefix}.codes{each}" in shapes]
@@ -105,7 +112,7 @@ def _vq2(files: ModelFiles) -> str:
     return f"{footprint.MIX}{math.ceil(100 * bits / max(weights, 1)) / 100:.2f}" if len(found) > 1 else "".join(found)
 
 
-def _vq2_book(shapes: dict[str, tuple[int, ...]], prefix: str, suffix: str, columns: int) -> str:
+def _vq2_book(shapes: Mapping[str, tuple[int, ...]], prefix: str, suffix: str, columns: int) -> str:
     """Of one book: "s4l16"; empty where the shapes are none of a book."""
     codes, codebook = shapes[f"{prefix}.codes{suffix}"], codebook_name(shapes, prefix, f".codebook{suffix}")
     book = shapes[codebook] if codebook else ()
@@ -139,9 +146,7 @@ def _bcq(files: ModelFiles) -> str:
     Where matrices differ, "mix" and the bits per weight of all that is stored: "mix3.27". Rows that are no longer than
     a group have the one that they would have in groups too.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in shard_paths(files.path).values():
-        shapes |= {name: each.shape for name, each in read_header(path).tensors.items()}
+    shapes = _shapes(files)
     pairs = [(shapes[name], shapes.get(f"{name.removesuffix('signs')}alphas", ())) for name in shapes
              if name.endswith(".signs")]  # fmt: skip
     pairs = [(signs, alphas) for signs, alphas in pairs if len(signs) == len(alphas) == 3 and all((*signs, *alphas))]

@@ -31,6 +31,7 @@ HALF = torch.float16
 MXFP4_DTYPE = torch.bfloat16  # of gpt-oss
 ROWS = (1, 8)
 EPS = 1e-5
+OF_VQ2 = {"experts_gate_up": "vq_experts_gate_up", "experts_down": "vq_experts_down"}  # what multiplies experts in vq2
 
 
 def cases(work: Workload) -> list[Callable[[Bench], Row]]:
@@ -129,9 +130,13 @@ def _dense(stack: Stack, chosen: Tensor, dtype: torch.dtype) -> list[Tensor]:
     return [experts.experts_dequantize(stack, index, to) for index, to in zip(chosen.tolist(), empty, strict=True)]
 
 
+def _op(mixture: Mixture, op: str) -> str:
+    return OF_VQ2[op] if mixture.format == "vq2" else op
+
+
 def gate_up_row(bench: Bench, mixture: Mixture) -> Row:
     """One `experts_gate_up`, checked and timed."""
-    of, what = _operands(bench, mixture), f"{mixture.name}, gate and up"
+    of, op, what = _operands(bench, mixture), _op(mixture, "experts_gate_up"), f"{mixture.name}, gate and up"
     chosen = of.turns[0]
 
     def gated(both: Tensor) -> Tensor:
@@ -147,15 +152,15 @@ def gate_up_row(bench: Bench, mixture: Mixture) -> Row:
     normed = F.rms_norm(of.x, of.x.shape[-1:], None, EPS) * of.norm.weight
     naive = gated(torch.cat([F.linear(normed, each) for each in _dense(of.gate_up, chosen, of.x.dtype)]))
     of.run_gate_up(chosen, mixture)
-    check("experts_gate_up", what, of.gated, exact, naive)
+    check(op, what, of.gated, exact, naive)
     timing = bench.time([partial(of.run_gate_up, each, mixture) for each in of.turns])
     moved = experts.experts_gate_up_bytes(of.gate_up, mixture.active)
-    return Row("experts", "experts_gate_up", what, 1, type_name(of.x.dtype), moved, timing)
+    return Row("experts", op, what, 1, type_name(of.x.dtype), moved, timing)
 
 
 def down_row(bench: Bench, mixture: Mixture) -> Row:
     """One `experts_down`, checked and timed."""
-    of, what = _operands(bench, mixture), f"{mixture.name}, down"
+    of, op, what = _operands(bench, mixture), _op(mixture, "experts_down"), f"{mixture.name}, down"
     chosen = of.turns[0]
     exact, naive = of.x[0].double() * mixture.active, of.x[0] * mixture.active
     for row, wide, narrow in zip(
@@ -163,10 +168,10 @@ def down_row(bench: Bench, mixture: Mixture) -> Row:
     ):
         exact, naive = exact + row.double() @ wide.double().T, naive + F.linear(row, narrow)
     of.run_down(chosen)
-    check("experts_down", what, of.out[0], exact / mixture.active, naive / mixture.active)
+    check(op, what, of.out[0], exact / mixture.active, naive / mixture.active)
     timing = bench.time([partial(of.run_down, each) for each in of.turns])
     moved = experts.experts_down_bytes(of.down, mixture.active)
-    return Row("experts", "experts_down", what, 1, type_name(of.x.dtype), moved, timing)
+    return Row("experts", op, what, 1, type_name(of.x.dtype), moved, timing)
 
 
 class Routed:

@@ -108,7 +108,8 @@ def _load(
         model = architecture.Model(config)
     assignment = weights.assign(checkpoint, model, architecture.rename, name)
     sizes = weights.block_sizes(assignment, checkpoint, model, dtype, packed=held is not None)
-    plan, held = planning.planned(files, options, assignment, sum(sizes), dtype, held)
+    scheme = schemes.scheme_in(files, {name: each.shape for name, each in checkpoint.tensors.items()})
+    plan, held = planning.planned(files, options, assignment, sum(sizes), dtype, held, scheme)
     non_finite = weights.fill(
         model,
         assignment,

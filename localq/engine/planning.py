@@ -46,11 +46,12 @@ def planned(
     block_bytes: int,
     dtype: torch.dtype,
     held: vram.Held | None,
+    scheme: str = "",
 ) -> tuple[planner.Plan, vram.Held | None]:
     """The context, what is reduced, and the predicted ledger; exit 3 when it does not fit. Sets the limit on a GPU.
 
-    block_bytes: exact bytes of all weights but embedding and head. Where `options.force` has a plan that does not fit,
-    nothing is limited and `held` is no hard budget any more.
+    block_bytes: exact bytes of all weights but embedding and head; scheme: as of `schemes.scheme_in`. Where
+    `options.force` has a plan that does not fit, nothing is limited and `held` is no hard budget any more.
     """
     packed, name = held is not None, options.name or files.name
     plan = planner.plan(
@@ -61,6 +62,7 @@ def planned(
         weights=block_bytes,
         name=name,
         itemsize=dtype.itemsize,
+        scheme=scheme if packed else "",
         context_bytes=footprint.CUDA_CONTEXT_BYTES if held is None else held.context,
         freeing="" if held is None else _freeing(held),
         force=options.force,

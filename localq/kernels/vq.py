@@ -115,23 +115,28 @@ def vq_gemv_bytes(rows: int, out: int, columns: int, strides: Sequence[int] = (4
 
 def check_matrix(op: str, matrix: VqMatrix, x: Tensor) -> None:
     """Raises ValueError, naming the tensor, unless `matrix` is one that the kernel reads beside x [rows, in]."""
+    if matrix.in_features != x.shape[1]:
+        raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {matrix.in_features}")
+    check_tensors(op, matrix, x.device)
+
+
+def check_tensors(op: str, matrix: VqMatrix, device: torch.device) -> None:
+    """The same beside any x on `device`."""
     out, columns = matrix.out_features, matrix.in_features
-    if columns != x.shape[1]:
-        raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {columns}")
     if out <= 0 or columns <= 0 or columns % COLUMNS:
         raise ValueError(f"{op}: the matrix is {(out, columns)}, its columns must be a positive multiple of {COLUMNS}")
-    check(op, "scales", matrix.scales, x.device, HALF_TYPES, out)
+    check(op, "scales", matrix.scales, device, HALF_TYPES, out)
     for book in matrix.books:
         if book.stride not in STRIDES or columns % book.stride:
             raise ValueError(f"{op}: stride = {book.stride}, must be one of {STRIDES} and divide {columns}")
         if not 0 <= book.before <= book.tile_positions - columns // book.stride:
             raise ValueError(f"{op}: before = {book.before}, must leave room among {book.tile_positions} positions")
         tiles = -(-out // TILE)
-        check(op, "codes", book.codes, x.device, (torch.uint8, torch.int8), tiles * book.tile_positions * TILE)
+        check(op, "codes", book.codes, device, (torch.uint8, torch.int8), tiles * book.tile_positions * TILE)
         steps = book.fragments.shape[1] if book.fragments.dim() == 4 else 0
         if steps not in (1, LONGEST // STEP):
             raise ValueError(f"{op}: fragments have shape {tuple(book.fragments.shape)}, must be [16, 1 or 2, 32, 8]")
-        check(op, "fragments", book.fragments, x.device, (torch.float16,), ENTRIES * STEP * steps)
+        check(op, "fragments", book.fragments, device, (torch.float16,), ENTRIES * STEP * steps)
 
 
 @functools.cache

@@ -16,7 +16,7 @@ from torch import Tensor
 from localq import kernels
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
 from localq.kernels.gemv import Norm, norm_arguments
-from localq.kernels.vq import BOOKS, VqMatrix, check_matrix, matrix_arguments, meeting_place
+from localq.kernels.vq import BOOKS, VqMatrix, check_tensors, matrix_arguments, meeting_place
 
 WORDS = 6  # of 8 bytes, of a matrix in the table: csrc/vq_experts.h, VqPlace
 
@@ -85,7 +85,7 @@ def check_vq_stack(op: str, stack: VqStack, dtype: torch.dtype, device: torch.de
     if not 1 <= len(like.books) <= BOOKS:
         raise ValueError(f"{op}: {len(like.books)} books, must be 1 or {BOOKS}")
     check(op, "table", stack.table, device, (torch.int64,), stack.experts * stack.parts * WORDS)
-    check_matrix(op, like, torch.empty(1, like.in_features, dtype=dtype, device=device))
+    check_tensors(op, like, device)
 
 
 def vq_experts_gate_up(x: Tensor, stack: VqStack, chosen: Tensor, *, norm: Norm | None, out: Tensor) -> None:

@@ -15,7 +15,8 @@ from localq.kernels import experts
 
 GPT_OSS = Mixture("a little gpt-oss", 128, 64, 6, 2, "mxfp4", "clamped", True)
 QWEN = Mixture("a little qwen", 64, 128, 9, 4, "nf4")
-WORK = Workload(mixtures=(GPT_OSS, QWEN), batches=(Product((83,), 576),), dequantized=(Product((48,), 640),))
+IN_2_BITS = Mixture("a little qwen in 2 bits", 64, 128, 9, 4, "vq2")
+WORK = Workload(mixtures=(GPT_OSS, QWEN, IN_2_BITS), batches=(Product((83,), 576),), dequantized=(Product((48,), 640),))
 
 
 @pytest.fixture
@@ -32,7 +33,11 @@ def bench(monkeypatch):
 def test_every_row_is_measured(bench):
     rows = [case(bench) for case in experts_rows.cases(WORK)]
     mixtures = ["router", "experts_gate_up", "experts_down", "mixture"]
-    assert [row.op for row in rows] == [*mixtures * 2, "route", "mxfp4_gemv", "mxfp4_gemv", "mxfp4_dequantize"]
+    in_2_bits = ["router", "vq_experts_gate_up", "vq_experts_down", "mixture"]
+    assert [row.op for row in rows] == [*mixtures * 2, *in_2_bits, "route", "mxfp4_gemv", "mxfp4_gemv",
+                                        "mxfp4_dequantize"]  # fmt: skip
+    gate_up = next(row.bytes for row in rows if row.op == "vq_experts_gate_up")
+    assert gate_up == 4 * 2 * (128 * 64 // 4 + 8192 + 2 * 128) + 2 * (64 + 4 * 128)  # with codebooks
     by_name = {(row.op, row.what.partition(",")[0]): row.bytes for row in rows}
     parts = [by_name[(name, GPT_OSS.name)] for name in mixtures]
     assert parts[1] == 2 * 128 * (64 + 4) + 2 * (128 + 2 * 64)

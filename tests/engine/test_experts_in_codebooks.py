@@ -14,21 +14,27 @@ import torch
 from engine_runs import logits_of
 from expert_checkpoints import quantized, read, source, write
 from fused_steps import logits_of_launches, operations
+from live_memory import LiveMemory
 from packed_models import packed_model
+from tiny_checkpoints import TINY
 from tiny_models import PREFILL
 from vq_operands import weights_of
 
-from localq import footprint
+from localq import footprint, schemes
 from localq.architecture import Architecture
 from localq.bench import bits
-from localq.engine import expert_pieces, fused_experts
+from localq.checkpoint import open_checkpoint
+from localq.engine import expert_pieces, fused_experts, weights
 from localq.engine.arena import arena_bytes
 from localq.engine.load import Options, load
+from localq.engine.shared import Shared
 from localq.kernels import hadamard as kernel
 from localq.kernels import vq
 from localq.kernels.vq_experts import vq_stack
 from localq.modelfiles import open_model
+from localq.models import architecture
 from localq.models.experts import Mixture
+from localq.placement import Placement
 from localq.quant import expert_linears, hadamard, vq2
 from localq.quant.expert_linears import LinearStack
 from localq.quant.vq_linear import VqLinear
@@ -105,6 +111,23 @@ def test_experts_stay_as_they_are_stored_and_compute_what_they_stand_for(format,
     assert bits.per_weight(files) == pytest.approx(8 * stored / weights)
 
 
+@every_format
+def test_experts_are_placed_one_matrix_after_the_other(format, folders):
+    files = open_model(folders[format])
+    family = architecture(files.config)
+    with torch.device("meta"):
+        model = family.Model(family.Config.from_dict(files.config))
+    with open_checkpoint(files) as checkpoint:
+        stack = weights.assign(checkpoint, model, family.rename, "m").stacks["layers.1.mlp.experts.gate_up_proj"]
+        shared = sum(checkpoint.tensors[key].nbytes for key in stack.shared)
+        placed = sum(stack.placed_bytes(checkpoint)) + shared
+        with LiveMemory() as memory:
+            held = stack.linears(Shared(checkpoint, stack.shared), torch.clone, torch.device("cpu"))
+        assert len(held) * len(held[0]) == 8
+        one = placed // 8
+        assert placed <= memory.peak <= placed + shared + 2 * one  # shared ones are kept until all is loaded
+
+
 @pytest.fixture
 def stand_ins(monkeypatch):
     step_stand_ins.install(monkeypatch)
@@ -136,10 +159,20 @@ def test_the_planner_knows_tables_of_experts_to_the_byte(format, folders):
     model, _, _ = packed_model(files)
     put_into_tiles(model)
     arch, scheme = Architecture.from_config(files.config), {"aqlm": "2x8g8", "vq2": "s4l16"}[format]
+    with open_checkpoint(files) as checkpoint:
+        assert schemes.scheme_in(files, {name: each.shape for name, each in checkpoint.tensors.items()}) == scheme
     fragments = {book.fragments.data_ptr(): book.fragments.nbytes for module in model.modules()
                  if isinstance(module, VqLinear) for book in module.matrix.books}  # fmt: skip
     made = sum(fragments.values()) + expert_linears.table_bytes(model)
     assert sum(footprint.expert_tables(each, format, scheme) for each in arch.linears if each.expert) == made
+
+
+def test_the_planner_knows_tables_of_dense_matrices_of_aqlm():
+    """As its ledger has counted them since they have a kernel."""
+    arch = Architecture.from_config({**TINY, "model_type": "llama"})
+    fixed = footprint.fixed_bytes(arch, "aqlm", "2x8g8", None, Placement(), 2)
+    assert fixed["tables"] == footprint.MEETING_BYTES + 2 * footprint.FRAGMENT_BYTES * 7 * arch.layers
+    assert footprint.fixed_bytes(arch, "aqlm", "1x16g8", None, Placement(), 2)["tables"] == 0
 
 
 def test_why_a_step_has_no_kernel(folders):

@@ -21,8 +21,10 @@ from localq.modelfiles import open_model
 from localq.models import ARCHITECTURES
 from localq.models.opened import open_
 from localq.quant import FORMATS, owner
-from localq.quantizer import experts
+from localq.quantizer import experts, memory
+from localq.quantizer.encode import Effort
 from localq.quantizer.finetune import Tuning
+from localq.quantizer.layer import Settings
 
 needs_search = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
 KINDS = ("mixtral", "qwen3_moe")
@@ -93,6 +95,18 @@ def test_a_mixture_with_linears_of_its_own_is_the_mixture(kind, sources):
         one.up_proj.weight = torch.nn.Parameter(of.gate_up_proj[number, width:])
         one.down_proj.weight = torch.nn.Parameter(of.down_proj[number])
     torch.testing.assert_close(opened.mlp(x), expected, rtol=0, atol=1e-5)
+
+
+def test_what_a_mixture_takes_of_the_device_is_counted_by_its_first_expert(sources):
+    files = open_model(sources["mixtral"])
+    with torch.device("meta"):
+        model = ARCHITECTURES["mixtral"].Model(ARCHITECTURES["mixtral"].Config.from_dict(files.config))
+    settings = Settings(Effort(), (), on_host=True)
+    found = memory.count(open_(model.layers[0]), 128, 64, settings, device="cpu", turned=True)
+    groups = {stage.removeprefix("search of ") for stage in found.stages if stage.startswith("search of ")}
+    assert groups == {"self_attn.q_proj", "self_attn.o_proj", "mlp.experts.0.gate_proj", "mlp.experts.0.down_proj"}
+    all_experts = 4 * 3 * 128 * 192
+    assert found.stages["a pass through it"] == 2 * 4 * all_experts + 4 * 64 * (4 * 128 + 2 * 192)
 
 
 # ---- whole models
