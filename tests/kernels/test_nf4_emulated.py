@@ -166,7 +166,7 @@ def test_x_is_read_where_it_is_when_it_does_not_fit(emulated, rows):
 def test_more_tiles_than_warps_and_than_fit(emulated, columns):
     operand = operands((16 * 24, columns), seed=2)
     matrix = in_order(operand.matrix, True)
-    for rows in (1, 8):
+    for rows in (1, 8) if columns == 192 else (1,):
         x = inputs(rows, columns, HALF)
         results = [emulated.gemv(device, x, [matrix], out=f32(rows, 384)) for device in (TINY, (7, 232_448))]
         for got in results:
