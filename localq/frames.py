@@ -1,7 +1,7 @@
 """What a chat template writes around turns, and text of others that must not look like it. Torch-free.
 
 A tokenizer makes the token that ends a turn of the words "<|im_end|>" wherever they stand, in a pasted page or a file
-too: who wrote these could go on as the system or as the model. A zero-width space behind the first character makes text
+too, and in what a model wrote about it: who wrote these could go on as the system or as the model. A zero-width space behind the first character makes text
 of them, which people and models read alike. Other special tokens are let through: some are meant (fill in the middle).
 """
 

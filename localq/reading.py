@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from localq import harmony, overflow, template, thinking
+from localq import frames, harmony, overflow, template, thinking
 from localq.conversation import Conversation, Message, summarised
 from localq.errors import usage_error
 
@@ -91,8 +91,8 @@ class Reading:
         """`ids` with the beginning of the reply that is gone on with: its ids as they came, else those of its text."""
         if not begun or exact:
             return [*self.ids(messages, think), *exact]
-        if harmony.is_template(self.tokenizer.chat_template):
-            begun = harmony.behind(begun)
+        form = self.tokenizer.chat_template
+        begun = harmony.behind(begun) if harmony.is_template(form) else frames.plain(form, begun)
         return self.tokenizer.encode(thinking.continued(self.text(messages, think), begun))
 
     def fitting(

@@ -154,7 +154,7 @@ def read_by(template: str | None, role: str, content: str) -> str:
     answers alone."""
     if harmony.is_template(template):
         return harmony.plain(split(content)[1] if role == "assistant" else content)
-    return closed(content) if role == "assistant" else frames.plain(template, content)
+    return frames.plain(template, closed(content) if role == "assistant" else content)
 
 
 def continued(prompt: str, begun: str) -> str:
