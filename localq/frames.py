@@ -1,8 +1,9 @@
 """What a chat template writes around turns, and text of others that must not look like it. Torch-free.
 
 A tokenizer makes the token that ends a turn of the words "<|im_end|>" wherever they stand, in a pasted page or a file
-too, and in what a model wrote about it: who wrote these could go on as the system or as the model. A zero-width space behind the first character makes text
-of them, which people and models read alike. Other special tokens are let through: some are meant (fill in the middle).
+too, and in what a model wrote about it: who wrote these could go on as the system or as the model. A zero-width space
+behind the first character makes text of them, which people and models read alike. Other special tokens are let through:
+some are meant (fill in the middle).
 """
 
 from __future__ import annotations
