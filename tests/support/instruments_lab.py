@@ -30,10 +30,11 @@ LEDGER = {
     "scratch": 380 * MIB, "sampler": 10 * MIB, "graphs": 20 * MIB, "cuda_context": 400 * MIB,
 }  # fmt: skip
 PREDICTED = {**LEDGER, "graphs": 25 * MIB, "cuda_context": 500 * MIB}
+HOST = {"snapshots": 64 * MIB, "embedding": 2_004 * MIB}
 READS = {"weights": 9_000_000_000, "slot": 1_000_000, "windowed_slot": 0, "window": 0}
 GPU = Loaded(
     "test-70b@vq2", "cuda", "NVIDIA GeForce RTX 3090", "float16", "vq2", CTX, 128_256, True, 3.0, LEDGER,
-    predicted=PREDICTED, gpu_uuid="GPU-5a1b", reads=READS,
+    predicted=PREDICTED, host=HOST, gpu_uuid="GPU-5a1b", reads=READS,
 )  # fmt: skip
 CPU = Loaded(
     "smollm2-135m", "cpu", "CPU", "float32", "gguf", 2048, 49_152, False, 1.0,
