@@ -15,7 +15,8 @@ every device gives the same bits. q (1 + 16 / g) bits per weight, 16 / g more wi
 the one of the five that makes so many groups, or, of one group, the row. Scales are finite and of either sign; nobody
 else publishes this layout, so config.json's quantization_config says `quant_method` "localq_bcq".
 
-Quantizing is `bcq_solve.py`; at load codes and scales are put into the order of the kernels (`bcq_tiles.py`).
+Quantizing is `bcq_solve.py`, on a text `quantizer/binary.py`; at load codes and scales are put into the order of the
+kernels (`bcq_tiles.py`).
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ __all__ = [
     "is_quantized",
     "layout",
     "of_scheme",
+    "packed",
     "placed_bytes",
     "quant_method",
     "quantization_config",
@@ -104,7 +106,8 @@ def of_scheme(scheme: str) -> Maker:
 def quantize(weight: Tensor, planes: int = 3, group: int = 128, zero_point: bool = False) -> Packed:
     """weight f32 | bf16 | f16 [out, in], in % 8 == 0 -> Packed on its device; group 0: all of a row.
 
-    Raises LocalqError for a shape that the format cannot take and for weights that are not finite.
+    By what the matrix alone tells; on a text `quantizer/binary.py` makes a better one. Raises LocalqError for a shape
+    that the format cannot take and for weights that are not finite.
     """
     if weight.dim() != 2 or weight.shape[1] % EIGHT or not weight.numel():
         raise bad_file("weight", f"binary codes take matrices with a multiple of {EIGHT} columns, not "
@@ -120,8 +123,13 @@ def quantize(weight: Tensor, planes: int = 3, group: int = 128, zero_point: bool
     if whole < columns:
         parts.append(_solved(weight[:, whole:], columns - whole, planes, zero_point))
     numbers, scales = (torch.cat(each, 1) for each in zip(*parts, strict=True))
+    return packed(numbers, scales.transpose(1, 2), planes)
+
+
+def packed(numbers: Tensor, scales: Tensor, planes: int) -> Packed:
+    """numbers u8 [out, in], of which bit b is the sign in plane b, and scales f16 [out, layers, groups] -> Packed."""
     signs = torch.stack([packed_bits((numbers >> plane & 1).bool()) for plane in range(planes)], 1)
-    return Packed(signs, scales.transpose(1, 2).contiguous())
+    return Packed(signs, scales.contiguous())
 
 
 def _solved(weight: Tensor, size: int, planes: int, zero_point: bool) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,7 @@
-"""Binary codes against bytes worked by hand, their solver by its properties, damaged checkpoints."""
+"""Binary codes against bytes worked by hand, damaged checkpoints. The solver has a file of its own."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import pytest
@@ -14,7 +13,7 @@ from torch import Tensor
 from localq import footprint
 from localq.architecture import Linears
 from localq.errors import ExitCode, LocalqError
-from localq.quant import FORMATS, bcq, bcq_solve, bcq_tiles, owner
+from localq.quant import FORMATS, bcq, bcq_tiles, owner
 
 SCHEMES = ("q1row", "q2g32", "q3g128", "q3g64z", "q4g512", "q5rowz")
 
@@ -58,95 +57,6 @@ def test_quantizing_by_hand() -> None:
     assert packed.scales.tolist() == [[[2.5]]]
     with_zero = bcq.quantize(torch.tensor([[1.0, 5.0] * 4]), 1, 0, zero_point=True)
     assert with_zero.scales.tolist() == [[[2.0], [3.0]]]
-
-
-# ---- the solver
-
-
-@pytest.mark.parametrize("zero_point", [False, True])
-@pytest.mark.parametrize("planes", [1, 2, 3, 4, 5])
-def test_what_the_format_holds_is_found_again(planes: int, zero_point: bool) -> None:
-    """Scales by halves, every number as often as the others: then the greedy start is right."""
-    size = 2**planes * 8
-    numbers = torch.arange(2**planes).repeat(8)[None].repeat(6, 1)
-    scales = torch.tensor([1.0, 3.0, 0.125, 20.0, 1e-2, 7.0])[:, None] * 0.5 ** torch.arange(planes)
-    weight = sum(scales[:, b, None] * ((numbers >> b & 1) * 2 - 1) for b in range(planes))
-    weight = (weight + torch.linspace(-2, 2, 6)[:, None] * zero_point).half().float()
-    got = bcq.dequantize(bcq.quantize(weight, planes, 0, zero_point), torch.float32)
-    assert weight.shape == (6, size)
-    assert ((got - weight).abs() <= 2e-3 * weight.abs().amax(1, keepdim=True)).all()  # scales are rounded to f16
-
-
-@pytest.mark.parametrize("zero_point", [False, True])
-def test_no_turn_raises_an_error(zero_point: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = normal(37, 96) * torch.exp2(4 * normal(37, 1, seed=1))
-    before = None
-    for turns in (0, 1, 2, 5, 15):
-        monkeypatch.setattr(bcq_solve, "TURNS", turns)
-        numbers, scales = bcq_solve.solve(weight, 3, zero_point)
-        sums = bcq_solve.sums_of(scales.float().T, 3).T
-        error = (weight - sums.gather(1, numbers.long())).square().sum(1)
-        if before is not None:
-            assert (error <= before * (1 + 1e-3)).all()  # scales are rounded to f16
-            assert error.sum() < before.sum() or turns > 5
-        before = error
-
-
-def test_every_weight_gets_the_nearest_sum() -> None:
-    weight, scales = normal(64, 5), normal(4, 5, seed=2)
-    numbers, errors = bcq_solve.nearest(weight, scales, 3)
-    sums = bcq_solve.sums_of(scales, 3)
-    for signs in itertools.product((0, 1), repeat=3):
-        number = sum(sign << plane for plane, sign in enumerate(signs))
-        expected = sum(scales[plane] * (2 * sign - 1) for plane, sign in enumerate(signs)) + scales[3]
-        torch.testing.assert_close(sums[number], expected)
-    distances = (weight - sums[:, None]).abs()
-    chosen = (weight - sums.gather(0, numbers.long())).abs()
-    assert torch.equal(chosen, distances.amin(0))
-    torch.testing.assert_close(errors, chosen.square().sum(0))
-
-
-@pytest.mark.parametrize("zero_point", [False, True])
-def test_scales_are_the_least_squares(zero_point: bool) -> None:
-    weight, numbers = normal(40, 7), torch.randint(8, (40, 7), generator=torch.Generator().manual_seed(3)).byte()
-    got = bcq_solve.least_squares(weight, numbers, 3, zero_point)
-    for group in range(7):
-        columns = [(numbers[:, group] >> plane & 1).double() * 2 - 1 for plane in range(3)]
-        columns += [torch.ones(40, dtype=torch.float64)] * zero_point
-        expected = torch.linalg.lstsq(torch.stack(columns, 1), weight[:, group, None].double()).solution[:, 0]
-        torch.testing.assert_close(got[:, group].double(), expected, rtol=1e-5, atol=1e-6)
-
-
-def test_planes_that_are_equal_leave_finite_scales() -> None:
-    weight, numbers = normal(16, 2), torch.tensor([0, 7] * 8, dtype=torch.uint8)[:, None].repeat(1, 2)
-    scales = bcq_solve.least_squares(weight, numbers, 3, True)
-    assert torch.isfinite(scales).all()
-    assert (scales[1:3] == 0).all()
-    zeros = bcq.quantize(torch.zeros(3, 64), 3, 32, zero_point=True)
-    assert not bcq.dequantize(zeros, torch.float32).any()
-
-
-def test_nothing_depends_on_neighbours_or_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    weight = normal(50, 264)
-    whole = bcq.quantize(weight, 2, 64, True)
-    monkeypatch.setattr(bcq_solve, "CHUNK_WEIGHTS", {"cpu": 700})
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    parts = bcq.quantize(weight, 2, 64, True)
-    torch.set_num_threads(threads)
-    alone = bcq.quantize(weight[17:18], 2, 64, True)
-    assert torch.equal(whole.codes, parts.codes)
-    assert torch.equal(whole.scales, parts.scales)
-    assert torch.equal(whole.codes[17:18], alone.codes)
-    assert torch.equal(whole.scales[17:18], alone.scales)
-
-
-@pytest.mark.parametrize(("planes", "most"), [(1, 0.37), (2, 0.12), (3, 0.036), (4, 0.0115), (5, 0.004)])
-def test_noise_that_is_left(planes: int, most: float) -> None:
-    """Of unit Gaussian weights; scalar quantizers with as many values leave 0.363, 0.1175, 0.0345, 0.0095, 0.0025."""
-    weight = normal(64, 512)
-    left = bcq.dequantize(bcq.quantize(weight, planes, 128), torch.float32) - weight
-    assert left.square().mean() < most
 
 
 UNFIT = {
