@@ -18,12 +18,12 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 from localq import footprint, kv_form, measured
 from localq.architecture import MODEL_TYPES, Architecture, Linears
 from localq.cards import Card
 from localq.kv_form import KvBits
+from localq.least_squares import least_squares
 from localq.placement import Placement
 
 SECTOR = 32  # bytes that a gathered codeword moves, of a table that lies in L2
@@ -234,7 +234,7 @@ def fitted(kernel: str) -> Cost:
     if len(measured.PRODUCTS[kernel]) == 1 and experts in measured.PRODUCTS:
         (*_, us), (*_, moved) = measured.PRODUCTS[kernel][0], _points(kernel)[0]
         return Cost(us - fitted(experts).times * moved, 0.0, fitted(experts).times)
-    return Cost(*_least_squares(_points(kernel), [us for *_, us in measured.PRODUCTS[kernel]]))
+    return Cost(*least_squares(_points(kernel), [us for *_, us in measured.PRODUCTS[kernel]]))
 
 
 @functools.cache
@@ -262,44 +262,8 @@ def fitted_attention(bits: int) -> Cost:
     moved = 2 * 8 * (128 * bits // 8 + (0 if bits == 16 else 8))  # of a slot: k and v of 8 heads, scales
     points = [(1.0, columns, 1e6 * slots * moved / measured.READ_BYTES_PER_S) for columns, slots, _ in rows]
     if bits == 16:
-        return Cost(*_least_squares(points, [us for *_, us in rows]))
+        return Cost(*least_squares(points, [us for *_, us in rows]))
     of_columns = fitted_attention(16).column_us
     rest = [us - of_columns * columns for columns, _, us in rows]
-    fixed, _, times = _least_squares([(one, 0.0, time) for one, _, time in points], rest)
+    fixed, _, times = least_squares([(one, 0.0, time) for one, _, time in points], rest)
     return Cost(fixed, of_columns, times)
-
-
-def _least_squares(points: Sequence[tuple[float, ...]], values: Sequence[float]) -> tuple[float, float, float]:
-    """Coefficients, none below 0, that bring `points` nearest to `values` in parts of each value.
-
-    All choices of coefficients that are not 0 are tried: there are three.
-    """
-    scaled = [[each / value for each in point] for point, value in zip(points, values, strict=True)]
-    best, least = (0.0, 0.0, 0.0), float(len(values))
-    for size in (1, 2, 3):
-        for chosen in combinations((2, 1, 0), size):  # among equals, bytes explain before the rest does
-            found = _solved([[row[index] for index in chosen] for row in scaled])
-            if found is None or min(found) < 0:
-                continue
-            full = [0.0, 0.0, 0.0]
-            for index, value in zip(chosen, found, strict=True):
-                full[index] = value
-            error = sum((sum(a * b for a, b in zip(row, full, strict=True)) - 1) ** 2 for row in scaled)
-            if error < least - 1e-9:
-                best, least = (full[0], full[1], full[2]), error
-    return best
-
-
-def _solved(rows: list[list[float]]) -> list[float] | None:
-    """x with `rows` x nearest to ones, by the normal equations; None where they have no single solution."""
-    size = len(rows[0])
-    table = [[sum(r[i] * r[j] for r in rows) for j in range(size)] + [sum(r[i] for r in rows)] for i in range(size)]
-    for i in range(size):
-        pivot = table[i][i]
-        if pivot <= 1e-12 * max(abs(each) for each in table[i]):
-            return None
-        table[i] = [each / pivot for each in table[i]]
-        for j in range(size):
-            if j != i:
-                table[j] = [a - table[j][i] * b for a, b in zip(table[j], table[i], strict=True)]
-    return [line[-1] for line in table]
