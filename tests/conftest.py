@@ -6,6 +6,7 @@ import importlib.util
 import ipaddress
 import signal
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +53,12 @@ def loopback_only() -> Any:
         for name in ("connect", "connect_ex"):
             patch.setattr(socket.socket, name, _guarded(getattr(socket.socket, name)))
         yield
+
+
+@pytest.fixture
+def no_own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shipped catalogue, whatever the machine's user has added to it."""
+    monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "none.toml"))
 
 
 def _guarded(connect: Any) -> Any:

@@ -6,23 +6,15 @@ import re
 from dataclasses import replace
 
 import pytest
+from shipped_models import arch
 
 from localq import catalog, planner
-from localq.architecture import Architecture
 from localq.errors import ExitCode, LocalqError
 from localq.placement import Wishes
 
+pytestmark = pytest.mark.usefixtures("no_own_models")
+
 MIB = 2**20
-
-
-@pytest.fixture(autouse=True)
-def no_own_models(tmp_path, monkeypatch):
-    """The shipped catalogue, whatever the machine's user has added to it."""
-    monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "none.toml"))
-
-
-def arch(name: str) -> Architecture:
-    return catalog.find(name).arch
 
 
 def refusal(name: str, format: str, budget: int, ctx: int | None = None) -> str:
