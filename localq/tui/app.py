@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import work
-from textual.app import App, SuspendNotSupported, SystemCommand
+from textual.app import SuspendNotSupported, SystemCommand
 from textual.binding import BindingType
-from textual.driver import Driver
-from textual.filter import LineFilter
 from textual.screen import Screen
 
 from localq import editor, input_history, keymap
@@ -27,11 +25,11 @@ from localq.resuming import Start, settings_of
 from localq.settings import Settings
 from localq.tui import ending_signals
 from localq.tui.chat_screen import ChatScreen
-from localq.tui.clean_lines import CLEAN_LINES
 from localq.tui.help_screen import HelpScreen
 from localq.tui.keys import bindings
 from localq.tui.model import Model
 from localq.tui.session_job import SwitchWanted
+from localq.tui.terminal_app import TerminalApp
 from localq.wanted import Wanted
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
 ENDS_WITHIN_S = 1.0  # a reply that is stopped for leaving; then its engine process is ended
 
 
-class LocalqApp(App[int]):
+class LocalqApp(TerminalApp):
     """The full-screen chat.
 
     start    where the conversation begins
@@ -79,19 +77,6 @@ class LocalqApp(App[int]):
         self.chat = ChatScreen(self.history, self.start_with.record)
         self.theme = settings.theme
         self.set_keymap(settings.keys)
-
-    def get_driver_class(self) -> type[Driver]:
-        """Textual's, but for how a terminal is read."""
-        from textual.drivers.linux_driver import LinuxDriver  # where there is one
-
-        from localq.tui.terminal_input import TerminalDriver
-
-        found = super().get_driver_class()
-        return TerminalDriver if found is LinuxDriver else found
-
-    def get_line_filters(self) -> Sequence[LineFilter]:
-        """Textual's, and the one that lets no control character through."""
-        return [*super().get_line_filters(), CLEAN_LINES]
 
     async def on_mount(self) -> None:
         """The first screen; then the model."""

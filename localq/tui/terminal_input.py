@@ -96,6 +96,15 @@ class TerminalDriver(LinuxDriver):
         self._terminal = TerminalFile(sys.__stdout__)
         self._file = self._terminal  # type: ignore[assignment]  # what the writing thread needs of a file
 
+    def _sigcont_application(self, *_: object) -> None:
+        """Going on after a stop that asked nobody (SIGSTOP), Textual starts reading and writing once more beside what
+        is there, of which nobody would end the first; and what the terminal was used for meanwhile is to be drawn over.
+        """
+        if self._auto_restart and not self._must_signal_resume:
+            self.suspend_application_mode()
+            self._must_signal_resume = True
+        super()._sigcont_application()
+
     def run_input_thread(self) -> None:
         """Until the app ends, or the terminal is gone."""
         keys = Keys(self._debug)

@@ -65,12 +65,17 @@ class TurnView(Vertical, can_focus=True):
     def on_focus(self) -> None:
         """Mark it, by more than colour."""
         self._pointed = True
-        self.query_one(".headline", Static).update(self._headline())
+        self._draw_headline()
 
     def on_blur(self) -> None:
         """Take the mark away."""
         self._pointed = False
-        self.query_one(".headline", Static).update(self._headline())
+        self._draw_headline()
+
+    def _draw_headline(self) -> None:
+        """If it is there: the focus may come before anything is."""
+        for line in self.query(".headline").results(Static):
+            line.update(self._headline())
 
     @property
     def is_empty(self) -> bool:
@@ -81,7 +86,7 @@ class TurnView(Vertical, can_focus=True):
         """Another number, version or end of the same text."""
         if turn != self.turn:
             self.turn = turn
-            self.query_one(".headline", Static).update(self._headline())
+            self._draw_headline()
 
     # ---- a reply that streams
 

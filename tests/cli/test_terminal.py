@@ -7,6 +7,7 @@ those of a machine that does other things too; the campaigns print what was meas
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 
 import pytest
@@ -71,6 +72,22 @@ def test_random_keys_pastes_and_sizes(tmp_path, face):
     report = terminal_fuzz.campaign(tmp_path, face, events=120, seed=5)
     assert report.wrong == []
     assert report.bytes_out > 2_000
+
+
+def test_a_size_that_came_and_went_is_drawn_anew(tmp_path):
+    """The terminal cut off what does not fit the small one, and says so once, of the size that it has then."""
+    face = FACES["tui"]()
+    with face.start(Place(tmp_path)) as terminal:
+        terminal.until(lambda: face.is_ready(terminal))
+        os.kill(terminal.process.pid, signal.SIGSTOP)  # it sees the last size alone
+        terminal.resize(7, 3)
+        terminal.resize(80, 24)
+        while terminal.read(0.1):
+            pass
+        assert not face.is_ready(terminal)
+        os.kill(terminal.process.pid, signal.SIGCONT)
+        terminal.until(lambda: face.is_ready(terminal))
+        face.leave(terminal)
 
 
 @pytest.mark.parametrize("face", list(FACES))

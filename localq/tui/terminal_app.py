@@ -1,0 +1,48 @@
+"""What our app adds to Textual's at a terminal: how it is read, what reaches it, its sizes, lists of no height."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from textual.actions import ActionParseResult
+from textual.app import App
+from textual.command import CommandPalette
+from textual.dom import DOMNode
+from textual.driver import Driver
+from textual.filter import LineFilter
+from textual.widgets import OptionList
+
+from localq.tui.clean_lines import CLEAN_LINES
+
+
+class TerminalApp(App[int]):
+    """An app that returns an exit code."""
+
+    def get_driver_class(self) -> type[Driver]:
+        """Textual's, but for how a terminal is read."""
+        from textual.drivers.linux_driver import LinuxDriver  # where there is one
+
+        from localq.tui.terminal_input import TerminalDriver
+
+        found = super().get_driver_class()
+        return TerminalDriver if found is LinuxDriver else found
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Textual's, and the one that lets no control character through."""
+        return [*super().get_line_filters(), CLEAN_LINES]
+
+    def on_resize(self) -> None:
+        """A terminal that was small for a moment has cut off what it showed; Textual draws where the size is new."""
+        self.refresh()
+
+    async def run_action(
+        self, action: str | ActionParseResult, default_namespace: DOMNode | None = None,
+        namespaces: Mapping[str, DOMNode] | None = None,
+    ) -> bool:  # fmt: skip
+        """Textual's; but a list that has no height knows no place of its lines, which is no reason to end."""
+        try:
+            return await super().run_action(action, default_namespace, namespaces)
+        except KeyError:
+            if not isinstance(default_namespace, CommandPalette | OptionList):
+                raise
+            return False
