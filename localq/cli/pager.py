@@ -47,19 +47,21 @@ def _shown(command: str, text: str) -> bool:
     """The pager has shown it; False where there is none."""
     import subprocess  # start-up cost: most tables are short, or go into a pipe
 
+    # Ctrl-C is the pager's, which holds the terminal. A handler, because a process inherits what is ignored.
+    previous = signal.signal(signal.SIGINT, lambda number, frame: None)
     try:
-        environment = {"LESS": OPTIONS, **os.environ}
         pager = subprocess.Popen(
-            shlex.split(command), stdin=subprocess.PIPE, env=environment, encoding="utf-8", errors="replace"
-        )
+            shlex.split(command), stdin=subprocess.PIPE, env={"LESS": OPTIONS, **os.environ}, encoding="utf-8",
+            errors="replace",
+        )  # fmt: skip
+        try:
+            pager.communicate(text)  # one that was left before the end is no error
+        finally:
+            pager.terminate()  # a signal that ends localq ends it too; one that has ended is left alone
     except (OSError, ValueError) as error:  # not found; quotes that do not close
         if "PAGER" in os.environ:
             note(f"PAGER: {command} cannot be run ({error})")
         return False
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pager's, which holds the terminal
-    try:
-        pager.communicate(text)  # one that was left before the end is no error
     finally:
-        pager.terminate()  # a signal that ends localq ends it too; one that has ended is left alone
         signal.signal(signal.SIGINT, previous)
     return True
