@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from localq import commands, opening, resuming
 from localq.cli.command_host import TerminalHost
-from localq.cli.line_input import TakenBack, reader
+from localq.cli.line_input import reader
 from localq.cli.options import Given
 from localq.cli.output import note, tell_lost
-from localq.cli.session import TerminalWatcher, interruptible, memory_line, print_reply, speed_line
+from localq.cli.session import TakenBack, TerminalWatcher, interruptible, memory_line, print_reply, speed_line
 from localq.cli.thoughts import shown
 from localq.commands.models import SwitchModel
 from localq.commands.sessions import taken_up

@@ -24,6 +24,10 @@ from localq.wording import human_bytes, stats_line
 from localq.worker.messages import Event, Loaded, Loading
 
 
+class TakenBack(KeyboardInterrupt):
+    """A Ctrl-C right behind the Enter that sent a message; the input history has it."""
+
+
 class StatusLine:
     """One line on stderr that is drawn over while work goes on; silent unless stderr is a terminal."""
 

@@ -14,7 +14,7 @@ from scripted_client import DEAD, CharTokenizer
 
 from localq import commands, resuming
 from localq.chat import ChatSession
-from localq.cli import line_input
+from localq.cli import line_editor
 from localq.errors import LocalqError
 from localq.sessions import SessionStore
 from localq.settings import Settings
@@ -189,18 +189,18 @@ def test_a_second_ctrl_c_leaves_and_what_came_of_the_reply_is_kept(start, monkey
 
 def test_the_input_history_is_private_and_can_do_without_a_disk(start, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("localq.places.state_dir", lambda: tmp_path / "state")
-    history = line_input._kept_history()
+    history = line_editor._kept_history()
     history.append_string("secret \x1b[31mwords")
     path = tmp_path / "state" / "history"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert "\x1b" not in path.read_text()
-    assert list(line_input._kept_history().load_history_strings()) == ["secret [31mwords"]
+    assert list(line_editor._kept_history().load_history_strings()) == ["secret [31mwords"]
     path.unlink()
     path.parent.rmdir()
     history.append_string("lost, and nothing else")
     path.parent.write_text("in the way")
     capsys.readouterr()
-    line_input._kept_history().append_string("in memory")
+    line_editor._kept_history().append_string("in memory")
     assert "cannot be kept" in capsys.readouterr().err
 
 

@@ -15,7 +15,8 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from localq.cli import line_input
+from localq.cli import line_editor
+from localq.cli.session import TakenBack
 
 ROOT = Path(__file__).parents[2]
 READ = "from localq.cli.line_input import reader; read = reader({})\nwhile True: print('<' + repr(read()) + '>')"
@@ -93,7 +94,7 @@ def test_up_recalls_what_an_earlier_process_was_told_unless_it_was_not_to_be_kep
 def editor_that(monkeypatch):
     """A reader whose line editor does what it is told: a function of the real `prompt`, without its `self`."""
     with create_pipe_input() as keys, create_app_session(input=keys, output=DummyOutput()):
-        read = line_input._terminal_reader(remember=False)
+        editor = line_editor.LineEditor(remember=False)
         original = prompt_toolkit.PromptSession.prompt
 
         def does(what):
@@ -102,7 +103,7 @@ def editor_that(monkeypatch):
 
             monkeypatch.setattr(prompt_toolkit.PromptSession, "prompt", prompt)
 
-        yield read, does, keys
+        yield (lambda: editor.read(">>> ")), does, keys
 
 
 def press() -> None:
@@ -129,7 +130,7 @@ def test_ctrl_c_raises_nothing_amid_the_line_editor_and_is_answered_by_it_or_beh
     with pytest.raises(KeyboardInterrupt):
         read()
     does(behind_a_line)
-    with pytest.raises(line_input.TakenBack):
+    with pytest.raises(TakenBack):
         read()
     does(twice)
     with pytest.raises(KeyboardInterrupt):
