@@ -171,6 +171,7 @@ def recover(face: Line, place: Place, terminal: Terminal) -> None:
         face.say(terminal, "are you there?")
         with contextlib.suppress(*() if last else (Gave,)):
             terminal.until("still here", 10)
+            face.calm(terminal)  # that may have been the answer to what was typed before
             return
 
 
