@@ -47,7 +47,7 @@ class LineEditor:
         )
 
     def read(self, prompt: str) -> str:
-        """What is typed up to Enter. Raises EOFError, and KeyboardInterrupt on Ctrl-C: `TakenBack` right behind Enter."""
+        """What is typed. Raises EOFError, and KeyboardInterrupt on Ctrl-C: `TakenBack` right behind Enter."""
         if self._pressed():  # a second time, while the first was answered
             raise KeyboardInterrupt
         # For all of it: a KeyboardInterrupt from amid asyncio leaves its loop in pieces, and words about that.
