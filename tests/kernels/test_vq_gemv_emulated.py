@@ -150,6 +150,20 @@ def test_more_slices_than_a_thread_reads_at_once_and_than_there_are_results(emul
     close(emulated((32, 232_448), x, [operand.matrix], out=torch.empty(1, 16)), operand, x)
 
 
+@pytest.mark.parametrize("slices", [3, 5, 7, 11])
+def test_any_number_of_slices(emulated, slices):
+    """As many as there are multiprocessors (test_vq_cut.py): a table each; the same bits again, a NaN in its row."""
+    operand, device = make((33, 512 * slices), SCHEMES["s4l16"], seed=slices), (slices, 232_448)
+    x = inputs(2, 512 * slices, torch.float16)
+    for rows in (1, 2):
+        got = emulated(device, x[:rows], [operand.matrix], out=torch.empty(rows, 33))
+        close(got, operand, x[:rows])
+        again = emulated(device, x[:rows], [operand.matrix], out=torch.empty(rows, 33))
+        assert torch.equal(bits(got), bits(again))
+    x[1, -1] = torch.nan
+    assert torch.equal(emulated(device, x, [operand.matrix]).isnan().any(1), torch.tensor([False, True]))
+
+
 def test_what_is_not_finite_stays_in_its_row(emulated):
     operand = make((99, 640), SCHEMES["s4l16"])
     x = inputs(5, 640, torch.float16)
