@@ -5,33 +5,20 @@
 
 #include "bcq_dequantize.cuh"
 #include "bcq_kernel.cuh"
+#include "facts_on_cpu.h"
 #include "vq_plan.h"
 
-static localq::DeviceFacts facts;
-
 namespace localq {
-
-const DeviceFacts& device_facts(int, const char*) {
-  return facts;
-}
 
 namespace bcq {
 
 template <typename T, int kRows>
 void run(const Arguments& p, const Plan& plan, const void* x, void* y) {
-  on_cpu::blocks = plan.blocks, on_cpu::block_threads = kThreads;
-  on_cpu::body = [&] { bcq_gemv_kernel<T, kRows>(p, static_cast<const T*>(x), y); };
-  for (uint32_t first = 0; first < plan.blocks; first += p.slices) {
-    on_cpu::run_together(first, p.slices, plan.shared_bytes + 64);
-    // The launcher asks for more than a block needs: what lies behind that is as it was.
-    const uint32_t need = shared_bytes<kRows>(p.tables, p.steps, p.x_stride, p.tiles) +
-                          layer_bytes<kRows>(p, p.copies, p.x_stride, p.tiles);
-    for (const auto& block : on_cpu::running) {
-      for (size_t i = need; i < block->memory.size(); ++i) {
-        if (block->memory[i] != 0xff) __builtin_trap();
-      }
-    }
-  }
+  on_cpu::block_threads = kThreads;
+  const uint32_t need = shared_bytes<kRows>(p.tables, p.steps, p.x_stride, p.tiles) +
+                        layer_bytes<kRows>(p, p.copies, p.x_stride, p.tiles);
+  on_cpu::run_slices(plan.blocks, p.slices, plan.shared_bytes, need,
+                     [&] { bcq_gemv_kernel<T, kRows>(p, static_cast<const T*>(x), y); });
 }
 
 template <typename T, int kRows>
@@ -58,29 +45,14 @@ extern "C" const char* bcq_gemv_on_cpu(const localq::BcqMatrix* matrices, int co
                                        const localq::GemvExtras* extras, const localq::VqWorkspace* workspace,
                                        const void* x, void* y, int type, int rows, int multiprocessors,
                                        int shared_bytes, int64_t* counts) {
-  static std::string said;
-  facts = {multiprocessors, shared_bytes, true, true};
-  on_cpu::lookups = on_cpu::stores = {};
-  try {
+  return on_cpu::counted(multiprocessors, shared_bytes, counts, [&] {
     localq::bcq_gemv(matrices, count, fragments, *extras, *workspace, x, y, static_cast<localq::Type>(type), rows, 0,
                      nullptr);
-  } catch (const std::exception& error) {
-    said = error.what();
-    return said.c_str();
-  }
-  const on_cpu::Count of[2] = {on_cpu::lookups, on_cpu::stores};
-  for (int i = 0; i < 2; ++i) counts[2 * i] = of[i].accesses, counts[2 * i + 1] = of[i].conflicts;
-  return nullptr;
+  });
 }
 
 extern "C" const char* bcq_dequantize_on_cpu(const localq::BcqMatrix* matrix, void* out, int type, int64_t row_begin,
                                              int64_t row_count) {
-  static std::string said;
-  try {
-    localq::bcq_dequantize(*matrix, out, static_cast<localq::Type>(type), row_begin, row_count, 0, nullptr);
-  } catch (const std::exception& error) {
-    said = error.what();
-    return said.c_str();
-  }
-  return nullptr;
+  return on_cpu::fault_of(
+      [&] { localq::bcq_dequantize(*matrix, out, static_cast<localq::Type>(type), row_begin, row_count, 0, nullptr); });
 }

@@ -1,31 +1,18 @@
 // vq_gemv on a CPU: its launcher and its kernel (tests/kernels/test_vq_gemv_emulated.py puts the files together).
+#include "facts_on_cpu.h"
 #include "vq_kernel.cuh"
 #include "vq_plan.h"
 
-static localq::DeviceFacts facts;
-
 namespace localq {
-
-const DeviceFacts& device_facts(int, const char*) {
-  return facts;
-}
 
 namespace vq {
 
 template <typename T, int kRows>
 void start(Arguments p, const Plan& plan, const void* x, void* y, int, cudaStream_t) {
-  on_cpu::blocks = plan.blocks, on_cpu::block_threads = kThreads;
-  on_cpu::body = [&] { vq_gemv_kernel<T, kRows>(p, static_cast<const T*>(x), y); };
-  for (uint32_t first = 0; first < plan.blocks; first += p.slices) {
-    on_cpu::run_together(first, p.slices, plan.shared_bytes + 64);
-    // The launcher asks for more than a block needs: what lies behind that is as it was.
-    const uint32_t need = shared_bytes<kRows>(p.tables, p.steps, p.x_stride, p.tiles);
-    for (const auto& block : on_cpu::running) {
-      for (size_t i = need; i < block->memory.size(); ++i) {
-        if (block->memory[i] != 0xff) __builtin_trap();
-      }
-    }
-  }
+  on_cpu::block_threads = kThreads;
+  on_cpu::run_slices(plan.blocks, p.slices, plan.shared_bytes,
+                     shared_bytes<kRows>(p.tables, p.steps, p.x_stride, p.tiles),
+                     [&] { vq_gemv_kernel<T, kRows>(p, static_cast<const T*>(x), y); });
 }
 #define INSTANCE(ROWS)                                                                              \
   template void start<__half, ROWS>(Arguments, const Plan&, const void*, void*, int, cudaStream_t); \
@@ -42,16 +29,7 @@ INSTANCE(8);
 extern "C" const char* vq_gemv_on_cpu(const localq::VqMatrix* matrices, int count, const localq::GemvExtras* extras,
                                       const localq::VqWorkspace* workspace, const void* x, void* y, int type, int rows,
                                       int multiprocessors, int shared_bytes, int64_t* counts) {
-  static std::string said;
-  facts = {multiprocessors, shared_bytes, true, true};
-  on_cpu::lookups = on_cpu::stores = {};
-  try {
+  return on_cpu::counted(multiprocessors, shared_bytes, counts, [&] {
     localq::vq_gemv(matrices, count, *extras, *workspace, x, y, static_cast<localq::Type>(type), rows, 0, nullptr);
-  } catch (const std::exception& error) {
-    said = error.what();
-    return said.c_str();
-  }
-  const on_cpu::Count of[2] = {on_cpu::lookups, on_cpu::stores};
-  for (int i = 0; i < 2; ++i) counts[2 * i] = of[i].accesses, counts[2 * i + 1] = of[i].conflicts;
-  return nullptr;
+  });
 }
