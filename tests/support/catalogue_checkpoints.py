@@ -113,6 +113,7 @@ def _made_of(plain: Path, folder: Path, format: str, scheme: str) -> Path:
             return plain
     if format in convert.MADE:
         return convert.convert(open_model(plain), format, folder / "made")
+    scheme = scheme or ("s4l16" if format == "vq2" else "")
     return expert_checkpoints.quantized(folder, plain, f"{format} {scheme}")[0]
 
 

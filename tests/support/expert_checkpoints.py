@@ -16,13 +16,14 @@ from typing import Any
 
 import int4_checkpoints
 import torch
+import vq2_checkpoints
 from aqlm_checkpoints import LAYOUTS, tensors
 from int4_checkpoints import Int4
 from safetensors.torch import load_file, save_file
 from tiny_checkpoints import make_checkpoint
 from torch import Tensor
 
-from localq.quant import mxfp4
+from localq.quant import mxfp4, vq2
 
 LINEAR = re.compile(r".*\.(?:self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj|experts\.\d+\.\w+)\.weight")
 ROUTER = re.compile(r".*\.(?:mlp|block_sparse_moe)\.gate\.weight")
@@ -76,11 +77,18 @@ def gptq(prefix: str, weight: Tensor, number: int) -> tuple[dict[str, Tensor], T
     }, plain
 
 
+def of_vq2(scheme: str, prefix: str, weight: Tensor, number: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Random codes, each matrix with a codebook of its own and every third with signs, and what they stand for."""
+    packed = vq2_checkpoints.packed_of((weight.shape[0], weight.shape[1]), scheme, number % 3 == 0, number)
+    return vq2.to_tensors(packed, prefix), vq2.dequantize(packed, torch.float32)
+
+
 GPTQ = Int4("gptq", 32, act_order=True)
 CONFIGS: dict[str, dict[str, Any]] = {
     "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     "aqlm": {"quant_method": "aqlm", "in_group_size": 8, "linear_weights_not_to_quantize": []},
     "gptq": GPTQ.config,
+    "vq2": vq2.quantization_config("bfloat16", []),
 }
 FORMATS: dict[str, Quantize] = {
     "nf4": nf4,
@@ -88,6 +96,7 @@ FORMATS: dict[str, Quantize] = {
     "aqlm 2x8g8": functools.partial(aqlm, "2x8g8"),
     "aqlm 1x16g8": functools.partial(aqlm, "1x16g8"),
     "gptq": gptq,
+    "vq2 s4l16": functools.partial(of_vq2, "s4l16"),
 }
 
 
