@@ -1,7 +1,7 @@
 """Planes and groups of binary codes where they are worth most: which scheme each sub-layer gets, for a size in all.
 
 The sub-layers are those of `quantizer.mixture`: q, k and v; o; gate and up; down. What one loses in a scheme is what an
-error in it costs at the end of the model (`quantizer/sensitivity.py`, without feedback, which binary codes do not have)
+error in it costs at the end of the model (`quantizer/sensitivity.py`, with feedback, as `quantizer/binary.py` has it)
 times what the scheme leaves of its weights, measured on rows from all over it; what it takes is counted in bytes, with
 all scales. The choice among the schemes is that of `quantizer.mixture`: the step with the most loss less a byte, again
 and again, while it fits. nuQmm's search quantizes each sub-layer in each scheme and reads the text again.
@@ -36,6 +36,7 @@ from localq.quantizer.source import Source
 from localq.quantizer.stream import Streams, kept_dtype
 
 ROWS = 8  # of a matrix, on which a scheme is tried
+TRIED = 3  # turns of the solver there: which scheme is better shows soon
 CANDIDATES = tuple(f"q{planes}g{group}" for planes in range(1, MOST_PLANES + 1) for group in BCQ_GROUPS)
 MEASURING = "measuring what bits are worth"
 PLAIN = Settings(Effort(), (), rotate="none", shares=False)
@@ -107,7 +108,7 @@ def _chosen(model: Source, wish: Wish, tell: OnProgress, say: Say) -> Schemes:
     model.model.make_tables(len(windows[0]), wish.text.device)
     dtype = kept_dtype(len(windows), len(windows[0]), model.model.config.hidden)
     rows = [(each * model.model.embed_scale).to(dtype) for each in model.embedded(windows)]
-    prices = sensitivities(model, Streams(model.model, rows, wish.text.device), PLAIN, advance, feedback=False)
+    prices = sensitivities(model, Streams(model.model, rows, wish.text.device), PLAIN, advance)
     parts: list[Part] = []
     offered: list[list[str]] = []
     for layer, row in enumerate(prices):
@@ -126,13 +127,16 @@ def _chosen(model: Source, wish: Wish, tell: OnProgress, say: Say) -> Schemes:
 
 def _part(names: tuple[str, ...], linears: list[nn.Linear], price: float) -> tuple[Part, list[str]]:
     """A sub-layer, and the schemes that its numbers count: those that no other beats in size and in loss."""
-    sampled = [linear.weight[_spread_rows(linear.out_features)].float() for linear in linears]
-    energy = sum(float(each.double().square().sum()) for each in sampled) or 1.0
+    sampled = torch.cat([linear.weight[_spread_rows(linear.out_features)].float() for linear in linears])
+    energy = float(sampled.double().square().sum()) or 1.0
     tried = []
+    columns = linears[0].in_features
     for scheme in CANDIDATES:
         maker = bcq.of_scheme(scheme)
+        if maker.group // 2 >= max(columns, BCQ_GROUPS[0]):  # all of a row, as in half of it
+            continue
         size = sum(bcq.bytes(each.out_features, each.in_features, maker.planes, maker.group) for each in linears)
-        left = sum(_error(maker, each) for each in sampled) / energy
+        left = _error(maker, sampled) / energy
         tried.append((size, left, scheme))
     kept: list[tuple[int, float, str]] = []
     for size, left, scheme in sorted(tried):
@@ -147,4 +151,5 @@ def _spread_rows(count: int) -> Tensor:
 
 
 def _error(maker: bcq.Maker, rows: Tensor) -> float:
-    return float((bcq.dequantize(maker.quantize(rows), torch.float32) - rows).double().square().sum())
+    made = bcq.quantize(rows, maker.planes, maker.group, maker.zero_point, TRIED)
+    return float((bcq.dequantize(made, torch.float32) - rows).double().square().sum())

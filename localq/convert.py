@@ -12,21 +12,24 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from localq import __version__, bcq_mixture, input_moments, schemes
-from localq.checkpoint import Checkpoint, open_checkpoint
+from localq.checkpoint import Checkpoint, in_memory, open_checkpoint
 from localq.conversion_folder import claim, locked, source_facts, stated_dtype, write_small_files
 from localq.conversion_plan import Job, maker_of, notes, plan_jobs, skipped_modules
 from localq.errors import LocalqError, bad_file, usage_error
 from localq.modelfiles import ModelFiles
-from localq.quant import FORMATS
+from localq.quant import FORMATS, bcq
 from localq.quantizer import mixture
+from localq.quantizer.binary_layers import Layers
 from localq.shard_writer import SHARD_BYTES, ShardWriter, plan_shards, start_state
 
 MADE = ("nf4", "mxfp4", "bcq", "squeezellm")  # formats that are made tensor by tensor; `vq_convert` makes others
@@ -49,15 +52,16 @@ def convert(
 ) -> Path:
     """Quantize `source` into the folder `out` and return it. The same call goes on where a killed one stopped.
 
-    text   of a format of `prepare.WEIGHED`: a column of a matrix counts as much as its input there; None: all alike
+    text   of a format of `prepare.WEIGHED`: squeezellm has columns count as much as their inputs there, bcq is made
+           layer by layer on it (`quantizer/binary_layers.py`); None: all columns alike, each matrix by itself
 
-    scheme   of bcq: "q3g128" and the like, which is also the default; wish: in its place, a mixture
+    scheme   of bcq: "q3g128" and the like, which is also the default; wish: in its place, a mixture, on its own text
 
     Raises LocalqError: exit 2 for an unknown format, a source that is quantized already, or an `out` that holds
     something else (`force` replaces an earlier model there), 8 for damaged weights, 9 for the disk.
     """
     module: Any = _format_module(source, format)
-    if scheme:
+    if format == "bcq":
         module = module.of_scheme(scheme)
     with open_checkpoint(source) as checkpoint:
         jobs = plan_jobs(checkpoint.tensors, module, source.kind, str(source.config.get("model_type")))
@@ -76,9 +80,12 @@ def convert(
             writer.check_space()
             start_state(out, task)
             moments: dict[str, Tensor] = {}
-            if text is not None:
+            layers: Layers | None = None
+            if format == "bcq" and (read := text if wish is None else wish.text) is not None:
+                layers = _layers(source, checkpoint, read, module, writer)
+            elif text is not None:
                 moments = input_moments.kept(out, text, source, checkpoint, tell)
-            _write_shards(writer, checkpoint, jobs, module, source, on_progress, moments)
+            _write_shards(writer, checkpoint, jobs, module, source, on_progress, moments, layers)
             write_small_files(source, module.quantization_config(stated_dtype(source), skipped_modules(jobs)), out)
             writer.finish()
             for kept in (input_moments.FILE, mixture.FILE):
@@ -112,6 +119,30 @@ def _task(source: ModelFiles, format: str, jobs: list[Job], shard_bytes: int, te
     }
 
 
+def _layers(
+    source: ModelFiles, checkpoint: Checkpoint, text: input_moments.Text, module: Any, writer: ShardWriter
+) -> Layers:
+    """The layers on `text`; those of shards that are written already as they are there."""
+    with torch.inference_mode():
+        model, streams = input_moments.begun(text, source, checkpoint)
+    files = writer.finished()
+
+    def written(prefix: str) -> bcq.Packed | None:
+        names = [prefix + suffix for suffix in bcq.suffixes]
+        if not files.keys() >= set(names):
+            return None
+        stored = in_memory({name: _stored(files[name], name) for name in names}, source.config)
+        return bcq.from_checkpoint(stored, prefix)
+
+    return Layers(model, streams, partial(maker_of, module), written)
+
+
+def _stored(path: Path, name: str) -> Tensor:
+    with safe_open(path, framework="pt") as file:
+        found: Tensor = file.get_tensor(name)
+    return found
+
+
 def _write_shards(
     writer: ShardWriter,
     checkpoint: Checkpoint,
@@ -120,6 +151,7 @@ def _write_shards(
     source: ModelFiles,
     on_progress: OnProgress | None,
     moments: Mapping[str, Tensor],
+    layers: Layers | None = None,
 ) -> None:
     total = sum(job.source.nbytes for job in jobs)
     pending = writer.pending()
@@ -129,7 +161,7 @@ def _write_shards(
     def tensors(shard_jobs: list[Job]) -> Iterator[tuple[str, Tensor]]:
         nonlocal done
         for job in shard_jobs:
-            yield from _outputs(job, checkpoint.read(job.name), module, source.kind, moments).items()
+            yield from _outputs(job, checkpoint.read(job.name), module, source.kind, moments, layers).items()
             done += job.source.nbytes
             if on_progress:
                 on_progress("quantizing", done, total)
@@ -141,7 +173,7 @@ def _write_shards(
 
 
 def _outputs(
-    job: Job, tensor: Tensor, module: ModuleType, kind: str, moments: Mapping[str, Tensor]
+    job: Job, tensor: Tensor, module: ModuleType, kind: str, moments: Mapping[str, Tensor], layers: Layers | None
 ) -> dict[str, Tensor]:
     """The tensors that are written for one source tensor, by name; moments: of inputs, by prefix, where measured."""
     if not job.quantized:
@@ -151,9 +183,13 @@ def _outputs(
     for prefix, matrix in job.matrices(tensor):
         try:
             moment = moments.get(prefix)
-            packed = maker_of(module, prefix).quantize(
-                *((matrix,) if moment is None else (matrix.to(moment.device), moment))
-            )
+            packed: Any
+            if layers is not None and prefix in layers:
+                packed = layers.packed(prefix)
+            elif moment is not None:
+                packed = maker_of(module, prefix).quantize(matrix.to(moment.device), moment)
+            else:
+                packed = maker_of(module, prefix).quantize(matrix)
         except LocalqError as error:
             raise bad_file(job.name, error.why, error.next_step) from error
         if kind == "gguf" and hasattr(packed, "dtype"):  # MXFP4 does not say what it was made of

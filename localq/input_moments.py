@@ -59,7 +59,11 @@ def kept(out: Path, text: Text, source: ModelFiles, checkpoint: Checkpoint, tell
     return {name: each.to(text.device) for name, each in found.items()}
 
 
-def _measured(text: Text, source: ModelFiles, checkpoint: Checkpoint, tell: OnProgress) -> dict[str, Tensor]:
+def begun(text: Text, source: ModelFiles, checkpoint: Checkpoint) -> tuple[Source, Streams]:
+    """The model as it is, and the text as its first layer reads it.
+
+    Raises LocalqError: exit 2 for a mixture of experts, or an architecture that is not supported.
+    """
     model_type = source.config.get("model_type")
     if model_type not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
@@ -68,6 +72,11 @@ def _measured(text: Text, source: ModelFiles, checkpoint: Checkpoint, tell: OnPr
     model.model.make_tables(len(text.windows[0]), text.device)
     dtype = kept_dtype(len(text.windows), len(text.windows[0]), model.model.config.hidden)
     rows = [(each * model.model.embed_scale).to(dtype) for each in model.embedded(text.windows)]
+    return model, Streams(model.model, rows, text.device)
+
+
+def _measured(text: Text, source: ModelFiles, checkpoint: Checkpoint, tell: OnProgress) -> dict[str, Tensor]:
+    model, streams = begun(text, source, checkpoint)
     done = 0
 
     def advance() -> None:
@@ -76,4 +85,4 @@ def _measured(text: Text, source: ModelFiles, checkpoint: Checkpoint, tell: OnPr
         tell(MEASURING, done, model.layers)
 
     tell(MEASURING, 0, model.layers)
-    return importances(model, Streams(model.model, rows, text.device), advance)
+    return importances(model, streams, advance)

@@ -30,9 +30,9 @@ NF4_PARAMETERS_PER_S = 35e6
 # The whole of it on an H200, alone: about 30 s. Larger layers fill a GPU better, so for them this is too slow.
 VQ2_PARAMETERS_PER_S_AND_CORE = 30e3
 VQ2_PARAMETERS_PER_S_ON_A_GPU = 4.5e6
-BCQ_PARAMETERS_PER_S = 0.6e6  # of binary codes in 3 planes, on one core with other work on it
-# Formats that are made tensor by tensor, and may be on a text, which says how much each column counts.
-WEIGHED = ("squeezellm",)
+BCQ_PARAMETERS_PER_S_AND_CORE = 5e4  # of binary codes in 3 planes on 32,768 tokens: by count of operations, never timed
+# Formats that are made tensor by tensor, and may be on a text: it says how much each column counts, or what errors do.
+WEIGHED = ("bcq", "squeezellm")
 # squeezellm on one core of a busy machine: 1.3 ms a row of 576 to 1,536 columns; without the text.
 WEIGHED_PARAMETERS_PER_S_AND_CORE = 5e5
 POLL_S = 0.2  # between two looks at a process that quantizes
@@ -68,9 +68,10 @@ def remote_source(name: str, offline: bool = False) -> catalog.Source | None:
 
 def estimate(format: str, parameters: int) -> str:
     """How long it takes to make `format` here of so many parameters: "about 40 min"."""
-    rate = BCQ_PARAMETERS_PER_S if format == "bcq" else NF4_PARAMETERS_PER_S
+    rate = NF4_PARAMETERS_PER_S
     if format in WEIGHED:
-        rate = WEIGHED_PARAMETERS_PER_S_AND_CORE * len(os.sched_getaffinity(0))
+        of_a_core = BCQ_PARAMETERS_PER_S_AND_CORE if format == "bcq" else WEIGHED_PARAMETERS_PER_S_AND_CORE
+        rate = of_a_core * len(os.sched_getaffinity(0))
     if format in CALIBRATED:
         from localq import driver  # start-up cost: only what is made here needs it
 

@@ -99,6 +99,11 @@ class ShardWriter:
         """The shards that are still to be written."""
         return [shard for shard in self._shards if shard.name not in self._finished]
 
+    def finished(self) -> dict[str, Path]:
+        """The tensors of the shards that are written, and the files they are in."""
+        done = [shard for shard in self._shards if shard.name in self._finished]
+        return {name: self._folder / shard.name for shard in done for name in shard.tensors}
+
     def check_space(self) -> None:
         """Raises LocalqError (exit 9) when the pending shards will not fit on the disk. Makes the folder."""
         with disk_errors(self._folder):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny_checkpoints import make_checkpoint
+from torch import Tensor
 
 from localq import bcq_mixture, convert, schemes
 from localq.bench import bits
@@ -21,7 +23,7 @@ from localq.input_moments import Text
 from localq.local_models import format_of_config
 from localq.modelfiles import open_model
 from localq.quant import bcq
-from localq.quantizer import mixture
+from localq.quantizer import binary_layers, mixture
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +35,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out") / "qwen2-bcq"
     arguments = ["quantize", str(source), "--format", "bcq", "--bits", "2", "--group", "32", "--zero-points", "-q"]
-    assert execute([*arguments, "--out", str(out)]) == ExitCode.OK
+    assert execute([*arguments, "--calibration", "none", "--out", str(out)]) == ExitCode.OK
     return out
 
 
@@ -162,7 +164,68 @@ def test_options_that_are_refused(given: tuple) -> None:
     assert caught.value.exit_code == ExitCode.USAGE
 
 
-def test_it_is_made_without_a_text(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["quantize", str(source), "--format", "bcq", "--windows", "4", "--out", str(tmp_path / "out")]
-    assert execute(arguments) == ExitCode.USAGE
-    assert "bcq is made without a text" in capsys.readouterr().err
+# ---- on a text
+
+
+def logits(folder: Path, ids: Tensor) -> Tensor:
+    """f32 [T, vocab], of the whole prompt."""
+    loaded = load(open_model(folder), Options(device="cpu"))
+    with torch.inference_mode():
+        hidden = loaded.model(ids, torch.arange(len(ids)), loaded.cache, len(ids))
+    return hidden.float()
+
+
+def test_on_a_text_the_model_computes_more_nearly_what_it_did(source: Path, tmp_path: Path) -> None:
+    """Of the text itself; and only the codes differ, not what is written besides or how it is called."""
+    ids = torch.tensor(TEXT.windows[0])
+    plain = convert.convert(open_model(source), "bcq", tmp_path / "plain", scheme="q2g32")
+    on_text = convert.convert(open_model(source), "bcq", tmp_path / "text", scheme="q2g32", text=TEXT)
+    assert shapes(on_text) == shapes(plain)
+    assert schemes.scheme_of(open_model(on_text)) == schemes.scheme_of(open_model(plain)) == "q2g32"
+    assert (on_text / "config.json").read_bytes() == (plain / "config.json").read_bytes()
+    exact = logits(source, ids)
+    lost = [(logits(folder, ids) - exact).square().mean() for folder in (plain, on_text)]
+    assert lost[1] < 0.5 * lost[0]
+    assert not list(on_text.glob("conversion*"))
+
+
+def test_one_that_was_stopped_goes_on_to_the_same_bytes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what was written of the layers before, which are not searched again."""
+    whole = convert.convert(open_model(source), "bcq", tmp_path / "whole", shard_bytes=5_000, text=TEXT)
+    out, packed = tmp_path / "out", binary_layers.Layers.packed
+
+    def stopped(layers: binary_layers.Layers, prefix: str) -> bcq.Packed:
+        if "layers.1.mlp" in prefix:
+            raise KeyboardInterrupt
+        return packed(layers, prefix)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(binary_layers.Layers, "packed", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            convert.convert(open_model(source), "bcq", out, shard_bytes=5_000, text=TEXT)
+    searched: list[str] = []
+    search = binary_layers._packed
+
+    def told(*given: Any) -> list[bcq.Packed]:
+        searched.append(given[4])
+        return search(*given)
+
+    monkeypatch.setattr(binary_layers, "_packed", told)
+    convert.convert(open_model(source), "bcq", out, shard_bytes=5_000, text=TEXT)
+    assert set(searched) == {"model.layers.1."}
+    files = sorted(path.name for path in whole.glob("*.safetensors"))
+    assert len(files) > 3
+    assert all((out / name).read_bytes() == (whole / name).read_bytes() for name in files)
+
+
+def test_a_text_is_the_default(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 40)
+    arguments = ["quantize", str(source), "--format", "bcq", "--device", "cpu", "--windows", "1"]
+    assert execute([*arguments, "--calibration", str(text), "--out", str(tmp_path / "out")]) == ExitCode.OK
+    assert "errors count as on 1 window of" in capsys.readouterr().err
+    for option in (("--best",), ("--seed", "1"), ("--calibration", "none")):
+        assert execute([*arguments, *option, "--out", str(tmp_path / "other")]) == ExitCode.USAGE
+        assert "has no such option" in (said := capsys.readouterr().err) or "without a text" in said

@@ -55,10 +55,10 @@ def quantize(
 ) -> None:
     """Quantize SOURCE into a model folder; run it again after an interruption, and it goes on.
 
-    nf4 and mxfp4 take seconds to minutes, bcq (1 to 5 planes of signs: --bits, --group) minutes. squeezellm (4 bits,
-    every row with 16 values of its own) weighs columns on a text: --calibration, --windows, --device. vq2 (2 to 4
-    bits) and aqlm2x8 (the same search, for other programs) are fitted to what the model does on a text: --bits,
-    --calibration, --windows, --best, --device, --seed, --vram and --layers are theirs.
+    nf4 and mxfp4 take seconds to minutes. bcq (1 to 5 planes of signs: --bits, --group, --zero-points) and squeezellm
+    (4 bits, every row with 16 values of its own) weigh on a text what errors cost: --calibration, --windows, --device.
+    vq2 (2 to 4 bits) and aqlm2x8 (the same search, for other programs) are fitted to what the model does on a text:
+    --bits, --calibration, --windows, --best, --device, --seed, --vram and --layers are theirs.
     """
     mix = quantize_bcq.mixture(format, bits, group, zero_points)
     scheme = quantize_bcq.scheme(format, bits, group, zero_points) if mix is None else ""
@@ -97,7 +97,7 @@ class _Job:
         from localq import calibration, prepare
         from localq.modelfiles import open_model  # start-up cost: --help must not pay for these
 
-        formats = ("nf4", "mxfp4", "bcq", *prepare.WEIGHED, *prepare.CALIBRATED)
+        formats = ("nf4", "mxfp4", *prepare.WEIGHED, *prepare.CALIBRATED)
         if self.format not in formats:
             raise usage_error(self.format, "localq does not write this format", f"Formats: {', '.join(formats)}.")
         asked.check(self.format, prepare.CALIBRATED, self.mix is not None)
@@ -109,7 +109,7 @@ class _Job:
 
             ready = ready_layers.open_ready(asked.layers)
         on_text = self.format in prepare.CALIBRATED
-        weighed = self.mix is not None or (self.format in prepare.WEIGHED and asked.calibration != NO_TEXT)
+        weighed = self.format in prepare.WEIGHED and asked.calibration != NO_TEXT
         text = calibration.read_text(asked.calibration or calibration.DEFAULT_TEXT) if on_text or weighed else ""
         by_file = on_text and not self.keep_source and asked.mixed is None and asked.layers is None
         if by_file and (shards := self._remote()):
@@ -138,7 +138,7 @@ class _Job:
         )
 
     def _weighing(self, files: ModelFiles, text: str, asked: Calibrated) -> Text:
-        """The text on which the columns of matrices are weighed, and where."""
+        """The text on which columns, or errors, of matrices are weighed, and where."""
         from localq import calibration
         from localq.engine.device import device_name, pick
         from localq.input_moments import Text
@@ -149,10 +149,11 @@ class _Job:
             self.say(line)
         counted = f"{len(ids)} window{'s' * (len(ids) > 1)} of {len(ids[0])} tokens"
         where = device_name(choice.device)
+        what = "errors" if self.format == quantize_bcq.FORMAT else "columns"
         if self.mix is None:
-            self.say(f"{files.name}: columns count as on {counted}, on {where}; --calibration none: all alike.")
+            self.say(f"{files.name}: {what} count as on {counted}, on {where}; --calibration none: all alike.")
         else:
-            self.say(f"{files.name}: what bits are worth is measured on {counted}, on {where}.")
+            self.say(f"{files.name}: {what} count, and bits are worth, what they are on {counted}, on {where}.")
         return Text(ids, choice.device)
 
     def _around(self, files: ModelFiles, ready: ReadyLayers) -> Path:

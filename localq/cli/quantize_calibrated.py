@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SCHEMES = {"2": "s4l16", "2.5": "s4l16+s16l16", "3": "s4l16+s8l16", "4": "s4l16+s4l16"}  # of vq2, by bits
 QUICK_WINDOWS = 64
-WEIGHED_WINDOWS = 16  # of `prepare.WEIGHED`: squares of inputs need fewer
+WEIGHED_WINDOWS = 16  # of `prepare.WEIGHED`: moments of inputs need fewer
 NO_TEXT = Path("none")
 BEST_BEAM, BEST_ROUNDS = 64, 2
 BEST_STEPS, BEST_SEQUENCES = 200, 4  # of fine-tuning
@@ -25,7 +25,7 @@ LARGEST_SEED = 2**31 - 1
 
 _BITS = "Of vq2: 2 (default), 2.5, 3 or 4; of bcq 1 to 5; or in between, as 2.3: more where it is worth most."
 Bits = Annotated[str | None, typer.Option("--bits", metavar="NUMBER", help=_BITS)]
-_TEXT = "A plain text, unlike the one to judge by; of squeezellm also none, for no text at all."
+_TEXT = "A plain text, unlike the one to judge by; of bcq and squeezellm also none, for no text at all."
 Calibration = Annotated[Path | None, typer.Option("--calibration", metavar="FILE", help=_TEXT)]
 Windows = Annotated[int | None, typer.Option("--windows", min=1, help="How many of its windows of 2048 tokens.")]
 Best = Annotated[
@@ -63,7 +63,7 @@ class Calibrated:
             given = {"--quick" if name == "--best" else name: value for name, value in given.items()}
         from localq import prepare  # start-up cost
 
-        if format in prepare.WEIGHED or mixing:
+        if format in prepare.WEIGHED:
             if other := given.keys() - {"--calibration", "--windows", "--device"}:
                 why = f"{format} has no such option"
                 raise usage_error(min(other), why, "It has --calibration, --windows and --device.")

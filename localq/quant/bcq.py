@@ -103,7 +103,9 @@ def of_scheme(scheme: str) -> Maker:
     return Maker(planes, group, zero_point)
 
 
-def quantize(weight: Tensor, planes: int = 3, group: int = 128, zero_point: bool = False) -> Packed:
+def quantize(
+    weight: Tensor, planes: int = 3, group: int = 128, zero_point: bool = False, turns: int = bcq_solve.TURNS
+) -> Packed:
     """weight f32 | bf16 | f16 [out, in], in % 8 == 0 -> Packed on its device; group 0: all of a row.
 
     By what the matrix alone tells; on a text `quantizer/binary.py` makes a better one. Raises LocalqError for a shape
@@ -119,9 +121,9 @@ def quantize(weight: Tensor, planes: int = 3, group: int = 128, zero_point: bool
     columns = weight.shape[1]
     size = min(group or columns, columns)
     whole = columns // size * size
-    parts = [_solved(weight[:, :whole], size, planes, zero_point)]
+    parts = [_solved(weight[:, :whole], size, planes, zero_point, turns)]
     if whole < columns:
-        parts.append(_solved(weight[:, whole:], columns - whole, planes, zero_point))
+        parts.append(_solved(weight[:, whole:], columns - whole, planes, zero_point, turns))
     numbers, scales = (torch.cat(each, 1) for each in zip(*parts, strict=True))
     return packed(numbers, scales.transpose(1, 2), planes)
 
@@ -132,10 +134,10 @@ def packed(numbers: Tensor, scales: Tensor, planes: int) -> Packed:
     return Packed(signs, scales.contiguous())
 
 
-def _solved(weight: Tensor, size: int, planes: int, zero_point: bool) -> tuple[Tensor, Tensor]:
+def _solved(weight: Tensor, size: int, planes: int, zero_point: bool, turns: int) -> tuple[Tensor, Tensor]:
     """Numbers u8 [out, columns] and scales f16 [out, groups, layers] of columns in whole groups."""
     out, columns = weight.shape
-    numbers, scales = bcq_solve.solve(weight.reshape(-1, size).float(), planes, zero_point)
+    numbers, scales = bcq_solve.solve(weight.reshape(-1, size).float(), planes, zero_point, turns=turns)
     return numbers.view(out, columns), scales.view(out, columns // size, -1)
 
 

@@ -28,7 +28,7 @@ from localq.quant import bcq, bcq_solve
 from localq.quantizer.pieces import pieces
 from localq.quantizer.statistics import factor, raised
 
-TURNS = 2  # of step 2: a third lessens the loss by less than a hundredth
+TURNS = 2  # of step 2: a third lessens the loss by about a hundredth more (tests/quantizer/test_binary.py)
 FIRST_TURNS = 5  # of `bcq_solve` at most, for scales that are fitted again
 DAMPING = 0.01  # of the metric, in parts of its mean diagonal
 RUN = 128  # columns whose errors are gathered before they go to the columns behind, or to all others

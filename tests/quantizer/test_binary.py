@@ -40,6 +40,8 @@ def test_it_loses_less_than_ways_that_know_less(scheme: str) -> None:
     lost = [loss(weight, binary.encode(weight, metric, maker, turns).packed, metric).sum() for turns in (0, 1, 2)]
     assert lost[0] < 0.8 * alone
     assert lost[2] < lost[1] < lost[0]
+    third = loss(weight, binary.encode(weight, metric, maker, 3).packed, metric).sum()
+    assert 0.97 * lost[2] < third <= lost[2]
     assert torch.equal(metric, before)
     made = binary.encode(weight, metric, maker)
     described = {f"P{suffix}": form for suffix, form in maker.layout(21, 168).items()}
