@@ -212,13 +212,15 @@ class EngineClient:
         if len(line) > messages.MAX_LINE_BYTES:
             limit = f"the prompt is longer than {messages.MAX_LINE_BYTES // 2**20} MiB"
             raise LocalqError("engine process", limit, "Shorten it.", ExitCode.USAGE)
-        process = self._process
+        process, matters = self._process, not isinstance(request, Cancel)
         if process is None:
+            if not matters:  # it was ended since `cancel` looked
+                return
             raise self._death()
         try:
             process.write(line)
         except (OSError, ValueError) as error:
-            if isinstance(request, Cancel):
+            if not matters:
                 return
             raise self._death() from error
 

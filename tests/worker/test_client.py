@@ -308,3 +308,9 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_cancelling_what_ends_just_then_is_no_error(monkeypatch):
+    """From the thread that stops a reply: its traceback would stand on the screen."""
+    monkeypatch.setattr(EngineClient, "alive", True)
+    EngineClient(SCRIPTED).cancel(1)
