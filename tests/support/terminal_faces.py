@@ -12,6 +12,8 @@ from terminal_engine import Script
 from terminal_localq import COMMAND, environment, write_model
 
 EDITS = b"\x1b[?2004h"  # a line editor takes the terminal
+EMPTY = "Message, or / for commands"  # stands where a message would
+TRIES = 40  # to bring it to rest, each of 0.3 to 0.8 s
 RESENT, RESEND_S = 5, 3.0  # how often, and after how long, a message that was refused is sent again
 
 
@@ -79,9 +81,9 @@ class Line:
         """`count` replies have been stopped so far, by what is told."""
         return len(re.findall(r"^(?:\^C)?\(stopped\b", terminal.scrolled, re.MULTILINE)) >= count
 
-    def calm(self, terminal: Terminal) -> None:
+    def calm(self, terminal: Terminal, tries: int = TRIES) -> None:
         """Whatever it does, it waits for a message in the end; what was typed is not sent."""
-        for _ in range(40):
+        for _ in range(tries):
             if not self.is_ready(terminal):
                 self.soothe(terminal)
             with contextlib.suppress(Gave):
@@ -119,7 +121,7 @@ class Tui(Line):
 
     def is_ready(self, terminal: Terminal) -> bool:
         """The line at the bottom says so, and the message is empty."""
-        return self.status(terminal).startswith("ready") and "Message, or / for commands" in terminal.text
+        return self.status(terminal).startswith("ready") and EMPTY in terminal.text
 
     def has_begun(self, terminal: Terminal) -> bool:
         """By the line at the bottom."""
@@ -129,20 +131,25 @@ class Tui(Line):
         """It says that it stops, or has."""
         return "stopping" in self.status(terminal) or self.is_stopped(terminal, count)
 
+    def say(self, terminal: Terminal, text: str) -> None:
+        """Type it, and send it when it is there."""
+        terminal.send(text)
+        terminal.until(lambda: EMPTY not in terminal.text)
+        terminal.send(ENTER)
+
     def exchange(self, terminal: Terminal, text: str, seen: str = "") -> None:
-        """Until it is `seen`, or nothing more is drawn. What was refused because the one before was still being done
-        stays in the message: it is sent again."""
+        """Until it is sent and `seen`, and nothing more is drawn. What was refused because the one before was still
+        being done stays in the message: it is sent again."""
         self.say(terminal, text)
-        if seen:
-            terminal.until(seen)
-        terminal.settle()
         for _ in range(RESENT):
             with contextlib.suppress(Gave):
-                terminal.until(lambda: self.is_ready(terminal), RESEND_S)
-                return
-            if self.status(terminal).startswith("ready"):
-                terminal.send(ENTER)
+                terminal.until(lambda: EMPTY in terminal.text, RESEND_S)
+                break
+            terminal.send(ENTER)
+        if seen:
+            terminal.until(seen)
         terminal.until(lambda: self.is_ready(terminal))
+        terminal.settle()
 
     def is_stopped(self, terminal: Terminal, count: int) -> bool:
         """By what is told under the reply, or instead of one."""
@@ -150,10 +157,16 @@ class Tui(Line):
         ended = "stopped" in reply or "engine process" in reply  # the second press has ended that
         return self.is_ready(terminal) and (not asked or ended)
 
+    def calm(self, terminal: Terminal, tries: int = TRIES) -> None:
+        """Keys go to the message then: a click there has them."""
+        super().calm(terminal, tries)
+        terminal.send(f"\x1b[<0;10;{terminal.screen.lines - 2}M\x1b[<0;10;{terminal.screen.lines - 2}m")
+
     def soothe(self, terminal: Terminal) -> None:
         """Close what lies over the conversation, or stop the reply; then take back what is typed."""
         terminal.send(ESCAPE)
-        terminal.settle()
+        with contextlib.suppress(Gave):  # there may be nothing to close
+            terminal.until(lambda: self.is_ready(terminal), 0.3)
         if not self.is_ready(terminal):
             terminal.send("\x1b[18~\x7f")  # F7: all of it
 

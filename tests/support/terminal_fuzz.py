@@ -21,7 +21,7 @@ from pathlib import Path
 import terminal_campaign
 from terminal import Gave, Terminal
 from terminal_engine import Script
-from terminal_faces import Line, Place
+from terminal_faces import TRIES, Line, Place
 from tiny_tokenizers import SENTENCES
 
 SURROUNDINGS: tuple[dict[str, str], ...] = (
@@ -30,6 +30,7 @@ SURROUNDINGS: tuple[dict[str, str], ...] = (
 )  # fmt: skip
 PLAIN = ("dumb", "")  # kinds of terminal without a line editor
 EDITOR = {"VISUAL": "true"}  # Ctrl-G is among the noise: one that changes nothing, where vi would take what follows
+PLAIN_TRIES = 10 * TRIES  # what the kernel holds for them is answered line by line, and a Ctrl-C stands behind it
 LIFE = 250  # events of one process
 PATIENCE_S = 0.3  # a program that answers takes no keys, where there is no line editor: what it leaves is dropped
 SIZE = (80, 24)
@@ -151,7 +152,7 @@ def life(face: Line, place: Place, rng: random.Random, report: Report, events: i
                     break
                 fuzz.event()
             if terminal.process.poll() is None:
-                recover(face, place, terminal)
+                recover(face, place, terminal, PLAIN_TRIES if fuzz.plain else TRIES)
             face.leave(terminal)
         except Gave as error:
             report.wrong.append(f"{environ}: {error}")
@@ -159,19 +160,19 @@ def life(face: Line, place: Place, rng: random.Random, report: Report, events: i
         verdict(terminal, environ, report)
 
 
-def recover(face: Line, place: Place, terminal: Terminal) -> None:
+def recover(face: Line, place: Place, terminal: Terminal, tries: int) -> None:
     """With its size again and a quiet user, it answers; a message may be refused once, while something runs still."""
     terminal.resize(*SIZE)
     terminal.send("\x1b[201~")  # a paste that was cut has not ended, and no key is one before
     place.says(Script(text="still here"))
     for last in (False, False, True):
-        face.calm(terminal)
+        face.calm(terminal, tries)
         if terminal.process.poll() is not None:  # it was told to end before
             return
         face.say(terminal, "are you there?")
         with contextlib.suppress(*() if last else (Gave,)):
             terminal.until("still here", 10)
-            face.calm(terminal)  # that may have been the answer to what was typed before
+            face.calm(terminal, tries)  # that may have been the answer to what was typed before
             return
 
 
