@@ -84,8 +84,7 @@ void launch_typed(const Wanted& l) {
   p.tiles = cut.tiles, p.steps = cut.steps, p.x_stride = cut.x_stride, p.tables = cut.tables, p.copies = 1;
   p.stripe_share = {p.units / cut.stripes, p.units % cut.stripes};
   p.slice_share = {p.slice_units / p.slices, p.slice_units % p.slices};
-  const Chosen c = {l.experts.places,           l.chosen,    l.weights,
-                    uint32_t(l.experts.experts), cut.stripes, p.slices};
+  const Chosen c = {l.experts.places, l.chosen, l.weights, uint32_t(l.experts.experts), cut.stripes, p.slices};
   const uint32_t blocks = cut.stripes * p.slices * p.slots;
   if (kDown) p.slices *= p.slots;
   launch(l.op, l.device, vq_experts_kernel<T, kDown>, blocks, kThreads, cut.shared, l.stream, p, c,

@@ -10,9 +10,9 @@ namespace localq::vq {
 
 // What of a launch is not in its Arguments.
 struct Chosen {
-  const VqPlace* places;  // [experts][parts]
-  const int32_t* chosen;  // [slots]
-  const float* weights;   // [slots], of down
+  const VqPlace* places;              // [experts][parts]
+  const int32_t* chosen;              // [slots]
+  const float* weights;               // [slots], of down
   uint32_t experts, stripes, slices;  // stripes and slices of one slot
 };
 
