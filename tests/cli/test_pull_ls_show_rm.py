@@ -222,8 +222,21 @@ def test_show_a_catalogue_model_that_is_not_here(server):
     assert server.requests == []
 
 
-def test_show_says_when_this_version_cannot_run_it(server):
-    body = one_object(localq("show", "mixtral-8x7b@aqlm", "--json").stdout)
+EXPERTS_IN_GPTQ = """
+[[model]]
+name = "experts"
+title = "Experts"
+licence = "mit"
+arch = {model_type = "mixtral", layers = 1, hidden = 64, heads = 2, kv_heads = 1, head_dim = 32, intermediate = 0,
+        vocab = 96, tied = false, max_context = 128, experts = 4, experts_active = 2, expert_intermediate = 96}
+source = [{format = "gptq", repo = "some/experts", bytes = 1000}]
+"""
+
+
+def test_show_says_when_this_version_cannot_run_it(server, tmp_path, monkeypatch):
+    (tmp_path / "own.toml").write_text(EXPERTS_IN_GPTQ.replace(",\n        ", ", "))
+    monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "own.toml"))
+    body = one_object(localq("show", "experts@gptq", "--json").stdout)
     assert body["runs"] is False
     assert "no kernel reads them" in body["reason"]
 
