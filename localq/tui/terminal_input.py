@@ -7,7 +7,9 @@ text could press Ctrl-Q, or Enter.
 
 from __future__ import annotations
 
+import asyncio
 import codecs
+import contextlib
 import os
 import selectors
 import sys
@@ -98,12 +100,18 @@ class TerminalDriver(LinuxDriver):
 
     def _sigcont_application(self, *_: object) -> None:
         """Going on after a stop that asked nobody (SIGSTOP), Textual starts reading and writing once more beside what
-        is there, of which nobody would end the first; and what the terminal was used for meanwhile is to be drawn over.
-        """
-        if self._auto_restart and not self._must_signal_resume:
-            self.suspend_application_mode()
-            self._must_signal_resume = True
-        super()._sigcont_application()
+        is there, of which nobody would end the first. Not from the handler itself: what it interrupts may hold a lock
+        that those who are to end wait for."""
+        if not self._auto_restart or self._must_signal_resume:
+            super()._sigcont_application()
+            return
+        with contextlib.suppress(RuntimeError):  # it begins or ends just now, and draws or leaves anyway
+            asyncio.get_running_loop().call_soon_threadsafe(self._begin_again)
+
+    def _begin_again(self) -> None:
+        self.suspend_application_mode()
+        self._must_signal_resume = True  # the terminal may have been used meanwhile: all is drawn
+        self.resume_application_mode()
 
     def run_input_thread(self) -> None:
         """Until the app ends, or the terminal is gone."""
