@@ -20,7 +20,7 @@ from pathlib import Path
 
 import terminal_campaign
 from terminal import Gave, Terminal
-from terminal_engine import Script
+from terminal_engine import Script, latin
 from terminal_faces import TRIES, Line, Place
 from tiny_tokenizers import SENTENCES
 
@@ -30,13 +30,15 @@ SURROUNDINGS: tuple[dict[str, str], ...] = (
 )  # fmt: skip
 PLAIN = ("dumb", "")  # kinds of terminal without a line editor
 EDITOR = {"VISUAL": "true"}  # Ctrl-G is among the noise: one that changes nothing, where vi would take what follows
-PLAIN_TRIES = 10 * TRIES  # what the kernel holds for them is answered line by line, and a Ctrl-C stands behind it
+# What the kernel holds for a plain terminal is answered line by line, and a Ctrl-C stands behind it; a full screen lays
+# out what it was given at a size of one column.
+PATIENT_TRIES = 10 * TRIES
 LIFE = 250  # events of one process
 PATIENCE_S = 0.3  # a program that answers takes no keys, where there is no line editor: what it leaves is dropped
 SIZE = (80, 24)
 SIZES = ((1, 1), (2, 1), (1, 2), (3, 3), (10, 2), (20, 5), (40, 10), (80, 24), (200, 60), (500, 5), (5, 200))
 FORMS = "## {0}\n\n- *{0}* `{0}`\n\n```python\n{0}\n```\n\n| a | b |\n|---|---|\n| {0} | 1 |\n\n"
-ANSWER = "".join(FORMS.format(each) for each in SENTENCES).encode().decode("latin-1")
+BLOCKS = {"line": len(SENTENCES), "tui": 6}  # in a reply: a thousand widgets are laid out anew in seconds
 
 
 @dataclass
@@ -141,7 +143,8 @@ def life(face: Line, place: Place, rng: random.Random, report: Report, events: i
     environ = {**EDITOR, **rng.choice(SURROUNDINGS)}
     if environ.get("TERM") in PLAIN or "LC_ALL" in environ:
         face = Line()  # which is what any chat is there
-    place.says(Script(step_s=0.001, step=rng.choice((1, 7, 100)), text=ANSWER, repeat=rng.choice((1, 1, 3))))
+    answer = "".join(FORMS.format(each) for each in rng.sample(SENTENCES, BLOCKS[face.name]))
+    place.says(Script(step_s=0.001, step=rng.choice((1, 7, 100)), text=latin(answer), repeat=rng.choice((1, 1, 3))))
     with face.start(place, size=SIZE, **environ) as terminal:
         try:
             terminal.until(lambda: face.is_ready(terminal))
@@ -152,7 +155,7 @@ def life(face: Line, place: Place, rng: random.Random, report: Report, events: i
                     break
                 fuzz.event()
             if terminal.process.poll() is None:
-                recover(face, place, terminal, PLAIN_TRIES if fuzz.plain else TRIES)
+                recover(face, place, terminal, PATIENT_TRIES)
             face.leave(terminal)
         except Gave as error:
             report.wrong.append(f"{environ}: {error}")
