@@ -9,6 +9,7 @@ from textual.app import App
 from textual.command import CommandPalette
 from textual.dom import DOMNode
 from textual.driver import Driver
+from textual.events import Resize
 from textual.filter import LineFilter
 from textual.widgets import OptionList
 
@@ -31,9 +32,10 @@ class TerminalApp(App[int]):
         """Textual's, and the one that lets no control character through."""
         return [*super().get_line_filters(), CLEAN_LINES]
 
-    def on_resize(self) -> None:
+    def on_resize(self, event: Resize) -> None:
         """A terminal that was small for a moment has cut off what it showed; Textual draws where the size is new."""
-        self.refresh()
+        if self.screen.size == event.size:
+            self.refresh()
 
     async def run_action(
         self, action: str | ActionParseResult, default_namespace: DOMNode | None = None,

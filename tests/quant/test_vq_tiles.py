@@ -87,7 +87,9 @@ def test_a_linear_in_tiles_means_the_same(name):
     assert torch.equal(type(linear)(packed).dequantized_rows(32, 51, torch.float32, None),
                        linear.dequantized_rows(32, 51, torch.float32, None))  # fmt: skip
     linear.scratch = torch.empty(20 * 96 * 4, dtype=torch.uint8)
-    torch.testing.assert_close(linear(x), expected)
+    # The same products, added up in another order by a matrix of other height: 96 roundings of either.
+    sums = x.abs() @ linear.dequantized_rows(0, expected.shape[1], torch.float32, None).abs().T
+    assert ((linear(x) - expected).abs() <= 2 * 96 * 2**-24 * sums).all()
 
 
 def test_layouts_without_a_kernel_stay_as_they_are():
