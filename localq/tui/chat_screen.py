@@ -10,7 +10,6 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
-from textual.screen import Screen
 
 from localq.commands import ALIASES
 from localq.errors import ExitCode, LocalqError
@@ -28,6 +27,7 @@ from localq.tui.model import Model
 from localq.tui.session_job import Failed
 from localq.tui.sidebar import Sidebar
 from localq.tui.status_line import StatusLine
+from localq.tui.terminal_app import NewestSize
 from localq.tui.transcript_view import TranscriptView
 from localq.tui.watching import Fetching, LoadingStage, Said
 from localq.worker.messages import Loaded
@@ -40,7 +40,7 @@ WIDE = 120  # columns, from which on the instruments stand at the side
 LEAVE_WITHIN_S = 2.0  # Esc or Ctrl-C a second time at an empty message leaves
 
 
-class ChatScreen(Screen[None]):
+class ChatScreen(NewestSize):
     """Everything about one conversation at a time."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

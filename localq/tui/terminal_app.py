@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from textual.actions import ActionParseResult
 from textual.app import App
@@ -11,9 +12,22 @@ from textual.dom import DOMNode
 from textual.driver import Driver
 from textual.events import Resize
 from textual.filter import LineFilter
+from textual.geometry import Size
+from textual.screen import Screen
 from textual.widgets import OptionList
 
 from localq.tui.clean_lines import CLEAN_LINES
+
+
+class NewestSize(Screen[Any]):
+    """Lays itself out for the size that the terminal has now, whatever an event says.
+
+    Of two events of different sizes that wait, Textual answers each by one more like it, without end (8.2,
+    `Screen._refresh_layout`).
+    """
+
+    def _screen_resized(self, size: Size) -> None:
+        super()._screen_resized(self.app.size)
 
 
 class TerminalApp(App[int]):
@@ -31,6 +45,10 @@ class TerminalApp(App[int]):
     def get_line_filters(self) -> Sequence[LineFilter]:
         """Textual's, and the one that lets no control character through."""
         return [*super().get_line_filters(), CLEAN_LINES]
+
+    def get_default_screen(self) -> Screen[Any]:
+        """The one below all others."""
+        return NewestSize(id="_default")
 
     def on_resize(self, event: Resize) -> None:
         """A terminal that was small for a moment has cut off what it showed; Textual draws where the size is new."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from textual import events
 from textual.command import CommandPalette
+from textual.geometry import Size
 from textual.widgets import OptionList
 from tui_pilot import HostApp, chat_app, drive, drive_chat, screen_text, until
 
@@ -54,3 +56,27 @@ def test_a_turn_may_have_the_focus_before_it_is_drawn():
         await until(pilot, lambda: "▶" not in screen_text(app))
 
     drive(app, script)
+
+
+def test_sizes_that_wait_for_each_other_come_to_an_end():
+    """Two events of different sizes in the queue of a screen: each was answered by one more like it, without end."""
+    app, seen = chat_app([]), []
+
+    def hook(message):
+        if isinstance(message, events.Resize):
+            seen.append(message.size)
+
+    async def script(pilot):
+        await until(pilot, lambda: app.chat.is_mounted)
+        small = Size(30, 10)
+        with app.batch_update():  # as a reply that streams has it; each layout leaves a message then
+            for size in (small, app.size, small, app.size):
+                app.chat.post_message(events.Resize(size, size))
+                app.chat.call_later(lambda: None)  # events of sizes that follow each other are one
+            await pilot.pause(0.2)
+            before = len(seen)
+            await pilot.pause(0.3)
+            assert len(seen) == before
+        assert app.chat.size == app.size
+
+    drive(app, script, hook=hook)
