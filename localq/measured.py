@@ -1,8 +1,8 @@
 """What was measured, with where and how: what `localq fit` predicts speed from, and what tests hold predictions to.
 
 All times are of one NVIDIA H200 (driver 580.159.04, torch 2.11.0+cu130, kernels built by CUDA 13.0), one row of x, cold
-L2, CUDA graphs, medians; commits stand beside the figures. README.md (Results) and csrc/README.md (Measured) say the
-same. No consumer card was measured. Data only, torch-free.
+L2, CUDA graphs, medians; commits stand beside the figures. README.md (Results) and csrc/README.md (Measured) have those
+that people look for. No consumer card was measured. Data only, torch-free.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ Rows = tuple[tuple[int, int, float], ...]  # out, in, us of one launch
 # Matrix-vector products, by `localq bench --kernels`: `vq2` and `2x8` at 2a3f8cb, what gathers at 5a25bd4; int4 (groups
 # of 128), squeezellm, bcq (q3g128) and shapes of 12288, 2880 and 2048 columns at d6abc1b. Those of qwen3-14b,
 # gemma-3-12b, experts and the head of 151936 x 2048 in 16 bit by `localq bench --profile`, inside a step (2a7008b).
+# Changed since, and not measured again: nf4 at 3840 and 2880 columns, vq2 at 5120 and 17408, int4, squeezellm, bcq.
 # Left out, since the two ways differ: 16 bit at 5120 x 2880 (11.5 us alone, 10.9 in a step) and 2880 x 4096 (9.7, 8.0).
 PRODUCTS: dict[str, Rows] = {
     "nf4": (
