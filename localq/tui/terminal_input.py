@@ -12,6 +12,7 @@ import codecs
 import contextlib
 import os
 import selectors
+import signal
 import sys
 import time
 from collections.abc import Generator, Iterator
@@ -20,7 +21,8 @@ from typing import Any
 from textual._xterm_parser import XTermParser
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
-from textual.events import Paste
+from textual.events import Paste, Resize
+from textual.geometry import Size
 from textual.message import Message
 
 from localq.tui.terminal_output import TerminalFile
@@ -97,6 +99,24 @@ class TerminalDriver(LinuxDriver):
         assert sys.__stdout__ is not None
         self._terminal = TerminalFile(sys.__stdout__)
         self._file = self._terminal  # type: ignore[assignment]  # what the writing thread needs of a file
+
+    def start_application_mode(self) -> None:
+        """Textual's, but for its handler of new sizes: that reads the size and then posts it, and where one more signal
+        comes between, the older size is posted last and stays."""
+        super().start_application_mode()
+        loop = asyncio.get_running_loop()
+
+        def resized(*_: object) -> None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                loop.call_soon_threadsafe(self._tell_size)
+
+        signal.signal(signal.SIGWINCH, resized)
+        self._tell_size()  # what came before that was Textual's to tell
+
+    def _tell_size(self) -> None:
+        if not self._in_band_window_resize:
+            size = Size(*self._get_terminal_size())
+            self.send_message(Resize(size, size))
 
     def _sigcont_application(self, *_: object) -> None:
         """Going on after a stop that asked nobody (SIGSTOP), Textual starts reading and writing once more beside what

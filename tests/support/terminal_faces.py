@@ -160,7 +160,10 @@ class Tui(Line):
     def calm(self, terminal: Terminal, tries: int = TRIES) -> None:
         """Keys go to the message then: a click there has them."""
         super().calm(terminal, tries)
-        terminal.send(f"\x1b[<0;10;{terminal.screen.lines - 2}M\x1b[<0;10;{terminal.screen.lines - 2}m")
+        for row, line in enumerate(terminal.text.splitlines(), 1):
+            if EMPTY in line:  # which has not ended; there may be a panel left of it
+                place = f"{line.index(EMPTY) + len(EMPTY)};{row}"
+                terminal.send(f"\x1b[<0;{place}M\x1b[<0;{place}m")
 
     def soothe(self, terminal: Terminal) -> None:
         """Close what lies over the conversation, or stop the reply; then take back what is typed."""
