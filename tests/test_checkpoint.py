@@ -91,10 +91,10 @@ def test_empty_and_scalar_tensors(tmp_path: Path) -> None:
 
 
 def _refused(path: Path) -> str:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(LocalqError) as caught:
         read_header(path)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
     assert caught.value.exit_code == ExitCode.BAD_FILE
     assert str(path) in caught.value.what
     assert caught.value.next_step

@@ -103,7 +103,7 @@ class TerminalDriver(LinuxDriver):
     def start_application_mode(self) -> None:
         """Textual's, but for its handler of new sizes: that reads the size and then posts it, and where one more signal
         comes between, the older size is posted last and stays."""
-        super().start_application_mode()
+        super().start_application_mode()  # type: ignore[no-untyped-call]
         loop = asyncio.get_running_loop()
 
         def resized(*_: object) -> None:

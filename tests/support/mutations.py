@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hostile_models import CONFIG, FORMATS, write_sound
 from hub_configs import HUB
+from pace import slowness
 
 if TYPE_CHECKING:
     from hostile_drive import Recorder
@@ -252,4 +253,5 @@ def _judged(action: Callable[[], None], recorder: Recorder, room: Path) -> tuple
         except BaseException as error:
             faults.append(f"{type(error).__name__}: {error!s:.300}")
     used = time.process_time() - used
-    return [*faults, *seen, *([f"{used:.2f} s"] if used > CPU_SECONDS else [])], refused
+    late = used > CPU_SECONDS and used > CPU_SECONDS * slowness()
+    return [*faults, *seen, *([f"{used:.2f} s"] if late else [])], refused

@@ -29,6 +29,11 @@ def within(limit_s: float, run: Callable[[], float]) -> bool:
     return False
 
 
+def slowness() -> float:
+    """How many times as long as it should this machine takes just now; 1 where it is not slow."""
+    return max(1.0, min(start_s() for _ in range(3)) / NOMINAL_S)
+
+
 def start_s() -> float:
     """CPU time, user and system, of starting Python with some of its library."""
     return children_s(lambda: subprocess.run([sys.executable, "-I", "-c", STARTED], check=True))
