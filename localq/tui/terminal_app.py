@@ -1,4 +1,5 @@
-"""What our app adds to Textual's at a terminal: how it is read, what reaches it, its sizes, lists of no height."""
+"""What our app adds to Textual's at a terminal: how it is read, what reaches it, its sizes, and what a size of nothing
+leaves behind: lists of no height, a mouse that is held, no focus."""
 
 from __future__ import annotations
 
@@ -10,13 +11,16 @@ from textual.app import App
 from textual.command import CommandPalette
 from textual.dom import DOMNode
 from textual.driver import Driver
-from textual.events import Resize
+from textual.errors import NoWidget
+from textual.events import Event, Key, MouseEvent, Paste, Resize
 from textual.filter import LineFilter
 from textual.geometry import Size
 from textual.screen import Screen
 from textual.widgets import OptionList
 
 from localq.tui.clean_lines import CLEAN_LINES
+
+EDITING = frozenset(("enter", "backspace", "tab", "up", "down", "left", "right"))  # no keys of the app's
 
 
 class NewestSize(Screen[Any]):
@@ -28,6 +32,7 @@ class NewestSize(Screen[Any]):
 
     def _screen_resized(self, size: Size) -> None:
         super()._screen_resized(self.app.size)
+        self.call_after_refresh(self._update_auto_focus)  # what had no room for a moment has lost the focus
 
 
 class TerminalApp(App[int]):
@@ -54,6 +59,24 @@ class TerminalApp(App[int]):
         """A terminal that was small for a moment has cut off what it showed; Textual draws where the size is new."""
         if self.screen.size == event.size:
             self.refresh()
+
+    async def on_event(self, event: Event) -> None:
+        """Textual's; but the mouse is not held by what is shown no more, where nobody would see it any more, and keys
+        that come while nothing has the focus, because what had it was hidden for a moment, are not lost."""
+        if isinstance(event, MouseEvent):
+            self._free_mouse()
+        elif isinstance(event, Paste) or (isinstance(event, Key) and (event.is_printable or event.key in EDITING)):
+            self.app_focus = True
+            if self.focused is None:
+                self.screen._update_auto_focus()
+        await super().on_event(event)
+
+    def _free_mouse(self) -> None:
+        if self.mouse_captured is not None:
+            try:
+                self.screen.find_widget(self.mouse_captured)
+            except NoWidget:
+                self.capture_mouse(None)
 
     async def run_action(
         self, action: str | ActionParseResult, default_namespace: DOMNode | None = None,

@@ -1,4 +1,4 @@
-"""What happens between two frames: a focus before there is anything, a list without room."""
+"""What happens between two frames: a focus before there is anything, a list without room, what is hidden meanwhile."""
 
 from __future__ import annotations
 
@@ -56,6 +56,46 @@ def test_a_turn_may_have_the_focus_before_it_is_drawn():
         await until(pilot, lambda: "▶" not in screen_text(app))
 
     drive(app, script)
+
+
+def test_what_was_hidden_for_a_moment_does_not_keep_the_mouse():
+    """Textual's `Input` holds it from a press on; hidden before the release, every click was nobody's."""
+    app = chat_app([])
+
+    async def script(pilot):
+        await pilot.press("ctrl+b")
+        await until(pilot, lambda: bool(app.screen.query("#search")))
+        await pilot.mouse_down("#search")
+        await until(pilot, lambda: app.mouse_captured is not None)
+        app.screen.remove_class("sidebar")
+        await until(pilot, lambda: app.screen.query_one("#search").region.area == 0)
+        x, y = app.chat.composer.region.center
+        for kind in (events.MouseDown, events.MouseUp):  # the pilot's go past the app
+            app.post_message(kind(None, int(x), int(y), 0, 0, 1, False, False, False))
+        await until(pilot, lambda: app.focused is app.chat.composer)
+        assert app.mouse_captured is None
+
+    drive_chat(app, script)
+
+
+@pytest.mark.parametrize("by", ["key", "paste", "size"])
+def test_what_had_the_focus_before_it_was_hidden_has_it_again(by):
+    app = chat_app([])
+
+    async def script(pilot):
+        await until(pilot, lambda: app.focused is app.chat.composer)
+        app.screen.set_focus(None)  # as a size of one row leaves it
+        if by == "size":
+            await pilot.resize_terminal(70, 20)
+            await until(pilot, lambda: app.focused is app.chat.composer)
+        elif by == "paste":
+            app.post_message(events.Paste("some text"))
+            await until(pilot, lambda: app.chat.composer.text == "some text")
+        else:
+            await pilot.press("a", "enter")
+            await until(pilot, lambda: "▌  a" in screen_text(app))
+
+    drive_chat(app, script)
 
 
 def test_sizes_that_wait_for_each_other_come_to_an_end():
