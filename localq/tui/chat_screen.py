@@ -158,9 +158,10 @@ class ChatScreen(NewestSize):
         if ALIASES.get(line, line) == "/exit":
             self.app.leave()
         elif self.conversation.busy:
+            self.composer.refused(message.text)
             self.notify("A reply is on its way: Esc stops it.", markup=False)
         else:
-            self.composer.sent()
+            self.composer.past.add(message.text)
             if self.conversation.model is None:
                 self._waiting = message.text
                 self.call_later(self.conversation.transcript.notice, f"said when the model is there: {message.text}")

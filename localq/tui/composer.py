@@ -110,16 +110,17 @@ class Composer(TextArea):
     # ---- what keys do
 
     def action_send(self) -> None:
-        """Post what is written and begin anew."""
+        """Post what is written and begin anew: here, for whoever takes it may be behind the keys."""
         if self.completing:
             self.post_message(self.CompletionTaken())
         elif self.text.strip():
-            self.post_message(self.Sent(self.text))
+            text = self.text
+            self.put("")
+            self.post_message(self.Sent(text))
 
-    def sent(self) -> None:
-        """It was taken: remember it and begin anew."""
-        self.past.add(self.text)
-        self.put("")
+    def refused(self, text: str) -> None:
+        """It was not taken: it stands where it was, before what was typed since."""
+        self.put(text + self.text)
 
     def action_newline(self) -> None:
         """Break the line."""

@@ -14,6 +14,7 @@ from terminal_localq import COMMAND, environment, write_model
 EDITS = b"\x1b[?2004h"  # a line editor takes the terminal
 EMPTY = "Message, or / for commands"  # stands where a message would
 TRIES = 40  # to bring it to rest, each of 0.3 to 0.8 s
+GIVEN_BACK_S = 0.2  # within which a message that is refused is there again
 RESENT, RESEND_S = 5, 3.0  # how often, and after how long, a message that was refused is sent again
 
 
@@ -139,11 +140,14 @@ class Tui(Line):
 
     def exchange(self, terminal: Terminal, text: str, seen: str = "") -> None:
         """Until it is sent and `seen`, and nothing more is drawn. What was refused because the one before was still
-        being done stays in the message: it is sent again."""
+        being done is given back at once: it is sent again."""
         self.say(terminal, text)
         for _ in range(RESENT):
             with contextlib.suppress(Gave):
                 terminal.until(lambda: EMPTY in terminal.text, RESEND_S)
+            try:
+                terminal.until(lambda: EMPTY not in terminal.text, GIVEN_BACK_S)
+            except Gave:
                 break
             terminal.send(ENTER)
         if seen:

@@ -19,10 +19,11 @@ def alone(script, *typed: str, size=(60, 20)):
     past = InputHistory()
     for each in typed:
         past.add(each)
-    composer, sent = Composer(past), []
+    composer, sent, seen = Composer(past), [], []
 
     def hook(message):
-        if isinstance(message, Composer.Sent) and message.text not in sent:
+        if isinstance(message, Composer.Sent) and message not in seen:
+            seen.append(message)
             sent.append(message.text)
 
     async def run(pilot):
@@ -37,7 +38,22 @@ def test_enter_sends_and_three_keys_break_the_line():
     async def script(pilot, composer, sent):
         await pilot.press("a", "shift+enter", "b", "ctrl+j", "c", "alt+enter", "d", "enter")
         await until(pilot, lambda: sent == ["a\nb\nc\nd"])
-        assert composer.text == "a\nb\nc\nd"  # until whoever sends it says that it is sent
+        assert composer.text == ""
+
+    alone(script)
+
+
+def test_what_is_typed_behind_a_message_is_neither_part_of_it_nor_lost():
+    """Whoever takes messages may be behind the keys."""
+
+    async def script(pilot, composer, sent):
+        await pilot.press("a", "enter", "enter", "b", "c")
+        await until(pilot, lambda: sent == ["a"])
+        assert composer.text == "bc"
+        composer.refused("a ")
+        assert composer.text == "a bc"
+        await pilot.press("d", "enter")
+        await until(pilot, lambda: sent == ["a", "a bcd"])
 
     alone(script)
 
