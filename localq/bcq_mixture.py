@@ -28,6 +28,7 @@ from localq.models import ARCHITECTURES
 from localq.quant import bcq
 from localq.quant.bcq_codec import MOST_PLANES
 from localq.quantizer import mixture
+from localq.quantizer.binary_layers import takes
 from localq.quantizer.encode import Effort
 from localq.quantizer.layer import Settings, groups_of
 from localq.quantizer.mixture import Part, Schemes
@@ -109,20 +110,20 @@ def _chosen(model: Source, wish: Wish, tell: OnProgress, say: Say) -> Schemes:
     dtype = kept_dtype(len(windows), len(windows[0]), model.model.config.hidden)
     rows = [(each * model.model.embed_scale).to(dtype) for each in model.embedded(windows)]
     prices = sensitivities(model, Streams(model.model, rows, wish.text.device), PLAIN, advance)
-    parts: list[Part] = []
-    offered: list[list[str]] = []
+    offered: dict[tuple[int, int], tuple[Part, list[str]]] = {}  # by layer and group
     for layer, row in enumerate(prices):
         block = model.block(layer)
-        for group, price in zip(groups_of(block), row, strict=True):
-            part, names = _part(group.names, linears_of(block, group), price)
-            parts.append(part)
-            offered.append(names)
+        for number, (group, price) in enumerate(zip(groups_of(block), row, strict=True)):
+            if takes(block, group):
+                offered[layer, number] = _part(group.names, linears_of(block, group), price)
         advance()
+    parts = [part for part, _ in offered.values()]
     chosen = mixture.choose(parts, wish.bits)
     say(mixture.told(parts, chosen, wish.bits))
-    named = [names[each] for names, each in zip(offered, chosen, strict=True)]
-    count = len(prices[0])
-    return [named[first : first + count] for first in range(0, len(named), count)]
+    schemes = [[""] * len(row) for row in prices]  # "" where the format cannot take the matrices, which are copied
+    for ((layer, number), (_, names)), each in zip(offered.items(), chosen, strict=True):
+        schemes[layer][number] = names[each]
+    return schemes
 
 
 def _part(names: tuple[str, ...], linears: list[nn.Linear], price: float) -> tuple[Part, list[str]]:

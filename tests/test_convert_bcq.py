@@ -19,7 +19,7 @@ from localq.cli import execute, quantize_bcq
 from localq.conversion_plan import is_block_linear
 from localq.engine.load import Options, load
 from localq.errors import ExitCode, LocalqError
-from localq.input_moments import Text
+from localq.input_moments import Text, begun
 from localq.local_models import format_of_config
 from localq.modelfiles import open_model
 from localq.quant import bcq
@@ -187,6 +187,35 @@ def test_on_a_text_the_model_computes_more_nearly_what_it_did(source: Path, tmp_
     lost = [(logits(folder, ids) - exact).square().mean() for folder in (plain, on_text)]
     assert lost[1] < 0.5 * lost[0]
     assert not list(on_text.glob("conversion*"))
+
+
+def test_rows_that_are_no_multiple_of_8_are_copied_on_a_text_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without one; and what is written already is not searched again for the lack of them."""
+    uneven = open_model(make_checkpoint(tmp_path / "uneven", "llama", num_hidden_layers=2, intermediate_size=100))
+    plain = convert.convert(uneven, "bcq", tmp_path / "plain", scheme="q2g32")
+    whole = convert.convert(uneven, "bcq", tmp_path / "text", scheme="q2g32", text=TEXT)
+    assert shapes(whole) == shapes(plain)
+    mixed = convert.convert(uneven, "bcq", tmp_path / "mixed", wish=bcq_mixture.Wish(3.5, TEXT))
+    assert shapes(mixed).keys() == shapes(plain).keys()
+    with open_checkpoint(uneven) as before, open_checkpoint(open_model(mixed)) as after:
+        name = "model.layers.1.mlp.down_proj.weight"
+        assert torch.equal(after.read(name), before.read(name))
+    assert load(open_model(mixed), Options(device="cpu")).format == "bcq"
+
+    def written(prefix: str) -> bcq.Packed | None:
+        names = [prefix + suffix for suffix in bcq.suffixes]
+        with open_checkpoint(open_model(whole)) as checkpoint:
+            return bcq.from_checkpoint(checkpoint, prefix) if names[0] in checkpoint.tensors else None
+
+    monkeypatch.setattr(binary_layers, "_packed", lambda *given: pytest.fail("searched again"))
+    with open_checkpoint(uneven) as checkpoint, torch.inference_mode():
+        made = binary_layers.Layers(*begun(TEXT, uneven, checkpoint), lambda prefix: bcq.of_scheme("q2g32"), written)
+        again = made.packed("model.layers.1.mlp.up_proj")
+    stored = written("model.layers.1.mlp.up_proj")
+    assert stored is not None
+    assert torch.equal(again.codes, stored.codes)
 
 
 def test_one_that_was_stopped_goes_on_to_the_same_bytes(

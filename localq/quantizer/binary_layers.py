@@ -2,7 +2,7 @@
 
 The text runs through the model twice, as it was and as it is by now. `statistics.py` makes of both the metric of a
 matrix and its goal, which makes up for what was lost before it; `binary.py` finds the codes. Nothing is turned, so all
-else of the model stays as it is.
+else of the model stays as it is, and so do matrices whose rows the format cannot take.
 
 A conversion asks for its matrices in the order of the layers (`Layers.packed`). One that goes on takes the text through
 the layers that are written already, with the weights they stand for, makes one that is not there whole again, and so
@@ -43,11 +43,12 @@ class Layers:
         self._made: dict[str, bcq.Packed] = {}
         self._layer_of: dict[str, int] = {}
         for index in range(model.layers):
-            names = [name for group in groups_of(model.meta_block(index)) for name in group.names]
+            block = model.meta_block(index)
+            names = [name for group in groups_of(block) if takes(block, group) for name in group.names]
             self._layer_of |= {model.root(index) + name: index for name in names}
 
     def __contains__(self, prefix: str) -> bool:
-        """Is the Linear `prefix` one of a layer?"""
+        """Is the Linear `prefix` one of a layer, of those that the format takes?"""
         return prefix in self._layer_of
 
     def packed(self, prefix: str) -> bcq.Packed:
@@ -63,6 +64,11 @@ class Layers:
         return self._made[prefix]
 
 
+def takes(block: Block, group: Group) -> bool:
+    """Can the format take the matrices of `group`? Rows that are no multiple of 8 long are copied (`convert`)."""
+    return linears_of(block, group)[0].in_features % bcq.BLOCK == 0
+
+
 def _take_through(
     model: Source, index: int, streams: Streams, maker_of: MakerOf, written: Written
 ) -> dict[str, bcq.Packed]:
@@ -70,10 +76,13 @@ def _take_through(
     block, root = model.block(index), model.root(index)
     made, found = copy.deepcopy(block), dict[str, bcq.Packed]()
     groups = groups_of(block)
-    before = {root + name: written(root + name) for group in groups for name in group.names}
+    names = [name for group in groups if takes(block, group) for name in group.names]
+    before = {root + name: written(root + name) for name in names}
     known = {prefix: packed for prefix, packed in before.items() if packed is not None}
 
     def quantize(group: Group) -> None:
+        if not takes(block, group):
+            return
         if known.keys() == before.keys():
             packed = [known[root + name] for name in group.names]
         else:
