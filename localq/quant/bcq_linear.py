@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from localq.quant import bcq_tiles
-from localq.quant.bcq_codec import Packed, dequantize
+from localq.quant.bcq_codec import CHUNK_WEIGHTS, Packed, dequantize
 from localq.quant.slabs import SlabLinear
 
 if TYPE_CHECKING:
@@ -88,14 +88,20 @@ class Linear(SlabLinear):
         return bcq_gemv(x, [self.matrix], biases=[self.bias])
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
-        """See `SlabLinear`."""
-        if self.matrix is None or dtype == torch.float32 or not self.codes.is_cuda:
-            return dequantize(self._rows(first, count), dtype, out)
-        from localq.kernels.bcq import bcq_dequantize  # as in `put_into_tiles`
-
+        """See `SlabLinear`. Where no kernel reads tiles, some rows at a time: they are put back row by row before."""
+        device = self.codes.device
         if out is None:
-            out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
-        return bcq_dequantize(self.matrix, first, out)
+            out = torch.empty(count, self.in_features, dtype=dtype, device=device)
+        if self.matrix is not None and dtype != torch.float32 and device.type == "cuda":
+            from localq.kernels.bcq import bcq_dequantize  # as in `put_into_tiles`
+
+            return bcq_dequantize(self.matrix, first, out)
+        tiles = CHUNK_WEIGHTS.get(device.type, 2**18) // (self.row_step * self.in_features)
+        rows = max(1, tiles) * self.row_step
+        for start in range(0, count, rows):
+            part = out[start : start + rows]
+            dequantize(self._rows(first + start, len(part)), dtype, part)
+        return out
 
 
 def table_bytes(model: nn.Module) -> int:

@@ -8,12 +8,13 @@ import pytest
 import torch
 from bcq_operands import random_packed
 from held_tensors import Held
+from live_memory import LiveMemory
 from torch import Tensor
 
 from localq import footprint
 from localq.architecture import Linears
 from localq.errors import ExitCode, LocalqError
-from localq.quant import FORMATS, bcq, bcq_tiles, owner
+from localq.quant import FORMATS, bcq, bcq_codec, bcq_tiles, owner
 
 SCHEMES = ("q1row", "q2g32", "q3g128", "q3g64z", "q4g512", "q5rowz")
 
@@ -94,6 +95,28 @@ def test_sizes_and_tiles(scheme: str, shape: tuple[int, int]) -> None:
     assert torch.equal(back.scales, packed.scales)
     rows = linear.dequantized_rows(16, 7, torch.float32, None) if shape[0] > 16 else None
     assert rows is None or torch.equal(rows, bcq.dequantize(packed, torch.float32)[16:23])
+
+
+@pytest.mark.parametrize("scheme", ["q3g128", "q5g32z", "q5rowz"])
+def test_temporaries_are_those_that_are_planned(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model in 32 bit on a GPU, which puts tiles back: a slab as large as they get."""
+    monkeypatch.setitem(bcq_codec.CHUNK_WEIGHTS, "meta", bcq_codec.CHUNK_WEIGHTS["cuda"])
+    signs, alphas = bcq.of_scheme(scheme).layout(8176, 8208).values()
+    packed = bcq.Packed(*(torch.empty(shape, dtype=dtype, device="meta") for dtype, shape in (signs, alphas)))
+    linear, slab = bcq.Linear(packed).put_into_tiles(), torch.empty(8176, 8208, device="meta")
+    assert footprint.PREFILL_SCRATCH - 2048 < slab.nbytes <= footprint.PREFILL_SCRATCH
+    with LiveMemory() as memory:
+        linear.dequantized_rows(0, 8176, torch.float32, slab)
+    assert 0 < memory.peak <= footprint.UNPACK_BYTES["bcq"]
+
+
+def test_tiles_are_put_back_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bcq_codec.CHUNK_WEIGHTS, "cpu", 2 * 16 * 72)
+    packed = random_packed((83, 72), 2, 32, zero_point=True)
+    expected = bcq.dequantize(packed, torch.bfloat16)
+    linear = bcq.Linear(packed).put_into_tiles()
+    assert torch.equal(linear.dequantized_rows(0, 83, torch.bfloat16, None), expected)
+    assert torch.equal(linear.dequantized_rows(16, 67, torch.bfloat16, None), expected[16:])
 
 
 def test_positions_of_a_block() -> None:
