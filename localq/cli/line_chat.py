@@ -210,7 +210,7 @@ class LineChat:
         with shown(self.watcher.quiet) as thoughts, interruptible(self.session) as pressed, contextlib.closing(parts):
             self.watcher.load(self.opened)
             reply = print_reply(parts, self.watcher.status, thoughts)  # closed: what came of it is kept
-        self.interrupted = pressed.is_set()
+        self.interrupted = pressed.told
         if reply is not None:
             for line in reply.notices:
                 note(f"({line})")

@@ -133,7 +133,7 @@ def _answer(settings: Settings, asked: _Asked) -> int:
     if reply is None:
         return ExitCode.FAILURE
     _tell(settings, asked, reply, loaded)
-    return ExitCode.INTERRUPTED if pressed.is_set() else ExitCode.OK
+    return ExitCode.INTERRUPTED if pressed.told else ExitCode.OK
 
 
 def _tell(settings: Settings, asked: _Asked, reply: Reply, loaded: Loaded) -> None:

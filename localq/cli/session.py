@@ -8,6 +8,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from queue import SimpleQueue
 from types import FrameType
 
 from localq import opening, roofline
@@ -108,23 +110,37 @@ def speed_line(stats: Stats, loaded: Loaded | None) -> str:
     return stats_line(stats, roof.said(stats) if roof is not None else "")
 
 
+@dataclass
+class Pressed:
+    """told: Ctrl-C was pressed."""
+
+    told: bool = False
+
+
 @contextlib.contextmanager
-def interruptible(session: ChatSession) -> Iterator[threading.Event]:
-    """While a reply streams, Ctrl-C stops the reply instead of the program. The event says whether it was pressed."""
-    pressed = threading.Event()
+def interruptible(session: ChatSession) -> Iterator[Pressed]:
+    """While a reply streams, Ctrl-C stops the reply instead of the program; yields whether it was pressed."""
+    pressed = Pressed()
+    presses: SimpleQueue[bool] = SimpleQueue()
+
+    def wait() -> None:
+        if presses.get():
+            session.stop()
 
     def stop(signal_number: int, frame: FrameType | None) -> None:
-        if pressed.is_set():
+        # What is interrupted here may hold any lock, that of a press just before too: none is taken.
+        if pressed.told:
             raise KeyboardInterrupt  # twice: the reply does not matter any more
-        pressed.set()
-        # Not from the handler itself: the interrupted frame may hold the lock of the pipe.
-        threading.Thread(target=session.stop, daemon=True).start()
+        presses.put(True)
+        pressed.told = True
 
+    threading.Thread(target=wait, daemon=True).start()
     previous = signal.signal(signal.SIGINT, stop)
     try:
         yield pressed
     finally:
         signal.signal(signal.SIGINT, previous)
+        presses.put(False)
 
 
 def print_reply(

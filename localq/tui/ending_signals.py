@@ -7,7 +7,9 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
+from queue import SimpleQueue
 from types import FrameType
 
 from localq.errors import ExitCode
@@ -27,13 +29,19 @@ def heed(leave: Callable[[int], None]) -> None:
     Whoever runs the app puts back what was there before.
     """
     loop = asyncio.get_running_loop()
+    codes: SimpleQueue[int] = SimpleQueue()  # what is interrupted may hold any lock: to put into this takes none
+
+    def die() -> None:
+        code = codes.get()
+        time.sleep(DIES_WITHIN_S)
+        os._exit(code)
 
     def end(number: int, frame: FrameType | None) -> None:
-        last = threading.Timer(DIES_WITHIN_S, os._exit, (CODES[signal.Signals(number)],))
-        last.daemon = True
-        last.start()
+        codes.put(CODES[signal.Signals(number)])
         with contextlib.suppress(RuntimeError):  # it has ended
             loop.call_soon_threadsafe(leave, CODES[signal.Signals(number)])
+
+    threading.Thread(target=die, daemon=True).start()
 
     for number in CODES:
         if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` asks to go on

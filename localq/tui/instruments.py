@@ -32,6 +32,7 @@ from localq.tui.kernel_bars import KernelBars
 from localq.tui.keys import bindings
 from localq.tui.ledger_bar import LedgerBar
 from localq.tui.speed_graph import SpeedGraph
+from localq.tui.terminal_app import NewestSize
 
 if TYPE_CHECKING:
     from localq.worker.messages import Loaded
@@ -198,7 +199,7 @@ class InstrumentsPanel(VerticalScroll):
             self.facts.sensed(message.reading)
 
 
-class InstrumentsScreen(ModalScreen[None]):
+class InstrumentsScreen(NewestSize, ModalScreen[None]):
     """All instruments over the whole screen, where there is no room for them beside a chat."""
 
     DEFAULT_CSS = "InstrumentsScreen { background: $background; }"

@@ -24,6 +24,7 @@ from localq.tui.opening_screen import PullScreen
 from localq.tui.picker_dialogs import DetailsScreen, ForceScreen, RemoveScreen
 from localq.tui.picker_rows import ORDERS, PickerRow
 from localq.tui.picker_table import FilterInput, ModelTable
+from localq.tui.terminal_app import NewestSize
 from localq.tui.watching import PostingWatcher, Said, StoppedError
 from localq.wording import human_bytes
 
@@ -43,7 +44,7 @@ class _Plans:
     rows: list[PickerRow]
 
 
-class PickerScreen(Screen["Picked | None"]):
+class PickerScreen(NewestSize, Screen["Picked | None"]):
     """Dismisses with what was picked, or with None."""
 
     CSS_PATH = Path(__file__).with_suffix(".tcss")

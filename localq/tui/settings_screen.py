@@ -23,11 +23,12 @@ from localq.settings import Settings
 from localq.tui import settings_form
 from localq.tui.keys import bindings, in_use
 from localq.tui.settings_form import CHOICES, LINES, NAMES, Form
+from localq.tui.terminal_app import NewestSize
 
 _STOP_HELP = "a reply ends before any of these; one a line, \\n is a new line"
 
 
-class SettingsScreen(ModalScreen["Settings | None"]):
+class SettingsScreen(NewestSize, ModalScreen["Settings | None"]):
     """Of the running `session`, if there is one. Dismisses with the settings as they are now; None: nothing changed."""
 
     CSS_PATH = Path(__file__).with_suffix(".tcss")

@@ -4,7 +4,7 @@ leaves behind: lists of no height, a mouse that is held, no focus."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from textual.actions import ActionParseResult
 from textual.app import App
@@ -20,11 +20,16 @@ from textual.widgets import OptionList
 
 from localq.tui.clean_lines import CLEAN_LINES
 
+if TYPE_CHECKING:
+    _Screen = Screen[Any]
+else:
+    _Screen = object  # a class with styles of its own would hide those of the screen that it is part of
 EDITING = frozenset(("enter", "backspace", "tab", "up", "down", "left", "right"))  # no keys of the app's
 
 
-class NewestSize(Screen[Any]):
-    """Lays itself out for the size that the terminal has now, whatever an event says.
+class NewestSize(_Screen):
+    """Of a screen, named before Textual's class: lays itself out for the size that the terminal has now, whatever an
+    event says.
 
     Of two events of different sizes that wait, Textual answers each by one more like it, without end (8.2,
     `Screen._refresh_layout`).
@@ -33,6 +38,10 @@ class NewestSize(Screen[Any]):
     def _screen_resized(self, size: Size) -> None:
         super()._screen_resized(self.app.size)
         self.call_after_refresh(self._update_auto_focus)  # what had no room for a moment has lost the focus
+
+
+class _Lowest(NewestSize, Screen[None]):
+    pass
 
 
 class TerminalApp(App[int]):
@@ -53,7 +62,7 @@ class TerminalApp(App[int]):
 
     def get_default_screen(self) -> Screen[Any]:
         """The one below all others."""
-        return NewestSize(id="_default")
+        return _Lowest(id="_default")
 
     def on_resize(self, event: Resize) -> None:
         """A terminal that was small for a moment has cut off what it showed; Textual draws where the size is new."""

@@ -1,4 +1,4 @@
-"""The list of themes in the palette: the chosen one is taken at once, and kept in config.toml."""
+"""The palette, and the list of themes in it: the chosen one is taken at once, and kept in config.toml."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from textual.theme import ThemeProvider
 from localq import settings, settings_file
 from localq.errors import LocalqError
 from localq.sanitize import sanitize
+from localq.tui.terminal_app import NewestSize
 
 if TYPE_CHECKING:
     from localq.tui.app import LocalqApp
@@ -27,7 +28,11 @@ class KeptThemes(ThemeProvider):
         return [(name, partial(keep, app, name)) for name in sorted(settings.CHOICES["theme"])]
 
 
-class ThemePalette(CommandPalette):
+class Palette(NewestSize, CommandPalette):
+    """Search and do one."""
+
+
+class ThemePalette(NewestSize, CommandPalette):
     """Search and choose one."""
 
     def __init__(self) -> None:

@@ -98,7 +98,8 @@ def test_what_had_the_focus_before_it_was_hidden_has_it_again(by):
     drive_chat(app, script)
 
 
-def test_sizes_that_wait_for_each_other_come_to_an_end():
+@pytest.mark.parametrize("key", ["", "f1", "ctrl+p"])
+def test_sizes_that_wait_for_each_other_come_to_an_end(key):
     """Two events of different sizes in the queue of a screen: each was answered by one more like it, without end."""
     app, seen = chat_app([]), []
 
@@ -108,15 +109,19 @@ def test_sizes_that_wait_for_each_other_come_to_an_end():
 
     async def script(pilot):
         await until(pilot, lambda: app.chat.is_mounted)
+        if key:
+            await pilot.press(key)
+            await until(pilot, lambda: app.screen is not app.chat)
+        screen = app.screen
         small = Size(30, 10)
         with app.batch_update():  # as a reply that streams has it; each layout leaves a message then
             for size in (small, app.size, small, app.size):
-                app.chat.post_message(events.Resize(size, size))
-                app.chat.call_later(lambda: None)  # events of sizes that follow each other are one
+                screen.post_message(events.Resize(size, size))
+                screen.call_later(lambda: None)  # events of sizes that follow each other are one
             await pilot.pause(0.2)
             before = len(seen)
             await pilot.pause(0.3)
             assert len(seen) == before
-        assert app.chat.size == app.size
+        assert screen.size == app.size
 
     drive(app, script, hook=hook)
