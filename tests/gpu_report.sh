@@ -28,8 +28,10 @@ step() { # name, lines to show, command...
 }
 
 mixtures() { # inside the memory of the cards that people run them on
-  $limit python3 -m localq bench --synthetic gpt-oss-20b --vram 16 --no-baseline -p 0 -r 3 -o md
-  $limit python3 -m localq bench --synthetic qwen3-30b-a3b@nf4 --vram 24 --no-baseline -p 0 -r 3 -o md
+  local failed=0
+  $limit python3 -m localq bench --synthetic gpt-oss-20b --vram 16 --no-baseline -p 0 -r 3 -o md || failed=$?
+  $limit python3 -m localq bench --synthetic qwen3-30b-a3b@nf4 --vram 24 --no-baseline -p 0 -r 3 -o md || failed=$?
+  return $failed
 }
 
 run() {

@@ -91,6 +91,17 @@ def test_every_kernel_source_is_built():
     assert [p.name for p in (ROOT / "csrc").glob("*.cu") if p.name not in listed] == []
 
 
+def test_the_sanitizer_runs_every_list_of_cases():
+    """Of tests/support/every_kernel.py, which needs a GPU: a list that `main` leaves out is missed by nothing else."""
+    functions = [each for each in ast.parse(texts("tests/support/every_kernel.py")).body
+                 if isinstance(each, ast.FunctionDef)]  # fmt: skip
+    (main,) = (each for each in functions if each.name == "main")
+    called = {node.func.id for node in ast.walk(main) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    lists = {each.name for each in functions if each.name.endswith("_cases")}
+    assert len(lists) >= 10
+    assert lists - called == set()
+
+
 @pytest.mark.parametrize("name", readme_blocks.BLOCKS)
 def test_readme_blocks_are_current(name):
     current = readme_blocks.current((ROOT / "README.md").read_text(), name)

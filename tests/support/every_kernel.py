@@ -245,7 +245,7 @@ def main(wanted: list[str]) -> None:
     cases = (
         *(nf4_cases(), row_cases(), rowlut_cases(), int4_cases()),
         *(unpack_cases(), vq_cases(), vq_stacks.cases(), bcq_cases(), search_cases()),
-        *(attention_cases(), sampling_cases()),
+        *(mixture_cases(), attention_cases(), sampling_cases()),
     )
     for name, run in chain(checks, *cases):  # each made when it is its turn
         if wanted and not any(part in name for part in wanted):
