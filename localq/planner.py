@@ -10,7 +10,6 @@ as many of `placement.STEPS` as it takes, in their order.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 from localq import catalog, footprint, kv_form
@@ -24,6 +23,7 @@ from localq.footprint import weights_bytes as weights_bytes
 from localq.kv_form import KvBits
 from localq.placement import HEAD_COLUMNS, HEAD_NAMES, Placement, kv_storable
 from localq.placement import Wishes as Wishes
+from localq.wording import parse_bytes as parse_bytes
 
 CPU_CONTEXT = 8192  # tokens, where no budget limits the context and none was asked for
 MIN_CONTEXT = 512  # tokens; a model that leaves less does not fit
@@ -33,7 +33,6 @@ USABLE_CONTEXT = 4096  # tokens; what a suggested model must leave
 # What the drivers of cards of so many GiB report in MiB: RTX 4060, 4070, 4080, 4090 and 5090.
 CARD_TOTALS_MIB = {8: 8188, 12: 12_282, 16: 16_376, 24: 24_564, 32: 32_607}
 CARD_RESERVE = 1 / 2048  # of any other card: the share that the driver of most of the cards above keeps back
-_UNITS = {"": 2**30, "g": 2**30, "gib": 2**30, "gb": 10**9, "m": MIB, "mib": MIB, "mb": 10**6}
 
 
 # The blocks' weights with their norms; embedding and head; the KV cache with the copy that prefill reads where it is
@@ -82,14 +81,6 @@ class Plan:
     def placement(self) -> Placement:
         """Where this plan saves memory."""
         return Placement(self.kv_bits, self.embed, self.head)
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes of "1.2", "1.2GiB" (a bare number is GiB), "900MiB", "24GB"; LocalqError (exit 2) for anything else."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", text.strip().lower())
-    if match is None or match[2] not in _UNITS:
-        raise usage_error(text, "this is not an amount of memory", "Use something like 24, 24GiB, 24GB or 900MiB.")
-    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def parse_card(text: str) -> int:

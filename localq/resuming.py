@@ -6,16 +6,18 @@ import contextlib
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from localq import snapshot_keeper, stops
-from localq.chat import ChatSession
 from localq.errors import ExitCode, LocalqError
-from localq.grammar import Grammar
-from localq.session_record import Session
 from localq.sessions import SessionStore
 from localq.settings import Settings
-from localq.snapshot_keeper import SnapshotKeeper
+
+if TYPE_CHECKING:  # start-up cost
+    from localq.chat import ChatSession
+    from localq.grammar import Grammar
+    from localq.session_record import Session
+    from localq.snapshot_keeper import SnapshotKeeper
 
 
 @dataclass(frozen=True)

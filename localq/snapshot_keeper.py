@@ -10,15 +10,18 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from localq import snapshots
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.session_record import Session
 from localq.sessions import SessionStore
 from localq.settings import Settings
 from localq.stats import Stats
-from localq.worker.messages import Loaded
+from localq.wording import parse_bytes
+
+if TYPE_CHECKING:  # start-up cost
+    from localq.session_record import Session
+    from localq.worker.messages import Loaded
 
 WORTH_S = 1.0
 FILE_BYTES_PER_S = 1e9  # of a disk and its hashes; a model that reads faster than this needs no files
@@ -148,12 +151,10 @@ def unused(settings: Settings) -> list[snapshots.Unused]:
 
 def allowed(settings: Settings) -> int:
     """Bytes that all snapshots together may take. Raises LocalqError (exit 2) for what is no size."""
-    from localq import planner  # start-up cost, and only for its sizes
-
     text = settings.snapshots.strip().lower()
     if text == "off":
         return 0
     try:
-        return planner.parse_bytes(text)
+        return parse_bytes(text)
     except LocalqError as error:
         raise usage_error("snapshots", f"{text!r} is not a size", "Use something like 4GiB, or off.") from error

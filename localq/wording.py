@@ -6,8 +6,11 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 
+from localq.errors import usage_error
 from localq.sanitize import sanitize
 from localq.stats import Stats
+
+_UNITS = {"": 2**30, "g": 2**30, "gib": 2**30, "gb": 10**9, "m": 2**20, "mib": 2**20, "mb": 10**6}
 
 
 def human_bytes(count: int) -> str:
@@ -18,6 +21,14 @@ def human_bytes(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.2f} TB"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "1.2", "1.2GiB" (a bare number is GiB), "900MiB", "24GB"; LocalqError (exit 2) for anything else."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*([a-z]*)", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise usage_error(text, "this is not an amount of memory", "Use something like 24, 24GiB, 24GB or 900MiB.")
+    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def local_time(unix_s: float, form: str) -> str:

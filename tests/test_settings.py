@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localq import settings, settings_file
+from localq import keymap, settings, settings_file
 from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
 
@@ -76,3 +76,9 @@ def test_a_write_keeps_comments_and_can_be_undone(config_file):
 
 def test_every_setting_is_described():
     assert set(settings.DESCRIPTIONS) == set(settings.Settings.__annotations__)
+
+
+def test_settings_without_keys_compare_none_for_clashes(monkeypatch):
+    """The catalogue has settings for every model."""
+    monkeypatch.setattr(keymap, "_refuse_clashes", lambda chosen: pytest.fail("nothing is chosen"))
+    assert settings.Settings().keys == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import signal
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ def tui(model: options.Model = None) -> int:
 
 def shown(settings: Settings, start: Start, wanted: Wanted | None = None, pick: bool = False) -> int:
     """Run the app; afterwards the terminal is as it was, and says where the conversation is kept."""
+    gc.disable()  # until there is a frame (`tui.beforehand`): nearly all that is made before it stays
     from localq import resuming  # start-up cost, not for --help
     from localq.tui.app import LocalqApp
 
@@ -42,6 +44,7 @@ def shown(settings: Settings, start: Start, wanted: Wanted | None = None, pick: 
     try:
         code = app.run()
     finally:
+        gc.enable()
         for number, handler in handlers.items():  # the app's loop has taken them
             signal.signal(number, handler)
         saved = app.model is None or resuming.saved_at_last(app.model.session, note)

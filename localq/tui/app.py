@@ -7,7 +7,6 @@ it, and closes what it leaves open with `close`.
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,13 +18,11 @@ from textual.binding import BindingType
 from textual.screen import Screen
 
 from localq import editor, input_history, keymap
-from localq.chat import ChatSession
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.resuming import Start, settings_of
 from localq.settings import Settings
-from localq.tui import ending_signals
+from localq.tui import beforehand, ending_signals
 from localq.tui.chat_screen import ChatScreen
-from localq.tui.help_screen import HelpScreen
 from localq.tui.keys import bindings
 from localq.tui.model import Model
 from localq.tui.session_job import SwitchWanted
@@ -33,6 +30,7 @@ from localq.tui.terminal_app import TerminalApp
 from localq.wanted import Wanted
 
 if TYPE_CHECKING:
+    from localq.chat import ChatSession
     from localq.tui.jobs import Job, Opening
     from localq.tui.watching import PostingWatcher
 
@@ -83,12 +81,24 @@ class LocalqApp(TerminalApp):
         if not self.is_headless:
             ending_signals.heed(self.leave)
         await self.push_screen(self.chat)
+        if self.model is None and self._pick:
+            self.action_models()
+            return
         if self.model is not None:
             self.call_later(self.take, self.model)
-        elif self._pick:
-            self.action_models()
         else:
             self.call_after_refresh(self.open, self.settings.model, self.wanted)
+        self.call_after_refresh(self._import_the_rest)
+
+    def on_picker_screen_drawn(self) -> None:
+        """A first frame too."""
+        self._import_the_rest()
+
+    @work(exclusive=True, group="imports")
+    async def _import_the_rest(self) -> None:
+        await beforehand.imported()
+        if not self.is_headless:
+            beforehand.garbage()
 
     # ---- a model
 
@@ -124,7 +134,7 @@ class LocalqApp(TerminalApp):
         self.start_with.take_up(model.session)
         await self.chat.take(model)
         if not self.is_headless:
-            gc.freeze()  # what is here stays: else collecting garbage looks at all of it, 0.1 s in the middle of typing
+            beforehand.garbage()
 
     def on_switch_wanted(self, message: SwitchWanted) -> None:
         """`/model NAME`."""
@@ -221,10 +231,15 @@ class LocalqApp(TerminalApp):
 
     def action_palette(self) -> None:
         """Everything by name."""
-        self.action_command_palette()
+        from localq.tui.themes import Palette  # start-up cost
+
+        if not isinstance(self.screen, Palette):
+            self.push_screen(Palette(id="--command-palette"))
 
     def action_help(self) -> None:
         """Keys and commands."""
+        from localq.tui.help_screen import HelpScreen  # start-up cost
+
         if not isinstance(self.screen, HelpScreen):
             self.push_screen(HelpScreen(self.settings.keys))
 

@@ -10,11 +10,10 @@ from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
 
-from localq.commands import ALIASES
 from localq.errors import ExitCode, LocalqError
 from localq.input_history import InputHistory
-from localq.session_record import Session
 from localq.stats import Stats
 from localq.tui import status_line
 from localq.tui.composer import Composer
@@ -23,24 +22,25 @@ from localq.tui.conversation_view import ConversationView
 from localq.tui.host import TuiHost
 from localq.tui.instruments import InstrumentsPanel, InstrumentsScreen
 from localq.tui.keys import bindings
-from localq.tui.model import Model
 from localq.tui.session_job import Failed
 from localq.tui.sidebar import Sidebar
 from localq.tui.status_line import StatusLine
 from localq.tui.terminal_app import NewestSize
 from localq.tui.transcript_view import TranscriptView
 from localq.tui.watching import Fetching, LoadingStage, Said
-from localq.worker.messages import Loaded
 
 if TYPE_CHECKING:
+    from localq.session_record import Session
     from localq.tui.app import LocalqApp
+    from localq.tui.model import Model
     from localq.tui.sessions_panel import SessionsPanel
+    from localq.worker.messages import Loaded
 
 WIDE = 120  # columns, from which on the instruments stand at the side
 LEAVE_WITHIN_S = 2.0  # Esc or Ctrl-C a second time at an empty message leaves
 
 
-class ChatScreen(NewestSize):
+class ChatScreen(NewestSize, Screen[None]):
     """Everything about one conversation at a time."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -155,7 +155,7 @@ class ChatScreen(NewestSize):
     @on(Composer.Sent)
     def _sent(self, message: Composer.Sent) -> None:
         line = message.text.strip()
-        if ALIASES.get(line, line) == "/exit":
+        if _meant(line) == "/exit":
             self.app.leave()
         elif self.conversation.busy:
             self.composer.refused(message.text)
@@ -178,7 +178,7 @@ class ChatScreen(NewestSize):
 
     def _do(self, line: str) -> None:
         name, _, argument = line.partition(" ")
-        if ALIASES.get(name, name) == "/help" and not argument:
+        if _meant(name) == "/help" and not argument:
             self.app.action_help()
         elif self.conversation.model is not None:
             self.conversation.command(line)
@@ -297,3 +297,10 @@ class ChatScreen(NewestSize):
             self.composer.put(self.app.edited(self.composer.text, "Write it here."))
         except LocalqError as error:
             self.conversation.post_message(Failed(error))
+
+
+def _meant(name: str) -> str:
+    """The command that an alias stands for."""
+    from localq.commands import ALIASES  # start-up cost
+
+    return ALIASES.get(name, name)

@@ -8,9 +8,6 @@ from textual.message import Message
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
-from localq.commands.completing import of_command as of_command
-from localq.commands.completing import of_file as of_file
-
 
 class Completions(OptionList, can_focus=False):
     """The list above the message; hidden while there is nothing to choose."""
@@ -50,3 +47,17 @@ class Completions(OptionList, can_focus=False):
         """A click."""
         event.stop()
         self.post_message(self.Chosen(self._texts[event.option_index]))
+
+
+def of_command(word: str) -> list[tuple[str, str]]:
+    """See `commands.completing`."""
+    from localq.commands import completing  # start-up cost
+
+    return completing.of_command(word)
+
+
+def of_file(word: str) -> list[tuple[str, str]]:
+    """See `commands.completing`. Reads the disk."""
+    from localq.commands import completing  # as above
+
+    return completing.of_file(word)

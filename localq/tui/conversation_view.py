@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -16,20 +16,21 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.timer import Timer
 
-from localq import commands
-from localq.chat import Message as ChatMessage
-from localq.chat import Replies
-from localq.commands.host import Host
 from localq.errors import LocalqError
-from localq.session_record import Session
-from localq.sessions import SessionStore
 from localq.tui import session_job
 from localq.tui.feed import EVERY_S, Feed
 from localq.tui.model import Model
-from localq.tui.reply_text import CopyWanted, ReplyText
 from localq.tui.session_job import Job
 from localq.tui.transcript_view import TranscriptView
 from localq.tui.turn_view import TurnView
+
+if TYPE_CHECKING:  # start-up cost: `beforehand` imports them when the first frame is there
+    from localq.chat import Replies
+    from localq.commands.host import Host
+    from localq.conversation import Message as ChatMessage
+    from localq.session_record import Session
+    from localq.sessions import SessionStore
+    from localq.tui.reply_text import CopyWanted, ReplyText
 
 RESTS = 2  # times what drawing a piece of a reply took, before the next is drawn
 REST_S = 0.5  # at most
@@ -104,6 +105,8 @@ class ConversationView(Vertical):
 
     def say(self, text: str, edited: int | None = None) -> None:
         """Ask the model; edited: in place of that turn."""
+        from localq import commands
+
         assert self.model is not None
         session = self.model.session
 
@@ -119,6 +122,8 @@ class ConversationView(Vertical):
 
     def command(self, line: str) -> None:
         """Do what a line with a slash says; what is no command is told."""
+        from localq import commands
+
         assert self.model is not None
         session, host = self.model.session, self._host
         try:
@@ -295,8 +300,8 @@ class ConversationView(Vertical):
                 await self.draw()
                 self.transcript.focus_turn(sisters[place])
 
-    @on(CopyWanted)
-    def _copy(self, message: CopyWanted) -> None:
+    def on_copy_wanted(self, message: CopyWanted) -> None:
+        """Of a block of code, or of a turn."""
         message.stop()
         self.tell(lambda: self._host.copy(message.text))
 
@@ -308,7 +313,7 @@ class ConversationView(Vertical):
         except LocalqError as error:
             self.post_message(session_job.Failed(error))
 
-    @on(ReplyText.LinkClicked)
-    async def _show_link(self, message: ReplyText.LinkClicked) -> None:
+    async def on_markdown_link_clicked(self, message: ReplyText.LinkClicked) -> None:
+        """Where it leads is told; nothing is opened."""
         message.stop()
         await self.transcript.notice(f"the link leads to {message.href}")

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from localq.chat import Piece, Reply
 from localq.stats import Stats
+
+if TYPE_CHECKING:
+    from localq.replies import Piece, Reply
 
 EVERY_S = 0.05  # between two looks
 
@@ -39,6 +42,8 @@ class Feed:
 
     def put(self, part: Piece | Reply) -> None:
         """The next part of the reply."""
+        from localq.replies import Reply  # start-up cost; whoever has one has imported it
+
         with self._lock:
             self._stats = part.stats
             if isinstance(part, Reply):

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from textual.message import Message
 
-from localq.chat import ChatSession
 from localq.errors import LocalqError
-from localq.worker.messages import Profile
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # start-up cost
+    from localq.chat import ChatSession
     from localq.tui.jobs import Opening
 
 
@@ -44,6 +43,7 @@ class Model:
         """What a job has opened; `post` gets the messages of `watching` when it is loaded again."""
         from localq.opening import load_now  # whoever has opened it has imported these
         from localq.tui.watching import PostingWatcher
+        from localq.worker.messages import Profile
 
         opened, watcher = made.opened, PostingWatcher(post)
         client = opened.client

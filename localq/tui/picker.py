@@ -9,6 +9,7 @@ from typing import ClassVar
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
+from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
@@ -51,6 +52,9 @@ class PickerScreen(NewestSize, Screen["Picked | None"]):
     AUTO_FOCUS = "#filter"
     BINDINGS: ClassVar = [*bindings("picker_leave")]
 
+    class Drawn(Message):
+        """Its first frame is there."""
+
     def __init__(self, settings: Settings) -> None:
         super().__init__()
         self._settings, self._every = settings, False
@@ -76,7 +80,11 @@ class PickerScreen(NewestSize, Screen["Picked | None"]):
         except LocalqError as error:
             self._tell(str(error))
         self._draw()
+        self.call_after_refresh(self._drawn)
+
+    def _drawn(self) -> None:
         self._plan()
+        self.post_message(self.Drawn())
 
     def on_unmount(self) -> None:
         """An app that ends does not wait."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from textual.message import Message
 
-from localq.chat import Replies
-from localq.commands.models import SwitchModel
 from localq.errors import LocalqError
 from localq.tui.feed import Feed
 from localq.tui.model import Model
+
+if TYPE_CHECKING:  # start-up cost
+    from localq.chat import Replies
+    from localq.commands.models import SwitchModel
 
 Job = Callable[[], "str | Replies | SwitchModel"]
 
@@ -51,6 +54,8 @@ class JobEnded(Message):
 
 def run(job: Job, model: Model, feed: Feed, stop: threading.Event, post: Callable[[Message], object]) -> None:
     """Do `job`; what it streams is gathered in `feed`. `stop` is set when the user wants no more of it."""
+    from localq.commands.models import SwitchModel  # start-up cost
+
     try:
         result = job()
         if isinstance(result, str):

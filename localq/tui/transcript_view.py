@@ -16,7 +16,6 @@ from textual.widget import Widget
 
 from localq.conversation import Conversation
 from localq.tui.keys import bindings
-from localq.tui.reply_text import CopyWanted
 from localq.tui.transcript_lines import Earlier, Notice
 from localq.tui.turn_view import Turn, TurnView
 
@@ -278,6 +277,8 @@ class TranscriptView(VerticalScroll, can_focus=False):
         """Copy it."""
         view = self.focused_view
         if view is not None:
+            from localq.tui.reply_text import CopyWanted  # start-up cost
+
             self.post_message(CopyWanted(view.turn.text))
 
     async def on_earlier_wanted(self) -> None:

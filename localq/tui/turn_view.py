@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.content import Content
-from textual.widgets import Collapsible, Markdown, Static
-from textual.widgets.markdown import MarkdownStream
+from textual.widgets import Collapsible, Static
 
 from localq.sanitize import sanitize
-from localq.tui.reply_text import ReplyText
+
+if TYPE_CHECKING:
+    from textual.widgets.markdown import MarkdownStream
 
 MOST_CHARACTERS = 20_000  # of a message of the user that are drawn: a file that was pasted is not read here
 
@@ -41,6 +43,8 @@ class TurnView(Vertical, can_focus=True):
 
     def compose(self) -> ComposeResult:
         """The line of who speaks, then the text."""
+        from localq.tui.reply_text import ReplyText  # start-up cost: it knows Markdown
+
         yield Static(self._headline(), classes="headline")
         if self.turn.role == "user":
             yield Static(Content(shortened(sanitize(self.turn.text))), classes="said")
@@ -92,6 +96,10 @@ class TurnView(Vertical, can_focus=True):
 
     async def grow(self, thought: str, text: str) -> None:
         """Put these behind what is there."""
+        from textual.widgets import Markdown  # as above
+
+        from localq.tui.reply_text import ReplyText  # as above
+
         if thought:
             self._thought, self._thinking = self._thought + thought, True
             await self._draw_thought()
@@ -105,6 +113,8 @@ class TurnView(Vertical, can_focus=True):
 
     async def end(self, turn: Turn) -> None:
         """It is complete: what is drawn now is what is kept."""
+        from localq.tui.reply_text import ReplyText  # as above
+
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.stop()
@@ -114,6 +124,8 @@ class TurnView(Vertical, can_focus=True):
         self.show(turn)
 
     async def _draw_thought(self) -> None:
+        from localq.tui.reply_text import ReplyText  # as above
+
         found = self.query(Collapsible)
         if found:  # most replies have none, and every widget costs time at every layout
             found.first().title = self._title()

@@ -17,10 +17,10 @@ from textual.message import Message
 from localq.errors import ExitCode, LocalqError
 from localq.sanitize import sanitize
 from localq.transfer import Leaps
-from localq.worker.messages import Event, Loading
 
-if TYPE_CHECKING:
-    from localq.prepare import OnProgress  # start-up cost: it knows the hub
+if TYPE_CHECKING:  # start-up cost: the one knows the hub
+    from localq.prepare import OnProgress
+    from localq.worker.messages import Event
 
 EVERY_S = 0.05  # between two messages of a transfer that goes on; a local disk would post thousands a second
 
@@ -102,6 +102,8 @@ class PostingWatcher:
 
     def loading(self, event: Event) -> None:
         """A `LoadingStage`."""
+        from localq.worker.messages import Loading  # start-up cost; whoever has an event has imported it
+
         self._check()
         if isinstance(event, Loading):
             self._post(LoadingStage(sanitize(event.stage), event.done_bytes, event.total_bytes))

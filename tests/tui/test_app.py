@@ -11,6 +11,7 @@ from pathlib import Path
 import pace
 import pytest
 from scripted_client import CharTokenizer, ScriptedClient
+from textual.command import CommandPalette
 from tui_pilot import chat_app, drive, drive_chat, say, screen_text, until
 
 from localq import keymap
@@ -20,6 +21,7 @@ from localq.errors import ExitCode
 from localq.resuming import Start
 from localq.sessions import SessionStore
 from localq.settings import Settings
+from localq.tui import beforehand
 from localq.tui.app import LocalqApp
 from localq.tui.help_screen import HelpScreen
 from localq.tui.instruments import InstrumentsScreen
@@ -27,13 +29,16 @@ from localq.worker.messages import Load
 
 ROOT = Path(__file__).parents[2]
 FRAME = """
-import os, sys
+import gc, os, sys
 from localq.cli import chat as verb, execute
 def timed(app):
     if app.screen is app.chat:
         times = os.times()
         late = [each for each in ("torch", "transformers", "numpy", "localq.hub", "localq.opening", "jinja2",
-                "tokenizers", "huggingface_hub", "pynvml", "pydantic") if each in sys.modules]
+                "tokenizers", "huggingface_hub", "pynvml", "pydantic", "markdown_it", "pygments", "localq.commands",
+                "localq.worker.messages", "localq.planner") if each in sys.modules]
+        if gc.isenabled():
+            late.append("a search for garbage")
         print(times.user + times.system, late, flush=True)
         os._exit(0)
 def run(app):
@@ -67,6 +72,18 @@ def test_the_first_frame_is_there_before_torch_and_within_600_ms(tmp_path):
         return float(seconds)
 
     assert pace.within(0.6, frame_s)
+
+
+def test_what_the_first_frame_does_without_is_imported_behind_it(monkeypatch):
+    monkeypatch.setattr(beforehand, "MODULES", ("nturl2path",))
+    for pick in (False, True):
+        monkeypatch.delitem(sys.modules, "nturl2path", raising=False)
+        app = LocalqApp(Settings(), Start(), pick=True) if pick else chat_app(["ok"])
+
+        async def script(pilot):
+            await until(pilot, lambda: "nturl2path" in sys.modules)
+
+        drive(app, script)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50), (200, 60), (40, 12), (20, 6), (3, 3), (1, 1)])
@@ -184,7 +201,7 @@ def test_the_palette_finds_what_can_be_done_by_its_name():
 
     async def script(pilot):
         await pilot.press("ctrl+p")
-        await until(pilot, lambda: type(app.screen).__name__ == "CommandPalette")
+        await until(pilot, lambda: isinstance(app.screen, CommandPalette))
         await pilot.press(*"keys and commands")
         await until(pilot, lambda: "Help: keys and commands" in screen_text(app), "the command")
         await pilot.press("enter")
