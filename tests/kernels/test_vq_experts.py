@@ -5,12 +5,14 @@ The kernel's logic on a CPU: test_vq_experts_emulated.py.
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from expert_operands import chosen_of, down, gate_up
 from nf4_operands import bits, inputs
 from vq_operands import SCHEMES
-from vq_stacks import stack_of
+from vq_stacks import VqExperts, stack_of
 
 from localq.kernels import experts, gemv
 
@@ -19,6 +21,15 @@ SHAPES = [(5, 3, 40, 640), (9, 8, 83, 128), (40, 16, 768, 2048), (8, 2, 2064, 40
 DTYPES = [torch.float16, torch.bfloat16]
 every_shape = pytest.mark.parametrize("number", range(len(SHAPES)))
 every_scheme = pytest.mark.parametrize("name", ["s4l16", "s8l8+s8l8", "s4l16+s16l32"])
+every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)  # on top: one stack after the other, for both types
+
+
+@functools.lru_cache(maxsize=1)
+def stack(name: str, number: int, parts: int) -> VqExperts:
+    """Made in seconds. Of gate and up every second has codebooks that both share."""
+    count, _, out, columns = SHAPES[number]
+    shared = parts == 2 and number % 2 == 1
+    return stack_of((count, out, columns), SCHEMES[name], parts, number, shared=shared, device="cuda")
 
 
 def near(got: torch.Tensor, exact: torch.Tensor, naive: torch.Tensor) -> None:
@@ -27,12 +38,12 @@ def near(got: torch.Tensor, exact: torch.Tensor, naive: torch.Tensor) -> None:
     assert error <= 4 * allowed + 1e-6 * exact.abs().max().item()
 
 
+@every_dtype
 @every_scheme
 @every_shape
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gate_and_up(name, number, dtype):
     count, active, width, columns = SHAPES[number]
-    of = stack_of((count, width, columns), SCHEMES[name], 2, number, shared=number % 2 == 1, device="cuda")
+    of = stack(name, number, 2)
     chosen, _ = chosen_of(count, active, number, "cuda")
     x = inputs(1, columns, dtype, "cuda") / 16
     norm = gemv.Norm(torch.rand(columns, device="cuda").to(dtype) + 0.5, 1e-5) if number % 2 else None
@@ -45,12 +56,12 @@ def test_gate_and_up(name, number, dtype):
     assert torch.equal(bits(out), bits(again))
 
 
+@every_dtype
 @every_scheme
 @every_shape
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_down(name, number, dtype):
     count, active, out_features, columns = SHAPES[number]
-    of = stack_of((count, out_features, columns), SCHEMES[name], 1, number, device="cuda")
+    of = stack(name, number, 1)
     chosen, weights = chosen_of(count, active, number, "cuda")
     gated = inputs(active, columns, dtype, "cuda") / 16
     residual = torch.randn(1, out_features, device="cuda").to(dtype)

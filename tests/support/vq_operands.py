@@ -57,7 +57,8 @@ def make(
     scale[::5] *= 8
     total = None
     for (stride, length), code, codebook in zip(books, codes, codebooks, strict=True):
-        total = dequantize_codes(code, codebook[None], stride, length, columns, total)
+        placed, values = code.to(device), codebook[None].to(device)
+        total = dequantize_codes(placed, values, stride, length, columns, total)
     factor = vq_tiles.factor_of(codebooks)
     tiles = [vq_tiles.tile(torch.cat(codes, 2))] * 2 if together else [vq_tiles.tile(code) for code in codes]
     held = tuple(
@@ -71,7 +72,7 @@ def make(
         for number, ((stride, _), codebook, tile) in enumerate(zip(books, codebooks, tiles[: len(books)], strict=True))
     )
     matrix = VqMatrix(held, scale.to(device), factor, out, columns)
-    return VqOperand(matrix, (total * scale[:, None].float()).to(device), codes, codebooks)
+    return VqOperand(matrix, total * matrix.scales[:, None].float(), codes, codebooks)
 
 
 def rounding_of_tables(operand: VqOperand, x: Tensor) -> float:
