@@ -19,6 +19,7 @@ from localq.kernels.gemv import Norm, norm_arguments
 from localq.kernels.vq import BOOKS, VqMatrix, check_tensors, matrix_arguments, meeting_place
 
 WORDS = 6  # of 8 bytes, of a matrix in the table: csrc/vq_experts.h, VqPlace
+LOADED = 16  # bytes of codes and of codewords that a lane loads at once
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,18 @@ class VqStack:
 
 
 def vq_stack(matrices: Sequence[Sequence[VqMatrix]]) -> VqStack:
-    """The stack of matrices [E][1 or 2], which stay where they are. Raises ValueError where they differ in kind."""
+    """The stack of matrices [E][1 or 2], which stay where they are. Raises ValueError where they differ in kind, and by
+    the name of a tensor that the kernel cannot read: it meets addresses only, and a launch sees but the first."""
     held = tuple(tuple(each) for each in matrices)
     if not held or {len(each) for each in held} not in ({1}, {2}):
         raise ValueError(f"vq_stack: {len(held)} experts, each must have one matrix or two")
     kinds = {_kind(matrix) for each in held for matrix in each}
     if len(kinds) > 1:
         raise ValueError(f"vq_stack: matrices of {len(kinds)} kinds, must be of one size and like books")
+    for each in held:
+        for matrix in each:
+            check_tensors("vq_stack", matrix, held[0][0].codes.device)
+            _check_aligned(matrix)
     words = torch.tensor([[_words(matrix) for matrix in each] for each in held], dtype=torch.int64)
     shared = all(_fragments(each[0]) == _fragments(each[-1]) for each in held)
     return VqStack(held, words.to(held[0][0].codes.device), shared)
@@ -143,6 +149,13 @@ def _kind(matrix: VqMatrix) -> tuple[object, ...]:
     """Equal for matrices that one stack can have."""
     books = tuple((book.stride, book.steps, book.before, book.tile_positions) for book in matrix.books)
     return books, matrix.out_features, matrix.in_features, matrix.scales.dtype, matrix.codes.device
+
+
+def _check_aligned(matrix: VqMatrix) -> None:
+    for book in matrix.books:
+        for name, tensor in (("codes", book.codes), ("fragments", book.fragments)):
+            if past := tensor.data_ptr() % LOADED:
+                raise ValueError(f"vq_stack: {name} = {past}, bytes past an aligned address")
 
 
 def _fragments(matrix: VqMatrix) -> tuple[int, ...]:

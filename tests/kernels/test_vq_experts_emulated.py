@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -188,3 +189,22 @@ def test_wrong_operands_are_named(emulated):
     with pytest.raises(ValueError, match="too many experts, for this device"):
         experts.experts_down(inputs(8, 64, torch.float16), wide.stack, None, *chosen_of(9, 8, 1), residual=None,
                              out=torch.empty(1, 16, dtype=torch.float16))  # fmt: skip
+
+
+def test_a_stack_refuses_what_its_kernel_would_misread():
+    """A launch is told addresses of all experts by a table, and checks none of them."""
+    pair = [list(each) for each in stack_of((2, 24, 64), SCHEMES["s4l16"], 2, 1).stack.matrices]
+    good = pair[1][1]
+    (book,) = good.books
+    shifted = torch.zeros(book.codes.numel() + 1, dtype=torch.uint8)[1:]
+    wrong = (
+        ("codes", shifted, "codes = 1, bytes past"), ("codes", book.codes[:-16], "codes has shape"),
+        ("fragments", book.fragments.float(), "fragments is torch.float32"),
+    )  # fmt: skip
+    for name, value, said in wrong:
+        pair[1][1] = replace(good, books=(replace(book, **{name: value}),))
+        with pytest.raises(ValueError, match=f"vq_stack: {said}"):
+            vq_experts.vq_stack(pair)
+    pair[1][1] = replace(good, scales=good.scales[:23])
+    with pytest.raises(ValueError, match="vq_stack: scales has shape"):
+        vq_experts.vq_stack(pair)
