@@ -74,8 +74,16 @@ class Composer(TextArea):
     # ---- typing
 
     async def _on_key(self, event: events.Key) -> None:
+        """What a key is bound to is done here and now: by way of the screen, where Textual does it, letters that were
+        typed behind it come before it when the screen is behind."""
         if event.key == "enter":  # what it does is a binding, which the user may have changed
             event.prevent_default()
+        if not event.is_printable:
+            found = self.screen.active_bindings.get(event.key)
+            if found is not None and found.node is self and found.enabled:
+                event.stop()
+                event.prevent_default()
+                await self.app.run_action(found.binding.action, self)
 
     async def _on_paste(self, event: events.Paste) -> None:
         event.prevent_default()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from textual.actions import ActionParseResult
 from textual.app import App
+from textual.await_complete import AwaitComplete
 from textual.command import CommandPalette
 from textual.dom import DOMNode
 from textual.driver import Driver
@@ -29,15 +30,30 @@ EDITING = frozenset(("enter", "backspace", "tab", "up", "down", "left", "right")
 
 class NewestSize(_Screen):
     """Of a screen, named before Textual's class: lays itself out for the size that the terminal has now, whatever an
-    event says.
+    event says, and ends once.
 
     Of two events of different sizes that wait, Textual answers each by one more like it, without end (8.2,
     `Screen._refresh_layout`).
     """
 
+    _ending: tuple[Any] | None = None  # what it ends with
+
     def _screen_resized(self, size: Size) -> None:
         super()._screen_resized(self.app.size)
         self.call_after_refresh(self._update_auto_focus)  # what had no room for a moment has lost the focus
+
+    def dismiss(self, result: Any = None) -> AwaitComplete:
+        """Textual's takes away whatever lies on top: of two presses at once the second took the screen below. One that
+        ends below another waits until that has gone."""
+        if self.app.screen is self:
+            return super().dismiss(result)
+        self._ending = (result,)
+        return AwaitComplete.nothing()  # type: ignore[no-untyped-call, no-any-return]
+
+    def on_screen_resume(self) -> None:
+        """Nothing lies above any more."""
+        if self._ending is not None:
+            super().dismiss(*self._ending)
 
 
 class _Lowest(NewestSize, Screen[None]):

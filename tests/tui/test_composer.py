@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 from textual import events
@@ -54,6 +55,24 @@ def test_what_is_typed_behind_a_message_is_neither_part_of_it_nor_lost():
         assert composer.text == "a bc"
         await pilot.press("d", "enter")
         await until(pilot, lambda: sent == ["a", "a bcd"])
+
+    alone(script)
+
+
+def test_keys_that_edit_come_between_the_letters_however_far_the_screen_is_behind():
+    async def script(pilot, composer, sent):
+        app = pilot.app
+
+        async def behind():  # of the screen's messages nothing is taken meanwhile
+            for key, letter in (("x", "x"), ("backspace", None), ("a", "a"), ("enter", "\r"), ("b", "b")):
+                app.post_message(events.Key(key, letter))
+            async with asyncio.timeout(10):
+                while composer.text != "b":
+                    await asyncio.sleep(0.01)
+
+        composer.screen.call_next(behind)
+        await until(pilot, lambda: sent == ["a"])
+        assert composer.text == "b"
 
     alone(script)
 

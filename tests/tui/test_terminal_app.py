@@ -98,6 +98,27 @@ def test_what_had_the_focus_before_it_was_hidden_has_it_again(by):
     drive_chat(app, script)
 
 
+def test_a_screen_ends_once_and_waits_for_what_lies_above():
+    app = chat_app([])
+
+    async def script(pilot):
+        await pilot.press("f1")
+        await until(pilot, lambda: app.screen is not app.chat)
+        below = app.screen
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: isinstance(app.screen, CommandPalette))
+        above = app.screen
+        below.dismiss(None)
+        assert app.screen is above
+        for _ in range(2):
+            above.dismiss(None)
+        await until(pilot, lambda: app.screen is app.chat)
+        await pilot.press("ctrl+p")  # the one before may not be gone altogether
+        await until(pilot, lambda: isinstance(app.screen, CommandPalette))
+
+    drive_chat(app, script)
+
+
 @pytest.mark.parametrize("key", ["", "f1", "ctrl+p"])
 def test_sizes_that_wait_for_each_other_come_to_an_end(key):
     """Two events of different sizes in the queue of a screen: each was answered by one more like it, without end."""
