@@ -2,13 +2,14 @@
 
 Every kind of position, tile, slice and group that the kernels can meet, without a GPU: each code must be looked up at
 the entry and scaled by the scale that are its own, or sums differ by far more than rounding. Conflicts between banks of
-shared memory are counted: there are none.
+shared memory are counted: there are none. Operands end where memory ends, so that nothing behind them is read.
 """
 
 from __future__ import annotations
 
 import ctypes
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ import torch
 from bcq_operands import BcqOperand, by_tables, make
 from cuda_headers import built
 from gemv_structs import Extras, Workspace
+from guarded_memory import guarded
 from nf4_operands import bits, inputs
 from row_operands import normed
 
@@ -91,6 +93,13 @@ def emulated(library, patched):
     return run
 
 
+def at_the_end(operand: BcqOperand) -> BcqOperand:
+    """The same in memory that ends behind each of its tensors."""
+    of = operand.matrix
+    tensors = {"codes": guarded(of.codes), "scales": guarded(of.scales), "fragments": guarded(of.fragments)}
+    return replace(operand, matrix=replace(of, **tensors))
+
+
 def close(got: torch.Tensor, operand: BcqOperand, x: torch.Tensor) -> None:
     """Within the rounding of sums in f32: the scale of x may differ between slices, which changes no entry."""
     expected, size = by_tables(operand, x)
@@ -107,8 +116,8 @@ CASES = [
 @pytest.mark.parametrize(("planes", "group", "zero_point", "rows"), CASES)
 def test_it_looks_up_every_code_once(emulated, planes, group, zero_point, rows):
     shape = (83 if rows == 1 else 35, 1184)
-    operand = make(shape, planes, group, zero_point, seed=group)
-    x = inputs(rows, shape[1], torch.bfloat16 if rows == 2 else torch.float16)
+    operand = at_the_end(make(shape, planes, group, zero_point, seed=group))
+    x = guarded(inputs(rows, shape[1], torch.bfloat16 if rows == 2 else torch.float16))
     device = SMALL if planes == 2 else LARGE
     close(emulated(device, x, [operand.matrix], out=torch.full((rows, shape[0]), torch.nan)), operand, x)
 
@@ -116,8 +125,8 @@ def test_it_looks_up_every_code_once(emulated, planes, group, zero_point, rows):
 @pytest.mark.parametrize("shape", [(1, 8), (15, 328), (16, 3080), (600, 64)], ids=str)
 def test_odd_shapes(emulated, shape):
     """One block of threads and many; sums of each layer, and one for all."""
-    operand = make(shape, 5 if shape[0] < 20 else 2, 0, zero_point=shape[0] > 1, seed=3)
-    x = inputs(1, shape[1], torch.bfloat16)
+    operand = at_the_end(make(shape, 5 if shape[0] < 20 else 2, 0, zero_point=shape[0] > 1, seed=3))
+    x = guarded(inputs(1, shape[1], torch.bfloat16))
     close(emulated(LARGE, x, [operand.matrix], out=torch.empty(1, shape[0])), operand, x)
 
 
@@ -158,7 +167,7 @@ def test_what_is_not_finite_stays_in_its_row(emulated):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("shape", "planes", "group"), [((45, 2208), 3, 32), ((16, 1024), 5, 128), ((33, 72), 1, 0)])
 def test_weights_bit_for_bit(library, patched, shape, planes, group, dtype):
-    operand = make(shape, planes, group, zero_point=planes > 1)
+    operand = at_the_end(make(shape, planes, group, zero_point=planes > 1))
     expected = bcq_codec.dequantize(operand.packed, dtype)
 
     def launch(*, matrix, out, type, row_begin, row_count, device, stream):
