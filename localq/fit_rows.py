@@ -9,9 +9,10 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from localq import catalog, catalog_file, measured, offers, planner, speed
+from localq import catalog, catalog_file, offers, planner, speed
 from localq.errors import LocalqError, usage_error
 from localq.offers import Offer
+from localq.offers import ratio as ratio
 from localq.placement import Wishes
 from localq.planner import Plan
 from localq.speed import Machine
@@ -146,11 +147,6 @@ def kept(offer: Offer) -> str:
     words = next(words for least, _, words in WORTH if offer.bits >= least)
     known = ratio(offer)
     return words if known is None else f"{words}, perplexity {known:.2f}x as measured"
-
-
-def ratio(offer: Offer) -> float | None:
-    """Perplexity over that of the full weights, where it was measured."""
-    return measured.PERPLEXITY_RATIO.get((offer.model, offer.format))
 
 
 def human_count(parameters: int) -> str:

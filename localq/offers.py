@@ -12,7 +12,7 @@ import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localq import catalog, driver, places, planner
+from localq import catalog, driver, measured, places, planner
 from localq.architecture import Architecture
 from localq.catalog import ModelEntry, Source, Target
 from localq.errors import usage_error
@@ -172,3 +172,8 @@ def making(offer: Offer) -> str:
     here = f"{prepare.estimate(offer.format, offer.arch.parameters)} on this machine, estimated"
     time = here if driver.probe_driver().present else "hours on a GPU"
     return f"localq quantize {source} --format {offer.format} --out {out} ({time})"
+
+
+def ratio(offer: Offer) -> float | None:
+    """Perplexity over that of the full weights, where it was measured."""
+    return measured.PERPLEXITY_RATIO.get((offer.model, offer.format))

@@ -23,6 +23,7 @@ from localq.resuming import Start, settings_of
 from localq.settings import Settings
 from localq.tui import beforehand, ending_signals
 from localq.tui.chat_screen import ChatScreen
+from localq.tui.job import Job
 from localq.tui.keys import bindings
 from localq.tui.model import Model
 from localq.tui.session_job import SwitchWanted
@@ -31,7 +32,7 @@ from localq.wanted import Wanted
 
 if TYPE_CHECKING:
     from localq.chat import ChatSession
-    from localq.tui.jobs import Job, Opening
+    from localq.tui.jobs import Opening
     from localq.tui.watching import PostingWatcher
 
 ENDS_WITHIN_S = 1.0  # a reply that is stopped for leaving; then its engine process is ended
@@ -104,7 +105,7 @@ class LocalqApp(TerminalApp):
 
     def open(self, name: str, wanted: Wanted | None) -> None:
         """Open it in a thread; the screen of the conversation shows how far it is."""
-        from localq.tui.jobs import Job, Opening, open_and_load  # they know the hub: the first frame comes first
+        from localq.tui.jobs import Opening, open_and_load  # they know the hub: the first frame comes first
 
         self.chat.status(doing=f"opening {name}", model=name)
         settings = self.settings
@@ -234,7 +235,7 @@ class LocalqApp(TerminalApp):
         from localq.tui.themes import Palette  # start-up cost
 
         if not isinstance(self.screen, Palette):
-            self.push_screen(Palette(id="--command-palette"))
+            self.push_screen(Palette())
 
     def action_help(self) -> None:
         """Keys and commands."""

@@ -10,7 +10,8 @@ import importlib
 # The parts of a reply, then what a slash, a command and the keys of `keymap.ANYWHERE` show.
 MODULES = (
     "markdown_it", "pygments.lexers", "localq.tui.reply_text", "localq.chat", "localq.commands.completing",
-    "localq.tui.help_screen", "localq.tui.sessions_panel", "localq.tui.settings_screen", "localq.tui.themes",
+    "localq.tui.themes", "localq.tui.help_screen", "localq.tui.sessions_panel", "localq.tui.settings_screen",
+    "localq.tui.picker", "localq.tui.picker_dialogs", "localq.tui.opening_screen",
 )  # fmt: skip
 
 

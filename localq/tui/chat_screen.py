@@ -20,7 +20,7 @@ from localq.tui.composer import Composer
 from localq.tui.composer_area import ComposerArea
 from localq.tui.conversation_view import ConversationView
 from localq.tui.host import TuiHost
-from localq.tui.instruments import InstrumentsPanel, InstrumentsScreen
+from localq.tui.instruments import InstrumentsPanel, InstrumentsScreen, Mode
 from localq.tui.keys import bindings
 from localq.tui.session_job import Failed
 from localq.tui.sidebar import Sidebar
@@ -65,21 +65,26 @@ class ChatScreen(NewestSize, Screen[None]):
 
     def compose(self) -> ComposeResult:
         """The conversation between other things, the line of what goes on below."""
+        self._classify()
         with Horizontal(id="body"):
             yield Sidebar(id="sidebar")
             with Vertical(id="main"):
                 yield ConversationView(TuiHost(self.app), self._record, id="conversation")
                 yield ComposerArea(self._past, id="writing")
-            yield InstrumentsPanel(id="instruments")
+            yield InstrumentsPanel(id="instruments", mode=_mode(self.app.size.width))
         yield StatusLine(id="status")
 
-    def on_mount(self) -> None:
-        """The instruments where there is room for them."""
-        self.set_class(self.app.size.width >= WIDE, "instruments")
+    def _classify(self) -> None:
+        """The instruments where there is room for them, and what Textual adds with the first size: every class that
+        comes later has all of the screen styled anew."""
+        width, height = self.app.size
+        sized = ((width, self.HORIZONTAL_BREAKPOINTS), (height, self.VERTICAL_BREAKPOINTS))
+        self.add_class(*(max(each for each in points if each[0] <= size)[1] for size, points in sized), update=False)
+        self.set_class(width >= WIDE, "instruments", update=False)
 
     def on_resize(self, event: events.Resize) -> None:
         """Beside the conversation, or a strip below it."""
-        self.instruments.mode = "side" if event.size.width >= WIDE else "strip"
+        self.instruments.mode = _mode(event.size.width)
 
     @property
     def conversation(self) -> ConversationView:
@@ -297,6 +302,11 @@ class ChatScreen(NewestSize, Screen[None]):
             self.composer.put(self.app.edited(self.composer.text, "Write it here."))
         except LocalqError as error:
             self.conversation.post_message(Failed(error))
+
+
+def _mode(width: int) -> Mode:
+    """Of the instruments, on a screen of so many columns."""
+    return "side" if width >= WIDE else "strip"
 
 
 def _meant(name: str) -> str:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 FRAMES = 8  # a second, at most
 TWO_COLUMNS = 74  # cells: below, what fills the screen is one column
 Mode = Literal["side", "strip", "full"]
+MODES: tuple[Mode, ...] = ("side", "strip", "full")
 
 
 class InstrumentsPanel(VerticalScroll):
@@ -61,10 +62,15 @@ class InstrumentsPanel(VerticalScroll):
     mode: reactive[Mode] = reactive[Mode]("side", init=False)
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, facts: Facts | None = None, id: str | None = None
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        facts: Facts | None = None,
+        id: str | None = None,
+        mode: Mode = "side",
     ) -> None:
         """facts: those of another panel, to show the same."""
-        super().__init__(id=id, classes="-narrow")
+        super().__init__(id=id, classes=f"-narrow -{mode}")
+        self.set_reactive(InstrumentsPanel.mode, mode)
         self.facts = facts or Facts(clock)
         self._seen = self._drawing = False
         self._ticks: Timer | None = None
@@ -143,8 +149,7 @@ class InstrumentsPanel(VerticalScroll):
 
     def watch_mode(self) -> None:
         """Classes do the rest; see instruments.tcss."""
-        for each in ("side", "strip", "full"):
-            self.set_class(self.mode == each, f"-{each}")
+        self.update_classes({f"-{each}": self.mode == each for each in MODES})
         for instrument in self.query(Instrument):
             instrument.compact = self.mode == "strip"
             instrument.refresh(layout=True)
@@ -211,9 +216,7 @@ class InstrumentsScreen(NewestSize, ModalScreen[None]):
         self._panel = panel
 
     def compose(self) -> ComposeResult:
-        panel = InstrumentsPanel(facts=self._panel.facts)
-        panel.set_reactive(InstrumentsPanel.mode, "full")
-        yield panel
+        yield InstrumentsPanel(facts=self._panel.facts, mode="full")
 
     def action_instruments(self) -> None:
         """Back to the chat."""

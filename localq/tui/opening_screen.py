@@ -18,7 +18,8 @@ from localq.opening import Wanted
 from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.tui import jobs
-from localq.tui.jobs import Job, Opening
+from localq.tui.job import Job
+from localq.tui.jobs import Opening
 from localq.tui.keys import bindings, in_use
 from localq.tui.terminal_app import NewestSize
 from localq.tui.transfer_lines import TransferLines, bar

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
 from textual.app import ComposeResult
@@ -19,15 +19,16 @@ from localq.local_models import LocalModel
 from localq.sanitize import sanitize
 from localq.settings import Settings
 from localq.tui import picker_rows
-from localq.tui.jobs import Job
+from localq.tui.job import Job
 from localq.tui.keys import bindings, in_use
-from localq.tui.opening_screen import PullScreen
-from localq.tui.picker_dialogs import DetailsScreen, ForceScreen, RemoveScreen
 from localq.tui.picker_rows import ORDERS, PickerRow
 from localq.tui.picker_table import FilterInput, ModelTable
 from localq.tui.terminal_app import NewestSize
 from localq.tui.watching import PostingWatcher, Said, StoppedError
 from localq.wording import human_bytes
+
+if TYPE_CHECKING:
+    from localq.tui.picker_plans import Outlook
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,15 @@ class Picked:
 
 @dataclass(frozen=True)
 class _Plans:
-    outlook: picker_rows.Outlook
+    outlook: Outlook
     rows: list[PickerRow]
 
 
 class PickerScreen(NewestSize, Screen["Picked | None"]):
     """Dismisses with what was picked, or with None."""
 
-    CSS_PATH = Path(__file__).with_suffix(".tcss")
+    # No CSS_PATH: for a file that a screen brings, Textual parses all CSS once more and styles every widget anew.
+    DEFAULT_CSS = Path(__file__).with_suffix(".tcss").read_text(encoding="utf-8")
     AUTO_FOCUS = "#filter"
     BINDINGS: ClassVar = [*bindings("picker_leave")]
 
@@ -98,8 +100,10 @@ class PickerScreen(NewestSize, Screen["Picked | None"]):
         every = self._every
 
         def work(watcher: PostingWatcher) -> _Plans:
-            outlook = picker_rows.outlook(self._settings, watcher.say)
-            return _Plans(outlook, picker_rows.planned(outlook, self._settings, every))
+            from localq.tui import picker_plans  # start-up cost
+
+            outlook = picker_plans.outlook(self._settings, watcher.say)
+            return _Plans(outlook, picker_plans.planned(outlook, self._settings, every))
 
         if self._job is not None:
             self._job.abandon()
@@ -204,6 +208,8 @@ class PickerScreen(NewestSize, Screen["Picked | None"]):
             self._tell(f"Only what is too large is opened against the plan. {row.name}: {row.verdict}.")
             return
 
+        from localq.tui.picker_dialogs import ForceScreen  # start-up cost, as those below: `beforehand` imports them
+
         def answered(yes: bool | None) -> None:
             if yes:
                 self.dismiss(Picked(row.name, row.exact, force=True))
@@ -237,11 +243,15 @@ class PickerScreen(NewestSize, Screen["Picked | None"]):
 
     def action_details(self) -> None:
         """What `localq show` tells."""
+        from localq.tui.picker_dialogs import DetailsScreen
+
         if self.row is not None:
             self.app.push_screen(DetailsScreen(self.row.full_name, self._settings))
 
     def action_pull(self) -> None:
         """Fetch it and stay here."""
+        from localq.tui.opening_screen import PullScreen  # it knows the hub
+
         row = self.row
         if row is None:
             return
@@ -261,6 +271,8 @@ class PickerScreen(NewestSize, Screen["Picked | None"]):
 
     def action_delete(self) -> None:
         """Remove it from the disk, after a question."""
+        from localq.tui.picker_dialogs import RemoveScreen
+
         model = self.row.local if self.row is not None else None
         if model is None:
             self._tell("Nothing of it is on this machine.")

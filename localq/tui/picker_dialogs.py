@@ -17,7 +17,7 @@ from localq.errors import LocalqError
 from localq.local_models import LocalModel, paths_of
 from localq.sanitize import sanitize
 from localq.settings import Settings
-from localq.tui.jobs import Job
+from localq.tui.job import Job
 from localq.tui.keys import bindings, in_use
 from localq.tui.picker_rows import PickerRow
 from localq.tui.terminal_app import NewestSize

@@ -23,7 +23,7 @@ from localq.errors import LocalqError
 from localq.sanitize import sanitize
 from localq.session_record import Summary
 from localq.sessions import SessionStore
-from localq.tui.jobs import Job
+from localq.tui.job import Job
 from localq.tui.keys import bindings, in_use
 from localq.tui.session_lines import one_line, prompt
 from localq.tui.watching import PostingWatcher

@@ -43,7 +43,7 @@ def card(monkeypatch, server) -> None:
 
 
 def test_the_names_are_there_before_anything_is_planned(server, monkeypatch):
-    monkeypatch.setattr("localq.tui.jobs.Job.start", lambda self: None)
+    monkeypatch.setattr("localq.tui.job.Job.start", lambda self: None)
     cached_models.put(REPO, fake_hub.model_files())
     host = Host(Settings())
 
