@@ -11,15 +11,20 @@ from typing import ClassVar
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from textual.app import ComposeResult
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.content import Content
+from textual.geometry import Size
 from textual.message import Message
+from textual.widget import Widget
 from textual.widgets import Markdown, Static
 from textual.widgets._markdown import MarkdownBlock, MarkdownFence
 
 from localq.tui.keys import bindings
+from localq.tui.prose import Prose
+from localq.tui.prose_blocks import Block, Other, Piece, last_line, pieces
 
-BLOCKS_AT_ONCE = 10  # that are compared between two looks at the keyboard
+MOST_TOGETHER = 16  # blocks in one widget, all of which are broken into lines again where one grows
 
 
 class CopyWanted(Message):
@@ -59,6 +64,11 @@ class CodeBlock(MarkdownFence, can_focus=True):
     def _mark(self) -> Content:
         return Content(f"{self.lexer.split(' ')[0] or 'code'} · copy")
 
+    def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
+        """Its lines are not broken: nothing needs to be laid out to count them."""
+        lines = self._highlighted_code.plain.count("\n") + 1
+        return lines + sum(child.styles.gutter.height for child in self.children) + len(self.query_children(CopyMark))
+
     def _copy_context(self, block: MarkdownBlock) -> None:
         super()._copy_context(block)
         if isinstance(block, CodeBlock):
@@ -72,53 +82,110 @@ class CodeBlock(MarkdownFence, can_focus=True):
 
 
 class ReplyText(Markdown):
-    """Markdown without HTML, without guessed links, with blocks of code that can be copied."""
+    """Markdown without HTML, without guessed links, with blocks of code that can be copied.
+
+    What is no code is drawn by few widgets: of a part that grows or is set anew only what differs is drawn again.
+    """
 
     BLOCKS = {**Markdown.BLOCKS, "fence": CodeBlock, "code_block": CodeBlock}  # noqa: RUF012 - as its base has it
 
     def __init__(self, text: str = "") -> None:
         super().__init__(text, parser_factory=_parser, open_links=False)
+        self._pieces: list[Piece] = []
+        self._shown: list[list[Piece]] = []  # by each child
+
+    def update(self, markdown: str) -> AwaitComplete:
+        """Show `markdown` in place of what there is."""
+        self._markdown = markdown
+
+        async def draw() -> None:
+            async with self.lock:
+                tokens, self._pieces = await _parsed(markdown)
+                self._last_parsed_line = last_line(tokens)
+                await self._draw()
+
+        return AwaitComplete(draw())
+
+    def append(self, markdown: str) -> AwaitComplete:
+        """Show `markdown` behind what there is, the last piece of which may become another by it."""
+        self._markdown = self.source + markdown
+
+        async def draw() -> None:
+            async with self.lock:
+                tail = self._markdown.splitlines(keepends=True)[self._last_parsed_line :]
+                tokens = _parser().parse("".join(tail))
+                if tokens:
+                    self._pieces[-1:] = pieces(tokens)
+                    self._last_parsed_line += last_line(tokens)
+                    await self._draw()
+
+        return AwaitComplete(draw())
 
     async def settle(self, text: str) -> None:
-        """`text` is all of it: where what streamed is not that, block by block, it is set anew.
+        """`text` is all of it: where what streamed is not that, it is set anew.
 
-        Textual's own parts draw some ends of a stream otherwise than the whole; drawing all of a long reply once more
-        would take the time of many keys.
+        The ends of a stream may mean something else than the whole; drawing all of a long reply once more would take
+        the time of many keys.
         """
-        if self.source != text or not await self._is(text):
+        if self.source != text or (await _parsed(text))[1] != self._pieces:
             await self.update(text)
 
-    async def _is(self, text: str) -> bool:
-        tokens = await asyncio.get_running_loop().run_in_executor(None, _parser().parse, text)
-        shown = [each for each in self.children if isinstance(each, MarkdownBlock)]
-        count = 0
-        for wanted in self._parse_markdown(tokens):
-            if count == len(shown) or type(shown[count]) is not type(wanted):
-                return False
-            if [_drawn(each) for each in _leaves(shown[count], list(shown[count].query(MarkdownBlock)))] != [
-                _drawn(each) for each in _leaves(wanted, _below(wanted))
-            ]:
-                return False
-            count += 1
-            if count % BLOCKS_AT_ONCE == 0:
-                await asyncio.sleep(0)  # keys first
-        return count == len(shown)
+    async def _draw(self) -> None:
+        """What differs from what is shown: of the first such child what it shows, the others anew."""
+        wanted = _together(self._pieces)
+        same = 0
+        while same < min(len(wanted), len(self._shown)) and wanted[same] == self._shown[same]:
+            same += 1
+        children = list(self.children)
+        if same < min(len(wanted), len(children)) and await self._changed(children[same], wanted[same]):
+            same += 1
+        added = [self._widget(each) for each in wanted[same:]]
+        self._shown = wanted
+        with self.app.batch_update():
+            if same < len(children):
+                await self.remove_children(children[same:])
+            if added:
+                await self.mount_all(added)
+
+    async def _changed(self, child: Widget, wanted: list[Piece]) -> bool:
+        """Whether `child` could show these instead, and does."""
+        first = wanted[0]
+        if isinstance(child, Prose) and not isinstance(first, Other):
+            child.take(_prose(wanted))
+        elif isinstance(child, CodeBlock) and isinstance(first, Other) and first.is_code:
+            await child._update_from_block(next(iter(self._parse_markdown(first.tokens))))
+        else:
+            return False
+        return True
+
+    def _widget(self, wanted: list[Piece]) -> Widget:
+        if isinstance(wanted[0], Other):
+            return next(iter(self._parse_markdown(wanted[0].tokens)))
+        return Prose(_prose(wanted))
 
 
-def _below(block: MarkdownBlock) -> list[MarkdownBlock]:
-    """The blocks within one that is not drawn yet, in their order."""
-    return [each for child in block._blocks for each in (child, *_below(child))]
+async def _parsed(text: str) -> tuple[list[Token], list[Piece]]:
+    def parse() -> tuple[list[Token], list[Piece]]:
+        tokens = _parser().parse(text)
+        return tokens, pieces(tokens)
+
+    return await asyncio.get_running_loop().run_in_executor(None, parse)
 
 
-def _leaves(block: MarkdownBlock, below: list[MarkdownBlock]) -> list[MarkdownBlock]:
-    return [each for each in (block, *below) if each._inline_token is not None or isinstance(each, CodeBlock)]
+def _together(found: list[Piece]) -> list[list[Piece]]:
+    """Those that one widget draws: the same at the beginning, whatever comes behind."""
+    groups: list[list[Piece]] = []
+    for piece in found:
+        last = groups[-1] if groups else []
+        if last and len(last) < MOST_TOGETHER and not isinstance(piece, Other) and not isinstance(last[0], Other):
+            last.append(piece)
+        else:
+            groups.append([piece])
+    return groups
 
 
-def _drawn(block: MarkdownBlock) -> tuple[str, str, str]:
-    """What is seen of a block that has text of its own."""
-    if isinstance(block, CodeBlock):
-        return "code", block.code_source, block.lexer
-    return type(block).__name__, block._content.plain, str(block._content.spans)
+def _prose(found: list[Piece]) -> list[Block]:
+    return [each for each in found if not isinstance(each, Other)]
 
 
 def _parser() -> MarkdownIt:
