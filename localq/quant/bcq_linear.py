@@ -92,7 +92,7 @@ class Linear(SlabLinear):
         device = self.codes.device
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=device)
-        if self.matrix is not None and dtype != torch.float32 and device.type == "cuda":
+        if self.matrix is not None and dtype != torch.float32 and self.codes.is_cuda:
             from localq.kernels.bcq import bcq_dequantize  # as in `put_into_tiles`
 
             return bcq_dequantize(self.matrix, first, out)
