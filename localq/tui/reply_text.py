@@ -165,8 +165,10 @@ class ReplyText(Markdown):
 
 
 async def _parsed(text: str) -> tuple[list[Token], list[Piece]]:
+    parser = _parser()  # here: several at once are not made in threads
+
     def parse() -> tuple[list[Token], list[Piece]]:
-        tokens = _parser().parse(text)
+        tokens = parser.parse(text)
         return tokens, pieces(tokens)
 
     return await asyncio.get_running_loop().run_in_executor(None, parse)
