@@ -11,10 +11,10 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from localq import gpus
-from localq.gpus import Process
+if TYPE_CHECKING:  # start-up cost
+    from localq.gpus import Process
 
 # Reasons for held-down clocks in the order in which they are told, by the name of their bit in NVML. Idleness and
 # clocks that a person has set are no reasons to wonder.
@@ -105,6 +105,8 @@ class Sensors:
         return self._device is not None
 
     def _read(self, pynvml: Any) -> Reading:
+        from localq import gpus  # start-up cost, as above
+
         def ask(_what: str, question: Callable[..., Any], *arguments: Any) -> Any:
             try:
                 return question(*arguments)

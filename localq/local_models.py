@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from localq import catalog, disk, download_parts, hub, hub_cache, hub_records, places
+from localq import catalog, disk, download_parts, hub_cache, hub_records, places
 from localq.download_parts import Begun
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.hub_cache import Snapshot
@@ -161,6 +161,8 @@ def _along(path: Path) -> list[Path] | None:
     """What goes with the .gguf file of a snapshot: its tokenizer and the like; None where the snapshot holds more."""
     if not hub_cache.COMMIT.fullmatch(path.parent.name):
         return []  # a folder, or a file elsewhere
+    from localq import hub  # start-up cost: few models are such files
+
     others = [each for each in sorted(path.parent.rglob("*")) if each.is_file() and each != path]
     small = all(hub.SMALL_FILES.fullmatch(each.relative_to(path.parent).as_posix()) for each in others)
     return others if small else None

@@ -12,7 +12,7 @@ import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localq import catalog, driver, measured, places, planner
+from localq import catalog, measured, places, planner
 from localq.architecture import Architecture
 from localq.catalog import ModelEntry, Source, Target
 from localq.errors import usage_error
@@ -162,7 +162,7 @@ def _considered(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> Consi
 
 def making(offer: Offer) -> str:
     """The command that makes what nobody publishes, so that its name finds it, with an estimate for this machine."""
-    from localq import prepare  # as in `is_calibrated`
+    from localq import driver, prepare  # as in `is_calibrated`
 
     name = f"{offer.model}@{offer.format}"
     if prepare.ready_layers(catalog.resolve(name)):

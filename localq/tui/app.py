@@ -73,7 +73,7 @@ class LocalqApp(TerminalApp):
         self._switching = False
         remember = self.start_with.store is not None and input_history.kept()
         self.history = input_history.InputHistory(_history_file() if remember else None)
-        self.chat = ChatScreen(self.history, self.start_with.record)
+        self.chat = ChatScreen(self.history, self.start_with.record, empty=pick and session is None)
         self.theme = settings.theme
         self.set_keymap(settings.keys)
 
@@ -91,8 +91,9 @@ class LocalqApp(TerminalApp):
             self.call_after_refresh(self.open, self.settings.model, self.wanted)
         self.call_after_refresh(self._import_the_rest)
 
-    def on_picker_screen_drawn(self) -> None:
+    async def on_picker_screen_drawn(self) -> None:
         """A first frame too."""
+        await self.chat.fill()
         self._import_the_rest()
 
     @work(exclusive=True, group="imports")
@@ -192,7 +193,7 @@ class LocalqApp(TerminalApp):
         self._leaving = code
         if self._opening is not None:
             self._opening.abandon()
-        if self.chat.conversation.busy:
+        if self.chat.busy:
             self.chat.conversation.stop_job()
             self.set_timer(ENDS_WITHIN_S, self.chat.conversation.stop_job)
         else:
@@ -255,6 +256,7 @@ class LocalqApp(TerminalApp):
 
         picked = await self.push_screen_wait(PickerScreen(self.settings))
         if picked is not None:
+            await self.chat.fill()
             await self._switch(picked.name, Wanted(picked.format, picked.force))
         elif self.model is None and self._opening is None:
             self.leave()  # nothing to go back to

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
 from typing import TYPE_CHECKING, ClassVar
@@ -11,6 +12,7 @@ from textual.app import ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
+from textual.widget import Widget
 
 from localq.errors import ExitCode, LocalqError
 from localq.input_history import InputHistory
@@ -54,9 +56,10 @@ class ChatScreen(NewestSize, Screen[None]):
 
     app: LocalqApp
 
-    def __init__(self, past: InputHistory, record: Session | None = None) -> None:
-        """record: shown until there is a model."""
+    def __init__(self, past: InputHistory, record: Session | None = None, empty: bool = False) -> None:
+        """record: shown until there is a model. empty: until `fill`, because another screen is seen first."""
         super().__init__()
+        self._empty, self._filling = empty, asyncio.Lock()
         self._past, self._record = past, record
         self._interrupted_at = -LEAVE_WITHIN_S
         self._edited: int | None = None  # the turn that the next message is said in place of
@@ -66,13 +69,21 @@ class ChatScreen(NewestSize, Screen[None]):
     def compose(self) -> ComposeResult:
         """The conversation between other things, the line of what goes on below."""
         self._classify()
-        with Horizontal(id="body"):
-            yield Sidebar(id="sidebar")
-            with Vertical(id="main"):
-                yield ConversationView(TuiHost(self.app), self._record, id="conversation")
-                yield ComposerArea(self._past, id="writing")
-            yield InstrumentsPanel(id="instruments", mode=_mode(self.app.size.width))
-        yield StatusLine(id="status")
+        if not self._empty:
+            yield from self._parts()
+
+    async def fill(self) -> None:
+        """Make what was left for later; more than once is fine."""
+        async with self._filling:
+            if self._empty:
+                await self.mount(*self._parts())
+                self._empty = False
+
+    def _parts(self) -> list[Widget]:
+        conversation = ConversationView(TuiHost(self.app), self._record, id="conversation")
+        main = Vertical(conversation, ComposerArea(self._past, id="writing"), id="main")
+        instruments = InstrumentsPanel(id="instruments", mode=_mode(self.app.size.width))
+        return [Horizontal(Sidebar(id="sidebar"), main, instruments, id="body"), StatusLine(id="status")]
 
     def _classify(self) -> None:
         """The instruments where there is room for them, and what Textual adds with the first size: every class that
@@ -84,12 +95,18 @@ class ChatScreen(NewestSize, Screen[None]):
 
     def on_resize(self, event: events.Resize) -> None:
         """Beside the conversation, or a strip below it."""
-        self.instruments.mode = _mode(event.size.width)
+        for each in self.query(InstrumentsPanel):
+            each.mode = _mode(event.size.width)
 
     @property
     def conversation(self) -> ConversationView:
         """Turns and jobs."""
         return self.query_one(ConversationView)
+
+    @property
+    def busy(self) -> bool:
+        """A job runs."""
+        return any(each.busy for each in self.query(ConversationView))
 
     @property
     def composer(self) -> Composer:
@@ -196,6 +213,10 @@ class ChatScreen(NewestSize, Screen[None]):
         self.notify("Sent, it is said in place of that message. Esc leaves that as it was.", markup=False)
 
     # ---- keys
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """What is typed before there is anything does nothing."""
+        return not self._empty and super().check_action(action, parameters)
 
     def action_stop(self) -> None:
         """Stop what runs; at an empty message, twice within LEAVE_WITHIN_S, leave."""

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from textual.content import Content
 
-from localq.gpus import Process
 from localq.sanitize import sanitize
 from localq.tui.instrument import UNTOLD, Instrument, line
 from localq.tui.instrument_facts import Facts
+
+if TYPE_CHECKING:
+    from localq.gpus import Process
 
 MIB = 2**20
 NAMED = 3  # other processes

@@ -134,12 +134,28 @@ def test_without_a_model_one_is_picked_first(opened):
     async def script(pilot):
         await until(pilot, lambda: isinstance(app.screen, PickerScreen))
         app.screen.dismiss(Picked("one", "nf4", force=True))
-        await until(pilot, lambda: app.chat.conversation.model is not None)
+        await until(pilot, lambda: app.chat.query("ConversationView") and app.chat.conversation.model is not None)
         await say(pilot, "hello")
         assert "one says" in screen_text(app)
 
     drive(app, script)
     assert opened["one"].client.wanted == Wanted("nf4", force=True)
+
+
+def test_keys_before_there_is_a_list_to_pick_from_do_nothing(opened, monkeypatch):
+    monkeypatch.setattr(LocalqApp, "_pick_model", lambda self: None)
+    app = LocalqApp(Settings(), pick=True)
+
+    async def script(pilot):
+        await until(pilot, lambda: app.screen is app.chat)
+        await pilot.press(
+            "escape", "ctrl+b", "ctrl+s", "ctrl+n", "ctrl+t", "ctrl+y", "ctrl+o", "f2", "f5", "pageup", "x"
+        )
+        await pilot.resize_terminal(130, 40)
+        await pilot.press("enter", "ctrl+q")
+        await until(pilot, lambda: app.return_value is not None)
+
+    assert drive(app, script) == ExitCode.OK
 
 
 def test_picking_nothing_leaves(opened):
