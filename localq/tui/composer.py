@@ -80,10 +80,12 @@ class Composer(TextArea):
             event.prevent_default()
         if not event.is_printable:
             found = self.screen.active_bindings.get(event.key)
-            if found is not None and found.node is self and found.enabled:
+            if found is None or found.node is not self or not found.enabled:
+                return
+            # What is not done is for the screen: Ctrl-C copies what is selected, or stops a reply.
+            if await self.app.run_action(found.binding.action, self):
                 event.stop()
                 event.prevent_default()
-                await self.app.run_action(found.binding.action, self)
 
     async def _on_paste(self, event: events.Paste) -> None:
         event.prevent_default()

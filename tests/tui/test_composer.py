@@ -77,6 +77,19 @@ def test_keys_that_edit_come_between_the_letters_however_far_the_screen_is_behin
     alone(script)
 
 
+def test_ctrl_c_is_of_the_composer_only_where_something_is_selected():
+    async def script(pilot, composer, sent):
+        heard = []
+        pilot.app.action_help_quit = lambda: heard.append("ctrl+c")
+        await pilot.press("a", "ctrl+c")
+        await until(pilot, lambda: heard == ["ctrl+c"])
+        await pilot.press("shift+left", "ctrl+c")
+        await until(pilot, lambda: pilot.app.clipboard == "a")
+        assert heard == ["ctrl+c"]
+
+    alone(script)
+
+
 def test_nothing_is_not_sent():
     async def script(pilot, composer, sent):
         await pilot.press("space", "enter", "enter")
