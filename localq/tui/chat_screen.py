@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import time
 from typing import TYPE_CHECKING, ClassVar
 
-from textual import events, on
-from textual.app import ComposeResult
+from textual import on
 from textual.binding import BindingType
-from textual.containers import Horizontal, Vertical
-from textual.screen import Screen
-from textual.widget import Widget
 
 from localq.errors import ExitCode, LocalqError
 from localq.input_history import InputHistory
 from localq.stats import Stats
 from localq.tui import status_line
+from localq.tui.chat_parts import ChatParts
 from localq.tui.composer import Composer
 from localq.tui.composer_area import ComposerArea
 from localq.tui.conversation_view import ConversationView
 from localq.tui.host import TuiHost
-from localq.tui.instruments import InstrumentsPanel, InstrumentsScreen, Mode
+from localq.tui.instruments import InstrumentsPanel, InstrumentsScreen
 from localq.tui.keys import bindings
 from localq.tui.session_job import Failed
 from localq.tui.sidebar import Sidebar
 from localq.tui.status_line import StatusLine
-from localq.tui.terminal_app import NewestSize
 from localq.tui.transcript_view import TranscriptView
 from localq.tui.watching import Fetching, LoadingStage, Said
 
 if TYPE_CHECKING:
     from localq.session_record import Session
-    from localq.tui.app import LocalqApp
     from localq.tui.model import Model
     from localq.tui.sessions_panel import SessionsPanel
     from localq.worker.messages import Loaded
 
-WIDE = 120  # columns, from which on the instruments stand at the side
 LEAVE_WITHIN_S = 2.0  # Esc or Ctrl-C a second time at an empty message leaves
 
 
-class ChatScreen(NewestSize, Screen[None]):
+class ChatScreen(ChatParts):
     """Everything about one conversation at a time."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -50,73 +43,14 @@ class ChatScreen(NewestSize, Screen[None]):
         *bindings("new", "thinking", "sessions", "sidebar", "instruments", "copy", "jump", priority=True),
         *bindings("profile", "page_up", "page_down", priority=True),
     ]
-    AUTO_FOCUS = "Composer"
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle"), (WIDE, "-wide")]  # noqa: RUF012 - as its base has it
-    VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high")]  # noqa: RUF012
-
-    app: LocalqApp
 
     def __init__(self, past: InputHistory, record: Session | None = None, empty: bool = False) -> None:
         """record: shown until there is a model. empty: until `fill`, because another screen is seen first."""
-        super().__init__()
-        self._empty, self._filling = empty, asyncio.Lock()
-        self._past, self._record = past, record
+        super().__init__(past, record, empty)
         self._interrupted_at = -LEAVE_WITHIN_S
         self._edited: int | None = None  # the turn that the next message is said in place of
         self._loaded: Loaded | None = None  # what the instruments know
         self._waiting = ""  # a message that was sent before there was a model
-
-    def compose(self) -> ComposeResult:
-        """The conversation between other things, the line of what goes on below."""
-        self._classify()
-        if not self._empty:
-            yield from self._parts()
-
-    async def fill(self) -> None:
-        """Make what was left for later; more than once is fine."""
-        async with self._filling:
-            if self._empty:
-                await self.mount(*self._parts())
-                self._empty = False
-
-    def _parts(self) -> list[Widget]:
-        conversation = ConversationView(TuiHost(self.app), self._record, id="conversation")
-        main = Vertical(conversation, ComposerArea(self._past, id="writing"), id="main")
-        instruments = InstrumentsPanel(id="instruments", mode=_mode(self.app.size.width))
-        return [Horizontal(Sidebar(id="sidebar"), main, instruments, id="body"), StatusLine(id="status")]
-
-    def _classify(self) -> None:
-        """The instruments where there is room for them, and what Textual adds with the first size: every class that
-        comes later has all of the screen styled anew."""
-        width, height = self.app.size
-        sized = ((width, self.HORIZONTAL_BREAKPOINTS), (height, self.VERTICAL_BREAKPOINTS))
-        self.add_class(*(max(each for each in points if each[0] <= size)[1] for size, points in sized), update=False)
-        self.set_class(width >= WIDE, "instruments", update=False)
-
-    def on_resize(self, event: events.Resize) -> None:
-        """Beside the conversation, or a strip below it."""
-        for each in self.query(InstrumentsPanel):
-            each.mode = _mode(event.size.width)
-
-    @property
-    def conversation(self) -> ConversationView:
-        """Turns and jobs."""
-        return self.query_one(ConversationView)
-
-    @property
-    def busy(self) -> bool:
-        """A job runs."""
-        return any(each.busy for each in self.query(ConversationView))
-
-    @property
-    def composer(self) -> Composer:
-        """The message."""
-        return self.query_one(Composer)
-
-    @property
-    def instruments(self) -> InstrumentsPanel:
-        """Speed, memory, times of kernels."""
-        return self.query_one(InstrumentsPanel)
 
     # ---- what goes on
 
@@ -213,10 +147,6 @@ class ChatScreen(NewestSize, Screen[None]):
         self.notify("Sent, it is said in place of that message. Esc leaves that as it was.", markup=False)
 
     # ---- keys
-
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """What is typed before there is anything does nothing."""
-        return not self._empty and super().check_action(action, parameters)
 
     def action_stop(self) -> None:
         """Stop what runs; at an empty message, twice within LEAVE_WITHIN_S, leave."""
@@ -323,11 +253,6 @@ class ChatScreen(NewestSize, Screen[None]):
             self.composer.put(self.app.edited(self.composer.text, "Write it here."))
         except LocalqError as error:
             self.conversation.post_message(Failed(error))
-
-
-def _mode(width: int) -> Mode:
-    """Of the instruments, on a screen of so many columns."""
-    return "side" if width >= WIDE else "strip"
 
 
 def _meant(name: str) -> str:
