@@ -48,6 +48,7 @@ def page(chosen: Mapping[str, str]) -> Group:
 class HelpScreen(NewestSize, ModalScreen[None]):
     """Over what is there; Esc goes back."""
 
+    AUTO_FOCUS = "#help"  # keys scroll it
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,f1,q,ctrl+c", "leave", "Back", show=False)]
 
     def __init__(self, chosen: Mapping[str, str]) -> None:
@@ -59,10 +60,6 @@ class HelpScreen(NewestSize, ModalScreen[None]):
         """Scrolls with the usual keys."""
         with VerticalScroll(id="help"):
             yield Static(page(self._chosen))
-
-    def on_mount(self) -> None:
-        """Keys scroll it."""
-        self.query_one("#help").focus()
 
     def action_leave(self) -> None:
         """Back."""

@@ -14,8 +14,6 @@ class Sidebar(Vertical):
         """The conversations of `store`, with the focus on them or on their search; `current` is marked."""
         from localq.tui.sessions_panel import SessionsPanel
 
-        if not self.is_attached:
-            return  # the app is ending
         if not self.children:
             await self.mount(SessionsPanel(store, current))
         else:

@@ -10,6 +10,7 @@ from textual.actions import ActionParseResult
 from textual.app import App
 from textual.await_complete import AwaitComplete
 from textual.command import CommandPalette
+from textual.css.query import NoMatches
 from textual.dom import DOMNode
 from textual.driver import Driver
 from textual.errors import NoWidget
@@ -17,6 +18,7 @@ from textual.events import Event, Key, MouseEvent, Paste, Resize
 from textual.filter import LineFilter
 from textual.geometry import Size
 from textual.screen import Screen
+from textual.widget import MountError
 from textual.widgets import OptionList
 
 from localq.tui.clean_lines import CLEAN_LINES
@@ -44,15 +46,19 @@ class NewestSize(_Screen):
 
     def dismiss(self, result: Any = None) -> AwaitComplete:
         """Textual's takes away whatever lies on top: of two presses at once the second took the screen below. One that
-        ends below another waits until that has gone."""
-        if self.app.screen is self:
+        ends below another, or before it is there, waits until it may."""
+        if self.app.screen is self and self.is_mounted:
             return super().dismiss(result)
         self._ending = (result,)
         return AwaitComplete.nothing()  # type: ignore[no-untyped-call, no-any-return]
 
+    def on_mount(self) -> None:
+        """All of it is there once this is answered."""
+        self.call_later(self.on_screen_resume)
+
     def on_screen_resume(self) -> None:
         """Nothing lies above any more."""
-        if self._ending is not None:
+        if self._ending is not None and self.app.screen is self and self.is_mounted:
             super().dismiss(*self._ending)
 
 
@@ -95,6 +101,11 @@ class TerminalApp(App[int]):
             if self.focused is None:
                 self.screen._update_auto_focus()
         await super().on_event(event)
+
+    def _handle_exception(self, error: Exception) -> None:
+        """Textual's; but where the app ends, what is just being made finds nothing of itself, and nobody is to know."""
+        if not (self._exit and isinstance(error, NoMatches | MountError)):
+            super()._handle_exception(error)
 
     def _free_mouse(self) -> None:
         if self.mouse_captured is not None:

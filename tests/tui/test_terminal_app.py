@@ -9,6 +9,7 @@ from textual.geometry import Size
 from textual.widgets import OptionList
 from tui_pilot import HostApp, chat_app, drive, drive_chat, screen_text, until
 
+from localq.tui.settings_screen import SettingsScreen
 from localq.tui.turn_view import Turn, TurnView
 
 
@@ -117,6 +118,30 @@ def test_a_screen_ends_once_and_waits_for_what_lies_above():
         await until(pilot, lambda: isinstance(app.screen, CommandPalette))
 
     drive_chat(app, script)
+
+
+def test_a_screen_that_is_left_before_it_is_there_is_left():
+    app = chat_app([])
+
+    async def script(pilot):
+        screen = SettingsScreen(None, app.settings)
+        app.push_screen(screen)
+        screen.dismiss(None)
+        await until(pilot, lambda: screen not in app.screen_stack)
+        assert app.screen is app.chat
+
+    drive_chat(app, script)
+
+
+def test_what_is_asked_for_while_the_app_ends_is_no_error():
+    app = chat_app([])
+
+    async def script(pilot):
+        app.exit(0)
+        app.push_screen(SettingsScreen(None, app.settings))
+
+    drive_chat(app, script)
+    assert app.return_code == 0
 
 
 @pytest.mark.parametrize("key", ["", "f1", "ctrl+p"])
