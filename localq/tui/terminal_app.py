@@ -20,6 +20,7 @@ from textual.geometry import Size
 from textual.screen import Screen
 from textual.widget import MountError
 from textual.widgets import OptionList
+from textual.worker import WorkerFailed
 
 from localq.tui.clean_lines import CLEAN_LINES
 
@@ -104,7 +105,8 @@ class TerminalApp(App[int]):
 
     def _handle_exception(self, error: Exception) -> None:
         """Textual's; but where the app ends, what is just being made finds nothing of itself, and nobody is to know."""
-        if not (self._exit and isinstance(error, NoMatches | MountError)):
+        cause = error.error if isinstance(error, WorkerFailed) else error  # the palette looks for its lines in a worker
+        if not (self._exit and isinstance(cause, NoMatches | MountError)):
             super()._handle_exception(error)
 
     def _free_mouse(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from textual import events
 from textual.command import CommandPalette
@@ -133,12 +135,19 @@ def test_a_screen_that_is_left_before_it_is_there_is_left():
     drive_chat(app, script)
 
 
-def test_what_is_asked_for_while_the_app_ends_is_no_error():
+@pytest.mark.parametrize("in_worker", [False, True])
+def test_what_is_asked_for_while_the_app_ends_is_no_error(in_worker):
     app = chat_app([])
 
     async def script(pilot):
+        async def look():
+            app.chat.query_one("#nothing")
+
         app.exit(0)
-        app.push_screen(SettingsScreen(None, app.settings))
+        if in_worker:
+            app.run_worker(look())
+        else:
+            app.push_screen(SettingsScreen(None, app.settings))
 
     drive_chat(app, script)
     assert app.return_code == 0
@@ -164,10 +173,11 @@ def test_sizes_that_wait_for_each_other_come_to_an_end(key):
             for size in (small, app.size, small, app.size):
                 screen.post_message(events.Resize(size, size))
                 screen.call_later(lambda: None)  # events of sizes that follow each other are one
-            await pilot.pause(0.2)
-            before = len(seen)
-            await pilot.pause(0.3)
-            assert len(seen) == before
+            before = -1
+            async with asyncio.timeout(20):
+                while len(seen) > before:
+                    before = len(seen)
+                    await pilot.pause(0.3)
         assert screen.size == app.size
 
     drive(app, script, hook=hook)
