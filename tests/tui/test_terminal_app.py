@@ -141,12 +141,13 @@ def test_what_is_asked_for_while_the_app_ends_is_no_error(in_worker):
 
     async def script(pilot):
         async def look():
+            app.exit(0)
             app.chat.query_one("#nothing")
 
-        app.exit(0)
         if in_worker:
-            app.run_worker(look())
+            app.run_worker(look)
         else:
+            app.exit(0)
             app.push_screen(SettingsScreen(None, app.settings))
 
     drive_chat(app, script)
