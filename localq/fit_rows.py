@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from localq import catalog, catalog_file, offers, planner, speed
 from localq.errors import LocalqError, usage_error
-from localq.offers import Offer
-from localq.offers import ratio as ratio
+from localq.offers import Offer, ratio
 from localq.placement import Wishes
 from localq.planner import Plan
 from localq.speed import Machine

@@ -168,7 +168,7 @@ def _rates(report: Report, each: Considered) -> str:
 
 def _quality(offer: Offer) -> str:
     """What is left of it, and what is known of that from measurements."""
-    told = measured.QUALITY_NOTES.get(offer.format) if fit_rows.ratio(offer) is None else None
+    told = measured.QUALITY_NOTES.get(offer.format) if offers.ratio(offer) is None else None
     return f"{fit_rows.kept(offer)}{f'; {told}' if told else ''}"
 
 

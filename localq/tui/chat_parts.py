@@ -19,7 +19,7 @@ from localq.tui.host import TuiHost
 from localq.tui.instruments import InstrumentsPanel, Mode
 from localq.tui.sidebar import Sidebar
 from localq.tui.status_line import StatusLine
-from localq.tui.terminal_app import NewestSize
+from localq.tui.terminal_app import TerminalScreen
 
 if TYPE_CHECKING:
     from localq.session_record import Session
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 WIDE = 120  # columns, from which on the instruments stand at the side
 
 
-class ChatParts(NewestSize, Screen[None]):
+class ChatParts(TerminalScreen, Screen[None]):
     """The conversation, the message, the instruments, the line below them, the list beside them."""
 
     AUTO_FOCUS = "Composer"

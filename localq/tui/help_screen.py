@@ -16,7 +16,7 @@ from textual.widgets import Static
 
 from localq import commands, keymap
 from localq.tui.keys import shown
-from localq.tui.terminal_app import NewestSize
+from localq.tui.terminal_app import TerminalScreen
 
 WHERE = {
     keymap.ANYWHERE: "Anywhere", keymap.MESSAGE: "In the message", keymap.CONVERSATION: "In the conversation",
@@ -45,7 +45,7 @@ def page(chosen: Mapping[str, str]) -> Group:
     return Group(*parts, Text("Commands", "bold"), Text("\n".join(f"  {line}" for line in commands.HELP.split("\n"))))
 
 
-class HelpScreen(NewestSize, ModalScreen[None]):
+class HelpScreen(TerminalScreen, ModalScreen[None]):
     """Over what is there; Esc goes back."""
 
     AUTO_FOCUS = "#help"  # keys scroll it

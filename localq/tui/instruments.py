@@ -32,7 +32,7 @@ from localq.tui.kernel_bars import KernelBars
 from localq.tui.keys import bindings
 from localq.tui.ledger_bar import LedgerBar
 from localq.tui.speed_graph import SpeedGraph
-from localq.tui.terminal_app import NewestSize
+from localq.tui.terminal_app import TerminalScreen
 
 if TYPE_CHECKING:
     from localq.worker.messages import Loaded
@@ -204,7 +204,7 @@ class InstrumentsPanel(VerticalScroll):
             self.facts.sensed(message.reading)
 
 
-class InstrumentsScreen(NewestSize, ModalScreen[None]):
+class InstrumentsScreen(TerminalScreen, ModalScreen[None]):
     """All instruments over the whole screen, where there is no room for them beside a chat."""
 
     DEFAULT_CSS = "InstrumentsScreen { background: $background; }"

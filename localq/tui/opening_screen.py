@@ -21,7 +21,7 @@ from localq.tui import jobs
 from localq.tui.job import Job
 from localq.tui.jobs import Opening
 from localq.tui.keys import bindings, in_use
-from localq.tui.terminal_app import NewestSize
+from localq.tui.terminal_app import TerminalScreen
 from localq.tui.transfer_lines import TransferLines, bar
 from localq.tui.watching import Fetching, LoadingStage, PostingWatcher, Said, StoppedError
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 TICK_S = 0.5  # between two looks at the clock, for what stands still
 
 
-class JobScreen(NewestSize, ModalScreen["T | LocalqError"], Generic[T]):
+class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
     """Runs a job and dismisses with what it made, or with the LocalqError; StoppedError where the user stopped it."""
 
     CSS_PATH = Path(__file__).with_suffix(".tcss")

@@ -23,7 +23,7 @@ from localq.tui.job import Job
 from localq.tui.keys import bindings, in_use
 from localq.tui.picker_rows import ORDERS, PickerRow
 from localq.tui.picker_table import FilterInput, ModelTable
-from localq.tui.terminal_app import NewestSize
+from localq.tui.terminal_app import TerminalScreen
 from localq.tui.watching import PostingWatcher, Said, StoppedError
 from localq.wording import human_bytes
 
@@ -46,7 +46,7 @@ class _Plans:
     rows: list[PickerRow]
 
 
-class PickerScreen(NewestSize, Screen["Picked | None"]):
+class PickerScreen(TerminalScreen, Screen["Picked | None"]):
     """Dismisses with what was picked, or with None."""
 
     # No CSS_PATH: for a file that a screen brings, Textual parses all CSS once more and styles every widget anew.

@@ -20,14 +20,14 @@ from localq.settings import Settings
 from localq.tui.job import Job
 from localq.tui.keys import bindings, in_use
 from localq.tui.picker_rows import PickerRow
-from localq.tui.terminal_app import NewestSize
+from localq.tui.terminal_app import TerminalScreen
 from localq.tui.watching import PostingWatcher
 from localq.wording import human_bytes
 
 _CSS = Path(__file__).with_suffix(".tcss")
 
 
-class QuestionScreen(NewestSize, ModalScreen[bool]):
+class QuestionScreen(TerminalScreen, ModalScreen[bool]):
     """A question, what there is to know of it, and two answers; no is the one in focus."""
 
     CSS_PATH = _CSS
@@ -80,7 +80,7 @@ class ForceScreen(QuestionScreen):
         super().__init__(question, f"The plan: {row.verdict}; {row.why}.\n{row.place}. {risk}", "Open it", "Leave it")
 
 
-class DetailsScreen(NewestSize, ModalScreen[None]):
+class DetailsScreen(TerminalScreen, ModalScreen[None]):
     """What `localq show` tells of a model."""
 
     CSS_PATH = _CSS

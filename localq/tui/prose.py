@@ -19,6 +19,7 @@ from textual.widgets import Markdown
 from localq.tui.prose_blocks import Block
 from localq.tui.prose_rows import Breaker, Cell, Row, margin, takes_mark
 
+HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 WIDTHS = 2  # that are kept: with and without a scrollbar
 
 
@@ -26,29 +27,12 @@ class Prose(Widget):
     """Some blocks, one below the other."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
-        *("h1", "h2", "h3", "h4", "h5", "h6", "em", "strong", "s", "code_inline"),
+        *HEADINGS,
+        *("em", "strong", "s", "code_inline"),
         *("bullet", "quote", "quote-bar", "rule", "table", "grid", "heading"),
     }
     DEFAULT_CSS = """
     Prose { width: 1fr; height: auto; }
-    Prose > .h1 {
-        color: $markdown-h1-color; background: $markdown-h1-background; text-style: $markdown-h1-text-style;
-    }
-    Prose > .h2 {
-        color: $markdown-h2-color; background: $markdown-h2-background; text-style: $markdown-h2-text-style;
-    }
-    Prose > .h3 {
-        color: $markdown-h3-color; background: $markdown-h3-background; text-style: $markdown-h3-text-style;
-    }
-    Prose > .h4 {
-        color: $markdown-h4-color; background: $markdown-h4-background; text-style: $markdown-h4-text-style;
-    }
-    Prose > .h5 {
-        color: $markdown-h5-color; background: $markdown-h5-background; text-style: $markdown-h5-text-style;
-    }
-    Prose > .h6 {
-        color: $markdown-h6-color; background: $markdown-h6-background; text-style: $markdown-h6-text-style;
-    }
     Prose > .em { text-style: italic; }
     Prose > .strong { text-style: bold; }
     Prose > .s { text-style: strike; }
@@ -64,7 +48,11 @@ class Prose(Widget):
     Prose:light > .bullet { color: $text-secondary; }
     Prose:light > .table { background: white 30%; }
     Prose:ansi > .code_inline { background: ansi_default; }
-    """
+    """ + "".join(
+        f"Prose > .{each} {{ color: $markdown-{each}-color; background: $markdown-{each}-background;"
+        f" text-style: $markdown-{each}-text-style; }}\n"
+        for each in HEADINGS
+    )
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         super().__init__()

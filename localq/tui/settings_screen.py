@@ -23,12 +23,12 @@ from localq.settings import Settings
 from localq.tui import settings_form
 from localq.tui.keys import bindings, in_use
 from localq.tui.settings_form import CHOICES, LINES, NAMES, Form
-from localq.tui.terminal_app import NewestSize
+from localq.tui.terminal_app import TerminalScreen
 
 _STOP_HELP = "a reply ends before any of these; one a line, \\n is a new line"
 
 
-class SettingsScreen(NewestSize, ModalScreen["Settings | None"]):
+class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
     """Of the running `session`, if there is one. Dismisses with the settings as they are now; None: nothing changed."""
 
     CSS_PATH = Path(__file__).with_suffix(".tcss")

@@ -31,9 +31,9 @@ else:
 EDITING = frozenset(("enter", "backspace", "tab", "up", "down", "left", "right"))  # no keys of the app's
 
 
-class NewestSize(_Screen):
-    """Of a screen, named before Textual's class: lays itself out for the size that the terminal has now, whatever an
-    event says, and ends once.
+class TerminalScreen(_Screen):
+    """What ours add to Textual's, and stands before it among their bases: a screen is laid out for the size that the
+    terminal has now, whatever an event says, gives the focus again to what had no room, and ends once.
 
     Of two events of different sizes that wait, Textual answers each by one more like it, without end (8.2,
     `Screen._refresh_layout`).
@@ -55,15 +55,19 @@ class NewestSize(_Screen):
 
     def on_mount(self) -> None:
         """All of it is there once this is answered."""
-        self.call_later(self.on_screen_resume)
+        self.call_later(self._end)
 
     def on_screen_resume(self) -> None:
         """Nothing lies above any more."""
+        self._end()
+
+    def _end(self) -> None:
+        """As was asked for when it could not."""
         if self._ending is not None and self.app.screen is self and self.is_mounted:
             super().dismiss(*self._ending)
 
 
-class _Lowest(NewestSize, Screen[None]):
+class _Lowest(TerminalScreen, Screen[None]):
     pass
 
 
@@ -93,8 +97,8 @@ class TerminalApp(App[int]):
             self.refresh()
 
     async def on_event(self, event: Event) -> None:
-        """Textual's; but the mouse is not held by what is shown no more, where nobody would see it any more, and keys
-        that come while nothing has the focus, because what had it was hidden for a moment, are not lost."""
+        """Textual's; but what is not shown any more lets go of the mouse, and keys are not lost that come while nothing
+        has the focus because what had it was hidden for a moment."""
         if isinstance(event, MouseEvent):
             self._free_mouse()
         elif isinstance(event, Paste) or (isinstance(event, Key) and (event.is_printable or event.key in EDITING)):

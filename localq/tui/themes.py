@@ -12,7 +12,7 @@ from textual.theme import ThemeProvider
 from localq import settings, settings_file
 from localq.errors import LocalqError
 from localq.sanitize import sanitize
-from localq.tui.terminal_app import NewestSize
+from localq.tui.terminal_app import TerminalScreen
 
 if TYPE_CHECKING:
     from localq.tui.app import LocalqApp
@@ -28,11 +28,11 @@ class KeptThemes(ThemeProvider):
         return [(name, partial(keep, app, name)) for name in sorted(settings.CHOICES["theme"])]
 
 
-class Palette(NewestSize, CommandPalette):
+class Palette(TerminalScreen, CommandPalette):
     """Search and do one."""
 
 
-class ThemePalette(NewestSize, CommandPalette):
+class ThemePalette(TerminalScreen, CommandPalette):
     """Search and choose one."""
 
     def __init__(self) -> None:
