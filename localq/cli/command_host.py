@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
 from localq import editor
 from localq.cli import clipboard
 from localq.sanitize import sanitize
 
 
 class TerminalHost:
-    """A terminal, or a pipe."""
+    """A terminal, or a pipe. aside: within, another program has the terminal."""
+
+    def __init__(self, aside: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext) -> None:
+        self._aside = aside
 
     def copy(self, text: str) -> str:
         """To the terminal's clipboard, or printed."""
@@ -16,7 +23,8 @@ class TerminalHost:
 
     def edited(self, text: str, otherwise: str) -> str:
         """In $VISUAL or $EDITOR."""
-        return editor.edited(text, otherwise)
+        with self._aside():
+            return editor.edited(text, otherwise)
 
     def show(self, text: str, remark: str) -> str:
         """On stdout."""

@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING
 
 from localq import commands, opening, resuming
 from localq.cli.command_host import TerminalHost
-from localq.cli.line_input import reader
+from localq.cli.line_input import Reader
 from localq.cli.options import Given
 from localq.cli.output import note, tell_lost
-from localq.cli.session import TakenBack, TerminalWatcher, interruptible, memory_line, print_reply, speed_line
+from localq.cli.presses import Presses
+from localq.cli.session import (
+    Discarded,
+    TakenBack,
+    TerminalWatcher,
+    interruptible,
+    memory_line,
+    print_reply,
+    speed_line,
+)
 from localq.cli.thoughts import shown
 from localq.commands.models import SwitchModel
 from localq.commands.sessions import taken_up
@@ -123,8 +132,9 @@ class LineChat:
 
     def __init__(self, opened: Opened, watcher: TerminalWatcher, show_stats: bool) -> None:
         self.opened, self.session, self.watcher, self.show_stats = opened, opened.session, watcher, show_stats
-        self.host = TerminalHost()
-        self.read = reader(remember=self.session.store is not None)
+        self.presses = Presses()
+        self.read = Reader(self.session.store is not None, self.presses)
+        self.host = TerminalHost(self.read.aside)
         self.interrupted_at = -LEAVE_WITHIN_S
         self.interrupted = False
 
@@ -135,28 +145,38 @@ class LineChat:
             if reply is not None:
                 check_whole(reply)
             return ExitCode.INTERRUPTED if self.interrupted else ExitCode.OK
-        if first is not None:
-            with self._told():
-                self.ask(first.words, first.piped)
-        while True:
-            try:
-                line = self.read()
-            except EOFError:
-                return ExitCode.OK
-            except TakenBack:
-                note("(stopped)")
-                continue
-            except KeyboardInterrupt:
-                if time.monotonic() - self.interrupted_at < LEAVE_WITHIN_S or not sys.stdin.isatty():
-                    return ExitCode.INTERRUPTED
-                self.interrupted_at = time.monotonic()
-                note("Ctrl-C again or Ctrl-D leaves")
-                continue
-            self.interrupted_at = -LEAVE_WITHIN_S  # what stops the next reply is no second Ctrl-C here
-            with self._told():
-                outcome = self.handle(line)
+        # Where nobody is at a terminal, a Ctrl-C ends the program wherever it falls.
+        with self.presses.heard() if sys.stdin.isatty() else contextlib.nullcontext(), self.read:
+            if first is not None:
+                with self._told():
+                    self.ask(first.words, first.piped)
+            while True:
+                outcome = self.turn()
                 if outcome is not None:
                     return outcome
+
+    def turn(self) -> int | SwitchModel | None:
+        """Read one message or command and act on it; None means go on."""
+        since, self.interrupted_at = self.interrupted_at, -LEAVE_WITHIN_S  # only two in a row are two
+        try:
+            line = self.read()
+        except EOFError:
+            return ExitCode.OK
+        except TakenBack:
+            note("(stopped)")
+            return None
+        except Discarded:
+            return None
+        except KeyboardInterrupt:
+            if time.monotonic() - since < LEAVE_WITHIN_S or not sys.stdin.isatty():
+                return ExitCode.INTERRUPTED
+            self.interrupted_at = time.monotonic()
+            note("Ctrl-C again or Ctrl-D leaves")
+            return None
+        outcome = None
+        with self._told():
+            outcome = self.handle(line)
+        return outcome
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
@@ -178,7 +198,8 @@ class LineChat:
         if name == "/exit":
             return ExitCode.OK
         try:
-            result = commands.COMMANDS[name](self.session, argument, self.host)
+            with self.presses.raised():
+                result = commands.COMMANDS[name](self.session, argument, self.host)
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
                 raise
@@ -195,7 +216,8 @@ class LineChat:
     def ask(self, text: str, piped: str = "") -> Reply | None:
         """Send a message, with the files that it names, behind what was piped in, which names none; what came."""
         try:
-            told, parts = commands.asked(self.session, text, piped)
+            with self.presses.raised():
+                told, parts = commands.asked(self.session, text, piped)
             for line in told:
                 note(f"({line})")
         except KeyboardInterrupt:  # before there is a reply to stop
@@ -208,6 +230,9 @@ class LineChat:
     def stream(self, parts: Replies) -> Reply | None:
         """Print a reply as it arrives; Ctrl-C stops it and keeps it. Returns its end."""
         with shown(self.watcher.quiet) as thoughts, interruptible(self.session) as pressed, contextlib.closing(parts):
+            if self.presses.taken():  # behind what was asked for and before this
+                pressed.told = True
+                self.session.stop()
             self.watcher.load(self.opened)
             reply = print_reply(parts, self.watcher.status, thoughts)  # closed: what came of it is kept
         self.interrupted = pressed.told

@@ -17,13 +17,17 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import History, InMemoryHistory
 from prompt_toolkit.input.ansi_escape_sequences import ANSI_SEQUENCES
+from prompt_toolkit.input.vt100 import Vt100Input
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
+from prompt_toolkit.search import stop_search
 
 from localq import editor, input_history
 from localq.cli.output import note
-from localq.cli.session import TakenBack
+from localq.cli.presses import Presses
+from localq.cli.session import Discarded, TakenBack
+from localq.cli.typed_ahead import Parser, TypedAhead
 from localq.commands import completing
 from localq.errors import LocalqError
 from localq.sanitize import marked
@@ -35,9 +39,11 @@ ANSI_SEQUENCES.update({"\x1b[13;2u": Keys.ControlJ, "\x1b[27;2;13~": Keys.Contro
 class LineEditor:
     """Reads lines. Ctrl-C is answered by whoever reads: nothing is raised amid asyncio."""
 
-    def __init__(self, remember: bool) -> None:
-        """remember: keep what is typed in the input history on disk, unless LOCALQ_NOHISTORY is set."""
-        self._presses = 0  # of Ctrl-C, that no editor was there to answer
+    def __init__(self, remember: bool, presses: Presses | None = None) -> None:
+        """remember: keep what is typed in the input history on disk, unless LOCALQ_NOHISTORY is set. presses: of
+        Ctrl-C, that no editor was there to answer."""
+        self._presses = presses or Presses()
+        self._typed = False  # since this prompt is there
         self._session: PromptSession[str] = PromptSession(
             history=_kept_history() if remember and input_history.kept() else InMemoryHistory(),
             key_bindings=self._keys(),
@@ -45,18 +51,25 @@ class LineEditor:
             completer=Words(),
             complete_while_typing=False,  # Tab asks
         )
+        self._session.default_buffer.on_text_changed += self._changed
+        if isinstance(self._session.input, Vt100Input):
+            self._session.input.vt100_parser = Parser(self._session.input.vt100_parser.feed_key_callback)
+        self.ahead = TypedAhead(self._session.input, self._session.output)
 
     def read(self, prompt: str) -> str:
-        """What is typed. Raises EOFError, and KeyboardInterrupt on Ctrl-C: `TakenBack` right behind Enter."""
-        if self._pressed():  # a second time, while the first was answered
-            raise KeyboardInterrupt
+        """What is typed. Raises EOFError, and KeyboardInterrupt on Ctrl-C: `Discarded` where something was typed,
+        `TakenBack` right behind Enter."""
+        self.ahead.stop()
+        if (pressed := self._pressed_before()) is not None:  # a second time, while the first was answered
+            raise pressed
         # For all of it: a KeyboardInterrupt from amid asyncio leaves its loop in pieces, and words about that.
         before = signal.signal(signal.SIGINT, self._hear)
         try:
             line = self._session.prompt(prompt, handle_sigint=False, pre_run=self._begun)
+            self.ahead.start()
         finally:
             signal.signal(signal.SIGINT, before)
-        if self._pressed():
+        if self._presses.taken():
             raise TakenBack
         return line
 
@@ -73,9 +86,12 @@ class LineEditor:
         def _interrupt(event: KeyPressEvent) -> None:
             answer = event.app.future  # none before it reads and after: prompt_toolkit would print a traceback
             if answer is not None and not answer.done():
-                event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+                typed = self._typed or bool(event.current_buffer.text)  # a search has a text of its own
+                if event.app.layout.is_searching:  # else the next prompt would be one
+                    stop_search()
+                event.app.exit(exception=Discarded if typed else KeyboardInterrupt, style="class:aborting")
             else:
-                self._presses += 1
+                self._presses.hear()
 
         @keys.add("c-g")
         def _editor(event: KeyPressEvent) -> None:
@@ -89,16 +105,26 @@ class LineEditor:
         if app.is_running and app.loop is not None and app.future is not None and not app.future.done():
             app.loop.call_soon_threadsafe(app.key_processor.send_sigint)
         else:
-            self._presses += 1
+            self._presses.hear()
 
-    def _pressed(self) -> bool:
-        """Whether there was a press, which is answered now."""
-        pressed, self._presses = self._presses > 0, 0
-        return pressed
+    def _changed(self, buffer: Buffer) -> None:
+        self._typed = True
 
     def _begun(self) -> None:
-        if self._pressed():
-            self._session.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+        self._typed = False
+        if (pressed := self._pressed_before()) is not None:
+            self._session.app.exit(exception=pressed, style="class:aborting")
+
+    def _pressed_before(self) -> KeyboardInterrupt | None:
+        """What a press means that came before the prompt is there; which of it and of what is typed ahead was first is
+        not known, and none of that is lost."""
+        if not self._presses.taken():
+            return None
+        ahead = [key.key for key in self.ahead.waiting()]
+        if Keys.ControlM in ahead:
+            self._presses.hear()  # of that message, once it is read: taken back
+            return None
+        return Discarded() if ahead else KeyboardInterrupt()
 
 
 def _edit(buffer: Buffer) -> None:

@@ -30,6 +30,10 @@ class TakenBack(KeyboardInterrupt):
     """A Ctrl-C right behind the Enter that sent a message; the input history has it."""
 
 
+class Discarded(KeyboardInterrupt):
+    """A Ctrl-C at a message that is being written: that is gone, and nothing else."""
+
+
 class StatusLine:
     """One line on stderr that is drawn over while work goes on; silent unless stderr is a terminal."""
 

@@ -54,7 +54,7 @@ def leave(monkeypatch, tmp_path, capsys):
             yield opening.Opened(talk, client)
 
         monkeypatch.setattr(opening, "open_session", opened)
-        monkeypatch.setattr("localq.cli.line_chat.reader", lambda remember: read)
+        monkeypatch.setattr(line_chat.Reader, "__call__", lambda _: read())
         try:
             code = line_chat.converse(Settings(), Start(store=store), quiet=False)
         except SystemExit as stop:

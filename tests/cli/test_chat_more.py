@@ -196,7 +196,7 @@ def talk(monkeypatch, tmp_path, capsys):
 
         monkeypatch.setattr(sys, "stdin", type("Stdin", (io.StringIO,), {"isatty": lambda self: terminal})())
         monkeypatch.setattr(opening, "open_session", open_session)
-        monkeypatch.setattr(line_chat, "reader", lambda remember: read)
+        monkeypatch.setattr(line_chat.Reader, "__call__", lambda _: read())
         start = Start(store=SessionStore(tmp_path / "sessions.db"), stop=("END",))
         capsys.readouterr()
         code = line_chat.converse(Settings(model="smollm2-135m"), start, quiet=False, **more)

@@ -19,7 +19,11 @@ from localq.cli import line_editor
 from localq.cli.session import TakenBack
 
 ROOT = Path(__file__).parents[2]
-READ = "from localq.cli.line_input import reader; read = reader({})\nwhile True: print('<' + repr(read()) + '>')"
+READ = """
+from localq.cli.line_input import Reader
+with Reader({}) as read:
+    while True: print('<' + repr(read()) + '>')
+"""
 
 
 @pytest.fixture

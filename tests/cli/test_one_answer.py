@@ -82,7 +82,8 @@ def test_a_dash_alone_stands_for_stdin_and_among_words_for_itself(answered):
 
 
 def test_run_without_a_prompt_at_a_terminal_is_a_chat(answered, monkeypatch):
-    monkeypatch.setattr(line_chat, "reader", lambda remember: iter(["hi", "/exit"]).__next__)
+    lines = iter(["hi", "/exit"])
+    monkeypatch.setattr(line_chat.Reader, "__call__", lambda _: next(lines))
     code, out, _, prompts = answered("a", "run", "smollm2-135m", terminal=True)
     assert (code, out, prompts) == (0, "a\n", ["<user>hi<assistant>"])
 

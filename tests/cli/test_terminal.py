@@ -15,7 +15,7 @@ import terminal_bytes
 import terminal_fuzz
 import terminal_interrupts
 from hostile_sequences import ACTING, Watch
-from terminal import Terminal
+from terminal import CTRL_C, Terminal
 from terminal_engine import Script, latin
 from terminal_faces import FACES, Place
 from terminal_localq import COMMAND, environment
@@ -65,6 +65,32 @@ def test_random_interrupts(tmp_path, face):
     report = terminal_interrupts.campaign(tmp_path, face, events=12, seed=3)
     assert report.wrong == []
     assert report.events >= 12
+
+
+def test_nobody_leaves_by_what_is_typed_between_two_presses_and_it_is_not_lost(tmp_path):
+    face, place = FACES["line"](), Place(tmp_path)
+    with face.start(place) as terminal:
+        terminal.until(lambda: face.is_ready(terminal))
+        terminal.send(CTRL_C)
+        terminal.until(lambda: face.has_hinted(terminal, 0) and face.is_ready(terminal))
+        terminal.send(f"half a message{CTRL_C}")
+        terminal.until(lambda: face.is_ready(terminal) and "half" in terminal.text)
+        terminal.send(CTRL_C)
+        terminal.until(lambda: face.has_hinted(terminal, 1) and face.is_ready(terminal))
+        place.says(Script(step_s=0.002, text=latin("1st " + "words " * 10_000)))
+        face.say(terminal, "say 1.")
+        terminal.until("1st")
+        place.says(Script(step_s=0.002, text=latin("2nd " + "words " * 10_000)))
+        terminal.send("\x1b[200~pasted, ")
+        terminal.send("and its end\x1b[201~ ")
+        face.say(terminal, "say 2.")
+        terminal.send(CTRL_C)
+        terminal.until("2nd")
+        terminal.send(CTRL_C)
+        terminal.until(lambda: face.is_stopped(terminal, 2))
+        assert ">>> pasted, and its end say 2." in terminal.scrolled
+        terminal.until(lambda: face.is_ready(terminal))
+        face.leave(terminal)
 
 
 @FACE

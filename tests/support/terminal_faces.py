@@ -82,6 +82,14 @@ class Line:
         """`count` replies have been stopped so far, by what is told."""
         return len(re.findall(r"^(?:\^C)?\(stopped\b", terminal.scrolled, re.MULTILINE)) >= count
 
+    def hints(self, terminal: Terminal) -> int:
+        """How often it was told how to leave."""
+        return terminal.scrolled.count(self.hint)
+
+    def has_hinted(self, terminal: Terminal, before: int) -> bool:
+        """It was told more often than `before`: the press is answered."""
+        return self.hints(terminal) > before
+
     def calm(self, terminal: Terminal, tries: int = TRIES) -> None:
         """Whatever it does, it waits for a message in the end; what was typed is not sent."""
         for _ in range(tries):
@@ -154,6 +162,10 @@ class Tui(Line):
             terminal.until(seen)
         terminal.until(lambda: self.is_ready(terminal))
         terminal.settle()
+
+    def has_hinted(self, terminal: Terminal, before: int) -> bool:
+        """It is told in a corner, for as long as the next press leaves."""
+        return self.hint in terminal.text
 
     def is_stopped(self, terminal: Terminal, count: int) -> bool:
         """By what is told under the reply, or instead of one."""

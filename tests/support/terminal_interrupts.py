@@ -99,9 +99,9 @@ class Life:
     def reply(self, terminal: Terminal, phase: str) -> None:
         """Ask, press in `phase`, and see it stop."""
         if phase == "prompt":
+            over, hints = terminal.process.poll, self.face.hints(terminal)
             self.press(terminal, CTRL_C, phase)
-            over = terminal.process.poll
-            terminal.until(lambda: over() is not None or self.face.hint in terminal.text)
+            terminal.until(lambda: over() is not None or self.face.has_hinted(terminal, hints))
             terminal.until(lambda: over() is not None or self.face.is_ready(terminal))
             self.second(terminal)
             return
@@ -143,8 +143,9 @@ class Life:
 
     def leave(self, terminal: Terminal) -> None:
         """Two presses at the empty prompt."""
+        hints = self.face.hints(terminal)
         self.press(terminal, CTRL_C, "leave")
-        terminal.until(lambda: self.face.hint in terminal.text or terminal.process.poll() is not None)
+        terminal.until(lambda: self.face.has_hinted(terminal, hints) or terminal.process.poll() is not None)
         self.press(terminal, CTRL_C, "leave")
         self.ended(terminal, "leave")
 
