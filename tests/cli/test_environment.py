@@ -170,7 +170,7 @@ def test_colour_and_bars_by_the_variables_that_others_honour(monkeypatch):
     assert sys.stderr.getvalue() == ""
 
 
-READ = "from localq.cli.line_input import reader; read = reader(False)\nwhile True: print('<' + repr(read()) + '>')"
+READ = "from localq.cli.line_input import Reader; read = Reader(False)\nwhile True: print('<' + repr(read()) + '>')"
 
 
 def test_shift_enter_and_tab_at_a_terminal(tmp_path):
