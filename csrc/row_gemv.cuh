@@ -71,12 +71,12 @@ __device__ __forceinline__ Span span_of(const RowGemv& p) {
   return span;
 }
 
-// This warp's next item.
+// This warp's next item; `warps` take turns.
 struct Cursor {
   uint32_t tile, item;
 
-  __device__ __forceinline__ void advance(uint32_t items) {
-    item += kRowWarps;
+  __device__ __forceinline__ void advance(uint32_t items, uint32_t warps = kRowWarps) {
+    item += warps;
     while (item >= items) item -= items, ++tile;
   }
 };

@@ -20,15 +20,18 @@ namespace {
 using namespace rowlut;
 
 constexpr const char* kOp = "rowlut_gemv";
-constexpr uint32_t kFixedBytes = (kRowWarps + 16) * sizeof(float);
-constexpr uint32_t kLeastTables = 64;  // rows of W whose tables a block of threads has room for, at least
+constexpr uint32_t kFixedBytes = (kWarps<1> + 16) * sizeof(float);
+constexpr int kFewRows = 2;                // of x: one tile of B
+constexpr uint32_t kSetBytes = 48 * 1024;  // of one set of shares, where a single tile needs no more
+constexpr uint32_t kLeastTables = 64;      // rows of W whose tables a block of threads has room for, at least
 
 uint32_t stride_of(int64_t in) {
   return uint32_t((in + 127) / 128 * 128) + kXPad;
 }
 
 uint32_t tile_bytes_of(int rows) {
-  return kRowWarps * kRowTile * uint32_t(rows) * sizeof(float);
+  const uint32_t of_row = rows <= kFewRows ? kWarps<1> * kSlots<1> : kWarps<kPlanes> * kSlots<kPlanes>;
+  return of_row * kRowTile * uint32_t(rows) * sizeof(int64_t);
 }
 
 // Rows of x, at most `rows`, that fit beside shares of one tile and the fewest tables; 0 where none does.
@@ -44,6 +47,7 @@ template <typename T, int kTiles>
 void launch_tiles(RowLutGemv p, const void* x, void* y, int device, cudaStream_t stream) {
   const DeviceFacts& facts = device_facts(device, kOp);
   RowGemv& row = p.row;
+  row.items = (row.row_bytes + kItemBytes<kTiles> - 1) / kItemBytes<kTiles>;
   const uint32_t parts = row.span == kRowTile ? 1 : 2, tile_bytes = tile_bytes_of(row.rows);
   const uint32_t x_bytes = row.rows * kPlanes * row.x_stride, sms = facts.multiprocessors;
   const uint32_t room = uint32_t(facts.shared_bytes_per_block) - kFixedBytes - x_bytes;
@@ -52,29 +56,28 @@ void launch_tiles(RowLutGemv p, const void* x, void* y, int device, cudaStream_t
   const uint32_t grid = row.results < sms * waves ? row.results : sms * waves;
   p.most = ((row.results + grid - 1) / grid * parts + 3) / 4 * 4;
   const uint32_t tiles = ((row.results + grid - 1) / grid + row.span - 1) / row.span;
-  const uint32_t left = (room - p.most * kTableBytesOfRow) / (2 * tile_bytes), held = kShareBudget / tile_bytes;
+  const uint32_t left = (room - p.most * kTableBytesOfRow) / (2 * tile_bytes), held = kSetBytes / tile_bytes;
   const uint32_t most = left < held ? left : held;
   row.group = tiles < most ? tiles : most > 0 ? most : 1;
   const uint32_t needed = kFixedBytes + 2 * row.group * tile_bytes + p.most * kTableBytesOfRow + x_bytes;
   const uint32_t alone = uint32_t(facts.shared_bytes_per_block) / 2 + 1024;  // two of these are more than there is
-  launch(kOp, device, rowlut_gemv_kernel<T, kTiles>, grid, kRowThreads, needed > alone ? needed : alone, stream, p,
-         static_cast<const T*>(x), y);
+  launch(kOp, device, rowlut_gemv_kernel<T, kTiles>, grid, 32 * kWarps<kTiles>, needed > alone ? needed : alone, stream,
+         p, static_cast<const T*>(x), y);
 }
 
 // As many rows of x at a time as shared memory holds: where it is small or x wide, W is read more than once.
 template <typename T>
 void launch_rows(RowLutGemv p, const void* x, void* y, int rows, int device, cudaStream_t stream) {
-  const int together = rows_that_fit(p.row.in, rows, device_facts(device, kOp).shared_bytes_per_block);
-  require(together > 0, kOp, "in", p.row.in, "is too large for the shared memory of this device");
   const void* const residual = p.row.extras.residual;
-  for (int first = 0; first < rows; first += together) {
-    p.row.rows = rows - first < together ? rows - first : together;
+  for (int first = 0; first < rows; first += p.row.rows) {
+    p.row.rows = rows_that_fit(p.row.in, rows - first, device_facts(device, kOp).shared_bytes_per_block);
+    require(p.row.rows > 0, kOp, "in", p.row.in, "is too large for the shared memory of this device");
     const uint64_t at = uint64_t(first) * p.row.results;
     if (residual != nullptr) p.row.extras.residual = static_cast<const T*>(residual) + at;
     const T* const from = static_cast<const T*>(x) + uint64_t(first) * p.row.in;
     uint8_t* const to = static_cast<uint8_t*>(y) + at * (p.row.extras.y_is_f32 ? sizeof(float) : sizeof(T));
-    if (p.row.rows <= 2) launch_tiles<T, 1>(p, from, to, device, stream);
-    if (p.row.rows > 2) launch_tiles<T, kPlanes>(p, from, to, device, stream);
+    if (p.row.rows <= kFewRows) launch_tiles<T, 1>(p, from, to, device, stream);
+    if (p.row.rows > kFewRows) launch_tiles<T, kPlanes>(p, from, to, device, stream);
   }
 }
 
@@ -102,7 +105,6 @@ void rowlut_gemv(const RowLut* matrices, int count, const GemvExtras& extras, co
   p.row.extras = extras;
   p.row.in = uint32_t(in);
   p.row.row_bytes = uint32_t(in / 2);
-  p.row.items = (p.row.row_bytes + kItemBytes - 1) / kItemBytes;
   p.row.span = paired ? kRowTile / 2 : kRowTile;
   p.row.x_stride = stride_of(in);
   const DeviceGuard guard(device, kOp);

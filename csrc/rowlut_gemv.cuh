@@ -6,8 +6,14 @@
 
 namespace localq::rowlut {
 
-constexpr int kSteps = 6;  // loads of a row in an item; all of one item are in flight
-constexpr uint32_t kItemBytes = kSteps * kStepBytes;
+// Of so many tiles of B. One leaves registers for twice the warps, which hide that a product waits for its look-ups and
+// for the product before it.
+template <int kTiles>
+constexpr int kWarps = kTiles == 1 ? 16 : 8;
+template <int kTiles>
+constexpr int kSteps = kTiles == 1 ? 4 : 6;  // loads of a row in an item; all of one item are in flight
+template <int kTiles>
+constexpr uint32_t kItemBytes = kSteps<kTiles> * kStepBytes;
 constexpr uint32_t kXPad = 16;  // bytes of a plane beyond 128: lanes of two rows of B then meet no bank twice
 
 struct RowLutGemv {
@@ -20,11 +26,13 @@ struct RowLutGemv {
 // each plane, for up to 8 rows.
 template <int kTiles>
 __device__ constexpr bool kTogether = kTiles == 1;
+// What a warp leaves of a row of W and one of x: each plane by itself where lanes have one each, else their sum.
+template <int kTiles>
+constexpr int kSlots = kTiles == 1 ? kPlanes : 1;
 
 // Entries 0 to 7, then 8 to 15, of rows g and g + 8 of a tile, as bytes of H and of L.
 struct LaneTables {
   uint32_t word[2][2][4];  // [g, g + 8][H, L]
-  float scale[2];
 };
 
 // The lane's rows of the block's tables: results of the block, with an activation the up's behind the gate's.
@@ -43,7 +51,6 @@ __device__ __forceinline__ LaneTables lane_tables(const RowGemv& p, const Span& 
       found.word[r][digit][0] = bytes.x, found.word[r][digit][1] = bytes.y;
       found.word[r][digit][2] = bytes.z, found.word[r][digit][3] = bytes.w;
     }
-    found.scale[r] = tables.scales[row[r]];
   }
   return found;
 }
@@ -61,13 +68,13 @@ __device__ __forceinline__ HalfRow half_row(const RowLutGemv& p, const Span& spa
 // All tables of a block's results. What the next round makes is under way in each.
 __device__ __forceinline__ void fill_tables(const RowLutGemv& p, const Span& span, const Tables& tables) {
   const uint32_t count = span.end - span.begin, rows = p.row.span == kRowTile ? count : 2 * count;
-  const uint32_t rounds = (2 * rows + kRowThreads - 1) / kRowThreads;
+  const uint32_t rounds = (2 * rows + blockDim.x - 1) / blockDim.x;
   HalfRow next = half_row(p, span, threadIdx.x, rows);
 #pragma unroll 1
   for (uint32_t round = 0; round < rounds; ++round) {
-    const uint32_t task = round * kRowThreads + threadIdx.x;
+    const uint32_t task = round * blockDim.x + threadIdx.x;
     const HalfRow now = next;
-    next = half_row(p, span, task + kRowThreads, rows);
+    next = half_row(p, span, task + blockDim.x, rows);
     fill_row(tables, min(task / 2, rows - 1), now, task % 2, task / 2 < rows);
   }
 }
@@ -119,8 +126,8 @@ __device__ __forceinline__ void multiply_step(Sums<kTiles>& sum, const LaneTable
                                               const Planes& x, uint32_t item, int s) {
   const uint32_t lows[4] = {codes[0].x, codes[0].y, codes[0].z, codes[0].w};
   const uint32_t highs[4] = {codes[1].x, codes[1].y, codes[1].z, codes[1].w};
-  const uint32_t at = x.at + 2 * (item * kItemBytes + s * kStepBytes);
-  const int left = x.left - int(item * kItemBytes);
+  const uint32_t at = x.at + 2 * (item * kItemBytes<kTiles> + s * kStepBytes);
+  const int left = x.left - int(item * kItemBytes<kTiles>);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     uint32_t b[2][kTiles][2];
@@ -134,39 +141,66 @@ __device__ __forceinline__ void multiply_step(Sums<kTiles>& sum, const LaneTable
   }
 }
 
-// The planes of a sum as one number, in an order that does not depend on how many rows there are.
-__device__ __forceinline__ float joined(float x0, float x1, float x2) {
-  return fmaf(65536.f, x2, fmaf(256.f, x1, x0));
-}
-
-// The lane's share of a tile: rows g and g + 8 of it, rows 2 t and 2 t + 1 of x, scaled.
+// The warp's sums of a tile to its share, and zeros: rows g and g + 8 of the tile. Whole numbers, so what they add up
+// to does not depend on how many warps and rows of x there are.
 template <int kTiles>
-__device__ __forceinline__ void finish_tile(float (&share)[4], Sums<kTiles>& sum, const LaneTables& tables,
-                                            const float* d, int rows) {
-  const int lane = threadIdx.x % 32;
+__device__ __forceinline__ void leave_sums(int64_t* share, Sums<kTiles>& sum, int rows) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    float of_plane[kPlanes];
+    int64_t total = 0;
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      of_plane[tile] = fmaf(float(kBase), float(sum[0][tile][i]), float(sum[1][tile][i]));
+      total += (int64_t(kBase) * sum[0][tile][i] + sum[1][tile][i]) * (1 << 8 * tile);
       sum[0][tile][i] = sum[1][tile][i] = 0;
     }
-    if (kTogether<kTiles>) {  // plane t of rows 0 and 1 of x
-      const float own = of_plane[0];
+    const int at = g + i / 2 * 8, row = (kTogether<kTiles> ? 0 : 2 * t) + i % 2;
+    if (row >= rows || (kTogether<kTiles> && t >= kPlanes)) continue;
+    share[(at * rows + row) * kSlots<kTiles> + (kTogether<kTiles> ? t : 0)] = total;
+  }
+}
+
+// Row `r` of tile `tile` times row `row` of x, but for their scales.
+template <int kTiles>
+__device__ __forceinline__ float sum_of_shares(const RowGemv& p, const int64_t* tile_shares, uint32_t tile, uint32_t r,
+                                               int row) {
+  constexpr uint32_t kCount = kWarps<kTiles>;
+  const uint32_t of_warp = kRowTile * p.rows * kSlots<kTiles>, first = tile * p.items % kCount;
+  int64_t sum = 0;
+  for (uint32_t i = 0; i < min(p.items, kCount); ++i) {
+    const int64_t* const share = tile_shares + (first + i) % kCount * of_warp + (r * p.rows + row) * kSlots<kTiles>;
 #pragma unroll
-      for (int plane = 0; plane < kPlanes; ++plane) of_plane[plane] = __shfl_sync(~0u, own, lane / 4 * 4 + plane);
+    for (int slot = 0; slot < kSlots<kTiles>; ++slot) sum += share[slot] * (1 << 8 * slot);
+  }
+  return float(sum);
+}
+
+// Writes the results of the tiles from `first` on, at most a group.
+template <typename T, int kTiles>
+__device__ __forceinline__ void write_tiles(const RowGemv& p, const Span& span, const int64_t* shares, uint32_t first,
+                                            const Tables& tables, const float* d, void* y) {
+  const uint32_t skipped = first * p.span, all = span.end - span.begin, count = min(p.group * p.span, all - skipped);
+  const uint32_t of_tile = kWarps<kTiles> * kRowTile * p.rows * kSlots<kTiles>;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < count * p.rows; i += blockDim.x) {
+    const uint32_t result = i % count, tile = result / p.span, r = result % p.span;
+    const int row = i / count;
+    const int64_t* const of = shares + tile * of_tile;
+    const float* const scale = tables.scales + skipped + result;
+    const float sum = sum_of_shares<kTiles>(p, of, first + tile, r, row) * scale[0] * d[row];
+    float second = 0.f;
+    if (p.span != kRowTile) {
+      second = sum_of_shares<kTiles>(p, of, first + tile, r + p.span, row) * scale[all] * d[row];
     }
-    const int row = min(2 * (lane % 4) + i % 2, rows - 1);
-    share[i] = joined(of_plane[0], of_plane[1], of_plane[2]) * tables.scale[i / 2] * d[row];
+    write_result<T>(p, span.begin + skipped + result, row, sum, second, y);
   }
 }
 
 // All of the warp's items of a group of tiles; the ring holds that at the cursor, and is left with the one after.
 template <int kTiles>
-__device__ __forceinline__ void sum_tiles(const RowGemv& p, const Span& span, float* shares, uint32_t first,
-                                          const Tables& tables, const float* d, const Planes& x, Cursor& cursor,
-                                          LaneRows& next, uint4 (&ring)[kSteps][2]) {
+__device__ __forceinline__ void sum_tiles(const RowGemv& p, const Span& span, int64_t* shares, uint32_t first,
+                                          const Tables& tables, const Planes& x, Cursor& cursor, LaneRows& next,
+                                          uint4 (&ring)[kSteps<kTiles>][2]) {
   const uint32_t end = min(first + p.group, span.tiles);
   Sums<kTiles> sum = {};
   LaneTables mine = {};
@@ -175,41 +209,40 @@ __device__ __forceinline__ void sum_tiles(const RowGemv& p, const Span& span, fl
   while (cursor.tile < end) {
     const Cursor now = cursor;
     if (of != now.tile) mine = lane_tables(p, span, tables, of = now.tile);
-    cursor.advance(p.items);
-    next = cursor.tile == now.tile ? next.from(kRowWarps * kItemBytes)
-                                   : lane_rows(p, span, cursor.tile).from(cursor.item * kItemBytes);
+    cursor.advance(p.items, kWarps<kTiles>);
+    next = cursor.tile == now.tile ? next.from(kWarps<kTiles> * kItemBytes<kTiles>)
+                                   : lane_rows(p, span, cursor.tile).from(cursor.item * kItemBytes<kTiles>);
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
+    for (int s = 0; s < kSteps<kTiles>; ++s) {
       multiply_step<kTiles>(sum, mine, ring[s], x, now.item, s);
       load_step(ring[s], next, s);
     }
     if (cursor.tile == now.tile) continue;
-    float share[4];
-    finish_tile<kTiles>(share, sum, mine, d, p.rows);
-    leave_share(shares + ((now.tile - first) * kRowWarps + threadIdx.x / 32) * kRowTile * p.rows, share, p.rows);
+    const uint32_t at = (now.tile - first) * kWarps<kTiles> + threadIdx.x / 32;
+    leave_sums<kTiles>(shares + at * kRowTile * p.rows * kSlots<kTiles>, sum, p.rows);
   }
 }
 
 // Shared memory: floats of the warps, d and largest of 8 rows of x, two sets of shares, tables, planes.
 template <typename T, int kTiles>
-__global__ void __launch_bounds__(kRowThreads, kTiles == 1 ? 2 : 1)
+__global__ void __launch_bounds__(32 * kWarps<kTiles>, 1)
     rowlut_gemv_kernel(const __grid_constant__ RowLutGemv p, const T* x, void* y) {
-  const uint32_t set_floats = p.row.group * kRowWarps * kRowTile * p.row.rows;
+  const uint32_t set = p.row.group * kWarps<kTiles> * kRowTile * p.row.rows * kSlots<kTiles>;
   float* const scratch = reinterpret_cast<float*>(dynamic_memory());
-  float* const d = scratch + kRowWarps;
+  float* const d = scratch + kWarps<kTiles>;
   uint32_t* const largest = reinterpret_cast<uint32_t*>(d + 8);
-  float* const shares = d + 16;
+  int64_t* const shares = reinterpret_cast<int64_t*>(d + 16);
   Tables tables;
-  tables.bytes = reinterpret_cast<uint4*>(shares + 2 * set_floats);
+  tables.bytes = reinterpret_cast<uint4*>(shares + 2 * set);
   tables.scales = reinterpret_cast<float*>(tables.bytes + 2 * p.most);
   uint8_t* const planes = reinterpret_cast<uint8_t*>(tables.scales + p.most);
   const Span span = span_of(p.row);
   const uint32_t warp = threadIdx.x / 32;
   Cursor cursor = {warp / p.row.items, warp % p.row.items};
-  LaneRows item = lane_rows(p.row, span, cursor.tile).from(cursor.item * kItemBytes);
-  uint4 ring[kSteps][2];
+  LaneRows item = lane_rows(p.row, span, cursor.tile).from(cursor.item * kItemBytes<kTiles>);
+  uint4 ring[kSteps<kTiles>][2];
 #pragma unroll
-  for (int s = 0; s < kSteps; ++s) load_step(ring[s], item, s);
+  for (int s = 0; s < kSteps<kTiles>; ++s) load_step(ring[s], item, s);
   if (threadIdx.x < 8) largest[threadIdx.x] = 0;
   fill_tables(p, span, tables);
   release_dependents();
@@ -219,11 +252,11 @@ __global__ void __launch_bounds__(kRowThreads, kTiles == 1 ? 2 : 1)
   __syncthreads();
   const Planes source = planes_of_lane<kTiles>(p.row, planes);
 #pragma unroll 1
-  for (uint32_t first = 0, set = 0; first < span.tiles; first += p.row.group, set ^= 1) {
-    float* const mine = shares + set * set_floats;
-    sum_tiles<kTiles>(p.row, span, mine, first, tables, d, source, cursor, item, ring);
+  for (uint32_t first = 0, other = 0; first < span.tiles; first += p.row.group, other ^= set) {
+    int64_t* const mine = shares + other;
+    sum_tiles<kTiles>(p.row, span, mine, first, tables, source, cursor, item, ring);
     __syncthreads();
-    write_group<T>(p.row, span, mine, first, y);
+    write_tiles<T, kTiles>(p.row, span, mine, first, tables, d, y);
   }
 }
 

@@ -54,15 +54,15 @@ __device__ __forceinline__ void keep_row(const RowGemv& p, uint8_t* planes, cons
                                          uint32_t& largest) {
   const uint32_t words = p.in / 8;
 #pragma unroll 1
-  for (uint32_t first = threadIdx.x; first < words; first += kBatch * kRowThreads) {
+  for (uint32_t first = threadIdx.x; first < words; first += kBatch * blockDim.x) {
     uint4 batch[kBatch];
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      batch[b] = reinterpret_cast<const uint4*>(x)[min(first + b * kRowThreads, words - 1)];
+      batch[b] = reinterpret_cast<const uint4*>(x)[min(first + b * blockDim.x, words - 1)];
     }
 #pragma unroll
     for (int b = 0; b < kBatch; ++b) {
-      const uint32_t i = first + b * kRowThreads;
+      const uint32_t i = first + b * blockDim.x;
       if (i >= words) break;
       if (p.extras.norm != NormKind::kNone) {
         auto& eight = reinterpret_cast<Eight<T>&>(batch[b]);
@@ -80,7 +80,7 @@ __device__ __forceinline__ void keep_row(const RowGemv& p, uint8_t* planes, cons
 
 template <typename T>
 __device__ __forceinline__ void split_row(const RowGemv& p, uint8_t* planes, float inverse) {
-  for (uint32_t i = threadIdx.x; i < p.in / 8; i += kRowThreads) {
+  for (uint32_t i = threadIdx.x; i < p.in / 8; i += blockDim.x) {
     uint2* const at = reinterpret_cast<uint2*>(planes + 8 * i);
     uint2* const next = reinterpret_cast<uint2*>(planes + p.x_stride + 8 * i);
     const uint4 words = make_uint4(at->x, at->y, next->x, next->y);
@@ -104,7 +104,7 @@ __device__ __forceinline__ void split_row(const RowGemv& p, uint8_t* planes, flo
 template <typename T>
 __device__ __forceinline__ float inverse_rms_of(const RowGemv& p, const T* x, float* scratch) {
   float squares = 0.f;
-  for (uint32_t i = threadIdx.x; i < p.in / 8; i += kRowThreads) {
+  for (uint32_t i = threadIdx.x; i < p.in / 8; i += blockDim.x) {
     const Eight<T> eight = reinterpret_cast<const Eight<T>*>(x)[i];
 #pragma unroll
     for (int k = 0; k < 8; ++k) squares += to_float(eight.value[k]) * to_float(eight.value[k]);
