@@ -6,6 +6,7 @@ Verbs live in files of their own (`verbs` lists and loads them) and load heavy l
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -60,16 +61,26 @@ def main() -> None:
         code = execute(sys.argv[1:] or _without_arguments())
     except KeyboardInterrupt:  # one that came while another was being answered
         code = ExitCode.INTERRUPTED
-    tell_lost()
     try:
+        tell_lost()
         sys.stdout.flush()
     except BrokenPipeError:
         code = ExitCode.CLOSED_PIPE
+    except KeyboardInterrupt:
+        code = ExitCode.INTERRUPTED
+    _hear_no_more()
     if code == ExitCode.CLOSED_PIPE:
         # The interpreter flushes stdout once more at exit; nobody reads it any longer.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C while the interpreter ends would take the exit code's place
     sys.exit(code)
+
+
+def _hear_no_more() -> None:
+    """A Ctrl-C while the interpreter ends would take the exit code's place, with a traceback."""
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):  # one that came before this was done
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            return
 
 
 def _open_closed_streams() -> None:

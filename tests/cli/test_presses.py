@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from localq import cli
 from localq.cli import line_chat
 from localq.cli.presses import Presses
 
@@ -86,3 +87,31 @@ def test_a_press_before_a_message_is_sent_takes_it_back(typed, monkeypatch):
     chat, run = typed("one", "/tokens", "/exit")
     assert run() == (0, "", "(stopped)\n(stopped)\n")
     assert chat.client.prompts == []
+
+
+@pytest.mark.parametrize("amid", ["execute", "tell_lost", "signal"])
+def test_a_press_while_the_program_ends_changes_its_code_alone(monkeypatch, amid):
+    """It ended by the signal, with a traceback, where it had kept the code until then."""
+    pressed = []
+
+    def within(original):
+        def once(*arguments):
+            if not pressed and (amid != "signal" or arguments[0] == signal.SIGINT):
+                pressed.append(True)
+                press()
+            return original(*arguments)
+
+        return once
+
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(cli.characters, "prepare", lambda *_: None)
+    monkeypatch.setattr(cli, "execute", lambda _: 130)
+    if amid == "signal":
+        monkeypatch.setattr(cli.signal, "signal", within(signal.signal))
+    else:
+        monkeypatch.setattr(cli, amid, within(getattr(cli, amid)))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert pressed
+    assert ended.value.code == 130
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -24,6 +24,7 @@ import pyte
 from terminal_stream import Modes, Reader, Token
 
 WAIT_S = 30.0
+CATCH_UP_S = 0.1  # with what is written without end
 CTRL_C, CTRL_D, ESCAPE, ENTER = "\x03", "\x04", "\x1b", "\r"
 _ASKED = {"\x1b[c": "\x1b[?62;22c", "\x1b[0c": "\x1b[?62;22c", "\x1b[5n": "\x1b[0n", "\x1b[>q": "\x1bP>|test\x1b\\"}
 _MODE_ASKED = re.compile("\x1b\\[\\?([0-9]+)\\$p\\Z")
@@ -126,6 +127,8 @@ class Terminal:
     def send(self, keys: str | bytes, patience_s: float = WAIT_S) -> None:
         """Type; what the program does not take yet is offered again while its output is read, and dropped at last."""
         data = keys if isinstance(keys, bytes) else keys.encode("utf-8", "surrogateescape")
+        if CTRL_C.encode() in data:  # the kernel throws away what is not read then; a terminal reads at once
+            self._catch_up()
         deadline = time.monotonic() + patience_s
         while data:
             try:
@@ -136,6 +139,11 @@ class Terminal:
                 self.read(0.01)
             except OSError:  # it is gone
                 return
+
+    def _catch_up(self) -> None:
+        end = time.monotonic() + CATCH_UP_S
+        while self.read() and time.monotonic() < end:
+            pass
 
     def resize(self, columns: int, rows: int, tell: bool = True) -> None:
         """As a window that is dragged: the new size, then SIGWINCH by the kernel."""
