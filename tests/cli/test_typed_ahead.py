@@ -117,20 +117,18 @@ def test_ctrl_c_right_behind_enter_takes_the_message_back(child):
     said(child, "two\r", "'two'")
 
 
-@pytest.mark.parametrize("keys", ["typed\x03", "\x12searched\x03", "typed\x15\x03"])
-def test_ctrl_c_where_something_was_typed_is_for_that(child, keys):
-    said(child, keys, "Discarded")
-    child.expect_exact(">>>")  # without: a signal, and of several one
-    said(child, "\x03", "KeyboardInterrupt")
-    child.expect_exact(">>>")
+def test_ctrl_c_where_something_was_typed_is_for_that(child):
+    for keys in ("typed\x03", "\x12searched\x03", "typed\x15\x03"):
+        said(child, keys, "Discarded")
+        child.expect_exact(">>>")  # without: a signal, and of several one
+        said(child, "\x03", "KeyboardInterrupt")
+        child.expect_exact(">>>")
+    for first in ("first\\", '"""'):
+        child.send(f"{first}\r")
+        child.expect_exact("...")
+        said(child, "\x03", "Discarded")
+        child.expect_exact(">>>")
     said(child, "typed\r", "'typed'")
-
-
-@pytest.mark.parametrize("first", ["first\\", '"""'])
-def test_ctrl_c_behind_the_first_line_of_a_message_is_for_that(child, first):
-    child.send(f"{first}\r")
-    child.expect_exact("...")
-    said(child, "\x03", "Discarded")
 
 
 def test_another_program_has_the_terminal_as_it_was_and_so_has_who_comes_next(start):
