@@ -24,6 +24,11 @@ inline uint32_t ceil_div(uint32_t a, uint32_t b) {
   return (a + b - 1) / b;
 }
 
+// For `over_slices`.
+inline uint32_t inverse_of(uint32_t slices) {
+  return ((1u << 31) + slices - 1) / slices;
+}
+
 // Sizes of a book of a matrix with `in` columns.
 inline void check_sizes(const char* op, const VqBook& book, int64_t in) {
   const bool power = book.stride == 2 || book.stride == 4 || book.stride == 8 || book.stride == 16;
@@ -125,6 +130,7 @@ int launch_rows(Arguments p, const VqWorkspace& workspace, const T* x, void* y, 
   const Cut cut = best_cut<Kernels, kRows>(p, workspace, device);
   if (cut.stripes == 0) return 0;
   p.tiles = cut.tiles, p.steps = cut.steps, p.x_stride = cut.x_stride, p.tables = cut.tables, p.copies = cut.copies;
+  p.inverse = inverse_of(p.slices);
   p.stripe_share = {p.units / cut.stripes, p.units % cut.stripes};
   p.slice_share = {p.slice_units / p.slices, p.slice_units % p.slices};
   p.meeting = workspace.meeting;

@@ -87,6 +87,7 @@ void launch_typed(const Wanted& l) {
   const Chosen c = {l.experts.places, l.chosen, l.weights, uint32_t(l.experts.experts), cut.stripes, p.slices};
   const uint32_t blocks = cut.stripes * p.slices * p.slots;
   if (kDown) p.slices *= p.slots;
+  p.inverse = inverse_of(p.slices);
   launch(l.op, l.device, vq_experts_kernel<T, kDown>, blocks, kThreads, cut.shared, l.stream, p, c,
          static_cast<const T*>(l.x), static_cast<T*>(l.y));
 }

@@ -61,6 +61,7 @@ struct Arguments {
   uint32_t run_end[kMaxSegments];  // units behind each run of matrices that share codebooks; not with two parts
   uint32_t runs;
   uint32_t slices, slice_units, unit_columns;  // columns are cut between units of columns
+  uint32_t inverse;                            // of slices: 2^31 over it, rounded up
   Shares stripe_share, slice_share;            // of units, and of slice_units
   uint32_t tiles, steps, x_stride, tables;     // of a block: most tiles and steps, f16 of a row of x, tables at a time
   uint32_t y_width;
@@ -77,11 +78,15 @@ struct Arguments {
   uint32_t planes, layers, groups, group_shift, copies;
 };
 
+// n / p.slices, for n * p.slices below 2^31.
+__device__ __forceinline__ uint32_t over_slices(const Arguments& p, uint32_t n) {
+  return uint32_t(uint64_t(n) * p.inverse >> 31);
+}
 __device__ __forceinline__ uint32_t stripe_of(const Arguments& p) {
-  return blockIdx.x / p.slices - p.first_stripe;
+  return over_slices(p, blockIdx.x) - p.first_stripe;
 }
 __device__ __forceinline__ uint32_t slice_of(const Arguments& p) {
-  return blockIdx.x % p.slices;
+  return blockIdx.x - over_slices(p, blockIdx.x) * p.slices;
 }
 
 // What a block works on.

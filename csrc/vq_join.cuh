@@ -131,8 +131,8 @@ __device__ __forceinline__ void write_results(const Arguments& p, const Span& sp
 template <int kRows>
 __device__ __forceinline__ Share share_of(const Arguments& p, const Span& span) {
   const uint32_t results = span.count * kTile * kRows, slice = slice_of(p);
-  const uint32_t begin = results * slice / p.slices;
-  return {begin, results * (slice + 1) / p.slices - begin};
+  const uint32_t begin = over_slices(p, results * slice);
+  return {begin, over_slices(p, results * (slice + 1)) - begin};
 }
 
 // After the last step, which has ended with a barrier. `weight`: weight_of() the thread's first result.

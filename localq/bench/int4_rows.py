@@ -56,8 +56,9 @@ def gemv_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype, grou
         )
 
     what = f"{products.describe(product)}, g{group}{', ordered' if ordered else ''}"
-    wide = [int4_codec.dequantize(each, torch.float32) for each in made]
-    dense = [each.to(dtype) for each in wide]
+    # Held against weights that are not rounded to 16 bit, as the kernel multiplies them.
+    wide = [int4_codec.dequantize(replace(each, scales=each.scales.float()), torch.float32) for each in made]
+    dense = [int4_codec.dequantize(each, HALF).to(dtype) for each in made]
     check("int4_gemv", what, multiply(matrices), products.exact(given, wide), products.naive(given, dense))
     del wide
     stored = sum(int4.int4_weight_bytes(each.out_features, product.columns, group) for each in matrices)

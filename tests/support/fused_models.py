@@ -113,6 +113,7 @@ def wide_llama(hidden: int, layers: int, dtype: torch.dtype, context: int) -> De
     }
     with torch.device("meta"):
         model: Decoder = module.Model(module.Config.from_dict(config))
+    torch.cuda.set_per_process_memory_fraction(1.0)  # a load before this one may have held the process to its budget
     torch.manual_seed(3)
     for name, parameter in list(model.named_parameters()):
         made = torch.randn(parameter.shape, dtype=dtype, device="cuda") * hidden**-0.5
