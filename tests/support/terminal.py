@@ -24,7 +24,7 @@ import pyte
 from terminal_stream import Modes, Reader, Token
 
 WAIT_S = 30.0
-CATCH_UP_S = 0.1  # with what is written without end
+CATCH_UP_S, SILENCE_S = 0.2, 0.02  # with what is written without end; what the kernel may take to hand it over
 CTRL_C, CTRL_D, ESCAPE, ENTER = "\x03", "\x04", "\x1b", "\r"
 _ASKED = {"\x1b[c": "\x1b[?62;22c", "\x1b[0c": "\x1b[?62;22c", "\x1b[5n": "\x1b[0n", "\x1b[>q": "\x1bP>|test\x1b\\"}
 _MODE_ASKED = re.compile("\x1b\\[\\?([0-9]+)\\$p\\Z")
@@ -127,8 +127,6 @@ class Terminal:
     def send(self, keys: str | bytes, patience_s: float = WAIT_S) -> None:
         """Type; what the program does not take yet is offered again while its output is read, and dropped at last."""
         data = keys if isinstance(keys, bytes) else keys.encode("utf-8", "surrogateescape")
-        if CTRL_C.encode() in data:  # the kernel throws away what is not read then; a terminal reads at once
-            self._catch_up()
         deadline = time.monotonic() + patience_s
         while data:
             try:
@@ -140,9 +138,11 @@ class Terminal:
             except OSError:  # it is gone
                 return
 
-    def _catch_up(self) -> None:
+    def catch_up(self) -> None:
+        """Read what is written already. A terminal does at once; what is not read yet the kernel throws away where it
+        hears a Ctrl-C itself, such as the end of a mode from a program that is leaving."""
         end = time.monotonic() + CATCH_UP_S
-        while self.read() and time.monotonic() < end:
+        while self.read(SILENCE_S) and time.monotonic() < end:
             pass
 
     def resize(self, columns: int, rows: int, tell: bool = True) -> None:

@@ -104,6 +104,7 @@ class Line:
 
     def soothe(self, terminal: Terminal) -> None:
         """Stop what runs, take back what is typed."""
+        terminal.catch_up()
         terminal.send(CTRL_C)
 
     def leave(self, terminal: Terminal) -> int:

@@ -128,6 +128,7 @@ class Fuzz:
         return "noise"
 
     def stop(self) -> str:
+        self.terminal.catch_up()
         self.type(self.rng.choice(self.face.stops))
         return "stop"
 
