@@ -17,18 +17,19 @@ MULTIPROCESSOR_GHZ = 132 * CLOCK_GHZ  # multiprocessors times their clock: what 
 
 Rows = tuple[tuple[int, int, float], ...]  # out, in, us of one launch
 
-# Matrix-vector products, by `localq bench --kernels`: `vq2` and `2x8` at 2a3f8cb, what gathers at 5a25bd4; int4 (groups
-# of 128), squeezellm, bcq (q3g128) and shapes of 12288, 2880 and 2048 columns at d6abc1b. Those of qwen3-14b,
-# gemma-3-12b, experts and the head of 151936 x 2048 in 16 bit by `localq bench --profile`, inside a step (2a7008b).
-# Changed since, and not measured again: nf4 at 3840 and 2880 columns, vq2 at 5120 and 17408, int4, squeezellm, bcq.
-# Left out, since the two ways differ: 16 bit at 5120 x 2880 (11.5 us alone, 10.9 in a step) and 2880 x 4096 (9.7, 8.0).
+# Matrix-vector products, by `localq bench --kernels`: NF4 at 468d13f where 5,120 columns or 2,880 are read, the rest of
+# it at 2a3f8cb and before; `vq2` and `2x8` at ea30483 (with 3,840, 2,880 and 5,120 columns at 468d13f; 4096 x 4096, gate
+# and up of 70B, q, k and v of it at 2a3f8cb), what gathers at 5a25bd4; int4 (groups of 128), squeezellm and bcq (q3g128)
+# at ea30483, those of 3,840, 5,120 and 17,408 columns at 468d13f. Those of gemma-3-12b by `localq bench --profile`,
+# inside a step, at ea30483, those of experts and the head of 151936 x 2048 in 16 bit at 2a7008b. Left out, since the two
+# ways differ: 16 bit at 5120 x 2880 (11.5 us alone, 10.9 in a step) and 2880 x 4096 (9.7, 8.0).
 PRODUCTS: dict[str, Rows] = {
     "nf4": (
         (4096, 4096, 6.8), (6144, 4096, 8.7), (8192, 8192, 13.8), (10_240, 8192, 16.3), (4096, 14_336, 13.6),
         (28_672, 4096, 20.2), (28_672, 8192, 35.5), (8192, 28_672, 36.8), (57_344, 8192, 66.0),
-        (7168, 5120, 11.6), (5120, 5120, 9.2), (34_816, 5120, 30.1), (5120, 17_408, 19.2), (8192, 3840, 13.7),
-        (3840, 4096, 7.0), (30_720, 3840, 34.4), (3840, 15_360, 13.8), (12_288, 12_288, 25.7), (5120, 2048, 7.1),
-        (2048, 4096, 5.4), (151_936, 2048, 45.8), (5120, 2880, 11.4), (2880, 4096, 6.9), (201_088, 2880, 109.3),
+        (7168, 5120, 11.0), (5120, 5120, 9.3), (34_816, 5120, 29.0), (5120, 17_408, 20.3), (8192, 3840, 10.5),
+        (3840, 4096, 7.0), (30_720, 3840, 23.3), (3840, 15_360, 14.0), (12_288, 12_288, 25.5), (5120, 2048, 7.1),
+        (2048, 4096, 5.4), (151_936, 2048, 45.8), (5120, 2880, 8.8), (2880, 4096, 6.9), (201_088, 2880, 91.1),
         (128_256, 8192, 138.0),
     ),
     # In the order of the launches of a layer: gate and up of the chosen experts, and down.
@@ -44,17 +45,22 @@ PRODUCTS: dict[str, Rows] = {
     "8 bit": ((8192, 8192, 21.7), (28_672, 8192, 68.1), (8192, 28_672, 73.0), (12_288, 12_288, 45.7),
               (201_088, 2880, 163.1)),
     "vq2": (
-        (4096, 4096, 5.5), (8192, 8192, 8.9), (10_240, 8192, 10.2), (28_672, 8192, 19.7), (57_344, 8192, 34.2),
-        (8192, 28_672, 21.9), (7168, 5120, 9.5), (5120, 5120, 7.6), (34_816, 5120, 21.6), (5120, 17_408, 13.2),
-        (12_288, 12_288, 16.2), (5120, 2048, 8.5), (2048, 4096, 5.4), (151_936, 2048, 26.9),
+        (4096, 4096, 5.5), (8192, 8192, 9.2), (10_240, 8192, 10.2), (28_672, 8192, 19.8), (57_344, 8192, 34.2),
+        (8192, 28_672, 22.5), (7168, 5120, 8.0), (5120, 5120, 6.9), (34_816, 5120, 17.7), (5120, 17_408, 12.9),
+        (12_288, 12_288, 16.1), (5120, 2048, 8.5), (2048, 4096, 5.4), (151_936, 2048, 26.9), (30_720, 3840, 14.2),
+        (8192, 3840, 7.0), (5120, 2880, 5.7), (201_088, 2880, 47.2),
     ),
-    "int4": ((28_672, 8192, 43.7), (12_288, 12_288, 30.9), (5120, 2048, 7.0), (2048, 4096, 5.7), (1536, 2048, 6.3),
-             (2048, 768, 3.8), (151_936, 2048, 55.1)),
-    "squeezellm": ((28_672, 8192, 52.8), (12_288, 12_288, 35.7), (5120, 2048, 8.6), (2048, 4096, 6.7),
-                   (1536, 2048, 5.7), (2048, 768, 4.7), (151_936, 2048, 76.7)),
-    "bcq": ((28_672, 8192, 33.0), (12_288, 12_288, 25.1), (5120, 2880, 9.4), (2880, 4096, 7.7), (5760, 2880, 9.5),
-            (2880, 2880, 7.3)),
-    "2x8": ((4096, 4096, 6.4), (8192, 8192, 10.2), (28_672, 8192, 20.6), (8192, 28_672, 24.4), (12_288, 12_288, 17.4)),
+    "int4": ((28_672, 8192, 34.9), (8192, 28_672, 36.4), (12_288, 12_288, 25.1), (8192, 8192, 14.1),
+             (30_720, 3840, 21.2), (8192, 3840, 8.6), (34_816, 5120, 28.8), (7168, 5120, 10.2), (5120, 5120, 8.1),
+             (5120, 17_408, 20.3)),
+    "squeezellm": ((28_672, 8192, 47.7), (8192, 28_672, 47.0), (12_288, 12_288, 33.4), (8192, 8192, 18.1),
+                   (5120, 2880, 8.5)),
+    "bcq": ((28_672, 8192, 30.9), (8192, 28_672, 33.9), (12_288, 12_288, 23.4), (8192, 8192, 13.0), (5120, 2880, 8.1),
+            (30_720, 3840, 23.9), (8192, 3840, 9.6), (201_088, 2880, 109.7), (34_816, 5120, 26.3), (7168, 5120, 10.6),
+            (5120, 5120, 8.9), (5120, 17_408, 16.9)),
+    "2x8": ((4096, 4096, 6.4), (8192, 8192, 10.5), (28_672, 8192, 20.8), (8192, 28_672, 24.5), (12_288, 12_288, 17.6),
+            (30_720, 3840, 15.3), (8192, 3840, 8.4), (5120, 2880, 6.7), (201_088, 2880, 48.2), (34_816, 5120, 19.1),
+            (7168, 5120, 9.6), (5120, 5120, 8.2), (5120, 17_408, 13.3)),
     "1x16": ((8192, 8192, 63.0), (28_672, 8192, 193.0), (8192, 28_672, 204.0), (12_288, 12_288, 128.6)),
     # 8192 x 28672 with one table from its rate of sectors (55 % of `gather_roof`): the time itself was not kept.
     "vptq": ((28_672, 8192, 260.4), (12_288, 12_288, 197.9), (8192, 28_672, 330.0)),
@@ -73,9 +79,15 @@ ATTENTION: tuple[tuple[int, int, int, float], ...] = (
 # attention takes more where q and k have norms: 1 to 4 us at four shapes.
 ROTATION_US, NORM_US, ROUTER_US, QK_NORM_US = 2.3, 2.4, 6.3, 2.0
 EMBED_AND_CHOICE_US = 6.0  # a row of the table, and the greedy choice among 128k tokens (ad55577)
-# A 16-bit head behind products of vq2 took 646 us in a step of qwen3-14b@vq2, behind those of NF4 348 (2a7008b). Why is
-# not known yet; heads of 4 bits do not show it.
-HEAD_BEHIND_VQ2 = 646 / 348
+# A 16-bit head behind products of vq2 took 646 us in a step of qwen3-14b@vq2 (673 at ea30483), behind those of NF4 348
+# (2a7008b). Why is not known yet; heads of 4 bits do not show it, nor does llama-3.1-8b, whose down has so few columns
+# that a slice of them is one table (512 columns in each of 32 slices).
+HEAD_BEHIND_VQ2, ONE_TABLE = 646 / 348, 32 * 512
+# Matrices of AQLM have codebooks of their own, so a launch makes tables for each: what llama-3.1-8b in 2x8 takes more in
+# a step (ea30483) than its launches with one set of codebooks, for each matrix of q, k, v, gate and up behind the first.
+OWN_BOOKS_US = 2.9
+# And what the products of a step take over what their launches of larger matrices say: of the same model in VPTQ.
+IN_A_STEP = {"vptq + 256": 1.14}
 
 
 @dataclass(frozen=True)
@@ -90,22 +102,32 @@ class WholeModel:
     commit: str
     kv_bits: int = 16
     depth: int = 0
+    scheme: str = ""  # what the format leaves open
 
 
 WHOLE_MODELS = (
     WholeModel("llama-3.1-8b@nf4", "16", "device", 498.0, "ad55577"),
     WholeModel("llama-3.1-8b@fp16", "16", "device", 248.6, "1d73e67"),
+    WholeModel("llama-3.1-8b@vq2", "16", "device", 626.7, "ea30483"),
+    WholeModel("llama-3.1-8b@aqlm", "16", "device", 503.8, "ea30483", scheme="2x8g8"),
+    WholeModel("llama-3.1-8b@vptq", "16", "device", 71.4, "ea30483", scheme="v8-k65536-256"),
+    WholeModel("llama-3.1-8b@mxfp4", "16", "device", 456.1, "ea30483"),
+    WholeModel("llama-3.1-8b@bcq", "16", "device", 504.4, "ea30483", scheme="q3g128"),
+    WholeModel("llama-3.1-8b@squeezellm", "16", "device", 426.0, "ea30483"),
+    WholeModel("llama-3.1-8b@awq", "16", "device", 477.4, "ea30483", scheme="g128"),
+    WholeModel("llama-3.1-8b@gptq", "16", "device", 477.0, "ea30483", scheme="g128"),
     WholeModel("llama-3.3-70b@nf4", "16", "device", 81.4, "1d73e67"),  # held down by power; its first steps 85.4
-    WholeModel("llama-3.3-70b@vq2", "nf4", "host", 147.7, "2a3f8cb"),
-    WholeModel("gpt-oss-20b@mxfp4", "16", "device", 569.9, "2a7008b"),
+    WholeModel("llama-3.3-70b@vq2", "nf4", "host", 146.8, "ea30483"),
+    WholeModel("gpt-oss-20b@mxfp4", "16", "device", 572.5, "ea30483"),
+    WholeModel("qwen3-30b-a3b@nf4", "16", "device", 430.3, "ea30483"),
     WholeModel("llama-3.1-8b@nf4", "16", "device", 469.7, "2056184", 16, 1500),
     WholeModel("llama-3.1-8b@nf4", "16", "device", 454.8, "2056184", 4, 1500),
-    WholeModel("qwen3-14b@vq2", "16", "device", 298.9, "2056184", 8, 1500),
+    WholeModel("qwen3-14b@vq2", "16", "device", 319.6, "ea30483", 8, 1500),
     WholeModel("qwen3-14b@nf4", "16", "device", 276.8, "2056184", 8, 1500),
-    WholeModel("gemma-3-12b@nf4", "16", "device", 217.6, "2056184", 16, 1500),
+    WholeModel("gemma-3-12b@nf4", "16", "device", 252.4, "ea30483", 16, 1500),
     WholeModel("mistral-nemo-12b@nf4", "16", "device", 317.9, "2056184", 4, 1500),
     WholeModel("qwen3-8b@fp16", "16", "device", 230.4, "2056184", 16, 1500),
-    WholeModel("phi-4@vq2", "16", "device", 312.2, "2056184", 16, 1500),
+    WholeModel("phi-4@vq2", "16", "device", 341.4, "ea30483", 16, 1500),
     WholeModel("qwen3-32b@nf4", "16", "device", 144.3, "2056184", 16, 1500),
     WholeModel("qwen3-32b@nf4", "8", "device", 146.1, "2a7008b", 8, 1500),
     WholeModel("llama-3.3-70b@vq2", "nf4", "host", 138.6, "2056184", 16, 1500),

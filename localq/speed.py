@@ -127,12 +127,13 @@ def _launches(
     windowed = arch.window_layers if arch.window else 0
     for layers, slots in ((arch.layers - windowed, live), (windowed, min(live, arch.window))):
         yield layers * _attention(arch, placement.kv_bits, slots, machine)
-    yield arch.layers * machine.latency * _between(arch, format)
+    yield arch.layers * machine.latency * _between(arch, format, scheme)
     width, dense = arch.intermediate, arch.layers - arch.expert_layers
     yield dense * _products(((2 * width, arch.hidden), (arch.hidden, width)), around, scheme, machine) if dense else 0.0
     yield arch.expert_layers * _mixture(arch, format, scheme, machine) if arch.experts else 0.0
     head = {"16": "16 bit", "8": "8 bit", "nf4": "nf4"}[placement.head]
-    behind = measured.HEAD_BEHIND_VQ2 if (format, head) == ("vq2", "16 bit") else 1.0
+    slowed = (format, head) == ("vq2", "16 bit") and width > measured.ONE_TABLE
+    behind = measured.HEAD_BEHIND_VQ2 if slowed else 1.0
     yield behind * _product(head, arch.vocab, arch.hidden, head, "", machine)
     yield machine.latency * measured.EMBED_AND_CHOICE_US
 
@@ -150,7 +151,8 @@ def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> 
 def _products(shapes: Sequence[tuple[int, int]], format: str, scheme: str, machine: Machine) -> float:
     kernel = product_kernel(format, scheme)
     assert kernel is not None
-    return sum(_product(kernel, rows, columns, format, scheme, machine) for rows, columns in shapes)
+    alone = sum(_product(kernel, rows, columns, format, scheme, machine) for rows, columns in shapes)
+    return alone * measured.IN_A_STEP.get(kernel, 1.0)
 
 
 def _product(
@@ -176,13 +178,15 @@ def _moved(rows: int, columns: int, format: str, scheme: str, expert: bool = Fal
     return footprint.placed_bytes(Linears("", rows, columns, 1, expert), format, scheme)
 
 
-def _between(arch: Architecture, format: str) -> float:
-    """Launches of a layer that are neither products nor attention: norms behind, rotations in front."""
+def _between(arch: Architecture, format: str, scheme: str) -> float:
+    """What a layer takes besides products and attention: norms behind, rotations in front; of AQLM further tables."""
     four_norms = "four_norms" in MODEL_TYPES[arch.model_type]
     spent = 2 * measured.NORM_US if four_norms else 0.0
     if format == "vq2":  # where the model cannot be turned, also before qkv and gate_up, each behind its norm
         spent += measured.ROTATION_US
         spent += 2 * (measured.NORM_US + measured.ROTATION_US) if four_norms else 0.0
+    if format == "aqlm" and product_kernel(format, scheme) not in GATHERS:  # k, v and up
+        spent += 3 * measured.OWN_BOOKS_US
     return spent
 
 

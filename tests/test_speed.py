@@ -32,7 +32,7 @@ def predicted(name: str, format: str, scheme: str = "", placement: Placement | N
 def test_every_model_that_was_measured_is_predicted_within_10_percent(model):
     name, _, format = model.name.partition("@")
     placement = Placement(model.kv_bits, model.embed, model.head)
-    told = speed.tokens_per_s(arch(name), format, "", placement, MEASURED_ON, model.depth + speed.LIVE)
+    told = speed.tokens_per_s(arch(name), format, model.scheme, placement, MEASURED_ON, model.depth + speed.LIVE)
     assert told == pytest.approx(model.tok_s, rel=0.10)
 
 
