@@ -70,7 +70,7 @@ def chat(
     flags = options.among_settings(locals())
     settings = options.settled(flags, quiet)
     if dry_run:
-        return _plan(_gone_on_with(settings, flags, continue_, resume)[0], format, json)
+        return _plan(_gone_on_with(settings, flags, continue_, resume)[0], format, json, force)
     wanted = options.checked_grammar(json_schema, grammar, regex)
     first = None if prompt is None else options.prompt([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
     settings, record = _gone_on_with(settings, flags, continue_, resume)
@@ -80,10 +80,10 @@ def chat(
     return begun(settings, start, format, force, plain=plain or prompt is not None, quiet=quiet, first=first)
 
 
-def _plan(settings: Settings, format: str | None, json: bool) -> int:
+def _plan(settings: Settings, format: str | None, json: bool, force: bool) -> int:
     from localq.cli.dry_run import planned  # start-up cost: only asked for here
 
-    return planned(settings.model, format, settings, json)
+    return planned(settings.model, format, settings, json, force)
 
 
 def _gone_on_with(

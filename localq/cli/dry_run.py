@@ -14,6 +14,7 @@ from localq import (
     fit_rows,
     gpus,
     hub,
+    hub_client,
     measured,
     memory_limits,
     offers,
@@ -21,7 +22,7 @@ from localq import (
     speed,
 )
 from localq.cli.output import note, print_json
-from localq.errors import ExitCode
+from localq.errors import ExitCode, LocalqError
 from localq.offers import Choice, Considered, Offer
 from localq.sanitize import sanitize
 from localq.settings import Settings
@@ -75,30 +76,44 @@ class Report:
         return [each for each in self.choice.considered if each.usable and each is not self.choice.taken]
 
 
-def planned(name: str, format: str | None, settings: Settings, as_json: bool) -> int:
-    """Print the plan, as one JSON object if wished; the exit code of a load. Raises as `print_plan`."""
-    body = print_plan(name, format, settings, as_json)
-    if body is None:
-        return ExitCode.OK
-    print_json(body)
-    return ExitCode.OK if body["fits"] else ExitCode.DOES_NOT_FIT
+def planned(name: str, format: str | None, settings: Settings, as_json: bool = False, force: bool = False) -> int:
+    """Print the plan, as one JSON object if wished; the exit code that the command itself would end with.
 
-
-def print_plan(name: str, format: str | None, settings: Settings, as_json: bool = False) -> dict[str, Any] | None:
-    """Print the plan of a load. The dictionary of `--json` is returned, not printed.
-
-    Raises LocalqError as a load would: exit 3, behind the plan, where it does not fit.
+    Raises LocalqError behind the plan where that is not 0; with `as_json` it is returned.
     """
     report = made(name, format, settings)
-    if not as_json:
-        for title, text in lines(report):
-            print(f"{title:<11} {sanitize(text)}".rstrip())
-        if report.basis:
-            note(f"tok/s: {report.basis}")
-    refusal = choosing.too_large(report.choice.taken.offer, report.budget, settings)
-    if refusal is not None and not as_json:
+    too_large = choosing.too_large(report.choice.taken.offer, report.budget, settings)
+    refusal = _refusal(report, None if force else too_large)
+    if as_json:
+        print_json(to_dict(report, too_large is None))
+        return refusal.exit_code if refusal else ExitCode.OK
+    for title, text in lines(report):
+        print(f"{title:<11} {sanitize(text)}".rstrip())
+    if report.basis:
+        note(f"tok/s: {report.basis}")
+    if refusal is not None:
         raise refusal
-    return to_dict(report, refusal is None) if as_json else None
+    return ExitCode.OK
+
+
+def _refusal(report: Report, too_large: LocalqError | None) -> LocalqError | None:
+    """What ends the command before its first byte, as `opening` and `hub.fetch` say it; None where nothing does."""
+    taken = report.choice.taken
+    source = taken.offer.source or taken.offer.base
+    if report.not_yet and source is not None:
+        step = "`localq fit --vram SIZE` lists what does run."
+        return LocalqError(taken.offer.name, report.not_yet, step, ExitCode.FAILURE)
+    if too_large is not None:
+        return too_large
+    if source is not None and not _is_here(taken) and (report.settings.offline or hub_client.is_offline()):
+        return hub.not_here(source.repo or source.package)
+    return None
+
+
+def _is_here(each: Considered) -> bool:
+    """Nothing has to be fetched: it is on this machine, or what it is made of."""
+    base = each.offer.base
+    return each.here is not None or (base is not None and hub.local_source(base) is not None)
 
 
 def made(name: str, format: str | None, settings: Settings) -> Report:
@@ -184,6 +199,8 @@ def _source(taken: Considered) -> str:
 def _download(each: Considered) -> str:
     if each.here is not None:
         return f"on this machine: {each.here}"
+    if _is_here(each):
+        return "nothing to fetch: what it is made of is on this machine"
     size = each.offer.download_bytes
     return f"{human_bytes(size)} to fetch" if size else "a size that is not known"
 
@@ -207,7 +224,7 @@ def to_dict(report: Report, fits: bool) -> dict[str, Any]:
         "source": (source.repo or source.package) if source else None,
         "revision": (source.revision if source.kind == "hub" else source.version) if source else None,
         "path": str(taken.here) if taken.here else None,
-        "download_bytes": 0 if taken.here else offer.download_bytes,
+        "download_bytes": 0 if _is_here(taken) else offer.download_bytes,
         "ctx": plan.ctx,
         "kv_bits": plan.kv_bits,
         "embed": plan.embed,

@@ -75,7 +75,7 @@ def run(
     if dry_run:
         from localq.cli.dry_run import planned  # start-up cost: only asked for here
 
-        return planned(settings.model, format, settings, json)
+        return planned(settings.model, format, settings, json, force)
     stops = stop_strings.checked(stop or ())
     wanted = options.checked_grammar(json_schema, grammar, regex)
     asked = _Asked(words, stops, wanted, format, force, think_out, quiet, extract, json)

@@ -93,6 +93,29 @@ def test_what_does_not_fit_is_refused_behind_its_plan_with_three_ways_out(capsys
     assert plan_of(capsys, "qwen3-32b", "--vram", "12", code=ExitCode.DOES_NOT_FIT)["fits"] is False
 
 
+def test_it_ends_as_the_command_would(capsys, monkeypatch):
+    forced = plan_of(capsys, "qwen3-32b", "--vram", "12", "--force")
+    assert forced["fits"] is False  # and is fetched and loaded all the same
+    plan_of(capsys, "qwen3-32b", "--vram", "24", "--offline", code=ExitCode.NETWORK)
+    plan_of(capsys, "qwen3-32b", "--vram", "12", "--offline", code=ExitCode.DOES_NOT_FIT)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert execute(["chat", "qwen3-32b", "--vram", "24", "--dry-run"]) == ExitCode.NETWORK
+    captured = capsys.readouterr()
+    assert "19.2 GB to fetch" in captured.out
+    assert "the network is switched off" in captured.err
+
+
+def test_what_is_made_of_files_that_are_here_fetches_nothing(capsys, monkeypatch, tmp_path):
+    assert plan_of(capsys, "qwen3-32b@vq2", "--vram", "24")["download_bytes"] == 65_524_246_528
+    plan_of(capsys, "qwen3-32b@vq2", "--vram", "24", "--offline", code=ExitCode.NETWORK)
+    base = catalog.find("qwen3-32b").source("bf16")
+    monkeypatch.setattr(hub, "local_source", lambda source: tmp_path if source == base else None)
+    body = plan_of(capsys, "qwen3-32b@vq2", "--vram", "24", "--offline")
+    assert (body["path"], body["download_bytes"]) == (None, 0)
+    assert execute(["chat", "qwen3-32b@vq2", "--vram", "24", "--dry-run"]) == ExitCode.OK
+    assert "what it is made of is on this machine" in capsys.readouterr().out
+
+
 def test_the_gpu_that_is_here_counts_without_a_size(capsys, monkeypatch):
     monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (CARD,)))
     body = plan_of(capsys, "qwen3-14b")
@@ -122,7 +145,7 @@ def test_a_folder_has_a_plan_too(capsys, tmp_path):
 
 def test_experts_that_no_kernel_reads_run_on_the_cpu_alone(capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
-    body = plan_of(capsys, "mixtral-8x7b@squeezellm")
+    body = plan_of(capsys, "mixtral-8x7b@squeezellm", code=ExitCode.FAILURE)
     assert body["runs"] is False
     assert "experts in squeezellm" in body["reason"]
     assert plan_of(capsys, "mixtral-8x7b@squeezellm", "--device", "cpu")["runs"] is True
