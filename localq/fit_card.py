@@ -6,14 +6,17 @@ Torch-free. The bandwidth of a GPU of this machine is measured once, by a proces
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from localq import cards, gpu_bandwidth, gpus, measured, memory_limits, planner, remembered
 from localq.cards import Card
 from localq.errors import usage_error
 from localq.fit_rows import Memory
 from localq.gpus import Gpu
-from localq.prepare import Say
 from localq.speed import Machine
+
+if TYPE_CHECKING:
+    from localq.prepare import Say  # start-up cost: the hub and all that fetches
 
 _H200 = f"efficiency of the kernels as measured on an {measured.GPU}"
 BASIS = f"{_H200}; elsewhere bytes take no larger share of the bandwidth, and launches the time that they took there"

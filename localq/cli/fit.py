@@ -28,7 +28,8 @@ Desktop = Annotated[
 ]
 GpuName = Annotated[str | None, typer.Option("--gpu", metavar="NAME", help='A card by name, such as "RTX 4090".')]
 Bandwidth = Annotated[
-    float | None, typer.Option("--bandwidth", min=1.0, metavar="GB/s", help="Read bandwidth to predict speed from.")
+    float | None,
+    typer.Option("--bandwidth", min=1.0, max=1e6, metavar="GB/s", help="Read bandwidth to predict speed from."),
 ]
 Everything = Annotated[bool, typer.Option("--all", help="Every format of every model, not the best one of each.")]
 

@@ -220,6 +220,7 @@ def test_a_folder_has_one_ledger(capsys, tmp_path):
         (["llama-3.1-8b", "--vram", "24", "--format", "vptq"], ExitCode.USAGE),
         (["--gpu", "Voodoo 2"], ExitCode.USAGE),
         (["--vram", "24", "--bandwidth", "0"], ExitCode.USAGE),
+        (["--vram", "24", "--bandwidth", "inf", "--json"], ExitCode.USAGE),
         (["qwen3-8bb", "--vram", "24"], ExitCode.UNKNOWN_MODEL),
         (["someone/unheard-of", "--vram", "24", "--offline"], ExitCode.NETWORK),
     ],
@@ -252,7 +253,8 @@ def test_it_loads_neither_torch_nor_a_network_client():
     code = (
         "import sys\nfrom localq.cli import execute\n"
         "assert execute(['fit', '--vram', '24']) == 0\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub', 'httpx', 'requests'} & set(sys.modules)\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub', 'httpx', 'requests', 'localq.hub'}\n"
+        "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
