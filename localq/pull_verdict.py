@@ -67,7 +67,9 @@ def verdict(target: Target, settings: Settings, revision: str | None, *, force: 
     if plan.fits or force:
         return Verdict(plan.fits, f"{target.name}: {_said(plan, budget)}")
     why = f"it will not fit: {plan.reason}"
-    step = "`localq fit` lists what does; --force fetches it all the same."
+    refused = choosing.too_large(offer, budget, settings)
+    ways = f" {refused.next_step}" if refused is not None else ""
+    step = f"`localq fit` lists what does; --force fetches it all the same.{ways}"
     return Verdict(False, f"{target.name}: {why}", LocalqError(target.name, why, step, ExitCode.DOES_NOT_FIT))
 
 

@@ -34,6 +34,8 @@ def test_a_repository_is_judged_by_its_configuration_and_headers_alone(server, c
     err = localq(capsys, "pull", REPO, "--vram", "520MiB", code=3)
     assert "will not fit" in err
     assert "--force" in err
+    assert all(f"({number})" in err for number in (1, 2, 3))  # ways out
+    assert "with a larger --vram" in err
     asked = {each.path.rpartition("/")[2]: each.headers.get("range") for each in server.seen("GET", "/resolve/")}
     assert set(asked) == {
         "config.json", "generation_config.json", "tokenizer_config.json", "model.safetensors.index.json",
