@@ -18,11 +18,11 @@ MULTIPROCESSOR_GHZ = 132 * CLOCK_GHZ  # multiprocessors times their clock: what 
 Rows = tuple[tuple[int, int, float], ...]  # out, in, us of one launch
 
 # Matrix-vector products, by `localq bench --kernels`: NF4 at 468d13f where 5,120 columns or 2,880 are read, the rest of
-# it at 2a3f8cb and before; `vq2` and `2x8` at ea30483 (with 3,840, 2,880 and 5,120 columns at 468d13f; 4096 x 4096, gate
-# and up of 70B, q, k and v of it at 2a3f8cb), what gathers at 5a25bd4; int4 (groups of 128), squeezellm and bcq (q3g128)
-# at ea30483, those of 3,840, 5,120 and 17,408 columns at 468d13f. Those of gemma-3-12b by `localq bench --profile`,
-# inside a step, at ea30483, those of experts and the head of 151936 x 2048 in 16 bit at 2a7008b. Left out, since the two
-# ways differ: 16 bit at 5120 x 2880 (11.5 us alone, 10.9 in a step) and 2880 x 4096 (9.7, 8.0).
+# it at 2a3f8cb and before; `vq2` and `2x8` at ea30483 (with 3,840, 2,880 and 5,120 columns at 468d13f; 4096 x 4096,
+# gate and up of 70B, q, k and v of it at 2a3f8cb), what gathers at 5a25bd4; int4 (groups of 128), squeezellm and bcq
+# (q3g128) at ea30483, those of 3,840, 5,120 and 17,408 columns at 468d13f. Those of gemma-3-12b by `localq bench
+# --profile`, inside a step, at ea30483, those of experts and the head of 151936 x 2048 in 16 bit at 2a7008b. Left out,
+# since the two ways differ: 16 bit at 5120 x 2880 (11.5 us alone, 10.9 in a step) and 2880 x 4096 (9.7, 8.0).
 PRODUCTS: dict[str, Rows] = {
     "nf4": (
         (4096, 4096, 6.8), (6144, 4096, 8.7), (8192, 8192, 13.8), (10_240, 8192, 16.3), (4096, 14_336, 13.6),
@@ -35,6 +35,9 @@ PRODUCTS: dict[str, Rows] = {
     # In the order of the launches of a layer: gate and up of the chosen experts, and down.
     "nf4 experts": ((12_288, 2048, 11.2), (16_384, 768, 7.2)),
     "mxfp4 experts": ((23_040, 2880, 18.6), (11_520, 2880, 12.7)),
+    # Not timed by themselves: what a step of qwen3-30b-a3b@vq2 (2,777 us, ea30483) takes over its other launches, each
+    # of the two as much over the product of all their rows (7.1 and 6.3 us by the fit).
+    "vq2 experts": ((12_288, 2048, 13.0), (16_384, 768, 12.1)),
     "mxfp4": ((2880, 2880, 5.0),),
     "16 bit": (
         (4096, 4096, 11.4), (6144, 4096, 15.4), (28_672, 4096, 57.6), (4096, 14_336, 31.9), (8192, 8192, 36.2),
@@ -83,8 +86,9 @@ EMBED_AND_CHOICE_US = 6.0  # a row of the table, and the greedy choice among 128
 # (2a7008b). Why is not known yet; heads of 4 bits do not show it, nor does llama-3.1-8b, whose down has so few columns
 # that a slice of them is one table (512 columns in each of 32 slices).
 HEAD_BEHIND_VQ2, ONE_TABLE = 646 / 348, 32 * 512
-# Matrices of AQLM have codebooks of their own, so a launch makes tables for each: what llama-3.1-8b in 2x8 takes more in
-# a step (ea30483) than its launches with one set of codebooks, for each matrix of q, k, v, gate and up behind the first.
+# Matrices of AQLM have codebooks of their own, so a launch makes tables for each: what llama-3.1-8b in 2x8 takes more
+# in a step (ea30483) than its launches with one set of codebooks, for each matrix of q, k, v, gate and up behind the
+# first.
 OWN_BOOKS_US = 2.9
 # And what the products of a step take over what their launches of larger matrices say: of the same model in VPTQ.
 IN_A_STEP = {"vptq + 256": 1.14}
@@ -120,6 +124,7 @@ WHOLE_MODELS = (
     WholeModel("llama-3.3-70b@vq2", "nf4", "host", 146.8, "ea30483"),
     WholeModel("gpt-oss-20b@mxfp4", "16", "device", 572.5, "ea30483"),
     WholeModel("qwen3-30b-a3b@nf4", "16", "device", 430.3, "ea30483"),
+    WholeModel("qwen3-30b-a3b@vq2", "16", "device", 360.1, "ea30483"),
     WholeModel("llama-3.1-8b@nf4", "16", "device", 469.7, "2056184", 16, 1500),
     WholeModel("llama-3.1-8b@nf4", "16", "device", 454.8, "2056184", 4, 1500),
     WholeModel("qwen3-14b@vq2", "16", "device", 319.6, "ea30483", 8, 1500),
