@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from localq import catalog, driver, gpus, local_models, planner
+from localq import catalog, driver, gpus, local_models, planner, schemes
 from localq.architecture import Architecture
 from localq.catalog import ModelEntry
 from localq.errors import LocalqError, usage_error
@@ -19,7 +19,8 @@ from localq.modelfiles import open_model
 from localq.placement import Wishes
 
 CPU_MODEL = "smollm2-135m"
-QUANTIZED = ("nf4",)
+# Of one model in several formats the first is measured; bf16, fp16 and gguf, dequantized when loaded, run in 16 bit.
+QUANTIZED = ("nf4", "vq2", "mxfp4", "awq", "gptq", "bcq", "squeezellm", "aqlm", "vptq")
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,10 @@ def card_bytes() -> int:
 
 
 def architecture_of(model: LocalModel) -> Architecture | None:
-    """The shape of a model on the disk; None where its files cannot be read."""
+    """The shape of a model on the disk; None where its files cannot be read, or are in a layout that is not."""
     try:
-        return Architecture.from_config(open_model(model.path).config)
+        files = open_model(model.path)
+        return None if schemes.not_read(files.quantization) else Architecture.from_config(files.config)
     except LocalqError:  # damaged or of another kind: `localq ls` and `localq show` tell about it
         return None
 
@@ -76,10 +78,10 @@ def from_facts(
     on_disk = []
     for model in local:
         arch = shape(model) if model.complete and model.format in QUANTIZED else None
-        if arch is not None and _fits(arch, budget, ctx):
-            on_disk.append((arch.parameters, model.name, model))
+        if arch is not None and not catalog.not_yet(arch, model.format) and _fits(arch, budget, ctx):
+            on_disk.append((arch.parameters, -QUANTIZED.index(model.format), model.name, model))
     if on_disk:
-        chosen = max(on_disk, key=lambda each: each[:2])[2]
+        chosen = max(on_disk, key=lambda each: each[:3])[3]
         return Choice(chosen.name, path=str(chosen.path))
     catalogued = [each for each in entries if not catalog.not_yet(each.arch, "nf4") and _fits(each.arch, budget, ctx)]
     if not catalogued:

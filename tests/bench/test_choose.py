@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tiny_checkpoints import make_checkpoint
 
 from localq import catalog, driver, gpus
 from localq.bench import choose
@@ -32,6 +34,38 @@ def test_the_largest_quantized_model_on_the_disk_that_fits_in_fp16():
     assert from_facts(8 * GIB, CTX, disk, ENTRIES, shape).name == "llama-3.2-1b"
     broken = [local("llama-3.2-1b"), local("llama-3.1-8b", complete=False)]
     assert from_facts(24 * GIB, CTX, broken, ENTRIES, shape).name == "llama-3.2-1b"
+
+
+@pytest.mark.parametrize("format", choose.QUANTIZED)
+def test_whatever_format_it_is_quantized_in(format):
+    disk = [local("llama-3.2-1b"), local("llama-3.1-8b", format)]
+    assert from_facts(24 * GIB, CTX, disk, ENTRIES, shape).name == "llama-3.1-8b"
+
+
+def test_all_that_is_quantized_and_runs_counts():
+    assert {*choose.QUANTIZED, *catalog.FULL_PRECISION, "gguf"} == catalog.RUNNABLE_FORMATS
+
+
+def test_of_one_model_in_two_formats_that_with_the_faster_kernels():
+    vptq, nf4 = (replace(local("llama-3.1-8b", format), path=Path("/models") / format) for format in ("vptq", "nf4"))
+    for disk in ([vptq, nf4], [nf4, vptq]):
+        assert from_facts(24 * GIB, CTX, disk, ENTRIES, shape).path == "/models/nf4"
+
+
+def test_what_no_kernel_reads_is_left_out():
+    disk = [local("llama-3.2-1b"), local("qwen3-30b-a3b", "awq")]  # experts in AWQ run on the CPU alone
+    assert from_facts(80 * GIB, CTX, disk, ENTRIES, shape).name == "llama-3.2-1b"
+    assert from_facts(80 * GIB, CTX, [disk[0], local("qwen3-30b-a3b")], ENTRIES, shape).name == "qwen3-30b-a3b"
+
+
+def test_a_layout_that_is_not_read_is_left_out(tmp_path):
+    path = make_checkpoint(tmp_path / "awq") / "config.json"
+    config = json.loads(path.read_text())
+    for version, known in (("gemm", True), ("gemv", False)):
+        config["quantization_config"] = {"quant_method": "awq", "bits": 4, "version": version}
+        path.write_text(json.dumps(config))
+        found = choose.architecture_of(replace(local("some-8b", "awq"), path=path.parent))
+        assert (found is not None) == known
 
 
 def test_otherwise_random_weights_sized_to_the_card():
