@@ -5,12 +5,13 @@
 // Needs in % 32 == 0; out is free. The look-up is in registers: a lane of m16n8k32 has two rows of a tile, whose 16
 // values as two bytes each (rowlut_table.cuh) are 8 registers a row. PRMT takes four codes as they lie in memory and
 // gives four bytes, which are the operand A: no code is shifted, masked or looked up in shared memory by itself. x is
-// three bytes a value (rowlut_x.cuh), which are columns of B that one row of x leaves idle. Sums of bytes are exact;
-// they become f32 at the end of a tile, are scaled, and rounded once.
+// three bytes a value (rowlut_x.cuh), which are columns of B that one row of x leaves idle. Sums of bytes are exact,
+// and stay whole numbers until all warps' are added up; then they become f32, are scaled, and rounded once.
 //
 // Per 16 weights a lane does 16 PRMT, 2 LOP3 and 4 SHF: 1.4 a weight of the ALU pipe, against 2.0 that an H200 has at
-// the rate of its memory and 5.8 of an RTX 3090. Bound: memory. Reads out * (in / 2 + 32) bytes once. Every block
-// splits x into bytes and makes its tables by itself; the tables before the kernel that makes x has ended.
+// the rate of its memory and 5.8 of an RTX 3090. Bound: memory; on an H200 it waits besides (README.md). Reads out *
+// (in / 2 + 32) bytes once. Every block splits x into bytes and makes its tables by itself; the tables before the
+// kernel that makes x has ended.
 #include "rowlut.h"
 #include "rowlut_gemv.cuh"
 
