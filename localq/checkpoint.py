@@ -110,7 +110,7 @@ def info(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorInfo:
 
 
 class _Shards:
-    """Tensors in safetensors files, each file mapped when first needed."""
+    """Tensors in safetensors files, all mapped with the first tensor: files that are removed later are still read."""
 
     def __init__(self, owner: dict[str, Path]) -> None:
         self._owner = owner
@@ -118,20 +118,23 @@ class _Shards:
 
     def read(self, name: str) -> Tensor:
         """See `Source`."""
-        import safetensors  # loads with the first tensor: a plan or a listing needs the headers only
-
-        path = self._owner[name]
-        if path not in self._open:
-            try:
-                self._open[path] = safetensors.safe_open(str(path), framework="pt")
-            except (OSError, safetensors.SafetensorError) as error:
-                raise bad_file(str(path), f"cannot be mapped ({error})", DAMAGED) from error
-        tensor: Tensor = self._open[path].get_tensor(name)
+        if not self._open:
+            self._open = {path: _mapped(path) for path in dict.fromkeys(self._owner.values())}
+        tensor: Tensor = self._open[self._owner[name]].get_tensor(name)
         return tensor
 
     def close(self) -> None:
         """See `Source`."""
         self._open.clear()
+
+
+def _mapped(path: Path) -> Any:
+    import safetensors  # loads with the first tensor: a plan or a listing needs the headers only
+
+    try:
+        return safetensors.safe_open(str(path), framework="pt")
+    except (OSError, safetensors.SafetensorError) as error:
+        raise bad_file(str(path), f"cannot be mapped ({error})", DAMAGED) from error
 
 
 def _open_safetensors(files: ModelFiles) -> Checkpoint:

@@ -77,6 +77,20 @@ def _anonymous_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
+def test_a_model_that_is_removed_while_it_is_read_is_read_to_its_end(tmp_path: Path) -> None:
+    """As by `localq rm` in another process (reliability D10)."""
+    shards = {f"model-0000{i}-of-00003.safetensors": {f"t{i}": torch.full((i, 2 * i), float(i))} for i in (1, 2, 3)}
+    for name, tensors in shards.items():
+        save_file(tensors, tmp_path / name)
+    owners = {f"t{i}": name for i, name in enumerate(shards, 1)}
+    (tmp_path / INDEX_NAME).write_bytes(index_bytes({"weight_map": owners}))
+    with open_checkpoint(files_of(tmp_path)) as checkpoint:
+        checkpoint.read("t1")
+        for path in list(tmp_path.iterdir()):
+            path.unlink()
+        assert [checkpoint.read(f"t{i}").sum().item() for i in (1, 2, 3)] == [2, 16, 54]
+
+
 def test_empty_and_scalar_tensors(tmp_path: Path) -> None:
     header = {"a": entry("F32", [], [0, 4]), "b": entry("U8", [0, 7], [4, 4]), "c": entry("U8", [20], [4, 24])}
     read = read_header(write_raw(tmp_path / "x.safetensors", header, DATA))
