@@ -112,7 +112,7 @@ def _refusal(report: Report, too_large: LocalqError | None) -> LocalqError | Non
 
 def _is_here(each: Considered) -> bool:
     """Nothing has to be fetched: it is on this machine, or what it is made of."""
-    base = each.offer.base
+    base = each.offer.base if each.offer.source is None else None
     return each.here is not None or (base is not None and hub.local_source(base) is not None)
 
 

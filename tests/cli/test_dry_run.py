@@ -114,6 +114,7 @@ def test_what_is_made_of_files_that_are_here_fetches_nothing(capsys, monkeypatch
     assert (body["path"], body["download_bytes"]) == (None, 0)
     assert execute(["chat", "qwen3-32b@vq2", "--vram", "24", "--dry-run"]) == ExitCode.OK
     assert "what it is made of is on this machine" in capsys.readouterr().out
+    assert plan_of(capsys, "qwen3-32b", "--vram", "24")["download_bytes"] > 0  # which is published, and not made
 
 
 def test_the_gpu_that_is_here_counts_without_a_size(capsys, monkeypatch):
