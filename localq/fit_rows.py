@@ -113,6 +113,9 @@ def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None
         alone = now  # the same where no other program holds anything
         if memory.alone != memory.budget:
             alone = planned(memory.alone, wishes=free)
+        if now.fits and alone.ctx < now.ctx:  # where nothing has to give way any more, and as it is now more would fit
+            kept = replace(free, kv_bits=now.kv_bits, embed=now.embed, head=now.head)
+            alone = planned(memory.alone, wishes=kept)
     except LocalqError as error:  # nothing of that shape can be asked for this
         plain = planned(memory.budget)
         return Row(offer, replace(plain, fits=False), 0, 0, False, error.why)
