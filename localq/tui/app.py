@@ -203,6 +203,8 @@ class LocalqApp(TerminalApp):
         """The session is free: leave if that was waited for."""
         if self._leaving is not None:
             self.exit(self._leaving)
+        else:
+            beforehand.tidied()
 
     def close(self) -> None:
         """End the engine process; for whoever ran the app."""

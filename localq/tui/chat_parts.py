@@ -17,6 +17,7 @@ from localq.tui.composer_area import ComposerArea
 from localq.tui.conversation_view import ConversationView
 from localq.tui.host import TuiHost
 from localq.tui.instruments import InstrumentsPanel, Mode
+from localq.tui.keys_first import KeysFirstScreen
 from localq.tui.sidebar import Sidebar
 from localq.tui.status_line import StatusLine
 from localq.tui.terminal_app import TerminalScreen
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 WIDE = 120  # columns, from which on the instruments stand at the side
 
 
-class ChatParts(TerminalScreen, Screen[None]):
+class ChatParts(KeysFirstScreen, TerminalScreen, Screen[None]):
     """The conversation, the message, the instruments, the line below them, the list beside them."""
 
     AUTO_FOCUS = "Composer"

@@ -15,6 +15,7 @@ from textual.widgets import TextArea
 from localq.input_history import InputHistory
 from localq.sanitize import sanitize
 from localq.tui.keys import bindings
+from localq.tui.keys_first import KeysFirstScreen, is_typed
 
 PLACEHOLDER = "Message, or / for commands"
 
@@ -72,6 +73,12 @@ class Composer(TextArea):
         self.placeholder = PLACEHOLDER if event.size.width > 9 else ""
 
     # ---- typing
+
+    async def on_event(self, event: events.Event) -> None:
+        """Textual's; what is typed is seen at once."""
+        await super().on_event(event)
+        if is_typed(event) and isinstance(self.screen, KeysFirstScreen):
+            self.screen.draw_first(self)
 
     async def _on_key(self, event: events.Key) -> None:
         """What a key is bound to is done here and now: by way of the screen, where Textual does it, letters that were

@@ -31,13 +31,16 @@ if TYPE_CHECKING:  # start-up cost: `beforehand` imports them when the first fra
     from localq.session_record import Session
     from localq.sessions import SessionStore
     from localq.tui.reply_text import CopyWanted, ReplyText
+    from localq.tui.terminal_app import TerminalApp
 
-RESTS = 2  # times what drawing a piece of a reply took, before the next is drawn
+RESTS = 4  # times what drawing a piece of a reply took, before the next is drawn
 REST_S = 0.5  # at most
 
 
 class ConversationView(Vertical):
     """Turns and jobs. `busy`: a job runs."""
+
+    app: TerminalApp
 
     class Doing(Message):
         """Something of the line of what goes on has changed: fields of `status_line.Status`."""
@@ -212,7 +215,7 @@ class ConversationView(Vertical):
     def _remind(self) -> None:
         """Look in one's own turn: what runs in the timer's task is broken off where the timer is stopped, with what it
         has taken and not drawn."""
-        if not self._is_due and time.monotonic() >= self._rests_until_s:
+        if not self._is_due and not self.app.keys_first.wait and time.monotonic() >= self._rests_until_s:
             self._is_due = True
             self.call_later(self._look_again)
 

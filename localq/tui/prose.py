@@ -16,6 +16,7 @@ from textual.style import Style
 from textual.widget import Widget
 from textual.widgets import Markdown
 
+from localq.tui.flowing import Flowing
 from localq.tui.prose_blocks import Block
 from localq.tui.prose_rows import Breaker, Cell, Row, margin, takes_mark
 
@@ -23,7 +24,7 @@ HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 WIDTHS = 2  # that are kept: with and without a scrollbar
 
 
-class Prose(Widget):
+class Prose(Flowing, Widget):
     """Some blocks, one below the other."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {

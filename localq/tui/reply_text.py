@@ -20,6 +20,7 @@ from textual.widget import Widget
 from textual.widgets import Markdown, Static
 from textual.widgets._markdown import MarkdownBlock, MarkdownFence
 
+from localq.tui.flowing import Flowing
 from localq.tui.keys import bindings
 from localq.tui.prose import Prose
 from localq.tui.prose_blocks import Block, Other, Piece, last_line, pieces
@@ -45,7 +46,7 @@ class CopyMark(Static):
         self.query_ancestor(CodeBlock).action_copy_turn()
 
 
-class CodeBlock(MarkdownFence, can_focus=True):
+class CodeBlock(Flowing, MarkdownFence, can_focus=True):
     """A block of code. `source` is what stood between the fences."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

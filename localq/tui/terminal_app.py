@@ -14,7 +14,7 @@ from textual.css.query import NoMatches
 from textual.dom import DOMNode
 from textual.driver import Driver
 from textual.errors import NoWidget
-from textual.events import Event, Key, MouseEvent, Paste, Resize
+from textual.events import Event, MouseEvent, Paste, Resize
 from textual.filter import LineFilter
 from textual.geometry import Size
 from textual.screen import Screen
@@ -23,12 +23,13 @@ from textual.widgets import OptionList
 from textual.worker import WorkerFailed
 
 from localq.tui.clean_lines import CLEAN_LINES
+from localq.tui.composer import Composer
+from localq.tui.keys_first import KeysFirst, is_typed
 
 if TYPE_CHECKING:
     _Screen = Screen[Any]
 else:
     _Screen = object  # a class with styles of its own would hide those of the screen that it is part of
-EDITING = frozenset(("enter", "backspace", "tab", "up", "down", "left", "right"))  # no keys of the app's
 
 
 class TerminalScreen(_Screen):
@@ -74,6 +75,10 @@ class _Lowest(TerminalScreen, Screen[None]):
 class TerminalApp(App[int]):
     """An app that returns an exit code."""
 
+    def __init__(self, ansi_color: bool = False) -> None:
+        super().__init__(ansi_color=ansi_color)
+        self.keys_first = KeysFirst()
+
     def get_driver_class(self) -> type[Driver]:
         """Textual's, but for how a terminal is read."""
         from textual.drivers.linux_driver import LinuxDriver  # where there is one
@@ -101,11 +106,13 @@ class TerminalApp(App[int]):
         has the focus because what had it was hidden for a moment."""
         if isinstance(event, MouseEvent):
             self._free_mouse()
-        elif isinstance(event, Paste) or (isinstance(event, Key) and (event.is_printable or event.key in EDITING)):
+        elif isinstance(event, Paste) or is_typed(event):
             self.app_focus = True
             if self.focused is None:
                 self.screen._update_auto_focus()
         await super().on_event(event)
+        if is_typed(event) and not isinstance(self.focused, Composer):  # which says so itself
+            self.keys_first.answered()
 
     def _handle_exception(self, error: Exception) -> None:
         """Textual's; but where the app ends, what is just being made finds nothing of itself, and nobody is to know."""

@@ -25,6 +25,7 @@ from textual.events import Paste, Resize
 from textual.geometry import Size
 from textual.message import Message
 
+from localq.tui.keys_first import KeysFirst, is_typed
 from localq.tui.terminal_output import TerminalFile
 
 CHUNK_BYTES = 4096
@@ -97,6 +98,7 @@ class TerminalDriver(LinuxDriver):
     ) -> None:
         super().__init__(app, debug=debug, mouse=mouse, size=size)
         assert sys.__stdout__ is not None
+        self._keys_first: KeysFirst | None = getattr(app, "keys_first", None)
         self._terminal = TerminalFile(sys.__stdout__)
         self._file = self._terminal  # type: ignore[assignment]  # what the writing thread needs of a file
 
@@ -117,6 +119,12 @@ class TerminalDriver(LinuxDriver):
         if not self._in_band_window_resize:
             size = Size(*self._get_terminal_size())
             self.send_message(Resize(size, size))
+
+    def send_message(self, message: Message) -> None:
+        """Textual's; what is being drawn hears of a key before it has come through the queues."""
+        if self._keys_first is not None and is_typed(message):
+            self._keys_first.came()
+        super().send_message(message)
 
     def _sigcont_application(self, *_: object) -> None:
         """Going on after a stop that asked nobody (SIGSTOP), Textual starts reading and writing once more beside what

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
@@ -11,9 +10,6 @@ from textual.content import Content
 from textual.widgets import Collapsible, Static
 
 from localq.sanitize import sanitize
-
-if TYPE_CHECKING:
-    from textual.widgets.markdown import MarkdownStream
 
 MOST_CHARACTERS = 20_000  # of a message of the user that are drawn: a file that was pasted is not read here
 
@@ -37,7 +33,7 @@ class TurnView(Vertical, can_focus=True):
         super().__init__(classes=turn.role)
         self.turn = turn
         self._thought, self._thinking = sanitize(turn.thought), False
-        self._stream: MarkdownStream | None = None
+        self._said = False  # something of it has come
         self._pointed = False
         self._collapsed = True
 
@@ -84,7 +80,7 @@ class TurnView(Vertical, can_focus=True):
     @property
     def is_empty(self) -> bool:
         """Nothing of it has come."""
-        return self._stream is None and not self._thought and not self.turn.text
+        return not self._said and not self._thought and not self.turn.text
 
     def show(self, turn: Turn) -> None:
         """Another number, version or end of the same text."""
@@ -95,9 +91,7 @@ class TurnView(Vertical, can_focus=True):
     # ---- a reply that streams
 
     async def grow(self, thought: str, text: str) -> None:
-        """Put these behind what is there."""
-        from textual.widgets import Markdown  # as above
-
+        """Put these behind what is there, and return when they are there."""
         from localq.tui.reply_text import ReplyText  # as above
 
         if thought:
@@ -107,17 +101,13 @@ class TurnView(Vertical, can_focus=True):
             if self._thinking:
                 self._thinking = False
                 await self._draw_thought()
-            if self._stream is None:
-                self._stream = Markdown.get_stream(self.query_one(ReplyText))
-            await self._stream.write(text)
+            self._said = True
+            await self.query_one(ReplyText).append(text)
 
     async def end(self, turn: Turn) -> None:
         """It is complete: what is drawn now is what is kept."""
         from localq.tui.reply_text import ReplyText  # as above
 
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            await stream.stop()
         self._thought, self._thinking = sanitize(turn.thought), False
         await self._draw_thought()
         await self.query_one(ReplyText).settle(sanitize(turn.text))

@@ -11,6 +11,7 @@ from tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
 from localq.chat import Piece
 from localq.stats import Stats
+from localq.tui import beforehand
 from localq.tui.app import LocalqApp
 from localq.tui.conversation_view import RESTS
 from localq.tui.feed import EVERY_S, Feed
@@ -95,8 +96,8 @@ def test_who_scrolled_up_stays_there_until_the_end_is_asked_for():
     drive_chat(app, script)
 
 
-def test_what_is_drawn_next_waits_twice_as_long_as_drawing_took(monkeypatch):
-    """The time between two pieces is for keys, however long the conversation is that is laid out each time."""
+def test_drawing_a_stream_takes_a_fifth_of_the_time_at_most(monkeypatch):
+    """The rest is for keys, however long the conversation is that is laid out each time."""
     began, ended, enough = [], [], threading.Event()
     grow = TurnView.grow
 
@@ -137,9 +138,33 @@ def test_garbage_is_not_looked_for_in_what_was_there_before_the_first_word(monke
         monkeypatch.undo()
         assert gc.get_freeze_count() > 10_000
 
-    before = gc.get_freeze_count()
+    before, thresholds = gc.get_freeze_count(), gc.get_threshold()
     try:
         drive_chat(app, script)
         assert before == 0
     finally:
         gc.unfreeze()
+        gc.set_threshold(*thresholds)
+
+
+def test_everything_is_looked_through_when_a_reply_has_ended_and_seldom_before():
+    thresholds, looked = gc.get_threshold(), []
+    app = chat_app(["word " * 50])
+
+    def see(phase, info):
+        if phase == "start" and info["generation"] == 2:
+            looked.append(app.chat.conversation.busy)
+
+    async def script(pilot):
+        beforehand.garbage()
+        gc.callbacks.append(see)
+        await say(pilot, "go")
+        gc.callbacks.remove(see)
+
+    try:
+        drive_chat(app, script)
+        assert gc.get_threshold()[2] == beforehand.SELDOM > thresholds[2]
+        assert looked == [False]
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)

@@ -1,0 +1,169 @@
+"""A key is drawn before what streams, however long that takes: in which order, and how much at once, not how soon."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+
+from textual.events import Key
+from tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
+
+from localq.tui.keys_first import PATIENCE_S, KeysFirst
+from localq.tui.reply_text import CodeBlock, ReplyText
+from localq.tui.terminal_input import TerminalDriver
+
+
+class Clock:
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_keys_wait_until_they_are_answered_or_for_as_long_as_there_is_patience():
+    clock = Clock()
+    keys = KeysFirst(clock)
+    assert not keys.wait
+    keys.came()
+    clock.now_s += 0.9 * PATIENCE_S
+    keys.came()
+    keys.answered()
+    assert keys.wait, "the second"
+    clock.now_s += 0.2 * PATIENCE_S
+    assert not keys.wait
+    keys.forget()
+    keys.answered()  # late
+    keys.came()
+    assert keys.wait
+    keys.answered()
+    assert not keys.wait
+
+
+def test_a_key_counts_from_when_it_is_read(monkeypatch):
+    sent = []
+    monkeypatch.setattr("textual.driver.Driver.send_message", lambda self, message: sent.append(message))
+    driver = TerminalDriver.__new__(TerminalDriver)
+    driver._keys_first = KeysFirst(Clock())
+    driver.send_message(Key("f5", None))
+    assert not driver._keys_first.wait
+    driver.send_message(Key("x", "x"))
+    assert driver._keys_first.wait
+    assert [each.key for each in sent] == ["f5", "x"]
+
+
+def test_a_key_that_waits_is_drawn_before_the_next_piece():
+    go, end, shown = threading.Event(), threading.Event(), []
+
+    def streams():
+        yield "begin "
+        go.wait(30)
+        yield "later"
+        end.wait(30)
+
+    app = chat_app(streams())
+    app.keys_first = KeysFirst(Clock())  # which stands still: patience has no end
+
+    async def script(pilot):
+        conversation = app.chat.conversation
+        app.chat.composer.put("go")
+        await pilot.press("enter")
+        await until(pilot, lambda: "begin" in screen_text(app))
+        app.keys_first.came()
+        go.set()
+        await until(pilot, lambda: conversation._feed._texts)
+        for _ in range(3):
+            conversation._remind()
+            await pilot.pause()
+        reply = app.screen.query(ReplyText).last()
+        assert reply.source == "begin "
+        app.post_display_hook = lambda: shown.append((app.chat.composer.text, reply.source))
+        await pilot.press("x")
+        await until(pilot, lambda: "later" in screen_text(app))
+        end.set()
+        await idle(pilot)
+        assert reply.source == "begin later"
+        assert next(source for text, source in shown if text == "x") == "begin "
+
+    drive_chat(app, script)
+
+
+def test_nothing_is_laid_out_while_a_key_waits():
+    app = chat_app(["ok"])
+    app.keys_first = KeysFirst(clock := Clock())
+
+    async def script(pilot):
+        await say(pilot, "go")
+        app.keys_first.came()
+        await app.chat.conversation.transcript.notice("a line more")
+        for _ in range(3):
+            app.screen._on_timer_update()
+            await asyncio.sleep(0)
+        assert app.screen._layout_required
+        clock.now_s += 2 * PATIENCE_S
+        await until(pilot, lambda: not app.screen._layout_required and "a line more" in screen_text(app))
+        assert not app.keys_first.wait
+
+    drive_chat(app, script)
+
+
+def test_a_letter_is_drawn_by_itself_even_while_others_are_changed_as_one(monkeypatch):
+    app, shown = chat_app(["ok"]), []
+
+    async def script(pilot):
+        await say(pilot, "go")
+        composer, display = app.chat.composer, app._display
+
+        def seen(screen, update):
+            if not app._batch_count and update is not None:
+                shown.append(({y for y, _, _ in update.spans}, app.screen._layout_required))
+            display(screen, update)
+
+        monkeypatch.setattr(app, "_display", seen)
+        with app.batch_update():
+            app.chat.conversation.transcript.refresh(layout=True)
+            composer.post_message(Key("x", "x"))
+            await until_shown(shown)
+        rows = set(composer.region.line_range)
+        assert shown[0][0]
+        assert shown[0][0] <= rows
+        await pilot.pause()
+        await until(pilot, lambda: not app.screen._layout_required)
+        assert composer.text == "x"
+        assert any(each - rows for each, _ in shown), "the others come with the next frame"
+
+    drive_chat(app, script)
+
+
+async def until_shown(shown):
+    for _ in range(1000):
+        if shown:
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("nothing was drawn")
+
+
+def test_parts_of_a_reply_are_measured_once_while_it_grows(monkeypatch):
+    measured, app = Counter(), chat_app(["ok"])
+    height = CodeBlock.get_content_height
+
+    def counted(self, container, viewport, width):
+        measured[id(self)] += 1
+        return height(self, container, viewport, width)
+
+    monkeypatch.setattr(CodeBlock, "get_content_height", counted)
+
+    async def script(pilot):
+        view = await app.chat.conversation.transcript.begin(reading=False)
+        await view.grow("", "```py\nx = [1]\n```\n\n")
+        first = view.query_one(CodeBlock)
+        await until(pilot, lambda: first.region.height)
+        await pilot.pause()
+        before = measured[id(first)]
+        for number in range(5):
+            high = view.region.height
+            await view.grow("", f"Paragraph {number}.\n\n")
+            await until(pilot, lambda high=high: view.region.height > high)
+        assert measured[id(first)] <= before + 1, "a scrollbar may have come"
+
+    drive_chat(app, script)
