@@ -9,6 +9,7 @@ from localq import (
     cards,
     catalog,
     choosing,
+    embedded,
     explain,
     fit_card,
     fit_rows,
@@ -105,15 +106,19 @@ def _refusal(report: Report, too_large: LocalqError | None) -> LocalqError | Non
         return LocalqError(taken.offer.name, report.not_yet, step, ExitCode.FAILURE)
     if too_large is not None:
         return too_large
-    if source is not None and not _is_here(taken) and (report.settings.offline or hub_client.is_offline()):
+    if source and not _is_here(taken) and (report.settings.offline or hub_client.is_offline()):
         return hub.not_here(source.repo or source.package)
     return None
 
 
 def _is_here(each: Considered) -> bool:
-    """Nothing has to be fetched: it is on this machine, or what it is made of."""
-    base = each.offer.base if each.offer.source is None else None
-    return each.here is not None or (base is not None and hub.local_source(base) is not None)
+    """Nothing has to be fetched: it is on this machine, or what it is made of, or in a package that is installed."""
+    source = each.offer.source or each.offer.base
+    if each.here is not None or source is None:
+        return True
+    if source.kind == "pypi" and embedded.installed(source) is not None:
+        return True
+    return each.offer.source is None and hub.local_source(source) is not None
 
 
 def made(name: str, format: str | None, settings: Settings) -> Report:
@@ -200,7 +205,7 @@ def _download(each: Considered) -> str:
     if each.here is not None:
         return f"on this machine: {each.here}"
     if _is_here(each):
-        return "nothing to fetch: what it is made of is on this machine"
+        return "nothing to fetch: what it comes from is on this machine"
     size = each.offer.download_bytes
     return f"{human_bytes(size)} to fetch" if size else "a size that is not known"
 

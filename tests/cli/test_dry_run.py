@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from localq import catalog, choosing, gpu_bandwidth, gpus, hub, planner, unlisted
+from localq import catalog, choosing, embedded, gpu_bandwidth, gpus, hub, planner, unlisted
 from localq.cli import execute
 from localq.errors import ExitCode, LocalqError
 from localq.offers import Offer
@@ -113,8 +113,15 @@ def test_what_is_made_of_files_that_are_here_fetches_nothing(capsys, monkeypatch
     body = plan_of(capsys, "qwen3-32b@vq2", "--vram", "24", "--offline")
     assert (body["path"], body["download_bytes"]) == (None, 0)
     assert execute(["chat", "qwen3-32b@vq2", "--vram", "24", "--dry-run"]) == ExitCode.OK
-    assert "what it is made of is on this machine" in capsys.readouterr().out
+    assert "what it comes from is on this machine" in capsys.readouterr().out
     assert plan_of(capsys, "qwen3-32b", "--vram", "24")["download_bytes"] > 0  # which is published, and not made
+
+
+def test_a_model_of_an_installed_package_needs_no_network(capsys, monkeypatch, tmp_path):
+    for found, size, code in ((tmp_path, 0, ExitCode.OK), (None, 98_362_432, ExitCode.NETWORK)):
+        monkeypatch.setattr(embedded, "installed", lambda source, found=found: found)
+        for name in ("smollm2-135m", "smollm2-135m@vq2"):  # made of it
+            assert plan_of(capsys, name, "--vram", "8", "--offline", code=code)["download_bytes"] == size
 
 
 def test_the_gpu_that_is_here_counts_without_a_size(capsys, monkeypatch):
