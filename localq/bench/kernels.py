@@ -8,6 +8,7 @@ bitsandbytes and Triton where they are installed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, TextIO
@@ -38,6 +39,8 @@ from localq.bench.kernel_timing import SEED, Bench, version_of
 from localq.bench.shapes import Workload
 from localq.errors import ExitCode, LocalqError, usage_error
 
+# Which kernel, cases that are done, and of how many -> what to be in while it is measured, and not while it is printed.
+OnCase = Callable[[str, int, int], contextlib.AbstractContextManager[Any]]
 RIVALS = ("bitsandbytes", "triton", "aqlm", "vptq")  # packages whose versions belong to the conditions
 # Name -> what of a workload is to be measured; each case gives one row.
 FAMILIES: dict[str, Callable[[Workload], list[Callable[[Bench], Row]]]] = {
@@ -65,6 +68,7 @@ def run(
     families: Sequence[str] | None = None,
     replays: int = 30,
     plot_to: str | None = None,
+    on_case: OnCase = lambda kernel, done, total: contextlib.nullcontext(),
 ) -> dict[str, Any]:
     """Measure kernels, write a table to `out`, end with one line of JSON; returns what that line says.
 
@@ -84,7 +88,7 @@ def run(
     facts = _facts(bench, probes)
     print(", ".join(f"{key} {value}" for key, value in facts.items()), file=out)
     print(FORMAT.format(*HEADER), file=out, flush=True)
-    rows, failures = _table(cases, bench, roof, out)
+    rows, failures = _table(cases, bench, roof, out, on_case)
     bars = [(f"{row.op} {row.what} x{row.rows} {row.dtype}", row.bytes_per_s / roof) for row in rows]
     title = f"{facts['device']}: share of the measured {roof / 1e9:.0f} GB/s"
     if plot_to == plot.TERMINAL:
@@ -97,23 +101,24 @@ def run(
 
 
 def _table(
-    cases: Sequence[Callable[[Bench], Row]], bench: Bench, roof: float, out: TextIO
+    cases: Sequence[Callable[[Bench], Row]], bench: Bench, roof: float, out: TextIO, on_case: OnCase
 ) -> tuple[list[Row], list[str]]:
     """Measure and print case by case; the rows, and what failed."""
     rows: list[Row] = []
     failures: list[str] = []
-    for case in cases:
+    for number, case in enumerate(cases):
         try:
-            row = _measured(case, bench, out)
+            with on_case(_name(case).split()[0], number, len(cases)):
+                row = _measured(case, bench)
         except (LocalqError, RuntimeError) as error:
             failures.append(f"{_name(case)}: {str(error).splitlines()[0]}")
             print(f"FAILED {failures[-1]}", file=out, flush=True)
             if not isinstance(error, LocalqError) and not _answers(bench.device):
                 break
             continue
-        if row is not None:
+        if isinstance(row, Row):
             rows.append(row)
-            print("\n".join(lines(row, roof)), file=out, flush=True)
+        print(row if isinstance(row, str) else "\n".join(lines(row, roof)), file=out, flush=True)
     return rows, failures
 
 
@@ -126,16 +131,15 @@ def _cases(asked: str | Workload | None, families: Sequence[str] | None) -> list
     return [case for name in families or FAMILIES for case in known[name](work)]
 
 
-def _measured(case: Callable[[Bench], Row], bench: Bench, out: TextIO) -> Row | None:
-    """The row; None, and a line that says so, where the device has too little memory for it, or no kernel takes it."""
+def _measured(case: Callable[[Bench], Row], bench: Bench) -> Row | str:
+    """The row, or a line that says why there is none: the device has too little memory, or no kernel takes it."""
+    row: Row | str
     try:
         row = case(bench)
     except torch.OutOfMemoryError as error:
-        print(f"left out for want of memory: {_name(case)} ({str(error).splitlines()[0]})", file=out, flush=True)
-        row = None
+        row = f"left out for want of memory: {_name(case)} ({str(error).splitlines()[0]})"
     except ValueError as error:  # an operation refuses what it was given, by name: a shape too wide for this device
-        print(f"left out, no kernel takes it: {_name(case)} ({error})", file=out, flush=True)
-        row = None
+        row = f"left out, no kernel takes it: {_name(case)} ({error})"
     torch.cuda.empty_cache()
     return row
 

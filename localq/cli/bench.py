@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localq import memory_limits
-from localq.cli import bench_formats, fetch_progress, options
+from localq.cli import bench_formats, bench_progress, fetch_progress, options
 from localq.cli.output import note, print_json
 from localq.errors import LocalqError, usage_error
 
@@ -153,11 +153,13 @@ def _run_part(mode: str, asked: _Asked, settings: Settings, seed: int) -> None:
     if mode == "kernels":
         from localq.bench import kernels  # torch loads only now, as below
 
-        result = kernels.run(out, asked.model, plot_to=asked.plot)
+        result = kernels.run(out, asked.model, plot_to=asked.plot, on_case=bench_progress.cases(asked.quiet))
     elif mode == "bcq":
         from localq.bench import bcq_rows, kernels
 
-        result = kernels.run(out, asked.model or bcq_rows.SQUARES, list(kernels.BY_NAME), plot_to=asked.plot)
+        shown = bench_progress.cases(asked.quiet)
+        asked_for = asked.model or bcq_rows.SQUARES
+        result = kernels.run(out, asked_for, list(kernels.BY_NAME), plot_to=asked.plot, on_case=shown)
     elif mode == "crossover":
         from localq.bench import crossover
 
@@ -235,9 +237,8 @@ def _request(
 
 def _measure(request: Request, mode: str, asked: _Asked) -> None:
     from localq.bench import plot, report, step, whole
-    from localq.cli.bench_progress import progress
 
-    with progress(request.plan.repetitions + 1, asked.quiet) as tell:
+    with bench_progress.progress(request.plan.repetitions + 1, asked.quiet) as tell:
         if mode == "profile":
             out = sys.stderr if asked.output == "json" else sys.stdout
             result = step.run(request, out, tell)

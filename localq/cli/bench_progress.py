@@ -6,6 +6,8 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 from localq.cli.output import is_rich_terminal, stderr_console
 
@@ -28,3 +30,24 @@ def progress(runs: int, quiet: bool) -> Iterator[Callable[[str], None]]:
             said[text] += 1
 
         yield tell
+
+
+def cases(quiet: bool) -> Callable[[str, int, int], AbstractContextManager[Any]]:
+    """Gives the `on_case` of `bench.kernels.run`: a bar while a case is measured.
+
+    It is gone before a line of the table is printed, which may go to the same terminal.
+    """
+    if quiet or not is_rich_terminal(sys.stderr):
+        return lambda kernel, done, total: contextlib.nullcontext()
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = stderr_console()
+    bar = Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
+    task = bar.add_task("starting", total=None)
+
+    def shown(kernel: str, done: int, total: int) -> Progress:
+        bar.update(task, description=kernel, completed=done, total=total)
+        return bar
+
+    return shown

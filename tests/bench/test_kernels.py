@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from types import SimpleNamespace
@@ -208,9 +209,8 @@ def test_too_little_memory_leaves_a_row_out(bench, monkeypatch):
 
     from functools import partial
 
-    out = io.StringIO()
-    assert bench._measured(partial(greedy_row, product=3), ON_CPU, out) is None
-    assert out.getvalue() == "left out for want of memory: greedy product=3 (2 GiB, please)\n"
+    said = "left out for want of memory: greedy product=3 (2 GiB, please)"
+    assert bench._measured(partial(greedy_row, product=3), ON_CPU) == said
 
 
 def test_a_shape_that_no_kernel_takes_leaves_a_row_out(bench, monkeypatch):
@@ -221,11 +221,9 @@ def test_a_shape_that_no_kernel_takes_leaves_a_row_out(bench, monkeypatch):
 
     from functools import partial
 
-    out = io.StringIO()
-    assert bench._measured(partial(wide_row, columns=57_344), ON_CPU, out) is None
-    assert out.getvalue() == (
+    assert bench._measured(partial(wide_row, columns=57_344), ON_CPU) == (
         "left out, no kernel takes it: wide columns=57344 (rowlut_gemv: in = 57344, is too large for the shared memory "
-        "of this device)\n"
+        "of this device)"
     )
 
 
@@ -251,8 +249,17 @@ def test_a_kernel_that_fails_is_named_and_costs_no_other_row(bench, monkeypatch,
     monkeypatch.setattr(bench, "Bench", lambda device, cache, replays: ON_CPU)
     monkeypatch.setattr(bench.roofline, "read_probes", lambda device: {"sum": 1e9})
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(L2_cache_size=1))
-    out = io.StringIO()
-    result = bench.run(out)
+    out, told = io.StringIO(), []
+
+    @contextlib.contextmanager
+    def on_case(kernel, done, total):
+        printed = len(out.getvalue())
+        yield
+        told.append((kernel, done, total))
+        assert len(out.getvalue()) == printed, "a bar stood where a line was printed"
+
+    result = bench.run(out, on_case=on_case)
+    assert told == [("right", 1, 4), ("right", 3, 4)][: len(result["rows"])]  # of those that did not fail
     assert json.loads(out.getvalue().splitlines()[-1]) == result
     assert len(result["rows"]) == (1 if breaks else 2)
     assert result["failures"] == [

@@ -14,6 +14,7 @@ from tiny_checkpoints import make_checkpoint
 from localq import cli, driver, prepare
 from localq.bench import choose, kernels, whole
 from localq.bench.measure import EngineSubject
+from localq.cli import bench_progress
 
 
 @pytest.fixture(scope="module")
@@ -131,11 +132,21 @@ def test_quantizing_is_timed_for_a_model_that_it_can_be_done_with(arguments, cod
 
 def test_failures_of_kernels_come_after_the_json(monkeypatch, capsys):
     result = {"schema": 1, "rows": [], "failures": ["nf4_gemv is wrong"]}
-    monkeypatch.setattr(kernels, "run", lambda out, model, plot_to: result)
+    monkeypatch.setattr(kernels, "run", lambda out, model, plot_to, on_case: result)
     assert cli.execute(["bench", "--kernels", "--json"]) == 1
     shown = capsys.readouterr()
     assert json.loads(shown.out) == result
     assert "1 measurements failed, the first: nf4_gemv is wrong" in shown.err
+
+
+@pytest.mark.parametrize("mode", ["--kernels", "--bcq"])
+def test_kernels_are_given_the_bar_of_this_terminal(monkeypatch, mode):
+    given = []
+    monkeypatch.setattr(bench_progress, "cases", lambda quiet: ("bar", quiet))
+    monkeypatch.setattr(kernels, "run", lambda *_, on_case, **__: given.append(on_case) or {})
+    for words in ([mode], [mode, "-q"]):
+        assert cli.execute(["bench", *words]) == 0
+    assert given == [("bar", False), ("bar", True)]
 
 
 def test_ctrl_c_ends_with_130_and_leaves_stdout_empty(model, monkeypatch, capsys):
