@@ -9,7 +9,10 @@ from textual.box_model import BoxModel
 from textual.geometry import Size
 from textual.widget import Widget
 
-_Widget = Widget if TYPE_CHECKING else object  # a class with styles of its own would hide those of what it is part of
+if TYPE_CHECKING:
+    _Widget = Widget
+else:
+    _Widget = object  # a class with styles of its own would hide those of the widget that it is part of
 
 
 class Flowing(_Widget):
