@@ -92,10 +92,14 @@ def interrupted(
     """One signal at one moment of `localq pull`: what is wrong afterwards."""
     from localq import cli
 
-    ready, says_so = os.pipe()
+    (ready, says_so), execute = os.pipe(), cli.execute
+
+    def begun(arguments: list[str]) -> int:
+        os.write(says_so, b".")  # before `main` has begun the system would end the process at once
+        return execute(arguments)
 
     def work() -> int:
-        os.write(says_so, b".")
+        cli.execute = begun
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = ["localq", "pull", hub_kills.REPO, "--force"]  # its weights are noise
         try:
@@ -110,9 +114,7 @@ def interrupted(
     os.read(ready, 1)
     os.close(ready)
     os.close(says_so)
-    time.sleep(
-        0.03 + rng.random() ** 4 * 0.5
-    )  # mostly early, as a pull is short; not before `main` has begun: then the system ends it at once
+    time.sleep(rng.random() ** 4 * 0.5)  # mostly early, as a pull is short
     sent_at = time.monotonic()
     os.kill(child, number)
     code, took_s = status_of(child), time.monotonic() - sent_at
