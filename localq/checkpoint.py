@@ -221,19 +221,23 @@ def in_memory(tensors: dict[str, Tensor], config: dict[str, Any]) -> Checkpoint:
 
 
 class _Gguf:
-    """Tensors of a .gguf file under their Hugging Face names, dequantized one at a time."""
+    """Tensors of a .gguf file under their Hugging Face names, dequantized one at a time; mapped with the first."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self._data: Any = None
 
     def read(self, name: str) -> Tensor:
         """See `Source`."""
         from localq.gguf_import import tensors  # numpy and the gguf package: only where a .gguf file is read
 
-        return torch.from_numpy(tensors.read_tensor(self._model, name))
+        if self._data is None:
+            self._data = tensors.mapped(self._model)
+        return torch.from_numpy(tensors.read_tensor(self._model, name, self._data))
 
     def close(self) -> None:
-        """See `Source`: the file is mapped for one tensor at a time."""
+        """See `Source`."""
+        self._data = None
 
 
 def _open_gguf(path: Path) -> Checkpoint:

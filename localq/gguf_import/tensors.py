@@ -17,12 +17,25 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def read_tensor(model: GgufModel, name: str) -> NDArray[np.float32]:
-    """Tensor `name` (Hugging Face) as float32 in its Hugging Face shape. Raises LocalqError (exit 8, or 1 by type)."""
+def mapped(model: GgufModel) -> NDArray[np.uint8]:
+    """All bytes of the file, which stay there when it is removed. Raises LocalqError (exit 8)."""
+    import numpy as np  # start-up cost: headers are read without numpy
+
+    try:
+        return np.memmap(model.path, dtype=np.uint8, mode="r")
+    except (OSError, ValueError) as error:
+        raise bad_file(str(model.path), f"cannot be mapped ({error})", "Fetch the file again.") from error
+
+
+def read_tensor(model: GgufModel, name: str, data: NDArray[np.uint8] | None = None) -> NDArray[np.float32]:
+    """Tensor `name` (Hugging Face) as float32 in its Hugging Face shape. `data`: what `mapped` gave, to read many.
+
+    Raises LocalqError (exit 8, or 1 by type).
+    """
     tensor = model.tensors.get(name)
     if tensor is None:
         raise bad_file(str(model.path), f"it has no tensor {name!r}", "Fetch the file again.")
-    values = _dequantized(model, tensor)
+    values = _dequantized(model, tensor, mapped(model) if data is None else data)
     if model.architecture in PERMUTED and (".q_proj." in name or ".k_proj." in name):
         key = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
         return _unpermuted(model, values, model.config[key])
@@ -31,8 +44,8 @@ def read_tensor(model: GgufModel, name: str) -> NDArray[np.float32]:
     return values
 
 
-def _dequantized(model: GgufModel, tensor: GgufTensor) -> NDArray[np.float32]:
-    import numpy as np  # start-up cost: headers are read without numpy
+def _dequantized(model: GgufModel, tensor: GgufTensor, file: NDArray[np.uint8]) -> NDArray[np.float32]:
+    import numpy as np
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -45,12 +58,12 @@ def _dequantized(model: GgufModel, tensor: GgufTensor) -> NDArray[np.float32]:
     if columns % block:
         raise bad_file(str(model.path), f"tensor {tensor.gguf_name!r} has a row of {columns} values", "Fetch it again.")
     shape = (*rows, columns // block * block_bytes)
-    size = model.path.stat().st_size
-    if tensor.offset + math.prod(shape) > size:
+    end = tensor.offset + math.prod(shape)
+    if end > len(file):
         raise bad_file(
             str(model.path), f"tensor {tensor.gguf_name!r} is cut off", "The file is truncated; fetch it again."
         )
-    data = np.memmap(model.path, dtype=np.uint8, mode="r", offset=tensor.offset, shape=shape)
+    data = file[tensor.offset : end].reshape(shape)
     if kind in (GGMLQuantizationType.F32, GGMLQuantizationType.F16):
         stored = np.float32 if kind == GGMLQuantizationType.F32 else np.float16
         return np.asarray(data).view(stored).astype(np.float32)

@@ -15,6 +15,7 @@ from gguf.quants import _type_traits
 from real_model import smollm2
 from tiny_gguf import CASES, SHAPE, Case
 
+from localq.checkpoint import open_checkpoint
 from localq.errors import LocalqError
 from localq.gguf_import.binary import BLOCKS
 from localq.gguf_import.reader import read_header
@@ -56,6 +57,19 @@ def test_the_tensors_are_the_model_s_bit_by_bit(converted):
         assert read.dtype == np.float32
         np.testing.assert_array_equal(read, values, err_msg=name)
         assert values.ndim == 1 or len(np.unique(values)) > 20  # a mistake in the order would show
+
+
+def test_a_file_that_is_removed_while_it_is_read_is_read_to_its_end(converted, tmp_path):
+    """As by `localq rm` in another process (reliability D10)."""
+    _, weights, path = converted
+    own = tmp_path / path.name
+    own.write_bytes(path.read_bytes())
+    with open_checkpoint(open_model(own)) as checkpoint:
+        first, *others = checkpoint.tensors
+        checkpoint.read(first)
+        own.unlink()
+        for name in others:
+            np.testing.assert_array_equal(checkpoint.read(name).numpy(), weights[name], err_msg=name)
 
 
 def test_the_model_takes_the_tensors(converted):
