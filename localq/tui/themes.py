@@ -7,6 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from textual.command import CommandPalette
+from textual.errors import NoWidget
+from textual.events import Click
 from textual.theme import ThemeProvider
 
 from localq import settings, settings_file
@@ -28,11 +30,19 @@ class KeptThemes(ThemeProvider):
         return [(name, partial(keep, app, name)) for name in sorted(settings.CHOICES["theme"])]
 
 
-class Palette(TerminalScreen, CommandPalette):
+class _Searched(TerminalScreen, CommandPalette):
+    def _on_click(self, event: Click) -> None:  # type: ignore[override]  # as in Textual's
+        try:
+            self.get_widget_at(event.screen_x, event.screen_y)
+        except NoWidget:  # the terminal has become smaller since: there is nothing to click at
+            event.prevent_default()
+
+
+class Palette(_Searched):
     """Search and do one."""
 
 
-class ThemePalette(TerminalScreen, CommandPalette):
+class ThemePalette(_Searched):
     """Search and choose one."""
 
     def __init__(self) -> None:

@@ -122,6 +122,21 @@ def test_a_screen_ends_once_and_waits_for_what_lies_above():
     drive_chat(app, script)
 
 
+@pytest.mark.parametrize(("place", "left"), [((300, 200), False), ((40, 23), True)], ids=["gone", "there"])
+def test_a_click_at_what_the_screen_no_longer_has_leaves_the_palette(place, left):
+    """It was pressed before the terminal became smaller."""
+    app = chat_app([])
+
+    async def script(pilot):
+        await pilot.press("ctrl+p")
+        await until(pilot, lambda: isinstance(app.screen, CommandPalette))
+        app.screen.post_message(events.Click(app.screen, *place, 0, 0, 1, False, False, False))
+        await pilot.pause()
+        assert (app.screen is app.chat) == left
+
+    drive_chat(app, script)
+
+
 def test_a_screen_that_is_left_before_it_is_there_is_left():
     app = chat_app([])
 
