@@ -43,6 +43,7 @@ VARIABLES = (
     ("HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE", "the way to the hub"),
     ("CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER", "which GPU is the first"),
     ("NO_COLOR, CLICOLOR_FORCE, TERM=dumb, COLUMNS", "how text is shown"),
+    ("ESCDELAY", "milliseconds that the full screen waits after an ESC for the rest of a key; 50"),
     ("VISUAL, EDITOR", "your editor"),
     ("PAGER, LESS", "what shows tables that are longer than the terminal; PAGER=cat prints them"),
     ("DO_NOT_TRACK", "nothing to do: nothing is ever reported"),

@@ -62,6 +62,8 @@ class ChatScreen(ChatParts):
     @on(ConversationView.Doing)
     def _doing(self, message: ConversationView.Doing) -> None:
         self.status(**message.changes)
+        if message.changes.get("stopping"):  # seen at once, whatever else is to be drawn
+            self.draw_alone(self.query_one(StatusLine))
         stats = message.changes.get("stats")
         if isinstance(stats, Stats):
             self.instruments.show_stats(stats)

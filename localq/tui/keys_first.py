@@ -69,11 +69,16 @@ class KeysFirstScreen(_Screen):
         super()._on_timer_update()
 
     def draw_first(self, widget: Widget) -> None:
-        """A key is done in `widget`: draw that, unless more of them come or it has another size now. What else has
-        changed waits for the next frame; nothing is laid out, not even what is changed as one (`batch_update`)."""
-        keys, app = self.app.keys_first, self.app
-        keys.answered()
-        if keys.wait or not self.is_current or widget._layout_required:
+        """A key is done in `widget`: draw that, unless more of them come."""
+        self.app.keys_first.answered()
+        if not self.app.keys_first.wait:
+            self.draw_alone(widget)
+
+    def draw_alone(self, widget: Widget) -> None:
+        """Draw `widget` now, unless it has another size now. What else has changed waits for the next frame; nothing
+        is laid out, not even what is changed as one (`batch_update`)."""
+        app = self.app
+        if not self.is_current or widget._layout_required:
             return
         others, self._dirty_widgets = self._dirty_widgets, set()
         batch, app._batch_count = app._batch_count, 0

@@ -18,6 +18,8 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Any
 
+from textual import constants
+from textual._parser import Read1
 from textual._xterm_parser import XTermParser
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
@@ -29,8 +31,20 @@ from localq.tui.keys_first import KeysFirst, is_typed
 from localq.tui.terminal_output import TerminalFile
 
 CHUNK_BYTES = 4096
-TICK_S = 0.1  # as often as this it is looked whether a lone Esc is one, and whether to end
+TICK_S = 0.1  # as often as this it is looked whether to end
+# After so long without more an ESC is the key Esc, which stops a reply. Terminals write a sequence at once, and SSH
+# sends it in one piece: vim waits 0.1 s, neovim 0.05 s and tmux 0.01 s. ESCDELAY, in milliseconds, says otherwise.
+ESCAPE_S = constants.ESCAPE_DELAY if "ESCDELAY" in os.environ else 0.05
 PASTED, END = "\x1b[200~", "\x1b[201~"
+
+
+class _Parser(XTermParser):
+    """Textual's, with our patience."""
+
+    @staticmethod
+    def read1(timeout: float | None = None) -> Read1:  # type: ignore[override]  # of a class, as it is called
+        """The next character, or what is complete without it; Textual's own patience is 0.1 s (8.2)."""
+        return Read1(None if timeout is None else ESCAPE_S)
 
 
 class Keys:
@@ -39,7 +53,7 @@ class Keys:
     def __init__(self, debug: bool = False) -> None:
         self._debug = debug
         self._decode = codecs.getincrementaldecoder("utf-8")("ignore").decode
-        self._parser = XTermParser(debug)
+        self._parser = _Parser(debug)
         self._held, self._held_at_s = "", 0.0  # what may begin a paste
         self._paste: str | None = None  # what has come of one
 
@@ -59,10 +73,18 @@ class Keys:
 
     def tick(self) -> Iterator[Message]:
         """What is complete because nothing more came."""
-        if self._held and time.monotonic() - self._held_at_s > TICK_S:
+        if self._held and time.monotonic() - self._held_at_s >= ESCAPE_S:
             keys, self._held = self._held, ""
             yield from self._typed(keys)
         yield from self._parser.tick()
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds until `tick` may have something to tell."""
+        ends = [self._held_at_s + ESCAPE_S] if self._held else []
+        if self._parser._timeout_time is not None:
+            ends.append(self._parser._timeout_time)
+        return max(0.0, min(ends) - time.monotonic()) if ends else TICK_S
 
     def _pasted(self, text: str) -> Generator[Message, None, str]:
         """Take the part of `text` that belongs to the paste; returns the rest."""
@@ -87,7 +109,7 @@ class Keys:
         try:
             yield from self._parser.feed(keys) if keys else ()
         except (ValueError, OverflowError):  # key codes that are no characters
-            self._parser = XTermParser(self._debug)
+            self._parser = _Parser(self._debug)
 
 
 class TerminalDriver(LinuxDriver):
@@ -147,7 +169,7 @@ class TerminalDriver(LinuxDriver):
         with selectors.DefaultSelector() as selector:
             selector.register(self.fileno, selectors.EVENT_READ)
             while not self.exit_event.is_set():
-                if selector.select(TICK_S):
+                if selector.select(keys.patience_s):
                     try:
                         data = os.read(self.fileno, CHUNK_BYTES)
                     except OSError:

@@ -11,6 +11,7 @@ from tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
 from localq.tui.keys_first import PATIENCE_S, KeysFirst
 from localq.tui.reply_text import CodeBlock, ReplyText
+from localq.tui.status_line import StatusLine
 from localq.tui.terminal_input import TerminalDriver
 
 
@@ -131,6 +132,41 @@ def test_a_letter_is_drawn_by_itself_even_while_others_are_changed_as_one(monkey
         await until(pilot, lambda: not app.screen._layout_required)
         assert composer.text == "x"
         assert any(each - rows for each, _ in shown), "the others come with the next frame"
+
+    drive_chat(app, script)
+
+
+def test_that_a_reply_stops_is_seen_before_all_else_is_drawn(monkeypatch):
+    end = threading.Event()
+
+    def streams():
+        yield "begin "
+        end.wait(30)
+
+    app, shown = chat_app(streams()), []
+    app.keys_first = KeysFirst(Clock())  # which stands still: no frame comes while a key waits
+
+    async def script(pilot):
+        app.chat.composer.put("go")
+        await pilot.press("enter")
+        await until(pilot, lambda: "begin" in screen_text(app))
+        app.keys_first.came()
+        display = app._display
+
+        def seen(screen, update):
+            if update is not None:
+                shown.append({y for y, _, _ in update.spans})
+            display(screen, update)
+
+        monkeypatch.setattr(app, "_display", seen)
+        app.chat.conversation.stop_job()
+        await until_shown(shown)
+        line = app.chat.query_one(StatusLine)
+        assert line.status.stopping
+        assert shown == [set(line.region.line_range)]
+        app.keys_first.forget()
+        end.set()
+        await idle(pilot)
 
     drive_chat(app, script)
 

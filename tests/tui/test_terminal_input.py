@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 from textual import events
 
-from localq.tui.terminal_input import Keys
+from localq.tui.terminal_input import TICK_S, Keys
 
 PIECES = (
     *(
@@ -70,6 +74,46 @@ def test_what_only_looked_like_a_paste_is_typed_when_nothing_more_comes():
     reader._held_at_s -= 1
     found = [*reader.tick(), *reader.feed(b"\x1b[A")]
     assert [message.key for message in found if isinstance(message, events.Key)][-3:] == ["2", "0", "up"]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = SimpleNamespace(s=100.0)
+    monkeypatch.setattr("localq.tui.terminal_input.time", SimpleNamespace(monotonic=lambda: now.s))
+    monkeypatch.setattr("textual._parser.get_time", lambda: now.s)
+    return now
+
+
+@pytest.mark.parametrize(("begun", "key"), [(b"\x1b", "escape"), (b"\x1b[2", "2")])
+def test_the_key_esc_is_told_after_a_twentieth_of_a_second_and_looked_for_just_then(clock, begun, key):
+    reader = Keys()
+    assert reader.patience_s == TICK_S
+    assert list(reader.feed(begun)) == []
+    found = []
+    for _ in range(2 if key == "2" else 1):  # what may begin a paste waits for that, then as any sequence
+        assert reader.patience_s == pytest.approx(0.05)
+        clock.s += 0.049
+        assert list(reader.tick()) == []
+        assert reader.patience_s == pytest.approx(0.001)
+        clock.s += 0.0011
+        found += reader.tick()
+    assert found[-1].key == key
+    assert reader.patience_s == TICK_S
+
+
+def test_a_sequence_that_comes_in_parts_is_one_key(clock):
+    reader, found = Keys(), []
+    for part in (b"\x1b", b"[", b"1;5", b"A"):
+        clock.s += 0.04
+        found += [*reader.feed(part), *reader.tick()]
+    assert [message.key for message in found] == ["ctrl+up"]
+
+
+def test_the_users_own_patience_with_esc_counts():
+    code = "from localq.tui import terminal_input as t; r = t.Keys(); list(r.feed(b'\\x1b')); print(r.patience_s)"
+    environ = {**os.environ, "ESCDELAY": "5000"}
+    told = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
+    assert 4.0 < float(told.stdout) <= 5.0
 
 
 def test_a_paste_of_a_megabyte_comes_whole():
