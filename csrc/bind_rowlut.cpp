@@ -40,8 +40,6 @@ void bind_rowlut(py::module_& m) {
       },
       py::arg("codes"), py::arg("table"), py::arg("out_features"), py::arg("in_features"), py::arg("out"),
       py::arg("type"), py::arg("row_begin"), py::arg("row_count"), py::arg("device"), py::arg("stream"));
-
-  m.def("rowlut_widest", &rowlut_widest, py::arg("device"));
 }
 
 }  // namespace localq

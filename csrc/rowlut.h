@@ -26,7 +26,4 @@ void rowlut_gemv(const RowLut* matrices, int count, const GemvExtras& extras, co
 void rowlut_dequantize(const RowLut& w, void* out, Type type, int64_t row_begin, int64_t row_count, int device,
                        cudaStream_t stream);
 
-// The widest x, in columns, that rowlut_gemv takes on a device: one row of it must fit into shared memory.
-int64_t rowlut_widest(int device);
-
 }  // namespace localq

@@ -1,17 +1,19 @@
-// y = extras(x W^T), W in 4 bits with 16 values of its own for every row (localq/quant/squeezellm.py): the frame of
-// row_gemv.cuh, with products of bytes.
-//   codes  u8  [out, in / 2], one to three that share x     x T [rows, in]
-//   values f16 [out, 16]                                    y T or f32 [rows, sum of outs]
-// Needs in % 32 == 0; out is free. The look-up is in registers: a lane of m16n8k32 has two rows of a tile, whose 16
-// values as two bytes each (rowlut_table.cuh) are 8 registers a row. PRMT takes four codes as they lie in memory and
-// gives four bytes, which are the operand A: no code is shifted, masked or looked up in shared memory by itself. x is
-// three bytes a value (rowlut_x.cuh), which are columns of B that one row of x leaves idle. Sums of bytes are exact,
-// and stay whole numbers until all warps' are added up; then they become f32, are scaled, and rounded once.
+// y = extras(x W^T), W in 4 bits with 16 values of its own for every row (localq/quant/squeezellm.py), up to three
+// matrices that share x; results are cut into blocks and tiles as in row_gemv.cuh.
+//   codes  u8  [out, in / 2]     x T [rows, in], 1 to 8 rows
+//   values f16 [out, 16]         y T or f32 [rows, sum of outs]
+// Needs in % 32 == 0; out is free.
 //
-// Per 16 weights a lane does 16 PRMT, 2 LOP3 and 4 SHF: 1.4 a weight of the ALU pipe, against 2.0 that an H200 has at
-// the rate of its memory and 5.8 of an RTX 3090. Bound: memory; on an H200 it waits besides (README.md). Reads out *
-// (in / 2 + 32) bytes once. Every block splits x into bytes and makes its tables by itself; the tables before the
-// kernel that makes x has ended.
+// All warps of a block work on the same 16 rows of W, each on its own columns. The pairs of values that a byte of codes
+// can stand for in these rows are a table in shared memory (rowlut_table.cuh), and one PRMT and one load make of a byte
+// a register of m16n8k16's operand A: exact f16. Column c of B is row c of x (rowlut_x.cuh), so its columns are those
+// of the codes as they lie in memory, and all rows of x share the look-ups. Where two tables fit, the next tile's is
+// made by the warps that have looked up theirs; else all wait for each other once more. Sums are f32: those of a warp,
+// then those of the warps in the order of the columns; so a result depends on nothing but its rows of W and of x.
+//
+// Bound: memory, and on an H200 shared memory beside it (README.md has the counts). Reads out * (in / 2 + 32) bytes
+// once, 64 KB of codes in flight a multiprocessor while tables are made. The first of them, and the first table, come
+// before the kernel that makes x has ended.
 #include "rowlut.h"
 #include "rowlut_gemv.cuh"
 
@@ -21,65 +23,40 @@ namespace {
 using namespace rowlut;
 
 constexpr const char* kOp = "rowlut_gemv";
-constexpr uint32_t kFixedBytes = (kWarps<1> + 16) * sizeof(float);
-constexpr int kFewRows = 2;                // of x: one tile of B
-constexpr uint32_t kSetBytes = 48 * 1024;  // of one set of shares, where a single tile needs no more
-constexpr uint32_t kLeastTables = 64;      // rows of W whose tables a block of threads has room for, at least
+constexpr uint32_t kFixedBytes = (kWarps + 8) * sizeof(float);
 
-uint32_t stride_of(int64_t in) {
-  return uint32_t((in + 127) / 128 * 128) + kXPad;
+template <typename T, bool kStaged>
+void launch_typed(const RowLutGemv& p, uint32_t grid, uint32_t needed, const void* x, void* y, int device,
+                  cudaStream_t stream) {
+  // two of these are more than there is: one block per multiprocessor (row_gemv.cuh)
+  const uint32_t alone = uint32_t(device_facts(device, kOp).shared_bytes_per_block) / 2 + 1024;
+  launch(kOp, device, rowlut_gemv_kernel<T, kStaged>, dim3(grid), dim3(kThreads), needed > alone ? needed : alone,
+         stream, p, static_cast<const T*>(x), y);
 }
 
-uint32_t tile_bytes_of(int rows) {
-  const uint32_t of_row = rows <= kFewRows ? kWarps<1> * kSlots<1> : kWarps<kPlanes> * kSlots<kPlanes>;
-  return of_row * kRowTile * uint32_t(rows) * sizeof(int64_t);
-}
-
-// Rows of x, at most `rows`, that fit beside shares of one tile and the fewest tables; 0 where none does.
-int rows_that_fit(int64_t in, int rows, int shared_bytes) {
-  for (; rows > 0; --rows) {
-    const int64_t x = int64_t(rows) * kPlanes * stride_of(in);
-    if (kFixedBytes + 2 * tile_bytes_of(rows) + kLeastTables * kTableBytesOfRow + x <= shared_bytes) break;
-  }
-  return rows;
-}
-
-template <typename T, int kTiles>
-void launch_tiles(RowLutGemv p, const void* x, void* y, int device, cudaStream_t stream) {
-  const DeviceFacts& facts = device_facts(device, kOp);
-  RowGemv& row = p.row;
-  row.items = (row.row_bytes + kItemBytes<kTiles> - 1) / kItemBytes<kTiles>;
-  const uint32_t parts = row.span == kRowTile ? 1 : 2, tile_bytes = tile_bytes_of(row.rows);
-  const uint32_t x_bytes = row.rows * kPlanes * row.x_stride, sms = facts.multiprocessors;
-  const uint32_t room = uint32_t(facts.shared_bytes_per_block) - kFixedBytes - x_bytes;
-  const uint32_t fit = (room - 2 * tile_bytes) / kTableBytesOfRow / 4 * 4 / parts;  // results of a block
-  const uint32_t waves = (row.results + sms * fit - 1) / (sms * fit);
-  const uint32_t grid = row.results < sms * waves ? row.results : sms * waves;
-  p.most = ((row.results + grid - 1) / grid * parts + 3) / 4 * 4;
-  const uint32_t tiles = ((row.results + grid - 1) / grid + row.span - 1) / row.span;
-  const uint32_t left = (room - p.most * kTableBytesOfRow) / (2 * tile_bytes), held = kSetBytes / tile_bytes;
-  const uint32_t most = left < held ? left : held;
-  row.group = tiles < most ? tiles : most > 0 ? most : 1;
-  const uint32_t needed = kFixedBytes + 2 * row.group * tile_bytes + p.most * kTableBytesOfRow + x_bytes;
-  const uint32_t alone = uint32_t(facts.shared_bytes_per_block) / 2 + 1024;  // two of these are more than there is
-  launch(kOp, device, rowlut_gemv_kernel<T, kTiles>, grid, 32 * kWarps<kTiles>, needed > alone ? needed : alone, stream,
-         p, static_cast<const T*>(x), y);
-}
-
-// As many rows of x at a time as shared memory holds: where it is small or x wide, W is read more than once.
+// Shared memory: a table and two tiles of shares, then x, then the other table, then more shares, as they fit.
 template <typename T>
-void launch_rows(RowLutGemv p, const void* x, void* y, int rows, int device, cudaStream_t stream) {
-  const void* const residual = p.row.extras.residual;
-  for (int first = 0; first < rows; first += p.row.rows) {
-    p.row.rows = rows_that_fit(p.row.in, rows - first, device_facts(device, kOp).shared_bytes_per_block);
-    require(p.row.rows > 0, kOp, "in", p.row.in, "is too large for the shared memory of this device");
-    const uint64_t at = uint64_t(first) * p.row.results;
-    if (residual != nullptr) p.row.extras.residual = static_cast<const T*>(residual) + at;
-    const T* const from = static_cast<const T*>(x) + uint64_t(first) * p.row.in;
-    uint8_t* const to = static_cast<uint8_t*>(y) + at * (p.row.extras.y_is_f32 ? sizeof(float) : sizeof(T));
-    if (p.row.rows <= kFewRows) launch_tiles<T, 1>(p, from, to, device, stream);
-    if (p.row.rows > kFewRows) launch_tiles<T, kPlanes>(p, from, to, device, stream);
-  }
+void launch_planned(RowLutGemv p, const void* x, void* y, int device, cudaStream_t stream) {
+  const DeviceFacts& facts = device_facts(device, kOp);
+  const uint32_t budget = facts.shared_bytes_per_block, sms = facts.multiprocessors, results = p.row.results;
+  const uint32_t grid = results < sms ? results : sms;
+  const uint32_t tiles = ((results + grid - 1) / grid + p.row.span - 1) / p.row.span;
+  const uint32_t share = kWarps * kRowTile * p.row.rows * sizeof(float), stride = p.steps * kStepXBytes + kXPad;
+  uint32_t needed = kPairTableBytes + kFixedBytes + 2 * share;
+  require(needed <= budget, kOp, "rows", p.row.rows, "need more shared memory than this device has");
+  const bool staged = needed + uint64_t(p.row.rows) * stride <= budget;
+  require(staged || p.row.extras.norm == NormKind::kNone, kOp, "in", p.row.in, "is too large for a norm");
+  p.row.x_stride = staged ? stride : 0;
+  needed += p.row.rows * p.row.x_stride;
+  p.two = tiles > 1 && needed + kPairTableBytes <= budget;
+  if (p.two) needed += kPairTableBytes;
+  const uint32_t fit = 1 + (budget - needed) / (2 * share), held = share < kShareBudget ? kShareBudget / share : 1;
+  p.row.group = tiles;
+  if (p.row.group > fit) p.row.group = fit;
+  if (p.row.group > held) p.row.group = held;
+  needed += (p.row.group - 1) * 2 * share;
+  if (staged) return launch_typed<T, true>(p, grid, needed, x, y, device, stream);
+  launch_typed<T, false>(p, grid, needed, x, y, device, stream);
 }
 
 }  // namespace
@@ -107,17 +84,12 @@ void rowlut_gemv(const RowLut* matrices, int count, const GemvExtras& extras, co
   p.row.in = uint32_t(in);
   p.row.row_bytes = uint32_t(in / 2);
   p.row.span = paired ? kRowTile / 2 : kRowTile;
-  p.row.x_stride = stride_of(in);
+  p.row.rows = rows;
+  p.steps = (p.row.row_bytes + kStepBytes - 1) / kStepBytes;
+  while (1 << p.row_bits < rows) ++p.row_bits;
   const DeviceGuard guard(device, kOp);
-  if (type == Type::kFloat16) return launch_rows<__half>(p, x, y, rows, device, stream);
-  launch_rows<__nv_bfloat16>(p, x, y, rows, device, stream);
-}
-
-int64_t rowlut_widest(int device) {
-  const int shared_bytes = device_facts(device, kOp).shared_bytes_per_block;
-  int64_t in = 0;
-  while (in < 1 << 24 && rows_that_fit(in + 128, 1, shared_bytes) > 0) in += 128;
-  return in;
+  if (type == Type::kFloat16) return launch_planned<__half>(p, x, y, device, stream);
+  launch_planned<__nv_bfloat16>(p, x, y, device, stream);
 }
 
 }  // namespace localq

@@ -1,262 +1,196 @@
-// The kernel of rowlut_gemv.cu: a warp over its items, tables and x in bytes.
+// The kernel of rowlut_gemv.cu: tile by tile, a warp over its columns of each.
 #pragma once
 
+#include "launch.h"
 #include "rowlut_table.cuh"
 #include "rowlut_x.cuh"
 
 namespace localq::rowlut {
 
-// Of so many tiles of B. One leaves registers for twice the warps, which took a tenth less time (README.md).
-template <int kTiles>
-constexpr int kWarps = kTiles == 1 ? 16 : 8;
-template <int kTiles>
-constexpr int kSteps = kTiles == 1 ? 4 : 6;  // loads of a row in an item; all of one item are in flight
-template <int kTiles>
-constexpr uint32_t kItemBytes = kSteps<kTiles> * kStepBytes;
-constexpr uint32_t kXPad = 16;  // bytes of a plane beyond 128: lanes of two rows of B then meet no bank twice
+constexpr int kSteps = 4;  // of an item: 64 bytes of every row of a tile each, 64 codes a lane
+constexpr uint32_t kItemBytes = kSteps * kStepBytes;
+constexpr int kProducts = 8;            // of a step
+constexpr int kAhead = 4;               // products whose entries are under way
+constexpr int kWords = kAhead / 2 + 1;  // of x, likewise
 
-struct RowLutGemv {
-  RowGemv row;
-  const __half* values[kMaxSegments];  // [out][16]
-  uint32_t most;                       // results of a block, at most
+// The steps of every tile that are the warp's.
+struct Columns {
+  uint32_t begin, count;
 };
 
-// How many columns of B there are: kTiles of 8. One: plane and row of x, 2 plane + row, for up to 2 rows. Three: one of
-// each plane, for up to 8 rows.
-template <int kTiles>
-__device__ constexpr bool kTogether = kTiles == 1;
-// What a warp leaves of a row of W and one of x: each plane by itself where lanes have one each, else their sum.
-template <int kTiles>
-constexpr int kSlots = kTiles == 1 ? kPlanes : 1;
+__device__ __forceinline__ Columns columns_of_warp(const RowLutGemv& p) {
+  const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // so that ptxas knows that a warp agrees on them
+  const uint32_t begin = p.steps * warp / kWarps;
+  return {begin, p.steps * (warp + 1) / kWarps - begin};
+}
 
-// Entries 0 to 7, then 8 to 15, of rows g and g + 8 of a tile, as bytes of H and of L.
-struct LaneTables {
-  uint32_t word[2][2][4];  // [g, g + 8][H, L]
+// The lane's codes of a tile from the warp's first step on, and bytes from there to the end of the warp's steps.
+__device__ __forceinline__ LaneRows first_item(const RowLutGemv& p, const Span& span, const Columns& columns,
+                                               uint32_t tile) {
+  LaneRows item = lane_rows(p.row, span, tile).from(columns.begin * kStepBytes);
+  const int warps = int((columns.begin + columns.count) * kStepBytes), row = int(p.row.row_bytes);
+  if (tile < span.tiles) item.left += min(warps, row) - row;
+  return item;
+}
+
+// Which table the lane looks up in: byte 0 is that of its entry among a code's, bytes 2 and 3 are 65,536 times the
+// number of the table. So one PRMT makes all of an address but where the tables are, which is a part of the load.
+struct Lookup {
+  uint32_t tables, column;
+
+  template <uint32_t kOffset>
+  __device__ __forceinline__ uint32_t entry(uint32_t codes, int byte) const {
+    uint32_t word[1];
+    vq::load_words<int(kOffset)>(word, tables + __byte_perm(codes, column, 0x7604u | uint32_t(byte) << 4));
+    return word[0];
+  }
 };
 
-// The lane's rows of the block's tables: results of the block, with an activation the up's behind the gate's.
-__device__ __forceinline__ LaneTables lane_tables(const RowGemv& p, const Span& span, const Tables& tables,
-                                                  uint32_t tile) {
-  const uint32_t count = span.end - span.begin, first = tile * p.span + threadIdx.x % 32 / 4;
-  const bool paired = p.span != kRowTile;
-  const uint32_t low = min(first, count - 1), high = paired ? count + low : min(first + 8, count - 1);
-  const uint32_t row[2] = {low, high};
-  LaneTables found;
+// Sums of the lane's results, in two parts by turns: rows g and g + 8 of the tile, rows 2 t and 2 t + 1 of x.
+using Sums = float[2][4];
+using Ring = uint4[kSteps][2];
+using Operands = uint32_t[kWords][4];
+
+// A step: 32 columns of the lane's two rows. Look-ups are kAhead products ahead of the products.
+template <typename X>
+__device__ __forceinline__ void multiply_step(Sums& sum, Operands& b, const Lookup& look, const uint4 (&codes)[2],
+                                              const X& x, uint32_t step) {
+  const uint32_t low[4] = {codes[0].x, codes[0].y, codes[0].z, codes[0].w};
+  const uint32_t high[4] = {codes[1].x, codes[1].y, codes[1].z, codes[1].w};
+  uint32_t a[kAhead][4];
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
+  for (int n = 0; n < kProducts + kAhead; ++n) {
+    if (n >= kAhead) {
+      const int done = n - kAhead;
+      const uint32_t (&word)[4] = b[done / 2 % kWords];
+      mma(sum[done % 2], a[done % kAhead], word[done % 2 * 2], word[done % 2 * 2 + 1], __half{});
+    }
+    if (n >= kProducts) continue;
+    if (n % 2 == 0) x.load(b[n / 2 % kWords], step, n / 2);
+    uint32_t (&to)[4] = a[n % kAhead];
 #pragma unroll
-    for (int digit = 0; digit < 2; ++digit) {
-      const uint4 bytes = tables.bytes[2 * row[r] + digit];
-      found.word[r][digit][0] = bytes.x, found.word[r][digit][1] = bytes.y;
-      found.word[r][digit][2] = bytes.z, found.word[r][digit][3] = bytes.w;
+    for (int i = 0; i < 2; ++i) {
+      to[2 * i] = look.entry<0>(low[n / 2], n % 2 * 2 + i);
+      to[2 * i + 1] = look.entry<kHalfBytes>(high[n / 2], n % 2 * 2 + i);
     }
   }
-  return found;
 }
 
-// The half row that is this thread's in a round of `fill_tables`; past the end the last one.
-__device__ __forceinline__ HalfRow half_row(const RowLutGemv& p, const Span& span, uint32_t task, uint32_t rows) {
-  const uint32_t count = span.end - span.begin, at = min(task / 2, rows - 1);
-  uint32_t o = span.begin + (at < count ? at : at - count), segment = at < count ? 0 : 1;
-  if (p.row.span == kRowTile) {
-    while (o >= p.row.segment[segment].out) o -= p.row.segment[segment++].out;
-  }
-  return load_half(p.values[segment], o, task % 2);
-}
-
-// All tables of a block's results. What the next round makes is under way in each.
-__device__ __forceinline__ void fill_tables(const RowLutGemv& p, const Span& span, const Tables& tables) {
-  const uint32_t count = span.end - span.begin, rows = p.row.span == kRowTile ? count : 2 * count;
-  const uint32_t rounds = (2 * rows + blockDim.x - 1) / blockDim.x;
-  HalfRow next = half_row(p, span, threadIdx.x, rows);
+// The warp's columns of a tile. The ring holds its first item, `item`, and is left with that of the next tile, `next`.
+template <typename X>
+__device__ __forceinline__ void sum_tile(const Columns& columns, Sums& sum, Operands& b, const Lookup& look, const X& x,
+                                         LaneRows item, const LaneRows& next, Ring& ring) {
 #pragma unroll 1
-  for (uint32_t round = 0; round < rounds; ++round) {
-    const uint32_t task = round * blockDim.x + threadIdx.x;
-    const HalfRow now = next;
-    next = half_row(p, span, task + blockDim.x, rows);
-    fill_row(tables, min(task / 2, rows - 1), now, task % 2, task / 2 < rows);
-  }
-}
-
-// Sums of the lane's results: [H, L][columns of B][rows g and g + 8, columns 2 t and 2 t + 1].
-template <int kTiles>
-using Sums = int[2][kTiles][4];
-
-// Eight codes of each of the lane's rows times x of the same columns.
-template <int kTiles>
-__device__ __forceinline__ void multiply_word(Sums<kTiles>& sum, const LaneTables& tables, uint32_t low, uint32_t high,
-                                              const uint32_t (&x)[kTiles][2]) {
-  const uint32_t codes[2][2] = {{low, high}, {low ^ 0x88888888u, high ^ 0x88888888u}};
+  for (uint32_t done = 0; done < columns.count; done += kSteps) {
+    const uint32_t left = columns.count - done;
+    item = left > kSteps ? item.from(kItemBytes) : next;
 #pragma unroll
-  for (int upper = 0; upper < 2; ++upper) {  // entries 0 to 7, 8 to 15
-#pragma unroll
-    for (int digit = 0; digit < 2; ++digit) {
-      uint32_t a[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t (&words)[4] = tables.word[i % 2][digit];
-        a[i] = select_bytes(words[2 * upper], words[2 * upper + 1], codes[upper][i % 2] >> (i / 2 * 16));
-      }
-#pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) mma(sum[digit][tile], a, x[tile][0], x[tile][1]);
+    for (int s = 0; s < kSteps; ++s) {
+      if (uint32_t(s) < left) multiply_step(sum, b, look, ring[s], x, columns.begin + done + s);
+      load_step(ring[s], item, s);
     }
   }
 }
 
-// Where the lane reads its columns of B, plane by plane of three: x of columns 32 t of a step on.
-struct Planes {
-  uint32_t at;      // address in shared memory
-  uint32_t stride;  // from tile to tile of B
-  int left;         // as in LaneRows, in bytes of W
+// Sum of the shares of row `r` of a tile, in the order of its columns.
+__device__ __forceinline__ float sum_of_shares(const float* shares, uint32_t r, int row, int rows) {
+  float sum = 0.f;
+#pragma unroll
+  for (uint32_t warp = 0; warp < kWarps; ++warp) sum += shares[(warp * kRowTile + r) * rows + row];
+  return sum;
+}
+
+// Writes the results of `tiles` tiles from `first` on.
+template <typename T>
+__device__ __forceinline__ void write_tiles(const RowLutGemv& p, const Span& span, const float* shares, uint32_t first,
+                                            uint32_t tiles, const uint32_t* largest, void* y) {
+  const uint32_t width = p.row.span, begin = span.begin + first * width, count = min(tiles * width, span.end - begin);
+  const uint32_t rows = p.row.rows;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < count * rows; i += kThreads) {
+    const uint32_t result = i / rows, tile = result / width, r = result % width;
+    const int row = int(i % rows);
+    const float* const of = shares + tile * (kWarps * kRowTile * rows);
+    const float back = scale_of(largest[row], T{}).back;
+    const float sum = sum_of_shares(of, r, row, rows) * back;
+    const float second = width != kRowTile ? sum_of_shares(of, r + width, row, rows) * back : 0.f;
+    write_result<T>(p.row, begin + result, row, sum, second, y);
+  }
+}
+
+// Shared memory: one or two tables, floats of the warps, the largest of 8 rows of x, two sets of shares, x.
+struct Shared {
+  uint8_t* tables;
+  float* scratch;
+  uint32_t* largest;
+  float* shares;
+  uint8_t* x;
+
+  __device__ __forceinline__ explicit Shared(const RowLutGemv& p) : tables(dynamic_memory()) {
+    scratch = reinterpret_cast<float*>(tables + (p.two ? 2 : 1) * kPairTableBytes);
+    largest = reinterpret_cast<uint32_t*>(scratch + kWarps);
+    shares = reinterpret_cast<float*>(largest + 8);
+    x = reinterpret_cast<uint8_t*>(shares + 2 * p.row.group * kWarps * kRowTile * p.row.rows);
+  }
 };
 
-template <int kTiles>
-__device__ __forceinline__ Planes planes_of_lane(const RowGemv& p, const uint8_t* planes) {
-  const uint32_t g = threadIdx.x % 32 / 4, skipped = threadIdx.x % 4 * 16;
-  const uint32_t row = kTogether<kTiles> ? g % 2 : g, plane = kTogether<kTiles> ? g / 2 : 0;
-  const bool there = row < uint32_t(p.rows) && plane < kPlanes;
-  const uint32_t from = address_in_shared(planes) + (there ? row * kPlanes + plane : 0) * p.x_stride;
-  return {from + 2 * skipped, p.x_stride, there ? int(p.row_bytes) - int(skipped) : 0};
-}
-
-// A step of an item: 32 columns of the lane's two rows.
-template <int kTiles>
-__device__ __forceinline__ void multiply_step(Sums<kTiles>& sum, const LaneTables& tables, const uint4 (&codes)[2],
-                                              const Planes& x, uint32_t item, int s) {
-  const uint32_t lows[4] = {codes[0].x, codes[0].y, codes[0].z, codes[0].w};
-  const uint32_t highs[4] = {codes[1].x, codes[1].y, codes[1].z, codes[1].w};
-  const uint32_t at = x.at + 2 * (item * kItemBytes<kTiles> + s * kStepBytes);
-  const int left = x.left - int(item * kItemBytes<kTiles>);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    uint32_t b[2][kTiles][2];
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const uint4 words = load_shared(at + tile * x.stride + 16 * half, left, s * kStepBytes);
-      b[0][tile][0] = words.x, b[0][tile][1] = words.y, b[1][tile][0] = words.z, b[1][tile][1] = words.w;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) multiply_word<kTiles>(sum, tables, lows[2 * half + i], highs[2 * half + i], b[i]);
-  }
-}
-
-// The warp's sums of a tile to its share, and zeros: rows g and g + 8 of the tile. Whole numbers, so what they add up
-// to does not depend on how many warps and rows of x there are.
-template <int kTiles>
-__device__ __forceinline__ void leave_sums(int64_t* share, Sums<kTiles>& sum, int rows) {
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    int64_t total = 0;
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      total += (int64_t(kBase) * sum[0][tile][i] + sum[1][tile][i]) * (1 << 8 * tile);
-      sum[0][tile][i] = sum[1][tile][i] = 0;
-    }
-    const int at = g + i / 2 * 8, row = (kTogether<kTiles> ? 0 : 2 * t) + i % 2;
-    if (row >= rows || (kTogether<kTiles> && t >= kPlanes)) continue;
-    share[(at * rows + row) * kSlots<kTiles> + (kTogether<kTiles> ? t : 0)] = total;
-  }
-}
-
-// Row `r` of tile `tile` times row `row` of x, but for their scales.
-template <int kTiles>
-__device__ __forceinline__ float sum_of_shares(const RowGemv& p, const int64_t* tile_shares, uint32_t tile, uint32_t r,
-                                               int row) {
-  constexpr uint32_t kCount = kWarps<kTiles>;
-  const uint32_t of_warp = kRowTile * p.rows * kSlots<kTiles>, first = tile * p.items % kCount;
-  int64_t sum = 0;
-  for (uint32_t i = 0; i < min(p.items, kCount); ++i) {
-    const int64_t* const share = tile_shares + (first + i) % kCount * of_warp + (r * p.rows + row) * kSlots<kTiles>;
-#pragma unroll
-    for (int slot = 0; slot < kSlots<kTiles>; ++slot) sum += share[slot] * (1 << 8 * slot);
-  }
-  return float(sum);
-}
-
-// Writes the results of the tiles from `first` on, at most a group.
-template <typename T, int kTiles>
-__device__ __forceinline__ void write_tiles(const RowGemv& p, const Span& span, const int64_t* shares, uint32_t first,
-                                            const Tables& tables, const float* d, void* y) {
-  const uint32_t skipped = first * p.span, all = span.end - span.begin, count = min(p.group * p.span, all - skipped);
-  const uint32_t of_tile = kWarps<kTiles> * kRowTile * p.rows * kSlots<kTiles>;
+// All tiles of the block; `item` is of the first one, `values` are those of the second. Where a tile's codes are is
+// worked out before the block meets, so that after it nothing is left to do but look-ups.
+template <typename T, typename X>
+__device__ __forceinline__ void sum_tiles(const RowLutGemv& p, const Span& span, const Shared& s,
+                                          const Columns& columns, const X& x, Values& values, LaneRows item, Ring& ring,
+                                          void* y) {
+  const uint32_t tile_floats = kWarps * kRowTile * p.row.rows, lane = kept(threadIdx.x % 32 * 4);
+  LaneRows next = first_item(p, span, columns, 1);
+  Operands b = {};
+  float* set = s.shares;
+  uint32_t kept = 0;
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < count * p.rows; i += blockDim.x) {
-    const uint32_t result = i % count, tile = result / p.span, r = result % p.span;
-    const int row = i / count;
-    const int64_t* const of = shares + tile * of_tile;
-    const float* const scale = tables.scales + skipped + result;
-    const float sum = sum_of_shares<kTiles>(p, of, first + tile, r, row) * scale[0] * d[row];
-    float second = 0.f;
-    if (p.span != kRowTile) {
-      second = sum_of_shares<kTiles>(p, of, first + tile, r + p.span, row) * scale[all] * d[row];
-    }
-    write_result<T>(p, span.begin + skipped + result, row, sum, second, y);
-  }
-}
-
-// All of the warp's items of a group of tiles; the ring holds that at the cursor, and is left with the one after.
-template <int kTiles>
-__device__ __forceinline__ void sum_tiles(const RowGemv& p, const Span& span, int64_t* shares, uint32_t first,
-                                          const Tables& tables, const Planes& x, Cursor& cursor, LaneRows& next,
-                                          uint4 (&ring)[kSteps<kTiles>][2]) {
-  const uint32_t end = min(first + p.group, span.tiles);
-  Sums<kTiles> sum = {};
-  LaneTables mine = {};
-  uint32_t of = ~0u;
-#pragma unroll 1
-  while (cursor.tile < end) {
-    const Cursor now = cursor;
-    if (of != now.tile) mine = lane_tables(p, span, tables, of = now.tile);
-    cursor.advance(p.items, kWarps<kTiles>);
-    next = cursor.tile == now.tile ? next.from(kWarps<kTiles> * kItemBytes<kTiles>)
-                                   : lane_rows(p, span, cursor.tile).from(cursor.item * kItemBytes<kTiles>);
+  for (uint32_t tile = 0; tile < span.tiles; ++tile) {
+    const bool last = tile + 1 == span.tiles;
+    const uint32_t number = p.two ? tile % 2 : 0;
+    const Lookup look = {address_in_shared(dynamic_memory()), lane | number << 16};
+    Sums sum = {};
+    sum_tile(columns, sum, b, look, x, item, next, ring);
 #pragma unroll
-    for (int s = 0; s < kSteps<kTiles>; ++s) {
-      multiply_step<kTiles>(sum, mine, ring[s], x, now.item, s);
-      load_step(ring[s], next, s);
+    for (int i = 0; i < 4; ++i) sum[0][i] += sum[1][i];
+    leave_share(set + kept * tile_floats + threadIdx.x / 32 * kRowTile * p.row.rows, sum[0], p.row.rows);
+    if (!p.two) __syncthreads();
+    if (!last) {
+      fill_table(s.tables + (p.two ? number ^ 1 : 0) * kPairTableBytes, values);
+      values = load_values(p, span, tile + 2);
+      item = next;
+      next = first_item(p, span, columns, tile + 2);
     }
-    if (cursor.tile == now.tile) continue;
-    const uint32_t at = (now.tile - first) * kWarps<kTiles> + threadIdx.x / 32;
-    leave_sums<kTiles>(shares + at * kRowTile * p.rows * kSlots<kTiles>, sum, p.rows);
+    __syncthreads();
+    if (++kept != p.row.group && !last) continue;
+    write_tiles<T>(p, span, set, tile + 1 - kept, kept, s.largest, y);
+    kept = 0;
+    set = set == s.shares ? s.shares + p.row.group * tile_floats : s.shares;
   }
 }
 
-// Shared memory: floats of the warps, d and largest of 8 rows of x, two sets of shares, tables, planes.
-template <typename T, int kTiles>
-__global__ void __launch_bounds__(32 * kWarps<kTiles>, 1)
+template <typename T, bool kStaged>
+__global__ void __launch_bounds__(kThreads, 1)
     rowlut_gemv_kernel(const __grid_constant__ RowLutGemv p, const T* x, void* y) {
-  const uint32_t set = p.row.group * kWarps<kTiles> * kRowTile * p.row.rows * kSlots<kTiles>;
-  float* const scratch = reinterpret_cast<float*>(dynamic_memory());
-  float* const d = scratch + kWarps<kTiles>;
-  uint32_t* const largest = reinterpret_cast<uint32_t*>(d + 8);
-  int64_t* const shares = reinterpret_cast<int64_t*>(d + 16);
-  Tables tables;
-  tables.bytes = reinterpret_cast<uint4*>(shares + 2 * set);
-  tables.scales = reinterpret_cast<float*>(tables.bytes + 2 * p.most);
-  uint8_t* const planes = reinterpret_cast<uint8_t*>(tables.scales + p.most);
+  const Shared s(p);
   const Span span = span_of(p.row);
-  const uint32_t warp = threadIdx.x / 32;
-  Cursor cursor = {warp / p.row.items, warp % p.row.items};
-  LaneRows item = lane_rows(p.row, span, cursor.tile).from(cursor.item * kItemBytes<kTiles>);
-  uint4 ring[kSteps<kTiles>][2];
+  const Columns columns = columns_of_warp(p);
+  LaneRows item = first_item(p, span, columns, 0);
+  Ring ring;
 #pragma unroll
-  for (int s = 0; s < kSteps<kTiles>; ++s) load_step(ring[s], item, s);
-  if (threadIdx.x < 8) largest[threadIdx.x] = 0;
-  fill_tables(p, span, tables);
+  for (int i = 0; i < kSteps; ++i) load_step(ring[i], item, i);
+  Values values = load_values(p, span, 0);
+  if (threadIdx.x < 8) s.largest[threadIdx.x] = 0;
+  fill_table(s.tables, values);
+  values = load_values(p, span, 1);
   release_dependents();
   dependency_wait();
   __syncthreads();
-  split_x(p.row, planes, d, largest, x, scratch);
+  stage<T, kStaged>(p, s.x, s.largest, x, s.scratch);
   __syncthreads();
-  const Planes source = planes_of_lane<kTiles>(p.row, planes);
-#pragma unroll 1
-  for (uint32_t first = 0, other = 0; first < span.tiles; first += p.row.group, other ^= set) {
-    int64_t* const mine = shares + other;
-    sum_tiles<kTiles>(p.row, span, mine, first, tables, source, cursor, item, ring);
-    __syncthreads();
-    write_tiles<T, kTiles>(p.row, span, mine, first, tables, d, y);
-  }
+  const XSource<T, kStaged> source(p, s.x, s.largest, x);
+  sum_tiles<T>(p, span, s, columns, source, values, item, ring, y);
 }
 
 }  // namespace localq::rowlut

@@ -1,92 +1,70 @@
-// The 16 values of a row as bytes that PRMT looks up and tensor cores multiply.
+// What a tile of 16 rows is looked up in: for every byte of codes the pair of f16 values that it stands for.
 //
-// A row's values are v = s (252 H + L) in 16 bits of fixed point: s = largest / 31500, H and L signed bytes, so v is
-// off by at most largest / 63000. (f16 has 1/4096 of a value near the largest; sums of products are exact here.) Bytes
-// of 8 entries are two registers, and a PRMT by the codes themselves takes four entries; bit 3 of a code asks PRMT for
-// the sign of entry k, k = code % 8, where the value is entry k + 8, and the other way round with that bit turned. So
-// both are looked up, and both are added up by the tensor cores: what was not meant adds 0, or -1 where its sign is
-// set. That -1 is in the tables already: T'[k] = T[k] + [T'[k + 8] < 0], and T'[k + 8] likewise.
+// Entry (code, half, lane) is the register of m16n8k16's operand A that lane 4 g + t needs where row g (half 0) or
+// g + 8 (half 1) has that byte: its low nibble's value in the low half, for that is the even column. It lies at
+// 256 code + 128 half + 4 lane, so lanes never meet in a bank, whatever their codes, and the four lanes of a row have
+// a copy each. 64 KB, written by 512 threads in eight stores of 16 bytes each: the four copies of a pair.
 #pragma once
 
 #include "row_gemv.cuh"
+#include "vq_machine.cuh"
 
 namespace localq::rowlut {
 
-constexpr int kBase = 252;  // so that |L| <= 126, and one more is a byte still
-constexpr float kLargestEntry = 31500.f;
-constexpr uint32_t kOnes = 0x01010101u, kSigns = 0x80808080u, kRest = 0x7f7f7f7fu;
+constexpr int kWarps = 16, kThreads = 32 * kWarps;
+constexpr uint32_t kCodeBytes = 256;  // of a code's entries
+constexpr uint32_t kHalfBytes = 128;  // of those of rows 0 to 7, or 8 to 15
+constexpr uint32_t kPairTableBytes = 256 * kCodeBytes;
 
-// Tables of a block: entries 0 to 15 of H, then of L; and s. In shared memory.
-struct Tables {
-  uint4* bytes;   // [rows][2]
-  float* scales;  // [rows]
+struct RowLutGemv {
+  RowGemv row;
+  const __half* values[kMaxSegments];  // [out][16]
+  uint32_t steps;                      // of 64 bytes of a row of codes
+  uint32_t row_bits;                   // rows of x, rounded up to a power of two
+  bool two;                            // tables: the next tile's is made while one is read
 };
 
-// Entries that follow each other.
-struct alignas(8) Four {
-  __half value[4];
-};
-
-constexpr uint32_t kTableBytesOfRow = 2 * sizeof(uint4) + sizeof(float);
-
-// a + b, byte by byte; b of zeros and ones.
-__device__ __forceinline__ uint32_t add_bytes(uint32_t a, uint32_t b) {
-  return ((a & kRest) + b) ^ (a & kSigns);
-}
-// 1 in every byte that is negative.
-__device__ __forceinline__ uint32_t negative(uint32_t bytes) {
-  return bytes >> 7 & kOnes;
+// The lane's own value, so that ptxas keeps it in a register instead of making it again wherever it is needed.
+__device__ __forceinline__ uint32_t kept(uint32_t value) {
+  return __shfl_sync(~0u, value, int(threadIdx.x % 32));
 }
 
-// Entries k .. k + 3 and k + 8 .. k + 11, one of H and L: what each adds where the other is meant goes into the other.
-// The sign of the first decides that of the second, but where the first is -1 and the second negative.
-__device__ __forceinline__ void balance(uint32_t& first, uint32_t& second) {
-  const uint32_t others = ~first, lone = ~(((others & kRest) + kRest) | others) >> 7 & kOnes;  // 1 where first is -1
-  second = add_bytes(second, negative(first) & ~(lone & negative(second)));
-  first = add_bytes(first, negative(second));
-}
+// A thread's part of a table: row g or g + 8 of the tile, one value of high nibbles, eight of low ones.
+struct Part {
+  uint32_t g, half, low, high;
 
-// The four values of `from` over s, as bytes of H and L.
-__device__ __forceinline__ void digits(uint32_t& high, uint32_t& low, const __half (&from)[4], float inverse) {
-  constexpr float kMagic = 12582912.f;  // 1.5 * 2^23: what is added to it is rounded to whole numbers
-  uint32_t h[4], l[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float value = to_float(from[i]) * inverse, rounded = fmaf(value, 1.f / kBase, kMagic);
-    h[i] = __float_as_uint(rounded);
-    l[i] = __float_as_uint(fmaf(rounded - kMagic, float(-kBase), value) + kMagic);
+  __device__ __forceinline__ Part()
+      : g(threadIdx.x % 8), half(threadIdx.x / 8 % 2), low(threadIdx.x / 16 % 2 * 8), high(threadIdx.x / 32) {
   }
-  high = __byte_perm(__byte_perm(h[0], h[1], 0x0040), __byte_perm(h[2], h[3], 0x0040), 0x5410);
-  low = __byte_perm(__byte_perm(l[0], l[1], 0x0040), __byte_perm(l[2], l[3], 0x0040), 0x5410);
-}
-
-// Entries 4 half .. 4 half + 3 of a row, and those 8 behind them.
-struct HalfRow {
-  Four entries[2];
 };
 
-__device__ __forceinline__ HalfRow load_half(const __half* values, uint32_t o, uint32_t half) {
-  const auto* row = reinterpret_cast<const Four*>(values + uint64_t(o) * 16) + half;
-  return {{row[0], row[2]}};
+struct Values {
+  uint4 low;      // eight
+  uint32_t high;  // one
+};
+
+// What the thread needs of a tile's values. Rows past the end repeat the last one of the block, tiles past the end too.
+__device__ __forceinline__ Values load_values(const RowLutGemv& p, const Span& span, uint32_t tile) {
+  const Part part;
+  const bool paired = p.row.span != kRowTile;
+  uint32_t o = min(span.begin + tile * p.row.span + part.g + (paired ? 0 : 8 * part.half), span.end - 1);
+  uint32_t segment = paired ? part.half : 0;
+  while (!paired && o >= p.row.segment[segment].out) o -= p.row.segment[segment++].out;
+  const __half* const row = p.values[segment] + uint64_t(o) * 16;
+  const auto* const low = reinterpret_cast<const uint4*>(row + part.low);
+  return {__ldg(low), __ldg(reinterpret_cast<const unsigned short*>(row + part.high))};
 }
 
-// Row `at` of the tables. Two neighbouring lanes share it, `half` tells which; all lanes of a warp call.
-__device__ __forceinline__ void fill_row(const Tables& tables, uint32_t at, const HalfRow& row, uint32_t half,
-                                         bool there) {
-  float largest = 0.f;
+// All threads; the block synchronises before and after.
+__device__ __forceinline__ void fill_table(uint8_t* table, const Values& values) {
+  const Part part;
+  const uint32_t words[4] = {values.low.x, values.low.y, values.low.z, values.low.w};
+  uint8_t* const to = table + (16 * part.high + part.low) * kCodeBytes + part.half * kHalfBytes + 16 * part.g;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(to_float(row.entries[i / 4].value[i % 4])));
-  largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, 1));
-  const float inverse = largest > 0.f ? kLargestEntry / largest : 0.f;
-  uint32_t high[2], low[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) digits(high[i], low[i], row.entries[i].value, inverse);
-  balance(high[0], high[1]);
-  balance(low[0], low[1]);
-  if (!there) return;
-  auto* words = reinterpret_cast<uint32_t*>(tables.bytes + 2 * at) + half;
-  words[0] = high[0], words[2] = high[1], words[4] = low[0], words[6] = low[1];
-  if (half == 0) tables.scales[at] = largest * (1.f / kLargestEntry);
+  for (int k = 0; k < 8; ++k) {
+    const uint32_t pair = __byte_perm(words[k / 2], values.high, k % 2 == 0 ? 0x5410 : 0x5432);
+    vq::store_words(to + k * kCodeBytes, make_uint4(pair, pair, pair, pair));
+  }
 }
 
 }  // namespace localq::rowlut

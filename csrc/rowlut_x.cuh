@@ -1,110 +1,64 @@
-// x as three signed bytes a value, the operand of products of bytes: x = d (65536 X2 + 256 X1 + X0), 23 bits of fixed
-// point, so off by at most largest / 8.3e6: f16 has 1/4096 and bf16 1/512 of every value. d is the row's own, so rows
-// do not depend on each other. A row that holds infinity or NaN has d = NaN, and so have its results.
+// x as it is multiplied: f16 [rows, in], in shared memory where all its rows fit, else read where it is.
+//
+// x in f16 is multiplied as it is. In bf16 every row has a power of two of its own that puts its largest value between
+// 2^14 and 2^15: what is more than 2^-31 of that is f16 then without any rounding, and what is less is off by at most
+// 2^-39 of it. The results are divided by it. A row in bf16 that holds infinity or NaN gives NaN.
+//
+// In shared memory the 16 words (of 8 columns) of a step lie as the lanes of a warp read them together: word i of lane
+// (g, t), 32 t + 8 i columns into the step, is number 4 i + t. Rows lie kXPad bytes off 128, so two fill all banks.
 #pragma once
 
-#include "row_gemv.cuh"
+#include <type_traits>
+
+#include "rowlut_table.cuh"
 
 namespace localq::rowlut {
 
-constexpr int kPlanes = 3;
-constexpr float kLargestX = 4160000.f;  // less than 63 * 65536 + 127 * 257
-constexpr float kLeastX = 1e-30f;       // rows of less become zeros; 1 / d stays finite
-constexpr float kMagicX = 12615808.f;   // 2^23 + 64 * 65536 + 128 * 257: whole numbers, and every digit above zero
-constexpr uint32_t kSignsOfX = 0x80808080u;
+constexpr uint32_t kXPad = 64;
+constexpr uint32_t kStepXBytes = 256;  // of x in a step: 128 columns
+constexpr int kBatch = 8;              // words of x that a thread has under way
 
-// Four values as their bits with kMagicX -> a byte of each, plane by plane.
-__device__ __forceinline__ void planes_of(uint32_t (&plane)[kPlanes], const uint32_t (&bits)[4]) {
-  const uint32_t low = __byte_perm(bits[0], bits[1], 0x5140), next = __byte_perm(bits[2], bits[3], 0x5140);
-  const uint32_t top =
-      __byte_perm(__byte_perm(bits[0], bits[1], 0x0062), __byte_perm(bits[2], bits[3], 0x0062), 0x5410);
-  plane[0] = __byte_perm(low, next, 0x5410) ^ kSignsOfX;
-  plane[1] = __byte_perm(low, next, 0x7632) ^ kSignsOfX;
-  plane[2] = ((top | kSignsOfX) - 0x40404040u) ^ kSignsOfX;
+// What a row is multiplied with, and what its results are.
+struct Scale {
+  float up, back;
+};
+
+// By the bits of the largest magnitude of a row.
+__device__ __forceinline__ Scale scale_of(uint32_t, __half) {
+  return {1.f, 1.f};
+}
+__device__ __forceinline__ Scale scale_of(uint32_t largest, __nv_bfloat16) {
+  const int up = min(14 + 127 - int(max(largest >> 7, 1u)), 126);
+  if (largest >= 0x7f80u) return {0.f, __int_as_float(0x7fffffff)};
+  return {__int_as_float((127 + up) << 23), __int_as_float((127 - up) << 23)};
 }
 
-// The larger of what is in either half of `words` and what `largest` has, as bits without their sign: NaN is above
-// infinity, infinity above all numbers.
+// Whether rows of the type are scaled at all.
+template <typename T>
+constexpr bool kScaled = std::is_same_v<T, __nv_bfloat16>;
+
+__device__ __forceinline__ void scale_words(uint32_t (&)[4], float, __half) {
+}
+__device__ __forceinline__ void scale_words(uint32_t (&words)[4], float up, __nv_bfloat16) {
+#pragma unroll
+  for (uint32_t& word : words) {
+    word = pack(__int_as_float(word << 16) * up, __int_as_float(word & 0xffff0000u) * up, __half{});
+  }
+}
+
+// The larger of `largest` and of what is in either half of `words`, as bits without their sign: NaN is above infinity,
+// infinity above all numbers.
 __device__ __forceinline__ void take_largest(uint32_t& largest, const uint4& words) {
   const uint32_t all[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
-  for (int i = 0; i < 4; ++i) largest = max(largest, max(all[i] & 0x7fffu, all[i] >> 16 & 0x7fffu));
-}
-
-template <typename T>
-__device__ __forceinline__ float value_of(uint32_t bits) {
-  const uint16_t half = uint16_t(bits);
-  return to_float(reinterpret_cast<const T&>(half));
-}
-
-// 1 / d of a row whose largest is that; `d` the same way round, NaN where it is not finite.
-template <typename T>
-__device__ __forceinline__ float scale_of(float& d, uint32_t largest) {
-  const float most = value_of<T>(largest), held = fmaxf(most, kLeastX);
-  d = most <= 3.4e38f ? held * (1.f / kLargestX) : __uint_as_float(0x7fffffffu);
-  return kLargestX / held;
-}
-
-constexpr int kBatch = 4;  // words of x that a thread has under way
-
-// Words of 8 values of a row of x, normed where the extras ask for it, as they are into the first two planes; each
-// thread later splits what it left itself.
-template <typename T>
-__device__ __forceinline__ void keep_row(const RowGemv& p, uint8_t* planes, const T* x, float inverse_rms,
-                                         uint32_t& largest) {
-  const uint32_t words = p.in / 8;
-#pragma unroll 1
-  for (uint32_t first = threadIdx.x; first < words; first += kBatch * blockDim.x) {
-    uint4 batch[kBatch];
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      batch[b] = reinterpret_cast<const uint4*>(x)[min(first + b * blockDim.x, words - 1)];
-    }
-#pragma unroll
-    for (int b = 0; b < kBatch; ++b) {
-      const uint32_t i = first + b * blockDim.x;
-      if (i >= words) break;
-      if (p.extras.norm != NormKind::kNone) {
-        auto& eight = reinterpret_cast<Eight<T>&>(batch[b]);
-#pragma unroll
-        for (int k = 0; k < 8; ++k) {
-          eight.value[k] = normed(eight.value[k], inverse_rms, p.extras.norm_weight, 8 * i + k, p.extras.norm);
-        }
-      }
-      take_largest(largest, batch[b]);
-      *reinterpret_cast<uint2*>(planes + 8 * i) = make_uint2(batch[b].x, batch[b].y);
-      *reinterpret_cast<uint2*>(planes + p.x_stride + 8 * i) = make_uint2(batch[b].z, batch[b].w);
-    }
-  }
-}
-
-template <typename T>
-__device__ __forceinline__ void split_row(const RowGemv& p, uint8_t* planes, float inverse) {
-  for (uint32_t i = threadIdx.x; i < p.in / 8; i += blockDim.x) {
-    uint2* const at = reinterpret_cast<uint2*>(planes + 8 * i);
-    uint2* const next = reinterpret_cast<uint2*>(planes + p.x_stride + 8 * i);
-    const uint4 words = make_uint4(at->x, at->y, next->x, next->y);
-    const Eight<T> eight = reinterpret_cast<const Eight<T>&>(words);
-    uint32_t split[2][kPlanes];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      uint32_t bits[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) bits[k] = __float_as_uint(fmaf(to_float(eight.value[4 * h + k]), inverse, kMagicX));
-      planes_of(split[h], bits);
-    }
-#pragma unroll
-    for (int plane = 0; plane < kPlanes; ++plane) {
-      *reinterpret_cast<uint2*>(planes + plane * p.x_stride + 8 * i) = make_uint2(split[0][plane], split[1][plane]);
-    }
-  }
+  for (uint32_t word : all) largest = max(largest, max(word & 0x7fffu, word >> 16 & 0x7fffu));
 }
 
 // 1 / rms of the only row of x; all threads.
 template <typename T>
 __device__ __forceinline__ float inverse_rms_of(const RowGemv& p, const T* x, float* scratch) {
   float squares = 0.f;
-  for (uint32_t i = threadIdx.x; i < p.in / 8; i += blockDim.x) {
+  for (uint32_t i = threadIdx.x; i < p.in / 8; i += kThreads) {
     const Eight<T> eight = reinterpret_cast<const Eight<T>*>(x)[i];
 #pragma unroll
     for (int k = 0; k < 8; ++k) squares += to_float(eight.value[k]) * to_float(eight.value[k]);
@@ -112,29 +66,123 @@ __device__ __forceinline__ float inverse_rms_of(const RowGemv& p, const T* x, fl
   return rsqrtf(block_sum(squares, scratch) / p.in + p.extras.eps);
 }
 
-// planes [rows][kPlanes][x_stride] and d [rows] of x [rows, in]. All threads; `largest` [rows] must be zeros, and the
-// block synchronises afterwards.
-template <typename T>
-__device__ __forceinline__ void split_x(const RowGemv& p, uint8_t* planes, float* d, uint32_t* largest, const T* x,
-                                        float* scratch) {
-  const bool norm = p.extras.norm != NormKind::kNone;
-  const float inverse_rms = norm ? inverse_rms_of(p, x, scratch) : 0.f;
-  const uint32_t of_row = kPlanes * p.x_stride;
-#pragma unroll 1
-  for (int row = 0; row < p.rows; ++row) {
-    uint32_t mine = 0;
-    keep_row(p, planes + row * of_row, x + uint64_t(row) * p.in, inverse_rms, mine);
-    mine = __reduce_max_sync(~0u, mine);
-    if (threadIdx.x % 32 == 0) atomicMax(largest + row, mine);
+// The warps of a row of x, and what of it is this thread's: words first, first + stride, ..
+struct RowShare {
+  uint32_t row, first, stride;
+
+  __device__ __forceinline__ explicit RowShare(uint32_t row_bits)
+      : row(threadIdx.x / (kThreads >> row_bits)),
+        first(threadIdx.x % (kThreads >> row_bits)),
+        stride(kThreads >> row_bits) {
   }
-  __syncthreads();
+};
+
+// Word `at` of a row as it lies in shared memory -> which one of x it is.
+__device__ __forceinline__ uint32_t word_at(uint32_t at) {
+  return at / 16 * 16 + at % 4 * 4 + at / 4 % 4;
+}
+
+// The thread's words of x, zeros behind the end of a row: to `staged`, unless that is null. Returns the largest.
+template <typename T>
+__device__ __forceinline__ uint32_t copy_words(const RowLutGemv& p, uint8_t* staged, const T* x, const RowShare& mine,
+                                               uint32_t all) {
+  const uint32_t words = p.row.in / 8;
+  const auto* const from = reinterpret_cast<const uint4*>(x + uint64_t(mine.row) * p.row.in);
+  uint32_t largest = 0;
 #pragma unroll 1
-  for (int row = 0; row < p.rows; ++row) {
-    float scale;
-    const float inverse = scale_of<T>(scale, largest[row]);
-    split_row<T>(p, planes + row * of_row, inverse);
-    if (threadIdx.x == 0) d[row] = scale;
+  for (uint32_t first = mine.first; first < all; first += kBatch * mine.stride) {
+    uint4 batch[kBatch];
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const uint32_t at = first + b * mine.stride, word = word_at(at);
+      batch[b] = make_uint4(0, 0, 0, 0);
+      if (at < all && word < words) batch[b] = from[word];
+    }
+#pragma unroll
+    for (int b = 0; b < kBatch; ++b) {
+      const uint32_t at = first + b * mine.stride;
+      if (kScaled<T>) take_largest(largest, batch[b]);
+      if (staged != nullptr && at < all) *reinterpret_cast<uint4*>(staged + 16 * at) = batch[b];
+    }
+  }
+  return largest;
+}
+
+// The thread's words of the only row of x, normed. Returns the largest.
+template <typename T>
+__device__ __forceinline__ uint32_t norm_words(const RowLutGemv& p, uint8_t* staged, const RowShare& mine, uint32_t all,
+                                               float inverse_rms) {
+  uint32_t largest = 0;
+#pragma unroll 1
+  for (uint32_t at = mine.first; at < all; at += mine.stride) {
+    const uint32_t word = word_at(at);
+    if (word >= p.row.in / 8) continue;
+    uint4 held = *reinterpret_cast<uint4*>(staged + 16 * at);
+    auto& eight = reinterpret_cast<Eight<T>&>(held);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      eight.value[k] = normed(eight.value[k], inverse_rms, p.row.extras.norm_weight, 8 * word + k, p.row.extras.norm);
+    }
+    take_largest(largest, held);
+    *reinterpret_cast<uint4*>(staged + 16 * at) = held;
+  }
+  return largest;
+}
+
+// x to shared memory, and the bits of the largest magnitude of every row, which must be zeros, to `largest` where the
+// type needs them. Each thread changes only what it copied. All threads; the block synchronises before and after.
+template <typename T, bool kStaged>
+__device__ __forceinline__ void stage(const RowLutGemv& p, uint8_t* staged, uint32_t* largest, const T* x,
+                                      float* scratch) {
+  if (!kStaged && !kScaled<T>) return;
+  const RowShare mine(p.row_bits);
+  const uint32_t all = mine.row < uint32_t(p.row.rows) ? 16 * p.steps : 0;
+  uint8_t* const to = kStaged ? staged + mine.row * p.row.x_stride : nullptr;
+  uint32_t most = copy_words(p, to, x, mine, all);
+  if (kStaged && p.row.extras.norm != NormKind::kNone) {
+    most = norm_words<T>(p, to, mine, all, inverse_rms_of(p.row, x, scratch));
+  }
+  if (!kScaled<T>) return;
+  most = __reduce_max_sync(~0u, most);
+  if (threadIdx.x % 32 == 0 && all > 0) atomicMax(largest + mine.row, most);  // the same whatever the order
+  if (!kStaged) return;
+  __syncthreads();
+  if (all == 0) return;
+  const float up = scale_of(largest[mine.row], T{}).up;
+#pragma unroll 2
+  for (uint32_t at = mine.first; at < all; at += mine.stride) {
+    uint4& held = *reinterpret_cast<uint4*>(to + 16 * at);
+    uint32_t words[4] = {held.x, held.y, held.z, held.w};
+    scale_words(words, up, T{});
+    held = make_uint4(words[0], words[1], words[2], words[3]);
   }
 }
+
+// Where the lane reads its columns of its row of x. Of rows that are not there it reads nothing: `to` keeps the zeros
+// that it has.
+template <typename T, bool kStaged>
+struct XSource {
+  uint32_t at;          // in shared memory
+  const uint8_t* from;  // or where x is
+  int left;             // of the row, in bytes of W; 0 without a row
+  float up;
+
+  __device__ __forceinline__ XSource(const RowLutGemv& p, const uint8_t* staged, const uint32_t* largest, const T* x) {
+    const uint32_t row = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    const bool there = row < uint32_t(p.row.rows);
+    at = kept(address_in_shared(staged) + (there ? row * p.row.x_stride : 0) + 16 * t);
+    from = reinterpret_cast<const uint8_t*>(x + uint64_t(there ? row : 0) * p.row.in) + 64 * t;
+    left = int(kept(there ? p.row.row_bytes - 16 * t : 0));
+    up = kStaged ? 1.f : scale_of(largest[row], T{}).up;
+  }
+
+  // Columns 8 word .. 8 word + 7 of the lane's 32 of a step.
+  __device__ __forceinline__ void load(uint32_t (&to)[4], uint32_t step, int word) const {
+    if (kStaged) return load_shared(to, at + step * kStepXBytes + 64 * word, left);
+    const uint4 words = load_x(from + uint64_t(step) * kStepXBytes + 16 * word, left, int(step) * kStepBytes);
+    to[0] = words.x, to[1] = words.y, to[2] = words.z, to[3] = words.w;
+    scale_words(to, up, T{});
+  }
+};
 
 }  // namespace localq::rowlut

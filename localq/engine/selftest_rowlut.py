@@ -11,7 +11,7 @@ from localq.kernels.gemv import Norm
 from localq.kernels.rowlut import RowLutMatrix
 from localq.quant import squeezellm
 
-OUT, COLUMNS = 83, 1632  # tiles of 16 rows and a rest; items of 768 columns and a rest
+OUT, COLUMNS = 83, 1632  # tiles of 16 rows and a rest; steps of 128 columns and a rest
 
 
 def _made(device: torch.device, seed: int) -> tuple[RowLutMatrix, Tensor]:

@@ -5,7 +5,6 @@ Work under CUDA graph capture and allocate nothing but their results.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,12 +52,12 @@ def rowlut_gemv(
 
     `matrices` share x: one, or q, k and v, or gate and up; their results lie behind each other. With `activation` there
     are two of one size and y = activation(first) * second. `norm` needs one row. `out` may be float32 (logits); else
-    the dtype of x. in % 32 == 0, and one row of x must fit into shared memory (`widest`).
+    the dtype of x. in % 32 == 0; a row that is normed must fit into shared memory beside a table of 64 KB, which on
+    cards with 99 KB are 16,000 columns.
 
-    A value of the table counts to within 1/63000 of the largest of its row, one of x to within 1/8.3e6 of the largest
-    of its row. A warp's sums are exact, in whole numbers; what it adds to those of others is f32, rounded once. The
-    same bits run after run, whatever the other rows of x are; a row of x that holds infinity or NaN gives NaN. Raises
-    ValueError by the argument's name.
+    Products are exact, of values as they are stored, sums are f32, rounded once. In bfloat16 what is less than 2^-31 of
+    the largest of its row of x counts to within 2^-39 of that, and a row that holds infinity or NaN gives NaN. The same
+    bits run after run, whatever the other rows of x are. Raises ValueError by the argument's name.
 
     Memory-bound: `rowlut_gemv_bytes` over the memory bandwidth is the floor.
     """
@@ -76,12 +75,6 @@ def rowlut_gemv(
     ]
     kernels.module().rowlut_gemv(matrices=of_kernel, **arguments, **place(x))
     return out
-
-
-@functools.cache
-def widest(device: torch.device) -> int:
-    """The most columns that `rowlut_gemv` takes on a GPU."""
-    return int(kernels.module().rowlut_widest(device=device.index or 0))
 
 
 def rowlut_gemv_bytes(rows: int, out: int, columns: int, itemsize: int = 2) -> int:

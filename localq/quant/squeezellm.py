@@ -225,8 +225,7 @@ class Linear(SlabLinear):
         """`rowlut_gemv` takes it, on a GPU."""
         from localq.kernels import rowlut  # as in `matrix`
 
-        fits = self.in_features % rowlut.COLUMNS == 0
-        return fits and (not self.codes.is_cuda or self.in_features <= rowlut.widest(self.codes.device))
+        return self.in_features % rowlut.COLUMNS == 0
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""

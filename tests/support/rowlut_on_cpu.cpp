@@ -3,16 +3,13 @@
 #include "launch.h"
 #include "rowlut.h"
 
-// What went wrong, or null; `counts`: accesses and conflicts of look-ups.
+// What went wrong, or null; `counts`: accesses and conflicts of look-ups, then of 16-byte stores of tables.
 extern "C" const char* rowlut_gemv_on_cpu(const localq::RowLut* matrices, int count, const localq::GemvExtras* extras,
                                           const void* x, void* y, int type, int rows, int multiprocessors,
                                           int shared_bytes, int64_t* counts) {
-  on_cpu::lookups = {};
-  const char* const fault = on_cpu::fault_of(multiprocessors, shared_bytes, [&] {
+  return on_cpu::counted(multiprocessors, shared_bytes, counts, [&] {
     localq::rowlut_gemv(matrices, count, *extras, x, y, static_cast<localq::Type>(type), rows, 0, nullptr);
   });
-  counts[0] = on_cpu::lookups.accesses, counts[1] = on_cpu::lookups.conflicts;
-  return fault;
 }
 
 extern "C" const char* rowlut_dequantize_on_cpu(const localq::RowLut* matrix, void* out, int type, int64_t row_begin,
@@ -20,9 +17,4 @@ extern "C" const char* rowlut_dequantize_on_cpu(const localq::RowLut* matrix, vo
   return on_cpu::fault_of(2, 101376, [&] {
     localq::rowlut_dequantize(*matrix, out, static_cast<localq::Type>(type), row_begin, row_count, 0, nullptr);
   });
-}
-
-extern "C" int64_t rowlut_widest_on_cpu(int shared_bytes) {
-  on_cpu::facts = {2, shared_bytes, true, true};
-  return localq::rowlut_widest(0);
 }
