@@ -7,21 +7,26 @@
 
 namespace localq::rowlut {
 
-constexpr int kSteps = 4;  // of an item: 64 bytes of every row of a tile each, 64 codes a lane
+constexpr uint32_t kSteps = 4;  // of an item: 64 bytes of every row of a tile each, 64 codes a lane
 constexpr uint32_t kItemBytes = kSteps * kStepBytes;
 constexpr int kProducts = 8;            // of a step
 constexpr int kAhead = 4;               // products whose entries are under way
 constexpr int kWords = kAhead / 2 + 1;  // of x, likewise
 
-// The steps of every tile that are the warp's.
+// The steps of every tile that are the warp's, and how many steps of the ring a tile has: all, or as few as it needs,
+// so that several narrow tiles are under way.
 struct Columns {
-  uint32_t begin, count;
+  uint32_t begin, count, held;
+
+  __device__ __forceinline__ uint32_t ahead() const {
+    return kSteps / held;
+  }
 };
 
 __device__ __forceinline__ Columns columns_of_warp(const RowLutGemv& p) {
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // so that ptxas knows that a warp agrees on them
-  const uint32_t begin = p.steps * warp / kWarps;
-  return {begin, p.steps * (warp + 1) / kWarps - begin};
+  const uint32_t begin = p.steps * warp / kWarps, count = p.steps * (warp + 1) / kWarps - begin;
+  return {begin, count, count > 2 ? kSteps : count == 2 ? 2u : 1u};
 }
 
 // The lane's codes of a tile from the warp's first step on, and bytes from there to the end of the warp's steps.
@@ -76,18 +81,34 @@ __device__ __forceinline__ void multiply_step(Sums& sum, Operands& b, const Look
   }
 }
 
-// The warp's columns of a tile. The ring holds its first item, `item`, and is left with that of the next tile, `next`.
+// The codes of the first tiles.
+__device__ __forceinline__ void fill_ring(const RowLutGemv& p, const Span& span, const Columns& columns, Ring& ring,
+                                          const LaneRows& item) {
+#pragma unroll
+  for (uint32_t s = 0; s < kSteps; ++s) {
+    if (columns.held == kSteps) {
+      load_step(ring[s], item, s);
+    } else {
+      const uint32_t tile = s / columns.held, skipped = s % columns.held * kStepBytes;
+      load_step(ring[s], first_item(p, span, columns, tile).from(skipped), 0);
+    }
+  }
+}
+
+// The warp's columns of a tile. The ring holds its first item, `item`, and is left with that of the next tile that its
+// part of the ring is for, `next`.
 template <typename X>
 __device__ __forceinline__ void sum_tile(const Columns& columns, Sums& sum, Operands& b, const Lookup& look, const X& x,
-                                         LaneRows item, const LaneRows& next, Ring& ring) {
+                                         uint32_t tile, LaneRows item, const LaneRows& next, Ring& ring) {
+  const uint32_t first = tile % columns.ahead() * columns.held;  // step of the ring
 #pragma unroll 1
   for (uint32_t done = 0; done < columns.count; done += kSteps) {
     const uint32_t left = columns.count - done;
-    item = left > kSteps ? item.from(kItemBytes) : next;
+    item = left > kSteps ? item.from(kItemBytes) : next.before(first * kStepBytes);
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      if (uint32_t(s) < left) multiply_step(sum, b, look, ring[s], x, columns.begin + done + s);
-      load_step(ring[s], item, s);
+    for (uint32_t s = 0; s < kSteps; ++s) {
+      if (s - first < left) multiply_step(sum, b, look, ring[s], x, columns.begin + done - first + s);
+      if (s - first < columns.held) load_step(ring[s], item, s);
     }
   }
 }
@@ -141,7 +162,7 @@ __device__ __forceinline__ void sum_tiles(const RowLutGemv& p, const Span& span,
                                           const Columns& columns, const X& x, Values& values, LaneRows item, Ring& ring,
                                           void* y) {
   const uint32_t tile_floats = kWarps * kRowTile * p.row.rows, lane = kept(threadIdx.x % 32 * 4);
-  LaneRows next = first_item(p, span, columns, 1);
+  LaneRows next = first_item(p, span, columns, columns.ahead());
   Operands b = {};
   float* set = s.shares;
   uint32_t kept = 0;
@@ -151,7 +172,7 @@ __device__ __forceinline__ void sum_tiles(const RowLutGemv& p, const Span& span,
     const uint32_t number = p.two ? tile % 2 : 0;
     const Lookup look = {address_in_shared(dynamic_memory()), lane | number << 16};
     Sums sum = {};
-    sum_tile(columns, sum, b, look, x, item, next, ring);
+    sum_tile(columns, sum, b, look, x, tile, item, next, ring);
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum[0][i] += sum[1][i];
     leave_share(set + kept * tile_floats + threadIdx.x / 32 * kRowTile * p.row.rows, sum[0], p.row.rows);
@@ -160,7 +181,7 @@ __device__ __forceinline__ void sum_tiles(const RowLutGemv& p, const Span& span,
       fill_table(s.tables + (p.two ? number ^ 1 : 0) * kPairTableBytes, values);
       values = load_values(p, span, tile + 2);
       item = next;
-      next = first_item(p, span, columns, tile + 2);
+      next = first_item(p, span, columns, tile + 1 + columns.ahead());
     }
     __syncthreads();
     if (++kept != p.row.group && !last) continue;
@@ -176,10 +197,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Shared s(p);
   const Span span = span_of(p.row);
   const Columns columns = columns_of_warp(p);
-  LaneRows item = first_item(p, span, columns, 0);
+  const LaneRows item = first_item(p, span, columns, 0);
   Ring ring;
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) load_step(ring[i], item, i);
+  fill_ring(p, span, columns, ring, item);
   Values values = load_values(p, span, 0);
   if (threadIdx.x < 8) s.largest[threadIdx.x] = 0;
   fill_table(s.tables, values);

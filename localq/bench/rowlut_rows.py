@@ -25,7 +25,7 @@ FUSED_CASES = ((1, HALF),)
 
 
 def cases(work: Workload) -> list[Callable[[Bench], Row]]:
-    """What is to be measured; of `rowlut_gemv` and of the dequantization."""
+    """What is to be measured: products, and the dequantization."""
     found: list[Callable[[Bench], Row]] = [
         partial(gemv_row, product=product, rows=rows, dtype=dtype)
         for product in work.nf4

@@ -114,11 +114,12 @@ def test_every_code_of_every_column_is_its_own_value(library):
         assert torch.equal(got, dense[:, first : first + 8].T)
 
 
-def test_a_warp_has_several_items_of_several_tiles(library):
-    """73 steps of a row for 16 warps: 4 or 5 each, of which 4 are under way."""
-    machine, operand = Machine(library, 1), ROWLUT.make((33, 9312), HALF, 7, "cpu")
-    x = inputs(3, 9312, HALF)
-    got = machine.gemv(x, [operand.matrix], out=torch.full((3, 33), torch.nan))
+@pytest.mark.parametrize("shape", [(33, 9312), (105, 2592)], ids=str)
+def test_warps_have_several_items_of_a_tile_or_several_tiles_under_way(library, shape):
+    """73 steps of a row for 16 warps: 4 or 5 each, of which 4 are under way. 21: 1 or 2, of 4 or 2 tiles."""
+    machine, operand = Machine(library, 1), ROWLUT.make(shape, HALF, 7, "cpu")
+    x = inputs(3, shape[1], HALF)
+    got = machine.gemv(x, [operand.matrix], out=torch.full((3, shape[0]), torch.nan))
     assert ((got - x.double() @ operand.dense.double().T).abs() <= allowed(x, operand)).all()
     assert machine.conflicts == 0
 
