@@ -26,6 +26,8 @@ from here with what a text tells about the errors of columns together.
 
 from __future__ import annotations
 
+import copy
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -53,7 +55,8 @@ def solve(
     counts = None if importance is None else _counts(importance)
     numbers = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     scales = weight.new_empty(weight.shape[0], planes + zero_point, dtype=torch.float16)
-    rows = max(1, CHUNK_WEIGHTS.get(weight.device.type, 2**17) // weight.shape[1])
+    starts = 1 + len(TOPS[planes - 1])
+    rows = max(1, CHUNK_WEIGHTS.get(weight.device.type, 2**17) // (starts * weight.shape[1]))
     for first in range(0, weight.shape[0], rows):
         part = slice(first, first + rows)
         scales[part] = _best_scales(weight[part], planes, zero_point, counts, turns)
@@ -71,12 +74,12 @@ def _counts(importance: Tensor) -> Tensor:
 def _best_scales(weight: Tensor, planes: int, zero_point: bool, counts: Tensor | None, turns: int) -> Tensor:
     """f16 [groups, layers], of the best start."""
     ordered = Ordered(weight, counts)
-    best, error = turned(ordered, greedy(ordered, planes, zero_point), planes, turns)
-    for top in TOPS[planes - 1]:
-        scales, reached = turned(ordered, even(ordered, planes, zero_point, top), planes, turns)
-        better = reached < error
-        best, error = torch.where(better[:, None], scales, best), torch.where(better, reached, error)
-    return best.clamp(-LARGEST, LARGEST).half()
+    starts = [greedy(ordered, planes, zero_point)]
+    starts += [even(ordered, planes, zero_point, top) for top in TOPS[planes - 1]]
+    scales, errors = turned(ordered.times(len(starts)), torch.cat(starts), planes, turns)
+    best = errors.view(len(starts), -1).argmin(0)  # the first of those that are the same
+    chosen = scales[best * len(weight) + torch.arange(len(weight), device=weight.device)]
+    return chosen.clamp(-LARGEST, LARGEST).half()
 
 
 class Ordered:
@@ -89,6 +92,13 @@ class Ordered:
         self.counts = torch.ones_like(wide) if counts is None else counts[order]
         self._counted, self._summed = _running(self.counts), _running(self.counts * wide)
         self.squares = _sum(self.counts * wide.square())
+
+    def times(self, count: int) -> Ordered:
+        """All groups `count` times, one time after the other: so many starts take their turns at once."""
+        repeated = copy.copy(self)
+        for name, each in vars(self).items():
+            setattr(repeated, name, each.repeat(count, *[1] * (each.dim() - 1)))
+        return repeated
 
     def within(self, bounds: Tensor) -> tuple[Tensor, Tensor]:
         """bounds f32 [groups, n], rising -> what the weights up to the first, between each two, and above the last
@@ -189,12 +199,17 @@ class Sums:
 
 def sums_of(scales: Tensor, planes: int) -> Tensor:
     """f32 [groups, 2^planes]: what every number stands for, added up in the order of the format's definition."""
-    bits = torch.arange(2**planes, device=scales.device)
     total = scales.new_zeros(len(scales), 2**planes)
-    for plane in range(planes):
-        scale = scales[:, plane, None]
-        total = total + torch.where((bits >> plane & 1).bool(), scale, -scale)
+    for plane, signs in enumerate(_signs(planes, scales.device)):
+        total = total.addcmul(scales[:, plane, None], signs)
     return total + scales[:, planes, None] if scales.shape[1] > planes else total
+
+
+@functools.cache
+def _signs(planes: int, device: torch.device) -> Tensor:
+    """f32 [planes, 2^planes]: 1 where the bit of a plane is set in a number, else -1."""
+    bits = torch.arange(2**planes, device=device) >> torch.arange(planes, device=device)[:, None]
+    return (bits & 1).float() * 2 - 1
 
 
 def least_squares(parts: Parts, planes: int, zero_point: bool) -> Tensor:
@@ -202,15 +217,15 @@ def least_squares(parts: Parts, planes: int, zero_point: bool) -> Tensor:
 
     Where planes are equal or opposite in a group, one of them gets all and the others nothing.
     """
-    columns = [(parts.order >> plane & 1).double() * 2 - 1 for plane in range(planes)]
-    columns += [torch.ones_like(columns[0])] * zero_point
-    layers = len(columns)
-    system = columns[0].new_empty(len(columns[0]), layers, layers + 1)
-    for j, column in enumerate(columns):
-        counted = column * parts.counted
-        for k in range(j, layers):
-            system[:, j, k] = system[:, k, j] = _sum(counted * columns[k])
-        system[:, j, -1] = _sum(column * parts.summed)
+    columns = _signs(planes, parts.order.device).double()[:, parts.order].transpose(0, 1)
+    if zero_point:
+        columns = torch.cat((columns, torch.ones_like(columns[:, :1])), 1)
+    layers = columns.shape[1]
+    j, k = torch.tril_indices(layers, layers, device=columns.device)
+    products = _sum((columns * parts.counted[:, None])[:, j] * columns[:, k])
+    system = columns.new_empty(len(columns), layers, layers + 1)
+    system[:, j, k] = system[:, k, j] = products
+    system[:, :, -1] = _sum(columns * parts.summed[:, None])
     return eliminated(system, UNDETERMINED * system[:, 0, 0]).float()
 
 
@@ -231,14 +246,14 @@ def eliminated(system: Tensor, least: Tensor) -> Tensor:
 
 
 def _sum(values: Tensor) -> Tensor:
-    """Sums of the rows of [n, size], halves added to halves: in one order on every device."""
-    while (count := values.shape[1]) > 1:
+    """Sums along the last of [..., size], halves added to halves: in one order on every device."""
+    while (count := values.shape[-1]) > 1:
         half = count // 2
-        added = values[:, :half] + values[:, half : 2 * half]
+        added = values[..., :half] + values[..., half : 2 * half]
         if count % 2:
-            added[:, 0] += values[:, -1]
+            added[..., 0] += values[..., -1]
         values = added
-    return values[:, 0]
+    return values[..., 0]
 
 
 def _running(values: Tensor) -> Tensor:

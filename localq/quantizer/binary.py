@@ -100,14 +100,25 @@ class _Rows:
             _, self.scales[group] = bcq_solve.solve(left[cut].T, self._planes, self._zero_point, costs, FIRST_TURNS)
             sums = self._sums(group)
             for run in _runs(cut):
-                some, errors = left[run], torch.empty_like(left[run])
+                some, errors, index = left[run], torch.empty_like(left[run]), self._index(run)
                 within = feedback[run, run]
-                for at, column in enumerate(range(run.start, run.stop)):
-                    chosen, value = sums.nearest(some[at, :, None])
-                    self.numbers[column], self._values[column] = chosen[:, 0], value[:, 0]
-                    errors[at] = (some[at] - value[:, 0]) / pivots[column]
+                for at, pivot in enumerate(pivots[run]):
+                    torch.searchsorted(sums.bounds, some[at, :, None], out=index[at])
+                    torch.sub(some[at], sums.sums.gather(1, index[at])[:, 0], out=errors[at])
+                    errors[at] /= pivot
                     some[at + 1 :].addr_(within[at, at + 1 :], errors[at], alpha=-1)
+                self._take(run, sums, index)
                 left[run.stop :].addmm_(feedback[run, run.stop :].T, errors, alpha=-1)
+
+    def _index(self, run: slice) -> Tensor:
+        """For which of its sums each weight takes, rising: i64 [columns, rows, 1]."""
+        return self.numbers.new_empty(run.stop - run.start, self.numbers.shape[1], 1, dtype=torch.int64)
+
+    def _take(self, run: slice, sums: bcq_solve.Sums, index: Tensor) -> None:
+        """Numbers and values of some columns by `index`."""
+        chosen = index[..., 0].T
+        self.numbers[run] = sums.order.gather(1, chosen).T.to(torch.uint8)
+        self._values[run] = sums.sums.gather(1, chosen).T
 
     def refine(self, metric: Tensor, turns: int) -> None:
         """Turns on `metric` f32 [in, in], symmetric."""
@@ -147,13 +158,13 @@ class _Rows:
 
     def _choose(self, run: slice, sums: bcq_solve.Sums, metric: Tensor, slopes: Tensor) -> None:
         """The best sum for each of some columns of a group."""
-        some, own = slopes[run].clone(), metric[run, run]
+        some, own, index = slopes[run].clone(), metric[run, run], self._index(run)
         before = self._values[run].clone()
-        for at, column in enumerate(range(run.start, run.stop)):
-            value = self._values[column]
-            chosen, found = sums.nearest((value + some[at] / own[at, at])[:, None])
-            some.addr_(own[at], found[:, 0] - value, alpha=-1)
-            self.numbers[column], self._values[column] = chosen[:, 0], found[:, 0]
+        for at, heavy in enumerate(own.diagonal()):
+            wanted = torch.addcdiv(before[at], some[at], heavy)
+            torch.searchsorted(sums.bounds, wanted[:, None], out=index[at])
+            some.addr_(own[at], sums.sums.gather(1, index[at])[:, 0] - before[at], alpha=-1)
+        self._take(run, sums, index)
         slopes.addmm_(metric[:, run], self._values[run] - before, alpha=-1)
 
 

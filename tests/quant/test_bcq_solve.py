@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from localq.quant import bcq, bcq_solve
 
@@ -167,3 +169,28 @@ def test_noise_that_is_left(planes: int, most: float, greedily: float, monkeypat
     monkeypatch.setattr(bcq_solve, "TOPS", ((),) * 5)
     left = bcq.dequantize(bcq.quantize(weight, planes, 128), torch.float32) - weight
     assert left.square().mean() > greedily
+
+
+def test_all_starts_and_all_pairs_of_planes_are_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group is small, so on a GPU its time is that of launches: not many more with many starts and planes."""
+    weight = normal(5, 64)
+
+    def operations(planes: int) -> int:
+        with Counted() as counted:
+            bcq_solve.solve(weight, planes, zero_point=True, turns=3)
+        return counted.operations
+
+    every = operations(5)
+    assert every < 2.5 * operations(1)
+    monkeypatch.setattr(bcq_solve, "TOPS", ((),) * 5)
+    assert every < 1.5 * operations(5)
+
+
+class Counted(TorchDispatchMode):
+    """How many operations are called."""
+
+    operations = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        return function(*args, **kwargs or {})
