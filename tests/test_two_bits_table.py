@@ -56,3 +56,23 @@ def test_lines_are_in_order_and_say_why() -> None:
         "| glq 2 bit, trellis | - | glq is not installed | - | - |",
         "| vq2 --quick | 2.123 | 30.000 | 1.500 | 61 |",
     ]
+
+
+def test_what_one_process_has_begun_another_leaves_to_it(tmp_path: Path) -> None:
+    """A way is made once; one that failed is tried again."""
+    made: list[str] = []
+
+    def attempt(name: str) -> dict[str, object]:
+        made.append(name)
+        if name == "nf4" and made.count("nf4") == 1:
+            two_bits_table.take("nf4", tmp_path, attempt)  # as another process would: it is at it
+            two_bits_table.take("hqq 2 bit, groups of 64", tmp_path, attempt)
+            return {"perplexity": 20.8}
+        return {"why": "hqq is not installed"}
+
+    for _ in range(2):
+        two_bits_table.take("nf4", tmp_path, attempt)
+        assert two_bits_table.results_of(tmp_path)["nf4"] == {"perplexity": 20.8}
+    two_bits_table.take("hqq 2 bit, groups of 64", tmp_path, attempt)
+    assert made == ["nf4", *["hqq 2 bit, groups of 64"] * 2]
+    assert two_bits_table.results_of(tmp_path).keys() == {"nf4", "hqq 2 bit, groups of 64"}

@@ -3,26 +3,30 @@
     python tests/two_bits_table.py FOLDER [--device cuda] [--windows 12] [--calibration N] [NAME ...]
 
 Judged as `localq eval` does, on the validation slice, in float16 on a GPU and float32 elsewhere. What is done already
-stands in FOLDER/results.json and is not made again; without names all ways are tried. Others' packages
-(`tests/support/rival_quantizers.py`) are used where they can be imported (`pip install hqq glq`, both need more than
-localq does), else their lines say that they are missing.
+stands in FOLDER/results.json and is not made again; without names all ways are tried, in the order of their names where
+those are given. A way stands there, and on stderr, as soon as it is done. The same command may run several times at
+once: what one has begun, others leave to it. Others' packages (`tests/support/rival_quantizers.py`) are used where they
+can be imported (`pip install hqq glq`, both need more than localq does), else their lines say that they are missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import importlib.util
 import json
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import filelock
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
@@ -177,15 +181,33 @@ def main(ways: dict[str, Way] = WAYS, said: str | None = __doc__) -> None:
     if unknown := set(asked.names) - set(ways):
         parser.error(f"no such way: {', '.join(sorted(unknown))}")
     asked.folder.mkdir(parents=True, exist_ok=True)
-    kept = asked.folder / "results.json"
-    results: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
-    work = Work(asked.folder, torch.device(asked.device), asked.windows, asked.calibration)
-    for name in asked.names or ways:
-        if "perplexity" not in results.get(name, {}):
-            results[name] = attempt(name, work, ways)
-            kept.write_text(json.dumps(results, indent=1))
-            print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
-    print(*table(results, ways), sep="\n")
+    with tempfile.TemporaryDirectory(dir=asked.folder) as own:
+        work = Work(Path(own), torch.device(asked.device), asked.windows, asked.calibration)
+        for name in asked.names or ways:
+            take(name, asked.folder, lambda name: attempt(name, work, ways))
+    print(*table(results_of(asked.folder), ways), sep="\n")
+
+
+def take(name: str, folder: Path, made: Callable[[str], dict[str, Any]]) -> None:
+    """The result of a way into `folder`, unless it is there, or another process is at it."""
+    claim = filelock.FileLock(folder / f"{hashlib.sha256(name.encode()).hexdigest()}.lock")
+    with contextlib.suppress(filelock.Timeout), claim.acquire(blocking=False):
+        if "perplexity" in results_of(folder).get(name, {}):
+            return
+        found = made(name)
+        with filelock.FileLock(folder / "results.lock"):
+            together = {**results_of(folder), name: found}
+            part = folder / "results.part"
+            part.write_text(json.dumps(together, indent=1))
+            part.replace(folder / "results.json")
+        print(f"{name}: {found}", file=sys.stderr, flush=True)
+
+
+def results_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """What is done, by way."""
+    kept = folder / "results.json"
+    found: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
+    return found
 
 
 if __name__ == "__main__":

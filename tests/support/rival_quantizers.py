@@ -1,8 +1,9 @@
 """SmolLM2-135M as others make it small, judged as `localq eval` does: for `tests/two_bits_table.py`.
 
 hqq   `hqq.core.quantize.Quantizer`, axis 1, its own optimizer, no calibration
-glq   `glq.quantize_model.quantize`, its whole pipeline with our calibration text in the place of its download; judged
-      through transformers, as only its own kernels read it (a GPU is needed)
+glq   `glq.quantize_model.quantize`, its whole pipeline with our calibration text in the place of its download, in a
+      process of its own; judged by the weights that its encoder says its codes stand for, and by the bytes of its
+      tensors (`glq_weights.py`): its extension is built for one version of torch, and ended the process with another
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from pathlib import Path
 
 import torch
 from real_model import FILE
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from localq import calibration, convert, windows
+from localq import calibration, convert
 from localq.bench import evaluation
-from localq.bench.quality import Tally
 from localq.checkpoint import open_checkpoint
 from localq.cli.eval import DEFAULT_TEXT
 from localq.conversion_folder import write_small_files
@@ -31,7 +32,6 @@ from localq.conversion_plan import is_block_linear
 from localq.engine.load import Options
 from localq.modelfiles import ModelFiles, open_model
 from localq.quant import nf4 as nf4_format
-from localq.tokenizer import Tokenizer
 
 WINDOW = 2048
 ROUNDS = 25  # of k-means
@@ -69,6 +69,7 @@ class Work:
 
 
 Way = Callable[[Work, Path], dict[str, float]]
+Change = Callable[[Tensor], tuple[Tensor, int]]
 
 
 def nf4(work: Work, out: Path) -> dict[str, float]:
@@ -80,27 +81,33 @@ def nf4(work: Work, out: Path) -> dict[str, float]:
 # ---- others, as plain weights
 
 
-def dense(change: Callable[[Tensor], tuple[Tensor, int]]) -> Way:
+def dense(change: Change) -> Way:
     """Every matrix of the blocks replaced: W f32 [rows, columns] -> what it becomes, and bytes that are stored."""
 
     def way(work: Work, out: Path) -> dict[str, float]:
-        out.mkdir(parents=True, exist_ok=True)
-        weights = stored = 0
-        with open_checkpoint(work.files) as checkpoint:
-            tensors = {name: checkpoint.read(name).float() for name in checkpoint.tensors}
-        for name, tensor in tensors.items():
-            if is_block_linear(name, tuple(tensor.shape)):
-                made, size = change(tensor.to(work.device))
-                tensors[name] = made.float().cpu().contiguous()
-                weights, stored = weights + tensor.numel(), stored + size
-        save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
-        write_small_files(work.files, {}, out, {"dtype": "float32"})
-        config = json.loads((out / "config.json").read_text())
-        del config["quantization_config"]
-        (out / "config.json").write_text(json.dumps(config))
-        return {**work.judged(out), "bits": 8 * stored / weights}
+        bits = written(work, out, lambda _, weight: change(weight))
+        return {**work.judged(out), "bits": bits}
 
     return way
+
+
+def written(work: Work, out: Path, change: Callable[[str, Tensor], tuple[Tensor, int]]) -> float:
+    """The model in plain weights into `out`, matrices of the blocks changed, with their names; bits per weight."""
+    out.mkdir(parents=True, exist_ok=True)
+    weights = stored = 0
+    with open_checkpoint(work.files) as checkpoint:
+        tensors = {name: checkpoint.read(name).float() for name in checkpoint.tensors}
+    for name, tensor in tensors.items():
+        if is_block_linear(name, tuple(tensor.shape)):
+            made, size = change(name, tensor.to(work.device))
+            tensors[name] = made.float().cpu().contiguous()
+            weights, stored = weights + tensor.numel(), stored + size
+    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    write_small_files(work.files, {}, out, {"dtype": "float32"})
+    config = json.loads((out / "config.json").read_text())
+    del config["quantization_config"]
+    (out / "config.json").write_text(json.dumps(config))
+    return 8 * stored / weights
 
 
 def same(weight: Tensor) -> tuple[Tensor, int]:
@@ -108,7 +115,7 @@ def same(weight: Tensor) -> tuple[Tensor, int]:
     return weight, 2 * weight.numel()
 
 
-def finer_nf4(block: int) -> Callable[[Tensor], tuple[Tensor, int]]:
+def finer_nf4(block: int) -> Change:
     """NF4 with a scale for so many weights, 16 or 32, which nobody stores: what it comes to with more bits."""
 
     def change(weight: Tensor) -> tuple[Tensor, int]:
@@ -156,44 +163,19 @@ def hqq(group: int) -> Way:
     return dense(change)
 
 
-GLQ = """
-import sys, types
-rows = open(sys.argv[3], encoding="utf-8").read().split("\\n")
-stub = types.ModuleType("datasets")
-stub.load_dataset = lambda *_, **__: {"text": rows}
-sys.modules["datasets"] = stub
-from glq.quantize_model import quantize
-quantize(sys.argv[1], sys.argv[2], bpw=2, device=sys.argv[4], codebook_type=sys.argv[5])
-"""
-
-
 def glq(codebook: str) -> Way:
     """GLQ's own pipeline, from plain weights in bfloat16 as it reads them."""
 
     def way(work: Work, out: Path) -> dict[str, float]:
         plain = out.with_name(f"{out.name}-source")
-        dense(same)(work, plain)
-        command = [sys.executable, "-c", GLQ, str(plain), str(out), str(calibration.DEFAULT_TEXT), str(work.device)]
+        written(work, plain, lambda _, weight: same(weight))
+        script = Path(__file__).with_name("glq_weights.py")
+        command = [sys.executable, str(script), str(plain), str(out), str(calibration.DEFAULT_TEXT), str(work.device)]
         subprocess.run([*command, codebook], check=True, stdout=sys.stderr)
         shutil.rmtree(plain)
-        return _through_transformers(work, out)
+        sizes = json.loads((out / "sizes.json").read_text())
+        with safe_open(out / "weights.safetensors", framework="pt") as made:
+            bits = written(work, out, lambda name, _: (made.get_tensor(name), sizes[name]))
+        return {**work.judged(out), "bits": bits}
 
     return way
-
-
-def _through_transformers(work: Work, folder: Path) -> dict[str, float]:
-    import glq.hf_integration  # noqa: F401  # transformers knows the format once it is imported
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float16).eval().to(work.device)
-    tally = Tally()
-    text = windows.gptq(Tokenizer.load(work.files), DEFAULT_TEXT.read_text(), WINDOW, work.most, "text")
-    with torch.inference_mode():
-        for ids in text.ids:
-            tokens = torch.tensor(ids, device=work.device)
-            tally.add(model(tokens[None]).logits[0, :-1].float(), tokens[1:], None)
-    with open_checkpoint(work.files) as checkpoint:
-        shapes = [each.shape for name, each in checkpoint.tensors.items() if is_block_linear(name, each.shape)]
-    weights = sum(rows * columns for rows, columns in shapes)
-    stored = sum(each.nbytes for name, each in model.state_dict().items() if ".layers." in name and "norm" not in name)
-    return {"perplexity": tally.scores(False).perplexity, "bits": 8 * stored / weights}
