@@ -54,6 +54,13 @@ struct Lookup {
 // Sums of the lane's results, in two parts by turns: rows g and g + 8 of the tile, rows 2 t and 2 t + 1 of x.
 using Sums = float[2][4];
 using Ring = uint4[kSteps][2];
+
+// The warp's codes: those under way, where they are from, where the next tile's are.
+struct Codes {
+  Ring ring;
+  LaneRows item, next;
+};
+
 using Operands = uint32_t[kWords][4];
 
 // A step: 32 columns of the lane's two rows. Look-ups are kAhead products ahead of the products.
@@ -82,35 +89,42 @@ __device__ __forceinline__ void multiply_step(Sums& sum, Operands& b, const Look
 }
 
 // The codes of the first tiles.
-__device__ __forceinline__ void fill_ring(const RowLutGemv& p, const Span& span, const Columns& columns, Ring& ring,
-                                          const LaneRows& item) {
+__device__ __forceinline__ void fill_ring(const RowLutGemv& p, const Span& span, const Columns& columns, Codes& codes) {
+  codes.item = first_item(p, span, columns, 0);
 #pragma unroll
   for (uint32_t s = 0; s < kSteps; ++s) {
     if (columns.held == kSteps) {
-      load_step(ring[s], item, s);
+      load_step(codes.ring[s], codes.item, s);
     } else {
       const uint32_t tile = s / columns.held, skipped = s % columns.held * kStepBytes;
-      load_step(ring[s], first_item(p, span, columns, tile).from(skipped), 0);
+      load_step(codes.ring[s], first_item(p, span, columns, tile).from(skipped), 0);
     }
   }
+  codes.next = first_item(p, span, columns, columns.ahead());
 }
 
 // The warp's columns of a tile. The ring holds its first item, `item`, and is left with that of the next tile that its
-// part of the ring is for, `next`.
+// part of the ring is for, `next`; both move on, and `values` are left with those of the next tile. What finds out
+// where these lie runs between look-ups, when those of all warps keep shared memory busy.
 template <typename X>
-__device__ __forceinline__ void sum_tile(const Columns& columns, Sums& sum, Operands& b, const Lookup& look, const X& x,
-                                         uint32_t tile, LaneRows item, const LaneRows& next, Ring& ring) {
+__device__ __forceinline__ void sum_tile(const RowLutGemv& p, const Span& span, const Columns& columns, Sums& sum,
+                                         Operands& b, const Lookup& look, const X& x, uint32_t tile, Codes& codes,
+                                         Values& values) {
   const uint32_t first = tile % columns.ahead() * columns.held;  // step of the ring
+  uint32_t done = 0;
 #pragma unroll 1
-  for (uint32_t done = 0; done < columns.count; done += kSteps) {
+  do {  // once without columns, too
     const uint32_t left = columns.count - done;
-    item = left > kSteps ? item.from(kItemBytes) : next.before(first * kStepBytes);
+    codes.item = left > kSteps ? codes.item.from(kItemBytes) : codes.next.before(first * kStepBytes);
 #pragma unroll
     for (uint32_t s = 0; s < kSteps; ++s) {
-      if (s - first < left) multiply_step(sum, b, look, ring[s], x, columns.begin + done - first + s);
-      if (s - first < columns.held) load_step(ring[s], item, s);
+      if (s - first < left) multiply_step(sum, b, look, codes.ring[s], x, columns.begin + done - first + s);
+      if (s - first < columns.held) load_step(codes.ring[s], codes.item, s);
+      if (s != 0) continue;
+      if (done == 0) values = load_values(p, span, tile + 1);
+      if (left <= kSteps) codes.next = first_item(p, span, columns, tile + 1 + columns.ahead());
     }
-  }
+  } while ((done += kSteps) < columns.count);
 }
 
 // Sum of the shares of row `r` of a tile, in the order of its columns.
@@ -155,14 +169,12 @@ struct Shared {
   }
 };
 
-// All tiles of the block; `item` is of the first one, `values` are those of the second. Where a tile's codes are is
-// worked out before the block meets, so that after it nothing is left to do but look-ups.
+// All tiles of the block, the first of which has its table.
 template <typename T, typename X>
 __device__ __forceinline__ void sum_tiles(const RowLutGemv& p, const Span& span, const Shared& s,
-                                          const Columns& columns, const X& x, Values& values, LaneRows item, Ring& ring,
-                                          void* y) {
+                                          const Columns& columns, const X& x, Codes& codes, void* y) {
   const uint32_t tile_floats = kWarps * kRowTile * p.row.rows, lane = kept(threadIdx.x % 32 * 4);
-  LaneRows next = first_item(p, span, columns, columns.ahead());
+  Values values = {};
   Operands b = {};
   float* set = s.shares;
   uint32_t kept = 0;
@@ -172,17 +184,12 @@ __device__ __forceinline__ void sum_tiles(const RowLutGemv& p, const Span& span,
     const uint32_t number = p.two ? tile % 2 : 0;
     const Lookup look = {address_in_shared(dynamic_memory()), lane | number << 16};
     Sums sum = {};
-    sum_tile(columns, sum, b, look, x, tile, item, next, ring);
+    sum_tile(p, span, columns, sum, b, look, x, tile, codes, values);
 #pragma unroll
     for (int i = 0; i < 4; ++i) sum[0][i] += sum[1][i];
     leave_share(set + kept * tile_floats + threadIdx.x / 32 * kRowTile * p.row.rows, sum[0], p.row.rows);
     if (!p.two) __syncthreads();
-    if (!last) {
-      fill_table(s.tables + (p.two ? number ^ 1 : 0) * kPairTableBytes, values);
-      values = load_values(p, span, tile + 2);
-      item = next;
-      next = first_item(p, span, columns, tile + 1 + columns.ahead());
-    }
+    if (!last) fill_table(s.tables + (p.two ? number ^ 1 : 0) * kPairTableBytes, values);
     __syncthreads();
     if (++kept != p.row.group && !last) continue;
     write_tiles<T>(p, span, set, tile + 1 - kept, kept, s.largest, y);
@@ -197,20 +204,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Shared s(p);
   const Span span = span_of(p.row);
   const Columns columns = columns_of_warp(p);
-  const LaneRows item = first_item(p, span, columns, 0);
-  Ring ring;
-  fill_ring(p, span, columns, ring, item);
-  Values values = load_values(p, span, 0);
+  Codes codes;
+  fill_ring(p, span, columns, codes);
   if (threadIdx.x < 8) s.largest[threadIdx.x] = 0;
-  fill_table(s.tables, values);
-  values = load_values(p, span, 1);
+  fill_table(s.tables, load_values(p, span, 0));
   release_dependents();
   dependency_wait();
   __syncthreads();
   stage<T, kStaged>(p, s.x, s.largest, x, s.scratch);
   __syncthreads();
   const XSource<T, kStaged> source(p, s.x, s.largest, x);
-  sum_tiles<T>(p, span, s, columns, source, values, item, ring, y);
+  sum_tiles<T>(p, span, s, columns, source, codes, y);
 }
 
 }  // namespace localq::rowlut

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from cuda_headers import built
+from guarded_memory import guarded
 from nf4_operands import inputs
 from row_operands import ROWLUT, normed
 from torch.nn import functional as F
@@ -53,6 +54,10 @@ def library(tmp_path_factory) -> ctypes.CDLL:
     return found
 
 
+def in_guarded_memory(matrix):
+    return type(matrix)(guarded(matrix.codes), guarded(matrix.table))
+
+
 def matrix_of(matrix) -> Matrix:
     return Matrix(matrix.codes.data_ptr(), matrix.table.data_ptr(), matrix.out_features, matrix.in_features)
 
@@ -65,6 +70,9 @@ class Machine:
         self.conflicts = 0
 
     def gemv(self, x, matrices, *, out, biases=None, norm=None, residual=None, activation=None):
+        """All that it reads and writes ends where memory ends."""
+        given_out, out, x = out, guarded(out), guarded(x)
+        matrices = [in_guarded_memory(each) for each in matrices]
         outs = [each.out_features for each in matrices]
         _, told = gemv.prepared("rowlut_gemv", x, outs, biases, norm, residual, activation, out)
         bias = (POINTER * gemv.SEGMENTS)(*told["biases"])
@@ -80,7 +88,7 @@ class Machine:
         assert counts[0] > 0
         assert counts[2] > 0
         self.conflicts += counts[1] + counts[3]
-        return out
+        return given_out.copy_(out)
 
 
 def allowed(x, operand):
