@@ -145,6 +145,26 @@ def test_every_type_of_the_package_is_read_as_it_reads_it(tmp_path, kind):
     np.testing.assert_array_equal(read, gguf.quants.dequantize(data, kind))
 
 
+def test_short_rows_are_dequantized_several_at_a_time(tmp_path, monkeypatch):
+    rows, per_row, kind = 12, 2, gguf.GGMLQuantizationType.Q4_1
+    data = blocks(kind, rows * per_row).reshape(rows, -1)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen2")
+    tiny_gguf.write_keys(writer, CASES["qwen2"])
+    writer.add_tensor("token_embd.weight", np.zeros((131, 72), np.float32))
+    writer.add_tensor("blk.0.ffn_up.weight", data, raw_dtype=kind)
+    tiny_gguf.finish(writer)
+    expected, handed = gguf.quants.dequantize(data, kind), []
+
+    def dequantize(data, kind, package=gguf.quants.dequantize):
+        handed.append(data.shape)
+        return package(data, kind)
+
+    monkeypatch.setattr(gguf.quants, "dequantize", dequantize)
+    read = read_tensor(read_header(tmp_path / "m.gguf"), "model.layers.0.mlp.up_proj.weight")
+    assert handed == [(3, 4 * data.shape[1])]  # four are as many as 12 divides into without a rest
+    np.testing.assert_array_equal(read, expected)
+
+
 def test_the_table_of_block_sizes_is_the_package_s():
     assert {int(kind): sizes for kind, sizes in gguf.GGML_QUANT_SIZES.items()} == BLOCKS
 
