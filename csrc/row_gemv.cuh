@@ -89,9 +89,6 @@ struct LaneRows {
   __device__ __forceinline__ LaneRows from(uint32_t skipped) const {
     return {low + skipped, high + skipped, left - int(skipped)};
   }
-  __device__ __forceinline__ LaneRows before(uint32_t skipped) const {
-    return {low - skipped, high - skipped, left + int(skipped)};
-  }
 };
 
 // Rows past the end repeat the last one of the block; a tile past the end has nothing left.

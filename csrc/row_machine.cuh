@@ -38,6 +38,13 @@ __device__ __forceinline__ void load_shared(uint32_t (&to)[4], uint32_t at, int 
                : "r"(at), "r"(left));
 }
 
+// `bytes` from `at` on into L2, on cards that have an instruction for it; both multiples of 16.
+__device__ __forceinline__ void prefetch_bytes(const void* at, uint32_t bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(bytes));
+#endif
+}
+
 __device__ __forceinline__ uint32_t address_in_shared(const void* pointer) {
   return uint32_t(__cvta_generic_to_shared(pointer));
 }

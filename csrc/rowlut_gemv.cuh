@@ -5,28 +5,32 @@
 #include "rowlut_table.cuh"
 #include "rowlut_x.cuh"
 
+// Whether codes are asked for two tiles ahead.
+#ifndef LOCALQ_ROWLUT_PREFETCH
+#define LOCALQ_ROWLUT_PREFETCH 1
+#endif
+
 namespace localq::rowlut {
 
-constexpr uint32_t kSteps = 4;  // of an item: 64 bytes of every row of a tile each, 64 codes a lane
-constexpr uint32_t kItemBytes = kSteps * kStepBytes;
-constexpr int kProducts = 8;            // of a step
-constexpr int kAhead = 4;               // products whose entries are under way
-constexpr int kWords = kAhead / 2 + 1;  // of x, likewise
+// Steps of a batch, 64 bytes of every row of a tile each, 64 codes a lane. One batch is under way while another is
+// multiplied: ptxas gives all loads of codes one scoreboard, so what waits for one batch waits for all that is under
+// way, and none may have been asked for late.
+constexpr uint32_t kSteps = 2;
+constexpr uint32_t kBatchBytes = kSteps * kStepBytes;
+constexpr uint64_t kMostPrefetched = 1 << 19;  // bytes, by one instruction
+constexpr int kProducts = 8;                   // of a step
+constexpr int kAhead = 4;                      // products whose entries are under way
+constexpr int kWords = kAhead / 2 + 1;         // of x, likewise
 
-// The steps of every tile that are the warp's, and how many steps of the ring a tile has: all, or as few as it needs,
-// so that several narrow tiles are under way.
+// The steps of every tile that are the warp's.
 struct Columns {
-  uint32_t begin, count, held;
-
-  __device__ __forceinline__ uint32_t ahead() const {
-    return kSteps / held;
-  }
+  uint32_t begin, count;
 };
 
 __device__ __forceinline__ Columns columns_of_warp(const RowLutGemv& p) {
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // so that ptxas knows that a warp agrees on them
-  const uint32_t begin = p.steps * warp / kWarps, count = p.steps * (warp + 1) / kWarps - begin;
-  return {begin, count, count > 2 ? kSteps : count == 2 ? 2u : 1u};
+  const uint32_t begin = p.steps * warp / kWarps;
+  return {begin, p.steps * (warp + 1) / kWarps - begin};
 }
 
 // The lane's codes of a tile from the warp's first step on, and bytes from there to the end of the warp's steps.
@@ -36,6 +40,19 @@ __device__ __forceinline__ LaneRows first_item(const RowLutGemv& p, const Span& 
   const int warps = int((columns.begin + columns.count) * kStepBytes), row = int(p.row.row_bytes);
   if (tile < span.tiles) item.left += min(warps, row) - row;
   return item;
+}
+
+// Into L2, what a tile has: two lanes' business, of another warp for each tile. Eight rows lie behind each other; where
+// a matrix ends among them, those of the next one are not asked for.
+__device__ __forceinline__ void prefetch_tile(const RowLutGemv& p, const Span& span, uint32_t tile) {
+#if LOCALQ_ROWLUT_PREFETCH
+  if (tile >= span.tiles || threadIdx.x / 32 != tile % kWarps || threadIdx.x % 32 > 1) return;
+  const Row row = row_of(p, span, tile, 0, threadIdx.x % 32);
+  const uint32_t rows = min(8u, p.row.segment[row.segment].out - row.o);
+  const uint64_t bytes = uint64_t(rows) * p.row.row_bytes;
+  prefetch_bytes(p.row.segment[row.segment].rows + uint64_t(row.o) * p.row.row_bytes, min(bytes, kMostPrefetched));
+  prefetch_bytes(p.values[row.segment] + uint64_t(row.o) * 16, rows * 32);
+#endif
 }
 
 // Which table the lane looks up in: byte 0 is that of its entry among a code's, bytes 2 and 3 are 65,536 times the
@@ -53,15 +70,14 @@ struct Lookup {
 
 // Sums of the lane's results, in two parts by turns: rows g and g + 8 of the tile, rows 2 t and 2 t + 1 of x.
 using Sums = float[2][4];
-using Ring = uint4[kSteps][2];
+using Operands = uint32_t[kWords][4];
 
-// The warp's codes: those under way, where they are from, where the next tile's are.
+// The warp's codes: the batch that is multiplied and the one under way, where that is from, where the next tile's are.
 struct Codes {
-  Ring ring;
+  uint4 batch[2][kSteps][2];
+  uint32_t now;  // 0 or 1
   LaneRows item, next;
 };
-
-using Operands = uint32_t[kWords][4];
 
 // A step: 32 columns of the lane's two rows. Look-ups are kAhead products ahead of the products.
 template <typename X>
@@ -88,42 +104,49 @@ __device__ __forceinline__ void multiply_step(Sums& sum, Operands& b, const Look
   }
 }
 
-// The codes of the first tiles.
-__device__ __forceinline__ void fill_ring(const RowLutGemv& p, const Span& span, const Columns& columns, Codes& codes) {
-  codes.item = first_item(p, span, columns, 0);
+// Asks for the next batch, behind which nothing else is under way: not before that of now is there, on which `zero`,
+// which is zero, makes it depend.
+template <int kNow>
+__device__ __forceinline__ void load_next(Codes& codes, uint32_t zero) {
+  uint32_t there = 0;
 #pragma unroll
-  for (uint32_t s = 0; s < kSteps; ++s) {
-    if (columns.held == kSteps) {
-      load_step(codes.ring[s], codes.item, s);
-    } else {
-      const uint32_t tile = s / columns.held, skipped = s % columns.held * kStepBytes;
-      load_step(codes.ring[s], first_item(p, span, columns, tile).from(skipped), 0);
-    }
-  }
-  codes.next = first_item(p, span, columns, columns.ahead());
+  for (uint32_t s = 0; s < kSteps; ++s) there |= codes.batch[kNow][s][0].x | codes.batch[kNow][s][1].x;
+  LaneRows item = codes.item;
+  item.left += int(there & zero);
+#pragma unroll
+  for (uint32_t s = 0; s < kSteps; ++s) load_step(codes.batch[1 - kNow][s], item, s);
 }
 
-// The warp's columns of a tile. The ring holds its first item, `item`, and is left with that of the next tile that its
-// part of the ring is for, `next`; both move on, and `values` are left with those of the next tile. What finds out
-// where these lie runs between look-ups, when those of all warps keep shared memory busy.
+// A batch of a tile's columns, from the warp's step `done` on. Where the next tile and its values lie is found out
+// between look-ups, when those of all warps keep shared memory busy. One path from load to load, for where two meet
+// ptxas waits for what either has asked for.
+template <int kNow, typename X>
+__device__ __forceinline__ void sum_batch(const RowLutGemv& p, const Span& span, const Columns& columns, Sums& sum,
+                                          Operands& b, const Lookup& look, const X& x, uint32_t tile, uint32_t done,
+                                          Codes& codes, Values& values) {
+  const uint32_t left = columns.count - done, step = columns.begin + done;
+  codes.item = left > kSteps ? codes.item.from(kBatchBytes) : codes.next;
+  load_next<kNow>(codes, p.zero);
+  if (left > 0) multiply_step(sum, b, look, codes.batch[kNow][0], x, step);
+  if (done == 0) values = load_values(p, span, tile + 1);
+  if (left <= kSteps) codes.next = first_item(p, span, columns, tile + 2);
+  if (left > 1) multiply_step(sum, b, look, codes.batch[kNow][1], x, step + 1);
+}
+
+// The warp's columns of a tile; `values` are left with those of the next one.
 template <typename X>
 __device__ __forceinline__ void sum_tile(const RowLutGemv& p, const Span& span, const Columns& columns, Sums& sum,
                                          Operands& b, const Lookup& look, const X& x, uint32_t tile, Codes& codes,
                                          Values& values) {
-  const uint32_t first = tile % columns.ahead() * columns.held;  // step of the ring
   uint32_t done = 0;
 #pragma unroll 1
   do {  // once without columns, too
-    const uint32_t left = columns.count - done;
-    codes.item = left > kSteps ? codes.item.from(kItemBytes) : codes.next.before(first * kStepBytes);
-#pragma unroll
-    for (uint32_t s = 0; s < kSteps; ++s) {
-      if (s - first < left) multiply_step(sum, b, look, codes.ring[s], x, columns.begin + done - first + s);
-      if (s - first < columns.held) load_step(codes.ring[s], codes.item, s);
-      if (s != 0) continue;
-      if (done == 0) values = load_values(p, span, tile + 1);
-      if (left <= kSteps) codes.next = first_item(p, span, columns, tile + 1 + columns.ahead());
+    if (codes.now == 0) {
+      sum_batch<0>(p, span, columns, sum, b, look, x, tile, done, codes, values);
+    } else {
+      sum_batch<1>(p, span, columns, sum, b, look, x, tile, done, codes, values);
     }
+    codes.now ^= 1;
   } while ((done += kSteps) < columns.count);
 }
 
@@ -183,6 +206,7 @@ __device__ __forceinline__ void sum_tiles(const RowLutGemv& p, const Span& span,
     const bool last = tile + 1 == span.tiles;
     const uint32_t number = p.two ? tile % 2 : 0;
     const Lookup look = {address_in_shared(dynamic_memory()), lane | number << 16};
+    prefetch_tile(p, span, tile + 2);
     Sums sum = {};
     sum_tile(p, span, columns, sum, b, look, x, tile, codes, values);
 #pragma unroll
@@ -205,9 +229,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Span span = span_of(p.row);
   const Columns columns = columns_of_warp(p);
   Codes codes;
-  fill_ring(p, span, columns, codes);
+  codes.now = 0, codes.item = first_item(p, span, columns, 0), codes.next = first_item(p, span, columns, 1);
+#pragma unroll
+  for (uint32_t i = 0; i < kSteps; ++i) load_step(codes.batch[0][i], codes.item, i);
+  const Values values = load_values(p, span, 0);
+  prefetch_tile(p, span, 0);
   if (threadIdx.x < 8) s.largest[threadIdx.x] = 0;
-  fill_table(s.tables, load_values(p, span, 0));
+  fill_table(s.tables, values);
+  prefetch_tile(p, span, 1);
   release_dependents();
   dependency_wait();
   __syncthreads();

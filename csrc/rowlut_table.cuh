@@ -21,6 +21,7 @@ struct RowLutGemv {
   const __half* values[kMaxSegments];  // [out][16]
   uint32_t steps;                      // of 64 bytes of a row of codes
   uint32_t row_bits;                   // rows of x, rounded up to a power of two
+  uint32_t zero;                       // is zero
   bool two;                            // tables: the next tile's is made while one is read
 };
 
@@ -43,16 +44,26 @@ struct Values {
   uint32_t high;  // one
 };
 
-// What the thread needs of a tile's values. Rows past the end repeat the last one of the block, tiles past the end too.
+// A row of one of the matrices.
+struct Row {
+  uint32_t segment, o;
+};
+
+// Row g, or g + 8 with `half`, of a tile. Rows past the end repeat the last one of the block, tiles past the end too.
+__device__ __forceinline__ Row row_of(const RowLutGemv& p, const Span& span, uint32_t tile, uint32_t g, uint32_t half) {
+  const bool paired = p.row.span != kRowTile;
+  Row row = {paired ? half : 0, min(span.begin + tile * p.row.span + g + (paired ? 0 : 8 * half), span.end - 1)};
+  while (!paired && row.o >= p.row.segment[row.segment].out) row.o -= p.row.segment[row.segment++].out;
+  return row;
+}
+
+// What the thread needs of a tile's values.
 __device__ __forceinline__ Values load_values(const RowLutGemv& p, const Span& span, uint32_t tile) {
   const Part part;
-  const bool paired = p.row.span != kRowTile;
-  uint32_t o = min(span.begin + tile * p.row.span + part.g + (paired ? 0 : 8 * part.half), span.end - 1);
-  uint32_t segment = paired ? part.half : 0;
-  while (!paired && o >= p.row.segment[segment].out) o -= p.row.segment[segment++].out;
-  const __half* const row = p.values[segment] + uint64_t(o) * 16;
-  const auto* const low = reinterpret_cast<const uint4*>(row + part.low);
-  return {__ldg(low), __ldg(reinterpret_cast<const unsigned short*>(row + part.high))};
+  const Row row = row_of(p, span, tile, part.g, part.half);
+  const __half* const values = p.values[row.segment] + uint64_t(row.o) * 16;
+  const auto* const low = reinterpret_cast<const uint4*>(values + part.low);
+  return {__ldg(low), __ldg(reinterpret_cast<const unsigned short*>(values + part.high))};
 }
 
 // All threads; the block synchronises before and after.

@@ -24,6 +24,12 @@ inline void load_shared(uint32_t (&to)[4], uint32_t at, int left) {
   on_cpu::count(on_cpu::lookups, left > 0 ? at : instead, 16);
   if (left > 0) std::memcpy(to, &on_cpu::now->block->memory.at(at + 15) - 15, 16);
 }
+// Reads it all, to see that it is there.
+inline void prefetch_bytes(const void* from, uint32_t bytes) {
+  const auto* at = static_cast<const uint8_t*>(from);
+  if (reinterpret_cast<uintptr_t>(at) % 16 != 0 || bytes % 16 != 0) __builtin_trap();
+  for (uint32_t i = 0; i < bytes; ++i) static_cast<void>(*const_cast<const volatile uint8_t*>(at + i));
+}
 inline uint32_t address_in_shared(const void* pointer) {
   return uint32_t(static_cast<const uint8_t*>(pointer) - on_cpu::now->block->memory.data());
 }
