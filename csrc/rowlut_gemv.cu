@@ -12,8 +12,8 @@
 // then those of the warps in the order of the columns; so a result depends on nothing but its rows of W and of x.
 //
 // Bound: memory, and on an H200 shared memory beside it (README.md has the counts). Reads out * (in / 2 + 32) bytes
-// once, 64 KB of codes in flight a multiprocessor while tables are made. The first of them, and the first table, come
-// before the kernel that makes x has ended.
+// once, 32 KB of codes in flight a multiprocessor and two tiles more on their way into L2. The first of them, and the
+// first table, come before the kernel that makes x has ended.
 #include "rowlut.h"
 #include "rowlut_gemv.cuh"
 
