@@ -41,8 +41,8 @@ LAST_FORMATS = {  # what runs but is offered behind all else, and why
     "bcq": "of 3 bits, not judged on a whole model since it is made on a text",
 }
 MADE_FORMATS = ("nf4", "vq2", "bcq", "squeezellm")  # formats that NAME@FORMAT makes here where nobody publishes it
-# Of mixtures; others are dequantized on a CPU.
-EXPERTS_ON_A_GPU = frozenset({"bf16", "fp16", "nf4", "mxfp4", "vq2", "aqlm"})
+# Of mixtures, those that a decode step takes with the router on the device; in others the host waits for every layer.
+EXPERTS_TOGETHER = frozenset({"bf16", "fp16", "nf4", "mxfp4", "vq2", "aqlm"})
 NO_SEARCH_OF_EXPERTS = "gate and up of its experts alternate and have biases, and experts in 2 bits have neither"
 NO_WEIGHING_OF_EXPERTS = "the columns of mixtures of experts are not weighed on a text"
 FULL_PRECISION = ("bf16", "fp16")
@@ -130,20 +130,24 @@ def resolve(name: str) -> Target:
     raise _unknown(name)
 
 
-def not_yet(arch: Architecture, format: str, device: str = "auto") -> str | None:
-    """Why this version cannot run models of this shape in `format` yet, in a few words; None when it can.
-
-    device   as in `settings.Settings`: "cpu" where no GPU is meant
-    """
+def not_yet(arch: Architecture, format: str) -> str | None:
+    """Why this version cannot run models of this shape in `format` yet, in a few words; None when it can."""
     if arch.model_type not in RUNNABLE_MODEL_TYPES:
         return f"the {arch.model_type} architecture does not run in this version yet"
     if format not in RUNNABLE_FORMATS:
         return f"the {format} format does not run in this version yet"
     if arch.model_type == "gpt_oss" and format in ("vq2", "aqlm"):
         return f"{NO_SEARCH_OF_EXPERTS} ({format})"
-    if arch.experts and device != "cpu" and format not in EXPERTS_ON_A_GPU:
-        return f"experts in {format} run with --device cpu alone, slowly: no kernel reads them"
+    if arch.model_type == "gpt_oss" and format not in (*FULL_PRECISION, "mxfp4", "nf4"):
+        return f"the experts of gpt-oss are read in 16 bit and MXFP4, not in {format}"
+    if arch.experts and format == "gguf":
+        return "mixtures of experts are not read from GGUF"
     return None
+
+
+def one_by_one(arch: Architecture, format: str) -> bool:
+    """Does a GPU decode these experts in `format` one after the other, slowly? 1x16 of AQLM too, which is not asked."""
+    return bool(arch.experts) and format not in EXPERTS_TOGETHER
 
 
 def made_formats(entry: ModelEntry) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def check_unlisted(target: Target, budget: int | None, settings: Settings, force
     if hub.local_path(target) is not None:
         return
     offer = unlisted.remote(target, settings.offline)
-    reason = catalog.not_yet(offer.arch, offer.format, settings.device)
+    reason = catalog.not_yet(offer.arch, offer.format)
     if reason is not None:
         step = "`localq fit --vram SIZE` lists what does run."
         raise LocalqError(target.name, reason, step, ExitCode.FAILURE)

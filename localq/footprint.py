@@ -236,9 +236,9 @@ def _scratch(arch: Architecture, format: str, itemsize: int) -> int:
 
 
 def _slab_weights(linear: Linears, format: str) -> int:
-    """The most weights that a product with such a matrix needs dequantized: of an expert, gate and up are one, but in
-    codebooks two."""
-    together = linear.expert and linear.name == "gate, up" and format not in ("vq2", "aqlm")
+    """The most weights that a product with such a matrix needs dequantized: of an expert, gate and up are one where
+    all are rows of one matrix, else two."""
+    together = linear.expert and linear.name == "gate, up" and format in ("nf4", "mxfp4")
     return linear.rows * linear.columns * (2 if together else 1)
 
 

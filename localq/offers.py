@@ -55,7 +55,7 @@ class Offer:
     @property
     def last(self) -> bool:
         """Offered behind all else: see the catalogue."""
-        return self.format in catalog.LAST_FORMATS
+        return self.format in catalog.LAST_FORMATS or catalog.one_by_one(self.arch, self.format)
 
     @property
     def is_calibrated(self) -> bool:
@@ -74,7 +74,8 @@ class Offer:
         """What to know before choosing it, in a few words."""
         made = f"quantized here, from {self.base.format}" if self.source is None and self.base else ""
         gated = "gated" if self.source is not None and self.source.gated else ""
-        return ", ".join(filter(None, (catalog.LAST_FORMATS.get(self.format), made or gated)))
+        slow = "slow, experts one by one" if catalog.one_by_one(self.arch, self.format) else ""
+        return ", ".join(filter(None, (slow or catalog.LAST_FORMATS.get(self.format), made or gated)))
 
 
 def of_catalogue() -> list[Offer]:

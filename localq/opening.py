@@ -54,7 +54,7 @@ def open_session(
     Raises LocalqError: exit 4 for an unknown name, 3 for what does not fit, else as fetching and reading files do.
     """
     target = _target(name, settings, wanted, watcher)
-    _refuse_what_does_not_run(target, settings.device)
+    _refuse_what_does_not_run(target)
     client = EngineClient()
     try:
         client.start()
@@ -137,8 +137,8 @@ def _target(name: str, settings: Settings, wanted: Wanted, watcher: Watcher) -> 
     return target
 
 
-def _refuse_what_does_not_run(target: catalog.Target, device: str) -> None:
+def _refuse_what_does_not_run(target: catalog.Target) -> None:
     """Before a download of many gigabytes: what the catalogue knows and this version cannot run."""
-    reason = catalog.not_yet(target.entry.arch, target.format, device) if target.entry and target.format else None
+    reason = catalog.not_yet(target.entry.arch, target.format) if target.entry and target.format else None
     if reason is not None:
         raise LocalqError(target.name, reason, "`localq fit --vram SIZE` lists what does run.", ExitCode.FAILURE)

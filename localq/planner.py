@@ -248,6 +248,8 @@ def _that_fits(
         for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.made_formats(entry))):
             if catalog.not_yet(entry.arch, format) or format in catalog.LAST_FORMATS:
                 continue
+            if catalog.one_by_one(entry.arch, format):
+                continue
             if entry.arch == arch and format == made.format:
                 continue
             source = entry.source(format)

@@ -13,6 +13,7 @@ from real_model import smollm2
 from localq import catalog, planner
 from localq.catalog_file import FORMATS, read
 from localq.errors import ExitCode, LocalqError
+from localq.offers import Offer
 
 ROOT = Path(__file__).parents[1]
 
@@ -210,11 +211,20 @@ def test_what_this_version_cannot_run_is_said_plainly():
     assert catalog.not_yet(catalog.find("llama-3.1-8b").arch, "nf4") is None
     assert "hqq format" in catalog.not_yet(catalog.find("llama-3.1-8b").arch, "hqq")
     mixtral, oss = (catalog.find(name).arch for name in ("mixtral-8x7b", "gpt-oss-20b"))
-    assert "experts in gptq" in catalog.not_yet(mixtral, "gptq")
-    assert catalog.not_yet(mixtral, "gptq", "cpu") is None
-    assert [catalog.not_yet(mixtral, format) for format in ("aqlm", "vq2")] == [None, None]
+    assert [catalog.not_yet(mixtral, format) for format in ("aqlm", "vq2", "awq", "gptq", "squeezellm")] == [None] * 5
+    assert "GGUF" in catalog.not_yet(mixtral, "gguf")
     assert "alternate" in catalog.not_yet(oss, "vq2")
+    assert "not in gptq" in catalog.not_yet(oss, "gptq")
     assert catalog.not_yet(catalog.find("gpt-oss-20b").arch, "mxfp4") is None
+
+
+def test_experts_that_are_taken_one_after_the_other_come_last():
+    mixtral, dense = (catalog.find(name).arch for name in ("mixtral-8x7b", "llama-3.1-8b"))
+    assert [catalog.one_by_one(mixtral, format) for format in ("nf4", "vq2", "gptq", "bcq")] == [False] * 2 + [True] * 2
+    assert not catalog.one_by_one(dense, "gptq")
+    offer = Offer("org/repo", mixtral, "gptq", "g128")
+    assert offer.last
+    assert offer.remark == "slow, experts one by one"
 
 
 def test_what_runs_is_what_the_engine_has():

@@ -78,7 +78,9 @@ def from_facts(
     on_disk = []
     for model in local:
         arch = shape(model) if model.complete and model.format in QUANTIZED else None
-        if arch is not None and not catalog.not_yet(arch, model.format) and _fits(arch, budget, ctx):
+        if arch is None or catalog.not_yet(arch, model.format) or catalog.one_by_one(arch, model.format):
+            continue
+        if _fits(arch, budget, ctx):
             on_disk.append((arch.parameters, -QUANTIZED.index(model.format), model.name, model))
     if on_disk:
         chosen = max(on_disk, key=lambda each: each[:3])[3]

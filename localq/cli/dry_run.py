@@ -7,7 +7,6 @@ from typing import Any
 
 from localq import (
     cards,
-    catalog,
     choosing,
     embedded,
     explain,
@@ -56,9 +55,8 @@ class Report:
 
     @property
     def not_yet(self) -> str | None:
-        """Why what was taken cannot run on the device of the settings; None when it can."""
-        offer = self.choice.taken.offer
-        return catalog.not_yet(offer.arch, offer.format, self.settings.device)
+        """Why what was taken cannot run; None when it can."""
+        return self.choice.taken.offer.not_yet
 
     def rates(self, each: Considered) -> dict[str, float]:
         """GPU -> predicted tok/s; without those that nothing is known of."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from localq.checkpoint import Checkpoint
 from localq.engine.shared import Shared
-from localq.errors import LocalqError, bad_file
+from localq.errors import bad_file
 from localq.models.decoder import Decoder
 from localq.models.experts import Experts
 from localq.quant import FORMATS, mxfp4, nf4, shared_names
@@ -27,7 +27,7 @@ from localq.quant.slabs import SlabLinear
 
 DENSE_DTYPES = ("float32", "bfloat16", "float16", "float64")
 TALL = ("nf4", "mxfp4")  # formats whose experts, quantized one by one, are the rows of one matrix on a GPU
-LINEARS = ("aqlm", "vq2")  # and those whose experts stay Linears of their own, with the codebooks of each
+LINEARS = tuple(format for format in FORMATS if format not in TALL)  # and those whose experts stay Linears of their own
 PARTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}  # parameter -> its parts, by rows
 _PIECE = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,3})\.(gate_proj|up_proj|down_proj)\.(.+)")
 _AGAIN = "Fetch the model again; if that does not help, its files do not belong together."
@@ -136,9 +136,7 @@ class Pieces:
         return weight.view(experts, out, columns)
 
     def placed_bytes(self, checkpoint: Checkpoint) -> list[int]:
-        """Bytes on a GPU of each tensor of `tall`, or of `linears` without what they share (`shared`). Raises
-        LocalqError for a format that does not run there."""
-        self._refuse_others()
+        """Bytes on a GPU of each tensor of `tall`, or of `linears` without what they share (`shared`)."""
         experts, out, columns = self.shape(checkpoint)
         if self.format in LINEARS:
             own = (each.module.placed_bytes(checkpoint.tensors, each.prefix) for each in self.pieces.values())
@@ -152,7 +150,6 @@ class Pieces:
         In NF4 each was quantized around a mean of its own, which one matrix has not: the scales are decoded to f32,
         4.5 bits per weight, bit by bit the same weights.
         """
-        self._refuse_others()
         experts, out, columns = self.shape(checkpoint)
         codes = torch.empty(experts * out, columns // 2, dtype=torch.uint8)
         if self.format == "mxfp4":
@@ -172,11 +169,6 @@ class Pieces:
         them, those that several read once. One matrix at a time is on the host."""
         experts, *_ = self.shape(held.checkpoint)
         return [[_placed(self.pieces[at, part], held, place, device) for part in self.parts] for at in range(experts)]
-
-    def _refuse_others(self) -> None:
-        if self.format not in (*TALL, *LINEARS):
-            why = f"experts in {str(self.format).upper()} run on the CPU alone: no kernel reads them"
-            raise LocalqError(self.name, why, "Use --device cpu, or the model in NF4.")
 
 
 def find(checkpoint: Checkpoint, rename: Callable[[str], str | None], model: Decoder) -> dict[str, Pieces]:

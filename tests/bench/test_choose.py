@@ -52,8 +52,8 @@ def test_of_one_model_in_two_formats_that_with_the_faster_kernels():
         assert from_facts(24 * GIB, CTX, disk, ENTRIES, shape).path == "/models/nf4"
 
 
-def test_what_no_kernel_reads_is_left_out():
-    disk = [local("llama-3.2-1b"), local("qwen3-30b-a3b", "awq")]  # experts in AWQ run on the CPU alone
+def test_what_no_kernel_reads_together_is_left_out():
+    disk = [local("llama-3.2-1b"), local("qwen3-30b-a3b", "awq")]  # experts in AWQ run one by one
     assert from_facts(80 * GIB, CTX, disk, ENTRIES, shape).name == "llama-3.2-1b"
     assert from_facts(80 * GIB, CTX, [disk[0], local("qwen3-30b-a3b")], ENTRIES, shape).name == "qwen3-30b-a3b"
 

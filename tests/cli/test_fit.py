@@ -115,7 +115,8 @@ def test_the_order_is_what_a_person_would_choose(capsys):
     rows = fit_json(capsys, "--vram", "24")["rows"]
     groups = [group_of(row) for row in rows]
     assert groups == sorted(groups)
-    assert {0, 2, 3, 4} <= set(groups)
+    assert {0, 2, 4} <= set(groups)
+    assert 3 not in groups, "every entry runs in every format"
     names = [row["name"] for row in rows if row["format"] in ("nf4", "vq2") and group_of(row) == 0]
     first = list(dict.fromkeys(name.partition("@")[0] for name in names))
     sizes = [catalog.find(name).arch.parameters / 1e9 for name in first]
@@ -168,7 +169,7 @@ def test_the_table_has_one_row_for_a_model_and_all_for_all(capsys):
     assert "DESKTOP CLOSED" in captured.out.splitlines()[0]
     assert len(captured.out.splitlines()) > len(lines)
     assert "quantized here, from bf16" in captured.out
-    assert "experts in squeezellm run with --device cpu alone" in captured.out
+    assert "slow, experts one by one" in captured.out
 
 
 def test_one_model_shows_its_ledger_in_every_format(capsys):

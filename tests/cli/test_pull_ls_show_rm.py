@@ -227,7 +227,7 @@ EXPERTS_IN_GPTQ = """
 name = "experts"
 title = "Experts"
 licence = "mit"
-arch = {model_type = "mixtral", layers = 1, hidden = 64, heads = 2, kv_heads = 1, head_dim = 32, intermediate = 0,
+arch = {model_type = "gpt_oss", layers = 1, hidden = 64, heads = 2, kv_heads = 1, head_dim = 32, intermediate = 0,
         vocab = 96, tied = false, max_context = 128, experts = 4, experts_active = 2, expert_intermediate = 96}
 source = [{format = "gptq", repo = "some/experts", bytes = 1000}]
 """
@@ -238,7 +238,7 @@ def test_show_says_when_this_version_cannot_run_it(server, tmp_path, monkeypatch
     monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "own.toml"))
     body = one_object(localq("show", "experts@gptq", "--json").stdout)
     assert body["runs"] is False
-    assert "no kernel reads them" in body["reason"]
+    assert "not in gptq" in body["reason"]
 
 
 def test_show_says_so_of_a_folder_too(server, tmp_path):

@@ -1,4 +1,4 @@
-"""Mixtures whose experts are in AQLM or vq2: as a GPU holds them, and their decode step, on the CPU.
+"""Mixtures whose experts are Linears, as a GPU holds them, and the decode step of those in AQLM and vq2: on the CPU.
 
 Weights are dequantized by the definition, once for the whole model and once matrix by matrix.
 """
@@ -20,7 +20,7 @@ from tiny_checkpoints import TINY
 from tiny_models import PREFILL
 from vq_operands import weights_of
 
-from localq import footprint, schemes
+from localq import convert, footprint, schemes
 from localq.architecture import Architecture
 from localq.bench import bits
 from localq.checkpoint import open_checkpoint
@@ -35,6 +35,7 @@ from localq.modelfiles import open_model
 from localq.models import architecture
 from localq.models.experts import Mixture
 from localq.placement import Placement
+from localq.quant import FORMATS as FORMAT_MODULES
 from localq.quant import expert_linears, hadamard, vq2
 from localq.quant.expert_linears import LinearStack
 from localq.quant.vq_linear import VqLinear
@@ -194,4 +195,38 @@ def test_experts_of_two_layouts_have_no_kernel_and_still_compute(folders):
     first, other = (mixtures(model)[0].experts.gate_up_proj, mixtures(model)[0].experts.down_proj)
     mixed = LinearStack([list(first.parts[0])[:1], list(other.parts[0])])
     assert mixed.stack is None
-    assert expert_pieces.LINEARS == ("aqlm", "vq2")
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Formats without kernels for experts."""
+    place = tmp_path_factory.mktemp("others")
+    plain = source(place / "plain", "qwen3_moe")
+    made = {format: quantized(place / format, plain, format)[0] for format in ("awq", "gptq")}
+    return made | {each: convert.convert(open_model(plain), each, place / each) for each in ("bcq", "squeezellm")}
+
+
+@pytest.mark.parametrize("format", sorted(set(expert_pieces.LINEARS) - {*FORMATS, "vptq"}))
+def test_experts_of_every_other_format_lie_on_a_gpu_as_they_are_stored(format, others):
+    """AWQ, GPTQ and the rest: one Linear after the other, in memory that was counted before, with the same logits."""
+    files = open_model(others[format])
+    exact = load(files, Options(device="cpu", dtype="float32"))
+    model, sizes, places = packed_model(files)
+    assert places._arena is not None
+    assert places._arena._used == arena_bytes(sizes), "as planned, to the byte"
+    assert weights.weight_bytes(model)["weights"] <= sum(sizes)
+    mixture = next(each for each in mixtures(model) if isinstance(each, Mixture))
+    stack = mixture.experts.gate_up_proj
+    assert isinstance(stack, LinearStack)
+    assert all(isinstance(each, FORMAT_MODULES[format].Linear) for each in stack.linears)
+    got, expected = (logits_of(each, exact, IDS) for each in (model, exact.model))
+    torch.testing.assert_close(got, expected, rtol=0, atol=2e-4)
+    assert fused_experts.why_not(mixture, torch.float16) == "none reads experts in this format"
+    arch = Architecture.from_config(files.config)
+    together = footprint.slab_bytes(max(each.slab_weights for each in stack.linears), 2)
+    opened = next(each for each in arch.linears if each.expert and each.name == "gate, up")
+    assert together == 2 * footprint._slab_weights(opened, format)
+
+
+def test_of_mixtures_all_formats_but_two_are_linears():
+    assert {*expert_pieces.LINEARS, *expert_pieces.TALL} == FORMAT_MODULES.keys()

@@ -140,14 +140,6 @@ def test_a_quantized_router_is_dequantized_where_matrices_stay_packed(sources, t
     assert fused_experts.why_not(mixture, torch.float16) == ""
 
 
-def test_experts_in_gptq_are_refused_before_a_gpu_is_filled(sources, tmp_path):
-    packed, _ = quantized(tmp_path, sources["mixtral"], "gptq")
-    assignment, checkpoint = model_of(packed)
-    with pytest.raises(LocalqError, match="run on the CPU alone") as caught:
-        next(iter(assignment.stacks.values())).placed_bytes(checkpoint)
-    assert "--device cpu" in caught.value.next_step
-
-
 def test_a_stack_is_filled_beside_one_matrix(sources):
     assignment, checkpoint = model_of(sources["mixtral"])
     stack = assignment.stacks["layers.0.mlp.experts.gate_up_proj"]

@@ -136,3 +136,31 @@ def test_a_reply_takes_graphs_and_says_nothing_of_missing_kernels(name, folders)
     assert engine.graphs
     assert not [note for note in engine.notes if "none reads" in note or "there are none" in note]
     assert ids_of(engine, prompt_of(50), GREEDY, max_tokens=20)
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Formats without kernels for experts."""
+    place = tmp_path_factory.mktemp("others")
+    plain = expert_checkpoints.source(place / "plain", "mixtral")
+    made = {each: convert.convert(open_model(plain), each, place / each) for each in ("bcq", "squeezellm")}
+    published = ("awq", "gptq", "aqlm 1x16g8")
+    return made | {each: expert_checkpoints.quantized(place / each, plain, each)[0] for each in published}
+
+
+@pytest.mark.parametrize("format", ["awq", "gptq", "aqlm 1x16g8", "bcq", "squeezellm"])
+def test_experts_without_kernels_of_their_own_run_one_after_the_other(format, others):
+    ours, exact = loaded(others[format], "cuda"), loaded(others[format], "cpu")
+    assert "none reads experts in this format" in fused.why_not(ours.model)
+    assert ours.ledger["weights"] == ours.plan.ledger.components["weights"]
+    ids = text_of(ours.vocab, settled_seed(exact.model))
+    with torch.inference_mode():
+        logits = []
+        for each, device in ((ours, "cuda"), (exact, "cpu")):
+            each.cache.clear()
+            places = torch.arange(len(ids), device=device)
+            logits.append(each.model(ids.to(device), places, each.cache, len(ids)).float().cpu())
+    assert (logits[0] - logits[1]).norm() <= 0.01 * logits[1].norm()
+    engine = Engine(ours)
+    assert not engine.graphs
+    assert ids_of(engine, prompt_of(50), GREEDY, max_tokens=20)

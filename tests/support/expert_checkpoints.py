@@ -67,6 +67,12 @@ def aqlm(layout: str, prefix: str, weight: Tensor, number: int) -> tuple[dict[st
     return {prefix + suffix: each for suffix, each in made.items()}, dequantized(*made.values())
 
 
+def awq(prefix: str, weight: Tensor, number: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Random codes, and what the formula makes of them."""
+    made = int4_checkpoints.tensors((weight.shape[0], weight.shape[1]), AWQ, seed=number)
+    return {prefix + name: each for name, each in made.items()}, int4_checkpoints.reference(made, AWQ)
+
+
 def gptq(prefix: str, weight: Tensor, number: int) -> tuple[dict[str, Tensor], Tensor]:
     """Random codes, with a bias of zeros as AutoGPTQ wrote one, and what the formula makes of them."""
     made = int4_checkpoints.tensors((weight.shape[0], weight.shape[1]), GPTQ, seed=number)
@@ -83,11 +89,12 @@ def of_vq2(scheme: str, prefix: str, weight: Tensor, number: int) -> tuple[dict[
     return vq2.to_tensors(packed, prefix), vq2.dequantize(packed, torch.float32)
 
 
-GPTQ = Int4("gptq", 32, act_order=True)
+GPTQ, AWQ = Int4("gptq", 32, act_order=True), Int4("awq", 64)
 CONFIGS: dict[str, dict[str, Any]] = {
     "nf4": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
     "aqlm": {"quant_method": "aqlm", "in_group_size": 8, "linear_weights_not_to_quantize": []},
     "gptq": GPTQ.config,
+    "awq": AWQ.config,
     "vq2": vq2.quantization_config("bfloat16", []),
 }
 FORMATS: dict[str, Quantize] = {
@@ -96,6 +103,7 @@ FORMATS: dict[str, Quantize] = {
     "aqlm 2x8g8": functools.partial(aqlm, "2x8g8"),
     "aqlm 1x16g8": functools.partial(aqlm, "1x16g8"),
     "gptq": gptq,
+    "awq": awq,
     "vq2 s4l16": functools.partial(of_vq2, "s4l16"),
 }
 
