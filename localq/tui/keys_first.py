@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from textual.events import Key
+from textual.events import Idle, Key
 from textual.message import Message
 from textual.screen import Screen
 from textual.widget import Widget
@@ -58,15 +58,38 @@ class KeysFirst:
 
 
 class KeysFirstScreen(_Screen):
-    """A screen that draws what is written at once, by itself, and all else when no key waits."""
+    """A screen that draws what is written at once, by itself, and all else when no key waits: at one turn it is laid
+    out, at the next it is painted, so that a key waits for one of them."""
 
     app: TerminalApp
+
+    _laying_out = _unpainted = False
 
     def _on_timer_update(self) -> None:
         if self.app.keys_first.wait:
             return  # the timer goes on
-        self.app.keys_first.forget()
-        super()._on_timer_update()
+        if self._unpainted:
+            self._compositor_refresh()
+            return
+        self._laying_out = True
+        try:
+            super()._on_timer_update()
+        finally:
+            self._laying_out = False
+
+    async def _on_idle(self, event: Idle) -> None:
+        """Textual's; but what waits until all is drawn waits for the paint, too."""
+        if self._unpainted:
+            event.prevent_default()
+            self._update_timer.resume()
+
+    def _compositor_refresh(self) -> None:
+        self._unpainted = self._laying_out
+        if self._unpainted:
+            self._update_timer.resume()
+        else:
+            self.app.keys_first.forget()
+            super()._compositor_refresh()
 
     def draw_first(self, widget: Widget) -> None:
         """A key is done in `widget`: draw that, unless more of them come."""
@@ -77,11 +100,13 @@ class KeysFirstScreen(_Screen):
     def draw_alone(self, widget: Widget) -> None:
         """Draw `widget` now, unless it has another size now. What else has changed waits for the next frame; nothing
         is laid out, not even what is changed as one (`batch_update`)."""
-        app = self.app
+        app, compositor = self.app, self._compositor
         if not self.is_current or widget._layout_required:
             return
         others, self._dirty_widgets = self._dirty_widgets, set()
+        regions, compositor._dirty_regions = compositor._dirty_regions, set()
         batch, app._batch_count = app._batch_count, 0
-        self._compositor.update_widgets({widget})
-        self._compositor_refresh()
+        compositor.update_widgets({widget})
+        super()._compositor_refresh()
         self._dirty_widgets, app._batch_count = others, batch
+        compositor._dirty_regions |= regions

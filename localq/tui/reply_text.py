@@ -6,6 +6,7 @@ HTML is shown as the text that it is, and a link opens nothing: where it leads i
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import ClassVar
 
 from markdown_it import MarkdownIt
@@ -56,6 +57,11 @@ class CodeBlock(Flowing, MarkdownFence, can_focus=True):
     def __init__(self, markdown: Markdown, token: Token, code: str) -> None:
         super().__init__(markdown, token, code)
         self.code_source = token.content.removesuffix("\n")
+
+    @classmethod
+    def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
+        """Textual's; but where no language is told none is guessed, which would try all of them at every step."""
+        return _highlighted(code, language or "text", ansi, dark)
 
     def compose(self) -> ComposeResult:
         """A line to copy it by, and the code."""
@@ -137,6 +143,7 @@ class ReplyText(Markdown):
         same = 0
         while same < min(len(wanted), len(self._shown)) and wanted[same] == self._shown[same]:
             same += 1
+        await self._highlight(wanted[same:])
         children = list(self.children)
         if same < min(len(wanted), len(children)) and await self._changed(children[same], wanted[same]):
             same += 1
@@ -147,6 +154,14 @@ class ReplyText(Markdown):
                 await self.remove_children(children[same:])
             if added:
                 await self.mount_all(added)
+
+    async def _highlight(self, wanted: list[list[Piece]]) -> None:
+        """Code among them, beside the keys: the first of a language takes 0.05 s, and 400 lines take 0.08 s."""
+        loop, ansi, dark = asyncio.get_running_loop(), self.app.native_ansi_color, self.app.current_theme.dark
+        for token in (token for group in wanted for each in group if isinstance(each, Other) for token in each.tokens):
+            if token.type in ("fence", "code_block"):  # as Textual reads one
+                code, language = token.content.rstrip(), token.info or "text"
+                await loop.run_in_executor(None, _highlighted, code, language, ansi, dark)
 
     async def _changed(self, child: Widget, wanted: list[Piece]) -> bool:
         """Whether `child` could show these instead, and does."""
@@ -163,6 +178,11 @@ class ReplyText(Markdown):
         if isinstance(wanted[0], Other):
             return next(iter(self._parse_markdown(wanted[0].tokens)))
         return Prose(_prose(wanted))
+
+
+@functools.lru_cache(maxsize=16)  # what is highlighted in a thread is soon asked for
+def _highlighted(code: str, language: str, ansi: bool, dark: bool) -> Content:
+    return MarkdownFence.highlight(code, language, ansi, dark)
 
 
 async def _parsed(text: str) -> tuple[list[Token], list[Piece]]:

@@ -6,13 +6,15 @@ import asyncio
 import threading
 from collections import Counter
 
+import textual.widgets._markdown
 from textual.events import Key
 from tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
 from localq.tui.keys_first import PATIENCE_S, KeysFirst
-from localq.tui.reply_text import CodeBlock, ReplyText
+from localq.tui.reply_text import CodeBlock, ReplyText, _highlighted
 from localq.tui.status_line import StatusLine
 from localq.tui.terminal_input import TerminalDriver
+from localq.tui.transcript_lines import Notice
 
 
 class Clock:
@@ -136,6 +138,42 @@ def test_a_letter_is_drawn_by_itself_even_while_others_are_changed_as_one(monkey
     drive_chat(app, script)
 
 
+def test_a_key_comes_between_what_is_laid_out_and_what_is_painted(monkeypatch):
+    app, shown, after = chat_app(["ok"]), [], []
+    app.keys_first = KeysFirst(Clock())
+
+    async def script(pilot):
+        await say(pilot, "go")
+        chat, composer, display = app.chat, app.chat.composer, app._display
+
+        def seen(screen, update):
+            shown.append(set() if update is None else {y for y, _, _ in update.spans})
+            display(screen, update)
+
+        app.keys_first.came()
+        notice = Notice("a line more", failed=False)
+        await chat.conversation.transcript.mount(notice)
+        chat.conversation.call_after_refresh(after.append, "drawn")
+        while not chat._layout_required:
+            await asyncio.sleep(0.005)
+        monkeypatch.setattr(app, "_display", seen)
+        app.keys_first.answered()
+        chat._on_timer_update()
+        assert notice.region.height
+        assert shown == [], "laid out, not painted"
+        app.keys_first.came()
+        chat._on_timer_update()
+        assert shown == [], "while a key waits"
+        chat.draw_first(composer)
+        assert shown[0] <= set(composer.region.line_range), "the key, and nothing else"
+        assert not after
+        chat._on_timer_update()
+        assert set(notice.region.line_range) <= shown[1]
+        await until(pilot, lambda: after == ["drawn"])
+
+    drive_chat(app, script)
+
+
 def test_that_a_reply_stops_is_seen_before_all_else_is_drawn(monkeypatch):
     end = threading.Event()
 
@@ -167,6 +205,33 @@ def test_that_a_reply_stops_is_seen_before_all_else_is_drawn(monkeypatch):
         app.keys_first.forget()
         end.set()
         await idle(pilot)
+
+    drive_chat(app, script)
+
+
+def test_code_is_highlighted_beside_the_keys_and_no_language_guessed(monkeypatch):
+    app, threads = chat_app(["ok"]), set()
+    highlight = textual.widgets._markdown.highlight
+    _highlighted.cache_clear()
+
+    def seen(code, **how):
+        threads.add(threading.current_thread())
+        return highlight(code, **how)
+
+    monkeypatch.setattr("textual.widgets._markdown.highlight", seen)
+    monkeypatch.setattr("textual.highlight.guess_language", None)
+
+    async def script(pilot):
+        view = await app.chat.conversation.transcript.begin(reading=False)
+        for piece in (
+            "```python\nx = 1\n",
+            "y = 2\n```\n\n```\nplain\n",
+            "more\n```\n\n- a\n\n  ```c\n  int x;\n  ```\n",
+        ):
+            await view.grow("", piece)
+        assert [each.code_source for each in view.query(CodeBlock)] == ["x = 1\ny = 2", "plain\nmore", "int x;"]
+        assert threads
+        assert threading.current_thread() not in threads
 
     drive_chat(app, script)
 
