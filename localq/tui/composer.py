@@ -18,6 +18,7 @@ from localq.tui.keys import bindings
 from localq.tui.keys_first import KeysFirstScreen, is_typed
 
 PLACEHOLDER = "Message, or / for commands"
+LONGEST = 20_000  # characters of a line that is broken into rows: Textual (8.2) counts all of it again at every key
 
 
 class Composer(TextArea):
@@ -97,6 +98,7 @@ class Composer(TextArea):
     async def _on_paste(self, event: events.Paste) -> None:
         event.prevent_default()
         text = sanitize(event.text.replace("\r\n", "\n").replace("\r", "\n"))
+        self._break_lines_of(self.text + text)
         if result := self._replace_via_keyboard(text, *self.selection):
             self.move_cursor(result.end_location)
 
@@ -113,14 +115,21 @@ class Composer(TextArea):
 
     def on_text_area_changed(self) -> None:
         """Tell of another word under the cursor."""
+        if not self.soft_wrap:  # what was too long may be deleted
+            self._break_lines_of(self.text)
         row, column = self.cursor_location
         word = self.word()
         if word != self._word:
             self._word = word
             self.post_message(self.WordTyped(word, row == 0 and column == len(word)))
 
+    def _break_lines_of(self, text: str) -> None:
+        """Into rows, or, where one is too long for that, not at all."""
+        self.soft_wrap = max(map(len, text.split("\n"))) <= LONGEST
+
     def put(self, text: str) -> None:
         """Show `text`, the cursor behind it."""
+        self._break_lines_of(text)
         self.text = text
         self.move_cursor(self.document.end)
 

@@ -12,7 +12,7 @@ from localq import commands
 from localq.commands import completing
 from localq.input_history import InputHistory
 from localq.tui.completions import Completions
-from localq.tui.composer import Composer
+from localq.tui.composer import LONGEST, Composer
 
 
 def alone(script, *typed: str, size=(60, 20)):
@@ -33,6 +33,23 @@ def alone(script, *typed: str, size=(60, 20)):
         await script(pilot, composer, sent)
 
     drive(HostApp(composer), run, size, hook)
+
+
+def test_a_line_that_is_too_long_to_be_counted_at_every_key_is_not_broken_into_rows():
+    async def script(pilot, composer, sent):
+        for text, breaks in (("word " * 100, True), ("word " * (LONGEST // 5), False)):
+            pilot.app.post_message(events.Paste(text))
+            await until(pilot, lambda text=text: composer.text.endswith(text))
+            assert composer.soft_wrap is breaks
+        await pilot.press("enter")
+        assert [len(each) for each in sent] == [500 + LONGEST]
+        assert composer.soft_wrap
+        composer.put("x" * (LONGEST + 1))
+        assert not composer.soft_wrap
+        await pilot.press("backspace")
+        await until(pilot, lambda: composer.soft_wrap)
+
+    alone(script)
 
 
 def test_enter_sends_and_three_keys_break_the_line():

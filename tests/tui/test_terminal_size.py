@@ -8,6 +8,7 @@ import sys
 import pytest
 from terminal import Terminal
 from terminal_localq import environment
+from tui_pilot import chat_app, drive_chat, until
 
 SECOND_SIZE = """
 import fcntl, struct, sys, termios, time
@@ -59,3 +60,19 @@ def test_a_size_that_comes_while_another_is_read_is_the_one_that_stays(terminal)
     for _ in range(10):  # it draws every 0.05 s
         terminal.read(0.05)
     assert "50 by 15" in terminal.text
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (4, 24)])
+@pytest.mark.parametrize("key", ["slash", "ctrl+p"])
+def test_a_list_has_lines_in_no_room_at_all(key, size):
+    app = chat_app(["ok"])
+
+    async def script(pilot):
+        await pilot.press(key)
+        await until(pilot, lambda: app.screen.query("OptionList").first().display)
+        await pilot.resize_terminal(*size)
+        await pilot.pause()
+        await pilot.resize_terminal(80, 24)
+        await until(pilot, lambda: app.screen.query("OptionList").first().size.width > 40)
+
+    drive_chat(app, script)
