@@ -24,6 +24,19 @@ using namespace rowlut;
 
 constexpr const char* kOp = "rowlut_gemv";
 constexpr uint32_t kFixedBytes = (kWarps + 8) * sizeof(float);
+constexpr uint32_t kFarBytes = 64 * 1024, kNearBytes = 128 * 1024;  // of tiles that L2 has room for two of, or one
+
+// Set to 0 to ask for nothing into L2, for an experiment.
+#ifndef LOCALQ_ROWLUT_PREFETCH
+#define LOCALQ_ROWLUT_PREFETCH 1
+#endif
+
+// How many tiles ahead of those of its warps a block asks for codes: with 132 multiprocessors 17 MB are under way.
+uint32_t tiles_ahead(uint32_t row_bytes) {
+  const uint64_t bytes = uint64_t(kRowTile) * row_bytes;
+  if (!LOCALQ_ROWLUT_PREFETCH || bytes > kNearBytes) return 0;
+  return bytes > kFarBytes ? 1 : 2;
+}
 
 template <typename T, bool kStaged>
 void launch_typed(const RowLutGemv& p, uint32_t grid, uint32_t needed, const void* x, void* y, int device,
@@ -86,6 +99,7 @@ void rowlut_gemv(const RowLut* matrices, int count, const GemvExtras& extras, co
   p.row.span = paired ? kRowTile / 2 : kRowTile;
   p.row.rows = rows;
   p.steps = (p.row.row_bytes + kStepBytes - 1) / kStepBytes;
+  p.ahead = tiles_ahead(p.row.row_bytes);
   while (1 << p.row_bits < rows) ++p.row_bits;
   const DeviceGuard guard(device, kOp);
   if (type == Type::kFloat16) return launch_planned<__half>(p, x, y, device, stream);

@@ -5,11 +5,6 @@
 #include "rowlut_table.cuh"
 #include "rowlut_x.cuh"
 
-// Whether codes are asked for two tiles ahead.
-#ifndef LOCALQ_ROWLUT_PREFETCH
-#define LOCALQ_ROWLUT_PREFETCH 1
-#endif
-
 namespace localq::rowlut {
 
 // Steps of a batch, 64 bytes of every row of a tile each, 64 codes a lane. One batch is under way while another is
@@ -17,10 +12,9 @@ namespace localq::rowlut {
 // way, and none may have been asked for late.
 constexpr uint32_t kSteps = 2;
 constexpr uint32_t kBatchBytes = kSteps * kStepBytes;
-constexpr uint64_t kMostPrefetched = 1 << 19;  // bytes, by one instruction
-constexpr int kProducts = 8;                   // of a step
-constexpr int kAhead = 4;                      // products whose entries are under way
-constexpr int kWords = kAhead / 2 + 1;         // of x, likewise
+constexpr int kProducts = 8;            // of a step
+constexpr int kAhead = 4;               // products whose entries are under way
+constexpr int kWords = kAhead / 2 + 1;  // of x, likewise
 
 // The steps of every tile that are the warp's.
 struct Columns {
@@ -42,17 +36,20 @@ __device__ __forceinline__ LaneRows first_item(const RowLutGemv& p, const Span& 
   return item;
 }
 
-// Into L2, what a tile has: two lanes' business, of another warp for each tile. Eight rows lie behind each other; where
-// a matrix ends among them, those of the next one are not asked for.
-__device__ __forceinline__ void prefetch_tile(const RowLutGemv& p, const Span& span, uint32_t tile) {
-#if LOCALQ_ROWLUT_PREFETCH
-  if (tile >= span.tiles || threadIdx.x / 32 != tile % kWarps || threadIdx.x % 32 > 1) return;
-  const Row row = row_of(p, span, tile, 0, threadIdx.x % 32);
-  const uint32_t rows = min(8u, p.row.segment[row.segment].out - row.o);
-  const uint64_t bytes = uint64_t(rows) * p.row.row_bytes;
-  prefetch_bytes(p.row.segment[row.segment].rows + uint64_t(row.o) * p.row.row_bytes, min(bytes, kMostPrefetched));
-  prefetch_bytes(p.values[row.segment] + uint64_t(row.o) * 16, rows * 32);
-#endif
+// Into L2, the values of one tile and the codes of another: two lanes' business, of another warp for each tile. Eight
+// rows lie behind each other; where a matrix ends among them, those of the next one are not asked for.
+__device__ __forceinline__ void prefetch_tiles(const RowLutGemv& p, const Span& span, uint32_t values, uint32_t codes) {
+  if (threadIdx.x / 32 != values % kWarps || threadIdx.x % 32 > 1) return;
+  if (values < span.tiles) {
+    const Row row = row_of(p, span, values, 0, threadIdx.x % 32);
+    const uint32_t rows = min(8u, p.row.segment[row.segment].out - row.o);
+    prefetch_bytes(p.values[row.segment] + uint64_t(row.o) * 16, rows * 32);
+  }
+  if (p.ahead > 0 && codes < span.tiles) {
+    const Row row = row_of(p, span, codes, 0, threadIdx.x % 32);
+    const uint32_t rows = min(8u, p.row.segment[row.segment].out - row.o), of_row = p.row.row_bytes;
+    prefetch_bytes(p.row.segment[row.segment].rows + uint64_t(row.o) * of_row, rows * of_row);
+  }
 }
 
 // Which table the lane looks up in: byte 0 is that of its entry among a code's, bytes 2 and 3 are 65,536 times the
@@ -206,7 +203,7 @@ __device__ __forceinline__ void sum_tiles(const RowLutGemv& p, const Span& span,
     const bool last = tile + 1 == span.tiles;
     const uint32_t number = p.two ? tile % 2 : 0;
     const Lookup look = {address_in_shared(dynamic_memory()), lane | number << 16};
-    prefetch_tile(p, span, tile + 2);
+    prefetch_tiles(p, span, tile + 2, tile + p.ahead);
     Sums sum = {};
     sum_tile(p, span, columns, sum, b, look, x, tile, codes, values);
 #pragma unroll
@@ -233,10 +230,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
   for (uint32_t i = 0; i < kSteps; ++i) load_step(codes.batch[0][i], codes.item, i);
   const Values values = load_values(p, span, 0);
-  prefetch_tile(p, span, 0);
+  prefetch_tiles(p, span, 1, 0);
   if (threadIdx.x < 8) s.largest[threadIdx.x] = 0;
   fill_table(s.tables, values);
-  prefetch_tile(p, span, 1);
+  if (p.ahead > 1) prefetch_tiles(p, span, span.tiles, 1);
   release_dependents();
   dependency_wait();
   __syncthreads();

@@ -21,6 +21,7 @@ struct RowLutGemv {
   const __half* values[kMaxSegments];  // [out][16]
   uint32_t steps;                      // of 64 bytes of a row of codes
   uint32_t row_bits;                   // rows of x, rounded up to a power of two
+  uint32_t ahead;                      // so many tiles ahead codes are asked for into L2; 0: not at all
   uint32_t zero;                       // is zero
   bool two;                            // tables: the next tile's is made while one is read
 };
