@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import expert_checkpoints
 import pytest
 import torch
 from packed_models import packed_model
@@ -204,3 +205,19 @@ def test_options_that_it_does_not_have(source: Path, tmp_path: Path, capsys, mon
     assert code == ExitCode.USAGE
     assert why in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("format", ["squeezellm", "bcq"])
+def test_a_mixture_of_experts_needs_no_option(tmp_path: Path, capsys, monkeypatch, format: str) -> None:
+    """By itself, and so as `NAME@squeezellm`, it is made without a text, and says so; asked for one it is refused."""
+    monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config"))
+    source = expert_checkpoints.source(tmp_path / "m", "mixtral", hidden_size=64, intermediate_size=96)
+    command = ["quantize", str(source), "--format", format, "--out"]
+    assert execute([*command, str(tmp_path / "bare")]) == 0
+    assert "not weighed on a text, so each matrix is made by itself" in capsys.readouterr().err
+    assert execute([*command, str(tmp_path / "none"), "--calibration", "none"]) == 0
+    bare, none = (expert_checkpoints.read(tmp_path / name) for name in ("bare", "none"))
+    assert bare.keys() == none.keys()
+    assert all(torch.equal(each, none[name]) for name, each in bare.items())
+    assert execute([*command, str(tmp_path / "asked"), "--windows", "2", "--device", "cpu"]) == ExitCode.USAGE
+    assert "--calibration none" in capsys.readouterr().err

@@ -137,12 +137,17 @@ class _Job:
             wish=wish,
         )
 
-    def _weighing(self, files: ModelFiles, text: str, asked: Calibrated) -> Text:
-        """The text on which columns, or errors, of matrices are weighed, and where."""
-        from localq import calibration
+    def _weighing(self, files: ModelFiles, text: str, asked: Calibrated) -> Text | None:
+        """The text on which columns, or errors, of matrices are weighed, and where; None for a mixture of experts of
+        which nobody has asked for that."""
+        from localq import calibration, catalog
+        from localq.architecture import Architecture
         from localq.engine.device import device_name, pick
         from localq.input_moments import Text
 
+        if asked.is_bare and self.mix is None and Architecture.from_config(files.config).experts:
+            self.say(f"{files.name}: {catalog.NO_WEIGHING_OF_EXPERTS}, so each matrix is made by itself.")
+            return None
         choice = pick(self.settings.device)
         ids = calibration.token_windows(files, text, asked.windows, WEIGHED_WINDOWS)
         for line in choice.notes:

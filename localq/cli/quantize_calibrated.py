@@ -84,6 +84,11 @@ class Calibrated:
             raise usage_error("--bits", f"{self.bits!r} is not offered", ways)
 
     @property
+    def is_bare(self) -> bool:
+        """Was nothing said of the text?"""
+        return self.calibration is None and self.windows is None
+
+    @property
     def mixed(self) -> float | None:
         """Bits per weight where schemes are mixed."""
         number = float(self.bits) if self.bits and re.fullmatch(r"[23]\.\d{1,2}", self.bits) else 0.0
