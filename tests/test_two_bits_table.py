@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -76,3 +77,50 @@ def test_what_one_process_has_begun_another_leaves_to_it(tmp_path: Path) -> None
     two_bits_table.take("hqq 2 bit, groups of 64", tmp_path, attempt)
     assert made == ["nf4", *["hqq 2 bit, groups of 64"] * 2]
     assert two_bits_table.results_of(tmp_path).keys() == {"nf4", "hqq 2 bit, groups of 64"}
+
+
+GLQ = """
+import torch
+from pathlib import Path
+from types import SimpleNamespace
+from safetensors.torch import load_file
+from datasets import load_dataset
+
+def quantize_layer_e8_shell_rht(weight, hessian, codebook, bpw=2):
+    codes = torch.zeros(weight.shape[0], weight.shape[1] // 4, dtype=torch.uint8)
+    return weight.float() * 0.75, {"codes": codes, "SU": torch.ones(len(weight)).half(), "tlut": codes}, {}
+
+def quantize(source, out, bpw, device, codebook_type, workers):
+    assert (bpw, device, codebook_type) == (2, "cpu", "trellis") and load_dataset("wikitext")["text"]
+    Path(out).mkdir()
+    for name, tensor in load_file(Path(source) / "model.safetensors").items():
+        if name.endswith("_proj.weight"):
+            quantize_layer_e8_shell_rht(tensor.bfloat16(), None, None)
+"""
+
+
+def test_glq_is_judged_by_the_weights_that_its_encoder_returns(tmp_path: Path, monkeypatch) -> None:
+    """Beside a package that does nothing but call its encoder, as the real one does: every matrix under its name."""
+    (tmp_path / "glq").mkdir()
+    (tmp_path / "glq" / "__init__.py").touch()
+    (tmp_path / "glq" / "quantize_model.py").write_text(GLQ)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    files = open_model(make_checkpoint(tmp_path / "m", "llama", dtype=torch.bfloat16))
+    judged: list[Path] = []
+
+    def judge(folder: Path) -> dict[str, float]:
+        judged.append(folder)
+        return {"perplexity": 30.0, "bits": 16.0}
+
+    work = SimpleNamespace(files=files, device=torch.device("cpu"), judged=judge)
+    found = rival_quantizers.glq("trellis")(work, tmp_path / "out")  # type: ignore[arg-type]
+    assert judged == [tmp_path / "out"]
+    with open_checkpoint(files) as before, open_checkpoint(open_model(tmp_path / "out")) as after:
+        assert before.tensors.keys() == after.tensors.keys()
+        rows = weights = 0
+        for name in before.tensors:
+            made = name.endswith("_proj.weight")
+            assert torch.equal(after.read(name), before.read(name).float() * (0.75 if made else 1.0))
+            rows += made * before.tensors[name].shape[0]
+            weights += made * before.read(name).numel()
+    assert found == {"perplexity": 30.0, "bits": pytest.approx(2 + 16 * rows / weights)}
