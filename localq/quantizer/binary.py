@@ -105,7 +105,7 @@ class _Rows:
                 for at, pivot in enumerate(pivots[run]):
                     torch.searchsorted(sums.bounds, some[at, :, None], out=index[at])
                     torch.sub(some[at], sums.sums.gather(1, index[at])[:, 0], out=errors[at])
-                    errors[at] /= pivot
+                    errors[at].div_(pivot)
                     some[at + 1 :].addr_(within[at, at + 1 :], errors[at], alpha=-1)
                 self._take(run, sums, index)
                 left[run.stop :].addmm_(feedback[run, run.stop :].T, errors, alpha=-1)
