@@ -19,6 +19,7 @@ SCHEMES = {"2": "s4l16", "2.5": "s4l16+s16l16", "3": "s4l16+s8l16", "4": "s4l16+
 QUICK_WINDOWS = 64
 WEIGHED_WINDOWS = 16  # of `prepare.WEIGHED`: moments of inputs need fewer
 NO_TEXT = Path("none")
+_OF_TEXT = ("--calibration", "--windows", "--device")
 BEST_BEAM, BEST_ROUNDS = 64, 2
 BEST_STEPS, BEST_SEQUENCES = 200, 4  # of fine-tuning
 LARGEST_SEED = 2**31 - 1
@@ -64,7 +65,7 @@ class Calibrated:
         from localq import prepare  # start-up cost
 
         if format in prepare.WEIGHED:
-            if other := given.keys() - {"--calibration", "--windows", "--device"}:
+            if other := given.keys() - set(_OF_TEXT):
                 why = f"{format} has no such option"
                 raise usage_error(min(other), why, "It has --calibration, --windows and --device.")
             if self.calibration == NO_TEXT and (mixing or len(given) > 1):
@@ -72,13 +73,16 @@ class Calibrated:
             return
         if format not in calibrated and given:
             why = f"{format} is made without a text, the same on every machine"
-            raise usage_error(next(iter(given)), why, f"It is an option of --format {' and '.join(calibrated)}.")
+            option = next(iter(given))
+            owners = {"--bits": ("vq2", "bcq"), "--layers": ("vq2",)}.get(option, calibrated)
+            owners += prepare.WEIGHED if option in _OF_TEXT else ()
+            raise usage_error(option, why, f"It is an option of --format {', '.join(owners)}.")
         decided = given.keys() - {"--layers"}
         if self.layers is not None and (decided or format != "vq2"):
             why = f"the layers are made already, so {min(decided, default='the format')} is decided"
             raise usage_error(f"--layers {self.layers}", why, "Of these options --layers goes with --format vq2 alone.")
         if self.bits is not None and format != "vq2":
-            raise usage_error("--bits", f"{format} has bits of its own", "It is an option of --format vq2.")
+            raise usage_error("--bits", f"{format} has bits of its own", "It is an option of --format vq2 and bcq.")
         if self.bits is not None and self.bits not in SCHEMES and not self.mixed:
             ways = f"There are {', '.join(SCHEMES)}, and mixtures of them: a number in between, as 2.3 or 2.25."
             raise usage_error("--bits", f"{self.bits!r} is not offered", ways)

@@ -134,6 +134,10 @@ def test_only_the_best_reads_all_of_a_long_text(source, monkeypatch, capsys) -> 
     ("arguments", "named"),
     [
         (("--bits", "2"), "--bits: nf4"),
+        (("--bits", "3"), "an option of --format vq2, bcq."),
+        (("--windows", "2"), "an option of --format vq2, aqlm2x8, bcq, squeezellm."),
+        (("--seed", "1"), "an option of --format vq2, aqlm2x8."),
+        (("--format", "aqlm2x8", "--bits", "4"), "an option of --format vq2 and bcq."),
         (("--calibration", LICENSE), "--calibration: nf4"),
         (("--windows", "3"), "--windows: nf4"),
         (("--quick",), "--quick: nf4"),
