@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from textual.events import Idle, Key
+from textual.geometry import Size
 from textual.message import Message
 from textual.screen import Screen
 from textual.widget import Widget
@@ -63,19 +64,27 @@ class KeysFirstScreen(_Screen):
 
     app: TerminalApp
 
-    _laying_out = _unpainted = False
+    _is_frame = _laying_out = _unpainted = False
 
     def _on_timer_update(self) -> None:
         if self.app.keys_first.wait:
             return  # the timer goes on
         if self._unpainted:
-            self._compositor_refresh()
+            self._paint()
             return
-        self._laying_out = True
+        self._is_frame = True
         try:
             super()._on_timer_update()
         finally:
-            self._laying_out = False
+            self._is_frame = False
+
+    def _paint(self) -> None:
+        """What was laid out, with what has changed since."""
+        self._update_timer.pause()
+        self._compositor.update_widgets(self._dirty_widgets)
+        self._compositor_refresh()
+        if self.app.screen is self:
+            self.check_idle()  # more may have been asked for; below another screen that is for that one to say
 
     async def _on_idle(self, event: Idle) -> None:
         """Textual's; but what waits until all is drawn waits for the paint, too."""
@@ -83,9 +92,16 @@ class KeysFirstScreen(_Screen):
             event.prevent_default()
             self._update_timer.resume()
 
+    def _refresh_layout(self, size: Size | None = None, scroll: bool = False) -> None:
+        self._laying_out = self._is_frame and self.app.screen is self
+        try:
+            super()._refresh_layout(size, scroll)
+        finally:
+            self._laying_out = False
+
     def _compositor_refresh(self) -> None:
         self._unpainted = self._laying_out
-        if self._unpainted:
+        if self._laying_out:
             self._update_timer.resume()
         else:
             self.app.keys_first.forget()

@@ -166,10 +166,35 @@ def test_a_key_comes_between_what_is_laid_out_and_what_is_painted(monkeypatch):
         assert shown == [], "while a key waits"
         chat.draw_first(composer)
         assert shown[0] <= set(composer.region.line_range), "the key, and nothing else"
+        app.keys_first.came()  # so that no frame comes
         assert not after
+        line = chat.query_one(StatusLine)
+        chat.status(doing="meanwhile")
+        while line not in chat._dirty_widgets:
+            await asyncio.sleep(0.005)
+        assert len(shown) == 1
+        app.keys_first.answered()
         chat._on_timer_update()
-        assert set(notice.region.line_range) <= shown[1]
+        assert set(notice.region.line_range) | set(line.region.line_range) <= shown[1]
         await until(pilot, lambda: after == ["drawn"])
+
+    drive_chat(app, script)
+
+
+def test_a_chat_that_another_screen_lies_on_comes_to_rest():
+    app = chat_app(["ok"])
+
+    async def script(pilot):
+        await say(pilot, "go")
+        await pilot.press("f1")
+        await until(pilot, lambda: app.screen is not app.chat)
+        await app.chat.conversation.transcript.notice("a line more")
+        await pilot.pause()
+        for _ in range(3):
+            app.chat.refresh(layout=True)
+            await until(pilot, lambda: not app.chat._layout_required)
+            app.chat._on_timer_update()
+            assert not app.chat._update_timer._active.is_set(), "it is drawn for ever"
 
     drive_chat(app, script)
 
