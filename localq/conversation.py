@@ -7,7 +7,7 @@ only ever added, so a conversation is saved by saving what is new. Knows neither
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from localq import thinking
@@ -132,6 +132,19 @@ class Conversation:
         """The turns that stand in the same place, `turn` among them, the oldest first."""
         parent, role = self.turns[turn].parent, self.turns[turn].message.role
         return [index for index, each in enumerate(self.turns) if each.parent == parent and each.message.role == role]
+
+    def versions(self, shown: Sequence[int]) -> dict[int, str]:
+        """Turn -> "2 of 3", of those in `shown` that stand where others do too: `sisters`, of all at once."""
+        parents = {self.turns[number].parent for number in shown}
+        places: dict[tuple[int | None, str], list[int]] = {}
+        for number, turn in enumerate(self.turns):
+            if turn.parent in parents:
+                places.setdefault((turn.parent, turn.message.role), []).append(number)
+        return {
+            number: f"{place} of {len(sisters)}"
+            for sisters in places.values() if len(sisters) > 1
+            for place, number in enumerate(sisters, 1)
+        }  # fmt: skip
 
     def alternatives(self) -> list[int]:
         """Where the path can go on instead, with `take`: the replies to the last message of the user, the messages

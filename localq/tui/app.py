@@ -199,7 +199,7 @@ class LocalqApp(TerminalApp):
         else:
             self.exit(code)
 
-    def on_conversation_view_free(self) -> None:
+    def on_conversation_jobs_free(self) -> None:
         """The session is free: leave if that was waited for."""
         if self._leaving is not None:
             self.exit(self._leaving)

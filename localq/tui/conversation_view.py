@@ -1,26 +1,23 @@
-"""The conversation at work: one job at a time touches the session, in a thread, and what comes of it is drawn here.
+"""The conversation on the screen and what is wished of it: what comes of a job is drawn here.
 
-A job is a reply or a command. What it says comes as a message; what a reply streams is looked for a few times a second.
+What a job says comes as a message; what a reply streams is looked for a few times a second.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from textual import on, work
+from textual import on
 from textual.app import ComposeResult
-from textual.containers import Vertical
 from textual.message import Message
 from textual.timer import Timer
 
 from localq.errors import LocalqError
 from localq.tui import session_job
-from localq.tui.feed import EVERY_S, Feed
+from localq.tui.conversation_jobs import ConversationJobs
+from localq.tui.feed import EVERY_S
 from localq.tui.model import Model
-from localq.tui.session_job import Job
 from localq.tui.transcript_view import TranscriptView
 from localq.tui.turn_view import TurnView
 
@@ -37,17 +34,10 @@ RESTS = 4  # times what drawing a piece of a reply took, before the next is draw
 REST_S = 0.5  # at most
 
 
-class ConversationView(Vertical):
-    """Turns and jobs. `busy`: a job runs."""
+class ConversationView(ConversationJobs):
+    """Turns, and what is said, commanded and wished of them."""
 
     app: TerminalApp
-
-    class Doing(Message):
-        """Something of the line of what goes on has changed: fields of `status_line.Status`."""
-
-        def __init__(self, **changes: Any) -> None:
-            super().__init__()
-            self.changes = changes
 
     class EditWanted(Message):
         """The user wants to say `text` otherwise, which is turn `number`."""
@@ -56,24 +46,15 @@ class ConversationView(Vertical):
             super().__init__()
             self.number, self.text = number, text
 
-    class Free(Message):
-        """Everything of the job is drawn."""
-
     def __init__(self, host: Host, record: Session | None = None, id: str | None = None) -> None:
         """host: for commands. record: shown until there is a model."""
         super().__init__(id=id)
-        self.model: Model | None = None
-        self.busy = False
         self._host, self._record = host, record
-        self._feed: Feed | None = None
         self._live: TurnView | None = None
         self._looks: Timer | None = None
         self._is_due = False  # a look is waiting for its turn
         self._rests_until_s = 0.0  # monotonic: keys first
-        self._stop = threading.Event()
         self._extends: ChatMessage | None = None  # what the reply that runs goes on with
-        self._profiling = False
-        self._next: Job | None = None  # to be started when the profile is taken
 
     def compose(self) -> ComposeResult:
         """The turns."""
@@ -153,51 +134,6 @@ class ConversationView(Vertical):
 
         self.start(take_up)
 
-    def profile(self, show: Callable[[dict[str, Any]], None], fail: Callable[[str], None]) -> None:
-        """Time a step of the model, while no job runs; what is started meanwhile comes after it."""
-        if self.busy or self.model is None:
-            fail("the model was at work")
-            return
-        self.busy = self._profiling = True
-        self._profile(self.model, show, fail)
-
-    @work(thread=True, group="session")
-    def _profile(self, model: Model, show: Callable[[dict[str, Any]], None], fail: Callable[[str], None]) -> None:
-        try:
-            self.app.call_from_thread(show, model.profile())
-        except LocalqError as error:
-            self.app.call_from_thread(fail, str(error))
-        finally:
-            self.post_message(session_job.JobEnded())
-
-    def start(self, job: Job) -> None:
-        """Run `job` in a thread, if no other runs; what it streams is a reply."""
-        if self._profiling:
-            self._next = job
-            return
-        if self.busy or self.model is None:
-            why = "there is no model yet" if self.model is None else "the model is at work; Esc stops it"
-            self.notify(f"Not now: {why}.", markup=False)
-            return
-        self.busy = True
-        self._stop.clear()
-        self._feed = Feed()
-        self._work(job, self.model, self._feed)
-
-    @work(thread=True, group="session")
-    def _work(self, job: Job, model: Model, feed: Feed) -> None:
-        session_job.run(job, model, feed, self._stop, self.post_message)
-
-    def stop_job(self) -> None:
-        """Stop it and keep what there is; a second time ends the engine process, which the next message starts anew."""
-        model = self.model
-        if model is None or not self.busy:
-            return
-        end = model.close if self._stop.is_set() else model.session.stop
-        self._stop.set()
-        self.post_message(self.Doing(stopping=True))
-        threading.Thread(target=end, daemon=True).start()  # a pipe may be full: the screen waits for nothing
-
     # ---- what comes back
 
     @on(session_job.Began)
@@ -265,15 +201,10 @@ class ConversationView(Vertical):
         if self._looks is not None:
             self._looks.stop()
         await self._look()
-        view, self._live, self._feed, self._looks, self._extends = self._live, None, None, None, None
+        view, self._live, self._looks, self._extends = self._live, None, None, None
         if view is not None and self.model is not None:
             await self.transcript.ended(view, self.model.session.conversation)
-        self.busy = self._profiling = False
-        self.post_message(self.Doing(doing="ready", stopping=False))
-        self.post_message(self.Free())
-        job, self._next = self._next, None
-        if job is not None:
-            self.start(job)
+        self.job_ended()
 
     # ---- wishes about a turn
 
@@ -307,14 +238,6 @@ class ConversationView(Vertical):
         """Of a block of code, or of a turn."""
         message.stop()
         self.tell(lambda: self._host.copy(message.text))
-
-    @work(thread=True, group="telling")
-    def tell(self, job: Callable[[], str]) -> None:
-        """In a thread: something that does not touch the session, and what it says."""
-        try:
-            self.app.call_from_thread(self.notify, job(), markup=False)
-        except LocalqError as error:
-            self.post_message(session_job.Failed(error))
 
     async def on_markdown_link_clicked(self, message: ReplyText.LinkClicked) -> None:
         """Where it leads is told; nothing is opened."""

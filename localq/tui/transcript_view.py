@@ -6,7 +6,6 @@ the user has scrolled up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 from textual.binding import BindingType
@@ -90,7 +89,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
             behind = self.children[self.children.index(self._views[same]) :]
             self._views = self._views[:same]
             await self.remove_children([each for each in behind if not is_live(each)])
-        self._versions = versions(conversation, path[self._first :])
+        self._versions = conversation.versions(path[self._first :])
         added = [TurnView(self._turn(number)) for number in path[self._first + same :]]
         self._views += added
         if added:
@@ -139,7 +138,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
         """Draw the WINDOW turns before, without moving what is seen."""
         path = self._conversation.path()
         first = max(0, self._first - WINDOW)
-        self._versions |= versions(self._conversation, path[first : self._first])
+        self._versions |= self._conversation.versions(path[first : self._first])
         added = [TurnView(self._turn(number)) for number in path[first : self._first]]
         if not added:
             return
@@ -173,7 +172,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
         if number is None or number in shown or conversation.turns[number].message.role == "user":
             await view.remove()
         else:
-            self._conversation, self._versions = conversation, versions(conversation, [number])
+            self._conversation, self._versions = conversation, conversation.versions([number])
             self._views.append(view)
             await view.end(self._turn(number))
         await self.sync(conversation)
@@ -290,17 +289,3 @@ class TranscriptView(VerticalScroll, can_focus=False):
 def is_live(widget: Widget) -> bool:
     """A reply that streams."""
     return isinstance(widget, TurnView) and widget.turn.number is None
-
-
-def versions(conversation: Conversation, shown: Sequence[int]) -> dict[int, str]:
-    """Turn -> "2 of 3", of those in `shown` that stand where others do too (`Conversation.sisters`, of all at once)."""
-    parents = {conversation.turns[number].parent for number in shown}
-    places: dict[tuple[int | None, str], list[int]] = {}
-    for number, turn in enumerate(conversation.turns):
-        if turn.parent in parents:
-            places.setdefault((turn.parent, turn.message.role), []).append(number)
-    return {
-        number: f"{place} of {len(sisters)}"
-        for sisters in places.values() if len(sisters) > 1
-        for place, number in enumerate(sisters, 1)
-    }  # fmt: skip
