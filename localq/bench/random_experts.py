@@ -1,8 +1,8 @@
 """Matrices of MXFP4, and the experts of mixtures, on random numbers: named as they are published.
 
 Where gate and up alternate (gpt-oss), a layer's experts are stacks in MXFP4, whatever the rest is in; else one matrix
-each, in NF4, or in codebooks (`random_formats.py` makes these). The rest of a mixture in MXFP4 is in 16 bit. Codes are
-uniform, and a row has about unit gain.
+each, as `random_formats.py` makes them in every format but VPTQ, which would have a large codebook for each. The rest
+of a mixture in MXFP4 is in 16 bit. Codes are uniform, and a row has about unit gain.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from localq.models.experts import Experts
 from localq.quant import mxfp4, mxfp4_experts
 from localq.quant.mxfp4_codec import BIAS
 
-IN_CODEBOOKS = ("vq2", "aqlm")
+TAKEN = ("nf4", "mxfp4", "vq2", "aqlm", "awq", "gptq", "bcq", "squeezellm")
 Suffixed = dict[str, Part]  # suffix of a matrix's or a stack's tensor -> how it is made
 
 
@@ -28,9 +28,7 @@ def stacks(model: Decoder, format: str) -> dict[str, tuple[int, int, int]]:
     """The experts that `format` takes: name of the parameter -> [E, out, in]."""
     found = {}
     for path, module in model.layers.named_modules(prefix="layers"):
-        if isinstance(module, Experts) and format in (
-            ("mxfp4", "nf4") if module.interleaved else ("nf4", *IN_CODEBOOKS)
-        ):
+        if isinstance(module, Experts) and format in (("mxfp4", "nf4") if module.interleaved else TAKEN):
             found[f"{path}.gate_up_proj"] = module.count, 2 * module.width, model.config.hidden
             found[f"{path}.down_proj"] = module.count, model.config.hidden, module.width
     return found

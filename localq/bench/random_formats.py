@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -73,7 +73,7 @@ def parts(format: str, model: Decoder, seed: int) -> dict[str, Part]:
     }  # fmt: skip
     make = makes.get(format, _nf4)
     if format in INT4:
-        make = partial(_int4, format, _group(found))
+        make = partial(_int4, format, _group(model, format))
     made = {path: make(each.out_features, each.in_features) for path, each in found.items()}
     made |= random_experts.parts(model, format, make)
     return {f"model.{path}{suffix}": each for path, group in made.items() for suffix, each in group.items()}
@@ -88,7 +88,7 @@ def changes(format: str, model: Decoder, dtype: str) -> dict[str, Any]:
         said = {f"model.{path}": _said(each.in_features) for path, each in linears(model, format).items()}
         return {"quantization_config": {"quant_method": vptq.quant_method, "config_for_layers": said}}
     if format in INT4:
-        of_int4 = {"quant_method": format, "bits": 4, "group_size": _group(linears(model, format))}
+        of_int4 = {"quant_method": format, "bits": 4, "group_size": _group(model, format)}
         return {"quantization_config": {**of_int4, **INT4[format]}}
     if format == "squeezellm":
         return {"quantization_config": squeezellm.quantization_config(dtype, [])}
@@ -180,8 +180,10 @@ def _said(columns: int) -> dict[str, Any]:
 # ---- AWQ and GPTQ
 
 
-def _group(found: Mapping[str, nn.Linear]) -> int:
-    return next((size for size in GROUPS if all(each.in_features % size == 0 for each in found.values())), GROUPS[-1])
+def _group(model: Decoder, format: str) -> int:
+    columns = {each.in_features for each in linears(model, format).values()}
+    columns |= {each for *_, each in random_experts.stacks(model, format).values()}
+    return next((size for size in GROUPS if all(each % size == 0 for each in columns)), GROUPS[-1])
 
 
 def _int4(format: str, group: int, out: int, columns: int) -> Suffixed:

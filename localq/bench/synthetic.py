@@ -86,6 +86,8 @@ def files_of(name: str, dtype: str = "float16") -> tuple[ModelFiles, str]:
         raise usage_error("--synthetic", f"random {format} weights are not made", f"Use one of {', '.join(FORMATS)}.")
     if reason := catalog.not_yet(entry.arch, format):
         raise usage_error("--synthetic", f"{entry.name}: {reason}", "`localq fit` lists others.")
+    if entry.arch.experts and format == "vptq":
+        raise usage_error("--synthetic", "random experts in vptq are not made", "Use --synthetic with @aqlm or @vq2.")
     in_bfloat16 = format in ("bf16", "mxfp4") or entry.default_format == "mxfp4"  # as they are published
     config = in_format(config_of(entry.arch, "bfloat16" if in_bfloat16 else dtype), format)
     label = f"{entry.name}@{format} (random weights)"

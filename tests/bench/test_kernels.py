@@ -125,6 +125,7 @@ def test_what_is_no_shape(text):
     with pytest.raises(LocalqError) as caught:
         shapes.workload(text)
     assert caught.value.exit_code == ExitCode.USAGE
+    assert "--kernels" not in str(caught.value)  # --bcq takes shapes too
 
 
 def test_shapes_of_a_model():

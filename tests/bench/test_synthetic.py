@@ -31,8 +31,9 @@ QUANTIZED = ["nf4", "vq2", "aqlm", "vptq", "awq", "gptq", "mxfp4", "squeezellm",
 CODES = {"nf4": ".weight", "vq2": ".codes", "aqlm": ".codes", "vptq": ".indices", "awq": ".qweight", "gptq": ".qweight",
          "mxfp4": ".weight_blocks", "squeezellm": ".qweight",
          "bcq": ".signs"}  # fmt: skip
+EXPERTS = ("nf4", "mxfp4", "vq2", "aqlm", "awq", "gptq", "squeezellm", "bcq")
 MIXTURES = {"gpt_oss": ("mxfp4", "nf4", "fp16"), "mixtral": ("nf4", "vq2", "aqlm", "fp16"),
-            "qwen3_moe": ("nf4", "vq2", "aqlm", "fp16")}  # fmt: skip
+            "qwen3_moe": (*EXPERTS, "fp16")}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -78,6 +79,9 @@ def test_the_loader_reads_it_and_logits_stay_finite(model_type, format):
     assert model.format == format
     steps = list(Engine(model).generate([5, 6, 7], Sampling(), max_tokens=300))
     assert sum(len(step.ids) for step in steps) == 300
+    held = synthetic.checkpoint(files, format, CPU, seed=1).tensors
+    dense = [name for name in held if name.endswith((".experts.gate_up_proj", ".experts.down_proj"))]
+    assert not dense or format == "fp16", "what is said to be quantized is"
 
 
 @pytest.mark.parametrize("format", QUANTIZED)
@@ -148,7 +152,12 @@ def test_a_cut_keeps_the_pattern_of_its_layers():
 
 
 def test_names_that_cannot_be_made_up():
-    for name, code in {"nosuchmodel": 4, "llama-3.1-8b@gguf": 2, "gpt-oss-20b@aqlm": 2}.items():
+    for name, code in {
+        "nosuchmodel": 4,
+        "llama-3.1-8b@gguf": 2,
+        "gpt-oss-20b@aqlm": 2,
+        "qwen3-30b-a3b@vptq": 2,
+    }.items():
         with pytest.raises(LocalqError) as caught:
             synthetic.files_of(name)
         assert caught.value.exit_code == ExitCode(code), name
