@@ -4,8 +4,6 @@
 // depends on it is a race. Knows only what the kernels tested this way use.
 #pragma once
 
-#include <ucontext.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -14,6 +12,8 @@
 #include <memory>
 #include <stdexcept>
 #include <vector>
+
+#include "coroutine_on_cpu.h"
 
 #define __device__
 #define __forceinline__ inline
@@ -41,8 +41,9 @@ struct Meeting {
 };
 
 struct Thread {
-  ucontext_t context;
-  std::unique_ptr<char[]> stack;
+  std::unique_ptr<Coroutine> coroutine;
+  const unsigned* awaited = nullptr;  // others, in this round of theirs
+  unsigned round = 0;
   bool done = false;
 };
 
@@ -50,7 +51,6 @@ struct Block {
   std::vector<Thread> threads;
   std::vector<Meeting> warps;
   Meeting all;
-  ucontext_t scheduler;
   std::function<void()> body;
   unsigned met = 0;  // meetings that came about
   const char* fault = nullptr;
@@ -58,7 +58,7 @@ struct Block {
 static Block* block;
 
 inline void leave() {
-  swapcontext(&block->threads[threadIdx.x].context, &block->scheduler);
+  block->threads[threadIdx.x].coroutine->leave();
 }
 
 // Waits until everyone `of` has given a value; returns them all.
@@ -78,7 +78,10 @@ const std::vector<uint64_t>& meet(Meeting& at, Call call, unsigned me, uint64_t 
     ++at.round;
     ++block->met;
   } else {
-    for (const unsigned round = at.round; at.round == round;) leave();
+    Thread& thread = block->threads[threadIdx.x];
+    thread.awaited = &at.round, thread.round = at.round;
+    while (at.round == thread.round) leave();
+    thread.awaited = nullptr;
   }
   return at.taken;
 }
@@ -96,7 +99,6 @@ inline void enter() {
 
 // Runs `body` in `threads` threads (whole warps).
 inline void run(unsigned threads, unsigned order, std::function<void()> body) {
-  constexpr size_t kStack = 64 * 1024;
   Block all;
   block = &all;
   blockDim.x = threads;
@@ -105,21 +107,16 @@ inline void run(unsigned threads, unsigned order, std::function<void()> body) {
   const auto meeting = [](unsigned n) { return Meeting{std::vector<uint64_t>(n), {}, std::vector<bool>(n)}; };
   all.warps.assign(threads / 32, meeting(32));
   all.all = meeting(threads);
-  for (Thread& thread : all.threads) {
-    thread.stack.reset(new char[kStack]);
-    getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = thread.stack.get();
-    thread.context.uc_stack.ss_size = kStack;
-    thread.context.uc_link = nullptr;
-    makecontext(&thread.context, enter, 0);
-  }
+  for (Thread& thread : all.threads) thread.coroutine = std::make_unique<Coroutine>(enter);
   for (unsigned left = threads, idle = 0; left > 0;) {
     const unsigned before = all.met + left;
     left = 0;
     for (unsigned i = 0; i < threads; ++i) {
       order = order * 1664525u + 1013904223u;
       threadIdx.x = order >> 16 & 1 ? i : threads - 1 - i;  // some twice, some not at all in a round
-      if (!all.threads[threadIdx.x].done) swapcontext(&all.scheduler, &all.threads[threadIdx.x].context);
+      Thread& thread = all.threads[threadIdx.x];
+      const bool waits = thread.awaited != nullptr && *thread.awaited == thread.round;
+      if (!thread.done && !waits) thread.coroutine->enter();
     }
     for (const Thread& thread : all.threads) left += !thread.done;
     idle = all.met + left == before ? idle + 1 : 0;

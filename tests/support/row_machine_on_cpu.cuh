@@ -17,7 +17,7 @@ inline uint4 load_x(const uint8_t* at, int left, int needed) {
 }
 // Conflicts between banks are counted, of the lanes that load.
 inline void load_shared(uint32_t (&to)[4], uint32_t at, int left) {
-  const std::vector<uint32_t> all = on_cpu::exchanged(left > 0 ? at : ~0u);
+  const std::array<uint32_t, 32> all = on_cpu::exchanged(left > 0 ? at : ~0u);
   const uint32_t quarter = threadIdx.x % 32 / 8 * 8;  // lanes that are served together
   uint32_t instead = 0;                               // of a lane that loads nothing
   for (uint32_t lane = quarter; lane < quarter + 8; ++lane) instead = all[lane] != ~0u ? all[lane] : instead;

@@ -7,9 +7,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
-#include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "check.h"
+#include "coroutine_on_cpu.h"
 
 // The runtime has one device, and no errors.
 extern "C" {
@@ -35,7 +36,6 @@ inline const char* cudaGetErrorString(cudaError_t) {
 
 namespace on_cpu {
 
-constexpr int kStack = 64 * 1024;
 inline int block_threads = 512;
 
 struct Warp {
@@ -51,15 +51,16 @@ struct Block {
   int here = 0;
   uint64_t round = 0;
 };
+void enter();
 struct Thread {
-  ucontext_t context;
-  std::unique_ptr<uint8_t[]> stack{new uint8_t[kStack]};
+  Coroutine coroutine{enter};
   Block* block = nullptr;
   uint32_t number = 0;
+  const uint64_t* awaited = nullptr;  // others, in this round of theirs
+  uint64_t round = 0;
   bool done = false;
 };
 
-inline ucontext_t scheduler;
 inline Thread* now;
 inline std::vector<std::unique_ptr<Block>> running;
 inline uint32_t blocks;
@@ -73,7 +74,7 @@ struct Count {
 inline Count lookups, stores;
 
 inline void leave() {
-  swapcontext(&now->context, &scheduler);
+  now->coroutine.leave();
 }
 template <typename Last>
 void meet(int& here, uint64_t& round, int all, Last last) {
@@ -83,7 +84,9 @@ void meet(int& here, uint64_t& round, int all, Last last) {
     last();
     here = 0, ++round;
   }
+  now->awaited = &round, now->round = mine;
   while (round == mine) leave();
+  now->awaited = nullptr;
 }
 inline Warp& warp() {
   return now->block->warps[now->number / 32];
@@ -94,10 +97,10 @@ void meet_lanes(Last last) {
 }
 
 // All lanes see what all lanes give.
-inline std::vector<uint32_t> exchanged(uint32_t value) {
+inline std::array<uint32_t, 32> exchanged(uint32_t value) {
   warp().word[now->number % 32][0] = value;
   meet_lanes([] {});
-  std::vector<uint32_t> all(32);
+  std::array<uint32_t, 32> all;
   for (int lane = 0; lane < 32; ++lane) all[lane] = warp().word[lane][0];
   meet_lanes([] {});
   return all;
@@ -110,7 +113,7 @@ To bits(From from) {
 }
 
 inline void count(Count& count, uint32_t address, uint32_t bytes) {
-  const std::vector<uint32_t> all = exchanged(address);
+  const std::array<uint32_t, 32> all = exchanged(address);
   if (now->number % 32 != 0) return;
   const int together = bytes == 16 ? 8 : bytes == 8 ? 16 : 32;
   for (int first = 0; first < 32; first += together) {
@@ -142,9 +145,6 @@ inline void run_together(uint32_t first, uint32_t count, uint32_t shared_bytes) 
       threads.push_back(std::make_unique<Thread>());
       Thread& thread = *threads.back();
       thread.block = &block, thread.number = i;
-      getcontext(&thread.context);
-      thread.context.uc_stack.ss_sp = thread.stack.get(), thread.context.uc_stack.ss_size = kStack;
-      makecontext(&thread.context, enter, 0);
     }
   }
   for (bool live = true; live;) {
@@ -152,8 +152,10 @@ inline void run_together(uint32_t first, uint32_t count, uint32_t shared_bytes) 
     const uint64_t before = events;
     for (const auto& thread : threads) {
       if (thread->done) continue;
-      live = true, now = thread.get();
-      swapcontext(&scheduler, &now->context);
+      live = true;
+      if (thread->awaited != nullptr && *thread->awaited == thread->round) continue;
+      now = thread.get();
+      now->coroutine.enter();
     }
     if (live && events == before) __builtin_trap();  // they wait for each other
   }
@@ -195,7 +197,7 @@ T __shfl_xor_sync(unsigned mask, T value, uint32_t lanes) {
   return __shfl_sync(mask, value, int(on_cpu::now->number % 32 ^ lanes));
 }
 inline uint32_t __reduce_max_sync(unsigned, uint32_t value) {
-  const std::vector<uint32_t> all = on_cpu::exchanged(value);
+  const std::array<uint32_t, 32> all = on_cpu::exchanged(value);
   return *std::max_element(all.begin(), all.end());
 }
 inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selector) {
