@@ -101,13 +101,16 @@ def test_a_conversation_of_fifty_thousand_turns_is_read_and_gone_on_with(store):
     assert store.load(LONG).conversation.messages()[-1].content == "two"
 
 
-def test_its_newest_turns_are_on_the_first_frame_and_the_rest_costs_no_reply(store):
+def test_its_newest_turns_are_behind_the_first_frame_and_the_rest_costs_no_reply(store):
+    drawn = []
     record = store.load(LONG)
     session = session_over(["new one"], ["new two"], store=store, context_size=10**8)
     app = LocalqApp(Settings(), Start(record, store), session=session)
+    app.post_display_hook = lambda: drawn.extend([len(app.chat.query(TurnView))] * (app.screen is app.chat))
 
     async def script(pilot):
         await until(pilot, lambda: len(app.chat.query(TurnView)) == WINDOW)
+        assert drawn[0] == 0, "the first frame does not wait for them"
         start = time.thread_time()
         await say(pilot, "one more")
         assert "new one" in screen_text(app)

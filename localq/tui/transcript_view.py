@@ -6,6 +6,7 @@ the user has scrolled up.
 
 from __future__ import annotations
 
+import asyncio
 from typing import ClassVar
 
 from textual.binding import BindingType
@@ -47,7 +48,7 @@ class TranscriptView(VerticalScroll, can_focus=False):
         self._first = 0  # place in the path of the first turn that is drawn
         self._conversation = Conversation()
         self._versions: dict[int, str] = {}
-        self._syncing = False
+        self._syncing, self._one = False, asyncio.Lock()  # what the app shows, and the conversation, may meet
         self.folded = True
 
     def compose(self) -> list[Widget]:
@@ -66,11 +67,12 @@ class TranscriptView(VerticalScroll, can_focus=False):
 
         live: a reply streams, so that one at the end which is not shown yet is that one.
         """
-        self._syncing = True
-        try:
-            await self._sync(conversation, live)
-        finally:
-            self._syncing = False
+        async with self._one:
+            self._syncing = True
+            try:
+                await self._sync(conversation, live)
+            finally:
+                self._syncing = False
 
     async def _sync(self, conversation: Conversation, live: bool) -> None:
         path = conversation.path()
