@@ -37,7 +37,7 @@ RUNNABLE_MODEL_TYPES = frozenset(
 LAST_FORMATS = {  # what runs but is offered behind all else, and why
     "aqlm": "slow, gathers its codewords",  # from L2: most of them sixteen times the bytes of their codes
     "vptq": "slow, gathers its codewords",
-    "squeezellm": "its kernel was not timed yet",
+    "squeezellm": "slower than nf4",
     "bcq": "of 3 bits, not judged on a whole model since it is made on a text",
 }
 MADE_FORMATS = ("nf4", "vq2", "bcq", "squeezellm")  # formats that NAME@FORMAT makes here where nobody publishes it

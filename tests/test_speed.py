@@ -230,6 +230,13 @@ def test_an_unknown_card_is_a_usage_error_that_lists_the_known():
     assert cards.typical(11.5) is None
 
 
+def test_what_is_said_of_formats_that_come_last_is_what_was_measured():
+    """Of squeezellm that it is slower than NF4, on a card and by the record."""
+    arch = catalog.find("llama-3.1-8b").arch
+    slower, nf4 = (speed.tokens_per_s(arch, each, "", Placement(), MEASURED_ON) for each in ("squeezellm", "nf4"))
+    assert (slower < nf4) == (catalog.LAST_FORMATS["squeezellm"] == "slower than nf4")
+
+
 def test_it_loads_no_torch():
     code = "import sys, localq.speed; assert not {'torch', 'numpy'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
