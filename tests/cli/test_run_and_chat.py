@@ -90,6 +90,8 @@ def test_verbs_print_no_escapes_and_survive_a_closed_stdout(environment, argumen
     plain = localq(environment, *arguments, **more)
     assert plain.returncode == 0, plain.stderr
     assert "\x1b" not in plain.stdout + plain.stderr
+    if "TERM" in more:
+        return  # a closed stdout has no colours to be without: once is enough
     reader, writer = os.pipe()
     os.close(reader)
     closed = subprocess.run(
