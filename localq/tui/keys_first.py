@@ -70,7 +70,8 @@ class KeysFirstScreen(_Screen):
         if self.app.keys_first.wait:
             return  # the timer goes on
         if self._unpainted:
-            self._paint()
+            if not self.app._batch_count:  # else nothing would be shown of it
+                self._paint()
             return
         self._is_frame = True
         try:

@@ -174,6 +174,9 @@ def test_a_key_comes_between_what_is_laid_out_and_what_is_painted(monkeypatch):
             await asyncio.sleep(0.005)
         assert len(shown) == 1
         app.keys_first.answered()
+        with app.batch_update():
+            chat._on_timer_update()
+            assert len(shown) == 1, "not while much is changed as one, when nothing is shown"
         chat._on_timer_update()
         assert set(notice.region.line_range) | set(line.region.line_range) <= shown[1]
         await until(pilot, lambda: after == ["drawn"])
