@@ -18,6 +18,7 @@ from localq.tui.keys import bindings
 from localq.tui.keys_first import KeysFirstScreen, is_typed
 
 PLACEHOLDER = "Message, or / for commands"
+QUOTES = '"' * 3
 LONGEST = 20_000  # characters of a line that is broken into rows: Textual (8.2) counts all of it again at every key
 
 
@@ -139,8 +140,11 @@ class Composer(TextArea):
         """Post what is written and begin anew: here, for whoever takes it may be behind the keys."""
         if self.completing:
             self.post_message(self.CompletionTaken())
-        elif self.text.strip():
-            text = self.text
+        elif self.cursor_location == self.document.end and is_open(self.text):
+            if self.text.endswith("\\"):
+                self.action_delete_left()
+            self.action_newline()
+        elif (text := unquoted(self.text)).strip():
             self.put("")
             self.post_message(self.Sent(text))
 
@@ -187,3 +191,17 @@ class Composer(TextArea):
             self.put(found)
         else:
             self.action_cursor_down()
+
+
+def is_open(text: str) -> bool:
+    """More is to come, as in the line chat: behind a backslash, and between triple quotes. Code that has some of its
+    own has them in pairs."""
+    return text.endswith("\\") or (text.lstrip().startswith(QUOTES) and text.count(QUOTES) % 2 == 1)
+
+
+def unquoted(text: str) -> str:
+    """What stands between the triple quotes, where they are around all of it."""
+    inner = text.strip()
+    if inner.startswith(QUOTES) and inner.endswith(QUOTES) and inner.count(QUOTES) == 2:
+        return inner.removeprefix(QUOTES).removesuffix(QUOTES).strip("\n")
+    return text

@@ -52,6 +52,22 @@ def test_a_line_that_is_too_long_to_be_counted_at_every_key_is_not_broken_into_r
     alone(script)
 
 
+def test_a_backslash_and_triple_quotes_make_one_message_of_lines_as_in_the_line_chat():
+    code = '"""What it is."""\nx = """a\nb"""'
+
+    async def script(pilot, composer, sent):
+        await pilot.press(*"one", "backslash", "enter", *"two", "enter")
+        await pilot.press(*["quotation_mark"] * 3, "enter", *"a", "enter", "b", *["quotation_mark"] * 3, "enter")
+        await pilot.press(*"c", "backslash", "left", "enter")  # the cursor is not behind it
+        pilot.app.post_message(events.Paste(code))
+        await until(pilot, lambda: composer.text == code)
+        await pilot.press("enter", *["quotation_mark"] * 6, "enter")
+        assert sent == ["one\ntwo", "a\nb", "c\\", code]
+        assert composer.text == '"' * 6
+
+    alone(script)
+
+
 def test_enter_sends_and_three_keys_break_the_line():
     async def script(pilot, composer, sent):
         await pilot.press("a", "shift+enter", "b", "ctrl+j", "c", "alt+enter", "d", "enter")
