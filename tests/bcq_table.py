@@ -20,10 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from rival_quantizers import Way, Work, nf4
 from two_bits_table import main
 
-from localq import calibration, conversion_plan, convert
+from localq import conversion_plan, convert
 from localq.bcq_mixture import Wish
-from localq.cli.quantize_calibrated import WEIGHED_WINDOWS
-from localq.input_moments import Text
 
 GROUPS = ("g32", "g64", "g128", "g256", "g512", "row")
 MIXTURES = (2.25, 2.5, 3.0, 3.5, 4.0)
@@ -33,10 +31,7 @@ def uniform(scheme: str, on_text: bool = True) -> Way:
     """The same planes and groups everywhere."""
 
     def way(work: Work, out: Path) -> dict[str, float]:
-        text = None
-        if on_text:
-            ids = calibration.token_windows(work.files, work.text, work.calibrated, WEIGHED_WINDOWS)
-            text = Text(ids, work.device)
+        text = work.weighing if on_text else None
         convert.convert(work.files, "bcq", out, force=True, scheme=scheme, text=text)
         return work.judged(out)
 
@@ -47,8 +42,7 @@ def mixed(bits: float) -> Way:
     """Planes and groups of every sub-layer where they are worth most."""
 
     def way(work: Work, out: Path) -> dict[str, float]:
-        ids = calibration.token_windows(work.files, work.text, work.calibrated, WEIGHED_WINDOWS)
-        convert.convert(work.files, "bcq", out, force=True, wish=Wish(bits, Text(ids, work.device)))
+        convert.convert(work.files, "bcq", out, force=True, wish=Wish(bits, work.weighing))
         return work.judged(out)
 
     return way

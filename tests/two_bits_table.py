@@ -41,10 +41,8 @@ from localq.cli.quantize_calibrated import (
     BEST_STEPS,
     QUICK_WINDOWS,
     SCHEMES,
-    WEIGHED_WINDOWS,
 )
 from localq.errors import LocalqError
-from localq.input_moments import Text
 from localq.quantizer import fold
 from localq.quantizer.encode import Effort
 from localq.quantizer.finetune import Tuning
@@ -72,8 +70,7 @@ def ours(all_text: bool = False, patches: Callable[[], Any] = contextlib.nullcon
 
 def squeezellm(work: Work, out: Path) -> dict[str, float]:
     """16 values a row, columns weighed by their inputs."""
-    ids = calibration.token_windows(work.files, work.text, work.calibrated, WEIGHED_WINDOWS)
-    convert.convert(work.files, "squeezellm", out, force=True, text=Text(ids, work.device))
+    convert.convert(work.files, "squeezellm", out, force=True, text=work.weighing)
     return work.judged(out)
 
 

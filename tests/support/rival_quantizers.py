@@ -8,6 +8,7 @@ glq   `glq.quantize_model.quantize`, its whole pipeline with our calibration tex
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import shutil
@@ -27,9 +28,11 @@ from localq import calibration, convert
 from localq.bench import evaluation
 from localq.checkpoint import open_checkpoint
 from localq.cli.eval import DEFAULT_TEXT
+from localq.cli.quantize_calibrated import WEIGHED_WINDOWS
 from localq.conversion_folder import write_small_files
 from localq.conversion_plan import is_block_linear
 from localq.engine.load import Options
+from localq.input_moments import Text
 from localq.modelfiles import ModelFiles, open_model
 from localq.quant import nf4 as nf4_format
 
@@ -56,6 +59,11 @@ class Work:
     @property
     def text(self) -> str:
         return calibration.read_text(calibration.DEFAULT_TEXT)
+
+    @functools.cached_property
+    def weighing(self) -> Text:
+        """The windows on which formats of `prepare.WEIGHED` are made."""
+        return Text(calibration.token_windows(self.files, self.text, self.calibrated, WEIGHED_WINDOWS), self.device)
 
     def judged(self, folder: Path | None) -> dict[str, float]:
         """By `localq eval`; None: the model itself."""
