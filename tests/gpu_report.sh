@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # What a GPU must show: build, tests, sanitizer, speeds, counters. A short table last.
 # Usage: bash tests/gpu_report.sh [OUTPUT_FOLDER [STEP...]]     all steps but the sanitizer's and ncu without a STEP
-# Steps: see `case` below. Needs nvcc, torch with CUDA and the test packages; `smollm2`, `quality`, `vq2` and some tests
-# also the embedded model. MODEL=NAME changes what `model` and `profile` measure, LIMIT=SECONDS (600) is for each step,
+# Steps: see `case` below. Needs nvcc, torch with CUDA and the test packages; `smollm2`, `quality`, `vq2`, `two_bits`,
+# `bcq_quality` and some tests also the embedded model. MODEL=NAME changes what `model` and `profile` measure, LIMIT=SECONDS (600) is for each step,
 # CASES="vq_gemv hadamard" narrows what the sanitizer runs. One step at a time on one GPU: several at once slow each other
 # down by more than their number.
 set -uo pipefail
@@ -34,6 +34,12 @@ mixtures() { # inside the memory of the cards that people run them on
   return $failed
 }
 
+bcq_quality() { # a conversion waits for launches, so four share the list of them; what is done stays in the folder
+  local each
+  for each in 1 2 3 4; do $limit python3 tests/bcq_table.py "$out/bcq" & done
+  wait
+}
+
 run() {
   case $1 in
     build) step build 4 python3 -m pip install --quiet --no-build-isolation --no-deps --editable . ;;
@@ -61,6 +67,7 @@ run() {
     formats) step formats 30 $limit python3 -m localq bench --formats "${MODEL:-llama-3.1-8b}" --synthetic -o md ;;
     formats_32b) step formats_32b 30 $limit python3 -m localq bench --formats qwen3-32b --synthetic -o md ;;
     mixtures) step mixtures 30 mixtures ;;
+    bcq_quality) step bcq_quality 60 bcq_quality ;;
     two_bits) step two_bits 30 $limit python3 tests/two_bits_table.py "$out/two_bits" ;;
     quality) step quality 10 $limit python3 -m localq eval smollm2-135m@nf4 --device cuda --against reference --decode 512 ;;
     decode_memcheck) step decode_memcheck 2 $limit compute-sanitizer --tool memcheck --error-exitcode 9 \
