@@ -2,9 +2,9 @@
 # What a GPU must show: build, tests, sanitizer, speeds, counters. A short table last.
 # Usage: bash tests/gpu_report.sh [OUTPUT_FOLDER [STEP...]]     all steps but the sanitizer's and ncu without a STEP
 # Steps: see `case` below. Needs nvcc, torch with CUDA and the test packages; `smollm2`, `quality`, `vq2`, `two_bits`,
-# `bcq_quality` and some tests also the embedded model. MODEL=NAME changes what `model` and `profile` measure, LIMIT=SECONDS (600) is for each step,
-# CASES="vq_gemv hadamard" narrows what the sanitizer runs. One step at a time on one GPU: several at once slow each other
-# down by more than their number.
+# `bcq_quality` and some tests also the embedded model. MODEL=NAME changes what `model` and `profile` measure,
+# LIMIT=SECONDS (600) is for each step, CASES="vq_gemv hadamard" narrows what the sanitizer runs. One step at a time on
+# one GPU: several at once slow each other down by more than their number.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-gpu_report}
