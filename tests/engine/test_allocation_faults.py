@@ -83,9 +83,7 @@ def ids(engine: Engine) -> list[int]:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_everything_is_freed_whichever_allocation_fails(
-    tmp_path: Path, format: str, request: pytest.FixtureRequest
-) -> None:
+def test_everything_is_freed_whichever_allocation_fails(tmp_path: Path, format: str) -> None:
     files = open_model(write_sound(tmp_path / "model", format))
     with Allocations() as all_of_them:
         first = ids(Engine(load(files)))
@@ -94,7 +92,6 @@ def test_everything_is_freed_whichever_allocation_fails(
         load(files)
     gc.collect()
     gc.freeze()  # a failed load collects garbage: what is here now is none, and to look through it takes long
-    request.addfinalizer(gc.unfreeze)
     step = 1 if format == "plain" else max(1, of_the_load.count // INJECTIONS)
     for fails in range(0, of_the_load.count, step):
         with Allocations(fails) as allocations, pytest.raises(LocalqError, match="memory ran out") as caught:
