@@ -182,8 +182,7 @@ void start(Arguments a, int device, cudaStream_t stream) {
   if (most == 0) most = std::max(1, clusters_held(kernel, a.rank_bits, device));
   const int rows = a.layer.kv_heads * a.passes;
   a.step.splits = std::min(a.step.splits >> a.rank_bits, std::max(1, most / rows)) << a.rank_bits;
-  launch_clusters("attention_decode", device, 1 << a.rank_bits, kernel, dim3(a.step.splits, rows), kThreads, 0, stream,
-                  a);
+  launch("attention_decode", device, {1 << a.rank_bits}, kernel, dim3(a.step.splits, rows), kThreads, 0, stream, a);
 }
 
 template <typename T, int kKeyBits, int kValueBits = kKeyBits>

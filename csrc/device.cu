@@ -20,6 +20,7 @@ const DeviceFacts& device_facts(int device, const char* op) {
     known[device].shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device, op);
     known[device].dependent_launch = attribute(cudaDevAttrComputeCapabilityMajor, device, op) >= 9;
     known[device].clusters = attribute(cudaDevAttrClusterLaunch, device, op) != 0;
+    known[device].system_bytes_per_block = attribute(cudaDevAttrReservedSharedMemoryPerBlock, device, op);
     known[device].multiprocessors = attribute(cudaDevAttrMultiProcessorCount, device, op);
   }
   return known[device];

@@ -31,15 +31,22 @@ struct DeviceFacts {
   int multiprocessors;
   int shared_bytes_per_block;  // the most that a block may opt in to
   bool dependent_launch;
-  bool clusters;  // of blocks that reach each other's shared memory
+  bool clusters;               // of blocks that reach each other's shared memory
+  int system_bytes_per_block;  // of shared memory, that a block has besides
 };
 const DeviceFacts& device_facts(int device, const char* op);
 
-// Launches `kernel` on `stream` in clusters of `cluster` blocks along x. More than 48 KB of shared memory is opted in
-// to here.
+// What a launch wants besides its blocks. most_l1: no more shared memory than it asks for, where the kernel before it
+// had more: what is left is L1, and as many bytes of loads as that has can be under way.
+struct LaunchWishes {
+  int cluster = 1;  // blocks along x
+  bool most_l1 = false;
+};
+
+// Launches `kernel` on `stream`. More than 48 KB of shared memory is opted in to here.
 template <typename... Parameters, typename... Arguments>
-void launch_clusters(const char* op, int device, int cluster, void (*kernel)(Parameters...), dim3 grid, dim3 block,
-                     size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
+void launch(const char* op, int device, const LaunchWishes& wishes, void (*kernel)(Parameters...), dim3 grid,
+            dim3 block, size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
   if (shared_bytes > 48 * 1024) {
     // the most there is, not what this launch takes: graphs may hold other launches of the same kernel
     cudaFuncAttributes facts;
@@ -47,7 +54,7 @@ void launch_clusters(const char* op, int device, int cluster, void (*kernel)(Par
     const int most = device_facts(device, op).shared_bytes_per_block - int(facts.sharedSizeBytes);
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), op);
   }
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = block;
@@ -58,20 +65,27 @@ void launch_clusters(const char* op, int device, int cluster, void (*kernel)(Par
     attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
   }
-  if (cluster > 1) {
+  if (wishes.most_l1) {
+    const int own = device_facts(device, op).system_bytes_per_block;
+    const int most = device_facts(device, op).shared_bytes_per_block + own;
+    const int percent = ((int(shared_bytes) + own) * 100 + most - 1) / most;
+    attributes[config.numAttrs].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attributes[config.numAttrs++].val.sharedMemCarveout = percent;
+  }
+  if (wishes.cluster > 1) {
     attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs].val.clusterDim.x = unsigned(cluster);
+    attributes[config.numAttrs].val.clusterDim.x = unsigned(wishes.cluster);
     attributes[config.numAttrs].val.clusterDim.y = attributes[config.numAttrs].val.clusterDim.z = 1;
     ++config.numAttrs;
   }
   check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), op);
 }
 
-// The same without clusters.
+// The same without wishes.
 template <typename... Parameters, typename... Arguments>
 void launch(const char* op, int device, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
             cudaStream_t stream, Arguments... arguments) {
-  launch_clusters(op, device, 1, kernel, grid, block, shared_bytes, stream, arguments...);
+  launch(op, device, LaunchWishes(), kernel, grid, block, shared_bytes, stream, arguments...);
 }
 
 }  // namespace localq

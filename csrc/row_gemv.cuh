@@ -308,8 +308,8 @@ void launch_row_gemv(const char* op, RowGemv p, int count, const void* x, void* 
   p.x_stride = staged ? stride : 0;
   const uint32_t needed = others + p.rows * p.x_stride;
   const uint32_t alone = uint32_t(facts.shared_bytes_per_block) / 2 + 1024;  // two of these are more than there is
-  launch(op, device, row_gemv_kernel<T, Format>, grid, kRowThreads, needed > alone ? needed : alone, stream, p,
-         static_cast<const T*>(x), y);
+  launch(op, device, {1, true}, row_gemv_kernel<T, Format>, grid, kRowThreads, needed > alone ? needed : alone, stream,
+         p, static_cast<const T*>(x), y);
 }
 
 }  // namespace localq

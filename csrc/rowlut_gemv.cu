@@ -23,38 +23,41 @@ namespace {
 using namespace rowlut;
 
 constexpr const char* kOp = "rowlut_gemv";
-constexpr uint32_t kFixedBytes = (kWarps + 8) * sizeof(float);
+constexpr uint32_t kFixedBytes = (kMostWarps + 8) * sizeof(float);
 constexpr uint32_t kFarBytes = 64 * 1024, kNearBytes = 128 * 1024;  // of tiles that L2 has room for two of, or one
 
-// Set to 0 to ask for nothing into L2, for an experiment.
-#ifndef LOCALQ_ROWLUT_PREFETCH
-#define LOCALQ_ROWLUT_PREFETCH 1
-#endif
-
-// How many tiles ahead of those of its warps a block asks for codes: with 132 multiprocessors 17 MB are under way.
-uint32_t tiles_ahead(uint32_t row_bytes) {
+// How many tiles ahead of those of its warps a block asks for codes: with 132 multiprocessors 17 MB are under way. With
+// one row of x it is slower with than without (README.md).
+uint32_t tiles_ahead(uint32_t row_bytes, int rows) {
   const uint64_t bytes = uint64_t(kRowTile) * row_bytes;
-  if (!LOCALQ_ROWLUT_PREFETCH || bytes > kNearBytes) return 0;
+  if (rows == 1 || bytes > kNearBytes) return 0;
   return bytes > kFarBytes ? 1 : 2;
 }
 
 template <typename T, bool kStaged>
 void launch_typed(const RowLutGemv& p, uint32_t grid, uint32_t needed, const void* x, void* y, int device,
                   cudaStream_t stream) {
-  // two of these are more than there is: one block per multiprocessor (row_gemv.cuh)
-  const uint32_t alone = uint32_t(device_facts(device, kOp).shared_bytes_per_block) / 2 + 1024;
-  launch(kOp, device, rowlut_gemv_kernel<T, kStaged>, dim3(grid), dim3(kThreads), needed > alone ? needed : alone,
+  // more than there is of one of these more: as many blocks a multiprocessor as are meant (row_gemv.cuh)
+  const uint32_t blocks = kMostWarps / p.warps;
+  const uint32_t alone = uint32_t(device_facts(device, kOp).shared_bytes_per_block) / (blocks + 1) + 1024;
+  launch(kOp, device, rowlut_gemv_kernel<T, kStaged>, dim3(grid), dim3(32 * p.warps), needed > alone ? needed : alone,
          stream, p, static_cast<const T*>(x), y);
 }
 
-// Shared memory: a table and two tiles of shares, then x, then the other table, then more shares, as they fit.
+// Two blocks of 8 warps a multiprocessor where a table, two tiles of shares and x fit twice; else one of 16. Shared
+// memory: a table and two tiles of shares, then x, then the other table, then more shares, as they fit.
 template <typename T>
 void launch_planned(RowLutGemv p, const void* x, void* y, int device, cudaStream_t stream) {
   const DeviceFacts& facts = device_facts(device, kOp);
-  const uint32_t budget = facts.shared_bytes_per_block, sms = facts.multiprocessors, results = p.row.results;
+  const uint32_t results = p.row.results, stride = p.steps * kStepXBytes + kXPad;
+  const uint32_t own = facts.system_bytes_per_block, half = (facts.shared_bytes_per_block + own) / 2 - own;
+  const uint64_t of_row = kMostWarps / 2 * kRowTile * sizeof(float) * 2 + stride;  // its shares and itself
+  const bool pair = kPairTableBytes + kFixedBytes + p.row.rows * of_row <= half;
+  p.warps = pair ? kMostWarps / 2 : kMostWarps;
+  const uint32_t budget = pair ? half : facts.shared_bytes_per_block, sms = facts.multiprocessors * (pair ? 2 : 1);
   const uint32_t grid = results < sms ? results : sms;
   const uint32_t tiles = ((results + grid - 1) / grid + p.row.span - 1) / p.row.span;
-  const uint32_t share = kWarps * kRowTile * p.row.rows * sizeof(float), stride = p.steps * kStepXBytes + kXPad;
+  const uint32_t share = p.warps * kRowTile * p.row.rows * sizeof(float);
   uint32_t needed = kPairTableBytes + kFixedBytes + 2 * share;
   require(needed <= budget, kOp, "rows", p.row.rows, "need more shared memory than this device has");
   const bool staged = needed + uint64_t(p.row.rows) * stride <= budget;
@@ -99,7 +102,7 @@ void rowlut_gemv(const RowLut* matrices, int count, const GemvExtras& extras, co
   p.row.span = paired ? kRowTile / 2 : kRowTile;
   p.row.rows = rows;
   p.steps = (p.row.row_bytes + kStepBytes - 1) / kStepBytes;
-  p.ahead = tiles_ahead(p.row.row_bytes);
+  p.ahead = tiles_ahead(p.row.row_bytes, rows);
   while (1 << p.row_bits < rows) ++p.row_bits;
   const DeviceGuard guard(device, kOp);
   if (type == Type::kFloat16) return launch_planned<__half>(p, x, y, device, stream);

@@ -23,8 +23,8 @@ struct Columns {
 
 __device__ __forceinline__ Columns columns_of_warp(const RowLutGemv& p) {
   const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // so that ptxas knows that a warp agrees on them
-  const uint32_t begin = p.steps * warp / kWarps;
-  return {begin, p.steps * (warp + 1) / kWarps - begin};
+  const uint32_t begin = p.steps * warp / p.warps;
+  return {begin, p.steps * (warp + 1) / p.warps - begin};
 }
 
 // The lane's codes of a tile from the warp's first step on, and bytes from there to the end of the warp's steps.
@@ -39,7 +39,7 @@ __device__ __forceinline__ LaneRows first_item(const RowLutGemv& p, const Span& 
 // Into L2, the values of one tile and the codes of another: two lanes' business, of another warp for each tile. Eight
 // rows lie behind each other; where a matrix ends among them, those of the next one are not asked for.
 __device__ __forceinline__ void prefetch_tiles(const RowLutGemv& p, const Span& span, uint32_t values, uint32_t codes) {
-  if (threadIdx.x / 32 != values % kWarps || threadIdx.x % 32 > 1) return;
+  if (threadIdx.x / 32 != values % p.warps || threadIdx.x % 32 > 1) return;
   if (values < span.tiles) {
     const Row row = row_of(p, span, values, 0, threadIdx.x % 32);
     const uint32_t rows = min(8u, p.row.segment[row.segment].out - row.o);
@@ -148,10 +148,11 @@ __device__ __forceinline__ void sum_tile(const RowLutGemv& p, const Span& span, 
 }
 
 // Sum of the shares of row `r` of a tile, in the order of its columns.
-__device__ __forceinline__ float sum_of_shares(const float* shares, uint32_t r, int row, int rows) {
+__device__ __forceinline__ float sum_of_shares(const RowLutGemv& p, const float* shares, uint32_t r, int row,
+                                               int rows) {
   float sum = 0.f;
-#pragma unroll
-  for (uint32_t warp = 0; warp < kWarps; ++warp) sum += shares[(warp * kRowTile + r) * rows + row];
+#pragma unroll 8
+  for (uint32_t warp = 0; warp < p.warps; ++warp) sum += shares[(warp * kRowTile + r) * rows + row];
   return sum;
 }
 
@@ -162,13 +163,13 @@ __device__ __forceinline__ void write_tiles(const RowLutGemv& p, const Span& spa
   const uint32_t width = p.row.span, begin = span.begin + first * width, count = min(tiles * width, span.end - begin);
   const uint32_t rows = p.row.rows;
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < count * rows; i += kThreads) {
+  for (uint32_t i = threadIdx.x; i < count * rows; i += blockDim.x) {
     const uint32_t result = i / rows, tile = result / width, r = result % width;
     const int row = int(i % rows);
-    const float* const of = shares + tile * (kWarps * kRowTile * rows);
+    const float* const of = shares + tile * (p.warps * kRowTile * rows);
     const float back = scale_of(largest[row], T{}).back;
-    const float sum = sum_of_shares(of, r, row, rows) * back;
-    const float second = width != kRowTile ? sum_of_shares(of, r + width, row, rows) * back : 0.f;
+    const float sum = sum_of_shares(p, of, r, row, rows) * back;
+    const float second = width != kRowTile ? sum_of_shares(p, of, r + width, row, rows) * back : 0.f;
     write_result<T>(p.row, begin + result, row, sum, second, y);
   }
 }
@@ -183,9 +184,9 @@ struct Shared {
 
   __device__ __forceinline__ explicit Shared(const RowLutGemv& p) : tables(dynamic_memory()) {
     scratch = reinterpret_cast<float*>(tables + (p.two ? 2 : 1) * kPairTableBytes);
-    largest = reinterpret_cast<uint32_t*>(scratch + kWarps);
+    largest = reinterpret_cast<uint32_t*>(scratch + kMostWarps);
     shares = reinterpret_cast<float*>(largest + 8);
-    x = reinterpret_cast<uint8_t*>(shares + 2 * p.row.group * kWarps * kRowTile * p.row.rows);
+    x = reinterpret_cast<uint8_t*>(shares + 2 * p.row.group * p.warps * kRowTile * p.row.rows);
   }
 };
 
@@ -193,7 +194,7 @@ struct Shared {
 template <typename T, typename X>
 __device__ __forceinline__ void sum_tiles(const RowLutGemv& p, const Span& span, const Shared& s,
                                           const Columns& columns, const X& x, Codes& codes, void* y) {
-  const uint32_t tile_floats = kWarps * kRowTile * p.row.rows, lane = kept(threadIdx.x % 32 * 4);
+  const uint32_t tile_floats = p.warps * kRowTile * p.row.rows, lane = kept(threadIdx.x % 32 * 4);
   Values values = {};
   Operands b = {};
   float* set = s.shares;
@@ -210,7 +211,7 @@ __device__ __forceinline__ void sum_tiles(const RowLutGemv& p, const Span& span,
     for (int i = 0; i < 4; ++i) sum[0][i] += sum[1][i];
     leave_share(set + kept * tile_floats + threadIdx.x / 32 * kRowTile * p.row.rows, sum[0], p.row.rows);
     if (!p.two) __syncthreads();
-    if (!last) fill_table(s.tables + (p.two ? number ^ 1 : 0) * kPairTableBytes, values);
+    if (!last) fill_table(p, s.tables + (p.two ? number ^ 1 : 0) * kPairTableBytes, values);
     __syncthreads();
     if (++kept != p.row.group && !last) continue;
     write_tiles<T>(p, span, set, tile + 1 - kept, kept, s.largest, y);
@@ -220,7 +221,8 @@ __device__ __forceinline__ void sum_tiles(const RowLutGemv& p, const Span& span,
 }
 
 template <typename T, bool kStaged>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kMostThreads, 1)  // and 128 registers: two blocks of half as many threads fit
+
     rowlut_gemv_kernel(const __grid_constant__ RowLutGemv p, const T* x, void* y) {
   const Shared s(p);
   const Span span = span_of(p.row);
@@ -232,7 +234,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Values values = load_values(p, span, 0);
   prefetch_tiles(p, span, 1, 0);
   if (threadIdx.x < 8) s.largest[threadIdx.x] = 0;
-  fill_table(s.tables, values);
+  fill_table(p, s.tables, values);
   if (p.ahead > 1) prefetch_tiles(p, span, span.tiles, 1);
   release_dependents();
   dependency_wait();

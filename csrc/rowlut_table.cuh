@@ -3,7 +3,8 @@
 // Entry (code, half, lane) is the register of m16n8k16's operand A that lane 4 g + t needs where row g (half 0) or
 // g + 8 (half 1) has that byte: its low nibble's value in the low half, for that is the even column. It lies at
 // 256 code + 128 half + 4 lane, so lanes never meet in a bank, whatever their codes, and the four lanes of a row have
-// a copy each. 64 KB, written by 512 threads in eight stores of 16 bytes each: the four copies of a pair.
+// a copy each. 64 KB, written in stores of 16 bytes, the four copies of a pair: by 512 threads eight each, by 256 twice
+// as many.
 #pragma once
 
 #include "row_gemv.cuh"
@@ -11,14 +12,15 @@
 
 namespace localq::rowlut {
 
-constexpr int kWarps = 16, kThreads = 32 * kWarps;
-constexpr uint32_t kCodeBytes = 256;  // of a code's entries
-constexpr uint32_t kHalfBytes = 128;  // of those of rows 0 to 7, or 8 to 15
+constexpr int kMostWarps = 16, kMostThreads = 32 * kMostWarps;  // of a block, or half as many
+constexpr uint32_t kCodeBytes = 256;                            // of a code's entries
+constexpr uint32_t kHalfBytes = 128;                            // of those of rows 0 to 7, or 8 to 15
 constexpr uint32_t kPairTableBytes = 256 * kCodeBytes;
 
 struct RowLutGemv {
   RowGemv row;
   const __half* values[kMaxSegments];  // [out][16]
+  uint32_t warps;                      // of a block: 16, or 8 where two blocks share a multiprocessor
   uint32_t steps;                      // of 64 bytes of a row of codes
   uint32_t row_bits;                   // rows of x, rounded up to a power of two
   uint32_t ahead;                      // so many tiles ahead codes are asked for into L2; 0: not at all
@@ -31,7 +33,8 @@ __device__ __forceinline__ uint32_t kept(uint32_t value) {
   return __shfl_sync(~0u, value, int(threadIdx.x % 32));
 }
 
-// A thread's part of a table: row g or g + 8 of the tile, one value of high nibbles, eight of low ones.
+// A thread's part of a table: row g or g + 8 of the tile, one value of high nibbles (in a block of 8 warps that 8
+// behind it, too), eight of low ones.
 struct Part {
   uint32_t g, half, low, high;
 
@@ -41,8 +44,8 @@ struct Part {
 };
 
 struct Values {
-  uint4 low;      // eight
-  uint32_t high;  // one
+  uint4 low;         // eight
+  uint32_t high[2];  // one or two
 };
 
 // A row of one of the matrices.
@@ -64,19 +67,27 @@ __device__ __forceinline__ Values load_values(const RowLutGemv& p, const Span& s
   const Row row = row_of(p, span, tile, part.g, part.half);
   const __half* const values = p.values[row.segment] + uint64_t(row.o) * 16;
   const auto* const low = reinterpret_cast<const uint4*>(values + part.low);
-  return {__ldg(low), __ldg(reinterpret_cast<const unsigned short*>(values + part.high))};
+  const auto* const high = reinterpret_cast<const unsigned short*>(values + part.high);
+  const uint32_t second = p.warps == kMostWarps ? 0 : kMostWarps / 2;
+  return {__ldg(low), {__ldg(high), __ldg(high + second)}};
+}
+
+// The pairs of one value of high nibbles.
+__device__ __forceinline__ void fill_codes(uint8_t* to, const Values& values, uint32_t high) {
+  const uint32_t words[4] = {values.low.x, values.low.y, values.low.z, values.low.w};
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    const uint32_t pair = __byte_perm(words[k / 2], high, k % 2 == 0 ? 0x5410 : 0x5432);
+    vq::store_words(to + k * kCodeBytes, make_uint4(pair, pair, pair, pair));
+  }
 }
 
 // All threads; the block synchronises before and after.
-__device__ __forceinline__ void fill_table(uint8_t* table, const Values& values) {
+__device__ __forceinline__ void fill_table(const RowLutGemv& p, uint8_t* table, const Values& values) {
   const Part part;
-  const uint32_t words[4] = {values.low.x, values.low.y, values.low.z, values.low.w};
   uint8_t* const to = table + (16 * part.high + part.low) * kCodeBytes + part.half * kHalfBytes + 16 * part.g;
-#pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    const uint32_t pair = __byte_perm(words[k / 2], values.high, k % 2 == 0 ? 0x5410 : 0x5432);
-    vq::store_words(to + k * kCodeBytes, make_uint4(pair, pair, pair, pair));
-  }
+  fill_codes(to, values, values.high[0]);
+  if (p.warps != kMostWarps) fill_codes(to + 16 * kMostWarps / 2 * kCodeBytes, values, values.high[1]);
 }
 
 }  // namespace localq::rowlut

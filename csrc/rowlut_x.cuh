@@ -58,7 +58,7 @@ __device__ __forceinline__ void take_largest(uint32_t& largest, const uint4& wor
 template <typename T>
 __device__ __forceinline__ float inverse_rms_of(const RowGemv& p, const T* x, float* scratch) {
   float squares = 0.f;
-  for (uint32_t i = threadIdx.x; i < p.in / 8; i += kThreads) {
+  for (uint32_t i = threadIdx.x; i < p.in / 8; i += blockDim.x) {
     const Eight<T> eight = reinterpret_cast<const Eight<T>*>(x)[i];
 #pragma unroll
     for (int k = 0; k < 8; ++k) squares += to_float(eight.value[k]) * to_float(eight.value[k]);
@@ -71,9 +71,9 @@ struct RowShare {
   uint32_t row, first, stride;
 
   __device__ __forceinline__ explicit RowShare(uint32_t row_bits)
-      : row(threadIdx.x / (kThreads >> row_bits)),
-        first(threadIdx.x % (kThreads >> row_bits)),
-        stride(kThreads >> row_bits) {
+      : row(threadIdx.x / (blockDim.x >> row_bits)),
+        first(threadIdx.x % (blockDim.x >> row_bits)),
+        stride(blockDim.x >> row_bits) {
   }
 };
 

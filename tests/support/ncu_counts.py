@@ -54,6 +54,7 @@ class Counted:
 # ---- launch
 
 SHAPE = (28672, 8192)
+TURNED = "8192 x 28672"  # at the end of a name: of that shape
 DEPTH = 16384
 CASES: list[tuple[str, int]] = [
     ("nf4_gemv, 1 row", SHAPE[0] * SHAPE[1]),
@@ -62,12 +63,17 @@ CASES: list[tuple[str, int]] = [
     ("nf4_gemm, 16 rows", SHAPE[0] * SHAPE[1]),
     ("nf4_dequantize", SHAPE[0] * SHAPE[1]),
     ("nf4_dequantize, tiled", SHAPE[0] * SHAPE[1]),
+    (f"nf4_dequantize, tiled, {TURNED}", SHAPE[0] * SHAPE[1]),
     ("dense_gemv, 1 row", SHAPE[0] * SHAPE[1]),
     ("int8_gemv, 1 row", SHAPE[0] * SHAPE[1]),
     ("int4_gemv, 1 row", SHAPE[0] * SHAPE[1]),
     ("int4_gemv, 8 rows", SHAPE[0] * SHAPE[1]),
     ("int4_dequantize", SHAPE[0] * SHAPE[1]),
     *((f"vq_gemv, {rows} row{'s' * (rows > 1)}", SHAPE[0] * SHAPE[1]) for rows in (1, 2, 4, 8)),
+    (f"vq_gemv, 1 row, {TURNED}", SHAPE[0] * SHAPE[1]),
+    ("bcq_gemv, 1 row, 2 planes", SHAPE[0] * SHAPE[1]),
+    ("rowlut_gemv, 1 row", SHAPE[0] * SHAPE[1]),
+    ("rowlut_gemv, 8 rows", SHAPE[0] * SHAPE[1]),
     *((f"attention_decode, {kv_form.told(bits)}", 2 * 8 * 128 * DEPTH) for bits in KV_BITS),
 ]
 
@@ -101,7 +107,7 @@ def _case(name: str, device: Any) -> Callable[[], object]:
     from localq.kernels import dense, int8, nf4
     from localq.kernels.int8 import Int8Matrix
 
-    op = name.partition(",")[0]
+    op, shape = name.partition(",")[0], SHAPE[::-1] if name.endswith(TURNED) else SHAPE
     if op == "attention_decode":
         return _attention(next(bits for bits in KV_BITS if name.endswith(f", {kv_form.told(bits)}")), device)
     if op == "dense_gemv":
@@ -114,8 +120,12 @@ def _case(name: str, device: Any) -> Callable[[], object]:
     if op.startswith("int4"):
         return _int4(0 if op == "int4_dequantize" else int(name.split()[1]), device)
     if op == "vq_gemv":
-        return _vq(int(name.split()[1]), device)
-    weights = Weights.random(SHAPE, device, 1)
+        return _vq(int(name.split()[1]), shape, device)
+    if op == "bcq_gemv":
+        return _bcq(device)
+    if op == "rowlut_gemv":
+        return _rowlut(int(name.split()[1]), device)
+    weights = Weights.random(shape, device, 1)
     if op == "nf4_dequantize":
         matrix = weights.tiled() if "tiled" in name else weights.matrix
         return partial(nf4.nf4_dequantize, matrix, torch.float16)
@@ -141,26 +151,50 @@ def _int4(rows: int, device: Any) -> Callable[[], object]:
     return partial(int4_gemv, _x(rows, device), [matrix])
 
 
-def _vq(rows: int, device: Any) -> Callable[[], object]:
+def _vq(rows: int, shape: tuple[int, int], device: Any) -> Callable[[], object]:
     """vq2 with stride 4 and length 16."""
     import torch
 
     from localq.kernels.vq import VqBook, VqMatrix, vq_gemv
     from localq.quant import vq_tiles
 
-    positions = SHAPE[1] // 4
-    codes = torch.randint(256, (SHAPE[0] * positions,), dtype=torch.uint8, device=device)
+    positions = shape[1] // 4
+    codes = torch.randint(256, (shape[0] * positions,), dtype=torch.uint8, device=device)
     codebook = torch.randn(256, 16, dtype=torch.float16, device=device)
     factor = vq_tiles.factor_of([codebook])
     book = VqBook(codes, vq_tiles.fragments(codebook, factor), 4, 0, positions)
-    scales = torch.ones(SHAPE[0], dtype=torch.float16, device=device)
-    return partial(vq_gemv, _x(rows, device), [VqMatrix((book,), scales, factor, *SHAPE)])
+    scales = torch.ones(shape[0], dtype=torch.float16, device=device)
+    return partial(vq_gemv, _x(rows, device, shape[1]), [VqMatrix((book,), scales, factor, *shape)])
 
 
-def _x(rows: int, device: Any) -> Any:
+def _bcq(device: Any) -> Callable[[], object]:
+    """Two planes, groups of 128."""
     import torch
 
-    return torch.randn(rows, SHAPE[1], dtype=torch.float16, device=device)
+    from localq.kernels.bcq import BcqMatrix, bcq_gemv
+    from localq.quant import bcq
+
+    (out, columns), planes = SHAPE, 2
+    codes = torch.randint(256, (out, planes, columns // 8), dtype=torch.uint8, device=device)
+    scales = torch.ones(out, planes, columns // 128, dtype=torch.float16, device=device)
+    matrix = bcq.Linear(bcq.Packed(codes, scales)).put_into_tiles().matrix
+    assert isinstance(matrix, BcqMatrix)
+    return partial(bcq_gemv, _x(1, device), [matrix])
+
+
+def _rowlut(rows: int, device: Any) -> Callable[[], object]:
+    import torch
+
+    from localq.kernels.rowlut import RowLutMatrix, rowlut_gemv
+
+    codes = torch.randint(256, (SHAPE[0], SHAPE[1] // 2), dtype=torch.uint8, device=device)
+    return partial(rowlut_gemv, _x(rows, device), [RowLutMatrix(codes, torch.randn(SHAPE[0], 16).half().to(device))])
+
+
+def _x(rows: int, device: Any, columns: int = SHAPE[1]) -> Any:
+    import torch
+
+    return torch.randn(rows, columns, dtype=torch.float16, device=device)
 
 
 def _attention(bits: KvBits, device: Any) -> Callable[[], object]:

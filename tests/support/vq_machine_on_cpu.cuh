@@ -253,6 +253,7 @@ constexpr int kMostDevices = 64;
 struct DeviceFacts {
   int multiprocessors, shared_bytes_per_block;
   bool dependent_launch, clusters;
+  int system_bytes_per_block = 1024;
 };
 const DeviceFacts& device_facts(int device, const char* op);
 inline void dependency_wait() {
