@@ -10,7 +10,8 @@ bcq    3 planes in groups of 128 columns, as `localq quantize` makes it where no
 mxfp4  of mixtures the experts alone; `random_experts.py`
 squeezellm  values of every row normal
 
-Codes are uniform, so codewords are read as evenly as can be. Scales are such that a row has about unit gain.
+Codes are uniform (of AWQ and GPTQ all but 0), so codewords are read as evenly as can be. Scales are such that a row has
+about unit gain.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from localq.bench import random_experts
-from localq.bench.random_tensors import SPREAD, Part, codes, constant, filled, normal, order, part, scales
+from localq.bench.random_tensors import SPREAD, Part, around_8, codes, constant, filled, normal, order, part, scales
 from localq.errors import usage_error
 from localq.models.decoder import Block, Decoder
 from localq.models.experts import Router
@@ -48,7 +49,7 @@ INT4: dict[str, dict[str, Any]] = {  # what config.json says besides sizes
     "gptq": {"checkpoint_format": "gptq", "desc_act": False, "sym": True},
 }
 EIGHTS = {"awq": 0x88888888 - 2**32, "gptq": 0x77777777}  # eight zero points of 8 as stored
-POWER = 21.5  # mean square of a code less 8
+POWER = 17.5  # mean square of a code less 8: 1 to 15, 8 twice as often
 VECTOR, CENTROIDS, RESIDUALS = 8, 65_536, 256  # of VPTQ
 RESIDUAL, BIAS = 0.1, 0.01  # of VPTQ: deviations of residual codewords and of the norm's bias, in parts of a weight's
 
@@ -191,7 +192,7 @@ def _int4(format: str, group: int, out: int, columns: int) -> Suffixed:
     along_out = format == "awq"
     wide = (columns, words) if along_out else (columns // int4_read.WORD, out)
     found = {
-        ".qweight": part(torch.int32, wide, codes),
+        ".qweight": part(torch.int32, wide, around_8),
         ".qzeros": part(torch.int32, (groups, words), filled(EIGHTS[format])),
         ".scales": part(torch.float16, (groups, out), scales((columns * POWER) ** -0.5)),
     }

@@ -11,7 +11,7 @@ from tiny_checkpoints import make_checkpoint
 from vq2_conversions import converted
 
 from localq import catalog
-from localq.bench import synthetic
+from localq.bench import random_formats, random_tensors, synthetic
 from localq.bench.dense import dequantized
 from localq.checkpoint import Checkpoint, open_checkpoint
 from localq.engine.generate import Engine
@@ -165,3 +165,15 @@ def test_names_that_cannot_be_made_up():
     assert (format, files.config["num_hidden_layers"]) == ("nf4", 32)
     assert synthetic.files_of("llama-3.1-8b@fp16")[1] == "fp16"
     assert [synthetic.files_of(name)[1] for name in ("gpt-oss-20b", "qwen3-30b-a3b")] == ["mxfp4", "nf4"]
+
+
+def test_codes_of_4_bits_are_zero_on_average():
+    """A mean of half a step adds up along wide matrices until float16 overflows."""
+    words = random_tensors.around_8((64, 320), torch.int32, torch.Generator().manual_seed(3))
+    found = torch.stack([words >> 4 * i & 15 for i in range(8)]).flatten().bincount(minlength=16)
+    assert found[0] == 0
+    shares = found[1:] / found.sum()
+    expected = torch.full((15,), 1 / 16)
+    expected[7] = 1 / 8
+    assert (shares - expected).abs().max() < 6 * (1 / 16 / found.sum()) ** 0.5
+    assert float((torch.arange(16) - 8).square() @ found / found.sum()) == pytest.approx(random_formats.POWER, rel=0.01)
