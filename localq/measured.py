@@ -17,12 +17,13 @@ MULTIPROCESSOR_GHZ = 132 * CLOCK_GHZ  # multiprocessors times their clock: what 
 
 Rows = tuple[tuple[int, int, float], ...]  # out, in, us of one launch
 
-# Matrix-vector products, by `localq bench --kernels`. `vq2`, `2x8`, int4 (groups of 128), squeezellm and bcq (q3g128)
-# at ea30483; of 3,840, 5,120 and 17,408 columns, and of 201088 rows, at 468d13f; `vq2` of 10240 and 57344 rows and both
-# at 4096 x 4096 at 2a3f8cb. NF4 of 2,880, 5,120, 12,288 and 17,408 columns at 468d13f, before that the rest; all of
-# 2,048 columns, and 2048 and 2880 x 4096, at d6abc1b; what gathers at 5a25bd4. Those of gemma-3-12b in NF4 by `localq
-# bench --profile`, inside a step, at ea30483, of experts and of the head of 151936 x 2048 in 16 bit at 2a7008b. Left
-# out, since the two ways differ: 16 bit at 5120 x 2880 (11.5 us alone, 10.9 in a step) and 2880 x 4096 (9.7, 8.0).
+# Matrix-vector products, by `localq bench --kernels`. `vq2`, `2x8`, int4 (groups of 128) and bcq (q3g128) at ea30483;
+# of 3,840, 5,120 and 17,408 columns, and of 201088 rows, at 468d13f; squeezellm at a852d0d; `vq2` of 10240 and 57344
+# rows and both at 4096 x 4096 at 2a3f8cb. NF4 of 2,880, 5,120, 12,288 and 17,408 columns at 468d13f, before that the
+# rest; all of 2,048 columns, and 2048 and 2880 x 4096, at d6abc1b; what gathers at 5a25bd4. Those of gemma-3-12b in NF4
+# by `localq bench --profile`, inside a step, at ea30483, of experts and of the head of 151936 x 2048 in 16 bit at
+# 2a7008b. Left out, since the two ways differ: 16 bit at 5120 x 2880 (11.5 us alone, 10.9 in a step) and 2880 x 4096
+# (9.7, 8.0); and squeezellm at 28672 x 2048 (19.9 us), where its tables take as long as look-ups.
 PRODUCTS: dict[str, Rows] = {
     "nf4": (
         (4096, 4096, 6.8), (6144, 4096, 8.7), (8192, 8192, 13.8), (10_240, 8192, 16.3), (4096, 14_336, 13.6),
@@ -56,8 +57,8 @@ PRODUCTS: dict[str, Rows] = {
     "int4": ((28_672, 8192, 34.9), (8192, 28_672, 36.4), (12_288, 12_288, 25.1), (8192, 8192, 14.1),
              (30_720, 3840, 21.2), (8192, 3840, 8.6), (34_816, 5120, 28.8), (7168, 5120, 10.2), (5120, 5120, 8.1),
              (5120, 17_408, 20.3)),
-    "squeezellm": ((28_672, 8192, 47.7), (8192, 28_672, 47.0), (12_288, 12_288, 33.4), (8192, 8192, 18.1),
-                   (5120, 2880, 8.5)),
+    "squeezellm": ((28_672, 8192, 46.8), (8192, 28_672, 53.3), (12_288, 12_288, 30.9), (8192, 8192, 15.8),
+                   (4096, 4096, 6.5)),
     "bcq": ((28_672, 8192, 30.9), (8192, 28_672, 33.9), (12_288, 12_288, 23.4), (8192, 8192, 13.0), (5120, 2880, 8.1),
             (30_720, 3840, 23.9), (8192, 3840, 9.6), (201_088, 2880, 109.7), (34_816, 5120, 26.3), (7168, 5120, 10.6),
             (5120, 5120, 8.9), (5120, 17_408, 16.9)),
@@ -82,10 +83,6 @@ ATTENTION: tuple[tuple[int, int, int, float], ...] = (
 # attention takes more where q and k have norms: 1 to 4 us at four shapes.
 ROTATION_US, NORM_US, ROUTER_US, QK_NORM_US = 2.3, 2.4, 6.3, 2.0
 EMBED_AND_CHOICE_US = 6.0  # a row of the table, and the greedy choice among 128k tokens (ad55577)
-# A 16-bit head behind products of vq2 took 646 us in a step of qwen3-14b@vq2 (673 at ea30483), behind those of NF4 348
-# (2a7008b). Why is not known yet; heads of 4 bits do not show it, nor does llama-3.1-8b, whose down has so few columns
-# that a slice of them is one table (512 columns in each of 32 slices).
-HEAD_BEHIND_VQ2, ONE_TABLE = 646 / 348, 32 * 512
 # Matrices of AQLM have codebooks of their own, so a launch makes tables for each: what llama-3.1-8b in 2x8 takes more
 # in a step (ea30483) than its launches with one set of codebooks, for each matrix of q, k, v, gate and up behind the
 # first.
@@ -96,8 +93,8 @@ IN_A_STEP = {"vptq + 256": 1.14}
 
 @dataclass(frozen=True)
 class WholeModel:
-    """Decoding of 128 tokens, random weights. By `localq bench --synthetic` at depth 0 and with a 16-bit cache; with a
-    depth by `python tests/planner_report.py table`, behind a prompt of so many tokens."""
+    """Decoding of `tokens` tokens, random weights. By `localq bench --synthetic` (of qwen3-32b with --formats) at depth
+    0 and with a 16-bit cache; with a depth by `python tests/planner_report.py table`, behind a prompt of so many tokens."""
 
     name: str
     head: str
@@ -107,6 +104,7 @@ class WholeModel:
     kv_bits: int = 16
     depth: int = 0
     scheme: str = ""  # what the format leaves open
+    tokens: int = 128
 
 
 WHOLE_MODELS = (
@@ -117,9 +115,15 @@ WHOLE_MODELS = (
     WholeModel("llama-3.1-8b@vptq", "16", "device", 71.4, "ea30483", scheme="v8-k65536-256"),
     WholeModel("llama-3.1-8b@mxfp4", "16", "device", 456.1, "ea30483"),
     WholeModel("llama-3.1-8b@bcq", "16", "device", 504.4, "ea30483", scheme="q3g128"),
-    WholeModel("llama-3.1-8b@squeezellm", "16", "device", 426.0, "ea30483"),
     WholeModel("llama-3.1-8b@awq", "16", "device", 477.4, "ea30483", scheme="g128"),
     WholeModel("llama-3.1-8b@gptq", "16", "device", 477.0, "ea30483", scheme="g128"),
+    WholeModel("qwen3-32b@fp16", "16", "device", 61.0, "a852d0d", tokens=64),
+    WholeModel("qwen3-32b@nf4", "16", "device", 149.1, "a852d0d", tokens=64),
+    WholeModel("qwen3-32b@vq2", "16", "device", 210.8, "a852d0d", tokens=64),
+    WholeModel("qwen3-32b@aqlm", "16", "device", 203.4, "a852d0d", scheme="2x8g8", tokens=64),
+    WholeModel("qwen3-32b@vptq", "16", "device", 18.5, "a852d0d", scheme="v8-k65536-256", tokens=64),
+    WholeModel("qwen3-32b@mxfp4", "16", "device", 130.6, "a852d0d", tokens=64),
+    WholeModel("qwen3-32b@bcq", "16", "device", 171.3, "a852d0d", scheme="q3g128", tokens=64),
     WholeModel("llama-3.3-70b@nf4", "16", "device", 81.4, "1d73e67"),  # held down by power; its first steps 85.4
     WholeModel("llama-3.3-70b@vq2", "nf4", "host", 146.8, "ea30483"),
     WholeModel("gpt-oss-20b@mxfp4", "16", "device", 572.5, "ea30483"),
@@ -127,16 +131,13 @@ WHOLE_MODELS = (
     WholeModel("qwen3-30b-a3b@vq2", "16", "device", 360.1, "ea30483"),
     WholeModel("llama-3.1-8b@nf4", "16", "device", 469.7, "2056184", 16, 1500),
     WholeModel("llama-3.1-8b@nf4", "16", "device", 454.8, "2056184", 4, 1500),
-    WholeModel("qwen3-14b@vq2", "16", "device", 319.6, "ea30483", 8, 1500),
     WholeModel("qwen3-14b@nf4", "16", "device", 276.8, "2056184", 8, 1500),
     WholeModel("gemma-3-12b@nf4", "16", "device", 252.4, "ea30483", 16, 1500),
     WholeModel("mistral-nemo-12b@nf4", "16", "device", 317.9, "2056184", 4, 1500),
     WholeModel("qwen3-8b@fp16", "16", "device", 230.4, "2056184", 16, 1500),
-    WholeModel("phi-4@vq2", "16", "device", 341.4, "ea30483", 16, 1500),
     WholeModel("qwen3-32b@nf4", "16", "device", 144.3, "2056184", 16, 1500),
     WholeModel("qwen3-32b@nf4", "8", "device", 146.1, "2a7008b", 8, 1500),
     WholeModel("llama-3.3-70b@vq2", "nf4", "host", 138.6, "2056184", 16, 1500),
-    WholeModel("llama-3.3-70b@vq2", "16", "device", 129.7, "2056184", 4, 1500),
     WholeModel("llama-3.1-8b@fp16", "16", "device", 240.1, "2056184", 16, 1500),
     WholeModel("llama-3.3-70b@nf4", "16", "device", 80.6, "2056184", 16, 1500),
 )

@@ -132,9 +132,7 @@ def _launches(
     yield dense * _products(((2 * width, arch.hidden), (arch.hidden, width)), around, scheme, machine) if dense else 0.0
     yield arch.expert_layers * _mixture(arch, format, scheme, machine) if arch.experts else 0.0
     head = {"16": "16 bit", "8": "8 bit", "nf4": "nf4"}[placement.head]
-    slowed = (format, head) == ("vq2", "16 bit") and width > measured.ONE_TABLE
-    behind = measured.HEAD_BEHIND_VQ2 if slowed else 1.0
-    yield behind * _product(head, arch.vocab, arch.hidden, head, "", machine)
+    yield _product(head, arch.vocab, arch.hidden, head, "", machine)
     yield machine.latency * measured.EMBED_AND_CHOICE_US
 
 
