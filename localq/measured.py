@@ -93,8 +93,9 @@ IN_A_STEP = {"vptq + 256": 1.14}
 
 @dataclass(frozen=True)
 class WholeModel:
-    """Decoding of `tokens` tokens, random weights. By `localq bench --synthetic` (of qwen3-32b with --formats) at depth
-    0 and with a 16-bit cache; with a depth by `python tests/planner_report.py table`, behind a prompt of so many tokens."""
+    """Decoding of `tokens` tokens, random weights. By `localq bench --synthetic` (of qwen3-32b with --formats) at
+    depth 0 and with a 16-bit cache; with a depth by `python tests/planner_report.py table`, behind a prompt of so many
+    tokens."""
 
     name: str
     head: str
