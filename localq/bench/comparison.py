@@ -89,8 +89,9 @@ def grid(points: Sequence[Point], title: str) -> list[str]:
 def _scatter(axes: Any, points: Sequence[Point], title: str) -> None:
     for name, size, value in points:
         axes.plot(size / 1e6, value, "o")
-        axes.annotate(name, (size / 1e6, value), textcoords="offset points", xytext=(6, 4), fontsize=8)
+        plot.name_spot(axes, name, (size / 1e6, value), 6, [each / 1e6 for _, each, _ in points])
     axes.set_yscale("log")
+    plot.in_logarithms(axes.yaxis)
     axes.set_xlabel("weights in MB")
     axes.set_ylabel("perplexity")
     axes.set_title(title)

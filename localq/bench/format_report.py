@@ -232,8 +232,9 @@ def _spots(axes: Any, points: Sequence[Point], title: str, names: tuple[str, str
         axes.scatter(point.x, point.y, s=area, alpha=0.5, color=colour)
         label = f"{point.name}, {point.area / 2**30:.1f} GiB" if point.area else point.name
         away = 2 + math.sqrt(area) / 2
-        axes.annotate(label, (point.x, point.y), textcoords="offset points", xytext=(away, 4), fontsize=8)
+        plot.name_spot(axes, label, (point.x, point.y), away, [each.x for each in points])
     axes.set_yscale("log")
+    plot.in_logarithms(axes.yaxis)
     axes.set_xlabel(names[0])
     axes.set_ylabel(names[1])
     axes.set_title(title)

@@ -97,6 +97,19 @@ def to_png(target: str, draw_on: Callable[[Any], None], size: tuple[float, float
     print(f"plot: {target}", file=sys.stderr, flush=True)
 
 
+def name_spot(axes: Any, label: str, at: tuple[float, float], away: float, xs: Sequence[float]) -> None:
+    """`label` beside a spot, `away` points from its middle: to its left where it lies in the right half of `xs`."""
+    left = at[0] > (min(xs) + max(xs)) / 2
+    offset, side = (-away, "right") if left else (away, "left")
+    axes.annotate(label, at, textcoords="offset points", xytext=(offset, 4), ha=side, fontsize=8)
+
+
+def in_logarithms(axis: Any) -> None:
+    """Of values, not of powers of ten: perplexities of one model are within one of them."""
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("{x:g}")
+
+
 def _bars(axes: Any, bars: Sequence[Bar], title: str) -> None:
     names, shares = [name for name, _ in bars], [100 * share for _, share in bars]
     axes.barh(range(len(bars)), shares)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from unittest.mock import Mock
 
 import pytest
 
@@ -63,9 +64,14 @@ def test_quality_over_speed_in_the_terminal_and_as_a_picture(tmp_path, monkeypat
     assert lines[16].rstrip().endswith("|A")  # 16 bit
     assert lines[-3:] == ["  A  16 bit bf16: 100.0, 10.00, 4.00 GiB", "  B  nf4: 300.0, 11.00, 1.00 GiB",
                           "  C  vq2: 400.0, 14.00, 1.00 GiB"]  # fmt: skip
-    spots = []
+    spots, sides = [], []
 
     class Axes:
+        yaxis = Mock()
+
+        def annotate(self, label, at, xytext, ha, **more):
+            sides.append((label.split(",")[0], ha, xytext[0] > 0))
+
         def scatter(self, x, y, s, **more):
             spots.append((x, y, s))
 
@@ -76,6 +82,8 @@ def test_quality_over_speed_in_the_terminal_and_as_a_picture(tmp_path, monkeypat
     format_report.draw(TABLE, "a.png", out)
     assert [spot[:2] for spot in spots] == [(100.0, 10.0), (300.0, 11.0), (400.0, 14.0)]
     assert spots[0][2] == pytest.approx(4 * spots[1][2])  # area = memory
+    # Names of what lies to the right are to the left of it: none is cut off.
+    assert sides == [("16 bit bf16", "left", True), ("nf4", "right", False), ("vq2", "right", False)]
 
 
 def test_two_formats_at_one_place_are_two_letters():
