@@ -7,13 +7,15 @@
 // All warps of a block work on the same 16 rows of W, each on its own columns. The pairs of values that a byte of codes
 // can stand for in these rows are a table in shared memory (rowlut_table.cuh), and one PRMT and one load make of a byte
 // a register of m16n8k16's operand A: exact f16. Column c of B is row c of x (rowlut_x.cuh), so its columns are those
-// of the codes as they lie in memory, and all rows of x share the look-ups. Where two tables fit, the next tile's is
-// made by the warps that have looked up theirs; else all wait for each other once more. Sums are f32: those of a warp,
-// then those of the warps in the order of the columns; so a result depends on nothing but its rows of W and of x.
+// of the codes as they lie in memory, and all rows of x share the look-ups. Two blocks of 8 warps share a
+// multiprocessor where both fit, and one looks up while the other is between tiles; else a block has 16, and where two
+// tables fit the next tile's is made by the warps that have looked up theirs. Sums are f32: those of a warp,
+// then those of the warps in the order of the columns; so a result depends on nothing but its rows of W and of x, and
+// on whether there are 8 warps or 16.
 //
 // Bound: memory, and on an H200 shared memory beside it (README.md has the counts). Reads out * (in / 2 + 32) bytes
-// once, 32 KB of codes in flight a multiprocessor and two tiles more on their way into L2. The first of them, and the
-// first table, come before the kernel that makes x has ended.
+// once, 32 KB of codes in flight a multiprocessor and, with two rows of x and more, two tiles on their way into L2. The
+// first codes and the first table come before the kernel that makes x has ended.
 #include "rowlut.h"
 #include "rowlut_gemv.cuh"
 
