@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 from localq.cli.output import note
-from localq.commands.sessions import SHOWN, table
 from localq.errors import usage_error
 from localq.session_record import Session
 from localq.sessions import SessionStore
@@ -25,6 +24,8 @@ def wanted_session(last: bool, wanted: str | None) -> Session | None:
 
 
 def _asked(store: SessionStore) -> str:
+    from localq.commands.sessions import SHOWN, table  # start-up cost: all commands of a chat come along
+
     found = store.summaries(limit=SHOWN)
     if not found:
         raise usage_error("--resume", "no conversation was saved yet", "`localq chat` begins one.")

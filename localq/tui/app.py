@@ -50,9 +50,7 @@ class LocalqApp(TerminalApp):
     CSS_PATH = Path(__file__).with_name("chat.tcss")
     TITLE = "localq"
     ENABLE_COMMAND_PALETTE = False  # its key is one of ours, see `keymap`
-    BINDINGS: ClassVar[list[BindingType]] = [
-        *bindings(*keymap.EVERY_SCREEN, priority=True),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [*bindings(*keymap.EVERY_SCREEN, priority=True)]
 
     def __init__(
         self,
@@ -74,8 +72,7 @@ class LocalqApp(TerminalApp):
         remember = self.start_with.store is not None and input_history.kept()
         self.history = input_history.InputHistory(_history_file() if remember else None)
         self.chat = ChatScreen(self.history, self.start_with.record, empty=pick and session is None)
-        self.theme = settings.theme
-        self.set_keymap(settings.keys)
+        self._set(settings)
 
     async def on_mount(self) -> None:
         """The first screen; then the model."""
@@ -88,6 +85,7 @@ class LocalqApp(TerminalApp):
         if self.model is not None:
             self.call_later(self.take, self.model)
         else:
+            self.call_after_refresh(self.chat.conversation.show_record)
             self.call_after_refresh(self.open, self.settings.model, self.wanted)
         self.call_after_refresh(self._import_the_rest)
 
@@ -241,10 +239,12 @@ class LocalqApp(TerminalApp):
             self.push_screen(Palette())
 
     def action_help(self) -> None:
-        """Keys and commands."""
+        """Keys and commands; the same key again goes back."""
         from localq.tui.help_screen import HelpScreen  # start-up cost
 
-        if not isinstance(self.screen, HelpScreen):
+        if isinstance(self.screen, HelpScreen):
+            self.screen.dismiss(None)
+        else:
             self.push_screen(HelpScreen(self.settings.keys))
 
     def action_models(self) -> None:

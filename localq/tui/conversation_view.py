@@ -60,11 +60,8 @@ class ConversationView(ConversationJobs):
         """The turns."""
         yield TranscriptView(id="transcript")
 
-    def on_mount(self) -> None:
+    async def show_record(self) -> None:
         """A conversation that is gone on with is there before the model; its turns take longer than the first frame."""
-        self.call_after_refresh(self._show_record)
-
-    async def _show_record(self) -> None:
         if self._record is not None and self.model is None:
             await self.transcript.sync(self._record.conversation)
 

@@ -6,9 +6,11 @@ at the time, so it falls as the context fills; columns before the first reply sh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from textual.content import Content
 
 from localq.tui.instrument import Instrument, figure, line, words
@@ -35,7 +37,7 @@ class SpeedGraph(Instrument):
         facts = self.facts
         said = told(facts)
         if self.compact:
-            below = words(said[0], width, "")[:1] if said else []  # where the roof comes from only if it fits
+            below = [line(width, shortened(said[0], width))] if said else []
         else:
             below = [each for text in said for each in words(text, width, "")]
         return [_figures(facts, width), *graph(facts, max(0, width - AXIS), width), *below]
@@ -62,6 +64,11 @@ def told(facts: Facts) -> list[str]:
     share = f"{100 * rate / roof:.0f} % of what" if rate else f"{figure(roof)} tok/s are what"
     moved = human_bytes(facts.roof.reads.at(facts.speed.last.context_used))
     return [f"{share} {gb_per_s:,.0f} GB/s allow ({source})", f"{moved} read a token"]
+
+
+def shortened(said: str, width: int) -> str:
+    """`said`, or where it does not fit without what explains it: where the roof comes from, why there is none."""
+    return said if cell_len(said) <= width else re.split(r": | \(", said, maxsplit=1)[0]
 
 
 def _figures(facts: Facts, width: int) -> Content:

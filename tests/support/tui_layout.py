@@ -15,6 +15,8 @@ from textual.scrollbar import ScrollBar, ScrollBarCorner
 from textual.widget import Widget
 from textual.widgets import Static, Tooltip
 
+from localq.tui.instrument import Instrument
+
 
 def assert_sound(screen: Screen) -> None:
     """Fails naming what is wrong."""
@@ -61,7 +63,12 @@ def _cut(shown: Static) -> str:
 
 def _is_shown(widget: Widget) -> bool:
     over = widget.styles.overlay == "screen"  # a list that drops down lies over others
-    return widget.display and widget.visible and not (over or isinstance(widget, ScrollBar | ScrollBarCorner | Tooltip))
+    mute = isinstance(widget, Instrument) and not widget.lines(1)  # it has nothing to tell
+    return (
+        widget.display
+        and widget.visible
+        and not (over or mute or isinstance(widget, ScrollBar | ScrollBarCorner | Tooltip))
+    )
 
 
 def _scrolls(widget: Widget) -> bool:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pace
 import pytest
+from kept_sessions import talk
 from scripted_client import CharTokenizer, ScriptedClient
 from textual.command import CommandPalette
+from tui_layout import assert_sound
 from tui_pilot import chat_app, drive, drive_chat, say, screen_text, until
 
 from localq import keymap
@@ -32,7 +34,7 @@ FRAME = """
 import gc, os, sys
 from localq.cli import chat, execute, tui
 def timed(app):
-    if type(app.screen).__name__ == sys.argv[2]:
+    if type(app.screen).__name__ == sys.argv[1]:
         times = os.times()
         late = [each for each in ("torch", "transformers", "numpy", "localq.hub", "localq.opening", "jinja2",
                 "tokenizers", "huggingface_hub", "pynvml", "pydantic", "markdown_it", "pygments", "localq.commands",
@@ -48,12 +50,17 @@ chat.has_screen = tui.has_screen = lambda: True
 import textual.app
 import localq.tui.app
 localq.tui.app.LocalqApp.run = run
-execute([sys.argv[1]])
+execute(sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize(("verb", "screen"), [("chat", "ChatScreen"), ("tui", "PickerScreen")])
-def test_the_first_frame_is_there_before_torch_and_within_600_ms(tmp_path, verb, screen):
+@pytest.mark.parametrize(
+    ("screen", "arguments"),
+    [("ChatScreen", ["chat"]), ("PickerScreen", ["tui"]), ("ChatScreen", ["chat", "--continue"])],
+    ids=["chat", "tui", "continue"],
+)
+def test_the_first_frame_is_there_before_torch_and_within_600_ms(tmp_path, screen, arguments):
+    SessionStore(tmp_path / "sessions.db").save(talk(model="smollm2-135m"))
     environment = {
         **os.environ,
         "PYTHONPYCACHEPREFIX": str(tmp_path),
@@ -66,7 +73,7 @@ def test_the_first_frame_is_there_before_torch_and_within_600_ms(tmp_path, verb,
 
     def frame_s() -> float:
         done = subprocess.run(
-            [sys.executable, "-c", FRAME, verb, screen],
+            [sys.executable, "-c", FRAME, screen, *arguments],
             capture_output=True, text=True, cwd=ROOT, env=environment, timeout=60,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -90,23 +97,32 @@ def test_what_the_first_frame_does_without_is_imported_behind_it(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [(80, 24), (160, 50), (200, 60), (40, 12), (20, 6), (3, 3), (1, 1)])
-def test_it_works_at_every_size(size):
-    app = chat_app(["word " * 60 + "\n\n```python\n" + "x = 1  # " * 20 + "\n```\n"], ["more"])
+def test_it_works_at_every_size(size, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCALQ_DATA", str(tmp_path))
+    app = chat_app(["word " * 60 + "\n\n```python\n" + "x = 1  # " * 20 + "\n```\n"], ["more"], ["other"])
 
     async def script(pilot):
+        def look():
+            if size[0] >= 40:  # below, most have no room
+                assert_sound(app.screen)
+
         await say(pilot, "hello " * 30)
+        look()
         for keys in (["f2"], ["f2"], ["escape"], ["ctrl+b"], ["ctrl+b"], ["ctrl+o"], ["pageup"], ["escape"], ["f1"]):
             await pilot.press(*keys)
             await pilot.pause()
+            look()
         await pilot.press("escape")
         await say(pilot, "again")
-        assert len(app.model.session.conversation.turns) == 4
+        await say(pilot, "/regen")
+        assert len(app.model.session.conversation.turns) == 5
         for width, height in ((80, 24), (1, 1), size):
             await pilot.resize_terminal(width, height)
             await pilot.pause()
         shown = screen_text(app).split("\n")
         assert len(shown) == size[1]
         if size[0] >= 40:
+            look()
             assert "ready" in shown[-1]
             assert app.chat.composer.region.height >= 1
             regions = [app.chat.conversation.region, app.chat.composer.region, app.chat.query_one("#status").region]
@@ -130,6 +146,18 @@ def test_instruments_stand_at_the_side_where_there_is_room():
         assert not app.chat.instruments.display
 
     drive_chat(app, script, (160, 40))
+
+
+def test_the_key_that_opens_the_help_closes_it_too():
+    app = chat_app([])
+
+    async def script(pilot):
+        await pilot.press("f1")
+        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
+        await pilot.press("f1")
+        await until(pilot, lambda: app.screen is app.chat)
+
+    drive_chat(app, script)
 
 
 def test_ctrl_q_leaves_while_a_reply_runs_and_keeps_it():

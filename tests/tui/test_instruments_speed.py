@@ -152,3 +152,8 @@ def test_no_width_is_too_small(width):
     facts = facts_of()
     facts.add(reply(300))
     assert all(len(row) <= width for row in drawn(facts, width))
+
+
+def test_a_narrow_strip_leaves_out_why_there_is_no_roof_and_cuts_no_sentence():
+    assert drawn(facts_of(CPU), 36, compact=True)[-1] == "no roof"
+    assert drawn(facts_of(CPU), 56, compact=True)[-1] == "no roof: a share of the bandwidth is told of GPUs alone"
