@@ -74,10 +74,14 @@ class Terminal:
             data = os.read(self.master, 65536)
         except (BlockingIOError, OSError):
             return False
+        self.take(data)
+        return True
+
+    def take(self, data: bytes) -> None:
+        """See what was written."""
         self.raw += data
         for token in self.reader.feed(data):
             self._see(token)
-        return True
 
     def _see(self, token: Token) -> None:
         self.modes.see(token)
