@@ -7,10 +7,10 @@ at most, so that a key that is never answered (it has gone to a dialog) holds no
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import TYPE_CHECKING, Any
 
-from textual.events import Idle, Key
+from textual.events import Idle, Key, Resize, Show
 from textual.geometry import Size
 from textual.message import Message
 from textual.screen import Screen
@@ -65,6 +65,7 @@ class KeysFirstScreen(_Screen):
     app: TerminalApp
 
     _is_frame = _laying_out = _unpainted = False
+    _told: Set[Widget] = frozenset()  # of the last layout: they know that they are shown
 
     def _on_timer_update(self) -> None:
         if self.app.keys_first.wait:
@@ -95,10 +96,23 @@ class KeysFirstScreen(_Screen):
 
     def _refresh_layout(self, size: Size | None = None, scroll: bool = False) -> None:
         self._laying_out = self._is_frame and self.app.screen is self
+        known, old = set(self._compositor._full_map), self._compositor._full_map
         try:
             super()._refresh_layout(size, scroll)
         finally:
             self._laying_out = False
+        if self._compositor._full_map is not old:
+            self._tell_shown(known)
+
+    def _tell_shown(self, known: set[Widget]) -> None:
+        """Textual (8.2) tells those that they are shown that the map before this layout lacks (all but `known`). But
+        whoever asks for a place behind a scroll has that map made anew, and what was to be shown by then is in it."""
+        found = self._compositor._full_map
+        for widget in (found.keys() & known) - self._told:
+            place = found[widget]
+            widget.post_message(Resize(place.region.size, place.virtual_size, place.container_size))
+            widget.post_message(Show())
+        self._told = set(found)
 
     def _compositor_refresh(self) -> None:
         self._unpainted = self._laying_out

@@ -8,6 +8,7 @@ from collections import Counter
 
 import textual.widgets._markdown
 from textual.events import Key
+from textual.widgets import Static
 from tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
 from localq.tui.keys_first import PATIENCE_S, KeysFirst
@@ -294,5 +295,35 @@ def test_parts_of_a_reply_are_measured_once_while_it_grows(monkeypatch):
             await view.grow("", f"Paragraph {number}.\n\n")
             await until(pilot, lambda high=high: view.region.height > high)
         assert measured[id(first)] <= before + 1, "a scrollbar may have come"
+
+    drive_chat(app, script)
+
+
+def test_who_is_shown_is_told_once_whoever_asked_for_a_place_before():
+    """Textual finds who is new by a map that is made anew for whoever asks behind a scroll: they were told nothing."""
+    told = []
+
+    class Told(Static):
+        def on_show(self):
+            told.append(self.region.width)
+
+    app = chat_app()
+
+    async def script(pilot):
+        chat = app.chat
+        late = Told("late")
+        late.display = False
+        await chat.mount(late)
+        await idle(pilot)
+        assert told == []
+        late.display = True
+        chat._compositor._full_map_invalidated = True  # as a scroll leaves it
+        assert late in chat._compositor.full_map
+        await until(pilot, lambda: told)
+        chat.refresh(layout=True)
+        await idle(pilot)
+        await pilot.pause()
+        assert len(told) == 1
+        assert told[0] > 0
 
     drive_chat(app, script)
