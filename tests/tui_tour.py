@@ -1,6 +1,7 @@
 """The full screen as a new user meets it, from the first start to a conversation that is gone on with, under tmux.
 
     python -m pytest tests/tui_tour.py                    at 80x24 and 160x50, with the embedded model on the CPU
+    python tests/tui_tour.py --pictures FOLDER            the same, and an SVG of what the pane shows at each station
     python tests/tui_tour.py --screenshots tests/data/screenshots    SVGs of what README shows, without tmux
 
 At each step what the pane shows is looked at: texts that must be there, lines that must not be longer than the window,
@@ -13,10 +14,8 @@ import argparse
 import asyncio
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -26,71 +25,12 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from real_model import smollm2  # noqa: E402
 from terminal_localq import environment  # noqa: E402
+from tmux_pane import Pane  # noqa: E402
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
-WAIT_S = 40.0
+SIZES = [(80, 24), (160, 50)]
+SIDE = 33  # columns of the list of conversations
 STORY = "Tell me a long story about a ship."
-
-
-class Pane:
-    """One tmux session with a server of its own; `text` is what it shows, after the end too."""
-
-    def __init__(self, home: Path, size: tuple[int, int], *command: str) -> None:
-        self.size, self.socket, self.home = size, str(home / "tmux.socket"), home
-        values = {**environment(home, TERM="screen-256color"), "LOCALQ_DEVICE": "cpu"}
-        given = ("LOCALQ_", "HF_", "XDG_", "HOME", "PYTHONPATH")
-        line = ["env", *(f"{name}={value}" for name, value in values.items() if name.startswith(given)), *command]
-        where = ("new-session", "-d", "-x", str(size[0]), "-y", str(size[1]))
-        self.tmux(*where, *line, ";", "set", "-g", "remain-on-exit", "on")
-
-    def tmux(self, *arguments: str) -> str:
-        command = ["tmux", "-S", self.socket, "-f", "/dev/null", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20, cwd=ROOT).stdout
-
-    def keys(self, *keys: str) -> None:
-        self.tmux("send-keys", *keys)
-
-    def type(self, text: str) -> None:
-        self.tmux("send-keys", "-l", text)
-
-    @property
-    def text(self) -> str:
-        return self.tmux("capture-pane", "-p")
-
-    def until(self, *wanted: str, but: str = "\0") -> str:
-        """The pane once all of that is seen, and not the other."""
-        end = time.monotonic() + WAIT_S
-        while time.monotonic() < end:
-            shown = self.text
-            if all(each in shown for each in wanted) and but not in shown:
-                return shown
-            time.sleep(0.05)
-        raise AssertionError(f"not seen: {wanted} without {but!r}, but\n{self.text}")
-
-    def answered(self, question: str) -> None:
-        """Until what follows the question is a reply, and nothing goes on or is drawn any more."""
-        shown, before, end = "", None, time.monotonic() + WAIT_S
-        while shown != before or "Reply" not in shown.rpartition(question)[2] or not self.is_ready(shown):
-            assert time.monotonic() < end, f"no reply to {question!r}, but\n{shown}"
-            time.sleep(0.3)
-            before, shown = shown, self.text
-
-    @staticmethod
-    def is_ready(shown: str) -> bool:
-        """By the line at the bottom."""
-        return shown.rstrip().rpartition("\n")[2].strip().startswith("ready")
-
-    def whole(self) -> str:
-        """Nothing is cut: no line is wider than the window, the bottom is where it belongs."""
-        lines = self.text.rstrip("\n").split("\n")
-        assert len(lines) <= self.size[1]
-        assert all(len(line) <= self.size[0] for line in lines)
-        assert lines[-1].strip().startswith(("ready", "answering", "reading", "thinking")), lines[-1]
-        assert lines[-2].strip("─ ") == "", lines[-2]  # the frame of the message, not something over it
-        return "\n".join(lines)
-
-    def close(self) -> None:
-        subprocess.run(["tmux", "-S", self.socket, "kill-server"], capture_output=True, check=False, timeout=20)
 
 
 @pytest.fixture
@@ -99,23 +39,32 @@ def home(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("size", [(80, 24), (160, 50)], ids=["80x24", "160x50"])
+@pytest.mark.parametrize("size", SIZES, ids=["80x24", "160x50"])
 def test_the_first_hour(home, size):
+    tour(home, size, None)
+
+
+def tour(home: Path, size: tuple[int, int], pictures: Path | None) -> None:
+    """All of it, in two lives; pictures of the stations go there."""
     localq = (sys.executable, "-m", "localq")
-    pane = Pane(home, size, *localq)
+    pane = Pane(home, size, *localq, pictures=pictures)
     try:
         choose(pane)
         converse(pane)
+        look_around(pane)
         other_conversation(pane)
         leave(pane)
     finally:
         pane.close()
-    pane = Pane(home, size, *localq, "chat", "--continue")
+    pane = Pane(home, size, *localq, "chat", "--continue", pictures=pictures)
     try:
         pane.until("ready", "two and two")  # the last one that something was said in
         pane.whole()
-        say(pane, "Say hi.")
+        pane.keep("reopened")
+        pane.send("Say hi.")
         pane.answered("Say hi.")
+        pane.whole()
+        pane.keep("continued")
         leave(pane)
     finally:
         pane.close()
@@ -123,49 +72,92 @@ def test_the_first_hour(home, size):
 
 def choose(pane: Pane) -> None:
     """The list of models; the embedded one is found by its name."""
-    pane.until("smollm2-135m")
+    pane.until("smollm2-135m", "on the CPU")  # the verdicts are there
+    pane.still()
+    pane.keep("models")
     pane.type("smollm2-135m")
     pane.until("smollm2-135m", but="llama")
+    pane.keep("filtered")
     pane.keys("Enter")
     pane.until("ready", "smollm2-135m")
     pane.whole()
-
-
-def say(pane: Pane, text: str) -> None:
-    pane.type(text)
-    pane.keys("Enter")
+    pane.keep("opened")
 
 
 def converse(pane: Pane) -> None:
     """Ask, interrupt, answer again, say it otherwise."""
-    say(pane, STORY)
-    pane.until("answering", "tok/s")
+    pane.send(STORY)
+    pane.answering(lines=6)
+    pane.whole()
+    pane.keep("answering")
     pane.keys("Escape")
     pane.until("stopped", "ready")
     pane.whole()
-    say(pane, "/regen")
-    pane.until("answering")
+    pane.keep("interrupted")
+    pane.send("/regen")
+    pane.answering(lines=3)
     pane.keys("Escape")
     pane.until("2 of 2", "ready")
     pane.whole()
-    say(pane, "/edit Name one ship, in one word.")
+    pane.keep("regenerated")
+    pane.send("/edit Name one ship, in one word.")
     pane.answered("Name one ship")
     pane.whole()
+    pane.keep("edited")
+
+
+def look_around(pane: Pane) -> None:
+    """Help, and the instruments where they have no room beside the conversation."""
+    pane.keys("F1")
+    pane.until("Anywhere")
+    pane.still()
+    pane.keep("help")
+    pane.keys("F1")
+    pane.until("Name one ship", but="Anywhere")
+    if pane.size[0] >= 120:
+        pane.until("Memory of this machine")
+        return
+    pane.keys("F2")
+    pane.until("W weights", "Name one ship")
+    pane.still()
+    pane.keep("strip")
+    pane.keys("F2")
+    pane.until("Memory of this machine", but="Name one ship")
+    pane.still()
+    pane.keep("instruments")
+    pane.keys("F2")
+    pane.until("Name one ship", but="Memory of this machine")
 
 
 def other_conversation(pane: Pane) -> None:
     """Another one, and back by the list at the side."""
-    say(pane, "/set max_tokens 12")
+    pane.send("/set max_tokens 12")
     pane.until("max_tokens = 12")
     pane.answered("Name one ship")  # and the command is over
     pane.keys("C-n")
     pane.until("ready", but="Name one ship")
-    say(pane, "What is two and two?")
+    pane.send("What is two and two?")
     pane.answered("two and two")
     pane.whole()
-    say(pane, "/resume Tell me")
+    pane.keys("C-s")
+    pane.when(lambda shown: all(each in beside(shown) for each in ("Tell me", "What is two")), "both at the side")
+    pane.still()
+    pane.keep("conversations")
+    pane.type("long story")
+    pane.when(lambda shown: "Tell me" in beside(shown) and "What is two" not in beside(shown), "what was searched for")
+    pane.keep("found")
+    pane.keys("Enter")  # to the list
+    pane.keys("Enter")
     pane.until("Name one ship", "ready", but="two and two")
+    pane.keys("C-b")
+    pane.when(lambda shown: "long story" not in beside(shown), "no list")
     pane.whole()
+    pane.keep("switched")
+
+
+def beside(shown: str) -> str:
+    """What the columns at the left show."""
+    return "\n".join(line[:SIDE] for line in shown.split("\n"))
 
 
 def leave(pane: Pane) -> None:
@@ -219,15 +211,28 @@ async def shoot(folder: Path) -> list[Path]:
 def main() -> int:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--screenshots", type=Path, required=True)
-    folder = parser.parse_args().screenshots
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--screenshots", type=Path)
+    wanted.add_argument("--pictures", type=Path)
+    given = parser.parse_args()
+    folder = given.screenshots or given.pictures
     folder.mkdir(parents=True, exist_ok=True)
     smollm2()
+    for size in SIZES if given.pictures else ():
+        with tempfile.TemporaryDirectory() as home:
+            tour(Path(home), size, folder)
+            print(f"{size[0]}x{size[1]}: the tour is done")
+    if given.screenshots:
+        screenshots(folder)
+    return 0
+
+
+def screenshots(folder: Path) -> None:
+    """Make them, as a user who has nothing yet."""
     with tempfile.TemporaryDirectory() as home:
         os.environ.update({**environment(Path(home)), "LOCALQ_MODEL": "smollm2-135m", "LOCALQ_MAX_TOKENS": "200"})
         for path in asyncio.run(shoot(folder)):
             print(path, path.stat().st_size)
-    return 0
 
 
 if __name__ == "__main__":
