@@ -85,8 +85,7 @@ class LocalqApp(TerminalApp):
         if self.model is not None:
             self.call_later(self.take, self.model)
         else:
-            self.call_after_refresh(self.chat.conversation.show_record)
-            self.call_after_refresh(self.open, self.settings.model, self.wanted)
+            self.call_after_refresh(self.chat.begin, lambda: self.open(self.settings.model, self.wanted))
         self.call_after_refresh(self._import_the_rest)
 
     async def on_picker_screen_drawn(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
 from textual import on
@@ -89,6 +90,11 @@ class ChatScreen(ChatParts):
     def on_loading_stage(self, message: LoadingStage) -> None:
         """The engine process loads."""
         self.status(doing=status_line.transferred(message.stage, message.done, message.total))
+
+    async def begin(self, then: Callable[[], object]) -> None:
+        """Show what is gone on with, and open the model `then`: what that imports would hold the other up."""
+        await self.conversation.show_record()
+        self.call_after_refresh(then)
 
     async def take(self, model: Model) -> None:
         """Converse with it; what was sent meanwhile is said now."""
