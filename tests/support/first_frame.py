@@ -5,9 +5,10 @@
 Starts `localq` in a pty, by itself, behind one start of each kind that is not counted: where nothing is kept yet, where
 10,000 turns lie in 100 conversations, and going on with a conversation of 10,000 turns. The time counts from the fork
 to the bytes that make the frame whole (its lowest rows are there); what the program writes is kept with the time it
-came and drawn afterwards. Where a conversation is gone on with, also to the bytes that show its newest turn. Processor
-time is that of the program up to there, all its threads. Asserts nothing; last line: one JSON object, with the load and
-the processor time of starting Python with some of its library, which says how fast the machine is (`pace`).
+came and drawn afterwards. Where a conversation is gone on with, also to the bytes that show its newest turn; in the
+list of models, to those of the line of keys. Processor time is that of the program up to the frame, all its threads.
+Asserts nothing; last line: one JSON object, with the load and the processor time of starting Python with some of its
+library, which says how fast the machine is (`pace`).
 """
 
 from __future__ import annotations
@@ -87,8 +88,13 @@ def is_chat(terminal: Terminal) -> bool:
 
 
 def is_picker(terminal: Terminal) -> bool:
-    """The table, and the keys below it."""
-    return "VERDICT" in terminal.text and "Open" in terminal.text.split("\n")[-1]
+    """The table, and what is told of its first row below it."""
+    return "VERDICT" in terminal.text and "smollm2-135m, gguf" in terminal.text
+
+
+def is_footer(terminal: Terminal) -> bool:
+    """The line of keys, which Textual makes when the rest is there."""
+    return "Open" in terminal.text.split("\n")[-1]
 
 
 def is_newest(terminal: Terminal) -> bool:
@@ -96,12 +102,12 @@ def is_newest(terminal: Terminal) -> bool:
     return NEWEST in terminal.text
 
 
-CASES: dict[str, tuple[Callable[[Path], None], tuple[str, ...], tuple[Sees, ...]]] = {
-    "chat, nothing kept": (nothing, ("chat", MODEL), (is_chat,)),
-    "tui, nothing kept": (nothing, ("tui",), (is_picker,)),
-    "chat, 100 conversations": (many, ("chat", MODEL), (is_chat,)),
-    "tui, 100 conversations": (many, ("tui",), (is_picker,)),
-    "chat --continue": (long, ("chat", "--continue"), (is_chat, is_newest)),
+CASES: dict[str, tuple[Callable[[Path], None], tuple[str, ...], dict[str, Sees]]] = {
+    "chat, nothing kept": (nothing, ("chat", MODEL), {"frame_s": is_chat}),
+    "tui, nothing kept": (nothing, ("tui",), {"frame_s": is_picker, "keys_s": is_footer}),
+    "chat, 100 conversations": (many, ("chat", MODEL), {"frame_s": is_chat}),
+    "tui, 100 conversations": (many, ("tui",), {"frame_s": is_picker, "keys_s": is_footer}),
+    "chat --continue": (long, ("chat", "--continue"), {"frame_s": is_chat, "newest_s": is_newest}),
 }
 
 
@@ -148,8 +154,10 @@ def main() -> int:
     for name, (kept, arguments, sees) in CASES.items():
         with tempfile.TemporaryDirectory() as folder:
             kept(Path(folder))
-            runs = [started(Path(folder), arguments, (columns, rows), sees) for _ in range(given.runs + 1)][1:]
-        names = ["frame_s", *(["newest_s"] if len(sees) > 1 else []), "processor_s"]
+            runs = [
+                started(Path(folder), arguments, (columns, rows), tuple(sees.values())) for _ in range(given.runs + 1)
+            ][1:]
+        names = (*sees, "processor_s")
         medians = [round(statistics.median(each), 3) for each in zip(*runs, strict=True)]
         figures[name] = dict(zip(names, medians, strict=True))
         print(name, figures[name], [round(run[0], 3) for run in runs], flush=True)
