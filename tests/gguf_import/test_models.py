@@ -128,16 +128,21 @@ def blocks(kind: gguf.GGMLQuantizationType, count: int) -> np.ndarray:
     return np.stack(found)
 
 
+def write_up(path, data, kind):
+    """A .gguf with this one matrix of a layer, as packed."""
+    writer = gguf.GGUFWriter(path, "qwen2")
+    tiny_gguf.write_keys(writer, CASES["qwen2"])
+    writer.add_tensor("token_embd.weight", np.zeros((131, 72), np.float32))
+    writer.add_tensor("blk.0.ffn_up.weight", data, raw_dtype=kind)
+    tiny_gguf.finish(writer)
+
+
 @pytest.mark.parametrize("kind", list(_type_traits), ids=lambda kind: kind.name)
 def test_every_type_of_the_package_is_read_as_it_reads_it(tmp_path, kind):
     rows, per_row = 3, 2
     values_per_block, _ = gguf.GGML_QUANT_SIZES[kind]
     data = blocks(kind, rows * per_row).reshape(rows, -1)
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen2")
-    tiny_gguf.write_keys(writer, CASES["qwen2"])
-    writer.add_tensor("token_embd.weight", np.zeros((131, 72), np.float32))
-    writer.add_tensor("blk.0.ffn_up.weight", data, raw_dtype=kind)
-    tiny_gguf.finish(writer)
+    write_up(tmp_path / "m.gguf", data, kind)
     header, name = read_header(tmp_path / "m.gguf"), "model.layers.0.mlp.up_proj.weight"
     assert header.tensors[name].shape == (rows, per_row * values_per_block)
     read = read_tensor(header, name)
@@ -148,11 +153,7 @@ def test_every_type_of_the_package_is_read_as_it_reads_it(tmp_path, kind):
 def test_short_rows_are_dequantized_several_at_a_time(tmp_path, monkeypatch):
     rows, per_row, kind = 12, 2, gguf.GGMLQuantizationType.Q4_1
     data = blocks(kind, rows * per_row).reshape(rows, -1)
-    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen2")
-    tiny_gguf.write_keys(writer, CASES["qwen2"])
-    writer.add_tensor("token_embd.weight", np.zeros((131, 72), np.float32))
-    writer.add_tensor("blk.0.ffn_up.weight", data, raw_dtype=kind)
-    tiny_gguf.finish(writer)
+    write_up(tmp_path / "m.gguf", data, kind)
     expected, handed = gguf.quants.dequantize(data, kind), []
 
     def dequantize(data, kind, package=gguf.quants.dequantize):
