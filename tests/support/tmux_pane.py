@@ -38,7 +38,10 @@ class Pane:
 
     def tmux(self, *arguments: str) -> str:
         command = ["tmux", "-S", self.socket, "-f", "/dev/null", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20, cwd=ROOT).stdout
+        environ = environment(self.home)  # given: readline in a test's process sets COLUMNS where os.environ has none
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=20, cwd=ROOT, env=environ
+        ).stdout
 
     def keys(self, *keys: str) -> None:
         self.tmux("send-keys", *keys)
@@ -109,7 +112,7 @@ class Pane:
     def whole(self) -> str:
         """Nothing is cut: no line is wider than the window, the bottom is where it belongs."""
         lines = self.text.rstrip("\n").split("\n")
-        assert len(lines) <= self.size[1]
+        assert len(lines) == self.size[1], self.tmux("display", "-p", "#{window_width}x#{window_height}") + self.text
         assert all(len(line) <= self.size[0] for line in lines)
         assert lines[-1].strip().startswith(("ready", "answering", "reading", "thinking")), lines[-1]
         assert lines[-2].partition("▏")[0].strip("─ ") == "", lines[-2]  # the frame of the message, nothing over it
