@@ -57,7 +57,7 @@ def rowlut_gemv(
 
     Products are exact, of values as they are stored, sums are f32, rounded once. In bfloat16 what is less than 2^-31 of
     the largest of its row of x counts to within 2^-39 of that, and a row that holds infinity or NaN gives NaN. The same
-    bits run after run, whatever the other rows of x are. Raises ValueError by the argument's name.
+    bits run after run for as many rows of x, whatever the others are. Raises ValueError by the argument's name.
 
     Memory-bound: `rowlut_gemv_bytes` over the memory bandwidth is the floor.
     """
