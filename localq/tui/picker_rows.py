@@ -80,6 +80,7 @@ class PickerRow:
         told = [f"{self.name}, {self.format}: {self.verdict}"]
         told += [f"{self.ctx:,} tokens of context at most"] if self.ctx else []
         told += [f"about {self.cells[4]} tok/s"] if self.tok_s is not None else []
+        told += [f"perplexity {self.cells[6]} that of the full weights"] if self.quality is not None else []
         told += [self.place, self.why]
         return "; ".join(filter(None, told))
 

@@ -17,6 +17,8 @@ from localq.tui.picker_rows import COLUMNS, ORDERS, RIGHT, PickerRow
 
 _BEST, _NAME, _FAST, _CONTEXT, _LARGE = ORDERS
 _ORDER_OF = {"MODEL": _NAME, "CONTEXT": _CONTEXT, "TOK/S": _FAST, "WHERE": _LARGE}  # others: the best first
+_GOES_FIRST = ("QUALITY", "WHERE", "FORMAT", "CONTEXT", "TOK/S", "VERDICT")  # where there is no room for all
+_NAME_CELLS = 16  # to which a name is cut before a column goes
 
 
 class FilterInput(Input):
@@ -68,16 +70,28 @@ class ModelTable(DataTable[Text]):
         before = self.row.name if self.row is not None and self.cursor_row else ""
         self.rows_shown = list(rows)
         self.clear(columns=True)
-        lines = [[_cell(cell, place) for place, cell in enumerate(row.cells)] for row in rows]
-        for place, title in enumerate(COLUMNS):
-            heading = _cell(title, place)
-            # Given, because the table measures new cells only after it has drawn them.
-            width = max(each.cell_len for each in (heading, *(line[place] for line in lines)))
-            self.add_column(heading, key=title, width=width)
-        self.add_rows(lines)
+        lines = [
+            [_cell(cell, place) for place, cell in enumerate(each)] for each in (COLUMNS, *(r.cells for r in rows))
+        ]
+        # Given, because the table measures new cells only after it has drawn them.
+        widths = _widths([max(cell.cell_len for cell in column) for column in zip(*lines, strict=True)], self._room())
+        for place, width in widths.items():
+            self.add_column(lines[0][place], key=COLUMNS[place], width=width)
+        for line in lines[1:]:
+            line[0].truncate(widths[0], overflow="ellipsis")
+            self.add_row(*(line[place] for place in widths))
         at = next((place for place, row in enumerate(rows) if row.name == before), 0)
         self.move_cursor(row=at, animate=False)
         self._stands_on = self.row.name if self.row is not None else ""
+
+    def _room(self) -> int:
+        """Cells of a row, beside the scrollbar."""
+        return (self.size.width or self.app.size.width) - self.styles.scrollbar_size_vertical
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Columns for this width; of a table that is not shown, none."""
+        if event.size.width:
+            self.show(self.rows_shown)
 
     def action_cursor_up(self) -> None:
         """Above the first row is the filter."""
@@ -111,6 +125,17 @@ class ModelTable(DataTable[Text]):
     def _sort(self, message: DataTable.HeaderSelected) -> None:
         message.stop()
         self.post_message(self.SortedBy(_ORDER_OF.get(str(message.label), _BEST)))
+
+
+def _widths(wanted: list[int], room: int) -> dict[int, int]:
+    """Place -> cells of the columns that `room` is enough for: all, or those that matter most, with names cut short."""
+    places = list(range(len(wanted)))
+    for title in (None, *_GOES_FIRST):
+        places = [place for place in places if COLUMNS[place] != title]
+        for_name = room - 2 * len(places) - sum(wanted[place] for place in places[1:])  # a blank on either side
+        if for_name >= min(wanted[0], _NAME_CELLS):
+            break
+    return {place: wanted[place] if place else max(1, min(wanted[0], for_name)) for place in places}
 
 
 def _cell(text: str, place: int) -> Text:

@@ -72,7 +72,7 @@ def help_page() -> str:
 
 
 def picker() -> str:
-    """Models with verdicts of every kind; what is too wide for 80 columns is reached by scrolling."""
+    """Models with verdicts of every kind, in the columns that 80 cells have room for."""
     app = LocalqApp(Settings(), pick=True)
 
     async def script(pilot: Pilot[Any]) -> None:
