@@ -44,9 +44,9 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
         texts = settings_form.texts(self._session, self._settings, self._defaults)
         with VerticalScroll(id="fields", can_focus=False):
             for name in NAMES:
-                yield Static(_heading(name, self._defaults), markup=False, classes="heading")
+                yield Static(_heading(name, self._defaults), markup=False, id=f"heading-{name}", classes="heading")
                 yield _field(name, sanitize(texts[name]), _own(name, self._defaults))
-                yield Static("", id=f"wrong-{name}", markup=False, classes="wrong")
+                yield _Wrong("", id=f"wrong-{name}", markup=False, classes="wrong")
         yield Static("", id="told", markup=False)
         with Horizontal(id="buttons"):
             yield Button(f"Apply {in_use(self, 'settings_apply')}", id="apply", compact=True)
@@ -57,6 +57,23 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
         """No errors yet."""
         self._show(settings_form.read(self._written(), self._defaults))
         self.query_one("#temperature").focus()
+
+    # ---- what is seen
+
+    def set_focus(self, widget: Widget | None, scroll_visible: bool = True, from_app_focus: bool = False) -> None:
+        """Textual's; but a field is seen with what stands above and below it."""
+        super().set_focus(widget, False, from_app_focus)
+        if scroll_visible:
+            self.call_after_refresh(self.reveal)
+
+    def reveal(self) -> None:
+        """The field that is written in, at last: where there is no room for its heading and its error, it is."""
+        name = self.focused.id if self.focused is not None else None
+        if name in NAMES:
+            fields = self.query_one("#fields")
+            seen = [self.query_one(f"#{each}") for each in (f"wrong-{name}", f"heading-{name}", name)]
+            for each in filter(lambda widget: widget.display, seen):
+                fields.scroll_to_widget(each, animate=False, immediate=True)
 
     # ---- what is written
 
@@ -124,6 +141,12 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
 
     def _tell(self, text: str) -> None:
         self.query_one("#told", Static).update(sanitize(text))
+
+
+class _Wrong(Static):
+    def on_resize(self) -> None:  # it has a place only now
+        assert isinstance(self.screen, SettingsScreen)
+        self.screen.reveal()
 
 
 def _heading(name: str, defaults: Sampling) -> str:

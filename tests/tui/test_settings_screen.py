@@ -98,6 +98,25 @@ def test_limits_and_the_models_own_values_are_told_and_all_can_be_reached(sessio
     driven(host, script, size)
 
 
+def test_a_field_is_seen_with_its_heading_and_its_error(session):
+    host = Host(session, Settings())
+
+    async def script(pilot: Pilot[Any]) -> None:
+        for key, times in (("tab", 9), ("shift+tab", 9)):
+            for _ in range(times):
+                name = host.focused.id
+                assert host.screen.can_view_entire(host.focused), name
+                assert host.screen.can_view_entire(host.first.query_one(f"#heading-{name}")), name
+                await pilot.press(key)
+                await pilot.pause()
+        host.first.query_one("#seed").focus()
+        await pilot.pause()
+        await pilot.press("x")
+        await until(pilot, lambda: "! 'x' in this field" in screen_text(host))
+
+    driven(host, script)
+
+
 def test_what_is_applied_counts_from_the_next_reply(session):
     host = Host(session, Settings())
 
