@@ -6,13 +6,14 @@ and the model's own `generation_config.json` decide (`model_defaults`). Unknown 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import math
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,8 @@ def origins(environment: Mapping[str, str] = os.environ) -> dict[str, Origin]:
         variable = f"LOCALQ_{name.upper()}"
         if variable in environment:
             found[name] = Origin(parse(name, environment[variable], variable), variable)
+            with _naming(variable):
+                Settings(**{name: found[name].value})  # within its limits
     return found
 
 
@@ -210,12 +213,23 @@ def checked(text: str, where: str, may_set: Callable[[str, Any], None] = lambda 
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, and nesting, are no TOMLDecodeError
         raise _unreadable(where, error) from error
     found: dict[str, Any] = {}
-    for name, value in table.items():
-        check_name(name)
-        may_set(name, value)
-        found[name] = parse(name, value, where)
-    Settings(**found)
+    with _naming(where):
+        for name, value in table.items():
+            check_name(name)
+            may_set(name, value)
+            found[name] = parse(name, value, where)
+        Settings(**found)
     return found
+
+
+@contextlib.contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """An error says where the value stands."""
+    try:
+        yield
+    except LocalqError as error:
+        what = error.what if where in str(error) else f"{error.what} in {where}"
+        raise LocalqError(what, error.why, error.next_step, error.exit_code) from None
 
 
 def _unreadable(where: str, error: Exception) -> LocalqError:
@@ -225,8 +239,9 @@ def _unreadable(where: str, error: Exception) -> LocalqError:
 def check_name(name: str) -> None:
     """Raise a usage error for a setting that does not exist, naming the nearest that do."""
     if name not in DESCRIPTIONS:
-        near = difflib.get_close_matches(name[:80], DESCRIPTIONS, n=3) or list(DESCRIPTIONS)
-        raise usage_error(name[:80], "there is no such setting", f"Did you mean {', '.join(near)}?")
+        near = difflib.get_close_matches(name[:80], DESCRIPTIONS, n=3)
+        meant = f"Did you mean {', '.join(near)}?" if near else f"Settings: {', '.join(DESCRIPTIONS)}."
+        raise usage_error(name[:80], "there is no such setting", meant)
 
 
 def parse(name: str, value: Any, where: str) -> Any:
@@ -258,13 +273,10 @@ def parse(name: str, value: Any, where: str) -> Any:
         else:
             return number
     expected = {
-        "bool": "true or false",
-        "str": "text",
-        "int": "a whole number",
-        "float": "a number",
-        "dict[str, str]": "keys",
-    }[kind]
-    raise usage_error(name, f"{value!r:.80} in {where} is not {expected}", DESCRIPTIONS[name].capitalize() + ".")
+        "bool": "true or false", "str": "text", "int": "a whole number", "float": "a number", "dict[str, str]": "keys",
+    }[kind]  # fmt: skip
+    why, meaning = f"{value!r:.80} in {where} is not {expected}", DESCRIPTIONS[name]
+    raise usage_error(name, why, f"{meaning[:1].upper()}{meaning[1:]}.")
 
 
 def parse_count(value: int | float | str) -> int:

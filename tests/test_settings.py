@@ -61,6 +61,19 @@ def test_a_bad_file_is_refused_by_name(config_file, text, code, names):
     with pytest.raises(LocalqError, match=names) as caught:
         settings.load({})
     assert caught.value.exit_code == code
+    assert str(config_file) in str(caught.value)
+
+
+def test_what_is_wrong_in_the_environment_names_the_variable(config_file):
+    with pytest.raises(LocalqError, match=r"^temperature in LOCALQ_TEMPERATURE: 101.0 is not allowed"):
+        settings.load({"LOCALQ_TEMPERATURE": "101"})
+
+
+def test_a_name_that_is_near_none_is_told_all_of_them_and_abbreviations_stay_as_they_are():
+    with pytest.raises(LocalqError, match=r"no such setting\. Settings: model, .* keys\.$"):
+        settings.check_name("qqq")
+    with pytest.raises(LocalqError, match="How hard DRY punishes"):
+        settings.parse("dry_multiplier", "x", "/set")
 
 
 def test_a_write_keeps_comments_and_can_be_undone(config_file):
