@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import sys
+import termios
 import threading
 from types import FrameType
 from typing import Annotated
@@ -19,7 +20,7 @@ from typer._click.exceptions import ClickException  # typer carries its parser a
 
 from localq import __version__
 from localq.cli import characters
-from localq.cli.output import has_screen, note, tell_lost
+from localq.cli.output import has_screen, is_hung_up, note, tell_lost
 from localq.cli.verbs import Verbs
 from localq.errors import ExitCode, LocalqError
 
@@ -61,6 +62,10 @@ def main() -> None:
         code = execute(sys.argv[1:] or _without_arguments())
     except KeyboardInterrupt:  # one that came while another was being answered
         code = ExitCode.INTERRUPTED
+    except (OSError, termios.error):  # met before the signal of it
+        if not is_hung_up():
+            raise
+        code = ExitCode.TERMINATED
     try:
         tell_lost()
         sys.stdout.flush()
@@ -68,8 +73,11 @@ def main() -> None:
         code = ExitCode.CLOSED_PIPE
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
+    except OSError:
+        if not is_hung_up():
+            raise
     _hear_no_more()
-    if code == ExitCode.CLOSED_PIPE:
+    if code == ExitCode.CLOSED_PIPE or is_hung_up():
         # The interpreter flushes stdout once more at exit; nobody reads it any longer.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)

@@ -7,9 +7,11 @@ sequence is written unless the stream is a terminal that wants them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import sys
+import termios
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -50,6 +52,17 @@ def tell_lost() -> None:
 def is_rich_terminal(stream: TextIO) -> bool:
     """True when `stream` is a terminal that can take cursor movement (not TERM=dumb)."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def is_hung_up() -> bool:
+    """A standard stream is a terminal that is gone: a window that was closed, a connection that broke."""
+    for stream in (0, 1, 2):
+        try:
+            termios.tcgetattr(stream)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:
+                return True
+    return False
 
 
 def has_screen() -> bool:

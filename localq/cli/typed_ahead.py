@@ -116,9 +116,10 @@ class TypedAhead:
         return keys
 
     def _give_back(self, attributes: list[Any]) -> None:
-        self._output.disable_bracketed_paste()
-        self._output.flush()  # before a Ctrl-C throws away again what nobody has read yet
-        termios.tcsetattr(self._input.fileno(), termios.TCSANOW, attributes)
+        with contextlib.suppress(OSError, termios.error):  # it may be gone
+            self._output.disable_bracketed_paste()
+            self._output.flush()  # before a Ctrl-C throws away again what nobody has read yet
+            termios.tcsetattr(self._input.fileno(), termios.TCSANOW, attributes)
 
     def _be_quiet(self) -> None:
         """Keys are not shown and not edited, Enter is no Ctrl-J; Ctrl-C is a signal, and what waits stays."""

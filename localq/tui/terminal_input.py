@@ -167,7 +167,11 @@ class TerminalDriver(LinuxDriver):
         """Until the app ends, or the terminal is gone."""
         keys = Keys(self._debug)
         with selectors.DefaultSelector() as selector:
-            selector.register(self.fileno, selectors.EVENT_READ)
+            try:
+                selector.register(self.fileno, selectors.EVENT_READ)
+            except PermissionError:  # begun again by the SIGCONT of a hang-up, where nothing stands for the terminal
+                self._terminal.gone()
+                return
             while not self.exit_event.is_set():
                 if selector.select(keys.patience_s):
                     try:
