@@ -20,7 +20,18 @@ __device__ __forceinline__ uint4 load_weights(const uint8_t* at, int left, int n
   return v;
 }
 
-// The same of x, in shared or global memory.
+// The same of two rows, but that what is left out stays as it is.
+__device__ __forceinline__ void load_codes(uint4& a, uint4& b, const uint8_t* at_a, const uint8_t* at_b, int left,
+                                           int needed) {
+  asm volatile(
+      "{.reg .pred p; setp.gt.s32 p, %10, %11;"
+      "@p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%8];"
+      "@p ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%4, %5, %6, %7}, [%9];}"
+      : "+r"(a.x), "+r"(a.y), "+r"(a.z), "+r"(a.w), "+r"(b.x), "+r"(b.y), "+r"(b.z), "+r"(b.w)
+      : "l"(at_a), "l"(at_b), "r"(left), "r"(needed));
+}
+
+// The first, of x in shared or global memory.
 __device__ __forceinline__ uint4 load_x(const uint8_t* at, int left, int needed) {
   uint4 v;
   asm volatile(

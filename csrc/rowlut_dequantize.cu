@@ -17,7 +17,9 @@ constexpr const char* kOp = "rowlut_dequantize";
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kWeights = 8;  // of a word of codes
 constexpr int kUnroll = 4;
-constexpr uint32_t kChunk = 32 * kUnroll * kWeights;  // columns of a warp
+constexpr int kGroupBits = 3, kGroupRows = 1 << kGroupBits;  // of codes in tiles
+constexpr uint32_t kStepWords = 16;                          // of a row of a tile
+constexpr uint32_t kChunk = 32 * kUnroll * kWeights;         // columns of a warp
 
 struct ByteTable {
   uint32_t low[4], high[4];  // bytes of entries 4 i .. 4 i + 3
@@ -70,23 +72,41 @@ __device__ __forceinline__ void write(T* out, const uint32_t (&pairs)[4]) {
   }
 }
 
+// The codes of a row, in tiles or row by row.
+struct Codes {
+  const uint32_t* row;
+  uint32_t apart;  // words between a step of 64 bytes and the next, in such steps
+
+  __device__ __forceinline__ Codes(const RowLut& w, int64_t number, uint32_t words)
+      : row(reinterpret_cast<const uint32_t*>(w.codes) + number * words), apart(w.tiled ? kGroupRows - 1 : 0) {
+    if (w.tiled) row -= int64_t(number % kGroupRows) * (words - kStepWords);
+  }
+
+  __device__ __forceinline__ uint32_t word(uint32_t number) const {
+    return __ldcs(row + number + apart * (number / kStepWords * kStepWords));
+  }
+};
+
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     rowlut_dequantize_kernel(const RowLut w, T* out,  // of row row_begin on
                              int64_t row_begin, int64_t row_count, uint32_t chunks) {
-  const int64_t task = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32, last = row_count * chunks - 1;
-  const int64_t held = task < last ? task : last, row = held / chunks;
-  const uint32_t words = uint32_t(w.in / kWeights), first = uint32_t(held % chunks) * (kChunk / kWeights);
-  const auto* codes = reinterpret_cast<const uint32_t*>(w.codes) + (row_begin + row) * words;
+  // Warps behind each other take a chunk of eight rows where codes lie in tiles.
+  const int64_t task = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const uint32_t row_bits = w.tiled ? kGroupBits : 0, of_rows = chunks << row_bits, rest = uint32_t(task % of_rows);
+  const int64_t row = (task / of_rows << row_bits) + (rest & ((1 << row_bits) - 1));
+  const int64_t held = row_begin + (row < row_count ? row : row_count - 1);
+  const uint32_t words = uint32_t(w.in / kWeights), first = (rest >> row_bits) * (kChunk / kWeights);
+  const Codes codes(w, held, words);
   uint32_t word[kUnroll];
 #pragma unroll
-  for (int u = 0; u < kUnroll; ++u) word[u] = __ldcs(codes + min(first + 32 * u + threadIdx.x % 32, words - 1));
-  const auto* entries = static_cast<const uint4*>(w.table) + (row_begin + row) * 2;
+  for (int u = 0; u < kUnroll; ++u) word[u] = codes.word(min(first + 32 * u + threadIdx.x % 32, words - 1));
+  const auto* entries = static_cast<const uint4*>(w.table) + held * 2;
   const uint4 of_row[2] = {__ldg(entries), __ldg(entries + 1)};
   const ByteTable table = byte_table(of_row);
   dependency_wait();
   release_dependents();
-  if (task > last) return;
+  if (row >= row_count) return;
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
     const uint32_t at = first + 32 * u + threadIdx.x % 32;
@@ -99,7 +119,8 @@ __global__ void __launch_bounds__(kThreads)
 
 template <typename T>
 void launch_typed(const RowLut& w, void* out, int64_t row_begin, int64_t row_count, int device, cudaStream_t stream) {
-  const int64_t chunks = (w.in + kChunk - 1) / kChunk, blocks = (row_count * chunks + kWarps - 1) / kWarps;
+  const int64_t chunks = (w.in + kChunk - 1) / kChunk, group = w.tiled ? kGroupRows : 1;
+  const int64_t tasks = (row_count + group - 1) / group * group * chunks, blocks = (tasks + kWarps - 1) / kWarps;
   require(blocks <= INT32_MAX, kOp, "out", w.out, "is too large for one launch");
   launch(kOp, device, rowlut_dequantize_kernel<T>, dim3(uint32_t(blocks)), dim3(kThreads), 0, stream, w,
          static_cast<T*>(out), row_begin, row_count, uint32_t(chunks));
@@ -114,6 +135,7 @@ void rowlut_dequantize(const RowLut& w, void* out, Type type, int64_t row_begin,
   require(w.out >= 1 && w.out <= 1 << 30, kOp, "out", w.out, "must be positive and not larger");
   require(row_begin >= 0 && row_begin < w.out, kOp, "row_begin", row_begin, "is not a row of the matrix");
   require(row_count > 0 && row_count <= w.out - row_begin, kOp, "row_count", row_count, "is not within the matrix");
+  check_rowlut_tiles(w, kOp);
   require_aligned(w.codes, 4, kOp, "codes");
   require_aligned(w.table, 16, kOp, "table");
   require_aligned(out, 16, kOp, "out");

@@ -26,6 +26,7 @@ using namespace rowlut;
 
 constexpr const char* kOp = "rowlut_gemv";
 constexpr uint32_t kFixedBytes = (kMostWarps + 8) * sizeof(float);
+constexpr uint32_t kGroupRows = 8;                                  // of codes in tiles
 constexpr uint32_t kFarBytes = 64 * 1024, kNearBytes = 128 * 1024;  // of tiles that L2 has room for two of, or one
 
 // How many tiles ahead of those of its warps a block asks for codes: with 132 multiprocessors 17 MB are under way. With
@@ -57,8 +58,12 @@ void launch_planned(RowLutGemv p, const void* x, void* y, int device, cudaStream
   const bool pair = kPairTableBytes + kFixedBytes + p.row.rows * of_row <= half;
   p.warps = pair ? kMostWarps / 2 : kMostWarps;
   const uint32_t budget = pair ? half : facts.shared_bytes_per_block, sms = facts.multiprocessors * (pair ? 2 : 1);
-  const uint32_t grid = results < sms ? results : sms;
-  const uint32_t tiles = ((results + grid - 1) / grid + p.row.span - 1) / p.row.span;
+  // In tiles a block begins between groups of eight rows where every one has such a group, so that loads are of one
+  // group; that makes no block have more tiles.
+  p.unit = p.row_stride != p.row.row_bytes && results / kGroupRows >= sms ? kGroupRows : 1;
+  const uint32_t units = results / p.unit, grid = units < sms ? units : sms;
+  p.each = units / grid, p.more = units % grid;
+  const uint32_t tiles = ((p.each + (p.more > 0)) * p.unit + p.row.span - 1) / p.row.span;
   const uint32_t share = p.warps * kRowTile * p.row.rows * sizeof(float);
   uint32_t needed = kPairTableBytes + kFixedBytes + 2 * share;
   require(needed <= budget, kOp, "rows", p.row.rows, "need more shared memory than this device has");
@@ -92,6 +97,9 @@ void rowlut_gemv(const RowLut* matrices, int count, const GemvExtras& extras, co
     require(matrices[i].in == in, kOp, "in", matrices[i].in, "must be that of the first matrix");
     require_aligned(matrices[i].codes, 16, kOp, "codes");
     require_aligned(matrices[i].table, 16, kOp, "table");
+    require(matrices[i].tiled == matrices[0].tiled, kOp, "tiled", matrices[i].tiled,
+            "must be that of the first matrix");
+    check_rowlut_tiles(matrices[i], kOp);
     outs[i] = matrices[i].out;
     p.row.segment[i] = {matrices[i].codes, nullptr, extras.bias[i], uint32_t(outs[i]), nullptr};
     p.values[i] = static_cast<const __half*>(matrices[i].table);
@@ -104,6 +112,9 @@ void rowlut_gemv(const RowLut* matrices, int count, const GemvExtras& extras, co
   p.row.span = paired ? kRowTile / 2 : kRowTile;
   p.row.rows = rows;
   p.steps = (p.row.row_bytes + kStepBytes - 1) / kStepBytes;
+  p.step_bytes = matrices[0].tiled ? kGroupRows * kStepBytes : kStepBytes;
+  p.row_stride = matrices[0].tiled ? kStepBytes : p.row.row_bytes;
+  p.tile_bytes = p.row.span * p.row.row_bytes;
   p.ahead = tiles_ahead(p.row.row_bytes, rows);
   while (1 << p.row_bits < rows) ++p.row_bits;
   const DeviceGuard guard(device, kOp);

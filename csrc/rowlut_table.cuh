@@ -13,6 +13,7 @@
 namespace localq::rowlut {
 
 constexpr int kMostWarps = 16, kMostThreads = 32 * kMostWarps;  // of a block, or half as many
+constexpr uint32_t kValueBytes = 32;                            // of a row's values
 constexpr uint32_t kCodeBytes = 256;                            // of a code's entries
 constexpr uint32_t kHalfBytes = 128;                            // of those of rows 0 to 7, or 8 to 15
 constexpr uint32_t kPairTableBytes = 256 * kCodeBytes;
@@ -22,11 +23,23 @@ struct RowLutGemv {
   const __half* values[kMaxSegments];  // [out][16]
   uint32_t warps;                      // of a block: 16, or 8 where two blocks share a multiprocessor
   uint32_t steps;                      // of 64 bytes of a row of codes
+  uint32_t step_bytes, row_stride;     // from a step of codes to the next, and from row to row among eight
+  uint32_t tile_bytes;                 // from tile to tile, where both are whole
+  uint32_t each, more, unit;           // a block has `each` times `unit` results, the first `more` have one unit more
   uint32_t row_bits;                   // rows of x, rounded up to a power of two
   uint32_t ahead;                      // so many tiles ahead codes are asked for into L2; 0: not at all
   uint32_t zero;                       // is zero
   bool two;                            // tables: the next tile's is made while one is read
 };
+
+__device__ __forceinline__ Span span_of(const RowLutGemv& p) {
+  const uint32_t units = blockIdx.x * p.each + min(blockIdx.x, p.more);
+  Span span;
+  span.begin = units * p.unit;
+  span.end = (units + p.each + (blockIdx.x < p.more)) * p.unit;
+  span.tiles = (span.end - span.begin + p.row.span - 1) / p.row.span;
+  return span;
+}
 
 // The lane's own value, so that ptxas keeps it in a register instead of making it again wherever it is needed.
 __device__ __forceinline__ uint32_t kept(uint32_t value) {
@@ -43,9 +56,10 @@ struct Part {
   }
 };
 
-struct Values {
-  uint4 low;         // eight
-  uint32_t high[2];  // one or two
+struct ValuesAt {
+  uint4 low;          // eight
+  uint32_t high[2];   // one or two
+  const uint8_t* at;  // from where on: those of low nibbles
 };
 
 // A row of one of the matrices.
@@ -61,19 +75,25 @@ __device__ __forceinline__ Row row_of(const RowLutGemv& p, const Span& span, uin
   return row;
 }
 
-// What the thread needs of a tile's values.
-__device__ __forceinline__ Values load_values(const RowLutGemv& p, const Span& span, uint32_t tile) {
+// What the thread needs of a tile's values, where it had those of the tile before. Up to tile `whole` rows lie a tile
+// behind each other.
+__device__ __forceinline__ void load_values(const RowLutGemv& p, const Span& span, uint32_t tile, uint32_t whole,
+                                            ValuesAt& values) {
   const Part part;
-  const Row row = row_of(p, span, tile, part.g, part.half);
-  const __half* const values = p.values[row.segment] + uint64_t(row.o) * 16;
-  const auto* const low = reinterpret_cast<const uint4*>(values + part.low);
-  const auto* const high = reinterpret_cast<const unsigned short*>(values + part.high);
+  if (tile < whole) {
+    values.at += p.row.span * kValueBytes;
+  } else {
+    const Row row = row_of(p, span, tile, part.g, part.half);
+    values.at = reinterpret_cast<const uint8_t*>(p.values[row.segment]) + uint64_t(row.o) * kValueBytes + 2 * part.low;
+  }
+  const auto* const high = reinterpret_cast<const unsigned short*>(values.at + 2 * (int(part.high) - int(part.low)));
   const uint32_t second = p.warps == kMostWarps ? 0 : kMostWarps / 2;
-  return {__ldg(low), {__ldg(high), __ldg(high + second)}};
+  values.low = __ldg(reinterpret_cast<const uint4*>(values.at));
+  values.high[0] = __ldg(high), values.high[1] = __ldg(high + second);
 }
 
 // The pairs of one value of high nibbles.
-__device__ __forceinline__ void fill_codes(uint8_t* to, const Values& values, uint32_t high) {
+__device__ __forceinline__ void fill_codes(uint8_t* to, const ValuesAt& values, uint32_t high) {
   const uint32_t words[4] = {values.low.x, values.low.y, values.low.z, values.low.w};
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
@@ -83,7 +103,7 @@ __device__ __forceinline__ void fill_codes(uint8_t* to, const Values& values, ui
 }
 
 // All threads; the block synchronises before and after.
-__device__ __forceinline__ void fill_table(const RowLutGemv& p, uint8_t* table, const Values& values) {
+__device__ __forceinline__ void fill_table(const RowLutGemv& p, uint8_t* table, const ValuesAt& values) {
   const Part part;
   uint8_t* const to = table + (16 * part.high + part.low) * kCodeBytes + part.half * kHalfBytes + 16 * part.g;
   fill_codes(to, values, values.high[0]);

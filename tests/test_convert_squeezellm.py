@@ -34,7 +34,7 @@ LICENSE = Path(__file__).parents[1] / "LICENSE"
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("source") / "qwen2"  # with biases
-    return make_checkpoint(folder, "qwen2", num_hidden_layers=2, max_position_embeddings=256)
+    return make_checkpoint(folder, "qwen2", num_hidden_layers=2, max_position_embeddings=256, intermediate_size=256)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +113,7 @@ def test_packed_linears_give_the_same_logits(made: Path, monkeypatch) -> None:
     plain = load(files, Options(device="cpu", dtype="float32")).model
     linears = [module for module in model.modules() if isinstance(module, squeezellm.Linear)]
     assert len(linears) == 14
+    assert {each.in_features for each in linears if each.tiled} == {128, 256}  # the others have 64 columns
     assert sum(sizes) == weights.weight_bytes(model)["weights"]
     plain.make_tables(512, CPU)
     ids = torch.tensor(TEXT.windows[0])

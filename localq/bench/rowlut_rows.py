@@ -6,6 +6,7 @@ And of their dequantization.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -17,7 +18,7 @@ from localq.bench.kernel_timing import SEED, Bench, check, type_name, wrong
 from localq.bench.shapes import Product, Workload
 from localq.kernels import rowlut
 from localq.kernels.rowlut import RowLutMatrix
-from localq.quant import squeezellm
+from localq.quant import squeezellm, squeezellm_tiles
 
 HALF = torch.float16
 PLAIN_CASES = ((1, HALF), (2, HALF), (4, HALF), (8, HALF), (1, torch.bfloat16))  # rows of x, its type
@@ -74,16 +75,17 @@ def dequantize_row(bench: Bench, product: Product) -> Row:
 
 
 def _made(bench: Bench, out: int, columns: int, index: int) -> RowLutMatrix:
-    """Random codes; rows of about unit gain."""
+    """Random codes, in tiles as models have them; rows of about unit gain."""
     generator = torch.Generator(bench.device).manual_seed(SEED + index)
     codes = torch.randint(256, (out, columns // 2), dtype=torch.uint8, device=bench.device, generator=generator)
     table = bench.normal(out, rowlut.VALUES, seed=SEED + index).div_(columns**0.5).sort(1).values
-    return RowLutMatrix(codes, table.to(HALF))
+    return squeezellm.Linear(squeezellm.Packed(codes, table.to(HALF))).tile_().matrix
 
 
 def _dense(matrix: RowLutMatrix, dtype: torch.dtype) -> Tensor:
-    return squeezellm.dequantize(squeezellm.Packed(matrix.codes, matrix.table), dtype)
+    codes = squeezellm_tiles.untile(matrix.codes) if matrix.tiled else matrix.codes
+    return squeezellm.dequantize(squeezellm.Packed(codes, matrix.table), dtype)
 
 
 def _copied(matrix: RowLutMatrix) -> RowLutMatrix:
-    return RowLutMatrix(matrix.codes.clone(), matrix.table.clone())
+    return replace(matrix, codes=matrix.codes.clone(), table=matrix.table.clone())

@@ -189,7 +189,7 @@ def _kind(matrix: Matrix) -> tuple[object, ...]:
         places = tuple((book.stride, book.steps, book.before, book.tile_positions) for book in matrix.books)
         return VqMatrix, places, matrix.scales.dtype
     if isinstance(matrix, RowLutMatrix):
-        return (RowLutMatrix,)
+        return RowLutMatrix, matrix.tiled
     if isinstance(matrix, BcqMatrix):
         return BcqMatrix, matrix.planes, matrix.zero_point, matrix.group
     return (type(matrix) if isinstance(matrix, Int8Matrix | Mxfp4Matrix) else Tensor,)

@@ -19,6 +19,7 @@ from localq.kernels.rows import NibbleRows
 COLUMNS = 32  # of a load of 16 bytes: a product takes whole ones
 WORD = 8  # codes that are unpacked together
 VALUES = 16
+GROUP, STEP = 8, 64  # rows of a tile, and bytes of each that lie behind each other in it
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,12 @@ class RowLutMatrix(NibbleRows):
 
     codes   u8  [out, in / 2]   byte j of a row: column 2j in the low nibble, 2j + 1 in the high one
     table   f16 [out, 16]       what the codes of a row stand for
+    tiled   the bytes of `codes` are in the order of localq/quant/squeezellm_tiles.py, which is faster
     """
 
     codes: Tensor
     table: Tensor
+    tiled: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -50,10 +53,10 @@ def rowlut_gemv(
 ) -> Tensor:
     """y = residual + norm(x) W^T + bias for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
 
-    `matrices` share x: one, or q, k and v, or gate and up; their results lie behind each other. With `activation` there
-    are two of one size and y = activation(first) * second. `norm` needs one row. `out` may be float32 (logits); else
-    the dtype of x. in % 32 == 0; a row that is normed must fit into shared memory beside a table of 64 KB, which on
-    cards with 99 KB are 16,000 columns.
+    `matrices` share x and are all tiled or none: one, or q, k and v, or gate and up; their results lie behind each
+    other. With `activation` there are two of one size and y = activation(first) * second. `norm` needs one row. `out`
+    may be float32 (logits); else the dtype of x. in % 32 == 0; a row that is normed must fit into shared memory beside
+    a table of 64 KB, which on cards with 99 KB are 16,000 columns.
 
     Products are exact, of values as they are stored, sums are f32, rounded once. In bfloat16 what is less than 2^-31 of
     the largest of its row of x counts to within 2^-39 of that, and a row that holds infinity or NaN gives NaN. The same
@@ -67,11 +70,14 @@ def rowlut_gemv(
         _check_matrix(op, matrix, x.device, COLUMNS)
         if matrix.in_features != x.shape[1]:
             raise ValueError(f"{op}: codes have {matrix.in_features} columns, x has {x.shape[1]}")
+        if matrix.tiled != matrices[0].tiled:
+            raise ValueError(f"{op}: some matrices are tiled and some are not")
     outs = [matrix.out_features for matrix in matrices]
     out, arguments = gemv.prepared(op, x, outs, biases, norm, residual, activation, out)
     check_cuda(op, "codes", matrices[0].codes)
     of_kernel = [
-        (each.codes.data_ptr(), each.table.data_ptr(), each.out_features, each.in_features) for each in matrices
+        (each.codes.data_ptr(), each.table.data_ptr(), each.out_features, each.in_features, each.tiled)
+        for each in matrices
     ]
     kernels.module().rowlut_gemv(matrices=of_kernel, **arguments, **place(x))
     return out
@@ -100,6 +106,7 @@ def rowlut_dequantize(matrix: RowLutMatrix, first: int, out: Tensor) -> Tensor:
         table=matrix.table.data_ptr(),
         out_features=matrix.out_features,
         in_features=matrix.in_features,
+        tiled=matrix.tiled,
         out=out.data_ptr(),
         type=TYPES[out.dtype],
         row_begin=first,
@@ -119,5 +126,9 @@ def _check_matrix(op: str, matrix: RowLutMatrix, device: torch.device, step: int
     if codes.dim() != 2 or codes.numel() == 0 or matrix.in_features % step:
         shape = tuple(codes.shape)
         raise ValueError(f"{op}: codes have shape {shape}, must be [out, in / 2], in a positive multiple of {step}")
+    if matrix.tiled and (codes.shape[0] % GROUP or codes.shape[1] % STEP):
+        raise ValueError(
+            f"{op}: codes [{codes.shape[0]}, {codes.shape[1]}] cannot be tiled: {GROUP} rows, {STEP} bytes"
+        )
     check(op, "codes", codes, device, (torch.uint8,), codes.numel())
     check(op, "table", matrix.table, device, (torch.float16,), VALUES * codes.shape[0])

@@ -13,8 +13,9 @@ This is `QuantLinearLUT` of SqueezeLLM (arXiv 2306.07629, squeezellm/quant.py) w
 refused by name. In config.json's quantization_config, `quant_method` is "squeezellm" and `wbits` 4.
 4 + 256 / in bits per weight: 4.06 at 4096 columns, 4.44 at 576.
 
-In memory, and as the kernels read it (`kernels.rowlut`): codes u8 [out, in / 2], byte j of a row has column 2j in the
-low nibble and 2j + 1 in the high one; table f16 [out, 16].
+In memory: codes u8 [out, in / 2], byte j of a row has column 2j in the low nibble and 2j + 1 in the high one; table f16
+[out, 16]. The kernels (`kernels.rowlut`) read them so, or faster in tiles, into which they are put at load
+(`squeezellm_tiles.py`).
 
 Quantizing: the values of a row are those that lose least of sum over k of importance[k] * (weight - value)^2, and each
 weight takes the nearest. importance is what calibration found as the mean square of input k (the diagonal of the
@@ -35,6 +36,7 @@ from torch.nn import functional as F
 from localq.checkpoint import Checkpoint
 from localq.errors import bad_file
 from localq.jsonfile import DAMAGED
+from localq.quant import squeezellm_tiles
 from localq.quant.int4_codec import bytes_of, nibbles
 from localq.quant.slabs import SlabLinear
 from localq.quant.squeezellm_fit import VALUES, fitted
@@ -84,13 +86,14 @@ def dequantize(packed: Packed, dtype: torch.dtype) -> Tensor:
     return dequantize_rows(packed, 0, torch.empty(packed.shape, dtype=dtype, device=packed.codes.device))
 
 
-def dequantize_rows(packed: Packed, first: int, out: Tensor) -> Tensor:
-    """Rows of the matrix from `first` on into `out` [count, in], and `out`."""
+def dequantize_rows(packed: Packed, first: int, out: Tensor, tiled: bool = False) -> Tensor:
+    """Rows of the matrix from `first` on into `out` [count, in], and `out`. `tiled`: the codes of `packed` are."""
     step = max(CHUNK_WEIGHTS.get(out.device.type, 2**20) // out.shape[1], 1)
     for begin in range(0, len(out), step):
         part = out[begin : begin + step]
         rows = slice(first + begin, first + begin + len(part))
-        part.copy_(torch.gather(packed.table[rows], 1, nibbles(packed.codes[rows]).long()))
+        codes = squeezellm_tiles.untile(packed.codes, rows.start, len(part)) if tiled else packed.codes[rows]
+        part.copy_(torch.gather(packed.table[rows], 1, nibbles(codes).long()))
     return out
 
 
@@ -197,6 +200,8 @@ class Linear(SlabLinear):
 
     On a GPU, up to 8 rows of 16 bit are multiplied with the codes where in % 32 == 0 and a row fits into shared memory;
     for all others slabs of W are dequantized. On the CPU the loader replaces it by a dequantized nn.Linear.
+
+    tiled    the codes are in the order that the kernels read best (`tile_`); `packed` always has them row by row
     """
 
     format = "SqueezeLLM"
@@ -205,20 +210,21 @@ class Linear(SlabLinear):
 
     def __init__(self, packed: Packed, bias: Tensor | None = None) -> None:
         super().__init__(packed.shape, bias)
+        self.tiled = False
         self.register_buffer("codes", packed.codes)
         self.register_buffer("table", packed.table)
 
     @property
     def packed(self) -> Packed:
-        """The buffers in the form of the codec."""
-        return Packed(self.codes, self.table)
+        """The buffers in the form of the codec, row by row; a copy of the codes where they are tiled."""
+        return Packed(squeezellm_tiles.untile(self.codes) if self.tiled else self.codes, self.table)
 
     @property
     def matrix(self) -> RowLutMatrix:
         """The buffers as the kernels take them."""
         from localq.kernels.rowlut import RowLutMatrix  # the compiled part: loaded where there is a GPU
 
-        return RowLutMatrix(self.codes, self.table)
+        return RowLutMatrix(self.codes, self.table, self.tiled)
 
     @property
     def multiplies(self) -> bool:
@@ -226,6 +232,13 @@ class Linear(SlabLinear):
         from localq.kernels import rowlut  # as in `matrix`
 
         return self.in_features % rowlut.COLUMNS == 0
+
+    def tile_(self) -> Linear:
+        """Put the codes into tiles, in place, where rows and columns allow it."""
+        if not self.tiled and squeezellm_tiles.fits(*self.shape):
+            squeezellm_tiles.tile_(self.codes)
+            self.tiled = True
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
@@ -242,7 +255,7 @@ class Linear(SlabLinear):
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
         if not out.is_cuda:
-            return dequantize_rows(self.packed, first, out)
+            return dequantize_rows(Packed(self.codes, self.table), first, out, self.tiled)
         from localq.kernels.rowlut import rowlut_dequantize  # as in `matrix`
 
         return rowlut_dequantize(self.matrix, first, out)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,11 @@ import torch
 from cuda_headers import built
 from guarded_memory import guarded
 from nf4_operands import inputs
-from row_operands import ROWLUT, normed
+from row_operands import ROWLUT, ROWLUT_TILES, normed, rowlut_weights
 from torch.nn import functional as F
 
 from localq.kernels import gemv
 from localq.kernels.checks import TYPES
-from localq.quant import squeezellm
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ("rowlut_gemv.cu", "rowlut_dequantize.cu")
@@ -33,7 +33,7 @@ POINTER, LONG, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 class Matrix(ctypes.Structure):
     """csrc/rowlut.h, RowLut."""
 
-    _fields_ = (("codes", POINTER), ("table", POINTER), ("out", LONG), ("columns", LONG))
+    _fields_ = (("codes", POINTER), ("table", POINTER), ("out", LONG), ("columns", LONG), ("tiled", ctypes.c_bool))
 
 
 class Extras(ctypes.Structure):
@@ -55,11 +55,13 @@ def library(tmp_path_factory) -> ctypes.CDLL:
 
 
 def in_guarded_memory(matrix):
-    return type(matrix)(guarded(matrix.codes), guarded(matrix.table))
+    return replace(matrix, codes=guarded(matrix.codes), table=guarded(matrix.table))
 
 
 def matrix_of(matrix) -> Matrix:
-    return Matrix(matrix.codes.data_ptr(), matrix.table.data_ptr(), matrix.out_features, matrix.in_features)
+    return Matrix(
+        matrix.codes.data_ptr(), matrix.table.data_ptr(), matrix.out_features, matrix.in_features, matrix.tiled
+    )
 
 
 class Machine:
@@ -98,10 +100,16 @@ def allowed(x, operand):
     return 1e-6 * wide.abs() @ dense.abs().T + (lost if x.dtype == BF16 else 0)
 
 
+FORMS = pytest.mark.parametrize("form", [ROWLUT, ROWLUT_TILES], ids=["rows", "tiles"])
+
+
+@FORMS
 @pytest.mark.parametrize("dtype", [HALF, BF16], ids=str)
-@pytest.mark.parametrize("shape", [(1, 32), (15, 160), (37, 1632), (70, 96)], ids=str)
-def test_it_is_as_near_as_sums_in_f32(library, shape, dtype):
-    machine, operand = Machine(library), ROWLUT.make(shape, dtype, 1, "cpu")
+@pytest.mark.parametrize("shape", [(1, 32), (15, 160), (37, 1632), (70, 96), (58, 224)], ids=str)
+def test_it_is_as_near_as_sums_in_f32(library, shape, dtype, form):
+    """Tiles of the last shape are cut between groups of 8 rows, of which there are enough; those of 37 within them."""
+    shape = form.shape(*shape)
+    machine, operand = Machine(library), form.make(shape, dtype, 1, "cpu")
     x = inputs(8, shape[1], dtype)
     exact, results = x.double() @ operand.dense.double().T, []
     for rows in (1, 3, 8):
@@ -111,25 +119,43 @@ def test_it_is_as_near_as_sums_in_f32(library, shape, dtype):
     assert machine.conflicts == 0
 
 
-def test_every_code_of_every_column_is_its_own_value(library):
+@FORMS
+def test_every_code_of_every_column_is_its_own_value(library, form):
     """x = unit vectors: a wrong nibble, lane, row or tile of the table cannot hide in a sum."""
-    machine, random = Machine(library, 1), ROWLUT.make((37, 64), HALF, 3, "cpu").matrix
-    codes = (torch.arange(37 * 32) * 91 % 256).to(torch.uint8).view(37, 32)
-    dense = squeezellm.dequantize(squeezellm.Packed(codes, random.table), torch.float32)
-    for first in range(0, 64, 8):
-        x = torch.eye(64, dtype=HALF)[first : first + 8]
-        got = machine.gemv(x, [type(random)(codes, random.table)], out=torch.full((8, 37), torch.nan))
+    shape = form.shape(37, 192)
+    machine, operand = Machine(library, 1), form.make(shape, HALF, 3, "cpu")
+    codes = (torch.arange(shape[0] * shape[1] // 2) * 91 % 256).to(torch.uint8).view(shape[0], -1)
+    matrix = replace(operand.matrix, codes=codes)
+    dense = rowlut_weights(matrix, torch.float32)
+    for first in range(0, shape[1], 8):
+        x = torch.eye(shape[1], dtype=HALF)[first : first + 8]
+        got = machine.gemv(x, [matrix], out=torch.full((8, shape[0]), torch.nan))
         assert torch.equal(got, dense[:, first : first + 8].T)
 
 
+@FORMS
 @pytest.mark.parametrize("shape", [(33, 9312), (105, 2592)], ids=str)
-def test_warps_have_one_batch_of_a_tile_or_several(library, shape):
+def test_warps_have_one_batch_of_a_tile_or_several(library, shape, form):
     """73 steps of a row for 16 warps: 4 or 5 each, in 2 or 3 batches. 21: 1 or 2, in one; 7 tiles."""
-    machine, operand = Machine(library, 1), ROWLUT.make(shape, HALF, 7, "cpu")
+    shape = form.shape(*shape)
+    machine, operand = Machine(library, 1), form.make(shape, HALF, 7, "cpu")
     x = inputs(3, shape[1], HALF)
     got = machine.gemv(x, [operand.matrix], out=torch.full((3, shape[0]), torch.nan))
     assert ((got - x.double() @ operand.dense.double().T).abs() <= allowed(x, operand)).all()
     assert machine.conflicts == 0
+
+
+def test_tiles_and_rows_give_the_same_bits(library):
+    """Wherever blocks and matrices begin: three matrices of 40, 8 and 24 rows, by 2 blocks or 14."""
+    shapes, x = ((40, 896), (8, 896), (24, 896)), inputs(2, 896, HALF)
+    results = [
+        Machine(library, multiprocessors).gemv(
+            x, [form.make(shape, HALF, shape[0], "cpu").matrix for shape in shapes], out=torch.full((2, 72), torch.nan)
+        )
+        for form in (ROWLUT, ROWLUT_TILES)
+        for multiprocessors in (1, 7)
+    ]
+    assert all(torch.equal(each, results[0]) for each in results)
 
 
 @pytest.mark.parametrize("dtype", [HALF, BF16], ids=str)
@@ -163,17 +189,21 @@ def test_what_does_not_fit_is_refused(library):
 
 
 @pytest.mark.parametrize("kind", ["plain", "offset"])
-def test_norm_three_matrices_biases_and_residual(library, kind):
-    outs, columns, dtype = (33, 16, 7), 352, BF16
-    operands = [ROWLUT.make((out, columns), dtype, out, "cpu") for out in outs]
+@FORMS
+def test_norm_three_matrices_biases_and_residual(library, kind, form):
+    shapes, dtype = [form.shape(out, 352) for out in (33, 16, 7)], BF16
+    (outs, (columns, *_)), operands = (
+        zip(*shapes, strict=True),
+        [form.make(each, dtype, each[0], "cpu") for each in shapes],
+    )
     generator = torch.Generator().manual_seed(3)
     weight = torch.rand(columns, generator=generator) + 0.5
     norm = gemv.Norm(weight if kind == "offset" else weight.to(dtype), 1e-5)
-    bias, residual = (torch.randn(shape, generator=generator).to(dtype) for shape in ((56,), (1, 56)))
+    bias, residual = (torch.randn(shape, generator=generator).to(dtype) for shape in ((sum(outs),), (1, sum(outs))))
     x = inputs(1, columns, dtype)
     got = Machine(library).gemv(
         x, [each.matrix for each in operands], biases=list(bias.split(outs)), norm=norm, residual=residual,
-        out=torch.empty(1, 56),
+        out=torch.empty(1, sum(outs)),
     )  # fmt: skip
     wide = normed(x, norm)
     exact = torch.cat([wide.double() @ each.dense.double().T for each in operands], 1)
@@ -181,11 +211,13 @@ def test_norm_three_matrices_biases_and_residual(library, kind):
     assert ((got - exact - bias.double() - residual.double()).abs() <= bound).all()
 
 
+@FORMS
 @pytest.mark.parametrize("rows", [1, 3])
-def test_gate_and_up(library, rows):
-    operands = [ROWLUT.make((45, 160), HALF, seed, "cpu") for seed in (1, 2)]
-    x = inputs(rows, 160, HALF) / 32
-    got = Machine(library, 2).gemv(x, [each.matrix for each in operands], activation="silu", out=torch.empty(rows, 45))
+def test_gate_and_up(library, rows, form):
+    out, columns = form.shape(45, 160)
+    operands = [form.make((out, columns), HALF, seed, "cpu") for seed in (1, 2)]
+    x = inputs(rows, columns, HALF) / 32
+    got = Machine(library, 2).gemv(x, [each.matrix for each in operands], activation="silu", out=torch.empty(rows, out))
     first, second = (x.double() @ each.dense.double().T for each in operands)
     size = allowed(x, operands[0]) * second.abs() + (first.abs() + 1) * allowed(x, operands[1])
     assert ((got - F.silu(first) * second).abs() <= 2 * size + 1e-6 * (first * second).abs()).all()
@@ -205,17 +237,33 @@ def test_what_is_not_finite_stays_in_its_row(library, value, dtype):
     assert not got[3].any()
 
 
+def unpacked(library, matrix, first: int, out) -> str | None:
+    """Rows of `matrix` from `first` on into `out`; what went wrong."""
+    fault = library.rowlut_dequantize_on_cpu(
+        ctypes.byref(matrix_of(matrix)), POINTER(out.data_ptr()), TYPES[out.dtype], LONG(first), LONG(len(out))
+    )
+    return None if fault is None else fault.decode()
+
+
+@FORMS
 @pytest.mark.parametrize("dtype", [HALF, BF16, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", [(1, 8), (9, 1048), (3, 2056)], ids=str)
-def test_weights_come_out_bit_for_bit(library, shape, dtype):
-    operand = ROWLUT.make(shape, dtype, 4, "cpu")
-    expected = squeezellm.dequantize(squeezellm.Packed(operand.matrix.codes, operand.matrix.table), dtype)
-    for first in (0, shape[0] // 2):
-        out = torch.full((shape[0] - first, shape[1]), torch.nan, dtype=dtype)
-        given = matrix_of(operand.matrix)
-        pointer = POINTER(out.data_ptr())
-        fault = library.rowlut_dequantize_on_cpu(
-            ctypes.byref(given), pointer, TYPES[dtype], LONG(first), LONG(len(out))
-        )
-        assert fault is None
-        assert torch.equal(out, expected[first:])
+def test_weights_come_out_bit_for_bit(library, shape, dtype, form):
+    shape = form.shape(*shape) if form is ROWLUT_TILES else shape  # 8 columns do, where nothing is multiplied
+    matrix = in_guarded_memory(form.make(shape, dtype, 4, "cpu").matrix)
+    expected = rowlut_weights(matrix, dtype)
+    for first, last in ((0, shape[0]), (shape[0] // 2, shape[0]), (shape[0] // 3, shape[0] // 3 + 1)):
+        out = torch.full((last - first, shape[1]), torch.nan, dtype=dtype)
+        assert unpacked(library, matrix, first, out) is None
+        assert torch.equal(out, expected[first:last])
+
+
+def test_tiles_that_are_none_are_refused(library):
+    for shape, said in (((9, 256), "out = 9, must be a multiple of 8"), ((16, 192), "in = 192, must be a multiple of")):
+        matrix = replace(ROWLUT.make(shape, HALF, 1, "cpu").matrix, tiled=True)
+        assert said in unpacked(library, matrix, 0, torch.empty(shape))
+        with pytest.raises(ValueError, match=said):
+            Machine(library).gemv(inputs(1, shape[1], HALF), [matrix], out=torch.empty(1, shape[0]))
+    rows, tiles = (form.make((16, 256), HALF, 1, "cpu").matrix for form in (ROWLUT, ROWLUT_TILES))
+    with pytest.raises(ValueError, match="tiled = 1, must be that of the first"):
+        Machine(library).gemv(inputs(1, 256, HALF), [rows, tiles], out=torch.empty(1, 32))

@@ -7,7 +7,7 @@ import torch
 from nf4_operands import assert_as_good_as_naive, bits, inputs
 from refusals import refused_by_name
 from row_checks import DTYPES, RowProductChecks
-from row_operands import ROWLUT
+from row_operands import ROWLUT, ROWLUT_TILES, rowlut_weights
 
 from localq.kernels import gemv
 from localq.kernels.rowlut import (
@@ -17,10 +17,10 @@ from localq.kernels.rowlut import (
     rowlut_gemv,
     rowlut_gemv_bytes,
 )  # fmt: skip
-from localq.quant import squeezellm
 
 X = inputs(3, 96, torch.bfloat16)
 CODES, TABLE = torch.ones(10, 48, dtype=torch.uint8), torch.ones(10, 16).half()
+TILES = torch.ones(8, 64, dtype=torch.uint8)
 REFUSED = {
     "nine rows": ({"x": inputs(9, 96, torch.float16)}, r"x has shape \(9, 96\)"),
     "x of floats": ({"x": X.float()}, "x is torch.float32"),
@@ -31,6 +31,15 @@ REFUSED = {
     "codes of one row": ({"matrices": [RowLutMatrix(CODES[0], TABLE)]}, r"codes have shape \(48,\)"),
     "too few values": ({"matrices": [RowLutMatrix(CODES, TABLE[:, :15])]}, r"table has shape \(10, 15\)"),
     "values of floats": ({"matrices": [RowLutMatrix(CODES, TABLE.float())]}, "table is torch.float32"),
+    "tiles of some rows": ({"matrices": [RowLutMatrix(CODES, TABLE, True)]}, r"\[10, 48\] cannot be tiled"),
+    "tiles of short steps": ({"matrices": [RowLutMatrix(CODES[:8], TABLE[:8], True)]}, r"\[8, 48\] cannot be tiled"),
+    "tiles beside rows": (
+        {
+            "x": inputs(1, 128, torch.float16),
+            "matrices": [RowLutMatrix(TILES, TABLE[:8], each) for each in (True, False)],
+        },
+        "some matrices are tiled",
+    ),
     "all on the CPU": ({}, "codes are on cpu, must be on a CUDA device"),
 }
 NOT_WRITTEN = {
@@ -56,20 +65,49 @@ def test_bytes():
     assert rowlut_dequantize_bytes(10, 96, torch.float32) == CODES.nbytes + TABLE.nbytes + 4 * 960
 
 
-@pytest.mark.cuda
-class TestOnTheDevice(RowProductChecks):
-    format = ROWLUT
-
+class RowLutChecks(RowProductChecks):
     @pytest.mark.parametrize("rows", [1, 4, 8])
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("columns", [2048, 5120, 8192, 12288])
     def test_whole_tiles_of_the_widths_of_models(self, columns, dtype, rows):
         """One or two tables, x in shared memory or not, one item of a warp or more; ragged tiles are above."""
-        operand = self.format.make((4100, columns), dtype, columns, "cuda")
+        out, _ = self.least(4100, columns)
+        operand = self.format.make((out, columns), dtype, columns, "cuda")
         x = inputs(rows, columns, dtype, "cuda")
-        got = self.multiply(operand, x, out=torch.full((rows, 4100), torch.nan, device="cuda"))
+        got = self.multiply(operand, x, out=torch.full((rows, out), torch.nan, device="cuda"))
         wide, dense = x.double(), operand.dense.double()
         assert ((got.double() - wide @ dense.T).abs() <= 1e-5 * (wide.abs() @ dense.abs().T)).all()
+
+    @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
+    @pytest.mark.parametrize("shape", [(1, 8), (33, 1048), (70, 4096)], ids=str)
+    def test_weights_come_out_bit_for_bit(self, shape, dtype):
+        shape = shape if self.format is ROWLUT else self.least(*shape)  # 8 columns do, where nothing is multiplied
+        matrix = self.format.make(shape, dtype, 4, "cuda").matrix
+        expected = rowlut_weights(matrix, dtype)
+        for first, count in ((0, shape[0]), (shape[0] // 3, shape[0] - shape[0] // 3), (shape[0] // 2, 1)):
+            out = torch.full((count, shape[1]), torch.nan, dtype=dtype, device="cuda")
+            assert torch.equal(rowlut_dequantize(matrix, first, out), expected[first : first + count])
+
+
+@pytest.mark.cuda
+class TestInTiles(RowLutChecks):
+    format = ROWLUT_TILES
+
+    @pytest.mark.parametrize("outs", [(4104,), (2048, 264, 520), (40, 8, 24)], ids=str)
+    @pytest.mark.parametrize("rows", [1, 2, 8])
+    def test_the_same_bits_as_row_by_row(self, rows, outs):
+        """Whether there are as many groups of 8 rows as blocks or not; 8 and more tiles of a block are above."""
+        x = inputs(rows, 4224, torch.float16, "cuda")
+        results = [
+            form.gemv(x, [form.make((out, 4224), torch.float16, out, "cuda").matrix for out in outs])
+            for form in (ROWLUT, ROWLUT_TILES)
+        ]
+        assert torch.equal(*map(bits, results))
+
+
+@pytest.mark.cuda
+class TestOnTheDevice(RowLutChecks):
+    format = ROWLUT
 
     @pytest.mark.parametrize("value", [torch.inf, torch.nan])
     def test_in_bf16_what_is_not_finite_makes_its_row_nan(self, value):
@@ -100,16 +138,6 @@ class TestOnTheDevice(RowProductChecks):
         norm = gemv.Norm(torch.ones(163840, dtype=torch.bfloat16, device="cuda"), 1e-5)
         with pytest.raises(ValueError, match="too large for a norm"):
             self.multiply(operand, x[:1], norm=norm)
-
-    @pytest.mark.parametrize("dtype", [*DTYPES, torch.float32], ids=str)
-    @pytest.mark.parametrize("shape", [(1, 8), (33, 1048), (70, 4096)], ids=str)
-    def test_weights_come_out_bit_for_bit(self, shape, dtype):
-        operand = self.format.make(shape, dtype, 4, "cuda")
-        packed = squeezellm.Packed(operand.matrix.codes, operand.matrix.table)
-        expected = squeezellm.dequantize(packed, dtype)
-        for first, count in ((0, shape[0]), (shape[0] // 3, shape[0] - shape[0] // 3)):
-            out = torch.full((count, shape[1]), torch.nan, dtype=dtype, device="cuda")
-            assert torch.equal(rowlut_dequantize(operand.matrix, first, out), expected[first : first + count])
 
     def test_unaligned_tensors_are_named(self):
         codes = torch.zeros(3 * 32 + 1, dtype=torch.uint8, device="cuda")[1:].view(3, 32)

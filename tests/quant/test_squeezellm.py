@@ -13,7 +13,7 @@ from torch import Tensor
 from localq import footprint
 from localq.architecture import Linears
 from localq.errors import ExitCode, LocalqError
-from localq.quant import FORMATS, awq, gptq, owner, squeezellm
+from localq.quant import FORMATS, awq, gptq, owner, squeezellm, squeezellm_tiles
 from localq.quant.squeezellm_fit import fitted
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -77,6 +77,53 @@ def test_the_product_is_that_of_the_weights() -> None:
     packed, x, bias = squeezellm.quantize(normal(11, 64)), normal(3, 64, seed=1), normal(11, seed=2)
     weight = squeezellm.dequantize(packed, torch.float32)
     assert torch.equal(squeezellm.Linear(packed, bias)(x), torch.nn.functional.linear(x, weight, bias))
+
+
+# ---- tiles
+
+
+def test_tiles_by_hand() -> None:
+    """Row 9 of 24, column 300: byte 150, the third step; behind 8 rows, 2 steps of 8 rows, one row of 64 bytes."""
+    codes = torch.randint(256, (24, 256), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    tiles = squeezellm_tiles.tile(codes)
+    assert tiles.shape == codes.shape
+    assert tiles.view(-1)[8 * 256 + 2 * 8 * 64 + 64 + 150 - 128] == codes[9, 150]
+    assert tiles.unique().equal(codes.unique())
+
+
+@pytest.mark.parametrize(("out", "columns"), [(8, 128), (24, 640), (80, 256)])
+def test_tiles_are_undone_bit_for_bit(out, columns, monkeypatch) -> None:
+    codes = torch.randint(256, (out, columns // 2), dtype=torch.uint8, generator=torch.Generator().manual_seed(out))
+    tiles = squeezellm_tiles.tile(codes)
+    assert torch.equal(squeezellm_tiles.untile(tiles), codes)
+    for first, count in ((1, 5), (out - 3, 3), (out // 2, 1)):
+        assert torch.equal(squeezellm_tiles.untile(tiles, first, count), codes[first : first + count])
+    monkeypatch.setattr(squeezellm_tiles, "TILED_AT_A_TIME", 16 * columns // 2)  # two groups
+    squeezellm_tiles.tile_(codes)
+    assert torch.equal(codes, tiles)
+
+
+@pytest.mark.parametrize(("out", "columns"), [(9, 256), (16, 192), (16, 32)])
+def test_what_tiles_cannot_hold_stays_row_by_row(out, columns) -> None:
+    packed = squeezellm.quantize(normal(out, columns))
+    linear = squeezellm.Linear(packed).tile_()
+    assert not linear.tiled
+    assert linear.codes is packed.codes
+
+
+def test_a_tiled_module_has_the_same_weights_and_files() -> None:
+    dtype = torch.bfloat16
+    packed = squeezellm.quantize(normal(40, 256))
+    weight, tensors = squeezellm.dequantize(packed, dtype), squeezellm.to_tensors(packed, "P")
+    linear = squeezellm.Linear(squeezellm.Packed(packed.codes.clone(), packed.table)).tile_().tile_()
+    assert linear.tiled
+    assert not torch.equal(linear.codes, packed.codes)
+    assert torch.equal(linear.dequantized_rows(0, 40, dtype, None), weight)
+    assert torch.equal(linear.dequantized_rows(13, 11, dtype, None), weight[13:24])
+    for name, tensor in squeezellm.to_tensors(linear.packed, "P").items():
+        assert torch.equal(tensor, tensors[name])
+    x = normal(3, 256, seed=1)
+    assert torch.equal(linear(x), x @ squeezellm.dequantize(packed, torch.float32).T)
 
 
 def test_sizes() -> None:

@@ -20,7 +20,7 @@ import search_operands
 import torch
 import vq_operands
 import vq_stacks
-from row_operands import DENSE, INT8, ROWLUT
+from row_operands import DENSE, INT8, ROWLUT, ROWLUT_TILES
 
 from localq import kv_form
 from localq.engine import selftest_replies
@@ -64,6 +64,7 @@ def row_cases() -> Iterator[Case]:
         ("dense_gemv", DENSE),
         ("int8_gemv", INT8),
         ("rowlut_gemv", ROWLUT),
+        ("rowlut_gemv in tiles", ROWLUT_TILES),
         *((f"gather_gemv {name}", form) for name, form in gathered),
     )
     for name, form in forms:
@@ -72,7 +73,7 @@ def row_cases() -> Iterator[Case]:
             for rows in (1, 8):
                 x = nf4_operands.inputs(rows, shape[1], HALF, "cuda")
                 yield f"{name} {shape}, {rows} rows", partial(form.gemv, x, [operand.matrix])
-        shape = (333, 1024)
+        shape = form.shape(333, 1024)
         pair = [form.make(shape, HALF, seed, "cuda").matrix for seed in (1, 2)]
         norm = Norm(torch.ones(shape[1], dtype=HALF, device="cuda"), 1e-5)
         x = nf4_operands.inputs(1, shape[1], HALF, "cuda")
@@ -81,11 +82,15 @@ def row_cases() -> Iterator[Case]:
 
 def rowlut_cases() -> Iterator[Case]:
     """Unpacking: part of a chunk of columns, several; whole and from the second row on."""
-    for shape in ((1, 8), (9, 1048), (70, 4096)):
-        matrix = ROWLUT.make(shape, HALF, 0, "cuda").matrix
+    rows, tiles = ((1, 8), (9, 1048), (70, 4096)), ((8, 128), (16, 1152), (72, 4096))
+    for form, shape in chain(((ROWLUT, each) for each in rows), ((ROWLUT_TILES, each) for each in tiles)):
+        matrix = form.make(shape, HALF, 0, "cuda").matrix
         for first in {0, shape[0] // 2}:
             out = torch.empty(shape[0] - first, shape[1], dtype=HALF, device="cuda")
-            yield f"rowlut_dequantize {shape} from {first}", partial(rowlut.rowlut_dequantize, matrix, first, out)
+            yield (
+                f"rowlut_dequantize {shape}, tiled {matrix.tiled}, from {first}",
+                partial(rowlut.rowlut_dequantize, matrix, first, out),
+            )
 
 
 def int4_cases() -> Iterator[Case]:

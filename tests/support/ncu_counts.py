@@ -185,10 +185,12 @@ def _bcq(device: Any) -> Callable[[], object]:
 def _rowlut(rows: int, device: Any) -> Callable[[], object]:
     import torch
 
-    from localq.kernels.rowlut import RowLutMatrix, rowlut_gemv
+    from localq.kernels.rowlut import rowlut_gemv
+    from localq.quant import squeezellm
 
     codes = torch.randint(256, (SHAPE[0], SHAPE[1] // 2), dtype=torch.uint8, device=device)
-    return partial(rowlut_gemv, _x(rows, device), [RowLutMatrix(codes, torch.randn(SHAPE[0], 16).half().to(device))])
+    packed = squeezellm.Packed(codes, torch.randn(SHAPE[0], 16).half().to(device))
+    return partial(rowlut_gemv, _x(rows, device), [squeezellm.Linear(packed).tile_().matrix])
 
 
 def _x(rows: int, device: Any, columns: int = SHAPE[1]) -> Any:

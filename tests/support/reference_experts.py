@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import step_stand_ins
 import torch
+from row_operands import rowlut_weights
 from torch import Tensor
 from vq_stacks import dense_of
 
@@ -16,7 +17,6 @@ from localq.kernels.stacks import Mxfp4Stack
 from localq.kernels.vq_experts import VqStack
 from localq.quant import mxfp4 as mxfp4_format
 from localq.quant import nf4 as nf4_format
-from localq.quant import squeezellm
 
 
 def weights_of(stack):
@@ -92,18 +92,14 @@ def mxfp4_gemv(x, matrices, **around):
     return product(x, [mxfp4_dequantize(each, torch.float32) for each in matrices], **around)
 
 
-def _values(matrix):
-    return squeezellm.dequantize(squeezellm.Packed(matrix.codes, matrix.table), torch.float32)
-
-
 def rowlut_gemv(x, matrices, **around):
     from reference_kernels import product
 
-    return product(x, [_values(each) for each in matrices], **around)
+    return product(x, [rowlut_weights(each, torch.float32) for each in matrices], **around)
 
 
 def rowlut_dequantize(matrix, first, out):
-    return out.copy_(_values(matrix)[first : first + len(out)])
+    return out.copy_(rowlut_weights(matrix, torch.float32)[first : first + len(out)])
 
 
 def install(monkeypatch):

@@ -24,9 +24,9 @@ class RowProductChecks:
 
     format: RowFormat
 
-    def wide(self, columns):
-        """The least number of columns from there on that the format takes."""
-        return -(-columns // self.format.columns) * self.format.columns
+    def least(self, rows, columns):
+        """The least shape from there on that the format takes."""
+        return self.format.shape(rows, columns)
 
     def multiply(self, operand, x, **extras):
         return self.format.gemv(x, [operand.matrix], **extras)
@@ -46,16 +46,18 @@ class RowProductChecks:
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("rows", range(1, 9))
     def test_every_number_of_rows_with_bias(self, rows, dtype):
-        operand = self.format.make((321, self.wide(1360)), dtype, rows, "cuda")
-        bias = 5 * torch.randn(321, device="cuda", generator=torch.Generator("cuda").manual_seed(rows)).to(dtype)
-        x = inputs(rows, self.wide(1360), dtype, "cuda", seed=rows)
+        out, columns = self.least(321, 1360)
+        operand = self.format.make((out, columns), dtype, rows, "cuda")
+        bias = 5 * torch.randn(out, device="cuda", generator=torch.Generator("cuda").manual_seed(rows)).to(dtype)
+        x = inputs(rows, columns, dtype, "cuda", seed=rows)
         assert_as_good_as_naive(self.multiply(operand, x, biases=[bias]), x, operand.dense, bias)
 
     @pytest.mark.parametrize("rows", [1, 8])
     def test_f32_results_have_the_error_of_f32_sums(self, rows):
-        operand = self.format.make((1003, 4096), torch.float16, 2, "cuda")
-        x = inputs(rows, 4096, torch.float16, "cuda")
-        got = self.multiply(operand, x, out=torch.full((rows, 1003), torch.nan, device="cuda"))
+        out, columns = self.least(1003, 4096)
+        operand = self.format.make((out, columns), torch.float16, 2, "cuda")
+        x = inputs(rows, columns, torch.float16, "cuda")
+        got = self.multiply(operand, x, out=torch.full((rows, out), torch.nan, device="cuda"))
         exact = x.double() @ operand.dense.double().T
         size = x.double().abs() @ operand.dense.double().abs().T
         assert ((got.double() - exact).abs() <= 1e-5 * size).all()
@@ -64,24 +66,26 @@ class RowProductChecks:
     @pytest.mark.parametrize("shape", [(37, 640), (130, 2128)], ids=str)
     def test_single_columns_come_out_exactly(self, shape, dtype):
         """x = one unit vector per row picks columns of W: a wrong byte, lane or scale cannot hide in a sum."""
-        columns = self.wide(shape[1])
-        operand = self.format.make((shape[0], columns), dtype, 9, "cuda")
+        out, columns = self.least(*shape)
+        operand = self.format.make((out, columns), dtype, 9, "cuda")
         for first in range(0, columns, 8):
             x = torch.eye(columns, dtype=dtype, device="cuda")[first : first + 8]
-            got = self.multiply(operand, x, out=torch.empty(8, shape[0], device="cuda"))
+            got = self.multiply(operand, x, out=torch.empty(8, out, device="cuda"))
             assert torch.equal(got, operand.dense[:, first : first + 8].T)
 
     def test_a_row_does_not_depend_on_the_others(self):
-        operand = self.format.make((257, 1216), torch.bfloat16, 0, "cuda")
-        x = inputs(8, 1216, torch.bfloat16, "cuda")
+        shape = self.least(257, 1216)
+        operand = self.format.make(shape, torch.bfloat16, 0, "cuda")
+        x = inputs(8, shape[1], torch.bfloat16, "cuda")
         together = self.multiply(operand, x)
         for row in range(8):
             assert torch.equal(bits(self.multiply(operand, x[row : row + 1])), bits(together[row : row + 1]))
 
     @pytest.mark.parametrize("value", [torch.inf, torch.nan])
     def test_what_is_not_finite_stays_in_its_row(self, value):
-        operand = self.format.make((99, 1088), torch.float16, 0, "cuda")
-        x = inputs(5, 1088, torch.float16, "cuda")
+        shape = self.least(99, 1088)
+        operand = self.format.make(shape, torch.float16, 0, "cuda")
+        x = inputs(5, shape[1], torch.float16, "cuda")
         clean = self.multiply(operand, x)
         x[2, 1085], x[4, 70] = value, value
         got = self.multiply(operand, x)
@@ -92,24 +96,27 @@ class RowProductChecks:
             assert torch.equal(got[row].float().nan_to_num(0.0), expected.nan_to_num(0.0))
 
     def test_out_is_filled_and_its_neighbours_stay(self):
-        operand = self.format.make((203, 704), torch.bfloat16, 0, "cuda")
-        buffer = torch.full((5, 203), torch.nan, dtype=torch.bfloat16, device="cuda")
+        shape = self.least(203, 704)
+        operand = self.format.make(shape, torch.bfloat16, 0, "cuda")
+        buffer = torch.full((5, shape[0]), torch.nan, dtype=torch.bfloat16, device="cuda")
         out = buffer[1:4]
-        assert self.multiply(operand, inputs(3, 704, torch.bfloat16, "cuda"), out=out) is out
+        assert self.multiply(operand, inputs(3, shape[1], torch.bfloat16, "cuda"), out=out) is out
         assert torch.isfinite(out).all()
         assert buffer[[0, 4]].isnan().all()
 
     @pytest.mark.parametrize("rows", [1, 7])
     def test_20_runs_give_the_same_bits(self, rows):
-        operand = self.format.make((9001, self.wide(1616)), torch.float16, 0, "cuda")
-        x = inputs(rows, self.wide(1616), torch.float16, "cuda")
+        shape = self.least(9001, 1616)
+        operand = self.format.make(shape, torch.float16, 0, "cuda")
+        x = inputs(rows, shape[1], torch.float16, "cuda")
         first = self.multiply(operand, x)
         for _ in range(20):
             assert torch.equal(bits(self.multiply(operand, x)), bits(first))
 
     def test_a_captured_graph_reads_what_is_there_at_replay(self):
-        operand = self.format.make((321, 576), torch.float16, 0, "cuda")
-        x, later = (inputs(4, 576, torch.float16, "cuda", seed=seed) for seed in (1, 2))
+        shape = self.least(321, 576)
+        operand = self.format.make(shape, torch.float16, 0, "cuda")
+        x, later = (inputs(4, shape[1], torch.float16, "cuda", seed=seed) for seed in (1, 2))
         expected = self.multiply(operand, later)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -139,14 +146,15 @@ class RowProductChecks:
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("columns", [576, 4096])
     def test_norm_three_matrices_biases_and_residual_in_one_launch(self, columns, dtype, kind):
-        outs = (577, 96, 33)
-        operands = [self.format.make((out, columns), dtype, out, "cuda") for out in outs]
+        shapes = [self.least(out, columns) for out in (577, 96, 33)]
+        outs, columns = [out for out, _ in shapes], shapes[0][1]
+        operands = [self.format.make(shape, dtype, shape[0], "cuda") for shape in shapes]
         generator = torch.Generator("cuda").manual_seed(3)
         x = inputs(1, columns, dtype, "cuda", seed=columns)
         weight = torch.rand(columns, device="cuda", generator=generator) + 0.5
         norm = gemv.Norm(weight if kind == "offset" else weight.to(dtype), 1e-5)
-        bias = torch.randn(706, device="cuda", generator=generator).to(dtype)
-        residual = torch.randn(1, 706, device="cuda", generator=generator).to(dtype)
+        bias = torch.randn(sum(outs), device="cuda", generator=generator).to(dtype)
+        residual = torch.randn(1, sum(outs), device="cuda", generator=generator).to(dtype)
         matrices = [operand.matrix for operand in operands]
         got = self.format.gemv(x, matrices, biases=list(bias.split(outs)), norm=norm, residual=residual)
         dense = torch.cat([operand.dense for operand in operands])
@@ -156,10 +164,11 @@ class RowProductChecks:
     @pytest.mark.parametrize("activation", list(ACTIVATIONS))
     @pytest.mark.parametrize("rows", [1, 5])
     def test_gate_and_up_in_one_launch(self, rows, activation):
-        operands = [self.format.make((1055, 1088), torch.float16, seed, "cuda") for seed in (1, 2)]
-        x = inputs(rows, 1088, torch.float16, "cuda") / 32
-        biases = [torch.randn(1055, device="cuda").half() for _ in operands]
-        out = torch.full((rows, 1055), torch.nan, device="cuda")
+        width, columns = self.least(1055, 1088)
+        operands = [self.format.make((width, columns), torch.float16, seed, "cuda") for seed in (1, 2)]
+        x = inputs(rows, columns, torch.float16, "cuda") / 32
+        biases = [torch.randn(width, device="cuda").half() for _ in operands]
+        out = torch.full((rows, width), torch.nan, device="cuda")
         got = self.format.gemv(
             x, [operand.matrix for operand in operands], biases=biases, activation=activation, out=out
         )
@@ -172,7 +181,8 @@ class RowProductChecks:
         assert (got.double() - exact).abs().max() <= 2 * naive
 
     def test_out_may_be_the_residual(self):
-        operand = self.format.make((321, 640), torch.bfloat16, 0, "cuda")
-        x, stream = inputs(1, 640, torch.bfloat16, "cuda"), torch.randn(1, 321, device="cuda").bfloat16()
+        out, columns = self.least(321, 640)
+        operand = self.format.make((out, columns), torch.bfloat16, 0, "cuda")
+        x, stream = inputs(1, columns, torch.bfloat16, "cuda"), torch.randn(1, out, device="cuda").bfloat16()
         expected = self.multiply(operand, x, residual=stream)
         assert torch.equal(bits(self.multiply(operand, x, residual=stream, out=stream)), bits(expected))

@@ -12,6 +12,10 @@ namespace localq {
 inline uint4 load_weights(const uint8_t* at, int left, int needed) {
   return left > needed ? *reinterpret_cast<const uint4*>(at) : uint4{};
 }
+inline void load_codes(uint4& a, uint4& b, const uint8_t* at_a, const uint8_t* at_b, int left, int needed) {
+  if (left <= needed) return;
+  a = load_weights(at_a, left, needed), b = load_weights(at_b, left, needed);
+}
 inline uint4 load_x(const uint8_t* at, int left, int needed) {
   return load_weights(at, left, needed);
 }

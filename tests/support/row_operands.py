@@ -13,7 +13,7 @@ from localq.kernels import gemv
 from localq.kernels.dense import dense_gemv
 from localq.kernels.int8 import Int8Matrix, int8_gemv
 from localq.kernels.rowlut import RowLutMatrix, rowlut_gemv
-from localq.quant import squeezellm
+from localq.quant import squeezellm, squeezellm_tiles
 
 
 @dataclass(frozen=True)
@@ -30,20 +30,27 @@ class RowOperand:
 
 @dataclass(frozen=True)
 class RowFormat:
-    """`make` (shape, dtype of x, seed, device) -> operand; `gemv`: the product; `columns` must be a multiple of."""
+    """`make` (shape, dtype of x, seed, device) -> operand; `gemv`: the product; what columns and rows must be multiples
+    of."""
 
     make: Callable[[tuple[int, int], torch.dtype, int, str], RowOperand]
     gemv: Callable[..., Tensor]
     columns: int
+    rows: int = 1
+
+    def shape(self, rows: int, columns: int) -> tuple[int, int]:
+        """The least one from there on that the format takes."""
+        return -(-rows // self.rows) * self.rows, -(-columns // self.columns) * self.columns
 
     def shapes(self) -> list[tuple[int, int]]:
         """One result and one load; part of a tile; items whole, short and missing; more results than a block keeps
         shares of at a time (one row: 512 times the multiprocessors); x too wide for shared memory."""
         c = self.columns
-        return [
+        shapes = (
             (1, c), (15, 5 * c), (48, 512), (577, 576), (33, 1088 + c), (1001, 2112 + c), (5003, 4160 + c),
             (77, 28672), (40009, 192 + c), (70001, 3 * c),
-        ]  # fmt: skip
+        )  # fmt: skip
+        return [self.shape(*each) for each in shapes]
 
 
 def _dense(shape: tuple[int, int], dtype: torch.dtype, seed: int, device: str) -> RowOperand:
@@ -75,12 +82,24 @@ def _rowlut(shape: tuple[int, int], dtype: torch.dtype, seed: int, device: str) 
     table[2::7, 5], table[3::7], table[4::11] = 0.0, table[3::7].abs(), table[4::11, :1]
     table[::5] *= 30
     matrix = RowLutMatrix(codes, table.half().to(device))
-    return RowOperand(matrix, squeezellm.dequantize(squeezellm.Packed(matrix.codes, matrix.table), torch.float32))
+    return RowOperand(matrix, rowlut_weights(matrix, torch.float32))
+
+
+def _rowlut_in_tiles(shape: tuple[int, int], dtype: torch.dtype, seed: int, device: str) -> RowOperand:
+    made = _rowlut(shape, dtype, seed, device)
+    return RowOperand(RowLutMatrix(squeezellm_tiles.tile(made.matrix.codes), made.matrix.table, True), made.dense)
+
+
+def rowlut_weights(matrix: RowLutMatrix, dtype: torch.dtype) -> Tensor:
+    """[out, in] of `dtype` by the definition of the format."""
+    codes = squeezellm_tiles.untile(matrix.codes) if matrix.tiled else matrix.codes
+    return squeezellm.dequantize(squeezellm.Packed(codes, matrix.table), dtype)
 
 
 DENSE = RowFormat(_dense, dense_gemv, 8)
 INT8 = RowFormat(_int8, int8_gemv, 16)
 ROWLUT = RowFormat(_rowlut, rowlut_gemv, 32)
+ROWLUT_TILES = RowFormat(_rowlut_in_tiles, rowlut_gemv, 128, 8)
 
 
 def normed(x: Tensor, norm: gemv.Norm) -> Tensor:
