@@ -11,17 +11,26 @@ from localq.sanitize import sanitize
 
 MOST = 50  # that are listed
 LOOKED_AT = 5_000  # entries of a folder
+_WHAT = 23  # column of the help, in which stands what a command does
+
+
+def usages() -> dict[str, tuple[str, str]]:
+    """Command -> (how it is written, what it does), from the help of the commands."""
+    found: dict[str, tuple[str, str]] = {}
+    names: list[str] = []
+    for line in commands.HELP.split("\n\n")[0].split("\n"):
+        if line.startswith("/"):
+            usage, what = (line[:_WHAT].strip(), line[_WHAT:]) if line[_WHAT - 1 : _WHAT] == " " else (line, "")
+            names = re.findall(r"/[\w?]+", usage)
+            found.update((name, (next(each for each in usage.split(", ") if name in each), what)) for name in names)
+        else:  # it goes on
+            found.update((name, (found[name][0], f"{found[name][1]} {line.strip()}".strip())) for name in names)
+    return found
 
 
 def command_help() -> dict[str, str]:
-    """Command -> what it does, from the help of the commands; an alias says what it stands for."""
-    found: dict[str, str] = {}
-    for line in commands.HELP.split("\n"):
-        if line.startswith("/"):
-            usage, _, what = line.partition("  ")
-            for name in re.findall(r"/[\w?]+", usage):
-                found[name] = what.strip() or usage
-    known = {name: found.get(name, "") for name in (*commands.COMMANDS, "/exit")}
+    """Command -> what it does; an alias says what it stands for."""
+    known = {name: what for name, (_, what) in usages().items()}
     return known | {alias: f"as {name}" for alias, name in commands.ALIASES.items()}
 
 

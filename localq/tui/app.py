@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import work
 from textual.app import SuspendNotSupported, SystemCommand
@@ -282,13 +282,11 @@ class LocalqApp(TerminalApp):
 
         self.push_screen(ThemePalette())
 
-    def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         """What the palette lists."""
-        for name, key in keymap.in_force(self.settings.keys).items():
-            if key.where == keymap.ANYWHERE and name not in ("palette", "stop"):
-                node = self if hasattr(self, f"action_{name}") else screen
-                yield SystemCommand(key.what.capitalize(), key.keys, getattr(node, f"action_{name}"))
-        yield SystemCommand("Theme", "choose another", self.action_change_theme)
+        from localq.tui import palette_lines  # start-up cost: it knows the commands
+
+        return palette_lines.of(self, screen)
 
 
 def _history_file() -> Path | None:

@@ -11,7 +11,7 @@ import importlib
 MODULES = (
     "markdown_it", "pygments.lexers", "localq.tui.reply_text", "localq.chat", "localq.commands.completing",
     "localq.tui.themes", "localq.tui.help_screen", "localq.tui.sessions_panel", "localq.tui.settings_screen",
-    "localq.tui.picker", "localq.tui.picker_dialogs", "localq.tui.opening_screen",
+    "localq.tui.picker", "localq.tui.picker_dialogs", "localq.tui.opening_screen", "localq.tui.palette_lines",
 )  # fmt: skip
 SELDOM = 200  # times the middle generation is looked through, before everything is: by default, 10
 

@@ -146,6 +146,16 @@ class ChatScreen(ChatParts):
             self.app.action_help()
         elif self.conversation.model is not None:
             self.conversation.command(line)
+        else:
+            self.notify("Not now: there is no model yet.", markup=False)
+
+    def take_command(self, name: str, whole: bool) -> None:
+        """Out of the palette: done as if it were sent, or begun in the message where more words may follow."""
+        if whole:
+            self.post_message(Composer.Sent(name))
+        else:
+            self.composer.put(f"{name} {self.composer.text}")
+            self.composer.focus()
 
     @on(ConversationView.EditWanted)
     def _edit(self, message: ConversationView.EditWanted) -> None:

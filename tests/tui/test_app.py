@@ -1,4 +1,4 @@
-"""The app as a whole: its first frame, its sizes, how it is left, what it goes on with, and its palette."""
+"""The app as a whole: its first frame, its sizes, how it is left, and what it goes on with."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import pace
 import pytest
 from kept_sessions import talk
 from scripted_client import CharTokenizer, ScriptedClient
-from textual.command import CommandPalette
 from tui_layout import assert_sound
 from tui_pilot import chat_app, drive, drive_chat, say, screen_text, until
 
-from localq import keymap
 from localq.chat import ChatSession
 from localq.conversation import Message
 from localq.errors import ExitCode
@@ -225,29 +223,3 @@ def test_every_turn_is_saved_and_gone_on_with(tmp_path):
 
     drive(again, second)
     assert session.client.prompts == ["<user>question<assistant>one<user>more<assistant>"]
-
-
-def test_the_palette_finds_what_can_be_done_by_its_name():
-    app = chat_app([])
-
-    async def script(pilot):
-        await pilot.press("ctrl+p")
-        await until(pilot, lambda: isinstance(app.screen, CommandPalette))
-        await pilot.press(*"keys and commands")
-        await until(pilot, lambda: "Help: keys and commands" in screen_text(app), "the command")
-        await pilot.press("enter")
-        await until(pilot, lambda: isinstance(app.screen, HelpScreen))
-
-    drive_chat(app, script)
-
-
-def test_every_key_that_acts_anywhere_is_in_the_palette_and_does_something():
-    app = chat_app([])
-
-    async def script(pilot):
-        commands = {each.title: each.callback for each in app.get_system_commands(app.chat)}
-        for name, key in keymap.KEYS.items():
-            if key.where == keymap.ANYWHERE and name not in ("palette", "stop"):
-                assert callable(commands[key.what.capitalize()])
-
-    drive_chat(app, script)
