@@ -56,6 +56,12 @@ __device__ __forceinline__ void prefetch_bytes(const void* at, uint32_t bytes) {
 #endif
 }
 
+// The same, made here: neither earlier nor once more where it is used.
+__device__ __forceinline__ uint32_t made_here(uint32_t value) {
+  asm volatile("mov.u32 %0, %0;" : "+r"(value));
+  return value;
+}
+
 __device__ __forceinline__ uint32_t address_in_shared(const void* pointer) {
   return uint32_t(__cvta_generic_to_shared(pointer));
 }

@@ -23,8 +23,8 @@ __device__ __forceinline__ Columns columns_of_warp(const RowLutGemv& p) {
   return {p.steps * warp / p.warps, p.steps * (warp + 1) / p.warps};
 }
 
-// What is left of a block from a tile on, as far as rows lie `span` behind each other from tile to tile: whole tiles of
-// the matrix that the tile begins in. Tiles before the one that this returns are among them.
+// The tiles before this one, from `tile` on, are whole and of the matrix that it begins in: from each to the next is
+// `p.tile_bytes`.
 __device__ __forceinline__ uint32_t whole_tiles(const RowLutGemv& p, const Span& span, uint32_t tile) {
   const Row first = row_of(p, span, tile, 0, 0);
   const uint32_t left = span.end - span.begin - tile * p.row.span;
@@ -38,7 +38,7 @@ struct Codes {
   uint32_t now = 0;           // 0 or 1
   const uint8_t *low, *high;  // of the first step of two rows
   int end;                    // the lane's steps
-  uint32_t whole = 0;         // tiles up to there lie as far apart as `p.tile_bytes` says
+  uint32_t whole = 0;         // see `whole_tiles`
 };
 
 // The codes of a row.
@@ -46,15 +46,17 @@ __device__ __forceinline__ const uint8_t* codes_of(const RowLutGemv& p, const Ro
   return p.row.segment[row.segment].rows + uint64_t(row.o & ~7u) * p.row.row_bytes + row.o % 8 * p.row_stride;
 }
 
-// From the tile before to `tile`. Past the end there is nothing to load.
+// From the tile before to `tile`, which lies `behind` it in the sense of `whole_tiles`, or not. Past the end there is
+// nothing to load.
 __device__ __forceinline__ void go_to_tile(const RowLutGemv& p, const Span& span, const Columns& columns, uint32_t tile,
-                                           Codes& codes) {
-  if (tile < codes.whole) {
+                                           bool behind, Codes& codes) {
+  if (behind) {
     codes.low += p.tile_bytes, codes.high += p.tile_bytes;
     return;
   }
   codes.end = 0;
   if (tile >= span.tiles) return;
+  tile = made_here(tile);  // so that nothing of this is worked out for every tile
   const uint32_t lane = threadIdx.x % 32, skipped = lane % 4 * 16;
   codes.low = codes_of(p, row_of(p, span, tile, lane / 4, 0)) + skipped;
   codes.high = codes_of(p, row_of(p, span, tile, lane / 4, 1)) + skipped;

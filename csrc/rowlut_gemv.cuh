@@ -68,14 +68,13 @@ __device__ __forceinline__ void load_next(const RowLutGemv& p, Codes& codes, uin
 // either has asked for.
 template <int kNow, typename X>
 __device__ __forceinline__ void sum_batch(const RowLutGemv& p, const Span& span, const Columns& columns, Sums& sum,
-                                          Operands& b, const Lookup& look, const X& x, uint32_t tile, uint32_t step,
-                                          Codes& codes, ValuesAt& values) {
+                                          Operands& b, const Lookup& look, const X& x, uint32_t tile, bool behind,
+                                          uint32_t step, Codes& codes, Values& values) {
   const bool last = step + kSteps >= columns.end;
-  const uint32_t whole = codes.whole;  // what holds of this tile: the next one may begin in another matrix
-  if (last) go_to_tile(p, span, columns, tile + 1, codes);
+  if (last) go_to_tile(p, span, columns, tile + 1, behind, codes);
   load_next<kNow>(p, codes, last ? columns.begin : step + kSteps);
   if (step < columns.end) multiply_step(sum, b, look, codes.batch[kNow][0], x, step);
-  if (step == columns.begin) load_values(p, span, tile + 1, whole, values);
+  if (step == columns.begin) load_values(p, span, tile + 1, behind, values);
   if (step + 1 < columns.end) multiply_step(sum, b, look, codes.batch[kNow][1], x, step + 1);
 }
 
@@ -83,14 +82,15 @@ __device__ __forceinline__ void sum_batch(const RowLutGemv& p, const Span& span,
 template <typename X>
 __device__ __forceinline__ void sum_tile(const RowLutGemv& p, const Span& span, const Columns& columns, Sums& sum,
                                          Operands& b, const Lookup& look, const X& x, uint32_t tile, Codes& codes,
-                                         ValuesAt& values) {
+                                         Values& values) {
+  const bool behind = tile + 1 < codes.whole;
   uint32_t step = columns.begin;
 #pragma unroll 1
   do {  // once without columns, too
     if (codes.now == 0) {
-      sum_batch<0>(p, span, columns, sum, b, look, x, tile, step, codes, values);
+      sum_batch<0>(p, span, columns, sum, b, look, x, tile, behind, step, codes, values);
     } else {
-      sum_batch<1>(p, span, columns, sum, b, look, x, tile, step, codes, values);
+      sum_batch<1>(p, span, columns, sum, b, look, x, tile, behind, step, codes, values);
     }
     codes.now ^= 1;
   } while ((step += kSteps) < columns.end);
@@ -142,7 +142,7 @@ struct Shared {
 // All tiles of the block, the first of which has its table.
 template <typename T, typename X>
 __device__ __forceinline__ void sum_tiles(const RowLutGemv& p, const Span& span, const Shared& s,
-                                          const Columns& columns, const X& x, Codes& codes, ValuesAt& values, void* y) {
+                                          const Columns& columns, const X& x, Codes& codes, Values& values, void* y) {
   const uint32_t tile_floats = p.warps * kRowTile * p.row.rows;
   Lookup look = {address_in_shared(dynamic_memory()), kept(threadIdx.x % 32 * 4)};
   Operands b = {};
@@ -175,10 +175,10 @@ __global__ void __launch_bounds__(kMostThreads, 1)  // and 128 registers: two bl
   const Span span = span_of(p);
   const Columns columns = columns_of_warp(p);
   Codes codes;
-  go_to_tile(p, span, columns, 0, codes);
+  go_to_tile(p, span, columns, 0, false, codes);
   load_batch(p, codes, codes.batch[0], columns.begin, codes.end - int(columns.begin));
-  ValuesAt values;
-  load_values(p, span, 0, 0, values);
+  Values values;
+  load_values(p, span, 0, false, values);
   prefetch_tiles(p, span, 1, 0);
   if (threadIdx.x < 8) s.largest[threadIdx.x] = 0;
   fill_table(p, s.tables, values);

@@ -56,10 +56,11 @@ struct Part {
   }
 };
 
-struct ValuesAt {
+struct Values {
   uint4 low;          // eight
   uint32_t high[2];   // one or two
-  const uint8_t* at;  // from where on: those of low nibbles
+  const uint8_t* at;  // where those of low nibbles are
+  int to_high;        // bytes from there to that of high ones
 };
 
 // A row of one of the matrices.
@@ -75,25 +76,24 @@ __device__ __forceinline__ Row row_of(const RowLutGemv& p, const Span& span, uin
   return row;
 }
 
-// What the thread needs of a tile's values, where it had those of the tile before. Up to tile `whole` rows lie a tile
-// behind each other.
-__device__ __forceinline__ void load_values(const RowLutGemv& p, const Span& span, uint32_t tile, uint32_t whole,
-                                            ValuesAt& values) {
-  const Part part;
-  if (tile < whole) {
+// From the values of the tile before to those of `tile`, which lies `behind` it (rowlut_codes.cuh), or not.
+__device__ __forceinline__ void load_values(const RowLutGemv& p, const Span& span, uint32_t tile, bool behind,
+                                            Values& values) {
+  if (behind) {
     values.at += p.row.span * kValueBytes;
   } else {
-    const Row row = row_of(p, span, tile, part.g, part.half);
+    const Part part;
+    const Row row = row_of(p, span, made_here(tile), part.g, part.half);
     values.at = reinterpret_cast<const uint8_t*>(p.values[row.segment]) + uint64_t(row.o) * kValueBytes + 2 * part.low;
+    values.to_high = int(made_here(2 * (part.high - part.low)));
   }
-  const auto* const high = reinterpret_cast<const unsigned short*>(values.at + 2 * (int(part.high) - int(part.low)));
-  const uint32_t second = p.warps == kMostWarps ? 0 : kMostWarps / 2;
+  const auto* const high = reinterpret_cast<const unsigned short*>(values.at + values.to_high);
   values.low = __ldg(reinterpret_cast<const uint4*>(values.at));
-  values.high[0] = __ldg(high), values.high[1] = __ldg(high + second);
+  values.high[0] = __ldg(high), values.high[1] = __ldg(high + (kMostWarps - p.warps));
 }
 
 // The pairs of one value of high nibbles.
-__device__ __forceinline__ void fill_codes(uint8_t* to, const ValuesAt& values, uint32_t high) {
+__device__ __forceinline__ void fill_codes(uint8_t* to, const Values& values, uint32_t high) {
   const uint32_t words[4] = {values.low.x, values.low.y, values.low.z, values.low.w};
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void fill_codes(uint8_t* to, const ValuesAt& values, 
 }
 
 // All threads; the block synchronises before and after.
-__device__ __forceinline__ void fill_table(const RowLutGemv& p, uint8_t* table, const ValuesAt& values) {
+__device__ __forceinline__ void fill_table(const RowLutGemv& p, uint8_t* table, const Values& values) {
   const Part part;
   uint8_t* const to = table + (16 * part.high + part.low) * kCodeBytes + part.half * kHalfBytes + 16 * part.g;
   fill_codes(to, values, values.high[0]);
