@@ -72,6 +72,7 @@ KEYS: dict[str, Key] = {
     "sidebar_delete": Key("d", SIDEBAR, "delete it"),
     "sidebar_undo": Key("u", SIDEBAR, "bring back what was deleted last"),
     "sidebar_search": Key("slash", SIDEBAR, "to the search"),
+    "sidebar_list": Key("down", SIDEBAR, "from the search to the list"),
     "sidebar_back": Key("escape", SIDEBAR, "out of a title, out of a search; then as `stop`"),
     "picker_open": Key("enter", PICKER, "open it", "Open"),
     "picker_force": Key("f", PICKER, "open what the plan says does not fit, after a question", "Force"),

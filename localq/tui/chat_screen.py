@@ -73,6 +73,7 @@ class ChatScreen(ChatParts):
     def _free(self) -> None:
         self.instruments.reply_ended()
         self._show_model()
+        self._show_stats()
         self.query_one(Sidebar).look_again(self.conversation.number)
 
     @on(InstrumentsPanel.ProfileWanted)
@@ -101,6 +102,7 @@ class ChatScreen(ChatParts):
         await self.conversation.take(model)
         self.status(doing="ready")
         self._show_model()
+        self._show_stats()
         waiting, self._waiting = self._waiting, ""
         if waiting:
             self._send(waiting)
@@ -113,6 +115,18 @@ class ChatScreen(ChatParts):
             if loaded is not self._loaded:
                 self._loaded = loaded
                 self.instruments.show_loaded(loaded)
+
+    def _show_stats(self) -> None:
+        """Of the last reply of this conversation; not of another, nor where the model reads something else since."""
+        model = self.conversation.model
+        if model is not None:
+            talk, loaded = model.session.conversation, model.session.loaded
+            last = talk.last_reply()
+            stats = None if last is None else talk.turns[last].stats
+            if stats is not None and stats != self.query_one(StatusLine).status.stats:
+                is_read = talk.read()[0] is None and loaded is not None and loaded.context_size == stats.context_size
+                stats = stats if is_read else None
+            self.status(stats=stats)
 
     # ---- saying something
 

@@ -38,6 +38,21 @@ class _Listed:
     note: str
 
 
+class _Search(Input):
+    BINDINGS: ClassVar = [*bindings("sidebar_list")]
+
+    def action_list(self) -> None:
+        self.screen.query_one("#list").focus()
+
+
+class _List(OptionList):
+    def action_cursor_up(self) -> None:  # above the first is the search
+        if self.highlighted:
+            super().action_cursor_up()
+        else:
+            self.screen.query_one("#search").focus()
+
+
 class SessionsPanel(Widget):
     """Conversations of `store`, the last used first. What is slow runs in a thread."""
 
@@ -67,9 +82,9 @@ class SessionsPanel(Widget):
         self._pause: Timer | None = None
 
     def compose(self) -> ComposeResult:
-        yield Input(placeholder="Search", compact=True, id="search")
+        yield _Search(placeholder="Search", compact=True, id="search")
         yield Input(placeholder="Its new title", compact=True, id="title")
-        yield OptionList(markup=False, compact=True, id="list")
+        yield _List(markup=False, compact=True, id="list")
         yield Static("", id="about", markup=False)
         with Horizontal(id="buttons"):
             for name in ("new", "rename", "delete", "undo"):

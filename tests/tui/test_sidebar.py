@@ -14,6 +14,7 @@ from localq.session_record import Session
 from localq.sessions import SessionStore
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
+from localq.tui.status_line import StatusLine
 from localq.worker.messages import Load
 
 
@@ -53,6 +54,46 @@ def test_a_conversation_is_looked_for_chosen_and_gone_on_with(store, size):
 
     drive_chat(app, script, size)
     assert app.model.session.record.id == 1
+
+
+def test_the_arrows_lead_from_the_search_to_the_list_and_back(store):
+    app = app_over(store)
+
+    async def script(pilot):
+        await pilot.press("ctrl+s")
+        await until(pilot, lambda: app.chat.query("SessionsPanel #list"))
+        listed = app.chat.query_one("SessionsPanel #list", OptionList)
+        await until(pilot, lambda: listed.option_count == 2)
+        await pilot.press("down", "down")
+        assert (listed.has_focus, listed.highlighted) == (True, 1)
+        await pilot.press("up", "up")
+        assert app.focused.id == "search"
+
+    drive_chat(app, script, (100, 30))
+
+
+def test_the_line_below_tells_of_the_conversation_that_is_shown(store):
+    app = app_over(store, ["answer"])
+
+    def told() -> str:
+        return str(app.chat.query_one(StatusLine).render())
+
+    async def script(pilot):
+        await say(pilot, "hi")
+        assert "context" in told()
+        await say(pilot, "/tokens")
+        assert "context" in told()
+        await say(pilot, "/resume 1")
+        assert "all about ships" in screen_text(app)
+        assert "context" not in told()
+        await say(pilot, "/resume 3")
+        assert "context" in told()
+        await say(pilot, "/compact off")  # refused
+        assert "context" in told()
+        await say(pilot, "/clear")
+        assert "context" not in told()
+
+    drive_chat(app, script, (100, 30))
 
 
 def test_a_new_one_is_begun_and_listed_when_something_was_said(store):
