@@ -3,8 +3,9 @@
 //
 // A thread has the 16 values of a row in 8 registers, low bytes and high bytes apart, and takes kUnroll words of 8
 // codes of it, all loaded before the first use: PRMT picks four bytes by four codes, once of the values below 8 and
-// once of those above, and once more which of the two. A warp reads 128 and writes 512 contiguous bytes at a time.
-// Needs in % 8 == 0. Bound: memory. Moves out * (in (1/2 + sizeof(T)) + 32) bytes.
+// once of those above, and once more which of the two. A warp reads 128 and writes 512 contiguous bytes at a time;
+// where codes lie in tiles it reads 64 twice, and the warps of a block what lies between. Needs in % 8 == 0. Bound:
+// memory. Moves out * (in (1/2 + sizeof(T)) + 32) bytes.
 #include "launch.h"
 #include "rounding.cuh"
 #include "row_machine.cuh"

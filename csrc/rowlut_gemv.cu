@@ -1,6 +1,6 @@
 // y = extras(x W^T), W in 4 bits with 16 values of its own for every row (localq/quant/squeezellm.py), up to three
 // matrices that share x; results are cut into blocks and tiles as in row_gemv.cuh.
-//   codes  u8  [out, in / 2]     x T [rows, in], 1 to 8 rows
+//   codes  u8  [out, in / 2]     x T [rows, in], 1 to 8 rows     codes in tiles or row by row (rowlut.h)
 //   values f16 [out, 16]         y T or f32 [rows, sum of outs]
 // Needs in % 32 == 0; out is free.
 //
