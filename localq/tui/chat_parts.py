@@ -12,11 +12,13 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from localq.input_history import InputHistory
+from localq.keymap import in_force
 from localq.tui.composer import Composer
 from localq.tui.composer_area import ComposerArea
 from localq.tui.conversation_view import ConversationView
 from localq.tui.host import TuiHost
 from localq.tui.instruments import InstrumentsPanel, Mode
+from localq.tui.keys import first
 from localq.tui.keys_first import KeysFirstScreen
 from localq.tui.sidebar import Sidebar
 from localq.tui.status_line import StatusLine
@@ -61,7 +63,8 @@ class ChatParts(KeysFirstScreen, TerminalScreen, Screen[None]):
         conversation = ConversationView(TuiHost(self.app), self._record, id="conversation")
         main = Vertical(conversation, ComposerArea(self._past, id="writing"), id="main")
         instruments = InstrumentsPanel(id="instruments", mode=_mode(self.app.size.width))
-        return [Horizontal(Sidebar(id="sidebar"), main, instruments, id="body"), StatusLine(id="status")]
+        status = StatusLine(id="status", hint=f"{first(in_force(self.app.settings.keys)['help'])} help")
+        return [Horizontal(Sidebar(id="sidebar"), main, instruments, id="body"), status]
 
     def _classify(self) -> None:
         """The instruments where there is room for them, and what Textual adds with the first size: every class that

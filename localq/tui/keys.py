@@ -34,6 +34,11 @@ def in_use(screen: Screen[Any], name: str) -> str:
     return _one(next(active, KEYS[name].keys.split(",")[0]))
 
 
+def first(key: Key) -> str:
+    """ "Ctrl-X" for "ctrl+x,f2"."""
+    return _one(key.keys.split(",")[0])
+
+
 def shown(key: Key) -> str:
     """ "Ctrl-X, F2" for "ctrl+x,f2"."""
     return ", ".join(_one(each) for each in key.keys.split(","))

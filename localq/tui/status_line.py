@@ -28,6 +28,7 @@ class Status:
     stats  of the reply that runs or was the last; None = there was none
     thinking, stopping   of the reply that runs
     model, format, device   empty until they are known
+    hint   where there is room for it
     """
 
     doing: str = ""
@@ -37,6 +38,7 @@ class Status:
     model: str = ""
     format: str = ""
     device: str = ""
+    hint: str = ""
 
 
 def phase(status: Status) -> str:
@@ -92,6 +94,7 @@ def _parts(status: Status) -> list[tuple[int, str]]:
     parts.append((6, sanitize(status.model).replace("\n", " ")))
     parts.append((3, status.format))
     parts.append((2, sanitize(status.device)))
+    parts.append((1, status.hint))
     return parts
 
 
@@ -99,6 +102,10 @@ class StatusLine(Static):
     """Draws a `Status` in one row."""
 
     status: reactive[Status] = reactive(Status())
+
+    def __init__(self, id: str | None = None, hint: str = "") -> None:
+        super().__init__(id=id)
+        self.set_reactive(StatusLine.status, Status(hint=hint))
 
     def render(self) -> Content:
         """The line as wide as there is room."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from rich.cells import cell_len
+from tui_pilot import chat_app, drive_chat, screen_text
 
 from localq.stats import Stats
 from localq.tui.status_line import Status, bar, line, phase, transferred
@@ -47,6 +48,22 @@ def test_it_never_is_wider_than_its_place_and_drops_the_least_first(width):
     order = ["NVIDIA H200", "nf4", "█▍░", "first after", "llama-3.1-8b", "context 14%", "64.0 tok/s"]
     missing = [part not in shown for part in order]
     assert missing == sorted(missing, reverse=True)
+
+
+def test_how_to_get_help_is_told_where_there_is_room_and_goes_first():
+    ready = Status(doing="ready", model="phi-4", hint="F1 help")
+    assert line(ready, 80) == "ready │ phi-4 │ F1 help"
+    assert line(ready, 22) == "ready │ phi-4"
+
+
+@pytest.mark.parametrize(("keys", "hint"), [({}, "F1 help"), ({"help": "f9,ctrl+w"}, "F9 help")])
+def test_the_key_of_the_help_is_the_one_that_was_set(keys, hint):
+    app = chat_app([], keys=keys)
+
+    async def script(pilot):
+        assert hint in screen_text(app).splitlines()[-1]
+
+    drive_chat(app, script)
 
 
 def test_a_wide_name_is_cut_by_cells_and_what_acts_on_a_terminal_is_left_out():
