@@ -54,6 +54,18 @@ class Reply:
     unmet: Grammar | None = None
 
 
+class Retold(str):
+    """What to tell that has replies in it. parts: texts, each beginning a line, and whether it is a reply."""
+
+    parts: tuple[tuple[str, bool], ...]
+
+    def __new__(cls, *parts: tuple[str, bool]) -> Retold:
+        """All of it is the text."""
+        told = super().__new__(cls, "\n".join(text for text, _ in parts))
+        told.parts = parts
+        return told
+
+
 Replies = Generator[Piece | Reply, None, None]
 
 

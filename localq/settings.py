@@ -74,6 +74,7 @@ class Settings:
     seed: int | None = None
     offline: bool = False
     stats: bool = True
+    markdown: bool = True
     save: bool = True
     snapshots: str = "4GiB"
     ui: str = "auto"
@@ -134,6 +135,7 @@ DESCRIPTIONS: dict[str, str] = {
     "seed": "unset = a fresh one for every reply",
     "offline": "never touch the network",
     "stats": "print tokens, tok/s and time to first token after a reply (stderr)",
+    "markdown": "draw replies as Markdown where they are printed at a terminal, by `localq run` and line by line",
     "save": "keep every conversation of `localq chat`, turn by turn, for --continue and --resume",
     "snapshots": "most disk, such as 4GiB, for what models have read of long conversations, so that these are taken up "
     "at once; off = none",

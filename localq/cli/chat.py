@@ -59,6 +59,7 @@ def chat(
     offline: options.Offline = None,
     token: options.Token = None,
     stats: options.ShowStats = None,
+    markdown: options.Markdown = None,
     plain: options.Plain = False,
     quiet: options.Quiet = False,
     json: Annotated[bool, typer.Option("--json", help="Of --dry-run: print one JSON object.")] = False,

@@ -12,10 +12,12 @@ from localq.sanitize import sanitize
 
 
 class TerminalHost:
-    """A terminal, or a pipe. aside: within, another program has the terminal."""
+    """A terminal, or a pipe. aside: within, another program has the terminal. markdown: a terminal draws replies."""
 
-    def __init__(self, aside: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext) -> None:
-        self._aside = aside
+    def __init__(
+        self, aside: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext, markdown: bool = True
+    ) -> None:
+        self._aside, self.markdown = aside, markdown
 
     def copy(self, text: str) -> str:
         """To the terminal's clipboard, or printed."""
@@ -25,6 +27,11 @@ class TerminalHost:
         """In $VISUAL or $EDITOR."""
         with self._aside():
             return editor.edited(text, otherwise)
+
+    def draws(self, wanted: bool | None) -> bool:
+        """From the next reply on."""
+        self.markdown = self.markdown if wanted is None else wanted
+        return self.markdown
 
     def show(self, text: str, remark: str) -> str:
         """On stdout."""

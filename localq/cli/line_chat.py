@@ -15,6 +15,7 @@ from localq.cli.line_input import Reader
 from localq.cli.options import Given
 from localq.cli.output import note, tell_lost
 from localq.cli.presses import Presses
+from localq.cli.reply_printer import printing, tell
 from localq.cli.session import (
     Discarded,
     TakenBack,
@@ -101,9 +102,9 @@ def _talk(place: _Place, quiet: bool, first: Given | None, again: bool) -> int |
         record = place.start.take_up(opened.session)
         opened.session.attached += place.attached
         if record is not None and not quiet and not again:
-            note(taken_up(record))
+            tell(taken_up(record), settings.markdown and place.start.grammar is None)
         try:
-            outcome = LineChat(opened, watcher, settings.stats and not quiet).run(first)
+            outcome = LineChat(opened, watcher, settings.stats and not quiet, settings.markdown).run(first)
         finally:  # a signal leaves too
             saved = resuming.saved_at_last(opened.session, note)
         record = opened.session.record
@@ -130,11 +131,11 @@ def _leave(opened: Opened, watcher: TerminalWatcher, show_stats: bool) -> None:
 class LineChat:
     """Read a line, do what it says, until the end of input. `interrupted`: the last reply was stopped by Ctrl-C."""
 
-    def __init__(self, opened: Opened, watcher: TerminalWatcher, show_stats: bool) -> None:
+    def __init__(self, opened: Opened, watcher: TerminalWatcher, show_stats: bool, markdown: bool = True) -> None:
         self.opened, self.session, self.watcher, self.show_stats = opened, opened.session, watcher, show_stats
         self.presses = Presses()
         self.read = Reader(self.session.store is not None, self.presses)
-        self.host = TerminalHost(self.read.aside)
+        self.host = TerminalHost(self.read.aside, markdown)
         self.interrupted_at = -LEAVE_WITHIN_S
         self.interrupted = False
 
@@ -197,6 +198,7 @@ class LineChat:
         name, argument = commands.parse(line.strip())
         if name == "/exit":
             return ExitCode.OK
+        said = self.session.messages[-1].answer if name == "/continue" and self.session.messages else ""
         try:
             with self.presses.raised():
                 result = commands.COMMANDS[name](self.session, argument, self.host)
@@ -208,9 +210,9 @@ class LineChat:
         if isinstance(result, SwitchModel):
             return result
         if isinstance(result, str):
-            note(result)
+            tell(result, self._draws())
         else:
-            self.stream(result)
+            self.stream(result, said)
         return None
 
     def ask(self, text: str, piped: str = "") -> Reply | None:
@@ -227,14 +229,19 @@ class LineChat:
             return None
         return self.stream(parts)
 
-    def stream(self, parts: Replies) -> Reply | None:
-        """Print a reply as it arrives; Ctrl-C stops it and keeps it. Returns its end."""
+    def _draws(self) -> bool:
+        """As Markdown; what keeps to a grammar is none."""
+        return self.host.markdown and self.session.grammar is None
+
+    def stream(self, parts: Replies, said: str = "") -> Reply | None:
+        """Print a reply, or what comes behind `said`, as it arrives; Ctrl-C stops it and keeps it. Returns its end."""
         with shown(self.watcher.quiet) as thoughts, interruptible(self.session) as pressed, contextlib.closing(parts):
             if self.presses.taken():  # behind what was asked for and before this
                 pressed.told = True
                 self.session.stop()
             self.watcher.load(self.opened)
-            reply = print_reply(parts, self.watcher.status, thoughts)  # closed: what came of it is kept
+            with printing(self._draws(), said) as printer:
+                reply = print_reply(parts, self.watcher.status, thoughts, printer)  # closed: what came of it is kept
         self.interrupted = pressed.told
         if reply is not None:
             for line in reply.notices:

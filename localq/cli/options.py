@@ -132,6 +132,12 @@ ShowStats = Annotated[
     bool | None,
     typer.Option("--stats/--no-stats", "--verbose", "-v", help="Speed after a reply.", show_default=False),
 ]
+Markdown = Annotated[
+    bool | None,
+    typer.Option(
+        "--markdown/--no-markdown", help="Draw replies at a terminal, or print as written.", show_default=False
+    ),
+]
 Think = Annotated[
     str | None,
     typer.Option(

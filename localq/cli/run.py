@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +22,7 @@ from localq.settings import Settings
 
 if TYPE_CHECKING:
     from localq.chat import ChatSession, Piece, Reply
+    from localq.cli.reply_printer import Printer
     from localq.grammar import Grammar
     from localq.worker.messages import Loaded
 
@@ -63,6 +66,7 @@ def run(
     offline: options.Offline = None,
     token: options.Token = None,
     stats: options.ShowStats = None,
+    markdown: options.Markdown = None,
     quiet: options.Quiet = False,
     extract: Extract = False,
     json: options.Json = False,
@@ -129,11 +133,22 @@ def _answer(settings: Settings, asked: _Asked) -> int:
         loaded = watcher.load(opened)
         with interruptible(opened.session) as pressed:
             parts = _parts(opened.session, text, asked.quiet)
-            reply = print_reply(parts, watcher.status, thoughts, write_text=not asked.json and not asked.extract)
+            with _printing(settings, asked, opened.session) as printer:
+                reply = print_reply(parts, watcher.status, thoughts, printer)
     if reply is None:
         return ExitCode.FAILURE
     _tell(settings, asked, reply, loaded)
     return ExitCode.INTERRUPTED if pressed.told else ExitCode.OK
+
+
+def _printing(settings: Settings, asked: _Asked, session: ChatSession) -> AbstractContextManager[Printer]:
+    """Where the answer goes as it comes. What keeps to a grammar, or goes on with a text, is no Markdown."""
+    from localq.cli.reply_printer import Nowhere, printing
+
+    if asked.json or asked.extract:
+        return contextlib.nullcontext(Nowhere())
+    is_markdown = asked.grammar is None and session.tokenizer.chat_template is not None
+    return printing(settings.markdown and is_markdown)
 
 
 def _tell(settings: Settings, asked: _Asked, reply: Reply, loaded: Loaded) -> None:

@@ -16,6 +16,7 @@ from localq import opening, roofline
 from localq.chat import ChatSession, Piece, Reply
 from localq.cli import fetch_progress
 from localq.cli.output import is_rich_terminal, note
+from localq.cli.reply_printer import Printer
 from localq.cli.thoughts import Thoughts
 from localq.errors import LocalqError
 from localq.opening import Opened
@@ -148,50 +149,42 @@ def interruptible(session: ChatSession) -> Iterator[Pressed]:
 
 
 def print_reply(
-    parts: Iterator[Piece | Reply], status: StatusLine, thoughts: Thoughts, write_text: bool = True
+    parts: Iterator[Piece | Reply], status: StatusLine, thoughts: Thoughts, printer: Printer
 ) -> Reply | None:
-    """Stream the answer of a reply to stdout as it arrives; returns its end, or None when the stream had none. Where it
-    fails, the line that was begun ends before the error is told."""
-    reply, open_line = None, False
+    """Stream the answer of a reply as it arrives; returns its end, or None when the stream had none. Where it fails,
+    the line that was begun ends before the error is told."""
+    reply = None
     try:
         for part in parts:
             if isinstance(part, Reply):
                 reply = part
                 continue
-            _show_piece(part, status, thoughts, write_text)
-            if write_text and part.text and not part.thinking:
-                open_line = not part.text.endswith("\n")
+            _show_piece(part, status, thoughts, printer)
     except LocalqError:
         status.clear()
         thoughts.end()
-        if open_line:
-            _end_line()
+        printer.cut()
         raise
     status.clear()
     thoughts.end()
-    if write_text and (reply is None or reply.reason != MEASURED):
-        _end_line()
+    if reply is None or reply.reason != MEASURED:
+        printer.end()
     return reply
 
 
-def _show_piece(part: Piece, status: StatusLine, thoughts: Thoughts, write_text: bool) -> None:
+def _show_piece(part: Piece, status: StatusLine, thoughts: Thoughts, printer: Printer) -> None:
     if part.notice:
         status.clear()
+        printer.pause()
         note(f"({part.notice})")
     elif part.thinking:
         status.clear()
+        printer.pause()
         thoughts.write(part.text)
     elif part.text:
         status.clear()
         thoughts.end()
-        if write_text:
-            sys.stdout.write(part.text)
-            sys.stdout.flush()
+        printer.write(part.text)
     elif part.stats.phase == "prefill" and part.stats.prompt_tokens:
         done = part.stats.cached_tokens + part.stats.prefilled_tokens
         status.show(f"reading the prompt {done / part.stats.prompt_tokens:4.0%}")
-
-
-def _end_line() -> None:
-    sys.stdout.write("\n")
-    sys.stdout.flush()

@@ -30,6 +30,7 @@ HELP = """\
                        edited or cleared; or go on with one of them
 /read FILE, /glob PAT  put a text file, or all that fit a pattern, before your next message; @FILE in a message does too
 /copy [N|code]         copy the last reply, the N-th last, or the last block of code, as it was written
+/markdown [on|off]     whether replies are drawn as Markdown, or printed as they are written
 /sessions [TEXT]       list conversations, or search them; /sessions rm N removes one, /sessions restore N undoes that
 /resume N|TITLE        go on with another conversation
 /save [NAME]           name this conversation; it is saved after every turn anyway, unless --no-save was given
@@ -173,6 +174,7 @@ COMMANDS: dict[str, Callable[[ChatSession, str, Host], str | Replies | SwitchMod
     "/read": texts.read,
     "/glob": texts.glob_files,
     "/copy": texts.copy,
+    "/markdown": texts.markdown,
     "/sessions": sessions.sessions,
     "/resume": sessions.resume,
     "/save": sessions.save,

@@ -9,6 +9,7 @@ from localq import disk, transcript
 from localq.chat import ChatSession
 from localq.commands.host import Host
 from localq.errors import usage_error
+from localq.replies import Retold
 from localq.sanitize import sanitize
 from localq.session_record import Session, Summary
 from localq.sessions import SessionStore
@@ -59,8 +60,10 @@ def resume(session: ChatSession, argument: str, host: Host) -> str:
     was_with = record.model
     session.save()
     session.go_on(record)
-    other = "" if was_with == record.model else f"\nit was with {was_with}; it goes on with {record.model}"
-    return taken_up(record) + other
+    told = taken_up(record)
+    if was_with == record.model:
+        return told
+    return Retold(*told.parts, (f"it was with {was_with}; it goes on with {record.model}", False))
 
 
 def new(session: ChatSession, argument: str, host: Host) -> str:
@@ -107,12 +110,13 @@ def export(session: ChatSession, argument: str, host: Host) -> str:
     return f"{path}: {human_bytes(len(text.encode('utf-8', 'replace')))}"
 
 
-def taken_up(record: Session) -> str:
+def taken_up(record: Session) -> Retold:
     """What to tell of a conversation that is gone on with: its name, and how it ended."""
     messages = record.conversation.messages()
-    lines = [f"{record.name()} ({len(messages)} messages)"]
+    parts = [(f"{record.name()} ({len(messages)} messages)", False)]
     for message in messages[-2:]:
-        lines.append(f"{'>>> ' if message.role == 'user' else ''}{message.answer}")
+        is_reply = message.role != "user"
+        parts.append((f"{'' if is_reply else '>>> '}{message.answer}", is_reply))
     if len(record.conversation.path()) > len(messages):
-        lines.append("(the last message has no answer: /regen answers it)")
-    return sanitize("\n".join(lines))
+        parts.append(("(the last message has no answer: /regen answers it)", False))
+    return Retold(*((sanitize(text), is_reply) for text, is_reply in parts))

@@ -12,6 +12,7 @@ from localq.commands.host import Host
 from localq.commands.sessions import taken_up
 from localq.errors import LocalqError, usage_error
 from localq.prompt_files import attachment, matching
+from localq.replies import Retold
 from localq.text_file import MOST_BYTES
 from localq.wording import human_bytes
 
@@ -78,7 +79,9 @@ def alternatives(session: ChatSession, argument: str, host: Host) -> str:
         taken = found[_number(argument, len(found), "/n") - 1]
         conversation.take(taken)
         is_end = taken == conversation.head == conversation.last_reply()
-        return session.keep() or (conversation.turns[taken].message.answer if is_end else taken_up(session.record))
+        return session.keep() or (
+            Retold((conversation.turns[taken].message.answer, True)) if is_end else taken_up(session.record)
+        )
     lines, path = [], conversation.path()
     for number, turn in enumerate(found, 1):
         message = conversation.turns[turn].message
@@ -136,6 +139,16 @@ def copy(session: ChatSession, argument: str, host: Host) -> str:
     if not replies[-back]:
         raise usage_error("/copy", "this reply is a thought without an answer", "/continue goes on with it.")
     return host.copy(replies[-back])
+
+
+def markdown(session: ChatSession, argument: str, host: Host) -> str:
+    """Show or set whether replies are drawn as Markdown."""
+    if argument not in ("", "on", "off"):
+        raise usage_error(
+            "/markdown", f"'{argument[:20]}' is neither on nor off", "/markdown off prints them as written."
+        )
+    drawn = host.draws(None if not argument else argument == "on")
+    return "replies are drawn as Markdown" if drawn else "replies are printed as they are written"
 
 
 def read(session: ChatSession, argument: str, host: Host) -> str:

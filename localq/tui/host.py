@@ -30,6 +30,13 @@ class TuiHost:
         """In $VISUAL or $EDITOR, while the TUI stands back."""
         return self._app.call_from_thread(self._app.edited, text, otherwise)
 
+    def draws(self, wanted: bool | None) -> bool:
+        """Always."""
+        if wanted is False:
+            step = "`localq chat --plain --no-markdown` prints replies as they are written."
+            raise usage_error("/markdown off", "the full screen draws every reply", step)
+        return True
+
     def show(self, text: str, remark: str) -> str:
         """In the conversation, as a notice."""
         return f"{text}\n{remark}"

@@ -22,6 +22,7 @@ STEPS: tuple[tuple[str, str], ...] = (
     ("/n 1", "=seven"),
     ("/copy", "code: seven"),
     ("/cc", "code: seven"),
+    ("/markdown", "replies are drawn as Markdown"),
     ("/read a.txt", "a.txt: 5 B go before your next message"),
     ("/glob *.md", "2 files go before your next message"),
     ("/system Be brief", "system: Be brief"),
