@@ -135,6 +135,15 @@ def test_packed_linears_give_the_same_logits(made: Path, monkeypatch) -> None:
     assert halves(operands[0]) is None
 
 
+def test_tiles_and_rows_are_not_one_launch() -> None:
+    made = (
+        squeezellm.Packed(torch.zeros(out, 64, dtype=torch.uint8), torch.zeros(out, 16).half()) for out in (8, 16, 9)
+    )
+    tiles, others, rows = (operand(squeezellm.Linear(each).tile_()) for each in made)
+    assert fusable([tiles, others])
+    assert not fusable([tiles, rows])
+
+
 def test_rows_that_the_kernel_does_not_take_are_no_operand() -> None:
     packed = squeezellm.Packed(torch.zeros(4, 20, dtype=torch.uint8), torch.zeros(4, 16).half())
     assert operand(squeezellm.Linear(packed)) is None
