@@ -63,6 +63,13 @@ def _keys() -> tuple[dict[str, Any], list[Table]]:
     return body, [[("line chat", ""), *LINE_KEYS], [("full screen", "where", "name in [keys]", ""), *rows]]
 
 
+def _commands() -> tuple[dict[str, Any], list[Table]]:
+    from localq.commands import completing  # start-up cost
+
+    rows = list(completing.usages().values())
+    return {"commands": dict(rows)}, [[("in a conversation", ""), *rows]]
+
+
 def _environment() -> tuple[dict[str, Any], list[Table]]:
     return {"environment": dict(VARIABLES)}, [[("variable", "meaning"), *VARIABLES]]
 
@@ -86,19 +93,36 @@ def _found(word: str) -> tuple[dict[str, Any], list[Table]]:
 TOPICS: dict[str, Callable[[], tuple[dict[str, Any], list[Table]]]] = {
     "exit-codes": _exit_codes,
     "keys": _keys,
+    "commands": _commands,
     "environment": _environment,
 }
 
 
+def _of_verb(name: str, context: typer.Context) -> str | None:
+    from localq.cli.verbs import ALIASES, VERBS, Verbs  # as above
+
+    if name not in (*VERBS, *ALIASES):
+        return None
+    command = Verbs(name="localq").commands[name]
+    return command.get_help(command.context_class(command, parent=context.parent, info_name=name))
+
+
 def help(
-    topic: Annotated[str, typer.Argument(help=f"One of {', '.join(TOPICS)}; or a word, such as vram.")] = "exit-codes",
+    context: typer.Context,
+    topic: Annotated[
+        str, typer.Argument(help=f"One of {', '.join(TOPICS)}; a verb; or a word, such as vram.")
+    ] = "exit-codes",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Explain exit-codes, keys or environment, or find the options that are about a word."""
+    """Explain a verb, exit-codes, keys, commands or environment, or find the options that are about a word."""
+    if not json and (told := _of_verb(topic, context)) is not None:
+        with paged():
+            print(told)
+        return
     body, tables = TOPICS[topic]() if topic in TOPICS else _found(topic)
     if not tables:
         why = "there is no such help topic, and no option has this word in it"
-        raise usage_error(topic[:80], why, f"Topics: {', '.join(TOPICS)}; verbs: localq VERB --help.")
+        raise usage_error(topic[:80], why, f"Topics: {', '.join(TOPICS)}; verbs: localq help VERB.")
     if json:
         print_json(body)
         return

@@ -11,7 +11,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from localq import keymap, settings, settings_file
+from localq import commands, keymap, settings, settings_file
 from localq.cli import execute, fetch_progress, output, verbs
 from localq.errors import ExitCode
 
@@ -74,6 +74,24 @@ def test_help_tells_keys_and_variables(capsys):
     for name in ("HF_ENDPOINT", "NO_COLOR", "CUDA_DEVICE_ORDER", "SSL_CERT_FILE", "DO_NOT_TRACK"):
         assert name in told
     assert execute(["help", "no-topic"]) == ExitCode.USAGE
+
+
+def test_help_tells_the_commands_of_a_chat(capsys):
+    told = body_of(capsys, "help", "commands", "--json")["commands"]
+    assert {usage.split()[0] for usage in told} == {*commands.COMMANDS, "/exit"}
+    assert told["/export md|json [FILE]"] == "write it to FILE, or print it"
+    assert told["/show prompt|template|info|params"].startswith("the text that the model reads")
+    assert execute(["help", "commands"]) == 0
+    assert "/think [on|off|LEVEL]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["chat", "download", "config"])
+def test_help_of_a_verb_is_that_of_the_verb(capsys, name):
+    assert execute([name, "--help"]) == 0
+    wanted = capsys.readouterr().out
+    assert execute(["help", name]) == 0
+    assert capsys.readouterr().out == wanted
+    assert wanted.startswith(f"Usage: localq {name} ")
 
 
 def test_help_finds_options_and_settings_by_a_word(capsys):
