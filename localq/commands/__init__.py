@@ -36,7 +36,7 @@ HELP = """\
 /save [NAME]           name this conversation; it is saved after every turn anyway, unless --no-save was given
 /export md|json [FILE] write it to FILE, or print it
 /system [TEXT]         show or set the system prompt; @FILE reads it, "off" removes it
-/set [NAME VALUE]      list or change sampling settings, max_tokens and stop
+/set [NAME VALUE]      list or change sampling settings, max_tokens, stop, think and grammar
 /think [on|off|LEVEL]  whether, or how much, the model thinks before it answers; "auto" leaves it to the model
 /grammar [KIND ...]    what answers keep to: json [SCHEMA|@FILE], lark @FILE, gbnf @FILE, regex PATTERN; "off" ends it
 /tokens                how full the context is
@@ -89,12 +89,15 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
     values["stop"] = " | ".join(session.stop_strings) or None
     if argument:
         name, _, text = argument.partition(" ")
+        if name in _LISTED_TOO:
+            return _LISTED_TOO[name](session, text.strip(), host)
         if name == "stop" and text.strip():
             session.stop_strings = () if text.strip() == "none" else stops.checked([text.strip()])
             session.keep()
             return f"stop = {text.strip()}"
         if name not in (*_SETTABLE, "stop"):
-            raise usage_error(name, "there is no such setting", f"Settings: {', '.join((*_SETTABLE, 'stop'))}.")
+            known = ", ".join((*_SETTABLE, "stop", *_LISTED_TOO))
+            raise usage_error(name, "there is no such setting", f"Settings: {known}.")
         if not text.strip():
             return f"{name} = {values[name]}"
         unset = text.strip() == "none" and name in ("seed", "max_tokens")
@@ -133,6 +136,9 @@ def grammar(session: ChatSession, argument: str, host: Host) -> str:
         return "\n".join([f"answers keep to {wanted}", *warnings])
     session.keep()
     return f"answers keep to {session.grammar}" if session.grammar else "answers are free"
+
+
+_LISTED_TOO = {"think": think, "grammar": grammar}  # by /set, and have commands of their own
 
 
 def stats(session: ChatSession, argument: str, host: Host) -> str:

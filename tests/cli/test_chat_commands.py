@@ -109,6 +109,18 @@ def test_values_that_a_command_cannot_take_are_refused_and_change_nothing(start)
     assert talk.session.sampling == ChatSession(talk.client, talk.session.request, CharTokenizer()).sampling
 
 
+def test_everything_that_set_lists_can_be_set_with_it(start):
+    talk = start()
+    listed = [line.partition(" = ")[0] for line in talk.says("/set")[1].splitlines()]
+    assert {"temperature", "stop", "think", "grammar"} < set(listed)
+    for name in listed:
+        assert talk.says(f"/set {name}")[1]
+    assert talk.says("/set grammar regex [ab]+") == talk.says("/grammar regex [ab]+")
+    assert talk.says("/set grammar")[1] == "answers keep to regex [ab]+\n"
+    assert talk.refuses("/set think on") == talk.refuses("/think on")
+    assert "stop, think, grammar" in talk.refuses("/set nothing 1")
+
+
 def test_tokens_and_the_prompt_are_those_that_the_model_reads(start):
     talk = start("a" * 20)
     assert talk.says("/tokens")[1] == talk.says("/show prompt")[1] == "nothing said yet\n"
