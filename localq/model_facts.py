@@ -21,6 +21,8 @@ from localq.schemes import scheme_of
 from localq.settings import Settings
 from localq.wording import human_bytes, memory_lines, table_lines
 
+NAME_CELLS = 18  # of `lines`, before what is told
+
 
 def of_name(name: str, settings: Settings) -> dict[str, Any]:
     """Everything that is known of what `name` means, in the form of `--json`.
@@ -147,7 +149,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         rows.append(["its own defaults", ", ".join(stated)])
     if facts["settings"]:
         rows.append(["by models.toml", ", ".join(f"{name} {value}" for name, value in facts["settings"].items())])
-    told = [f"{key:<16}  {sanitize(value)}" for key, value in rows]
+    told = [f"{key:<{NAME_CELLS - 2}}  {sanitize(value)}" for key, value in rows]
     if facts["memory"]:
         told += ["", *_memory_lines(facts["memory"])]
     if facts["sources"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import textwrap
 from pathlib import Path
 from typing import ClassVar
 
@@ -93,6 +95,7 @@ class DetailsScreen(TerminalScreen, ModalScreen[None]):
             return model_facts.lines(model_facts.of_name(name, settings))
 
         self._job = Job(name, work, self.post_message)
+        self._lines: list[str] = []
 
     def compose(self) -> ComposeResult:
         with ScrollableContainer(classes="dialog", id="facts"):
@@ -113,13 +116,35 @@ class DetailsScreen(TerminalScreen, ModalScreen[None]):
     def _ended(self, message: Job.Ended) -> None:
         message.stop()
         told = self._job.take()
-        lines = [sanitize(each) for each in ([str(told)] if isinstance(told, LocalqError) else told)]
+        if isinstance(told, LocalqError):
+            self.query_one("#lines", Static).update(sanitize(str(told)))
+        else:
+            self._lines = [sanitize(each) for each in told]
+            self._draw()
+
+    def on_resize(self) -> None:
+        """Facts for this width."""
+        self.call_after_refresh(self._draw)
+
+    def _draw(self) -> None:
+        """Facts in as many lines as they need; tables behind them are scrolled, not wrapped."""
+        if not self._lines:
+            return
+        room = self.query_one("#facts").scrollable_content_region.width
+        facts = list(itertools.takewhile(bool, self._lines))
+        lines = [line for fact in facts for line in _wrapped(fact, room)] + self._lines[len(facts) :]
         shown = self.query_one("#lines", Static)
-        if not isinstance(told, LocalqError):  # a table: it is scrolled, not wrapped
-            shown.styles.width = max(map(cell_len, lines))
+        shown.styles.width = max(map(cell_len, lines))
         shown.update("\n".join(lines))
 
     @on(Button.Pressed)
     def action_leave(self) -> None:
         """Back."""
         self.dismiss(None)
+
+
+def _wrapped(fact: str, room: int) -> list[str]:
+    """A name and a value, which goes on below its beginning."""
+    name, value = fact[: model_facts.NAME_CELLS], fact[model_facts.NAME_CELLS :]
+    first, *more = textwrap.wrap(value, max(room - len(name), 10), break_on_hyphens=False) or [""]
+    return [name + first, *(" " * len(name) + each for each in more)]

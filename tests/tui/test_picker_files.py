@@ -103,6 +103,19 @@ def test_details_are_those_of_show(server):
     picked(script)
 
 
+def test_details_go_on_below_where_the_screen_is_narrow(server):
+    folder = cached_models.put(REPO, fake_hub.model_files())
+
+    async def script(pilot: Pilot[Any], host: Host) -> None:
+        await pilot.press("down", "i")
+        await until(pilot, lambda: "on this machine" in screen_text(host))
+        await pilot.resize_terminal(60, 24)
+        await pilot.pause()
+        assert str(folder) in "".join(line.strip("│ ") for line in screen_text(host).splitlines())
+
+    picked(script)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_nothing_overlaps_and_nothing_is_out_of_reach(server, size):
     cached_models.put(NASTY.replace("\u202e", ""), fake_hub.model_files())
