@@ -41,7 +41,8 @@ def of_command(word: str) -> list[tuple[str, str]]:
 
 
 def of_file(word: str) -> list[tuple[str, str]]:
-    """("@path", kind) of the files and folders that begin with `word`, which begins with an @. Reads the disk."""
+    """("@path", kind) of the files and folders that begin with `word`, which begins with an @; nothing where it is a
+    file, so that Enter sends it. Reads the disk."""
     given = word[1:]
     folder, _, begun = given.rpartition("/")
     place = Path(folder or ("/" if given.startswith("/") else ".")).expanduser()
@@ -58,4 +59,4 @@ def of_file(word: str) -> list[tuple[str, str]]:
                     found.append((f"{path}/", "folder") if entry.is_dir() else (path, "file"))
     except (OSError, ValueError, RuntimeError):
         return []
-    return sorted(found)[:MOST]
+    return [] if (word, "file") in found else sorted(found)[:MOST]

@@ -229,6 +229,7 @@ def test_names_of_files_are_completed(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "npipe")
     assert completing.of_file("@not") == [("@notes.md", "file"), ("@nothing/", "folder")]
     assert completing.of_file("@nothing/d") == [("@nothing/deep.txt", "file")]
+    assert completing.of_file("@notes.md") == completing.of_file("@nothing/deep.txt") == []  # Enter sends it
     assert completing.of_file("@.h") == [("@.hidden", "file")]
     assert completing.of_file("@bad") == []
     assert completing.of_file("@no/such/x") == []
