@@ -6,12 +6,12 @@ HTML is shown as the text that it is, and a link opens nothing: where it leads i
 from __future__ import annotations
 
 import asyncio
-import functools
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
-from textual.app import ComposeResult
+from textual.app import App, ComposeResult
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.content import Content
@@ -19,8 +19,11 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.widget import Widget
 from textual.widgets import Markdown, Static
-from textual.widgets._markdown import MarkdownBlock, MarkdownFence
+from textual.widgets._markdown import MarkdownFence
 
+from localq.tui import code_colours
+from localq.tui.code_colours import Line, Look
+from localq.tui.code_lines import CodeLines
 from localq.tui.flowing import Flowing
 from localq.tui.keys import bindings
 from localq.tui.prose import Prose
@@ -57,31 +60,59 @@ class CodeBlock(Flowing, MarkdownFence, can_focus=True):
     def __init__(self, markdown: Markdown, token: Token, code: str) -> None:
         super().__init__(markdown, token, code)
         self.code_source = token.content.removesuffix("\n")
+        self._lines = code_colours.lines(code, self._look)
+        self._growing = code_colours.Growing(self._look, self._lines)
 
     @classmethod
     def highlight(cls, code: str, language: str, ansi: bool = False, dark: bool = False) -> Content:
-        """Textual's; but where no language is told none is guessed, which would try all of them at every step."""
-        return _highlighted(code, language or "text", ansi, dark)
+        """Nothing: `CodeLines` shows the lines, and the block around them has no text of its own."""
+        return Content("")
 
     def compose(self) -> ComposeResult:
         """A line to copy it by, and the code."""
         yield CopyMark(self._mark())
-        yield from super().compose()
+        yield CodeLines(self._lines, id="code-content")
+
+    @property
+    def _look(self) -> Look:
+        return look(self.app, self.lexer)
 
     def _mark(self) -> Content:
         return Content(f"{self.lexer.split(' ')[0] or 'code'} · copy")
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         """Its lines are not broken: nothing needs to be laid out to count them."""
-        lines = self._highlighted_code.plain.count("\n") + 1
-        return lines + sum(child.styles.gutter.height for child in self.children) + len(self.query_children(CopyMark))
+        gutters = sum(child.styles.gutter.height for child in self.children)
+        return len(self._lines) + gutters + len(self.query_children(CopyMark))
 
-    def _copy_context(self, block: MarkdownBlock) -> None:
-        super()._copy_context(block)
-        if isinstance(block, CodeBlock):
-            self.code_source = block.code_source
+    def notify_style_update(self) -> None:
+        """The theme may be another."""
+        if self._growing.look != self._look:
+            self._growing = code_colours.Growing(self._look)
+            self._show(code_colours.lines(self.code, self._look))
+        super(MarkdownFence, self).notify_style_update()
+
+    def _show(self, lines: list[Line]) -> None:
+        self._lines = lines
+        for each in self.query(CodeLines):
+            each.take(lines)
+
+    async def grow(self, token: Token, is_waited_for: Callable[[], bool]) -> None:
+        """Show the code of `token` instead, which mostly goes on with what is shown."""
+        self.code, self.code_source = token.content.rstrip(), token.content.removesuffix("\n")
+        if self.lexer != token.info:
+            self.lexer = token.info
             for mark in self.query(CopyMark):
                 mark.update(self._mark())
+        if self._growing.look != self._look:
+            self._growing = code_colours.Growing(self._look)
+        self._show(await self._growing.take(self.code, is_waited_for))
+
+    async def finish(self, is_waited_for: Callable[[], bool]) -> None:
+        """No more will come: colours are those of the whole now."""
+        if self._growing.in_parts:
+            self._growing = code_colours.Growing(self._look)
+            self._show(await code_colours.prepared(self.code, self._look, is_waited_for))
 
     def action_copy_turn(self) -> None:
         """Ask for a copy of the source."""
@@ -100,6 +131,7 @@ class ReplyText(Markdown):
         super().__init__(text, parser_factory=_parser, open_links=False)
         self._pieces: list[Piece] = []
         self._shown: list[list[Piece]] = []  # by each child
+        self._grown: CodeBlock | None = None  # that may go on to grow
 
     def update(self, markdown: str) -> AwaitComplete:
         """Show `markdown` in place of what there is."""
@@ -136,6 +168,8 @@ class ReplyText(Markdown):
         """
         if self.source != text or (await _parsed(text))[1] != self._pieces:
             await self.update(text)
+        async with self.lock:
+            await self._finish()
 
     async def _draw(self) -> None:
         """What differs from what is shown: of the first such child what it shows, the others anew."""
@@ -143,10 +177,10 @@ class ReplyText(Markdown):
         same = 0
         while same < min(len(wanted), len(self._shown)) and wanted[same] == self._shown[same]:
             same += 1
-        await self._highlight(wanted[same:])
         children = list(self.children)
         if same < min(len(wanted), len(children)) and await self._changed(children[same], wanted[same]):
             same += 1
+        await self._colour(wanted[same:])
         added = [self._widget(each) for each in wanted[same:]]
         self._shown = wanted
         with self.app.batch_update():
@@ -154,14 +188,20 @@ class ReplyText(Markdown):
                 await self.remove_children(children[same:])
             if added:
                 await self.mount_all(added)
+        if added:
+            await self._finish()
 
-    async def _highlight(self, wanted: list[list[Piece]]) -> None:
-        """Code among them, beside the keys: the first of a language takes 0.05 s, and 400 lines take 0.08 s."""
-        loop, ansi, dark = asyncio.get_running_loop(), self.app.native_ansi_color, self.app.current_theme.dark
+    def _is_waited_for(self) -> bool:
+        """By a key."""
+        keys_first = getattr(self.app, "keys_first", None)
+        return keys_first is not None and keys_first.wait
+
+    async def _colour(self, wanted: list[list[Piece]]) -> None:
+        """Code among them, in pieces of time: 400 lines take 0.08 s."""
         for token in (token for group in wanted for each in group if isinstance(each, Other) for token in each.tokens):
             if token.type in ("fence", "code_block"):  # as Textual reads one
-                code, language = token.content.rstrip(), token.info or "text"
-                await loop.run_in_executor(None, _highlighted, code, language, ansi, dark)
+                code = token.content.rstrip()
+                await code_colours.prepared(code, look(self.app, token.info), self._is_waited_for)
 
     async def _changed(self, child: Widget, wanted: list[Piece]) -> bool:
         """Whether `child` could show these instead, and does."""
@@ -169,10 +209,17 @@ class ReplyText(Markdown):
         if isinstance(child, Prose) and not isinstance(first, Other):
             child.take(_prose(wanted))
         elif isinstance(child, CodeBlock) and isinstance(first, Other) and first.is_code:
-            await child._update_from_block(next(iter(self._parse_markdown(first.tokens))))
+            await child.grow(first.tokens[0], self._is_waited_for)
+            self._grown = child
         else:
             return False
         return True
+
+    async def _finish(self) -> None:
+        """The block of code that has grown is complete."""
+        child, self._grown = self._grown, None
+        if child is not None and child.is_attached:
+            await child.finish(self._is_waited_for)
 
     def _widget(self, wanted: list[Piece]) -> Widget:
         if isinstance(wanted[0], Other):
@@ -180,9 +227,9 @@ class ReplyText(Markdown):
         return Prose(_prose(wanted))
 
 
-@functools.lru_cache(maxsize=16)  # what is highlighted in a thread is soon asked for
-def _highlighted(code: str, language: str, ansi: bool, dark: bool) -> Content:
-    return MarkdownFence.highlight(code, language, ansi, dark)
+def look(app: App[Any], language: str) -> Look:
+    """What colours depend on."""
+    return Look(language, app.native_ansi_color, app.current_theme.dark)
 
 
 async def _parsed(text: str) -> tuple[list[Token], list[Piece]]:

@@ -1,6 +1,7 @@
 """How long a key takes to be seen while a reply streams to the full screen: `python tests/support/typing_latency.py`.
 
     python tests/support/typing_latency.py --keys 200 --tokens 600
+    python tests/support/typing_latency.py --keys 200 --tokens 2400 --code 600
 
 Long replies with prose, lists and code stream one after the other; keys come one by one, and the time counts from the
 key to the byte that shows it. What the terminal gets is only searched, not drawn: the time is that of the program. Last
@@ -33,6 +34,12 @@ REPLY = (
     f"```python\n{CODE}```\n\n"
 )
 REPLIES = 20  # of these in one: 18 kB
+FUNCTION = (
+    "def at_{0}(table: dict[str, int], limit: int = {0}) -> list[str]:\n"
+    '    """Names below `limit`, the {0}th of their kind."""\n'
+    "    found = [name for name, count in table.items() if count < limit]  # of all\n"
+    "    return sorted(found, key=lambda name: (table[name], name))\n\n\n"
+)
 WAIT_S = 10.0
 LINE = 24  # keys, then the message is emptied
 LETTERS = "XZJKVQ"  # not in the reply
@@ -58,15 +65,21 @@ def drain(terminal: Terminal, seconds: float) -> None:
             os.read(terminal.master, 65536)
 
 
-def measured(home: Path, keys: int, tokens_per_s: int, seed: int, size: tuple[int, int]) -> list[float]:
+def reply(code: int) -> str:
+    """What is streamed; code: one block of so many lines, 0 = prose with a little of it."""
+    lines = [line for number in range(code // 6 + 1) for line in FUNCTION.format(number).splitlines(keepends=True)]
+    return f"```python\n{''.join(lines[:code])}```\n\n" if code else REPLY * REPLIES
+
+
+def measured(home: Path, keys: int, tokens_per_s: int, seed: int, size: tuple[int, int], code: int) -> list[float]:
     """Seconds of each key."""
-    rng, face, place = random.Random(seed), Tui(), Place(home)
+    rng, face, place, text = random.Random(seed), Tui(), Place(home), reply(code)
     step = max(1, tokens_per_s // 200)
-    place.says(Script(step=step, step_s=step / tokens_per_s, text=REPLY, repeat=REPLIES))
+    place.says(Script(step=step, step_s=step / tokens_per_s, text=text))
     found: list[float] = []
     with face.start(place, size=size) as terminal:
         terminal.until(lambda: face.is_ready(terminal))
-        lasts_s = len(REPLY) * REPLIES / tokens_per_s
+        lasts_s = len(text) / tokens_per_s
         while len(found) < keys:
             face.say(terminal, "go")
             terminal.until(lambda: face.has_begun(terminal))
@@ -99,12 +112,13 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=600, help="a second, of one byte each")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--size", default="80x24", help="columns x rows")
+    parser.add_argument("--code", type=int, default=0, help="replies are one block of code of so many lines each")
     given = parser.parse_args()
     columns, rows = map(int, given.size.split("x"))
     with tempfile.TemporaryDirectory() as home:
-        found = sorted(measured(Path(home), given.keys, given.tokens, given.seed, (columns, rows)))
+        found = sorted(measured(Path(home), given.keys, given.tokens, given.seed, (columns, rows), given.code))
     figures = {
-        "keys": len(found), "size": given.size, "tokens_per_s": given.tokens,
+        "keys": len(found), "size": given.size, "tokens_per_s": given.tokens, "code": given.code,
         "median_ms": round(1e3 * statistics.median(found), 1), "p90_ms": round(1e3 * found[int(0.9 * len(found))], 1),
         "p99_ms": round(1e3 * found[int(0.99 * len(found))], 1), "load": round(os.getloadavg()[0], 1),
         "worst_ms": round(1e3 * found[-1], 1), "late": sum(each > LIMIT_S for each in found),

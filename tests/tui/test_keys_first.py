@@ -6,13 +6,12 @@ import asyncio
 import threading
 from collections import Counter
 
-import textual.widgets._markdown
 from textual.events import Key
 from textual.widgets import Static
 from tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
 from localq.tui.keys_first import PATIENCE_S, KeysFirst
-from localq.tui.reply_text import CodeBlock, ReplyText, _highlighted
+from localq.tui.reply_text import CodeBlock, ReplyText
 from localq.tui.status_line import StatusLine
 from localq.tui.terminal_input import TerminalDriver
 from localq.tui.transcript_lines import Notice
@@ -234,33 +233,6 @@ def test_that_a_reply_stops_is_seen_before_all_else_is_drawn(monkeypatch):
         app.keys_first.forget()
         end.set()
         await idle(pilot)
-
-    drive_chat(app, script)
-
-
-def test_code_is_highlighted_beside_the_keys_and_no_language_guessed(monkeypatch):
-    app, threads = chat_app(["ok"]), set()
-    highlight = textual.widgets._markdown.highlight
-    _highlighted.cache_clear()
-
-    def seen(code, **how):
-        threads.add(threading.current_thread())
-        return highlight(code, **how)
-
-    monkeypatch.setattr("textual.widgets._markdown.highlight", seen)
-    monkeypatch.setattr("textual.highlight.guess_language", None)
-
-    async def script(pilot):
-        view = await app.chat.conversation.transcript.begin(reading=False)
-        for piece in (
-            "```python\nx = 1\n",
-            "y = 2\n```\n\n```\nplain\n",
-            "more\n```\n\n- a\n\n  ```c\n  int x;\n  ```\n",
-        ):
-            await view.grow("", piece)
-        assert [each.code_source for each in view.query(CodeBlock)] == ["x = 1\ny = 2", "plain\nmore", "int x;"]
-        assert threads
-        assert threading.current_thread() not in threads
 
     drive_chat(app, script)
 

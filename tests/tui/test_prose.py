@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from textual.app import App
+from drawn_cells import cells
 from textual.containers import VerticalScroll
 from textual.selection import SELECT_ALL
 from textual.widgets import Markdown
@@ -77,19 +77,6 @@ class Stock(Markdown):
     """Textual's, with our blocks of code."""
 
     BLOCKS = ReplyText.BLOCKS
-
-
-def cells(app: App) -> list[list[tuple[object, ...]]]:
-    """Of each cell of the screen what is seen: its character, and its colours and style where they show."""
-    return [
-        [_cell(character, segment.style) for segment in strip for character in segment.text]
-        for strip in app.screen._compositor.render_strips()
-    ]
-
-
-def _cell(character, style):
-    behind = style.bgcolor
-    return (character, behind, *((style.color, style.bold, style.italic, style.strike) if character.strip() else ()))
 
 
 def drawn(widget: Markdown, width: int, theme: str) -> list[list[tuple[object, ...]]]:
