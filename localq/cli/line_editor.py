@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from types import FrameType
 
 from prompt_toolkit import PromptSession
@@ -24,6 +24,7 @@ from prompt_toolkit.layout.processors import Processor, Transformation, Transfor
 from prompt_toolkit.search import stop_search
 
 from localq import editor, input_history
+from localq.cli import extended_keys
 from localq.cli.output import note
 from localq.cli.presses import Presses
 from localq.cli.session import Discarded, TakenBack
@@ -32,8 +33,8 @@ from localq.commands import completing
 from localq.errors import LocalqError
 from localq.sanitize import marked
 
-# Shift-Enter is Ctrl-J in terminals that tell it from Enter: in the kitty protocol, or as xterm writes it.
-ANSI_SEQUENCES.update({"\x1b[13;2u": Keys.ControlJ, "\x1b[27;2;13~": Keys.ControlJ})
+# Shift-Enter is Ctrl-J in terminals that tell it from Enter: as xterm writes it where it is set to, unasked.
+ANSI_SEQUENCES["\x1b[27;2;13~"] = Keys.ControlJ
 
 
 class LineEditor:
@@ -65,7 +66,8 @@ class LineEditor:
         # For all of it: a KeyboardInterrupt from amid asyncio leaves its loop in pieces, and words about that.
         before = signal.signal(signal.SIGINT, self._hear)
         try:
-            line = self._session.prompt(prompt, handle_sigint=False, pre_run=self._begun)
+            with self._extended_keys():
+                line = self._session.prompt(prompt, handle_sigint=False, pre_run=self._begun)
             self.ahead.start()
         finally:
             signal.signal(signal.SIGINT, before)
@@ -95,9 +97,31 @@ class LineEditor:
 
         @keys.add("c-g")
         def _editor(event: KeyPressEvent) -> None:
-            run_in_terminal(lambda: _edit(event.current_buffer))
+            run_in_terminal(lambda: self._edit(event.current_buffer))
 
         return keys
+
+    @contextlib.contextmanager
+    def _extended_keys(self) -> Iterator[None]:
+        """Shift-Enter is told from Enter, where the terminal can; as long as nobody else reads keys."""
+        try:
+            self._write(extended_keys.on())
+            yield
+        finally:
+            self._write(extended_keys.off())
+
+    def _write(self, sequence: str) -> None:
+        with contextlib.suppress(OSError):  # the terminal may be gone
+            self._session.output.write_raw(sequence)
+            self._session.output.flush()
+
+    def _edit(self, buffer: Buffer) -> None:
+        """Have the message written in the user's editor, which gets the keys as it knows them."""
+        self._write(extended_keys.off())
+        try:
+            _edit(buffer)
+        finally:
+            self._write(extended_keys.on())
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         """A signal's handler, in any frame of this thread."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import termios
@@ -24,21 +25,39 @@ from prompt_toolkit.key_binding import KeyPress
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output
 
+from localq.cli import extended_keys
+
+_PASTE = "\x1b[200~"
+_PASTE_OR_KEY = re.compile(f"{re.escape(_PASTE)}|{extended_keys.KEY.pattern}")
 BACKGROUND_S = 0.2  # as often as this a chat in the background looks whether the terminal is its own again
 
 
 class Parser(Vt100Parser):
-    """A Ctrl-C ends a paste whose own end was lost; prompt_toolkit's takes it for a part of that, and all keys after
-    it."""
+    """Knows kitty's keyboard protocol. A Ctrl-C ends a paste whose own end was lost; prompt_toolkit's takes it for a
+    part of that, and all keys after it."""
+
+    _cut = ""  # a key that has not come whole
 
     def feed(self, data: str) -> None:
         """As prompt_toolkit's."""
+        data, self._cut = self._cut + data, ""
+        while not self._in_bracketed_paste and (found := _PASTE_OR_KEY.search(data)) and found[0] != _PASTE:
+            super().feed(data[: found.start()] + extended_keys.as_ever(found))
+            data = data[found.end() :]
+        if not self._in_bracketed_paste and _PASTE not in data and (cut := extended_keys.CUT.search(data)):
+            data, self._cut = data[: cut.start()], cut[0]
         super().feed(data)
         if self._in_bracketed_paste and self._paste_buffer.endswith("\x03"):
             pasted = self._paste_buffer[:-1]
             self.reset()
             self.feed_key_callback(KeyPress(Keys.BracketedPaste, pasted))
             self.feed_key_callback(KeyPress(Keys.ControlC, "\x03"))
+
+    def flush(self) -> None:
+        """As prompt_toolkit's: nothing more comes of what has begun."""
+        cut, self._cut = self._cut, ""
+        super().feed(cut)
+        super().flush()
 
 
 class TypedAhead:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+
+from rich.cells import cell_len, set_cell_size
 
 from localq import disk, transcript
 from localq.chat import ChatSession
@@ -16,6 +19,7 @@ from localq.sessions import SessionStore
 from localq.wording import human_bytes, local_time
 
 SHOWN = 20  # of the last conversations
+LEAST = 20  # cells of a title that are shown
 
 
 def store_of(session: ChatSession) -> SessionStore:
@@ -24,12 +28,17 @@ def store_of(session: ChatSession) -> SessionStore:
 
 
 def table(summaries: list[Summary], current: int | None = None) -> str:
-    """One line each: number, when, turns, model, title."""
+    """One line each: number, when, turns, model, title, which is cut where the terminal ends."""
+    room = shutil.get_terminal_size((1000, 24)).columns
+    models = [each.model.rpartition("/")[2] for each in summaries]
+    wide = max(map(len, models), default=0)
     lines = []
-    for each in summaries:
+    for each, model in zip(summaries, models, strict=True):
         when = local_time(each.changed_s, "%Y-%m-%d %H:%M")
-        mark, model = "*" if each.id == current else " ", each.model.rpartition("/")[2]
-        lines.append(f"{mark}{each.id:>5}  {when}  {each.turns:>4} turns  {model:<20}  {each.title}")
+        turns = f"{each.turns:>4} turn{' ' if each.turns == 1 else 's'}"
+        told = f"{'*' if each.id == current else ' '}{each.id:>5}  {when}  {turns}  {model:<{wide}}  "
+        title, left = sanitize(each.title).replace("\n", " "), max(room - cell_len(told), LEAST)
+        lines.append(told + (title if cell_len(title) <= left else f"{set_cell_size(title, left - 1).rstrip()}…"))
     return sanitize("\n".join(lines))
 
 
