@@ -9,10 +9,32 @@ import re
 import stat
 
 from line_chats import Terminal
+from rich.cells import cell_len
 
 from localq import osc52
 from localq.cli import clipboard
+from localq.commands.sessions import table
+from localq.session_record import Summary
 from localq.sessions import SessionStore
+
+
+def test_a_line_of_the_list_ends_where_the_terminal_does(monkeypatch):
+    long = "a title of words " * 3
+    found = [
+        Summary(7, long, "maker/some-model", 1, 1_700_000_000.0),
+        Summary(12, "船" * 30, "phi", 12, 1_700_000_000.0),
+        Summary(3, "short", "phi", 2, 1_700_000_000.0),
+    ]
+    monkeypatch.setenv("COLUMNS", "80")
+    first, second, third = table(found, 12).splitlines()
+    assert cell_len(first) <= 80
+    assert first.endswith("1 turn   some-model  a title of words a title of w…")
+    assert (cell_len(second), second[:1], second[-2:]) == (80, "*", "船…")
+    assert third.endswith("2 turns  phi         short")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert table(found).splitlines()[0].endswith(long)
+    monkeypatch.setenv("COLUMNS", "10")
+    assert table(found).splitlines()[2].endswith("short")
 
 
 def test_a_conversation_is_named_found_changed_to_and_removed(start):
@@ -24,7 +46,7 @@ def test_a_conversation_is_named_found_changed_to_and_removed(start):
     talk.says("about trees")
     listed = talk.says("/sessions")[1].splitlines()
     assert [line[:6] for line in listed] == ["*    2", "     1"]
-    assert listed[1].endswith("2 turns  tiny                  My [31mships")
+    assert listed[1].endswith("2 turns  tiny  My [31mships")
     assert talk.says("/sessions SHIPS")[1].count("\n") == 1
     assert "no conversation has that" in talk.says("/sessions nothing")[1]
     assert talk.says("/resume ships")[1] == "My [31mships (2 messages)\n>>> about ships\na\n"
