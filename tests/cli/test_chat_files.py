@@ -29,7 +29,7 @@ def test_a_line_of_the_list_ends_where_the_terminal_does(monkeypatch):
     first, second, third = table(found, 12).splitlines()
     assert cell_len(first) <= 80
     assert first.endswith("1 turn   some-model  a title of words a title of w…")
-    assert (cell_len(second), second[:1], second[-2:]) == (80, "*", "船…")
+    assert (cell_len(second), second[:1], second[-2:]) == (79, "*", "船…")
     assert third.endswith("2 turns  phi         short")
     monkeypatch.setenv("COLUMNS", "200")
     assert table(found).splitlines()[0].endswith(long)
