@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 import time
 from collections.abc import Iterable, Sequence
 
@@ -10,6 +11,7 @@ from localq.errors import usage_error
 from localq.sanitize import sanitize
 from localq.stats import Stats
 
+_LEAST_BESIDE, _BELOW = 24, 4  # cells of a last column that goes on in its place, and before one that stands below
 _UNITS = {"": 2**30, "g": 2**30, "gib": 2**30, "gb": 10**9, "m": 2**20, "mib": 2**20, "mb": 10**6}
 
 
@@ -66,17 +68,37 @@ def _host_lines(host: dict[str, int]) -> list[str]:
 
 
 def table_lines(
-    headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()
+    headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset(), width: int | None = None
 ) -> list[str]:
-    """An aligned plain table, sanitized; columns whose index is in `right` are right-aligned. No colours, no boxes."""
+    """An aligned plain table, sanitized; columns whose index is in `right` are right-aligned. No colours, no boxes.
+
+    width: columns of the terminal. Where they are too few, the last column goes on below its beginning, or, if it has
+    no room there or words that are longer, below the others; words are never broken.
+    """
     lines = [[sanitize(cell).replace("\n", " ") for cell in row] for row in (headers, *rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
+    gap = " " if width is not None and sum(widths[:-1]) + 2 * (len(widths) - 2) > width else "  "
 
     def aligned(line: list[str]) -> str:
-        sized = enumerate(zip(line, widths, strict=True))
-        return "  ".join(cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in sized).rstrip()
+        sized = enumerate(zip(line, widths, strict=False))
+        return gap.join(cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in sized)
 
-    return [aligned(line) for line in lines]
+    start = sum(widths[:-1]) + len(gap) * (len(widths) - 1)
+    if width is None or start + widths[-1] <= width:
+        return [aligned(line).rstrip() for line in lines]
+    longest = max(len(word) for line in lines for word in line[-1].split() or [""])
+    beside = width - start >= max(longest, _LEAST_BESIDE)
+    found = []
+    for line in lines:
+        indent = start if beside else _BELOW
+        first, *more = _broken(line[-1], width - indent)
+        found += [(aligned(line[:-1]) + gap + first).rstrip()] if beside else [aligned(line[:-1]).rstrip()]
+        found += [" " * indent + each for each in (more if beside else (first, *more)) if each]
+    return found
+
+
+def _broken(text: str, room: int) -> list[str]:
+    return textwrap.wrap(text, max(room, 1), break_long_words=False, break_on_hyphens=False) or [""]
 
 
 def stats_line(stats: Stats, allowed: str = "") -> str:

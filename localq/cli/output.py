@@ -10,6 +10,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import sys
 import termios
 from collections.abc import Iterable, Sequence
@@ -82,8 +83,9 @@ def takes_colour(stream: TextIO) -> bool:
 
 
 def stdout_table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
-    """Print an aligned plain table; columns whose index is in `right` are right-aligned. No colours, no boxes."""
-    for line in table_lines(headers, rows, right):
+    """Print an aligned plain table, at a terminal in its columns; see `wording.table_lines`."""
+    terminal = sys.__stdout__ is not None and sys.__stdout__.isatty()  # in a pager's place too
+    for line in table_lines(headers, rows, right, shutil.get_terminal_size().columns if terminal else None):
         print(line)
     sys.stdout.flush()
 

@@ -94,6 +94,17 @@ def test_help_of_a_verb_is_that_of_the_verb(capsys, name):
     assert wanted.startswith(f"Usage: localq {name} ")
 
 
+def test_at_a_terminal_a_table_is_as_wide_as_that_and_elsewhere_a_row_is_a_line(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "70")
+    assert execute(["help", "environment"]) == 0
+    whole = capsys.readouterr().out
+    monkeypatch.setattr(sys, "__stdout__", Terminal())
+    assert execute(["help", "environment"]) == 0
+    told = capsys.readouterr().out
+    assert max(map(len, told.splitlines())) <= 70 < max(map(len, whole.splitlines()))
+    assert told.split() == whole.split()
+
+
 def test_help_finds_options_and_settings_by_a_word(capsys):
     assert execute(["help", "VRAM"]) == 0
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
