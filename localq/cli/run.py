@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from localq.grammar import Grammar
     from localq.worker.messages import Loaded
 
+Prompt = Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="As the argument.")]
 Extract = Annotated[bool, typer.Option("--extract", "-x", help="Print the last block of code of the answer, no more.")]
 
 
@@ -33,6 +34,7 @@ def run(
     model: options.Model = None,
     prompt: Annotated[list[str] | None, typer.Argument(help="The prompt; what comes on stdin goes before it.")] = None,
     model_named: options.ModelNamed = None,
+    prompt_named: Prompt = None,
     system: options.System = None,
     ctx: options.Context = None,
     max_tokens: options.MaxTokens = None,
@@ -75,6 +77,8 @@ def run(
     words = prompt or []
     if model_named is not None:  # then every word is part of the prompt
         words, model = [*([] if model is None else [model]), *words], model_named
+    if prompt_named is not None:
+        words = [*words, prompt_named]
     settings = options.settled(options.among_settings(locals()), quiet)
     if dry_run:
         from localq.cli.dry_run import planned  # start-up cost: only asked for here

@@ -52,6 +52,12 @@ def test_extract_prints_the_last_block_of_code_alone(answered):
     assert "no block of code" in err
 
 
+def test_the_prompt_may_be_an_option_as_of_chat(answered):
+    *_, prompts = answered("a", "run", "smollm2-135m", "-p", "two words", stdin="piped\n")
+    assert prompts == answered("a", "run", "smollm2-135m", "two words", stdin="piped\n")[-1]
+    assert answered("a", "run", "-m", "smollm2-135m", "two", "--prompt", "words", stdin="piped\n")[-1] == prompts
+
+
 def test_a_model_named_by_an_option_leaves_all_words_to_the_prompt(answered):
     *_, prompts = answered("a", "run", "-m", "smollm2-135m", "two", "words", stdin="piped\n")
     assert prompts == ["<user>piped\n\ntwo words<assistant>"]
