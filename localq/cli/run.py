@@ -74,11 +74,9 @@ def run(
     json: options.Json = False,
 ) -> int:
     """Answer one prompt; only the answer goes to stdout. Without a prompt, at a terminal, this is `localq chat`."""
-    words = prompt or []
+    words = [*(prompt or []), *([] if prompt_named is None else [prompt_named])]
     if model_named is not None:  # then every word is part of the prompt
         words, model = [*([] if model is None else [model]), *words], model_named
-    if prompt_named is not None:
-        words = [*words, prompt_named]
     settings = options.settled(options.among_settings(locals()), quiet)
     if dry_run:
         from localq.cli.dry_run import planned  # start-up cost: only asked for here
@@ -88,9 +86,6 @@ def run(
     wanted = options.checked_grammar(json_schema, grammar, regex)
     asked = _Asked(words, stops, wanted, format, force, think_out, quiet, extract, json)
     if not words and not json and not extract and sys.stdin.isatty():
-        if think_out is not None:
-            why, step = "without a prompt this is a conversation, which has no such file", "Give a prompt."
-            raise usage_error("--think-out", why, step)
         return _converse(settings, asked)
     return _answer(settings, asked)
 
@@ -112,6 +107,9 @@ class _Asked:
 
 def _converse(settings: Settings, asked: _Asked) -> int:
     """Nobody pipes anything in: this is a conversation."""
+    if asked.think_out is not None:
+        why, step = "without a prompt this is a conversation, which has no such file", "Give a prompt."
+        raise usage_error("--think-out", why, step)
     from localq import resuming  # start-up cost: only asked for here
     from localq.cli.chat import begun
 
