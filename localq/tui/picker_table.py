@@ -17,7 +17,14 @@ from localq.tui.picker_rows import COLUMNS, ORDERS, RIGHT, PickerRow
 
 _BEST, _NAME, _FAST, _CONTEXT, _LARGE = ORDERS
 _ORDER_OF = {"MODEL": _NAME, "CONTEXT": _CONTEXT, "TOK/S": _FAST, "WHERE": _LARGE}  # others: the best first
-_GOES_FIRST = ("QUALITY", "WHERE", "FORMAT", "CONTEXT", "TOK/S", "VERDICT")  # where there is no room for all
+_GOES_FIRST = (
+    "QUALITY",
+    "WHERE",
+    "FORMAT",
+    "CONTEXT",
+    "TOK/S",
+    "VERDICT",
+)  # where there is no room; before them, one without figures
 _NAME_CELLS = 16  # to which a name is cut before a column goes
 
 
@@ -74,7 +81,10 @@ class ModelTable(DataTable[Text]):
             [_cell(cell, place) for place, cell in enumerate(each)] for each in (COLUMNS, *(r.cells for r in rows))
         ]
         # Given, because the table measures new cells only after it has drawn them.
-        widths = _widths([max(cell.cell_len for cell in column) for column in zip(*lines, strict=True)], self._room())
+        columns = list(zip(*lines, strict=True))
+        told = {title for title, column in zip(COLUMNS, columns, strict=True) if {"-"} != {c.plain for c in column[1:]}}
+        goes_first = sorted(_GOES_FIRST, key=lambda title: title in told)
+        widths = _widths([max(cell.cell_len for cell in column) for column in columns], goes_first, self._room())
         for place, width in widths.items():
             self.add_column(lines[0][place], key=COLUMNS[place], width=width)
         for line in lines[1:]:
@@ -127,10 +137,10 @@ class ModelTable(DataTable[Text]):
         self.post_message(self.SortedBy(_ORDER_OF.get(str(message.label), _BEST)))
 
 
-def _widths(wanted: list[int], room: int) -> dict[int, int]:
+def _widths(wanted: list[int], goes_first: Sequence[str], room: int) -> dict[int, int]:
     """Place -> cells of the columns that `room` is enough for: all, or those that matter most, with names cut short."""
     places = list(range(len(wanted)))
-    for title in (None, *_GOES_FIRST):
+    for title in (None, *goes_first):
         places = [place for place in places if COLUMNS[place] != title]
         for_name = room - 2 * len(places) - sum(wanted[place] for place in places[1:])  # a blank on either side
         if for_name >= min(wanted[0], _NAME_CELLS):

@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 from tui_pilot import HostApp, drive, screen_text
 
 from localq import offers
-from localq.tui.picker_rows import PickerRow
+from localq.tui.picker_rows import ON_CPU, PickerRow
 from localq.tui.picker_table import ModelTable
 
 
@@ -45,6 +45,18 @@ def test_no_column_is_cut_where_there_is_no_room_for_all(columns, headings):
         assert ROWS[-1].name in screen_text(app)
 
     drive(app, script, size=(90, 24))
+
+
+def test_a_column_in_which_nothing_is_told_goes_before_all_others():
+    rows = [PickerRow("a-model", "gguf", ON_CPU, ctx=8192), PickerRow("another", "nf4", ON_CPU, ctx=4096)]
+    app = HostApp(ModelTable())
+
+    async def script(pilot: Pilot[Any]) -> None:
+        table = app.query_one(ModelTable)
+        table.show(rows)
+        assert [str(each.label) for each in table.ordered_columns] == ["MODEL", "FORMAT", "VERDICT", "CONTEXT", "WHERE"]
+
+    drive(app, script, size=(52, 24))
 
 
 def test_quality_is_told_below_the_list_too():
