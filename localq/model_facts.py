@@ -131,8 +131,9 @@ def _source(source: Source) -> dict[str, Any]:
 # ---- for people
 
 
-def lines(facts: dict[str, Any]) -> list[str]:
-    """What `of_name` tells, line by line, sanitized; in parts with an empty line between them."""
+def lines(facts: dict[str, Any], width: int | None = None) -> list[str]:
+    """What `of_name` tells, line by line, sanitized; in parts with an empty line between them. width: of a terminal, as
+    in `wording.table_lines`."""
     rows = [["name", facts["name"]]]
     if facts["title"]:
         rows.append(["title", facts["title"]])
@@ -153,7 +154,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
     if facts["memory"]:
         told += ["", *_memory_lines(facts["memory"])]
     if facts["sources"]:
-        told += ["", *_source_lines(facts["sources"])]
+        told += ["", *_source_lines(facts["sources"], width)]
     return told
 
 
@@ -184,7 +185,7 @@ def _count(parameters: int) -> str:
     return f"{parameters / 1e9:.2f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.0f} million"
 
 
-def _source_lines(sources: list[dict[str, Any]]) -> list[str]:
+def _source_lines(sources: list[dict[str, Any]], width: int | None) -> list[str]:
     rows = []
     for each in sources:
         remarks = ["gated" if each["gated"] else "", "" if each["verified"] else "not verified"]
@@ -194,4 +195,4 @@ def _source_lines(sources: list[dict[str, Any]]) -> list[str]:
         form = f"{each['format']} {each['scheme']}" if each["scheme"] else each["format"]
         rows.append([form, each["from"], each["revision"][:12], size, each["licence"] or "-", here, marks])
     headers = ["FORMAT", "FROM", "REVISION", "SIZE", "LICENCE", "HERE", "REMARKS"]
-    return table_lines(headers, rows, right=frozenset({3}))
+    return table_lines(headers, rows, frozenset({3}), width)

@@ -84,10 +84,16 @@ def takes_colour(stream: TextIO) -> bool:
 
 def stdout_table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) -> None:
     """Print an aligned plain table, at a terminal in its columns; see `wording.table_lines`."""
-    terminal = sys.__stdout__ is not None and sys.__stdout__.isatty()  # in a pager's place too
-    for line in table_lines(headers, rows, right, shutil.get_terminal_size().columns if terminal else None):
+    for line in table_lines(headers, rows, right, terminal_width()):
         print(line)
     sys.stdout.flush()
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal at stdout, also of one that a pager shows things at; None where there is none."""
+    if sys.__stdout__ is None or sys.__stdout__.closed or not sys.__stdout__.isatty():
+        return None
+    return shutil.get_terminal_size().columns
 
 
 def stderr_console() -> Console:

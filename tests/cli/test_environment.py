@@ -105,6 +105,15 @@ def test_at_a_terminal_a_table_is_as_wide_as_that_and_elsewhere_a_row_is_a_line(
     assert told.split() == whole.split()
 
 
+def test_where_a_model_comes_from_fits_the_terminal_too(monkeypatch, capsys, no_own_models):
+    monkeypatch.setenv("COLUMNS", "90")
+    monkeypatch.setattr(sys, "__stdout__", Terminal())
+    assert execute(["show", "smollm2-135m"]) == 0
+    told = capsys.readouterr().out.split("\n\n")[-1]
+    assert max(map(len, told.splitlines())) <= 90
+    assert "\n    not verified\n" in told
+
+
 def test_help_finds_options_and_settings_by_a_word(capsys):
     assert execute(["help", "VRAM"]) == 0
     rows = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
