@@ -22,6 +22,7 @@ from textual.widgets import Markdown, Static
 from textual.widgets._markdown import MarkdownFence
 
 from localq.tui import code_colours
+from localq.tui.bare import Bare
 from localq.tui.code_colours import Line, Look
 from localq.tui.code_lines import CodeLines
 from localq.tui.flowing import Flowing
@@ -50,7 +51,7 @@ class CopyMark(Static):
         self.query_ancestor(CodeBlock).action_copy_turn()
 
 
-class CodeBlock(Flowing, MarkdownFence, can_focus=True):
+class CodeBlock(Flowing, Bare, MarkdownFence, can_focus=True):
     """A block of code. `source` is what stood between the fences."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -119,7 +120,7 @@ class CodeBlock(Flowing, MarkdownFence, can_focus=True):
         self.post_message(CopyWanted(self.code_source))
 
 
-class ReplyText(Markdown):
+class ReplyText(Bare, Markdown):
     """Markdown without HTML, without guessed links, with blocks of code that can be copied.
 
     What is no code is drawn by few widgets: of a part that grows or is set anew only what differs is drawn again.

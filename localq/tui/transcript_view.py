@@ -15,6 +15,7 @@ from textual.message import Message
 from textual.widget import Widget
 
 from localq.conversation import Conversation
+from localq.tui.bare import Bare
 from localq.tui.keys import bindings
 from localq.tui.transcript_lines import Earlier, Notice
 from localq.tui.turn_view import Turn, TurnView
@@ -23,7 +24,7 @@ WINDOW = 50  # turns that are drawn at first, and that each look further back ad
 MOST_DRAWN = 3 * WINDOW  # while nobody looks back: every layout takes time for each of them
 
 
-class TranscriptView(VerticalScroll, can_focus=False):
+class TranscriptView(Bare, VerticalScroll, can_focus=False):
     """Turns and notices."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -10,6 +10,7 @@ from textual.content import Content
 from textual.widgets import Collapsible, Static
 
 from localq.sanitize import sanitize
+from localq.tui.bare import Bare
 
 MOST_CHARACTERS = 20_000  # of a message of the user that are drawn: a file that was pasted is not read here
 
@@ -26,7 +27,7 @@ class Turn:
     version: str = ""
 
 
-class TurnView(Vertical, can_focus=True):
+class TurnView(Bare, Vertical, can_focus=True):
     """A turn. A reply may stream: `grow`, then `end`."""
 
     def __init__(self, turn: Turn) -> None:
