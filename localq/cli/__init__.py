@@ -7,6 +7,7 @@ Verbs live in files of their own (`verbs` lists and loads them) and load heavy l
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -62,10 +63,10 @@ def main() -> None:
         code = execute(sys.argv[1:] or _without_arguments())
     except KeyboardInterrupt:  # one that came while another was being answered
         code = ExitCode.INTERRUPTED
-    except (OSError, termios.error):  # met before the signal of it
-        if not is_hung_up():
+    except (OSError, termios.error) as error:  # met before the signal of it
+        if not is_hung_up() and not _is_full(error):
             raise
-        code = ExitCode.TERMINATED
+        code = ExitCode.TERMINATED if is_hung_up() else _tell_full(error)
     try:
         tell_lost()
         sys.stdout.flush()
@@ -73,14 +74,26 @@ def main() -> None:
         code = ExitCode.CLOSED_PIPE
     except KeyboardInterrupt:
         code = ExitCode.INTERRUPTED
-    except OSError:
-        if not is_hung_up():
+    except OSError as error:
+        if not is_hung_up() and not _is_full(error):
             raise
+        code = code if is_hung_up() else _tell_full(error)
     _hear_no_more()
-    if code == ExitCode.CLOSED_PIPE or is_hung_up():
+    if code in (ExitCode.CLOSED_PIPE, ExitCode.DISK) or is_hung_up():
         # The interpreter flushes stdout once more at exit; nobody reads it any longer.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
+
+
+def _is_full(error: Exception) -> bool:
+    """What verbs write to a disk they answer for themselves: this is where stdout was sent to."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def _tell_full(error: Exception) -> ExitCode:
+    with contextlib.suppress(OSError):  # stderr may go to the same place
+        note(f"localq: stdout: it cannot be written ({error}). Free some space, or print elsewhere.")
+    return ExitCode.DISK
 
 
 def _hear_no_more() -> None:

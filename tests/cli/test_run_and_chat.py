@@ -68,6 +68,19 @@ def test_a_closed_pipe_ends_with_141_and_no_traceback(environment):
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.parametrize("arguments", [["ls", "--json"], ["help"]])
+def test_a_full_disk_behind_stdout_is_said_and_ends_with_9(environment, arguments):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*LOCALQ, *arguments], stdout=full, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=ROOT,
+            env=environment, check=False, timeout=60, text=True,
+        )  # fmt: skip
+    assert done.returncode == 9, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("localq: stdout: it cannot be written ([Errno 28] No space left")
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
