@@ -17,10 +17,10 @@ inline void check_matrix(const char* op, const BcqMatrix& w) {
   require_aligned(w.scales, 16, op, "scales");
 }
 
-// log2 of a group's positions; 31 where all columns are one.
+// log2 of a group's eights of columns; 31 where all columns are one.
 inline uint32_t group_shift(const BcqMatrix& w) {
   uint32_t shift = 0;
-  while (8 << shift < w.group) ++shift;
+  while (int64_t(8) << shift < w.group) ++shift;
   return w.group == w.in ? 31 : shift;
 }
 

@@ -1,9 +1,8 @@
 // W of a matrix in binary codes, in tiles of 16 rows (localq/quant/bcq_tiles.py), bit for bit as localq/quant/bcq.py
 // defines it, to f16 or bf16.
-//   codes   u8 [tile][plane][positions][16 rows], scales f16 [tile][layer][group][16 rows] (bcq_gemv.h)
-//   out     T [row_count, in]; in % 8 == 0
-// A thread has four rows of a position: of each plane four codes in a word and four scales in two, and writes 16 bytes
-// in each row; four threads' positions are 64 bytes behind each other.
+//   codes and scales as in bcq_gemv.h;  out  T [row_count, in]; in % 8 == 0
+// A thread has eight columns of two rows: of each plane a word and a scale of both, and writes 16 bytes in each row;
+// sixteen threads' columns lie behind each other, and four share a word.
 //
 // Bound: memory, planes / 8 bytes and the scales in, 2 bytes per weight out. 3 instructions per weight and plane.
 #include "bcq_check.h"
@@ -36,10 +35,10 @@ void bcq_dequantize(const BcqMatrix& w, void* out, Type type, int64_t row_begin,
   bcq_weights::Arguments p = {};
   p.codes = w.codes, p.scales = static_cast<const uint8_t*>(w.scales);
   p.planes = uint32_t(w.planes), p.layers = p.planes + w.zero_point;
-  p.positions = uint32_t(w.in / 8), p.groups = bcq::groups(w);
+  p.eights = uint32_t(w.in / 8), p.blocks = (p.eights + 15) / 16, p.groups = bcq::groups(w);
   p.group_shift = bcq::group_shift(w);
   p.first_tile = uint32_t(row_begin / bcq_weights::kTile), p.rows = uint32_t(row_count);
-  p.chunks = (p.positions + bcq_weights::kPositions - 1) / bcq_weights::kPositions;
+  p.chunks = (p.blocks + 1) / 2;
   const DeviceGuard guard(device, kOp);
   if (type == Type::kFloat16) return start<__half>(p, out, device, stream);
   start<__nv_bfloat16>(p, out, device, stream);

@@ -2,28 +2,31 @@
 // five sign vectors, each with a scale for every group of columns, and perhaps a zero point (localq/quant/bcq.py); x,
 // bias and residual in f16 or bf16, sums in f32, rounded once.
 //
-// vq_gemv with one book whose 256 codewords are the sign vectors of 8 columns: vq_tables.cuh makes the tables, once for
-// all planes, vq_join.cuh joins slices. bcq_lookup.cuh has what differs: what a plane's codes add up to in a group is
-// multiplied by the group's scale, which costs four multiplications for 64 look-ups, because the order of the codes
-// (localq/quant/bcq_tiles.py) leaves what a lane adds up in one group of 128 columns or more. Smaller groups, and
-// columns behind the last whole 1,024, pay them for every 16 look-ups.
+// Signs are bits, and so is x, once it is fixed point: 16 planes of bits for every 128 columns, scaled by a power of
+// two of their own (bcq_x.cuh). Tensor cores count where both are set, m16n8k128 with .and.popc: the codes are operand
+// A as they are stored (localq/quant/bcq_tiles.py), without an instruction between load and product
+// (bcq_products.cuh). A block has whole rows and no other to wait for; its warps share the columns of a tile, or its
+// tiles, and go their own ways until all is added up.
 //
-// Planes of one tile are work for several warps where each has sums of its own; a launch is cut into any number of
-// slices of 1,024 columns. Deterministic, as vq_gemv, and what is not finite stays in its row. Bound: memory. Reads
-// planes / 8 bytes per weight and 2 bytes per group and layer once.
+// x is rounded to 2^-15 of the largest of its 128 columns, or better; what is added up of it is exact until it is
+// multiplied by a scale. Deterministic, and what is not finite stays in its row. Bound: memory. Reads planes / 8 bytes
+// per weight and 2 bytes per group and layer once.
 #include "bcq_kernel.cuh"
-#include "vq_plan.h"
+#include "bcq_plan.h"
+#include "launch.h"
 
 namespace localq::bcq {
 
 template <typename T, int kRows>
-void start(Arguments p, const Plan& plan, const void* x, void* y, int device, cudaStream_t stream) {
-  launch(kOp, device, bcq_gemv_kernel<T, kRows>, plan.blocks, kThreads, plan.shared_bytes, stream, p,
-         static_cast<const T*>(x), y);
+void start(const Arguments& p, const Plan& plan, const void* x, void* y, int device, cudaStream_t stream) {
+  const auto kernel = p.word_shift < 31    ? bcq_gemv_kernel<T, kRows, Groups::kWords>
+                      : p.block_shift == 0 ? bcq_gemv_kernel<T, kRows, Groups::kBlock>
+                                           : bcq_gemv_kernel<T, kRows, Groups::kBlocks>;
+  launch(kOp, device, kernel, plan.blocks, kThreads, plan.shared_bytes, stream, p, static_cast<const T*>(x), y);
 }
 
 #define LOCALQ_BCQ_INSTANCE(T, ROWS) \
-  template void start<T, ROWS>(Arguments, const Plan&, const void*, void*, int, cudaStream_t)
+  template void start<T, ROWS>(const Arguments&, const Plan&, const void*, void*, int, cudaStream_t)
 LOCALQ_BCQ_INSTANCE(__half, 1);
 LOCALQ_BCQ_INSTANCE(__half, 2);
 LOCALQ_BCQ_INSTANCE(__half, 4);

@@ -1,42 +1,33 @@
-// The launcher of bcq_gemv: checks, and what a launch is made of; vq_cut.h cuts it.
+// The launcher of bcq_gemv: checks, and what a launch is made of; bcq_plan.h cuts it.
 #include "bcq_check.h"
-#include "bcq_lookup.cuh"
+#include "bcq_plan.h"
+#include "launch.h"
 #include "vq_cut.h"
 
 namespace localq {
 namespace bcq {
 namespace {
 
-struct BcqKernels {
-  static constexpr const char* kOp = bcq::kOp;
-  static constexpr bool kFewSlices = true;
-  template <typename T, int kRows, typename... Given>
-  static void start(const Given&... given) {
-    bcq::start<T, kRows>(given...);
-  }
-};
-
-Arguments arguments_of(const BcqMatrix* matrices, int count, const void* fragments, const GemvExtras& extras) {
+Arguments arguments_of(const BcqMatrix* matrices, int count, const GemvExtras& extras) {
   const BcqMatrix& first = matrices[0];
   Arguments p = {};
   p.extras = extras;
   p.parts = extras.activation == Activation::kNone ? 1 : 2;
-  p.books = 1, p.in = uint32_t(first.in), p.runs = 1;
-  p.slots = p.met = 1;
+  p.in = uint32_t(first.in), p.runs = 1;
+  p.slots = p.met = p.slices = 1, p.inverse = vq::inverse_of(1);
   p.planes = uint32_t(first.planes), p.layers = p.planes + first.zero_point;
-  p.groups = groups(first), p.group_shift = group_shift(first);
-  const uint32_t positions = p.in / 8;
-  p.book[0] = {8, 3, 1, positions, 0, p.planes * positions * kTile};
-  p.unit_columns = kColumns;
-  p.slice_units = ceil_div(p.in, kColumns);
+  p.groups = groups(first);
+  p.columns = ceil_div(p.in, kColumns);
+  p.tile_codes = p.planes * p.columns * kUnitBytes, p.tile_scales = p.layers * p.groups * kScaleBytes;
+  const uint32_t shift = group_shift(first);  // of eights: 4 of a word, 16 of a block
+  p.word_shift = shift < 4 ? shift - 2 : 31;
+  p.block_shift = shift == 31 ? 31 : shift < 4 ? 0 : shift - 4;
   for (int i = 0; i < count; ++i) {
     const BcqMatrix& w = matrices[i];
     const bool second = p.parts == 2 && i == 1;
-    Segment& segment = p.segment[i];
+    vq::Segment& segment = p.segment[i];
     segment.codes[0] = w.codes, segment.group_scales = w.scales;
-    segment.fragments[0] = static_cast<const uint4*>(fragments);
     segment.bias = extras.bias[i];
-    segment.factor = kFactor;
     segment.out = uint32_t(w.out), segment.tiles = ceil_div(segment.out, kTile);
     segment.y_begin = second ? 0 : p.y_width;
     if (!second) p.units += segment.tiles, p.y_width += segment.out;
@@ -45,17 +36,47 @@ Arguments arguments_of(const BcqMatrix* matrices, int count, const void* fragmen
   return p;
 }
 
+// Rows of x from `row` on, at most kRows; returns how many, 0 where they do not fit into shared memory.
+template <int kRows, typename T>
+int launch_rows(Arguments p, const T* x, void* y, int row, int rows, int device, cudaStream_t stream) {
+  const DeviceFacts& facts = device_facts(device, kOp);
+  const uint32_t budget = facts.shared_bytes_per_block;
+  Plan plan = plan_of<kRows>(p, facts.multiprocessors, budget);
+  if (plan.blocks == 0 || (kRows > 1 && p.chunk < std::min(p.columns, kLeastChunk))) return 0;
+  plan.shared_bytes = std::max(plan.shared_bytes, budget / 2 + 1024);  // two of these do not fit
+  p.stripe_share = {p.units / plan.blocks, p.units % plan.blocks};
+  p.rows = std::min(kRows, rows - row);
+  const uint64_t skipped = uint64_t(row) * p.y_width;
+  if (p.extras.residual != nullptr) p.extras.residual = static_cast<const T*>(p.extras.residual) + skipped;
+  void* const to = static_cast<uint8_t*>(y) + skipped * (p.extras.y_is_f32 ? sizeof(float) : sizeof(T));
+  start<T, kRows>(p, plan, x + uint64_t(row) * p.in, to, device, stream);
+  return p.rows;
+}
+
+// All rows, in as few launches as fit.
+template <typename T>
+void launch_typed(const Arguments& p, const void* x, void* y, int rows, int device, cudaStream_t stream) {
+  const T* const from = static_cast<const T*>(x);
+  for (int row = 0; row < rows;) {
+    int done = 0;
+    if (rows - row > 4) done = launch_rows<8>(p, from, y, row, rows, device, stream);
+    if (done == 0 && rows - row > 2) done = launch_rows<4>(p, from, y, row, rows, device, stream);
+    if (done == 0 && rows - row > 1) done = launch_rows<2>(p, from, y, row, rows, device, stream);
+    if (done == 0) done = launch_rows<1>(p, from, y, row, rows, device, stream);
+    require(done != 0, kOp, "out", p.y_width, "needs more shared memory than this device has");
+    row += done;
+  }
+}
+
 }  // namespace
 }  // namespace bcq
 
-void bcq_gemv(const BcqMatrix* matrices, int count, const void* fragments, const GemvExtras& extras,
-              const VqWorkspace& workspace, const void* x, void* y, Type type, int rows, int device,
-              cudaStream_t stream) {
+void bcq_gemv(const BcqMatrix* matrices, int count, const GemvExtras& extras, const void* x, void* y, Type type,
+              int rows, int device, cudaStream_t stream) {
   using bcq::kOp;
   require(rows >= 1 && rows <= 8, kOp, "rows", rows, "must be from 1 to 8");
   require(count >= 1 && count <= kMaxSegments, kOp, "matrices", count, "must be from 1 to 3");
   require(type != Type::kFloat32, kOp, "dtype", static_cast<int>(type), "must be float16 or bfloat16");
-  require_aligned(fragments, 16, kOp, "fragments");
   require_aligned(x, 16, kOp, "x");
   require_aligned(y, extras.y_is_f32 ? 4 : 2, kOp, "y");
   const BcqMatrix& first = matrices[0];
@@ -71,12 +92,10 @@ void bcq_gemv(const BcqMatrix* matrices, int count, const void* fragments, const
   }
   require(total <= 1 << 24, kOp, "out", total, "is too large");
   vq::check_extras(kOp, count, first.out, matrices[count - 1].out, extras, rows);
-  const vq::Arguments p = bcq::arguments_of(matrices, count, fragments, extras);
+  const bcq::Arguments p = bcq::arguments_of(matrices, count, extras);
   const DeviceGuard guard(device, kOp);
-  if (type == Type::kFloat16) {
-    return vq::launch_typed<bcq::BcqKernels>(p, workspace, static_cast<const __half*>(x), y, rows, device, stream);
-  }
-  vq::launch_typed<bcq::BcqKernels>(p, workspace, static_cast<const __nv_bfloat16*>(x), y, rows, device, stream);
+  if (type == Type::kFloat16) return bcq::launch_typed<__half>(p, x, y, rows, device, stream);
+  bcq::launch_typed<__nv_bfloat16>(p, x, y, rows, device, stream);
 }
 
 }  // namespace localq

@@ -15,8 +15,6 @@ namespace {
 
 // codes, scales, planes, zero_point, group, out, in
 using Matrix = std::tuple<uintptr_t, uintptr_t, int, bool, int64_t, int64_t, int64_t>;
-// words, how many
-using Workspace = std::pair<uintptr_t, int64_t>;
 
 BcqMatrix bcq_matrix(const Matrix& matrix) {
   const auto& [codes, scales, planes, zero_point, group, out, in] = matrix;
@@ -28,19 +26,18 @@ BcqMatrix bcq_matrix(const Matrix& matrix) {
 void bind_bcq(py::module_& m) {
   m.def(
       "bcq_gemv",
-      [](uintptr_t x, const std::vector<Matrix>& matrices, uintptr_t fragments, const Workspace& workspace, uintptr_t y,
-         int type, int rows, int norm, uintptr_t norm_weight, float eps, uintptr_t residual, int activation,
-         const std::vector<uintptr_t>& biases, bool y_is_f32, int device, uintptr_t stream) {
+      [](uintptr_t x, const std::vector<Matrix>& matrices, uintptr_t y, int type, int rows, int norm,
+         uintptr_t norm_weight, float eps, uintptr_t residual, int activation, const std::vector<uintptr_t>& biases,
+         bool y_is_f32, int device, uintptr_t stream) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
         std::vector<BcqMatrix> all;
         for (const Matrix& matrix : matrices) all.push_back(bcq_matrix(matrix));
-        const VqWorkspace meeting = {pointer<uint32_t>(workspace.first), workspace.second};
-        bcq_gemv(all.data(), int(all.size()), pointer<const void>(fragments), extras, meeting, pointer<const void>(x),
-                 pointer<void>(y), static_cast<Type>(type), rows, device, stream_of(stream));
+        bcq_gemv(all.data(), int(all.size()), extras, pointer<const void>(x), pointer<void>(y), static_cast<Type>(type),
+                 rows, device, stream_of(stream));
       },
-      py::arg("x"), py::arg("matrices"), py::arg("fragments"), py::arg("workspace"), py::arg("y"), py::arg("type"),
-      py::arg("rows"), py::arg("norm"), py::arg("norm_weight"), py::arg("eps"), py::arg("residual"),
-      py::arg("activation"), py::arg("biases"), py::arg("y_is_f32"), py::arg("device"), py::arg("stream"));
+      py::arg("x"), py::arg("matrices"), py::arg("y"), py::arg("type"), py::arg("rows"), py::arg("norm"),
+      py::arg("norm_weight"), py::arg("eps"), py::arg("residual"), py::arg("activation"), py::arg("biases"),
+      py::arg("y_is_f32"), py::arg("device"), py::arg("stream"));
 
   m.def(
       "bcq_dequantize",

@@ -1,4 +1,4 @@
-// vq_gemv and bcq_gemv: stripes of rows and slices of columns by what they cost, and the kernel for the number of rows
+// vq_gemv: stripes of rows and slices of columns by what they cost, and the kernel for the number of rows
 // of x. Parts of their launchers.
 #pragma once
 
@@ -56,14 +56,14 @@ inline void add_books(Arguments& p, const VqMatrix& w) {
 }
 
 struct Cut {
-  uint32_t stripes = 0, tables = 0, x_stride = 0, tiles = 0, steps = 0, shared = 0, copies = 1;
+  uint32_t stripes = 0, tables = 0, x_stride = 0, tiles = 0, steps = 0, shared = 0;
   double cycles = 0;      // by positions, as it was measured with tables that are full, or nearly so
   double with_items = 0;  // the same where an item costs its sums too, however few positions it has
 };
 
-// The launch with so many slices and copies of sums; no stripes where it does not fit. Kernels: whose it is, by name.
+// The launch with so many slices; no stripes where it does not fit. Kernels: whose it is, by name.
 template <typename Kernels, int kRows>
-Cut cut_of(const Arguments& p, uint32_t slices, uint32_t copies, const VqWorkspace& workspace, int device) {
+Cut cut_of(const Arguments& p, uint32_t slices, const VqWorkspace& workspace, int device) {
   const DeviceFacts& facts = device_facts(device, Kernels::kOp);
   const uint32_t budget = facts.shared_bytes_per_block, alone = budget / 2 + 1024;  // two of these do not fit
   const uint32_t columns = ceil_div(p.slice_units, slices) * p.unit_columns;
@@ -73,10 +73,9 @@ Cut cut_of(const Arguments& p, uint32_t slices, uint32_t copies, const VqWorkspa
     made += ceil_div(columns >> p.book[b].shift, positions_of_table<kRows>());
   }
   Cut cut;
-  cut.x_stride = columns + kReach, cut.steps = made * p.runs + 1, cut.copies = copies;
+  cut.x_stride = columns + kReach, cut.steps = made * p.runs + 1;
   const auto shared = [&](uint32_t tables, uint32_t tiles) {
-    return p.own_bytes + shared_bytes<kRows>(tables, cut.steps, cut.x_stride, tiles) +
-           layer_bytes<kRows>(p, copies, cut.x_stride, tiles);
+    return p.own_bytes + shared_bytes<kRows>(tables, cut.steps, cut.x_stride, tiles);
   };
   const uint32_t least = shared(1, p.parts);
   if (least > budget) return cut;
@@ -91,7 +90,7 @@ Cut cut_of(const Arguments& p, uint32_t slices, uint32_t copies, const VqWorkspa
   cut.tables = cut.steps > 2 && shared(2, cut.tiles) <= budget ? 2 : 1;
   cut.shared = std::max(alone, shared(cut.tables, cut.tiles));
   const uint32_t items = kRows == 8 ? ceil_div(cut.tiles, 2) : cut.tiles;
-  const double rounds = ceil_div(items * copies, kWarps) * double(p.layers) / copies, runs = p.parts == 2 ? p.runs : 1;
+  const double rounds = ceil_div(items, kWarps), runs = p.parts == 2 ? p.runs : 1;
   cut.cycles = waves * (rounds * words * kRoundCycles<kRows> + made * runs * kTableCycles);
   if (sums > 1) cut.cycles += kJoinCycles + kGroupCycles * p.parts * ceil_div(sums, kTogether);
   const double counted = (words + kItemShare * made * positions_of_table<kRows>()) / (1 + kItemShare);
@@ -99,25 +98,20 @@ Cut cut_of(const Arguments& p, uint32_t slices, uint32_t copies, const VqWorkspa
   return cut;
 }
 
-// The cheapest; none where nothing fits. Where slices are few and long, of any number of them. Else of 1, 2, 4, .., as
-// it was measured, unless another number is worth it: of 5,120 columns 10 slices fill a table each, which 8 and 16
-// cannot.
+// The cheapest; none where nothing fits. Of 1, 2, 4, .., as it was measured, unless another number is worth it: of 5,120
+// columns 10 slices fill a table each, which 8 and 16 cannot.
 template <typename Kernels, int kRows>
 Cut best_cut(Arguments& p, const VqWorkspace& workspace, int device) {
   Cut best;
   const uint32_t most = std::min(kMostSlices, p.slice_units);
   const auto consider = [&](uint32_t slices, double Cut::* cost, double worth) {
-    for (const uint32_t copies : {1u, p.layers}) {
-      const Cut cut = cut_of<Kernels, kRows>(p, slices, copies, workspace, device);
-      if (cut.stripes == 0 || (best.stripes != 0 && worth * (cut.*cost) >= best.*cost)) continue;
-      best = cut;
-      p.slices = slices;
-    }
+    const Cut cut = cut_of<Kernels, kRows>(p, slices, workspace, device);
+    if (cut.stripes == 0 || (best.stripes != 0 && worth * (cut.*cost) >= best.*cost)) return;
+    best = cut;
+    p.slices = slices;
   };
-  for (uint32_t slices = 1; slices <= most; slices = Kernels::kFewSlices ? slices + 1 : 2 * slices) {
-    consider(slices, &Cut::cycles, 1);
-  }
-  for (uint32_t slices = 3; slices <= most && !Kernels::kFewSlices; ++slices) {
+  for (uint32_t slices = 1; slices <= most; slices *= 2) consider(slices, &Cut::cycles, 1);
+  for (uint32_t slices = 3; slices <= most; ++slices) {
     if ((slices & (slices - 1)) != 0) consider(slices, &Cut::with_items, kWorth);
   }
   return best;
@@ -129,7 +123,7 @@ int launch_rows(Arguments p, const VqWorkspace& workspace, const T* x, void* y, 
                 cudaStream_t stream) {
   const Cut cut = best_cut<Kernels, kRows>(p, workspace, device);
   if (cut.stripes == 0) return 0;
-  p.tiles = cut.tiles, p.steps = cut.steps, p.x_stride = cut.x_stride, p.tables = cut.tables, p.copies = cut.copies;
+  p.tiles = cut.tiles, p.steps = cut.steps, p.x_stride = cut.x_stride, p.tables = cut.tables;
   p.inverse = inverse_of(p.slices);
   p.stripe_share = {p.units / cut.stripes, p.units % cut.stripes};
   p.slice_share = {p.slice_units / p.slices, p.slice_units % p.slices};

@@ -53,7 +53,6 @@ void check(const Wanted& l, Type type) {
 Arguments arguments_of(const Wanted& l, bool down) {
   const VqMatrix& w = l.experts.like;
   Arguments p = {};
-  p.layers = 1;
   p.extras = l.extras;
   p.parts = down ? 1 : 2;
   p.runs = down || l.experts.shared ? 1 : 2;
@@ -73,7 +72,6 @@ Arguments arguments_of(const Wanted& l, bool down) {
 
 struct Named {
   static constexpr const char* kOp = "vq_experts";
-  static constexpr bool kFewSlices = false;
 };
 
 template <typename T, bool kDown>
@@ -81,7 +79,7 @@ void launch_typed(const Wanted& l) {
   Arguments p = arguments_of(l, kDown);
   const Cut cut = best_cut<Named, 1>(p, l.workspace, l.device);
   require(cut.stripes != 0, l.op, "in", p.in, "is too large, or there are too many experts, for this device");
-  p.tiles = cut.tiles, p.steps = cut.steps, p.x_stride = cut.x_stride, p.tables = cut.tables, p.copies = 1;
+  p.tiles = cut.tiles, p.steps = cut.steps, p.x_stride = cut.x_stride, p.tables = cut.tables;
   p.stripe_share = {p.units / cut.stripes, p.units % cut.stripes};
   p.slice_share = {p.slice_units / p.slices, p.slice_units % p.slices};
   const Chosen c = {l.experts.places, l.chosen, l.weights, uint32_t(l.experts.experts), cut.stripes, p.slices};

@@ -50,7 +50,7 @@ struct Segment {
   float factor;
   uint32_t out, tiles;
   uint32_t y_begin;
-  const void* group_scales;  // of bcq_gemv
+  const void* group_scales;  // of bcq_gemv, in place of scales and factor
 };
 
 struct Arguments {
@@ -72,10 +72,6 @@ struct Arguments {
   // in a result, and where the block's begins among all stripes, or among all slices.
   uint32_t slots, met, first_stripe, first_slice;
   uint32_t own_bytes;  // of shared memory, for the block's own arguments
-  // Of bcq_gemv. A tile has `planes` codes for each position, and `layers` scales for each of its `groups` groups of
-  // 1 << group_shift positions: those of the planes, and the zero point where there is one. `copies` of the block's
-  // sums, one for each layer or one.
-  uint32_t planes, layers, groups, group_shift, copies;
 };
 
 // n / p.slices, for n * p.slices below 2^31.
@@ -212,13 +208,6 @@ template <int kRows>
 __host__ __device__ inline uint32_t shared_bytes(uint32_t tables, uint32_t steps, uint32_t x_stride, uint32_t tiles) {
   return tables * kTableBytes + steps * uint32_t(sizeof(Step)) + kRows * x_stride * 2 + tiles * 8 * kMaxBooks +
          4 * (2 * kRows + kWarps + tiles * kTile * kRows);
-}
-
-// Behind these: the sums of layers that have their own, and with a zero point those of x [four positions][row of x].
-template <int kRows>
-__host__ __device__ inline uint32_t layer_bytes(const Arguments& p, uint32_t copies, uint32_t x_stride,
-                                                uint32_t tiles) {
-  return 4 * kRows * ((copies - 1) * tiles * kTile + (p.layers > p.planes && p.planes != 0 ? x_stride / 32 : 0));
 }
 
 template <int kRows>

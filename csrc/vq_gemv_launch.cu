@@ -9,7 +9,6 @@ namespace {
 
 struct VqKernels {
   static constexpr const char* kOp = vq::kOp;
-  static constexpr bool kFewSlices = false;
   template <typename T, int kRows, typename... Given>
   static void start(const Given&... given) {
     vq::start<T, kRows>(given...);
@@ -36,7 +35,7 @@ void check_matrix(const VqMatrix& w, const VqMatrix& first) {
 
 Arguments arguments_of(const VqMatrix* matrices, int count, const GemvExtras& extras) {
   Arguments p = {};
-  p.layers = p.slots = p.met = 1;
+  p.slots = p.met = 1;
   p.extras = extras;
   p.parts = extras.activation == Activation::kNone ? 1 : 2;
   p.scales_bf16 = matrices[0].scales_bf16;

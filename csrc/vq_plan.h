@@ -1,4 +1,4 @@
-// vq_gemv and bcq_gemv: how a launch is cut (vq_cut.h), and their kernels.
+// vq_gemv: how a launch is cut (vq_cut.h), and their kernels.
 #pragma once
 
 #include "vq_gemv.cuh"
@@ -17,13 +17,3 @@ template <typename T, int kRows>
 void start(Arguments p, const Plan& plan, const void* x, void* y, int device, cudaStream_t stream);
 
 }  // namespace localq::vq
-
-namespace localq::bcq {
-
-constexpr const char* kOp = "bcq_gemv";
-
-// The same for matrices of planes.
-template <typename T, int kRows>
-void start(vq::Arguments p, const vq::Plan& plan, const void* x, void* y, int device, cudaStream_t stream);
-
-}  // namespace localq::bcq

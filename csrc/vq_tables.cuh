@@ -52,14 +52,14 @@ __device__ __forceinline__ Eight<T> load_x(const Arguments& p, const T* row, uin
 }
 
 template <typename T>
-__device__ __forceinline__ float inverse_rms_of(const Arguments& p, const Shared& s, const T* x) {
+__device__ __forceinline__ float inverse_rms_of(const Arguments& p, float* scratch, const T* x) {
   float squares = 0.f;
   for (uint32_t i = threadIdx.x; i < p.in / 8; i += kThreads) {
     const Eight<T> eight = reinterpret_cast<const Eight<T>*>(x)[i];
 #pragma unroll
     for (int k = 0; k < 8; ++k) squares += to_float(eight.value[k]) * to_float(eight.value[k]);
   }
-  return rsqrtf(block_sum(squares, s.scratch) / p.in + p.extras.eps);
+  return rsqrtf(block_sum(squares, scratch) / p.in + p.extras.eps);
 }
 
 // Where a chunk of eight columns of the slice lies in its row.
@@ -76,7 +76,7 @@ __device__ __forceinline__ void stage(const Arguments& p, const Span& span, cons
                                       const Order& order = {}) {
   constexpr uint32_t kRowThreads = kThreads / kRows;
   constexpr int kUnroll = kRows == 1 ? 1 : 2;
-  const float inverse_rms = p.extras.norm == NormKind::kNone ? 0.f : inverse_rms_of(p, s, x);
+  const float inverse_rms = p.extras.norm == NormKind::kNone ? 0.f : inverse_rms_of(p, s.scratch, x);
   const uint32_t row = threadIdx.x / kRowThreads, words = p.x_stride / 8;
   auto* const to = s.x + row * p.x_stride;
   uint32_t largest = 0;

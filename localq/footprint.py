@@ -132,6 +132,13 @@ def linear_bytes(linear: Linears, format: str, scheme: str = "") -> int:
     raise usage_error(f"{format} {scheme}".strip(), "the size of this format is not known")
 
 
+def _sign_padding(linear: Linears, scheme: str) -> int:
+    """Bytes of signs that fill up a matrix of binary codes on a GPU: its columns to a multiple of 128, rows of 16."""
+    planes = math.ceil(float(mix[1])) if (mix := re.fullmatch(rf"{MIX}(.+)", scheme)) else bcq_scheme(scheme)[0]
+    full = -(-linear.rows // 16) * 16 * -(-linear.columns // 128) * 128
+    return planes * (full - linear.rows * linear.columns) // 8
+
+
 def bcq_scheme(scheme: str) -> tuple[int, int, bool]:
     """(planes, columns of a group or 0 for all, is there a zero point) of "q2row", "q4g64z"; "" is "q3g128"."""
     match = re.fullmatch(r"q([1-5])(?:g(32|64|128|256|512)|row)(z?)", scheme or "q3g128")
@@ -215,7 +222,7 @@ def _fixed_tables(arch: Architecture, format: str, scheme: str) -> int:
     if arch.model_type == "gpt_oss":  # the weight in f32
         norms = 4 * arch.hidden * (2 * arch.layers + 1)
     if format == "bcq":
-        return norms + MEETING_BYTES + FRAGMENT_BYTES
+        return norms + sum(each.count * _sign_padding(each, scheme) for each in arch.linears)
     most = MOST_FRAGMENTS if format == "vq2" else small_books(format, scheme)
     if not most:
         return norms

@@ -24,7 +24,7 @@ from localq.kv_form import KvBits
 from localq.modelfiles import ModelFiles
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
-from localq.quant import FORMATS, bcq_linear, expert_linears, nf4, vq_linear
+from localq.quant import FORMATS, expert_linears, nf4, vq_linear
 from localq.quant.slabs import SlabLinear
 
 OnProgress = Callable[[str, int, int], None]  # stage, bytes done, bytes in total
@@ -121,7 +121,7 @@ def _load(
     model.make_tables(plan.ctx, device)
     model.eval()
     cache = KVCache(model.kv_layout(), plan.ctx, dtype, device, plan.kv_bits)
-    tables = model.table_bytes(plan.ctx, dtype) + vq_linear.table_bytes(model) + bcq_linear.table_bytes(model)
+    tables = model.table_bytes(plan.ctx, dtype) + vq_linear.table_bytes(model)
     tables += expert_linears.table_bytes(model)
     ledger = {**weights.weight_bytes(model), "kv_cache": cache.bytes(), "tables": tables}
     if held is not None:

@@ -15,29 +15,27 @@ from torch import Tensor
 from localq import kernels
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
-from localq.kernels.vq import meeting_place
 
 PLANES, TILE = 5, 16  # of one matrix, at most; rows of a tile
 SMALLEST_GROUP = 32  # columns that share a scale
 COLUMNS = 8  # signs of a code; a matrix has a multiple of them
-FRAGMENTS = 256 * 16  # values of `BcqMatrix.fragments`
+BLOCK = 128  # columns that codes are padded to
 
 
 @dataclass(frozen=True)
 class BcqMatrix:
     """The tensors of one matrix [out, in], in % 8 == 0.
 
-    codes       u8 [ceil(out/16) * planes * in/8 * 16], in tiles: [tile][plane][position][row in it]
-    scales      f16 [ceil(out/16) * layers * groups * 16]: [tile][plane, then zero point][group][row in it]
-    fragments   f16 [16, 1, 32, 8]: the 256 sign vectors over 8 as `quant.vq_tiles.fragments` has them, bit j of a code
-                the sign of weight j; matrices of one launch have the same
+    codes       u8 [ceil(out/16) * planes * ceil(in/128) * 256], in tiles: [tile][block of 128 columns][plane][row g of
+                8][word of 32 columns][rows g and g + 8], bit i of a word set where column i of its 32 has a +
+    scales      f16 [ceil(out/16) * layers * groups * 16]: in each tile [group][plane][row g][rows g and g + 8], then
+                the zero points [group][row g][..]
     zero_point  is there one?
     group       columns that share a scale: in, or a power of two from 32 on, of which the last group may lack some
     """
 
     codes: Tensor
     scales: Tensor
-    fragments: Tensor
     planes: int
     zero_point: bool
     group: int
@@ -58,7 +56,7 @@ class BcqMatrix:
     def nbytes(self) -> int:
         """Bytes that a product reads of it."""
         codes = self.out_features * self.planes * (self.in_features // COLUMNS)
-        return codes + 2 * self.out_features * self.layers * self.groups + self.fragments.nbytes
+        return codes + 2 * self.out_features * self.layers * self.groups
 
 
 def bcq_gemv(
@@ -75,10 +73,11 @@ def bcq_gemv(
 
     `matrices` share x and have as many planes and groups: one, or q, k and v, or gate and up; their results lie behind
     each other. With `activation` there are two of one size and y = activation(first) * second. `norm` needs one row.
-    `out` may be float32 (logits); else the dtype of x. Sums of eight signed x in f32, each rounded to f16 at its own
-    scale, then sums in f32, rounded once; the same bits run after run. Raises ValueError by the argument's name.
+    `out` may be float32 (logits); else the dtype of x. x is rounded to 2^-15 of the largest of its 128 columns or
+    better, what is added up of it exact until a scale multiplies it, in f32, and rounded once; the same bits run after
+    run. Raises ValueError by the argument's name.
 
-    One stream of a device at a time. Memory-bound: `bcq_gemv_bytes` over the memory bandwidth is the floor.
+    Memory-bound: `bcq_gemv_bytes` over the memory bandwidth is the floor.
     """
     op = "bcq_gemv"
     gemv.check_x(op, x, [matrix.codes for matrix in matrices])
@@ -89,8 +88,6 @@ def bcq_gemv(
     check_cuda(op, "codes", matrices[0].codes)
     kernels.module().bcq_gemv(
         matrices=[_arguments(matrix) for matrix in matrices],
-        fragments=matrices[0].fragments.data_ptr(),
-        workspace=meeting_place(x.device),
         **arguments,
         **place(x),
     )
@@ -149,9 +146,9 @@ def check_matrix(op: str, matrix: BcqMatrix, x: Tensor) -> None:
     if group != columns and not (SMALLEST_GROUP <= group < columns and group & (group - 1) == 0):
         raise ValueError(f"{op}: group = {group} of {columns} columns, must be all or a power of two from 32 on")
     tiles = -(-out // TILE)
-    check(op, "codes", matrix.codes, x.device, (torch.uint8,), tiles * TILE * matrix.planes * (columns // COLUMNS))
+    held = tiles * TILE * matrix.planes * -(-columns // BLOCK) * (BLOCK // COLUMNS)
+    check(op, "codes", matrix.codes, x.device, (torch.uint8,), held)
     check(op, "scales", matrix.scales, x.device, (torch.float16,), tiles * TILE * matrix.layers * matrix.groups)
-    check(op, "fragments", matrix.fragments, x.device, (torch.float16,), FRAGMENTS)
 
 
 def _arguments(matrix: BcqMatrix) -> tuple[int, int, int, bool, int, int, int]:

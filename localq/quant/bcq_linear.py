@@ -1,6 +1,6 @@
 """The Linear of binary codes: few rows of x by `bcq_gemv`, more by dequantized slabs and cuBLAS.
 
-At load codes and scales are put into tiles (`bcq_tiles`), in place, from which both kernels read them.
+At load codes and scales are put into tiles (`bcq_tiles`), from which both kernels read them.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from localq.quant import bcq_tiles
@@ -49,31 +49,29 @@ class Linear(SlabLinear):
         if self.matrix is None:
             return Packed(self.codes, self.scales).rows(first, count)
         codes = bcq_tiles.untile_codes(self.codes.view(-1), self.shapes[0], first, count)
-        return Packed(codes, bcq_tiles.untile_scales(self.scales.view(-1), self.shapes[1], first, count))
+        scales = bcq_tiles.untile_scales(self.scales.view(-1), self.shapes[1], self.planes, first, count)
+        return Packed(codes, scales)
 
     def tile_(self) -> Linear:
         """Put codes and scales into tiles where a kernel may read them: on a GPU."""
         return self.put_into_tiles() if self.scales.is_cuda else self
 
     def put_into_tiles(self) -> Linear:
-        """The same anywhere: in place, but that rows which are no multiple of 16 get new tensors."""
+        """The same anywhere: in place where rows are a multiple of 16 and columns of 128."""
         if self.matrix is not None:
             return self
         from localq.kernels.bcq import BcqMatrix  # the compiled part: loaded where there is a GPU
-        from localq.kernels.vq import meeting_place
 
         self.codes, self.scales = bcq_tiles.tile_(self.codes, self.scales)
         self.matrix = BcqMatrix(
             self.codes,
             self.scales,
-            bcq_tiles.sign_fragments(self.codes.device),
             self.planes,
             self.zero_point,
             self.group,
             self.out_features,
             self.in_features,
         )
-        meeting_place(self.scales.device)  # allocates it now
         return self
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,13 +100,3 @@ class Linear(SlabLinear):
             part = out[start : start + rows]
             dequantize(self._rows(first + start, len(part)), dtype, part)
         return out
-
-
-def table_bytes(model: nn.Module) -> int:
-    """Device bytes of what all matrices of `model` have in common besides their buffers."""
-    matrices = [module.matrix for module in model.modules() if isinstance(module, Linear) and module.matrix]
-    if not matrices:
-        return 0
-    from localq.kernels.vq import meeting_bytes  # as in `put_into_tiles`
-
-    return matrices[0].fragments.nbytes + meeting_bytes(matrices[0].codes.device)

@@ -1,83 +1,76 @@
-"""Binary codes in the order that their kernels read (csrc/bcq_gemv.h), in place; `untile` undoes it bit for bit.
+"""Binary codes in the order that their kernels read (csrc/bcq_gemv.h); `untile` undoes it bit for bit.
 
-Codes and scales of 16 rows are turned on their side, [tile][plane][position][row] and [tile][layer][group][row], so
-that a warp's lanes, one position each, read 16 rows in one load. A position is eight columns. In whole blocks of 1,024
-columns four positions are number 8 i + g where the columns have them as number 4 g + i: then the loads i of the lanes
-4 g .. 4 g + 3 are 128 columns behind each other, and share a scale. Works on any device.
+Codes of 16 rows are [tile][block of 128 columns][plane][row g of 8][word of 32 columns][rows g and g + 8]: what tensor
+cores take as an operand, 8 bytes of a lane and 256 of a warp behind each other. Scales are [tile][group][plane][row g]
+[rows g and g + 8], and behind those of a tile its zero points, [group][row g][..]. In place where rows are a multiple
+of 16 and columns of 128; else rows and columns that fill up have code 0, and rows scale 0. Works on any device.
 """
 
 from __future__ import annotations
-
-import functools
 
 import torch
 from torch import Tensor
 
 from localq.quant import vq_tiles
 
-ROWS, BLOCK = vq_tiles.ROWS, 128  # rows of a tile; positions of a block
+ROWS, COLUMNS = vq_tiles.ROWS, 128  # of a tile; of a block
+WORD, OF_BLOCK = 4, COLUMNS // 8  # bytes: of a word of signs, of a row's block
 TILED_AT_A_TIME = 2**23  # bytes
 
 
-def order(positions: int, device: torch.device) -> Tensor:
-    """Which position of the columns lies where: i64 [positions]."""
-    whole = positions // BLOCK * BLOCK
-    numbers = torch.arange(positions, device=device)
-    blocks = numbers[:whole].view(-1, 8, 4, 4).transpose(1, 2).reshape(-1)
-    return torch.cat((blocks, numbers[whole:]))
+def code_bytes(out: int, planes: int, columns: int) -> int:
+    """Bytes of the codes of a matrix [out, columns] in tiles."""
+    return -(-out // ROWS) * ROWS * planes * -(-columns // COLUMNS) * OF_BLOCK
 
 
 def tile_codes(codes: Tensor) -> Tensor:
-    """codes u8 [out, planes, positions] -> [ceil(out/16) * planes * positions * 16]; rows that fill up have code 0."""
-    return _turned(codes[..., order(codes.shape[2], codes.device)])
-
-
-def tile_scales(scales: Tensor) -> Tensor:
-    """scales f16 [out, layers, groups] -> [ceil(out/16) * layers * groups * 16]; rows that fill up have scale 0."""
-    return _turned(scales)
+    """codes u8 [out, planes, in/8] -> [ceil(out/16) * planes * ceil(in/128) * 256]."""
+    out, planes, eights = codes.shape
+    if out % ROWS or eights % OF_BLOCK:
+        full = codes.new_zeros(out + -out % ROWS, planes, eights + -eights % OF_BLOCK)
+        full[:out, :, :eights] = codes
+        codes = full
+    held = codes.view(-1, 2, 8, planes, codes.shape[2] // OF_BLOCK, COLUMNS // 32, WORD)
+    return held.permute(0, 4, 3, 2, 5, 1, 6).reshape(-1)  # tile, block, plane, g, word, half, byte
 
 
 def untile_codes(tiles: Tensor, shape: tuple[int, ...], first: int = 0, count: int | None = None) -> Tensor:
     """The inverse of `tile_codes` for codes of `shape`: `count` rows from `first` on, a multiple of 16; all of them by
     default."""
-    held = _turned_back(tiles, shape, first, count)
-    return held[..., torch.argsort(order(shape[2], tiles.device))]
+    count = shape[0] - first if count is None else count
+    blocks = -(-shape[2] // OF_BLOCK)
+    held = tiles.view(-1, blocks, shape[1], 8, COLUMNS // 32, 2, WORD)[first // ROWS : -(-(first + count) // ROWS)]
+    return held.permute(0, 5, 3, 2, 1, 4, 6).reshape(-1, shape[1], blocks * OF_BLOCK)[:count, :, : shape[2]]
 
 
-def untile_scales(tiles: Tensor, shape: tuple[int, ...], first: int = 0, count: int | None = None) -> Tensor:
-    """The same for scales."""
-    return _turned_back(tiles, shape, first, count)
+def tile_scales(scales: Tensor, planes: int) -> Tensor:
+    """scales f16 [out, layers, groups] -> [ceil(out/16) * layers * groups * 16]: those of planes, then zero points."""
+    if scales.shape[0] % ROWS:
+        scales = torch.cat((scales, scales.new_zeros(-scales.shape[0] % ROWS, *scales.shape[1:])))
+    held = scales.view(-1, 2, 8, *scales.shape[1:]).permute(0, 4, 3, 2, 1)  # tile, group, layer, g, half
+    return torch.cat((held[:, :, :planes].flatten(1), held[:, :, planes:].flatten(1)), 1).reshape(-1)
+
+
+def untile_scales(
+    tiles: Tensor, shape: tuple[int, ...], planes: int, first: int = 0, count: int | None = None
+) -> Tensor:
+    """The inverse of `tile_scales`, likewise."""
+    count = shape[0] - first if count is None else count
+    groups, of_planes = shape[2], shape[2] * planes * ROWS
+    held = tiles.view(-1, shape[1] * groups * ROWS)[first // ROWS : -(-(first + count) // ROWS)]
+    parts = [part.reshape(len(held), groups, -1, 8, 2) for part in (held[:, :of_planes], held[:, of_planes:])]
+    return torch.cat(parts, 2).permute(0, 4, 3, 2, 1).reshape(-1, *shape[1:])[:count]
 
 
 def tile_(codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in their own memory and shapes, some tiles at a time; new tensors where a tile is short."""
-    if codes.shape[0] % ROWS:
-        return tile_codes(codes), tile_scales(scales)
+    """Both in their own memory and shapes, some tiles at a time; new flat tensors where a tile or a block is short."""
+    planes = codes.shape[1]
+    if codes.shape[0] % ROWS or codes.shape[2] % OF_BLOCK:
+        return tile_codes(codes), tile_scales(scales, planes)
     rows = max(1, TILED_AT_A_TIME // (ROWS * max(codes[0].nbytes, scales[0].nbytes))) * ROWS
     for first in range(0, codes.shape[0], rows):
-        for tensor, tile in ((codes, tile_codes), (scales, tile_scales)):
-            part = tensor[first : first + rows]
-            part.copy_(tile(part).view_as(part))
+        part = codes[first : first + rows]
+        part.copy_(tile_codes(part).view_as(part))
+        part = scales[first : first + rows]
+        part.copy_(tile_scales(part, planes).view_as(part))
     return codes, scales
-
-
-@functools.cache
-def sign_fragments(device: torch.device) -> Tensor:
-    """The 256 sign vectors over 8 as operand A (`vq_tiles.fragments`): one tensor for all matrices of a device. A sum
-    of eight x is at most eight times the largest: an eighth of it is an f16 where that is one."""
-    bits = torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1
-    return vq_tiles.fragments((2 * bits - 1).float(), 8.0).to(device)
-
-
-def _turned(rows: Tensor) -> Tensor:
-    """[out, layers, n] -> [tile][layer][n][row of the tile], flat."""
-    short = -rows.shape[0] % ROWS
-    if short:
-        rows = torch.cat((rows, rows.new_zeros(short, *rows.shape[1:])))
-    return rows.view(-1, ROWS, *rows.shape[1:]).permute(0, 2, 3, 1).reshape(-1)
-
-
-def _turned_back(tiles: Tensor, shape: tuple[int, ...], first: int, count: int | None) -> Tensor:
-    count = shape[0] - first if count is None else count
-    held = tiles.view(-1, *shape[1:], ROWS)[first // ROWS : -(-(first + count) // ROWS)]
-    return held.permute(0, 3, 1, 2).reshape(-1, *shape[1:])[:count]

@@ -1,4 +1,4 @@
-"""bcq_gemv and bcq_dequantize: what they refuse; how far tables in f16 are from a 16-bit product; on a GPU, as close to
+"""bcq_gemv and bcq_dequantize: what they refuse; how far x in bits is from a 16-bit product; on a GPU, as close to
 fp64 as that, the same bits every time, and weights bit for bit."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from bcq_operands import by_tables, make, operand_of, random_packed, rounding_of_tables
+from bcq_operands import by_bits, make, operand_of, random_packed, rounding_of_bits
 from nf4_operands import assert_as_good_as_naive, bits, inputs
 from refusals import refused_by_name
 from row_checks import DTYPES
@@ -18,12 +18,11 @@ from localq.kernels.bcq import BcqMatrix, bcq_dequantize, bcq_dequantize_bytes, 
 from localq.quant import bcq
 
 X = inputs(3, 80, torch.bfloat16)
-CODES, SCALES = torch.zeros(16 * 2 * 10, dtype=torch.uint8), torch.zeros(16 * 2 * 2).half()
-FRAGMENTS = torch.zeros(16, 1, 32, 8).half()
+CODES, SCALES = torch.zeros(16 * 2 * 16, dtype=torch.uint8), torch.zeros(16 * 2 * 2).half()
 
 
-def matrix(codes=CODES, scales=SCALES, fragments=FRAGMENTS, planes=2, zero=False, group=64, columns=80) -> BcqMatrix:
-    return BcqMatrix(codes, scales, fragments, planes, zero, group, 10, columns)
+def matrix(codes=CODES, scales=SCALES, planes=2, zero=False, group=64, columns=80) -> BcqMatrix:
+    return BcqMatrix(codes, scales, planes, zero, group, 10, columns)
 
 
 REFUSED = {
@@ -33,10 +32,9 @@ REFUSED = {
     "six planes": ({"matrices": [matrix(planes=6)]}, "planes = 6, must be from 1 to 5"),
     "an odd group": ({"matrices": [matrix(group=48)]}, "group = 48 of 80 columns"),
     "a group beyond the row": ({"matrices": [matrix(group=128)]}, "group = 128 of 80 columns"),
-    "codes not in tiles": ({"matrices": [matrix(CODES[:200])]}, r"codes has shape \(200,\), must have 320"),
+    "codes not in tiles": ({"matrices": [matrix(CODES[:200])]}, r"codes has shape \(200,\), must have 512"),
     "scales without the zero point": ({"matrices": [matrix(zero=True)]}, r"scales has shape \(64,\), must have 96"),
     "scales of floats": ({"matrices": [matrix(scales=SCALES.float())]}, "scales is torch.float32"),
-    "no fragments": ({"matrices": [matrix(fragments=FRAGMENTS[:1])]}, "fragments has shape"),
     "all on the CPU": ({}, "codes are on cpu, must be on a CUDA device"),
 }
 
@@ -66,17 +64,17 @@ def test_bytes():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("planes", [1, 2, 3, 5])
-def test_tables_in_f16_are_as_good_as_a_16_bit_product(planes, dtype):
+def test_x_in_bits_is_as_good_as_a_16_bit_product(planes, dtype):
     """What the kernel rounds besides its sums, held to the tolerance that the kernel is held to on a GPU."""
     operand, x = make((331, 2128), planes, 128, zero_point=planes == 3, seed=7), inputs(8, 2128, dtype)
     x[5] *= 2.0**-13  # small as a whole: what counts is the size within a row
-    assert_as_good_as_naive(by_tables(operand, x)[0].to(dtype), x, operand.dense)
+    assert_as_good_as_naive(by_bits(operand, x)[0].to(dtype), x, operand.dense)
 
 
 def of_kind(planes: int, group: int, zero_point: bool = False) -> RowFormat:
     def made(shape: tuple[int, int], dtype: torch.dtype, seed: int, device: str) -> RowOperand:
         operand = make(shape, planes, group if group < shape[1] else 0, zero_point, seed, device)
-        return RowOperand(operand.matrix, operand.dense, partial(rounding_of_tables, operand))
+        return RowOperand(operand.matrix, operand.dense, partial(rounding_of_bits, operand))
 
     return RowFormat(made, bcq_gemv, 16)
 
@@ -98,7 +96,7 @@ def test_every_group(group, rows):
     for planes, shape in ((1, (577, 576)), (4, (4099, 2128)), (5, (256, 3072))):
         operand = make(shape, planes, group, zero_point=planes == 4, seed=5, device="cuda")
         x = inputs(rows, shape[1], torch.float16, "cuda")
-        allowed = partial(rounding_of_tables, operand, x)
+        allowed = partial(rounding_of_bits, operand, x)
         assert_as_good_as_naive(bcq_gemv(x, [operand.matrix]), x, operand.dense, beyond=allowed)
 
 

@@ -89,7 +89,7 @@ def test_sizes_and_tiles(scheme: str, shape: tuple[int, int]) -> None:
     described = {f"P{suffix}": form for suffix, form in maker.layout(*shape).items()}
     assert {name: (each.dtype, tuple(each.shape)) for name, each in tensors.items()} == described
     linear = bcq.Linear(bcq.Packed(packed.codes.clone(), packed.scales.clone())).put_into_tiles()
-    assert linear.codes.numel() == -(-shape[0] // 16) * 16 * maker.planes * shape[1] // 8
+    assert linear.codes.numel() == bcq_tiles.code_bytes(shape[0], maker.planes, shape[1])
     back = linear.packed
     assert torch.equal(back.codes, packed.codes)
     assert torch.equal(back.scales, packed.scales)
@@ -119,13 +119,37 @@ def test_tiles_are_put_back_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.equal(linear.dequantized_rows(16, 67, torch.bfloat16, None), expected[16:])
 
 
-def test_positions_of_a_block() -> None:
-    """Four positions that columns have as number 4 g + i lie as number 8 i + g; what is no whole block stays."""
-    found = bcq_tiles.order(150, torch.device("cpu"))
-    assert found[:8].tolist() == [0, 1, 2, 3, 16, 17, 18, 19]
-    assert found[32:36].tolist() == [4, 5, 6, 7]
-    assert found[128:].tolist() == list(range(128, 150))
-    assert sorted(found.tolist()) == list(range(150))
+def test_the_order_of_signs() -> None:
+    """Bit i of the word at (tile, block, plane, g, word, half) is the sign of column 128 block + 32 word + i of row
+    16 tile + g + 8 half; what fills up is zero."""
+    packed = random_packed((37, 328), 3, 64, zero_point=True, seed=2)
+    found = bcq_tiles.tile_codes(packed.codes).view(torch.int32).view(3, 3, 3, 8, 4, 2)
+    assert bcq_tiles.code_bytes(37, 3, 328) == found.nbytes
+    signs = torch.zeros(48, 3, 384, dtype=torch.bool)
+    signs[:37, :, :328] = bcq_codec.unpacked(packed.codes)
+    for tile, block, plane, g, word, half in (
+        (0, 0, 0, 0, 0, 0),
+        (1, 2, 1, 5, 1, 1),
+        (2, 1, 2, 3, 3, 0),
+        (2, 2, 0, 7, 2, 1),
+    ):
+        columns = 128 * block + 32 * word
+        expected = signs[16 * tile + g + 8 * half, plane, columns : columns + 32]
+        assert (
+            found[tile, block, plane, g, word, half].item() >> torch.arange(32) & 1
+        ).bool().tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("shape", [(48, 384), (37, 328), (16, 1024)], ids=str)
+def test_tiles_and_back(shape: tuple[int, int]) -> None:
+    packed = random_packed(shape, 2, 64, zero_point=shape[0] > 16, seed=1)
+    codes, scales = bcq_tiles.tile_(packed.codes.clone(), packed.scales.clone())
+    kept = tuple(packed.codes.shape), tuple(packed.scales.shape)
+    assert codes.nbytes == bcq_tiles.code_bytes(shape[0], 2, shape[1])
+    for first, count in ((0, shape[0]), (shape[0] // 16 * 16 - 16, 13)):
+        part = packed.rows(first, count)
+        assert torch.equal(bcq_tiles.untile_codes(codes.view(-1), kept[0], first, count), part.codes)
+        assert torch.equal(bcq_tiles.untile_scales(scales.view(-1), kept[1], 2, first, count), part.scales)
 
 
 def test_schemes() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -39,8 +38,7 @@ def operand_of(packed: Packed, device: str = "cpu") -> BcqOperand:
     there = packed.to(device)
     matrix = BcqMatrix(
         bcq_tiles.tile_codes(there.codes),
-        bcq_tiles.tile_scales(there.scales),
-        bcq_tiles.sign_fragments(there.codes.device),
+        bcq_tiles.tile_scales(there.scales, packed.planes),
         packed.planes,
         packed.zero_point,
         packed.group,
@@ -55,43 +53,31 @@ def make(shape: tuple[int, int], planes: int, group: int, zero_point: bool = Fal
     return operand_of(random_packed(shape, planes, group, zero_point, seed), device)
 
 
-def _of_positions(packed: Packed) -> Tensor:
-    """f64 [out, layers, in/8]"""
-    return packed.scales.double().repeat_interleave(packed.group // 8, 2)[..., : packed.codes.shape[2]]
-
-
-def by_tables(operand: BcqOperand, x: Tensor) -> tuple[Tensor, Tensor]:
+def by_bits(operand: BcqOperand, x: Tensor) -> tuple[Tensor, Tensor]:
     """The product as the kernel rounds it, but for its sums, and the sums of magnitudes: x [rows, in] -> two of f32
-    [rows, out]. Sums of eight signed x in f16, at the scale of the row; every code is looked up once."""
-    packed = operand.packed
-    largest = x.float().abs().amax(1, keepdim=True)
-    up = torch.exp2(14 - torch.floor(torch.log2(largest))).double()
-    eights = (x.double() * up).unflatten(1, (-1, 8))
-    signs = (2 * (torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1) - 1).double()
-    entries = 8 * (eights @ signs.T / 8).half().double()  # [rows, positions, 256]
-    scale = _of_positions(packed)
-    sums, sizes = torch.zeros(2, x.shape[0], packed.shape[0], dtype=torch.float64)
-    for row, table in enumerate(entries):
-        for plane in range(packed.planes):
-            found = table[torch.arange(table.shape[0]), packed.codes[:, plane].long()] * scale[:, plane]
-            sums[row] += found.sum(1)
-            sizes[row] += found.abs().sum(1)
-        if packed.zero_point:
-            found = eights[row].sum(-1) * scale[:, -1]
-            sums[row] += found.sum(1)
-            sizes[row] += found.abs().sum(1)
-    return (sums / up).float(), (sizes / up).float()
+    [rows, out]. 128 columns of x are 16 bits of fixed point each, the largest between 2^14 and 2^15."""
+    held = _in_bits(x)
+    dense = bcq_codec.dequantize(operand.packed, torch.float64)
+    scales = operand.packed.scales.double().abs().sum(1).repeat_interleave(operand.packed.group, 1)
+    sizes = held.abs() @ scales[:, : x.shape[1]].T
+    return (held @ dense.T).float(), sizes.float()
 
 
-def rounding_of_tables(operand: BcqOperand, x: Tensor) -> float:
-    """What entries in f16 may add to the error of a product: each is off by up to 2^-11 of itself, which adds up like
-    the steps of a walk; four deviations of the worst result. x [rows, in], on any device."""
-    packed = operand.packed
-    eights = x.cpu().double().unflatten(1, (-1, 8))
-    scale = _of_positions(packed)
-    signs = (2 * bcq_codec.unpacked(packed.codes).double() - 1).unflatten(2, (-1, 8))
-    squares = torch.zeros(x.shape[0], packed.shape[0], dtype=torch.float64)
-    for row, eight in enumerate(eights):
-        entries = (signs * eight).sum(-1) * scale[:, : packed.planes]  # [out, planes, positions]
-        squares[row] = entries.square().sum((1, 2))
-    return 4 * (2**-11 / math.sqrt(3) * squares.sqrt()).max().item()
+def _in_bits(x: Tensor) -> Tensor:
+    """x f64 [rows, in] as the kernel has it."""
+    last = _last_bit(x)
+    return (x.double().cpu() / last).round() * last
+
+
+def _last_bit(x: Tensor) -> Tensor:
+    """f64 [rows, in]: what the last of the 16 bits of each value is worth."""
+    blocks = torch.nn.functional.pad(x.double().cpu(), (0, -x.shape[1] % 128)).unflatten(1, (-1, 128))
+    largest = blocks.abs().amax(2, keepdim=True).clamp_min(2.0**-126)
+    return torch.exp2(torch.floor(torch.log2(largest)) - 14).expand_as(blocks).flatten(1)[:, : x.shape[1]]
+
+
+def rounding_of_bits(operand: BcqOperand, x: Tensor) -> float:
+    """What x in bits may add to the error of a product: each value is off by up to half of the last bit, which adds up
+    like the steps of a walk; four deviations of the worst result. x [rows, in], on any device."""
+    squares = _last_bit(x).square() @ operand.dense.cpu().double().square().T / 12
+    return 4 * squares.sqrt().max().item()

@@ -170,7 +170,7 @@ def bcq_rows(matrix, first, count, dtype):
     scales = matrix.out_features, matrix.layers, matrix.groups
     packed = bcq_codec.Packed(
         bcq_tiles.untile_codes(matrix.codes.flatten(), codes, first, count),
-        bcq_tiles.untile_scales(matrix.scales.flatten(), scales, first, count),
+        bcq_tiles.untile_scales(matrix.scales.flatten(), scales, matrix.planes, first, count),
     )
     return bcq_codec.dequantize(packed, dtype)
 

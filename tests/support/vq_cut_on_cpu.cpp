@@ -20,7 +20,7 @@ void start(Arguments p, const Plan& plan, const void*, void*, int, cudaStream_t)
   int64_t* to = std::copy(std::begin(found), std::end(found), taken);
   for (uint32_t slices = 1; slices <= kMostSlices; ++slices) {
     const bool there = slices <= p.slice_units;
-    const Cut cut = there ? cut_of<Counted, kRows>(p, slices, 1, workspace, 0) : Cut{};
+    const Cut cut = there ? cut_of<Counted, kRows>(p, slices, workspace, 0) : Cut{};
     *to++ = cut.stripes == 0 ? 0 : int64_t(cut.cycles);
     *to++ = cut.stripes == 0 ? 0 : int64_t(cut.with_items);
   }
