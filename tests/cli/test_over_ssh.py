@@ -80,8 +80,11 @@ def stopped(face: Line, terminal: Terminal, session: Session, place: Place, coun
     terminal.until(lambda: face.is_ready(terminal))
 
 
-@pytest.mark.parametrize("client", ["asyncssh", pytest.param("openssh", marks=NEEDS_SSH)])
-@FACE
+@pytest.mark.parametrize(
+    ("face", "client"),
+    [(FACES["line"](), "asyncssh"), pytest.param(FACES["tui"](), "openssh", marks=NEEDS_SSH)],
+    ids=["line-asyncssh", "tui-openssh"],
+)
 def test_a_chat_with_copying_and_an_editor(tmp_path, face, client):
     editor = tmp_path / "editor"
     editor.write_text(EDITOR)

@@ -67,7 +67,7 @@ def test_no_language_is_guessed(monkeypatch, language):
 
 
 @pytest.mark.parametrize("language", CODE)
-@pytest.mark.parametrize("step", [1, 7, 83])
+@pytest.mark.parametrize("step", [3, 83])
 def test_a_block_that_grows_has_the_lines_of_the_whole(language, step):
     growing, code, found = Growing(Look(language, False, True)), CODE[language], []
 
