@@ -6,6 +6,7 @@ Torch-free; may run in any thread. What must be told on the way goes to a `Watch
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from localq import catalog, choosing, memory_limits, model_defaults, prepare, re
 from localq.chat import ChatSession
 from localq.errors import ExitCode, LocalqError
 from localq.prepare import OnProgress
+from localq.sampling import Sampling
 from localq.settings import Settings
 from localq.wanted import Wanted as Wanted  # in a file of its own: a front end draws before all of this is imported
 from localq.worker.client import EngineClient
@@ -66,6 +68,7 @@ def open_session(
         files = open_model(path)
         request = load_request(str(path), target.name, settings, wanted.force)
         sampling = settings.sampling(model_defaults.sampling(target.entry, files.generation_config))
+        _tell_idle(sampling, settings, watcher)
         longest = settings.max_tokens or model_defaults.max_tokens(target.entry)
         session = ChatSession(client, request, Tokenizer.load(files), sampling, longest)
         session.system = settings.system
@@ -77,6 +80,12 @@ def open_session(
         yield Opened(session, client)
     finally:
         client.close()
+
+
+def _tell_idle(sampling: Sampling, settings: Settings, watcher: Watcher) -> None:
+    chosen = [each.name for each in dataclasses.fields(sampling) if getattr(settings, each.name) is not None]
+    if idle := sampling.idle(chosen):
+        watcher.say(idle)
 
 
 def load_now(opened: Opened, watcher: Watcher) -> Loaded:

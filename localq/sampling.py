@@ -6,7 +6,7 @@ Torch-free, so that the command line, the catalogue and the engine process share
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,15 @@ class Sampling:
     def xtc(self) -> bool:
         """True when XTC has an effect."""
         return self.xtc_probability > 0.0 and not self.greedy
+
+    def idle(self, chosen: Collection[str]) -> str:
+        """What to tell of those of the fields `chosen` that have no effect because the likeliest token is taken."""
+        off = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "xtc_probability": 0.0}
+        names = [name for name in off if name in chosen and getattr(self, name) != off[name]]
+        if not self.greedy or not names:
+            return ""
+        why = "no effect while the temperature is 0, for the likeliest token is taken; one of 0.7 samples"
+        return f"{', '.join(names)}: {why}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain form for messages and `--json`."""

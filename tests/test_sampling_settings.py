@@ -6,13 +6,15 @@ import dataclasses
 import json
 import sqlite3
 
+import fake_hub
 import pytest
 import tiny_tokenizers
 from scripted_client import CharTokenizer, ScriptedClient
 
-from localq import commands, resuming
+from localq import commands, opening, prepare, resuming
 from localq.chat import ChatSession, Reply
 from localq.cli import execute
+from localq.cli.session import TerminalWatcher
 from localq.errors import ExitCode
 from localq.sampling import Sampling
 from localq.session_record import ChatSettings
@@ -33,12 +35,40 @@ def own_config(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALQ_DATA", str(tmp_path / "data"))
 
 
+def test_what_has_no_effect_because_the_likeliest_token_is_taken_is_told():
+    sampling = Sampling(top_p=0.9, xtc_probability=0.5)
+    assert sampling.idle(["top_p", "top_k", "xtc_probability"]).startswith("top_p, xtc_probability: no effect while")
+    assert sampling.idle(["seed", "min_p", "dry_multiplier"]) == ""
+    assert dataclasses.replace(sampling, temperature=0.1).idle(["top_p"]) == ""
+    session = ChatSession(ScriptedClient(), Load("path", "tiny"), CharTokenizer())
+    told = commands.COMMANDS["/set"](session, "xtc_probability 0.5", None)
+    assert told.splitlines()[0] == "xtc_probability = 0.5"
+    assert "no effect" in told.splitlines()[1]
+    assert "\n" not in commands.COMMANDS["/set"](session, "temperature 0.7", None)
+    assert "\n" not in commands.COMMANDS["/set"](session, "xtc_probability 0.4", None)
+
+
+@pytest.mark.parametrize(("given", "told"), [({}, []), ({"top_k": 5, "temperature": 0.7}, []), ({"top_k": 5}, [1])])
+def test_a_setting_without_effect_is_told_when_a_model_is_opened(tmp_path, monkeypatch, given, told):
+    for name, content in fake_hub.model_files().items():
+        (tmp_path / name).write_bytes(content)
+    monkeypatch.setattr(Tokenizer, "load", lambda files: CharTokenizer())
+    monkeypatch.setattr(opening.EngineClient, "start", lambda client: None)
+    monkeypatch.setattr(prepare, "model_path", lambda *asked: tmp_path)
+    watcher = TerminalWatcher(True)
+    said: list[str] = []
+    monkeypatch.setattr(watcher, "say", said.append)
+    with opening.open_session(str(tmp_path), Settings(device="cpu", **given), watcher):
+        assert [1 for line in said if line.startswith("top_k: no effect")] == told
+
+
 def test_every_sampling_setting_is_a_setting_and_can_be_set_in_a_chat():
     names = {field.name for field in dataclasses.fields(Sampling)}
     assert set(NEW) < names <= set(DESCRIPTIONS)
     session = ChatSession(ScriptedClient(), Load("path", "tiny"), CharTokenizer())
     for name, value in NEW.items():
-        assert commands.COMMANDS["/set"](session, f"{name} {value}", None) == f"{name} = {value}"
+        told = commands.COMMANDS["/set"](session, f"{name} {value}", None)
+        assert told.splitlines()[0] == f"{name} = {value}"
     assert session.sampling == Sampling(**NEW)
 
 

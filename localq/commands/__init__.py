@@ -108,7 +108,7 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
             changed: dict[str, Any] = {name: value}
             session.sampling = dataclasses.replace(session.sampling, **changed)
         session.keep()
-        return f"{name} = {value}"
+        return "\n".join(filter(None, (f"{name} = {value}", session.sampling.idle([name]))))
     return models.parameters(session)
 
 
