@@ -32,11 +32,12 @@ def _of_keys(app: LocalqApp, screen: Screen[Any]) -> Iterator[SystemCommand]:
     known = keymap.in_force(app.settings.keys)
     bound = {each.binding.id for each in screen.active_bindings.values()}
     places = {known[name].where for name in bound if name in known}
+    elsewhere = () if isinstance(screen, ChatScreen) else ("models", "settings")  # they open from the conversation
     for name, key in known.items():
         action = f"action_{name.removeprefix(f'{key.where}_')}"
         nodes = (app, screen) if key.where == keymap.ANYWHERE else (screen,) if key.where in places else ()
         node = next((each for each in nodes if hasattr(each, action)), None)
-        if node is not None and name not in ("palette", "stop"):
+        if node is not None and name not in ("palette", "stop", *elsewhere):
             yield SystemCommand(_title(name, key.what), shown(key), getattr(node, action))
 
 

@@ -95,6 +95,7 @@ def test_on_another_screen_it_lists_what_can_be_done_there(monkeypatch, own_cach
         await until(pilot, lambda: "23,000 MiB" in screen_text(app))
         titles = [each.title for each in app.get_system_commands(app.screen)]
         assert not any(each.startswith("/") or "conversation" in each for each in titles)
+        assert not any(each.startswith(("Another model", "Settings")) for each in titles)  # not from here
         await looked_for(pilot, "order", "The next order (sort)")
         await until(pilot, lambda: "By name." in screen_text(app))
 
