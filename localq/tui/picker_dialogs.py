@@ -128,7 +128,7 @@ class DetailsScreen(TerminalScreen, ModalScreen[None]):
 
     def _draw(self) -> None:
         """Facts in as many lines as they need; tables behind them are scrolled, not wrapped."""
-        if not self._lines:
+        if not self._lines or not self.query("#facts"):  # the latter where the screen is just being left
             return
         room = self.query_one("#facts").scrollable_content_region.width
         facts = list(itertools.takewhile(bool, self._lines))

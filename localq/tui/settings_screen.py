@@ -69,11 +69,13 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
     def reveal(self) -> None:
         """The field that is written in, at last: where there is no room for its heading and its error, it is."""
         name = self.focused.id if self.focused is not None else None
-        if name in NAMES:
-            fields = self.query_one("#fields")
-            seen = [self.query_one(f"#{each}") for each in (f"wrong-{name}", f"heading-{name}", name)]
-            for each in filter(lambda widget: widget.display, seen):
-                fields.scroll_to_widget(each, animate=False, immediate=True)
+        if name not in NAMES or not self.query("#fields"):  # the latter where the screen is just being left
+            return
+        fields = self.query_one("#fields")
+        for each in (f"wrong-{name}", f"heading-{name}", name):
+            for widget in self.query(f"#{each}").results(Widget):
+                if widget.display:
+                    fields.scroll_to_widget(widget, animate=False, immediate=True)
 
     # ---- what is written
 
@@ -145,8 +147,9 @@ class SettingsScreen(TerminalScreen, ModalScreen["Settings | None"]):
 
 class _Wrong(Static):
     def on_resize(self) -> None:  # it has a place only now
-        assert isinstance(self.screen, SettingsScreen)
-        self.screen.reveal()
+        for each in self.ancestors:
+            if isinstance(each, SettingsScreen):
+                each.reveal()
 
 
 def _heading(name: str, defaults: Sampling) -> str:
