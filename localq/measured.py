@@ -17,13 +17,14 @@ MULTIPROCESSOR_GHZ = 132 * CLOCK_GHZ  # multiprocessors times their clock: what 
 
 Rows = tuple[tuple[int, int, float], ...]  # out, in, us of one launch
 
-# Matrix-vector products, by `localq bench --kernels`. `vq2`, `2x8`, int4 (groups of 128) and bcq (q3g128) at ea30483;
-# of 3,840, 5,120 and 17,408 columns, and of 201088 rows, at 468d13f; squeezellm at a852d0d; `vq2` of 10240 and 57344
-# rows and both at 4096 x 4096 at 2a3f8cb. NF4 of 2,880, 5,120, 12,288 and 17,408 columns at 468d13f, before that the
-# rest; all of 2,048 columns, and 2048 and 2880 x 4096, at d6abc1b; what gathers at 5a25bd4. Those of gemma-3-12b in NF4
-# by `localq bench --profile`, inside a step, at ea30483, of experts and of the head of 151936 x 2048 in 16 bit at
-# 2a7008b. Left out, since the two ways differ: 16 bit at 5120 x 2880 (11.5 us alone, 10.9 in a step) and 2880 x 4096
-# (9.7, 8.0); and squeezellm at 28672 x 2048 (19.9 us), where its tables take as long as look-ups.
+# Matrix-vector products, by `localq bench --kernels`. `vq2`, `2x8` and int4 (groups of 128) at ea30483; of 3,840, 5,120
+# and 17,408 columns, and of 201088 rows, at 468d13f; bcq (q3g128) and squeezellm at d2a1339 (bcq at 28672 x 8192 took
+# 28.0 in a run before); `vq2` of 10240 and 57344 rows and both at 4096 x 4096 at 2a3f8cb. NF4 of 2,880, 5,120, 12,288
+# and 17,408 columns at 468d13f, before that the rest; all of 2,048 columns, and 2048 and 2880 x 4096, at d6abc1b; what
+# gathers at 5a25bd4. Those of gemma-3-12b in NF4 by `localq bench --profile`, inside a step, at ea30483, of experts and
+# of the head of 151936 x 2048 in 16 bit at 2a7008b. Left out, since the two ways differ: 16 bit at 5120 x 2880 (11.5 us
+# alone, 10.9 in a step) and 2880 x 4096 (9.7, 8.0); and squeezellm at 28672 x 2048 (18.1 us), where its tables take as
+# long as look-ups.
 PRODUCTS: dict[str, Rows] = {
     "nf4": (
         (4096, 4096, 6.8), (6144, 4096, 8.7), (8192, 8192, 13.8), (10_240, 8192, 16.3), (4096, 14_336, 13.6),
@@ -57,11 +58,13 @@ PRODUCTS: dict[str, Rows] = {
     "int4": ((28_672, 8192, 34.9), (8192, 28_672, 36.4), (12_288, 12_288, 25.1), (8192, 8192, 14.1),
              (30_720, 3840, 21.2), (8192, 3840, 8.6), (34_816, 5120, 28.8), (7168, 5120, 10.2), (5120, 5120, 8.1),
              (5120, 17_408, 20.3)),
-    "squeezellm": ((28_672, 8192, 46.8), (8192, 28_672, 53.3), (12_288, 12_288, 30.9), (8192, 8192, 15.8),
-                   (4096, 4096, 6.5)),
-    "bcq": ((28_672, 8192, 30.9), (8192, 28_672, 33.9), (12_288, 12_288, 23.4), (8192, 8192, 13.0), (5120, 2880, 8.1),
-            (30_720, 3840, 23.9), (8192, 3840, 9.6), (201_088, 2880, 109.7), (34_816, 5120, 26.3), (7168, 5120, 10.6),
-            (5120, 5120, 8.9), (5120, 17_408, 16.9)),
+    "squeezellm": ((28_672, 8192, 42.0), (8192, 28_672, 39.8), (12_288, 12_288, 27.2), (8192, 8192, 14.5),
+                   (4096, 4096, 5.9), (6144, 4096, 9.4), (28_672, 4096, 27.0), (4096, 14_336, 12.4),
+                   (51_200, 5120, 52.6), (10_240, 5120, 14.9), (5120, 25_600, 29.1)),
+    "bcq": ((28_672, 8192, 30.2), (8192, 28_672, 33.8), (12_288, 12_288, 20.6), (8192, 8192, 10.8), (5120, 2880, 5.7),
+            (30_720, 3840, 16.9), (8192, 3840, 7.4), (201_088, 2880, 67.1), (34_816, 5120, 23.6), (7168, 5120, 8.2),
+            (5120, 5120, 7.4), (5120, 17_408, 17.0), (6144, 4096, 6.9), (28_672, 4096, 16.7), (4096, 14_336, 11.1),
+            (51_200, 5120, 32.2), (5120, 25_600, 22.1), (10_240, 5120, 10.1), (4096, 4096, 5.6)),
     "2x8": ((4096, 4096, 6.4), (8192, 8192, 10.5), (28_672, 8192, 20.8), (8192, 28_672, 24.5), (12_288, 12_288, 17.6),
             (30_720, 3840, 15.3), (8192, 3840, 8.4), (5120, 2880, 6.7), (201_088, 2880, 48.2), (34_816, 5120, 19.1),
             (7168, 5120, 9.6), (5120, 5120, 8.2), (5120, 17_408, 13.3)),
@@ -93,7 +96,7 @@ IN_A_STEP = {"vptq + 256": 1.14}
 
 @dataclass(frozen=True)
 class WholeModel:
-    """Decoding of `tokens` tokens, random weights. By `localq bench --synthetic` (of qwen3-32b with --formats) at
+    """Decoding of 128 tokens, random weights. By `localq bench --synthetic` (of qwen3-32b with --formats) at
     depth 0 and with a 16-bit cache; with a depth by `python tests/planner_report.py table`, behind a prompt of so many
     tokens."""
 
@@ -105,7 +108,6 @@ class WholeModel:
     kv_bits: int = 16
     depth: int = 0
     scheme: str = ""  # what the format leaves open
-    tokens: int = 128
 
 
 WHOLE_MODELS = (
@@ -115,16 +117,20 @@ WHOLE_MODELS = (
     WholeModel("llama-3.1-8b@aqlm", "16", "device", 503.8, "ea30483", scheme="2x8g8"),
     WholeModel("llama-3.1-8b@vptq", "16", "device", 71.4, "ea30483", scheme="v8-k65536-256"),
     WholeModel("llama-3.1-8b@mxfp4", "16", "device", 456.1, "ea30483"),
-    WholeModel("llama-3.1-8b@bcq", "16", "device", 504.4, "ea30483", scheme="q3g128"),
+    WholeModel("llama-3.1-8b@bcq", "16", "device", 558.7, "d2a1339", scheme="q3g128"),
+    WholeModel("llama-3.1-8b@squeezellm", "16", "device", 467.7, "d2a1339"),
     WholeModel("llama-3.1-8b@awq", "16", "device", 477.4, "ea30483", scheme="g128"),
     WholeModel("llama-3.1-8b@gptq", "16", "device", 477.0, "ea30483", scheme="g128"),
-    WholeModel("qwen3-32b@fp16", "16", "device", 61.0, "a852d0d", tokens=64),
-    WholeModel("qwen3-32b@nf4", "16", "device", 149.1, "a852d0d", tokens=64),
-    WholeModel("qwen3-32b@vq2", "16", "device", 210.8, "a852d0d", tokens=64),
-    WholeModel("qwen3-32b@aqlm", "16", "device", 203.4, "a852d0d", scheme="2x8g8", tokens=64),
-    WholeModel("qwen3-32b@vptq", "16", "device", 18.5, "a852d0d", scheme="v8-k65536-256", tokens=64),
-    WholeModel("qwen3-32b@mxfp4", "16", "device", 130.6, "a852d0d", tokens=64),
-    WholeModel("qwen3-32b@bcq", "16", "device", 171.3, "a852d0d", scheme="q3g128", tokens=64),
+    WholeModel("qwen3-32b@fp16", "16", "device", 61.3, "d2a1339"),
+    WholeModel("qwen3-32b@nf4", "16", "device", 149.2, "d2a1339"),
+    WholeModel("qwen3-32b@vq2", "16", "device", 210.2, "d2a1339"),
+    WholeModel("qwen3-32b@aqlm", "16", "device", 203.1, "d2a1339", scheme="2x8g8"),
+    WholeModel("qwen3-32b@vptq", "16", "device", 18.5, "d2a1339", scheme="v8-k65536-256"),
+    WholeModel("qwen3-32b@mxfp4", "16", "device", 130.8, "d2a1339"),
+    WholeModel("qwen3-32b@bcq", "16", "device", 174.0, "d2a1339", scheme="q3g128"),
+    WholeModel("qwen3-32b@squeezellm", "16", "device", 133.1, "d2a1339"),
+    WholeModel("qwen3-32b@awq", "16", "device", 142.5, "d2a1339", scheme="g128"),
+    WholeModel("qwen3-32b@gptq", "16", "device", 142.7, "d2a1339", scheme="g128"),
     WholeModel("llama-3.3-70b@nf4", "16", "device", 81.4, "1d73e67"),  # held down by power; its first steps 85.4
     WholeModel("llama-3.3-70b@vq2", "nf4", "host", 146.8, "ea30483"),
     WholeModel("gpt-oss-20b@mxfp4", "16", "device", 572.5, "ea30483"),
