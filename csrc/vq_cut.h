@@ -98,8 +98,8 @@ Cut cut_of(const Arguments& p, uint32_t slices, const VqWorkspace& workspace, in
   return cut;
 }
 
-// The cheapest; none where nothing fits. Of 1, 2, 4, .., as it was measured, unless another number is worth it: of 5,120
-// columns 10 slices fill a table each, which 8 and 16 cannot.
+// The cheapest; none where nothing fits. Of 1, 2, 4, .., as it was measured, unless another number is worth it: of
+// 5,120 columns 10 slices fill a table each, which 8 and 16 cannot.
 template <typename Kernels, int kRows>
 Cut best_cut(Arguments& p, const VqWorkspace& workspace, int device) {
   Cut best;
