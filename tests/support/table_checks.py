@@ -1,4 +1,4 @@
-"""What a product by tables of inner products in f16 must do on a GPU, whatever its format."""
+"""What a product that rounds more than its result, tables to f16 or x to bits, must do on a GPU in any format."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from row_checks import DTYPES, RowProductChecks
 
 
 class TableProductChecks(RowProductChecks):
-    """What differs: tables are rounded to f16, and a row that is not finite becomes NaN."""
+    """What differs: tables are rounded to f16, or x to bits, and a row that is not finite becomes NaN."""
 
     @pytest.mark.parametrize("rows", [1, 8])
     def test_f32_results_have_the_error_of_f32_sums(self, rows):
-        """Of f16 tables: each of the entries rounds by at most 2^-11 of itself, which add up like steps of a walk."""
+        """Of f16 tables: each of the entries rounds by at most 2^-11 of itself, which add up like steps of a walk. Of
+        bits: each value of x by at most 2^-15 of the largest of 128."""
         operand = self.format.make((1003, 4096), torch.float16, 2, "cuda")
         x = inputs(rows, 4096, torch.float16, "cuda")
         got = self.multiply(operand, x, out=torch.full((rows, 1003), torch.nan, device="cuda"))
