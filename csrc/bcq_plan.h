@@ -4,23 +4,17 @@
 #include <algorithm>
 
 #include "bcq_gemv.cuh"
+#include "vq_plan.h"
 
 namespace localq::bcq {
 
 constexpr const char* kOp = "bcq_gemv";
 
-struct Plan {
-  uint32_t blocks;
-  uint32_t shared_bytes;
-};
+using vq::ceil_div, vq::Plan;
 
 // Launches the kernel for up to kRows rows of x.
 template <typename T, int kRows>
 void start(const Arguments& p, const Plan& plan, const void* x, void* y, int device, cudaStream_t stream);
-
-inline uint32_t ceil_div(uint32_t a, uint32_t b) {
-  return (a + b - 1) / b;
-}
 
 constexpr uint32_t kLeastChunk = 8;  // blocks of columns that are worth more rows of x in a launch than one
 constexpr uint32_t kRoundUnits = 2;  // what it costs to end a tile, in units

@@ -20,10 +20,6 @@ constexpr double kGroupCycles = 700;                // kTogether of them at a ti
 constexpr double kWorth = 1.01;                     // times a cost: what less than that is, the estimate cannot tell
 constexpr double kItemShare = 0.1;  // of load/store: sums and addresses of an item over the look-ups of a whole one
 
-inline uint32_t ceil_div(uint32_t a, uint32_t b) {
-  return (a + b - 1) / b;
-}
-
 // For `over_slices`.
 inline uint32_t inverse_of(uint32_t slices) {
   return ((1u << 31) + slices - 1) / slices;

@@ -1,4 +1,4 @@
-// vq_gemv: how a launch is cut (vq_cut.h), and their kernels.
+// vq_gemv: how a launch is cut (vq_cut.h), and its kernels; bcq_gemv takes the plan from here.
 #pragma once
 
 #include "vq_gemv.cuh"
@@ -6,6 +6,10 @@
 namespace localq::vq {
 
 constexpr const char* kOp = "vq_gemv";
+
+inline uint32_t ceil_div(uint32_t a, uint32_t b) {
+  return (a + b - 1) / b;
+}
 
 struct Plan {
   uint32_t blocks;

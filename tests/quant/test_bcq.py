@@ -152,6 +152,14 @@ def test_tiles_and_back(shape: tuple[int, int]) -> None:
         assert torch.equal(bcq_tiles.untile_scales(scales.view(-1), kept[1], 2, first, count), part.scales)
 
 
+@pytest.mark.parametrize(("scheme", "planes"), [("q3g128", 3), ("q2row", 2), ("mix2.27", 3)])
+def test_what_fills_up_tiles_is_planned(scheme: str, planes: int) -> None:
+    """Of a mixture as if every matrix had as many planes as its bits, rounded up."""
+    for shape in ((48, 72), (35, 2216), (64, 1024)):
+        held = bcq_tiles.code_bytes(shape[0], planes, shape[1])
+        assert footprint._sign_padding(Linears("", *shape, 1), scheme) == held - shape[0] * planes * shape[1] // 8
+
+
 def test_schemes() -> None:
     assert footprint.bcq_scheme("q4g64z") == (4, 64, True)
     assert footprint.bcq_scheme("q2row") == (2, 0, False)
