@@ -8,7 +8,7 @@
 // of 16 two lanes share them, and each takes its half of a codeword, so that one request asks for the whole sector.
 //
 // In flight per thread: 16 gathers (one item), asked for one by one as those before are multiplied, and the codes of
-// two items. Codes and codewords of a block's first items are asked for before the kernel that makes x has ended.
+// the item after. Codes and codewords of a block's first items are asked for before the kernel that makes x has ended.
 //
 // Bound: sectors of L2, 32 bytes per code less what shared memory keeps (gather_gemv.cuh); codes themselves are 2
 // bytes. Deterministic, as row_gemv.cuh is. Codes count modulo the entries, so none reads out of bounds; rows and
@@ -42,7 +42,6 @@ __device__ __forceinline__ void sum_tiles(const GatherGemv& p, const Span& span,
     pipeline.now = pipeline.next;
     pipeline.next.advance(p.items);
     const Books books = tile_books(p, span, pipeline.now.tile, own, kept_at);
-    const Codes later = load_codes<kLanes>(p, span, pipeline.next);
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
       const uint4 words = load_x(from, left, j), low = pipeline.ring[j][0], high = pipeline.ring[j][1];
@@ -55,7 +54,8 @@ __device__ __forceinline__ void sum_tiles(const GatherGemv& p, const Span& span,
         pipeline.ring[j][i] = codeword<kLanes>(books.row[i], pipeline.codes.row[i], j, p.mask);
       }
     }
-    pipeline.codes = later;
+    // behind the gathers: ptxas waits for all loads at once, so before them every item would wait for memory as well
+    pipeline.codes = load_codes<kLanes>(p, span, pipeline.next);
     if (pipeline.now.tile == now.tile) continue;
     leave_share(shares + ((now.tile - first) * kRowWarps + threadIdx.x / 32) * kRowTile * p.rows, sum, p.rows);
 #pragma unroll
