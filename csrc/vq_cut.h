@@ -34,10 +34,9 @@ inline void check_sizes(const char* op, const VqBook& book, int64_t in) {
   require(within && book.tile_positions < 1 << 26, op, "tile_positions", book.tile_positions, "does not fit");
 }
 
-// The books of all matrices of a launch, and how columns are cut.
+// The books of all matrices of a launch.
 inline void add_books(Arguments& p, const VqMatrix& w) {
   p.books = uint32_t(w.books), p.in = uint32_t(w.in);
-  uint32_t widest = 0;
   for (int b = 0; b < w.books; ++b) {
     const VqBook& book = w.book[b];
     uint32_t shift = 1;
@@ -45,38 +44,70 @@ inline void add_books(Arguments& p, const VqMatrix& w) {
     p.book[b] = {uint32_t(book.stride), shift,
                  uint32_t(book.steps),  uint32_t(w.in / book.stride),
                  uint32_t(book.before), uint32_t(book.tile_positions) * kTile};
-    widest = std::max(widest, p.book[b].stride);
   }
-  p.unit_columns = kGroup * widest;
-  p.slice_units = ceil_div(p.in, p.unit_columns);
+}
+
+// How columns are cut: what Arguments say of it, and what a block has at most.
+struct Columns {
+  uint32_t slices = 0, apart = 0, unit[kMaxBooks] = {};
+  Shares share[kMaxBooks] = {};
+  uint32_t columns = 0, positions = 0, tables = 0;  // positions: of all its tables
+};
+
+// The columns between books 0 and 1, or 1 and 2, or both, cut into `slices` slices; false where those are too many.
+inline bool cut_books(const Arguments& p, uint32_t first, uint32_t end, uint32_t slices, uint32_t table, Columns& cut) {
+  uint32_t unit = 0, positions = 0, tables = 0;
+  for (uint32_t b = first; b < end; ++b) unit = std::max(unit, kGroup * p.book[b].stride);
+  const uint32_t units = ceil_div(p.in, unit), columns = slices == 0 ? 0 : ceil_div(units, slices) * unit;
+  if (slices == 0 || slices > units) return false;
+  for (uint32_t b = first; b < end; ++b) {
+    positions += columns >> p.book[b].shift;
+    tables += ceil_div(columns >> p.book[b].shift, table);
+  }
+  cut.unit[first] = unit, cut.share[first] = {units / slices, units % slices};
+  cut.columns = std::max(cut.columns, columns), cut.positions = std::max(cut.positions, positions);
+  cut.tables = std::max(cut.tables, tables);
+  return true;
+}
+
+// Columns in so many slices, in each of which are all books, or one alone (`apart`): as many slices for a book as it
+// has a share in the positions. No slices where they cannot be cut so.
+inline Columns columns_of(const Arguments& p, uint32_t slices, bool apart, uint32_t table) {
+  Columns cut;
+  if (!apart) {
+    if (cut_books(p, 0, p.books, slices, table, cut)) cut.slices = slices;
+    return cut;
+  }
+  if (p.books != 2) return cut;
+  const uint32_t first = p.book[0].positions, all = first + p.book[1].positions;
+  cut.apart = uint32_t((uint64_t(slices) * first + all / 2) / all);
+  const bool whole = cut_books(p, 0, 1, cut.apart, table, cut) && cut_books(p, 1, 2, slices - cut.apart, table, cut);
+  if (whole) cut.slices = slices;
+  return cut;
 }
 
 struct Cut {
-  uint32_t stripes = 0, tables = 0, x_stride = 0, tiles = 0, steps = 0, shared = 0;
+  uint32_t stripes = 0, tables = 0, tiles = 0, steps = 0, shared = 0;
+  Columns columns;
   double cycles = 0;      // by positions, as it was measured with tables that are full, or nearly so
   double with_items = 0;  // the same where an item costs its sums too, however few positions it has
 };
 
-// The launch with so many slices; no stripes where it does not fit. Kernels: whose it is, by name.
+// The launch with columns cut so; no stripes where it does not fit. Kernels: whose it is, by name.
 template <typename Kernels, int kRows>
-Cut cut_of(const Arguments& p, uint32_t slices, const VqWorkspace& workspace, int device) {
+Cut cut_of(const Arguments& p, const Columns& columns, const VqWorkspace& workspace, int device) {
   const DeviceFacts& facts = device_facts(device, Kernels::kOp);
   const uint32_t budget = facts.shared_bytes_per_block, alone = budget / 2 + 1024;  // two of these do not fit
-  const uint32_t columns = ceil_div(p.slice_units, slices) * p.unit_columns;
-  uint32_t words = 0, made = 0;  // words: positions of all tables, of so many words of 4 bytes
-  for (uint32_t b = 0; b < p.books; ++b) {
-    words += columns >> p.book[b].shift;
-    made += ceil_div(columns >> p.book[b].shift, positions_of_table<kRows>());
-  }
   Cut cut;
-  cut.x_stride = columns + kReach, cut.steps = made * p.runs + 1;
+  if (columns.slices == 0) return cut;
+  cut.columns = columns, cut.steps = columns.tables * p.runs + 1;
   const auto shared = [&](uint32_t tables, uint32_t tiles) {
-    return p.own_bytes + shared_bytes<kRows>(tables, cut.steps, cut.x_stride, tiles);
+    return p.own_bytes + shared_bytes<kRows>(tables, cut.steps, columns.columns + kReach, tiles);
   };
   const uint32_t least = shared(1, p.parts);
   if (least > budget) return cut;
   const uint32_t most_units = (budget - least) / (least - shared(1, 0)) + 1;
-  const uint32_t sums = slices * p.met, together = slices * p.slots;
+  const uint32_t sums = columns.slices * p.met, together = columns.slices * p.slots;
   const uint32_t held = std::max(facts.multiprocessors / together, sums == 1 ? 1u : 0u);  // stripes that run at once
   if (held == 0) return cut;
   const uint32_t waves = ceil_div(p.units, held * most_units);
@@ -86,31 +117,42 @@ Cut cut_of(const Arguments& p, uint32_t slices, const VqWorkspace& workspace, in
   cut.tables = cut.steps > 2 && shared(2, cut.tiles) <= budget ? 2 : 1;
   cut.shared = std::max(alone, shared(cut.tables, cut.tiles));
   const uint32_t items = kRows == 8 ? ceil_div(cut.tiles, 2) : cut.tiles;
-  const double rounds = ceil_div(items, kWarps), runs = p.parts == 2 ? p.runs : 1;
-  cut.cycles = waves * (rounds * words * kRoundCycles<kRows> + made * runs * kTableCycles);
+  const double rounds = ceil_div(items, kWarps), runs = p.parts == 2 ? p.runs : 1, words = columns.positions;
+  cut.cycles = waves * (rounds * words * kRoundCycles<kRows> + columns.tables * runs * kTableCycles);
   if (sums > 1) cut.cycles += kJoinCycles + kGroupCycles * p.parts * ceil_div(sums, kTogether);
-  const double counted = (words + kItemShare * made * positions_of_table<kRows>()) / (1 + kItemShare);
+  const double counted = (words + kItemShare * columns.tables * positions_of_table<kRows>()) / (1 + kItemShare);
   cut.with_items = cut.cycles + waves * rounds * (counted - words) * kRoundCycles<kRows>;
   return cut;
 }
 
-// The cheapest; none where nothing fits. Of 1, 2, 4, .., as it was measured, unless another number is worth it: of
-// 5,120 columns 10 slices fill a table each, which 8 and 16 cannot.
+// The cheapest; none where nothing fits. Of 1, 2, 4, .. slices, as it was measured, unless another number is worth it:
+// of 5,120 columns 10 slices fill a table each, which 8 and 16 cannot.
 template <typename Kernels, int kRows>
-Cut best_cut(Arguments& p, const VqWorkspace& workspace, int device) {
+Cut best_cut(const Arguments& p, const VqWorkspace& workspace, int device) {
   Cut best;
-  const uint32_t most = std::min(kMostSlices, p.slice_units);
   const auto consider = [&](uint32_t slices, double Cut::* cost, double worth) {
-    const Cut cut = cut_of<Kernels, kRows>(p, slices, workspace, device);
-    if (cut.stripes == 0 || (best.stripes != 0 && worth * (cut.*cost) >= best.*cost)) return;
-    best = cut;
-    p.slices = slices;
+    for (const bool apart : {false, true}) {
+      const Columns columns = columns_of(p, slices, apart, positions_of_table<kRows>());
+      const Cut cut = cut_of<Kernels, kRows>(p, columns, workspace, device);
+      if (cut.stripes != 0 && (best.stripes == 0 || worth * (cut.*cost) < best.*cost)) best = cut;
+    }
   };
-  for (uint32_t slices = 1; slices <= most; slices *= 2) consider(slices, &Cut::cycles, 1);
-  for (uint32_t slices = 3; slices <= most; ++slices) {
+  for (uint32_t slices = 1; slices <= kMostSlices; slices *= 2) consider(slices, &Cut::cycles, 1);
+  for (uint32_t slices = 3; slices <= kMostSlices; ++slices) {
     if ((slices & (slices - 1)) != 0) consider(slices, &Cut::with_items, kWorth);
   }
   return best;
+}
+
+inline void take_cut(Arguments& p, const Cut& cut) {
+  const Columns& columns = cut.columns;
+  p.tiles = cut.tiles, p.steps = cut.steps, p.x_stride = columns.columns + kReach, p.tables = cut.tables;
+  p.slices = columns.slices, p.apart = columns.apart;
+  p.inverse = inverse_of(p.slices);
+  p.stripe_share = {p.units / cut.stripes, p.units % cut.stripes};
+  for (uint32_t b = 0; b < kMaxBooks; ++b) {
+    p.slice_share[b] = columns.share[b], p.unit_columns[b] = columns.unit[b];
+  }
 }
 
 // Rows of x from `row` on, at most kRows; returns how many, 0 where they do not fit into shared memory.
@@ -119,10 +161,7 @@ int launch_rows(Arguments p, const VqWorkspace& workspace, const T* x, void* y, 
                 cudaStream_t stream) {
   const Cut cut = best_cut<Kernels, kRows>(p, workspace, device);
   if (cut.stripes == 0) return 0;
-  p.tiles = cut.tiles, p.steps = cut.steps, p.x_stride = cut.x_stride, p.tables = cut.tables;
-  p.inverse = inverse_of(p.slices);
-  p.stripe_share = {p.units / cut.stripes, p.units % cut.stripes};
-  p.slice_share = {p.slice_units / p.slices, p.slice_units % p.slices};
+  take_cut(p, cut);
   p.meeting = workspace.meeting;
   p.rows = std::min(kRows, rows - row);
   const uint64_t skipped = uint64_t(row) * p.y_width;

@@ -79,9 +79,7 @@ void launch_typed(const Wanted& l) {
   Arguments p = arguments_of(l, kDown);
   const Cut cut = best_cut<Named, 1>(p, l.workspace, l.device);
   require(cut.stripes != 0, l.op, "in", p.in, "is too large, or there are too many experts, for this device");
-  p.tiles = cut.tiles, p.steps = cut.steps, p.x_stride = cut.x_stride, p.tables = cut.tables;
-  p.stripe_share = {p.units / cut.stripes, p.units % cut.stripes};
-  p.slice_share = {p.slice_units / p.slices, p.slice_units % p.slices};
+  take_cut(p, cut);
   const Chosen c = {l.experts.places, l.chosen, l.weights, uint32_t(l.experts.experts), cut.stripes, p.slices};
   const uint32_t blocks = cut.stripes * p.slices * p.slots;
   if (kDown) p.slices *= p.slots;

@@ -8,7 +8,8 @@
 //
 // Blocks of threads form stripes of rows and slices of columns: the more rows a block has, the less its tables cost
 // (256 entries for each position, once), so up to 32 slices share a stripe, and add up through global memory
-// (vq_join.cuh). One block per multiprocessor, and never two: each asks for more than half of the shared memory
+// (vq_join.cuh). A slice has all books, or one: twice the columns of one book fill a table that half of them in two
+// books leave half empty, twice. One block per multiprocessor, and never two: each asks for more than half of the shared memory
 // (row_gemv.cuh says why). Where there is room for two tables, a warp that has nothing left to look up begins its part
 // of the next.
 //

@@ -60,10 +60,13 @@ struct Arguments {
   uint32_t books, in, units, parts;
   uint32_t run_end[kMaxSegments];  // units behind each run of matrices that share codebooks; not with two parts
   uint32_t runs;
-  uint32_t slices, slice_units, unit_columns;  // columns are cut between units of columns
-  uint32_t inverse;                            // of slices: 2^31 over it, rounded up
-  Shares stripe_share, slice_share;            // of units, and of slice_units
-  uint32_t tiles, steps, x_stride, tables;     // of a block: most tiles and steps, f16 of a row of x, tables at a time
+  // Columns are cut between units of columns. Either a slice has all books, or the first `apart` slices have the first
+  // book alone and the others the second.
+  uint32_t slices, apart;
+  uint32_t inverse;  // of slices: 2^31 over it, rounded up
+  uint32_t unit_columns[kMaxBooks];
+  Shares stripe_share, slice_share[kMaxBooks];  // of units, and of units of columns among a book's slices
+  uint32_t tiles, steps, x_stride, tables;      // of a block: most tiles and steps, f16 of a row of x, tables at a time
   uint32_t y_width;
   int rows;
   bool scales_bf16;
@@ -89,6 +92,7 @@ __device__ __forceinline__ uint32_t slice_of(const Arguments& p) {
 struct Span {
   uint32_t begin, count, tiles;      // units, and the tiles in them
   uint32_t column, columns_end;      // its slice; the end may lie behind the matrix
+  uint32_t book, books_end;          // of the slice
   uint32_t first_run, runs, chunks;  // chunks: tables of one run of matrices
 };
 
@@ -106,16 +110,26 @@ __device__ __forceinline__ uint32_t tables_of(const Positions& at) {
   return (at.end - at.begin + positions_of_table<kRows>() - 1) / positions_of_table<kRows>();
 }
 
+// The columns of slice `slice`, and its books.
+__device__ __forceinline__ void take_columns(const Arguments& p, uint32_t slice, Span& span) {
+  span.books_end = p.books;
+  if (p.apart != 0) {
+    if (slice >= p.apart) span.book = 1, slice -= p.apart;
+    span.books_end = span.book + 1;
+  }
+  span.column = p.slice_share[span.book].begin(slice) * p.unit_columns[span.book];
+  span.columns_end = p.slice_share[span.book].begin(slice + 1) * p.unit_columns[span.book];
+}
+
 template <int kRows>
 __device__ __forceinline__ Span span_of(const Arguments& p) {
-  const uint32_t slice = slice_of(p) - p.first_slice, stripe = stripe_of(p);
+  const uint32_t stripe = stripe_of(p);
   Span span = {};
+  take_columns(p, slice_of(p) - p.first_slice, span);
   span.begin = p.stripe_share.begin(stripe);
   span.count = p.stripe_share.begin(stripe + 1) - span.begin;
   span.tiles = span.count * p.parts;
-  span.column = p.slice_share.begin(slice) * p.unit_columns;
-  span.columns_end = p.slice_share.begin(slice + 1) * p.unit_columns;
-  for (uint32_t b = 0; b < p.books; ++b) span.chunks += tables_of<kRows>(positions_of(p, span, b));
+  for (uint32_t b = span.book; b < span.books_end; ++b) span.chunks += tables_of<kRows>(positions_of(p, span, b));
   span.runs = p.runs;
   if (p.parts == 1 && p.runs > 1) {
     while (p.run_end[span.first_run] <= span.begin) ++span.first_run;
@@ -168,10 +182,10 @@ template <int kRows>
 __device__ __forceinline__ Step step_at(const Arguments& p, const Span& span, uint32_t index) {
   Step step = {};
   const uint32_t run = index / span.chunks;
-  uint32_t chunk = index - run * span.chunks, book = 0;
+  uint32_t chunk = index - run * span.chunks, book = span.book;
   if (run >= span.runs) return step;
   take_tiles(p, span, run, step);
-  Positions at = positions_of(p, span, 0);
+  Positions at = positions_of(p, span, book);
   const uint32_t of_first = tables_of<kRows>(at);
   if (chunk >= of_first) {
     chunk -= of_first, book = 1;

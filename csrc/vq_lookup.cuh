@@ -71,7 +71,7 @@ __device__ __forceinline__ void fill(const Arguments& p, const Span& span, const
   for (uint32_t i = kThreads - 1 - threadIdx.x; i < p.steps; i += kThreads) s.steps[i] = step_at<kRows>(p, span, i);
   for (uint32_t tile = threadIdx.x; tile < span.tiles; tile += kThreads) {
     const Place place = place_of(p, span, tile);
-    for (uint32_t book = 0; book < p.books; ++book) {
+    for (uint32_t book = span.book; book < span.books_end; ++book) {
       s.codes[book * p.tiles + tile] =
           p.segment[place.segment].codes[book] + uint64_t(place.tile) * p.book[book].tile_bytes;
     }
@@ -202,10 +202,21 @@ __device__ __forceinline__ void look_up_four(uint32_t (&a)[4], uint32_t tables, 
   }
 }
 
-// A whole item with one row of x: look-ups are kAhead products ahead of the products, which take turns with two sums.
-__device__ __forceinline__ void add_whole(float (&sum)[1][4], uint32_t tables, uint32_t column, const Codes<1>& codes,
-                                          const Selectors<1>& select) {
-  constexpr int kAhead = 4, kProducts = 16;
+// Product n of an item with one row of x: its load is known where the loop over products is unrolled.
+__device__ __forceinline__ void look_up_product(uint32_t (&a)[4], uint32_t tables, uint32_t column,
+                                                const Codes<1>& codes, int n) {
+  if (n / 4 == 0) look_up_four<0>(a, tables, column, codes.load[0], n % 4);
+  if (n / 4 == 1) look_up_four<1>(a, tables, column, codes.load[1], n % 4);
+  if (n / 4 == 2) look_up_four<2>(a, tables, column, codes.load[2], n % 4);
+  if (n / 4 == 3) look_up_four<3>(a, tables, column, codes.load[3], n % 4);
+}
+
+// kGroups loads of an item with one row of x: look-ups are kAhead products ahead of the products, which take turns with
+// two sums.
+template <int kGroups>
+__device__ __forceinline__ void add_groups(float (&sum)[1][4], uint32_t tables, uint32_t column, const Codes<1>& codes,
+                                           const Selectors<1>& select) {
+  constexpr int kAhead = 4, kProducts = 4 * kGroups;
   uint32_t a[kAhead][4];
   float other[4] = {};
 #pragma unroll
@@ -214,10 +225,7 @@ __device__ __forceinline__ void add_whole(float (&sum)[1][4], uint32_t tables, u
       const int done = n - kAhead, j = 2 * (done % 4);
       mma(done % 2 == 0 ? sum[0] : other, a[done % kAhead], select.word[j], select.word[j + 1], __half{});
     }
-    if (n < 4) look_up_four<0>(a[n % kAhead], tables, column, codes.load[0], n % 4);
-    if (n >= 4 && n < 8) look_up_four<1>(a[n % kAhead], tables, column, codes.load[1], n % 4);
-    if (n >= 8 && n < 12) look_up_four<2>(a[n % kAhead], tables, column, codes.load[2], n % 4);
-    if (n >= 12 && n < kProducts) look_up_four<3>(a[n % kAhead], tables, column, codes.load[3], n % 4);
+    if (n < kProducts) look_up_product(a[n % kAhead], tables, column, codes, n);
   }
 #pragma unroll
   for (int k = 0; k < 4; ++k) sum[0][k] += other[k];
@@ -228,9 +236,10 @@ template <int kRows>
 __device__ __forceinline__ void add_loads(float (&sum)[kRows][4], uint32_t tables, uint32_t column, uint32_t groups,
                                           const Codes<kRows>& codes, const Selectors<kRows>& select) {
   if constexpr (kRows == 1) {
-    if (groups == loads_of_item<1>()) return add_whole(sum, tables, column, codes, select);
-    if (groups > 1) add_codes<1, offset_of_load<1>(1)>(sum, tables, column, codes.load[1], select);
-    if (groups > 2) add_codes<1, offset_of_load<1>(2)>(sum, tables, column, codes.load[2], select);
+    if (groups == 4) return add_groups<4>(sum, tables, column, codes, select);
+    if (groups == 3) return add_groups<3>(sum, tables, column, codes, select);
+    if (groups == 2) return add_groups<2>(sum, tables, column, codes, select);
+    return add_groups<1>(sum, tables, column, codes, select);
   } else if constexpr (kRows == 2) {
     if (groups > 1) add_codes<2, offset_of_load<2>(1)>(sum, tables, column, codes.load[1], select);
   }

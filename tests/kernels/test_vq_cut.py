@@ -19,6 +19,7 @@ from localq.kernels.vq import MEETING_WORDS
 SOURCES = ("gemv.h", "launchers.h", "check.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h", "vq_gemv_launch.cu")
 H200, CONSUMER = (132, 232_448), (82, 101_376)  # multiprocessors, shared memory of a block
 VQ2, AQLM_2X8 = (4, 0), (8, 8)  # strides of the books: 2 bits a weight
+VQ2_2_5, VQ2_3 = (4, 16), (4, 8)
 MOST = 32  # slices
 WORTH = 1.01  # kWorth
 
@@ -30,16 +31,17 @@ def cut(tmp_path_factory):
     library.vq_cut_on_cpu.restype = ctypes.c_char_p
 
     def of(out, columns, count=1, rows=1, strides=VQ2, device=H200):
-        found = (ctypes.c_int64 * (6 + 2 * MOST))()
+        found = (ctypes.c_int64 * (7 + 4 * MOST))()
         failure = library.vq_cut_on_cpu(
             ctypes.c_int64(out), ctypes.c_int64(columns), count, *strides, rows, *device,
             ctypes.c_int64(MEETING_WORDS), found,
         )  # fmt: skip
         assert failure is None, failure
-        names = ("slices", "blocks", "columns", "tables", "shared", "words")
-        costs = list(found)[6:]
-        by_slices = {n + 1: (costs[2 * n], costs[2 * n + 1]) for n in range(MOST) if costs[2 * n]}
-        return SimpleNamespace(**dict(zip(names, list(found)[:6], strict=True)), costs=by_slices)
+        names = ("slices", "apart", "blocks", "columns", "tables", "shared", "words")
+        by_positions, with_items = list(found)[7::2], list(found)[8::2]
+        pairs = list(zip(by_positions, with_items, strict=True))
+        together, apart = ({n: each for n, each in enumerate(of, 1) if each[0]} for of in (pairs[:MOST], pairs[MOST:]))
+        return SimpleNamespace(**dict(zip(names, list(found)[:7], strict=True)), costs=together, costs_apart=apart)
 
     return of
 
@@ -90,22 +92,47 @@ def shapes() -> Iterator[tuple[int, int, int]]:
         yield from ((arch.intermediate, arch.hidden, 2), (arch.hidden, arch.intermediate, 1))
 
 
+@pytest.mark.parametrize(
+    ("strides", "shape", "slices", "of_the_first", "columns"),
+    [
+        (AQLM_2X8, (28_672, 8192), 16, 8, 1024), (AQLM_2X8, (8192, 28_672), 32, 16, 1792),
+        (VQ2_3, (8192, 28_672), 32, 21, 2816), (VQ2_2_5, (12_288, 12_288), 32, 26, 2048),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_books_have_slices_of_their_own(cut, strides, shape, slices, of_the_first, columns):
+    """So that tables are full, and fewer of them are made."""
+    found = cut(*shape, strides=strides)
+    assert (found.slices, found.apart, found.columns) == (slices, of_the_first, columns)
+
+
+@pytest.mark.parametrize("strides", [VQ2, AQLM_2X8, VQ2_3], ids=["vq2", "2x8", "vq2 in 3 bits"])
 @pytest.mark.parametrize("device", [H200, CONSUMER], ids=["H200", "consumer card"])
-def test_every_model_gets_what_costs_least_and_it_fits(cut, device):
+def test_every_model_gets_what_costs_least_and_it_fits(cut, device, strides):
     multiprocessors, shared = device
     for shape in sorted({shape for shape in shapes() if shape[1] % 8 == 0}):
         for rows in (1, 2, 4, 8):
-            found = cut(*shape, rows=rows, device=device)
+            found = cut(*shape, rows=rows, strides=strides, device=device)
             assert found.slices <= MOST
             assert found.words <= MEETING_WORDS
             assert found.shared <= shared
             assert found.blocks <= multiprocessors or found.slices == 1 or found.blocks % found.slices == 0, shape
-            powers = {n: each for n, each in found.costs.items() if n & (n - 1) == 0}
-            others = {n: each for n, each in found.costs.items() if n & (n - 1)}
-            if found.slices in powers:
-                assert found.costs[found.slices][0] == min(by_positions for by_positions, _ in powers.values()), shape
-            least = min((with_items for _, with_items in others.values()), default=2**62)
-            assert found.costs[found.slices][1] <= WORTH * least + 1, shape
+            ways = [*found.costs.items(), *found.costs_apart.items()]
+            powers = [each for n, each in ways if n & (n - 1) == 0]
+            others = [each for n, each in ways if n & (n - 1)]
+            taken = (found.costs_apart if found.apart else found.costs)[found.slices]
+            if found.slices & (found.slices - 1) == 0:
+                assert taken[0] == min(by_positions for by_positions, _ in powers), shape
+            assert taken[1] <= WORTH * min((with_items for _, with_items in others), default=2**62) + 1, shape
+
+
+@pytest.mark.parametrize(
+    ("strides", "columns", "slices", "of_the_first"), [(AQLM_2X8, 1856, 6, 3), (VQ2_2_5, 4208, 8, 6)], ids=str
+)
+def test_books_apart_that_are_emulated(cut, strides, columns, slices, of_the_first):
+    """Those of `test_slices_of_one_book` in test_vq_gemv_emulated.py."""
+    found = cut(49, columns, strides=strides, device=(slices, 232_448))
+    assert (found.slices, found.apart) == (slices, of_the_first)
 
 
 @pytest.mark.parametrize("slices", [3, 5, 7, 11])

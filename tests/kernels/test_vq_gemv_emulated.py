@@ -164,6 +164,17 @@ def test_any_number_of_slices(emulated, slices):
     assert torch.equal(emulated(device, x, [operand.matrix]).isnan().any(1), torch.tensor([False, True]))
 
 
+@pytest.mark.parametrize(("scheme", "columns", "slices"), [("s8l8+s8l8", 1856, 6), ("s4l16+s16l32", 4208, 8)], ids=str)
+def test_slices_of_one_book(emulated, scheme, columns, slices):
+    """As they are cut by test_vq_cut.py: items of two, three and four loads; a NaN stays in its row of y."""
+    operand, device = make((49, columns), SCHEMES[scheme], seed=slices), (slices, 232_448)
+    x = inputs(2, columns, torch.bfloat16)
+    close(emulated(device, x[:1], [operand.matrix], out=torch.empty(1, 49)), operand, x[:1])
+    close(emulated(device, x, [operand.matrix], out=torch.empty(2, 49)), operand, x)
+    x[0, columns - 3] = torch.nan
+    assert torch.equal(emulated(device, x, [operand.matrix]).isnan().any(1), torch.tensor([True, False]))
+
+
 def test_what_is_not_finite_stays_in_its_row(emulated):
     operand = make((99, 640), SCHEMES["s4l16"])
     x = inputs(5, 640, torch.float16)

@@ -11,18 +11,21 @@ struct Counted {
   static constexpr const char* kOp = "cut";
 };
 
-// slices, blocks of threads, columns of a slice at most, tables at a time, bytes of shared memory, words where slices
-// meet; then for each number of slices what it is estimated to cost, by positions and with items, or 0
+// slices, those of the first book alone, blocks of threads, columns of a slice at most, tables at a time, bytes of
+// shared memory, words where slices meet; then for each number of slices what it is estimated to cost, by positions and
+// with items, or 0: with all books in each, then with books apart
 template <typename T, int kRows>
 void start(Arguments p, const Plan& plan, const void*, void*, int, cudaStream_t) {
   const int64_t meeting = p.slices == 1 ? 0 : int64_t(plan.blocks) * p.tiles * kTile * kRows;
-  const int64_t found[] = {p.slices, plan.blocks, p.x_stride - kReach, p.tables, plan.shared_bytes, meeting};
+  const int64_t found[] = {p.slices, p.apart, plan.blocks, p.x_stride - kReach, p.tables, plan.shared_bytes, meeting};
   int64_t* to = std::copy(std::begin(found), std::end(found), taken);
-  for (uint32_t slices = 1; slices <= kMostSlices; ++slices) {
-    const bool there = slices <= p.slice_units;
-    const Cut cut = there ? cut_of<Counted, kRows>(p, slices, workspace, 0) : Cut{};
-    *to++ = cut.stripes == 0 ? 0 : int64_t(cut.cycles);
-    *to++ = cut.stripes == 0 ? 0 : int64_t(cut.with_items);
+  for (const bool apart : {false, true}) {
+    for (uint32_t slices = 1; slices <= kMostSlices; ++slices) {
+      const Columns columns = columns_of(p, slices, apart, positions_of_table<kRows>());
+      const Cut cut = cut_of<Counted, kRows>(p, columns, workspace, 0);
+      *to++ = cut.stripes == 0 ? 0 : int64_t(cut.cycles);
+      *to++ = cut.stripes == 0 ? 0 : int64_t(cut.with_items);
+    }
   }
 }
 #define INSTANCE(ROWS)                                                                              \
@@ -36,7 +39,7 @@ INSTANCE(8);
 }  // namespace localq::vq
 
 // What went wrong, or null. `count` matrices of `out` rows with books of these strides (0: no second one) that share
-// their codewords; two of them are gate and up. 6 + 2 * 32 numbers to `cut`, as start() says.
+// their codewords; two of them are gate and up. 7 + 4 * 32 numbers to `cut`, as start() says.
 extern "C" const char* vq_cut_on_cpu(int64_t out, int64_t in, int count, int first_stride, int second_stride, int rows,
                                      int multiprocessors, int shared_bytes, int64_t words, int64_t* cut) {
   workspace = {nullptr, words}, taken = cut;
