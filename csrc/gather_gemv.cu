@@ -108,12 +108,12 @@ template <typename T, int kLanes>
 __global__ void __launch_bounds__(kRowThreads, 1) gather_gemv_kernel(const __grid_constant__ GatherGemv p,
                                                                      const T* x,  // [rows, in]
                                                                      void* y) {   // T or f32 [rows, results]
-  extern __shared__ __align__(16) uint8_t memory[];
+  uint8_t* const memory = dynamic_memory();
   const uint32_t set_floats = p.group * kRowWarps * kRowTile * p.rows;
   float* const scratch = reinterpret_cast<float*>(memory);
   float* const shares = scratch + kRowWarps;
   uint8_t* const staged = reinterpret_cast<uint8_t*>(shares + 2 * set_floats);
-  const uint32_t kept_at = uint32_t(__cvta_generic_to_shared(staged + p.rows * p.x_stride));
+  const uint32_t kept_at = address_in_shared(staged + p.rows * p.x_stride);
   const Span span = span_of(p);
   uint32_t middle = (span.begin + span.end) / 2;
   const uint32_t own = p.span != kRowTile ? 0 : segment_number(p, middle);

@@ -209,14 +209,6 @@ struct VptqWarp {
       for (int i = 0; i < 8 * kRows; ++i) sum[i] = 0.f;
     }
   }
-
-  static __device__ __forceinline__ uint32_t load_index_2(const uint16_t* at, int left, int needed) {
-    uint16_t v;
-    asm volatile("{.reg .pred p; setp.gt.s32 p, %2, %3; mov.u16 %0, 0; @p ld.global.nc.L1::no_allocate.u16 %0, [%1];}"
-                 : "=&h"(v)
-                 : "l"(at), "r"(left), "r"(needed));
-    return v;
-  }
 };
 
 }  // namespace localq
