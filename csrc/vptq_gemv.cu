@@ -45,13 +45,14 @@ __device__ __forceinline__ void run_pass(const VptqGemv& p, Pass& pass, const Me
   __syncthreads();  // the pass before may still read what is staged
   typename Warp::Pipeline pipeline;
   pipeline.now = pipeline.next = {threadIdx.x / 32 / p.items, threadIdx.x / 32 % p.items};
-  Warp::load_first(pipeline.raw, p, pass, pipeline.now);
+  Warp::load_item(pipeline.raw, p, pass, pipeline.now);
   pipeline.next.advance(p.items);
   if (pass.begin == 0) keep(pass.book), keep(pass.res_book);
   stage_norm<T>(p, pass, memory.norm);
   wait_kept();
   __syncthreads();
-  Warp::gather_first(pipeline, p, pass);
+  Warp::gather_item(pipeline.ring, p, pass, pipeline.raw);
+  Warp::load_item(pipeline.raw, p, pass, pipeline.next);
   if (first_pass) {
     release_dependents();
     dependency_wait();

@@ -14,8 +14,6 @@
 
 namespace localq {
 
-constexpr int kGathers = 16;  // in flight per thread
-
 struct VptqSegment {
   const uint8_t* indices;        // packed u32 [vectors, words], or u16 [vectors, in]
   const uint16_t* res_indices;   // u16 [vectors, in] where unpacked
@@ -45,14 +43,15 @@ struct Pass {
 
 template <typename T, int kLanes, bool kResidual, int kRows>
 struct VptqWarp {
-  static constexpr int kSlots = kGathers / (kResidual ? 2 : 1), kTables = kResidual ? 2 : 1;
+  static constexpr int kGathers = kRows == 1 ? 16 : 8;  // in flight per thread; sums take more of the registers
+  static constexpr int kTables = kResidual ? 2 : 1, kSlots = kGathers / kTables;
   static constexpr uint32_t kStep = 32 / kLanes, kItem = kSlots * kStep;  // columns of a slot, of an item
   static constexpr uint32_t kVector = 8 * kLanes, kValues = kVector * kRows;
   using Pair = typename std::conditional<std::is_same<T, __half>::value, __half2, __nv_bfloat162>::type;
 
-  // Indices of an item as they were read: packed both words that they lie in, unpacked main and residual.
+  // Indices of an item as they were read: packed a word that the lanes of a slot share, unpacked main and residual.
   struct Raw {
-    uint32_t low[kSlots], high[kSlots];
+    uint32_t word[kSlots], residual[kSlots];
   };
   struct Pipeline {
     Cursor now, next;  // tile: unit of the pass; the ring holds codewords of the item at `now`
@@ -64,61 +63,61 @@ struct VptqWarp {
     return threadIdx.x % 32 / kLanes;
   }
 
-  // Where the lane reads the indices of an item; `left`: columns from its first to the end of the row.
-  struct Source {
-    uint64_t vector;
-    uint32_t column;
-    int left;
-  };
-  static __device__ __forceinline__ Source source(const VptqGemv& p, const Pass& pass, const Cursor& at) {
-    const bool there = at.tile < pass.units;
-    const uint32_t column = pass.begin + at.item * kItem + lane_column();
-    return {pass.first + (there ? at.tile : 0), column, there ? int(p.in) - int(column) : 0};
-  }
-
-  static __device__ __forceinline__ void load_slot(Raw& raw, const VptqGemv& p, const Pass& pass, const Source& from,
-                                                   int j) {
+  // Asks for the indices of an item, which begins at a whole word. A slot has at most a word for each lane: they are
+  // asked for once, and `unpack` takes them from the lane that has them.
+  static __device__ __forceinline__ void load_item(Raw& raw, const VptqGemv& p, const Pass& pass, const Cursor& at) {
     const VptqSegment& of = p.of[pass.segment];
-    const int needed = j * kStep;
+    const bool there = at.tile < pass.units;
+    const uint64_t vector = pass.first + (there ? at.tile : 0);
+    const uint32_t column = pass.begin + at.item * kItem, lane = threadIdx.x % 32;
     if (p.words == 0) {
-      const uint64_t index = from.vector * p.in + from.column + needed;
-      raw.low[j] = load_index_2(reinterpret_cast<const uint16_t*>(of.indices) + index, from.left, needed);
-      raw.high[j] = kResidual ? load_index_2(of.res_indices + index, from.left, needed) : 0;
-    } else {
-      const uint32_t bit = (from.column + needed) * p.bits;
-      const uint8_t* const word = of.indices + (from.vector * p.words + bit / 32) * 4;
-      raw.low[j] = load_codes_4(word, from.left, needed);
-      raw.high[j] = load_codes_4(word + 4, bit % 32 + p.bits > 32 ? from.left : 0, needed);
-    }
-  }
-
-  // The begin of a warp's pass: codewords of its first item, indices of the one after.
-  static __device__ __forceinline__ void load_first(Raw& raw, const VptqGemv& p, const Pass& pass, const Cursor& at) {
-    const Source from = source(p, pass, at);
+      const uint32_t own = column + lane_column();
+      const int left = there ? int(p.in) - int(own) : 0;
+      const uint64_t index = vector * p.in + own;
 #pragma unroll
-    for (int j = 0; j < kSlots; ++j) load_slot(raw, p, pass, from, j);
-  }
-  static __device__ __forceinline__ void gather_first(Pipeline& pipeline, const VptqGemv& p, const Pass& pass) {
-    const Source from = source(p, pass, pipeline.next);
+      for (int j = 0; j < kSlots; ++j) {
+        const int needed = j * kStep;
+        raw.word[j] = load_index_2(reinterpret_cast<const uint16_t*>(of.indices) + index + needed, left, needed);
+        raw.residual[j] = kResidual ? load_index_2(of.res_indices + index + needed, left, needed) : 0;
+      }
+      return;
+    }
+    const uint32_t first = column * p.bits / 32 + lane;
+    const int left = there && 32 * lane < kStep * p.bits + 16 * (kLanes - 1) ? int(p.words) - int(first) : 0;
+    const uint8_t* const from = of.indices + (vector * p.words + first) * 4;
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
-      gather_slot(pipeline.ring[j], p, pass, pipeline.raw, j);
-      load_slot(pipeline.raw, p, pass, from, j);
+      const uint32_t needed = j * kStep * p.bits / 32;
+      raw.word[j] = load_codes_4(from + 4 * needed, left, needed);
+      raw.residual[j] = 0;
     }
   }
 
-  // The codewords of slot `j`: the lane's 16 bytes of main and residual.
-  static __device__ __forceinline__ void gather_slot(uint4 (&to)[kTables], const VptqGemv& p, const Pass& pass,
-                                                     const Raw& raw, int j) {
-    uint32_t main = min(raw.low[j], p.count - 1), residual = raw.high[j];
-    if (p.words != 0) {
-      const uint32_t shift = (lane_column() + j * kStep) * p.bits % 32;  // items begin at whole words
-      const uint32_t both = __funnelshift_r(raw.low[j], raw.high[j], shift) & (~0u >> (32 - p.bits));
-      main = both & ((1u << p.main_bits) - 1), residual = both >> p.main_bits;
+  // Makes of packed words what was read of unpacked indices. All lanes must call.
+  static __device__ __forceinline__ void unpack(const VptqGemv& p, Raw& raw) {
+#pragma unroll
+    for (int j = 0; j < kSlots; ++j) {
+      const uint32_t bit = j * kStep * p.bits % 32 + lane_column() * p.bits;
+      const uint32_t low = __shfl_sync(~0u, raw.word[j], int(bit / 32));
+      const uint32_t high = __shfl_sync(~0u, raw.word[j], int(bit / 32 + 1) % 32);
+      const uint32_t both = __funnelshift_r(low, high, bit % 32) & (~0u >> (32 - p.bits));
+      raw.word[j] = both & ((1u << p.main_bits) - 1);
+      raw.residual[j] = kResidual ? both >> p.main_bits : 0;
     }
+  }
+
+  // The codewords of an item: the lane's 16 bytes of main and residual. Shuffles are done before the first of them is
+  // asked for: between loads of which a lane does one or the other, ptxas would wait for both to join them.
+  static __device__ __forceinline__ void gather_item(uint4 (&to)[kSlots][kTables], const VptqGemv& p, const Pass& pass,
+                                                     Raw raw) {
+    if (p.words != 0) unpack(p, raw);
     const uint32_t part = kLanes == 1 ? 0 : threadIdx.x % 2 * 16;
-    to[0] = gather(pass.book, main * (2 * kVector) + part);
-    if (kResidual) to[kTables - 1] = gather(pass.res_book, min(residual, p.residuals - 1) * (2 * kVector) + part);
+#pragma unroll
+    for (int j = 0; j < kSlots; ++j) {
+      to[j][0] = gather(pass.book, min(raw.word[j], p.count - 1) * (2 * kVector) + part);
+      if (!kResidual) continue;
+      to[j][kTables - 1] = gather(pass.res_book, min(raw.residual[j], p.residuals - 1) * (2 * kVector) + part);
+    }
   }
 
   // Adds the product of slot `j` to sum[row * 8 + r]. norm, x: those of the item, by column.
@@ -129,13 +128,12 @@ struct VptqWarp {
     memcpy(more, &ring[kTables - 1], 16);
     float values[kRows];
     read_x(values, x);
+    const bool normed = norm != nullptr;
+    const Pair both = normed ? *norm : Pair{};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (kResidual) w[i] = __hadd2_rn(w[i], more[i]);
-      if (norm != nullptr) {
-        const Pair both = *norm;
-        w[i] = __hadd2_rn(__hmul2_rn(w[i], Pair{both.x, both.x}), Pair{both.y, both.y});
-      }
+      if (normed) w[i] = __hadd2_rn(__hmul2_rn(w[i], Pair{both.x, both.x}), Pair{both.y, both.y});
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
         sum[8 * row + 2 * i] = fmaf(to_float(w[i].x), values[row], sum[8 * row + 2 * i]);
@@ -193,15 +191,18 @@ struct VptqWarp {
     while (pipeline.now.tile < end) {
       const Cursor now = pipeline.now;
       const uint32_t column = now.item * kItem + lane_column();
+      // ptxas waits for all loads at once: here for what the item before has asked for, and nowhere below
+      uint4 words[kSlots][kTables];
+#pragma unroll
+      for (int i = 0; i < kGathers; ++i) words[i / kTables][i % kTables] = pipeline.ring[i / kTables][i % kTables];
+      gather_item(pipeline.ring, p, pass, pipeline.raw);
       pipeline.now = pipeline.next;
       pipeline.next.advance(p.items);
-      const Source from = source(p, pass, pipeline.next);
+      load_item(pipeline.raw, p, pass, pipeline.next);
 #pragma unroll
       for (int j = 0; j < kSlots; ++j) {
         const uint32_t at = column + j * kStep;
-        multiply(sum, pipeline.ring[j], norm == nullptr ? nullptr : norm + at, x + at * kRows);
-        gather_slot(pipeline.ring[j], p, pass, pipeline.raw, j);
-        load_slot(pipeline.raw, p, pass, from, j);
+        multiply(sum, words[j], norm == nullptr ? nullptr : norm + at, x + at * kRows);
       }
       if (pipeline.now.tile == now.tile) continue;
       leave(shares + ((now.tile - first) * kRowWarps + threadIdx.x / 32) * kValues, sum);

@@ -119,7 +119,9 @@ def test_vptq(library, scheme, packs, rows):
     shape = (75, 1096)
     packed = vptq_packed(shape, HALF, 2, SCHEMES[scheme], packed=packs)
     x = inputs(rows, shape[1], HALF)
-    results = [multiply(library, x, [vptq_matrix(packed)], shared=shared) for shared in (LARGE, 30_000)]
+    results = [
+        multiply(library, x, [vptq_matrix(packed)], shared=shared) for shared in (LARGE, 8_000 if rows == 1 else 44_000)
+    ]
     for got in results:
         assert_near(got, x, vptq_codec.dequantize(packed, torch.float32))
 
