@@ -23,20 +23,69 @@ struct Memory {
   }
 };
 
-// Scale and bias of a window by place; zeros behind the last column. All threads; then synchronise.
+// The columns of kCount places, kRowThreads apart from `first` on: in flight together, and so is what is read there. A
+// loop that goes from place to place would wait for memory twice at each of them.
+template <int kCount>
+struct Places {
+  uint32_t column[kCount];
+
+  __device__ __forceinline__ Places(const VptqGemv& p, const Pass& pass, uint32_t first) {
+    const uint16_t* const perm = p.of[pass.segment].perm;
+    uint16_t found[kCount];
+    if (perm != nullptr) {
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) found[k] = perm[min(pass.begin + first + k * kRowThreads, p.in - 1)];
+    }
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const uint32_t i = first + k * kRowThreads, place = pass.begin + i;
+      column[k] = perm == nullptr ? place : min(uint32_t(found[k]), p.in - 1);
+      if (i >= p.window || place >= p.in) column[k] = kNoColumn;
+    }
+  }
+
+  static constexpr uint32_t kNoColumn = ~0u;
+
+  // Values of a row of x, or of a norm; zeros where there is no column.
+  template <typename T>
+  __device__ __forceinline__ void read(T (&values)[kCount], const T* from) const {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      round_to(0.f, values[k]);
+      if (column[k] != kNoColumn) values[k] = from[column[k]];
+    }
+  }
+
+  template <typename T>
+  __device__ __forceinline__ void norm(T (&values)[kCount], const VptqGemv& p, float inverse_rms) const {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const uint32_t at = min(column[k], p.in - 1);
+      values[k] = normed(values[k], inverse_rms, p.extras.norm_weight, at, p.extras.norm);
+      if (column[k] == kNoColumn) round_to(0.f, values[k]);
+    }
+  }
+};
+
+// Scale and bias of a window by place; zeros behind the last column. One after the other: L1 has room for one of them.
+// All threads; then synchronise.
 template <typename T, typename Pair>
 __device__ __forceinline__ void stage_norm(const VptqGemv& p, const Pass& pass, Pair* norm) {
+  constexpr int kCount = 8;
   const VptqSegment& from = p.of[pass.segment];
   if (from.scale == nullptr) return;
-  for (uint32_t i = threadIdx.x; i < p.window; i += kRowThreads) {
-    const uint32_t place = pass.begin + i;
-    T scale, bias;
-    round_to(0.f, scale), round_to(0.f, bias);
-    if (place < p.in) {
-      const uint32_t column = from.perm == nullptr ? place : min(uint32_t(from.perm[place]), p.in - 1);
-      scale = static_cast<const T*>(from.scale)[column], bias = static_cast<const T*>(from.bias)[column];
+#pragma unroll 1
+  for (int part = 0; part < 2; ++part) {
+#pragma unroll 1
+    for (uint32_t first = threadIdx.x; first < p.window; first += kCount * kRowThreads) {
+      T values[kCount];
+      Places<kCount>(p, pass, first).read(values, static_cast<const T*>(part == 0 ? from.scale : from.bias));
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        const uint32_t i = first + k * kRowThreads;
+        if (i < p.window) reinterpret_cast<T*>(norm + i)[part] = values[k];
+      }
     }
-    norm[i] = Pair{scale, bias};
   }
 }
 
@@ -44,22 +93,22 @@ __device__ __forceinline__ void stage_norm(const VptqGemv& p, const Pass& pass, 
 template <typename T, int kRows>
 __device__ __forceinline__ void stage_places(const VptqGemv& p, const Pass& pass, T* staged, const T* x,
                                              float inverse_rms) {
-  const uint16_t* const perm = p.of[pass.segment].perm;
-  for (uint32_t i = threadIdx.x; i < p.window; i += kRowThreads) {
-    const uint32_t place = pass.begin + i;
-    const bool there = place < p.in;
-    const uint32_t column = perm == nullptr || !there ? place : min(uint32_t(perm[place]), p.in - 1);
-#pragma unroll
+  constexpr int kCount = 8;
+#pragma unroll 1
+  for (uint32_t first = threadIdx.x; first < p.window; first += kCount * kRowThreads) {
+    const Places<kCount> places(p, pass, first);
+#pragma unroll 1
     for (int row = 0; row < kRows; ++row) {
-      T value;
-      round_to(0.f, value);
-      if (there && row < p.rows) {
-        value = x[uint64_t(row) * p.in + column];
-        if (p.extras.norm != NormKind::kNone) {
-          value = normed(value, inverse_rms, p.extras.norm_weight, column, p.extras.norm);
-        }
+      T values[kCount];
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) round_to(0.f, values[k]);
+      if (row < p.rows) places.read(values, x + uint64_t(row) * p.in);
+      if (p.extras.norm != NormKind::kNone) places.norm(values, p, inverse_rms);
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        const uint32_t i = first + k * kRowThreads;
+        if (i < p.window) staged[i * kRows + row] = values[k];
       }
-      staged[i * kRows + row] = value;
     }
   }
 }
@@ -69,7 +118,11 @@ template <typename T>
 __device__ __forceinline__ float inverse_rms_of(const VptqGemv& p, const T* x, float* scratch) {
   if (p.extras.norm == NormKind::kNone) return 1.f;
   float squares = 0.f;
-  for (uint32_t i = threadIdx.x; i < p.in; i += kRowThreads) squares += to_float(x[i]) * to_float(x[i]);
+  for (uint32_t i = threadIdx.x; i < p.in / 8; i += kRowThreads) {
+    const Eight<T> eight = reinterpret_cast<const Eight<T>*>(x)[i];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) squares += to_float(eight.value[k]) * to_float(eight.value[k]);
+  }
   return rsqrtf(block_sum(squares, scratch) / p.in + p.extras.eps);
 }
 
