@@ -22,6 +22,16 @@ __device__ __forceinline__ void keep(const Codebook& book) {
   }
 }
 
+// How much of the shared memory that is left keeps codewords. The rest is L1, which loads on their way need: with all
+// of it kept an H200 has 28 KB for them; below 100 the launch asks for the division that leaves L1 the rest.
+constexpr uint32_t kKeptPercent = 100;
+
+// Bytes of `room` that keep entries of `entry_bytes`, of `whole` bytes that there are.
+inline uint32_t kept_of(uint32_t room, uint32_t whole, uint32_t entry_bytes) {
+  const uint32_t most = room * kKeptPercent / 100 / entry_bytes * entry_bytes;
+  return most < whole ? most : whole;
+}
+
 // Does it pay to keep entries of `entry_bytes` that a block reads `codes` of `entries` from? Half as much again must be
 // saved as is filled.
 inline bool worth_keeping(uint64_t codes, uint64_t entries, uint64_t entry_bytes) {

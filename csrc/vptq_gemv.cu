@@ -138,7 +138,7 @@ void plan_kept(VptqGemv& p, uint32_t room, uint64_t codes, uint32_t entry_bytes)
   const bool residual = p.residuals != 0 && worth_keeping(codes, p.residuals, entry_bytes);
   const uint32_t half = room / 2 / entry_bytes * entry_bytes, all = room / entry_bytes * entry_bytes;
   if (residual) p.res_kept = res_whole < half || !main ? (res_whole < all ? res_whole : all) : half;
-  if (main) p.kept = whole < all - p.res_kept ? whole : all - p.res_kept;
+  if (main) p.kept = kept_of(all - p.res_kept, whole, entry_bytes);
 }
 
 template <typename T, int kLanes, bool kResidual, int kRows>
@@ -162,8 +162,8 @@ void launch_vptq(VptqGemv p, const void* x, void* y, int device, cudaStream_t st
   const uint32_t needed = uint32_t(others) + p.window * column_bytes;
   plan_kept(p, most - needed, uint64_t(p.units) * p.in / grid, 2 * Warp::kVector);
   const uint32_t used = needed + p.kept + p.res_kept, alone = most / 2 + 1024;  // two of these are too many
-  launch(kOp, device, vptq_gemv_kernel<T, kLanes, kResidual, kRows>, grid, kRowThreads, used > alone ? used : alone,
-         stream, p, static_cast<const T*>(x), y);
+  launch(kOp, device, LaunchWishes{1, kKeptPercent < 100}, vptq_gemv_kernel<T, kLanes, kResidual, kRows>, grid,
+         kRowThreads, used > alone ? used : alone, stream, p, static_cast<const T*>(x), y);
 }
 
 template <typename T, int kLanes>

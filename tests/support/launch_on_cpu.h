@@ -15,12 +15,22 @@ inline float __uint_as_float(uint32_t bits) {
 
 namespace localq {
 
+struct LaunchWishes {
+  int cluster = 1;
+  bool most_l1 = false;
+};
+
 template <typename... Parameters, typename... Arguments>
 void launch(const char*, int, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes, cudaStream_t,
             Arguments... arguments) {
   on_cpu::blocks = grid.x, on_cpu::block_threads = int(block.x);
   on_cpu::body = [&] { kernel(static_cast<Parameters>(arguments)...); };
   for (uint32_t number = 0; number < grid.x; ++number) on_cpu::run_together(number, 1, uint32_t(shared_bytes));
+}
+template <typename... Parameters, typename... Arguments>
+void launch(const char* op, int device, const LaunchWishes&, void (*kernel)(Parameters...), dim3 grid, dim3 block,
+            size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
+  launch(op, device, kernel, grid, block, shared_bytes, stream, arguments...);
 }
 
 }  // namespace localq
