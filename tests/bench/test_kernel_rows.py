@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+import package_stand_ins
 import pytest
 import reference_kernels
 import torch
@@ -21,7 +24,7 @@ from localq.bench import (
     step_rows,
     vq_rows,
 )
-from localq.bench.kernel_table import as_json, lines
+from localq.bench.kernel_table import Rival, as_json, lines
 from localq.bench.kernel_timing import Bench
 from localq.bench.roofline import Timing
 from localq.bench.shapes import GATE_UP, NORM, RESIDUAL, Heads, Product, Workload
@@ -144,6 +147,30 @@ def test_a_rival_that_fails_is_a_note_under_our_row(bench, monkeypatch):
     assert "  triton fused: not measured, OSError: no compiler" in said
     assert "  triton two-step: gives wrong weights here" in said
     assert as_json(rows[0], 1e12)["rivals_us"] == {"cublas": 1.0, "bitsandbytes": None}
+
+
+def test_the_packages_own_products_are_checked_and_timed_beside_ours(bench, monkeypatch):
+    for module in package_stand_ins.modules():
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(gather_rows, "installed", lambda package: True)
+    rows = {(row.what, row.rows): row for row in (case(bench) for case in gather_rows.cases(WORK)) if row.rivals}
+    for scheme in ("v8-k65536-0", "v8-k65536-256", "v16-k65536-65536"):
+        assert rows[f"83 x 576, {scheme} (L2)", 1].rival("vptq") == Rival("vptq", Timing(1.0, 1.0, 1.0))
+        assert rows[f"83 x 576, {scheme} (L2)", 8].rival("vptq") == Rival(
+            "vptq", None, "its products take 1 and 2 rows"
+        )
+    for row in [row for row in rows.values() if row.op == "gather_gemv"]:
+        assert row.rival("aqlm") == Rival("aqlm", Timing(1.0, 1.0, 1.0))
+
+
+def test_a_package_with_a_wrong_result_is_not_timed(bench, monkeypatch):
+    for module in package_stand_ins.modules(broken=lambda result: result * 0):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(gather_rows, "installed", lambda package: True)
+    for case in [gather_rows.aqlm_row, gather_rows.vptq_row]:
+        given = {"group": 8} if case is gather_rows.aqlm_row else {"scheme": (8, 65_536, 256)}
+        said = lines(case(bench, product=Product((83,), 576), rows=1, **given), 1e12)
+        assert said[-1].endswith("not measured, its result is 100.00% off, allowed are 0.63%"), said
 
 
 def test_chunks_of_the_exact_product_join(monkeypatch):
