@@ -48,7 +48,7 @@ __device__ __forceinline__ void run_pass(const VptqGemv& p, Pass& pass, const Me
   Warp::load_item(pipeline.raw, p, pass, pipeline.now);
   pipeline.next.advance(p.items);
   if (pass.begin == 0) keep(pass.book), keep(pass.res_book);
-  stage_norm<T>(p, pass, memory.norm);
+  stage_norm(p, pass, memory.norm, memory.x);
   wait_kept();
   __syncthreads();
   Warp::gather_item(pipeline.ring, p, pass, pipeline.raw);

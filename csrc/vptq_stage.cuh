@@ -67,19 +67,38 @@ struct Places {
   }
 };
 
-// Scale and bias of a window by place; zeros behind the last column. One after the other: L1 has room for one of them.
-// All threads; then synchronise.
+// The first p.in values `from`, in their order. All threads; then synchronise.
+template <typename T>
+__device__ __forceinline__ void copy_row(const VptqGemv& p, T* to, const T* from) {
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < p.in / 8; i += kRowThreads) {
+    reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+  }
+}
+
+// Scale and bias of a window by place; zeros behind the last column. Where a window is a whole row they come by way of
+// the place of x, `room`, so that L2 is asked for whole lines instead of a sector for each value. All threads; then
+// synchronise.
 template <typename T, typename Pair>
-__device__ __forceinline__ void stage_norm(const VptqGemv& p, const Pass& pass, Pair* norm) {
+__device__ __forceinline__ void stage_norm(const VptqGemv& p, const Pass& pass, Pair* norm, T* room) {
   constexpr int kCount = 8;
-  const VptqSegment& from = p.of[pass.segment];
-  if (from.scale == nullptr) return;
+  const VptqSegment& of = p.of[pass.segment];
+  if (of.scale == nullptr) return;
+  const bool aligned = (reinterpret_cast<uintptr_t>(of.scale) | reinterpret_cast<uintptr_t>(of.bias)) % 16 == 0;
+  const bool copied = aligned && p.window >= p.in;
 #pragma unroll 1
   for (int part = 0; part < 2; ++part) {
+    const T* from = static_cast<const T*>(part == 0 ? of.scale : of.bias);
+    if (copied) {
+      __syncthreads();  // what was copied before has been read
+      copy_row(p, room, from);
+      __syncthreads();
+      from = room;
+    }
 #pragma unroll 1
     for (uint32_t first = threadIdx.x; first < p.window; first += kCount * kRowThreads) {
       T values[kCount];
-      Places<kCount>(p, pass, first).read(values, static_cast<const T*>(part == 0 ? from.scale : from.bias));
+      Places<kCount>(p, pass, first).read(values, from);
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
         const uint32_t i = first + k * kRowThreads;
