@@ -52,6 +52,7 @@ struct Columns {
   uint32_t slices = 0, apart = 0, unit[kMaxBooks] = {};
   Shares share[kMaxBooks] = {};
   uint32_t columns = 0, positions = 0, tables = 0;  // positions: of all its tables
+  bool pairs = false;                               // a book has more than one table
 };
 
 // The columns between books 0 and 1, or 1 and 2, or both, cut into `slices` slices; false where those are too many.
@@ -63,6 +64,7 @@ inline bool cut_books(const Arguments& p, uint32_t first, uint32_t end, uint32_t
   for (uint32_t b = first; b < end; ++b) {
     positions += columns >> p.book[b].shift;
     tables += ceil_div(columns >> p.book[b].shift, table);
+    cut.pairs = cut.pairs || columns >> p.book[b].shift > table;
   }
   cut.unit[first] = unit, cut.share[first] = {units / slices, units % slices};
   cut.columns = std::max(cut.columns, columns), cut.positions = std::max(cut.positions, positions);
@@ -87,7 +89,7 @@ inline Columns columns_of(const Arguments& p, uint32_t slices, bool apart, uint3
 }
 
 struct Cut {
-  uint32_t stripes = 0, tables = 0, tiles = 0, steps = 0, shared = 0;
+  uint32_t stripes = 0, tables = 0, step_tables = 0, tiles = 0, steps = 0, shared = 0;
   Columns columns;
   double cycles = 0;      // by positions, as it was measured with tables that are full, or nearly so
   double with_items = 0;  // the same where an item costs its sums too, however few positions it has
@@ -115,6 +117,7 @@ Cut cut_of(const Arguments& p, const Columns& columns, const VqWorkspace& worksp
   cut.tiles = ceil_div(p.units, cut.stripes) * p.parts;
   if (sums > 1 && int64_t(cut.stripes) * together * cut.tiles * kTile * kRows > workspace.words) return Cut{};
   cut.tables = cut.steps > 2 && shared(2, cut.tiles) <= budget ? 2 : 1;
+  cut.step_tables = kPairs<kRows> && columns.pairs ? cut.tables : 1;
   cut.shared = std::max(alone, shared(cut.tables, cut.tiles));
   const uint32_t items = kRows == 8 ? ceil_div(cut.tiles, 2) : cut.tiles;
   const double rounds = ceil_div(items, kWarps), runs = p.parts == 2 ? p.runs : 1, words = columns.positions;
@@ -147,6 +150,7 @@ Cut best_cut(const Arguments& p, const VqWorkspace& workspace, int device) {
 inline void take_cut(Arguments& p, const Cut& cut) {
   const Columns& columns = cut.columns;
   p.tiles = cut.tiles, p.steps = cut.steps, p.x_stride = columns.columns + kReach, p.tables = cut.tables;
+  p.step_tables = cut.step_tables;
   p.slices = columns.slices, p.apart = columns.apart;
   p.inverse = inverse_of(p.slices);
   p.stripe_share = {p.units / cut.stripes, p.units % cut.stripes};

@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   stage<T, 1>(p, span, s, kDown ? x + uint64_t(slot) * p.in : x);
   __syncthreads();
   const Selectors<1> select;
-  const bool two = p.tables == 2;
+  const bool two = p.tables > p.step_tables;
 #pragma unroll 1
   for (uint32_t index = 0, number = 0;; ++index, number ^= two) {  // as vq_gemv_kernel
     const Step& next = s.steps[index];

@@ -2,8 +2,8 @@
 // memory of a block.
 //
 // A tile is 16 rows of a matrix, a unit is what ends in 16 results: a tile, or with an activation the gate's and the
-// up's. A block has a stripe of units and a slice of the columns, and walks through steps: a step is one table, that is
-// kPositions positions of one book, and all tiles of the stripe that share the book.
+// up's. A block has a stripe of units and a slice of the columns, and walks through steps: a step is one table or two,
+// that is positions of one book, and all tiles of the stripe that share the book.
 #pragma once
 
 #include "gemv.cuh"
@@ -27,6 +27,11 @@ template <int kRows>
 __host__ __device__ constexpr uint32_t positions_of_table() {
   return kEntryBytes / 2 / kRows;
 }
+
+// Whether a step may have two tables: with few rows of x the loop over them costs more than the sums of an item taken
+// together half as often.
+template <int kRows>
+constexpr bool kPairs = kRows >= 4;
 
 struct Book {
   uint32_t stride, shift, steps, positions, before;  // stride = 1 << shift
@@ -66,7 +71,8 @@ struct Arguments {
   uint32_t inverse;  // of slices: 2^31 over it, rounded up
   uint32_t unit_columns[kMaxBooks];
   Shares stripe_share, slice_share[kMaxBooks];  // of units, and of units of columns among a book's slices
-  uint32_t tiles, steps, x_stride, tables;      // of a block: most tiles and steps, f16 of a row of x, tables at a time
+  // Of a block: most tiles and steps, f16 of a row of x, tables that there is room for, tables of a step at most.
+  uint32_t tiles, steps, x_stride, tables, step_tables;
   uint32_t y_width;
   int rows;
   bool scales_bf16;
@@ -93,7 +99,7 @@ struct Span {
   uint32_t begin, count, tiles;      // units, and the tiles in them
   uint32_t column, columns_end;      // its slice; the end may lie behind the matrix
   uint32_t book, books_end;          // of the slice
-  uint32_t first_run, runs, chunks;  // chunks: tables of one run of matrices
+  uint32_t first_run, runs, chunks;  // chunks: steps of one run of matrices
 };
 
 struct Positions {
@@ -105,9 +111,11 @@ __device__ __forceinline__ Positions positions_of(const Arguments& p, const Span
   return {span.column >> b.shift, min(span.columns_end >> b.shift, b.positions)};
 }
 
+// How many steps these positions take.
 template <int kRows>
-__device__ __forceinline__ uint32_t tables_of(const Positions& at) {
-  return (at.end - at.begin + positions_of_table<kRows>() - 1) / positions_of_table<kRows>();
+__device__ __forceinline__ uint32_t steps_of(const Arguments& p, const Positions& at) {
+  const uint32_t tables = (at.end - at.begin + positions_of_table<kRows>() - 1) / positions_of_table<kRows>();
+  return kPairs<kRows> && p.step_tables == 2 ? (tables + 1) / 2 : tables;
 }
 
 // The columns of slice `slice`, and its books.
@@ -129,7 +137,7 @@ __device__ __forceinline__ Span span_of(const Arguments& p) {
   span.begin = p.stripe_share.begin(stripe);
   span.count = p.stripe_share.begin(stripe + 1) - span.begin;
   span.tiles = span.count * p.parts;
-  for (uint32_t b = span.book; b < span.books_end; ++b) span.chunks += tables_of<kRows>(positions_of(p, span, b));
+  for (uint32_t b = span.book; b < span.books_end; ++b) span.chunks += steps_of<kRows>(p, positions_of(p, span, b));
   span.runs = p.runs;
   if (p.parts == 1 && p.runs > 1) {
     while (p.run_end[span.first_run] <= span.begin) ++span.first_run;
@@ -151,7 +159,7 @@ __device__ __forceinline__ Place place_of(const Arguments& p, const Span& span, 
   return place;
 }
 
-// A table and the tiles that it is for.
+// Positions and the tiles that they are for.
 struct alignas(16) Step {
   const uint4* fragments;                   // the codewords
   uint32_t codeword_steps, stride, window;  // window: column of the slice where that of the first position begins
@@ -159,8 +167,14 @@ struct alignas(16) Step {
   uint32_t first, tiles;                    // of the block's tiles; no tiles: all steps are done
   uint32_t codes;                           // where the tiles are in Shared::codes
 
-  __device__ __forceinline__ uint32_t positions() const {
-    return most + 1 - position;
+  // In its table `number` and behind it.
+  template <int kRows>
+  __device__ __forceinline__ uint32_t positions(uint32_t number) const {
+    return most + 1 - position - positions_of_table<kRows>() * number;
+  }
+  template <int kRows>
+  __device__ __forceinline__ bool two_tables() const {
+    return kPairs<kRows> && positions<kRows>(0) > positions_of_table<kRows>();
   }
 };
 
@@ -186,16 +200,16 @@ __device__ __forceinline__ Step step_at(const Arguments& p, const Span& span, ui
   if (run >= span.runs) return step;
   take_tiles(p, span, run, step);
   Positions at = positions_of(p, span, book);
-  const uint32_t of_first = tables_of<kRows>(at);
+  const uint32_t of_first = steps_of<kRows>(p, at), most = positions_of_table<kRows>() * p.step_tables;
   if (chunk >= of_first) {
     chunk -= of_first, book = 1;
     at = positions_of(p, span, 1);
   }
-  const uint32_t begin = at.begin + chunk * positions_of_table<kRows>();
+  const uint32_t begin = at.begin + chunk * most;
   const Book& b = p.book[book];
   step.fragments = p.segment[place_of(p, span, step.first).segment].fragments[book];
   step.codeword_steps = b.steps, step.stride = b.stride, step.window = begin * b.stride - span.column;
-  step.position = b.before + begin, step.most = b.before + min(begin + positions_of_table<kRows>(), at.end) - 1;
+  step.position = b.before + begin, step.most = b.before + min(begin + most, at.end) - 1;
   step.codes = book * p.tiles + step.first;
   return step;
 }

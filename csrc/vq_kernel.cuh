@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   stage<T, kRows>(p, span, s, x);
   __syncthreads();
   const Selectors<kRows> select;
-  const bool two = p.tables == 2;
+  const bool two = p.tables > p.step_tables;
   float weight = 0.f;
 #pragma unroll 1
   for (uint32_t index = 0, number = 0;; ++index, number ^= two) {  // makes table `index`, looks up in the one before

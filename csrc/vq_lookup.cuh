@@ -40,29 +40,32 @@ struct Codes {
   uint4 load[loads_of_item<kRows>()];
 };
 
-// The lane's codes of the tile whose codes begin at `tile`. Lanes without a position have those of the last one: every
-// entry of a position that is not there is zero.
+// The lane's codes of the tile whose codes begin at `tile`, for table `table` of the step. Lanes without a position
+// have those of the last one: every entry of a position that is not there is zero.
 template <int kRows>
-__device__ __forceinline__ void load_tile(Codes<kRows>& codes, const uint8_t* tile, const Step& step) {
-  constexpr uint32_t kLoads = loads_of_item<kRows>();
-  const uint32_t first = step.position + threadIdx.x % (kRows == 8 ? 16 : 32);
-  if (kLoads > 1 && step.positions() == kLoads * kGroup) {
+__device__ __forceinline__ void load_tile(Codes<kRows>& codes, const uint8_t* tile, const Step& step, uint32_t table) {
+  constexpr uint32_t kLoads = loads_of_item<kRows>(), kTablePositions = positions_of_table<kRows>();
+  const uint32_t first = step.position + kTablePositions * table + threadIdx.x % (kRows == 8 ? 16 : 32);
+  const uint32_t positions = step.positions<kRows>(table);
+  if (kLoads > 1 && positions >= kLoads * kGroup) {
 #pragma unroll
     for (uint32_t i = 0; i < kLoads; ++i) codes.load[i] = load_codes(tile + 16 * first + 16 * kGroup * i);
     return;
   }
 #pragma unroll
   for (uint32_t i = 0; i < kLoads; ++i) {
-    if (i > 0 && kGroup * i >= step.positions()) continue;
+    if (i > 0 && kGroup * i >= positions) continue;
     codes.load[i] = load_codes(tile + 16 * min(first + kGroup * i, step.most));
   }
 }
 
-// The lane's codes of an item, if it is one. Lanes without a tile have those of the last one; nobody takes their sums.
+// The lane's codes of an item for a table of the step, if it is one. Lanes without a tile have those of the last one;
+// nobody takes their sums.
 template <int kRows>
-__device__ __forceinline__ void load_item(Codes<kRows>& codes, const Shared& s, const Step& step, uint32_t index) {
+__device__ __forceinline__ void load_item(Codes<kRows>& codes, const Shared& s, const Step& step, uint32_t index,
+                                          uint32_t table = 0) {
   if (index >= items_of<kRows>(step)) return;
-  load_tile<kRows>(codes, s.codes[step.codes + min(tile_of<kRows>(index), step.tiles - 1)], step);
+  load_tile<kRows>(codes, s.codes[step.codes + min(tile_of<kRows>(index), step.tiles - 1)], step, table);
 }
 
 // Steps, and where the codes of the block's tiles begin. All threads; then synchronise.
@@ -246,45 +249,58 @@ __device__ __forceinline__ void add_loads(float (&sum)[kRows][4], uint32_t table
   add_codes<kRows, 0>(sum, tables, column, codes.load[0], select);
 }
 
-// One item: its codes looked up in the table at `table` behind `tables` and added to the sums of the lane's tile, if
-// that is one (`mine`). No other warp has it in this step. `back` is s.back of the row of x that place_of_sum() says.
+// The byte of a row of a table where the lane's entries begin.
 template <int kRows>
-__device__ __forceinline__ void add_item(float* sums, uint32_t tables, uint32_t table, bool mine, uint32_t groups,
-                                         const Codes<kRows>& codes, const Selectors<kRows>& select, float back) {
+__device__ __forceinline__ uint32_t byte_of_lane() {
   const uint32_t lane = threadIdx.x % 32;
-  const uint32_t byte = kRows <= 2 ? 4 * lane : kRows == 4 ? 8 * lane : 16 * (lane % 16);
-  float sum[kRows][4] = {};
-  add_loads<kRows>(sum, tables, table | byte, groups, codes, select);
+  return kRows <= 2 ? 4 * lane : kRows == 4 ? 8 * lane : 16 * (lane % 16);
+}
+
+// What the lane has of item `index` to the sums of its tile, if that is one. `back` is s.back of the row of x that
+// place_of_sum() says.
+template <int kRows>
+__device__ __forceinline__ void add_sums(const float (&sum)[kRows][4], float* sums, const Step& step, uint32_t index,
+                                         float back) {
+  const uint32_t tile = tile_of<kRows>(index);
+  const bool mine = kRows == 8 ? tile < step.tiles : threadIdx.x % 32 / 4 % 2 == 0;
 #pragma unroll
   for (int d = 0; d < kRows; ++d) {
     const float part = folded<kRows>(sum[d]);
-    if (mine) sums[place_of_sum<kRows>(d)] += part * back;
+    if (mine) sums[tile * (kTile * kRows) + place_of_sum<kRows>(d)] += part * back;
   }
 }
 
-// All items of the warp in `step`, whose table is number `number`. `codes` has the first of them, and is left with the
-// first of `next`. The codes of the next item are asked for before those of one are looked up, and taken over after:
-// ptxas waits for all loads of codes together, so none may have been asked for late.
+// All items of the warp in `step`, whose tables are from number `number` on; no other warp has them. `codes` has the
+// first of them, and is left with the first of `next`. The codes that come next are asked for before those at hand are
+// looked up, and taken over after: ptxas waits for all loads of codes together, so none may have been asked for late.
 template <int kRows>
 __device__ __forceinline__ void add_step(const Shared& s, uint32_t number, const Step step, const Step& next,
                                          const Selectors<kRows>& select, Codes<kRows>& codes) {
+  constexpr uint32_t kTablePositions = positions_of_table<kRows>(), kLoads = loads_of_item<kRows>();
   const uint32_t warp = warp_number(), items = items_of<kRows>(step), tables = shared_address(s.tables);
-  const uint32_t groups = (step.positions() + kGroup - 1) / kGroup;
+  const uint32_t byte = number << 16 | byte_of_lane<kRows>();
+  const bool two = step.two_tables<kRows>();
   const float back = s.back[place_of_sum<kRows>(0) % kRows];
   float* const sums = s.sums + step.first * (kTile * kRows);
   if (warp >= items) load_item<kRows>(codes, s, next, warp);
 #pragma unroll 1
   for (uint32_t now = warp; now < items; now += kWarps) {
-    Codes<kRows> following;
-    if (now + kWarps < items) {
-      load_item<kRows>(following, s, step, now + kWarps);
-    } else {
-      load_item<kRows>(following, s, next, warp);
+    float sum[kRows][4] = {};
+#pragma unroll 1
+    for (uint32_t table = 0; table <= uint32_t(two); ++table) {
+      const bool behind = table < uint32_t(two);
+      const uint32_t following_item = behind ? now : now + kWarps;
+      Codes<kRows> following;
+      if (following_item < items) {
+        load_item<kRows>(following, s, step, following_item, uint32_t(behind));
+      } else {
+        load_item<kRows>(following, s, next, warp);
+      }
+      const uint32_t groups = (step.positions<kRows>(table) + kGroup - 1) / kGroup;
+      add_loads<kRows>(sum, tables, byte + (table << 16), min(groups, kLoads), codes, select);
+      codes = following;
     }
-    const uint32_t tile = tile_of<kRows>(now);
-    const bool mine = kRows == 8 ? tile < step.tiles : threadIdx.x % 32 / 4 % 2 == 0;
-    add_item<kRows>(sums + tile * (kTile * kRows), tables, number << 16, mine, groups, codes, select, back);
-    codes = following;
+    add_sums<kRows>(sum, sums, step, now, back);
   }
 }
 

@@ -115,10 +115,10 @@ struct Windows {
   uint32_t stride, x_stride, lane;
   bool high;  // the high halves of the words are positions of the table (kRows = 1)
 
-  __device__ __forceinline__ Windows(const Arguments& p, const Step& step, uint32_t half)
-      : stride(step.stride), x_stride(p.x_stride), high(step.positions() > 64 * half + kGroup) {
+  __device__ __forceinline__ Windows(const Arguments& p, const Step& step, uint32_t table, uint32_t half)
+      : stride(step.stride), x_stride(p.x_stride), high(step.positions<kRows>(table) > 64 * half + kGroup) {
     const uint32_t g = threadIdx.x % 32 / 4, pair = g / 2, odd = g % 2;
-    lane = step.window + 2 * (threadIdx.x % 4);
+    lane = step.window + 2 * (threadIdx.x % 4) + stride * positions_of_table<kRows>() * table;
     if (kRows == 1) lane += stride * (64 * half + 4 * pair + odd);
     if (kRows == 2) lane += stride * (32 * half + 4 * pair + odd);
     if (kRows == 4) lane += stride * (16 * half + 2 * pair) + 2 * odd * x_stride;
@@ -139,9 +139,10 @@ struct Part {
 };
 
 template <int kRows>
-__device__ __forceinline__ Part part_of(const Step& step) {
+__device__ __forceinline__ Part part_of(const Step& step, uint32_t table) {
   const uint32_t warp = warp_number(), half = warp / 8;
-  return {half, 2 * (warp % 8), step.positions() > half * (kRows == 1 ? 64 : kRows == 2 ? 32 : 0)};
+  const uint32_t positions = step.positions<kRows>(table);
+  return {half, 2 * (warp % 8), positions > half * (kRows == 1 ? 64 : kRows == 2 ? 32 : 0)};
 }
 
 // The warp's codewords, twice 16, as operands A. They do not depend on x. Of codewords with more than 16 weights this
@@ -152,13 +153,13 @@ struct Codewords {
 
 template <int kRows>
 __device__ __forceinline__ const uint4* fragments_of(const Step& step) {
-  return step.fragments + part_of<kRows>(step).m * step.codeword_steps * 32 + threadIdx.x % 32;
+  return step.fragments + part_of<kRows>(step, 0).m * step.codeword_steps * 32 + threadIdx.x % 32;
 }
 
 template <int kRows>
 __device__ __forceinline__ Codewords load_codewords(const Step& step) {
   Codewords words = {};
-  if (!part_of<kRows>(step).some) return words;
+  if (!part_of<kRows>(step, 0).some) return words;
   const uint4* const from = fragments_of<kRows>(step);
 #pragma unroll
   for (int i = 0; i < 2; ++i) words.word[i] = __ldg(from + i * step.codeword_steps * 32);
@@ -205,14 +206,14 @@ __device__ __forceinline__ void make_words(uint32_t (&word)[2][2][4], const Shar
   }
 }
 
-// The table of `step`, as number `number`. A warp makes 32 codes of one half of the words, 16 at a time.
+// Table `of_step` of `step`, as number `number`. A warp makes 32 codes of one half of the words, 16 at a time.
 template <int kRows>
-__device__ __forceinline__ void build(const Arguments& p, const Shared& s, const Step& step, uint32_t number,
-                                      const Codewords& codewords) {
-  const Part part = part_of<kRows>(step);
+__device__ __forceinline__ void build_table(const Arguments& p, const Shared& s, const Step& step, uint32_t of_step,
+                                            uint32_t number, const Codewords& codewords) {
+  const Part part = part_of<kRows>(step, of_step);
   if (!part.some) return;
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const Windows<kRows> windows(p, step, part.half);
+  const Windows<kRows> windows(p, step, of_step, part.half);
   const uint4* const second = step.codeword_steps == 1 ? nullptr : fragments_of<kRows>(step) + 32;
   uint8_t* const table = s.tables + number * kTableBytes + 128 * part.half + 16 * t;
   const bool odd = g % 2;
@@ -231,6 +232,17 @@ __device__ __forceinline__ void build(const Arguments& p, const Shared& s, const
       store_words(row + (odd ? 64 : 0), odd ? high : low);
       store_words(row + (odd ? 0 : 64), odd ? low : high);
     }
+  }
+}
+
+// The tables of `step`, from number `number` on.
+template <int kRows>
+__device__ __forceinline__ void build(const Arguments& p, const Shared& s, const Step& step, uint32_t number,
+                                      const Codewords& codewords) {
+  const bool two = step.two_tables<kRows>();
+#pragma unroll 1
+  for (uint32_t table = 0; table <= uint32_t(two); ++table) {
+    build_table<kRows>(p, s, step, table, number + table, codewords);
   }
 }
 
