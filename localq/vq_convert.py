@@ -144,6 +144,7 @@ class _Work:
         self._last = {name: info(self._dtype, shapes[name]) for name in last}
         self._schemes = [[self._target.scheme] * len(groups) for groups in self._groups]
         self._books = {self._target.scheme: universal(self._target.scheme, request.device)}
+        mixture.check(model, self._settings.shares, self._layout, request.bits)
 
     @property
     def planned(self) -> list[dict[str, TensorInfo]]:
@@ -189,8 +190,7 @@ class _Work:
 
     def quantization_config(self) -> dict[str, Any]:
         """What config.json says of the weights."""
-        names = [name for group in self.planned for name in group]
-        modules = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
+        modules = [name.removesuffix(".weight") for group in self.planned for name in group if name.endswith(".weight")]
         return self._target.quantization_config(self._stated, modules)
 
     def changes(self) -> dict[str, Any]:
@@ -267,8 +267,8 @@ class _Work:
         stored = in_memory(load_file(request.out / shard.name), request.source.config)
         prefixes = {name: model.prefix(index, name) for name in model.linears(index)}
         packed = {name: self._target.from_checkpoint(stored, prefix) for name, prefix in prefixes.items()}
-        others = {name: stored.read(key) for name, key in model.other_names(index).items()}
-        others = others if request.tuning.steps else {}
+        kept = model.other_names(index).items() if request.tuning.steps else ()
+        others = {name: stored.read(key) for name, key in kept}
         pass_layer(self._model.block(index), packed, others, streams, self._settings)
         self._check_range(index, streams)
 

@@ -141,6 +141,7 @@ def test_fewer_bits_than_there_can_be(source: Path, tmp_path: Path) -> None:
     with pytest.raises(LocalqError, match=r"the least that this model takes is \d\.\d\d bits") as caught:
         converted(source, tmp_path / "out", bits=2.01)
     assert caught.value.exit_code == ExitCode.USAGE
+    assert not (tmp_path / "out").exists()  # known before anything is begun, so that other bits may follow
 
 
 @pytest.mark.cuda

@@ -83,7 +83,10 @@ class Calibrated:
             raise usage_error(f"--layers {self.layers}", why, "Of these options --layers goes with --format vq2 alone.")
         if self.bits is not None and format != "vq2":
             raise usage_error("--bits", f"{format} has bits of its own", "It is an option of --format vq2 and bcq.")
-        if self.bits is not None and self.bits not in SCHEMES and not self.mixed:
+        if self.calibration == NO_TEXT and not NO_TEXT.exists():
+            why = f"{format} is fitted to what the model does on a text"
+            raise usage_error("--calibration none", why, "Name a file, or leave it out for the text that localq has.")
+        if self.bits is not None and self._number not in SCHEMES and not self.mixed:
             ways = f"There are {', '.join(SCHEMES)}, and mixtures of them: a number in between, as 2.3 or 2.25."
             raise usage_error("--bits", f"{self.bits!r} is not offered", ways)
 
@@ -95,13 +98,18 @@ class Calibrated:
     @property
     def mixed(self) -> float | None:
         """Bits per weight where schemes are mixed."""
-        number = float(self.bits) if self.bits and re.fullmatch(r"[23]\.\d{1,2}", self.bits) else 0.0
-        return number if number > 2 and f"{number:g}" not in SCHEMES else None
+        number = self._number
+        return float(number) if re.fullmatch(r"[23]\.\d{1,2}", number) and number not in SCHEMES else None
 
     @property
     def scheme(self) -> str:
         """Where it is the same everywhere; of a mixture the least."""
-        return SCHEMES.get(self.bits or "2", SCHEMES["2"])
+        return SCHEMES.get(self._number or "2", SCHEMES["2"])
+
+    @property
+    def _number(self) -> str:
+        """The bits without zeros behind: 2.50 is 2.5, and 3.0 is 3."""
+        return re.sub(r"(\.\d*?)0+$", r"\1", self.bits or "").removesuffix(".")
 
 
 def effort(*, best: bool) -> tuple[Effort, Tuning]:

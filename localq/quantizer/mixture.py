@@ -34,8 +34,10 @@ LEFT = {"s4l16": 0.0824, "s4l16+s16l16": 0.0508, "s4l16+s8l16": 0.0282, "s4l16+s
 SCHEMES = tuple(LEFT)
 FILE = "conversion.bits.json"
 MAX_FILE_BYTES = 2**20
+MOST_BITS = 4  # that can be asked for
 _DENSE = ("weight", "bias")
 Schemes = list[list[str]]  # of each layer, of each group
+Layout = Callable[[int, list[str]], dict[str, TensorInfo]]  # of a layer, whose groups have these schemes: its tensors
 
 
 @dataclass(frozen=True)
@@ -77,12 +79,7 @@ def choose(parts: Sequence[Part], bits: float) -> list[int]:
 
     Raises LocalqError (exit 2) where even the smallest takes more.
     """
-    weights, size = sum(part.weights for part in parts), sum(part.sizes[0] for part in parts)
-    budget = int(bits * weights / 8)
-    if size > budget:
-        least = -(-800 * size // weights) / 100
-        why = f"the least that this model takes is {least:.2f} bits a weight, with codebooks, scales and signs"
-        raise usage_error("--bits", why, f"Ask for {least:.2f} or more.")
+    size, budget = _least(parts, bits)
     waiting = [part.steps()[1:] for part in parts]
     chosen = [0] * len(parts)
     while True:
@@ -96,6 +93,18 @@ def choose(parts: Sequence[Part], bits: float) -> list[int]:
         index = min(found)[1]
         size += _more(parts[index], chosen[index], waiting[index][0])
         chosen[index] = waiting[index].pop(0)
+
+
+def _least(parts: Sequence[Part], bits: float) -> tuple[int, int]:
+    """Bytes of all parts in the smallest scheme, and those that there may be. See `choose`."""
+    weights, size = sum(part.weights for part in parts), sum(part.sizes[0] for part in parts)
+    budget = int(bits * weights / 8)
+    if size > budget:
+        least = -(-800 * size // weights) / 100
+        why = f"the least that this model takes is {least:.2f} bits a weight, with codebooks, scales and signs"
+        step = "Leave mixtures to larger models: the same everywhere, as with --bits 2, takes any."
+        raise usage_error("--bits", why, f"Ask for {least:.2f} or more." if least < MOST_BITS else step)
+    return size, budget
 
 
 def _more(part: Part, before: int, after: int) -> int:
@@ -131,14 +140,14 @@ def measured(
     model: Source,
     streams: Streams,
     settings: Settings,
-    layout: Callable[[int, list[str]], dict[str, TensorInfo]],
+    layout: Layout,
     bits: float,
     on_step: Callable[[int, int], None],
     say: Callable[[str], None],
 ) -> Schemes:
     """The choice for at most `bits` per weight, which `say` is told of.
 
-    layout(layer, schemes of its groups): all tensors of the layer. on_step: steps of the measuring done, in total.
+    on_step: steps of the measuring done, in total.
     """
     done = 0
 
@@ -147,20 +156,37 @@ def measured(
         done += 1
         on_step(done, 2 * model.layers)
 
-    parts: list[Part] = []
     rows = sensitivities(model, streams, settings, advance)
-    for layer, row in enumerate(rows):
-        planned = [layout(layer, [scheme] * len(row)) for scheme in SCHEMES]
-        block, root = model.meta_block(layer), model.root(layer)
-        for group, sensitivity in zip(groups_of(block), row, strict=True):
-            modules = {root + name for name in (*group.names, *group.homes(settings.shares).values())}
-            sizes = tuple(_bytes_of(tensors, modules) for tensors in planned)
-            weights = sum(plain(block.get_submodule(name)).weight.numel() for name in group.names)
-            parts.append(Part(group.names, sensitivity, sizes, weights))
+    parts = _parts(model, rows, settings.shares, layout)
     chosen = choose(parts, bits)
     say(told(parts, chosen, bits))
     schemes, count = [SCHEMES[each] for each in chosen], len(rows[0])
     return [schemes[first : first + count] for first in range(0, len(schemes), count)]
+
+
+def check(model: Source, shares: bool, layout: Layout, bits: float | None) -> None:
+    """Raises LocalqError (exit 2) where `bits` are too few: known before anything is written or measured.
+
+    None: nothing is mixed.
+    """
+    if bits is None:
+        return
+    rows = [[0.0] * len(groups_of(model.meta_block(layer))) for layer in range(model.layers)]
+    _least(_parts(model, rows, shares, layout), bits)
+
+
+def _parts(model: Source, rows: Sequence[Sequence[float]], shares: bool, layout: Layout) -> list[Part]:
+    """The groups of all layers; rows: their sensitivities. `shares` as in `layer.Settings`."""
+    parts: list[Part] = []
+    for layer, row in enumerate(rows):
+        planned = [layout(layer, [scheme] * len(row)) for scheme in SCHEMES]
+        block, root = model.meta_block(layer), model.root(layer)
+        for group, sensitivity in zip(groups_of(block), row, strict=True):
+            modules = {root + name for name in (*group.names, *group.homes(shares).values())}
+            sizes = tuple(_bytes_of(tensors, modules) for tensors in planned)
+            weights = sum(plain(block.get_submodule(name)).weight.numel() for name in group.names)
+            parts.append(Part(group.names, sensitivity, sizes, weights))
+    return parts
 
 
 def _bytes_of(tensors: dict[str, TensorInfo], modules: set[str]) -> int:

@@ -118,6 +118,9 @@ def test_options_reach_the_encoder(source, monkeypatch, capsys) -> None:
     for bits, scheme in quantize_calibrated.SCHEMES.items():
         assert asked(monkeypatch, capsys, source, "--format", "vq2", "--bits", bits).scheme == scheme
         assert scheme in SCHEMES
+    for written, bits in {"2.0": "2", "2.50": "2.5", "3.00": "3"}.items():
+        again = asked(monkeypatch, capsys, source, "--format", "vq2", "--bits", written)
+        assert (again.scheme, again.bits) == (quantize_calibrated.SCHEMES[bits], None)
     mixed = asked(monkeypatch, capsys, source, "--format", "vq2", "--bits", "2.30")
     assert (mixed.bits, mixed.scheme, quick.bits) == (2.3, "s4l16", None)
     limited = asked(monkeypatch, capsys, source, "--format", "vq2", "--vram", "12GiB")
@@ -150,7 +153,9 @@ def test_only_the_best_reads_all_of_a_long_text(source, monkeypatch, capsys) -> 
         (("--format", "vq2", "--bits", "1.9"), "'1.9' is not offered"),
         (("--format", "vq2", "--bits", "4.5"), "'4.5' is not offered"),
         (("--format", "vq2", "--bits", "2.333"), "a number in between"),
-        (("--format", "vq2", "--bits", "2.00"), "'2.00' is not offered"),
+        (("--format", "vq2", "--bits", "2.001"), "'2.001' is not offered"),
+        (("--format", "vq2", "--bits", "1.00"), "'1.00' is not offered"),
+        (("--format", "vq2", "--calibration", "none"), "none: vq2 is fitted to what the model does on a text"),
         (("--format", "vq3"), "Formats: nf4, mxfp4, bcq, squeezellm, vq2, aqlm2x8"),
         (("--format", "vq2", "--windows", "0"), "--windows"),
         (("--format", "vq2", "--seed", "-1"), "--seed"),
