@@ -153,10 +153,10 @@ void launch_gather(GatherGemv p, int count, uint32_t entries, const void* x, voi
   const uint32_t entry_bytes = 16 * kLanes, whole = entries * entry_bytes;
   const uint64_t codes = uint64_t(p.results) * (p.row_bytes / 2) / grid;  // of a block that name one codebook
   if (worth_keeping(codes, entries, entry_bytes)) {
-    p.kept = kept_of((most - needed) / (paired ? 2 : 1), whole, entry_bytes);
+    p.kept = kept_of(most, needed, paired ? 2 : 1, whole, entry_bytes);
   }
   const uint32_t used = needed + (paired ? 2 : 1) * p.kept, alone = most / 2 + 1024;  // two of these are too many
-  launch(kOp, device, LaunchWishes{1, kKeptPercent < 100}, gather_gemv_kernel<T, kLanes>, grid, kRowThreads,
+  launch(kOp, device, LaunchWishes{1, true}, gather_gemv_kernel<T, kLanes>, grid, kRowThreads,
          used > alone ? used : alone, stream, p, static_cast<const T*>(x), y);
 }
 

@@ -22,14 +22,15 @@ __device__ __forceinline__ void keep(const Codebook& book) {
   }
 }
 
-// How much of the shared memory that is left keeps codewords. The rest is L1, which loads on their way need: with all
-// of it kept an H200 has 28 KB for them; below 100 the launch asks for the division that leaves L1 the rest.
-constexpr uint32_t kKeptPercent = 100;
+// Of a block's shared memory, what codewords are kept in at most, together with all else. The rest is L1, which loads
+// on their way need: with all of it kept an H200 has 28 KB for them, with this much 92.
+constexpr uint32_t kSharedPercent = 71;
 
-// Bytes of `room` that keep entries of `entry_bytes`, of `whole` bytes that there are.
-inline uint32_t kept_of(uint32_t room, uint32_t whole, uint32_t entry_bytes) {
-  const uint32_t most = room * kKeptPercent / 100 / entry_bytes * entry_bytes;
-  return most < whole ? most : whole;
+// Bytes behind `needed` of `most` that keep entries of `entry_bytes`, in `copies`, of `whole` bytes that there are.
+inline uint32_t kept_of(uint32_t most, uint32_t needed, uint32_t copies, uint32_t whole, uint32_t entry_bytes) {
+  const uint32_t shared = uint32_t(uint64_t(most) * kSharedPercent / 100);
+  const uint32_t room = shared > needed ? (shared - needed) / copies / entry_bytes * entry_bytes : 0;
+  return room < whole ? room : whole;
 }
 
 // Does it pay to keep entries of `entry_bytes` that a block reads `codes` of `entries` from? Half as much again must be

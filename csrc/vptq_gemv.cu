@@ -131,14 +131,16 @@ __global__ void __launch_bounds__(kRowThreads, 1) vptq_gemv_kernel(const __grid_
   write_units<T, Warp::kVector, Warp::kValues>(p, memory.sums, begin, end - begin, y);
 }
 
-// How much of both codebooks shared memory keeps beside `used` bytes; `codes`: of a block that name one.
-void plan_kept(VptqGemv& p, uint32_t room, uint64_t codes, uint32_t entry_bytes) {
+// How much of both codebooks shared memory keeps beside `needed` of `most` bytes; `codes`: of a block that name one.
+// Small residuals all, since they cost no sector then; of others what leaves L1 its share.
+void plan_kept(VptqGemv& p, uint32_t most, uint32_t needed, uint64_t codes, uint32_t entry_bytes) {
+  const uint32_t room = kept_of(most, needed, 1, most, entry_bytes);
   const uint32_t whole = p.count * entry_bytes, res_whole = p.residuals * entry_bytes;
   const bool main = worth_keeping(codes, p.count, entry_bytes);
   const bool residual = p.residuals != 0 && worth_keeping(codes, p.residuals, entry_bytes);
-  const uint32_t half = room / 2 / entry_bytes * entry_bytes, all = room / entry_bytes * entry_bytes;
-  if (residual) p.res_kept = res_whole < half || !main ? (res_whole < all ? res_whole : all) : half;
-  if (main) p.kept = kept_of(all - p.res_kept, whole, entry_bytes);
+  const uint32_t share = (main ? room / 2 : room) / entry_bytes * entry_bytes;
+  if (residual) p.res_kept = res_whole < (most - needed) / 2 || res_whole < share ? res_whole : share;
+  if (main) p.kept = kept_of(most, needed + p.res_kept, 1, whole, entry_bytes);
 }
 
 template <typename T, int kLanes, bool kResidual, int kRows>
@@ -160,10 +162,10 @@ void launch_vptq(VptqGemv p, const void* x, void* y, int device, cudaStream_t st
   p.window = whole < room ? whole : room;
   p.items = p.window / Warp::kItem;
   const uint32_t needed = uint32_t(others) + p.window * column_bytes;
-  plan_kept(p, most - needed, uint64_t(p.units) * p.in / grid, 2 * Warp::kVector);
+  plan_kept(p, most, needed, uint64_t(p.units) * p.in / grid, 2 * Warp::kVector);
   const uint32_t used = needed + p.kept + p.res_kept, alone = most / 2 + 1024;  // two of these are too many
-  launch(kOp, device, LaunchWishes{1, kKeptPercent < 100}, vptq_gemv_kernel<T, kLanes, kResidual, kRows>, grid,
-         kRowThreads, used > alone ? used : alone, stream, p, static_cast<const T*>(x), y);
+  launch(kOp, device, LaunchWishes{1, true}, vptq_gemv_kernel<T, kLanes, kResidual, kRows>, grid, kRowThreads,
+         used > alone ? used : alone, stream, p, static_cast<const T*>(x), y);
 }
 
 template <typename T, int kLanes>
