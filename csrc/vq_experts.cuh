@@ -3,7 +3,7 @@
 
 #include "vq_experts.h"
 #include "vq_join.cuh"
-#include "vq_lookup.cuh"
+#include "vq_step.cuh"
 #include "vq_tables.cuh"
 
 namespace localq::vq {

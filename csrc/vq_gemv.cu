@@ -9,9 +9,9 @@
 // Blocks of threads form stripes of rows and slices of columns: the more rows a block has, the less its tables cost
 // (256 entries for each position, once), so up to 32 slices share a stripe, and add up through global memory
 // (vq_join.cuh). A slice has all books, or one: twice the columns of one book fill a table that half of them in two
-// books leave half empty, twice. One block per multiprocessor, and never two: each asks for more than half of the shared memory
-// (row_gemv.cuh says why). Where there is room for two tables, a warp that has nothing left to look up begins its part
-// of the next.
+// books leave half empty, twice. One block per multiprocessor, and never two: each asks for more than half of the
+// shared memory (row_gemv.cuh says why). Where there is room for two tables, a warp that has nothing left to look up
+// begins its part of the next.
 //
 // Deterministic: every sum has one order, there are no float atomics. What is not finite in x makes its whole row of y
 // NaN, and no other. Bound: memory. Reads 256 / stride bytes per 256 weights of each book once, the next item of each

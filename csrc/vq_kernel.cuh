@@ -2,7 +2,7 @@
 #pragma once
 
 #include "vq_join.cuh"
-#include "vq_lookup.cuh"
+#include "vq_step.cuh"
 #include "vq_tables.cuh"
 
 namespace localq::vq {
