@@ -17,11 +17,12 @@ MULTIPROCESSOR_GHZ = 132 * CLOCK_GHZ  # multiprocessors times their clock: what 
 
 Rows = tuple[tuple[int, int, float], ...]  # out, in, us of one launch
 
-# Matrix-vector products, by `localq bench --kernels`. `vq2`, `2x8` and int4 (groups of 128) at ea30483; of 3,840, 5,120
+# Matrix-vector products, by `localq bench --kernels`. `vq2` and int4 (groups of 128) at ea30483; `2x8` and what
+# gathers at f45e95d; of 3,840, 5,120
 # and 17,408 columns, and of 201088 rows, at 468d13f; bcq (q3g128) and squeezellm at d2a1339, by a script that calls the
 # rows of that command one by one; `vq2` of 10240 and 57344 rows and both at 4096 x 4096 at 2a3f8cb. NF4 of 2,880,
 # 5,120, 12,288 and 17,408 columns at 468d13f, before that the rest; all of 2,048 columns, and 2048 and 2880 x 4096, at
-# d6abc1b; what gathers at 5a25bd4. Those of gemma-3-12b in NF4 by `localq bench --profile`, inside a step, at ea30483,
+# d6abc1b. Those of gemma-3-12b in NF4 by `localq bench --profile`, inside a step, at ea30483,
 # of experts and of the head of 151936 x 2048 in 16 bit at 2a7008b. Left out, since the two ways differ: 16 bit at 5120
 # x 2880 (11.5 us alone, 10.9 in a step) and 2880 x 4096 (9.7, 8.0); and squeezellm at 28672 x 2048 (18.1 us), where its
 # tables take as long as look-ups.
@@ -65,13 +66,13 @@ PRODUCTS: dict[str, Rows] = {
             (30_720, 3840, 16.9), (8192, 3840, 7.4), (201_088, 2880, 67.1), (34_816, 5120, 23.6), (7168, 5120, 8.2),
             (5120, 5120, 7.4), (5120, 17_408, 17.0), (6144, 4096, 6.9), (28_672, 4096, 16.7), (4096, 14_336, 11.1),
             (51_200, 5120, 32.2), (5120, 25_600, 22.1), (10_240, 5120, 10.1), (4096, 4096, 5.6)),
-    "2x8": ((4096, 4096, 6.4), (8192, 8192, 10.5), (28_672, 8192, 20.8), (8192, 28_672, 24.5), (12_288, 12_288, 17.6),
-            (30_720, 3840, 15.3), (8192, 3840, 8.4), (5120, 2880, 6.7), (201_088, 2880, 48.2), (34_816, 5120, 19.1),
-            (7168, 5120, 9.6), (5120, 5120, 8.2), (5120, 17_408, 13.3)),
-    "1x16": ((8192, 8192, 63.0), (28_672, 8192, 193.0), (8192, 28_672, 204.0), (12_288, 12_288, 128.6)),
-    # 8192 x 28672 with one table from its rate of sectors (55 % of `gather_roof`): the time itself was not kept.
-    "vptq": ((28_672, 8192, 260.4), (12_288, 12_288, 197.9), (8192, 28_672, 330.0)),
-    "vptq + 256": ((8192, 8192, 112.0), (28_672, 8192, 312.0), (8192, 28_672, 418.0), (12_288, 12_288, 233.0)),
+    "2x8": ((4096, 4096, 6.0), (8192, 8192, 9.6), (28_672, 8192, 20.0), (8192, 28_672, 22.4), (12_288, 12_288, 16.0)),
+    "1x16": ((4096, 4096, 18.3), (8192, 8192, 56.5), (28_672, 8192, 181.9), (8192, 28_672, 191.4),
+             (12_288, 12_288, 119.5)),
+    "vptq": ((4096, 4096, 22.1), (8192, 8192, 63.8), (28_672, 8192, 198.6), (8192, 28_672, 230.8),
+             (12_288, 12_288, 135.0)),
+    "vptq + 256": ((4096, 4096, 22.0), (8192, 8192, 66.5), (28_672, 8192, 205.6), (8192, 28_672, 233.7),
+                   (12_288, 12_288, 138.8)),
 }  # fmt: skip
 
 # Decode attention, 8 kv heads of 128: bits of the cache, query heads, slots, us. Of 64 heads: the profiled step of
@@ -87,11 +88,9 @@ ATTENTION: tuple[tuple[int, int, int, float], ...] = (
 ROTATION_US, NORM_US, ROUTER_US, QK_NORM_US = 2.3, 2.4, 6.3, 2.0
 EMBED_AND_CHOICE_US = 6.0  # a row of the table, and the greedy choice among 128k tokens (ad55577)
 # Matrices of AQLM have codebooks of their own, so a launch makes tables for each: what llama-3.1-8b in 2x8 takes more
-# in a step (ea30483) than its launches with one set of codebooks, for each matrix of q, k, v, gate and up behind the
+# in a step (f45e95d) than its launches with one set of codebooks, for each matrix of q, k, v, gate and up behind the
 # first.
-OWN_BOOKS_US = 2.9
-# And what the products of a step take over what their launches of larger matrices say: of the same model in VPTQ.
-IN_A_STEP = {"vptq + 256": 1.14}
+OWN_BOOKS_US = 1.5
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,8 @@ WHOLE_MODELS = (
     WholeModel("llama-3.1-8b@nf4", "16", "device", 498.0, "ad55577"),
     WholeModel("llama-3.1-8b@fp16", "16", "device", 248.6, "1d73e67"),
     WholeModel("llama-3.1-8b@vq2", "16", "device", 626.8, "d2a1339"),
-    WholeModel("llama-3.1-8b@aqlm", "16", "device", 503.8, "d2a1339", scheme="2x8g8"),
-    WholeModel("llama-3.1-8b@vptq", "16", "device", 74.0, "d2a1339", scheme="v8-k65536-256"),
+    WholeModel("llama-3.1-8b@aqlm", "16", "device", 602.8, "f45e95d", scheme="2x8g8"),
+    WholeModel("llama-3.1-8b@vptq", "16", "device", 129.8, "f45e95d", scheme="v8-k65536-256"),
     WholeModel("llama-3.1-8b@mxfp4", "16", "device", 453.1, "d2a1339"),
     WholeModel("llama-3.1-8b@bcq", "16", "device", 558.7, "d2a1339", scheme="q3g128"),
     WholeModel("llama-3.1-8b@squeezellm", "16", "device", 467.7, "d2a1339"),
@@ -124,8 +123,8 @@ WHOLE_MODELS = (
     WholeModel("qwen3-32b@fp16", "16", "device", 61.3, "d2a1339"),
     WholeModel("qwen3-32b@nf4", "16", "device", 149.2, "d2a1339"),
     WholeModel("qwen3-32b@vq2", "16", "device", 210.2, "d2a1339"),
-    WholeModel("qwen3-32b@aqlm", "16", "device", 203.1, "d2a1339", scheme="2x8g8"),
-    WholeModel("qwen3-32b@vptq", "16", "device", 18.5, "d2a1339", scheme="v8-k65536-256"),
+    WholeModel("qwen3-32b@aqlm", "16", "device", 217.8, "f45e95d", scheme="2x8g8"),
+    WholeModel("qwen3-32b@vptq", "16", "device", 31.9, "f45e95d", scheme="v8-k65536-256"),
     WholeModel("qwen3-32b@mxfp4", "16", "device", 130.8, "d2a1339"),
     WholeModel("qwen3-32b@bcq", "16", "device", 174.0, "d2a1339", scheme="q3g128"),
     WholeModel("qwen3-32b@squeezellm", "16", "device", 133.1, "d2a1339"),

@@ -149,8 +149,7 @@ def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> 
 def _products(shapes: Sequence[tuple[int, int]], format: str, scheme: str, machine: Machine) -> float:
     kernel = product_kernel(format, scheme)
     assert kernel is not None
-    alone = sum(_product(kernel, rows, columns, format, scheme, machine) for rows, columns in shapes)
-    return alone * measured.IN_A_STEP.get(kernel, 1.0)
+    return sum(_product(kernel, rows, columns, format, scheme, machine) for rows, columns in shapes)
 
 
 def _product(
