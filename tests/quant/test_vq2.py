@@ -214,8 +214,9 @@ def test_on_the_gpu(scheme, signs):
     linear.scratch = torch.empty(100 * 1088 * 2, dtype=torch.uint8, device="cuda")
     x = torch.randn(9, 1088, dtype=torch.float16, device="cuda")
     wanted = x.double() @ exact(packed).cuda().T
-    naive = (F.linear(x, vq2.dequantize(packed.to("cuda"), torch.float16)).double() - wanted).abs().max()
-    assert (linear(x).double() - wanted).abs().max() <= 2 * naive + 1e-6 * wanted.abs().max()
+    naive = (F.linear(x, vq2.dequantize(packed.to("cuda"), torch.float16)).double() - wanted).norm()
+    # Turned x is rounded to f16 as the weights are: two errors of one size instead of one, before both are rounded.
+    assert (linear(x).double() - wanted).norm() <= 2**0.5 * naive
 
 
 def test_the_docstring_names_every_tensor():
