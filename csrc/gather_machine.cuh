@@ -15,8 +15,9 @@ struct Codebook {
   uint32_t kept;
 };
 
-// 16 bytes of `book`, `offset` bytes from its begin. Past L1: hits are rare, and shared memory leaves it no room.
-// volatile keeps loads and products in the order in which they are written, which is what fits the registers.
+// 16 bytes of `book`, `offset` bytes from its begin. Not kept in L1, where hits are rare; on its way there it still
+// needs room. volatile keeps loads and products in the order in which they are written, which is what fits the
+// registers.
 __device__ __forceinline__ uint4 gather(const Codebook& book, uint32_t offset) {
   uint4 v;
   asm volatile(
