@@ -11,7 +11,7 @@
 // (vq_join.cuh). A slice has all books, or one: twice the columns of one book fill a table that half of them in two
 // books leave half empty, twice. One block per multiprocessor, and never two: each asks for more than half of the
 // shared memory (row_gemv.cuh says why). Where there is room for two tables, a warp that has nothing left to look up
-// begins its part of the next.
+// begins its part of the next; with 4 and 8 rows of x both are of one step.
 //
 // Deterministic: every sum has one order, there are no float atomics. What is not finite in x makes its whole row of y
 // NaN, and no other. Bound: memory. Reads 256 / stride bytes per 256 weights of each book once, the next item of each

@@ -123,23 +123,24 @@ struct Selectors {
   }
 };
 
-// Adds what 16 codes of the lane stand for. A lane's accumulators have the same rows of the tile for any kRows, but for
-// how many they are: 4 t .. with one or two rows of x, 8 (t / 2) .. with four, all with eight; see place_of_sum().
+// Adds what 16 codes of the lane stand for, with two rows of x and more (with one: add_groups). A lane's accumulators
+// have the same rows of the tile for any kRows, but for how many they are: 4 t .. with one or two rows of x, 8 (t / 2)
+// .. with four, all with eight; see place_of_sum().
 template <int kRows, int kOffset>
 __device__ __forceinline__ void add_codes(float (&sum)[kRows][4], uint32_t tables, uint32_t column, uint4 codes,
                                           const Selectors<kRows>& select) {
   constexpr int kEach = 8 / kRows;  // rows of W of half an accumulator
   const uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
-  constexpr int kWords = kRows <= 2 ? 1 : kRows / 2;
+  constexpr int kWords = kRows / 2;
 #pragma unroll
   for (int d = 0; d < kRows; ++d) {
-    if constexpr (kRows <= 2) {  // two rows of W in a product
+    if constexpr (kRows == 2) {  // two rows of W in a product
 #pragma unroll
       for (int j = 0; j < kEach; j += 2) {
         uint32_t a[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {  // upper half in registers 1 and 3, the second row in 2 and 3
-          const int byte = kRows == 1 ? 2 * j + i % 2 * 2 + i / 2 : 4 * (j + i / 2) + i % 2 * 2 + d;
+          const int byte = 4 * (j + i / 2) + i % 2 * 2 + d;
           a[i] = look_up<kRows, kOffset>(tables, column, word[byte / 4], byte % 4).word[0];
         }
         mma(sum[d], a, select.word[j], select.word[j + 1], __half{});
@@ -242,11 +243,13 @@ __device__ __forceinline__ void add_loads(float (&sum)[kRows][4], uint32_t table
     if (groups == 4) return add_groups<4>(sum, tables, column, codes, select);
     if (groups == 3) return add_groups<3>(sum, tables, column, codes, select);
     if (groups == 2) return add_groups<2>(sum, tables, column, codes, select);
-    return add_groups<1>(sum, tables, column, codes, select);
-  } else if constexpr (kRows == 2) {
-    if (groups > 1) add_codes<2, offset_of_load<2>(1)>(sum, tables, column, codes.load[1], select);
+    add_groups<1>(sum, tables, column, codes, select);
+  } else {
+    if constexpr (kRows == 2) {
+      if (groups > 1) add_codes<2, offset_of_load<2>(1)>(sum, tables, column, codes.load[1], select);
+    }
+    add_codes<kRows, 0>(sum, tables, column, codes.load[0], select);
   }
-  add_codes<kRows, 0>(sum, tables, column, codes.load[0], select);
 }
 
 }  // namespace localq::vq
