@@ -1,33 +1,39 @@
 """The text that a model is quantized on, as windows of token ids. Torch-free.
 
 Without a file of the user's it is a slice of the training split of WikiText-2, which comes with localq. Rows are joined
-as in the convention of GPTQ (`windows.py`), and tokenized some at a time: a large text is no reason to give up.
+as in the convention of GPTQ (`windows.py`), and tokenized some at a time: a large text is no reason to give up. Files
+of chats are read as the model reads chats (`chat_lines.py`). Several files are one text, in their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from localq import windows
+from localq import chat_lines, windows
+from localq.chat_lines import Chats
 from localq.errors import usage_error
 from localq.modelfiles import ModelFiles
 from localq.tokenizer import MAX_TEXT_BYTES, Tokenizer
 
+DEFAULT = Path("default")  # names the text that localq has
 DEFAULT_TEXT = Path(__file__).parent / "data" / "wikitext-2-train-slice.txt"
 WINDOW = 2048  # tokens of a window, less where the model has a shorter context
 PIECE = 2**16  # characters that are tokenized together, and the rest of their row
 OPTION = "--calibration"
+Texts = Sequence[str | Chats]
 
 
-def token_windows(files: ModelFiles, text: str, count: int | None, most: int | None = None) -> list[list[int]]:
+def token_windows(files: ModelFiles, text: str | Texts, count: int | None, most: int | None = None) -> list[list[int]]:
     """`count` windows from all over `text`, each as long as the others; where that is None, all, or `most`.
 
-    Raises LocalqError: exit 2 for a text of less than one window, or of fewer than `count`.
+    Raises LocalqError: exit 2 for a text of less than one window, or of fewer than `count`, and for chats that the
+    model cannot read.
     """
     context = files.text_config.get("max_position_embeddings")
     size = min(WINDOW, context) if isinstance(context, int) else WINDOW
-    ids = _ids(Tokenizer.load(files), text)
+    tokenizer = Tokenizer.load(files)
+    ids = [id for each in ([text] if isinstance(text, str) else text) for id in _ids(tokenizer, each)]
     found = len(ids) // size
     if found == 0:
         why = f"the text has {len(ids)} tokens, fewer than one window of {size}"
@@ -40,8 +46,10 @@ def token_windows(files: ModelFiles, text: str, count: int | None, most: int | N
     return [ids[first : first + size] for first in firsts]
 
 
-def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """All of `text`, with BOS in front where the tokenizer adds it."""
+def _ids(tokenizer: Tokenizer, text: str | Chats) -> list[int]:
+    """All of `text`, with BOS in front where the tokenizer adds it; of chats with what the template writes."""
+    if isinstance(text, Chats):
+        return chat_lines.token_ids(tokenizer, text, OPTION)
     bos = windows.bos_id(tokenizer)
     ids = [] if bos is None else [bos]
     for piece in _pieces(text):
@@ -59,6 +67,16 @@ def _pieces(text: str) -> Iterator[str]:
             yield "".join(joined)
             joined, size = [], 0
     yield "".join(joined)
+
+
+def read_texts(paths: Sequence[Path]) -> Texts:
+    """What these files hold; `DEFAULT` stands for the text that localq has. Raises LocalqError (exit 2)."""
+    return [_read(DEFAULT_TEXT if path == DEFAULT else path) for path in paths]
+
+
+def _read(path: Path) -> str | Chats:
+    text = read_text(path)
+    return chat_lines.parse(text, path, OPTION) if path.suffix.lower() == chat_lines.SUFFIX else text
 
 
 def read_text(path: Path) -> str:

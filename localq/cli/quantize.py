@@ -14,12 +14,13 @@ import typer
 from localq import memory_limits
 from localq.cli import options, quantize_bcq, quantize_calibrated
 from localq.cli.output import is_rich_terminal, note, print_json, stderr_console
-from localq.cli.quantize_calibrated import NO_TEXT, WEIGHED_WINDOWS, Calibrated
+from localq.cli.quantize_calibrated import WEIGHED_WINDOWS, Calibrated
 from localq.errors import usage_error
 from localq.settings import Settings
 from localq.wording import human_bytes
 
 if TYPE_CHECKING:
+    from localq.calibration import Texts
     from localq.hub_shards import Shards
     from localq.input_moments import Text
     from localq.modelfiles import ModelFiles
@@ -62,7 +63,8 @@ def quantize(
     """
     mix = quantize_bcq.mixture(format, bits, group, zero_points)
     scheme = quantize_bcq.scheme(format, bits, group, zero_points) if mix is None else ""
-    asked = Calibrated(None if scheme or mix else bits, calibration, windows, best, device, seed, vram, layers)
+    texts = tuple(calibration or ()) or None
+    asked = Calibrated(None if scheme or mix else bits, texts, windows, best, device, seed, vram, layers)
     settings = options.effective(offline=offline, device=device, vram=vram)
     job = _Job(source, format, out, force, quiet, settings, keep, scheme, mix)
     folder = job.run(asked)
@@ -109,8 +111,8 @@ class _Job:
 
             ready = ready_layers.open_ready(asked.layers)
         on_text = self.format in prepare.CALIBRATED
-        weighed = self.format in prepare.WEIGHED and asked.calibration != NO_TEXT
-        text = calibration.read_text(asked.calibration or calibration.DEFAULT_TEXT) if on_text or weighed else ""
+        weighed = self.format in prepare.WEIGHED and not asked.without_text
+        text = calibration.read_texts(asked.texts) if on_text or weighed else ()
         by_file = on_text and not self.keep_source and asked.mixed is None and asked.layers is None
         if by_file and (shards := self._remote()):
             return self._from_hub(shards, text, asked)
@@ -137,7 +139,7 @@ class _Job:
             wish=wish,
         )
 
-    def _weighing(self, files: ModelFiles, text: str, asked: Calibrated) -> Text | None:
+    def _weighing(self, files: ModelFiles, text: Texts, asked: Calibrated) -> Text | None:
         """The text on which columns, or errors, of matrices are weighed, and where; None for a mixture of experts of
         which nobody has asked for that."""
         from localq import calibration, catalog
@@ -182,7 +184,7 @@ class _Job:
         cache = self.out.absolute().with_name(f"{self.out.absolute().name}.source")
         return None if source is None else hub_shards.open_shards(source, cache)
 
-    def _from_hub(self, shards: Shards, text: str, asked: Calibrated) -> Path:
+    def _from_hub(self, shards: Shards, text: Texts, asked: Calibrated) -> Path:
         from localq.modelfiles import open_model
         from localq.shard_writer import load_state
 
@@ -192,7 +194,7 @@ class _Job:
         finally:
             shards.close(done=load_state(self.out) is None)  # finished, or never begun
 
-    def _on_text(self, files: ModelFiles, text: str, asked: Calibrated, shards: Shards | None = None) -> Path:
+    def _on_text(self, files: ModelFiles, text: Texts, asked: Calibrated, shards: Shards | None = None) -> Path:
         from localq import calibration, vq_convert
         from localq.cli import quantize_progress
         from localq.engine.device import device_name, pick

@@ -26,8 +26,11 @@ LARGEST_SEED = 2**31 - 1
 
 _BITS = "Of vq2: 2 (default), 2.5, 3 or 4; of bcq 1 to 5; or in between, as 2.3: more where it is worth most."
 Bits = Annotated[str | None, typer.Option("--bits", metavar="NUMBER", help=_BITS)]
-_TEXT = "A plain text, unlike the one to judge by; of bcq and squeezellm also none, for no text at all."
-Calibration = Annotated[Path | None, typer.Option("--calibration", metavar="FILE", help=_TEXT)]
+_TEXT = (
+    "Plain text, or chats (.jsonl), unlike what to judge by; default is localq's own; may be repeated. Of bcq and "
+    "squeezellm also none, for no text at all."
+)
+Calibration = Annotated[list[Path] | None, typer.Option("--calibration", metavar="FILE", help=_TEXT)]
 Windows = Annotated[int | None, typer.Option("--windows", min=1, help="How many of its windows of 2048 tokens.")]
 Best = Annotated[
     bool | None,
@@ -49,7 +52,7 @@ class Calibrated:
     """What was asked of a format that is made on a text; None where nothing was."""
 
     bits: str | None
-    calibration: Path | None
+    calibration: tuple[Path, ...] | None
     windows: int | None
     best: bool | None
     device: str | None
@@ -68,8 +71,10 @@ class Calibrated:
             if other := given.keys() - set(_OF_TEXT):
                 why = f"{format} has no such option"
                 raise usage_error(min(other), why, "It has --calibration, --windows and --device.")
-            if self.calibration == NO_TEXT and (mixing or len(given) > 1):
+            if self.without_text and (mixing or len(given) > 1):
                 raise usage_error(max(given), "without a text there is nothing to run", "Leave it out.")
+            if not self.without_text and NO_TEXT in (self.calibration or ()):
+                raise usage_error("--calibration none", "other texts are given besides", "Leave one of them out.")
             return
         if format not in calibrated and given:
             why = f"{format} is made without a text, the same on every machine"
@@ -83,12 +88,24 @@ class Calibrated:
             raise usage_error(f"--layers {self.layers}", why, "Of these options --layers goes with --format vq2 alone.")
         if self.bits is not None and format != "vq2":
             raise usage_error("--bits", f"{format} has bits of its own", "It is an option of --format vq2 and bcq.")
-        if self.calibration == NO_TEXT and not NO_TEXT.exists():
+        if NO_TEXT in (self.calibration or ()) and not NO_TEXT.exists():
             why = f"{format} is fitted to what the model does on a text"
             raise usage_error("--calibration none", why, "Name a file, or leave it out for the text that localq has.")
         if self.bits is not None and self._number not in SCHEMES and not self.mixed:
             ways = f"There are {', '.join(SCHEMES)}, and mixtures of them: a number in between, as 2.3 or 2.25."
             raise usage_error("--bits", f"{self.bits!r} is not offered", ways)
+
+    @property
+    def texts(self) -> tuple[Path, ...]:
+        """What to calibrate on."""
+        from localq import calibration  # start-up cost
+
+        return self.calibration or (calibration.DEFAULT,)
+
+    @property
+    def without_text(self) -> bool:
+        """Was it said that there shall be none? Only `prepare.WEIGHED` take that."""
+        return self.calibration == (NO_TEXT,)
 
     @property
     def is_bare(self) -> bool:

@@ -1,0 +1,193 @@
+"""Chats to calibrate on: files of them, alone and beside texts, from the command line to windows of ids."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_checkpoints import make_checkpoint
+
+from localq import calibration, prepare, vq_convert
+from localq.checkpoint import info
+from localq.cli import execute
+from localq.errors import ExitCode, LocalqError
+from localq.modelfiles import open_model
+from localq.tokenizer import Tokenizer
+from localq.vq_request import Request, task_of
+
+SIZE = 48  # tokens of a window: the context of the model
+TEXT = Path(__file__).parents[1] / "LICENSE"
+
+
+def said(*contents: str) -> dict[str, Any]:
+    roles = ("user", "assistant") * len(contents)
+    return {"messages": [{"role": role, "content": each} for role, each in zip(roles, contents, strict=False)]}
+
+
+CHATS = [
+    said("Where is the inn?", "In the lane behind the church."),
+    said("And the mill?", "<|im_end|> is what ends a turn."),
+    {"messages": [{"role": "system", "content": "Be brief."}, *said("Why?", "So.", "Thanks!", "Bye.")["messages"]]},
+]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("source") / "tiny"
+    return make_checkpoint(folder, "llama", num_hidden_layers=1, max_position_embeddings=SIZE)
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    path = tmp_path / "chats.jsonl"
+    path.write_text("\n\n".join(json.dumps({**chat, "id": 3}) for chat in CHATS) + "\n")  # blank lines, other fields
+    return path
+
+
+def windows_of(source: Path, *paths: Path, count: int | None = None) -> list[list[int]]:
+    return calibration.token_windows(open_model(source), calibration.read_texts(paths), count)
+
+
+def ids_of(windows: list[list[int]]) -> list[int]:
+    return [id for window in windows for id in window]
+
+
+# ---- windows
+
+
+def test_chats_are_read_as_the_model_reads_them(source, chats) -> None:
+    tokenizer = Tokenizer.load(open_model(source))
+    ids = ids_of(windows_of(source, chats))
+    expected = []
+    for chat in CHATS:
+        plain = [{**each, "content": each["content"].replace("<|im", "<\u200b|im")} for each in chat["messages"]]
+        expected += tokenizer.encode(tokenizer.chat_text(plain, add_generation_prompt=False))
+    assert ids == expected[: len(ids)]
+    assert 0 <= len(expected) - len(ids) < SIZE
+    ends = tokenizer.backend.token_to_id("<|im_end|>")
+    assert ids.count(ends) == sum(len(chat["messages"]) for chat in CHATS[:-1]) + 5 - expected[len(ids) :].count(ends)
+
+
+def test_files_are_one_text_in_their_order(source, chats) -> None:
+    text, alone = ids_of(windows_of(source, TEXT)), ids_of(windows_of(source, chats))
+    both = windows_of(source, TEXT, chats)
+    assert ids_of(both)[: len(text)] == text
+    assert {len(window) for window in both} == {SIZE}
+    joined = "".join(map(chr, ids_of(both)))
+    assert "".join(map(chr, alone[:-SIZE])) in joined
+    assert ids_of(windows_of(source, chats, TEXT))[: len(alone)] == alone
+    assert windows_of(source, TEXT, chats, count=3) == [both[index * len(both) // 3] for index in range(3)]
+
+
+def test_default_is_the_text_that_localq_has(source, tmp_path, monkeypatch, chats) -> None:
+    monkeypatch.setattr(calibration, "DEFAULT_TEXT", TEXT)
+    monkeypatch.chdir(tmp_path)
+    Path("default").write_text("not this one")
+    default = calibration.DEFAULT
+    assert windows_of(source, default, chats) == windows_of(source, TEXT, chats)
+    assert calibration.read_texts([Path("./default").absolute()]) == ["not this one"]
+
+
+def test_the_chats_tell_a_conversion_from_others(source, chats, tmp_path) -> None:
+    planned = [{"layer": info(torch.float16, (3, 5))}]
+
+    def fingerprint(*paths: Path) -> str:
+        request = Request(open_model(source), tmp_path / "out", windows_of(source, *paths), torch.device("cpu"))
+        return str(task_of(request, planned)["fingerprint"])
+
+    known = fingerprint(TEXT, chats)
+    assert known == fingerprint(TEXT, chats)
+    assert known not in (fingerprint(TEXT), fingerprint(chats, TEXT))
+    chats.write_text(chats.read_text().replace("church", "tower"))
+    assert known != fingerprint(TEXT, chats)
+
+
+# ---- what does not do
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        ([json.dumps(CHATS[0]), "{oops"], r"line 2: not valid JSON"),
+        (["[1, 2]"], r"line 1: holds a JSON list where an object belongs"),
+        (["", '{"text": "hello"}'], r"line 2: its messages are no list of roles and contents"),
+        (['{"messages": []}'], r"line 1: its messages"),
+        (['{"messages": ["hello"]}'], r"line 1: its messages"),
+        (['{"messages": [{"role": "user", "content": ["hello"]}]}'], r"line 1: its messages"),
+        (['{"messages": [{"content": "hello"}]}'], r"line 1: its messages"),
+        (["", "  "], "is empty: it holds no chat"),
+    ],
+)
+def test_lines_that_are_no_chats_are_named(tmp_path, lines, why) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_text("\n".join(lines))
+    with pytest.raises(LocalqError, match=why) as caught:
+        calibration.read_texts([path])
+    assert caught.value.exit_code == ExitCode.USAGE
+    assert caught.value.what == calibration.OPTION
+    assert caught.value.next_step.startswith('A line is {"messages"')
+
+
+def test_a_model_that_cannot_read_chats_says_so(source, tmp_path, chats) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    for path in source.iterdir():
+        (base / path.name).write_bytes(path.read_bytes())
+    config = json.loads((base / "tokenizer_config.json").read_text())
+    for template, why in (
+        (None, "this base model has no chat template"),
+        ("{{ raise_exception('no system') if messages[0]['role'] == 'system' }}", "line 5: .*no system"),
+    ):
+        (base / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+        with pytest.raises(LocalqError, match=why) as caught:
+            windows_of(base, chats)
+        assert (caught.value.what, caught.value.exit_code) == (calibration.OPTION, ExitCode.USAGE)
+        assert windows_of(base, TEXT)
+
+
+# ---- from the shell
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path) -> list[vq_convert.Request]:
+    """What is asked of the encoder."""
+    found: list[vq_convert.Request] = []
+
+    def convert(request: vq_convert.Request, on_progress: Any, say: Any) -> Path:
+        found.append(request)
+        return request.out
+
+    monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config"))
+    monkeypatch.setattr(vq_convert, "convert", convert)
+    monkeypatch.setattr(prepare, "check_can_make", lambda *asked: None)
+    return found
+
+
+def test_the_option_may_be_repeated(source, chats, tmp_path, asked, capsys) -> None:
+    command = ["quantize", str(source), "--format", "vq2", "--best", "--device", "cpu", "--out", str(tmp_path / "out")]
+    assert execute([*command, "--calibration", str(TEXT), "--calibration", str(chats)]) == ExitCode.OK
+    assert asked[0].windows == windows_of(source, TEXT, chats)
+    assert f"{len(asked[0].windows)} windows of {SIZE} tokens" in capsys.readouterr().err
+    assert execute([*command, "--calibration", "default", "--calibration", str(chats), "--windows", "5"]) == ExitCode.OK
+    assert len(asked[1].windows) == 5
+
+
+@pytest.mark.parametrize(
+    ("format", "texts", "named"),
+    [
+        ("vq2", ("default", "none"), "--calibration none: vq2 is fitted to what the model does on a text"),
+        ("squeezellm", ("default", "none"), "--calibration none: other texts are given besides"),
+        ("nf4", ("default",), "--calibration: nf4 is made without a text"),
+        ("vq2", ("default", "missing.jsonl"), "missing.jsonl cannot be read"),
+    ],
+)
+def test_texts_that_do_not_go_together(source, tmp_path, asked, capsys, format, texts, named) -> None:
+    given = [part for each in texts for part in ("--calibration", each)]
+    command = ["quantize", str(source), "--format", format, "--out", str(tmp_path / "out"), *given]
+    assert execute(command) == ExitCode.USAGE
+    assert named in capsys.readouterr().err
+    assert not asked
