@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (first == 0) {
       release_dependents();
       dependency_wait();
-      if (p.extras.norm != NormKind::kNone) inverse_rms = vq::inverse_rms_of(p, s.scratch, x);
+      if (p.extras.norm != NormKind::kNone) inverse_rms = vq::inverse_rms_of(p, s.scratch, vq::squares_of(p, x));
     } else {
       __syncthreads();  // x may still be read
     }

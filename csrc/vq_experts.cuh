@@ -65,10 +65,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Span span = span_of<1>(p);
   fill<1>(p, span, s);
   __syncthreads();
+  const T* const own_x = kDown ? x + uint64_t(slot) * p.in : x;
+  const Asked<T> asked = ask<T, 1>(p, span, own_x);
   Codes<1> codes;
   load_item<1>(codes, s, s.steps[0], warp_number());
   Codewords codewords = load_codewords<1>(s.steps[0]);
-  stage<T, 1>(p, span, s, kDown ? x + uint64_t(slot) * p.in : x);
+  stage<T, 1>(p, span, s, own_x, asked);
   __syncthreads();
   const Selectors<1> select;
   const bool two = p.tables > p.step_tables;

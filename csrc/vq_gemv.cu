@@ -15,7 +15,7 @@
 //
 // Deterministic: every sum has one order, there are no float atomics. What is not finite in x makes its whole row of y
 // NaN, and no other. Bound: memory. Reads 256 / stride bytes per 256 weights of each book once, the next item of each
-// warp (32 KB per block) in flight through all steps; the first before x is there.
+// warp (32 KB per block) in flight through all steps; the first is asked for right behind x, which would wait for it.
 #include "vq_kernel.cuh"
 #include "vq_plan.h"
 

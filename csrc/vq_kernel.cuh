@@ -14,12 +14,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Span span = span_of<kRows>(p);
   fill<kRows>(p, span, s);
   __syncthreads();
-  Codes<kRows> codes;
-  load_item<kRows>(codes, s, s.steps[0], warp_number());
   Codewords codewords = load_codewords<kRows>(s.steps[0]);
   release_dependents();
   dependency_wait();
-  stage<T, kRows>(p, span, s, x);
+  const Asked<T> asked = ask<T, kRows>(p, span, x);
+  Codes<kRows> codes;
+  load_item<kRows>(codes, s, s.steps[0], warp_number());
+  stage<T, kRows>(p, span, s, x, asked);
   __syncthreads();
   const Selectors<kRows> select;
   const bool two = p.tables > p.step_tables;

@@ -10,7 +10,7 @@
 // With 8 rows of x a table has 16 positions: the upper half of the warp works on the next tile.
 #pragma once
 
-#include "vq_gemv.cuh"
+#include "vq_fold.cuh"
 #include "vq_machine.cuh"
 
 namespace localq::vq {
@@ -161,33 +161,6 @@ __device__ __forceinline__ void add_codes(float (&sum)[kRows][4], uint32_t table
   }
 }
 
-// The sum of an accumulator over the lanes with the same t (and, with 8 rows of x, in the same half of the warp): of
-// its four registers each lane is left with the one that its bits kUpper and kOdd say.
-template <int kRows>
-__device__ __forceinline__ float folded(const float (&c)[4]) {
-  constexpr uint32_t kUpper = kRows == 8 ? 8 : 16, kOdd = kUpper / 2;
-  const uint32_t lane = threadIdx.x % 32;
-  const bool upper = lane & kUpper, odd = lane & kOdd;
-  float kept[2] = {upper ? c[2] : c[0], upper ? c[3] : c[1]};
-  kept[0] += __shfl_xor_sync(~0u, upper ? c[0] : c[2], kUpper);
-  kept[1] += __shfl_xor_sync(~0u, upper ? c[1] : c[3], kUpper);
-  float sum = odd ? kept[1] : kept[0];
-  sum += __shfl_xor_sync(~0u, odd ? kept[0] : kept[1], kOdd);
-  if (kRows != 8) sum += __shfl_xor_sync(~0u, sum, 4);
-  return sum;
-}
-
-// Where in its tile's sums [16][kRows] what folded() leaves of accumulator d belongs.
-template <int kRows>
-__device__ __forceinline__ uint32_t place_of_sum(uint32_t d) {
-  const uint32_t lane = threadIdx.x % 32, t = lane % 4;
-  const uint32_t upper = lane / (kRows == 8 ? 8 : 16) % 2, odd = lane / (kRows == 8 ? 4 : 8) % 2;
-  if (kRows == 1) return 4 * t + 2 * upper + odd;
-  if (kRows == 2) return (4 * t + 2 * upper + d) * 2 + odd;
-  if (kRows == 4) return (8 * (t / 2) + 2 * d + upper) * 4 + 2 * (t % 2) + odd;
-  return (2 * d + upper) * 8 + 2 * t + odd;
-}
-
 // Load i of an item: bytes into a row of the table.
 template <int kRows>
 __host__ __device__ constexpr int offset_of_load(int i) {
@@ -215,41 +188,41 @@ __device__ __forceinline__ void look_up_product(uint32_t (&a)[4], uint32_t table
   if (n / 4 == 3) look_up_four<3>(a, tables, column, codes.load[3], n % 4);
 }
 
-// kGroups loads of an item with one row of x: look-ups are kAhead products ahead of the products, which take turns with
-// two sums.
+// kGroups loads of an item with one row of x: look-ups are kAhead products ahead of the products, and between them the
+// sums of the item before are taken together.
 template <int kGroups>
-__device__ __forceinline__ void add_groups(float (&sum)[1][4], uint32_t tables, uint32_t column, const Codes<1>& codes,
-                                           const Selectors<1>& select) {
-  constexpr int kAhead = 4, kProducts = 4 * kGroups;
+__device__ __forceinline__ void add_groups(float (&sum)[4], uint32_t tables, uint32_t column, const Codes<1>& codes,
+                                           const Selectors<1>& select, Folding& before) {
+  constexpr int kAhead = 4, kTurns = 4 * kGroups + kAhead;
   uint32_t a[kAhead][4];
-  float other[4] = {};
 #pragma unroll
-  for (int n = 0; n < kProducts + kAhead; ++n) {
+  for (int n = 0; n < kTurns; ++n) {
     if (n >= kAhead) {
       const int done = n - kAhead, j = 2 * (done % 4);
-      mma(done % 2 == 0 ? sum[0] : other, a[done % kAhead], select.word[j], select.word[j + 1], __half{});
+      mma(sum, a[done % kAhead], select.word[j], select.word[j + 1], __half{});
     }
-    if (n < kProducts) look_up_product(a[n % kAhead], tables, column, codes, n);
+    if (n + kAhead < kTurns) look_up_product(a[n % kAhead], tables, column, codes, n);
+    if (n >= 1 && n <= 1 + Folding::kLast) before.go_on(n - 1);
   }
-#pragma unroll
-  for (int k = 0; k < 4; ++k) sum[0][k] += other[k];
 }
 
-// All codes of an item looked up and added.
+// All codes of an item with one row of x looked up and added.
+__device__ __forceinline__ void add_loads(float (&sum)[4], uint32_t tables, uint32_t column, uint32_t groups,
+                                          const Codes<1>& codes, const Selectors<1>& select, Folding& before) {
+  if (groups == 4) return add_groups<4>(sum, tables, column, codes, select, before);
+  if (groups == 3) return add_groups<3>(sum, tables, column, codes, select, before);
+  if (groups == 2) return add_groups<2>(sum, tables, column, codes, select, before);
+  add_groups<1>(sum, tables, column, codes, select, before);
+}
+
+// The same with more rows.
 template <int kRows>
 __device__ __forceinline__ void add_loads(float (&sum)[kRows][4], uint32_t tables, uint32_t column, uint32_t groups,
                                           const Codes<kRows>& codes, const Selectors<kRows>& select) {
-  if constexpr (kRows == 1) {
-    if (groups == 4) return add_groups<4>(sum, tables, column, codes, select);
-    if (groups == 3) return add_groups<3>(sum, tables, column, codes, select);
-    if (groups == 2) return add_groups<2>(sum, tables, column, codes, select);
-    add_groups<1>(sum, tables, column, codes, select);
-  } else {
-    if constexpr (kRows == 2) {
-      if (groups > 1) add_codes<2, offset_of_load<2>(1)>(sum, tables, column, codes.load[1], select);
-    }
-    add_codes<kRows, 0>(sum, tables, column, codes.load[0], select);
+  if constexpr (kRows == 2) {
+    if (groups > 1) add_codes<2, offset_of_load<2>(1)>(sum, tables, column, codes.load[1], select);
   }
+  add_codes<kRows, 0>(sum, tables, column, codes.load[0], select);
 }
 
 }  // namespace localq::vq

@@ -37,54 +37,86 @@ __device__ __forceinline__ bool is_finite(uint32_t bits, __nv_bfloat16) {
   return bits < 0x7f80u;
 }
 
-// Eight values of x from `column` on, zeros behind the end, normed where the extras ask for it.
+// Eight values of x from `column` on, zeros behind the end.
 template <typename T>
-__device__ __forceinline__ Eight<T> load_x(const Arguments& p, const T* row, uint32_t column, float inverse_rms) {
+__device__ __forceinline__ Eight<T> columns_at(const Arguments& p, const T* row, uint32_t column) {
   Eight<T> eight = {};
-  if (column >= p.in) return eight;
-  eight = reinterpret_cast<const Eight<T>*>(row + column)[0];
-  if (p.extras.norm == NormKind::kNone) return eight;
+  if (column < p.in) eight = reinterpret_cast<const Eight<T>*>(row + column)[0];
+  return eight;
+}
+
+// The same normed, where the extras ask for it.
+template <typename T>
+__device__ __forceinline__ void norm_columns(Eight<T>& eight, const Arguments& p, uint32_t column, float inverse_rms) {
+  if (p.extras.norm == NormKind::kNone || column >= p.in) return;
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
     eight.value[k] = normed(eight.value[k], inverse_rms, p.extras.norm_weight, int(column) + k, p.extras.norm);
   }
-  return eight;
 }
 
 template <typename T>
-__device__ __forceinline__ float inverse_rms_of(const Arguments& p, float* scratch, const T* x) {
+__device__ __forceinline__ Eight<T> load_x(const Arguments& p, const T* row, uint32_t column, float inverse_rms) {
+  Eight<T> eight = columns_at(p, row, column);
+  norm_columns(eight, p, column, inverse_rms);
+  return eight;
+}
+
+// The thread's share of the squares of a row.
+template <typename T>
+__device__ __forceinline__ float squares_of(const Arguments& p, const T* x) {
   float squares = 0.f;
   for (uint32_t i = threadIdx.x; i < p.in / 8; i += kThreads) {
     const Eight<T> eight = reinterpret_cast<const Eight<T>*>(x)[i];
 #pragma unroll
     for (int k = 0; k < 8; ++k) squares += to_float(eight.value[k]) * to_float(eight.value[k]);
   }
+  return squares;
+}
+
+__device__ __forceinline__ float inverse_rms_of(const Arguments& p, float* scratch, float squares) {
   return rsqrtf(block_sum(squares, scratch) / p.in + p.extras.eps);
 }
 
-// Where a chunk of eight columns of the slice lies in its row.
-struct AsTheyCome {
-  __device__ __forceinline__ uint32_t operator()(uint32_t chunk) const {
-    return chunk;
-  }
+// Threads of a row of x.
+template <int kRows>
+constexpr uint32_t kRowThreads = kThreads / kRows;
+
+// What a thread asks for of x before it asks for codes: 32 KB of them would be served first. Its first eight columns of
+// the slice, as they are, and its share of the squares, which are read whole where x is normed.
+template <typename T>
+struct Asked {
+  Eight<T> first;
+  float squares;
 };
+
+template <typename T, int kRows>
+__device__ __forceinline__ Asked<T> ask(const Arguments& p, const Span& span, const T* x) {
+  Asked<T> asked = {};
+  const uint32_t row = threadIdx.x / kRowThreads<kRows>, i = threadIdx.x % kRowThreads<kRows>;
+  if (row < uint32_t(p.rows)) asked.first = columns_at(p, x + uint64_t(row) * p.in, span.column + 8 * i);
+  if (p.extras.norm != NormKind::kNone) asked.squares = squares_of(p, x);
+  return asked;
+}
 
 // The slice of x to shared memory, as f16 with a power of two for each row. s.largest is zero. All threads, some warps
 // for each row; then synchronise.
-template <typename T, int kRows, typename Order = AsTheyCome>
+template <typename T, int kRows>
 __device__ __forceinline__ void stage(const Arguments& p, const Span& span, const Shared& s, const T* x,
-                                      const Order& order = {}) {
-  constexpr uint32_t kRowThreads = kThreads / kRows;
-  constexpr int kUnroll = kRows == 1 ? 1 : 2;
-  const float inverse_rms = p.extras.norm == NormKind::kNone ? 0.f : inverse_rms_of(p, s.scratch, x);
-  const uint32_t row = threadIdx.x / kRowThreads, words = p.x_stride / 8;
-  auto* const to = s.x + row * p.x_stride;
+                                      const Asked<T>& asked) {
+  constexpr uint32_t kApart = kRowThreads<kRows>;
+  const bool norm = p.extras.norm != NormKind::kNone;
+  const float inverse_rms = norm ? inverse_rms_of(p, s.scratch, asked.squares) : 0.f;
+  const uint32_t row = threadIdx.x / kApart, first = threadIdx.x % kApart, words = p.x_stride / 8;
+  auto* const to = reinterpret_cast<Eight<T>*>(s.x + row * p.x_stride);
+  Eight<T> eight = asked.first;
   uint32_t largest = 0;
-#pragma unroll kUnroll
-  for (uint32_t i = threadIdx.x % kRowThreads; i < words; i += kRowThreads) {
-    Eight<T> eight = {};
-    if (row < uint32_t(p.rows)) eight = load_x(p, x + uint64_t(row) * p.in, span.column + 8 * i, inverse_rms);
-    reinterpret_cast<Eight<T>*>(to)[order(i)] = eight;
+#pragma unroll 1
+  for (uint32_t i = first; i < words; i += kApart) {
+    const uint32_t column = span.column + 8 * i;
+    if (i != first && row < uint32_t(p.rows)) eight = columns_at(p, x + uint64_t(row) * p.in, column);
+    norm_columns(eight, p, column, inverse_rms);
+    to[i] = eight;
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       largest = max(largest, uint32_t(reinterpret_cast<const uint16_t&>(eight.value[k]) & 0x7fffu));
@@ -97,15 +129,14 @@ __device__ __forceinline__ void stage(const Arguments& p, const Span& span, cons
   const bool finite = is_finite(largest, T{});
   const int up = min(14 - exponent_of(largest, T{}), 126);
   const float factor = __int_as_float((127 + up) << 23);
-  if (threadIdx.x % kRowThreads == 0) s.back[row] = __int_as_float(finite ? (127 - up) << 23 : 0x7fffffff);
+  if (first == 0) s.back[row] = __int_as_float(finite ? (127 - up) << 23 : 0x7fffffff);
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x % kRowThreads; i < words; i += kRowThreads) {  // each thread what it wrote itself
-    const uint32_t at = order(i);
-    const Eight<T> eight = reinterpret_cast<const Eight<T>*>(to)[at];
+  for (uint32_t i = first; i < words; i += kApart) {  // each thread what it wrote itself
+    const Eight<T> own = to[i];
     Eight<__half> out;
 #pragma unroll
-    for (int k = 0; k < 8; ++k) out.value[k] = __float2half_rn(finite ? to_float(eight.value[k]) * factor : 0.f);
-    reinterpret_cast<Eight<__half>*>(to)[at] = out;
+    for (int k = 0; k < 8; ++k) out.value[k] = __float2half_rn(finite ? to_float(own.value[k]) * factor : 0.f);
+    reinterpret_cast<Eight<__half>*>(to)[i] = out;
   }
 }
 
