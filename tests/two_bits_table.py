@@ -119,6 +119,7 @@ WAYS: dict[str, Way] = {
     "quick, 128 paths": ours(effort=Effort(beam=128)),
     "quick, blocks of 64 columns": ours(effort=Effort(columns=64)),
     "quick, blocks of 384 columns": ours(effort=Effort(columns=384)),
+    "quick, blocks of 576 columns": ours(effort=Effort(columns=576)),  # whole rows of all but down
     "quick, no refinement": ours(effort=Effort(steps=0)),
     "quick, two rounds": ours(effort=Effort(rounds=2)),
     "quick, drift not made up for": ours(correction=1e9),
