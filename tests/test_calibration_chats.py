@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from chat_prompts import read_prompts
 from tiny_checkpoints import make_checkpoint
 
 from localq import calibration, prepare, vq_convert
@@ -147,6 +149,31 @@ def test_a_model_that_cannot_read_chats_says_so(source, tmp_path, chats) -> None
             windows_of(base, chats)
         assert (caught.value.what, caught.value.exit_code) == (calibration.OPTION, ExitCode.USAGE)
         assert windows_of(base, TEXT)
+
+
+# ---- the chats that localq has
+
+
+def test_the_chats_in_the_tree_are_those_that_are_described() -> None:
+    path = calibration.DEFAULT_TEXT.with_name("chats.jsonl")
+    raw, described = path.read_bytes(), path.with_name("README.md").read_text()
+    (line,) = [each for each in described.splitlines() if each.startswith(f"| `{path.name}`")]
+    assert f"`{hashlib.sha256(raw).hexdigest()}`" in line
+    assert f"| {len(raw):,} |" in line
+    (found,) = calibration.read_texts([path])
+    made_of = read_prompts("calibration")
+    for (_, messages), chat in zip(found.chats, made_of, strict=True):
+        assert list(messages[: len(chat.messages)]) == chat.messages
+        assert tuple(each["content"] for each in messages if each["role"] == "user") == chat.asked
+        assert all(each["content"] for each in messages)
+
+
+def test_nothing_that_models_are_judged_on_was_calibrated_on() -> None:
+    calibrated, judged = (
+        {turn for chat in read_prompts(name) for turn in chat.asked} for name in ("calibration", "held_out")
+    )
+    assert len(judged) > 20
+    assert not calibrated & judged
 
 
 # ---- from the shell
