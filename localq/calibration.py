@@ -2,7 +2,8 @@
 
 Without a file of the user's it is a slice of the training split of WikiText-2, which comes with localq. Rows are joined
 as in the convention of GPTQ (`windows.py`), and tokenized some at a time: a large text is no reason to give up. Files
-of chats are read as the model reads chats (`chat_lines.py`). Several files are one text, in their order.
+of chats are read as the model reads chats (`chat_lines.py`). Every file gives windows of its own, in their order, and
+windows of chats begin where a chat does: what stands first in its context a model reads like nothing else.
 """
 
 from __future__ import annotations
@@ -33,23 +34,45 @@ def token_windows(files: ModelFiles, text: str | Texts, count: int | None, most:
     context = files.text_config.get("max_position_embeddings")
     size = min(WINDOW, context) if isinstance(context, int) else WINDOW
     tokenizer = Tokenizer.load(files)
-    ids = [id for each in ([text] if isinstance(text, str) else text) for id in _ids(tokenizer, each)]
-    found = len(ids) // size
-    if found == 0:
-        why = f"the text has {len(ids)} tokens, fewer than one window of {size}"
-        raise usage_error(OPTION, why, "Give a longer text.")
+    texts = [text] if isinstance(text, str) else text
+    all_windows = [window for each in texts for window in _windows(tokenizer, each, size)]
+    found = len(all_windows)
     if count is not None and count > found:
         why = f"the text has {found} windows of {size} tokens"
         raise usage_error("--windows", why, f"Ask for {found} at most, or give a longer text.")
     wanted = min(found, most or found) if count is None else count
-    firsts = (index * found // wanted * size for index in range(wanted))
-    return [ids[first : first + size] for first in firsts]
+    return [all_windows[index * found // wanted] for index in range(wanted)]
 
 
-def _ids(tokenizer: Tokenizer, text: str | Chats) -> list[int]:
-    """All of `text`, with BOS in front where the tokenizer adds it; of chats with what the template writes."""
+def _windows(tokenizer: Tokenizer, text: str | Chats, size: int) -> list[list[int]]:
+    """Those of one text, or of one file of chats. There is one at least."""
     if isinstance(text, Chats):
-        return chat_lines.token_ids(tokenizer, text, OPTION)
+        chats = chat_lines.token_ids(tokenizer, text, OPTION)
+        found, tokens, what = _chat_windows(chats, size), sum(map(len, chats)), str(text.path)
+    else:
+        ids = _ids(tokenizer, text)
+        found, tokens, what = [ids[at : at + size] for at in range(0, len(ids), size)], len(ids), "the text"
+    if found and len(found[-1]) < size:
+        found.pop()
+    if not found:
+        why = f"{what} has {tokens} tokens, fewer than one window of {size}"
+        raise usage_error(OPTION, why, "Give a longer text.")
+    return found
+
+
+def _chat_windows(chats: Sequence[list[int]], size: int) -> list[list[int]]:
+    """As many chats as begin in a window; the one that its end cuts stands whole in the next, if it is no longer."""
+    found, window = list[list[int]](), list[int]()
+    for chat in chats:
+        window += chat
+        if len(window) >= size:
+            found.append(window[:size])
+            window = list(chat) if len(chat) < size < len(window) else []
+    return [*found, window]
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """All of `text`, with BOS in front where the tokenizer adds it."""
     bos = windows.bos_id(tokenizer)
     ids = [] if bos is None else [bos]
     for piece in _pieces(text):

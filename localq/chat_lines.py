@@ -39,8 +39,8 @@ def parse(text: str, path: Path, option: str) -> Chats:
     return Chats(path, chats)
 
 
-def token_ids(tokenizer: Tokenizer, chats: Chats, option: str) -> list[int]:
-    """All of `chats`, one behind the other.
+def token_ids(tokenizer: Tokenizer, chats: Chats, option: str) -> list[list[int]]:
+    """Those of each chat.
 
     Raises LocalqError: exit 2 for a model without a chat template, and for a chat that its template refuses; 8 for a
     template that is malformed.
@@ -49,11 +49,11 @@ def token_ids(tokenizer: Tokenizer, chats: Chats, option: str) -> list[int]:
     if template is None:
         why = f"{chats.path} holds chats, and this base model has no chat template"
         raise usage_error(option, why, "Give plain text.")
-    ids = list[int]()
+    ids = list[list[int]]()
     for number, messages in chats.chats:
         told = [{**each, "content": thinking.read_by(template, each["role"], each["content"])} for each in messages]
         try:
-            ids += tokenizer.encode(tokenizer.chat_text(told, add_generation_prompt=False))
+            ids.append(tokenizer.encode(tokenizer.chat_text(told, add_generation_prompt=False)))
         except LocalqError as error:
             if error.exit_code == ExitCode.BAD_FILE:
                 raise

@@ -54,35 +54,49 @@ def windows_of(source: Path, *paths: Path, count: int | None = None) -> list[lis
     return calibration.token_windows(open_model(source), calibration.read_texts(paths), count)
 
 
-def ids_of(windows: list[list[int]]) -> list[int]:
-    return [id for window in windows for id in window]
-
-
 # ---- windows
 
 
-def test_chats_are_read_as_the_model_reads_them(source, chats) -> None:
+def read_as_the_model_does(source: Path) -> list[list[int]]:
     tokenizer = Tokenizer.load(open_model(source))
-    ids = ids_of(windows_of(source, chats))
-    expected = []
+    found = []
     for chat in CHATS:
         plain = [{**each, "content": each["content"].replace("<|im", "<\u200b|im")} for each in chat["messages"]]
-        expected += tokenizer.encode(tokenizer.chat_text(plain, add_generation_prompt=False))
-    assert ids == expected[: len(ids)]
-    assert 0 <= len(expected) - len(ids) < SIZE
-    ends = tokenizer.backend.token_to_id("<|im_end|>")
-    assert ids.count(ends) == sum(len(chat["messages"]) for chat in CHATS[:-1]) + 5 - expected[len(ids) :].count(ends)
+        found.append(tokenizer.encode(tokenizer.chat_text(plain, add_generation_prompt=False)))
+    return found
 
 
-def test_files_are_one_text_in_their_order(source, chats) -> None:
-    text, alone = ids_of(windows_of(source, TEXT)), ids_of(windows_of(source, chats))
+def test_windows_of_chats_begin_with_one_and_go_on_with_the_next(source, chats) -> None:
+    alone = read_as_the_model_does(source)
+    first, last = 0, 0
+    for window in windows_of(source, chats):
+        assert len(window) == SIZE
+        begun = [*(index for index in range(first, len(alone)) if window[: len(alone[index])] == alone[index][:SIZE])]
+        first = begun[0]
+        assert first in (last, last + 1), "nothing but the rest of one that fills a window is left out"
+        joined, index = [], first
+        while len(joined) < SIZE:
+            joined += alone[index]
+            last, index = index, index + 1
+        assert window == joined[:SIZE]
+    left = alone[last:] if len(alone[last]) < SIZE else alone[last + 1 :]
+    assert sum(map(len, left)) < SIZE, "what is left is less than a window"
+
+
+def test_every_file_gives_windows_of_its_own_in_their_order(source, chats) -> None:
+    text, alone = windows_of(source, TEXT), windows_of(source, chats)
     both = windows_of(source, TEXT, chats)
-    assert ids_of(both)[: len(text)] == text
-    assert {len(window) for window in both} == {SIZE}
-    joined = "".join(map(chr, ids_of(both)))
-    assert "".join(map(chr, alone[:-SIZE])) in joined
-    assert ids_of(windows_of(source, chats, TEXT))[: len(alone)] == alone
+    assert both == text + alone
+    assert windows_of(source, chats, TEXT) == alone + text
     assert windows_of(source, TEXT, chats, count=3) == [both[index * len(both) // 3] for index in range(3)]
+
+
+def test_a_file_of_less_than_a_window_is_named(source, tmp_path) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text(json.dumps(said("Hi", "Ho")))
+    with pytest.raises(LocalqError, match=r"few\.jsonl has \d+ tokens, fewer than one window") as caught:
+        windows_of(source, TEXT, few)
+    assert caught.value.exit_code == ExitCode.USAGE
 
 
 def test_default_is_the_text_that_localq_has(source, tmp_path, monkeypatch, chats) -> None:
