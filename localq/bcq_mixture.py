@@ -11,7 +11,7 @@ A conversion keeps its choice in `mixture.FILE` while it lasts, so that one that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ from localq.quantizer.layer import Settings, groups_of
 from localq.quantizer.mixture import Part, Schemes
 from localq.quantizer.sensitivity import WINDOWS, linears_of, sensitivities, spread
 from localq.quantizer.source import Source
-from localq.quantizer.stream import Streams, kept_dtype
+from localq.quantizer.stream import kept_dtype
+from localq.quantizer.trail import Trail
 
 ROWS = 8  # of a matrix, on which a scheme is tried
 TRIED = 3  # turns of the solver there: which scheme is better shows soon
@@ -88,7 +89,7 @@ def mixed(
     architecture = ARCHITECTURES[model_type]
     with torch.no_grad():
         model = Source(source, checkpoint, architecture, wish.text.device, seed=0, turned=False)
-        schemes = mixture.kept(out, task, model.layers, lambda: _chosen(model, wish, tell, say))
+        schemes = mixture.kept(out, task, model.layers, lambda trail: _chosen(model, wish, trail, tell, say))
     makers: dict[str, bcq.Maker] = {}
     for layer, row in enumerate(schemes):
         for group, scheme in zip(groups_of(model.meta_block(layer)), row, strict=True):
@@ -96,27 +97,25 @@ def mixed(
     return Mixed(makers)
 
 
-def _chosen(model: Source, wish: Wish, tell: OnProgress, say: Say) -> Schemes:
-    steps, done = 3 * model.layers, 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        tell(MEASURING, done, steps)
-
-    tell(MEASURING, 0, steps)
+def _chosen(model: Source, wish: Wish, trail: Trail, tell: OnProgress, say: Say) -> Schemes:
+    steps = 3 * model.layers
     windows = [wish.text.windows[index] for index in spread(len(wish.text.windows), WINDOWS)]
-    model.model.make_tables(len(windows[0]), wish.text.device)
-    dtype = kept_dtype(len(windows), len(windows[0]), model.model.config.hidden)
-    rows = [(each * model.model.embed_scale).to(dtype) for each in model.embedded(windows)]
-    prices = sensitivities(model, Streams(model.model, rows, wish.text.device), PLAIN, advance)
+
+    def rows() -> list[Tensor]:
+        dtype = kept_dtype(len(windows), len(windows[0]), model.model.config.hidden)
+        return [(each * model.model.embed_scale).to(dtype) for each in model.embedded(windows)]
+
+    def before(left: Sequence[int]) -> None:
+        tell(MEASURING, 2 * model.layers - sum(0 < number <= model.layers for number in left), steps)
+
+    prices = sensitivities(model, rows, wish.text.device, PLAIN, trail, before)
     offered: dict[tuple[int, int], tuple[Part, list[str]]] = {}  # by layer and group
     for layer, row in enumerate(prices):
         block = model.block(layer)
         for number, (group, price) in enumerate(zip(groups_of(block), row, strict=True)):
             if takes(block, group):
                 offered[layer, number] = _part(group.names, linears_of(block, group), price)
-        advance()
+        tell(MEASURING, 2 * model.layers + layer + 1, steps)
     parts = [part for part, _ in offered.values()]
     chosen = mixture.choose(parts, wish.bits)
     say(mixture.told(parts, chosen, wish.bits))

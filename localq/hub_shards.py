@@ -78,6 +78,14 @@ class Shards:
         files = [self._listing.files[name] for name in self.names]
         return [(file.name, file.size, file.sha256 or file.git_sha1 or "") for file in files]
 
+    def sha256(self, name: str) -> str:
+        """Of a file of weights, as the hub has it; where it does not say, the file is fetched. Raises as `path`."""
+        if stated := self._listing.files[name].sha256:
+            return stated
+        found = disk.sha256_of(self.path(name))
+        self.keep([])
+        return found
+
     def headers(self) -> dict[str, Header]:
         """Of every file, without its data. Raises LocalqError (exit 8) for unsound ones."""
         self._headers = {name: self._header(self._listing.files[name]) for name in self.names}
@@ -128,9 +136,12 @@ class Shards:
                 self._start(name)
 
     def clean(self, needed: Sequence[str]) -> None:
-        """Remove what an interrupted run left behind: files, whole or begun, but the first ones of `needed`."""
+        """Remove what an interrupted run left behind: files, whole or begun, but the first ones of `needed`.
+
+        What this run has fetched, or is fetching, stays.
+        """
         for name in self.names:
-            if name not in needed[:AHEAD]:
+            if name not in needed[:AHEAD] and name not in self._good and name not in self._running:
                 stem = self._store.parts / self._listing.files[name].content_id
                 for suffix in (".part", ".state"):
                     stem.with_suffix(suffix).unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from localq.disk import sha256_of
 from localq.errors import bad_file, usage_error
+from localq.hub_shards import Shards
 from localq.jsonfile import read_object
 from localq.modelfiles import ModelFiles
 from localq.safetensors_header import shard_paths
@@ -52,12 +53,14 @@ def open_ready(folder: Path) -> ReadyLayers:
     return ReadyLayers(folder, sha256, source, seed)
 
 
-def check(ready: ReadyLayers, source: ModelFiles) -> None:
-    """Before anything is written. Raises LocalqError: exit 2 unless `source` is what the layers were made from, 8
-    unless they are what was recorded."""
+def check(ready: ReadyLayers, source: ModelFiles, shards: Shards | None = None) -> None:
+    """Before anything is written. shards: where the weights of `source` are, when they are not on the disk.
+
+    Raises LocalqError: exit 2 unless `source` is what the layers were made from, 8 unless they are what was recorded.
+    """
     if sha256_of(ready.folder / TENSORS) != ready.sha256:
         raise bad_file(str(ready.folder / TENSORS), "its sha256 is not the one that was recorded", AGAIN)
-    if source_sha256(source) != ready.source_sha256:
+    if source_sha256(source, shards) != ready.source_sha256:
         why = f"{source.name} is not the model that they were made from"
         raise usage_error(f"--layers {ready.folder}", why, "Leave out --layers.")
 
@@ -80,8 +83,11 @@ def adopt(ready: ReadyLayers, writer: ShardWriter, shards: Sequence[Shard]) -> N
         raise bad_file(str(path), str(error), AGAIN) from None
 
 
-def source_sha256(source: ModelFiles) -> str:
+def source_sha256(source: ModelFiles, shards: Shards | None = None) -> str:
     """Of the weights of a model: of its one file; of several, of their hashes one behind the other, by name."""
-    paths = [source.path] if source.kind == "gguf" else shard_paths(source.path).values()
-    hashes = [sha256_of(path) for path in paths]
+    if shards is not None:
+        hashes = [shards.sha256(name) for name in sorted(shards.names)]
+    else:
+        paths = [source.path] if source.kind == "gguf" else shard_paths(source.path).values()
+        hashes = [sha256_of(path) for path in paths]
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()

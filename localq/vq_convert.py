@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from localq import kernels, prepare, ready_layers
+from localq import kernels, prepare, ready_layers, vq_fetch
 from localq.checkpoint import Checkpoint, TensorInfo, in_memory, info, open_checkpoint, open_fetched
 from localq.conversion_folder import claim, locked, stated_dtype, write_small_files
 from localq.engine import vram
@@ -29,10 +29,11 @@ from localq.models import ARCHITECTURES
 from localq.quantizer import memory, mixture
 from localq.quantizer.books import universal
 from localq.quantizer.layer import Settings, groups_of, inputs_rotated, pass_layer, quantize_layer
-from localq.quantizer.sensitivity import spread
+from localq.quantizer.sensitivity import sensitivities, spread
 from localq.quantizer.source import Source
 from localq.quantizer.stream import Streams, kept_dtype
 from localq.quantizer.target import target_of
+from localq.quantizer.trail import Trail
 from localq.shard_writer import Shard, ShardWriter, plan_shards, start_state
 from localq.vq_request import Request as Request
 from localq.vq_request import origin, task_of
@@ -70,8 +71,8 @@ def convert(request: Request, on_progress: OnProgress | None = None, say: Say | 
         stale = claim(source, out, task, request.force)
         tell, hear = on_progress or (lambda what, done, total: None), say or (lambda line: None)
         with locked(out, stale):
-            if note:
-                hear(note)
+            for line in filter(None, (note, request.begun)):
+                hear(line)
             with _within_memory(out):
                 work.place()
                 if request.bits is not None:
@@ -178,15 +179,28 @@ class _Work:
     def mix(self, task: dict[str, Any], on_progress: OnProgress, say: Say) -> None:
         """Choose the schemes for the bits that are asked for, or find what was chosen; see `mixture`."""
         request = self._request
-
-        def made() -> mixture.Schemes:
-            streams = self._streams(spread(len(request.windows)))
-            tell = partial(on_progress, MEASURING)
-            return mixture.measured(self._model, streams, self._settings, self._layout, request.bits or 0.0, tell, say)
-
-        self._schemes = mixture.kept(request.out, task, self._model.layers, made)
+        self._schemes = mixture.kept(
+            request.out, task, self._model.layers, lambda trail: self._mixed(trail, on_progress, say)
+        )
         every = {scheme for schemes in self._schemes for scheme in schemes}
         self._books = {scheme: universal(scheme, request.device) for scheme in every}
+
+    def _mixed(self, trail: Trail, on_progress: OnProgress, say: Say) -> mixture.Schemes:
+        """The choice, from what `trail` has of the measuring on."""
+        request, model, total = self._request, self._model, 2 * self._model.layers
+        done = 0
+
+        def before(left: Sequence[int]) -> None:
+            nonlocal done
+            release(left)
+            done = total - sum(0 < number <= model.layers for number in left)
+            on_progress(MEASURING, done, total)
+
+        source = (request.shards, model, self._rest)
+        release = vq_fetch.measuring(*source, lambda what: on_progress(f"{FETCHING} {what}", done, total))
+        rows = partial(self._embedded, spread(len(request.windows)))
+        prices = sensitivities(model, rows, request.device, self._settings, trail, before)
+        return mixture.schemes_for(model, prices, self._settings.shares, self._layout, request.bits or 0.0, say)
 
     def quantization_config(self) -> dict[str, Any]:
         """What config.json says of the weights."""
@@ -211,38 +225,20 @@ class _Work:
         wanted = [index for index, shard in enumerate(shards) if shard.name in pending]
         last = max((index for index in wanted if index <= layers), default=0)
         units = sorted({*range(last + 1 if last else 0), *wanted})  # the text goes through every layer before the last
-        with self._fetching(units, lambda what: on_progress(f"{FETCHING} {what}", done, total)) as release:
-            for at, unit in enumerate(units):
-                release(units[at:])
-                if not 0 < unit <= layers and unit in wanted:
-                    writer.write(shards[unit], self._end_tensors(shards[unit]))
-                if unit == 0 and last:
-                    streams = self._streams()
-                if 0 < unit <= layers and unit in wanted:
-                    self._quantize(unit - 1, streams, writer, shards[unit], advance)
-                elif 0 < unit <= layers:
-                    self._pass(unit - 1, streams, shards[unit])
-                    advance(total // layers, CATCHING_UP)
+        source = (self._request.shards, self._model, self._rest)
+        release = vq_fetch.making(*source, units, lambda what: on_progress(f"{FETCHING} {what}", done, total))
+        for at, unit in enumerate(units):
+            release(units[at:])
+            if not 0 < unit <= layers and unit in wanted:
+                writer.write(shards[unit], self._end_tensors(shards[unit]))
+            if unit == 0 and last:
+                streams = self._streams()
+            if 0 < unit <= layers and unit in wanted:
+                self._quantize(unit - 1, streams, writer, shards[unit], advance)
+            elif 0 < unit <= layers:
+                self._pass(unit - 1, streams, shards[unit])
+                advance(total // layers, CATCHING_UP)
         advance(total - done)  # of layers at the end that were there
-
-    @contextlib.contextmanager
-    def _fetching(self, units: list[int], tell: Callable[[str], None]) -> Iterator[Callable[[list[int]], None]]:
-        """What to call with the numbers of the shards that are still to be made, or passed, before each of them."""
-        fetched = self._request.shards
-        if fetched is None:
-            yield lambda left: None
-            return
-        fetched.tell = tell
-        fetched.clean(fetched.holding(self._reads(units)))
-        yield lambda left: fetched.keep(fetched.holding(self._reads(left)))
-
-    def _reads(self, units: list[int]) -> Iterator[str]:
-        """Tensors of the source that these shards take, in that order."""
-        model = self._model
-        for unit in units:
-            layer = unit - 1 if 0 < unit <= model.layers else None
-            yield from model.read_for(layer, head=unit > model.layers)
-            yield from self._rest if unit == 0 else ()
 
     def _end_tensors(self, shard: Shard) -> Iterator[tuple[str, Tensor | Iterator[Tensor]]]:
         """Embedding or head, some rows at a time, and what is no part of the decoder."""
@@ -290,11 +286,14 @@ class _Work:
             raise LocalqError(name, why, "If the source is sound, use another --format.", ExitCode.BAD_FILE)
         return kept
 
-    def _streams(self, numbers: Sequence[int] | None = None) -> Streams:
-        """The text as the first layer reads it; numbers: of some windows."""
+    def _streams(self) -> Streams:
+        """The text as the first layer reads it."""
         windows, model = self._request.windows, self._model.model
-        windows = windows if numbers is None else [windows[number] for number in numbers]
         model.make_tables(len(windows[0]), self._request.device)
+        return Streams(model, self._embedded(range(len(windows))), self._request.device)
+
+    def _embedded(self, numbers: Sequence[int]) -> list[Tensor]:
+        """By window, of those with these numbers: [T, hidden], what the first layer reads."""
+        windows, model = [self._request.windows[number] for number in numbers], self._model.model
         dtype = kept_dtype(len(windows), len(windows[0]), model.config.hidden)
-        rows = [(each * model.embed_scale).to(dtype) for each in self._model.embedded(windows)]
-        return Streams(model, rows, self._request.device)
+        return [(each * model.embed_scale).to(dtype) for each in self._model.embedded(windows)]

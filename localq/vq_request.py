@@ -37,6 +37,7 @@ class Request:
     vram_bytes  the most of a GPU that is used, None: what is free; it changes no result
     shards   where the weights of `source` come from, file by file; None: they are on the disk
     layers   made before: only the embedding and the head are made, without windows; None: all are made
+    begun    what the user is told once nothing speaks against `out`
     """
 
     source: ModelFiles
@@ -54,6 +55,7 @@ class Request:
     force: bool = False
     shards: Shards | None = None
     layers: ReadyLayers | None = None
+    begun: str = ""
 
 
 def task_of(request: Request, planned: Sequence[dict[str, TensorInfo]]) -> dict[str, Any]:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,25 +14,29 @@ from conversions import digests
 from fake_hub import FakeHub
 from hub_server import REPO
 from tiny_checkpoints import make_checkpoint
-from vq2_conversions import converted, windows
+from vq2_conversions import converted
+from vq2_from_hub import (
+    SETTINGS,
+    SHAPE,
+    cache_of,
+    checkpoint,
+    killed_and_gone_on,
+    made,
+    watched,
+    weights,
+    whole_fetches,
+)  # fmt: skip
 
-from localq import cli, download, hub_cache, hub_client, hub_shards, kernels, shard_writer, vq_convert
+from localq import cli, download, hub_cache, hub_client, hub_shards, kernels, vq_convert
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
-from localq.quantizer.encode import Effort
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
-
-SHAPE = {"num_hidden_layers": 5, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2,
-         "num_key_value_heads": 1}  # fmt: skip
-SETTINGS: dict[str, Any] = {"windows": windows(2, 32), "effort": Effort(beam=2, columns=32), "seed": 5}
-MOMENTS = 10
 
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
-    return make_checkpoint(tmp_path_factory.mktemp("source") / "llama", "llama", shard_bytes=80_000, **SHAPE)
+    return checkpoint(tmp_path_factory.mktemp("source") / "llama")
 
 
 @pytest.fixture(scope="module")
@@ -53,40 +53,11 @@ def hub(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield server
 
 
-def made(out: Path, **changes: Any) -> dict[str, str]:
-    """Digests of what is made straight from the hub."""
-    shards = hub_shards.open_shards(hub_server.source(), _cache(out))
-    assert shards is not None
-    try:
-        files = open_model(shards.folder, weights=False)
-        request = vq_convert.Request(files, out, device=torch.device("cpu"), shards=shards, **{**SETTINGS, **changes})
-        vq_convert.convert(request)
-    finally:
-        shards.close(done=shard_writer.load_state(out) is None)  # as the verb does
-    return digests(out)
-
-
-def _cache(out: Path) -> Path:
-    return out.with_name(f"{out.name}.source")
-
-
-def weights(hub: FakeHub) -> dict[str, int]:
-    """Names and sizes."""
-    files = hub.repos[REPO].commits[fake_hub.COMMIT]
-    return {name: len(content) for name, content in files.items() if name.endswith(".safetensors")}
-
-
-def whole_fetches(hub: FakeHub) -> list[str]:
-    """Files of weights that were fetched, headers left out."""
-    asked = [each for each in hub.seen("GET", "/resolve/") if not each.headers.get("range", "").startswith("bytes=0-")]
-    return [name for each in asked if (name := each.path.rpartition("/")[2]) in weights(hub)]
-
-
 def test_the_result_is_that_of_a_folder_and_every_file_is_fetched_once(hub, finished, tmp_path):
     assert made(tmp_path / "out") == finished
     assert sorted(whole_fetches(hub)) == sorted(weights(hub))
     assert len(weights(hub)) > 4
-    assert not _cache(tmp_path / "out").exists()
+    assert not cache_of(tmp_path / "out").exists()
     assert not (tmp_path / "hub").exists() or not list((tmp_path / "hub").rglob("*.safetensors"))
 
 
@@ -96,25 +67,10 @@ def test_never_more_than_two_files_of_the_source_are_on_the_disk(hub, finished, 
         (tmp_path / "real").mkdir()
         (tmp_path / "link").symlink_to(tmp_path / "real")
         tmp_path = tmp_path / "link"
-    taken, sizes = [], sorted(weights(hub).values())
-
-    def look(call: Any) -> Any:
-        def looked(*arguments: Any, **options: Any) -> Any:
-            result = call(*arguments, **options)
-            blobs = [path for path in _cache(tmp_path / "out").rglob("blobs/*") if path.is_file()]
-            taken.append(sum(size for path in blobs if (size := path.stat().st_size) > 10_000 and not _is_text(path)))
-            return result
-
-        return looked
-
-    monkeypatch.setattr(download, "get", look(download.get))
-    monkeypatch.setattr(vq_convert, "quantize_layer", look(vq_convert.quantize_layer))
+    taken = watched(tmp_path / "out", monkeypatch)
     assert made(tmp_path / "out") == finished
+    sizes = sorted(weights(hub).values())
     assert max(sizes) < max(taken) <= sizes[-1] + sizes[-2]
-
-
-def _is_text(path: Path) -> bool:
-    return path.read_bytes()[:1] == b"{"
 
 
 def test_files_that_the_user_has_are_read_and_left(hub, finished, tmp_path):
@@ -135,10 +91,10 @@ def test_a_configuration_that_the_user_has_changes_nothing(hub, finished, tmp_pa
 
 
 def test_what_another_source_left_is_removed(hub, finished, tmp_path):
-    other = hub_shards.open_shards(hub_server.source(), _cache(tmp_path / "out"))
+    other = hub_shards.open_shards(hub_server.source(), cache_of(tmp_path / "out"))
     assert other is not None
     other.close(done=False)
-    left = _cache(tmp_path / "out") / "models--org--other" / "snapshots" / ("1" * 40)
+    left = cache_of(tmp_path / "out") / "models--org--other" / "snapshots" / ("1" * 40)
     left.mkdir(parents=True)
     assert made(tmp_path / "out") == finished
     assert not left.exists()
@@ -203,59 +159,9 @@ def test_a_file_that_is_no_checkpoint_is_refused_by_its_header(hub, tmp_path):
     assert whole_fetches(hub) == []
 
 
-KILLED = """
-import json, os, pathlib, random, signal, sys, time
-sys.path.insert(0, sys.argv[1])
-import torch, huggingface_hub
-import test_vq_convert_hub as tests
-from vq2_conversions import converted
-torch.set_num_threads(1)
-folder, moments = pathlib.Path(sys.argv[3]), random.Random(12)
-converted(pathlib.Path(sys.argv[2]), folder / "first", **tests.SETTINGS)
-
-def child(out):
-    number = os.fork()
-    if number:
-        return number
-    try:
-        tests.made(out)
-    except BaseException:
-        import traceback
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
-
-def ended(number):
-    return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
-
-begun = time.monotonic()
-assert ended(child(folder / "whole")) == 0
-whole = time.monotonic() - begun
-for number in range(int(sys.argv[4])):
-    out = folder / str(number)
-    running = child(out)
-    time.sleep(whole * moments.random())
-    os.kill(running, signal.SIGKILL)
-    first = ended(running)
-    whole_already = (out / "config.json").exists() and tests.shard_writer.load_state(out) is None
-    second = ended(child(out)) if first else 0  # a model that is whole is not made again: refused
-    right = second == (1 if first and whole_already else 0)
-    print(json.dumps([first, right, tests.digests(out), tests._cache(out).exists()]), flush=True)
-"""
-
-
 @pytest.mark.slow
 def test_kills_at_random_moments_change_nothing(hub, llama, finished, tmp_path):
-    paths = os.pathsep.join(str(Path(__file__).parent / name) for name in ("", "support"))
-    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(llama), str(tmp_path), str(MOMENTS)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=280)
-    ended = [json.loads(line) for line in run.stdout.splitlines()]
-    assert len(ended) == MOMENTS
-    for first, right, found, left in ended:
-        assert first in (-9, 0)
-        assert (right, found, left) == (True, finished, False)
-    assert sum(each[0] == -9 for each in ended) >= MOMENTS // 2
+    killed_and_gone_on(llama, tmp_path, "SETTINGS", finished)
 
 
 def test_the_verb_fetches_file_by_file_or_keeps_the_source(hub, tmp_path, capsys):
@@ -278,4 +184,4 @@ def test_what_cannot_begin_leaves_nothing(hub, tmp_path, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("mine")
     assert cli.execute(["quantize", REPO, "--format", "vq2", "--out", str(tmp_path / "full"), "--device", "cpu"]) == 2
-    assert not _cache(tmp_path / "full").exists()
+    assert not cache_of(tmp_path / "full").exists()

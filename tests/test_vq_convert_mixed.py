@@ -98,7 +98,7 @@ def test_what_is_told_and_measured_once(source: Path, mixed: Path, wanted: float
     assert f"bits a weight of {wanted:g}: q k v " in line
     assert all(f"{name} " in line for name in ("o", "gate up", "down"))
     measuring = [each[1:] for each in steps if each[0] == vq_convert.MEASURING]
-    assert measuring == [(number, 4) for number in range(1, 5)]
+    assert measuring == [(number, 4) for number in (0, 0, 1, 2, 2, 3, 4)]  # the embedding and the head are no steps
     assert digests(tmp_path / "out") == digests(mixed)  # again: the same bytes
 
 
@@ -119,7 +119,7 @@ def test_going_on_reads_the_choice(
     assert {len(schemes) for schemes in json.loads((out / mixture.FILE).read_text())["schemes"]} == {4}
     with pytest.raises(LocalqError, match="unfinished conversion of something else"):
         converted(source, out, bits=wanted + 0.1)
-    monkeypatch.setattr(mixture, "measured", lambda *_: pytest.fail("it was measured before"))
+    monkeypatch.setattr(vq_convert, "sensitivities", lambda *_: pytest.fail("it was measured before"))
     assert digests(converted(source, out, bits=wanted)) == digests(mixed)
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[str, int, int], None]
 
-_KEEP = "Fetch all of SOURCE first, into the Hugging Face cache; else two files at a time, but for mixtures, --layers."
+_KEEP = "Fetch all of SOURCE first, into the Hugging Face cache; else vq2 and aqlm2x8 fetch two files at a time."
 
 
 def quantize(
@@ -42,7 +42,8 @@ def quantize(
     zero_points: quantize_bcq.ZeroPoints = None,
     calibration: quantize_calibrated.Calibration = None,
     windows: quantize_calibrated.Windows = None,
-    best: quantize_calibrated.Best = None,
+    best: quantize_calibrated.Best = False,
+    quick: quantize_calibrated.Quick = False,
     device: options.Device = None,
     seed: quantize_calibrated.Seed = None,
     vram: options.Vram = None,
@@ -64,7 +65,8 @@ def quantize(
     mix = quantize_bcq.mixture(format, bits, group, zero_points)
     scheme = quantize_bcq.scheme(format, bits, group, zero_points) if mix is None else ""
     texts = tuple(calibration or ()) or None
-    asked = Calibrated(None if scheme or mix else bits, texts, windows, best, device, seed, vram, layers)
+    wish = quantize_calibrated.wants_best(best, quick)
+    asked = Calibrated(None if scheme or mix else bits, texts, windows, wish, device, seed, vram, layers)
     settings = options.effective(offline=offline, device=device, vram=vram)
     job = _Job(source, format, out, force, quiet, settings, keep, scheme, mix)
     folder = job.run(asked)
@@ -113,9 +115,8 @@ class _Job:
         on_text = self.format in prepare.CALIBRATED
         weighed = self.format in prepare.WEIGHED and not asked.without_text
         text = calibration.read_texts(asked.texts) if on_text or weighed else ()
-        by_file = on_text and not self.keep_source and asked.mixed is None and asked.layers is None
-        if by_file and (shards := self._remote()):
-            return self._from_hub(shards, text, asked)
+        if on_text and not self.keep_source and (shards := self._remote()):
+            return self._from_hub(shards, text, asked, ready)
         with _progress(self.quiet) as on_progress:
             files = open_model(prepare.source_path(self.source, self.say, on_progress, self.settings.offline))
             if not on_text:
@@ -163,16 +164,20 @@ class _Job:
             self.say(f"{files.name}: {what} count, and bits are worth, what they are on {counted}, on {where}.")
         return Text(ids, choice.device)
 
-    def _around(self, files: ModelFiles, ready: ReadyLayers) -> Path:
+    def _around(self, files: ModelFiles, ready: ReadyLayers, shards: Shards | None = None) -> Path:
         """Embedding and head around layers that were made before."""
         import torch
 
         from localq import ready_layers, vq_convert
+        from localq.cli import quantize_progress
 
-        ready_layers.check(ready, files)
+        ready_layers.check(ready, files, shards)
         cpu = torch.device("cpu")  # seconds of work, and the same bytes everywhere
-        request = vq_convert.Request(files, self.out, (), cpu, seed=ready.seed, force=self.force, layers=ready)
-        return vq_convert.convert(request, say=self.say)
+        request = vq_convert.Request(
+            files, self.out, (), cpu, seed=ready.seed, force=self.force, shards=shards, layers=ready
+        )
+        with quantize_progress.shown(self.quiet) as on_progress:
+            return vq_convert.convert(request, on_progress, self.say)
 
     def _remote(self) -> Shards | None:
         """The weights file by file, where the hub has them and this machine does not."""
@@ -184,13 +189,16 @@ class _Job:
         cache = self.out.absolute().with_name(f"{self.out.absolute().name}.source")
         return None if source is None else hub_shards.open_shards(source, cache)
 
-    def _from_hub(self, shards: Shards, text: Texts, asked: Calibrated) -> Path:
+    def _from_hub(self, shards: Shards, text: Texts, asked: Calibrated, ready: ReadyLayers | None) -> Path:
         from localq.modelfiles import open_model
         from localq.shard_writer import load_state
 
         self.say(f"{self.source}: fetched while it is quantized, and not kept (--keep-source keeps it).")
         try:
-            return self._on_text(open_model(shards.folder, weights=False), text, asked, shards)
+            files = open_model(shards.folder, weights=False)
+            if ready is not None:
+                return self._around(files, ready, shards)
+            return self._on_text(files, text, asked, shards)
         finally:
             shards.close(done=load_state(self.out) is None)  # finished, or never begun
 
@@ -203,6 +211,8 @@ class _Job:
         hard, tuning = quantize_calibrated.effort(best=bool(asked.best))
         enough = None if asked.best else quantize_calibrated.QUICK_WINDOWS
         ids = calibration.token_windows(files, text, asked.windows, enough)
+        counted = f"{len(ids)} window{'s' * (len(ids) > 1)} of {len(ids[0])} tokens, {hard.beam} paths a row"
+        where = device_name(choice.device)
         request = vq_convert.Request(
             files,
             self.out,
@@ -217,14 +227,11 @@ class _Job:
             vram_bytes=memory_limits.allowed(self.settings),
             force=self.force,
             shards=shards,
+            begun=f"{files.name}: {counted}, on {where}. Once interrupted, the same command goes on.",
         )
         idle = ("--vram has no meaning on the CPU",) if request.vram_bytes and choice.device.type == "cpu" else ()
         for line in (*choice.notes, *idle):
             self.say(line)
-        counted = f"{len(ids)} window{'s' * (len(ids) > 1)} of {len(ids[0])} tokens, {request.effort.beam} paths a row"
-        self.say(
-            f"{files.name}: {counted}, on {device_name(choice.device)}. Once interrupted, the same command goes on."
-        )
         with quantize_progress.shown(self.quiet) as on_progress:
             return vq_convert.convert(request, on_progress, self.say)
 

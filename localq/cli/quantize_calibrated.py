@@ -32,14 +32,9 @@ _TEXT = (
 )
 Calibration = Annotated[list[Path] | None, typer.Option("--calibration", metavar="FILE", help=_TEXT)]
 Windows = Annotated[int | None, typer.Option("--windows", min=1, help="How many of its windows of 2048 tokens.")]
-Best = Annotated[
-    bool | None,
-    typer.Option(
-        "--best/--quick",
-        help="A wider search, twice, on all of the text, and fine-tuning: hours without a GPU.",
-        show_default=False,
-    ),
-]
+_BEST = "A wider search, twice, on all of the text, and fine-tuning: hours without a GPU."
+Best = Annotated[bool, typer.Option("--best", help=_BEST)]
+Quick = Annotated[bool, typer.Option("--quick", help="The opposite of --best, which vq2 and aqlm2x8 have by default.")]
 Seed = Annotated[
     int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the rotations of vq2 and aqlm2x8.")
 ]
@@ -127,6 +122,13 @@ class Calibrated:
     def _number(self) -> str:
         """The bits without zeros behind: 2.50 is 2.5, and 3.0 is 3."""
         return re.sub(r"(\.\d*?)0+$", r"\1", self.bits or "").removesuffix(".")
+
+
+def wants_best(best: bool, quick: bool) -> bool | None:
+    """Of `--best` and `--quick`; None where neither was given. Raises LocalqError (exit 2) for both."""
+    if best and quick:
+        raise usage_error("--best", "--quick was given too", "Give one of them.")
+    return best if best or quick else None
 
 
 def effort(*, best: bool) -> tuple[Effort, Tuning]:

@@ -8,7 +8,8 @@ taken, again and again, while it fits: along the lower hull of a group's steps, 
 Measured once, on smollm2-135m made in haste (3,072 tokens, 2 paths) at 2.67 bits with all that is stored: perplexity
 60.7 with 2.5 bits of codes everywhere, 51.8 mixed (4 windows of 1024 of the validation slice).
 
-A conversion keeps its choice in `FILE` while it lasts, so that one that goes on makes what it would have made.
+A conversion keeps its choice in `FILE` while it lasts, and until then what it has measured (`trail.py`), so that one
+that goes on makes what it would have made.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ from localq.checkpoint import TensorInfo
 from localq.errors import usage_error
 from localq.jsonfile import read_object
 from localq.quantizer.fold import plain
-from localq.quantizer.layer import Settings, groups_of
-from localq.quantizer.sensitivity import sensitivities
+from localq.quantizer.layer import groups_of
 from localq.quantizer.source import Source
-from localq.quantizer.stream import Streams
+from localq.quantizer.trail import Trail
 from localq.shard_writer import write_file
 
 # What each scheme leaves of Gaussian noise, with 16 paths: `books.error` (tests/quantizer/test_mixture.py).
@@ -37,6 +37,7 @@ MAX_FILE_BYTES = 2**20
 MOST_BITS = 4  # that can be asked for
 _DENSE = ("weight", "bias")
 Schemes = list[list[str]]  # of each layer, of each group
+Say = Callable[[str], None]
 Layout = Callable[[int, list[str]], dict[str, TensorInfo]]  # of a layer, whose groups have these schemes: its tensors
 
 
@@ -124,43 +125,29 @@ def told(parts: Sequence[Part], chosen: Sequence[int], bits: float) -> str:
     return f"{8 * size / weights:.3f} bits a weight of {bits:g}: {each}"
 
 
-def kept(folder: Path, job: dict[str, Any], layers: int, make: Callable[[], Schemes]) -> Schemes:
-    """The choice that the conversion `job` into `folder` has made already, or the one it makes now."""
-    path = folder / FILE
+def kept(folder: Path, job: dict[str, Any], layers: int, make: Callable[[Trail], Schemes]) -> Schemes:
+    """The choice that the conversion `job` into `folder` has made already, or the one it makes now.
+
+    make: is given what lies in `folder` of a measuring that was killed.
+    """
+    path, trail = folder / FILE, Trail(folder, job)
     found = read_object(path, MAX_FILE_BYTES) if path.is_file() else {}
     schemes = found.get("schemes") if found.get("job") == job else None
-    if isinstance(schemes, list) and len(schemes) == layers:
-        return schemes
-    made = make()
-    write_file(path, json.dumps({"job": job, "schemes": made}, indent=1).encode())
-    return made
+    if not isinstance(schemes, list) or len(schemes) != layers:
+        schemes = make(trail)
+        write_file(path, json.dumps({"job": job, "schemes": schemes}, indent=1).encode())
+    trail.clear()
+    return schemes
 
 
-def measured(
-    model: Source,
-    streams: Streams,
-    settings: Settings,
-    layout: Layout,
-    bits: float,
-    on_step: Callable[[int, int], None],
-    say: Callable[[str], None],
+def schemes_for(
+    model: Source, prices: Sequence[Sequence[float]], shares: bool, layout: Layout, bits: float, say: Say
 ) -> Schemes:
-    """The choice for at most `bits` per weight, which `say` is told of.
-
-    on_step: steps of the measuring done, in total.
-    """
-    done = 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        on_step(done, 2 * model.layers)
-
-    rows = sensitivities(model, streams, settings, advance)
-    parts = _parts(model, rows, settings.shares, layout)
-    chosen = choose(parts, bits)
-    say(told(parts, chosen, bits))
-    schemes, count = [SCHEMES[each] for each in chosen], len(rows[0])
+    """The choice for at most `bits` per weight, which `say` is told of; prices: `sensitivity.sensitivities`."""
+    parts = _parts(model, prices, shares, layout)
+    best = choose(parts, bits)
+    say(told(parts, best, bits))
+    schemes, count = [SCHEMES[each] for each in best], len(prices[0])
     return [schemes[first : first + count] for first in range(0, len(schemes), count)]
 
 

@@ -39,43 +39,91 @@ from localq.quantizer.layer import Group, Settings, groups_of, rotate_metric_
 from localq.quantizer.source import Source
 from localq.quantizer.statistics import F64_COLUMNS
 from localq.quantizer.stream import Streams
+from localq.quantizer.trail import Point, Trail
 
 WINDOWS, TRACED = 16, 4  # of the text, for the metrics; of these for the gradients
-HELD_BYTES = 4 * 2**30  # of what the layers read of the traced ones, on the host
+HELD_BYTES = 4 * 2**30  # of what the layers read of the traced ones, on the disk
 HEAD_BYTES = 2**26  # of logits at a time, in f32: what is made of them takes seven times as much
-OnLayer = Callable[[], None]
+OnStep = Callable[[Sequence[int]], None]
 Ending = tuple[nn.Module, Tensor, float]  # norm, head [vocab, hidden], soft cap of the logits (0 = none)
 
 
 def sensitivities(
-    model: Source, streams: Streams, settings: Settings, on_layer: OnLayer, *, feedback: bool = True
+    model: Source,
+    begin: Callable[[], list[Tensor]],
+    device: torch.device,
+    settings: Settings,
+    trail: Trail,
+    before: OnStep,
+    *,
+    feedback: bool = True,
 ) -> list[list[float]]:
     """Of each layer its four groups (`layer.groups_of`), in nats a token for weights that are lost altogether.
 
-    streams: the text as the first layer reads it; `full` is used up. `on_layer` is called twice for each layer.
+    begin   the text as the first layer reads it, by window [T, hidden]; not asked where `trail` is beyond that
+    before  is called with the numbers of what is still to be read of the source, before each of it: 0 for the
+            embedding, then layers from 1, then the head as one more, and the layers back again; at the end with none
     feedback: codes are searched so that an error makes up for those before; else V_ii^2 above are H_ii.
+
+    Raises LocalqError: exit 8 for damaged weights, 9 for the disk.
     """
-    text = streams.full
-    traced = min(TRACED, len(text), max(1, HELD_BYTES // (model.layers * 4 * text[0].numel())))
-    held: list[list[Tensor]] = []
-    energies: list[list[Tensor]] = []
-    for index in range(model.layers):
-        held.append([x.clone() for x in text[:traced]])
-        energies.append(_forward(model.block(index), index, streams, settings, feedback))
-        on_layer()
-    ending = _ending(model, streams.device)
-    slopes = [_slope_of_end(ending, x, seed) for seed, x in enumerate(text[:traced])]
-    del ending  # the head is large
-    found: list[list[float]] = []
-    for index in reversed(range(model.layers)):
-        squares = _backward(model.block(index), held.pop(), slopes, streams)
-        pairs = zip(squares, energies[index], strict=True)
-        found.append([float(square @ energy) / 2 for square, energy in pairs])
-        on_layer()
-    if not all(math.isfinite(each) for layer in found for each in layer):
+    point, way = trail.found(), route(model.layers)
+    if point is None:
+        before(way)
+        rows = begin()
+        point = trail.begin(rows, _traced(rows, model.layers), model.layers)
+    model.model.make_tables(len(point.rows[0]), device)
+    streams = Streams(model.model, point.rows, device)
+    if not point.back:
+        for layer in range(point.layer, model.layers):
+            before(way[1 + layer :])
+            _there(model, layer, streams, settings, trail, feedback)
+        before(way[1 + model.layers :])
+        point = _turned(model, streams, trail)
+    while point.layer >= 0:
+        before(way[len(way) - 1 - point.layer :])
+        _back(model, point, streams, trail)
+    before([])
+    if not all(math.isfinite(each) for layer in point.prices for each in layer):
         why = "on the calibration text the model computes values that are not finite"
         raise bad_file("weights", why, "Fetch the model again.")
-    return found[::-1]
+    return point.prices[::-1]
+
+
+def route(layers: int) -> list[int]:
+    """What is read of the source, in this order; see `before` of `sensitivities`."""
+    return [*range(layers + 2), *range(layers, 0, -1)]
+
+
+def _traced(text: list[Tensor], layers: int) -> int:
+    """Of how many windows what layers read is kept."""
+    return min(TRACED, len(text), max(1, HELD_BYTES // (layers * 4 * text[0].numel())))
+
+
+def _there(model: Source, layer: int, streams: Streams, settings: Settings, trail: Trail, feedback: bool) -> None:
+    """Take the full text through a layer."""
+    read = [x.clone() for x in streams.full[: _traced(streams.full, model.layers)]]
+    energies = _forward(model.block(layer), layer, streams, settings, feedback)
+    trail.passed(layer, read, energies, streams.full)
+
+
+def _turned(model: Source, streams: Streams, trail: Trail) -> Point:
+    """From the text behind the last layer to the slopes there."""
+    ending, text = _ending(model, streams.device), streams.full
+    traced = text[: _traced(text, model.layers)]
+    slopes = [_slope_of_end(ending, x, seed) for seed, x in enumerate(traced)]
+    point = Point(slopes, model.layers - 1, back=True)
+    trail.reach(point)
+    return point
+
+
+def _back(model: Source, point: Point, streams: Streams, trail: Trail) -> None:
+    """Take the slopes of `point` back through its layer, which gets its prices."""
+    text, energies = trail.layer(point.layer)
+    squares = _backward(model.block(point.layer), text, point.rows, streams)
+    point.prices.append([float(square @ energy) / 2 for square, energy in zip(squares, energies, strict=True)])
+    point.layer -= 1
+    trail.reach(point)
 
 
 def spread(count: int, most: int = WINDOWS) -> list[int]:
@@ -147,11 +195,8 @@ def _slope_of_end(ending: Ending, x: Tensor, seed: int) -> Tensor:
 
 def _ending(model: Source, device: torch.device) -> Ending:
     """On the device, in f32."""
-    ends = model.ends()
-    head = ends.get(model.head_name())
-    head = model.embedding() if head is None else head
+    scale, head = model.ending()
     norm = copy.deepcopy(model.model.norm).to_empty(device=device).float()
-    scale = next(each for each in ends.values() if each.dim() == 1)
     norm.weight = nn.Parameter(scale.to(device), requires_grad=False)
     norm.finish()
     return norm, head.to(device), model.model.config.final_softcap

@@ -113,16 +113,14 @@ class Source:
         for ids in windows:
             yield self._turned(self._wide(weights.TABLE, table[torch.tensor(ids)]))
 
-    def embedding(self) -> Tensor:
-        """All of it, f32 [vocab, hidden] on the CPU."""
-        return torch.cat(list(self._rows(weights.TABLE)))
-
-    def ends(self) -> dict[str, Tensor]:
-        """Embedding, last norm and head by their checkpoint names, f32 on the CPU."""
-        return {name: torch.cat(list(rows)) for name, rows in self.end_rows(self.end_shapes()).items()}
+    def ending(self) -> tuple[Tensor, Tensor]:
+        """The last norm's scale [hidden], and the head, the embedding or its own, [vocab, hidden]; f32 on the CPU."""
+        rows = self.end_rows({norm := self._key("norm.weight")})
+        head = rows.get(self.head_name(), self._rows(weights.TABLE))
+        return torch.cat(list(rows[norm])), torch.cat(list(head))
 
     def end_rows(self, names: Container[str]) -> dict[str, Iterator[Tensor]]:
-        """Of `ends` those that are named, some rows at a time."""
+        """Embedding, or last norm and head with it, f32 on the CPU, where they are named: some rows at a time."""
         tied, turned = self.model.lm_head is None, self._turn is not None
         table, norm = self._key(weights.TABLE), self._key("norm.weight")
         found: dict[str, Iterator[Tensor]] = {}
@@ -203,7 +201,7 @@ class Source:
         return planned | {key: info(dtype, tuple(block.get_parameter(name).shape)) for name, key in others}
 
     def end_shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of `ends`."""
+        """Of embedding, last norm and head, by their checkpoint names."""
         config = self.model.config
         table = (config.vocab_size, config.hidden)
         shapes = {self._key(weights.TABLE): table, self._key("norm.weight"): (config.hidden,)}

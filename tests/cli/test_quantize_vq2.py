@@ -76,6 +76,7 @@ def test_a_model_is_made_and_every_verb_takes_it(source, tmp_path, capsys, monke
     code, _, said = run(capsys, "quantize", source, "--out", out, *few)
     assert code == ExitCode.USAGE
     assert "--force" in said
+    assert "goes on" not in said
     code, printed, said = run(capsys, "quantize", source, "--out", out, *few, "--force", "--json", "--quiet")
     assert (code, said) == (0, "")
     weights = sum(path.stat().st_size for path in out.glob("*.safetensors"))
@@ -149,6 +150,8 @@ def test_only_the_best_reads_all_of_a_long_text(source, monkeypatch, capsys) -> 
         (("--seed", "0"), "--seed: nf4"),
         (("--vram", "24"), "--vram: nf4"),
         (("--format", "aqlm2x8", "--bits", "2"), "--bits: aqlm2x8"),
+        (("--format", "vq2", "--best", "--quick"), "--best: --quick was given too"),
+        (("--format", "vq2", "--quick", "--best"), "--best: --quick was given too"),
         (("--format", "vq2", "--bits", "5"), "'5' is not offered. There are 2, 2.5, 3, 4"),
         (("--format", "vq2", "--bits", "1.9"), "'1.9' is not offered"),
         (("--format", "vq2", "--bits", "4.5"), "'4.5' is not offered"),

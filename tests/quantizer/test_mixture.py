@@ -86,9 +86,9 @@ def test_bits_are_told_by_kind() -> None:
 
 def test_what_was_chosen_stays_chosen(tmp_path: Path) -> None:
     job, other = {"fingerprint": "a"}, {"fingerprint": "b"}
-    first = mixture.kept(tmp_path, job, 1, lambda: [["s4l16", SCHEMES[2]]])
+    first = mixture.kept(tmp_path, job, 1, lambda trail: [["s4l16", SCHEMES[2]]])
     assert mixture.kept(tmp_path, job, 1, pytest.fail) == first == [["s4l16", SCHEMES[2]]]
-    assert mixture.kept(tmp_path, other, 1, lambda: [["s4l16"]]) == [["s4l16"]]
+    assert mixture.kept(tmp_path, other, 1, lambda trail: [["s4l16"]]) == [["s4l16"]]
     assert json.loads((tmp_path / mixture.FILE).read_text())["job"] == other
 
 

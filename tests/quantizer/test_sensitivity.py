@@ -19,6 +19,7 @@ from localq.quantizer.fold import plain
 from localq.quantizer.layer import Settings, groups_of
 from localq.quantizer.source import Source
 from localq.quantizer.stream import Streams
+from localq.quantizer.trail import Trail
 
 NOISE, DRAWS = 0.02, 6
 
@@ -36,12 +37,10 @@ def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         patch.setattr(sensitivity, "TRACED", 12)
         model = Source(files, checkpoint, ARCHITECTURES[request.param], torch.device("cpu"), seed=0)
         model.model.make_tables(64, "cpu")
-        table = model.embedding() * model.model.embed_scale
         settings = Settings(QUICK, (), rotate="down" if model.turned else "all")
-        rows = [table[torch.tensor(window)] for window in text]
-        prices = sensitivity.sensitivities(
-            model, Streams(model.model, rows, torch.device("cpu")), settings, lambda: None
-        )
+        rows = [each * model.model.embed_scale for each in model.embedded(text)]
+        trail = Trail(tmp_path_factory.mktemp("trail"), {})
+        prices = sensitivity.sensitivities(model, lambda: rows, torch.device("cpu"), settings, trail, lambda left: None)
         costs = _costs(model, Streams(model.model, rows, torch.device("cpu")), folder)
     return torch.tensor(prices).flatten() * NOISE**2, torch.tensor(costs)
 
@@ -49,13 +48,12 @@ def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def _costs(model: Source, streams: Streams, folder: Path) -> list[float]:
     """KL by noise of NOISE times each row's deviation, in one group after the other."""
     blocks, generator = [model.block(index) for index in range(model.layers)], torch.Generator().manual_seed(1)
-    ends, judge = model.ends(), loaded(folder)
-    norm = next(each for each in ends.values() if each.dim() == 1)
+    (norm, head), judge = model.ending(), loaded(folder)
     judge.model.norm.weight = torch.nn.Parameter(norm)
     judge.model.norm.finish()
     if model.turned:
-        judge.model.lm_head = torch.nn.Linear(*ends[model.head_name()].T.shape, bias=False)
-        judge.model.lm_head.weight = torch.nn.Parameter(ends[model.head_name()])
+        judge.model.lm_head = torch.nn.Linear(*head.T.shape, bias=False)
+        judge.model.lm_head.weight = torch.nn.Parameter(head)
 
     def predicted(used: list[torch.nn.Module]) -> Tensor:
         found = []
