@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -25,10 +26,9 @@ PACK = Path(__file__).parent / "pack_layers.py"
 made_here = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
 
 
-def pack(monkeypatch, model: Path, source: Path, out: Path) -> Path:
-    monkeypatch.setattr(
-        sys, "argv", [str(PACK), str(model), str(source), str(out), "--made-by", "a test", "--seed", "3"]
-    )
+def pack(monkeypatch, model: Path, source: Path, out: Path, *how: str) -> Path:
+    how = how or ("--seed", "3", "--made-by", "a test")
+    monkeypatch.setattr(sys, "argv", [str(PACK), str(model), str(source), str(out), *how])
     runpy.run_path(str(PACK), run_name="__main__")
     return out
 
@@ -55,6 +55,26 @@ def test_the_model_around_them_is_the_one_they_were_made_in(made, packed, tmp_pa
     arguments = ["quantize", str(source), "--format", "vq2", "--out", str(out)]
     assert execute([*arguments, "--layers", str(packed)]) == ExitCode.OK
     assert digests(out) == digests(model)
+
+
+@made_here
+def test_one_command_makes_the_model_and_packs_its_layers(made, packed, tmp_path, monkeypatch):
+    source, _ = made
+    text = tmp_path / "text"
+    text.write_text("The way of a word through a model is long. " * 200)
+    options = ["--windows", "1", "--calibration", str(text), "--device", "cpu"]
+    folder = pack(monkeypatch, tmp_path / "model", source, tmp_path / "layers", "--make", *options, "--seed", "7")
+    ready = ready_layers.open_ready(folder)
+    assert (ready.seed, ready.source_sha256) == (7, ready_layers.open_ready(packed).source_sha256)
+    arguments = ["quantize", str(source), "--format", "vq2", "--out", str(tmp_path / "again")]
+    assert execute([*arguments, "--layers", str(folder)]) == ExitCode.OK
+    assert digests(tmp_path / "again") == digests(tmp_path / "model")
+    made_by = json.loads((folder / ready_layers.RECORD).read_text())["made_by"]
+    assert made_by == shlex.join(["localq", *arguments[:4], *options, "--seed", "7", "--out", "MODEL"])
+    with pytest.raises(SystemExit) as ended:  # the folder is a model by now, and nothing is packed
+        pack(monkeypatch, tmp_path / "model", source, tmp_path / "other", "--make", *options)
+    assert ended.value.code == ExitCode.USAGE
+    assert not (tmp_path / "other").exists()
 
 
 @made_here
