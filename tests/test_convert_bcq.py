@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from conversions import digests
 from tiny_checkpoints import make_checkpoint
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from localq.input_moments import Text, begun
 from localq.local_models import format_of_config
 from localq.modelfiles import open_model
 from localq.quant import bcq
-from localq.quantizer import binary_layers, mixture
+from localq.quantizer import binary_layers, mixture, sensitivity, trail
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,32 @@ def test_a_mixture_that_was_stopped_keeps_its_choice(
     monkeypatch.setattr(bcq_mixture, "sensitivities", lambda *given, **named: pytest.fail("measured again"))
     convert.convert(open_model(source), "bcq", out, wish=wish)
     assert not (out / mixture.FILE).exists()
+
+
+@pytest.mark.parametrize("step", [1, 3])  # on the way there, and back
+def test_a_mixture_that_was_killed_while_it_measured_goes_on(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    wish, out, left, steps = bcq_mixture.Wish(3.5, TEXT), tmp_path / "out", [step], []
+    real, read = trail.Trail.reach, sensitivity.Source.block
+
+    def reach(*given: Any) -> None:
+        if not left[0]:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        real(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trail.Trail, "reach", reach)
+        with pytest.raises(KeyboardInterrupt):
+            convert.convert(open_model(source), "bcq", out, wish=wish)
+    assert (out / trail.FILE).is_file()
+    monkeypatch.setattr(sensitivity.Source, "block", lambda model, layer: (steps.append(layer), read(model, layer))[1])
+    convert.convert(open_model(source), "bcq", out, lambda what, *_: steps.append(what), wish=wish)
+    measured = [each for each in steps[: steps.index("quantizing")] if isinstance(each, int)]
+    assert measured == {1: [1, 1, 0, 0, 1], 3: [1, 0, 0, 1]}[step]  # the last two: where schemes are tried
+    assert not list(out.glob("conversion.*"))
+    assert digests(out) == digests(convert.convert(open_model(source), "bcq", tmp_path / "whole", wish=wish))
 
 
 def test_too_few_bits_for_a_mixture(source: Path, tmp_path: Path) -> None:

@@ -45,6 +45,15 @@ def test_a_text_goes_on_behind_the_last_layer(there: Trail, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_of_it_come_out_as_those_before_the_kill(there: Trail, dtype: torch.dtype) -> None:
+    """Products add up in an order that depends on where memory begins: as torch hands it out, 64 bytes apart."""
+    there.reach(Point([each.to(dtype) for each in TEXT], 2))
+    found = there.found()
+    assert found is not None
+    assert not any(each.data_ptr() % 64 for each in (*found.rows, *there.layer(0)[1], *there.layer(1)[0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_slopes_go_on_and_leave_no_layer_behind(there: Trail, tmp_path: Path, dtype: torch.dtype) -> None:
     slopes = [each.to(dtype) for each in TEXT]
     there.reach(Point(slopes, 1, back=True))
