@@ -208,11 +208,11 @@ def asked(monkeypatch, tmp_path) -> list[vq_convert.Request]:
     return found
 
 
-def test_the_option_may_be_repeated(source, chats, tmp_path, asked, capsys) -> None:
+def test_the_option_may_be_repeated(source, chats, tmp_path, asked) -> None:
     command = ["quantize", str(source), "--format", "vq2", "--best", "--device", "cpu", "--out", str(tmp_path / "out")]
     assert execute([*command, "--calibration", str(TEXT), "--calibration", str(chats)]) == ExitCode.OK
     assert asked[0].windows == windows_of(source, TEXT, chats)
-    assert f"{len(asked[0].windows)} windows of {SIZE} tokens" in capsys.readouterr().err
+    assert f"{len(asked[0].windows)} windows of {SIZE} tokens" in asked[0].begun
     assert execute([*command, "--calibration", "default", "--calibration", str(chats), "--windows", "5"]) == ExitCode.OK
     assert len(asked[1].windows) == 5
 
