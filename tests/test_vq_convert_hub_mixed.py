@@ -17,7 +17,8 @@ from tiny_checkpoints import make_checkpoint
 from vq2_conversions import converted
 from vq2_from_hub import MIXED, SHAPE, cache_of, checkpoint, killed_and_gone_on, made, watched, weights, whole_fetches
 
-from localq import hub_shards, kernels
+from localq import cli, hub_cache, hub_shards, kernels
+from localq.errors import ExitCode
 from localq.modelfiles import open_model
 from localq.quantizer import sensitivity, trail
 from localq.schemes import scheme_of
@@ -107,6 +108,19 @@ def test_a_head_that_is_the_embedding_is_read_again(hub, tmp_path):
     hub.repos.clear()
     hub.add(REPO, {path.name: path.read_bytes() for path in source.iterdir()})
     assert made(tmp_path / "out", **MIXED) == digests(converted(source, tmp_path / "whole", **MIXED))
+
+
+def test_bits_that_are_too_few_are_refused_by_the_verb_before_weights_are_fetched(hub, tmp_path, capsys):
+    text = tmp_path / "text"
+    text.write_text("The way of a word through a model is long. " * 200)
+    options = ("--format", "vq2", "--bits", "2.3", "--windows", "1", "--calibration", str(text), "--device", "cpu")
+    assert cli.execute(["quantize", REPO, *options, "--out", str(tmp_path / "out")]) == ExitCode.USAGE
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the least that this model takes is" in said
+    assert "goes on" not in said
+    assert whole_fetches(hub) == []
+    assert not cache_of(tmp_path / "out").exists()
+    assert hub_cache.find(REPO, "main") is None
 
 
 @pytest.mark.slow
