@@ -14,9 +14,10 @@ namespace localq {
 namespace {
 
 // format, codes, scales, nested_absmax, nested_map, offset, code_map, experts, out, in
-using Stack = std::tuple<int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, float, uintptr_t, int64_t, int64_t, int64_t>;
+using StackArguments =
+    std::tuple<int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, float, uintptr_t, int64_t, int64_t, int64_t>;
 
-ExpertStack stack_of(const Stack& s) {
+ExpertStack stack_of(const StackArguments& s) {
   return {static_cast<ExpertFormat>(std::get<0>(s)),
           pointer<const void>(std::get<1>(s)),
           pointer<const void>(std::get<2>(s)),
@@ -68,9 +69,9 @@ void bind_experts(py::module_& m) {
 
   m.def(
       "experts_gate_up",
-      [](uintptr_t x, const Stack& stack, uintptr_t bias, uintptr_t chosen, int active, int norm, uintptr_t norm_weight,
-         float eps, int gate, float alpha, float limit, bool interleaved, uintptr_t y, int type, int device,
-         uintptr_t stream) {
+      [](uintptr_t x, const StackArguments& stack, uintptr_t bias, uintptr_t chosen, int active, int norm,
+         uintptr_t norm_weight, float eps, int gate, float alpha, float limit, bool interleaved, uintptr_t y, int type,
+         int device, uintptr_t stream) {
         const ExpertsGateUp e = {stack_of(stack),
                                  pointer<const void>(x),
                                  static_cast<NormKind>(norm),
@@ -92,7 +93,7 @@ void bind_experts(py::module_& m) {
 
   m.def(
       "experts_down",
-      [](uintptr_t x, const Stack& stack, uintptr_t bias, uintptr_t chosen, int active, uintptr_t weights,
+      [](uintptr_t x, const StackArguments& stack, uintptr_t bias, uintptr_t chosen, int active, uintptr_t weights,
          uintptr_t residual, bool early, uintptr_t y, int type, int device, uintptr_t stream) {
         const ExpertsDown e = {stack_of(stack),
                                pointer<const void>(x),

@@ -15,9 +15,9 @@ namespace localq {
 namespace {
 
 // codes, scales, zeros, order, out, in, group
-using Matrix = std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t, int64_t>;
+using Int4Arguments = std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t, int64_t>;
 
-Int4 int4_of(const Matrix& m) {
+Int4 int4_of(const Int4Arguments& m) {
   return {pointer<const uint8_t>(std::get<0>(m)),
           pointer<const void>(std::get<1>(m)),
           pointer<const uint8_t>(std::get<2>(m)),
@@ -32,12 +32,12 @@ Int4 int4_of(const Matrix& m) {
 void bind_int4(py::module_& m) {
   m.def(
       "int4_gemv",
-      [](uintptr_t x, const std::vector<Matrix>& matrices, int stored, uintptr_t y, int type, int rows, int norm,
+      [](uintptr_t x, const std::vector<Int4Arguments>& matrices, int stored, uintptr_t y, int type, int rows, int norm,
          uintptr_t norm_weight, float eps, uintptr_t residual, int activation, const std::vector<uintptr_t>& biases,
          bool y_is_f32, int device, uintptr_t stream) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
         std::vector<Int4> all;
-        for (const Matrix& matrix : matrices) all.push_back(int4_of(matrix));
+        for (const Int4Arguments& matrix : matrices) all.push_back(int4_of(matrix));
         int4_gemv(all.data(), int(all.size()), extras, pointer<const void>(x), pointer<void>(y),
                   static_cast<Type>(type), static_cast<Type>(stored), rows, device, stream_of(stream));
       },
@@ -47,8 +47,8 @@ void bind_int4(py::module_& m) {
 
   m.def(
       "int4_dequantize",
-      [](const Matrix& matrix, int stored, uintptr_t out, int type, int64_t row_begin, int64_t row_count, int device,
-         uintptr_t stream) {
+      [](const Int4Arguments& matrix, int stored, uintptr_t out, int type, int64_t row_begin, int64_t row_count,
+         int device, uintptr_t stream) {
         int4_dequantize(int4_of(matrix), static_cast<Type>(stored), pointer<void>(out), static_cast<Type>(type),
                         row_begin, row_count, device, stream_of(stream));
       },

@@ -20,15 +20,15 @@ namespace {
 // codes, fragments, stride, steps, before, tile_positions
 using Book = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t>;
 // books, scales, scales_bf16, factor, out, in
-using Matrix = std::tuple<std::vector<Book>, uintptr_t, bool, float, int64_t, int64_t>;
+using VqArguments = std::tuple<std::vector<Book>, uintptr_t, bool, float, int64_t, int64_t>;
 // codes, codebook, entries, length, stride, before, tile_positions
 using Tiled = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 // a matrix like all, places, experts, shared
-using Stack = std::tuple<Matrix, uintptr_t, int64_t, bool>;
+using VqStackArguments = std::tuple<VqArguments, uintptr_t, int64_t, bool>;
 // words, how many
 using Workspace = std::pair<uintptr_t, int64_t>;
 
-VqMatrix vq_matrix(const Matrix& matrix) {
+VqMatrix vq_matrix(const VqArguments& matrix) {
   const auto& [books, scales, scales_bf16, factor, out, in] = matrix;
   if (books.size() > size_t(kMaxBooks)) throw std::invalid_argument("books: more than 2");
   VqMatrix w = {{}, int(books.size()), pointer<const void>(scales), scales_bf16, factor, out, in};
@@ -39,7 +39,7 @@ VqMatrix vq_matrix(const Matrix& matrix) {
   return w;
 }
 
-VqExperts vq_stack(const Stack& stack) {
+VqExperts vq_stack(const VqStackArguments& stack) {
   const auto& [like, places, experts, shared] = stack;
   return {vq_matrix(like), pointer<const VqPlace>(places), experts, shared};
 }
@@ -47,7 +47,7 @@ VqExperts vq_stack(const Stack& stack) {
 void bind_experts_of_vq(py::module_& m) {
   m.def(
       "vq_experts_gate_up",
-      [](uintptr_t x, const Stack& stack, const Workspace& workspace, uintptr_t chosen, int active, int norm,
+      [](uintptr_t x, const VqStackArguments& stack, const Workspace& workspace, uintptr_t chosen, int active, int norm,
          uintptr_t norm_weight, float eps, uintptr_t y, int type, int device, uintptr_t stream) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, 0, 0, {}, false);
         const VqWorkspace meeting = {pointer<uint32_t>(workspace.first), workspace.second};
@@ -60,8 +60,8 @@ void bind_experts_of_vq(py::module_& m) {
 
   m.def(
       "vq_experts_down",
-      [](uintptr_t x, const Stack& stack, const Workspace& workspace, uintptr_t chosen, uintptr_t weights, int active,
-         uintptr_t residual, uintptr_t y, int type, int device, uintptr_t stream) {
+      [](uintptr_t x, const VqStackArguments& stack, const Workspace& workspace, uintptr_t chosen, uintptr_t weights,
+         int active, uintptr_t residual, uintptr_t y, int type, int device, uintptr_t stream) {
         const VqWorkspace meeting = {pointer<uint32_t>(workspace.first), workspace.second};
         vq_experts_down(vq_stack(stack), meeting, pointer<const int32_t>(chosen), pointer<const float>(weights), active,
                         pointer<const void>(x), pointer<const void>(residual), pointer<void>(y),
@@ -77,12 +77,12 @@ void bind_vq(py::module_& m) {
   bind_experts_of_vq(m);
   m.def(
       "vq_gemv",
-      [](uintptr_t x, const std::vector<Matrix>& matrices, const Workspace& workspace, uintptr_t y, int type, int rows,
-         int norm, uintptr_t norm_weight, float eps, uintptr_t residual, int activation,
+      [](uintptr_t x, const std::vector<VqArguments>& matrices, const Workspace& workspace, uintptr_t y, int type,
+         int rows, int norm, uintptr_t norm_weight, float eps, uintptr_t residual, int activation,
          const std::vector<uintptr_t>& biases, bool y_is_f32, int device, uintptr_t stream) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
         std::vector<VqMatrix> all;
-        for (const Matrix& matrix : matrices) all.push_back(vq_matrix(matrix));
+        for (const VqArguments& matrix : matrices) all.push_back(vq_matrix(matrix));
         const VqWorkspace meeting = {pointer<uint32_t>(workspace.first), workspace.second};
         vq_gemv(all.data(), int(all.size()), extras, meeting, pointer<const void>(x), pointer<void>(y),
                 static_cast<Type>(type), rows, device, stream_of(stream));

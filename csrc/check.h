@@ -4,16 +4,16 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <stdexcept>
-#include <string>
 
 namespace localq {
 
+// What they throw is put together in check.cpp, so that no file of kernels compiles strings, for any architecture.
+[[noreturn]] void refuse(const char* op, const char* argument, int64_t value, const char* rule);
+[[noreturn]] void fail(const char* op, cudaError_t status);
+
 // Throws std::invalid_argument (ValueError in Python): "op: argument = value, rule".
 inline void require(bool holds, const char* op, const char* argument, int64_t value, const char* rule) {
-  if (!holds) {
-    throw std::invalid_argument(std::string(op) + ": " + argument + " = " + std::to_string(value) + ", " + rule);
-  }
+  if (!holds) refuse(op, argument, value, rule);
 }
 
 inline void require_aligned(const void* pointer, int bytes, const char* op, const char* argument) {
@@ -24,9 +24,7 @@ inline void require_aligned(const void* pointer, int bytes, const char* op, cons
 
 // Throws std::runtime_error with CUDA's own words.
 inline void check_cuda(cudaError_t status, const char* op) {
-  if (status != cudaSuccess) {
-    throw std::runtime_error(std::string(op) + ": CUDA error: " + cudaGetErrorString(status));
-  }
+  if (status != cudaSuccess) fail(op, status);
 }
 
 // Makes `device` current for a scope: the caller's tensors decide, not whatever was current.

@@ -43,42 +43,19 @@ struct LaunchWishes {
   bool most_l1 = false;
 };
 
-// Launches `kernel` on `stream`. More than 48 KB of shared memory is opted in to here.
+// Launches the kernel at `kernel` on `stream`, with the values that `arguments` point to. More than 48 KB of shared
+// memory is opted in to here.
+void launch_any(const char* op, int device, const LaunchWishes& wishes, const void* kernel, dim3 grid, dim3 block,
+                size_t shared_bytes, cudaStream_t stream, void** arguments);
+
+// The same by types: what differs between kernels is compiled with each of them, the rest once (device.cpp).
 template <typename... Parameters, typename... Arguments>
 void launch(const char* op, int device, const LaunchWishes& wishes, void (*kernel)(Parameters...), dim3 grid,
             dim3 block, size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
-  if (shared_bytes > 48 * 1024) {
-    // the most there is, not what this launch takes: graphs may hold other launches of the same kernel
-    cudaFuncAttributes facts;
-    check_cuda(cudaFuncGetAttributes(&facts, kernel), op);
-    const int most = device_facts(device, op).shared_bytes_per_block - int(facts.sharedSizeBytes);
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most), op);
-  }
-  cudaLaunchAttribute attributes[3] = {};
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = block;
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  if (device_facts(device, op).dependent_launch) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-  }
-  if (wishes.most_l1) {
-    const int own = device_facts(device, op).system_bytes_per_block;
-    const int most = device_facts(device, op).shared_bytes_per_block + own;
-    const int percent = ((int(shared_bytes) + own) * 100 + most - 1) / most;
-    attributes[config.numAttrs].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
-    attributes[config.numAttrs++].val.sharedMemCarveout = percent;
-  }
-  if (wishes.cluster > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs].val.clusterDim.x = unsigned(wishes.cluster);
-    attributes[config.numAttrs].val.clusterDim.y = attributes[config.numAttrs].val.clusterDim.z = 1;
-    ++config.numAttrs;
-  }
-  check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...), op);
+  [&](Parameters... values) {
+    void* addresses[] = {const_cast<void*>(static_cast<const void*>(&values))...};
+    launch_any(op, device, wishes, reinterpret_cast<const void*>(kernel), grid, block, shared_bytes, stream, addresses);
+  }(static_cast<Parameters>(arguments)...);
 }
 
 // The same without wishes.

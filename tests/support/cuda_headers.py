@@ -33,7 +33,7 @@ def built(folder: Path, sources: Sequence[str], host: str, kernels: Sequence[str
     compiler, headers = shutil.which("g++"), cuda_headers()
     if compiler is None or headers is None:
         pytest.skip("there is no g++, or no header of CUDA")
-    for source in (*sources, *(path.name for path in (ROOT / "csrc").glob("*.cuh"))):
+    for source in (*sources, "check.cpp", *(path.name for path in (ROOT / "csrc").glob("*.cuh"))):
         shutil.copy(ROOT / "csrc" / source, folder)
     for machine in (ROOT / "tests/support").glob("*_machine_on_cpu.cuh"):
         shutil.copy(machine, folder / machine.name.replace("_on_cpu", ""))

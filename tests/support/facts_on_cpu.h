@@ -5,6 +5,8 @@
 #include <exception>
 #include <string>
 
+#include "check.cpp"
+
 namespace on_cpu {
 
 inline localq::DeviceFacts facts;  // that launchers ask for
