@@ -21,7 +21,8 @@ LONG = "Tell a very long story about the sea.\n"
 
 @pytest.fixture
 def environment(tmp_path) -> dict[str, str]:
-    return environment_of(tmp_path, smollm2())
+    """A small context, as in test_run_and_chat.py."""
+    return {**environment_of(tmp_path, smollm2()), "LOCALQ_CTX": "1024"}
 
 
 @pytest.fixture

@@ -18,12 +18,13 @@ from tiny_checkpoints import make_checkpoint
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory) -> dict[str, str]:
-    return environment_of(tmp_path_factory.mktemp("home"), smollm2())
+    """A small context: keys and values of all 8,192 tokens take a second of every start."""
+    return {**environment_of(tmp_path_factory.mktemp("home"), smollm2()), "LOCALQ_CTX": "1024"}
 
 
 def test_a_piped_question_gets_only_the_answer_on_stdout(environment):
     model = environment["LOCALQ_MODEL"]
-    result = localq(environment, "run", model, "Capital of France?", stdin="Answer in one word.\n")
+    result = localq(environment, "run", model, "Capital of France?", stdin="Answer in one word.\n", LOCALQ_CTX="max")
     assert result.returncode == 0, result.stderr
     assert "Paris" in result.stdout
     assert "\x1b" not in result.stdout + result.stderr
@@ -45,7 +46,7 @@ def test_json_is_one_line_with_schema_and_units(environment):
 def test_a_seed_makes_a_sampled_reply_repeatable(environment, tmp_path):
     model = str(make_checkpoint(tmp_path / "tiny"))
     arguments = ("run", model, "Invent a word.", "--temp", "1.2", "-n", "12", "-q", "--seed")
-    first, second, other = (localq(environment, *arguments, seed).stdout for seed in ("5", "5", "6"))
+    first, second, other = (localq(environment, *arguments, seed, LOCALQ_CTX="max").stdout for seed in ("5", "5", "6"))
     assert first == second != other
 
 
@@ -140,10 +141,10 @@ def test_a_base_model_completes_in_run_and_is_refused_in_chat(environment, tmp_p
     config.pop("chat_template", None)
     (base / "tokenizer_config.json").write_text(json.dumps(config))
     (base / "chat_template.jinja").unlink(missing_ok=True)
-    run = localq(environment, "run", str(base), "once upon", "-n", "4")
+    run = localq(environment, "run", str(base), "once upon", "-n", "4", LOCALQ_CTX="max")
     assert run.returncode == 0, run.stderr
     assert "base model" in run.stderr
-    chat = localq(environment, "chat", str(base), stdin="hello\n")
+    chat = localq(environment, "chat", str(base), stdin="hello\n", LOCALQ_CTX="max")
     assert chat.returncode == 1
     assert "no chat template" in chat.stderr
     assert chat.stdout == ""
