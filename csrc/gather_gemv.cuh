@@ -12,14 +12,13 @@
 
 namespace localq {
 
-// Asks for the bytes of a codebook from `first` to book.kept, both multiples of 16, to their place in shared memory.
-// Blocks begin at different places, so that they do not all ask one slice of L2 at a time. All threads; then
-// `wait_kept`, synchronise.
-__device__ __forceinline__ void keep(const Codebook& book, uint32_t first = 0) {
-  const uint32_t words = (book.kept - first) / 16, skipped = uint32_t(uint64_t(words) * blockIdx.x / gridDim.x);
+// Asks for the first book.kept bytes of a codebook, a multiple of 16, to its place in shared memory. Blocks begin at
+// different places, so that they do not all ask one slice of L2 at a time. All threads; then `wait_kept`, synchronise.
+__device__ __forceinline__ void keep(const Codebook& book) {
+  const uint32_t words = book.kept / 16, skipped = uint32_t(uint64_t(words) * blockIdx.x / gridDim.x);
   for (uint32_t i = threadIdx.x; i < words; i += blockDim.x) {
-    const uint32_t turned = i + skipped, at = first + 16 * (turned < words ? turned : turned - words);
-    ask_kept(book.shared + at, book.entries + at);
+    const uint32_t turned = i + skipped, word = turned < words ? turned : turned - words;
+    ask_kept(book.shared + 16 * word, book.entries + 16 * word);
   }
 }
 

@@ -2,13 +2,12 @@
 //   indices    packed u32 [vectors, words] or u16 [vectors, in]     x T [rows, in], one to three matrices that share it
 //   centroids  T [count, vector], and residual ones                 y T or f32 [rows, sum of outs]
 //   perm       u16 [in], scale, bias T [in], or none of them
-// The sum of two codewords is rounded to T, as the definition says, and nothing else is: y = sum of w * (scale * x) +
-// sum of bias * x, added in f32, where the definition rounds w * scale and that + bias to T as well.
+// W is rounded as the definition says (sum, product and sum again in T); products with x are added in f32.
 //
 // A block owns consecutive units (vectors of 8 or 16 results, vptq_gemv.cuh), the same number everywhere give or take
 // one. It works on one matrix at a time, for every matrix has its own permutation: x goes to shared memory in the order
-// of the places, with its norm and times scale, as many columns at a time as there is room for (a window: nearly always
-// all). The warps take the items of the units in turn and add up in registers as long as the unit
+// of the places, with its norm, and scale and bias beside it, as many columns at a time as there is room for (a
+// window: nearly always all). The warps take the items of the units in turn and add up in registers as long as the unit
 // is the same; shares and sums of units are in shared memory, every sum has one order, there are no atomics.
 //
 // In flight per thread: 16 gathers, asked for one by one as those before are multiplied, and the indices of another
@@ -17,7 +16,6 @@
 // Bound: sectors of L2, 32 bytes per index and table less what shared memory keeps (gather_gemv.cuh). Indices are cut
 // to the last entry, so none reads out of bounds; columns that are not there have index 0, and x of zeros.
 #include "gather_gemv.h"
-#include "vptq_not_finite.cuh"
 #include "vptq_stage.cuh"
 
 namespace localq {
@@ -40,25 +38,6 @@ __device__ __forceinline__ void add_shares(const VptqGemv& p, const float* share
   }
 }
 
-// sums[unit][row of x][result] += the sum of bias * x of that row, from its parts in the order of the warps.
-template <typename T, uint32_t kVector, uint32_t kValues>
-__device__ __forceinline__ void add_biases(const VptqGemv& p, const Pass& pass, const float* parts, const T* x,
-                                           const RowNorm& norm, float* sums) {
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < pass.units * kValues; i += kRowThreads) {
-    const uint32_t row = i % kValues / kVector;
-    float sum = 0.f;
-#pragma unroll
-    for (uint32_t warp = 0; warp < kRowWarps; ++warp) sum += parts[row * kRowWarps + warp];
-    if (sum != sum) {
-      const T* const from = x + uint64_t(row) * p.in;
-      const auto value = [&](uint32_t column) { return to_float(norm(from[column], column)); };
-      sum = sum_not_finite<T>(p, pass, pass.first + i / kValues, kVector, i % kVector, value);
-    }
-    sums[i] += sum;
-  }
-}
-
 // One pass: `sums` of its units gain the window's products. `inverse_rms` is made in the first pass of the block.
 template <typename T, typename Warp, int kRows>
 __device__ __forceinline__ void run_pass(const VptqGemv& p, Pass& pass, const Memory<T, Warp, kRows>& memory,
@@ -68,9 +47,8 @@ __device__ __forceinline__ void run_pass(const VptqGemv& p, Pass& pass, const Me
   pipeline.now = pipeline.next = {threadIdx.x / 32 / p.items, threadIdx.x / 32 % p.items};
   Warp::load_item(pipeline.raw, p, pass, pipeline.now);
   pipeline.next.advance(p.items);
-  pass.book.kept = p.kept - p.late;
   if (pass.begin == 0) keep(pass.book), keep(pass.res_book);
-  stage_norm<T>(p, pass, memory.staged, memory.room);
+  stage_norm(p, pass, memory.norm, memory.x);
   wait_kept();
   __syncthreads();
   Warp::gather_item(pipeline.ring, p, pass, pipeline.raw);
@@ -80,18 +58,14 @@ __device__ __forceinline__ void run_pass(const VptqGemv& p, Pass& pass, const Me
     dependency_wait();
     inverse_rms = inverse_rms_of(p, x, memory.scratch);
   }
-  const RowNorm norm = {inverse_rms, p.extras.norm == NormKind::kNone ? nullptr : p.extras.norm_weight, p.extras.norm};
-  stage_places<T, kRows>(p, pass, memory.staged, memory.room, memory.parts, x, norm);
+  stage_places<T, kRows>(p, pass, memory.x, x, inverse_rms);
   __syncthreads();
-  keep({pass.book.entries, pass.book.shared, p.kept}, p.kept - p.late);
-  add_biases<T, Warp::kVector, Warp::kValues>(p, pass, memory.parts, x, norm, sums);
+  const auto* const norm = p.of[pass.segment].scale == nullptr ? nullptr : memory.norm;
 #pragma unroll 1
   for (uint32_t first = 0, set = 0; first < pass.units; first += p.group, set ^= 1) {
     float* const mine = memory.shares + set * p.group * kRowWarps * Warp::kValues;
-    Warp::sum_units(p, pass, mine, first, memory.staged, pipeline);
-    wait_kept();
+    Warp::sum_units(p, pass, mine, first, norm, memory.x, pipeline);
     __syncthreads();
-    pass.book.kept = p.kept;
     add_shares<Warp::kValues>(p, mine, first, min(p.group, pass.units - first), sums);
   }
 }
@@ -144,8 +118,8 @@ __global__ void __launch_bounds__(kRowThreads, 1) vptq_gemv_kernel(const __grid_
   for (int s = 0; s < p.segments; ++s) {
     const uint32_t from = max(begin, before), to = min(end, before + p.of[s].vectors);
     Pass pass = {uint32_t(s), from - before, from < to ? to - from : 0, 0, {}, {}};
-    pass.book = {p.of[s].centroids, memory.kept + p.res_kept, p.kept};
-    pass.res_book = {p.of[s].res_centroids, memory.kept, p.res_kept};
+    pass.book = {p.of[s].centroids, memory.kept, p.kept};
+    pass.res_book = {p.of[s].res_centroids, memory.kept + p.kept, p.res_kept};
     float* const sums = memory.sums + (paired ? uint32_t(s) * p.block_units : from - begin) * Warp::kValues;
     for (; pass.units != 0 && pass.begin < p.in; pass.begin += p.window) {
       run_pass<T, Warp, kRows>(p, pass, memory, x, sums, first_pass, inverse_rms);
@@ -157,11 +131,20 @@ __global__ void __launch_bounds__(kRowThreads, 1) vptq_gemv_kernel(const __grid_
   write_units<T, Warp::kVector, Warp::kValues>(p, memory.sums, begin, end - begin, y);
 }
 
-// A table of residuals that is kept whole in any case, before columns are: all blocks at once would ask L2 for the same
-// few lines of it.
+// Bytes of a table of residuals that is kept whole, before columns are: all blocks at once would ask L2 for the same
+// few lines of it. None of one that is larger.
 uint32_t small_residuals(const VptqGemv& p, uint32_t most, uint32_t entry_bytes) {
   const uint32_t whole = p.residuals * entry_bytes;
   return whole <= most / 16 ? whole : 0;
+}
+
+// Items of a window, of so many in all, as equal as windows can be. With several rows of x, whose columns take more of
+// shared memory, windows leave L1 its share too; with one that costs more than it gains (README.md).
+uint32_t window_items(uint32_t items, uint32_t most, uint32_t others, uint32_t item_bytes, int rows) {
+  const uint32_t share = uint32_t(uint64_t(most) * kSharedPercent / 100);
+  const uint32_t room = (rows > 1 && others + item_bytes <= share ? share : most) - others;
+  const uint32_t fit = room / item_bytes, windows = (items + fit - 1) / fit;
+  return (items + windows - 1) / windows;
 }
 
 // How much of both codebooks shared memory keeps beside `needed` of `most` bytes; `codes`: of a block that name one.
@@ -177,16 +160,6 @@ void plan_kept(VptqGemv& p, uint32_t most, uint32_t needed, uint64_t codes, uint
   if (main) p.kept = kept_of(most, needed + p.res_kept, 1, whole, entry_bytes);
 }
 
-// The room that columns are staged by way of, a row of them at most: where codewords are kept afterwards, or what is
-// left of memory that L1 does not need. None where it were less than a quarter of a row.
-void plan_room(VptqGemv& p, uint32_t most, uint32_t needed, uint32_t entry_bytes) {
-  const uint32_t whole = (2 * p.in + entry_bytes - 1) / entry_bytes * entry_bytes;
-  const uint32_t left = kept_of(most, needed + p.res_kept, 1, whole, entry_bytes);
-  p.room = p.kept >= whole ? whole : left > p.kept ? left : p.kept;
-  if (p.room < whole / 4) p.room = 0;
-  p.late = p.room < p.kept ? p.room : p.room == 0 ? 0 : p.kept;
-}
-
 template <typename T, int kLanes, bool kResidual, int kRows>
 void launch_vptq(VptqGemv p, const void* x, void* y, int device, cudaStream_t stream) {
   using Warp = VptqWarp<T, kLanes, kResidual, kRows>;
@@ -197,20 +170,17 @@ void launch_vptq(VptqGemv p, const void* x, void* y, int device, cudaStream_t st
   p.block_units = (p.units + grid - 1) / grid;
   const uint32_t unit_bytes = Warp::kValues * sizeof(float), fit = kShareBudget / (kRowWarps * unit_bytes);
   p.group = p.block_units < fit ? p.block_units : fit;
-  const uint32_t most = uint32_t(facts.shared_bytes_per_block), column_bytes = Staged<T, kRows>::kColumnBytes;
+  const uint32_t most = uint32_t(facts.shared_bytes_per_block), column_bytes = 2 * sizeof(T) + kRows * sizeof(T);
   const uint32_t small = small_residuals(p, most, 2 * Warp::kVector);
-  const uint64_t others = Memory<T, Warp, kRows>::first_floats() * sizeof(float) +
-                          uint64_t((paired ? 2 : 1) * p.block_units + 2 * p.group * kRowWarps) * unit_bytes + small;
+  const uint64_t others = kRowWarps * sizeof(float) + small +
+                          uint64_t((paired ? 2 : 1) * p.block_units + 2 * p.group * kRowWarps) * unit_bytes;
   require(others + Warp::kItem * column_bytes <= most, kOp, "out", p.results, "is too large for this device");
-  const uint32_t room = (most - uint32_t(others)) / column_bytes / Warp::kItem * Warp::kItem;
-  const uint32_t whole = (p.in + Warp::kItem - 1) / Warp::kItem * Warp::kItem;
-  p.window = whole < room ? whole : room;
-  p.items = p.window / Warp::kItem;
-  const uint32_t needed = uint32_t(others) + p.window * column_bytes - small;
+  p.items =
+      window_items((p.in + Warp::kItem - 1) / Warp::kItem, most, uint32_t(others), Warp::kItem * column_bytes, kRows);
+  p.window = p.items * Warp::kItem;
+  const uint32_t needed = uint32_t(others) - small + p.window * column_bytes;
   plan_kept(p, most, needed, uint64_t(p.units) * p.in / grid, 2 * Warp::kVector);
-  plan_room(p, most, needed, 2 * Warp::kVector);
-  const uint32_t used = needed + p.res_kept + p.kept - p.late + (p.room > p.late ? p.room : p.late);
-  const uint32_t alone = most / 2 + 1024;  // two of these are too many
+  const uint32_t used = needed + p.kept + p.res_kept, alone = most / 2 + 1024;  // two of these are too many
   launch(kOp, device, LaunchWishes{1, true}, vptq_gemv_kernel<T, kLanes, kResidual, kRows>, grid, kRowThreads,
          used > alone ? used : alone, stream, p, static_cast<const T*>(x), y);
 }

@@ -31,7 +31,6 @@ struct VptqGemv : RowGemv {  // items: of a unit, in a window; segment: bias and
   uint32_t block_units;                               // of a block, at most
   uint32_t window;                                    // columns that are staged at a time
   uint32_t kept, res_kept;                            // bytes of both codebooks in shared memory
-  uint32_t room, late;                                // bytes to stage by way of, of them kept ones that come after
   int segments;
 };
 
@@ -40,54 +39,6 @@ struct Pass {
   uint32_t segment, first, units;  // first: vector of the matrix
   uint32_t begin;                  // column of the window
   Codebook book, res_book;
-};
-
-// The columns of a window, by place, ready to be multiplied with sums of codewords: scale * x in f32, which is exact.
-// Of several rows of x that is too much, so there it is x and scale as they are. Until x comes, its place has the bias.
-template <typename T, int kRows>
-struct Staged {
-  static constexpr uint32_t kColumnBytes = (kRows + 1) * sizeof(T);
-  T *x, *scale;  // [window, kRows], [window]
-
-  __device__ __forceinline__ Staged(void* memory, uint32_t window)
-      : x(static_cast<T*>(memory)), scale(x + window * kRows) {
-  }
-  __device__ __forceinline__ T& scale_of(uint32_t i) const {
-    return scale[i];
-  }
-  __device__ __forceinline__ T& bias_of(uint32_t i) const {
-    return x[i * kRows + kRows - 1];
-  }
-  __device__ __forceinline__ void lay(uint32_t i, int row, T value, float) const {
-    x[i * kRows + row] = value;
-  }
-  __device__ __forceinline__ void read(float (&values)[kRows], uint32_t i) const {
-    const Eight<T> eight = *reinterpret_cast<const Eight<T>*>(x + i * kRows);
-    const float factor = to_float(scale[i]);
-#pragma unroll
-    for (int row = 0; row < kRows; ++row) values[row] = factor * to_float(eight.value[row]);
-  }
-};
-
-template <typename T>
-struct Staged<T, 1> {
-  static constexpr uint32_t kColumnBytes = sizeof(float);
-  float* x;  // [window]
-
-  __device__ __forceinline__ Staged(void* memory, uint32_t) : x(static_cast<float*>(memory)) {
-  }
-  __device__ __forceinline__ T& scale_of(uint32_t i) const {
-    return reinterpret_cast<T*>(x + i)[0];
-  }
-  __device__ __forceinline__ T& bias_of(uint32_t i) const {
-    return reinterpret_cast<T*>(x + i)[1];
-  }
-  __device__ __forceinline__ void lay(uint32_t i, int, T, float scaled) const {
-    x[i] = scaled;
-  }
-  __device__ __forceinline__ void read(float (&values)[1], uint32_t i) const {
-    values[0] = x[i];
-  }
 };
 
 template <typename T, int kLanes, bool kResidual, int kRows>
@@ -169,22 +120,35 @@ struct VptqWarp {
     }
   }
 
-  // Adds the product of a slot with a staged column to sum[row * 8 + r].
+  // Adds the product of slot `j` to sum[row * 8 + r]. norm, x: those of the item, by column.
   static __device__ __forceinline__ void multiply(float (&sum)[8 * kRows], const uint4 (&ring)[kTables],
-                                                  const Staged<T, kRows>& staged, uint32_t at) {
+                                                  const Pair* norm, const T* x) {
     Pair w[4], more[4];
     memcpy(w, &ring[0], 16);
     memcpy(more, &ring[kTables - 1], 16);
     float values[kRows];
-    staged.read(values, at);
+    read_x(values, x);
+    const bool normed = norm != nullptr;
+    const Pair both = normed ? *norm : Pair{};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (kResidual) w[i] = __hadd2_rn(w[i], more[i]);
+      if (normed) w[i] = __hadd2_rn(__hmul2_rn(w[i], Pair{both.x, both.x}), Pair{both.y, both.y});
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
         sum[8 * row + 2 * i] = fmaf(to_float(w[i].x), values[row], sum[8 * row + 2 * i]);
         sum[8 * row + 2 * i + 1] = fmaf(to_float(w[i].y), values[row], sum[8 * row + 2 * i + 1]);
       }
+    }
+  }
+
+  static __device__ __forceinline__ void read_x(float (&values)[kRows], const T* x) {
+    if constexpr (kRows == 1) {
+      values[0] = to_float(*x);
+    } else {
+      const Eight<T> eight = *reinterpret_cast<const Eight<T>*>(x);
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) values[row] = to_float(eight.value[row]);
     }
   }
 
@@ -220,7 +184,7 @@ struct VptqWarp {
 
   // All of the warp's items of the units from `first` on, at most a group.
   static __device__ __forceinline__ void sum_units(const VptqGemv& p, const Pass& pass, float* shares, uint32_t first,
-                                                   const Staged<T, kRows>& staged, Pipeline& pipeline) {
+                                                   const Pair* norm, const T* x, Pipeline& pipeline) {
     const uint32_t end = min(first + p.group, pass.units);
     float sum[8 * kRows] = {};
 #pragma unroll 1
@@ -236,7 +200,10 @@ struct VptqWarp {
       pipeline.next.advance(p.items);
       load_item(pipeline.raw, p, pass, pipeline.next);
 #pragma unroll
-      for (int j = 0; j < kSlots; ++j) multiply(sum, words[j], staged, column + j * kStep);
+      for (int j = 0; j < kSlots; ++j) {
+        const uint32_t at = column + j * kStep;
+        multiply(sum, words[j], norm == nullptr ? nullptr : norm + at, x + at * kRows);
+      }
       if (pipeline.now.tile == now.tile) continue;
       leave(shares + ((now.tile - first) * kRowWarps + threadIdx.x / 32) * kValues, sum);
 #pragma unroll

@@ -1,8 +1,4 @@
 // What a block of vptq_gemv.cu keeps in shared memory, and how x, scale and bias come there by place.
-//
-// y = sum of w * scale * x over the columns + sum of bias * x: the first factor of a column is staged, and of the last
-// sum each thread has the part of the columns that it stages. Where the latter is not finite, the row of x is
-// multiplied as the definition has it, weight by weight (vptq_not_finite.cuh).
 #pragma once
 
 #include "vptq_gemv.cuh"
@@ -12,23 +8,18 @@ namespace localq {
 // The parts of a block's shared memory.
 template <typename T, typename Warp, int kRows>
 struct Memory {
-  float *scratch, *parts, *sums, *shares;  // parts: [kRows, kRowWarps], warps' sums of bias * x
-  Staged<T, kRows> staged;
-  uint32_t kept;  // address of what is kept of the codebooks, residuals first
-  T* room;        // p.room bytes at its end or behind
+  float *scratch, *sums, *shares;
+  typename Warp::Pair* norm;  // scale and bias of a window
+  T* x;                       // [window, kRows]
+  uint32_t kept;              // address of the codebooks' first entries
 
-  static __host__ __device__ constexpr uint32_t first_floats() {
-    return kRowWarps + kRows * kRowWarps;
-  }
-  __device__ __forceinline__ Memory(const VptqGemv& p, uint8_t* memory)
-      : scratch(reinterpret_cast<float*>(memory)),
-        parts(scratch + kRowWarps),
-        sums(scratch + first_floats()),
-        shares(sums + (p.extras.activation != Activation::kNone ? 2 : 1) * p.block_units * Warp::kValues),
-        staged(shares + 2 * p.group * kRowWarps * Warp::kValues, p.window) {
-    uint8_t* const behind = reinterpret_cast<uint8_t*>(staged.x) + p.window * Staged<T, kRows>::kColumnBytes;
-    kept = address_in_shared(behind);
-    room = reinterpret_cast<T*>(behind + p.res_kept + p.kept - p.late);
+  __device__ __forceinline__ Memory(const VptqGemv& p, uint8_t* memory) {
+    scratch = reinterpret_cast<float*>(memory);
+    sums = scratch + kRowWarps;
+    shares = sums + (p.extras.activation != Activation::kNone ? 2 : 1) * p.block_units * Warp::kValues;
+    norm = reinterpret_cast<typename Warp::Pair*>(shares + 2 * p.group * kRowWarps * Warp::kValues);
+    x = reinterpret_cast<T*>(norm + p.window);
+    kept = address_in_shared(x + p.window * kRows);
   }
 };
 
@@ -54,114 +45,90 @@ struct Places {
   }
 
   static constexpr uint32_t kNoColumn = ~0u;
-};
 
-// 1 / rms of a row of x, and its norm; `weight` null: no norm.
-struct RowNorm {
-  float inverse_rms;
-  const void* weight;
-  NormKind kind;
+  // Values of a row of x, or of a norm; zeros where there is no column.
+  template <typename T>
+  __device__ __forceinline__ void read(T (&values)[kCount], const T* from) const {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      round_to(0.f, values[k]);
+      if (column[k] != kNoColumn) values[k] = from[column[k]];
+    }
+  }
 
   template <typename T>
-  __device__ __forceinline__ T operator()(T value, uint32_t column) const {
-    return weight == nullptr ? value : normed(value, inverse_rms, weight, column, kind);
+  __device__ __forceinline__ void norm(T (&values)[kCount], const VptqGemv& p, float inverse_rms) const {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const uint32_t at = min(column[k], p.in - 1);
+      values[k] = normed(values[k], inverse_rms, p.extras.norm_weight, at, p.extras.norm);
+      if (column[k] == kNoColumn) round_to(0.f, values[k]);
+    }
   }
 };
 
-// Columns first .. first + count - 1 `from`, normed, to `room`. All threads; then synchronise.
+// The first p.in values `from`, in their order. All threads; then synchronise.
 template <typename T>
-__device__ __forceinline__ void copy_columns(T* room, const T* from, uint32_t first, uint32_t count,
-                                             const RowNorm& norm) {
+__device__ __forceinline__ void copy_row(const VptqGemv& p, T* to, const T* from) {
 #pragma unroll 4
-  for (uint32_t i = threadIdx.x; i < count / 8; i += kRowThreads) {
-    Eight<T> eight = reinterpret_cast<const Eight<T>*>(from + first)[i];
-#pragma unroll
-    for (int k = 0; k < 8; ++k) eight.value[k] = norm(eight.value[k], first + 8 * i + k);
-    reinterpret_cast<Eight<T>*>(room)[i] = eight;
+  for (uint32_t i = threadIdx.x; i < p.in / 8; i += kRowThreads) {
+    reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
   }
 }
 
-// use(i, value): values [in] `from`, normed, of every place i of the window, each by the thread that i % kRowThreads
-// is; zeros behind the last column. Where there is room they come by way of it, so that L2 is asked for whole lines
-// instead of a sector for each value: as many columns at a time as it has room for. All threads.
-template <typename T, typename Use>
-__device__ __forceinline__ void spread(const VptqGemv& p, const Pass& pass, T* room, const T* from, const RowNorm& norm,
-                                       Use use) {
+// Scale and bias of a window by place; zeros behind the last column. Where a window is a whole row they come by way of
+// the place of x, `room`, so that L2 is asked for whole lines instead of a sector for each value. All threads; then
+// synchronise.
+template <typename T, typename Pair>
+__device__ __forceinline__ void stage_norm(const VptqGemv& p, const Pass& pass, Pair* norm, T* room) {
   constexpr int kCount = 8;
-  const bool copied = p.room != 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0;
-  const uint32_t piece = copied ? p.room / sizeof(T) : p.in;
+  const VptqSegment& of = p.of[pass.segment];
+  if (of.scale == nullptr) return;
+  const bool aligned = (reinterpret_cast<uintptr_t>(of.scale) | reinterpret_cast<uintptr_t>(of.bias)) % 16 == 0;
+  const bool copied = aligned && p.window >= p.in;
 #pragma unroll 1
-  for (uint32_t begin = 0; begin < p.in; begin += piece) {
+  for (int part = 0; part < 2; ++part) {
+    const T* from = static_cast<const T*>(part == 0 ? of.scale : of.bias);
     if (copied) {
-      __syncthreads();  // what was there before has been read
-      copy_columns(room, from, begin, min(piece, p.in - begin), norm);
+      __syncthreads();  // what was copied before has been read
+      copy_row(p, room, from);
       __syncthreads();
+      from = room;
     }
 #pragma unroll 1
     for (uint32_t first = threadIdx.x; first < p.window; first += kCount * kRowThreads) {
-      const Places<kCount> places(p, pass, first);
+      T values[kCount];
+      Places<kCount>(p, pass, first).read(values, from);
+#pragma unroll
+      for (int k = 0; k < kCount; ++k) {
+        const uint32_t i = first + k * kRowThreads;
+        if (i < p.window) reinterpret_cast<T*>(norm + i)[part] = values[k];
+      }
+    }
+  }
+}
+
+// x of a window by place, [window, kRows], with its norm; zeros behind the last column and row. As above.
+template <typename T, int kRows>
+__device__ __forceinline__ void stage_places(const VptqGemv& p, const Pass& pass, T* staged, const T* x,
+                                             float inverse_rms) {
+  constexpr int kCount = 8;
+#pragma unroll 1
+  for (uint32_t first = threadIdx.x; first < p.window; first += kCount * kRowThreads) {
+    const Places<kCount> places(p, pass, first);
+#pragma unroll 1
+    for (int row = 0; row < kRows; ++row) {
       T values[kCount];
 #pragma unroll
-      for (int k = 0; k < kCount; ++k) {
-        round_to(0.f, values[k]);
-        const uint32_t at = places.column[k] - begin;
-        if (at < piece && places.column[k] < p.in) values[k] = copied ? room[at] : norm(from[at], at);
-      }
+      for (int k = 0; k < kCount; ++k) round_to(0.f, values[k]);
+      if (row < p.rows) places.read(values, x + uint64_t(row) * p.in);
+      if (p.extras.norm != NormKind::kNone) places.norm(values, p, inverse_rms);
 #pragma unroll
       for (int k = 0; k < kCount; ++k) {
-        const uint32_t i = first + k * kRowThreads, column = places.column[k];
-        const bool mine = column == Places<kCount>::kNoColumn ? begin == 0 : column - begin < piece;
-        if (i < p.window && mine) use(i, values[k]);
+        const uint32_t i = first + k * kRowThreads;
+        if (i < p.window) staged[i * kRows + row] = values[k];
       }
     }
-  }
-}
-
-// Scale and bias of a window by place; of a matrix without them ones and zeros. All threads.
-template <typename T, typename Staged>
-__device__ __forceinline__ void stage_norm(const VptqGemv& p, const Pass& pass, const Staged& staged, T* room) {
-  const VptqSegment& of = p.of[pass.segment];
-  if (of.scale == nullptr) {
-    for (uint32_t i = threadIdx.x; i < p.window; i += kRowThreads) {
-      round_to(1.f, staged.scale_of(i));
-      round_to(0.f, staged.bias_of(i));
-    }
-    return;
-  }
-  spread(p, pass, room, static_cast<const T*>(of.scale), RowNorm{},
-         [&](uint32_t i, T value) { staged.scale_of(i) = value; });
-  spread(p, pass, room, static_cast<const T*>(of.bias), RowNorm{},
-         [&](uint32_t i, T value) { staged.bias_of(i) = value; });
-}
-
-// x of a window by place, behind its scale and bias; rows that are not there are zeros. Of each row the warp's part of
-// the sum of bias * x is left in `parts`: NaN where a product with x is not finite, and zero stands for that x. All
-// threads; then synchronise.
-template <typename T, int kRows, typename Staged>
-__device__ __forceinline__ void stage_places(const VptqGemv& p, const Pass& pass, const Staged& staged, T* room,
-                                             float* parts, const T* x, const RowNorm& norm) {
-#pragma unroll 1
-  for (int row = 0; row < kRows; ++row) {
-    float part = 0.f;
-    const auto lay = [&](uint32_t i, T value) {
-      const float scaled = to_float(staged.scale_of(i)) * to_float(value);
-      const float added = to_float(staged.bias_of(i)) * to_float(value);
-      const bool finite = fabsf(scaled) + fabsf(added) <= 3.4028235e38f;
-      T zero;
-      round_to(0.f, zero);
-      staged.lay(i, row, finite ? value : zero, finite ? scaled : 0.f);
-      part += finite ? added : __int_as_float(0x7fffffff);
-    };
-    if (row < p.rows) {
-      spread(p, pass, room, x + uint64_t(row) * p.in, norm, lay);
-    } else {
-      T zero;
-      round_to(0.f, zero);
-      for (uint32_t i = threadIdx.x; i < p.window; i += kRowThreads) staged.lay(i, row, zero, 0.f);
-    }
-#pragma unroll
-    for (int step = 16; step > 0; step /= 2) part += __shfl_xor_sync(~0u, part, step);
-    if (threadIdx.x % 32 == 0) parts[row * kRowWarps + threadIdx.x / 32] = part;
   }
 }
 

@@ -82,9 +82,7 @@ def aqlm_row(bench: Bench, product: Product, group: int, rows: int) -> Row:
 def vptq_row(bench: Bench, product: Product, scheme: tuple[int, int, int], rows: int) -> Row:
     """One `vptq_gemv` of a single matrix, checked and timed."""
     packed = _vptq(bench, product, scheme)
-    weight = vptq_codec.dequantize(replace(packed, weight_scale=None, weight_bias=None), torch.float32)
-    if packed.weight_scale is not None and packed.weight_bias is not None:  # the kernel does not round what comes of it
-        weight.mul_(packed.weight_scale.float()).add_(packed.weight_bias.float())
+    weight = vptq_codec.dequantize(packed, torch.float32)
     matrix = VptqMatrix(**{each.name: getattr(packed, each.name) for each in fields(packed)})
     moved = gather.vptq_gemv_bytes(rows, matrix) + gather.vptq_gemv_sectors(matrix)
     run = partial(_run, gather.vptq_gemv)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from cuda_headers import built
-from gather_operands import aqlm_packed, gather_matrix, unrounded, vptq_matrix, vptq_packed, vptq_unrounded
+from gather_operands import aqlm_packed, gather_matrix, unrounded, vptq_matrix, vptq_packed
 from gemv_structs import Extras
 from guarded_memory import guarded
 from nf4_operands import inputs
@@ -23,6 +23,7 @@ from localq.kernels import gemv
 from localq.kernels.checks import TYPES
 from localq.kernels.gather import GatherMatrix
 from localq.kernels.unpack import vptq_arguments
+from localq.quant import vptq_codec
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ("gather_gemv.cu", "vptq_gemv.cu")
@@ -122,7 +123,7 @@ def test_vptq(library, scheme, packs, rows):
         multiply(library, x, [vptq_matrix(packed)], shared=shared) for shared in (LARGE, 8_000 if rows == 1 else 44_000)
     ]
     for got in results:
-        assert_near(got, x, vptq_unrounded(packed))
+        assert_near(got, x, vptq_codec.dequantize(packed, torch.float32))
 
 
 @pytest.mark.parametrize("scheme", ["v8 + 256", "v16"])
@@ -131,36 +132,11 @@ def test_every_place_of_vptq_is_its_column(library, scheme, norm):
     """x = unit vectors: a wrong index, lane or place cannot hide in a sum."""
     shape = (33, 552)
     packed = vptq_packed(shape, BF16, 5, SCHEMES[scheme], norm=norm)
-    dense = vptq_unrounded(packed)
+    dense = vptq_codec.dequantize(packed, torch.float32)
     for first in range(0, shape[1], 104):
         x = torch.eye(shape[1], dtype=BF16)[first : first + 8]
         assert torch.equal(multiply(library, x, [vptq_matrix(packed)]), dense[:, first : first + 8].T)
         assert torch.equal(multiply(library, x[5:6], [vptq_matrix(packed)])[0], dense[:, first + 5])
-
-
-@pytest.mark.parametrize("scheme", ["v8 + 256", "v16"])
-@pytest.mark.parametrize("packs", [True, False], ids=["packed", "unpacked"])
-@pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize("value", [torch.inf, torch.nan])
-def test_x_that_is_not_finite_stays_in_its_row(library, scheme, packs, norm, value):
-    """Its products have the sign that the weight has, scale and bias together."""
-    packed = vptq_packed((29, 392), HALF, 7, SCHEMES[scheme], packed=packs, norm=norm)
-    dense, matrix, x = vptq_unrounded(packed), vptq_matrix(packed), inputs(3, 392, HALF)
-    clean = multiply(library, x, [matrix])
-    x[1, 389] = value
-    got = multiply(library, x, [matrix])
-    assert torch.equal(got[[0, 2]], clean[[0, 2]])
-    for row in (got[1], multiply(library, x[1:2], [matrix])[0]):
-        assert torch.equal(row.nan_to_num(0.0), (value * dense[:, 389]).nan_to_num(0.0))
-        assert torch.equal(row.isnan(), (value * dense[:, 389]).isnan())
-
-
-@pytest.mark.parametrize("shared", [LARGE, 24_400, 17_000], ids=["room", "room in pieces", "no room"])
-def test_columns_of_vptq_come_by_way_of_room(library, shared):
-    shape = (203, 1736)
-    packed = vptq_packed(shape, HALF, 6, (8, 512, 32))
-    x = inputs(1, shape[1], HALF)
-    assert_near(multiply(library, x, [vptq_matrix(packed)], shared=shared), x, vptq_unrounded(packed))
 
 
 @pytest.mark.parametrize("make", ["aqlm", "vptq"])
@@ -172,7 +148,7 @@ def test_three_matrices_biases_and_norm(library, make):
     else:
         packed = [vptq_packed((out, columns), BF16, out, (8, 512, 16)) for out in outs]
         matrices = [vptq_matrix(each) for each in packed]
-        dense = torch.cat([vptq_unrounded(each) for each in packed])
+        dense = torch.cat([vptq_codec.dequantize(each, torch.float32) for each in packed])
     generator = torch.Generator().manual_seed(3)
     norm = gemv.Norm((torch.rand(columns, generator=generator) + 0.5).to(BF16), 1e-5)
     bias, x = torch.randn(sum(outs), generator=generator).to(BF16), inputs(1, columns, BF16)
@@ -191,7 +167,7 @@ def test_gate_and_up(library, make, rows):
         else vptq_packed(shape, HALF, seed, (16, 64, 0))
         for seed in (1, 2)
     ]
-    unpack = unrounded if make == "aqlm" else vptq_unrounded
+    unpack = unrounded if make == "aqlm" else lambda each: vptq_codec.dequantize(each, torch.float32)
     matrices = [(gather_matrix if make == "aqlm" else vptq_matrix)(each) for each in packed]
     x = inputs(rows, shape[1], HALF)
     got = multiply(library, x, matrices, activation="silu")

@@ -83,15 +83,6 @@ def unrounded(packed: aqlm.Packed) -> torch.Tensor:
     return plain * packed.scales.view(-1, 1).float()
 
 
-def vptq_unrounded(packed: vptq_codec.Packed) -> torch.Tensor:
-    """The weights that `vptq_gemv` multiplies, f32 [out, in]: sums of codewords as the definition has them, and what
-    their norm makes of them as f32 has it."""
-    plain = vptq_codec.dequantize(replace(packed, weight_scale=None, weight_bias=None), torch.float32)
-    if packed.weight_scale is None or packed.weight_bias is None:
-        return plain
-    return plain * packed.weight_scale.float() + packed.weight_bias.float()
-
-
 def vptq_matrix(packed: vptq_codec.Packed) -> VptqMatrix:
     return VptqMatrix(**{each.name: getattr(packed, each.name) for each in fields(packed)})
 
@@ -103,7 +94,7 @@ def _aqlm(layout, shape, dtype, seed, device) -> RowOperand:
 
 def _vptq(scheme, packs, shape, dtype, seed, device) -> RowOperand:
     packed = vptq_packed(shape, dtype, seed, scheme, packed=packs, perm=seed % 4 != 3, norm=seed % 5 != 4).to(device)
-    return RowOperand(vptq_matrix(packed), vptq_unrounded(packed))
+    return RowOperand(vptq_matrix(packed), vptq_codec.dequantize(packed, torch.float32))
 
 
 AQLM = {

@@ -9,7 +9,6 @@ from dataclasses import fields, replace
 
 import reference_experts
 import torch
-from gather_operands import vptq_unrounded
 from torch import Tensor
 from torch.nn import functional as F
 from vq_operands import weights_of
@@ -201,7 +200,7 @@ def rotated(x, signs, out=None):
 
 
 def vptq_gemv(x, matrices, **around):
-    return product(x, [vptq_unrounded(vptq_packed(each)) for each in matrices], **around)
+    return product(x, [vptq_codec.dequantize(vptq_packed(each), torch.float32) for each in matrices], **around)
 
 
 def embedded(ids, table, scale=1.0, out=None):
