@@ -14,15 +14,7 @@ from localq.bench import kernel_timing, nf4_weights, products, shapes
 from localq.bench.kernel_table import FORMAT, HEADER, Rival, Row, as_json, lines
 from localq.bench.kernel_timing import Bench, check
 from localq.bench.nf4_weights import Weights
-from localq.bench.roofline import (
-    CPU_PROBES,
-    GRAPH_US,
-    Timing,
-    copies_for_cold_cache,
-    read_bytes_per_s,
-    read_probes,
-    turns_for,
-)
+from localq.bench.roofline import CPU_PROBES, Timing, read_bytes_per_s, read_probes
 from localq.bench.shapes import GATE_UP, NORM, PLAIN, RESIDUAL, Product, Workload
 from localq.errors import ExitCode, LocalqError
 from localq.kernels import nf4
@@ -82,23 +74,6 @@ def test_bytes_are_those_of_the_tensors():
     assert nf4.nf4_dequantize_bytes(shape, torch.float32) == stored + torch.empty(shape).nbytes
     x, y = torch.empty(5, 576, dtype=torch.bfloat16), torch.empty(5, 96, dtype=torch.bfloat16)
     assert nf4.nf4_gemv_bytes(5, 96, 576) == stored + x.nbytes + y.nbytes
-
-
-@pytest.mark.parametrize("bytes_each", [3 * MIB, 50 * MIB, 700 * MIB])
-def test_copies_outgrow_the_cache(bytes_each):
-    cache = 60 * MIB
-    copies = copies_for_cold_cache(bytes_each, cache)
-    # what was touched between two visits of the same copy
-    assert (copies - 1) * bytes_each > 2 * cache
-    assert copies >= 2
-
-
-@pytest.mark.parametrize(("start", "each", "launches"), [(10, 20.0, 3), (10, 1.1, 70), (10, 9000.0, 2), (12, 640.0, 2)])
-def test_the_start_of_a_graph_is_less_than_a_hundredth(start, each, launches):
-    turns = turns_for(start + each * launches)
-    whole = turns * each * launches
-    assert start < 0.01 * whole
-    assert turns == 1 or whole < 2 * GRAPH_US, "no longer than it must be"
 
 
 def test_copies_share_nothing_that_is_read():
