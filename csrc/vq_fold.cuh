@@ -54,7 +54,7 @@ struct Folding {
 
   // Stage 0, 1, .. kLast.
   __device__ __forceinline__ void go_on(int stage) {
-    const bool upper = threadIdx.x & 16, odd = threadIdx.x & 8;
+    const bool upper = threadIdx.x & 16, odd = threadIdx.x & 8, mine = (threadIdx.x & 4) == 0;
     if (stage == 0) {
       const float sent[2] = {upper ? part[0] : part[2], upper ? part[1] : part[3]};
       part[0] = upper ? part[2] : part[0], part[1] = upper ? part[3] : part[1];
@@ -67,9 +67,9 @@ struct Folding {
       part[2] = __shfl_xor_sync(~0u, part[0], 4);
     } else if (stage == 3) {
       part[0] += part[2];
-      part[1] = *to;
+      if (mine) part[1] = *to;
     } else if (stage == kLast) {
-      if ((threadIdx.x & 4) == 0) *to = part[1] + part[0] * back;
+      if (mine) *to = part[1] + part[0] * back;
     }
   }
 };
