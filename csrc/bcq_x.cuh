@@ -40,7 +40,10 @@ __device__ __forceinline__ uint32_t load_columns(Eight<T> (&x)[4], const Argumen
                                                  float inverse_rms) {
   uint32_t largest = 0;
 #pragma unroll
-  for (uint32_t i = 0; i < 4; ++i) x[i] = vq::load_x(p, row, column + 8 * i, inverse_rms);
+  for (uint32_t i = 0; i < 4; ++i) {
+    x[i] = vq::columns_at(p, row, column + 8 * i);
+    vq::norm_columns(x[i], p, column + 8 * i, inverse_rms);
+  }
 #pragma unroll
   for (uint32_t i = 0; i < 4; ++i) {
 #pragma unroll

@@ -155,8 +155,8 @@ void plan_kept(VptqGemv& p, uint32_t most, uint32_t needed, uint64_t codes, uint
   const bool main = worth_keeping(codes, p.count, entry_bytes);
   const bool residual = p.residuals != 0 && worth_keeping(codes, p.residuals, entry_bytes);
   const uint32_t share = (main ? room / 2 : room) / entry_bytes * entry_bytes;
-  if (residual) p.res_kept = res_whole < (most - needed) / 2 || res_whole < share ? res_whole : share;
-  if (small_residuals(p, most, entry_bytes) != 0) p.res_kept = res_whole;
+  const bool all = small_residuals(p, most, entry_bytes) != 0 || res_whole < (most - needed) / 2 || res_whole < share;
+  if (residual) p.res_kept = all ? res_whole : share;
   if (main) p.kept = kept_of(most, needed + p.res_kept, 1, whole, entry_bytes);
 }
 

@@ -55,13 +55,6 @@ __device__ __forceinline__ void norm_columns(Eight<T>& eight, const Arguments& p
   }
 }
 
-template <typename T>
-__device__ __forceinline__ Eight<T> load_x(const Arguments& p, const T* row, uint32_t column, float inverse_rms) {
-  Eight<T> eight = columns_at(p, row, column);
-  norm_columns(eight, p, column, inverse_rms);
-  return eight;
-}
-
 // The thread's share of the squares of a row.
 template <typename T>
 __device__ __forceinline__ float squares_of(const Arguments& p, const T* x) {

@@ -18,14 +18,15 @@ MULTIPROCESSOR_GHZ = 132 * CLOCK_GHZ  # multiprocessors times their clock: what 
 Rows = tuple[tuple[int, int, float], ...]  # out, in, us of one launch
 
 # Matrix-vector products, by `localq bench --kernels`. `vq2` and int4 (groups of 128) at ea30483; `2x8` and what
-# gathers at f45e95d; of 3,840, 5,120
-# and 17,408 columns, and of 201088 rows, at 468d13f; bcq (q3g128) and squeezellm at d2a1339, by a script that calls the
-# rows of that command one by one; `vq2` of 10240 and 57344 rows and both at 4096 x 4096 at 2a3f8cb. NF4 of 2,880,
-# 5,120, 12,288 and 17,408 columns at 468d13f, before that the rest; all of 2,048 columns, and 2048 and 2880 x 4096, at
-# d6abc1b. Those of gemma-3-12b in NF4 by `localq bench --profile`, inside a step, at ea30483,
-# of experts and of the head of 151936 x 2048 in 16 bit at 2a7008b. Left out, since the two ways differ: 16 bit at 5120
-# x 2880 (11.5 us alone, 10.9 in a step) and 2880 x 4096 (9.7, 8.0); and squeezellm at 28672 x 2048 (18.1 us), where its
-# tables take as long as look-ups.
+# gathers at f45e95d; of 3,840, 5,120 and 17,408 columns, and of 201088 rows, at 468d13f; bcq (q3g128) and squeezellm
+# at d2a1339, by a script that calls the rows of that command one by one; `vq2` of 10240 and 57344 rows and both at
+# 4096 x 4096 at 2a3f8cb. NF4 of 2,880, 5,120, 12,288 and 17,408 columns at 468d13f, before that the rest; all of
+# 2,048 columns, and 2048 and 2880 x 4096, at d6abc1b. Those of gemma-3-12b in NF4 by `localq bench --profile`, inside
+# a step, at ea30483, of experts and of the head of 151936 x 2048 in 16 bit at 2a7008b. Left out, since the two ways
+# differ: 16 bit at 5120 x 2880 (11.5 us alone, 10.9 in a step) and 2880 x 4096 (9.7, 8.0); and squeezellm at 28672 x
+# 2048 (18.1 us), where its tables take as long as look-ups. All of them are older than 53fe8d7, so those of that
+# command have their share of a graph's start in them, some 2 to 4 us where two to four launches of a large matrix
+# stood in one (README.md, Results).
 PRODUCTS: dict[str, Rows] = {
     "nf4": (
         (4096, 4096, 6.8), (6144, 4096, 8.7), (8192, 8192, 13.8), (10_240, 8192, 16.3), (4096, 14_336, 13.6),

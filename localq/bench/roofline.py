@@ -2,7 +2,7 @@
 
 Cold means that the data of a launch was not touched by the launches before it: they take turns over copies whose sum is
 more than twice the cache. Launches are captured in one CUDA graph, as decoding does, so that the gap between two of
-them is the device's own and not the interpreter's. To start a graph takes some 10 us by itself, whatever it has; a step
+them is the device's own and not the interpreter's. To start a graph takes some 8 us by itself, whatever it has; a step
 of decoding has hundreds of launches, so these take as many turns as make that less than a hundredth.
 """
 
