@@ -28,6 +28,8 @@ Texts = Sequence[str | Chats]
 def token_windows(files: ModelFiles, text: str | Texts, count: int | None, most: int | None = None) -> list[list[int]]:
     """`count` windows from all over `text`, each as long as the others; where that is None, all, or `most`.
 
+    Of several texts every one gives as many, as far as it has them.
+
     Raises LocalqError: exit 2 for a text of less than one window, or of fewer than `count`, and for chats that the
     model cannot read.
     """
@@ -35,13 +37,25 @@ def token_windows(files: ModelFiles, text: str | Texts, count: int | None, most:
     size = min(WINDOW, context) if isinstance(context, int) else WINDOW
     tokenizer = Tokenizer.load(files)
     texts = [text] if isinstance(text, str) else text
-    all_windows = [window for each in texts for window in _windows(tokenizer, each, size)]
-    found = len(all_windows)
+    windows = [_windows(tokenizer, each, size) for each in texts]
+    found = sum(map(len, windows))
     if count is not None and count > found:
         why = f"the text has {found} windows of {size} tokens"
         raise usage_error("--windows", why, f"Ask for {found} at most, or give a longer text.")
-    wanted = min(found, most or found) if count is None else count
-    return [all_windows[index * found // wanted] for index in range(wanted)]
+    shares = _shares([len(each) for each in windows], min(found, most or found) if count is None else count)
+    some = zip(windows, shares, strict=True)
+    return [each[index * len(each) // share] for each, share in some for index in range(share)]
+
+
+def _shares(counts: Sequence[int], wanted: int) -> list[int]:
+    """How many of each of these, `wanted` in all, as evenly as it can be; the first have what does not divide."""
+    shares = [0] * len(counts)
+    while left := wanted - sum(shares):
+        open_ = [at for at, count in enumerate(counts) if shares[at] < count]
+        for number, at in enumerate(open_):
+            more = left // len(open_) + (number < left % len(open_))
+            shares[at] = min(counts[at], shares[at] + more)
+    return shares
 
 
 def _windows(tokenizer: Tokenizer, text: str | Chats, size: int) -> list[list[int]]:

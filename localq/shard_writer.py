@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -68,11 +68,14 @@ def _ordered(tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
 
 
 class ShardWriter:
-    """Writes `shards` into `folder`. `job` identifies what is being written: only the same job is resumed."""
+    """Writes `shards` into `folder`. `job` identifies what is being written: only the same job is resumed.
 
-    def __init__(self, folder: Path, shards: list[Shard], job: dict[str, Any]) -> None:
+    drafts: shards that others are made of, which `finish` removes.
+    """
+
+    def __init__(self, folder: Path, shards: list[Shard], job: dict[str, Any], drafts: Sequence[Shard] = ()) -> None:
         self._folder = folder
-        self._shards = shards
+        self._shards, self._drafts = shards, drafts
         self._job = job
         self._finished = self._verified(load_state(folder))
 
@@ -82,7 +85,7 @@ class ShardWriter:
             return {}
         records = state.get("finished")
         finished: dict[str, dict[str, Any]] = {}
-        for shard in self._shards:
+        for shard in (*self._shards, *self._drafts):
             record, path = records.get(shard.name) if isinstance(records, dict) else None, self._folder / shard.name
             if isinstance(record, dict) and path.is_file() and path.stat().st_size == record.get("bytes"):
                 if sha256_of(path) != record.get("sha256"):
@@ -96,8 +99,9 @@ class ShardWriter:
         return self._folder
 
     def pending(self) -> list[Shard]:
-        """The shards that are still to be written."""
-        return [shard for shard in self._shards if shard.name not in self._finished]
+        """The shards that are still to be written, and the drafts where there are any."""
+        left = [shard for shard in self._shards if shard.name not in self._finished]
+        return left + [draft for draft in self._drafts if left and draft.name not in self._finished]
 
     def finished(self) -> dict[str, Path]:
         """The tensors of the shards that are written, and the files they are in."""
@@ -137,7 +141,10 @@ class ShardWriter:
         write_file(self._folder / STATE_NAME, json.dumps(state, indent=1).encode())
 
     def finish(self) -> None:
-        """Write the index (for more than one shard) and drop the state: the checkpoint is complete."""
+        """Write the index (for more than one shard), drop drafts and state: the checkpoint is complete."""
+        with disk_errors(self._folder):
+            for draft in self._drafts:
+                (self._folder / draft.name).unlink(missing_ok=True)
         if len(self._shards) > 1:
             weight_map = {name: shard.name for shard in self._shards for name in shard.tensors}
             total = sum(shard.nbytes for shard in self._shards)

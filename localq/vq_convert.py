@@ -7,8 +7,6 @@ the device; on the host lies the text, twice, as wide as the model's residual st
 
 from __future__ import annotations
 
-import contextlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
-from localq import kernels, prepare, ready_layers, vq_fetch
-from localq.checkpoint import Checkpoint, TensorInfo, in_memory, info, open_checkpoint, open_fetched
+from localq import kernels, prepare, ready_layers, vq_fetch, vq_whole
+from localq.checkpoint import Checkpoint, TensorInfo, info
 from localq.conversion_folder import claim, locked, stated_dtype, write_small_files
 from localq.engine import vram
-from localq.engine.load import is_out_of_memory
-from localq.errors import ExitCode, LocalqError, bad_file, usage_error
+from localq.errors import ExitCode, LocalqError, usage_error
 from localq.models import ARCHITECTURES
-from localq.quantizer import memory, mixture
+from localq.models.decoder import Block
+from localq.quantizer import memory, mixture, whole
 from localq.quantizer.books import universal
-from localq.quantizer.layer import Settings, groups_of, inputs_rotated, pass_layer, quantize_layer
+from localq.quantizer.finetune import Tuning
+from localq.quantizer.kept import Kept
+from localq.quantizer.layer import Made, Settings, groups_of, inputs_rotated, pass_full, pass_layer, quantize_layer
 from localq.quantizer.sensitivity import sensitivities, spread
 from localq.quantizer.source import Source
 from localq.quantizer.stream import Streams, kept_dtype
@@ -36,13 +35,13 @@ from localq.quantizer.target import target_of
 from localq.quantizer.trail import Trail
 from localq.shard_writer import Shard, ShardWriter, plan_shards, start_state
 from localq.vq_request import Request as Request
-from localq.vq_request import origin, task_of
+from localq.vq_request import changed, opened, origin, task_of
 
 OnProgress = Callable[[str, int, int], None]  # what is done, weights done, weights in total
 Say = Callable[[str], None]  # one-line notes for the user
 # What is done: layers made, layers that were there already, and before them what bits are worth where.
 QUANTIZING, CATCHING_UP, MEASURING = "quantizing", "catching up", "measuring where bits are worth most"
-FETCHING = "fetching"  # followed by what: work waits for it
+FETCHING, TRAINING = "fetching", "training all layers"  # followed by what: work waits for it; at the end: steps
 
 
 def convert(request: Request, on_progress: OnProgress | None = None, say: Say | None = None) -> Path:
@@ -60,61 +59,37 @@ def convert(request: Request, on_progress: OnProgress | None = None, say: Say | 
         raise LocalqError(source.name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
     if not request.windows and request.layers is None:
         raise usage_error("--calibration", "the text is shorter than one window", "Give a longer one.")
-    with _opened(request) as checkpoint, torch.no_grad():
+    with opened(request) as checkpoint, torch.no_grad():
         model = Source(source, checkpoint, ARCHITECTURES[model_type], request.device, request.seed)
         if request.bits is not None and model.model.config.experts:
             why = "bits are not mixed among the matrices of a mixture of experts"
             raise usage_error("--bits", why, "Give 2, 2.5, 3 or 4.")
         note = origin(source, checkpoint, model.origin)
+        not_whole = vq_whole.left_out(request.whole, model, source.name, ready=request.layers is not None)
         work = _Work(request, model, checkpoint)
         task = task_of(request, work.planned)
         stale = claim(source, out, task, request.force)
         tell, hear = on_progress or (lambda what, done, total: None), say or (lambda line: None)
         with locked(out, stale):
-            for line in filter(None, (note, request.begun)):
+            for line in filter(None, (note, not_whole, request.begun)):
                 hear(line)
-            with _within_memory(out):
+            with memory.within(out):
                 work.place()
                 if request.bits is not None:
                     start_state(out, task)
                     work.mix(task, tell, hear)
                 shards = plan_shards(work.planned, 1)
-                writer = ShardWriter(out, shards, task)
+                writer = ShardWriter(out, shards, task, work.drafts(shards))
                 writer.check_space()
                 start_state(out, task)
                 if request.layers is not None:
-                    ready_layers.adopt(request.layers, writer, shards[1 : 1 + model.layers])
-                work.run(writer, shards, tell)
+                    ready_layers.adopt(request.layers, writer, work.drafts(shards) or shards[1 : 1 + model.layers])
+                work.run(writer, shards, Kept(out, task), tell, hear)
             write_small_files(source, work.quantization_config(), out, work.changes())
+            (out / whole.FILE).unlink(missing_ok=True)
             writer.finish()
             (out / mixture.FILE).unlink(missing_ok=True)
     return out
-
-
-def _opened(request: Request) -> Checkpoint:
-    shards = request.shards
-    if shards is None:
-        return open_checkpoint(request.source)
-    return open_fetched(request.source, shards.headers(), shards.path)
-
-
-@contextlib.contextmanager
-def _within_memory(out: Path) -> Iterator[None]:
-    """Memory that runs out is an answer (exit 3), and what is done stays done."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        why = f"memory ran out while quantizing ({str(error).splitlines()[0]})"
-        step = "Close other programs, ask for fewer --windows, or use --device cpu; the layers that are done stay."
-        raise LocalqError(str(out), why, step, ExitCode.DOES_NOT_FIT) from None
-
-
-def _changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`changes` for config.json, and for its part about the decoder where it has one."""
-    text = config.get("text_config")
-    return {**changes, **({"text_config": {**text, **changes}} if isinstance(text, dict) else {})}
 
 
 class _Work:
@@ -135,6 +110,7 @@ class _Work:
             self._target.shares,
             request.tuning,
             self._dtype,
+            whole=request.whole if vq_whole.applies(request.whole, model) else Tuning(),
         )
         self._groups = [groups_of(model.meta_block(index)) for index in range(model.layers)]
         self._rest = model.unread()
@@ -168,11 +144,12 @@ class _Work:
         Raises LocalqError (exit 3) where a layer does not fit.
         """
         request, model = self._request, self._model
-        if request.device.type != "cuda" or request.layers is not None:
+        if request.device.type != "cuda" or not (request.layers is None or self._settings.whole.steps):
             return
         held = vram.begin(request.device, request.vram_bytes, {})
         block, hidden, tokens = model.meta_block(0), model.model.config.hidden, len(request.windows[0])
         counted = partial(memory.count, block, hidden, tokens, device="cuda", turned=model.turned)
+        counted = partial(counted, vocab=model.model.config.vocab_size, made=request.layers is not None)
         self._settings = memory.placed(request.source.name, counted, self._settings, held.budget)
         held.hold(held.context)
 
@@ -210,11 +187,20 @@ class _Work:
     def changes(self) -> dict[str, Any]:
         """What config.json says otherwise than the source's: a turned head is no longer the embedding."""
         untied = {"tie_word_embeddings": False} if self._model.turned else {}
-        return {"dtype": self._stated, **_changed(self._request.source.config, untied)}
+        return {"dtype": self._stated, **changed(self._request.source.config, untied)}
 
-    def run(self, writer: ShardWriter, shards: list[Shard], on_progress: OnProgress) -> None:
+    def drafts(self, shards: Sequence[Shard]) -> list[Shard]:
+        """Of the layers among `shards`, where these are trained together before they are written."""
+        layers = shards[1 : 1 + self._model.layers]
+        return vq_whole.drafts_of(layers) if self._settings.whole.steps else []
+
+    def run(self, writer: ShardWriter, shards: list[Shard], kept: Kept, on_progress: OnProgress, say: Say) -> None:
+        """Write all of `shards` that are not there."""
         pending = {shard.name for shard in writer.pending()}
         layers, total, done = self._model.layers, self._model.weights(), 0
+        final = shards[1 : 1 + layers]
+        drafts = self.drafts(shards) if any(shard.name in pending for shard in final) else []
+        files = [shards[0], *(drafts or final), *shards[1 + layers :]]
 
         def advance(weights: int, what: str = QUANTIZING) -> None:
             nonlocal done
@@ -222,23 +208,26 @@ class _Work:
             on_progress(what, done, total)
 
         advance(0)
-        wanted = [index for index, shard in enumerate(shards) if shard.name in pending]
-        last = max((index for index in wanted if index <= layers), default=0)
+        wanted = [index for index, shard in enumerate(files) if shard.name in pending]
+        last = layers if drafts else max((index for index in wanted if index <= layers), default=0)
         units = sorted({*range(last + 1 if last else 0), *wanted})  # the text goes through every layer before the last
         source = (self._request.shards, self._model, self._rest)
         release = vq_fetch.making(*source, units, lambda what: on_progress(f"{FETCHING} {what}", done, total))
+        written = vq_whole.Written(self._model, self._target, writer.folder, files, self._request.source.config)
         for at, unit in enumerate(units):
             release(units[at:])
             if not 0 < unit <= layers and unit in wanted:
-                writer.write(shards[unit], self._end_tensors(shards[unit]))
+                writer.write(files[unit], self._end_tensors(files[unit]))
             if unit == 0 and last:
                 streams = self._streams()
             if 0 < unit <= layers and unit in wanted:
-                self._quantize(unit - 1, streams, writer, shards[unit], advance)
+                self._quantize(unit - 1, streams, writer, files[unit], advance)
             elif 0 < unit <= layers:
-                self._pass(unit - 1, streams, shards[unit])
+                self._pass(unit - 1, streams, written, read_on=any(unit < later <= layers for later in wanted))
                 advance(total // layers, CATCHING_UP)
         advance(total - done)  # of layers at the end that were there
+        if drafts:
+            self._train(written, streams, writer, final, kept, on_progress, say)
 
     def _end_tensors(self, shard: Shard) -> Iterator[tuple[str, Tensor | Iterator[Tensor]]]:
         """Embedding or head, some rows at a time, and what is no part of the decoder."""
@@ -253,30 +242,41 @@ class _Work:
     ) -> None:
         block, books = self._model.block(index), tuple(self._books[scheme] for scheme in self._schemes[index])
         made = quantize_layer(block, index, streams, replace(self._settings, books=books), on_group)
-        self._check_range(index, streams)
+        streams.check(index, self._request.source.name, self._dtype)
+        self._write(index, made, block, writer, shard)
+
+    def _write(self, index: int, made: Made, block: Block, writer: ShardWriter, shard: Shard) -> None:
         tensors = self._model.tensors(made, block, index, self._target).items()
         writer.write(shard, ((name, self._kept(name, each, shard.tensors[name].dtype)) for name, each in tensors))
 
-    def _pass(self, index: int, streams: Streams, shard: Shard) -> None:
-        """Through a layer that was made before."""
-        request, model = self._request, self._model
-        stored = in_memory(load_file(request.out / shard.name), request.source.config)
-        prefixes = {name: model.prefix(index, name) for name in model.linears(index)}
-        packed = {name: self._target.from_checkpoint(stored, prefix) for name, prefix in prefixes.items()}
-        kept = model.other_names(index).items() if request.tuning.steps else ()
-        others = {name: stored.read(key) for name, key in kept}
+    def _pass(self, index: int, streams: Streams, written: vq_whole.Written, *, read_on: bool) -> None:
+        """Through a layer that was made before; read_on: there is one to be made on what the quantized layers leave."""
+        if not read_on:
+            pass_full(self._model.block(index), streams, self._settings)
+            return
+        packed, others = written.layer(index, trained=self._request.tuning.steps > 0)
         pass_layer(self._model.block(index), packed, others, streams, self._settings)
-        self._check_range(index, streams)
+        streams.check(index, self._request.source.name, self._dtype)
 
-    def _check_range(self, index: int, streams: Streams) -> None:
-        """Can the type that the model is to compute in hold what comes out of a layer?"""
-        largest = float(torch.stack([x.abs().max().float() for x in streams.x]).max())
-        if math.isnan(largest):
-            why = f"layer {index} makes values that are no numbers"
-            raise bad_file(self._request.source.name, why, "Fetch the model again.")
-        if not largest <= torch.finfo(self._dtype).max:
-            why = f"layer {index} makes values up to {largest:.0f}, beyond {self._stated}, in which it would compute"
-            raise LocalqError(self._request.source.name, why, "Use --format vq2.", ExitCode.USAGE)
+    def _train(
+        self,
+        written: vq_whole.Written,
+        streams: Streams,
+        writer: ShardWriter,
+        shards: Sequence[Shard],
+        kept: Kept,
+        on_progress: OnProgress,
+        say: Say,
+    ) -> None:
+        """The layers, all made, become those that are written."""
+        streams.x.clear()  # what the layers read that are made by now
+        request, on_step = self._request, partial(on_progress, TRAINING)
+        trained = vq_whole.train(written, streams, request.windows, self._settings, kept, on_step, request.source.name)
+        say(f"{request.source.name}: {trained.said}")
+        pending = {shard.name for shard in writer.pending()}
+        for index, ((made, block), shard) in enumerate(zip(trained.layers, shards, strict=True)):
+            if shard.name in pending:
+                self._write(index, made, block, writer, shard)
 
     def _kept(self, name: str, tensor: Tensor, dtype: str) -> Tensor:
         """As it is written."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from localq import __version__
-from localq.checkpoint import Checkpoint, TensorInfo
+from localq.checkpoint import Checkpoint, TensorInfo, open_checkpoint, open_fetched
 from localq.conversion_folder import source_facts
 from localq.errors import usage_error
 from localq.hub_shards import Shards
@@ -33,6 +33,7 @@ class Request:
     format   a name of `target.target_of`; scheme: of vq2 alone
     bits     of vq2: scheme by scheme where they are worth most, so many per weight in all; None: `scheme` everywhere
     effort, correction   see `layer.Settings`
+    tuning   of every layer; whole: of all together, behind that (`quantizer/whole.py`)
     seed     of the rotations
     vram_bytes  the most of a GPU that is used, None: what is free; it changes no result
     shards   where the weights of `source` come from, file by file; None: they are on the disk
@@ -49,6 +50,7 @@ class Request:
     bits: float | None = None
     effort: Effort = field(default_factory=Effort)
     tuning: Tuning = field(default_factory=Tuning)
+    whole: Tuning = field(default_factory=Tuning)
     correction: float = 0.03
     seed: int = 0
     vram_bytes: int | None = None
@@ -62,8 +64,8 @@ def task_of(request: Request, planned: Sequence[dict[str, TensorInfo]]) -> dict[
     """What identifies a conversion: its input files, its text, its settings, its layout (`planned`), its code."""
     layout = [[name, part.dtype, list(part.shape)] for group in planned for name, part in group.items()]
     text = hashlib.sha256(json.dumps([list(window) for window in request.windows]).encode()).hexdigest()
-    settings = [asdict(request.effort), asdict(request.tuning), request.correction, request.seed, request.device.type]
-    settings.append(request.bits)
+    effort = [asdict(each) for each in (request.effort, request.tuning, request.whole)]
+    settings = [*effort, request.correction, request.seed, request.device.type, request.bits]
     settings += [request.layers.sha256] if request.layers else []
     facts = source_facts(request.source) if request.shards is None else request.shards.facts
     described = [facts, layout, text, settings, request.source.config]
@@ -73,6 +75,20 @@ def task_of(request: Request, planned: Sequence[dict[str, TensorInfo]]) -> dict[
         "localq": __version__,
         "fingerprint": hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest(),
     }
+
+
+def opened(request: Request) -> Checkpoint:
+    """The weights of the source, on the disk or as they come."""
+    shards = request.shards
+    if shards is None:
+        return open_checkpoint(request.source)
+    return open_fetched(request.source, shards.headers(), shards.path)
+
+
+def changed(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`changes` for config.json, and for its part about the decoder where it has one."""
+    text = config.get("text_config")
+    return {**changes, **({"text_config": {**text, **changes}} if isinstance(text, dict) else {})}
 
 
 def origin(source: ModelFiles, checkpoint: Checkpoint, format: str) -> str:

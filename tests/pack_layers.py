@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from localq import cli, prepare
 from localq.disk import sha256_of
 from localq.modelfiles import open_model
-from localq.ready_layers import RECORD, TENSORS, source_sha256
+from localq.ready_layers import RECORD, TENSORS, open_ready, source_sha256
 
 
 def pack(model: Path, source: Path, out: Path, made_by: str, seed: int) -> Path:
@@ -52,6 +52,15 @@ def make(model: Path, source: str, options: list[str]) -> str:
     return shlex.join(["localq", *command, "--out", "MODEL"])
 
 
+def seed_of(options: list[str]) -> int:
+    """Of the rotations of what these options of `localq quantize` make."""
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--layers", type=Path)
+    asked = parser.parse_known_args(options)[0]
+    return int(asked.seed) if asked.layers is None else open_ready(asked.layers).seed
+
+
 def main() -> None:
     """See the module."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -66,7 +75,7 @@ def main() -> None:
     made_by, seed = asked.made_by, asked.seed
     if asked.make is not None:
         made_by = make(asked.model, asked.source, asked.make)
-        seed = parser.parse_known_args(["MODEL", "SOURCE", "OUT", "--made-by", "", *asked.make])[0].seed
+        seed = seed_of(asked.make)
     pack(asked.model, prepare.source_path(asked.source, print), asked.out, made_by, seed)
 
 

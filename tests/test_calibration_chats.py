@@ -88,7 +88,16 @@ def test_every_file_gives_windows_of_its_own_in_their_order(source, chats) -> No
     both = windows_of(source, TEXT, chats)
     assert both == text + alone
     assert windows_of(source, chats, TEXT) == alone + text
-    assert windows_of(source, TEXT, chats, count=3) == [both[index * len(both) // 3] for index in range(3)]
+
+
+def test_of_some_windows_every_file_gives_as_many_as_far_as_it_has_them(source, chats) -> None:
+    text, alone = windows_of(source, TEXT), windows_of(source, chats)
+    assert len(text) > 2 * len(alone)
+    for count, of_text, of_chats in ((1, 1, 0), (2, 1, 1), (5, 3, 2), (2 * len(alone) + 3, len(alone) + 3, len(alone))):
+        spread = [text[index * len(text) // of_text] for index in range(of_text)]
+        spread += [alone[index * len(alone) // of_chats] for index in range(of_chats)]
+        assert windows_of(source, TEXT, chats, count=count) == spread
+    assert len(windows_of(source, TEXT, chats, count=len(text) + len(alone))) == len(text) + len(alone)
 
 
 def test_a_file_of_less_than_a_window_is_named(source, tmp_path) -> None:

@@ -21,6 +21,7 @@ from localq import catalog, kernels, prepare, ready_layers, vq_convert
 from localq.cli import execute
 from localq.disk import sha256_of
 from localq.errors import ExitCode, LocalqError
+from localq.quantizer.finetune import Tuning
 
 PACK = Path(__file__).parent / "pack_layers.py"
 made_here = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
@@ -38,7 +39,9 @@ def made(tmp_path_factory) -> tuple[Path, Path]:
     """A source, and what was made of it."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("made")
-    source = make_checkpoint(folder / "source", "llama", dtype=torch.float32, num_hidden_layers=3)
+    source = make_checkpoint(
+        folder / "source", "llama", dtype=torch.float32, num_hidden_layers=3, initializer_range=0.1
+    )
     return source, converted(source, folder / "model", seed=3)
 
 
@@ -84,6 +87,34 @@ def test_it_needs_no_search(made, packed, tmp_path, monkeypatch):
     ready = ready_layers.open_ready(packed)
     asked = request(source, tmp_path / "again", windows=(), layers=ready, seed=ready.seed)
     assert digests(vq_convert.convert(asked)) == digests(model)
+
+
+@made_here
+def test_trained_further_they_are_what_a_conversion_ends_with(made, packed, tmp_path):
+    """The same windows, the same steps: the same bytes, whether the layers were made in one go or lay ready."""
+    source, model = made
+    ready, whole = ready_layers.open_ready(packed), Tuning(6, 2, 1e-3, 5e-4, 5e-4)
+    again = converted(source, tmp_path / "again", layers=ready, whole=whole, seed=ready.seed)
+    assert digests(again) == digests(converted(source, tmp_path / "model", whole=whole, seed=3))
+    assert digests(again) != digests(model)
+
+
+@made_here
+def test_the_command_that_trains_them(made, packed, tmp_path, capsys):
+    source, model = made
+    text, out = tmp_path / "text", tmp_path / "out"
+    text.write_text("The way of a word through a model is long. " * 300)
+    options = ["--layers", str(packed), "--best", "--calibration", str(text), "--windows", "3", "--device", "cpu"]
+    assert execute(["quantize", str(source), "--format", "vq2", "--out", str(out), *options]) == ExitCode.OK
+    said = capsys.readouterr().err
+    assert "3 windows of 512 tokens, on CPU." in said
+    assert "paths a row" not in said
+    assert "trained together, " in said
+    for file in model.glob("model-*.safetensors"):
+        before, after = load_file(file), load_file(out / file.name)
+        changed = {name.rpartition(".")[2] for name in before if not torch.equal(before[name], after[name])}
+        assert not changed & {"codes", "signs"}
+        assert ("scales" in changed) == any(name.endswith("scales") for name in before)
 
 
 def refused(capsys, code: ExitCode, words: str, *arguments: str) -> None:
@@ -149,7 +180,9 @@ def test_tensors_of_another_shape_and_other_files_are_refused(made, packed, tmp_
         (["--format", "nf4"], "--layers: nf4 is made without a text"),
         (["--format", "aqlm2x8"], "the format is decided"),
         (["--format", "vq2", "--bits", "3"], "--bits is decided"),
-        (["--format", "vq2", "--best"], "--best is decided"),
+        (["--format", "vq2", "--quick"], "--quick is decided"),
+        (["--format", "vq2", "--best", "--seed", "1"], "--seed is decided"),
+        (["--format", "vq2", "--best"], "it holds no quantized layers"),
         (["--format", "vq2", "--device", "cpu"], "--device is decided"),
         (["--format", "vq2"], "it holds no quantized layers"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import aqlm_package
@@ -24,6 +23,7 @@ from localq.modelfiles import open_model
 from localq.quant import aqlm
 from localq.quantizer.encode import Effort
 from localq.quantizer.finetune import Tuning
+from localq.quantizer.stream import check_range
 from localq.schemes import scheme_of
 from localq.vq_convert import Request, convert
 
@@ -185,7 +185,6 @@ def test_what_float16_cannot_compute_is_refused(tmp_path):
 
 
 def test_what_is_no_number_is_no_matter_of_the_format():
-    work = SimpleNamespace(_request=SimpleNamespace(source=SimpleNamespace(name="org/repo")), _dtype=torch.float16)
     with pytest.raises(LocalqError, match="layer 3 makes values that are no numbers") as caught:
-        vq_convert._Work._check_range(work, 3, SimpleNamespace(x=[torch.tensor([1.0, torch.nan])]))
+        check_range([torch.tensor([1.0, torch.nan])], 3, "org/repo", torch.float16)
     assert caught.value.exit_code == ExitCode.BAD_FILE

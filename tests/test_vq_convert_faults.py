@@ -52,6 +52,13 @@ def finished(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # ---- kills
 
+
+@pytest.fixture(scope="module")
+def trained(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All layers together at the end: what is killed is killed in the midst of that, too."""
+    return converted(llama, tmp_path_factory.mktemp("out") / "trained", **SETTINGS, whole=Tuning(steps=2, sequences=2))
+
+
 # One process that has loaded everything makes children: each converts and is killed, and another goes on.
 KILLED = """
 import json, os, pathlib, random, signal, sys, time
@@ -61,12 +68,14 @@ from conversions import digests
 from vq2_conversions import converted, windows
 from localq.errors import LocalqError
 from localq.modelfiles import open_model
-from localq.quantizer import stream
+from localq.quantizer import whole
 from localq.quantizer.encode import Effort
 from localq.quantizer.finetune import Tuning
 torch.set_num_threads(1)
+whole.KEPT_EVERY = 1
 source, folder = map(pathlib.Path, sys.argv[2:4])
-settings = dict(windows=windows(3, 32), effort=Effort(2, 32), tuning=Tuning(steps=2, sequences=2), seed=5)
+training = dict(tuning=Tuning(steps=2, sequences=2), whole=Tuning(steps=2, sequences=2))
+settings = dict(windows=windows(3, 32), effort=Effort(2, 32), seed=5, **training)
 
 converted(source, folder / "first", **settings)  # what is imported on the way is imported once
 begun = time.monotonic()
@@ -97,7 +106,7 @@ def ended(number):
     return os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
 
 def gone_on(out, was):
-    kept = {path.name: path.stat().st_mtime_ns for path in out.glob("*.safetensors")} if out.exists() else {}
+    kept = {path.name: path.stat().st_mtime_ns for path in out.glob("model-*.safetensors")} if out.exists() else {}
     code = ended(child(out))
     same = [name for name, made in kept.items() if (out / name).stat().st_mtime_ns == made]
     print(json.dumps([was, code, digests(out), len(kept), len(same)]), flush=True)
@@ -135,25 +144,27 @@ def killed(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[
 
 
 @pytest.mark.slow
-def test_kills_around_every_rename_change_nothing(killed: tuple[list[Any], list[Any]], finished: Path) -> None:
+def test_kills_around_every_rename_change_nothing(killed: tuple[list[Any], list[Any]], trained: Path) -> None:
     ended, _ = killed
-    assert len(ended) >= 2 * (2 * 4 + 1)  # of four shards with their records, and the first record
+    assert len(ended) >= 2 * (
+        2 * (4 + 2) + 2
+    )  # of shards and drafts with their records, the training, the first record
     for first, second, found, before, kept in ended:
         assert (first, second) == (-9, 0)
-        assert found == digests(finished)
+        assert found == digests(trained)
         assert kept >= before - 1  # what was recorded is not made again; the last one may have missed its record
     assert max(each[4] for each in ended) == 4
 
 
 @pytest.mark.slow
-def test_kills_at_random_moments_change_nothing(killed: tuple[list[Any], list[Any]], finished: Path) -> None:
+def test_kills_at_random_moments_change_nothing(killed: tuple[list[Any], list[Any]], trained: Path) -> None:
     _, ended = killed
     assert len(ended) == MOMENTS
     for first, second, found, *_ in ended:
         assert first in (-9, 0)  # a moment near the end may come too late
         if first == -9:
             assert second == 0
-        assert found == digests(finished)
+        assert found == digests(trained)
     assert sum(each[0] == -9 for each in ended) >= MOMENTS // 2
 
 

@@ -93,7 +93,7 @@ def test_what_was_measured_is_neither_measured_nor_fetched_again(hub, mixed, tmp
     out, seen = tmp_path / "out", []
     interrupted_at(monkeypatch, step, out)
     before = len(whole_fetches(hub))
-    for name in ("_forward", "_ending", "_backward"):
+    for name in ("_forward", "ending_of", "_backward"):
         call = getattr(sensitivity, name)
         monkeypatch.setattr(sensitivity, name, lambda *given, call=call: (seen.append(call), call(*given))[1])
     assert made(out, **MIXED) == mixed

@@ -42,6 +42,7 @@ from localq.cli.quantize_calibrated import (
     QUICK_WINDOWS,
     SCHEMES,
 )
+from localq.cli.quantize_calibrated import together as training
 from localq.errors import LocalqError
 from localq.quantizer import fold
 from localq.quantizer.encode import Effort
@@ -54,13 +55,19 @@ BEST: dict[str, Any] = {"effort": Effort(beam=BEST_BEAM, rounds=BEST_ROUNDS), "t
 # ---- ours
 
 
-def ours(all_text: bool = False, patches: Callable[[], Any] = contextlib.nullcontext, **settings: Any) -> Way:
-    """A conversion with these fields of `vq_convert.Request`."""
+def ours(
+    all_text: bool = False,
+    patches: Callable[[], Any] = contextlib.nullcontext,
+    together: bool = False,
+    **settings: Any,
+) -> Way:
+    """A conversion with these fields of `vq_convert.Request`; at its end all layers are trained `together`, or not."""
 
     def way(work: Work, out: Path) -> dict[str, float]:
         count = work.calibrated
         ids = calibration.token_windows(work.files, work.text, count, None if all_text else QUICK_WINDOWS)
-        request = vq_convert.Request(work.files, out, ids, work.device, force=True, **settings)
+        whole = training(len(ids), best=together)
+        request = vq_convert.Request(work.files, out, ids, work.device, whole=whole, force=True, **settings)
         with patches():
             vq_convert.convert(request, say=lambda line: print(line, file=sys.stderr))
         return work.judged(out)
@@ -106,12 +113,14 @@ WAYS: dict[str, Way] = {
     "glq 2 bit, lattice": glq("e8_shell"),
     "glq 2 bit, trellis": glq("trellis"),
     "aqlm2x8 --quick": ours(format="aqlm2x8"),
-    "aqlm2x8 --best": ours(True, format="aqlm2x8", **BEST),
+    "aqlm2x8 --best": ours(True, together=True, format="aqlm2x8", **BEST),
     "vq2 --quick": ours(),
-    "vq2 --best": ours(True, **BEST),
+    "vq2 --best": ours(True, together=True, **BEST),
     "vq2 --quick --bits 2.3": ours(bits=2.3),
     "vq2 --quick --bits 3": ours(scheme=SCHEMES["3"]),
-    "vq2 --best --bits 3": ours(True, scheme=SCHEMES["3"], **BEST),
+    "vq2 --best --bits 3": ours(True, together=True, scheme=SCHEMES["3"], **BEST),
+    "best, layer by layer": ours(True, **BEST),
+    "best, layer by layer, 3 bits": ours(True, scheme=SCHEMES["3"], **BEST),
     "quick, no rotation": ours(patches=unturned),
     "quick, no overlap (2x8)": ours(scheme="s8l8+s8l8"),
     "quick, 1 path": ours(effort=Effort(beam=1)),
@@ -125,6 +134,7 @@ WAYS: dict[str, Way] = {
     "quick, drift not made up for": ours(correction=1e9),
     "quick, all of the text": ours(True),
     "quick, fine-tuned": ours(tuning=TUNED),
+    "quick, trained together": ours(together=True),
 }
 
 

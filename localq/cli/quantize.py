@@ -121,7 +121,9 @@ class _Job:
             files = open_model(prepare.source_path(self.source, self.say, on_progress, self.settings.offline))
             if not on_text:
                 return self._converted(files, self._weighing(files, text, asked) if weighed else None, on_progress)
-        return self._on_text(files, text, asked) if ready is None else self._around(files, ready)
+        if ready is not None and not asked.best:
+            return self._around(files, ready)
+        return self._on_text(files, text, asked, ready)
 
     def _converted(self, files: ModelFiles, weighing: Text | None, on_progress: OnProgress | None) -> Path:
         """Each matrix by itself, in one pass over the weights."""
@@ -196,22 +198,27 @@ class _Job:
         self.say(f"{self.source}: fetched while it is quantized, and not kept (--keep-source keeps it).")
         try:
             files = open_model(shards.folder, weights=False)
-            if ready is not None:
+            if ready is not None and not asked.best:
                 return self._around(files, ready, shards)
-            return self._on_text(files, text, asked, shards)
+            return self._on_text(files, text, asked, ready, shards)
         finally:
             shards.close(done=load_state(self.out) is None)  # finished, or never begun
 
-    def _on_text(self, files: ModelFiles, text: Texts, asked: Calibrated, shards: Shards | None = None) -> Path:
-        from localq import calibration, vq_convert
+    def _on_text(
+        self, files: ModelFiles, text: Texts, asked: Calibrated, ready: ReadyLayers | None, shards: Shards | None = None
+    ) -> Path:
+        """Layers made on a text, or those that are `ready` trained on it."""
+        from localq import calibration, ready_layers, vq_convert
         from localq.cli import quantize_progress
         from localq.engine.device import device_name, pick
 
-        choice = pick(self.settings.device)
-        hard, tuning = quantize_calibrated.effort(best=bool(asked.best))
-        enough = None if asked.best else quantize_calibrated.QUICK_WINDOWS
-        ids = calibration.token_windows(files, text, asked.windows, enough)
-        counted = f"{len(ids)} window{'s' * (len(ids) > 1)} of {len(ids[0])} tokens, {hard.beam} paths a row"
+        if ready is not None:
+            ready_layers.check(ready, files, shards)
+        choice, best = pick(self.settings.device), bool(asked.best)
+        hard, tuning = quantize_calibrated.effort(best=best and ready is None)
+        ids = calibration.token_windows(files, text, asked.windows, None if best else quantize_calibrated.QUICK_WINDOWS)
+        paths = f", {hard.beam} paths a row" if ready is None else ""
+        counted = f"{len(ids)} window{'s' * (len(ids) > 1)} of {len(ids[0])} tokens{paths}"
         where = device_name(choice.device)
         request = vq_convert.Request(
             files,
@@ -223,10 +230,12 @@ class _Job:
             bits=asked.mixed,
             effort=hard,
             tuning=tuning,
-            seed=asked.seed or 0,
+            whole=quantize_calibrated.together(len(ids), best=best),
+            seed=(asked.seed or 0) if ready is None else ready.seed,
             vram_bytes=memory_limits.allowed(self.settings),
             force=self.force,
             shards=shards,
+            layers=ready,
             begun=f"{files.name}: {counted}, on {where}. Once interrupted, the same command goes on.",
         )
         idle = ("--vram has no meaning on the CPU",) if request.vram_bytes and choice.device.type == "cpu" else ()

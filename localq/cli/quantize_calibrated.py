@@ -20,8 +20,10 @@ QUICK_WINDOWS = 64
 WEIGHED_WINDOWS = 16  # of `prepare.WEIGHED`: moments of inputs need fewer
 NO_TEXT = Path("none")
 _OF_TEXT = ("--calibration", "--windows", "--device")
+_OF_TRAINING = ("--best", *_OF_TEXT, "--vram")  # of layers that are there
 BEST_BEAM, BEST_ROUNDS = 64, 2
 BEST_STEPS, BEST_SEQUENCES = 200, 4  # of fine-tuning
+WHOLE_SEQUENCES, WHOLE_RATES = 2, (1e-3, 5e-4, 5e-4)  # of training all layers: codebooks, scales, norms
 LARGEST_SEED = 2**31 - 1
 
 _BITS = "Of vq2: 2 (default), 2.5, 3 or 4; of bcq 1 to 5; or in between, as 2.3: more where it is worth most."
@@ -32,13 +34,13 @@ _TEXT = (
 )
 Calibration = Annotated[list[Path] | None, typer.Option("--calibration", metavar="FILE", help=_TEXT)]
 Windows = Annotated[int | None, typer.Option("--windows", min=1, help="How many of its windows of 2048 tokens.")]
-_BEST = "A wider search, twice, on all of the text, and fine-tuning: hours without a GPU."
+_BEST = "A wider search, twice, on all of the text, and training: hours without a GPU. With --layers training alone."
 Best = Annotated[bool, typer.Option("--best", help=_BEST)]
 Quick = Annotated[bool, typer.Option("--quick", help="The opposite of --best, which vq2 and aqlm2x8 have by default.")]
 Seed = Annotated[
     int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Of the rotations of vq2 and aqlm2x8.")
 ]
-_LAYERS = "Of vq2: take the layers from here, made before of the same SOURCE; only embedding and head are made."
+_LAYERS = "Of vq2: layers from here, made before of the same SOURCE; embedding and head are made. --best trains them."
 Layers = Annotated[Path | None, typer.Option("--layers", metavar="FOLDER", help=_LAYERS)]
 
 
@@ -77,10 +79,11 @@ class Calibrated:
             owners = {"--bits": ("vq2", "bcq"), "--layers": ("vq2",)}.get(option, calibrated)
             owners += prepare.WEIGHED if option in _OF_TEXT else ()
             raise usage_error(option, why, f"It is an option of --format {', '.join(owners)}.")
-        decided = given.keys() - {"--layers"}
+        decided = given.keys() - {"--layers", *(_OF_TRAINING if self.best else ())}
         if self.layers is not None and (decided or format != "vq2"):
             why = f"the layers are made already, so {min(decided, default='the format')} is decided"
-            raise usage_error(f"--layers {self.layers}", why, "Of these options --layers goes with --format vq2 alone.")
+            step = f"It goes with --format vq2 alone, or, to train them further, with {', '.join(_OF_TRAINING)}."
+            raise usage_error(f"--layers {self.layers}", why, step)
         if self.bits is not None and format != "vq2":
             raise usage_error("--bits", f"{format} has bits of its own", "It is an option of --format vq2 and bcq.")
         if NO_TEXT in (self.calibration or ()) and not NO_TEXT.exists():
@@ -129,6 +132,13 @@ def wants_best(best: bool, quick: bool) -> bool | None:
     if best and quick:
         raise usage_error("--best", "--quick was given too", "Give one of them.")
     return best if best or quick else None
+
+
+def together(windows: int, *, best: bool) -> Tuning:
+    """How all layers are trained at the end: on every window once."""
+    from localq.quantizer.finetune import Tuning  # torch loads only now
+
+    return Tuning(-(-windows // WHOLE_SEQUENCES), WHOLE_SEQUENCES, *WHOLE_RATES) if best else Tuning()
 
 
 def effort(*, best: bool) -> tuple[Effort, Tuning]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from localq.models.layers import RMSNorm
 from localq.quant import hadamard
 from localq.quant.vq2 import Packed
 from localq.quantizer.refine import decode, gathered
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,11 @@ class _Decode(torch.autograd.Function):
 class Trained(nn.Module):
     """The matrices of a layer as functions of what is trained."""
 
-    def __init__(self, packed: dict[str, Packed], block: Block, device: torch.device) -> None:
+    def __init__(self, packed: dict[str, Packed], block: Block, device: torch.device, *, lent: bool = False) -> None:
+        """lent: codes are on the device only while they are decoded."""
         super().__init__()
-        self._packed = {name: each.to(device) for name, each in packed.items()}
+        self._device = device
+        self._packed = packed if lent else {name: each.to(device) for name, each in packed.items()}
         places: dict[int, int] = {}
         self.books = nn.ParameterList()
         self._books: dict[str, list[int]] = {}
@@ -97,7 +101,7 @@ class Trained(nn.Module):
 
     def _weight(self, name: str, factor: Tensor) -> Tensor:
         """A matrix [out, in]."""
-        packed, total = self._packed[name], None
+        packed, total = self._packed[name].to(self._device), None
         for (codes, _), stride, place in zip(packed.books, packed.strides, self._books[name], strict=True):
             part = _Decode.apply(self.books[place], codes, stride, packed.shape[1])  # type: ignore[no-untyped-call]
             total = part if total is None else total + part
@@ -113,10 +117,11 @@ class Trained(nn.Module):
             pairs = tuple(
                 (codes.cpu(), words[place]) for (codes, _), place in zip(packed.books, self._books[name], strict=True)
             )
-            scales = (packed.scales.float() * factor.detach().flatten()).half().cpu()
+            scales = (packed.scales.float().to(self._device) * factor.detach().flatten()).half().cpu()
             made[name] = Packed(pairs, scales, None if packed.signs is None else packed.signs.cpu(), packed.shape)
         others = {
-            name: (value * factor).detach() for (name, value), factor in zip(self.kept.items(), self.norms, strict=True)
+            name: (value * factor).detach().cpu()
+            for (name, value), factor in zip(self.kept.items(), self.norms, strict=True)
         }
         return made, others
 
@@ -180,15 +185,25 @@ def tune(
 
 def _step(block: Block, trained: Trained, batch: list[tuple[Tensor, Tensor]], step: Pass) -> float:
     """Gradients of the mean loss of some sequences; the matrices are decoded once for all of them."""
+
+    def losses(weights: dict[str, Tensor]) -> float:
+        total = 0.0
+        for x, aim in batch:
+            out = torch.func.functional_call(block, weights, (x.clone(), step))
+            loss = (out - aim).square().sum() / (aim.square().sum() * len(batch))
+            loss.backward()
+            total += float(loss.detach())
+        return total
+
+    return learned(trained, losses)
+
+
+def learned(trained: Trained, work: Callable[[dict[str, Tensor]], T]) -> T:
+    """What `work` gives with the weights; the gradients that it leaves on them go on to what is trained."""
     weights = trained.weights()
     leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-    total = 0.0
-    for x, aim in batch:
-        out = torch.func.functional_call(block, leaves, (x.clone(), step))
-        loss = (out - aim).square().sum() / (aim.square().sum() * len(batch))
-        loss.backward()
-        total += float(loss.detach())
+    found = work(leaves)
     # Experts that no token of the batch went through have none.
     seen = [(weights[name], leaf.grad) for name, leaf in leaves.items() if leaf.grad is not None]
     torch.autograd.backward([weight for weight, _ in seen], [gradient for _, gradient in seen])
-    return total
+    return found

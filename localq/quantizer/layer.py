@@ -46,6 +46,7 @@ class Settings:
     tuning      fine-tuning of every layer
     dtype       in which norms and biases are written
     on_host     weights wait on the host while they are not needed (`memory.py`); it changes no result
+    whole       training of all layers together (`whole.py`)
     watch       hears what begins: "statistics", "goals", "search", "codebooks", "passes", "fine-tuning"
     """
 
@@ -59,6 +60,7 @@ class Settings:
     dtype: torch.dtype = torch.bfloat16
     on_host: bool = False
     watch: Watch = unwatched
+    whole: Tuning = field(default_factory=Tuning)
 
 
 def inputs_rotated(turned: bool, possible: bool = True) -> str:
@@ -169,6 +171,22 @@ def pass_layer(
     _put_others(made, others)
     _through_attention(block, made, streams)
     _through_mlp(block, made, streams)
+
+
+def pass_full(block: Block, streams: Streams, settings: Settings) -> None:
+    """Take the full text alone through a layer, as `pass_layer` does."""
+    block.to("cpu" if settings.on_host else streams.device)
+    names, step = [[name for group in some for name in group.names] for some in _halves(block)], streams.step
+    with lent(block, names[0], streams.device):
+        streams.advance(None, lambda full: stream.after_attention(block, full, step))
+    with lent(block, names[1], streams.device):
+        streams.advance(None, lambda full: stream.after_mlp(block, full))
+
+
+def _halves(block: Block) -> tuple[list[Group], list[Group]]:
+    """The groups of attention, and those of the MLP."""
+    groups = groups_of(block)
+    return groups[:2], groups[2:]
 
 
 def put(block: Block, name: str, packed: Packed, device: torch.device) -> None:

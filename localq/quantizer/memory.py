@@ -7,15 +7,19 @@ the host (`layer.Settings.on_host`), only what a stage computes with is there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from localq import footprint
+from localq.engine.load import is_out_of_memory
 from localq.errors import ExitCode, LocalqError
 from localq.models.decoder import Block
 from localq.quantizer import pieces, statistics, triangles
 from localq.quantizer.fold import plain
 from localq.quantizer.layer import Group, Settings, groups_of
+from localq.quantizer.sensitivity import HEAD_BYTES
 
 F32, F64 = 4, 8
 # Bytes a weight, of temporaries: a piece whose codewords are gathered (on a GPU the sums are sorted first), a matrix
@@ -24,6 +28,7 @@ GATHERED = {"cpu": 15, "cuda": 28}
 SLOPES = {"cpu": 18, "cuda": 41}  # on a GPU with what is gathered
 SCORES = {"cpu": 3, "cuda": 4}  # tensors of the scores of attention on the way back
 DECODED, READ = 13, 14
+LOGITS = 7  # tensors as large as some logits, of the divergence and its gradient
 SPARE = 1.05  # what the allocator's blocks hold unused
 
 
@@ -49,15 +54,31 @@ class Count:
         return self.always + round(SPARE * self.stages[self.widest])
 
 
-def count(block: Block, hidden: int, tokens: int, settings: Settings, *, device: str, turned: bool) -> Count:
-    """Of layers like `block`, on the meta device, with windows of so many tokens; device: "cpu" or "cuda"."""
+def count(
+    block: Block,
+    hidden: int,
+    tokens: int,
+    settings: Settings,
+    *,
+    device: str,
+    turned: bool,
+    vocab: int = 0,
+    made: bool = False,
+) -> Count:
+    """Of layers like `block`, on the meta device, with windows of so many tokens; device: "cpu" or "cuda".
+
+    vocab: of the head that all layers are trained with (`Settings.whole`); made: that is all that is left to do.
+    """
     layer = _Layer(block, hidden, tokens, settings, device)
     stages = {"reading a layer": layer.reading()}
-    for group in reversed({group.number: group for group in reversed(groups_of(block))}.values()):
+    first = {group.number: group for group in reversed(groups_of(block))}
+    for group in reversed(first.values()) if not made else ():
         stages |= layer.group(group)  # of experts, which are all alike, the first
     stages["a pass through it"] = layer.passing()
     if settings.tuning.steps:
         stages["fine-tuning"] = layer.tuning()
+    if settings.whole.steps:
+        stages["training all layers"] = layer.training(vocab)
     tables = 2 * F32 * tokens * block.self_attn.head_dim
     cuda = footprint.CUDA_CONTEXT_BYTES + footprint.CUBLAS_BYTES if device == "cuda" else 0
     turn = (F32 if device == "cuda" else F64) * hidden**2 if turned else 0
@@ -77,6 +98,19 @@ def placed(name: str, counted: Callable[[Settings], Count], settings: Settings, 
     why = f"at its widest moment ({found.widest}) quantizing takes {needed} of GPU memory, and {allowed} may be used"
     step = "Close other programs, allow more (--vram), leave out --best, or use --device cpu."
     raise LocalqError(name, why, step, ExitCode.DOES_NOT_FIT)
+
+
+@contextmanager
+def within(out: Path) -> Iterator[None]:
+    """Memory that runs out while `out` is made is an answer (exit 3), and what is done stays done."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        why = f"memory ran out while quantizing ({str(error).splitlines()[0]})"
+        step = "Close other programs, ask for fewer --windows, or use --device cpu; the layers that are done stay."
+        raise LocalqError(str(out), why, step, ExitCode.DOES_NOT_FIT) from None
 
 
 @dataclass(frozen=True)
@@ -119,6 +153,13 @@ class _Layer:
         mlp = [name for group in groups_of(self.block)[2:] for name in group.names]
         weights = self._kept() or 2 * F32 * self._weights(mlp)
         return weights + F32 * self.tokens * (4 * self.hidden + 2 * self._columns(groups_of(self.block)[3]))
+
+    def training(self, vocab: int) -> int:
+        """The head, the streams of a batch; then logits, or what fine-tuning has without the layers as they were."""
+        streams = 3 * F32 * self.tokens * self.hidden * self.settings.whole.sequences
+        layer = self.tuning() - self._kept() + self._weights() // 2  # with codes of 4 bits, the most
+        logits = min(max(HEAD_BYTES, F32 * vocab), F32 * vocab * self.tokens)
+        return F32 * vocab * self.hidden + streams + max(layer, LOGITS * logits)
 
     def tuning(self) -> int:
         """All weights with their gradients; then the scores of attention, or the way back through the widest matrix."""

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from localq.errors import bad_file
-from localq.models.decoder import Block
+from localq.models.decoder import Block, Decoder
 from localq.quantizer import triangles
 from localq.quantizer.fold import plain
 from localq.quantizer.layer import Group, Settings, groups_of, rotate_metric_
@@ -109,7 +109,7 @@ def _there(model: Source, layer: int, streams: Streams, settings: Settings, trai
 
 def _turned(model: Source, streams: Streams, trail: Trail) -> Point:
     """From the text behind the last layer to the slopes there."""
-    ending, text = _ending(model, streams.device), streams.full
+    ending, text = ending_of(model.model, *model.ending(), streams.device), streams.full
     traced = text[: _traced(text, model.layers)]
     slopes = [_slope_of_end(ending, x, seed) for seed, x in enumerate(traced)]
     point = Point(slopes, model.layers - 1, back=True)
@@ -172,7 +172,7 @@ def _left_by_feedback(metric: Tensor, damping: float) -> float:
 
 def _slope_of_end(ending: Ending, x: Tensor, seed: int) -> Tensor:
     """Gradient, to x [T, hidden] behind the last layer, of the log-probability of words drawn by what it predicts."""
-    norm, head, cap = ending
+    _, head, _ = ending
     device = head.device
     draws = torch.rand(len(x), generator=torch.Generator().manual_seed(seed))
     rows = max(1, HEAD_BYTES // (4 * len(head)))
@@ -180,10 +180,7 @@ def _slope_of_end(ending: Ending, x: Tensor, seed: int) -> Tensor:
     for part, drawn in zip(torch.split(x, rows), torch.split(draws, rows), strict=True):
         with torch.inference_mode(False), torch.enable_grad():
             leaf = part.to(device, torch.float32).clone().requires_grad_()
-            logits = norm(leaf) @ head.T
-            if cap:
-                logits = torch.tanh(logits / cap) * cap
-            likely = torch.log_softmax(logits, -1)
+            likely = torch.log_softmax(logits(ending, leaf), -1)
             shares = likely.detach().exp().double().cumsum(-1)
             aim = drawn.to(device).double()[:, None] * shares[:, -1:]
             words = torch.searchsorted(shares, aim).clamp_max(len(head) - 1)
@@ -193,13 +190,19 @@ def _slope_of_end(ending: Ending, x: Tensor, seed: int) -> Tensor:
     return torch.cat(slopes).cpu()
 
 
-def _ending(model: Source, device: torch.device) -> Ending:
-    """On the device, in f32."""
-    scale, head = model.ending()
-    norm = copy.deepcopy(model.model.norm).to_empty(device=device).float()
-    norm.weight = nn.Parameter(scale.to(device), requires_grad=False)
+def logits(ending: Ending, x: Tensor) -> Tensor:
+    """f32 [T, vocab] of a stream [T, hidden] behind the last layer."""
+    norm, head, cap = ending
+    found: Tensor = norm(x) @ head.T
+    return torch.tanh(found / cap) * cap if cap else found
+
+
+def ending_of(model: Decoder, scale: Tensor, head: Tensor, device: torch.device) -> Ending:
+    """On the device, in f32. scale: of the last norm; head [vocab, hidden]."""
+    norm = copy.deepcopy(model.norm).to_empty(device=device).float()
+    norm.weight = nn.Parameter(scale.to(device).float(), requires_grad=False)
     norm.finish()
-    return norm, head.to(device), model.model.config.final_softcap
+    return norm, head.to(device).float(), model.config.final_softcap
 
 
 def _backward(block: Block, text: list[Tensor], slopes: list[Tensor], streams: Streams) -> list[Tensor]:

@@ -7,12 +7,14 @@ twice, gate and up as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from localq.errors import ExitCode, LocalqError, bad_file
 from localq.models.attention import Pass
 from localq.models.decoder import Block, Decoder
 
@@ -48,17 +50,36 @@ class Streams:
         for x, full in zip(self.x, self.full, strict=True):
             yield x.to(self.device).float(), full.to(self.device).float()  # torch would widen it on the host
 
-    def advance(self, made: Callable[[Tensor], Tensor], full: Callable[[Tensor], Tensor]) -> None:
-        """Replace every sequence by what the two functions make of it."""
+    def advance(self, made: Callable[[Tensor], Tensor] | None, full: Callable[[Tensor], Tensor]) -> None:
+        """Replace every sequence by what the two functions make of it; without the first, of the full one alone."""
         for index, (x, reference) in enumerate(self.pairs()):
             kept, other = self.x[index], self.full[index]
-            kept.copy_(made(x).to(kept.dtype))
+            if made is not None:
+                kept.copy_(made(x).to(kept.dtype))
             other.copy_(full(reference).to(other.dtype))
+
+    def check(self, layer: int, name: str, dtype: torch.dtype) -> None:
+        """Can `dtype`, in which the model `name` is to compute, hold what comes out of a layer?
+
+        Raises LocalqError: exit 8 for values that are no numbers, 2 for values beyond it.
+        """
+        check_range(self.x, layer, name, dtype)
 
     def drift(self) -> float:
         """How far the quantized stream is from the full one, in parts of the full one's energy."""
         apart = sum(float((x.float() - full.float()).square().sum()) for x, full in zip(self.x, self.full, strict=True))
         return apart / max(sum(float(full.float().square().sum()) for full in self.full), 1e-30)
+
+
+def check_range(rows: list[Tensor], layer: int, name: str, dtype: torch.dtype) -> None:
+    """See `Streams.check`; rows: what comes out of the layer."""
+    largest = float(torch.stack([x.abs().max().float() for x in rows]).max())
+    if math.isnan(largest):
+        raise bad_file(name, f"layer {layer} makes values that are no numbers", "Fetch the model again.")
+    if not largest <= torch.finfo(dtype).max:
+        stated = str(dtype).removeprefix("torch.")
+        why = f"layer {layer} makes values up to {largest:.0f}, beyond {stated}, in which it would compute"
+        raise LocalqError(name, why, "Use --format vq2.", ExitCode.USAGE)
 
 
 def _on_host(rows: list[Tensor], device: torch.device) -> list[Tensor]:

@@ -4,26 +4,21 @@ While it lasts, the folder of the conversion holds of every layer that the text 
 traced windows and what its weights count (`conversion.measured-00007.safetensors`), and the text behind the last of
 them; on the way back, in the place of the text, slopes and prices (`FILE`). Every file is placed whole, that of a layer
 before the text behind it, and removed when the prices that it is needed for are there: what a kill leaves is a step
-that is done, or one that is done again. Nothing of it is on the host meanwhile. Files of another conversion, and
-unsound ones, count as none.
+that is done, or one that is done again (`kept.py`). Nothing of it is on the host meanwhile.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from localq.disk import check_free
-from localq.shard_writer import write_file
+from localq.quantizer.kept import Kept
 
 FILE = "conversion.measuring.safetensors"
 _LAYER = "conversion.measured-{:05d}.safetensors"
@@ -49,8 +44,7 @@ class Trail:
     """What lies in `folder` of the measuring for the conversion `job`."""
 
     def __init__(self, folder: Path, job: dict[str, Any]) -> None:
-        self._folder = folder
-        self._job = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()
+        self._folder, self._kept = folder, Kept(folder, job)
 
     def begin(self, rows: list[Tensor], traced: int, layers: int) -> Point:
         """Raises LocalqError (exit 9) where the disk is too small for what `traced` of `rows` are in so many layers."""
@@ -61,23 +55,23 @@ class Trail:
 
     def found(self) -> Point | None:
         """Where a killed measuring was; None for the beginning."""
-        read = self._read(FILE)
+        read = self._kept.read(FILE)
         if read is None:
             return None
         state, tensors = read
         point = Point(_apart(tensors["rows"]), state["layer"], state["back"], state["prices"])
         needed = range(point.layer + 1 if point.back else point.layer)
-        return point if all(self._read(_LAYER.format(layer), "energies") for layer in needed) else None
+        return point if all(self._kept.read(_LAYER.format(layer), "energies") for layer in needed) else None
 
     def passed(self, layer: int, read: list[Tensor], energies: list[Tensor], text: list[Tensor]) -> None:
         """The text has gone through a layer. read: by traced window; energies: f64 [rows] by group."""
         tensors = {"read": torch.stack(read), "energies": torch.cat(energies)}
-        self._write(_LAYER.format(layer), tensors, {"rows": [len(each) for each in energies]})
+        self._kept.write(_LAYER.format(layer), tensors, {"rows": [len(each) for each in energies]})
         self.reach(Point(text, layer + 1))
 
     def layer(self, layer: int) -> tuple[list[Tensor], list[Tensor]]:
         """`read` and `energies` of one that was passed, whose file `found` or `passed` has seen."""
-        read = self._read(_LAYER.format(layer))
+        read = self._kept.read(_LAYER.format(layer))
         assert read is not None
         state, tensors = read
         return _apart(tensors["read"]), _apart(torch.split(tensors["energies"], state["rows"]))
@@ -85,7 +79,7 @@ class Trail:
     def reach(self, point: Point) -> None:
         """Record it; layers behind it on the way back are not needed any more."""
         state = {"layer": point.layer, "back": point.back, "prices": point.prices}
-        self._write(FILE, {"rows": torch.stack(point.rows)}, state)
+        self._kept.write(FILE, {"rows": torch.stack(point.rows)}, state)
         if point.back:
             (self._folder / _LAYER.format(point.layer + 1)).unlink(missing_ok=True)
 
@@ -93,20 +87,6 @@ class Trail:
         """Nothing of it is needed any more."""
         for path in (self._folder / FILE, *self._folder.glob(_LAYERS)):
             path.unlink(missing_ok=True)
-
-    def _write(self, name: str, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        write_file(self._folder / name, save(tensors, {"job": self._job, "state": json.dumps(state)}))
-
-    def _read(self, name: str, *only: str) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """State and tensors, or `only` some of them; None where it is not there, not sound, or of another job."""
-        try:
-            with safe_open(self._folder / name, framework="pt") as file:
-                facts = file.metadata() or {}
-                if facts.get("job") != self._job:
-                    return None
-                return json.loads(facts["state"]), {key: file.get_tensor(key) for key in only or file.keys()}
-        except (OSError, SafetensorError, ValueError, KeyError):
-            return None
 
 
 def _apart(tensors: Iterable[Tensor]) -> list[Tensor]:

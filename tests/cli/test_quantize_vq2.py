@@ -107,12 +107,13 @@ def asked(monkeypatch, capsys, source: str, *arguments: object) -> vq_convert.Re
 def test_options_reach_the_encoder(source, monkeypatch, capsys) -> None:
     quick = asked(monkeypatch, capsys, source, "--format", "vq2")
     assert (quick.format, quick.scheme, quick.seed, quick.force) == ("vq2", "s4l16", 0, False)
-    assert (quick.effort, quick.tuning) == (Effort(), Tuning())
+    assert (quick.effort, quick.tuning, quick.whole) == (Effort(), Tuning(), Tuning())
     assert quick == asked(monkeypatch, capsys, source, "--format", "vq2", "--quick", "--bits", "2", "--seed", "0")
     best = asked(monkeypatch, capsys, source, "--format", "vq2", "--best", "--seed", "9", "--force")
     assert best.effort.beam > quick.effort.beam
     assert best.effort.rounds > quick.effort.rounds
     assert best.tuning.steps > quick.tuning.steps == 0
+    assert best.whole.steps * best.whole.sequences - len(best.windows) in range(best.whole.sequences)  # each once
     assert (best.seed, best.force) == (9, True)
     aqlm = asked(monkeypatch, capsys, source, "--format", "aqlm2x8", "--windows", "2")
     assert (aqlm.format, len(aqlm.windows)) == ("aqlm2x8", 2)

@@ -6,52 +6,17 @@ import copy
 
 import pytest
 import torch
+from tiny_layers import packed_block, tiny_decoder
 
 from localq.kernels.search import Book
-from localq.models import ARCHITECTURES
-from localq.models.decoder import Block, Decoder
-from localq.quant.hadamard import packed_signs
-from localq.quant.vq2 import Packed, dequantize
+from localq.models.decoder import Block
+from localq.quant.vq2 import dequantize
 from localq.quantizer import stream
 from localq.quantizer.finetune import Trained, Tuning, tune
-from localq.quantizer.layer import groups_of, put
+from localq.quantizer.layer import put
 from localq.quantizer.refine import gathered
 
-
-def tiny_decoder(model_type: str) -> Decoder:
-    """Two layers of random f32 weights."""
-    module = ARCHITECTURES[model_type]
-    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
-    others = {"vocab_size": 40, "num_hidden_layers": 2, "head_dim": 16, "max_position_embeddings": 64}
-    config = module.Config.from_dict({"model_type": model_type, "rms_norm_eps": 1e-5, **sizes, **others})
-    with torch.device("meta"):
-        model: Decoder = module.Model(config)
-    model.to_empty(device="cpu").requires_grad_(False)
-    generator = torch.Generator().manual_seed(9)
-    for parameter in model.parameters():
-        offset = 1.0 if parameter.dim() == 1 and not model_type.startswith("gemma") else 0.0
-        parameter.normal_(offset, 0.1, generator=generator)
-    model.make_tables(32, "cpu")
-    return model.eval()
-
-
 CPU = torch.device("cpu")
-
-
-def packed_block(block: Block, seed: int) -> dict[str, Packed]:
-    """Random matrices in vq2 for all linears of `block`, those of a group with one codebook, the last one rotated."""
-    generator = torch.Generator().manual_seed(seed)
-    found = {}
-    for group in groups_of(block):
-        codebook = torch.randn(256, 16, generator=generator).half() / 2
-        for name in group.names:
-            out, columns = block.get_submodule(name).weight.shape
-            codes = torch.randint(0, 256, (out, columns // 4), generator=generator, dtype=torch.uint8)
-            minus = torch.randint(0, 2, (columns,), generator=generator).bool()
-            signs = packed_signs(minus) if name == "mlp.down_proj" else None
-            scales = (torch.rand(out, generator=generator) + 0.5).half() / 12
-            found[name] = Packed(((codes, codebook),), scales, signs, (out, columns))
-    return found
 
 
 def layer(model_type: str) -> tuple[Block, stream.Streams]:

@@ -11,17 +11,21 @@ from typing import Any
 import pytest
 import torch
 from live_memory import LiveMemory
+from tiny_layers import packed_block
+from torch import Tensor
 
 from localq import kernels
 from localq.errors import ExitCode, LocalqError
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
-from localq.quantizer import encode, layer, memory, pieces, statistics, triangles
+from localq.quantizer import encode, layer, memory, pieces, statistics, triangles, whole
 from localq.quantizer.books import universal
 from localq.quantizer.encode import Effort
 from localq.quantizer.finetune import Tuning
 from localq.quantizer.fold import plain
+from localq.quantizer.kept import Kept
 from localq.quantizer.layer import Settings, groups_of, quantize_layer
+from localq.quantizer.sensitivity import ending_of
 from localq.quantizer.stream import Streams
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
@@ -217,3 +221,30 @@ def test_weights_go_to_the_host_where_they_do_not_fit_else_and_what_does_not_fit
     with pytest.raises(LocalqError, match="widest moment \\(a pass\\)") as caught:
         memory.placed("tiny", counted, given, 59)
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
+
+
+@pytest.mark.cuda
+def test_the_count_of_training_is_what_the_allocator_of_a_gpu_tells(tmp_path):
+    """A layer like a quarter of a 70B's, with a head; without the context and what the allocator keeps unused."""
+    hidden, tokens, vocab, device = 2048, 1024, 40960, torch.device("cuda", 0)
+    model, tuning = decoder(7168, tokens, hidden), Tuning(2, 2)
+    counted = memory.count(
+        model.layers[0], hidden, tokens, settings("cuda", whole=tuning), device="cuda", turned=False, vocab=vocab
+    )
+    streams = text(model, tokens, device)
+    layers = [(copy.deepcopy(block).to(device), packed_block(block, 1)) for block in model.layers]
+    for block, packed in layers:
+        for name in packed:
+            plain(block.get_submodule(name)).weight.data = torch.empty(0, device=device)
+    ending = ending_of(model, torch.ones(hidden), torch.randn(vocab, hidden), device)
+
+    def rows(number: int) -> Tensor:
+        return streams.x[number].to(device).float()
+
+    torch.ones(16, 16, device=device).mm(torch.ones(16, 16, device=device))  # cuBLAS takes its workspace
+    before = torch.cuda.memory_allocated(device) - 4 * vocab * hidden
+    torch.cuda.reset_peak_memory_stats(device)
+    texts = whole.Texts(len(streams.x), rows, rows, streams.step)
+    whole.train(layers, texts, ending, tuning, 0, Kept(tmp_path, {}), lambda done, total: None)
+    measured = torch.cuda.max_memory_allocated(device) - before
+    assert measured / memory.SPARE <= counted.stages["training all layers"] <= 1.3 * measured

@@ -81,7 +81,7 @@ def watched(out: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(download, "get", look(download.get))
     monkeypatch.setattr(vq_convert, "quantize_layer", look(vq_convert.quantize_layer))
-    for name in ("_forward", "_ending", "_backward"):
+    for name in ("_forward", "ending_of", "_backward"):
         monkeypatch.setattr(sensitivity, name, look(getattr(sensitivity, name)))
     return taken
 
