@@ -23,7 +23,8 @@ _OF_TEXT = ("--calibration", "--windows", "--device")
 _OF_TRAINING = ("--best", *_OF_TEXT, "--vram")  # of layers that are there
 BEST_BEAM, BEST_ROUNDS = 64, 2
 BEST_STEPS, BEST_SEQUENCES = 200, 4  # of fine-tuning
-WHOLE_SEQUENCES, WHOLE_RATES = 2, (1e-3, 5e-4, 5e-4)  # of training all layers: codebooks, scales, norms
+WHOLE_PASSES, WHOLE_SEQUENCES = 2, 2  # of training all layers
+WHOLE_RATES = (1e-3, 5e-4, 5e-4)  # of its codebooks, scales, norms
 LARGEST_SEED = 2**31 - 1
 
 _BITS = "Of vq2: 2 (default), 2.5, 3 or 4; of bcq 1 to 5; or in between, as 2.3: more where it is worth most."
@@ -135,10 +136,11 @@ def wants_best(best: bool, quick: bool) -> bool | None:
 
 
 def together(windows: int, *, best: bool) -> Tuning:
-    """How all layers are trained at the end: on every window once."""
+    """How all layers are trained at the end: on every window as often."""
     from localq.quantizer.finetune import Tuning  # torch loads only now
 
-    return Tuning(-(-windows // WHOLE_SEQUENCES), WHOLE_SEQUENCES, *WHOLE_RATES) if best else Tuning()
+    steps = -(-windows * WHOLE_PASSES // WHOLE_SEQUENCES)
+    return Tuning(steps, WHOLE_SEQUENCES, *WHOLE_RATES) if best else Tuning()
 
 
 def effort(*, best: bool) -> tuple[Effort, Tuning]:
