@@ -20,7 +20,7 @@ namespace {
 using CodeSetArguments = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, bool>;
 // codes, codebook, scales, out, in, entries, group
 using GatherArguments = std::tuple<uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t>;
-// Addresses: indices, res_indices, centroids, res_centroids, outlier_indices, outlier_centroids, perm, scale, bias.
+// Addresses: indices, res_indices, centroids, res_centroids, outlier_indices, outlier_centroids, places, scale, bias.
 // Sizes: out, in, groups, group_size, words, vector_len, count, residuals, outliers, outlier_len, outlier_count.
 using VptqArguments = std::pair<std::array<uintptr_t, 9>, std::array<int64_t, 11>>;
 

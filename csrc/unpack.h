@@ -39,14 +39,14 @@ struct Additive {
 //   res_indices        u16 [groups, vectors, group_size], where unpacked and with residuals, else null
 //   centroids          [groups, count, vector_len];  res_centroids [groups, residuals, vector_len] or null
 //   outlier_indices    u16 [ceil(out / outlier_len), outliers];  outlier_centroids [outlier_count, outlier_len]
-//   perm               u16 [in] or null: place -> column;  scale, bias  [in], both or null
+//   places             u16 [in] or null: where each column lies;  scale, bias  [in], both or null
 struct Vptq {
   const void* indices;
   const uint16_t* res_indices;
   const void *centroids, *res_centroids;
   const uint16_t* outlier_indices;
   const void* outlier_centroids;
-  const uint16_t* perm;
+  const uint16_t* places;
   const void *scale, *bias;
   int64_t out, in, groups, group_size, words;
   int64_t vector_len, count, residuals, outliers, outlier_len, outlier_count;

@@ -3,8 +3,7 @@
 //   tables and norm  S, all of one type;  the rest as in unpack.h
 //   out              O [row_count, in]
 // A thread makes one column of one vector: its lane neighbours write neighbouring columns, so their rows are written in
-// whole sectors. For that it must know at which place a column lies: every block turns `perm` around in shared memory;
-// where a device has too little of it, threads go by places instead and write wherever that leads.
+// whole sectors.
 // The definition's roundings, each to S: main + residual, that * scale, that + bias; the result to O. Indices are cut
 // to the last entry: none reads out of bounds. Bound: the gather. A sector of 32 bytes from L2 for each codeword of 8
 // or 16 values, two with residuals, and 16-bit reads of indices in the order of the columns from L1; 1 to 2 bytes per
@@ -27,12 +26,11 @@ struct Arguments {
   const void *centroids, *res_centroids;
   const uint16_t* outlier_indices;
   const void* outlier_centroids;
-  const uint16_t* perm;
+  const uint16_t* places;
   const void *scale, *bias;
   uint32_t in, group_size, words, vectors, vector_len, count, residuals, outliers, outlier_len, outlier_count;
   uint32_t main_bits, bits;  // packed: of a main index, of both
   uint32_t first, end;       // rows of the slab
-  bool turned;               // threads go by columns, and `perm` is turned around
 };
 
 // The main and the residual index of vector `vector` at place `j` of group `group`.
@@ -100,36 +98,25 @@ __device__ __forceinline__ void write_vector(const Arguments& p, uint32_t vector
 template <typename S, typename O, int kRun>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     vptq_dequantize_kernel(const __grid_constant__ Arguments p,
-                           O* out) {    // [end - first, in]
-  extern __shared__ uint16_t places[];  // [in]: of each column
+                           O* out) {  // [end - first, in]
   release_dependents();
-  if (p.turned) {
-    for (uint32_t k = threadIdx.x; k < p.in; k += kThreads) {
-      const uint32_t column = p.perm[k];
-      if (column < p.in) places[column] = uint16_t(k);
-    }
-  }
-  __syncthreads();
   dependency_wait();
   const uint32_t begin = p.first / p.vector_len, end = (p.end - 1) / p.vector_len + 1;
   for (uint32_t vector = begin + blockIdx.x; vector < end; vector += gridDim.x) {
-    for (uint32_t i = threadIdx.x; i < p.in; i += kThreads) {
-      const uint32_t k = p.turned ? min(uint32_t(places[i]), p.in - 1) : i;
-      const uint32_t column = p.turned || p.perm == nullptr ? i : p.perm[i];
-      if (column < p.in) write_vector<S, O, kRun>(p, vector, k, column, out);
+    for (uint32_t column = threadIdx.x; column < p.in; column += kThreads) {
+      const uint32_t place = p.places == nullptr ? column : min(uint32_t(p.places[column]), p.in - 1);
+      write_vector<S, O, kRun>(p, vector, place, column, out);
     }
   }
 }
 
 template <typename S, typename O, int kRun>
-void launch_runs(Arguments p, void* out, int device, cudaStream_t stream) {
+void launch_runs(const Arguments& p, void* out, int device, cudaStream_t stream) {
   const DeviceFacts& facts = device_facts(device, kOp);
-  const uint32_t bytes = p.in * sizeof(uint16_t);
-  p.turned = p.perm != nullptr && bytes <= uint32_t(facts.shared_bytes_per_block);
   const uint32_t vectors = (p.end - 1) / p.vector_len + 1 - p.first / p.vector_len;
   const uint32_t most = kBlocksPerMultiprocessor * uint32_t(facts.multiprocessors);
-  launch(kOp, device, vptq_dequantize_kernel<S, O, kRun>, vectors < most ? vectors : most, kThreads,
-         p.turned ? bytes : 0, stream, p, static_cast<O*>(out));
+  launch(kOp, device, vptq_dequantize_kernel<S, O, kRun>, vectors < most ? vectors : most, kThreads, 0, stream, p,
+         static_cast<O*>(out));
 }
 
 template <typename S, typename O>
@@ -176,7 +163,7 @@ void check_tables(const Vptq& w) {
 void check_sizes(const Vptq& w, int64_t row_begin, int64_t row_count) {
   require(w.in >= 1 && w.in <= 1 << 20, kOp, "in", w.in, "must be from 1 to 2^20");
   require(w.out >= 1 && w.out < int64_t(1) << 31, kOp, "out", w.out, "must be from 1 to 2^31 - 1");
-  require(w.perm == nullptr || w.in <= 1 << 16, kOp, "in", w.in, "must be at most 65536 with a permutation");
+  require(w.places == nullptr || w.in <= 1 << 16, kOp, "in", w.in, "must be at most 65536 with a permutation");
   require(w.outliers >= 0 && w.groups >= 1 && w.group_size >= 1 && w.outliers + w.groups * w.group_size == w.in, kOp,
           "in", w.in, "must be outliers + groups * group_size");
   if (w.outliers != 0) {
@@ -201,7 +188,7 @@ void vptq_dequantize(const Vptq& w, Type stored, void* out, Type type, int64_t r
   Arguments p = {};
   p.indices = w.indices, p.res_indices = w.res_indices, p.centroids = w.centroids, p.res_centroids = w.res_centroids;
   p.outlier_indices = w.outlier_indices, p.outlier_centroids = w.outlier_centroids;
-  p.perm = w.perm, p.scale = w.scale, p.bias = w.bias;
+  p.places = w.places, p.scale = w.scale, p.bias = w.bias;
   p.in = uint32_t(w.in), p.group_size = uint32_t(w.group_size), p.words = uint32_t(w.words);
   p.vector_len = uint32_t(w.vector_len), p.vectors = uint32_t((w.out - 1) / w.vector_len + 1);
   p.count = uint32_t(w.count), p.residuals = uint32_t(w.residuals), p.outliers = uint32_t(w.outliers);

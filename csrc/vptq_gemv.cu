@@ -1,7 +1,7 @@
 // y = extras(x W^T), W in VPTQ (localq/quant/vptq.py): vectors of 8 or 16, with or without residuals, one group.
 //   indices    packed u32 [vectors, words] or u16 [vectors, in]     x T [rows, in], one to three matrices that share it
 //   centroids  T [count, vector], and residual ones                 y T or f32 [rows, sum of outs]
-//   perm       u16 [in], scale, bias T [in], or none of them
+//   places     u16 [in], scale, bias T [in], or none of them
 // W is rounded as the definition says (sum, product and sum again in T); products with x are added in f32.
 //
 // A block owns consecutive units (vectors of 8 or 16 results, vptq_gemv.cuh), the same number everywhere give or take
@@ -48,7 +48,7 @@ __device__ __forceinline__ void run_pass(const VptqGemv& p, Pass& pass, const Me
   Warp::load_item(pipeline.raw, p, pass, pipeline.now);
   pipeline.next.advance(p.items);
   if (pass.begin == 0) keep(pass.book), keep(pass.res_book);
-  stage_norm(p, pass, memory.norm, memory.x);
+  stage_norm<T>(p, pass, memory.norm);
   wait_kept();
   __syncthreads();
   Warp::gather_item(pipeline.ring, p, pass, pipeline.raw);
@@ -58,7 +58,7 @@ __device__ __forceinline__ void run_pass(const VptqGemv& p, Pass& pass, const Me
     dependency_wait();
     inverse_rms = inverse_rms_of(p, x, memory.scratch);
   }
-  stage_places<T, kRows>(p, pass, memory.x, x, inverse_rms);
+  stage_columns<T, kRows>(p, pass, memory.x, x, inverse_rms);
   __syncthreads();
   const auto* const norm = p.of[pass.segment].scale == nullptr ? nullptr : memory.norm;
 #pragma unroll 1
@@ -199,6 +199,10 @@ uint32_t bits_of(int64_t count) {
   return bits;
 }
 
+bool begins_line(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
+
 void check_matrix(const Vptq& w, const Vptq& first) {
   require(w.in == first.in, kOp, "in", w.in, "must be that of the first matrix");
   require(w.groups == 1 && w.group_size == w.in, kOp, "groups", w.groups, "must be 1, without outliers");
@@ -243,10 +247,11 @@ void vptq_gemv(const Vptq* matrices, int count, const GemvExtras& extras, const 
                w.res_indices,
                static_cast<const uint8_t*>(w.centroids),
                static_cast<const uint8_t*>(w.res_centroids),
-               w.perm,
+               w.places,
                w.scale,
                w.bias,
-               uint32_t((w.out - 1) / w.vector_len + 1)};
+               uint32_t((w.out - 1) / w.vector_len + 1),
+               w.places != nullptr && begins_line(w.places) && begins_line(w.scale) && begins_line(w.bias)};
   }
   check_row_gemv(kOp, outs, count, extras, x, y, type, rows);
   p.extras = extras;

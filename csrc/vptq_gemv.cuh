@@ -19,9 +19,10 @@ struct VptqSegment {
   const uint16_t* res_indices;   // u16 [vectors, in] where unpacked
   const uint8_t* centroids;      // T [count, vector]
   const uint8_t* res_centroids;  // T [residuals, vector] or null
-  const uint16_t* perm;          // [in] or null
+  const uint16_t* places;        // [in] or null
   const void *scale, *bias;      // T [in] or null
   uint32_t vectors;
+  bool lines;  // there are places; they, scale and bias begin at multiples of 16 bytes
 };
 
 struct VptqGemv : RowGemv {  // items: of a unit, in a window; segment: bias and out alone

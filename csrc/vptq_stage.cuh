@@ -1,4 +1,4 @@
-// What a block of vptq_gemv.cu keeps in shared memory, and how x, scale and bias come there by place.
+// What a block of vptq_gemv.cu keeps in shared memory, and how x, scale and bias come there.
 #pragma once
 
 #include "vptq_gemv.cuh"
@@ -23,113 +23,133 @@ struct Memory {
   }
 };
 
-// The columns of kCount places, kRowThreads apart from `first` on: in flight together, and so is what is read there. A
-// loop that goes from place to place would wait for memory twice at each of them.
-template <int kCount>
-struct Places {
-  uint32_t column[kCount];
-
-  __device__ __forceinline__ Places(const VptqGemv& p, const Pass& pass, uint32_t first) {
-    const uint16_t* const perm = p.of[pass.segment].perm;
-    uint16_t found[kCount];
-    if (perm != nullptr) {
+// Values of eight columns from one on. kLines: the array begins at a multiple of 16 bytes, and so do these.
+template <bool kLines, typename V>
+__device__ __forceinline__ Eight<V> read_eight(const V* from) {
+  Eight<V> found;
+  if constexpr (kLines) return *reinterpret_cast<const Eight<V>*>(from);
 #pragma unroll
-      for (int k = 0; k < kCount; ++k) found[k] = perm[min(pass.begin + first + k * kRowThreads, p.in - 1)];
-    }
+  for (int k = 0; k < 8; ++k) found.value[k] = from[k];
+  return found;
+}
+
+// Where eight columns from `column` on lie. Arrays by column are read in whole lines and laid where their columns
+// belong: to read them in the order of the places instead costs L1 a cycle for each value.
+template <bool kLines>
+__device__ __forceinline__ Eight<uint16_t> places_of(const VptqGemv& p, const Pass& pass, uint32_t column) {
+  const uint16_t* const places = p.of[pass.segment].places;
+  if (kLines || places != nullptr) return read_eight<kLines>(places + column);
+  Eight<uint16_t> found;
+#pragma unroll
+  for (int k = 0; k < 8; ++k) found.value[k] = uint16_t(column + k);
+  return found;
+}
+
+// Zeros at the places of a window behind the last column, of words of `each`.
+template <typename V>
+__device__ __forceinline__ void clear_rest(const VptqGemv& p, const Pass& pass, V* staged, uint32_t each) {
+  const uint32_t there = min(p.in - pass.begin, p.window);
+  for (uint32_t i = there * each + threadIdx.x; i < p.window * each; i += kRowThreads) staged[i] = V{};
+}
+
+// Scale and bias of a window by place. kLines as below; no branch stands between loads then, where ptxas would wait for
+// them. All threads; then synchronise.
+template <typename T, bool kLines, typename Pair>
+__device__ __forceinline__ void lay_norm(const VptqGemv& p, const Pass& pass, Pair* norm) {
+  constexpr int kCount = 4;  // loads of each that are in flight together
+  const VptqSegment& of = p.of[pass.segment];
+#pragma unroll 1
+  for (uint32_t first = 8 * threadIdx.x; first < p.in; first += kCount * 8 * kRowThreads) {
+    Eight<uint16_t> places[kCount];
+    Eight<T> scale[kCount], bias[kCount];
 #pragma unroll
     for (int k = 0; k < kCount; ++k) {
-      const uint32_t i = first + k * kRowThreads, place = pass.begin + i;
-      column[k] = perm == nullptr ? place : min(uint32_t(found[k]), p.in - 1);
-      if (i >= p.window || place >= p.in) column[k] = kNoColumn;
+      const uint32_t column = min(first + k * 8 * kRowThreads, p.in - 8);
+      places[k] = places_of<kLines>(p, pass, column);
+      scale[k] = read_eight<kLines>(static_cast<const T*>(of.scale) + column);
+      bias[k] = read_eight<kLines>(static_cast<const T*>(of.bias) + column);
     }
-  }
-
-  static constexpr uint32_t kNoColumn = ~0u;
-
-  // Values of a row of x, or of a norm; zeros where there is no column.
-  template <typename T>
-  __device__ __forceinline__ void read(T (&values)[kCount], const T* from) const {
 #pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      round_to(0.f, values[k]);
-      if (column[k] != kNoColumn) values[k] = from[column[k]];
+    for (int k = 0; k < 8 * kCount; ++k) {
+      const uint32_t place = places[k / 8].value[k % 8] - pass.begin;
+      if (first + k / 8 * 8 * kRowThreads < p.in && place < p.window) {
+        norm[place] = Pair{scale[k / 8].value[k % 8], bias[k / 8].value[k % 8]};
+      }
     }
   }
+  clear_rest(p, pass, norm, 1);
+}
 
-  template <typename T>
-  __device__ __forceinline__ void norm(T (&values)[kCount], const VptqGemv& p, float inverse_rms) const {
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-      const uint32_t at = min(column[k], p.in - 1);
-      values[k] = normed(values[k], inverse_rms, p.extras.norm_weight, at, p.extras.norm);
-      if (column[k] == kNoColumn) round_to(0.f, values[k]);
-    }
-  }
+// What all rows of x have in a column.
+template <typename T, int kRows>
+struct alignas(sizeof(T) * kRows) Rows {
+  T value[kRows];
 };
 
-// The first p.in values `from`, in their order. All threads; then synchronise.
-template <typename T>
-__device__ __forceinline__ void copy_row(const VptqGemv& p, T* to, const T* from) {
-#pragma unroll 4
-  for (uint32_t i = threadIdx.x; i < p.in / 8; i += kRowThreads) {
-    reinterpret_cast<uint4*>(to)[i] = reinterpret_cast<const uint4*>(from)[i];
+// The norm of eights of a row of x, 8 * kRowThreads columns apart.
+template <NormKind kKind, typename T, int kCount>
+__device__ __forceinline__ void norm_eights(Eight<T> (&values)[kCount][1], const VptqGemv& p, uint32_t first,
+                                            float inverse_rms) {
+#pragma unroll
+  for (int k = 0; k < 8 * kCount; ++k) {
+    const uint32_t column = min(first + k / 8 * 8 * kRowThreads, p.in - 8) + k % 8;
+    T& value = values[k / 8][0].value[k % 8];
+    value = normed(value, inverse_rms, p.extras.norm_weight, column, kKind);
   }
 }
 
-// Scale and bias of a window by place; zeros behind the last column. Where a window is a whole row they come by way of
-// the place of x, `room`, so that L2 is asked for whole lines instead of a sector for each value. All threads; then
+// x of a window by place, [window, kRows], with its norm; zeros in rows that are not there. All threads; then
 // synchronise.
+template <typename T, int kRows, bool kLines>
+__device__ __forceinline__ void lay_x(const VptqGemv& p, const Pass& pass, T* staged, const T* x, float inverse_rms) {
+  constexpr int kCount = kRows == 1 ? 4 : 1;
+#pragma unroll 1
+  for (uint32_t first = 8 * threadIdx.x; first < p.in; first += kCount * 8 * kRowThreads) {
+    Eight<uint16_t> places[kCount];
+    Eight<T> values[kCount][kRows];
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+      const uint32_t column = min(first + k * 8 * kRowThreads, p.in - 8);
+      places[k] = places_of<kLines>(p, pass, column);
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) {
+        const uint32_t there = kRows == 1 ? 0 : min(row, p.rows - 1);
+        values[k][row] = read_eight<kLines>(x + uint64_t(there) * p.in + column);
+      }
+    }
+    if constexpr (kRows == 1) {  // a norm needs one row
+      if (p.extras.norm == NormKind::kPlain) norm_eights<NormKind::kPlain>(values, p, first, inverse_rms);
+      if (p.extras.norm == NormKind::kOffset) norm_eights<NormKind::kOffset>(values, p, first, inverse_rms);
+    }
+#pragma unroll
+    for (int k = 0; k < 8 * kCount; ++k) {
+      const uint32_t place = places[k / 8].value[k % 8] - pass.begin;
+      if (first + k / 8 * 8 * kRowThreads >= p.in || place >= p.window) continue;
+      Rows<T, kRows> column;
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) {
+        column.value[row] = kRows == 1 || row < p.rows ? values[k / 8][row].value[k % 8] : T{};
+      }
+      reinterpret_cast<Rows<T, kRows>*>(staged)[place] = column;
+    }
+  }
+  clear_rest(p, pass, staged, kRows);
+}
+
+// The same of a matrix whose arrays begin anywhere, and which may have no norm.
 template <typename T, typename Pair>
-__device__ __forceinline__ void stage_norm(const VptqGemv& p, const Pass& pass, Pair* norm, T* room) {
-  constexpr int kCount = 8;
+__device__ __forceinline__ void stage_norm(const VptqGemv& p, const Pass& pass, Pair* norm) {
   const VptqSegment& of = p.of[pass.segment];
   if (of.scale == nullptr) return;
-  const bool aligned = (reinterpret_cast<uintptr_t>(of.scale) | reinterpret_cast<uintptr_t>(of.bias)) % 16 == 0;
-  const bool copied = aligned && p.window >= p.in;
-#pragma unroll 1
-  for (int part = 0; part < 2; ++part) {
-    const T* from = static_cast<const T*>(part == 0 ? of.scale : of.bias);
-    if (copied) {
-      __syncthreads();  // what was copied before has been read
-      copy_row(p, room, from);
-      __syncthreads();
-      from = room;
-    }
-#pragma unroll 1
-    for (uint32_t first = threadIdx.x; first < p.window; first += kCount * kRowThreads) {
-      T values[kCount];
-      Places<kCount>(p, pass, first).read(values, from);
-#pragma unroll
-      for (int k = 0; k < kCount; ++k) {
-        const uint32_t i = first + k * kRowThreads;
-        if (i < p.window) reinterpret_cast<T*>(norm + i)[part] = values[k];
-      }
-    }
-  }
+  if (of.lines) return lay_norm<T, true>(p, pass, norm);
+  lay_norm<T, false>(p, pass, norm);
 }
 
-// x of a window by place, [window, kRows], with its norm; zeros behind the last column and row. As above.
 template <typename T, int kRows>
-__device__ __forceinline__ void stage_places(const VptqGemv& p, const Pass& pass, T* staged, const T* x,
-                                             float inverse_rms) {
-  constexpr int kCount = 8;
-#pragma unroll 1
-  for (uint32_t first = threadIdx.x; first < p.window; first += kCount * kRowThreads) {
-    const Places<kCount> places(p, pass, first);
-#pragma unroll 1
-    for (int row = 0; row < kRows; ++row) {
-      T values[kCount];
-#pragma unroll
-      for (int k = 0; k < kCount; ++k) round_to(0.f, values[k]);
-      if (row < p.rows) places.read(values, x + uint64_t(row) * p.in);
-      if (p.extras.norm != NormKind::kNone) places.norm(values, p, inverse_rms);
-#pragma unroll
-      for (int k = 0; k < kCount; ++k) {
-        const uint32_t i = first + k * kRowThreads;
-        if (i < p.window) staged[i * kRows + row] = values[k];
-      }
-    }
-  }
+__device__ __forceinline__ void stage_columns(const VptqGemv& p, const Pass& pass, T* staged, const T* x,
+                                              float inverse_rms) {
+  if (p.of[pass.segment].lines) return lay_x<T, kRows, true>(p, pass, staged, x, inverse_rms);
+  lay_x<T, kRows, false>(p, pass, staged, x, inverse_rms);
 }
 
 // 1 / rms of one row of x; 1 where no norm is asked for. All threads must call.

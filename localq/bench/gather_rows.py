@@ -191,13 +191,21 @@ def _vptq_package(bench: Bench, x: Tensor, matrices: Sequence[VptqMatrix], exact
         calls = [
             partial(
                 libvptq.quant_gemv, x.unsqueeze(0), each.indices, each.centroids, None, each.res_centroids, None, None,
-                each.perm, each.weight_scale, each.weight_bias, None, each.in_features, each.out_features,
+                _order(each.places), each.weight_scale, each.weight_bias, None, each.in_features, each.out_features,
             )
             for each in matrices
         ]  # fmt: skip
         return _package(bench, VPTQ, calls, exact)
 
     return guarded(VPTQ, made) if x.shape[0] < 3 else Rival(VPTQ, None, "its products take 1 and 2 rows")
+
+
+def _order(places: Tensor | None) -> Tensor | None:
+    """What the package reads: the column of each place, int16 (bits of a u16)."""
+    if places is None:
+        return None
+    order = torch.argsort(places.int() & 0xFFFF)
+    return (order - (order >= 2**15) * 2**16).to(torch.int16)
 
 
 def _named(scheme: tuple[int, int, int]) -> str:

@@ -163,7 +163,7 @@ def _vptq(out: int, columns: int) -> Suffixed:
         "indices": (torch.int32, codes),
         "centroids": (torch.float16, normal(1.0)),
         "res_centroids": (torch.float16, normal(RESIDUAL)),
-        "perm": (torch.int16, order),
+        "places": (torch.int16, order),
         "weight_scale": (torch.float16, scales(of_weight)),
         "weight_bias": (torch.float16, normal(BIAS * of_weight)),
     }

@@ -43,7 +43,7 @@ class VptqMatrix:
     res_centroids: Tensor | None
     outlier_indices: Tensor | None
     outlier_centroids: Tensor | None
-    perm: Tensor | None
+    places: Tensor | None
     weight_scale: Tensor | None
     weight_bias: Tensor | None
     shape: tuple[int, int]
@@ -209,10 +209,10 @@ def check_vptq(op: str, matrix: VptqMatrix, dtypes: tuple[torch.dtype, ...] = HA
         if matrix.res_indices is not None:
             check(op, "res_indices", matrix.res_indices, device, (torch.int16,), groups * vectors * size)
     _check_outliers(op, matrix, dtype)
-    for name in ("perm", "weight_scale", "weight_bias"):
+    for name in ("places", "weight_scale", "weight_bias"):
         tensor = getattr(matrix, name)
         if tensor is not None:
-            check(op, name, tensor, device, (torch.int16 if name == "perm" else dtype,), columns)
+            check(op, name, tensor, device, (torch.int16 if name == "places" else dtype,), columns)
     if (matrix.weight_scale is None) != (matrix.weight_bias is None):
         raise ValueError(f"{op}: one of weight_scale and weight_bias is None")
 
@@ -237,7 +237,7 @@ def vptq_arguments(matrix: VptqMatrix) -> tuple[list[int], list[int]]:
     """The matrix as csrc/bind_gather.cpp takes it: addresses and sizes."""
     held = (
         matrix.indices, matrix.res_indices, matrix.centroids, matrix.res_centroids, matrix.outlier_indices,
-        matrix.outlier_centroids, matrix.perm, matrix.weight_scale, matrix.weight_bias,
+        matrix.outlier_centroids, matrix.places, matrix.weight_scale, matrix.weight_bias,
     )  # fmt: skip
     groups, count, length = matrix.centroids.shape
     outlier_count, outlier_len = (0, 0) if matrix.outlier_centroids is None else matrix.outlier_centroids.shape

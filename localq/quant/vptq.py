@@ -103,7 +103,7 @@ def stored_bytes(tensors: Mapping[str, Any], prefix: str) -> int:
 def placed_bytes(tensors: Mapping[str, Any], prefix: str) -> list[int]:
     """Bytes of each tensor of the Linear `prefix` on a device: as stored, but the permutation takes 16 bits."""
     held = {name: tensors[prefix + suffix] for name, suffix in SUFFIXES.items() if prefix + suffix in tensors}
-    return [2 * each.shape[0] if name == "perm" else each.nbytes for name, each in held.items()]
+    return [2 * each.shape[0] if name == "places" else each.nbytes for name, each in held.items()]
 
 
 class Linear(SlabLinear):

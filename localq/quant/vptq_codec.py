@@ -16,7 +16,7 @@ WORD = 32  # bits of a word of packed indices
 CHUNK_WEIGHTS = {"cpu": 2**18, "cuda": 2**20}  # weights; the temporaries take some 20 bytes for each
 FIELDS = (
     "indices", "centroids", "res_indices", "res_centroids", "outlier_indices", "outlier_centroids",
-    "perm", "weight_scale", "weight_bias",
+    "places", "weight_scale", "weight_bias",
 )  # fmt: skip
 
 
@@ -30,7 +30,7 @@ class Packed:
     res_centroids      [groups, count, vector_len]
     outlier_indices    int16 [outlier vectors, outliers]
     outlier_centroids  [count, vector length of outliers]
-    perm               int16 [in] (bits of a u16)
+    places             int16 [in] (bits of a u16): where each input column lies; the inverse of `perm` of the checkpoint
     weight_scale, weight_bias  [in]
 
     Every index must be within its table: `vptq_read` makes sure.
@@ -42,7 +42,7 @@ class Packed:
     res_centroids: Tensor | None
     outlier_indices: Tensor | None
     outlier_centroids: Tensor | None
-    perm: Tensor | None
+    places: Tensor | None
     weight_scale: Tensor | None
     weight_bias: Tensor | None
     shape: tuple[int, int]
@@ -116,7 +116,7 @@ def dequantize_rows(packed: Packed, first: int, count: int, dtype: torch.dtype, 
     device = packed.indices.device
     if weight is None:
         weight = torch.empty(count, columns, dtype=dtype, device=device)
-    places = None if packed.perm is None else torch.argsort(_unsigned(packed.perm))
+    places = None if packed.places is None else _unsigned(packed.places)
     rows = max(1, CHUNK_WEIGHTS.get(device.type, 2**18) // (length * columns)) * length
     for begin in range(first, first + count, rows):
         end = min(begin + rows, first + count)

@@ -19,9 +19,10 @@ from localq.jsonfile import DAMAGED
 from localq.quant.vptq_codec import FIELDS, WORD, Packed, index_bits, words_of
 
 SUFFIXES = {name: f".{name}.weight" if name.endswith("centroids") else f".{name}" for name in FIELDS}
+SUFFIXES["places"] = ".perm"  # read as its inverse
 LARGEST = {"vector length": 256, "centroids": 2**16, "groups": 2**16, "columns": 2**20, "rows": 2**20}
 PERMUTABLE = 2**16  # columns that 16 bits tell apart
-OPTIONAL = {"perm": "enable_perm", "weight_scale": "enable_norm", "weight_bias": "enable_norm"}
+OPTIONAL = {"places": "enable_perm", "weight_scale": "enable_norm", "weight_bias": "enable_norm"}
 SHORTS = (torch.int16, torch.uint16, torch.float16)  # all hold the bits of a u16
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 CHECKED_AT_A_TIME = 2**20
@@ -63,7 +64,7 @@ class Layer:
         if self.outlier_count:
             shapes["outlier_indices"] = (1, -(-self.out // self.outlier_len), self.outliers)
             shapes["outlier_centroids"] = (1, self.outlier_count * self.outlier_len)
-        return shapes | dict.fromkeys(("perm", "weight_scale", "weight_bias"), (self.columns,))
+        return shapes | dict.fromkeys(("places", "weight_scale", "weight_bias"), (self.columns,))
 
 
 def stored_shape(checkpoint: Checkpoint, prefix: str) -> tuple[int, int]:
@@ -187,8 +188,8 @@ def _sound(stored: Tensor, name: str, layer: Layer, prefix: str) -> Tensor:
     """A tensor of the right shape, in the form that `Packed` has it."""
     if name == "indices" and layer.packed:
         return stored
-    if name == "perm":
-        return _permutation(stored, layer, prefix)
+    if name == "places":
+        return _places(stored, layer, prefix)
     if name.endswith("indices"):
         counts = {"indices": layer.count, "res_indices": layer.residuals, "outlier_indices": layer.outlier_count}
         indices = _shorts(stored, name, counts[name], prefix)
@@ -210,14 +211,15 @@ def _shorts(stored: Tensor, name: str, count: int, prefix: str) -> Tensor:
     return shorts
 
 
-def _permutation(stored: Tensor, layer: Layer, prefix: str) -> Tensor:
-    """int64, int16 or uint16 [in] -> int16 (the bits of a u16), every column once."""
+def _places(stored: Tensor, layer: Layer, prefix: str) -> Tensor:
+    """The inverse of a permutation, every column once: int64, int16 or uint16 [in] -> int16 (bits of a u16)."""
     known = stored.dtype in (torch.int64, torch.int16, torch.uint16)
     _require(prefix, known and layer.columns <= PERMUTABLE, f"perm holds {stored.dtype} for {layer.columns} columns")
     order = stored if stored.dtype == torch.int64 else stored.view(torch.int16).long() & 0xFFFF
-    each_once = torch.equal(order.sort().values, torch.arange(layer.columns))
+    in_order, places = order.sort()
+    each_once = torch.equal(in_order, torch.arange(layer.columns))
     _require(prefix, each_once, "perm does not name every column once")
-    return (order - ((order >= 2**15) * 2**16)).to(torch.int16)
+    return (places - ((places >= 2**15) * 2**16)).to(torch.int16)
 
 
 def _require(prefix: str, holds: bool, why: str) -> None:

@@ -139,6 +139,30 @@ def test_every_place_of_vptq_is_its_column(library, scheme, norm):
         assert torch.equal(multiply(library, x[5:6], [vptq_matrix(packed)])[0], dense[:, first + 5])
 
 
+def moved_by_one(values):
+    """The same, two bytes behind the begin of a line."""
+    room = torch.empty(len(values) + 1, dtype=values.dtype)
+    room[1:] = values
+    return room[1:]
+
+
+@pytest.mark.parametrize("shared", [LARGE, 44_000], ids=["one window", "several"])
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("arrays", ["begin between lines", "begin between lines, no places", "no places", "no norm"])
+def test_arrays_by_column_of_vptq(library, arrays, rows, shared):
+    """Whole lines of places, scale and bias are read where they begin with one, else value by value."""
+    shape = (27, 2328 if rows == 5 else 9224)
+    packed = vptq_packed(shape, HALF, 4, (8, 512, 0), places="no places" not in arrays, norm=arrays != "no norm")
+    if "between" in arrays:
+        names = ("places", "weight_scale", "weight_bias")
+        there = {name: getattr(packed, name) for name in names if getattr(packed, name) is not None}
+        packed = replace(packed, **{name: moved_by_one(values) for name, values in there.items()})
+        assert packed.weight_scale.data_ptr() % 16 == 2
+    x = inputs(rows, shape[1], HALF)
+    got = multiply(library, x, [vptq_matrix(packed)], shared=shared)
+    assert_near(got, x, vptq_codec.dequantize(packed, torch.float32))
+
+
 @pytest.mark.parametrize("make", ["aqlm", "vptq"])
 def test_three_matrices_biases_and_norm(library, make):
     outs, columns = (40, 8, 22), 352

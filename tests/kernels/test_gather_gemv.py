@@ -42,7 +42,7 @@ REFUSED = {
         vptq_matrix(vptq_packed((10, 80), torch.bfloat16, 1, (8, 64, 0))), {}, "centroids is torch.bfloat16",
     ),
     "half a norm": (replace(VPTQ_MATRIX, weight_bias=None), {}, "one of weight_scale and weight_bias"),
-    "a short permutation": (replace(VPTQ_MATRIX, perm=VPTQ_MATRIX.perm[:79]), {}, r"perm has shape \(79,\)"),
+    "a short permutation": (replace(VPTQ_MATRIX, places=VPTQ_MATRIX.places[:79]), {}, r"places has shape \(79,\)"),
     "too few indices": (replace(VPTQ_MATRIX, indices=VPTQ_MATRIX.indices[:, :1]), {}, "indices has shape"),
     "VPTQ on the CPU": (VPTQ_MATRIX, {}, "indices are on cpu, must be on a CUDA device"),
 }  # fmt: skip

@@ -38,7 +38,7 @@ VQ2 = {
 VPTQ = {
     "v8": {}, "v8 residual": {"scheme": (8, 1024, 64)}, "v16 residual": {"scheme": (16, 512, 65536)},
     "v12": {"scheme": (12, 4096, 16)}, "v6": {"scheme": (6, 256, 0)}, "v7, unpacked": {"scheme": (7, 300, 37)},
-    "unpacked": {"packed": False, "scheme": (8, 65536, 65536)}, "as it comes": {"perm": False, "norm": False},
+    "unpacked": {"packed": False, "scheme": (8, 65536, 65536)}, "as it comes": {"places": False, "norm": False},
     "outliers": {"scheme": (8, 256, 16), "outliers": (5, 4, 19)},
     "groups and outliers": {"scheme": (16, 256, 0), "outliers": (8, 12, 64), "groups": 3},
 }  # fmt: skip
@@ -145,9 +145,9 @@ def test_vptq_bit_for_bit(name, stored, dtype):
 
 
 @pytest.mark.cuda
-def test_a_permutation_too_wide_for_shared_memory():
+def test_the_widest_permutation():
     packed = vptq_packed((9, 65536), HALF, 1)
-    assert int((packed.perm.int() & 0xFFFF).max()) == 65535
+    assert int((packed.places.int() & 0xFFFF).max()) == 65535
     got = vptq.Linear(packed.to("cuda")).dequantized_rows(0, 9, HALF, None)
     assert torch.equal(bits(got.cpu()), bits(vptq_codec.dequantize(packed, HALF)))
 

@@ -157,7 +157,7 @@ def test_temporaries_are_as_planned(
         res_centroids=held(F16, 1, residuals, length) if residuals else None,
         outlier_indices=None,
         outlier_centroids=None,
-        perm=held(torch.int16, columns),
+        places=held(torch.int16, columns),
         weight_scale=held(F16, columns),
         weight_bias=held(F16, columns),
         shape=(out, columns),

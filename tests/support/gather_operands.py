@@ -49,7 +49,7 @@ def vptq_packed(
     groups: int = 1,
     outliers: tuple[int, int, int] = (0, 0, 0),
     packed: bool = True,
-    perm: bool = True,
+    places: bool = True,
     norm: bool = True,
 ) -> vptq_codec.Packed:
     """`scheme`: vector length, centroids, residual ones; `outliers`: columns, vector length, centroids."""
@@ -66,7 +66,7 @@ def vptq_packed(
         normal(groups, residuals, length, dtype=dtype, seed=seed + 3) / 256 if residuals else None,
         shorts(outlier_count, -(-out // outlier_len), apart, seed=seed + 4) if apart else None,
         normal(outlier_count, outlier_len, dtype=dtype, seed=seed + 5) / 16 if apart else None,
-        (order - (order >= 2**15) * 2**16).to(torch.int16) if perm else None,
+        (order - (order >= 2**15) * 2**16).to(torch.int16) if places else None,
         1 + normal(columns, dtype=dtype, seed=seed + 6) / 8 if norm else None,
         normal(columns, dtype=dtype, seed=seed + 7) / 64 if norm else None,
         shape,
@@ -93,7 +93,7 @@ def _aqlm(layout, shape, dtype, seed, device) -> RowOperand:
 
 
 def _vptq(scheme, packs, shape, dtype, seed, device) -> RowOperand:
-    packed = vptq_packed(shape, dtype, seed, scheme, packed=packs, perm=seed % 4 != 3, norm=seed % 5 != 4).to(device)
+    packed = vptq_packed(shape, dtype, seed, scheme, packed=packs, places=seed % 4 != 3, norm=seed % 5 != 4).to(device)
     return RowOperand(vptq_matrix(packed), vptq_codec.dequantize(packed, torch.float32))
 
 
