@@ -126,7 +126,7 @@ def _cases(asked: str | Workload | None, families: Sequence[str] | None) -> list
     known = FAMILIES | BY_NAME
     unknown = [name for name in families or () if name not in known]
     if unknown:
-        raise usage_error("--kernels", f"{unknown[0]!r} is no family of kernels", f"There are {', '.join(known)}.")
+        raise usage_error("--only", f"{unknown[0]!r} is no family of kernels", f"There are {', '.join(known)}.")
     work = asked if isinstance(asked, Workload) else shapes.workload(asked)
     return [case for name in families or FAMILIES for case in known[name](work)]
 

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 _MODEL_HELP = "As for chat; with --synthetic a catalogue name; with --kernels also shapes: 4096x4096,28672x8192."
 _SYNTHETIC = "Random weights of MODEL's architecture, nothing fetched."
+_ONLY = (
+    "With --kernels: some of nf4, gemm, dequantize, dense, int8, int4, rowlut, gather, vq, experts, bcq, attention, "
+    "search, step."
+)
 _AGAINST = "transformers (the default), bitsandbytes, both with a comma, or none."
 Model = Annotated[str | None, typer.Argument(help=_MODEL_HELP, autocompletion=options.known_names)]
 Prompt = Annotated[str, typer.Option("-p", "--n-prompt", metavar="LIST", help="Prefill tests, in tokens; 0 = none.")]
@@ -32,13 +36,13 @@ Against = Annotated[list[str] | None, typer.Option("--against", metavar="NAME", 
 Plot = Annotated[str | None, typer.Option("--plot", metavar="FILE|-", help="Shares of the roof: NAME.png, - = here.")]
 MODES = ("kernels", "profile", "crossover", "patched", "quantize", "bcq", "formats")
 # Parameters that a mode takes besides the output; profile: those that it does not take.
-TAKEN = {"kernels": ("model", "plot"), "crossover": (), "patched": (), "quantize": ("model", "device", "vram", "seed"),
-         "bcq": ("model", "plot"),
+TAKEN = {"kernels": ("model", "plot", "only"), "crossover": (), "patched": (), "bcq": ("model", "plot"),
+         "quantize": ("model", "device", "vram", "seed"),
          "formats": ("model", "plot", "prompt", "generate", "depth", "repetitions", "synthetic", "make", "max_windows",
                      "ctx", "kv", "embed", "head", "vram", "reserve", "force", "device", "dtype", "seed", "offline",
                      "token")}  # fmt: skip
-OF_FORMATS = ("make", "max_windows")
-WITHOUT_MEANING = ("plot", "against", "no_baseline", "repetitions", *OF_FORMATS)  # to a profile
+OWNERS = {"make": "formats", "max_windows": "formats", "only": "kernels"}  # parameters of one mode alone
+WITHOUT_MEANING = ("plot", "against", "no_baseline", "repetitions", *OWNERS)  # to a profile
 ALWAYS = (*MODES, "output", "json", "quiet")
 SPELLINGS = {"model": "MODEL", "prompt": "-p", "generate": "-n", "depth": "-d", "repetitions": "-r"}
 
@@ -67,6 +71,7 @@ def bench(
     against: Against = None,
     no_baseline: Annotated[bool, typer.Option("--no-baseline", help="Only localq, and what --against names.")] = False,
     kernels: Annotated[bool, typer.Option("--kernels", help="Time every CUDA kernel instead.")] = False,
+    only: Annotated[str, typer.Option("--only", metavar="LIST", help=_ONLY)] = "",
     profile: Annotated[bool, typer.Option("--profile", help="Time one decode step, part by part.")] = False,
     crossover: Annotated[bool, typer.Option("--crossover", help="Where NF4 prefill changes its way.")] = False,
     patched: Annotated[bool, typer.Option("--patched", help="Our kernels under a transformers model.")] = False,
@@ -104,7 +109,7 @@ def bench(
         device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
     )
     if mode in PARTS:
-        PARTS[mode](mode, asked, settings, seed)
+        PARTS[mode](mode, asked, settings, seed, only)
         return
     from localq.bench import plan as plans  # torch-free, as is all before `_request`
 
@@ -138,22 +143,24 @@ def _refuse_ignored(mode: str, context: Any) -> None:
     """No option is taken and not obeyed. Raises LocalqError (exit 2)."""
     given = [name for name in context.params if context.get_parameter_source(name).name == "COMMANDLINE"]
     for name in given:
-        taken = name not in OF_FORMATS
+        taken = name not in OWNERS
         if mode:
             taken = name not in WITHOUT_MEANING if mode == "profile" else name in TAKEN[mode]
         if not taken and name not in ALWAYS:
             word = SPELLINGS.get(name, f"--{name.replace('_', '-')}")
-            where = f"with --{mode}" if mode else "without --formats"
+            where = f"with --{mode}" if mode else f"without --{OWNERS[name]}"
             raise usage_error("bench", f"{word} has no meaning {where}", "Leave it out.")
 
 
-def _run_part(mode: str, asked: _Asked, settings: Settings, seed: int) -> None:
+def _run_part(mode: str, asked: _Asked, settings: Settings, seed: int, only: str) -> None:
     """A benchmark that is no whole model; its module prints a table and one line of JSON."""
     out = sys.stderr if asked.output == "json" else sys.stdout
     if mode == "kernels":
         from localq.bench import kernels  # torch loads only now, as below
 
-        result = kernels.run(out, asked.model, plot_to=asked.plot, on_case=bench_progress.cases(asked.quiet))
+        shown = bench_progress.cases(asked.quiet)
+        families = [name.strip() for name in only.split(",")] if only else None
+        result = kernels.run(out, asked.model, families, plot_to=asked.plot, on_case=shown)
     elif mode == "bcq":
         from localq.bench import bcq_rows, kernels
 
@@ -175,7 +182,7 @@ def _run_part(mode: str, asked: _Asked, settings: Settings, seed: int) -> None:
         raise LocalqError(f"bench --{mode}", why, "Report this as a bug.")
 
 
-def _run_quantize(mode: str, asked: _Asked, settings: Settings, seed: int) -> None:
+def _run_quantize(mode: str, asked: _Asked, settings: Settings, seed: int, only: str) -> None:
     """The ways of `localq quantize`, on one layer of a catalogued model."""
     from localq import calibration, catalog, prepare
     from localq.cli import quantize_calibrated

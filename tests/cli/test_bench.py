@@ -80,6 +80,8 @@ def test_a_bare_bench_measures_what_is_chosen_and_says_so(model, monkeypatch, ca
     ("arguments", "code", "said"),
     [
         (["-o", "xml"], 2, "xml"),
+        (["--only", "nf4"], 2, "--only has no meaning without --kernels"),
+        (["--profile", "--only", "nf4"], 2, "--only has no meaning with --profile"),
         (["--kernels", "--profile"], 2, "two benchmarks"),
         (["--kernels", "-o", "csv"], 2, "csv"),
         (["--kernels", "--synthetic"], 2, "random weights anyway"),
@@ -130,9 +132,24 @@ def test_quantizing_is_timed_for_a_model_that_it_can_be_done_with(arguments, cod
     assert said in shown.err
 
 
+def test_some_kernels_alone(monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(kernels, "run", lambda out, model, families, **rest: asked.append((model, families)) or {})
+    assert cli.execute(["bench", "--kernels", "4096x4096", "--only", "gather, vq"]) == 0
+    assert asked == [("4096x4096", ["gather", "vq"])]
+
+
+def test_a_family_of_kernels_that_there_is_not_is_named_with_those_that_there_are(capsys):
+    assert cli.execute(["bench", "--kernels", "--only", "nf4,nf5"]) == 2
+    assert "--only: 'nf5' is no family of kernels" in capsys.readouterr().err
+    cli.execute(["bench", "--help"])
+    shown = capsys.readouterr().out
+    assert [name for name in kernels.FAMILIES if name not in shown] == []
+
+
 def test_failures_of_kernels_come_after_the_json(monkeypatch, capsys):
     result = {"schema": 1, "rows": [], "failures": ["nf4_gemv is wrong"]}
-    monkeypatch.setattr(kernels, "run", lambda out, model, plot_to, on_case: result)
+    monkeypatch.setattr(kernels, "run", lambda out, model, families, plot_to, on_case: result)
     assert cli.execute(["bench", "--kernels", "--json"]) == 1
     shown = capsys.readouterr()
     assert json.loads(shown.out) == result
