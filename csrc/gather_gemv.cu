@@ -63,19 +63,6 @@ __device__ __forceinline__ void sum_tiles(const GatherGemv& p, const Span& span,
   }
 }
 
-// Scales and biases of a block's results into L2: nothing asks for them before the very end, which would wait for
-// memory.
-template <typename T>
-__device__ __forceinline__ void prefetch_ends(const GatherGemv& p, const Span& span) {
-  const bool paired = p.span != kRowTile;
-  for (uint32_t i = threadIdx.x; i < (span.end - span.begin) * (paired ? 2 : 1); i += kRowThreads) {
-    uint32_t row = span.begin + (paired ? i / 2 : i);
-    const RowSegment& segment = paired ? p.segment[i % 2] : segment_of(p, row);
-    prefetch(static_cast<const T*>(segment.scales_16) + row);
-    if (segment.bias != nullptr) prefetch(static_cast<const T*>(segment.bias) + row);
-  }
-}
-
 // The begin of a warp: its first codewords, and the codes after them. kLanes as in the kernel.
 template <int kLanes>
 __device__ __forceinline__ Pipeline begin(const GatherGemv& p, const Span& span, uint32_t own, uint32_t kept_at) {
@@ -131,7 +118,6 @@ __global__ void __launch_bounds__(kRowThreads, 1) gather_gemv_kernel(const __gri
   uint32_t middle = (span.begin + span.end) / 2;
   const uint32_t own = p.span != kRowTile ? 0 : segment_number(p, middle);
   Pipeline pipeline = begin<kLanes>(p, span, own, kept_at);
-  prefetch_ends<T>(p, span);
   release_dependents();
   dependency_wait();
   if (p.x_stride != 0) stage_slots<T, kLanes>(p, staged, x, scratch);

@@ -36,11 +36,6 @@ __device__ __forceinline__ void wait_kept() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// The sector at an address into L2.
-__device__ __forceinline__ void prefetch(const void* at) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-}
-
 // 4 bytes of codes where more than `needed` are left, else zero.
 __device__ __forceinline__ uint32_t load_codes_4(const uint8_t* at, int left, int needed) {
   uint32_t v;

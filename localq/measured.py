@@ -17,16 +17,16 @@ MULTIPROCESSOR_GHZ = 132 * CLOCK_GHZ  # multiprocessors times their clock: what 
 
 Rows = tuple[tuple[int, int, float], ...]  # out, in, us of one launch
 
-# Matrix-vector products, by `localq bench --kernels`. `vq2` and int4 (groups of 128) at ea30483; `2x8` and what
-# gathers at f45e95d; of 3,840, 5,120 and 17,408 columns, and of 201088 rows, at 468d13f; bcq (q3g128) and squeezellm
-# at d2a1339, by a script that calls the rows of that command one by one; `vq2` of 10240 and 57344 rows and both at
-# 4096 x 4096 at 2a3f8cb. NF4 of 2,880, 5,120, 12,288 and 17,408 columns at 468d13f, before that the rest; all of
-# 2,048 columns, and 2048 and 2880 x 4096, at d6abc1b. Those of gemma-3-12b in NF4 by `localq bench --profile`, inside
-# a step, at ea30483, of experts and of the head of 151936 x 2048 in 16 bit at 2a7008b. Left out, since the two ways
-# differ: 16 bit at 5120 x 2880 (11.5 us alone, 10.9 in a step) and 2880 x 4096 (9.7, 8.0); and squeezellm at 28672 x
-# 2048 (18.1 us), where its tables take as long as look-ups. All of them are older than 53fe8d7, so those of that
-# command have their share of a graph's start in them, some 2 to 4 us where two to four launches of a large matrix
-# stood in one (README.md, Results).
+# Matrix-vector products, by `localq bench --kernels`. `vq2` and int4 (groups of 128) at ea30483; `2x8` and `1x16` at
+# f45e95d; VPTQ at 61779be; of 3,840, 5,120 and 17,408 columns, and of 201088 rows, at 468d13f; bcq (q3g128) and
+# squeezellm at d2a1339, by a script that calls the rows of that command one by one; `vq2` of 10240 and 57344 rows and
+# both at 4096 x 4096 at 2a3f8cb. NF4 of 2,880, 5,120, 12,288 and 17,408 columns at 468d13f, before that the rest; all
+# of 2,048 columns, and 2048 and 2880 x 4096, at d6abc1b. Those of gemma-3-12b in NF4 by `localq bench --profile`,
+# inside a step, at ea30483, of experts and of the head of 151936 x 2048 in 16 bit at 2a7008b. Left out, since the two
+# ways differ: 16 bit at 5120 x 2880 (11.5 us alone, 10.9 in a step) and 2880 x 4096 (9.7, 8.0); and squeezellm at 28672
+# x 2048 (18.1 us), where its tables take as long as look-ups. All but VPTQ's are older than 53fe8d7, so those of that
+# command have their share of a graph's start in them, some 2 to 4 us where two to four launches of a large matrix stood
+# in one (README.md, Results).
 PRODUCTS: dict[str, Rows] = {
     "nf4": (
         (4096, 4096, 6.8), (6144, 4096, 8.7), (8192, 8192, 13.8), (10_240, 8192, 16.3), (4096, 14_336, 13.6),
@@ -70,10 +70,10 @@ PRODUCTS: dict[str, Rows] = {
     "2x8": ((4096, 4096, 6.0), (8192, 8192, 9.6), (28_672, 8192, 20.0), (8192, 28_672, 22.4), (12_288, 12_288, 16.0)),
     "1x16": ((4096, 4096, 18.3), (8192, 8192, 56.5), (28_672, 8192, 181.9), (8192, 28_672, 191.4),
              (12_288, 12_288, 119.5)),
-    "vptq": ((4096, 4096, 22.1), (8192, 8192, 63.8), (28_672, 8192, 198.6), (8192, 28_672, 230.8),
-             (12_288, 12_288, 135.0)),
-    "vptq + 256": ((4096, 4096, 22.0), (8192, 8192, 66.5), (28_672, 8192, 205.6), (8192, 28_672, 233.7),
-                   (12_288, 12_288, 138.8)),
+    "vptq": ((4096, 4096, 20.1), (8192, 8192, 59.1), (28_672, 8192, 192.7), (8192, 28_672, 205.6),
+             (12_288, 12_288, 127.1)),
+    "vptq + 256": ((4096, 4096, 18.9), (8192, 8192, 60.8), (28_672, 8192, 199.3), (8192, 28_672, 209.3),
+                   (12_288, 12_288, 130.8)),
 }  # fmt: skip
 
 # Decode attention, 8 kv heads of 128: bits of the cache, query heads, slots, us. Of 64 heads: the profiled step of
@@ -115,7 +115,7 @@ WHOLE_MODELS = (
     WholeModel("llama-3.1-8b@fp16", "16", "device", 248.6, "1d73e67"),
     WholeModel("llama-3.1-8b@vq2", "16", "device", 626.8, "d2a1339"),
     WholeModel("llama-3.1-8b@aqlm", "16", "device", 602.8, "f45e95d", scheme="2x8g8"),
-    WholeModel("llama-3.1-8b@vptq", "16", "device", 129.8, "f45e95d", scheme="v8-k65536-256"),
+    WholeModel("llama-3.1-8b@vptq", "16", "device", 139.6, "61779be", scheme="v8-k65536-256"),
     WholeModel("llama-3.1-8b@mxfp4", "16", "device", 453.1, "d2a1339"),
     WholeModel("llama-3.1-8b@bcq", "16", "device", 558.7, "d2a1339", scheme="q3g128"),
     WholeModel("llama-3.1-8b@squeezellm", "16", "device", 467.7, "d2a1339"),
@@ -125,7 +125,6 @@ WHOLE_MODELS = (
     WholeModel("qwen3-32b@nf4", "16", "device", 149.2, "d2a1339"),
     WholeModel("qwen3-32b@vq2", "16", "device", 210.2, "d2a1339"),
     WholeModel("qwen3-32b@aqlm", "16", "device", 217.8, "f45e95d", scheme="2x8g8"),
-    WholeModel("qwen3-32b@vptq", "16", "device", 31.9, "f45e95d", scheme="v8-k65536-256"),
     WholeModel("qwen3-32b@mxfp4", "16", "device", 130.8, "d2a1339"),
     WholeModel("qwen3-32b@bcq", "16", "device", 174.0, "d2a1339", scheme="q3g128"),
     WholeModel("qwen3-32b@squeezellm", "16", "device", 133.1, "d2a1339"),
@@ -151,7 +150,7 @@ WHOLE_MODELS = (
 
 # Perplexity over that of the reference, by `localq eval` on the validation slice: (model, format). Both on a CPU; vq2
 # at 2.098 bits: the layers in the tree (a9b6631).
-PERPLEXITY_RATIO = {("smollm2-135m", "nf4"): 20.80 / 16.88, ("smollm2-135m", "vq2"): 22.82 / 16.88}
+PERPLEXITY_RATIO = {("smollm2-135m", "nf4"): 20.80 / 16.88, ("smollm2-135m", "vq2"): 22.53 / 16.88}
 
 # What is known of the quality of 2-bit formats besides. VPTQ: its README, as read; the reference of Llama 2 70B: AQLM's
 # README, both on WikiText-2 at 4,096 tokens.

@@ -42,6 +42,7 @@ Say = Callable[[str], None]  # one-line notes for the user
 # What is done: layers made, layers that were there already, and before them what bits are worth where.
 QUANTIZING, CATCHING_UP, MEASURING = "quantizing", "catching up", "measuring where bits are worth most"
 FETCHING, TRAINING = "fetching", "training all layers"  # followed by what: work waits for it; at the end: steps
+FOLLOWS = f"{QUANTIZING} (then {TRAINING})"  # what of it is left is not all
 
 
 def convert(request: Request, on_progress: OnProgress | None = None, say: Say | None = None) -> Path:
@@ -202,7 +203,7 @@ class _Work:
         drafts = self.drafts(shards) if any(shard.name in pending for shard in final) else []
         files = [shards[0], *(drafts or final), *shards[1 + layers :]]
 
-        def advance(weights: int, what: str = QUANTIZING) -> None:
+        def advance(weights: int, what: str = FOLLOWS if drafts else QUANTIZING) -> None:
             nonlocal done
             done += weights
             on_progress(what, done, total)

@@ -102,7 +102,7 @@ def test_what_is_stopped_goes_on_from_the_steps_that_are_kept(source: Path, fini
         open_model(out)
     told: list[tuple[str, int, int]] = []
     vq_convert.convert(request(source, out, **SETTINGS), lambda *each: told.append(each))
-    assert {what for what, *_ in told[1:]} == {vq_convert.CATCHING_UP, vq_convert.TRAINING, vq_convert.QUANTIZING}
+    assert {what for what, *_ in told[1:]} == {vq_convert.CATCHING_UP, vq_convert.TRAINING, vq_convert.FOLLOWS}
     steps = [done for what, done, _ in told if what == vq_convert.TRAINING]
     assert steps == list(range(2 * whole.KEPT_EVERY, WHOLE.steps + 1))
     assert digests(out) == digests(finished)

@@ -25,8 +25,6 @@ inline void ask_kept(uint32_t to, const uint8_t* from) {
 }
 inline void wait_kept() {
 }
-inline void prefetch(const void*) {
-}
 inline uint32_t load_codes_4(const uint8_t* at, int left, int needed) {
   return left > needed ? *reinterpret_cast<const uint32_t*>(at) : 0;
 }
