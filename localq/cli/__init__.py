@@ -136,6 +136,14 @@ def execute(arguments: list[str]) -> int:
         if isinstance(stop.__context__, BrokenPipeError):
             return ExitCode.CLOSED_PIPE
         return stop.code if isinstance(stop.code, int) else ExitCode.FAILURE
+    except Exception as error:  # a fault of localq's own, unless a package is not the one that it was written for
+        from localq.cli import requirements  # only what failed asks
+
+        unmet = requirements.unmet()
+        if unmet is None:
+            raise
+        note(f"localq: {unmet} ({type(error).__name__}: {error})")
+        return unmet.exit_code
     return result if isinstance(result, int) else ExitCode.OK
 
 
