@@ -127,6 +127,8 @@ async def measure(pilot: Pilot[Any], app: LocalqApp, rounds: int, say: Callable[
         say(f"{kind:<17} {stats.generated_tokens:>6} tokens {stats.tokens_per_s:>8.1f} tok/s, "
             f"the front end computes {share:.0%} of the time")  # fmt: skip
     facts = panel.facts
+    await until(app, lambda: not (facts.asked or app.chat.conversation.busy), "the panel's own profile")
+    facts.sample, facts.untimed = None, ""  # what it came to, behind a reply or in front of the next, is not meant
     panel.action_profile()
     await until(app, lambda: facts.sample or facts.untimed or not facts.on_gpu, "a profile")
     if facts.sample is not None:

@@ -102,8 +102,7 @@ def bench(
     """
     flags = dict(zip(MODES, (kernels, profile, crossover, patched, quantize, bcq, formats), strict=True))
     asked = _Asked(model, synthetic, "json" if json else output, plot, force, quiet)
-    mode = _mode(flags, asked)
-    _refuse_ignored(mode, context)
+    mode = _mode(flags, asked, context)
     ctx = options.given("ctx", ctx)
     settings = options.effective(
         device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
@@ -122,8 +121,8 @@ def bench(
     _measure(request, mode, asked)
 
 
-def _mode(flags: dict[str, bool], asked: _Asked) -> str:
-    """The one of `MODES` that was asked for, "" for a whole model. Raises LocalqError (exit 2)."""
+def _mode(flags: dict[str, bool], asked: _Asked, context: Any) -> str:
+    """The one of `MODES` that was asked for, "" for a whole model. Raises LocalqError (exit 2) for what it has not."""
     from localq.bench import plot, report
 
     chosen = [name for name, wanted in flags.items() if wanted]
@@ -136,7 +135,9 @@ def _mode(flags: dict[str, bool], asked: _Asked) -> str:
     if asked.synthetic and chosen not in ([], ["profile"], ["formats"]):
         raise usage_error("--synthetic", f"--{chosen[0]} has random weights anyway", "Leave it out.")
     plot.check_target(asked.plot)
-    return chosen[0] if chosen else ""
+    mode = chosen[0] if chosen else ""
+    _refuse_ignored(mode, context)
+    return mode
 
 
 def _refuse_ignored(mode: str, context: Any) -> None:

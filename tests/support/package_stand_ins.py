@@ -31,8 +31,9 @@ def modules(broken: Callable[[Tensor], Tensor] = lambda result: result) -> list[
         assert (q_indice.dtype, invperm.dtype) == (torch.int32, torch.int16)
         assert all(each.is_contiguous() for each in (input, q_indice, centroids, invperm))
         assert all(each is None for each in (q_indice_residual, q_indice_outliers, outliers_centroids, bias))
+        places = torch.argsort(invperm.int() & 0xFFFF).to(torch.int16)  # its name for the column of each place
         packed = vptq_codec.Packed(
-            q_indice, centroids, None, residual_centroids, None, None, invperm, weight_scale, weight_bias,
+            q_indice, centroids, None, residual_centroids, None, None, places, weight_scale, weight_bias,
             (out_features, in_features),
         )  # fmt: skip
         return broken(input.float() @ vptq_codec.dequantize(packed, torch.float32).T).to(input.dtype)
