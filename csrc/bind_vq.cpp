@@ -61,14 +61,14 @@ void bind_experts_of_vq(py::module_& m) {
   m.def(
       "vq_experts_down",
       [](uintptr_t x, const VqStackArguments& stack, const Workspace& workspace, uintptr_t chosen, uintptr_t weights,
-         int active, uintptr_t residual, uintptr_t y, int type, int device, uintptr_t stream) {
+         int active, uintptr_t residual, uintptr_t signs, uintptr_t y, int type, int device, uintptr_t stream) {
         const VqWorkspace meeting = {pointer<uint32_t>(workspace.first), workspace.second};
-        vq_experts_down(vq_stack(stack), meeting, pointer<const int32_t>(chosen), pointer<const float>(weights), active,
-                        pointer<const void>(x), pointer<const void>(residual), pointer<void>(y),
-                        static_cast<Type>(type), device, stream_of(stream));
+        vq_experts_down(vq_stack(stack), pointer<const uint8_t>(signs), meeting, pointer<const int32_t>(chosen),
+                        pointer<const float>(weights), active, pointer<const void>(x), pointer<const void>(residual),
+                        pointer<void>(y), static_cast<Type>(type), device, stream_of(stream));
       },
       py::arg("x"), py::arg("stack"), py::arg("workspace"), py::arg("chosen"), py::arg("weights"), py::arg("active"),
-      py::arg("residual"), py::arg("y"), py::arg("type"), py::arg("device"), py::arg("stream"));
+      py::arg("residual"), py::arg("signs"), py::arg("y"), py::arg("type"), py::arg("device"), py::arg("stream"));
 }
 
 }  // namespace
@@ -79,17 +79,17 @@ void bind_vq(py::module_& m) {
       "vq_gemv",
       [](uintptr_t x, const std::vector<VqArguments>& matrices, const Workspace& workspace, uintptr_t y, int type,
          int rows, int norm, uintptr_t norm_weight, float eps, uintptr_t residual, int activation,
-         const std::vector<uintptr_t>& biases, bool y_is_f32, int device, uintptr_t stream) {
+         const std::vector<uintptr_t>& biases, bool y_is_f32, uintptr_t signs, int device, uintptr_t stream) {
         const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
         std::vector<VqMatrix> all;
         for (const VqArguments& matrix : matrices) all.push_back(vq_matrix(matrix));
         const VqWorkspace meeting = {pointer<uint32_t>(workspace.first), workspace.second};
-        vq_gemv(all.data(), int(all.size()), extras, meeting, pointer<const void>(x), pointer<void>(y),
-                static_cast<Type>(type), rows, device, stream_of(stream));
+        vq_gemv(all.data(), int(all.size()), extras, pointer<const uint8_t>(signs), meeting, pointer<const void>(x),
+                pointer<void>(y), static_cast<Type>(type), rows, device, stream_of(stream));
       },
       py::arg("x"), py::arg("matrices"), py::arg("workspace"), py::arg("y"), py::arg("type"), py::arg("rows"),
       py::arg("norm"), py::arg("norm_weight"), py::arg("eps"), py::arg("residual"), py::arg("activation"),
-      py::arg("biases"), py::arg("y_is_f32"), py::arg("device"), py::arg("stream"));
+      py::arg("biases"), py::arg("y_is_f32"), py::arg("signs"), py::arg("device"), py::arg("stream"));
 
   m.def(
       "vq_dequantize",

@@ -1,15 +1,9 @@
 // out = H (signs * x): the rotation of the inputs of vq2 (localq/quant/hadamard.py), bit for bit as it is defined
-// there.
+// there, for many rows of x; the products of one row rotate it themselves (vq_rotate.cuh).
 //   x, out T [rows, in], f16 or bf16     signs u8 [in / 8], bit i % 8 of byte i / 8 set where column i has a minus
-// H is block-diagonal: the largest power of two that divides `in`, from 16 to 4096 columns, normalized. Butterflies of
-// distances 1, 2, 4, .. in f32, then one product with 1 / sqrt(block), rounded once.
-// Needs in % 16 == 0. A lane has 8 columns, of which one byte has the signs: distances below 8 are within it, below 256
-// within its warp, the others meet in shared memory, where a thread takes the same column of every 256.
-// Bound: latency. Reads and writes 2 bytes per element once.
-#include <algorithm>
-#include <cmath>
-
-#include "gemv.cuh"
+// H is block-diagonal: the largest power of two that divides `in`, from 16 to 4096 columns, normalized (hadamard.cuh).
+// Needs in % 16 == 0. Bound: latency. Reads and writes 2 bytes per element once.
+#include "hadamard.cuh"
 #include "hadamard.h"
 #include "launch.h"
 
@@ -17,83 +11,55 @@ namespace localq {
 namespace {
 
 constexpr const char* kOp = "hadamard";
-constexpr uint32_t kEach = 8;  // columns of a lane
-constexpr uint32_t kWarpColumns = 32 * kEach;
-constexpr uint32_t kLargest = 4096;      // LARGEST_BLOCK
 constexpr uint32_t kSmallThreads = 128;  // of a block, where no two warps meet
 
-__device__ __forceinline__ void butterfly(float& a, float& b) {
-  const float sum = a + b;
-  b = a - b;
-  a = sum;
-}
-
-// Distances below kWarpColumns and below `block`, of the lane's eight columns.
-__device__ __forceinline__ void turn_in_warp(float (&v)[kEach], uint32_t block) {
+// The distances from kWarpColumns on of blocks of `warps` times kWarpColumns: v is a column of each kWarpColumns.
+__device__ __forceinline__ void turn_across(float (&v)[kWarpsOfBlock], uint32_t warps) {
 #pragma unroll
-  for (uint32_t distance = 1; distance < kEach; distance *= 2) {
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) {
-      if ((i & distance) == 0) butterfly(v[i], v[i + distance]);
-    }
-  }
-#pragma unroll
-  for (uint32_t lanes = 1; lanes < 32; lanes *= 2) {
-    if (lanes * kEach >= block) break;
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) {
-      const float other = __shfl_xor_sync(~0u, v[i], lanes);
-      v[i] = threadIdx.x & lanes ? other - v[i] : v[i] + other;
-    }
-  }
-}
-
-// The distances that are left: column `at` of each kWarpColumns of the block.
-__device__ __forceinline__ void turn_across(float (&v)[kLargest / kWarpColumns], uint32_t warps) {
-#pragma unroll
-  for (uint32_t distance = 1; distance < kLargest / kWarpColumns; distance *= 2) {
+  for (uint32_t distance = 1; distance < kWarpsOfBlock; distance *= 2) {
     if (distance >= warps) break;
 #pragma unroll
-    for (uint32_t i = 0; i < kLargest / kWarpColumns; ++i) {
+    for (uint32_t i = 0; i < kWarpsOfBlock; ++i) {
       if ((i & distance) == 0) butterfly(v[i], v[i + distance]);
     }
   }
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kLargest / kEach)
+__global__ void __launch_bounds__(kLargestBlock / kLaneColumns)
     hadamard_kernel(const T* x, const uint8_t* signs, T* out, uint32_t lanes, uint32_t in, uint32_t block,
                     float scale) {
-  __shared__ float columns[kLargest];
+  __shared__ float columns[kLargestBlock];
   const uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;  // of the lane
   const bool live = index < lanes;
-  const uint32_t minus = live ? signs[index % (in / kEach)] : 0;
+  const uint32_t minus = live ? signs[index % (in / kLaneColumns)] : 0;
   release_dependents();
   dependency_wait();
   Eight<T> eight = {};
   if (live) eight = reinterpret_cast<const Eight<T>*>(x)[index];
-  float v[kEach];
-#pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i) v[i] = minus >> i & 1 ? -to_float(eight.value[i]) : to_float(eight.value[i]);
+  float v[kLaneColumns];
+  take_signs(v, eight, minus);
   turn_in_warp(v, block);
   if (block <= kWarpColumns) {
 #pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) round_to(__fmul_rn(v[i], scale), eight.value[i]);
-    if (live) reinterpret_cast<Eight<T>*>(out)[index] = eight;
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint32_t column = index / 32 * kWarpColumns + place_in_warp(half);
+      if (column < lanes * kLaneColumns) *reinterpret_cast<Four<T>*>(out + column) = rounded_half<T>(v, half, scale);
+    }
     return;
   }
-  auto* const mine = reinterpret_cast<float4*>(columns + threadIdx.x * kEach);
-  mine[0] = make_float4(v[0], v[1], v[2], v[3]), mine[1] = make_float4(v[4], v[5], v[6], v[7]);
+  put_half(columns + threadIdx.x / 32 * kWarpColumns, v, 0);
+  put_half(columns + threadIdx.x / 32 * kWarpColumns, v, 1);
   __syncthreads();
   const uint32_t warps = block / kWarpColumns;
   T* const to = out + uint64_t(blockIdx.x) * block;
   for (uint32_t at = threadIdx.x; at < kWarpColumns; at += blockDim.x) {
-    float far[kLargest / kWarpColumns];
+    float far[kWarpsOfBlock];
 #pragma unroll
-    for (uint32_t w = 0; w < kLargest / kWarpColumns; ++w) far[w] = w < warps ? columns[w * kWarpColumns + at] : 0.f;
+    for (uint32_t w = 0; w < kWarpsOfBlock; ++w) far[w] = w < warps ? columns[w * kWarpColumns + at] : 0.f;
     turn_across(far, warps);
 #pragma unroll
-    for (uint32_t w = 0; w < kLargest / kWarpColumns; ++w) {
+    for (uint32_t w = 0; w < kWarpsOfBlock; ++w) {
       if (w < warps) round_to(__fmul_rn(far[w], scale), to[w * kWarpColumns + at]);
     }
   }
@@ -102,10 +68,10 @@ __global__ void __launch_bounds__(kLargest / kEach)
 template <typename T>
 void launch_typed(const void* x, const uint8_t* signs, void* out, int64_t rows, int64_t in, int device,
                   cudaStream_t stream) {
-  const uint32_t block = uint32_t(std::min<int64_t>(in & -in, kLargest)), lanes = uint32_t(rows * in / kEach);
-  const uint32_t threads = block > kWarpColumns ? block / kEach : kSmallThreads;
+  const uint32_t block = hadamard_block(in), lanes = uint32_t(rows * in / kLaneColumns);
+  const uint32_t threads = block > kWarpColumns ? block / kLaneColumns : kSmallThreads;
   launch(kOp, device, hadamard_kernel<T>, (lanes + threads - 1) / threads, threads, 0, stream, static_cast<const T*>(x),
-         signs, static_cast<T*>(out), lanes, uint32_t(in), block, float(1 / std::sqrt(double(block))));
+         signs, static_cast<T*>(out), lanes, uint32_t(in), block, hadamard_scale(block));
 }
 
 }  // namespace

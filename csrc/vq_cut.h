@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "hadamard.h"
 #include "vq_plan.h"
 
 namespace localq::vq {
@@ -46,6 +47,18 @@ inline void add_books(Arguments& p, const VqMatrix& w) {
                  uint32_t(book.steps),  uint32_t(w.in / book.stride),
                  uint32_t(book.before), uint32_t(book.tile_positions) * kTile};
   }
+}
+
+// The rotation of x, where there are signs. Behind add_books.
+inline void add_rotation(const char* op, Arguments& p, const uint8_t* signs, int rows) {
+  if (signs == nullptr) return;
+  require(rows == 1, op, "rows", rows, "must be 1 with signs");
+  require(p.in % 16 == 0, op, "in", p.in, "must be a multiple of 16 with signs");
+  require_aligned(signs, 1, op, "signs");
+  uint32_t reach = 0;
+  for (uint32_t b = 0; b < p.books; ++b) reach = std::max(reach, 16 * p.book[b].steps - p.book[b].stride);
+  const uint32_t block = hadamard_block(p.in);
+  p.rotation = {signs, block, (reach + 7) / 8 * 8, hadamard_scale(block)};
 }
 
 // How columns are cut: what Arguments say of it, and what a block has at most.

@@ -1,6 +1,8 @@
 // The products of a mixture of experts with one token, W a sum of codewords (vq_gemv.cu): vq2, AQLM's 1x8 and 2x8.
 //   gate_up  y[j] = silu(g) * u, g and u = norm(x) W^T of gate and up of expert chosen[j]      x T [in]
-//   down     y = residual + sum over j of weights[j] (x[j] W^T), W of expert chosen[j]         x T [active, in]
+//   down     y = residual + sum over j of weights[j] (x[j] W^T), W of expert chosen[j]         x T [active, in], each
+//   of
+//            which may be rotated first (vq_rotate.cuh)
 //
 // Every chosen expert is a product of vq_gemv of its own, and the blocks of a launch are divided among them: first a
 // block reads which expert it has, and where that lies (VqPlace), so a graph of a step stays as it is; its arguments
@@ -24,6 +26,7 @@ struct Wanted {
   const char* op;
   const VqExperts& experts;
   GemvExtras extras;
+  const uint8_t* signs;
   const VqWorkspace& workspace;
   const int32_t* chosen;
   const float* weights;
@@ -59,6 +62,7 @@ Arguments arguments_of(const Wanted& l, bool down) {
   p.scales_bf16 = w.scales_bf16;
   p.rows = 1;
   add_books(p, w);
+  add_rotation(l.op, p, l.signs, 1);
   for (uint32_t part = 0; part < p.parts; ++part) {
     p.segment[part].out = uint32_t(w.out), p.segment[part].tiles = ceil_div(uint32_t(w.out), kTile);
   }
@@ -84,8 +88,12 @@ void launch_typed(const Wanted& l) {
   const uint32_t blocks = cut.stripes * p.slices * p.slots;
   if (kDown) p.slices *= p.slots;
   p.inverse = inverse_of(p.slices);
-  launch(l.op, l.device, vq_experts_kernel<T, kDown>, blocks, kThreads, cut.shared, l.stream, p, c,
-         static_cast<const T*>(l.x), static_cast<T*>(l.y));
+  auto* kernel = vq_experts_kernel<T, kDown, false>;
+  if constexpr (kDown) {
+    if (l.signs != nullptr) kernel = vq_experts_kernel<T, true, true>;
+  }
+  launch(l.op, l.device, kernel, blocks, kThreads, cut.shared, l.stream, p, c, static_cast<const T*>(l.x),
+         static_cast<T*>(l.y));
 }
 
 template <bool kDown>
@@ -105,16 +113,18 @@ void vq_experts_gate_up(const VqExperts& e, const GemvExtras& norm, const VqWork
   extras.norm = norm.norm, extras.norm_weight = norm.norm_weight, extras.eps = norm.eps;
   extras.activation = Activation::kSilu;
   if (extras.norm != NormKind::kNone) require_aligned(extras.norm_weight, 2, "experts_gate_up", "norm_weight");
-  vq::launch_any<false>({"experts_gate_up", e, extras, workspace, chosen, nullptr, active, x, y, device, stream}, type);
+  vq::launch_any<false>(
+      {"experts_gate_up", e, extras, nullptr, workspace, chosen, nullptr, active, x, y, device, stream}, type);
 }
 
-void vq_experts_down(const VqExperts& e, const VqWorkspace& workspace, const int32_t* chosen, const float* weights,
-                     int active, const void* x, const void* residual, void* y, Type type, int device,
-                     cudaStream_t stream) {
+void vq_experts_down(const VqExperts& e, const uint8_t* signs, const VqWorkspace& workspace, const int32_t* chosen,
+                     const float* weights, int active, const void* x, const void* residual, void* y, Type type,
+                     int device, cudaStream_t stream) {
   GemvExtras extras = {};
   extras.residual = residual;
   require_aligned(weights, 4, "experts_down", "weights");
-  vq::launch_any<true>({"experts_down", e, extras, workspace, chosen, weights, active, x, y, device, stream}, type);
+  vq::launch_any<true>({"experts_down", e, extras, signs, workspace, chosen, weights, active, x, y, device, stream},
+                       type);
 }
 
 }  // namespace localq

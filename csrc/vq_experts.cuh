@@ -52,7 +52,7 @@ __device__ __forceinline__ void weigh(const Span& span, const Shared& s, const A
   for (uint32_t i = threadIdx.x; i < all.count; i += kThreads) s.sums[i] *= weight_of<1>(p, span, all, i);
 }
 
-template <typename T, bool kDown>
+template <typename T, bool kDown, bool kRotated>
 __global__ void __launch_bounds__(kThreads, 1)
     vq_experts_kernel(const __grid_constant__ Arguments given, const __grid_constant__ Chosen c, const T* x, T* y) {
   Arguments& p = *reinterpret_cast<Arguments*>(shared_memory());
@@ -66,11 +66,13 @@ __global__ void __launch_bounds__(kThreads, 1)
   fill<1>(p, span, s);
   __syncthreads();
   const T* const own_x = kDown ? x + uint64_t(slot) * p.in : x;
-  const Asked<T> asked = ask<T, 1>(p, span, own_x);
+  Minus minus = {};
+  if constexpr (kRotated) minus = ask_signs(p, span);
+  const Asked<T, kRotated> asked = ask<T, 1, kRotated>(p, span, own_x);
   Codes<1> codes;
   load_item<1>(codes, s, s.steps[0], warp_number());
   Codewords codewords = load_codewords<1>(s.steps[0]);
-  stage<T, 1>(p, span, s, own_x, asked);
+  stage<T, 1, kRotated>(p, span, s, own_x, asked, minus);
   __syncthreads();
   const Selectors<1> select;
   const bool two = p.tables > p.step_tables;

@@ -31,9 +31,9 @@ void vq_experts_gate_up(const VqExperts& e, const GemvExtras& norm, const VqWork
                         int active, const void* x, void* y, Type type, int device, cudaStream_t stream);
 
 // y T [out] = residual + sum over j of weights[j] * (x[j] W^T), x T [active, in], W of the expert chosen[j], weights
-// f32 [active]; residual T [out] or null, which may be y.
-void vq_experts_down(const VqExperts& e, const VqWorkspace& workspace, const int32_t* chosen, const float* weights,
-                     int active, const void* x, const void* residual, void* y, Type type, int device,
-                     cudaStream_t stream);
+// f32 [active]; residual T [out] or null, which may be y. With signs u8 [in / 8] each x[j] is rotated first.
+void vq_experts_down(const VqExperts& e, const uint8_t* signs, const VqWorkspace& workspace, const int32_t* chosen,
+                     const float* weights, int active, const void* x, const void* residual, void* y, Type type,
+                     int device, cudaStream_t stream);
 
 }  // namespace localq

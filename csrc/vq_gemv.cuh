@@ -58,9 +58,17 @@ struct Segment {
   const void* group_scales;  // of bcq_gemv, in place of scales and factor
 };
 
+// The rotation of x (localq/quant/hadamard.py), none without signs; of one row of x.
+struct Rotation {
+  const uint8_t* signs;   // [in / 8]
+  uint32_t block, reach;  // columns of a Hadamard block, and how many behind a slice its codewords need, in eights
+  float scale;
+};
+
 struct Arguments {
   Segment segment[kMaxSegments];
   Book book[kMaxBooks];
+  Rotation rotation;
   GemvExtras extras;
   uint32_t books, in, units, parts;
   uint32_t run_end[kMaxSegments];  // units behind each run of matrices that share codebooks; not with two parts

@@ -43,8 +43,10 @@ struct VqWorkspace {
 constexpr uint32_t kVacant = 0xffffffffu;
 
 // y [rows, sum of outs] = extras(x [rows, in] W^T) for `count` matrices that share x and have books of the same
-// strides; rows 1 to 8, in % 8 == 0; type of x float16 or bfloat16.
-void vq_gemv(const VqMatrix* matrices, int count, const GemvExtras& extras, const VqWorkspace& workspace, const void* x,
-             void* y, Type type, int rows, int device, cudaStream_t stream);
+// strides; rows 1 to 8, in % 8 == 0; type of x float16 or bfloat16. With signs u8 [in / 8] x, behind its norm, is
+// rotated first, as by `hadamard` (hadamard.h): one row, in % 16 == 0.
+void vq_gemv(const VqMatrix* matrices, int count, const GemvExtras& extras, const uint8_t* signs,
+             const VqWorkspace& workspace, const void* x, void* y, Type type, int rows, int device,
+             cudaStream_t stream);
 
 }  // namespace localq

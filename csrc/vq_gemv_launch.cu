@@ -67,8 +67,9 @@ Arguments arguments_of(const VqMatrix* matrices, int count, const GemvExtras& ex
 }  // namespace
 }  // namespace vq
 
-void vq_gemv(const VqMatrix* matrices, int count, const GemvExtras& extras, const VqWorkspace& workspace, const void* x,
-             void* y, Type type, int rows, int device, cudaStream_t stream) {
+void vq_gemv(const VqMatrix* matrices, int count, const GemvExtras& extras, const uint8_t* signs,
+             const VqWorkspace& workspace, const void* x, void* y, Type type, int rows, int device,
+             cudaStream_t stream) {
   using vq::kOp;
   require(rows >= 1 && rows <= 8, kOp, "rows", rows, "must be from 1 to 8");
   require(count >= 1 && count <= kMaxSegments, kOp, "matrices", count, "must be from 1 to 3");
@@ -86,7 +87,8 @@ void vq_gemv(const VqMatrix* matrices, int count, const GemvExtras& extras, cons
   }
   require(total <= 1 << 24, kOp, "out", total, "is too large");
   vq::check_extras(vq::kOp, count, first.out, matrices[count - 1].out, extras, rows);
-  const vq::Arguments p = vq::arguments_of(matrices, count, extras);
+  vq::Arguments p = vq::arguments_of(matrices, count, extras);
+  vq::add_rotation(kOp, p, signs, rows);
   const DeviceGuard guard(device, kOp);
   if (type == Type::kFloat16) {
     return vq::launch_typed<vq::VqKernels>(p, workspace, static_cast<const __half*>(x), y, rows, device, stream);

@@ -18,8 +18,8 @@
 // the other B, so that no eight lanes that store together meet in a bank.
 #pragma once
 
-#include "vq_gemv.cuh"
 #include "vq_machine.cuh"
+#include "vq_rotate.cuh"
 
 namespace localq::vq {
 
@@ -76,44 +76,70 @@ template <int kRows>
 constexpr uint32_t kRowThreads = kThreads / kRows;
 
 // What a thread asks for of x before it asks for codes: 32 KB of them would be served first. Its first eight columns of
-// the slice, as they are, and its share of the squares, which are read whole where x is normed.
-template <typename T>
+// the slice (of a slice that is rotated, of the first pieces that are turned), as they are, and its share of the
+// squares, which are read whole where x is normed.
+template <typename T, bool kRotated>
 struct Asked {
-  Eight<T> first;
+  Eight<T> ahead[kRotated ? kPiecesAhead : 1];
   float squares;
 };
 
-template <typename T, int kRows>
-__device__ __forceinline__ Asked<T> ask(const Arguments& p, const Span& span, const T* x) {
-  Asked<T> asked = {};
+template <typename T, int kRows, bool kRotated>
+__device__ __forceinline__ Asked<T, kRotated> ask(const Arguments& p, const Span& span, const T* x) {
+  Asked<T, kRotated> asked = {};
   const uint32_t row = threadIdx.x / kRowThreads<kRows>, i = threadIdx.x % kRowThreads<kRows>;
-  if (row < uint32_t(p.rows)) asked.first = columns_at(p, x + uint64_t(row) * p.in, span.column + 8 * i);
+  if constexpr (kRotated) {
+    const Turned turned = turned_of(p, span);
+#pragma unroll
+    for (uint32_t piece = 0; piece < kPiecesAhead; ++piece) {
+      const uint32_t column = column_of(turned, piece);
+      if (column < turned.turned_end) asked.ahead[piece] = columns_at(p, x, column);
+    }
+  } else if (row < uint32_t(p.rows)) {
+    asked.ahead[0] = columns_at(p, x + uint64_t(row) * p.in, span.column + 8 * i);
+  }
   if (p.extras.norm != NormKind::kNone) asked.squares = squares_of(p, x);
   return asked;
 }
 
-// The slice of x to shared memory, as f16 with a power of two for each row. s.largest is zero. All threads, some warps
-// for each row; then synchronise.
+// The slice of x as it is to `to` of the thread's row; the largest magnitude of the thread, as bits.
 template <typename T, int kRows>
-__device__ __forceinline__ void stage(const Arguments& p, const Span& span, const Shared& s, const T* x,
-                                      const Asked<T>& asked) {
-  constexpr uint32_t kApart = kRowThreads<kRows>;
-  const bool norm = p.extras.norm != NormKind::kNone;
-  const float inverse_rms = norm ? inverse_rms_of(p, s.scratch, asked.squares) : 0.f;
-  const uint32_t row = threadIdx.x / kApart, first = threadIdx.x % kApart, words = p.x_stride / 8;
-  auto* const to = reinterpret_cast<Eight<T>*>(s.x + row * p.x_stride);
-  Eight<T> eight = asked.first;
+__device__ __forceinline__ uint32_t lay(const Arguments& p, const Span& span, const T* x, Eight<T> eight,
+                                        float inverse_rms, Eight<T>* to) {
+  const uint32_t row = threadIdx.x / kRowThreads<kRows>, first = threadIdx.x % kRowThreads<kRows>;
   uint32_t largest = 0;
 #pragma unroll 1
-  for (uint32_t i = first; i < words; i += kApart) {
+  for (uint32_t i = first; i < p.x_stride / 8; i += kRowThreads<kRows>) {
     const uint32_t column = span.column + 8 * i;
     if (i != first && row < uint32_t(p.rows)) eight = columns_at(p, x + uint64_t(row) * p.in, column);
     norm_columns(eight, p, column, inverse_rms);
     to[i] = eight;
 #pragma unroll
-    for (int k = 0; k < 8; ++k) {
-      largest = max(largest, uint32_t(reinterpret_cast<const uint16_t&>(eight.value[k]) & 0x7fffu));
-    }
+    for (int k = 0; k < 8; ++k) largest = max(largest, magnitude(eight.value[k]));
+  }
+  return largest;
+}
+
+// The slice of x to shared memory, as f16 with a power of two for each row. s.largest is zero. All threads, some warps
+// for each row; then synchronise. `minus`: the signs that were asked for.
+template <typename T, int kRows, bool kRotated>
+__device__ __forceinline__ void stage(const Arguments& p, const Span& span, const Shared& s, const T* x,
+                                      const Asked<T, kRotated>& asked, const Minus& minus) {
+  constexpr uint32_t kApart = kRowThreads<kRows>;
+  const bool norm = p.extras.norm != NormKind::kNone;
+  const float inverse_rms = norm ? inverse_rms_of(p, s.scratch, asked.squares) : 0.f;
+  const uint32_t row = threadIdx.x / kApart, first = threadIdx.x % kApart, words = p.x_stride / 8;
+  auto* const to = reinterpret_cast<Eight<T>*>(s.x + row * p.x_stride);
+  uint32_t largest;
+  if constexpr (kRotated) {
+    largest = lay_rotated(p, span, s, minus, to[0].value, [&](uint32_t piece, uint32_t column) {
+      Eight<T> eight = piece == 0 ? asked.ahead[0] : asked.ahead[1];
+      if (piece >= kPiecesAhead) eight = columns_at(p, x, column);
+      norm_columns(eight, p, column, inverse_rms);
+      return eight;
+    });
+  } else {
+    largest = lay<T, kRows>(p, span, x, asked.ahead[0], inverse_rms, to);
   }
   largest = __reduce_max_sync(~0u, largest);
   if (threadIdx.x % 32 == 0) atomicMax(&s.largest[row], largest);  // the same whatever the order
@@ -124,7 +150,7 @@ __device__ __forceinline__ void stage(const Arguments& p, const Span& span, cons
   const float factor = __int_as_float((127 + up) << 23);
   if (first == 0) s.back[row] = __int_as_float(finite ? (127 - up) << 23 : 0x7fffffff);
 #pragma unroll 1
-  for (uint32_t i = first; i < words; i += kApart) {  // each thread what it wrote itself
+  for (uint32_t i = first; i < words; i += kApart) {  // where x is not rotated, each thread what it wrote itself
     const Eight<T> own = to[i];
     Eight<__half> out;
 #pragma unroll

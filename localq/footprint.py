@@ -194,7 +194,7 @@ def fixed_bytes(
         "attention_workspace": _attention_workspace(arch),
         "sampler": SAMPLER_BYTES * arch.vocab + 4 * -(-arch.vocab // 32) + SAMPLER_FIXED,
         "cublas_workspace": CUBLAS_BYTES,
-        "graphs": 3 * (_launches(arch, format) * arch.layers + 3) * LAUNCH_BYTES,
+        "graphs": 3 * (_launches(arch) * arch.layers + 3) * LAUNCH_BYTES,
     }
 
 
@@ -211,9 +211,10 @@ def per_token_bytes(arch: Architecture, placement: Placement, itemsize: int) -> 
     }
 
 
-def _launches(arch: Architecture, format: str) -> int:
+def _launches(arch: Architecture) -> int:
     """Of a layer in a decode step, at most."""
-    return 11 if format == "vq2" else 6 if arch.experts else 5  # vq2: norms and rotations; experts: a router
+    launches = 6 if arch.experts else 5  # experts: a router
+    return launches + (2 if "four_norms" in MODEL_TYPES[arch.model_type] else 0)
 
 
 def _fixed_tables(arch: Architecture, format: str, scheme: str) -> int:

@@ -84,9 +84,10 @@ ATTENTION: tuple[tuple[int, int, int, float], ...] = (
     (4, 32, 128, 5.7), (4, 32, 1000, 8.5), (4, 32, 4096, 11.1), (4, 32, 32_768, 35.6),
 )  # fmt: skip
 
-# Inside a step (2a7008b). Of an input of vq2; of a row behind a product; of router and choice of experts; and what
-# attention takes more where q and k have norms: 1 to 4 us at four shapes.
-ROTATION_US, NORM_US, ROUTER_US, QK_NORM_US = 2.3, 2.4, 6.3, 2.0
+# Inside a step (2a7008b): of a row behind a product; of router and choice of experts; and what attention takes more
+# where q and k have norms: 1 to 4 us at four shapes. What a product of vq2 takes more that rotates its input: 0.8 to 2.0
+# us by columns, in launches of a layer without attention (csrc/README.md); in the middle of what models show.
+ROTATION_US, NORM_US, ROUTER_US, QK_NORM_US = 1.7, 2.4, 6.3, 2.0
 EMBED_AND_CHOICE_US = 6.0  # a row of the table, and the greedy choice among 128k tokens (ad55577)
 # Matrices of AQLM have codebooks of their own, so a launch makes tables for each: what llama-3.1-8b in 2x8 takes more
 # in a step (f45e95d) than its launches with one set of codebooks, for each matrix of q, k, v, gate and up behind the

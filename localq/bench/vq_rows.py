@@ -6,6 +6,7 @@ Products beside cuBLAS with the same weights in 16 bit. Codes are random, codebo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from localq.bench import products
 from localq.bench.kernel_table import Row
 from localq.bench.kernel_timing import SEED, Bench, check, type_name, wrong
-from localq.bench.shapes import Product, Workload
+from localq.bench.shapes import PLAIN, RESIDUAL, Product, Workload
 from localq.kernels import hadamard, vq, vq_dequantize
 from localq.kernels.vq import VqBook, VqMatrix
 from localq.quant import aqlm, vq2, vq_tiles
@@ -43,6 +44,7 @@ def cases(work: Workload) -> list[Callable[[Bench], Row]]:
     for product in work.dequantized:
         found += [partial(dequantized_row, product=product, scheme=scheme) for scheme in DEQUANTIZED]
     widths = dict.fromkeys(product.columns for product in work.nf4)
+    found += [partial(rotated_row, product=product) for product in work.nf4 if product.form in (PLAIN, RESIDUAL)]
     return found + [partial(hadamard_row, columns=columns, rows=rows) for columns in widths for rows in ROTATED_ROWS]
 
 
@@ -67,6 +69,30 @@ def vq_row(bench: Bench, product: Product, scheme: str, rows: int, dtype: torch.
     timing = bench.time([partial(multiply, each) for each in copies])
     rivals = (products.cublas(bench, given.x, dense),)
     return Row("vq", "vq_gemv", what, rows, type_name(dtype), given.nbytes + stored + out.nbytes, timing, rivals)
+
+
+def rotated_row(bench: Bench, product: Product) -> Row:
+    """One `vq_gemv` of one row that it rotates itself, checked and timed, beside two launches that do the same."""
+    given = products.inputs(bench, product, 1, torch.float16)
+    signs = rotation.packed_signs(bench.normal(product.columns, seed=SEED + 1) < 0)
+    turned = replace(given, x=rotation.rotate(given.x, signs))
+    made, weight = _matrix(bench, product.width, product.columns, SCHEMES[VQ2], SEED)
+    out, between = torch.empty(1, product.width, dtype=torch.float16, device=bench.device), torch.empty_like(given.x)
+
+    def multiply(matrix: VqMatrix) -> Tensor:
+        return vq.vq_gemv(given.x, [matrix], residual=given.residual, signs=signs, out=out)
+
+    def both(matrix: VqMatrix) -> Tensor:
+        hadamard.hadamard(given.x, signs, between)
+        return vq.vq_gemv(between, [matrix], residual=given.residual, out=out)
+
+    what = f"{products.describe(product)}, {VQ2}, rotated"
+    check("vq_gemv", what, multiply(made), products.exact(turned, [weight]), products.naive(turned, [weight.half()]))
+    stored = vq.vq_gemv_bytes(0, product.width, product.columns) + signs.nbytes
+    copies = [_cloned(made) for _ in range(bench.copies(stored))]
+    timing = bench.time([partial(multiply, each) for each in copies])
+    rivals = (bench.rival("rotated before", [partial(both, each) for each in copies]),)
+    return Row("vq", "vq_gemv", what, 1, type_name(given.x.dtype), given.nbytes + stored + out.nbytes, timing, rivals)
 
 
 def dequantized_row(bench: Bench, product: Product, scheme: str) -> Row:

@@ -14,14 +14,13 @@ The list is data: it is run eagerly, captured as a graph, and timed launch by la
 x is updated in place, element by element. Torch computes one thing: act(gate) * up where gate and up lie in one matrix
 that cannot be cut into two (odd sizes of phi3 in NF4), or in two formats.
 
-Matrices that multiply a rotated x (vq2) have a launch for that before theirs, and one for the norm before that: one for
-all that share their signs.
+Matrices that multiply a rotated x (vq2) rotate it themselves, behind the norm: one launch for all that share their
+signs, which are all that read the same x in what `localq quantize` writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +31,7 @@ from localq.engine.fused_experts import ExpertLaunches
 from localq.engine.fused_experts import why_not as why_no_experts
 from localq.engine.launch import Launch as Launch
 from localq.engine.linears import Operand, dense_operand, fusable, halves, operand, product, with_shared_tables
-from localq.kernels import attention, embed, hadamard, rmsnorm, sampling
+from localq.kernels import attention, embed, rmsnorm, sampling
 from localq.kernels.checks import HALF_TYPES
 from localq.kernels.gemv import Norm
 from localq.models.attention import Attention
@@ -41,7 +40,7 @@ from localq.models.experts import Mixture
 from localq.models.layers import ACTIVATIONS, GatedMLP, RMSNorm
 from localq.quant.slabs import SlabLinear
 
-OPERATIONS = ("embed", "qkv", "attention", "o", "router", "gate_up", "down", "norm", "rotate", "head", "sample")
+OPERATIONS = ("embed", "qkv", "attention", "o", "router", "gate_up", "down", "norm", "head", "sample")
 
 
 def why_not(model: Decoder) -> str:
@@ -92,7 +91,6 @@ class FusedStep:
         dense = any(isinstance(block.mlp, GatedMLP) for block in model.layers)
         self._gated = self._buffer(config.intermediate if dense else 0, dtype, device)
         self._experts = ExpertLaunches(config, dtype, device) if config.experts else None
-        self._turned: dict[int, Tensor] = {}  # by width, where x is rotated
         self._gate_up: Tensor | None = None  # only where they cannot be computed in one launch
         self.logits = self._buffer(config.vocab_size, torch.float32, device)
         self._workspace = attention.Workspace(config.heads, config.kv_heads, config.head_dim, device)
@@ -224,37 +222,14 @@ class FusedStep:
         residual: Tensor | None = None,
         activation: str | None = None,
     ) -> None:
-        if any(each.signs is not None for each in operands) and not fusable(operands):
-            start = 0
-            for each in operands:
-                part = out[:, start : start + each.out_features]
-                self._add_product(operation, x, [each], part, norm=norm)
-                start += each.out_features
-            return
-        if operands[0].signs is not None:
-            x, norm = self._add_rotation(x, operands[0].signs, norm), None
         moved = sum(each.bytes() for each in operands) + x.nbytes + out.nbytes
+        moved += sum({each.signs.data_ptr(): each.signs.nbytes for each in operands if each.signs is not None}.values())
         moved += (0 if norm is None else norm.weight.nbytes) + (0 if residual is None else residual.nbytes)
 
         def run() -> None:
             product(x, operands, norm=norm, residual=residual, activation=activation, out=out)
 
         self._launches.append(Launch(operation, run, lambda live: moved))
-
-    def _add_rotation(self, x: Tensor, signs: Tensor, norm: Norm | None) -> Tensor:
-        """Where norm(x) lies rotated, after the launches for it."""
-        width = x.shape[1]
-        if width not in self._turned:
-            self._turned[width] = self._buffer(width, x.dtype, x.device)
-        turned, source = self._turned[width], x
-        if norm is not None:
-            factor, source = norm, turned
-            read = rmsnorm.rmsnorm_bytes(1, width, offset=factor.weight.dtype == torch.float32)
-            self._launches.append(Launch("norm", lambda: rmsnorm.rmsnorm(x, factor, out=turned), lambda live: read))
-        moved = hadamard.hadamard_bytes(1, width)
-        run = partial(hadamard.hadamard, source, signs, out=turned)
-        self._launches.append(Launch("rotate", run, lambda live: moved))
-        return turned
 
 
 def _format_of(module: nn.Module) -> str:

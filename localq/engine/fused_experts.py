@@ -2,22 +2,19 @@
 
     router    x -> norm -> logits -> the chosen experts and their weights, which stay on the device
     gate_up   x -> norm -> gated(gate, up) of every chosen expert
-    rotate    of vq2, where it asks for that
-    down      + residual
+    down      + residual; of vq2 what goes into it is rotated first, by the same launch
 
 A graph of them stays the same whatever is chosen. Their bytes are those of the chosen experts alone.
 """
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
 from localq.engine.launch import Launch
 from localq.kernels import experts as kernels
-from localq.kernels import hadamard, stacks
+from localq.kernels import stacks
 from localq.kernels.gemv import Norm
 from localq.models.config import DecoderConfig
 from localq.models.experts import Experts, Mixture, PackedStack
@@ -110,21 +107,14 @@ class ExpertLaunches:
             )
 
         def close() -> None:
-            kernels.experts_down(*of_down, residual=x, out=x, behind_gate_up=signs is None)
+            kernels.experts_down(*of_down, residual=x, out=x, behind_gate_up=True, signs=signs)
 
         routing, opening, closing = _bytes(mixture, gate_up, down, x, norm)
         return [
             Launch("router", route, lambda live: routing),
             Launch("gate_up", open_, lambda live: opening),
-            *([] if signs is None else [_rotation(gated, signs)]),
             Launch("down", close, lambda live: closing),
         ]
-
-
-def _rotation(gated: Tensor, signs: Tensor) -> Launch:
-    """Of all rows, in place."""
-    moved, run = hadamard.hadamard_bytes(*gated.shape), partial(hadamard.hadamard, gated, signs, out=gated)
-    return Launch("rotate", run, lambda live: moved)
 
 
 def _bytes(mixture: Mixture, gate_up: stacks.Stack, down: stacks.Stack, x: Tensor, norm: Norm) -> tuple[int, int, int]:

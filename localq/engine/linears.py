@@ -68,7 +68,8 @@ _GEMV: dict[type, tuple[ModuleType, str]] = {  # what multiplies a matrix of eac
 class Operand:
     """One matrix [out, in]: a Tensor of 16-bit weights, or the tensors of a format; bias [out] or None.
 
-    signs   where the matrix multiplies a rotated x (`kernels.hadamard`), those of the rotation u8 [in / 8]
+    signs   where the matrix multiplies a rotated x (`kernels.hadamard`), those of the rotation u8 [in / 8]: the launch
+            of a `VqMatrix`, which alone has them, rotates x itself
     """
 
     matrix: Matrix
@@ -276,4 +277,5 @@ def _launch(
     biases, matrices = [each.bias for each in operands], [each.matrix for each in operands]
     module, name = _GEMV[type(matrices[0]) if not isinstance(matrices[0], Tensor) else Tensor]
     run = getattr(module, name)  # by name: tests put others there
-    run(x, matrices, biases=biases, norm=norm, residual=residual, activation=activation, out=out)
+    around = {} if operands[0].signs is None else {"signs": operands[0].signs}
+    run(x, matrices, biases=biases, norm=norm, residual=residual, activation=activation, out=out, **around)

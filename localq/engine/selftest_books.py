@@ -18,12 +18,13 @@ from localq.kernels.gather import GatherMatrix
 from localq.kernels.gemv import Norm
 from localq.kernels.unpack import CodeSet, VptqMatrix
 from localq.kernels.vq import VqMatrix
-from localq.quant import aqlm, vptq_codec, vq2, vq2_codec
+from localq.quant import aqlm, hadamard, vptq_codec, vq2, vq2_codec
 from localq.quant.vq_linear import VqLinear
 
 LAYOUTS = ((1, 4096, 1, 8), (1, 512, 1, 16), (2, 256, 1, 8), (3, 16, 2, 8))  # books, entries, rows and columns of AQLM
 VQ2_BOOKS = ((4, 16), (16, 32))  # stride, length
 VQ_SCHEMES = ("vq2", "2x8", "1x8")
+TURNED_COLUMNS = (48, 1536, 8192)
 TILED_SCHEMES = ("vq2", "2x8", "s4l16")
 VPTQ_SCHEMES = ((8, 1024, 0), (8, 256, 16), (16, 512, 256))  # vector length, centroids, residual ones
 
@@ -164,7 +165,7 @@ def check_gather_roof(device: torch.device) -> None:
 
 
 def check_vq_gemv(device: torch.device) -> None:
-    """One and two books, of one stride and of two."""
+    """One and two books, of one stride and of two; x rotated in blocks of one warp and of several."""
     x = normal(8, COLUMNS).to(HALF)
     for scheme in VQ_SCHEMES:
         pair = [vq_matrix(scheme, OUT, COLUMNS, device, seed) for seed in (1, 5)]
@@ -172,6 +173,11 @@ def check_vq_gemv(device: torch.device) -> None:
             near_product(vq.vq_gemv(x[:rows].to(device), [pair[0][0]]), x[:rows], pair[0][1])
         run = partial(_fused, partial(vq.vq_gemv, matrices=[matrix for matrix, _ in pair], activation="silu"))
         near_gated(run, x, pair[0][1], pair[1][1], device)
+    for columns in TURNED_COLUMNS:
+        matrix, weight = vq_matrix("vq2", OUT, columns, device, 1)
+        given, signs = normal(1, columns).to(HALF), hadamard.packed_signs(normal(columns, seed=2) < 0)
+        turned = hadamard.rotate(given, signs)
+        near_product(vq.vq_gemv(given.to(device), [matrix], signs=signs.to(device)), turned, weight)
 
 
 def check_vq_dequantize(device: torch.device) -> None:

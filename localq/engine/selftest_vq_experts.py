@@ -13,6 +13,7 @@ from localq.engine.selftest_bounds import EPS, HALF, near, normal
 from localq.kernels import vq_experts
 from localq.kernels.gemv import Norm
 from localq.kernels.vq_experts import VqStack, vq_stack
+from localq.quant import hadamard
 
 EXPERTS, OUT, COLUMNS = 4, 83, 704  # a rest of a tile, of a table and of a slice
 CHOSEN = [3, 0, 2]
@@ -43,14 +44,16 @@ def gate_up(device: torch.device) -> None:
 
 
 def down(device: torch.device) -> None:
-    """The residual updated in place."""
+    """The residual updated in place; plain and rotated."""
     gated, residual = normal(len(CHOSEN), COLUMNS, seed=7).to(HALF), normal(1, OUT, seed=10).to(HALF)
+    signs = hadamard.packed_signs(normal(COLUMNS, seed=2) < 0)
     weights, chosen = torch.tensor([0.5, 0.3, 0.2]), torch.tensor(CHOSEN, dtype=torch.int32, device=device)
     for stack, dense in _stacks(1, device):
-        out = residual.to(device, copy=True)
-        given = (gated.to(device), stack, chosen, weights.to(device))
-        vq_experts.vq_experts_down(*given, residual=out, out=out)
         of, scaled = dense[CHOSEN, 0].double(), weights.double()[None]
-        parts = torch.einsum("koi,ki->ko", of, gated.double())
-        sizes = torch.einsum("koi,ki->ko", of.abs(), gated.double().abs())
-        near(out, residual.double() + scaled @ parts, residual.double().abs() + scaled @ sizes)
+        for minus, x in ((None, gated), (signs.to(device), hadamard.rotate(gated, signs))):
+            out = residual.to(device, copy=True)
+            given = (gated.to(device), stack, chosen, weights.to(device))
+            vq_experts.vq_experts_down(*given, residual=out, out=out, signs=minus)
+            parts = torch.einsum("koi,ki->ko", of, x.double())
+            sizes = torch.einsum("koi,ki->ko", of.abs(), x.double().abs())
+            near(out, residual.double() + scaled @ parts, residual.double().abs() + scaled @ sizes)

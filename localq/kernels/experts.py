@@ -195,6 +195,7 @@ def experts_down(
     residual: Tensor | None,
     out: Tensor,
     behind_gate_up: bool = False,
+    signs: Tensor | None = None,
 ) -> None:
     """out = residual + sum over j of weights[j] (gated[j] stack[chosen[j]]^T + bias[chosen[j]]), in one launch.
 
@@ -202,6 +203,7 @@ def experts_down(
     [1, out], which may be the same. In f32, in the order of `chosen`, rounded once.
     behind_gate_up   the launch before this one on the stream is `experts_gate_up`, and `chosen` was written before
                      that: then weights are asked for while it still runs. Wrong where it is not so
+    signs            u8 [w / 8] of a stack in codebooks: its experts multiply gated[j] rotated (`kernels.hadamard`)
 
     Memory-bound: `experts_down_bytes` over the memory bandwidth is the floor.
     """
@@ -216,7 +218,10 @@ def experts_down(
     if isinstance(stack, VqStack):
         if bias is not None:
             raise ValueError(f"{op}: experts in codebooks have no bias")
-        return vq_experts.vq_experts_down(gated, stack, chosen, weights, residual=residual, out=out)
+        given = (gated, stack, chosen, weights)
+        return vq_experts.vq_experts_down(*given, residual=residual, out=out, signs=signs)
+    if signs is not None:
+        raise ValueError(f"{op}: signs are of experts in codebooks, and the stack is a {type(stack).__name__}")
     check_cuda(op, "the stack's codes", leading(stack))
     kernels.module().experts_down(
         x=gated.data_ptr(),

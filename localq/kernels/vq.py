@@ -21,7 +21,7 @@ ENTRIES, TILE = 256, 16  # codewords of a book; rows of a tile
 STRIDES = (2, 4, 8, 16)
 BOOKS = 2  # of one matrix, at most
 STEP, LONGEST = 16, 32  # weights of a codeword in a product of the tensor cores; the most that a codeword has
-COLUMNS = 8  # a matrix has a multiple of them
+COLUMNS, TURNED_COLUMNS = 8, 16  # a matrix has a multiple of them; where x is rotated
 MEETING_WORDS = 2**21  # of 4 bytes, where slices of columns meet: enough for one row of any matrix, for eight of most
 
 
@@ -81,15 +81,17 @@ def vq_gemv(
     norm: gemv.Norm | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
+    signs: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """y = residual + norm(x) W^T + bias for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
 
     `matrices` share x and have books of the same strides: one, or q, k and v, or gate and up; their results lie behind
     each other. With `activation` there are two of one size and y = activation(first) * second. `norm` needs one row.
-    `out` may be float32 (logits); else the dtype of x. Inner products of x with codewords in f32, each rounded to f16
-    at its own scale, then sums in f32, rounded once; the same bits run after run. Raises ValueError by the argument's
-    name.
+    So do `signs` u8 [in / 8], with which norm(x) is rotated before it is multiplied, bit for bit as by
+    `kernels.hadamard`; in % 16 == 0. `out` may be float32 (logits); else the dtype of x. Inner products of x with
+    codewords in f32, each rounded to f16 at its own scale, then sums in f32, rounded once; the same bits run after run.
+    Raises ValueError by the argument's name.
 
     One stream of a device at a time. Memory-bound: `vq_gemv_bytes` over the memory bandwidth is the floor.
     """
@@ -102,15 +104,32 @@ def vq_gemv(
         check_matrix(op, matrix, x)
     outs = [matrix.out_features for matrix in matrices]
     out, arguments = gemv.prepared(op, x, outs, biases, norm, residual, activation, out)
+    if signs is not None:
+        check_signs(op, signs, x)
     check_cuda(op, "codes", matrices[0].codes)
-    of_kernel = [matrix_arguments(matrix) for matrix in matrices]
-    kernels.module().vq_gemv(matrices=of_kernel, workspace=meeting_place(x.device), **arguments, **place(x))
+    kernels.module().vq_gemv(
+        matrices=[matrix_arguments(matrix) for matrix in matrices],
+        workspace=meeting_place(x.device),
+        signs=0 if signs is None else signs.data_ptr(),
+        **arguments,
+        **place(x),
+    )
     return out
 
 
 def vq_gemv_bytes(rows: int, out: int, columns: int, strides: Sequence[int] = (4,), itemsize: int = 2) -> int:
     """Bytes that `vq_gemv` must move: codes and scales once, x once, y once; the codebooks are left out."""
     return sum(out * (columns // stride) for stride in strides) + 2 * out + itemsize * rows * (out + columns)
+
+
+def check_signs(op: str, signs: Tensor, x: Tensor) -> None:
+    """Raises ValueError, naming the tensor, unless a product can rotate x [1, in] by `signs`."""
+    rows, columns = x.shape
+    if rows != 1:
+        raise ValueError(f"{op}: x has {rows} rows, must have one with signs")
+    if columns % TURNED_COLUMNS:
+        raise ValueError(f"{op}: x has {columns} columns, must have a multiple of {TURNED_COLUMNS} with signs")
+    check(op, "signs", signs, x.device, (torch.uint8,), columns // 8)
 
 
 def check_matrix(op: str, matrix: VqMatrix, x: Tensor) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from localq import kernels
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
 from localq.kernels.gemv import Norm, norm_arguments
-from localq.kernels.vq import BOOKS, VqMatrix, check_tensors, matrix_arguments, meeting_place
+from localq.kernels.vq import BOOKS, VqMatrix, check_signs, check_tensors, matrix_arguments, meeting_place
 
 WORDS = 6  # of 8 bytes, of a matrix in the table: csrc/vq_experts.h, VqPlace
 LOADED = 16  # bytes of codes and of codewords that a lane loads at once
@@ -117,15 +117,25 @@ def vq_experts_gate_up(x: Tensor, stack: VqStack, chosen: Tensor, *, norm: Norm 
 
 
 def vq_experts_down(
-    gated: Tensor, stack: VqStack, chosen: Tensor, weights: Tensor, *, residual: Tensor | None, out: Tensor
+    gated: Tensor,
+    stack: VqStack,
+    chosen: Tensor,
+    weights: Tensor,
+    *,
+    residual: Tensor | None,
+    out: Tensor,
+    signs: Tensor | None = None,
 ) -> None:
     """out T [1, out] = residual + sum over j of weights[j] gated[j] W^T, W of the expert chosen[j], in one launch.
 
-    Operands were checked by `experts.experts_down`.
+    Operands were checked by `experts.experts_down`. With `signs` u8 [w / 8] every row of gated T [k, w] is rotated
+    before it is multiplied, bit for bit as by `kernels.hadamard`.
     """
     op = "experts_down"
     if stack.parts != 1:
         raise ValueError(f"{op}: the stack has {stack.parts} matrices of an expert, must be one")
+    if signs is not None:
+        check_signs(op, signs, gated[:1])
     check_cuda(op, "the stack's table", stack.table)
     kernels.module().vq_experts_down(
         x=gated.data_ptr(),
@@ -135,6 +145,7 @@ def vq_experts_down(
         weights=weights.data_ptr(),
         active=chosen.numel(),
         residual=0 if residual is None else residual.data_ptr(),
+        signs=0 if signs is None else signs.data_ptr(),
         y=out.data_ptr(),
         type=TYPES[gated.dtype],
         **place(gated),

@@ -18,7 +18,6 @@ from live_memory import LiveMemory
 from packed_models import packed_model
 from tiny_checkpoints import TINY
 from tiny_models import PREFILL
-from vq_operands import weights_of
 
 from localq import convert, footprint, schemes
 from localq.architecture import Architecture
@@ -28,7 +27,6 @@ from localq.engine import expert_pieces, fused_experts, weights
 from localq.engine.arena import arena_bytes
 from localq.engine.load import Options, load
 from localq.engine.shared import Shared
-from localq.kernels import hadamard as kernel
 from localq.kernels import vq
 from localq.kernels.vq_experts import vq_stack
 from localq.modelfiles import open_model
@@ -36,7 +34,7 @@ from localq.models import architecture
 from localq.models.experts import Mixture
 from localq.placement import Placement
 from localq.quant import FORMATS as FORMAT_MODULES
-from localq.quant import expert_linears, hadamard, vq2
+from localq.quant import expert_linears, vq2
 from localq.quant.expert_linears import LinearStack
 from localq.quant.vq_linear import VqLinear
 
@@ -132,12 +130,7 @@ def test_experts_are_placed_one_matrix_after_the_other(format, folders):
 @pytest.fixture
 def stand_ins(monkeypatch):
     step_stand_ins.install(monkeypatch)
-    monkeypatch.setattr(kernel, "hadamard", lambda x, signs, out: out.copy_(hadamard.rotate(x, signs)))
-
-    def product(x, matrices, **around):
-        step_stand_ins.dense_gemv(x, [weights_of(matrix) for matrix in matrices], **around)
-
-    monkeypatch.setattr(vq, "vq_gemv", product)
+    monkeypatch.setattr(vq, "vq_gemv", step_stand_ins.vq_gemv)
 
 
 @every_format
@@ -150,7 +143,7 @@ def test_launches_read_the_experts_that_the_router_chose(format, folders, stand_
         expected = tiny_models.logits_in_steps(model)[sum(PREFILL) :]
     # AQLM rounds sums and products to f16 by its definition, which the kernels' weights are not.
     assert (logits - expected).norm() <= {"aqlm": 2**-9, "vq2": 1e-5}[format] * expected.norm()
-    layer = ["qkv", "attention", "o", "router", "gate_up", *(["rotate"] if format == "vq2" else []), "down"]
+    layer = ["qkv", "attention", "o", "router", "gate_up", "down"]
     assert operations(model) == ["embed", *layer * 2, "head", "sample"]
 
 

@@ -12,10 +12,9 @@ from torch import nn
 from vq_operands import weights_of
 
 from localq.engine.linears import fusable, halves, operand, with_shared_tables
-from localq.kernels import hadamard as kernel
 from localq.kernels import vq
 from localq.models.decoder import Decoder
-from localq.quant import aqlm, hadamard, vq2
+from localq.quant import aqlm, vq2
 
 
 def random_vq2(out: int, columns: int, signs: torch.Tensor | None, bias: torch.Tensor | None = None) -> vq2.Linear:
@@ -46,30 +45,26 @@ def in_vq2(model: Decoder, rotated: str) -> None:
 
 @pytest.fixture
 def stand_ins(monkeypatch):
+    """The calls of `vq_gemv`: how many matrices, and whether x is rotated."""
     step_stand_ins.install(monkeypatch)
+    calls = []
 
-    def product(x, matrices, **around):
-        step_stand_ins.dense_gemv(x, [weights_of(matrix) for matrix in matrices], **around)
-
-    def rotated(x, signs, out):
-        out.copy_(hadamard.rotate(x, signs))
+    def product(x, matrices, *, signs=None, **around):
+        calls.append((len(matrices), signs is not None))
+        step_stand_ins.vq_gemv(x, matrices, signs=signs, **around)
 
     monkeypatch.setattr(vq, "vq_gemv", product)
-    monkeypatch.setattr(kernel, "hadamard", rotated)
+    return calls
 
 
+TOGETHER, APART = ["gate_up"], ["gate_up"] * 2  # apart torch computes act(gate) * up
+# Launches of the MLP's first half, and the calls of a layer.
 LAUNCHES = {
-    "no": ["qkv", "attention", "o", "gate_up", "down"],
-    "shared": ["norm", "rotate", "qkv", "attention", "rotate", "o", "norm", "rotate", "gate_up", "rotate", "down"],
-    "own": [
-        *["norm", "rotate", "qkv"] * 3, "attention", "rotate", "o", *["norm", "rotate", "gate_up"] * 2, "gate_up",
-        "rotate", "down",
-    ],
-    "later": [
-        "qkv", *["norm", "rotate", "qkv"] * 2, "attention", "rotate", "o",
-        "gate_up", "norm", "rotate", "gate_up", "gate_up", "rotate", "down",
-    ],
-}  # fmt: skip
+    "no": (TOGETHER, [(3, False), (1, False), (2, False), (1, False)]),
+    "shared": (TOGETHER, [(3, True), (1, True), (2, True), (1, True)]),
+    "own": (APART, [(1, True)] * 7),
+    "later": (APART, [(1, False), *[(1, True)] * 3, (1, False), *[(1, True)] * 2]),
+}
 
 
 @pytest.mark.parametrize("rotated", LAUNCHES)
@@ -80,7 +75,10 @@ def test_launches_give_the_logits_of_the_modules(rotated, stand_ins):
         logits = logits_of_launches(model)
         expected = tiny_models.logits_in_steps(model)[sum(PREFILL) :]
     torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4)
-    assert operations(model) == ["embed", *LAUNCHES[rotated] * model.config.layers, "head", "sample"]
+    opened, calls = LAUNCHES[rotated]
+    layer = ["qkv", "attention", "o", *opened, "down"]
+    assert operations(model) == ["embed", *layer * model.config.layers, "head", "sample"]
+    assert stand_ins[: len(calls)] == calls
 
 
 def test_what_one_launch_takes():

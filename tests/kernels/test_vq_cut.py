@@ -16,7 +16,7 @@ from cuda_headers import built
 from localq import catalog
 from localq.kernels.vq import MEETING_WORDS
 
-SOURCES = ("gemv.h", "launchers.h", "check.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h", "vq_gemv_launch.cu")
+SOURCES = ("gemv.h", "launchers.h", "check.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h", "hadamard.h", "vq_gemv_launch.cu")
 H200, CONSUMER = (132, 232_448), (82, 101_376)  # multiprocessors, shared memory of a block
 VQ2, AQLM_2X8 = (4, 0), (8, 8)  # strides of the books: 2 bits a weight
 VQ2_2_5, VQ2_3 = (4, 16), (4, 8)

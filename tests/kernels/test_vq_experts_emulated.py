@@ -24,10 +24,11 @@ from vq_stacks import VqExperts, stack_of
 
 from localq import kernels
 from localq.kernels import experts, gemv, vq_experts
+from localq.quant.hadamard import packed_signs, rotate
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h", "vq_experts.h",
-           "vq_experts.cu")  # fmt: skip
+SOURCES = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "hadamard.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h",
+           "vq_experts.h", "vq_experts.cu")  # fmt: skip
 # Multiprocessors, shared memory of a block: of an H200, of a consumer card, and one as small as there can be.
 LARGE, SMALL, FEW = (6, 232_448), (4, 101_376), (3, 101_376)
 MEETING = 2**18
@@ -76,9 +77,9 @@ def emulated(library, monkeypatch) -> SimpleNamespace:
         around = (ctypes.byref(extras), ctypes.byref(place), *pointers(chosen), active, *pointers(x, y), type)
         checked(library.gate_up_on_cpu(of_stack(stack), *around, *here.device))
 
-    def down(*, x, stack, workspace, chosen, weights, active, residual, y, type, device, stream):
+    def down(*, x, stack, workspace, chosen, weights, active, residual, signs, y, type, device, stream):
         around = (ctypes.byref(place), *pointers(chosen, weights), active, *pointers(x, residual, y), type)
-        checked(library.down_on_cpu(of_stack(stack), *around, *here.device))
+        checked(library.down_on_cpu(of_stack(stack), *pointers(signs), *around, *here.device))
 
     place, of_stack = workspace, stack
     module = SimpleNamespace(vq_experts_gate_up=gate_up, vq_experts_down=down)
@@ -146,6 +147,25 @@ def test_down(emulated, name, number, device):
         expected, size = expected + residual.float(), size + residual.float().abs()
     allowed = SUMS * size + torch.finfo(dtype).eps * expected.abs() + 1e-7
     assert ((out.float() - expected).abs() <= allowed).all(), float(((out.float() - expected).abs() / allowed).max())
+
+
+@pytest.mark.parametrize("number", range(len(SHAPES)))
+def test_down_of_rotated_inputs(emulated, number):
+    """Those of every expert, by the signs that all share: bit for bit as by a launch before this one."""
+    count, active, out_features, columns = SHAPES[number]
+    dtype = DTYPES[number % 2]
+    of = stack_of((count, out_features, columns), SCHEMES["s4l16"], 1, number, scales=dtype)
+    emulated.device = (7 * active, SMALL[1])
+    chosen, weights = chosen_of(count, active, number)
+    gated = inputs(active, columns, dtype, seed=number) / 16
+    signs = packed_signs(torch.rand(columns, generator=torch.Generator().manual_seed(number)) < 0.5)
+    found = []
+    for given, around in ((gated, {"signs": signs}), (rotate(gated, signs), {})):
+        out = torch.full((1, out_features), torch.nan, dtype=dtype)
+        experts.experts_down(given, of.stack, None, chosen, weights, residual=None, out=out, **around)
+        found.append(out)
+    assert torch.equal(bits(found[0]), bits(found[1]))
+    assert found[0].isfinite().all()
 
 
 def test_indices_that_are_none_are_taken_for_the_nearest(emulated):

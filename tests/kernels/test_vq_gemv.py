@@ -7,14 +7,17 @@ from functools import partial
 
 import pytest
 import torch
-from nf4_operands import assert_as_good_as_naive, inputs
+from nf4_operands import assert_as_good_as_naive, bits, inputs
 from refusals import refused_by_name
 from row_checks import DTYPES
 from row_operands import RowFormat, RowOperand
 from table_checks import TableProductChecks
 from vq_operands import SCHEMES, by_tables, make, rounding_of_tables
 
+from localq.kernels.gemv import Norm
+from localq.kernels.rmsnorm import rmsnorm
 from localq.kernels.vq import VqBook, VqMatrix, vq_gemv, vq_gemv_bytes
+from localq.quant.hadamard import packed_signs, rotate
 
 X = inputs(3, 80, torch.bfloat16)
 CODES, FRAGMENTS, SCALES = torch.zeros(320, dtype=torch.uint8), torch.zeros(16, 1, 32, 8).half(), torch.ones(10).half()
@@ -38,6 +41,13 @@ REFUSED = {
     "long codewords": ({"matrices": [matrix(fragments=torch.zeros(16, 3, 32, 8).half())]}, "fragments have shape"),
     "fragments of floats": ({"matrices": [matrix(fragments=FRAGMENTS.float())]}, "fragments is torch.float32"),
     "too few scales": ({"matrices": [matrix(scales=SCALES[:9])]}, r"scales has shape \(9,\), must have 10"),
+    "signs for several rows": ({"signs": torch.zeros(10, dtype=torch.uint8)}, "x has 3 rows, must have one with signs"),
+    "signs of half a block": (
+        {"x": X[:1, :72].contiguous(), "matrices": [matrix(columns=72)], "signs": SCALES.byte()[:9]},
+        "x has 72 columns, must have a multiple of 16 with signs",
+    ),
+    "too few signs": ({"x": X[:1], "signs": SCALES.byte()[:9]}, r"signs has shape \(9,\), must have 10"),
+    "signs of floats": ({"x": X[:1], "signs": SCALES}, "signs is torch.float16"),
     "all on the CPU": ({}, "codes are on cpu, must be on a CUDA device"),
 }
 
@@ -85,3 +95,22 @@ def test_every_scheme(scheme, rows):
         operand = make(shape, SCHEMES[scheme], 5, "cuda")
         x = inputs(rows, shape[1], torch.float16, "cuda")
         assert_as_good_as_naive(vq_gemv(x, [operand.matrix]), x, operand.dense)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("columns", [48, 576, 1536, 2560, 5376, 8192, 13_824, 28_672])
+def test_it_rotates_x_as_a_launch_before_it_would(columns, dtype):
+    """The same bits, so that a step is the same whoever rotates; with a norm too, which both take before."""
+    for number, out in enumerate((33, 1040, 4099)):
+        operand, x = make((out, columns), SCHEMES["s4l16"], out, "cuda"), inputs(1, columns, dtype, "cuda")
+        signs = packed_signs(torch.rand(columns, generator=torch.Generator().manual_seed(out)) < 0.5).cuda()
+        norm = Norm((torch.rand(columns, device="cuda") + 0.5).to(dtype), 1e-5) if number else None
+        got = vq_gemv(x, [operand.matrix], norm=norm, signs=signs, out=torch.empty(1, out, device="cuda"))
+        turned = rotate(x, signs) if norm is None else rotate(rmsnorm(x, norm, out=torch.empty_like(x)), signs)
+        assert_as_good_as_naive(got.to(dtype), turned, operand.dense)
+        again = vq_gemv(x, [operand.matrix], norm=norm, signs=signs, out=torch.empty(1, out, device="cuda"))
+        assert torch.equal(bits(got), bits(again))
+        if norm is None:
+            before = vq_gemv(turned, [operand.matrix], out=torch.empty(1, out, device="cuda"))
+            assert torch.equal(bits(got), bits(before))

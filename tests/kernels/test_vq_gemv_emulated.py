@@ -21,9 +21,11 @@ from vq_operands import SCHEMES, VqOperand, by_tables, make
 
 from localq import kernels
 from localq.kernels import gemv, vq
+from localq.quant.hadamard import packed_signs, rotate
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h", "vq_gemv_launch.cu")
+SOURCES = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "hadamard.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h",
+           "vq_gemv_launch.cu")  # fmt: skip
 # Multiprocessors, shared memory of a block: of an H200, with room for two tables, and of a consumer card.
 LARGE, SMALL, ONE = (16, 232_448), (6, 101_376), (1, 101_376)
 MEETING = 2**18
@@ -44,13 +46,13 @@ def emulated(library, monkeypatch):
     counts = (ctypes.c_int64 * 4)()
 
     def run(device, *given, **named):
-        def launch(*, x, matrices, workspace, y, type, rows, biases, device, stream, **extras):
+        def launch(*, x, matrices, workspace, y, type, rows, biases, signs, device, stream, **extras):
             all_matrices = (Matrix * len(matrices))(*(matrix_of(each) for each in matrices))
             around = Extras(bias=(ctypes.c_void_p * 3)(*biases), **extras)
             meeting = Workspace(place.data_ptr(), MEETING)
             failure = library.vq_gemv_on_cpu(
-                all_matrices, len(matrices), ctypes.byref(around), ctypes.byref(meeting), ctypes.c_void_p(x),
-                ctypes.c_void_p(y), type, rows, *device, counts,
+                all_matrices, len(matrices), ctypes.byref(around), ctypes.c_void_p(signs), ctypes.byref(meeting),
+                ctypes.c_void_p(x), ctypes.c_void_p(y), type, rows, *device, counts,
             )  # fmt: skip
             if failure is not None:
                 raise ValueError(failure.decode())
@@ -173,6 +175,42 @@ def test_slices_of_one_book(emulated, scheme, columns, slices):
     close(emulated(device, x, [operand.matrix], out=torch.empty(2, 49)), operand, x)
     x[0, columns - 3] = torch.nan
     assert torch.equal(emulated(device, x, [operand.matrix]).isnan().any(1), torch.tensor([True, False]))
+
+
+# Columns by how slices meet Hadamard blocks: many in a warp, one of several warps, across their ends, in three pieces.
+TURNED = [
+    (LARGE, "s4l16", 48), (LARGE, "s8l8+s8l8", 576), (SMALL, "s4l16", 768), ((3, 101_376), "s4l16+s16l32", 1536),
+    ((7, 232_448), "s4l16", 6144), ((9, 232_448), "s4l16", 8192), (ONE, "s8l8", 12_288),
+    ((5, 232_448), "s4l16", 12_288),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "scheme", "columns"), TURNED, ids=str)
+def test_it_rotates_x_as_a_launch_before_it_would(emulated, device, scheme, columns):
+    """Bit for bit, in both types; and with a norm what rotating the normed x gives."""
+    operand = make((35, columns), SCHEMES[scheme], seed=columns)
+    signs = packed_signs(torch.rand(columns, generator=torch.Generator().manual_seed(columns)) < 0.5)
+    for dtype in (torch.float16, torch.bfloat16):
+        x = inputs(1, columns, dtype)
+        got = emulated(device, x, [operand.matrix], signs=signs, out=torch.empty(1, 35))
+        turned = rotate(x, signs)
+        close(got, operand, turned)
+        assert torch.equal(bits(got), bits(emulated(device, turned, [operand.matrix], out=torch.empty(1, 35))))
+        norm = gemv.Norm((torch.rand(columns) + 0.5).to(dtype), 1e-5)
+        got = emulated(device, x, [operand.matrix], signs=signs, norm=norm, out=torch.empty(1, 35))
+        expected, size = by_tables(operand, rotate(normed(x, norm).to(dtype), signs))
+        assert ((got - expected).abs() <= torch.finfo(dtype).eps * size).all()  # x/rms may round to its other neighbour
+
+
+def test_rotated_gate_and_up_and_what_is_not_finite(emulated):
+    pair = [make((37, 1536), SCHEMES["s4l16"], seed=seed) for seed in (1, 2)]
+    x, signs = inputs(1, 1536, torch.bfloat16) / 32, torch.full((192,), 0xA5, dtype=torch.uint8)
+    given = {"activation": "silu", "out": torch.empty(1, 37)}
+    got = emulated(LARGE, x, [each.matrix for each in pair], signs=signs, **given).clone()
+    gate, up = (by_tables(each, rotate(x, signs))[0] for each in pair)
+    torch.testing.assert_close(got, torch.nn.functional.silu(gate) * up, rtol=2e-4, atol=2e-4)
+    x[0, 1100] = torch.inf
+    assert emulated(LARGE, x, [each.matrix for each in pair], signs=signs, **given).isnan().all()
 
 
 def test_what_is_not_finite_stays_in_its_row(emulated):

@@ -163,6 +163,11 @@ def vq_cases() -> Iterator[Case]:
         signs = torch.zeros(columns // 8, dtype=torch.uint8, device="cuda")
         x = nf4_operands.inputs(3, columns, HALF, "cuda")
         yield f"hadamard {columns}", partial(hadamard.hadamard, x, signs)
+    for columns in (48, 576, 1536, 8192, 28_672):
+        signs = torch.zeros(columns // 8, dtype=torch.uint8, device="cuda")
+        x = nf4_operands.inputs(1, columns, HALF, "cuda")
+        operand = vq_operands.make((577, columns), [(4, 16)], 1, "cuda")
+        yield f"vq_gemv of {columns} rotated", partial(vq.vq_gemv, x, [operand.matrix], signs=signs)
 
 
 def bcq_cases() -> Iterator[Case]:

@@ -6,9 +6,6 @@
 inline float __fadd_rn(float a, float b) {
   return a + b;
 }
-inline float __fmul_rn(float a, float b) {
-  return a * b;
-}
 inline float __uint_as_float(uint32_t bits) {
   return on_cpu::bits<float>(bits);
 }

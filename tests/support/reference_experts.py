@@ -17,6 +17,7 @@ from localq.kernels.stacks import Mxfp4Stack
 from localq.kernels.vq_experts import VqStack
 from localq.quant import mxfp4 as mxfp4_format
 from localq.quant import nf4 as nf4_format
+from localq.quant.hadamard import rotate
 
 
 def weights_of(stack):
@@ -67,8 +68,10 @@ def experts_gate_up(x, stack, bias, chosen, *, norm, gate, interleaved, out, alp
     return out.copy_(result)
 
 
-def experts_down(gated, stack, bias, chosen, weights, *, residual, out, behind_gate_up=False):
+def experts_down(gated, stack, bias, chosen, weights, *, residual, out, behind_gate_up=False, signs=None):
     result = torch.empty(out.shape)
+    if signs is not None:
+        gated = rotate(gated, signs)
     given = (gated.float(), weights_of(stack), _wide(bias), chosen, weights)
     step_stand_ins.experts_down(*given, residual=residual.float(), out=result, behind_gate_up=True)
     return out.copy_(result)
@@ -78,8 +81,8 @@ def vq_experts_gate_up(x, stack, chosen, *, norm, out):
     return experts_gate_up(x, stack, None, chosen, norm=norm, gate="silu", interleaved=False, out=out)
 
 
-def vq_experts_down(gated, stack, chosen, weights, *, residual, out):
-    return experts_down(gated, stack, None, chosen, weights, residual=residual, out=out)
+def vq_experts_down(gated, stack, chosen, weights, *, residual, out, signs=None):
+    return experts_down(gated, stack, None, chosen, weights, residual=residual, out=out, signs=signs)
 
 
 def mxfp4_dequantize(matrix, dtype, out=None):

@@ -161,7 +161,10 @@ def gather_gemv(x, matrices, **around):
     return product(x, scaled, **around)
 
 
-def vq_gemv(x, matrices, **around):
+def vq_gemv(x, matrices, signs=None, norm=None, **around):
+    if signs is not None:
+        x, norm = rotation.rotate(x if norm is None else normed(x, norm, out=torch.empty_like(x)), signs), None
+    around["norm"] = norm
     return product(x, [weights_of(each) for each in matrices], **around)
 
 

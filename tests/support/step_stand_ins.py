@@ -17,7 +17,7 @@ from localq.kernels.vq_experts import VqStack
 from localq.models.attention import Span, attend
 from localq.models.layers import ACTIVATIONS
 from localq.models.rope import rotate
-from localq.quant import mxfp4
+from localq.quant import hadamard, mxfp4
 
 
 def normed(x: Tensor, norm: Any) -> Tensor:
@@ -36,6 +36,14 @@ def dense_gemv(x, weights, *, biases=None, norm=None, residual=None, activation=
         parts = [ACTIVATIONS[activation](gate) * up]
     result = torch.cat(parts, -1)
     out.copy_(result if residual is None else residual + result)
+
+
+def vq_gemv(x, matrices, *, norm=None, signs=None, **around):
+    """`kernels.vq.vq_gemv`."""
+    x = normed(x, norm)
+    if signs is not None:
+        x = hadamard.rotate(x, signs)
+    dense_gemv(x, [weights_of(matrix) for matrix in matrices], **around)
 
 
 def attention_decode(
@@ -86,9 +94,11 @@ def experts_gate_up(x, stack, bias, chosen, *, norm, gate, interleaved, out, alp
             out[row] = F.silu(first) * second
 
 
-def experts_down(gated, stack, bias, chosen, weights, *, residual, out, behind_gate_up) -> None:
-    """`kernels.experts.experts_down` of a stack in 16 bit, MXFP4 or codebooks, before which x may be rotated."""
-    assert behind_gate_up or isinstance(stack, VqStack)
+def experts_down(gated, stack, bias, chosen, weights, *, residual, out, behind_gate_up, signs=None) -> None:
+    """`kernels.experts.experts_down` of a stack in 16 bit, MXFP4 or codebooks, whose x may be rotated."""
+    assert behind_gate_up
+    if signs is not None:
+        gated = hadamard.rotate(gated, signs)
     total = residual[0].clone()
     for row, expert in enumerate(chosen.tolist()):
         total += weights[row] * F.linear(gated[row], matrix_of(stack, expert), None if bias is None else bias[expert])

@@ -52,6 +52,6 @@ extern "C" const char* vq_cut_on_cpu(int64_t out, int64_t in, int count, int fir
   localq::GemvExtras extras = {};
   if (count == 2) extras.activation = localq::Activation::kSilu;
   return on_cpu::fault_of(multiprocessors, shared_bytes, [&] {
-    localq::vq_gemv(both, count, extras, workspace, there, there, localq::Type::kFloat16, rows, 0, nullptr);
+    localq::vq_gemv(both, count, extras, nullptr, workspace, there, there, localq::Type::kFloat16, rows, 0, nullptr);
   });
 }

@@ -30,18 +30,23 @@ static const char* fault_of(const std::function<void()>& run, int multiprocessor
 extern "C" const char* gate_up_on_cpu(const localq::VqExperts* e, const localq::GemvExtras* norm,
                                       const localq::VqWorkspace* workspace, const int32_t* chosen, int active,
                                       const void* x, void* y, int type, int multiprocessors, int shared_bytes) {
-  return fault_of([&] {
-    localq::vq_experts_gate_up(*e, *norm, *workspace, chosen, active, x, y, static_cast<localq::Type>(type), 0,
-                               nullptr);
-  }, multiprocessors, shared_bytes);
+  return fault_of(
+      [&] {
+        localq::vq_experts_gate_up(*e, *norm, *workspace, chosen, active, x, y, static_cast<localq::Type>(type), 0,
+                                   nullptr);
+      },
+      multiprocessors, shared_bytes);
 }
-extern "C" const char* down_on_cpu(const localq::VqExperts* e, const localq::VqWorkspace* workspace,
-                                   const int32_t* chosen, const float* weights, int active, const void* x,
-                                   const void* residual, void* y, int type, int multiprocessors, int shared_bytes) {
-  return fault_of([&] {
-    localq::vq_experts_down(*e, *workspace, chosen, weights, active, x, residual, y, static_cast<localq::Type>(type), 0,
-                            nullptr);
-  }, multiprocessors, shared_bytes);
+extern "C" const char* down_on_cpu(const localq::VqExperts* e, const uint8_t* signs,
+                                   const localq::VqWorkspace* workspace, const int32_t* chosen, const float* weights,
+                                   int active, const void* x, const void* residual, void* y, int type,
+                                   int multiprocessors, int shared_bytes) {
+  return fault_of(
+      [&] {
+        localq::vq_experts_down(*e, signs, *workspace, chosen, weights, active, x, residual, y,
+                                static_cast<localq::Type>(type), 0, nullptr);
+      },
+      multiprocessors, shared_bytes);
 }
 extern "C" int64_t bank_conflicts_on_cpu() {
   return on_cpu::lookups.conflicts + on_cpu::stores.conflicts;

@@ -240,6 +240,9 @@ inline __nv_bfloat162 __hfma2(__nv_bfloat162 a, __nv_bfloat162 b, __nv_bfloat162
   const float2 x = __bfloat1622float2(a), y = __bfloat1622float2(b), z = __bfloat1622float2(c);
   return __floats2bfloat162_rn(std::fma(x.x, y.x, z.x), std::fma(x.y, y.y, z.y));
 }
+inline float __fmul_rn(float a, float b) {
+  return a * b;
+}
 inline float rsqrtf(float x) {
   return 1 / std::sqrt(x);
 }

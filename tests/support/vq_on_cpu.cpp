@@ -27,9 +27,11 @@ INSTANCE(8);
 
 // What went wrong, or null; `counts`: accesses and conflicts of look-ups, then of stores.
 extern "C" const char* vq_gemv_on_cpu(const localq::VqMatrix* matrices, int count, const localq::GemvExtras* extras,
-                                      const localq::VqWorkspace* workspace, const void* x, void* y, int type, int rows,
-                                      int multiprocessors, int shared_bytes, int64_t* counts) {
+                                      const uint8_t* signs, const localq::VqWorkspace* workspace, const void* x,
+                                      void* y, int type, int rows, int multiprocessors, int shared_bytes,
+                                      int64_t* counts) {
   return on_cpu::counted(multiprocessors, shared_bytes, counts, [&] {
-    localq::vq_gemv(matrices, count, *extras, *workspace, x, y, static_cast<localq::Type>(type), rows, 0, nullptr);
+    localq::vq_gemv(matrices, count, *extras, signs, *workspace, x, y, static_cast<localq::Type>(type), rows, 0,
+                    nullptr);
   });
 }
