@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from localq.disk import disk_errors
 from localq.errors import ExitCode, LocalqError, usage_error
@@ -36,11 +37,30 @@ def source_facts(source: ModelFiles) -> list[tuple[str, int, int]]:
     return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
-def claim(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> list[Path]:
-    """Make sure that `out` may be written: new, empty, the same conversion interrupted, or `force`.
+@contextmanager
+def claimed(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> Iterator[None]:
+    """Keep `out` for a conversion: new, empty, the same one interrupted, or with `force` cleared of an earlier model.
 
-    Returns the files of an earlier model that are to go, once the folder is `locked`.
+    Refuses before it writes anything, and once more behind the lock: another localq may have been at work until then.
     """
+    _stale(source, out, task, force)
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
+    with _lock(out):
+        try:
+            stale = _stale(source, out, task, force)
+        except LocalqError:
+            (out / LOCK_NAME).unlink()
+            raise
+        with disk_errors(out):
+            for path in stale:
+                path.unlink(missing_ok=True)
+        yield
+        (out / LOCK_NAME).unlink(missing_ok=True)
+
+
+def _stale(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> list[Path]:
+    """The files of an earlier model in `out` that are to go; raises a usage error unless it may be written."""
     if out.resolve() == (source.path if source.kind == "safetensors" else source.path.parent).resolve():
         raise usage_error(str(out), "this is the folder of the source", "Give another folder.")
     if out.exists() and not out.is_dir():
@@ -58,23 +78,29 @@ def claim(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> l
     return [out / name for name in names if OURS.fullmatch(name)]
 
 
-@contextmanager
-def locked(out: Path, stale: Iterable[Path] = ()) -> Iterator[None]:
-    """Keep a second localq from writing into the same folder; what is `stale` there is removed."""
-    with disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
-        file = (out / LOCK_NAME).open("w")
-    with file:
+def _lock(out: Path) -> IO[str]:
+    """The file that keeps a second localq from writing into the same folder, as long as it is open."""
+    path = out / LOCK_NAME
+    while True:
+        with disk_errors(out):
+            file = path.open("w")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(path, file):
+                return file
         except BlockingIOError as error:
+            file.close()
             why = "another localq is quantizing into it"
             raise LocalqError(str(out), why, "Wait for it to end.", ExitCode.FAILURE) from error
-        with disk_errors(out):
-            for path in stale:
-                path.unlink(missing_ok=True)
-        yield
-        (out / LOCK_NAME).unlink(missing_ok=True)
+        file.close()  # whoever held it has ended, and removed it
+
+
+def _is_at(path: Path, file: IO[str]) -> bool:
+    """`file` is still what lies at `path`."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 # ---- configuration and tokenizer

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from localq import __version__, bcq_mixture, input_moments, schemes
 from localq.checkpoint import Checkpoint, in_memory, open_checkpoint
-from localq.conversion_folder import claim, locked, source_facts, stated_dtype, write_small_files
+from localq.conversion_folder import claimed, source_facts, stated_dtype, write_small_files
 from localq.conversion_plan import Job, maker_of, notes, plan_jobs, skipped_modules
 from localq.errors import LocalqError, bad_file, usage_error
 from localq.modelfiles import ModelFiles
@@ -69,8 +69,7 @@ def convert(
             raise bad_file(str(source.path), "none of its tensors is a decoder Linear that localq knows")
         facts = wish.facts if wish is not None else [] if text is None else text.facts
         task = _task(source, format, jobs, shard_bytes, facts)
-        stale = claim(source, out, task, force)
-        with locked(out, stale):
+        with claimed(source, out, task, force):
             tell, hear = on_progress or (lambda what, done, total: None), say or (lambda line: None)
             if wish is not None:
                 start_state(out, task)

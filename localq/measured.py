@@ -85,8 +85,8 @@ ATTENTION: tuple[tuple[int, int, int, float], ...] = (
 )  # fmt: skip
 
 # Inside a step (2a7008b): of a row behind a product; of router and choice of experts; and what attention takes more
-# where q and k have norms: 1 to 4 us at four shapes. What a product of vq2 takes more that rotates its input: 0.8 to 2.0
-# us by columns, in launches of a layer without attention (csrc/README.md); in the middle of what models show.
+# where q and k have norms: 1 to 4 us at four shapes. And what a product of vq2 takes more that rotates its input:
+# 0.8 to 2.0 us by columns, in launches of a layer without attention (csrc/README.md).
 ROTATION_US, NORM_US, ROUTER_US, QK_NORM_US = 1.7, 2.4, 6.3, 2.0
 EMBED_AND_CHOICE_US = 6.0  # a row of the table, and the greedy choice among 128k tokens (ad55577)
 # Matrices of AQLM have codebooks of their own, so a launch makes tables for each: what llama-3.1-8b in 2x8 takes more

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from localq import kernels, prepare, ready_layers, vq_fetch, vq_whole
 from localq.checkpoint import Checkpoint, TensorInfo, info
-from localq.conversion_folder import claim, locked, stated_dtype, write_small_files
+from localq.conversion_folder import claimed, stated_dtype, write_small_files
 from localq.engine import vram
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.models import ARCHITECTURES
@@ -69,9 +69,8 @@ def convert(request: Request, on_progress: OnProgress | None = None, say: Say | 
         not_whole = vq_whole.left_out(request.whole, model, source.name, ready=request.layers is not None)
         work = _Work(request, model, checkpoint)
         task = task_of(request, work.planned)
-        stale = claim(source, out, task, request.force)
         tell, hear = on_progress or (lambda what, done, total: None), say or (lambda line: None)
-        with locked(out, stale):
+        with claimed(source, out, task, request.force):
             for line in filter(None, (note, not_whole, request.begun)):
                 hear(line)
             with memory.within(out):

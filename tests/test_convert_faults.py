@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -199,6 +200,28 @@ def test_a_second_conversion_into_the_same_folder_waits_for_nobody(llama: Path, 
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(LocalqError, match="another localq"):
             quantized(llama, out)
+
+
+@pytest.mark.parametrize("force", [False, True], ids=["", "force"])
+def test_what_another_finishes_just_before_the_lock_is_kept(llama, finished, tmp_path, monkeypatch, force) -> None:
+    """Its lock is removed and gone: ours is of a new file, and the folder is looked at again."""
+    out, tries = tmp_path / "out", []
+
+    def flock(file, operation) -> None:
+        tries.append(os.fstat(file.fileno()).st_nlink)
+        if len(tries) == 1:
+            shutil.copytree(finished, out, dirs_exist_ok=True)
+            (out / LOCK_NAME).unlink()
+
+    monkeypatch.setattr("localq.conversion_folder.fcntl.flock", flock)
+    if force:
+        quantized(llama, out, force=True)
+    else:
+        with pytest.raises(LocalqError, match="the folder is not empty") as caught:
+            quantized(llama, out)
+        assert caught.value.exit_code == ExitCode.USAGE
+    assert digests(out) == digests(finished)
+    assert tries == [1, 1]
 
 
 def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
