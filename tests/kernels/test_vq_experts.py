@@ -15,6 +15,7 @@ from vq_operands import SCHEMES
 from vq_stacks import VqExperts, stack_of
 
 from localq.kernels import experts, gemv
+from localq.quant.hadamard import packed_signs, rotate
 
 pytestmark = pytest.mark.cuda
 SHAPES = [(5, 3, 40, 640), (9, 8, 83, 128), (40, 16, 768, 2048), (8, 2, 2064, 4096)]
@@ -72,6 +73,24 @@ def test_down(name, number, dtype):
         found.append(out)
     near(found[0], *down(gated, of.dense, None, chosen, weights, residual))
     assert torch.equal(bits(found[0]), bits(found[1]))
+
+
+@every_dtype
+@every_shape
+def test_down_of_rotated_inputs(number, dtype):
+    """Bit for bit as a launch before this one would rotate them."""
+    count, active, out_features, columns = SHAPES[number]
+    of = stack("s4l16", number, 1)
+    chosen, weights = chosen_of(count, active, number, "cuda")
+    gated = inputs(active, columns, dtype, "cuda") / 16
+    signs = packed_signs(torch.rand(columns, generator=torch.Generator().manual_seed(number)) < 0.5).cuda()
+    found = []
+    for given, around in ((gated, {"signs": signs}), (rotate(gated, signs), {})):
+        out = torch.full((1, out_features), torch.nan, dtype=dtype, device="cuda")
+        experts.experts_down(given, of.stack, None, chosen, weights, residual=None, out=out, **around)
+        found.append(out)
+    assert torch.equal(bits(found[0]), bits(found[1]))
+    assert found[0].isfinite().all()
 
 
 def test_a_graph_follows_the_indices():

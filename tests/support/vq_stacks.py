@@ -84,4 +84,7 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
         if not shared:
             closed = stack_of((count, width, columns), books, 1, 1, device="cuda").stack
             given = {"residual": None, "out": torch.empty(1, width, dtype=torch.float16, device="cuda")}
-            yield f"vq_experts_down {what}", partial(vq_experts.vq_experts_down, x, closed, chosen, weights, **given)
+            run = partial(vq_experts.vq_experts_down, x, closed, chosen, weights, **given)
+            yield f"vq_experts_down {what}", run
+            signs = torch.zeros(columns // 8, dtype=torch.uint8, device="cuda")
+            yield f"vq_experts_down {what}, rotated", partial(run, signs=signs)
