@@ -159,7 +159,8 @@ class Linear(VqLinear):
     """y = W x + b with W in vq2. x [T, in] of any float dtype -> [T, out] of the same dtype.
 
     Where there are signs x is rotated, in f32, and rounded to its dtype. On a GPU `vq_gemv` multiplies few rows of it
-    with the decoded matrix, for more slabs of that are dequantized and multiplied.
+    with the decoded matrix (one row it rotates itself, with the same bits), for more slabs of that are dequantized and
+    multiplied.
     On a CPU the loader replaces it by a dequantized nn.Linear, the reference.
     """
 
@@ -196,13 +197,14 @@ class Linear(VqLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        if self.signs is not None:
-            x = self._rotated(x, self.signs)
-        if self.matrix is None or not multiplies(self, x):
+        few, signs = self.matrix is not None and multiplies(self, x), self.signs
+        if signs is not None and not (few and x.shape[0] == 1):  # one row is rotated by its product
+            x, signs = self._rotated(x, signs), None
+        if self.matrix is None or not few:
             return self._by_slabs(x)
         from localq.kernels.vq import vq_gemv  # the compiled part: loaded where there is a GPU
 
-        return vq_gemv(x, [self.matrix], biases=[self.bias])
+        return vq_gemv(x, [self.matrix], biases=[self.bias], signs=signs)
 
     def _rotated(self, x: Tensor, signs: Tensor) -> Tensor:
         if not x.is_cuda or x.dtype == torch.float32:

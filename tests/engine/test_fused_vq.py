@@ -12,9 +12,10 @@ from torch import nn
 from vq_operands import weights_of
 
 from localq.engine.linears import fusable, halves, operand, with_shared_tables
+from localq.kernels import hadamard as kernel
 from localq.kernels import vq
 from localq.models.decoder import Decoder
-from localq.quant import aqlm, vq2
+from localq.quant import aqlm, hadamard, vq2
 
 
 def random_vq2(out: int, columns: int, signs: torch.Tensor | None, bias: torch.Tensor | None = None) -> vq2.Linear:
@@ -92,6 +93,22 @@ def test_what_one_launch_takes():
     assert halves(pair[0]) is None
     assert pair[0].bytes() == 48 * 16 + 8192 + 2 * 48
     assert not pair[0].readable(torch.float16)  # on the CPU
+
+
+def test_a_module_rotates_several_rows_and_leaves_one_to_its_product(monkeypatch):
+    linear, x = random_vq2(48, 64, torch.randint(256, (8,), dtype=torch.uint8)), torch.randn(3, 64).half()
+    calls = []
+    monkeypatch.setattr(vq, "vq_gemv", lambda x, matrices, biases, signs: calls.append((x, signs)))
+    monkeypatch.setattr(kernel, "hadamard", hadamard.rotate)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
+    linear(x[:1])
+    linear(x)
+    (alone, signs), (several, none) = calls
+    assert torch.equal(alone, x[:1])
+    assert signs is linear.signs
+    assert none is None
+    monkeypatch.undo()
+    assert torch.equal(several, hadamard.rotate(x, linear.signs))
 
 
 def test_aqlm_of_8_bit_codes_is_an_operand_once_in_tiles():
