@@ -27,7 +27,7 @@ from localq.kernels import bcq, gemv
 from localq.quant import bcq_codec
 
 ROOT = Path(__file__).parents[2]
-HEADERS = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h")
+HEADERS = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "hadamard.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h")
 SOURCES = (*HEADERS, "bcq_gemv.h", "bcq_check.h", "bcq_plan.h", "bcq_gemv_launch.cu", "bcq_dequantize.cu")
 # Multiprocessors, shared memory of a block: of an H200, of a consumer card, and one with room for a part of x only.
 LARGE, SMALL, ONE, NARROW = (16, 232_448), (6, 101_376), (1, 101_376), (4, 4096)
