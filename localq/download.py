@@ -77,11 +77,19 @@ def missing_bytes(listing: Listing, files: list[RemoteFile], store: Store | None
     """Bytes of disk that fetching `files` will take: of those that are not here, what no part has yet."""
     store, missing = store or hub_records.users(), 0
     for file in files:
+        had = _size(store.parts / f"{file.content_id}.part")  # looked at first: the part becomes the blob meanwhile
         blob = store.blob(listing.repo, file.content_id)
         if not blob.is_file() and not store.pointer(listing.repo, listing.commit, file.name).is_file():
-            part = store.parts / f"{file.content_id}.part"
-            missing += max(file.size - (part.stat().st_size if part.is_file() else 0), 0)
+            missing += max(file.size - had, 0)
     return missing
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, none where there is none: another process may take it away at any time."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _is_here(store: Store, listing: Listing, file: RemoteFile, tell: Tell) -> bool:

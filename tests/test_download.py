@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -316,3 +317,27 @@ def test_redirects_without_an_end_end(server):
     server.fail(FILE, *[302] * 40, Location=FILE)
     assert refused(get).exit_code == ExitCode.NETWORK
     assert len(server.requests) < 20
+
+
+def test_what_a_fetch_takes_is_counted_while_another_one_finishes(server):
+    listing = hub_client.list_files(REPO, "main")
+    blob, part = hub_cache.repo_folder(REPO) / "blobs" / HASH, places.downloads_dir() / f"{HASH}.part"
+    for folder in (blob.parent, part.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    part.write_bytes(CONTENT[:400_000])
+    done = threading.Event()
+
+    def finish_and_begin_again() -> None:
+        while not done.is_set():
+            part.replace(blob)
+            blob.replace(part)
+
+    other = threading.Thread(target=finish_and_begin_again)
+    other.start()
+    try:
+        found = {download.missing_bytes(listing, [listing.files[NAME]]) for _ in range(5000)}
+    finally:
+        done.set()
+        other.join()
+    assert found <= {0, 600_000, len(CONTENT)}  # all of it where it began again between the two looks
+    assert download.missing_bytes(listing, [listing.files[NAME]]) == 600_000
