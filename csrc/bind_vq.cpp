@@ -1,5 +1,5 @@
-// Bindings of the products with additive codebooks of 256 codewords, of their weights, and of the rotation before them;
-// no logic.
+// Bindings of the products with additive codebooks of 256 codewords, of their weights, and of the rotation that is a
+// launch before them, for several rows; no logic.
 #include <pybind11/stl.h>
 
 #include <tuple>

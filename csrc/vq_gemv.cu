@@ -1,6 +1,7 @@
 // y = extras(x W^T) for 1 to 8 rows of x and up to three matrices that share x, W a sum of codewords: one or two books
 // of 256, codewords of at most 32 weights every 2, 4, 8 or 16 columns (localq/quant/vq2.py; AQLM's 1x8 and 2x8); x,
-// bias and residual in f16 or bf16, sums in f32, rounded once.
+// bias and residual in f16 or bf16, sums in f32, rounded once. One row of x may be rotated first, behind its norm,
+// by sign bits and Hadamard blocks (vq_rotate.cuh).
 //
 // With T_h[k] = <x[stride h : stride h + length], codeword k>, a result is scale * sum over h of T_h[code of h]: one
 // look-up per byte of codes, whatever the length. vq_tables.cuh makes the tables of inner products, 64 KB at a time,

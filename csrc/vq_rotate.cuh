@@ -1,4 +1,6 @@
-// vq_gemv: the slice of one row of x rotated, in place of a launch of `hadamard` before this one: the same bits.
+// vq_gemv: the slice of one row of x rotated, in place of a launch of `hadamard` before this one: x has the same bits.
+// (The power of two by which tables are scaled is of the columns that the slice reads; without a rotation those that it
+// stages have a say. It tells apart table entries 2^-29 below the largest alone.)
 //
 // A block of threads turns every Hadamard block that its slice touches, or that codewords which begin in it reach,
 // whole (hadamard.cuh). A thread has 8 columns, so that a piece of 4096 columns, the largest Hadamard block, is turned

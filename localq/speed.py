@@ -179,8 +179,8 @@ def _between(arch: Architecture, format: str, scheme: str) -> float:
     """What a layer takes besides products and attention: norms behind, rotations of inputs; of AQLM further tables."""
     four_norms = "four_norms" in MODEL_TYPES[arch.model_type]
     spent = 2 * measured.NORM_US if four_norms else 0.0
-    if format == "vq2":  # down; where the model cannot be turned every product
-        spent += measured.ROTATION_US * (4 if four_norms else 1)
+    if format == "vq2":  # down; where the model cannot be turned all but o, whose input is turned with the values
+        spent += measured.ROTATION_US * (3 if four_norms else 1)
     if format == "aqlm" and product_kernel(format, scheme) not in GATHERS:  # k, v and up
         spent += 3 * measured.OWN_BOOKS_US
     return spent

@@ -124,7 +124,8 @@ def _bytes(mixture: Mixture, gate_up: stacks.Stack, down: stacks.Stack, x: Tenso
     routing = kernels.router_bytes(experts.count, x.shape[1], size) + norm.weight.nbytes
     routing += 0 if router.bias is None else router.bias.nbytes
     opening = kernels.experts_gate_up_bytes(gate_up, active, size) + norm.weight.nbytes
-    closing = kernels.experts_down_bytes(down, active, size) + x.nbytes
+    signs, _ = _signs(experts.down_proj)
+    closing = kernels.experts_down_bytes(down, active, size) + x.nbytes + (0 if signs is None else signs.nbytes)
     biases = (experts.gate_up_proj_bias, experts.down_proj_bias)
     first, second = (0 if each is None else each.nbytes // experts.count * active for each in biases)
     return routing, opening + first, closing + second

@@ -253,7 +253,8 @@ def product(
     """out = residual + norm(x) W^T + bias, the results of `operands` behind each other; x T [rows <= 8, in].
 
     With `activation` there are two and out = activation(first) * second. One launch where they are `fusable`, else one
-    each, for one row and without an activation or a residual. out [rows, sum of outs] in T or float32.
+    each, for one row and without an activation or a residual. Operands with signs rotate x, and take one row.
+    out [rows, sum of outs] in T or float32.
     """
     if fusable(operands):
         _launch(x, operands, norm, residual, activation, out)

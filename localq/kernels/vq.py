@@ -88,7 +88,7 @@ def vq_gemv(
 
     `matrices` share x and have books of the same strides: one, or q, k and v, or gate and up; their results lie behind
     each other. With `activation` there are two of one size and y = activation(first) * second. `norm` needs one row.
-    So do `signs` u8 [in / 8], with which norm(x) is rotated before it is multiplied, bit for bit as by
+    So do `signs` u8 [in / 8], with which norm(x) is rotated before it is multiplied, to the bits of
     `kernels.hadamard`; in % 16 == 0. `out` may be float32 (logits); else the dtype of x. Inner products of x with
     codewords in f32, each rounded to f16 at its own scale, then sums in f32, rounded once; the same bits run after run.
     Raises ValueError by the argument's name.
