@@ -10,8 +10,8 @@
 // window: nearly always all). The warps take the items of the units in turn and add up in registers as long as the unit
 // is the same; shares and sums of units are in shared memory, every sum has one order, there are no atomics.
 //
-// In flight per thread: 16 gathers, asked for one by one as those before are multiplied, and the indices of another
-// item. Indices and codewords of a block's first items are asked for before the kernel that makes x has ended.
+// In flight per thread: the gathers of an item, 8 or 16, and the indices of another. Indices and codewords of a block's
+// first items are asked for before the kernel that makes x has ended.
 //
 // Bound: sectors of L2, 32 bytes per index and table less what shared memory keeps (gather_gemv.cuh). Indices are cut
 // to the last entry, so none reads out of bounds; columns that are not there have index 0, and x of zeros.

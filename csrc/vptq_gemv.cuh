@@ -44,7 +44,9 @@ struct Pass {
 
 template <typename T, int kLanes, bool kResidual, int kRows>
 struct VptqWarp {
-  static constexpr int kGathers = kRows == 1 ? 16 : 8;  // in flight per thread; sums take more of the registers
+  // In flight per thread. Sums of several rows take more of the registers; a table of residuals that is small costs no
+  // sector, and shorter items of one that is large gain nothing (README.md).
+  static constexpr int kGathers = kRows == 1 && kResidual ? 16 : 8;
   static constexpr int kTables = kResidual ? 2 : 1, kSlots = kGathers / kTables;
   static constexpr uint32_t kStep = 32 / kLanes, kItem = kSlots * kStep;  // columns of a slot, of an item
   static constexpr uint32_t kVector = 8 * kLanes, kValues = kVector * kRows;

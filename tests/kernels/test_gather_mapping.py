@@ -64,15 +64,16 @@ def test_codes_and_columns_of_aqlm_meet(group, columns, staged):
 
 
 @pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("slots", [4, 8])
 @pytest.mark.parametrize("scheme", [(8, 4096, 0), (8, 256, 16), (8, 65536, 65536), (16, 2, 0)])
-def test_indices_are_cut_out_of_two_words(scheme, lanes):
+def test_indices_are_cut_out_of_two_words(scheme, slots, lanes):
     """Items begin at whole words, so that what a word is shifted by follows from lane and slot alone."""
     packed = vptq_packed((32, 328), torch.float32, 1, scheme)
     _, count, residuals = scheme
     bits = vptq_codec.index_bits(count) + (vptq_codec.index_bits(residuals) if residuals else 0)
     words = packed.indices[0, 1].long() & 0xFFFFFFFF
     expected = vptq_codec.unpack(packed.indices[0, 1], 328, bits)
-    slots, step = 16 // (2 if residuals else 1), 32 // lanes
+    step = 32 // lanes
     for column in range(328):
         item, within = divmod(column, slots * step)
         assert item * slots * step * bits % 32 == 0
