@@ -1,10 +1,11 @@
-// Bindings of the search for codes; no logic.
+// Bindings of the search for codes, and of what codebooks are fitted by; no logic.
 #include <pybind11/stl.h>
 
 #include <tuple>
 #include <vector>
 
 #include "bind.h"
+#include "vq_adjoint.h"
 #include "vq_search.h"
 
 namespace py = pybind11;
@@ -72,6 +73,16 @@ void bind_search(py::module_& m) {
       py::arg("targets"), py::arg("feedback"), py::arg("white"), py::arg("tables"), py::arg("tails"), py::arg("codes"),
       py::arg("errors"), py::arg("events"), py::arg("books"), py::arg("rows"), py::arg("columns"), py::arg("step"),
       py::arg("tail"), py::arg("beam"), py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "vq_adjoint",
+      [](uintptr_t matrix, uintptr_t codes, uintptr_t sums, int64_t rows, int64_t columns, int stride, int length,
+         int64_t shares, int device, uintptr_t stream) {
+        vq_adjoint(pointer<const float>(matrix), pointer<const uint8_t>(codes), pointer<float>(sums), rows, columns,
+                   stride, length, shares, device, stream_of(stream));
+      },
+      py::arg("matrix"), py::arg("codes"), py::arg("sums"), py::arg("rows"), py::arg("columns"), py::arg("stride"),
+      py::arg("length"), py::arg("shares"), py::arg("device"), py::arg("stream"));
 }
 
 }  // namespace localq

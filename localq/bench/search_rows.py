@@ -1,7 +1,7 @@
-"""Rows of the search for codes: one block of columns of a matrix, beams as quantization has them.
+"""Rows of what makes 2 bits: the search for codes, of one block of columns, and the adjoint of decoding a matrix.
 
-Instructions bound it, not memory; the share of the roof says only how far from it. Per weight: the time over rows times
-`COLUMNS`.
+Instructions bound the search, not memory; the share of the roof says only how far from it. Per weight: the time over
+rows times `COLUMNS`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from localq.bench.kernel_table import Row
 from localq.bench.kernel_timing import SEED, Bench, wrong
 from localq.bench.shapes import Product, Workload
 from localq.engine import selftest_search
-from localq.kernels import search
+from localq.kernels import adjoint, search
 
 COLUMNS = 128
 STRIDE, LENGTH = 4, 16  # vq2 at 2 bits
@@ -24,7 +24,11 @@ BEAMS = (16, 64)
 
 def cases(work: Workload) -> list[Callable[[Bench], Row]]:
     """What is to be measured."""
-    return [partial(search_row, product=product, beam=beam) for product in work.dequantized for beam in BEAMS]
+    found: list[Callable[[Bench], Row]] = []
+    for product in work.dequantized:
+        found += [partial(search_row, product=product, beam=beam) for beam in BEAMS]
+        found += [partial(adjoint_row, product=product)]
+    return found
 
 
 def search_row(bench: Bench, product: Product, beam: int) -> Row:
@@ -39,3 +43,19 @@ def search_row(bench: Bench, product: Product, beam: int) -> Row:
     prepared = search.prepare(targets, known.feedback, known.white, [known.book], tails, beam)
     moved = search.vq_search_bytes(rows, COLUMNS, COLUMNS // STRIDE, LENGTH)
     return Row("search", "vq_search", what, 0, "float32", moved, bench.time([prepared.launch]))
+
+
+def adjoint_row(bench: Bench, product: Product) -> Row:
+    """One `vq_adjoint` of a random matrix, after a look at its sums."""
+    rows, columns = product.outs[0], product.columns
+    matrix, what = bench.normal(rows, columns), f"{rows} x {columns}, s{STRIDE}l{LENGTH}"
+    generator = torch.Generator(bench.device).manual_seed(SEED)
+    codes = torch.randint(
+        search.ENTRIES, (rows, columns // STRIDE), generator=generator, dtype=torch.uint8, device=bench.device
+    )
+    if why := selftest_search.why_no_adjoint(matrix, codes, STRIDE, LENGTH):
+        raise wrong("vq_adjoint", what, why)
+    moved = adjoint.vq_adjoint_bytes(rows, columns, STRIDE)
+    copies = [(matrix.clone(), codes.clone()) for _ in range(bench.copies(moved))]
+    runs = [partial(adjoint.vq_adjoint, *each, STRIDE, LENGTH) for each in copies]
+    return Row("search", "vq_adjoint", what, 0, "float32", moved, bench.time(runs))

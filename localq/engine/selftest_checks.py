@@ -172,6 +172,7 @@ CHECKS: dict[str, Callable[[torch.device], None]] = {
     "hadamard": _hadamard,
     "attention_decode": _attention_decode,
     "vq_search": _vq_search,
+    "vq_adjoint": searches.check_adjoint,
     "embed": _embed,
     "rmsnorm": _rmsnorm,
     "dry_match": _dry_match,

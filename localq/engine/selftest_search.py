@@ -1,4 +1,5 @@
-"""Blocks of columns that a search for codes must take apart as they were put together: for self-test and bench."""
+"""What makes 2 bits, for self-test and bench: blocks of columns that a search for codes must take apart as they were
+put together, and the adjoint of decoding."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq.kernels import search
+from localq.engine.selftest import Mismatch
+from localq.kernels import adjoint, search
 from localq.kernels.search import Book
 
 SHAPES = ((4, 16, 16), (2, 8, 21), (8, 24, 40), (16, 32, 9))  # stride, length, beam: each a kernel of its own
@@ -71,3 +73,30 @@ def known(rows: int, columns: int, stride: int, length: int, device: torch.devic
     tensors = (targets, feedback, white, words, codes.to(torch.uint8), errors, decoded[:, columns:].contiguous())
     targets, feedback, white, words, codes, errors, left = (each.to(device) for each in tensors)
     return Known(targets, feedback, white, Book(stride, words), codes, errors, left)
+
+
+def check_adjoint(device: torch.device) -> None:
+    """`vq_adjoint` at strides and lengths of each kind, against fp64."""
+    generator = torch.Generator().manual_seed(1)
+    for stride, length in ((4, 16), (8, 8), (2, 32), (1, 1)):
+        matrix = torch.randn(43, 24 * stride, generator=generator).to(device)
+        codes = torch.randint(256, (43, 24), generator=generator, dtype=torch.uint8).to(device)
+        if why := why_no_adjoint(matrix, codes, stride, length):
+            raise Mismatch(why)
+
+
+def why_no_adjoint(matrix: Tensor, codes: Tensor, stride: int, length: int) -> str:
+    """What is wrong with what `vq_adjoint` makes of these on a GPU; empty where nothing is."""
+    got, off = adjoint.vq_adjoint(matrix, codes, stride, length), 0.0
+    parts = matrix.view(*codes.shape, stride)
+    for lag in range(-(-length // stride)):
+        used, end = codes[:, : codes.shape[1] - lag].reshape(-1).int(), min(length, (lag + 1) * stride)
+        some = parts[:, lag:].reshape(-1, stride)[:, : end - lag * stride].double()
+        wanted = torch.zeros(len(got), some.shape[1], dtype=torch.float64, device=got.device)
+        wanted.index_add_(0, used, some)
+        sizes = torch.zeros_like(wanted).index_add_(0, used, some.abs())
+        terms = torch.bincount(used, minlength=len(got))[:, None]
+        # a sum of n terms is rounded n times, each time by no more than 2^-24 of their sizes
+        excess = (got[:, lag * stride : end] - wanted).abs() - 2.0**-24 * terms * sizes
+        off = max(off, float(excess.max()))
+    return f"sums are off by {off:.3g} more than rounding" if off > 0 else ""

@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from localq.kernels.adjoint import vq_adjoint
 from localq.kernels.search import ENTRIES, Book
+from localq.kernels.unpack import CodeSet, additive_dequantize
 from localq.quant.additive import dequantize_codes
 from localq.quantizer.pieces import pieces
 
-SHARES = 1024  # of the sums over codes on a GPU, added up in their order
+KERNEL_BOOKS = 2  # of a matrix, that the kernel decodes together
 RIDGE = 1e-3  # of the mean diagonal, for codewords that are hardly used
 # Of the squared residual that fitting begins with: what is left then is rounding, and where two books can take from
 # each other (a constant in the one is none in the other) steps along it would lead away.
@@ -60,7 +62,14 @@ def fit_books(
 
 
 def decode(codes: Sequence[Tensor], books: Sequence[Book], columns: int) -> Tensor:
-    """f32 [rows, columns], without scales."""
+    """f32 [rows, columns], without scales: bit for bit the same on a GPU, where a kernel makes it."""
+    if codes[0].is_cuda and len(books) <= KERNEL_BOOKS:
+        sets = [
+            CodeSet(part[:, :, None].contiguous(), book.codewords[None].contiguous(), book.stride)
+            for part, book in zip(codes, books, strict=True)
+        ]
+        ones = torch.ones(len(codes[0]), device=codes[0].device)
+        return additive_dequantize(sets, ones, 0, torch.empty(len(ones), columns, device=ones.device), rounded=False)
     total: Tensor | None = None
     for part, book in zip(codes, books, strict=True):
         total = dequantize_codes(part[:, :, None], book.codewords[None], book.stride, book.length, columns, total)
@@ -86,41 +95,24 @@ def _gathered(
 
 
 def _gather(total: Tensor, matrix: Tensor, numbers: Tensor, book: Book) -> None:
+    if matrix.is_cuda:
+        total += vq_adjoint(matrix.contiguous(), numbers.contiguous(), book.stride, book.length)
+        return
     rows, positions = numbers.shape
     parts = matrix.view(rows, positions, book.stride)
     for lag in range(min(book.length // book.stride, positions)):
         used = numbers[:, : positions - lag].reshape(-1).int()
         begin = lag * book.stride
-        _add(total[:, begin : begin + book.stride], used, parts[:, lag:].reshape(-1, book.stride))
+        total[:, begin : begin + book.stride].index_add_(0, used, parts[:, lag:].reshape(-1, book.stride))
 
 
 def _used(numbers: Tensor, squares: Tensor) -> Tensor:
     """f32 [256, 1]: how often each codeword is used, weighed by the squares of the rows' scales."""
-    counts = torch.zeros(ENTRIES, device=numbers.device)
+    counts = torch.zeros(ENTRIES, 1, device=numbers.device)
+    alone = Book(1, counts)  # a weight for each position
     for rows in pieces(*numbers.shape):
-        used = numbers[rows]
-        _add(counts, used.reshape(-1).int(), squares[rows].expand(-1, used.shape[1]).reshape(-1))
-    return counts[:, None]
-
-
-def _add(total: Tensor, indices: Tensor, parts: Tensor) -> None:
-    """total[indices[i]] += parts[i], in an order that is always the same: on a GPU torch else adds as threads come.
-
-    There one thread adds up all parts of a row, so every row is cut into as many as keep a GPU busy.
-    """
-    if not total.is_cuda:
-        total.index_add_(0, indices, parts)
-        return
-    shares, count = SHARES, len(indices)
-    share = torch.arange(count, device=indices.device) * shares // count
-    cut = torch.zeros(shares * len(total), *total.shape[1:], device=total.device)
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        cut.index_add_(0, indices + (share * len(total)).int(), parts)
-    finally:
-        torch.use_deterministic_algorithms(before)
-    total += cut.view(shares, *total.shape).sum(0)
+        _gather(counts, squares[rows].expand(-1, numbers.shape[1]), numbers[rows], alone)
+    return counts
 
 
 def _dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:

@@ -72,6 +72,21 @@ def test_gathering_is_the_adjoint_of_decoding(shapes, columns):
     assert abs(left - right) <= 2**-22 * float(size)
 
 
+@pytest.mark.cuda
+@every_scheme
+@pytest.mark.parametrize("columns", [16, 48, 576])
+def test_a_gpu_decodes_the_same_bits_and_gathers_within_rounding(shapes, columns):
+    given = problem(shapes, columns)
+    codes = [each.cuda() for each in given.codes]
+    books = [Book(book.stride, book.codewords.cuda()) for book in given.books]
+    assert torch.equal(decode(codes, books, columns).cpu(), decode(given.codes, given.books, columns))
+    matrix = torch.randn(ROWS, columns, generator=torch.Generator().manual_seed(9))
+    sizes = gathered(matrix.abs(), given.codes, given.books)
+    here, there = gathered(matrix, given.codes, given.books), gathered(matrix.cuda(), codes, books)
+    for one, other, size in zip(here, there, sizes, strict=True):  # no sum has more terms than there are weights
+        assert ((one - other.cpu()).abs() <= 2 * 2**-24 * matrix.numel() * size).all()
+
+
 def design(given: Problem, used: int) -> tuple[Tensor, list[tuple[int, int, int]]]:
     """f64 [ROWS * columns, unknowns]: s D of each entry of the codewords in use, and which they are."""
     columns, made, entries = given.weight.shape[1], [], []

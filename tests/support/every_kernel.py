@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, product
 
+import adjoint_operands
 import attention_operands
 import bcq_operands
 import expert_operands
@@ -26,7 +27,21 @@ from localq import kv_form
 from localq.engine import selftest_replies
 from localq.engine.cache import KVCache
 from localq.engine.selftest_checks import CHECKS
-from localq.kernels import adjust, bcq, experts, gather, hadamard, int4, mxfp4, nf4, rowlut, sampling, vq, vq_dequantize
+from localq.kernels import (
+    adjoint,
+    adjust,
+    bcq,
+    experts,
+    gather,
+    hadamard,
+    int4,
+    mxfp4,
+    nf4,
+    rowlut,
+    sampling,
+    vq,
+    vq_dequantize,
+)
 from localq.kernels.gemv import Norm
 from localq.kv_form import KV_BITS
 from localq.quant import aqlm, vptq
@@ -141,6 +156,9 @@ def search_cases() -> Iterator[Case]:
         operands = search_operands.block(5, 48, shapes, beam).to("cuda")
         yield f"vq_search {shapes}, beam {beam}", partial(search_operands.search, operands)
     yield "vq_search, beam 200", partial(search_operands.search, search_operands.block(3, 16, [(4, 8)], 200).to("cuda"))
+    for shape in ((577, 576, 4, 16), (33, 1088, 8, 8), (7, 320, 16, 32), (1, 37, 1, 1), (5, 8, 4, 16)):
+        matrix, codes, *book = adjoint_operands.operands(*shape)
+        yield f"vq_adjoint {shape}", partial(adjoint.vq_adjoint, matrix.cuda(), codes.cuda(), *book)
 
 
 def vq_cases() -> Iterator[Case]:
