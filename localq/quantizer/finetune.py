@@ -3,6 +3,10 @@
 The codes stay. Adam, on whole sequences: x as the quantized model gives it to the layer, and the aim is what the full
 model's stream holds behind it, so the layer also learns to make up for the drift before it. As AQLM does block by block
 (Egiazarov et al. 2024, section 3.4), which has no drift in its aim.
+
+On a GPU products with matrices are of bfloat16, summed in f32, as mixed precision trains everywhere (Micikevicius et
+al. 2018): what is trained, the stream, norms, attention and the loss stay in f32. Rounding takes at most 0.2 % of a
+weight, of which 2 bits have left a squared error of 7.5 %.
 """
 
 from __future__ import annotations
@@ -14,7 +18,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from localq.kernels.search import Book
@@ -44,6 +50,24 @@ class Tuning:
     norms: float = 1e-3
 
 
+def products(device: torch.device) -> torch.dtype:
+    """In which matrices are multiplied while a layer is trained on `device`."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+class _Mixed(TorchFunctionMode):
+    """Products of f32 and a matrix in 16 bit: x goes there, and what comes out comes back."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, arguments: tuple[Any, ...] = (), options: dict[str, Any] | None = None
+    ) -> Any:
+        if function is F.linear and arguments[1].dtype != arguments[0].dtype:
+            x, weight, *bias = arguments
+            out = function(x.to(weight.dtype), weight).to(x.dtype)
+            return out if not bias or bias[0] is None else out + bias[0]
+        return function(*arguments, **(options or {}))
+
+
 class _Decode(torch.autograd.Function):
     """codes u8 and a codebook f32 [256, length] -> f32 [rows, columns]; the gradient is of the codebook."""
 
@@ -65,7 +89,7 @@ class Trained(nn.Module):
     def __init__(self, packed: dict[str, Packed], block: Block, device: torch.device, *, lent: bool = False) -> None:
         """lent: codes are on the device only while they are decoded."""
         super().__init__()
-        self._device = device
+        self._device, self._dtype = device, products(device)
         self._packed = packed if lent else {name: each.to(device) for name, each in packed.items()}
         places: dict[int, int] = {}
         self.books = nn.ParameterList()
@@ -91,7 +115,7 @@ class Trained(nn.Module):
         return [{"params": list(part), "lr": rate} for part, rate in groups]
 
     def weights(self) -> dict[str, Tensor]:
-        """Every parameter of the block by name, f32, with gradients."""
+        """Every parameter of the block by name, with gradients: matrices in `products`, the others f32."""
         found = {name: value * factor for (name, value), factor in zip(self.kept.items(), self.norms, strict=True)}
         for name, factor in zip(self._packed, self.scales, strict=True):
             # What lies between codes and weights is made again on the way back: it would be as large as the layer.
@@ -107,7 +131,9 @@ class Trained(nn.Module):
             total = part if total is None else total + part
         assert total is not None  # there is at least one book
         weight: Tensor = total * (packed.scales.float()[:, None] * factor)
-        return weight if packed.signs is None else _Unrotate.apply(weight, packed.signs)  # type: ignore[no-untyped-call]
+        if packed.signs is not None:
+            weight = _Unrotate.apply(weight, packed.signs)  # type: ignore[no-untyped-call]
+        return weight.to(self._dtype)
 
     def result(self) -> tuple[dict[str, Packed], dict[str, Tensor]]:
         """The matrices with what was learned, on the CPU and rounded as they are stored; and the other parameters."""
@@ -189,13 +215,20 @@ def _step(block: Block, trained: Trained, batch: list[tuple[Tensor, Tensor]], st
     def losses(weights: dict[str, Tensor]) -> float:
         total = 0.0
         for x, aim in batch:
-            out = torch.func.functional_call(block, weights, (x.clone(), step))
+            out = passed(block, weights, x.clone(), step)
             loss = (out - aim).square().sum() / (aim.square().sum() * len(batch))
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         return total
 
     return learned(trained, losses)
+
+
+def passed(block: Block, weights: dict[str, Tensor], x: Tensor, step: Pass) -> Tensor:
+    """x f32 [T, hidden] -> what a block with these weights leaves of it, f32. x may be written over."""
+    with _Mixed():
+        out: Tensor = torch.func.functional_call(block, weights, (x, step))
+    return out
 
 
 def learned(trained: Trained, work: Callable[[dict[str, Tensor]], T]) -> T:

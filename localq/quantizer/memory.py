@@ -12,20 +12,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from localq import footprint
 from localq.engine.load import is_out_of_memory
 from localq.errors import ExitCode, LocalqError
 from localq.models.decoder import Block
 from localq.quantizer import pieces, statistics, triangles
+from localq.quantizer.finetune import products
 from localq.quantizer.fold import plain
 from localq.quantizer.layer import Group, Settings, groups_of
 from localq.quantizer.sensitivity import HEAD_BYTES
 
 F32, F64 = 4, 8
-# Bytes a weight, of temporaries: a piece whose codewords are gathered (on a GPU the sums are sorted first), a matrix
-# that is decoded, one that is read and turned, and one whose gradient goes to its codebooks.
-GATHERED = {"cpu": 15, "cuda": 28}
-SLOPES = {"cpu": 18, "cuda": 41}  # on a GPU with what is gathered
+# Bytes a weight, of temporaries: a piece whose codewords are gathered, a matrix that is decoded, one that is read and
+# turned, and one whose gradient goes to its codebooks.
+GATHERED = {"cpu": 15, "cuda": 15}
+SLOPES = {"cpu": 18, "cuda": 26}
 SCORES = {"cpu": 3, "cuda": 4}  # tensors of the scores of attention on the way back
 DECODED, READ = 13, 14
 LOGITS = 7  # tensors as large as some logits, of the divergence and its gradient
@@ -172,7 +175,7 @@ class _Layer:
             back += GATHERED["cpu"] * min(widest, pieces.VALUES)
         attending = SCORES[self.device] * scores + 10 * stream + (middle if self.device == "cuda" else 0)
         held = max(attending, scores + 6 * middle + 8 * stream, back)
-        return self._kept() + 2 * F32 * self._weights() + held
+        return self._kept() + 2 * products(torch.device(self.device)).itemsize * self._weights() + held
 
     def _kept(self) -> int:
         """Weights that are on the device all the time."""

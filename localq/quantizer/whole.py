@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from localq.models.attention import Pass
 from localq.models.decoder import Block
 from localq.quant.vq2 import Packed
-from localq.quantizer.finetune import Trained, Tuning, learned
+from localq.quantizer.finetune import Trained, Tuning, learned, passed
 from localq.quantizer.kept import Kept
 from localq.quantizer.sensitivity import HEAD_BYTES, Ending, logits, spread
 from localq.quantizer.stream import check_range
@@ -160,7 +160,7 @@ def _away(x: Tensor) -> Tensor:
 @torch.no_grad()
 def _through(block: Block, trained: Trained, stream: list[Tensor], step: Pass) -> list[Tensor]:
     weights = trained.weights()
-    return [torch.func.functional_call(block, weights, (x.clone(), step)) for x in stream]
+    return [passed(block, weights, x.clone(), step) for x in stream]
 
 
 def _back(block: Block, trained: Trained, read: list[Tensor], slopes: list[Tensor], step: Pass) -> list[Tensor]:
@@ -170,7 +170,7 @@ def _back(block: Block, trained: Trained, read: list[Tensor], slopes: list[Tenso
         found = []
         for x, slope in zip(read, slopes, strict=True):
             leaf = x.to(slope.device).requires_grad_()
-            torch.autograd.backward(torch.func.functional_call(block, weights, (leaf.clone(), step)), slope)
+            torch.autograd.backward(passed(block, weights, leaf.clone(), step), slope)
             assert leaf.grad is not None
             found.append(leaf.grad)
         return found

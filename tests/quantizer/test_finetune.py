@@ -11,7 +11,7 @@ from tiny_layers import packed_block, tiny_decoder
 from localq.kernels.search import Book
 from localq.models.decoder import Block
 from localq.quant.vq2 import dequantize
-from localq.quantizer import stream
+from localq.quantizer import finetune, stream
 from localq.quantizer.finetune import Trained, Tuning, tune
 from localq.quantizer.layer import put
 from localq.quantizer.refine import gathered
@@ -88,6 +88,25 @@ def test_what_norms_derive_from_their_weights_is_left_alone():
     block, _ = layer("gemma2")
     trained = Trained(packed_block(block, 5), block, CPU)
     assert not [name for name in trained.kept if name.endswith("layernorm.weight")]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "qwen2"])
+def test_products_in_16_bit_change_loss_and_gradients_by_their_rounding(model_type, monkeypatch):
+    """As a GPU trains: bfloat16 rounds 2^-9 of a number, and some ten numbers follow from each other in a layer."""
+    block, streams = layer(model_type)
+    batch = [(x, 0.9 * x) for x in streams.x]
+    losses, found = [], []
+    for dtype in (torch.float32, torch.bfloat16):
+        monkeypatch.setattr(finetune, "products", lambda device, dtype=dtype: dtype)
+        trained = Trained(packed_block(block, 6), block, CPU)
+        assert {weight.dtype for name, weight in trained.weights().items() if "_proj.weight" in name} == {dtype}
+        losses.append(finetune._step(block, trained, batch, streams.step))
+        found.append([each.grad for each in trained.parameters() if each.grad is not None])
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=10 * 2**-9)
+    for wide, narrow in zip(*found, strict=True):
+        assert wide.dtype == narrow.dtype == torch.float32
+        assert (wide - narrow).norm() <= 10 * 2**-9 * wide.norm()
 
 
 def test_a_codeword_that_no_code_names_gets_no_gradient():
