@@ -134,19 +134,23 @@ class _Layer:
         """Of a group: its statistics, its goal, the search, the fit."""
         rows, columns = self._rows(group), self._columns(group)
         weight, metric, wide = F32 * rows * columns, F32 * columns**2, columns <= statistics.F64_COLUMNS
-        factor = (F64 if wide else F32) * columns * (columns + 2 * min(triangles.PANEL, columns))
+        panel, item = min(triangles.PANEL, columns), F64 if wide else F32
+        factor, factoring, inverting = (
+            item * size for size in (columns**2, panel * (columns + panel), 2 * panel * columns)
+        )
         owed = weight if group.writes else 0
         kept = self._kept()
         piece = self._largest_piece(rows, columns, 1)
-        solving = (F64 if wide else 0) * piece + (F64 if wide else F32) * self._panel(rows, columns)
+        solving = (F64 if wide else 0) * piece + item * self._panel(rows, columns)
         codes = rows * columns // 2  # of 4 bits, the most
         again = metric if self.settings.effort.rounds > 1 else 0
         left = 2 * F32 * self._largest_piece(rows, columns, 2)
+        finding = factor + max(factoring, inverting, metric if wide else 0)
         name = group.names[0]
         return {
             f"statistics of {name}": self._lent(group) + 2 * metric + owed + self._read_by(group),
-            f"goal of {name}": kept + 2 * weight + metric + max(metric, factor + solving),
-            f"search of {name}": kept + weight + metric + max(factor + (metric if wide else 0), metric + codes + left),
+            f"goal of {name}": kept + 2 * weight + metric + max(metric, factor + max(factoring, solving)),
+            f"search of {name}": kept + weight + metric + max(finding, metric + codes + left),
             f"codebooks of {name}": kept + weight + metric + again + codes + GATHERED[self.device] * piece,
             f"weights of {name}": kept + weight + metric + codes + DECODED * self._widest(group),
         }

@@ -192,7 +192,7 @@ def test_the_count_is_what_the_allocator_of_a_gpu_tells(on_host, steps):
     assert measured / memory.SPARE <= counted.stages[counted.widest] <= 1.15 * measured
 
 
-def test_a_70b_fits_a_card_of_24_gb_and_moved_to_the_host_less():
+def test_a_70b_fits_a_card_of_24_gb_and_moved_to_the_host_one_of_16():
     """8192 x 28672, windows of 2048 tokens, as `localq quantize` makes it; counted, on the meta device."""
     llama = ARCHITECTURES["llama"]
     config = {"model_type": "llama", "num_hidden_layers": 1, "hidden_size": 8192, "intermediate_size": 28672}
@@ -206,8 +206,8 @@ def test_a_70b_fits_a_card_of_24_gb_and_moved_to_the_host_less():
         ]
         for tuning in (Tuning(), Tuning(200, 4))
     )
-    assert quick[1] < 17e9 < quick[0] < 24e9
-    assert best[1] < 24e9 < best[0]
+    for on_host, resident in ((quick[1], quick[0]), (best[1], best[0])):
+        assert on_host < 16e9 < resident < 24e9
 
 
 def test_weights_go_to_the_host_where_they_do_not_fit_else_and_what_does_not_fit_at_all_is_refused():
