@@ -18,7 +18,7 @@ MULTIPROCESSOR_GHZ = 132 * CLOCK_GHZ  # multiprocessors times their clock: what 
 Rows = tuple[tuple[int, int, float], ...]  # out, in, us of one launch
 
 # Matrix-vector products, by `localq bench --kernels`. `vq2` and int4 (groups of 128) at ea30483; `2x8` and `1x16` at
-# f45e95d; VPTQ at 61779be; of 3,840, 5,120 and 17,408 columns, and of 201088 rows, at 468d13f; bcq (q3g128) and
+# f45e95d; VPTQ at 5dba389; of 3,840, 5,120 and 17,408 columns, and of 201088 rows, at 468d13f; bcq (q3g128) and
 # squeezellm at d2a1339, by a script that calls the rows of that command one by one; `vq2` of 10240 and 57344 rows and
 # both at 4096 x 4096 at 2a3f8cb. NF4 of 2,880, 5,120, 12,288 and 17,408 columns at 468d13f, before that the rest; all
 # of 2,048 columns, and 2048 and 2880 x 4096, at d6abc1b. Those of gemma-3-12b in NF4 by `localq bench --profile`,
@@ -70,10 +70,10 @@ PRODUCTS: dict[str, Rows] = {
     "2x8": ((4096, 4096, 6.0), (8192, 8192, 9.6), (28_672, 8192, 20.0), (8192, 28_672, 22.4), (12_288, 12_288, 16.0)),
     "1x16": ((4096, 4096, 18.3), (8192, 8192, 56.5), (28_672, 8192, 181.9), (8192, 28_672, 191.4),
              (12_288, 12_288, 119.5)),
-    "vptq": ((4096, 4096, 20.1), (8192, 8192, 59.1), (28_672, 8192, 192.7), (8192, 28_672, 205.6),
-             (12_288, 12_288, 127.1)),
-    "vptq + 256": ((4096, 4096, 18.9), (8192, 8192, 60.8), (28_672, 8192, 199.3), (8192, 28_672, 209.3),
-                   (12_288, 12_288, 130.8)),
+    "vptq": ((4096, 4096, 17.7), (8192, 8192, 59.4), (28_672, 8192, 191.8), (8192, 28_672, 205.1),
+             (12_288, 12_288, 126.9)),
+    "vptq + 256": ((4096, 4096, 19.0), (8192, 8192, 60.7), (28_672, 8192, 200.8), (8192, 28_672, 209.3),
+                   (12_288, 12_288, 131.3)),
 }  # fmt: skip
 
 # Decode attention, 8 kv heads of 128: bits of the cache, query heads, slots, us. Of 64 heads: the profiled step of
@@ -114,7 +114,7 @@ class WholeModel:
 WHOLE_MODELS = (
     WholeModel("llama-3.1-8b@nf4", "16", "device", 498.0, "ad55577"),
     WholeModel("llama-3.1-8b@fp16", "16", "device", 248.6, "1d73e67"),
-    WholeModel("llama-3.1-8b@vq2", "16", "device", 626.8, "d2a1339"),
+    WholeModel("llama-3.1-8b@vq2", "16", "device", 621.9, "8272b55"),
     WholeModel("llama-3.1-8b@aqlm", "16", "device", 602.8, "f45e95d", scheme="2x8g8"),
     WholeModel("llama-3.1-8b@vptq", "16", "device", 139.6, "61779be", scheme="v8-k65536-256"),
     WholeModel("llama-3.1-8b@mxfp4", "16", "device", 453.1, "d2a1339"),
@@ -124,7 +124,9 @@ WHOLE_MODELS = (
     WholeModel("llama-3.1-8b@gptq", "16", "device", 476.9, "d2a1339", scheme="g128"),
     WholeModel("qwen3-32b@fp16", "16", "device", 61.3, "d2a1339"),
     WholeModel("qwen3-32b@nf4", "16", "device", 149.2, "d2a1339"),
-    WholeModel("qwen3-32b@vq2", "16", "device", 210.2, "d2a1339"),
+    WholeModel("qwen3-32b@vq2", "16", "device", 220.9, "8272b55"),
+    WholeModel("qwen3-32b@vptq", "16", "device", 34.1, "8272b55", scheme="v8-k65536-256"),
+    WholeModel("gemma-3-12b@vq2", "16", "device", 325.9, "8272b55"),
     WholeModel("qwen3-32b@aqlm", "16", "device", 217.8, "f45e95d", scheme="2x8g8"),
     WholeModel("qwen3-32b@mxfp4", "16", "device", 130.8, "d2a1339"),
     WholeModel("qwen3-32b@bcq", "16", "device", 174.0, "d2a1339", scheme="q3g128"),
@@ -132,10 +134,10 @@ WHOLE_MODELS = (
     WholeModel("qwen3-32b@awq", "16", "device", 142.5, "d2a1339", scheme="g128"),
     WholeModel("qwen3-32b@gptq", "16", "device", 142.7, "d2a1339", scheme="g128"),
     WholeModel("llama-3.3-70b@nf4", "16", "device", 81.4, "1d73e67"),  # held down by power; its first steps 85.4
-    WholeModel("llama-3.3-70b@vq2", "nf4", "host", 147.5, "84085b8"),
+    WholeModel("llama-3.3-70b@vq2", "nf4", "host", 147.1, "8272b55"),
     WholeModel("gpt-oss-20b@mxfp4", "16", "device", 572.5, "ea30483"),
     WholeModel("qwen3-30b-a3b@nf4", "16", "device", 430.3, "ea30483"),
-    WholeModel("qwen3-30b-a3b@vq2", "16", "device", 360.1, "ea30483"),
+    WholeModel("qwen3-30b-a3b@vq2", "16", "device", 369.6, "8272b55"),
     WholeModel("llama-3.1-8b@nf4", "16", "device", 469.7, "2056184", 16, 1500),
     WholeModel("llama-3.1-8b@nf4", "16", "device", 454.8, "2056184", 4, 1500),
     WholeModel("qwen3-14b@nf4", "16", "device", 276.8, "2056184", 8, 1500),

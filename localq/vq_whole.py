@@ -33,7 +33,8 @@ from localq.quantizer.whole import OnStep
 from localq.shard_writer import Shard
 
 DRAFT = "conversion.layer-{:05d}.safetensors"
-LARGEST = 10**10  # weights of the decoder's layers: more take hours
+# Weights of the decoder's layers. Codes and streams of all of them lie on the host: of a 70B 36 GB, by count.
+LARGEST = 10**10
 
 Windows = Sequence[Sequence[int]]
 
@@ -50,7 +51,10 @@ def left_out(tuning: Tuning, model: Source, name: str, *, ready: bool) -> str:
     """
     if tuning.steps == 0 or applies(tuning, model):
         return ""
-    why = f"models of more than {LARGEST // 10**9} billion weights are not trained as a whole, which would take hours"
+    why = (
+        f"models of more than {LARGEST // 10**9} billion weights are not trained as a whole, "
+        "since all their layers would have to lie in this machine's memory"
+    )
     if ready:
         raise usage_error("--best", f"{name}: {why}", "Leave it out.")
     return f"{name}: layer by layer alone, for {why}."

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from adjoint_operands import exact, operands
+from guarded_memory import guarded
 from refusals import refused_by_name
 from torch import Tensor
 
@@ -56,7 +57,8 @@ class Adjoint(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def on_cpu(tmp_path_factory) -> Callable[..., Tensor]:
-    """The kernel itself, compiled for the CPU, as `vq_adjoint` calls it; `shares` of the rows."""
+    """The kernel itself, compiled for the CPU, as `vq_adjoint` calls it; `shares` of the rows. All that is read and
+    written ends where memory ends."""
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no g++")
@@ -66,7 +68,7 @@ def on_cpu(tmp_path_factory) -> Callable[..., Tensor]:
     library = ctypes.CDLL(str(out))
 
     def run(matrix: Tensor, codes: Tensor, stride: int, length: int, shares: int) -> Tensor:
-        sums = torch.full((shares, 256, length), torch.nan)
+        matrix, codes, sums = guarded(matrix), guarded(codes), guarded(torch.full((shares, 256, length), torch.nan))
         width = 1 << (length - 1).bit_length()
         pointers = (matrix.data_ptr(), codes.data_ptr(), sums.data_ptr())
         given = Adjoint(*pointers, *matrix.shape, codes.shape[1], stride, length, width)
