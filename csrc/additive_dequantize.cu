@@ -86,9 +86,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
                                O* out) {  // [runs * kRun]
   uint8_t* const memory = vq::shared_memory();
   release_dependents();
+  dependency_wait();  // codebooks may have just been fitted or trained
   if (p.staged) stage(p, memory, sizeof(C));
   __syncthreads();
-  dependency_wait();
   const C* tables[2];
   for (int s = 0; s < 2; ++s) {
     tables[s] =

@@ -171,7 +171,8 @@ def making(offer: Offer) -> str:
     source = f"{offer.model}@{offer.base.format}" if offer.base else offer.model
     out = places.quantized_dir() / name
     here = f"{prepare.estimate(offer.format, offer.arch.parameters)} on this machine, estimated"
-    time = here if driver.probe_driver().present else "hours on a GPU"
+    there = f"{prepare.estimate_on_an_h200(offer.arch.parameters)} on an H200, estimated"
+    time = here if driver.probe_driver().present else there
     return f"localq quantize {source} --format {offer.format} --out {out} ({time})"
 
 

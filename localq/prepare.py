@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from localq import catalog, hub, hub_client, places
+from localq import catalog, hub, hub_client, measured, places
 from localq.errors import ExitCode, LocalqError, bad_file, usage_error
 from localq.worker import spawn
 
@@ -27,9 +27,10 @@ OnProgress = Callable[[str, int, int], None]  # file, bytes done, bytes in total
 # `localq quantize smollm2-135m` on two CPU cores: 134.5 M parameters in 3.8 s, reading and writing included.
 NF4_PARAMETERS_PER_S = 35e6
 # The first layer of smollm2-135m with 131,072 tokens, 77 s on two cores with other work on them: not timed to the end.
-# The whole of it on an H200, alone: about 30 s. Larger layers fill a GPU better, so for them this is too slow.
 VQ2_PARAMETERS_PER_S_AND_CORE = 30e3
-VQ2_PARAMETERS_PER_S_ON_A_GPU = 4.5e6
+# On an H200: a layer of llama-3.3-70b, 856 M parameters, 47 s (8272b55); the whole of smollm2-135m about 30 s, alone,
+# most of which are launches of small layers.
+VQ2_PARAMETERS_PER_S_ON_AN_H200, VQ2_LAUNCHES_S = 18e6, 25
 BCQ_PARAMETERS_PER_S_AND_CORE = 5e4  # of binary codes in 3 planes on 32,768 tokens: by count of operations, never timed
 # Formats that are made tensor by tensor, and may be on a text: it says how much each column counts, or what errors do.
 WEIGHED = ("bcq", "squeezellm")
@@ -68,7 +69,7 @@ def remote_source(name: str, offline: bool = False) -> catalog.Source | None:
 
 def estimate(format: str, parameters: int) -> str:
     """How long it takes to make `format` here of so many parameters: "about 40 min"."""
-    rate = NF4_PARAMETERS_PER_S
+    rate, besides = NF4_PARAMETERS_PER_S, 0
     if format in WEIGHED:
         of_a_core = BCQ_PARAMETERS_PER_S_AND_CORE if format == "bcq" else WEIGHED_PARAMETERS_PER_S_AND_CORE
         rate = of_a_core * len(os.sched_getaffinity(0))
@@ -76,10 +77,29 @@ def estimate(format: str, parameters: int) -> str:
         from localq import driver  # start-up cost: only what is made here needs it
 
         found = driver.probe_driver()
-        on_cpu = VQ2_PARAMETERS_PER_S_AND_CORE * len(os.sched_getaffinity(0))
-        rate = VQ2_PARAMETERS_PER_S_ON_A_GPU if found.present and not found.why_not else on_cpu
-    minutes = max(1, round(parameters / rate / 60))
+        rate = VQ2_PARAMETERS_PER_S_AND_CORE * len(os.sched_getaffinity(0))
+        if found.present and not found.why_not:
+            rate, besides = VQ2_PARAMETERS_PER_S_ON_AN_H200 * _share_of_an_h200(), VQ2_LAUNCHES_S
+    return _in_words(parameters / rate + besides)
+
+
+def estimate_on_an_h200(parameters: int) -> str:
+    """The same of vq2 where there is no GPU."""
+    return _in_words(parameters / VQ2_PARAMETERS_PER_S_ON_AN_H200 + VQ2_LAUNCHES_S)
+
+
+def _in_words(seconds: float) -> str:
+    minutes = max(1, round(seconds / 60))
     return f"about {minutes} min" if minutes < 120 else f"about {round(minutes / 60)} h"
+
+
+def _share_of_an_h200() -> float:
+    """How fast the GPU here computes, by its multiprocessors and their clock; 1 where they are not known."""
+    from localq import cards, gpus  # start-up cost, as above
+
+    here = gpus.first_visible(gpus.probe().gpus)
+    card = cards.known(here.name) if here else None
+    return card.multiprocessors * card.boost_ghz / measured.MULTIPROCESSOR_GHZ if card else 1.0
 
 
 def check_can_make(format: str, source: str = "") -> None:

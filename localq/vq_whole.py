@@ -53,7 +53,7 @@ def left_out(tuning: Tuning, model: Source, name: str, *, ready: bool) -> str:
         return ""
     why = (
         f"models of more than {LARGEST // 10**9} billion weights are not trained as a whole, "
-        "since all their layers would have to lie in this machine's memory"
+        "which takes half a gigabyte of this machine's memory for every billion"
     )
     if ready:
         raise usage_error("--best", f"{name}: {why}", "Leave it out.")

@@ -10,8 +10,7 @@ from localq.kernels.checks import check, check_cuda, place
 from localq.kernels.search import ENTRIES
 
 OP = "vq_adjoint"
-# Rows are cut into so many shares, whose sums are added in their order: as many as keep a large GPU busy, and the same
-# on every one, so that sums do not depend on where they were made.
+# Rows are cut into so many shares, whatever the GPU: as many as keep a large one busy.
 SHARES = 1024
 LONGEST = 32
 

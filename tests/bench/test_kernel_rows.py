@@ -94,7 +94,7 @@ def test_every_row_is_measured(bench):
     assert {row.op for row in rows} == {
         "nf4_gemv", "nf4_gemm", "nf4_dequantize", "dense_gemv", "int8_gemv", "attention_decode", "kv_write", "kv_read",
         "embed", "rmsnorm", "sample", "dry_match", "adjust", "gather_gemv", "vptq_gemv", "gather_roof",
-        "additive_dequantize", "vptq_dequantize", "vq_search", "vq_gemv", "vq_dequantize", "hadamard",
+        "additive_dequantize", "vptq_dequantize", "vq_search", "vq_adjoint", "vq_gemv", "vq_dequantize", "hadamard",
         "int4_gemv", "int4_dequantize", "bcq_gemv", "bcq_dequantize", "rowlut_gemv", "rowlut_dequantize",
     }  # fmt: skip
     assert all(row.bytes > 0 for row in rows)

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from tiny_checkpoints import make_checkpoint
 from vq2_conversions import converted
 
-from localq import calibration, catalog, driver, hub, kernels, places, prepare, vq_convert
+from localq import calibration, catalog, driver, gpus, hub, kernels, places, prepare, vq_convert
 from localq.cli import execute, quantize_calibrated
 from localq.driver import Driver
 from localq.errors import ExitCode, LocalqError
@@ -269,7 +270,12 @@ def test_estimates_know_the_machine(monkeypatch) -> None:
     monkeypatch.setattr(driver, "probe_driver", lambda: Driver(present=True, why_not="it finds no GPU"))
     assert prepare.estimate("vq2", 8_000_000_000) == "about 37 h"
     monkeypatch.setattr(driver, "probe_driver", lambda: Driver(present=True))
-    assert prepare.estimate("vq2", 8_000_000_000) == "about 30 min"
+    assert prepare.estimate("vq2", 8_000_000_000) == "about 8 min"
+    assert prepare.estimate("vq2", 134_515_008) == "about 1 min"
+    assert prepare.estimate("vq2", 70_553_706_496) == "about 66 min"  # 62 by its layers: `bench --quantize`, 8272b55
+    card = gpus.Gpu(**{**dict.fromkeys(each.name for each in fields(gpus.Gpu)), "name": "NVIDIA GeForce RTX 3090"})
+    monkeypatch.setattr(gpus, "first_visible", lambda found: card)
+    assert prepare.estimate("vq2", 70_553_706_496) == "about 114 min"  # 82 multiprocessors at 1.7 GHz
 
 
 @needs_search

@@ -10,6 +10,7 @@ import torch
 from localq.engine.selftest import Mismatch, first_failure
 from localq.engine.selftest_checks import CHECKS
 from localq.kernels import (
+    adjoint,
     adjust,
     attention,
     bcq,
@@ -96,6 +97,7 @@ WRONG = {
     "hadamard": (hadamard, off(reference_kernels.rotated)),
     "attention_decode": (attention, off(reference_kernels.attention_decode)),
     "vq_search": (search, lambda *given: ([each + 1 for each in reference_kernels.vq_search(*given)[0]], given[0])),
+    "vq_adjoint": (adjoint, off(reference_kernels.vq_adjoint)),
     "embed": (embed, off(reference_kernels.embedded)),
     "rmsnorm": (rmsnorm, off(reference_kernels.normed)),
     "dry_match": (adjust, lambda state, token: None),
@@ -126,6 +128,12 @@ def test_what_is_wrong_in_bf16_alone_is_found(name, monkeypatch):
 
     monkeypatch.setattr(module, name, product)
     assert first_failure(CPU)[0] == name
+
+
+def test_sums_of_nan_are_found(monkeypatch):
+    monkeypatch.setattr(adjoint, "vq_adjoint", lambda *given: torch.full((256, given[-1]), torch.nan))
+    with pytest.raises(Mismatch, match="off by nan"):
+        CHECKS["vq_adjoint"](CPU)
 
 
 def test_a_result_of_nan_is_found(monkeypatch):

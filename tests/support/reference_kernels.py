@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
+import adjoint_operands
 import reference_experts
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from vq_operands import weights_of
 
 from localq.engine import sampler
 from localq.kernels import (
+    adjoint,
     adjust,
     attention,
     bcq,
@@ -62,6 +64,7 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(bcq, "bcq_dequantize", bcq_dequantize)
     monkeypatch.setattr(hadamard, "hadamard", rotated)
     monkeypatch.setattr(search, "vq_search", vq_search)
+    monkeypatch.setattr(adjoint, "vq_adjoint", vq_adjoint)
     monkeypatch.setattr(search.Search, "launch", lambda prepared: None)
     monkeypatch.setattr(embed, "embed", embedded)
     monkeypatch.setattr(rmsnorm, "rmsnorm", normed)
@@ -148,6 +151,10 @@ def additive_dequantize(sets, scales, first, out, *, out_group=1, rounded):
 
 def vptq_packed(matrix):
     return vptq_codec.Packed(**{each.name: getattr(matrix, each.name) for each in fields(matrix)})
+
+
+def vq_adjoint(matrix, codes, stride, length):
+    return adjoint_operands.exact(matrix, codes, stride, length)[0].float()
 
 
 def vptq_dequantize(matrix, first, out):

@@ -16,6 +16,8 @@ def tiny_decoder(model_type: str) -> Decoder:
     module = ARCHITECTURES[model_type]
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
     others = {"vocab_size": 40, "num_hidden_layers": 2, "head_dim": 16, "max_position_embeddings": 64}
+    if model_type == "mixtral":
+        others |= {"num_local_experts": 3, "num_experts_per_tok": 2}
     config = module.Config.from_dict({"model_type": model_type, "rms_norm_eps": 1e-5, **sizes, **others})
     with torch.device("meta"):
         model: Decoder = module.Model(config)
