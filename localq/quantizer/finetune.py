@@ -29,6 +29,7 @@ from localq.models.decoder import Block
 from localq.models.layers import RMSNorm
 from localq.quant import hadamard
 from localq.quant.vq2 import Packed
+from localq.quantizer.encode import Watch, unwatched
 from localq.quantizer.refine import decode, gathered
 
 T = TypeVar("T")
@@ -185,11 +186,13 @@ def tune(
     tuning: Tuning,
     seed: int,
     device: torch.device,
+    watch: Watch = unwatched,
 ) -> tuple[dict[str, Packed], dict[str, Tensor], float]:
     """Train a layer on `device`. block: f32, of plain linears, with the norms and biases to begin with, anywhere.
 
     sequences(i), i < count: x and aim of a sequence, f32 [T, hidden] on the device. Returns the matrices, the other
-    parameters by name, and the loss, in parts of the aims' energy, over the last tenth of the steps.
+    parameters by name, and the loss, in parts of the aims' energy, over the last tenth of the steps. `watch` hears
+    when the steps begin ("fine-tuning") and end ("passes").
     """
     generator = torch.Generator().manual_seed(seed)
     losses = []
@@ -203,12 +206,14 @@ def tune(
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda at: (1 + math.cos(math.pi * at / tuning.steps)) / 2
         )
+        watch("fine-tuning")
         for _ in range(tuning.steps):
             chosen = torch.randperm(count, generator=generator)[: tuning.sequences].tolist()
             losses.append(_step(block, trained, [sequences(index) for index in chosen], step))
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
+        watch("passes")
         tenth = max(1, len(losses) // 10)
         made, others = trained.result()
     return made, others, sum(losses[-tenth:]) / tenth

@@ -106,7 +106,6 @@ def quantize_layer(
     settings.watch("passes")
     _through_mlp(block, made, streams)
     if before:
-        settings.watch("fine-tuning")
         _tune(made, index, before, streams, settings, found)
     on_group(last)
     return found
@@ -141,8 +140,9 @@ def _tune(made: Block, index: int, before: list[Tensor], streams: Streams, setti
         return before[number].to(device).float(), streams.full[number].to(device).float()
 
     seed = settings.seed * 4096 + index
-    packed, others, _ = tune(made, found.packed, sequence, len(before), step, settings.tuning, seed, device)
-    settings.watch("passes")
+    packed, others, _ = tune(
+        made, found.packed, sequence, len(before), step, settings.tuning, seed, device, settings.watch
+    )
     found.packed.update(packed)
     found.others.update({name: value.to(settings.dtype).cpu() for name, value in others.items()})
     for name, matrix in packed.items():
