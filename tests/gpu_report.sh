@@ -3,8 +3,8 @@
 # Usage: bash tests/gpu_report.sh [OUTPUT_FOLDER [STEP...]]     all steps but the sanitizer's and ncu without a STEP
 # Steps: see `case` below. Needs nvcc, torch with CUDA and the test packages; `smollm2`, `quality`, `vq2`, `two_bits`,
 # `bcq_quality` and some tests also the embedded model. MODEL=NAME changes what `model` and `profile` measure,
-# LIMIT=SECONDS (600) is for each step, CASES="vq_gemv hadamard" narrows what the sanitizer runs. One step at a time on
-# one GPU: several at once slow each other down by more than their number.
+# LIMIT=SECONDS (600) is for each step, CASES="vq_gemv hadamard -self-test" narrows what the sanitizer runs. One step at
+# a time on one GPU: several at once slow each other down by more than their number.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-gpu_report}
@@ -47,7 +47,7 @@ run() {
     tests) step tests 30 $limit python3 -m pytest -q -s -m cuda tests -p no:cacheprovider --timeout 500 ;;
     kernel_tests) step kernel_tests 30 $limit python3 -m pytest -q -m "$small" tests/kernels -p no:cacheprovider --timeout 500 ;;
     selftest) step selftest 10 $limit python3 -m pytest -q -m cuda tests/engine/test_selftest.py -p no:cacheprovider ;;
-    memcheck) step memcheck 4 sanitizer memcheck ;;
+    memcheck) step memcheck 4 sanitizer memcheck --kernel-name kns=localq ;;
     racecheck) step racecheck 4 sanitizer racecheck --racecheck-report all --kernel-name kns=localq ;; # not torch's
     initcheck) step initcheck 4 sanitizer initcheck ;;
     synccheck) step synccheck 4 sanitizer synccheck --kernel-name kns=localq ;;

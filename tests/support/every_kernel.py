@@ -74,13 +74,14 @@ def nf4_cases() -> Iterator[Case]:
 
 def row_cases() -> Iterator[Case]:
     """16 and 8 bit, and what is gathered: all shapes, one and eight rows, and a gated pair with its norm."""
-    gathered = (gather_operands.AQLM | gather_operands.VPTQ).items()
+    aqlm_forms, vptq_forms = gather_operands.AQLM.items(), gather_operands.VPTQ.items()
     forms = (
         ("dense_gemv", DENSE),
         ("int8_gemv", INT8),
         ("rowlut_gemv", ROWLUT),
         ("rowlut_gemv in tiles", ROWLUT_TILES),
-        *((f"gather_gemv {name}", form) for name, form in gathered),
+        *((f"gather_gemv {name}", form) for name, form in aqlm_forms),
+        *((f"vptq_gemv {name}", form) for name, form in vptq_forms),
     )
     for name, form in forms:
         for shape in form.shapes():
@@ -266,17 +267,35 @@ def sampling_cases() -> Iterator[Case]:
         yield f"sample {vocab}, XTC", choose
 
 
-def main(wanted: list[str]) -> None:
-    """Runs the cases whose name holds one of `wanted`, all without any."""
+def main(words: list[str]) -> None:
+    """Runs the cases whose name holds one of `words`, all without any. -WORD leaves out those that hold it:
+    "-self-test" saves a sanitizer the references, which are torch's.
+
+    Operands are made on the way from case to case, so lists of other kernels than those that are named are not begun.
+    """
+    wanted, unwanted = [word for word in words if word[0] != "-"], [word[1:] for word in words if word[0] == "-"]
     checks = ((f"self-test {name}", partial(check, torch.device("cuda", 0))) for name, check in CHECKS.items())
     count = 0
-    cases = (
-        *(nf4_cases(), row_cases(), rowlut_cases(), int4_cases()),
-        *(unpack_cases(), vq_cases(), vq_stacks.cases(), bcq_cases(), search_cases()),
-        *(mixture_cases(), attention_cases(), sampling_cases()),
+    lists = (
+        (" ".join(CHECKS), checks),
+        ("nf4_gemv nf4_gemm nf4_dequantize", nf4_cases()),
+        ("dense_gemv int8_gemv rowlut_gemv gather_gemv vptq_gemv", row_cases()),
+        ("rowlut_dequantize", rowlut_cases()),
+        ("int4_gemv int4_dequantize", int4_cases()),
+        ("additive_dequantize vptq_dequantize gather_roof", unpack_cases()),
+        ("vq_gemv vq_dequantize hadamard rotated", vq_cases()),
+        ("vq_experts_gate_up vq_experts_down rotated", vq_stacks.cases()),
+        ("bcq_gemv bcq_dequantize", bcq_cases()),
+        ("vq_search vq_adjoint", search_cases()),
+        ("experts_gate_up experts_down mxfp4_gemv mxfp4_dequantize", mixture_cases()),
+        ("attention_decode kv_write kv_read", attention_cases()),
+        ("dry_match adjust sample", sampling_cases()),
     )
-    for name, run in chain(checks, *cases):  # each made when it is its turn
-        if wanted and not any(part in name for part in wanted):
+    known = " ".join(kernels for kernels, _ in lists)
+    anywhere = not wanted or any(word not in known for word in wanted)
+    begun = (cases for kernels, cases in lists if anywhere or any(word in kernels for word in wanted))
+    for name, run in chain.from_iterable(begun):
+        if (wanted and not any(word in name for word in wanted)) or any(word in name for word in unwanted):
             continue
         print(name, flush=True)  # before: the last line tells what did not end
         run()
