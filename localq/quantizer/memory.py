@@ -27,7 +27,7 @@ from localq.quantizer.sensitivity import HEAD_BYTES
 F32, F64 = 4, 8
 # Bytes a weight, of temporaries: a piece whose codewords are gathered, a matrix that is decoded, one that is read and
 # turned, and one whose gradient goes to its codebooks.
-GATHERED = {"cpu": 15, "cuda": 15}
+GATHERED = 15
 SLOPES = {"cpu": 18, "cuda": 26}
 SCORES = {"cpu": 3, "cuda": 4}  # tensors of the scores of attention on the way back
 DECODED, READ = 13, 14
@@ -151,7 +151,7 @@ class _Layer:
             f"statistics of {name}": self._lent(group) + 2 * metric + owed + self._read_by(group),
             f"goal of {name}": kept + 2 * weight + metric + max(metric, factor + max(factoring, solving)),
             f"search of {name}": kept + weight + metric + max(finding, metric + codes + left),
-            f"codebooks of {name}": kept + weight + metric + again + codes + GATHERED[self.device] * piece,
+            f"codebooks of {name}": kept + weight + metric + again + codes + GATHERED * piece,
             f"weights of {name}": kept + weight + metric + codes + DECODED * self._widest(group),
         }
 
@@ -176,7 +176,7 @@ class _Layer:
         widest = self._widest()
         back = SLOPES[self.device] * widest
         if self.device == "cpu":
-            back += GATHERED["cpu"] * min(widest, pieces.VALUES)
+            back += GATHERED * min(widest, pieces.VALUES)
         attending = SCORES[self.device] * scores + 10 * stream + (middle if self.device == "cuda" else 0)
         held = max(attending, scores + 6 * middle + 8 * stream, back)
         return self._kept() + 2 * products(torch.device(self.device)).itemsize * self._weights() + held
