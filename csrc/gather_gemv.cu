@@ -21,9 +21,10 @@ namespace {
 
 constexpr const char* kOp = "gather_gemv";
 
-// What a warp carries from item to item: codewords of the item at `now`, codes of that at `next`.
+// What a warp carries from item to item: codewords of the item at `now`, rows and codes of that at `next`.
 struct Pipeline {
   Cursor now, next;
+  TileRows rows;
   Codes codes;
   uint4 ring[kSlots][2];
 };
@@ -41,7 +42,7 @@ __device__ __forceinline__ void sum_tiles(const GatherGemv& p, const Span& span,
     const int left = x.left - int(now.item * (32 / kLanes));
     pipeline.now = pipeline.next;
     pipeline.next.advance(p.items);
-    const Books books = tile_books(p, span, pipeline.now.tile, own, kept_at);
+    const Books books = tile_books(p, pipeline.rows, own, kept_at);
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
       const uint4 words = load_x(from, left, j), low = pipeline.ring[j][0], high = pipeline.ring[j][1];
@@ -55,7 +56,8 @@ __device__ __forceinline__ void sum_tiles(const GatherGemv& p, const Span& span,
       }
     }
     // behind the gathers: ptxas waits for all loads at once, so before them every item would wait for memory as well
-    pipeline.codes = load_codes<kLanes>(p, span, pipeline.next);
+    if (pipeline.next.tile != pipeline.now.tile) pipeline.rows = tile_rows(p, span, pipeline.next.tile);
+    pipeline.codes = load_codes<kLanes>(p, pipeline.rows, pipeline.next.item);
     if (pipeline.now.tile == now.tile) continue;
     leave_share(shares + ((now.tile - first) * kRowWarps + threadIdx.x / 32) * kRowTile * p.rows, sum, p.rows);
 #pragma unroll
@@ -63,15 +65,23 @@ __device__ __forceinline__ void sum_tiles(const GatherGemv& p, const Span& span,
   }
 }
 
-// The begin of a warp: its first codewords, and the codes after them. kLanes as in the kernel.
+// The begin of a warp: asks for the codes of its first item. First of all, since nothing is under way yet: every
+// instruction in front of it is some 5 cycles of the whole block's time.
 template <int kLanes>
-__device__ __forceinline__ Pipeline begin(const GatherGemv& p, const Span& span, uint32_t own, uint32_t kept_at) {
-  const uint32_t warp = threadIdx.x / 32;
-  Pipeline pipeline;
-  pipeline.now = pipeline.next = {warp / p.items, warp % p.items};
-  const Codes first = load_codes<kLanes>(p, span, pipeline.now);
+__device__ __forceinline__ Codes first_codes(const GatherGemv& p, const Span& span, Pipeline& pipeline) {
+  pipeline.now = pipeline.next = cursor_of(threadIdx.x / 32, p.items);
+  pipeline.rows = tile_rows(p, span, pipeline.now.tile);
+  return load_codes<kLanes>(p, pipeline.rows, pipeline.now.item);
+}
+
+// Goes on with the codes of the item after, the entries that the block keeps, and the first item's codewords.
+template <int kLanes>
+__device__ __forceinline__ void first_codewords(const GatherGemv& p, const Span& span, const Codes& codes,
+                                                Pipeline& pipeline, uint32_t own, uint32_t kept_at) {
+  const Books books = tile_books(p, pipeline.rows, own, kept_at);
   pipeline.next.advance(p.items);
-  pipeline.codes = load_codes<kLanes>(p, span, pipeline.next);
+  if (pipeline.next.tile != pipeline.now.tile) pipeline.rows = tile_rows(p, span, pipeline.next.tile);
+  pipeline.codes = load_codes<kLanes>(p, pipeline.rows, pipeline.next.item);
   const bool paired = p.span != kRowTile;
   if (p.kept != 0) {
     for (uint32_t i = 0; i < (paired ? 2u : 1u); ++i) {
@@ -80,13 +90,11 @@ __device__ __forceinline__ Pipeline begin(const GatherGemv& p, const Span& span,
     wait_kept();
     __syncthreads();
   }
-  const Books books = tile_books(p, span, pipeline.now.tile, own, kept_at);
 #pragma unroll
   for (int j = 0; j < kSlots; ++j) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) pipeline.ring[j][i] = codeword<kLanes>(books.row[i], first.row[i], j, p.mask);
+    for (int i = 0; i < 2; ++i) pipeline.ring[j][i] = codeword<kLanes>(books.row[i], codes.row[i], j, p.mask);
   }
-  return pipeline;
 }
 
 // x [rows, in] to shared memory in the order of the slots, zeros behind the end of a row; then synchronise.
@@ -96,7 +104,7 @@ __device__ __forceinline__ void stage_slots(const GatherGemv& p, uint8_t* staged
   const BySlots<kLanes> order;
   for (int row = 0; row < p.rows; ++row) {
     auto* const to = reinterpret_cast<T*>(staged + row * p.x_stride);
-    stage_x(to, x + uint64_t(row) * p.in, p.in, p.extras, scratch, order);
+    stage_x<kXInFlight>(to, x + uint64_t(row) * p.in, p.in, p.extras, scratch, order);
     for (uint32_t i = words + threadIdx.x; i < all; i += kRowThreads) {
       reinterpret_cast<uint4*>(to)[order(i)] = make_uint4(0, 0, 0, 0);
     }
@@ -115,9 +123,12 @@ __global__ void __launch_bounds__(kRowThreads, 1) gather_gemv_kernel(const __gri
   uint8_t* const staged = reinterpret_cast<uint8_t*>(shares + 2 * set_floats);
   const uint32_t kept_at = address_in_shared(staged + p.rows * p.x_stride);
   const Span span = span_of(p);
+  Pipeline pipeline;
+  const Codes codes = first_codes<kLanes>(p, span, pipeline);
   uint32_t middle = (span.begin + span.end) / 2;
   const uint32_t own = p.span != kRowTile ? 0 : segment_number(p, middle);
-  Pipeline pipeline = begin<kLanes>(p, span, own, kept_at);
+  first_codewords<kLanes>(p, span, codes, pipeline, own, kept_at);
+  touch_scales(p, span);
   release_dependents();
   dependency_wait();
   if (p.x_stride != 0) stage_slots<T, kLanes>(p, staged, x, scratch);
@@ -140,8 +151,8 @@ void launch_gather(GatherGemv p, int count, uint32_t entries, const void* x, voi
   p.items = (p.in + kItemColumns - 1) / kItemColumns;
   p.span = paired ? kRowTile / 2 : kRowTile;
   for (int i = 0; i < (paired ? 1 : count); ++i) p.results += p.segment[i].out;
-  const uint32_t grid = p.results < uint32_t(facts.multiprocessors) ? p.results : facts.multiprocessors;
-  const uint32_t tiles = ((p.results + grid - 1) / grid + p.span - 1) / p.span;
+  const uint32_t grid = cut_results(p, uint32_t(facts.multiprocessors)),
+                 tiles = tiles_of(p.each + (p.more > 0), p.span);
   const uint32_t tile_bytes = kRowWarps * kRowTile * p.rows * sizeof(float), fit = kShareBudget / tile_bytes;
   p.group = tiles < fit ? tiles : fit;
   const uint32_t others = kRowWarps * sizeof(float) + 2 * p.group * tile_bytes;
@@ -155,9 +166,10 @@ void launch_gather(GatherGemv p, int count, uint32_t entries, const void* x, voi
   if (worth_keeping(codes, entries, entry_bytes)) {
     p.kept = kept_of(most, needed, paired ? 2 : 1, whole, entry_bytes);
   }
-  const uint32_t used = needed + (paired ? 2 : 1) * p.kept, alone = most / 2 + 1024;  // two of these are too many
+  // Two blocks would not fit on a multiprocessor in any case, a thread has more than 128 registers; so no more is asked
+  // for than is used, and the rest is L1.
   launch(kOp, device, LaunchWishes{1, true}, gather_gemv_kernel<T, kLanes>, grid, kRowThreads,
-         used > alone ? used : alone, stream, p, static_cast<const T*>(x), y);
+         needed + (paired ? 2 : 1) * p.kept, stream, p, static_cast<const T*>(x), y);
 }
 
 void check_matrix(const GatherMatrix& w, const GatherMatrix& first) {

@@ -29,12 +29,6 @@ struct BySlots {
   }
 };
 
-__device__ __forceinline__ uint32_t segment_number(const RowGemv& p, uint32_t& o) {
-  uint32_t s = 0;
-  while (o >= p.segment[s].out) o -= p.segment[s++].out;
-  return s;
-}
-
 // The lane's rows of a tile, g and g + 8: their numbers and segments; rows that are not there are of segment kNoRow.
 constexpr uint32_t kNoRow = ~0u;
 struct TileRows {
@@ -62,9 +56,8 @@ struct Codes {
 };
 
 template <int kLanes>
-__device__ __forceinline__ Codes load_codes(const GatherGemv& p, const Span& span, const Cursor& at) {
-  const TileRows rows = tile_rows(p, span, at.tile);
-  const uint32_t skipped = at.item * (64 / kLanes) + threadIdx.x % 4 / kLanes * 16;
+__device__ __forceinline__ Codes load_codes(const GatherGemv& p, const TileRows& rows, uint32_t item) {
+  const uint32_t skipped = item * (64 / kLanes) + threadIdx.x % 4 / kLanes * 16;
   Codes codes;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -87,9 +80,7 @@ struct Books {
   Codebook row[2];
 };
 
-__device__ __forceinline__ Books tile_books(const GatherGemv& p, const Span& span, uint32_t tile, uint32_t own,
-                                            uint32_t kept_at) {
-  const TileRows rows = tile_rows(p, span, tile);
+__device__ __forceinline__ Books tile_books(const GatherGemv& p, const TileRows& rows, uint32_t own, uint32_t kept_at) {
   const bool paired = p.span != kRowTile;
   Books books;
 #pragma unroll

@@ -61,20 +61,32 @@ struct InOrder {
   }
 };
 
+constexpr int kXInFlight = 4;  // words, where a thread of a product has several to stage
+
 // shared[0 .. in) = x, normed where `extras` asks for it; word i, of 8 values, is left as word order(i). in % 8 == 0,
 // both 16-byte aligned. All threads must call; afterwards the block must synchronise. Call after dependency_wait().
-template <typename T, typename Order = InOrder>
+// kInFlight: words that a thread asks for before it stores the first.
+template <int kInFlight = 1, typename T, typename Order = InOrder>
 __device__ __forceinline__ void stage_x(T* shared, const T* x, int in, const GemvExtras& extras, float* scratch,
                                         Order order = {}) {
   const auto* from = reinterpret_cast<const Eight<T>*>(x);
   auto* to = reinterpret_cast<Eight<T>*>(shared);
   float squares = 0.f;
-  for (int i = threadIdx.x; i < in / 8; i += blockDim.x) {
-    const Eight<T> eight = from[i];
-    to[order(i)] = eight;
-    if (extras.norm != NormKind::kNone) {
+  for (int first = threadIdx.x; first < in / 8; first += kInFlight * blockDim.x) {
+    Eight<T> eights[kInFlight];
 #pragma unroll
-      for (int k = 0; k < 8; ++k) squares += to_float(eight.value[k]) * to_float(eight.value[k]);
+    for (int j = 0; j < kInFlight; ++j) {
+      const int i = first + j * blockDim.x;
+      eights[j] = i < in / 8 ? from[i] : Eight<T>{};
+    }
+#pragma unroll
+    for (int j = 0; j < kInFlight; ++j) {
+      const int i = first + j * blockDim.x;
+      if (i >= in / 8) break;
+      to[order(i)] = eights[j];
+      if (extras.norm == NormKind::kNone) continue;
+#pragma unroll
+      for (int k = 0; k < 8; ++k) squares += to_float(eights[j].value[k]) * to_float(eights[j].value[k]);
     }
   }
   if (extras.norm == NormKind::kNone) return;

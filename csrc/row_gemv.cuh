@@ -20,66 +20,12 @@
 // that cost: README.md). The other half is for decode attention, which shares multiprocessors.
 #pragma once
 
-#include "gemv.cuh"
 #include "launch.h"
-#include "launchers.h"
-#include "row_machine.cuh"
+#include "row_results.cuh"
 
 namespace localq {
 
-constexpr int kRowWarps = 8, kRowThreads = 32 * kRowWarps;
-constexpr int kRowTile = 16;                  // rows of W in a product
-constexpr int kStepBytes = 64;                // of a row: four lanes, 16 bytes each
-constexpr uint32_t kShareBudget = 16 * 1024;  // bytes of one set of shares, where a single tile needs no more
-
-struct RowSegment {
-  const uint8_t* rows;  // [out] of row_bytes
-  const float* scales;  // [out], or null: of every row, applied to its sum
-  const void* bias;     // T [out] or null
-  uint32_t out;
-  const void* scales_16;  // T [out], or null: the same in 16 bit
-};
-
-struct RowGemv {
-  RowSegment segment[kMaxSegments];
-  GemvExtras extras;
-  uint32_t in, row_bytes, items;  // items: of a tile
-  uint32_t results;               // per row of x
-  uint32_t span;                  // results of a tile: 16, or 8 pairs
-  uint32_t x_stride;              // bytes from row to row of x in shared memory; 0: x is read where it is
-  uint32_t group;                 // tiles whose shares are kept at a time
-  int rows;                       // of x
-};
-
-// Row `o` of the matrices behind each other: its segment, and its number there.
-__device__ __forceinline__ const RowSegment& segment_of(const RowGemv& p, uint32_t& o) {
-  uint32_t s = 0;
-  while (o >= p.segment[s].out) o -= p.segment[s++].out;
-  return p.segment[s];
-}
-
-// The results of a block.
-struct Span {
-  uint32_t begin, end, tiles;
-};
-
-__device__ __forceinline__ Span span_of(const RowGemv& p) {
-  Span span;
-  span.begin = uint64_t(p.results) * blockIdx.x / gridDim.x;
-  span.end = uint64_t(p.results) * (blockIdx.x + 1) / gridDim.x;
-  span.tiles = (span.end - span.begin + p.span - 1) / p.span;
-  return span;
-}
-
-// This warp's next item; `warps` take turns.
-struct Cursor {
-  uint32_t tile, item;
-
-  __device__ __forceinline__ void advance(uint32_t items, uint32_t warps = kRowWarps) {
-    item += warps;
-    while (item >= items) item -= items, ++tile;
-  }
-};
+constexpr int kStepBytes = 64;  // of a row: four lanes, 16 bytes each
 
 // The lane's part of its two rows of a tile: where its first 16 bytes are, and bytes from there to the end of the row.
 struct LaneRows {
@@ -111,79 +57,11 @@ __device__ __forceinline__ void load_step(uint4 (&step)[2], const LaneRows& item
 // x [rows, in] to shared memory, row by row with a stride; one row with its norm. All threads; then synchronise.
 template <typename T>
 __device__ __forceinline__ void stage_rows(const RowGemv& p, uint8_t* staged, const T* x, float* scratch) {
-  if (p.rows == 1) return stage_x(reinterpret_cast<T*>(staged), x, p.in, p.extras, scratch);
+  if (p.rows == 1) return stage_x<kXInFlight>(reinterpret_cast<T*>(staged), x, p.in, p.extras, scratch);
   const uint32_t words = p.in / 8;
   for (uint32_t i = threadIdx.x; i < p.rows * words; i += kRowThreads) {
     const uint4 word = reinterpret_cast<const uint4*>(x)[i];
     *reinterpret_cast<uint4*>(staged + i / words * p.x_stride + i % words * 16) = word;
-  }
-}
-
-// Leaves the warp's sums of a tile: the lane has rows g and g + 8 of it, rows 2 t and 2 t + 1 of x.
-__device__ __forceinline__ void leave_share(float* share, const float (&sum)[4], int rows) {
-  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = 2 * t + i % 2;
-    if (row < rows) share[(g + i / 2 * 8) * rows + row] = sum[i];
-  }
-}
-
-// Sum of the shares of row `r` of a tile, in the order of its items.
-__device__ __forceinline__ float sum_shares(const RowGemv& p, const float* tile_shares, uint32_t tile, uint32_t r,
-                                            int row) {
-  const uint32_t first = tile * p.items % kRowWarps, count = min(p.items, uint32_t(kRowWarps));
-  const float* share = tile_shares + r * p.rows + row;
-  float sum = 0.f;
-  for (uint32_t i = 0; i < count; ++i) {
-    sum += share[(first + i) % kRowWarps * kRowTile * p.rows];
-  }
-  return sum;
-}
-
-template <typename T>
-__device__ __forceinline__ float finished(const RowSegment& segment, uint32_t o, float sum) {
-  if (segment.scales != nullptr) sum *= segment.scales[o];
-  if (segment.scales_16 != nullptr) sum *= to_float(static_cast<const T*>(segment.scales_16)[o]);
-  return segment.bias == nullptr ? sum : sum + to_float(static_cast<const T*>(segment.bias)[o]);
-}
-
-template <typename T>
-__device__ __forceinline__ void write_result(const RowGemv& p, uint32_t result, int row, float first, float second,
-                                             void* y) {
-  const uint64_t at = uint64_t(row) * p.results + result;
-  float value;
-  if (p.extras.activation != Activation::kNone) {
-    value = activate(finished<T>(p.segment[0], result, first), p.extras.activation) *
-            finished<T>(p.segment[1], result, second);
-  } else {
-    uint32_t o = result;
-    const RowSegment& segment = segment_of(p, o);
-    value = finished<T>(segment, o, first);
-  }
-  if (p.extras.residual != nullptr) value += to_float(static_cast<const T*>(p.extras.residual)[at]);
-  if (p.extras.y_is_f32) {
-    static_cast<float*>(y)[at] = value;
-  } else {
-    round_to(value, static_cast<T*>(y)[at]);
-  }
-}
-
-// Writes the results of the tiles from `first` on, at most a group, from their shares.
-template <typename T>
-__device__ __forceinline__ void write_group(const RowGemv& p, const Span& span, const float* shares, uint32_t first,
-                                            void* y) {
-  const uint32_t begin = span.begin + first * p.span, count = min(p.group * p.span, span.end - begin);
-  const uint32_t tile_floats = kRowWarps * kRowTile * p.rows;
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < count * p.rows; i += kRowThreads) {
-    const uint32_t result = i % count, tile = result / p.span, r = result % p.span;
-    const int row = i / count;
-    const float* tile_shares = shares + tile * tile_floats;
-    const float sum = sum_shares(p, tile_shares, first + tile, r, row);
-    const bool paired = p.span != kRowTile;
-    const float second = paired ? sum_shares(p, tile_shares, first + tile, r + p.span, row) : 0.f;
-    write_result<T>(p, begin + result, row, sum, second, y);
   }
 }
 
@@ -247,11 +125,12 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   uint8_t* const staged = reinterpret_cast<uint8_t*>(shares + 2 * set_floats);
   const Span span = span_of(p);
   const uint32_t warp = threadIdx.x / 32;
-  Cursor cursor = {warp / p.items, warp % p.items};
+  Cursor cursor = cursor_of(warp, p.items);
   LaneRows item = lane_rows(p, span, cursor.tile).from(cursor.item * Format::kItemBytes);
   uint4 ring[Format::kSteps][2];
 #pragma unroll
   for (int s = 0; s < Format::kSteps; ++s) load_step(ring[s], item, s);
+  touch_scales(p, span);
   release_dependents();
   dependency_wait();
   if (p.x_stride != 0) stage_rows(p, staged, x, scratch);
@@ -297,8 +176,8 @@ void launch_row_gemv(const char* op, RowGemv p, int count, const void* x, void* 
   p.items = (p.row_bytes + Format::kItemBytes - 1) / Format::kItemBytes;
   p.span = paired ? kRowTile / 2 : kRowTile;
   for (int i = 0; i < (paired ? 1 : count); ++i) p.results += p.segment[i].out;
-  const uint32_t grid = p.results < uint32_t(facts.multiprocessors) ? p.results : facts.multiprocessors;
-  const uint32_t tiles = ((p.results + grid - 1) / grid + p.span - 1) / p.span;
+  const uint32_t grid = cut_results(p, uint32_t(facts.multiprocessors)),
+                 tiles = tiles_of(p.each + (p.more > 0), p.span);
   const uint32_t tile_bytes = kRowWarps * kRowTile * p.rows * sizeof(float), fit = kShareBudget / tile_bytes;
   p.group = tiles < fit ? tiles : fit;
   const uint32_t others = kRowWarps * sizeof(float) + 2 * p.group * tile_bytes;
