@@ -128,7 +128,6 @@ __global__ void __launch_bounds__(kRowThreads, 1) gather_gemv_kernel(const __gri
   uint32_t middle = (span.begin + span.end) / 2;
   const uint32_t own = p.span != kRowTile ? 0 : segment_number(p, middle);
   first_codewords<kLanes>(p, span, codes, pipeline, own, kept_at);
-  touch_scales(p, span);
   release_dependents();
   dependency_wait();
   if (p.x_stride != 0) stage_slots<T, kLanes>(p, staged, x, scratch);

@@ -130,7 +130,6 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   uint4 ring[Format::kSteps][2];
 #pragma unroll
   for (int s = 0; s < Format::kSteps; ++s) load_step(ring[s], item, s);
-  touch_scales(p, span);
   release_dependents();
   dependency_wait();
   if (p.x_stride != 0) stage_rows(p, staged, x, scratch);

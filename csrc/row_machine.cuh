@@ -56,11 +56,6 @@ __device__ __forceinline__ void prefetch_bytes(const void* at, uint32_t bytes) {
 #endif
 }
 
-// The line at `at` on its way to L1, where it stays until something else takes its place. Nothing waits for it.
-__device__ __forceinline__ void touch(const void* at) {
-  asm volatile("prefetch.global.L1 [%0];" ::"l"(at));
-}
-
 // The same value, made here: neither earlier nor once more where it is used.
 __device__ __forceinline__ uint32_t made_here(uint32_t value) {
   asm volatile("mov.u32 %0, %0;" : "+r"(value));

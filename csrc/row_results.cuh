@@ -28,7 +28,7 @@ struct RowGemv {
   uint32_t span;                  // results of a tile: 16, or 8 pairs
   uint32_t x_stride;              // bytes from row to row of x in shared memory; 0: x is read where it is
   uint32_t group;                 // tiles whose shares are kept at a time
-  uint32_t each, more;            // results of a block, and how many blocks have one more (`cut_results`)
+  uint32_t each, more;            // results of a block, how many blocks have one more; of `cut_results`, for `span_of`
   int rows;                       // of x
 };
 
@@ -99,20 +99,14 @@ __device__ __forceinline__ void leave_share(float* share, const float (&sum)[4],
 // Sum of the shares of row `r` of a tile, in the order of its items.
 __device__ __forceinline__ float sum_shares(const RowGemv& p, const float* tile_shares, uint32_t tile, uint32_t r,
                                             int row) {
-  const uint32_t first = tile * p.items % kRowWarps, stride = kRowTile * p.rows;
+  const uint32_t first = tile * p.items % kRowWarps, count = min(p.items, uint32_t(kRowWarps));
   const float* share = tile_shares + r * p.rows + row;
-  float sum = 0.f;
-  if (p.items >= kRowWarps && first == 0) {  // as most are
-    float all[kRowWarps];
+  float sum = 0.f, all[kRowWarps];  // loaded at once, then added
 #pragma unroll
-    for (uint32_t i = 0; i < kRowWarps; ++i) all[i] = share[i * stride];
+  for (uint32_t i = 0; i < kRowWarps; ++i)
+    all[i] = i < count ? share[(first + i) % kRowWarps * kRowTile * p.rows] : 0.f;
 #pragma unroll
-    for (uint32_t i = 0; i < kRowWarps; ++i) sum += all[i];
-    return sum;
-  }
-  const uint32_t count = min(p.items, uint32_t(kRowWarps));
-#pragma unroll 1
-  for (uint32_t i = 0; i < count; ++i) sum += share[(first + i) % kRowWarps * stride];
+  for (uint32_t i = 0; i < kRowWarps; ++i) sum += all[i];
   return sum;
 }
 
@@ -121,21 +115,6 @@ __device__ __forceinline__ float finished(const RowSegment& segment, uint32_t o,
   if (segment.scales != nullptr) sum *= segment.scales[o];
   if (segment.scales_16 != nullptr) sum *= to_float(static_cast<const T*>(segment.scales_16)[o]);
   return segment.bias == nullptr ? sum : sum + to_float(static_cast<const T*>(segment.bias)[o]);
-}
-
-// Asks for the scales and bias of the block's results ahead: where they are needed, at the end, nothing else is under
-// way that would hide memory's latency.
-__device__ __forceinline__ void touch_scales(const RowGemv& p, const Span& span) {
-  for (uint32_t result = span.begin + threadIdx.x; result < span.end; result += kRowThreads) {
-    uint32_t o = result;
-    const bool paired = p.span != kRowTile;
-    const RowSegment* segment = paired ? p.segment : &segment_of(p, o);
-    for (uint32_t i = 0; i < (paired ? 2u : 1u); ++i, ++segment) {
-      if (segment->scales != nullptr) touch(segment->scales + o);
-      if (segment->scales_16 != nullptr) touch(static_cast<const uint16_t*>(segment->scales_16) + o);
-      if (segment->bias != nullptr) touch(static_cast<const uint16_t*>(segment->bias) + o);
-    }
-  }
 }
 
 template <typename T>

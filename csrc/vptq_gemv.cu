@@ -44,7 +44,7 @@ __device__ __forceinline__ void run_pass(const VptqGemv& p, Pass& pass, const Me
                                          const T* x, float* sums, bool first_pass, float& inverse_rms) {
   __syncthreads();  // the pass before may still read what is staged
   typename Warp::Pipeline pipeline;
-  pipeline.now = pipeline.next = {threadIdx.x / 32 / p.items, threadIdx.x / 32 % p.items};
+  pipeline.now = pipeline.next = cursor_of(threadIdx.x / 32, p.items);
   Warp::load_item(pipeline.raw, p, pass, pipeline.now);
   pipeline.next.advance(p.items);
   if (pass.begin == 0) keep(pass.book), keep(pass.res_book);

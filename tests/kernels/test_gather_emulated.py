@@ -104,6 +104,35 @@ def test_aqlm(library, group, shape, rows, shared):
     assert_near(multiply(library, x, [gather_matrix(packed)], shared=shared), x, unrounded(packed))
 
 
+# Fewer results than blocks; a row of x of more than 8,192 columns, which a thread stages in two rounds; a norm of
+# several words a thread.
+@pytest.mark.parametrize(("shape", "multiprocessors"), [((5, 576), 9), ((19, 8960), 2), ((23, 4160), 3)], ids=str)
+def test_aqlm_on_few_and_on_wide_rows(library, shape, multiprocessors):
+    packed = aqlm_packed(shape, HALF, 4, (1, 512, 1, 8))
+    x = inputs(1, shape[1], HALF)
+    norm = gemv.Norm(torch.ones(shape[1], dtype=HALF), 1e-5) if shape[1] == 4160 else None
+    got = multiply(library, x, [gather_matrix(packed)], multiprocessors=multiprocessors, norm=norm)
+    assert_near(got, x if norm is None else normed(x, norm), unrounded(packed))
+
+
+def test_a_row_of_aqlm_is_the_same_wherever_it_lies(library):
+    """Bit by bit: sums are added in the order of the columns, which the tile of a row and its block do not change."""
+    packed = aqlm_packed((40, 2080), HALF, 6, (1, 512, 1, 16))
+    packed = replace(packed, codes=packed.codes[:1].expand_as(packed.codes).contiguous())
+    packed = replace(packed, scales=torch.ones_like(packed.scales))
+    got = multiply(library, inputs(8, 2080, HALF), [gather_matrix(packed)])
+    assert (got == got[:, :1]).all()
+    assert got.unique().numel() == 8
+
+
+def test_two_matrices_of_aqlm(library):
+    outs, columns = (22, 38), 544
+    packed = [aqlm_packed((out, columns), HALF, out, (1, 512, 1, 8)) for out in outs]
+    x = inputs(2, columns, HALF)
+    got = multiply(library, x, [gather_matrix(each) for each in packed], multiprocessors=4)
+    assert_near(got, x, torch.cat([unrounded(each) for each in packed]))
+
+
 SCHEMES = {
     "v8": (8, 4096, 0), "v8 + 256": (8, 2048, 256), "v16": (16, 512, 0), "v16 + as many": (16, 512, 512),
     "v8, odd bits": (8, 128, 64), "v16, odd bits": (16, 256, 32), "v8, 32 bits": (8, 65536, 65536),
@@ -183,8 +212,8 @@ def test_three_matrices_biases_and_norm(library, make):
 
 @pytest.mark.parametrize("make", ["aqlm", "vptq"])
 @pytest.mark.parametrize("rows", [1, 3])
-def test_gate_and_up(library, make, rows):
-    shape = (46, 672)
+@pytest.mark.parametrize("shape", [(50, 672), (18, 2336)], ids=str)  # fewer items than warps, and more
+def test_gate_and_up(library, make, shape, rows):
     packed = [
         aqlm_packed(shape, HALF, seed, (1, 512, 1, 8))
         if make == "aqlm"

@@ -34,9 +34,6 @@ inline void prefetch_bytes(const void* from, uint32_t bytes) {
   if (reinterpret_cast<uintptr_t>(at) % 16 != 0 || bytes % 16 != 0) __builtin_trap();
   for (uint32_t i = 0; i < bytes; ++i) static_cast<void>(*const_cast<const volatile uint8_t*>(at + i));
 }
-inline void touch(const void* at) {  // reads a byte, to see that it is there
-  static_cast<void>(*static_cast<const volatile uint8_t*>(at));
-}
 inline uint32_t made_here(uint32_t value) {
   return value;
 }
