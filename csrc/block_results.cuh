@@ -67,12 +67,7 @@ __device__ __forceinline__ void write_dense(const BlockGemv& p, const BlockShare
     float value = row_result(p, s, run, tile, r, scale(row), row);
     if (pair)
       value = activate(value, p.extras.activation) * row_result(p, s, run, tile, r + kHalfTile, scale(row), row);
-    if (p.extras.residual != nullptr) value += to_float(static_cast<const T*>(p.extras.residual)[at]);
-    if (p.extras.y_is_f32) {
-      static_cast<float*>(y)[at] = value;
-    } else {
-      round_to(value, static_cast<T*>(y)[at]);
-    }
+    write_value<T>(p.extras, at, value, y);
   }
 }
 

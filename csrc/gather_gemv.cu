@@ -150,8 +150,8 @@ void launch_gather(GatherGemv p, int count, uint32_t entries, const void* x, voi
   p.items = (p.in + kItemColumns - 1) / kItemColumns;
   p.span = paired ? kRowTile / 2 : kRowTile;
   for (int i = 0; i < (paired ? 1 : count); ++i) p.results += p.segment[i].out;
-  const uint32_t grid = cut_results(p, uint32_t(facts.multiprocessors)),
-                 tiles = tiles_of(p.each + (p.more > 0), p.span);
+  const uint32_t grid = cut_results(p, uint32_t(facts.multiprocessors));
+  const uint32_t tiles = tiles_of(p.each + (p.more > 0), p.span);
   const uint32_t tile_bytes = kRowWarps * kRowTile * p.rows * sizeof(float), fit = kShareBudget / tile_bytes;
   p.group = tiles < fit ? tiles : fit;
   const uint32_t others = kRowWarps * sizeof(float) + 2 * p.group * tile_bytes;

@@ -101,6 +101,17 @@ __device__ __forceinline__ void stage_x(T* shared, const T* x, int in, const Gem
   }
 }
 
+// Writes result `at` of y, T or f32: the residual is added, and the sum rounded once.
+template <typename T>
+__device__ __forceinline__ void write_value(const GemvExtras& extras, uint64_t at, float value, void* y) {
+  if (extras.residual != nullptr) value += to_float(static_cast<const T*>(extras.residual)[at]);
+  if (extras.y_is_f32) {
+    static_cast<float*>(y)[at] = value;
+  } else {
+    round_to(value, static_cast<T*>(y)[at]);
+  }
+}
+
 __device__ __forceinline__ float activate(float x, Activation kind) {
   if (kind == Activation::kSilu) return x / (1.f + __expf(-x));
   if (kind == Activation::kGelu) return 0.5f * x * (1.f + erff(x * 0.70710678118654752f));

@@ -114,12 +114,7 @@ __device__ __forceinline__ void write_result(const Arguments& p, const Segment& 
     if (bias != nullptr) up += to_float(static_cast<const T*>(bias)[o]);
     value = activate(value, p.extras.activation) * up;
   }
-  if (p.extras.residual != nullptr) value += to_float(static_cast<const T*>(p.extras.residual)[at]);
-  if (p.extras.y_is_f32) {
-    static_cast<float*>(y)[at] = value;
-  } else {
-    round_to(value, static_cast<T*>(y)[at]);
-  }
+  write_value<T>(p.extras, at, value, y);
 }
 
 template <typename T>

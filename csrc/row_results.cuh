@@ -47,7 +47,7 @@ __device__ __forceinline__ const RowSegment& segment_of(const RowGemv& p, uint32
   return p.segment[segment_number(p, o)];
 }
 
-// Tiles of so many results. Spans are two, so nothing is divided: a division is a chain of some 30 instructions.
+// Tiles of so many results. There are two spans, so nothing is divided: that is a chain of some 30 instructions.
 __host__ __device__ __forceinline__ uint32_t tiles_of(uint32_t results, uint32_t span) {
   return span == kRowTile ? (results + kRowTile - 1) / kRowTile : (results + kRowTile / 2 - 1) / (kRowTile / 2);
 }
@@ -130,12 +130,7 @@ __device__ __forceinline__ void write_result(const RowGemv& p, uint32_t result, 
     const RowSegment& segment = segment_of(p, o);
     value = finished<T>(segment, o, first);
   }
-  if (p.extras.residual != nullptr) value += to_float(static_cast<const T*>(p.extras.residual)[at]);
-  if (p.extras.y_is_f32) {
-    static_cast<float*>(y)[at] = value;
-  } else {
-    round_to(value, static_cast<T*>(y)[at]);
-  }
+  write_value<T>(p.extras, at, value, y);
 }
 
 // Writes the results of the tiles from `first` on, at most a group, from their shares.

@@ -62,8 +62,8 @@ void launch_planned(RowLutGemv p, const void* x, void* y, int device, cudaStream
   // group; that makes no block have more tiles.
   p.unit = p.row_stride != p.row.row_bytes && results / kGroupRows >= sms ? kGroupRows : 1;
   const uint32_t units = results / p.unit, grid = units < sms ? units : sms;
-  p.each = units / grid, p.more = units % grid;
-  const uint32_t tiles = ((p.each + (p.more > 0)) * p.unit + p.row.span - 1) / p.row.span;
+  p.row.each = units / grid, p.row.more = units % grid;
+  const uint32_t tiles = tiles_of((p.row.each + (p.row.more > 0)) * p.unit, p.row.span);
   const uint32_t share = p.warps * kRowTile * p.row.rows * sizeof(float);
   uint32_t needed = kPairTableBytes + kFixedBytes + 2 * share;
   require(needed <= budget, kOp, "rows", p.row.rows, "need more shared memory than this device has");

@@ -19,13 +19,13 @@ constexpr uint32_t kHalfBytes = 128;                            // of those of r
 constexpr uint32_t kPairTableBytes = 256 * kCodeBytes;
 
 struct RowLutGemv {
-  RowGemv row;
+  RowGemv row;                         // each, more: in units
   const __half* values[kMaxSegments];  // [out][16]
   uint32_t warps;                      // of a block: 16, or 8 where two blocks share a multiprocessor
   uint32_t steps;                      // of 64 bytes of a row of codes
   uint32_t step_bytes, row_stride;     // from a step of codes to the next, and from row to row among eight
   uint32_t tile_bytes;                 // from tile to tile, where both are whole
-  uint32_t each, more, unit;           // a block has `each` times `unit` results, the first `more` have one unit more
+  uint32_t unit;                       // results that one block has all of
   uint32_t row_bits;                   // rows of x, rounded up to a power of two
   uint32_t ahead;                      // so many tiles ahead codes are asked for into L2; 0: not at all
   uint32_t zero;                       // is zero
@@ -33,11 +33,11 @@ struct RowLutGemv {
 };
 
 __device__ __forceinline__ Span span_of(const RowLutGemv& p) {
-  const uint32_t units = blockIdx.x * p.each + min(blockIdx.x, p.more);
+  const uint32_t units = blockIdx.x * p.row.each + min(blockIdx.x, p.row.more);
   Span span;
   span.begin = units * p.unit;
-  span.end = (units + p.each + (blockIdx.x < p.more)) * p.unit;
-  span.tiles = (span.end - span.begin + p.row.span - 1) / p.row.span;
+  span.end = (units + p.row.each + (blockIdx.x < p.row.more)) * p.unit;
+  span.tiles = tiles_of(span.end - span.begin, p.row.span);
   return span;
 }
 

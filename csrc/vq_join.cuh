@@ -118,12 +118,7 @@ __device__ __forceinline__ void write_results(const Arguments& p, const Span& sp
       value = activate(value, p.extras.activation) * biased<T>(p.segment[1], result.o, up);
     }
     const uint64_t at = uint64_t(result.row) * p.y_width + w.y_begin + result.o;
-    if (p.extras.residual != nullptr) value += to_float(static_cast<const T*>(p.extras.residual)[at]);
-    if (p.extras.y_is_f32) {
-      static_cast<float*>(y)[at] = value;
-    } else {
-      round_to(value, static_cast<T*>(y)[at]);
-    }
+    write_value<T>(p.extras, at, value, y);
   }
 }
 

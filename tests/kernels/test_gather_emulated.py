@@ -104,10 +104,9 @@ def test_aqlm(library, group, shape, rows, shared):
     assert_near(multiply(library, x, [gather_matrix(packed)], shared=shared), x, unrounded(packed))
 
 
-# Fewer results than blocks; a row of x of more than 8,192 columns, which a thread stages in two rounds; a norm of
-# several words a thread.
 @pytest.mark.parametrize(("shape", "multiprocessors"), [((5, 576), 9), ((19, 8960), 2), ((23, 4160), 3)], ids=str)
 def test_aqlm_on_few_and_on_wide_rows(library, shape, multiprocessors):
+    """Fewer results than blocks; x of more than 8,192 columns, so staged in two rounds; a norm of several words."""
     packed = aqlm_packed(shape, HALF, 4, (1, 512, 1, 8))
     x = inputs(1, shape[1], HALF)
     norm = gemv.Norm(torch.ones(shape[1], dtype=HALF), 1e-5) if shape[1] == 4160 else None
