@@ -59,7 +59,7 @@ def test_modules_say_what_they_are(path):
 def operations() -> list[str]:
     """Bindings that launch kernels: those that take a stream."""
     found = []
-    for path in sorted((ROOT / "csrc").glob("bind_*.cpp")):
+    for path in sorted((ROOT / "csrc").rglob("bind.cpp")):
         for definition in path.read_text().split("m.def(")[1:]:
             if 'py::arg("stream")' in definition:
                 found += re.findall(r'^\s*"(\w+)"', definition)
@@ -87,8 +87,11 @@ def test_every_binding_has_a_wrapper_a_test_a_bench_row_a_self_test_and_an_entry
 
 
 def test_every_kernel_source_is_built():
-    listed = (ROOT / "csrc/CMakeLists.txt").read_text()
-    assert [p.name for p in (ROOT / "csrc").glob("*.cu") if p.name not in listed] == []
+    """In the list of its folder, by the name without the folder."""
+    csrc = ROOT / "csrc"
+    listed = {path.parent: re.findall(r"[\w.]+", path.read_text()) for path in csrc.glob("*/sources.cmake")}
+    sources = [path for suffix in ("cu", "cpp") for path in csrc.rglob(f"*.{suffix}")]
+    assert [str(path.relative_to(csrc)) for path in sources if path.name not in listed[path.parent]] == []
 
 
 def test_the_sanitizer_runs_every_list_of_cases():

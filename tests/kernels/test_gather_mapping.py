@@ -1,4 +1,4 @@
-"""Which lane of the kernels that gather has which code, codeword and column: gather_gemv.cu, vptq_gemv.cuh on paper.
+"""Which lane of the kernels that gather has which code, codeword and column: csrc/gather on paper.
 
 The tensor instruction multiplies register by register what the four lanes of a row hold, so a row's product is the sum
 over its lanes of 16 bytes of a codeword times 16 bytes of x. The kernels themselves are tested where there is a GPU.

@@ -56,7 +56,7 @@ def sum_tile(codes: Tensor, scales: Tensor, x: Tensor, tile: int) -> Tensor:
 
 
 def sum_chunk_of_one_row(codes: Tensor, scales: Tensor, x: Tensor) -> Tensor:
-    """codes u8 [16, 256], scales f32 [16, 8], x f32 [512] -> y [16]: one item of csrc/nf4_gemv.cu."""
+    """codes u8 [16, 256], scales f32 [16, 8], x f32 [512] -> y [16]: one item of csrc/nf4/gemv.cu."""
     pairs = nf4.CODE_MAP[torch.stack((codes >> 4, codes & 15), dim=-1).int()]
     g, t = torch.arange(32) // 4, torch.arange(32) % 4
     sums = torch.zeros(2, 32)

@@ -24,8 +24,6 @@ from localq.kernels import gemv, vq
 from localq.quant.hadamard import packed_signs, rotate
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "hadamard.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h",
-           "vq_gemv_launch.cu")  # fmt: skip
 # Multiprocessors, shared memory of a block: of an H200, with room for two tables, and of a consumer card.
 LARGE, SMALL, ONE = (16, 232_448), (6, 101_376), (1, 101_376)
 MEETING = 2**18
@@ -34,7 +32,7 @@ SUMS = 2e-6  # of at most 288 entries in f32, over the sum of magnitudes
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    found = built(tmp_path_factory.mktemp("library"), SOURCES, "vq_on_cpu.cpp", ["vq_gemv_launch.cu"])
+    found = built(tmp_path_factory.mktemp("library"), "vq_on_cpu.cpp", ["lookup/gemv_launch.cu"])
     found.vq_gemv_on_cpu.restype = ctypes.c_char_p
     return found
 

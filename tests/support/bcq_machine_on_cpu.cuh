@@ -1,7 +1,7 @@
-// In place of csrc/bcq_machine.cuh: what bcq_gemv takes from a GPU, on a CPU.
+// In place of csrc/bcq/intrinsics.cuh: what bcq_gemv takes from a GPU, on a CPU.
 #pragma once
 
-#include "vq_machine.cuh"
+#include "lookup/intrinsics.cuh"
 
 namespace localq::bcq {
 

@@ -1,8 +1,8 @@
-// In place of csrc/nf4_machine.cuh, over block_machine_on_cpu.cuh. Reads of codes and stored absmax (__ldcs) are
+// In place of csrc/nf4/intrinsics.cuh, over block_machine_on_cpu.cuh. Reads of codes and stored absmax (__ldcs) are
 // counted byte by byte and warp by warp, and may not be anywhere else.
 #pragma once
 
-#include "block_machine.cuh"
+#include "common/block_loads.cuh"
 
 namespace on_cpu {
 

@@ -1,7 +1,7 @@
-// In place of csrc/row_machine.cuh, behind vq_machine_on_cpu.cuh: what products row by row take from a GPU.
+// In place of csrc/common/row_loads.cuh, behind vq_machine_on_cpu.cuh: what products row by row take from a GPU.
 #pragma once
 
-#include "vq_machine.cuh"
+#include "lookup/intrinsics.cuh"
 
 inline uint32_t __float_as_uint(float value) {
   return on_cpu::bits<uint32_t>(value);

@@ -1,6 +1,6 @@
-// In place of csrc/vq_machine.cuh and csrc/launch.h, before all others: what vq_gemv takes from a GPU, on a CPU, to
-// test the kernel and its launcher without one. Threads are coroutines that run until they meet others; blocks that
-// wait for each other run together. Counts wavefronts of shared memory: what they are above one each are bank
+// In place of csrc/lookup/intrinsics.cuh and csrc/common/launch.h, before all others: what vq_gemv takes from a GPU, on a
+// CPU, to test the kernel and its launcher without one. Threads are coroutines that run until they meet others; blocks
+// that wait for each other run together. Counts wavefronts of shared memory: what they are above one each are bank
 // conflicts.
 #pragma once
 
@@ -17,7 +17,7 @@
 #include <set>
 #include <vector>
 
-#include "check.h"
+#include "common/check.h"
 #include "coroutine_on_cpu.h"
 
 // The runtime has one device, and no errors.
