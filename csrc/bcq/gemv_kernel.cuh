@@ -68,7 +68,7 @@ __device__ __forceinline__ void add_shares(const Arguments& p, const vq::Span& s
 template <typename T, int kRows, Groups kGroups>
 __global__ void __launch_bounds__(kThreads, 1)
     bcq_gemv_kernel(const __grid_constant__ Arguments p, const T* x, void* y) {
-  const Shared s = carve<kRows>(vq::shared_memory(), p);
+  const Shared s = carve<kRows>(shared_memory(), p);
   const vq::Span span = vq::span_of<kRows>(p);
   fill<kRows>(p, span, s);
   __syncthreads();

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "nf4/mma.cuh"  // mma
+#include "common/shared_memory.cuh"
 
 namespace localq {
 
@@ -60,15 +60,6 @@ __device__ __forceinline__ void prefetch_bytes(const void* at, uint32_t bytes) {
 __device__ __forceinline__ uint32_t made_here(uint32_t value) {
   asm volatile("mov.u32 %0, %0;" : "+r"(value));
   return value;
-}
-
-__device__ __forceinline__ uint32_t address_in_shared(const void* pointer) {
-  return uint32_t(__cvta_generic_to_shared(pointer));
-}
-
-__device__ __forceinline__ uint8_t* dynamic_memory() {
-  extern __shared__ __align__(16) uint8_t row_memory[];
-  return row_memory;
 }
 
 }  // namespace localq

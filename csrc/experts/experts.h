@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "common/gemv.h"
-#include "nf4/nf4.h"
+#include "common/types.h"
 
 namespace localq {
 

@@ -208,7 +208,7 @@ __device__ __forceinline__ LaneX lane_x(const BlockGemv& p, const BlockShared& s
   const uint32_t skipped = item * Format::kSteps * kBlockStepBytes, begin = (16 * t + skipped) * Format::kXWords;
   const bool counts = column % 4 == t;
   if constexpr (Format::kHalfX) {
-    return {address_in_shared(counts ? s.x + row * p.x_stride + begin : s.zeros), nullptr, 0};
+    return {shared_address(counts ? s.x + row * p.x_stride + begin : s.zeros), nullptr, 0};
   } else {
     const auto* where = reinterpret_cast<const uint8_t*>(x) + uint64_t(row) * p.in * sizeof(T);
     if (p.x_stride != 0) where = s.x + row * p.x_stride;

@@ -12,7 +12,7 @@ template <typename Format, typename T>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     block_gemv_kernel(const __grid_constant__ BlockGemv p, const T* x, void* y) {
   const UnitSpan span = unit_span(p);
-  const BlockShared s = carve<Format>(dynamic_memory(), p, span.tiles);
+  const BlockShared s = carve<Format>(shared_memory(), p, span.tiles);
   const ItemRun run = item_run(p, span);
   Format::fill(s.table, p);
   if (!p.early) dependency_wait();  // the choice of experts is of the launch before

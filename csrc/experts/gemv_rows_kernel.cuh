@@ -6,6 +6,7 @@
 // the other's. Each row of x has a power of two of its own.
 #pragma once
 
+#include "common/mma.cuh"
 #include "experts/gemv_kernel.cuh"
 
 namespace localq {
@@ -105,7 +106,7 @@ __device__ __forceinline__ void sum_run_rows(const BlockGemv& p, const BlockShar
   using Format = RowsFormat<T>;
   const uint32_t warp = threadIdx.x / 32, column = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const bool counts = column % 4 == t;
-  const uint32_t begin = address_in_shared(counts ? s.x + column / 4 * p.x_stride + 64 * t : s.zeros);
+  const uint32_t begin = shared_address(counts ? s.x + column / 4 * p.x_stride + 64 * t : s.zeros);
   const uint32_t item_bytes = counts ? Format::kSteps * 256 : 0, pair_bytes = counts ? 2 * p.x_stride : 0;
   uint32_t tile = run.first / p.items, item = run.first % p.items;
   float sum[kPairs][2] = {};
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     block_gemv_rows_kernel(const __grid_constant__ BlockGemv p, const T* x, void* y) {
   using Format = RowsFormat<T>;
   const UnitSpan span = unit_span(p);
-  const BlockShared s = carve<Format>(dynamic_memory(), p, span.tiles);
+  const BlockShared s = carve<Format>(shared_memory(), p, span.tiles);
   const ItemRun run = item_run(p, span);
   const uint32_t rows = p.slots;
   LaneTile item = {nullptr, nullptr, nullptr, kNothing};

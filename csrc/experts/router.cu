@@ -90,7 +90,7 @@ __device__ __forceinline__ float dot(const Eight<T>& a, const Eight<T>& b, float
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) router_kernel(const __grid_constant__ Router r) {
-  uint8_t* const memory = dynamic_memory();
+  uint8_t* const memory = shared_memory();
   float* const scratch = reinterpret_cast<float*>(memory);  // a float of each warp, and one for all
   T* const staged = reinterpret_cast<T*>(memory + 64);
   const uint32_t words = uint32_t(r.in) / 8, expert = blockIdx.x;

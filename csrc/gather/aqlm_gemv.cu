@@ -14,6 +14,7 @@
 // Bound: sectors of L2, 32 bytes per code less what shared memory keeps (codebook.cuh); codes themselves are 2
 // bytes. Deterministic, as rows/gemv_kernel.cuh is. Codes count modulo the entries, so none reads out of bounds; rows
 // and columns that are not there have code 0, and x of zeros.
+#include "common/mma.cuh"
 #include "gather/aqlm_gemv_kernel.cuh"
 #include "gather/gemv.h"
 
@@ -117,12 +118,12 @@ template <typename T, int kLanes>
 __global__ void __launch_bounds__(kRowThreads, 1) gather_gemv_kernel(const __grid_constant__ GatherGemv p,
                                                                      const T* x,  // [rows, in]
                                                                      void* y) {   // T or f32 [rows, results]
-  uint8_t* const memory = dynamic_memory();
+  uint8_t* const memory = shared_memory();
   const uint32_t set_floats = p.group * kRowWarps * kRowTile * p.rows;
   float* const scratch = reinterpret_cast<float*>(memory);
   float* const shares = scratch + kRowWarps;
   uint8_t* const staged = reinterpret_cast<uint8_t*>(shares + 2 * set_floats);
-  const uint32_t kept_at = address_in_shared(staged + p.rows * p.x_stride);
+  const uint32_t kept_at = shared_address(staged + p.rows * p.x_stride);
   const Span span = span_of(p);
   Pipeline pipeline;
   const Codes codes = first_codes<kLanes>(p, span, pipeline);

@@ -10,15 +10,13 @@
 
 #include "common/bind_gemv.h"
 #include "gather/gemv.h"
-#include "lookup/additive.h"
+#include "gather/vptq.h"
 
 namespace py = pybind11;
 
 namespace localq {
 namespace {
 
-// codes, codebooks, books, entries, length, stride, wide
-using CodeSetArguments = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, bool>;
 // codes, codebook, scales, out, in, entries, group
 using GatherArguments = std::tuple<uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t>;
 // Addresses: indices, res_indices, centroids, res_centroids, outlier_indices, outlier_centroids, places, scale, bias.
@@ -49,28 +47,9 @@ Vptq vptq_of(const VptqArguments& given) {
           size[10]};
 }
 
-void bind_unpack(py::module_& m) {
-  m.def(
-      "additive_dequantize",
-      [](const std::vector<CodeSetArguments>& sets, uintptr_t scales, int64_t out_features, int64_t in_features,
-         int64_t out_group, bool rounded, int stored, uintptr_t out, int type, int64_t row_begin, int64_t row_count,
-         int device, uintptr_t stream) {
-        Additive w = {};
-        w.sets = int(sets.size());
-        for (size_t i = 0; i < sets.size() && i < 2; ++i) {
-          const auto& [codes, codebooks, books, entries, length, stride, wide] = sets[i];
-          w.set[i] = {
-              pointer<const void>(codes), pointer<const void>(codebooks), books, entries, length, stride, wide, 0, 0};
-        }
-        w.scales = pointer<const void>(scales);
-        w.out = out_features, w.in = in_features, w.out_group = out_group, w.rounded = rounded;
-        additive_dequantize(w, static_cast<Type>(stored), pointer<void>(out), static_cast<Type>(type), row_begin,
-                            row_count, device, stream_of(stream));
-      },
-      py::arg("sets"), py::arg("scales"), py::arg("out_features"), py::arg("in_features"), py::arg("out_group"),
-      py::arg("rounded"), py::arg("stored"), py::arg("out"), py::arg("type"), py::arg("row_begin"),
-      py::arg("row_count"), py::arg("device"), py::arg("stream"));
+}  // namespace
 
+void bind_gather(py::module_& m) {
   m.def(
       "vptq_dequantize",
       [](const VptqArguments& matrix, int stored, uintptr_t out, int type, int64_t row_begin, int64_t row_count,
@@ -80,12 +59,7 @@ void bind_unpack(py::module_& m) {
       },
       py::arg("matrix"), py::arg("stored"), py::arg("out"), py::arg("type"), py::arg("row_begin"), py::arg("row_count"),
       py::arg("device"), py::arg("stream"));
-}
 
-}  // namespace
-
-void bind_gather(py::module_& m) {
-  bind_unpack(m);
   m.def(
       "gather_gemv",
       [](uintptr_t x, const std::vector<GatherArguments>& matrices, uintptr_t y, int type, int rows, int norm,

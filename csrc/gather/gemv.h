@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "common/gemv.h"
-#include "lookup/additive.h"
-#include "nf4/nf4.h"
+#include "common/types.h"
+#include "gather/vptq.h"
 
 namespace localq {
 

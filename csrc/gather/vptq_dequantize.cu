@@ -1,6 +1,6 @@
 // W of VPTQ (localq/quant/vptq.py) to f16, bf16 or f32: any vector length, groups, residuals, outliers, permutation and
 // norm, indices packed or not.
-//   tables and norm  S, all of one type;  the rest as in lookup/additive.h
+//   tables and norm  S, all of one type;  the rest as in vptq.h
 //   out              O [row_count, in]
 // A thread makes one column of one vector: its lane neighbours write neighbouring columns, so their rows are written in
 // whole sectors.
@@ -11,8 +11,8 @@
 #include "common/check.h"
 #include "common/launch.h"
 #include "common/rounding.cuh"
+#include "gather/vptq.h"
 #include "gather/vptq_indices.cuh"
-#include "lookup/additive.h"
 
 namespace localq {
 namespace {

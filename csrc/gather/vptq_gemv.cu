@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) vptq_gemv_kernel(const __grid_
                                                                    const T* x,  // [rows, in]
                                                                    void* y) {   // T or f32 [rows, results]
   using Warp = VptqWarp<T, kLanes, kResidual, kRows>;
-  const Memory<T, Warp, kRows> memory(p, dynamic_memory());
+  const Memory<T, Warp, kRows> memory(p, shared_memory());
   const bool paired = p.extras.activation != Activation::kNone;
   const uint32_t begin = uint64_t(p.units) * blockIdx.x / gridDim.x;
   const uint32_t end = uint64_t(p.units) * (blockIdx.x + 1) / gridDim.x;

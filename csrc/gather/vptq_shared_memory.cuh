@@ -19,7 +19,7 @@ struct Memory {
     shares = sums + (p.extras.activation != Activation::kNone ? 2 : 1) * p.block_units * Warp::kValues;
     norm = reinterpret_cast<typename Warp::Pair*>(shares + 2 * p.group * kRowWarps * Warp::kValues);
     x = reinterpret_cast<T*>(norm + p.window);
-    kept = address_in_shared(x + p.window * kRows);
+    kept = shared_address(x + p.window * kRows);
   }
 };
 

@@ -231,7 +231,7 @@ __device__ __forceinline__ void stage(const Arguments& p, uint8_t* staged, const
 template <typename T, int kGroup>
 __global__ void __launch_bounds__(kThreads, 1)
     int4_gemv_kernel(const __grid_constant__ Arguments p, const T* x, void* y) {
-  float* const scratch = reinterpret_cast<float*>(vq::shared_memory());
+  float* const scratch = reinterpret_cast<float*>(shared_memory());
   const Shares shares = {scratch + kWarps, reinterpret_cast<Owners*>(scratch + kWarps + share_floats(p))};
   uint8_t* const staged = reinterpret_cast<uint8_t*>(shares.owners + (p.most_tiles + 3) / 4 * 4);
   const Work work = work_of(p);

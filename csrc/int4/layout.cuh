@@ -14,7 +14,8 @@
 #include <cstdint>
 #include <cstring>
 
-#include "lookup/intrinsics.cuh"
+#include "common/mma.cuh"
+#include "common/shared_memory.cuh"
 
 namespace localq::int4 {
 

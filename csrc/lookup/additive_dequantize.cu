@@ -12,8 +12,8 @@
 #include "common/check.h"
 #include "common/launch.h"
 #include "common/rounding.cuh"
+#include "common/shared_memory.cuh"
 #include "lookup/additive.h"
-#include "lookup/intrinsics.cuh"
 
 namespace localq {
 namespace {
@@ -84,7 +84,7 @@ template <typename C, typename O, int kRun>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     additive_dequantize_kernel(const __grid_constant__ Arguments p,
                                O* out) {  // [runs * kRun]
-  uint8_t* const memory = vq::shared_memory();
+  uint8_t* const memory = shared_memory();
   release_dependents();
   dependency_wait();  // codebooks may have just been fitted or trained
   if (p.staged) stage(p, memory, sizeof(C));

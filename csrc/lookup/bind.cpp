@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "common/bind_gemv.h"
+#include "lookup/additive.h"
 #include "lookup/dequantize.h"
 #include "lookup/experts.h"
 #include "lookup/gemv.h"
@@ -22,6 +23,8 @@ namespace {
 using Book = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t>;
 // books, scales, scales_bf16, factor, out, in
 using VqArguments = std::tuple<std::vector<Book>, uintptr_t, bool, float, int64_t, int64_t>;
+// codes, codebooks, books, entries, length, stride, wide
+using CodeSetArguments = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, bool>;
 // codes, codebook, entries, length, stride, before, tile_positions
 using Tiled = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 // a matrix like all, places, experts, shared
@@ -113,6 +116,27 @@ void bind_vq(py::module_& m) {
       py::arg("books"), py::arg("scales"), py::arg("out_features"), py::arg("in_features"), py::arg("rounded"),
       py::arg("stored"), py::arg("out"), py::arg("type"), py::arg("row_begin"), py::arg("row_count"), py::arg("device"),
       py::arg("stream"));
+
+  m.def(
+      "additive_dequantize",
+      [](const std::vector<CodeSetArguments>& sets, uintptr_t scales, int64_t out_features, int64_t in_features,
+         int64_t out_group, bool rounded, int stored, uintptr_t out, int type, int64_t row_begin, int64_t row_count,
+         int device, uintptr_t stream) {
+        Additive w = {};
+        w.sets = int(sets.size());
+        for (size_t i = 0; i < sets.size() && i < 2; ++i) {
+          const auto& [codes, codebooks, books, entries, length, stride, wide] = sets[i];
+          w.set[i] = {
+              pointer<const void>(codes), pointer<const void>(codebooks), books, entries, length, stride, wide, 0, 0};
+        }
+        w.scales = pointer<const void>(scales);
+        w.out = out_features, w.in = in_features, w.out_group = out_group, w.rounded = rounded;
+        additive_dequantize(w, static_cast<Type>(stored), pointer<void>(out), static_cast<Type>(type), row_begin,
+                            row_count, device, stream_of(stream));
+      },
+      py::arg("sets"), py::arg("scales"), py::arg("out_features"), py::arg("in_features"), py::arg("out_group"),
+      py::arg("rounded"), py::arg("stored"), py::arg("out"), py::arg("type"), py::arg("row_begin"),
+      py::arg("row_count"), py::arg("device"), py::arg("stream"));
 
   m.def(
       "hadamard",

@@ -37,13 +37,13 @@ __device__ __forceinline__ void stage_part(const Source& s, uint32_t words, uint
   for (uint32_t i = threadIdx.x; i < kEntries * kCopies; i += blockDim.x) {
     const uint32_t entry = i / kCopies, copy = i % kCopies;
     const uint32_t* const from = s.codebook + (entry & (s.entries - 1)) * words + start;
-    vq::store_words(to + entry * step + 16 * copy,
-                    make_uint4(without_minus_zero(__ldg(from)), without_minus_zero(__ldg(from + 1)),
-                               without_minus_zero(__ldg(from + 2)), without_minus_zero(__ldg(from + 3))));
+    store_words(to + entry * step + 16 * copy,
+                make_uint4(without_minus_zero(__ldg(from)), without_minus_zero(__ldg(from + 1)),
+                           without_minus_zero(__ldg(from + 2)), without_minus_zero(__ldg(from + 3))));
   }
 }
 __device__ __forceinline__ void stage_zeros(uint8_t* to) {
-  if (threadIdx.x < kZeros / 16) vq::store_words(to + 16 * threadIdx.x, make_uint4(0, 0, 0, 0));
+  if (threadIdx.x < kZeros / 16) store_words(to + 16 * threadIdx.x, make_uint4(0, 0, 0, 0));
 }
 
 // The codes of 16 rows at a position; none before the first.
@@ -120,14 +120,14 @@ struct Book<4, 16> {
   template <typename C, bool kPut>
   static __device__ __forceinline__ void add(float (&sum)[kRun], const Codes& codes, uint32_t table, int k) {
     uint32_t one[2], other[2], word[4];
-    vq::load_words<0>(one, table + address(codes.of[0], codes.lane[0], k));
-    vq::load_words<0>(other, table + address(codes.of[4], codes.lane[4], k));
+    load_words<0>(one, table + address(codes.of[0], codes.lane[0], k));
+    load_words<0>(other, table + address(codes.of[4], codes.lane[4], k));
     four<C, kPut, 0>(sum, codes.exchanged ? other[0] : one[0], codes.exchanged ? other[1] : one[1]);
-    vq::load_words<kPart>(word, table + address(codes.of[1], codes.lane[1], k));
+    load_words<kPart>(word, table + address(codes.of[1], codes.lane[1], k));
     four<C, false, 0>(sum, word[0], word[1]), four<C, kPut, 4>(sum, word[2], word[3]);
-    vq::load_words<kMiddle>(word, table + address(codes.of[2], codes.lane[2], k) / 2);
+    load_words<kMiddle>(word, table + address(codes.of[2], codes.lane[2], k) / 2);
     four<C, false, 0>(sum, word[0], word[1]), four<C, false, 4>(sum, word[2], word[3]);
-    vq::load_words<0>(word, table + address(codes.of[3], codes.lane[3], k));
+    load_words<0>(word, table + address(codes.of[3], codes.lane[3], k));
     four<C, false, 0>(sum, word[0], word[1]), four<C, false, 4>(sum, word[2], word[3]);
     four<C, false, 4>(sum, codes.exchanged ? one[0] : other[0], codes.exchanged ? one[1] : other[1]);
   }
@@ -159,10 +159,10 @@ struct Book<8, kLongest> {
   static __device__ __forceinline__ void add(float (&sum)[kRun], const Codes& codes, uint32_t table, int k) {
     uint32_t word[4];
     if constexpr (kLags == 2) {
-      vq::load_words<kPart>(word, table + address(codes.of[1], codes.lane[1], k));
+      load_words<kPart>(word, table + address(codes.of[1], codes.lane[1], k));
       four<C, kPut, 0>(sum, word[0], word[1]), four<C, kPut, 4>(sum, word[2], word[3]);
     }
-    vq::load_words<0>(word, table + address(codes.of[0], codes.lane[0], k));
+    load_words<0>(word, table + address(codes.of[0], codes.lane[0], k));
     constexpr bool kFirst = kPut && kLags == 1;
     four<C, kFirst, 0>(sum, word[0], word[1]), four<C, kFirst, 4>(sum, word[2], word[3]);
   }
@@ -187,7 +187,7 @@ struct Book<16, 16> {
   template <typename C, bool kPut>
   static __device__ __forceinline__ void add(float (&sum)[kRun], const Codes& codes, uint32_t table, int k) {
     uint32_t word[4];
-    vq::load_words<0>(word, table + address(codes.of, codes.lane, k));
+    load_words<0>(word, table + address(codes.of, codes.lane, k));
     four<C, kPut, 0>(sum, word[0], word[1]), four<C, kPut, 4>(sum, word[2], word[3]);
   }
 };
@@ -254,13 +254,13 @@ template <typename First, typename Second, typename C, typename O, bool kRounded
 __global__ void __launch_bounds__(threads<First, Second>(), 1) vq_dequantize_kernel(const __grid_constant__ Arguments p,
                                                                                     O* out) {  // [rows, in]
   constexpr uint32_t kWarps = threads<First, Second>() / 32;
-  uint8_t* const memory = vq::shared_memory();
+  uint8_t* const memory = shared_memory();
   First::stage(p.book[0], memory);
   Second::stage(p.book[1], memory + second_at<First, Second>());
   release_dependents();
   dependency_wait();
   __syncthreads();
-  const uint32_t first_table = vq::shared_address(memory), second_table = first_table + second_at<First, Second>();
+  const uint32_t first_table = shared_address(memory), second_table = first_table + second_at<First, Second>();
   for (uint32_t item = blockIdx.x * kWarps + threadIdx.x / 32; item < p.items; item += gridDim.x * kWarps) {
     const uint32_t tile = item / p.chunks, own = (item - tile * p.chunks) * 32 + threadIdx.x % 32;
     const uint32_t run = min(own, p.runs - 1);  // lanes behind the row's end do as its last

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "nf4/nf4.h"
+#include "common/types.h"
 
 namespace localq {
 

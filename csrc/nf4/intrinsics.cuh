@@ -11,13 +11,6 @@
 
 namespace localq {
 
-// The lane, asked anew: what follows from it shall not be kept in registers through the products.
-__device__ __forceinline__ uint32_t fresh_lane() {
-  uint32_t lane;
-  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-  return lane;
-}
-
 // Four words of x, in shared or global memory. volatile keeps x of later blocks from being loaded before it is needed,
 // for which there are no registers.
 __device__ __forceinline__ void load_four(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, const uint4* from) {

@@ -1,4 +1,4 @@
-// What the kernels offer to the bindings: one function per operation, device pointers and a stream, no Python.
+// Products with NF4 weights (gemv_launch.cu, gemm.cu), and their dequantization (dequantize.cu).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "common/gemv.h"
+#include "common/types.h"
 
 namespace localq {
 
@@ -26,8 +27,6 @@ struct Nf4 {
   int64_t out, in;
   bool tiled;
 };
-
-enum class Type : int { kFloat16 = 0, kBFloat16 = 1, kFloat32 = 2 };
 
 // out [row_count, w.in] = dequantized weights of a slab of rows, row by row.
 void nf4_dequantize(const Nf4& w, void* out, Type type, int64_t row_begin, int64_t row_count, int device,

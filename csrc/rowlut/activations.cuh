@@ -10,6 +10,7 @@
 
 #include <type_traits>
 
+#include "common/mma.cuh"
 #include "rowlut/table.cuh"
 
 namespace localq::rowlut {
@@ -170,7 +171,7 @@ struct XSource {
   __device__ __forceinline__ XSource(const RowLutGemv& p, const uint8_t* staged, const uint32_t* largest, const T* x) {
     const uint32_t row = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
     const bool there = row < uint32_t(p.row.rows);
-    at = kept(address_in_shared(staged) + (there ? row * p.row.x_stride : 0) + 16 * t);
+    at = kept(shared_address(staged) + (there ? row * p.row.x_stride : 0) + 16 * t);
     from = reinterpret_cast<const uint8_t*>(x + uint64_t(there ? row : 0) * p.row.in) + 64 * t;
     left = int(kept(there ? p.row.row_bytes - 16 * t : 0));
     up = kStaged ? 1.f : scale_of(largest[row], T{}).up;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/launch.h"
+#include "common/mma.cuh"
 #include "rowlut/activations.cuh"
 #include "rowlut/codes.cuh"
 
@@ -19,7 +20,7 @@ struct Lookup {
   template <uint32_t kOffset>
   __device__ __forceinline__ uint32_t entry(uint32_t codes, int byte) const {
     uint32_t word[1];
-    vq::load_words<int(kOffset)>(word, tables + __byte_perm(codes, column, 0x7604u | uint32_t(byte) << 4));
+    load_words<int(kOffset)>(word, tables + __byte_perm(codes, column, 0x7604u | uint32_t(byte) << 4));
     return word[0];
   }
 };
@@ -131,7 +132,7 @@ struct Shared {
   float* shares;
   uint8_t* x;
 
-  __device__ __forceinline__ explicit Shared(const RowLutGemv& p) : tables(dynamic_memory()) {
+  __device__ __forceinline__ explicit Shared(const RowLutGemv& p) : tables(shared_memory()) {
     scratch = reinterpret_cast<float*>(tables + (p.two ? 2 : 1) * kPairTableBytes);
     largest = reinterpret_cast<uint32_t*>(scratch + kMostWarps);
     shares = reinterpret_cast<float*>(largest + 8);
@@ -144,7 +145,7 @@ template <typename T, typename X>
 __device__ __forceinline__ void sum_tiles(const RowLutGemv& p, const Span& span, const Shared& s,
                                           const Columns& columns, const X& x, Codes& codes, Values& values, void* y) {
   const uint32_t tile_floats = p.warps * kRowTile * p.row.rows;
-  Lookup look = {address_in_shared(dynamic_memory()), kept(threadIdx.x % 32 * 4)};
+  Lookup look = {shared_address(shared_memory()), kept(threadIdx.x % 32 * 4)};
   Operands b = {};
   float* set = s.shares;
   uint32_t kept = 0;

@@ -7,7 +7,7 @@
 
 #include "common/check.h"
 #include "common/gemv.h"
-#include "nf4/nf4.h"
+#include "common/types.h"
 
 namespace localq {
 

@@ -7,7 +7,7 @@
 // as many.
 #pragma once
 
-#include "lookup/intrinsics.cuh"
+#include "common/shared_memory.cuh"
 #include "rows/gemv_kernel.cuh"
 
 namespace localq::rowlut {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void fill_codes(uint8_t* to, const Values& values, ui
 #pragma unroll
   for (int k = 0; k < 8; ++k) {
     const uint32_t pair = __byte_perm(words[k / 2], high, k % 2 == 0 ? 0x5410 : 0x5432);
-    vq::store_words(to + k * kCodeBytes, make_uint4(pair, pair, pair, pair));
+    store_words(to + k * kCodeBytes, make_uint4(pair, pair, pair, pair));
   }
 }
 

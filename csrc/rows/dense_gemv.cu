@@ -3,6 +3,7 @@
 // Needs in % 8 == 0; out is free. 16 bytes of a row are 8 columns, so a step of a tile is 32 columns: two products, two
 // loads of W, one of x.
 // Bound: memory. Reads 2*out*in bytes once.
+#include "common/mma.cuh"
 #include "rows/dense.h"
 #include "rows/gemv_kernel.cuh"
 

@@ -4,7 +4,7 @@
 
 #include "common/gemv.cuh"
 #include "common/row_loads.cuh"
-#include "nf4/nf4.h"
+#include "common/types.h"
 
 namespace localq {
 

@@ -5,6 +5,7 @@
 // two loads of W, two of x. Codes become T exactly (every integer of 8 bits is one of both types), so the products are
 // exact; the scale is applied to the sum.
 // Bound: memory. Reads out*in + 4*out bytes once.
+#include "common/mma.cuh"
 #include "rows/gemv_kernel.cuh"
 #include "rows/int8.h"
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "nf4/nf4.h"
+#include "common/types.h"
 
 namespace localq {
 

@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MACHINE = {  # of tests/support, and what of csrc it stands in for
-    "vq_machine_on_cpu.cuh": "lookup/intrinsics.cuh",
-    "bcq_machine_on_cpu.cuh": "bcq/intrinsics.cuh",
-    "gather_machine_on_cpu.cuh": "gather/intrinsics.cuh",
-    "nf4_machine_on_cpu.cuh": "nf4/intrinsics.cuh",
-    "block_machine_on_cpu.cuh": "common/block_loads.cuh",
-    "mma_machine_on_cpu.cuh": "common/mma.cuh",
-    "row_machine_on_cpu.cuh": "common/row_loads.cuh",
+MACHINE = {  # of csrc, and what of tests/support stands in for it
+    "lookup/intrinsics.cuh": "vq_machine_on_cpu.cuh",
+    "bcq/intrinsics.cuh": "bcq_machine_on_cpu.cuh",
+    "gather/intrinsics.cuh": "gather_machine_on_cpu.cuh",
+    "nf4/intrinsics.cuh": "nf4_machine_on_cpu.cuh",
+    "common/block_loads.cuh": "block_machine_on_cpu.cuh",
+    "common/mma.cuh": "mma_machine_on_cpu.cuh",
+    "common/row_loads.cuh": "row_machine_on_cpu.cuh",
+    "common/shared_memory.cuh": "mma_machine_on_cpu.cuh",
 }
 
 
@@ -67,7 +68,7 @@ def copy_to(place: Path, source: Path) -> None:
 
 def copy_machine(folder: Path) -> None:
     """What stands in for the machine."""
-    for name, place in MACHINE.items():
+    for place, name in MACHINE.items():
         copy_to(folder / place, ROOT / "tests/support" / name)
 
 

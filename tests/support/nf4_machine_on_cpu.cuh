@@ -33,9 +33,6 @@ T read_stored(const T* from) {
 
 namespace localq {
 
-inline uint32_t fresh_lane() {
-  return threadIdx.x % 32;
-}
 inline void load_four(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, const uint4* from) {
   a = from->x, b = from->y, c = from->z, d = from->w;
 }

@@ -37,11 +37,5 @@ inline void prefetch_bytes(const void* from, uint32_t bytes) {
 inline uint32_t made_here(uint32_t value) {
   return value;
 }
-inline uint32_t address_in_shared(const void* pointer) {
-  return uint32_t(static_cast<const uint8_t*>(pointer) - on_cpu::now->block->memory.data());
-}
-inline uint8_t* dynamic_memory() {
-  return on_cpu::now->block->memory.data();
-}
 
 }  // namespace localq

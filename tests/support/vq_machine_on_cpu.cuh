@@ -302,10 +302,6 @@ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T) {
   on_cpu::meet_lanes([] {});
 }
 
-}  // namespace localq
-
-namespace localq::vq {
-
 inline uint8_t* shared_memory() {
   return on_cpu::now->block->memory.data();
 }
@@ -331,6 +327,11 @@ inline void store_words(uint8_t* to, uint4 words) {
   on_cpu::count(on_cpu::stores, shared_address(to), 16);
   std::memcpy(to, &words, 16);
 }
+
+}  // namespace localq
+
+namespace localq::vq {
+
 inline uint4 load_codes(const uint8_t* from) {
   return *reinterpret_cast<const uint4*>(from);
 }
