@@ -1,4 +1,4 @@
-// What every */bind.cpp shares: pointers come from Python as integers, and each family of operations adds itself.
+// Helpers of every */bind.cpp. Python passes pointers as integers; each family of operations has its bind_ function.
 #pragma once
 
 #include <cuda_runtime.h>

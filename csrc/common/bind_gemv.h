@@ -1,4 +1,4 @@
-// The extras of a matrix-vector product (gemv.h) from Python's arguments.
+// GemvExtras (gemv.h) from Python's arguments.
 #pragma once
 
 #include <stdexcept>

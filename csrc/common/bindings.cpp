@@ -1,5 +1,6 @@
-// The Python module localq._C: each family of operations adds itself (*/bind.cpp). Pointers, sizes and the stream come
-// as integers, so that the module needs no libtorch; localq/kernels/ checks tensors and takes them apart.
+// The Python module localq._C: each family registers its operations (*/bind.cpp). Pointers, sizes and the stream are
+// integers, so the module does not link libtorch; localq/kernels and localq/formats check the tensors and pass their
+// addresses.
 #include "common/bind.h"
 
 PYBIND11_MODULE(_C, m) {

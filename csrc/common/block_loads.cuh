@@ -1,5 +1,5 @@
-// experts/gemv.cuh: what of it only a GPU can do (tests/support/block_machine_on_cpu.cuh): scales that may be left out,
-// words of x, lines asked for early.
+// GPU intrinsics of the block-scaled formats (experts/gemv.cuh): predicated loads of scales, loads of x, prefetches.
+// Tests substitute a CPU version.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace localq {
 
-// Scales where more than `needed` bytes are left of the row of codes, else zero: 2 bytes, one, or an f32. volatile, as
-// load_weights is; L1 keeps what other steps have of the same line.
+// A scale of 2 bytes, 1 byte or f32, if more than `needed` bytes of the row of codes are `left`, else zero. volatile
+// for the reason given at load_weights. Cached in L1: other steps read the same line.
 __device__ __forceinline__ uint32_t load_scale_16(const uint8_t* at, int left, int needed) {
   uint16_t v;
   asm volatile("{.reg .pred p; setp.gt.s32 p, %2, %3; mov.u16 %0, 0; @p ld.global.nc.u16 %0, [%1];}"
@@ -32,14 +32,14 @@ __device__ __forceinline__ float load_scale_f32(const void* at, int left, int ne
   return v;
 }
 
-// 16 bytes of shared memory, by their address there. volatile, as above.
+// 16 bytes at the shared-memory address `at`. volatile, as above.
 __device__ __forceinline__ uint4 load_word(uint32_t at) {
   uint4 v;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "r"(at));
   return v;
 }
 
-// Asks for a line of 128 bytes to be brought to L2.
+// Prefetches a line of 128 bytes into L2.
 __device__ __forceinline__ void prefetch(const void* at) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }

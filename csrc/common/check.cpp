@@ -1,4 +1,4 @@
-// What checks throw.
+// The exceptions that checks throw.
 #include "common/check.h"
 
 #include <stdexcept>

@@ -1,4 +1,4 @@
-// Checks shared by all launchers: the message names the argument and its value, the kernels themselves never check.
+// Checks shared by all launchers. A message names the argument and its value; kernels do not check anything.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,7 +7,7 @@
 
 namespace localq {
 
-// What they throw is put together in check.cpp, so that no file of kernels compiles strings, for any architecture.
+// Defined in check.cpp, so that no kernel file compiles string code for every architecture.
 [[noreturn]] void refuse(const char* op, const char* argument, int64_t value, const char* rule);
 [[noreturn]] void fail(const char* op, cudaError_t status);
 
@@ -22,12 +22,12 @@ inline void require_aligned(const void* pointer, int bytes, const char* op, cons
   require(address % bytes == 0, op, argument, static_cast<int64_t>(address % bytes), "bytes past an aligned address");
 }
 
-// Throws std::runtime_error with CUDA's own words.
+// Throws std::runtime_error with the text of cudaGetErrorString.
 inline void check_cuda(cudaError_t status, const char* op) {
   if (status != cudaSuccess) fail(op, status);
 }
 
-// Makes `device` current for a scope: the caller's tensors decide, not whatever was current.
+// Makes `device`, that of the caller's tensors, current for a scope.
 class DeviceGuard {
  public:
   DeviceGuard(int device, const char* op) {
@@ -46,7 +46,7 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
-// Multiprocessors of `device`; asked once per device.
+// Number of multiprocessors of `device`, cached.
 int multiprocessors(int device, const char* op);
 
 }  // namespace localq

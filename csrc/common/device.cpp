@@ -1,4 +1,4 @@
-// Facts about the device that launchers need, and what is the same in every launch.
+// Device attributes, and the part of a launch that is the same for all kernels.
 #include "common/launch.h"
 
 namespace localq {
@@ -14,7 +14,7 @@ int attribute(cudaDeviceAttr which, int device, const char* op) {
 }  // namespace
 
 const DeviceFacts& device_facts(int device, const char* op) {
-  static DeviceFacts known[kMostDevices] = {};  // written at most twice with the same values, so a race is harmless
+  static DeviceFacts known[kMostDevices] = {};  // a race is harmless: all writers store the same values
   require(device >= 0 && device < kMostDevices, op, "device", device, "must be from 0 to 63");
   if (known[device].multiprocessors == 0) {
     known[device].shared_bytes_per_block = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device, op);
@@ -34,7 +34,7 @@ void launch_any(const char* op, int device, const LaunchWishes& wishes, const vo
                 size_t shared_bytes, cudaStream_t stream, void** arguments) {
   const DeviceFacts& about = device_facts(device, op);
   if (shared_bytes > 48 * 1024) {
-    // the most there is, not what this launch takes: graphs may hold other launches of the same kernel
+    // The maximum of the device, not the size of this launch: a graph may hold other launches of the same kernel.
     cudaFuncAttributes facts;
     check_cuda(cudaFuncGetAttributes(&facts, kernel), op);
     const int most = about.shared_bytes_per_block - int(facts.sharedSizeBytes);

@@ -1,4 +1,4 @@
-// Device side of gemv.h: staging x (with its norm) in shared memory, and the epilogue.
+// Device side of gemv.h: staging x, with its norm, in shared memory, and the epilogue.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -27,12 +27,12 @@ struct alignas(16) Eight {
   T value[8];
 };
 
-// Sum over the block, the same bits in every thread. `scratch` has one float per warp; all threads must call.
+// Sum over the block, bitwise the same in every thread. `scratch` has one float per warp. Called by all threads.
 __device__ __forceinline__ float block_sum(float value, float* scratch) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
   const int warps = (blockDim.x + 31) / 32;
-  __syncthreads();  // scratch may still be read from the call before
+  __syncthreads();  // an earlier call may still be reading scratch
   if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
   __syncthreads();
   float sum = 0.f;
@@ -40,7 +40,7 @@ __device__ __forceinline__ float block_sum(float value, float* scratch) {
   return sum;
 }
 
-// One normed value, in the order of rounding that the family has.
+// One normalized value, rounded in the order of the model family.
 template <typename T>
 __device__ __forceinline__ T normed(T x, float inverse_rms, const void* weight, int i, NormKind kind) {
   T out;
@@ -54,18 +54,18 @@ __device__ __forceinline__ T normed(T x, float inverse_rms, const void* weight, 
   return out;
 }
 
-// Words of 8 values stay where they are.
+// The identity: words of 8 values keep their order.
 struct InOrder {
   __device__ __forceinline__ uint32_t operator()(uint32_t word) const {
     return word;
   }
 };
 
-constexpr int kXInFlight = 4;  // words, where a thread of a product has several to stage
+constexpr int kXInFlight = 4;  // loads in flight per thread while it stages x
 
-// shared[0 .. in) = x, normed where `extras` asks for it; word i, of 8 values, is left as word order(i). in % 8 == 0,
-// both 16-byte aligned. All threads must call; afterwards the block must synchronise. Call after dependency_wait().
-// kInFlight: words that a thread asks for before it stores the first.
+// shared[0 .. in) = x, normalized if `extras` has a norm; word i (8 values) is stored as word order(i). in % 8 == 0;
+// both pointers 16-byte aligned. Called by all threads, after dependency_wait(); the block must synchronize afterwards.
+// kInFlight: loads that a thread issues before its first store.
 template <int kInFlight = 1, typename T, typename Order = InOrder>
 __device__ __forceinline__ void stage_x(T* shared, const T* x, int in, const GemvExtras& extras, float* scratch,
                                         Order order = {}) {
@@ -91,7 +91,7 @@ __device__ __forceinline__ void stage_x(T* shared, const T* x, int in, const Gem
   }
   if (extras.norm == NormKind::kNone) return;
   const float inverse_rms = rsqrtf(block_sum(squares, scratch) / in + extras.eps);
-  for (int i = threadIdx.x; i < in / 8; i += blockDim.x) {  // each thread what it wrote itself
+  for (int i = threadIdx.x; i < in / 8; i += blockDim.x) {  // each thread its own words
     Eight<T> eight = to[order(i)];
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
@@ -101,7 +101,7 @@ __device__ __forceinline__ void stage_x(T* shared, const T* x, int in, const Gem
   }
 }
 
-// Writes result `at` of y, T or f32: the residual is added, and the sum rounded once.
+// y[at] = value, plus the residual if there is one, rounded once to T or stored as f32.
 template <typename T>
 __device__ __forceinline__ void write_value(const GemvExtras& extras, uint64_t at, float value, void* y) {
   if (extras.residual != nullptr) value += to_float(static_cast<const T*>(extras.residual)[at]);

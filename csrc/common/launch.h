@@ -1,9 +1,9 @@
-// How every kernel is launched: with programmatic dependent launch where the device has it (compute capability 9.0 and
-// later), so that a kernel may start, fill its tables and prefetch weights while the one before it drains.
+// Kernel launches, with programmatic dependent launch on compute capability 9.0 and later: a kernel may start, fill its
+// tables and prefetch weights while the previous one drains.
 //
-// The contract that makes this safe: every thread of every kernel calls dependency_wait() before it reads anything that
-// an earlier kernel wrote and before it writes anything at all. Weights and tables that no kernel writes may be read
-// before. release_dependents() may be called at any point: the next kernel's own wait covers all that is still to come.
+// Contract: every thread of every kernel calls dependency_wait() before it reads anything that an earlier kernel
+// writes, and before it writes anything. Weights and tables that no kernel writes may be read earlier.
+// release_dependents() may be called at any point, because the next kernel's own wait covers all remaining work.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -26,29 +26,30 @@ __device__ __forceinline__ void release_dependents() {
 
 constexpr int kMostDevices = 64;
 
-// Facts about `device` that launchers need; asked once per device.
+// Attributes of `device` that launchers need, cached.
 struct DeviceFacts {
   int multiprocessors;
-  int shared_bytes_per_block;  // the most that a block may opt in to
+  int shared_bytes_per_block;  // maximum that a block can opt in to
   bool dependent_launch;
-  bool clusters;               // of blocks that reach each other's shared memory
-  int system_bytes_per_block;  // of shared memory, that a block has besides
+  bool clusters;               // thread block clusters with distributed shared memory
+  int system_bytes_per_block;  // shared memory that the system reserves per block
 };
 const DeviceFacts& device_facts(int device, const char* op);
 
-// What a launch wants besides its blocks. most_l1: no more shared memory than it asks for, where the kernel before it
-// had more: what is left is L1, and as many bytes of loads as that has can be under way.
+// Optional launch attributes. most_l1: sets the shared-memory carveout to what the launch needs, so that the rest is L1
+// and more bytes of loads can be in flight.
 struct LaunchWishes {
   int cluster = 1;  // blocks along x
   bool most_l1 = false;
 };
 
-// Launches the kernel at `kernel` on `stream`, with the values that `arguments` point to. More than 48 KB of shared
-// memory is opted in to here.
+// Launches `kernel` on `stream`; `arguments` are pointers to its argument values. Opts in to more than 48 KB of shared
+// memory where needed.
 void launch_any(const char* op, int device, const LaunchWishes& wishes, const void* kernel, dim3 grid, dim3 block,
                 size_t shared_bytes, cudaStream_t stream, void** arguments);
 
-// The same by types: what differs between kernels is compiled with each of them, the rest once (device.cpp).
+// Typed front of launch_any: only the argument packing is instantiated per kernel, the rest is compiled once
+// (device.cpp).
 template <typename... Parameters, typename... Arguments>
 void launch(const char* op, int device, const LaunchWishes& wishes, void (*kernel)(Parameters...), dim3 grid,
             dim3 block, size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
@@ -58,7 +59,7 @@ void launch(const char* op, int device, const LaunchWishes& wishes, void (*kerne
   }(static_cast<Parameters>(arguments)...);
 }
 
-// The same without wishes.
+// The same with default attributes.
 template <typename... Parameters, typename... Arguments>
 void launch(const char* op, int device, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
             cudaStream_t stream, Arguments... arguments) {

@@ -1,5 +1,4 @@
-// Products of tensor cores in 16 bit and their operands, apart, so that what uses them runs on a CPU as well
-// (tests/support/mma_machine_on_cpu.cuh).
+// GPU intrinsics: m16n8k16 tensor core products and the packing of their operands. Tests substitute a CPU version.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,5 +1,5 @@
-// Values of the three types and their roundings, where a definition names each of them (as torch computes: in f32, then
-// rounded to nearest, ties to even).
+// Conversions and roundings of f16, bf16 and f32 for formats whose definition names each rounding. As in torch: compute
+// in f32, then round to nearest, ties to even.
 #pragma once
 
 #include "common/gemv.cuh"  // to_float, round_to
@@ -13,7 +13,7 @@ __device__ __forceinline__ void round_to(float from, float& to) {
   to = from;
 }
 
-// `value` as T has it.
+// `value` rounded to T, as f32.
 template <typename T>
 __device__ __forceinline__ float rounded(float value) {
   T to;
@@ -21,7 +21,7 @@ __device__ __forceinline__ float rounded(float value) {
   return to_float(to);
 }
 
-// Neighbours that are read and written together, 16 bytes at a time where they are so many.
+// Adjacent values that are loaded and stored together, up to 16 bytes at a time.
 template <typename T, int kCount>
 struct alignas(sizeof(T) * kCount < 16 ? sizeof(T) * kCount : 16) Run {
   T value[kCount];

@@ -1,5 +1,5 @@
-// What of the products whose weights lie row by row only a GPU can do, in one place, so that the rest runs on a CPU as
-// well (tests/support/row_machine_on_cpu.cuh): loads that may be left out.
+// GPU intrinsics of the products with row-major weights: predicated loads and prefetches. Tests substitute a CPU
+// version.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace localq {
 
-// 16 bytes of weights where more than `needed` are left of the row, else zeros. They are read once: kept out of L1.
-// volatile keeps the order in which loads and products are written, which is what fits the registers.
+// 16 bytes of weights if more than `needed` bytes of the row are `left`, else zeros. Bypasses L1: weights are read
+// once. volatile keeps loads and products in source order; other orders need more registers than there are.
 __device__ __forceinline__ uint4 load_weights(const uint8_t* at, int left, int needed) {
   uint4 v;
   asm volatile(
@@ -20,7 +20,7 @@ __device__ __forceinline__ uint4 load_weights(const uint8_t* at, int left, int n
   return v;
 }
 
-// The same of two rows, but that what is left out stays as it is.
+// The same for two rows, except that a skipped load leaves its destination unchanged.
 __device__ __forceinline__ void load_codes(uint4& a, uint4& b, const uint8_t* at_a, const uint8_t* at_b, int left,
                                            int needed) {
   asm volatile(
@@ -31,7 +31,7 @@ __device__ __forceinline__ void load_codes(uint4& a, uint4& b, const uint8_t* at
       : "l"(at_a), "l"(at_b), "r"(left), "r"(needed));
 }
 
-// The first, of x in shared or global memory.
+// load_weights for x, in shared or global memory.
 __device__ __forceinline__ uint4 load_x(const uint8_t* at, int left, int needed) {
   uint4 v;
   asm volatile(
@@ -42,21 +42,21 @@ __device__ __forceinline__ uint4 load_x(const uint8_t* at, int left, int needed)
   return v;
 }
 
-// 16 bytes of shared memory, by its address there, where anything is `left`; else `to` stays as it is.
+// 16 bytes at the shared-memory address `at` if left > 0, else `to` is unchanged.
 __device__ __forceinline__ void load_shared(uint32_t (&to)[4], uint32_t at, int left) {
   asm volatile("{.reg .pred p; setp.gt.s32 p, %5, 0; @p ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];}"
                : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
                : "r"(at), "r"(left));
 }
 
-// `bytes` from `at` on into L2, on cards that have an instruction for it; both multiples of 16.
+// Prefetches `bytes` from `at` into L2, from compute capability 9.0; a no-op below. Both are multiples of 16.
 __device__ __forceinline__ void prefetch_bytes(const void* at, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(at), "r"(bytes));
 #endif
 }
 
-// The same value, made here: neither earlier nor once more where it is used.
+// Returns `value`; the compiler computes it here, neither earlier nor again at a later use.
 __device__ __forceinline__ uint32_t made_here(uint32_t value) {
   asm volatile("mov.u32 %0, %0;" : "+r"(value));
   return value;

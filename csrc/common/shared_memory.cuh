@@ -1,4 +1,5 @@
-// GPU intrinsics: shared memory by its addresses, and the number of the lane. Tests substitute a CPU version.
+// GPU intrinsics: dynamic shared memory, loads by shared-memory address, and the lane id. Tests substitute a CPU
+// version.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +15,15 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return uint32_t(__cvta_generic_to_shared(pointer));
 }
 
-// The lane, asked anew: what follows from it is made where it is needed, and takes no registers elsewhere.
+// The lane id, read again at each call so that values derived from it are recomputed instead of kept in registers.
 __device__ __forceinline__ uint32_t fresh_lane() {
   uint32_t lane;
   asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
   return lane;
 }
 
-// kWords words of 4 bytes of shared memory from `address` + kOffset on, or the low half of one. volatile keeps look-ups
-// and products in the order in which they are written, which is what fits the registers.
+// kWords 4-byte words of shared memory at `address` + kOffset, or the low half of one. volatile keeps look-ups and
+// products in source order; other orders need more registers than there are.
 template <int kOffset>
 __device__ __forceinline__ void load_half(uint32_t (&to)[1], uint32_t address) {
   uint16_t low;
@@ -44,7 +45,7 @@ __device__ __forceinline__ void load_words(uint32_t (&to)[4], uint32_t address) 
                : "r"(address), "n"(kOffset));
 }
 
-// 16 bytes to shared memory.
+// Stores 16 bytes to shared memory.
 __device__ __forceinline__ void store_words(uint8_t* to, uint4 words) {
   *reinterpret_cast<uint4*>(to) = words;
 }

@@ -1,4 +1,4 @@
-// The types of values that launchers take, as numbers of the Python side (localq/kernels/checks.py, TYPES).
+// Value types of launcher arguments, numbered as in localq/kernels/checks.py (TYPES).
 #pragma once
 
 namespace localq {
