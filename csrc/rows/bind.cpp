@@ -1,4 +1,4 @@
-// Bindings of the products with 16- and 8-bit weights; no logic.
+// Bindings of the products with 16-bit and 8-bit weights; no logic.
 #include "common/bind.h"
 
 #include <pybind11/stl.h>

@@ -10,14 +10,14 @@
 
 namespace localq {
 
-// A matrix T [out, in], row by row.
+// A row-major matrix T [out, in].
 struct DenseMatrix {
   const void* weights;
   int64_t out, in;
 };
 
-// y [rows, sum of outs] = extras(x [rows, in] W^T) for `count` matrices that share x; rows 1 to 8, in % 8 == 0; T
-// float16 or bfloat16, of x as well.
+// y [rows, sum of outs] = extras(x [rows, in] W^T) for `count` matrices with the same x. 1 to 8 rows, in % 8 == 0; x
+// and W are both float16 or both bfloat16.
 void dense_gemv(const DenseMatrix* matrices, int count, const GemvExtras& extras, const void* x, void* y, Type type,
                 int rows, int device, cudaStream_t stream);
 

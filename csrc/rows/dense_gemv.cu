@@ -1,8 +1,7 @@
-// y = extras(x W^T), W in f16 or bf16 as checkpoints have it: gemv_kernel.cuh with 16-bit weights.
-//   W  T [out, in], one to three that share x     x T [rows, in]     y T or f32 [rows, sum of outs]
-// Needs in % 8 == 0; out is free. 16 bytes of a row are 8 columns, so a step of a tile is 32 columns: two products, two
-// loads of W, one of x.
-// Bound: memory. Reads 2*out*in bytes once.
+// y = extras(x W^T), W in f16 or bf16 as in the checkpoint: gemv_kernel.cuh with 16-bit weights.
+//   W  T [out, in], one to three with the same x     x T [rows, in]     y T or f32 [rows, sum of outs]
+// Needs in % 8 == 0; out is arbitrary. 16 bytes of a row are 8 columns, so a step of a tile is 32 columns: two
+// products, two loads of W, one of x. Bound: memory. Reads 2*out*in bytes once.
 #include "common/mma.cuh"
 #include "rows/dense.h"
 #include "rows/gemv_kernel.cuh"
@@ -14,10 +13,10 @@ constexpr const char* kOp = "dense_gemv";
 
 template <typename T>
 struct SixteenBits {
-  static constexpr int kSteps = 8;  // loads of a row in an item; all of one item are in flight
+  static constexpr int kSteps = 8;  // loads per row and item, all in flight
   static constexpr int kItemBytes = kSteps * kStepBytes;
-  static constexpr int kXWords = 1;      // 16-byte words of x to 16 bytes of a row of W
-  static constexpr uint32_t kXPad = 64;  // bytes: lanes of two rows of x then meet no bank twice
+  static constexpr int kXWords = 1;      // 16-byte words of x per 16 bytes of a row of W
+  static constexpr uint32_t kXPad = 64;  // bytes; two rows of x then share no bank
 
   static __device__ __forceinline__ void multiply(float (&sum)[4], uint4 low, uint4 high, const uint4 (&x)[1]) {
     const uint32_t a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};

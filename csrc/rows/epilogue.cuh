@@ -1,5 +1,5 @@
-// Which results a block of the products row by row has (gemv_kernel.cuh says how they are made), how the warps' shares
-// of them are added, and what is done to a sum until it is written.
+// Epilogue of the products with row-major weights (gemv_kernel.cuh): which results a block owns, the sum of the warps'
+// partial sums, and the final write.
 #pragma once
 
 #include "common/gemv.cuh"
@@ -10,56 +10,57 @@ namespace localq {
 
 constexpr int kRowWarps = 8, kRowThreads = 32 * kRowWarps;
 constexpr int kRowTile = 16;                  // rows of W in a product
-constexpr uint32_t kShareBudget = 16 * 1024;  // bytes of one set of shares, where a single tile needs no more
+constexpr uint32_t kShareBudget = 16 * 1024;  // bytes of one set of partial sums, unless a single tile needs more
 
 struct RowSegment {
   const uint8_t* rows;  // [out] of row_bytes
-  const float* scales;  // [out], or null: of every row, applied to its sum
+  const float* scales;  // [out] or null: f32 scale of each row, applied to its sum
   const void* bias;     // T [out] or null
   uint32_t out;
-  const void* scales_16;  // T [out], or null: the same in 16 bit
+  const void* scales_16;  // T [out] or null: 16-bit scale of each row
 };
 
 struct RowGemv {
   RowSegment segment[kMaxSegments];
   GemvExtras extras;
-  uint32_t in, row_bytes, items;  // items: of a tile
+  uint32_t in, row_bytes, items;  // items: per tile
   uint32_t results;               // per row of x
-  uint32_t span;                  // results of a tile: 16, or 8 pairs
-  uint32_t x_stride;              // bytes from row to row of x in shared memory; 0: x is read where it is
-  uint32_t group;                 // tiles whose shares are kept at a time
-  uint32_t each, more;            // results of a block, how many blocks have one more; of `cut_results`, for `span_of`
-  int rows;                       // of x
+  uint32_t span;                  // results per tile: 16, or 8 pairs
+  uint32_t x_stride;              // row stride of x in shared memory, in bytes; 0: x is read from global memory
+  uint32_t group;                 // tiles whose partial sums are kept at a time
+  uint32_t each, more;  // results per block, number of blocks with one more; set by `cut_results`, read by `span_of`
+  int rows;             // of x
 };
 
-// Row `o` of the matrices behind each other: the number of its segment, and its own there. Without a branch, since it
-// stands in front of a block's first loads, when nothing is under way that would hide it.
+// Maps row `o` of the concatenated matrices to its segment number, and `o` to the row within the segment. Branch-free:
+// it precedes the first loads of a block, where nothing hides its latency.
 __device__ __forceinline__ uint32_t segment_number(const RowGemv& p, uint32_t& o) {
   static_assert(kMaxSegments == 3, "two borders");
-  const uint32_t first = p.segment[0].out, second = first + p.segment[1].out;  // what is not there has no rows
+  const uint32_t first = p.segment[0].out, second = first + p.segment[1].out;  // absent segments have no rows
   const bool past_first = o >= first, past_second = o >= second;
   o -= past_second ? second : past_first ? first : 0;
   return uint32_t(past_first) + uint32_t(past_second);
 }
 
-// The same: its segment.
+// The same, returning the segment.
 __device__ __forceinline__ const RowSegment& segment_of(const RowGemv& p, uint32_t& o) {
   return p.segment[segment_number(p, o)];
 }
 
-// Tiles of so many results. There are two spans, so nothing is divided: that is a chain of some 30 instructions.
+// Number of tiles of `span` results. There are two spans, so no division is needed, which would be about 30 dependent
+// instructions.
 __host__ __device__ __forceinline__ uint32_t tiles_of(uint32_t results, uint32_t span) {
   return span == kRowTile ? (results + kRowTile - 1) / kRowTile : (results + kRowTile / 2 - 1) / (kRowTile / 2);
 }
 
-// Cuts the results among `blocks` that there may be at most: the grid.
+// Distributes the results over at most `blocks` blocks; returns the grid size.
 inline uint32_t cut_results(RowGemv& p, uint32_t blocks) {
   const uint32_t grid = p.results < blocks ? p.results : blocks;
   p.each = p.results / grid, p.more = p.results % grid;
   return grid;
 }
 
-// The results of a block.
+// The results of one block.
 struct Span {
   uint32_t begin, end, tiles;
 };
@@ -69,7 +70,7 @@ __device__ __forceinline__ Span span_of(const RowGemv& p) {
   return {begin, begin + count, tiles_of(count, p.span)};
 }
 
-// This warp's next item; `warps` take turns.
+// The next item of a warp; the warps take items round-robin.
 struct Cursor {
   uint32_t tile, item;
 
@@ -86,7 +87,7 @@ __device__ __forceinline__ Cursor cursor_of(uint32_t warp, uint32_t items) {
   return cursor;
 }
 
-// Leaves the warp's sums of a tile: the lane has rows g and g + 8 of it, rows 2 t and 2 t + 1 of x.
+// Stores the warp's partial sums of a tile: the lane holds rows g and g + 8 of the tile, rows 2 t and 2 t + 1 of x.
 __device__ __forceinline__ void leave_share(float* share, const float (&sum)[4], int rows) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -96,12 +97,12 @@ __device__ __forceinline__ void leave_share(float* share, const float (&sum)[4],
   }
 }
 
-// Sum of the shares of row `r` of a tile, in the order of its items.
+// Sum of the partial sums of row `r` of a tile, in item order.
 __device__ __forceinline__ float sum_shares(const RowGemv& p, const float* tile_shares, uint32_t tile, uint32_t r,
                                             int row) {
   const uint32_t first = tile * p.items % kRowWarps, count = min(p.items, uint32_t(kRowWarps));
   const float* share = tile_shares + r * p.rows + row;
-  float sum = 0.f, all[kRowWarps];  // loaded at once, then added
+  float sum = 0.f, all[kRowWarps];  // all loads first, then the additions
 #pragma unroll
   for (uint32_t i = 0; i < kRowWarps; ++i)
     all[i] = i < count ? share[(first + i) % kRowWarps * kRowTile * p.rows] : 0.f;
@@ -133,7 +134,7 @@ __device__ __forceinline__ void write_result(const RowGemv& p, uint32_t result, 
   write_value<T>(p.extras, at, value, y);
 }
 
-// Writes the results of the tiles from `first` on, at most a group, from their shares.
+// Writes the results of at most one group of tiles, from tile `first`, from their partial sums.
 template <typename T>
 __device__ __forceinline__ void write_group(const RowGemv& p, const Span& span, const float* shares, uint32_t first,
                                             void* y) {

@@ -1,23 +1,22 @@
-// y = extras(x W^T) for 1 to 8 rows of x and up to three matrices that share x, whose weights lie row by row as they
-// are multiplied, 16 or 8 bits each (a Format says which); x, bias and residual in f16 or bf16, sums in f32, rounded
-// once.
+// y = extras(x W^T) for 1 to 8 rows of x and up to three matrices with the same x. Weights are row-major, 16 or 8 bits
+// (a Format defines them); x, bias and residual in f16 or bf16; sums in f32, rounded once.
 //
-// A tile is 16 rows of W: the operand A of m16n8k16, of which lane (g, t) loads 16 bytes of row g and of row g + 8 at a
-// time, straight into the registers of the product: which column an index of the product means is free as long as x
-// agrees. Column c of B is row c of x, so 1 to 8 rows cost the same. With an activation the rows g are the gate's and
-// the rows g + 8 the up's, so that a pair meets in one tile.
+// A tile is 16 rows of W, the operand A of m16n8k16. Lane (g, t) loads 16 bytes of row g and of row g + 8 directly into
+// operand registers: the column that an index of the product stands for is arbitrary as long as x uses the same order.
+// Column c of B is row c of x, so 1 to 8 rows cost the same. With an activation, rows g belong to the gate and rows g +
+// 8 to the up projection, so both values of a pair are in one tile.
 //
-// A block of threads owns consecutive results, the same number everywhere (give or take one), and cuts them into tiles.
-// An item is kSteps * 64 bytes of every row of a tile. The warps take the items of the block in turn, so at any time a
-// block reads long runs of 16 rows, and add up in registers as long as the tile is the same. Then each leaves its share
-// of the tile in shared memory; every `group` tiles the shares are added in the order of the items. Two sets of shares
-// in turn need one barrier per group, and the loads of the next items are in flight across it.
+// A block owns consecutive results, equally many in each block up to one, and splits them into tiles. An item is kSteps
+// * 64 bytes of each row of a tile. The warps take items round-robin, so a block reads long contiguous runs of 16 rows,
+// and a warp accumulates in registers while the tile stays the same. Partial sums then go to shared memory; after every
+// `group` tiles they are added in item order. Two alternating sets of partial sums need one barrier per group, and the
+// loads of the next items stay in flight across it.
 //
-// Deterministic: every sum has one order, there are no atomics. Bound: memory. The first item of every warp (48 or 64
-// KB per block) is asked for before the kernel that makes x has ended, and about as much stays in flight until the end.
-// One block per multiprocessor, and never two: each asks for more than half of the shared memory. Where two fit, a
-// kernel that starts early finds some multiprocessors full and puts two blocks on others, and so do all after it (what
-// that cost: README.md). The other half is for decode attention, which shares multiprocessors.
+// Deterministic: every sum has a fixed order and there are no atomics. Bound: memory. The first item of every warp (48
+// or 64 KB per block) is requested before the kernel that produces x has ended, and about as much stays in flight until
+// the end. Each block requests more than half of the shared memory, so a multiprocessor never holds two: where two fit,
+// a kernel that starts early finds some multiprocessors occupied and places two blocks on others, and so do all kernels
+// after it (README.md has the cost). The other half is left to decode attention, which runs beside it.
 #pragma once
 
 #include "common/launch.h"
@@ -27,7 +26,7 @@ namespace localq {
 
 constexpr int kStepBytes = 64;  // of a row: four lanes, 16 bytes each
 
-// The lane's part of its two rows of a tile: where its first 16 bytes are, and bytes from there to the end of the row.
+// A lane's two rows of a tile: the address of its first 16 bytes, and the bytes from there to the end of the row.
 struct LaneRows {
   const uint8_t *low, *high;
   int left;
@@ -37,7 +36,7 @@ struct LaneRows {
   }
 };
 
-// Rows past the end repeat the last one of the block; a tile past the end has nothing left.
+// Rows past the end repeat the last row of the block; a tile past the end has no bytes left.
 __device__ __forceinline__ LaneRows lane_rows(const RowGemv& p, const Span& span, uint32_t tile) {
   if (tile >= span.tiles) return {p.segment[0].rows, p.segment[0].rows, 0};
   const uint32_t lane = threadIdx.x % 32, skipped = lane % 4 * 16, first = span.begin + tile * p.span + lane / 4;
@@ -54,7 +53,8 @@ __device__ __forceinline__ void load_step(uint4 (&step)[2], const LaneRows& item
   step[1] = load_weights(item.high + s * kStepBytes, item.left, s * kStepBytes);
 }
 
-// x [rows, in] to shared memory, row by row with a stride; one row with its norm. All threads; then synchronise.
+// Copies x [rows, in] to shared memory, row by row with a stride; a single row with its norm. Called by all threads;
+// the block must synchronize afterwards.
 template <typename T>
 __device__ __forceinline__ void stage_rows(const RowGemv& p, uint8_t* staged, const T* x, float* scratch) {
   if (p.rows == 1) return stage_x<kXInFlight>(reinterpret_cast<T*>(staged), x, p.in, p.extras, scratch);
@@ -65,8 +65,8 @@ __device__ __forceinline__ void stage_rows(const RowGemv& p, uint8_t* staged, co
   }
 }
 
-// Where the lane reads its row of x. Rows that are not there are zeros: columns that nobody looks at, but products of
-// zeros take less power, and sustained decoding is limited by it.
+// The row of x that a lane reads. Missing rows are zeros: their columns are ignored, and products of zeros draw less
+// power, which limits sustained decoding.
 struct XSource {
   const uint8_t* x;
   int left;  // as in LaneRows, in bytes of W
@@ -82,8 +82,8 @@ __device__ __forceinline__ XSource x_source(const RowGemv& p, const uint8_t* sta
   return {from + skipped * Format::kXWords, there ? int(p.row_bytes) - int(skipped) : 0};
 }
 
-// All of the warp's items of a group of tiles; the ring (the lane's bytes of rows g and g + 8) holds that at the
-// cursor, and is left with the one after.
+// Processes all items of the warp in a group of tiles. On entry the ring (the lane's bytes of rows g and g + 8) holds
+// the item at the cursor, on exit the next one.
 template <typename Format>
 __device__ __forceinline__ void sum_group(const RowGemv& p, const Span& span, float* shares, uint32_t first,
                                           const XSource& x, Cursor& cursor, LaneRows& next,
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   }
 }
 
-// What both launchers check: everything but the matrices themselves.
+// The checks of both launchers, except those of the matrices.
 inline void check_row_gemv(const char* op, const int64_t* outs, int count, const GemvExtras& extras, const void* x,
                            const void* y, Type type, int rows) {
   require(rows >= 1 && rows <= 8, op, "rows", rows, "must be from 1 to 8");
@@ -167,7 +167,7 @@ inline void check_row_gemv(const char* op, const int64_t* outs, int count, const
   require_aligned(extras.norm_weight, 2, op, "norm_weight");
 }
 
-// Launches with the segments, extras, in, row_bytes and rows of `p`; the rest is planned here.
+// Plans and launches; the caller has set segments, extras, in, row_bytes and rows of `p`.
 template <typename T, typename Format>
 void launch_row_gemv(const char* op, RowGemv p, int count, const void* x, void* y, int device, cudaStream_t stream) {
   const DeviceFacts& facts = device_facts(device, op);
@@ -185,7 +185,7 @@ void launch_row_gemv(const char* op, RowGemv p, int count, const void* x, void* 
   require(staged || p.extras.norm == NormKind::kNone, op, "in", p.in, "is too large for a norm on this device");
   p.x_stride = staged ? stride : 0;
   const uint32_t needed = others + p.rows * p.x_stride;
-  const uint32_t alone = uint32_t(facts.shared_bytes_per_block) / 2 + 1024;  // two of these are more than there is
+  const uint32_t alone = uint32_t(facts.shared_bytes_per_block) / 2 + 1024;  // two blocks do not fit
   launch(op, device, {1, true}, row_gemv_kernel<T, Format>, grid, kRowThreads, needed > alone ? needed : alone, stream,
          p, static_cast<const T*>(x), y);
 }

@@ -1,10 +1,9 @@
-// y = extras(x W^T), W in 8 bits with one scale a row (localq/quant/int8.py): gemv_kernel.cuh with 8-bit weights.
-//   codes  i8  [out, in], one to three that share x     x T [rows, in]
-//   scales f32 [out]                                    y T or f32 [rows, sum of outs]
-// Needs in % 16 == 0; out is free. 16 bytes of a row are 16 columns, so a step of a tile is 64 columns: four products,
-// two loads of W, two of x. Codes become T exactly (every integer of 8 bits is one of both types), so the products are
-// exact; the scale is applied to the sum.
-// Bound: memory. Reads out*in + 4*out bytes once.
+// y = extras(x W^T), W in 8 bits with one scale per row (localq/formats/int8): gemv_kernel.cuh with 8-bit weights.
+//   codes  i8  [out, in], one to three with the same x     x T [rows, in]
+//   scales f32 [out]                                       y T or f32 [rows, sum of outs]
+// Needs in % 16 == 0; out is arbitrary. 16 bytes of a row are 16 columns, so a step of a tile is 64 columns: four
+// products, two loads of W, two of x. Both types represent every 8-bit integer exactly, so the products are exact; the
+// scale is applied to the sum. Bound: memory. Reads out*in + 4*out bytes once.
 #include "common/mma.cuh"
 #include "rows/gemv_kernel.cuh"
 #include "rows/int8.h"
@@ -14,7 +13,7 @@ namespace {
 
 constexpr const char* kOp = "int8_gemv";
 
-// Codes 0 and 1, and 2 and 3, of `word` as pairs of f16. 0x6400 | u is 1024 + u; u is the code + 128.
+// Codes 0 and 1, and codes 2 and 3, of `word` as pairs of f16. 0x6400 | u is 1024 + u, with u = code + 128.
 __device__ __forceinline__ void decode(uint32_t& even, uint32_t& odd, uint32_t word, __half) {
   const uint32_t shifted = word ^ 0x80808080u, offset = 0x64806480u;  // 1024 + 128, twice
   const uint32_t pairs[2] = {__byte_perm(shifted, 0x64646464u, 0x4140u), __byte_perm(shifted, 0x64646464u, 0x4342u)};
@@ -28,8 +27,8 @@ __device__ __forceinline__ void decode(uint32_t& even, uint32_t& odd, uint32_t w
   even = out[0], odd = out[1];
 }
 
-// The same in bf16, which has 7 bits behind the point: 0x4300 | (code & 127) is 128 + those bits, and 0x4300 | (code &
-// 128) is 128, or 256 where the code is negative; their difference is the code.
+// The same in bf16, which has 7 fraction bits: 0x4300 | (code & 127) is 128 + those bits, and 0x4300 | (code & 128) is
+// 128, or 256 for a negative code; their difference is the code.
 __device__ __forceinline__ void decode(uint32_t& even, uint32_t& odd, uint32_t word, __nv_bfloat16) {
   const uint32_t pairs[2] = {__byte_perm(word, 0x43434343u, 0x4140u), __byte_perm(word, 0x43434343u, 0x4342u)};
   uint32_t out[2];
@@ -45,10 +44,10 @@ __device__ __forceinline__ void decode(uint32_t& even, uint32_t& odd, uint32_t w
 
 template <typename T>
 struct EightBits {
-  static constexpr int kSteps = 6;  // loads of a row in an item; all of one item are in flight
+  static constexpr int kSteps = 6;  // loads per row and item, all in flight
   static constexpr int kItemBytes = kSteps * kStepBytes;
-  static constexpr int kXWords = 2;      // 16-byte words of x to 16 bytes of a row of W
-  static constexpr uint32_t kXPad = 16;  // bytes: lanes of two rows of x then meet no bank twice
+  static constexpr int kXWords = 2;      // 16-byte words of x per 16 bytes of a row of W
+  static constexpr uint32_t kXPad = 16;  // bytes; two rows of x then share no bank
 
   static __device__ __forceinline__ void multiply(float (&sum)[4], uint4 low, uint4 high, const uint4 (&x)[2]) {
     const uint32_t lows[4] = {low.x, low.y, low.z, low.w}, highs[4] = {high.x, high.y, high.z, high.w};
