@@ -1,14 +1,14 @@
-// out = rows row_begin .. row_begin + row_count - 1 of a matrix in NF4 as f16, bf16 or f32, row by row, bit for bit as
-// bitsandbytes 0.50 gives them; the matrix is stored in either order (layout.cuh).
+// out = rows row_begin .. row_begin + row_count - 1 of an NF4 matrix as f16, bf16 or f32, row-major, bitwise equal to
+// bitsandbytes 0.50. The matrix is stored in either order (layout.cuh).
 //   out_i = round(code_map[code_i] * absmax_{i/64})            product in f32, one rounding to the type of out
-// Needs in % 64 == 0, 16-byte aligned codes and out; a slab of a tiled matrix begins at a multiple of 16 rows.
+// Needs in % 64 == 0 and 16-byte aligned codes and out; a slab of a tiled matrix begins at a multiple of 16 rows.
 //
-// A thread takes 4 bytes of codes = 8 neighbouring weights of a row, kUnroll times, all loaded before the first use, so
-// that a warp reads 128 contiguous bytes and writes whole sectors: row by row 512 contiguous bytes, of a tile four
-// lines of 128. Of a tile, a block of threads takes a chunk of 8 blocks of columns: a thread stays in one row of the
-// tile, and the absmax of its four words are one byte each of one 16-byte load. Bound: memory. Moves n * (1/2 + 1/64 +
-// 4/16384 + sizeof(T)) bytes; the tables are read from shared memory, the 16-entry one without bank conflicts (16
-// words, 16 banks; equal words are broadcast).
+// A thread takes 4 bytes of codes = 8 adjacent weights of a row, kUnroll times, all loaded before the first use. A warp
+// reads 128 contiguous bytes and writes whole sectors: 512 contiguous bytes in row-wise order, four lines of 128 bytes
+// of a tile. In tiled order a block takes a chunk of 8 blocks of columns: a thread stays in one row of the tile, and
+// the absmax codes of its four words come from one 16-byte load. Bound: memory. Moves n * (1/2 + 1/64 + 4/16384 +
+// sizeof(T)) bytes. Both tables are in shared memory; reads of the 16-entry one have no bank conflicts (16 words in 16
+// banks, equal words are broadcast).
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -21,7 +21,7 @@ namespace localq {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kWeights = 8;  // of a word
+constexpr int kWeights = 8;  // per word
 constexpr int kUnroll = 4;
 constexpr uint32_t kTile = 16, kChunk = 8;  // rows of a tile, blocks of a chunk: layout.cuh
 static_assert(kThreads * kUnroll * kWeights == kTile * kChunk * kBlock, "a block of threads takes a chunk of a tile");
@@ -56,7 +56,7 @@ __device__ __forceinline__ void fill(Tables& tables, const Nf4& w) {
   __syncthreads();
 }
 
-// Eight weights, high nibble of a byte first, times their scale. Streamed: the product that reads them is far away.
+// Eight weights, high nibble of a byte first, times their scale. Streaming store: the product reads them much later.
 template <typename T>
 __device__ __forceinline__ void write(T* out, uint32_t word, float scale, const Tables& tables) {
   const auto* values = reinterpret_cast<const uint8_t*>(tables.code_map);
@@ -71,7 +71,7 @@ __device__ __forceinline__ void write(T* out, uint32_t word, float scale, const 
 }
 
 template <typename T, bool kNested>
-__global__ void __launch_bounds__(kThreads) nf4_dequantize_rows_kernel(const Nf4 w, T* out,  // row `first` on
+__global__ void __launch_bounds__(kThreads) nf4_dequantize_rows_kernel(const Nf4 w, T* out,  // from row `first`
                                                                        int64_t first,        // word of that row
                                                                        int64_t words) {
   __shared__ Tables tables;
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads) nf4_dequantize_rows_kernel(const Nf4
   StoredAbsmax absmax[kUnroll];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    const int64_t i = min(begin + u * kThreads, words - 1);  // past the end: read the last one, written by nobody
+    const int64_t i = min(begin + u * kThreads, words - 1);  // past the end: the last word, not written
     word[u] = __ldcs(codes + i);
     absmax[u] = load_absmax<kNested>(w, (first + i) / (kBlock / kWeights));
   }
@@ -94,9 +94,9 @@ __global__ void __launch_bounds__(kThreads) nf4_dequantize_rows_kernel(const Nf4
   }
 }
 
-// What a thread of the tiled kernel works on: words at block 2 u + odd of the chunk, always in the same row.
+// A thread's words in the tiled kernel: those at blocks 2 u + odd of the chunk, all in one row.
 struct Part {
-  uint32_t row, column, odd;  // row of the tile; column within a block; which of two neighbouring blocks
+  uint32_t row, column, odd;  // row of the tile; column within a block; which of two adjacent blocks
   uint32_t g, h;
 };
 
@@ -130,7 +130,7 @@ __device__ __forceinline__ void load_tile_absmax(StoredAbsmax (&absmax)[kUnroll]
 }
 
 template <typename T, bool kNested>
-__global__ void __launch_bounds__(kThreads) nf4_dequantize_tiles_kernel(const Nf4 w, T* out,  // of row row_begin on
+__global__ void __launch_bounds__(kThreads) nf4_dequantize_tiles_kernel(const Nf4 w, T* out,  // from row row_begin
                                                                         uint32_t first_tile, uint32_t chunks) {
   __shared__ Tables tables;
   const uint32_t blocks = w.in / kBlock, tile = first_tile + blockIdx.x / chunks, first = blockIdx.x % chunks * kChunk;
@@ -165,7 +165,7 @@ void launch_typed(const Nf4& w, void* out, int64_t row_begin, int64_t row_count,
     launch(op, device, kernel, dim3(uint32_t(tiles * chunks)), dim3(kThreads), 0, stream, w, static_cast<T*>(out),
            uint32_t(row_begin / kTile), uint32_t(chunks));
   }
-  const int64_t first = row_begin + tiles * kTile;  // of the rows that lie row by row
+  const int64_t first = row_begin + tiles * kTile;  // of the rows stored row-wise
   if (first == end) return;
   const int64_t words = (end - first) * w.in / kWeights,
                 blocks = (words + kThreads * kUnroll - 1) / (kThreads * kUnroll);

@@ -1,16 +1,17 @@
-// y = x W^T + bias for 9 and more rows of x, W stored as NF4 (layout.cuh) in either order; x, y and bias in f16 or
-// bf16, sums in f32, rounded once. Deterministic: every sum has one order. 64 rows of x at a time; more read W again.
+// y = x W^T + bias for 9 or more rows of x, W in NF4 (layout.cuh) in either order; x, y and bias in f16 or bf16; sums
+// in f32, rounded once. Deterministic: every sum has a fixed order. 64 rows of x per pass; each further pass reads W
+// again.
 //
-// A block owns some tiles of 16 rows of W and goes through the columns of x in stages of 1 to 8 blocks of 64, brought
-// to shared memory by cp.async, two to four stages of them in flight or in use. A warp has two tiles, for all rows of
-// x, and one of the blocks of 64 of every stage: what it reads of x serves 32 rows of W, and its sums stay in registers
-// until the end, when those of the warps with the same tiles are added in the order of their columns.
+// A block owns a few tiles of 16 rows of W and walks along the columns in stages of 1 to 8 blocks of 64 columns, copied
+// to shared memory by cp.async, two to four stages in flight or in use. A warp has two tiles, all rows of x, and one
+// block of 64 columns of each stage, so a load of x serves 32 rows of W. Its sums stay in registers until the end; then
+// the warps of a tile add theirs in column order.
 //
-// A block of 64 of a tile costs 16 PRMT, 16 look-ups and some 20 instructions for its two scales, and for each 8 rows
-// of x 4 products, 4 FFMA and half of 2 loads of 16 bytes. Bound, by counts: memory up to 16 rows on an RTX 3090 and 32
-// on a 4090, then tensor cores; on an H200 instructions, 1.7 times what memory takes at 16 rows. Reads out*in*(1/2 +
-// 1/64 + 4/16384) bytes once, and x once per multiprocessor, from L2. Quick are whole tiles in tiled order with nested
-// absmax; of others, scales are read when they are needed.
+// A block of 64 columns of a tile costs 16 PRMT, 16 look-ups and about 20 instructions for its two scales, and per 8
+// rows of x 4 products, 4 FFMA and half of 2 16-byte loads. Bound, by instruction counts: memory up to 16 rows on an
+// RTX 3090 and 32 on a 4090, then tensor cores; on an H200 instructions, 1.7 times the memory time at 16 rows. Reads
+// out*in*(1/2 + 1/64 + 4/16384) bytes once, and x once per multiprocessor, from L2. The fast path is for whole tiles in
+// tiled order with nested absmax; otherwise scales are loaded at the point of use.
 #include "nf4/gemm_stages.cuh"
 
 namespace localq {
@@ -19,11 +20,11 @@ namespace {
 using namespace gemm;
 
 constexpr int kMostDepth = 4;
-constexpr int kShareRow = 20;  // floats from a row of x to the next: 16 results, and all banks are filled
-constexpr int kShareBytes = kTilesOfWarp * 8 * kShareRow * 4;  // of a warp, for 8 rows of x
+constexpr int kShareRow = 20;  // floats between rows of x: 16 results and padding, so that a warp uses all banks
+constexpr int kShareBytes = kTilesOfWarp * 8 * kShareRow * 4;  // per warp, for 8 rows of x
 
-// The most threads that registers allow; the launcher asks the kernel. For compute capability 10.0 and 12.0 ptxas needs
-// more of them for 64 rows of x: it spills 4 to 16 bytes with 128.
+// Upper bound of the threads by registers; the launcher queries the kernel. For compute capability 10.0 and 12.0 ptxas
+// needs more registers for 64 rows of x: with 128 it spills 4 to 16 bytes.
 template <int kRowTiles>
 __device__ constexpr int most_threads() {
 #if __CUDA_ARCH__ >= 1000
@@ -33,7 +34,7 @@ __device__ constexpr int most_threads() {
 #endif
 }
 
-// Scales of rows g and g + 8 of tile j of the warp in `block`.
+// Scales of rows g and g + 8 of the warp's tile j in `block`.
 __device__ __forceinline__ float2 scales_of(const Nf4Gemv& p, const Shared& s, const Work& work, const uint8_t* stage,
                                             int j, uint32_t block) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, tile = work.tile(j);
@@ -50,14 +51,14 @@ __device__ __forceinline__ float2 scales_of(const Nf4Gemv& p, const Shared& s, c
           __fadd_rn(__fmul_rn(b, nested[high / kNestedBlock]), w.offset)};
 }
 
-// Half a block of 64 of x. volatile keeps x of later rows from being loaded before there are registers for it.
+// Half a block of 64 columns of x. volatile prevents early loads of later rows, for which there are no registers.
 __device__ __forceinline__ void load_x(uint32_t* b, const uint4* x) {
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
                : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
                : "r"(uint32_t(__cvta_generic_to_shared(x))));
 }
 
-// The operand of W for the four products that a block of 64 of a tile takes, from its codes in shared memory.
+// Operand A of the four products of a block of 64 columns of a tile, from its codes in shared memory.
 __device__ __forceinline__ void look_up_all(uint32_t (&a)[4][4], const uint8_t* table, const uint8_t* codes) {
   const uint32_t lane = threadIdx.x % 32;
   const uint4 words = reinterpret_cast<const uint4*>(codes)[lane];
@@ -81,7 +82,7 @@ __device__ __forceinline__ void multiply(float (&sum)[kTilesOfWarp][kRowTiles][4
 #pragma unroll
   for (int n = 0; n < kRowTiles; ++n) {
     if (n > 0 && n % 2 == 0 && 8 * n >= rows)
-      break;  // ragged last rows; it also keeps ptxas from loading x of all rows at once
+      break;  // ragged last rows; the branch also keeps ptxas from loading x of all rows at once
     uint32_t b[4];
     float c[kTilesOfWarp][4] = {};
 #pragma unroll
@@ -98,7 +99,7 @@ __device__ __forceinline__ void multiply(float (&sum)[kTilesOfWarp][kRowTiles][4
   }
 }
 
-// Goes through the stages; those before `depth - 1` are under way.
+// Processes all stages; the first `depth - 1` are in flight.
 template <typename T, int kRowTiles>
 __device__ __forceinline__ void sum_stages(float (&sum)[kTilesOfWarp][kRowTiles][4], const Nf4Gemv& p, const Shared& s,
                                            const Cut& cut, Work work, const T* x, uint32_t all_rows) {
@@ -106,16 +107,16 @@ __device__ __forceinline__ void sum_stages(float (&sum)[kTilesOfWarp][kRowTiles]
   uint32_t slot = 0;
 #pragma unroll 1
   for (uint32_t stage = 0; stage < stages; ++stage) {
-    // not to be known as the same every time: what follows from it would be kept in registers that there are not
+    // Opaque to the compiler: it would otherwise keep values derived from these in registers, and spill.
     asm volatile("" : "+r"(work.unit), "+r"(work.packed), "+r"(slot), "+r"(stage));
     wait_for_oldest(cut.depth);
-    __syncthreads();  // the stage is there for all, and the one before it is read by all
+    __syncthreads();  // this stage is complete for all threads, and all have read the previous one
     const uint32_t next = stage + cut.depth - 1, free = slot == 0 ? cut.depth - 1 : slot - 1;
     if (next < stages) {
       bring_weights<kRowTiles>(p, s, cut, work, next, free);
       bring_x<T, kRowTiles>(p, s, cut, x, all_rows, next, free);
     }
-    commit();  // also where there is nothing, so that the count of groups stays the same
+    commit();  // an empty group, too, so that the count of groups stays constant
     const uint32_t block = stage * cut.parts + work.part();
     if (block < p.blocks) {
       const uint8_t* codes = warp_stage<kRowTiles>(s, cut, work, slot);
@@ -129,7 +130,7 @@ __device__ __forceinline__ void sum_stages(float (&sum)[kTilesOfWarp][kRowTiles]
   }
 }
 
-// Adds the sums of the warps that share tiles, and writes: 8 rows of x at a time, through shared memory.
+// Adds the partial sums of the warps of each tile and writes y, 8 rows of x at a time through shared memory.
 template <typename T, int kRowTiles>
 __device__ __forceinline__ void write_tiles(const float (&sum)[kTilesOfWarp][kRowTiles][4], const Nf4Gemv& p,
                                             const Shared& s, const Cut& cut, const Work& work, uint32_t all_rows,
@@ -190,8 +191,8 @@ __global__ void __launch_bounds__(most_threads<kRowTiles>(), 1)
   write_tiles<T, kRowTiles>(sum, p, s, cut, work, all_rows, y);
 }
 
-// The cut for blocks of at most `tiles` tiles: as many warps as there may be, and as deep as shared memory lets it be.
-// depth 0: not even the smallest fits.
+// The launch geometry for blocks of at most `tiles` tiles: as many warps as possible, as many stages as shared memory
+// holds. depth 0: nothing fits.
 Cut cut_for(uint32_t tiles, uint32_t blocks, int row_tiles, uint32_t most_warps, uint32_t budget) {
   Cut cut = {};
   cut.pairs = (tiles + kTilesOfWarp - 1) / kTilesOfWarp;
@@ -220,7 +221,7 @@ void launch_typed(Nf4Gemv p, const void* x, void* y, int64_t rows, int device, c
   check_cuda(cudaFuncGetAttributes(&of_kernel, nf4_gemm_kernel<T, kRowTiles>), op);
   Cut cut = {};
   uint32_t grid = 0, waves = 0;
-  do {  // whole waves of blocks, all of about the same size
+  do {  // whole waves of blocks of about equal size
     grid = p.units < sms * ++waves ? p.units : sms * waves;
     cut = cut_for((p.units + grid - 1) / grid, p.blocks, kRowTiles, of_kernel.maxThreadsPerBlock / 32, budget);
   } while (cut.depth == 0 && grid < p.units);

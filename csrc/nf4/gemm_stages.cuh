@@ -1,4 +1,4 @@
-// Stages of gemm.cu: how a launch is cut, and what brings codes, scales and x of a stage to shared memory.
+// Pipeline stages of gemm.cu: the launch geometry, and the copies of codes, scales and x of a stage to shared memory.
 #pragma once
 
 #include "nf4/gemv.cuh"
@@ -7,20 +7,21 @@ namespace localq::gemm {
 
 constexpr int kRowsAtOnce = 64;
 constexpr int kTilesOfWarp = 2;
-// 16-byte words of 8 rows of x and 64 columns: two halves as the lanes read them, apart so that writes fill all banks.
+// 16-byte words for 8 rows of x and 64 columns: two halves in the order in which lanes read them, padded so that writes
+// use all banks.
 constexpr int kXWords = 68, kXSecondHalf = 36;
 constexpr int kWarpStageBytes = kTilesOfWarp * (kTileWords * 16 + 8 * 4);  // codes, absmax words
 
-// How the launch is cut. `parts`: blocks of 64 columns of a stage, and warps that share their tiles; divides kChunk.
+// Launch geometry. `parts`: blocks of 64 columns per stage, and warps per pair of tiles; divides kChunk.
 struct Cut {
   uint32_t pairs, parts, depth, stage_bytes, tiles_bytes, most_tiles;
 };
 
-// The warp's work: two tiles, one of them twice where the block has an odd number; `part` is its block of a stage. In
-// two words, because it stays in registers throughout.
+// The work of a warp: two tiles (one tile twice if the block has an odd number) and block `part` of each stage. Packed
+// into two words because it stays in registers throughout.
 struct Work {
   uint32_t unit;    // first tile of the block
-  uint32_t packed;  // tiles of the block, the warp's tiles counted from `unit`, part: 8 bits each
+  uint32_t packed;  // number of tiles of the block, the warp's tiles relative to `unit`, part: 8 bits each
 
   __device__ __forceinline__ uint32_t tiles() const {
     return packed & 255;
@@ -43,7 +44,7 @@ __device__ __forceinline__ Work work_of(const Nf4Gemv& p, const Cut& cut) {
   return {unit, tiles | first << 8 | second << 16 | warp / cut.pairs << 24};
 }
 
-// Both tiles are whole, and so is the chunk that `block` lies in.
+// Both tiles are whole, and so is the chunk that contains `block`.
 __device__ __forceinline__ bool is_quick(const Nf4Gemv& p, const Work& work, uint32_t block) {
   const Nf4Segment& w = p.segment[0];
   return w.tiled && p.nested_map != nullptr && is_full(w, work.tile(1)) && block / kChunk * kChunk + kChunk <= p.blocks;
@@ -68,20 +69,20 @@ __device__ __forceinline__ void commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
-// Waits until at most depth - 2 groups are in flight: the oldest stage is there.
+// Waits until at most depth - 2 groups are in flight, so that the oldest stage is complete.
 __device__ __forceinline__ void wait_for_oldest(uint32_t depth) {
   if (depth == 2) asm volatile("cp.async.wait_group 0;" ::: "memory");
   if (depth == 3) asm volatile("cp.async.wait_group 1;" ::: "memory");
   if (depth == 4) asm volatile("cp.async.wait_group 2;" ::: "memory");
 }
 
-// Where a warp keeps its codes of a stage; the words of absmax lie behind both tiles' codes.
+// The warp's codes of a stage; the absmax words follow the codes of both tiles.
 template <int kRowTiles>
 __device__ __forceinline__ uint8_t* warp_stage(const Shared& s, const Cut& cut, const Work& work, uint32_t slot) {
   return s.stages + slot * cut.stage_bytes + cut.parts * kRowTiles * kXWords * 16 + threadIdx.x / 32 * kWarpStageBytes;
 }
 
-// Brings the warp's codes of a stage, and the words of absmax that hold its block: four of rows g and g + 8 of a tile.
+// Copies the warp's codes of a stage and the absmax words of its block: four of rows g and g + 8 of a tile.
 template <int kRowTiles>
 __device__ __forceinline__ void bring_weights(const Nf4Gemv& p, const Shared& s, const Cut& cut, const Work& work,
                                               uint32_t stage, uint32_t slot) {
@@ -109,7 +110,7 @@ __device__ __forceinline__ void bring_weights(const Nf4Gemv& p, const Shared& s,
   }
 }
 
-// Brings x of a stage with all threads; rows that are not there repeat the last one, for results that nobody looks at.
+// Copies x of a stage with all threads; missing rows repeat the last one, their results are ignored.
 template <typename T, int kRowTiles>
 __device__ __forceinline__ void bring_x(const Nf4Gemv& p, const Shared& s, const Cut& cut, const T* x,
                                         uint32_t all_rows, uint32_t stage, uint32_t slot) {

@@ -1,19 +1,18 @@
-// y = extras(x W^T) for one row of x, W stored as NF4 (layout.cuh) in either order, up to three matrices that share x;
-// x, bias and residual in f16 or bf16, sums in f32, rounded once. Needs in % 64 == 0; out is free. Deterministic: every
-// sum has one order, there are no atomics.
+// y = extras(x W^T) for one row of x, W in NF4 (layout.cuh) in either order, up to three matrices with the same x; x,
+// bias and residual in f16 or bf16; sums in f32, rounded once. Needs in % 64 == 0; out is arbitrary. Deterministic:
+// every sum has a fixed order and there are no atomics.
 //
-// A tile is 16 results, an item is 8 blocks (512 columns) of a tile. A block of threads owns consecutive tiles and
-// keeps the look-up table; its warps take the items in turn, whatever tile they belong to, so that they all end
-// together, and leave 16 sums per item in shared memory, which are added in the order of the columns at the end. Where
-// the last item of a row is shorter, a kernel of its own (gemv_pipeline.cuh, kRagged) loads it as the others.
+// A tile is 16 results, an item 8 blocks (512 columns) of a tile. A block of threads owns consecutive tiles and holds
+// the look-up table. Its warps take items round-robin regardless of the tile, so they finish together; each leaves 16
+// partial sums per item in shared memory, which are added in column order at the end. If the last item of a row is
+// shorter, a separate kernel (Order::kRagged in gemv_pipeline.cuh) pipelines it like the others.
 //
-// The 8 blocks of an item share their x operand: column c of the product's B is x of block c, so that lane (g, t) holds
-// x of block g once, and of a product of block u only column u counts: it lies in the lanes with t = u / 2, which are
-// the lanes that hold the scales of blocks 2 t and 2 t + 1. So a block costs 16 PRMT, 16 look-ups, 4 products and 2
-// FFMA.
+// The 8 blocks of an item share one operand B: column c of B is x of block c, so lane (g, t) holds x of block g once.
+// Of the product of block u only column u counts. It is in the lanes with t = u / 2, which are the lanes that hold the
+// scales of blocks 2 t and 2 t + 1. A block thus costs 16 PRMT, 16 look-ups, 4 products and 2 FFMA.
 //
-// Bound: memory. Reads out*in*(1/2 + 1/64 + 4/16384) bytes once, 16 bytes a lane, kDepth loads in flight through all
-// items; the first are issued before the kernel that makes x has ended. csrc/README.md has the counts of instructions.
+// Bound: memory. Reads out*in*(1/2 + 1/64 + 4/16384) bytes once, 16 bytes per lane, with kDepth loads in flight across
+// items; the first are issued before the kernel that produces x has ended. README.md has the instruction counts.
 #include "nf4/gemv_kernel.cuh"
 #include "nf4/gemv_launch.h"
 
@@ -22,10 +21,10 @@ namespace {
 
 using namespace nf4_row;
 
-constexpr int kPrefetch = 1;  // items per warp that are brought to L2 before x is there
+constexpr int kPrefetch = 1;  // items per warp that are prefetched to L2 before x is available
 
-// The sums of rows g and g + 8 over the lane's share of an item that is not quick, block by block: a short tile, or a
-// short chunk in row-wise order.
+// The sums of rows g and g + 8 over the lane's part of an item outside the fast path, block by block: a short tile, or
+// a short chunk in row-wise order.
 template <typename T>
 __device__ __forceinline__ void sum_short_item(float (&sum)[2], const Nf4Gemv& p, const Shared& s, const T* x,
                                                const Cursor& cursor) {
@@ -49,8 +48,8 @@ __device__ __forceinline__ void sum_short_item(float (&sum)[2], const Nf4Gemv& p
   }
 }
 
-// Blocks u0 .. u0 + 3 of a quick item, whose codes are in `ring`; refills it with four blocks from `codes` on, of which
-// so many are left.
+// Blocks u0 .. u0 + 3 of a fast item, whose codes are in `ring`; refills it with four blocks from `codes`, of which
+// `left` exist.
 template <typename T, Order kOrder, int u0>
 __device__ __forceinline__ void sum_half(float (&sum)[2], uint4 (&ring)[kDepth], const Nf4Gemv& p, const Shared& s,
                                          const uint32_t (&b)[8], const float (&scale)[4], const uint8_t* codes,
@@ -74,7 +73,8 @@ __device__ __forceinline__ Item next_item(const Nf4Gemv& p, const Shared& s, Cur
   return item_at<kOrder>(p, s.tiles.places[cursor.tile], cursor.chunk);
 }
 
-// A quick item in order kRagged, whose first blocks the ring holds; `item` and the ring are left with the next one.
+// A fast item in order kRagged whose first blocks are in the ring; on exit `item` and the ring are those of the next
+// one.
 template <typename T>
 __device__ __forceinline__ void sum_ragged_item(float (&sum)[2], uint4 (&ring)[kDepth], const Nf4Gemv& p,
                                                 const Shared& s, const T* x, Cursor& cursor, Item& item) {
@@ -98,7 +98,7 @@ __device__ __forceinline__ void sum_ragged_item(float (&sum)[2], uint4 (&ring)[k
   sum_half<T, kOrder, kDepth>(sum, ring, p, s, b, scale, item.codes, left_of<kOrder>(p, item, cursor.chunk));
 }
 
-// All items of a block: partial sums into shared memory. `item` is that at the cursor, the ring holds its first half.
+// All items of a block: partial sums to shared memory. `item` is the one at the cursor, the ring holds its first half.
 template <typename T, Order kOrder>
 __device__ __forceinline__ void sum_group(const Nf4Gemv& p, const Shared& s, const T* x, Cursor cursor, Item item,
                                           uint4 (&ring)[kDepth]) {
@@ -134,7 +134,7 @@ __device__ __forceinline__ void sum_group(const Nf4Gemv& p, const Shared& s, con
   }
 }
 
-// Brings the first items of the warp to L2: the memory works while the table is filled and x is awaited.
+// Prefetches the first items of the warp to L2: memory is busy while the table is filled and x is awaited.
 template <Order kOrder>
 __device__ __forceinline__ void prefetch_items(const Nf4Gemv& p, uint32_t unit, uint32_t tiles, Cursor cursor) {
   const uint32_t lane = threadIdx.x % 32;
@@ -212,7 +212,7 @@ void launch_typed(const Nf4Gemv& p, const void* x, void* y, bool tiled, int devi
   require(smallest <= budget, op, "in", p.blocks * kBlock, "is too large for the shared memory of this device");
   layout.tiles += 1;
   const uint32_t per_tile = layout.bytes(p.blocks, p.chunks) - smallest;
-  const uint32_t fit = (budget - smallest) / per_tile / p.parts + 1;  // units of a block
+  const uint32_t fit = (budget - smallest) / per_tile / p.parts + 1;  // units per block
   const uint32_t sms = facts.multiprocessors, waves = (p.units + sms * fit - 1) / (sms * fit);
   const uint32_t grid = p.units < sms * waves ? p.units : sms * waves;
   layout.tiles = (p.units + grid - 1) / grid * p.parts;

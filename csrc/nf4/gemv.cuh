@@ -1,5 +1,5 @@
-// What the products of one row (gemv.cu) and of 2 to 8 rows (gemv_rows.cu) share: the matrices of a launch cut
-// into tiles of 16 rows, how a lane reads codes and scales of them, and the epilogue.
+// Shared by the products of one row (gemv.cu) and of 2 to 8 rows (gemv_rows.cu): the matrices of a launch as tiles of
+// 16 rows, loads of codes and scales, and the epilogue.
 #pragma once
 
 #include "common/gemv.cuh"
@@ -12,8 +12,8 @@ namespace localq {
 
 constexpr int kTile = 16;       // rows of a tile
 constexpr int kChunk = 8;       // blocks of 64 columns that one lane's word of absmax codes covers
-constexpr int kMostWarps = 24;  // of a block of any of the kernels
-constexpr int kTileWords = 32;  // 16-byte words of a block of a tile
+constexpr int kMostWarps = 24;  // per block, of any of the kernels
+constexpr int kTileWords = 32;  // 16-byte words per block of a tile
 
 // One matrix of a launch.
 struct Nf4Segment {
@@ -27,16 +27,17 @@ struct Nf4Segment {
   bool tiled;
 };
 
-// A launch. A unit is what ends in 16 results: one tile, or with an activation the gate's and the up's (`parts` = 2).
+// A launch. A unit produces 16 results: one tile, or with an activation the tile of the gate and that of the up
+// projection (`parts` = 2).
 struct Nf4Gemv {
   Nf4Segment segment[kMaxSegments];
   GemvExtras extras;
-  const float *code_map, *nested_map;  // nested_map is null where absmax is stored in f32
+  const float *code_map, *nested_map;  // nested_map is null if absmax is stored in f32
   uint32_t units, parts, blocks, chunks;
   uint32_t y_width;
 };
 
-// A tile: its matrix and its number there, in one word.
+// A tile: its matrix and its number there, packed into one word.
 struct TilePlace {
   uint32_t word;
 
@@ -74,7 +75,7 @@ __device__ __forceinline__ uint4 load_codes(const Nf4Segment& w, uint32_t tile, 
   return make_uint4(a.x, a.y, b.x, b.y);
 }
 
-// The scale of row `row` (0 to 15) of a tile in block `block`, in either order, straight from memory.
+// The scale of row `row` (0 to 15) of a tile in block `block`, in either order, from global memory.
 __device__ __forceinline__ float load_scale(const Nf4Gemv& p, const Nf4Segment& w, uint32_t tile, uint32_t row,
                                             uint32_t block) {
   const uint32_t flat = min(tile * kTile + row, w.out - 1) * p.blocks + block;
@@ -89,11 +90,11 @@ __device__ __forceinline__ float load_scale(const Nf4Gemv& p, const Nf4Segment& 
   return __fadd_rn(__fmul_rn(absmax, w.nested_absmax[flat / kNestedBlock]), w.offset);
 }
 
-// What a block keeps of its tiles in shared memory, so that no item has to wait for it: places, and for each tile the
-// nested absmax that it can touch.
+// The tiles of a block in shared memory, so that no item waits for global memory: the place of each tile, and the
+// nested absmax that it can refer to.
 struct TileTable {
   uint32_t* range;    // the first unit, and the number of tiles
-  TilePlace* places;  // [tiles + kMostWarps]: behind the tiles kNowhere, which ends the walk of a warp
+  TilePlace* places;  // [tiles + kMostWarps]: after the tiles kNowhere, which ends a warp's loop
   float* nested;      // [tiles][stride]
   uint32_t stride;
 
@@ -111,7 +112,7 @@ struct TileTable {
   }
 };
 
-// Number i of the nested absmax of the tiles of a block, and the place of the tile it belongs to.
+// Nested absmax number i of the block's tiles, and the place of its tile.
 __device__ __forceinline__ float nested_at(TilePlace& place, const Nf4Gemv& p, uint32_t stride, uint32_t unit,
                                            uint32_t i) {
   const uint32_t tile = i / stride, k = i % stride;
@@ -122,7 +123,7 @@ __device__ __forceinline__ float nested_at(TilePlace& place, const Nf4Gemv& p, u
   return w.nested_absmax[min(place.tile() * kTile * p.blocks / kNestedBlock + k, last)];
 }
 
-// Fills the table with all threads; `nested` and `place` are nested_at(.., threadIdx.x), loaded before.
+// Fills the table with all threads; `nested` and `place` are nested_at(.., threadIdx.x), loaded in advance.
 __device__ __forceinline__ void fill_tiles(const TileTable& table, const Nf4Gemv& p, uint32_t unit, uint32_t tiles,
                                            float nested, TilePlace place) {
 #pragma unroll 1
@@ -135,7 +136,7 @@ __device__ __forceinline__ void fill_tiles(const TileTable& table, const Nf4Gemv
   if (threadIdx.x < kMostWarps) table.places[tiles + threadIdx.x] = kNowhere;
 }
 
-// Result `o` of row `row` of x: what is added to the sum, and the one rounding. `second` is up's sum with an
+// Epilogue of result `o` of row `row` of x, with one rounding. `second` is the sum of the up projection, with an
 // activation.
 template <typename T>
 __device__ __forceinline__ void write_result(const Nf4Gemv& p, TilePlace place, uint32_t o, uint32_t row, float sum,

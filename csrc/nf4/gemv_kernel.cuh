@@ -1,4 +1,4 @@
-// nf4_gemv with one row of x: the shared memory of a block, x in it, and the order in which its warps take items.
+// nf4_gemv for one row of x: the shared memory of a block, x in it, and the order of a warp's items.
 #pragma once
 
 #include "nf4/gemv_pipeline.cuh"
@@ -9,7 +9,7 @@ constexpr int kWarps = 16, kThreads = 32 * kWarps;
 
 // Shared memory of a block: the look-up table, kWarps floats, x, the tile table, the partial sums.
 struct Layout {
-  uint32_t tiles;    // of a block, at most
+  uint32_t tiles;    // per block, at most
   uint32_t x_bytes;  // 0: x stays in global memory
 
   __host__ __device__ uint32_t bytes(uint32_t blocks, uint32_t chunks) const {
@@ -33,13 +33,14 @@ __device__ __forceinline__ Shared carve(uint8_t* memory, const Layout& layout, u
           reinterpret_cast<float*>(rest + TileTable::bytes(layout.tiles, blocks))};
 }
 
-// Where word i (8 values) of x lies in shared memory: so that the two loads of x_operand meet no bank twice.
+// The position of word i (8 values) of x in shared memory, chosen so that both loads of x_operand are free of bank
+// conflicts.
 __device__ __forceinline__ uint32_t x_word(uint32_t i) {
   const uint32_t block = i / 8, t = i % 8 / 2, half = i % 2;
   return block / 2 * 16 + half * 8 + block % 2 * 4 + t;
 }
 
-// Copies x to shared memory in that order, normed where the extras ask for it; all threads.
+// Copies x to shared memory in that order, with its norm if there is one. Called by all threads.
 template <typename T>
 __device__ void stage(const Nf4Gemv& p, const Shared& s, const T* x) {
   auto* staged = reinterpret_cast<Eight<T>*>(s.x);
@@ -56,7 +57,7 @@ __device__ void stage(const Nf4Gemv& p, const Shared& s, const T* x) {
   if (p.extras.norm == NormKind::kNone) return;
   const float inverse_rms = rsqrtf(block_sum(squares, s.scratch) / (p.blocks * kBlock) + p.extras.eps);
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < words; i += kThreads) {  // each thread what it wrote itself
+  for (uint32_t i = threadIdx.x; i < words; i += kThreads) {  // each thread its own words
     Eight<T> eight = staged[x_word(i)];
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
@@ -84,8 +85,8 @@ __device__ __forceinline__ void x_operand(uint32_t (&b)[8], const Shared& s, con
   b[4] = words[1].x, b[5] = words[1].y, b[6] = words[1].z, b[7] = words[1].w;
 }
 
-// This warp's place among the items of the block's tiles. Warps take them in turn: tile by tile, or in order kRagged
-// first the whole chunks of all tiles and then the short ones, so that no warp has more of these than another.
+// The position of a warp in the items of its block. Warps take items round-robin, tile by tile; in order kRagged first
+// the whole chunks of all tiles, then the short ones, so that the short ones are spread evenly.
 struct Cursor {
   uint32_t tile, chunk;
 

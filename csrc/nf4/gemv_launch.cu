@@ -1,5 +1,4 @@
-// The launcher of the NF4 matrix-vector products: checks, cuts the matrices into tiles, and takes the kernel for the
-// number of rows.
+// Launcher of the NF4 matrix-vector products: checks, tiling, and choice of the kernel by the number of rows.
 #include "nf4/gemv_launch.h"
 
 namespace localq {

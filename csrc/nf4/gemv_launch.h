@@ -1,4 +1,4 @@
-// The two kernels behind nf4_gemv, for its launcher.
+// Entry points of the two kernels of nf4_gemv.
 #pragma once
 
 #include "nf4/gemv.cuh"

@@ -1,8 +1,9 @@
-// nf4_gemv: its items, a chunk of a tile each: how a lane reads codes and scales of one while others are multiplied.
+// Load pipeline of nf4_gemv: how a lane loads codes and scales of one item (a chunk of a tile) while others are
+// multiplied.
 //
-// An item is quick where its tile is whole and its blocks come through the ring: four loads of 16 bytes a lane are in
-// flight, whatever item they belong to. In order kRagged that is true of the last chunk of a row too, which has fewer
-// blocks: what is not there is not asked for, the ring keeps older codes in its place, and x is zero there.
+// The fast path (`quick`) is for items of a whole tile, whose blocks pass through the ring: four 16-byte loads per lane
+// are in flight, across items. In order kRagged it includes the last, shorter chunk of a row: missing blocks are not
+// loaded, the ring keeps older codes in their place, and x is zero there.
 #pragma once
 
 #include "nf4/gemv.cuh"
@@ -11,10 +12,10 @@ namespace localq {
 
 constexpr int kDepth = kChunk / 2;  // blocks of codes in flight per warp
 
-// How the tiles of a launch lie. kRagged: tiled, and the last chunk of a row has fewer than kChunk blocks.
+// Storage order of the tiles of a launch. kRagged: tiled, and the last chunk of a row has fewer than kChunk blocks.
 enum class Order { kRowWise, kTiled, kRagged };
 
-// What the loop over its blocks needs to know of an item.
+// An item, as the loop over its blocks needs it.
 struct Item {
   const uint8_t* codes;  // of the lane
   uint32_t absmax_codes;
@@ -22,21 +23,22 @@ struct Item {
   bool quick;
 };
 
-// Blocks of a quick item. (Not a part of Item: that changes the code of whole chunks, where it is a constant.)
+// Blocks of a fast item. Not a member of Item: there it would change the machine code for whole chunks, where it is a
+// constant.
 template <Order kOrder>
 __device__ __forceinline__ uint32_t blocks_of(const Nf4Gemv& p, uint32_t chunk) {
   return kOrder == Order::kRagged ? min(uint32_t(kChunk), p.blocks - chunk * kChunk) : kChunk;
 }
 
-// Blocks that the ring can be filled with; of whole chunks only whether there are any.
+// Blocks with which the ring can be filled; for whole chunks only whether there are any.
 template <Order kOrder>
 __device__ __forceinline__ uint32_t left_of(const Nf4Gemv& p, const Item& item, uint32_t chunk) {
   return kOrder == Order::kRagged && item.quick ? blocks_of<kOrder>(p, chunk) : item.quick;
 }
 
-// The stored absmax of a whole tile in the chunk. Of a whole chunk as the
-// lane owns them: rows g and g + 8, blocks 2 t and 2 t + 1; one byte each. Of a short one, which lies row by row, word
-// `lane` of it, in lanes that have one; in_lanes() turns these into the others.
+// The stored absmax codes of a whole tile in the chunk. Whole chunk: those that the lane owns, rows g and g + 8, blocks
+// 2 t and 2 t + 1, one byte each. Short chunk, stored row by row: word `lane`, in lanes that have one; in_lanes()
+// converts these to the former.
 template <Order kOrder>
 __device__ __forceinline__ uint32_t load_absmax_word(const Nf4Gemv& p, const Nf4Segment& w, uint32_t tile,
                                                      uint32_t chunk) {
@@ -50,8 +52,8 @@ __device__ __forceinline__ uint32_t load_absmax_word(const Nf4Gemv& p, const Nf4
   return low[0] | uint32_t(low[1]) << 8 | uint32_t(high[0]) << 16 | uint32_t(high[1]) << 24;
 }
 
-// The absmax codes that the lane owns of a chunk of n < kChunk blocks; those of blocks that are not there are the last
-// one's. All lanes.
+// The absmax codes that the lane owns of a chunk of n < kChunk blocks; missing blocks repeat the last one. Called by
+// all lanes.
 __device__ __forceinline__ uint32_t in_lanes(uint32_t words, uint32_t n, uint32_t g, uint32_t t) {
   uint32_t own = 0;
 #pragma unroll
@@ -97,7 +99,8 @@ __device__ __forceinline__ uint4 load_block(const Nf4Gemv& p, const uint8_t* cod
   return make_uint4(low.x, low.y, high.x, high.y);
 }
 
-// The ring's place for block i of the `left` ones from `codes` on; of whole chunks all are there, or none.
+// Loads block i of the `left` blocks from `codes` into `place`, its slot of the ring. A whole chunk has all blocks or
+// none.
 template <Order kOrder>
 __device__ __forceinline__ void refill(uint4& place, const Nf4Gemv& p, const uint8_t* codes, int i, uint32_t left) {
   if (kOrder == Order::kRagged ? uint32_t(i) < left : left != 0) place = load_block<kOrder>(p, codes, i);
@@ -107,13 +110,13 @@ template <Order kOrder>
 __device__ __forceinline__ void load_ring(uint4 (&ring)[kDepth], const Nf4Gemv& p, const Item& item, uint32_t chunk) {
 #pragma unroll
   for (int i = 0; i < kDepth; ++i) {
-    ring[i] = make_uint4(0, 0, 0, 0);  // so that the ring is not alive through an item that does not use it
+    ring[i] = make_uint4(0, 0, 0, 0);  // keeps the ring from staying live through an item that does not use it
     refill<kOrder>(ring[i], p, item.codes, i, left_of<kOrder>(p, item, chunk));
   }
 }
 
-// The scales of a quick item that the lane owns: rows g and g + 8, blocks 2 t and 2 t + 1 of the chunk; finite ones
-// where there is no such block. `tile` is its number in the block's table, `codes` the look-up table. All lanes.
+// The scales of a fast item that the lane owns: rows g and g + 8, blocks 2 t and 2 t + 1 of the chunk; any finite value
+// for a missing block. `tile` is its number in the block's table, `codes` the look-up table. Called by all lanes.
 template <Order kOrder>
 __device__ __forceinline__ void decode_scales(float (&scale)[4], const Nf4Gemv& p, const uint8_t* codes,
                                               const TileTable& table, uint32_t tile, uint32_t chunk, const Item& item) {

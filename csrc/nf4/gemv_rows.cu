@@ -1,12 +1,12 @@
-// y = extras(x W^T) for 2 to 8 rows of x, W stored as NF4 (layout.cuh) in either order, up to three matrices that share
-// x; x, bias and residual in f16 or bf16, sums in f32, rounded once. Deterministic: every sum has one order.
+// y = extras(x W^T) for 2 to 8 rows of x, W in NF4 (layout.cuh) in either order, up to three matrices with the same x;
+// x, bias and residual in f16 or bf16; sums in f32, rounded once. Deterministic: every sum has a fixed order.
 //
-// As gemv.cu, but column c of the product's B is row c of x, so every product counts in full and x is needed anew
-// for every block of 64 columns: from shared memory where all rows fit. The chunks of 8 blocks of a block's tiles, in
-// the order of memory, are dealt out evenly: a warp takes a run of them, adds as long as the tile is the same, and
-// leaves a share of 16 x rows sums per tile it touched, in the slot tile + warp, which no other share can have.
+// As gemv.cu, except that column c of B is row c of x: every product counts in full, and each block of 64 columns needs
+// its own x, from shared memory if all rows fit. The chunks of 8 blocks of the block's tiles, in memory order, are
+// divided evenly. A warp takes a contiguous run of them, accumulates while the tile stays the same, and leaves partial
+// sums of 16 x rows per tile in slot tile + warp, which is unique.
 //
-// A block of a tile costs 16 PRMT, 16 look-ups, 4 products, 4 FFMA, 2 loads of x and 2 shuffles, which bring the scales
+// A block of a tile costs 16 PRMT, 16 look-ups, 4 products, 4 FFMA, 2 loads of x and 2 shuffles, which fetch the scales
 // from the lane that decoded them. Bound: memory. Reads out*in*(1/2 + 1/64 + 4/16384) bytes once.
 #include "nf4/gemv_launch.h"
 #include "nf4/gemv_pipeline.cuh"
@@ -15,7 +15,7 @@ namespace localq {
 namespace {
 
 constexpr int kWarps = 16, kThreads = 32 * kWarps;
-constexpr int kRowPad = 64;  // bytes between rows of x in shared memory, so that two rows fill all banks
+constexpr int kRowPad = 64;  // bytes between rows of x in shared memory, so that two rows use all banks
 
 struct Shared {
   uint8_t* table;
@@ -24,7 +24,7 @@ struct Shared {
   TileTable tiles;
 };
 
-// A block's tiles: those of units unit .. unit + tiles / parts - 1.
+// The tiles of a block: those of units unit .. unit + tiles / parts - 1.
 struct Work {
   uint32_t unit, tiles, chunks;
 
@@ -54,7 +54,7 @@ __device__ __forceinline__ void stage(const Shared& s, const T* x, int rows, uin
   }
 }
 
-// Where the lane reads its row of x; rows that are not there read the last one, into columns that nobody looks at.
+// The row of x that the lane reads; missing rows read the last one, into columns that are ignored.
 struct XSource {
   const uint4* words;
   uint32_t second;  // words from the first half of the lane's columns to the second
@@ -78,8 +78,8 @@ __device__ __forceinline__ void add_scaled(float (&sum)[4], const float (&c)[4],
   sum[2] += high * c[2], sum[3] += high * c[3];
 }
 
-// Blocks u0 .. u0 + 3 of a quick item of `blocks`, whose codes are in `ring`; refills it with four blocks from `codes`
-// on, of which so many are left.
+// Blocks u0 .. u0 + 3 of a fast item of `blocks` blocks, whose codes are in `ring`; refills it with four blocks from
+// `codes`, of which `left` exist.
 template <typename T, Order kOrder, int u0>
 __device__ __forceinline__ void sum_half(float (&sum)[4], uint4 (&ring)[kDepth], const Nf4Gemv& p, const Shared& s,
                                          const XSource& x, const float (&scale)[4], uint32_t first, uint32_t blocks,
@@ -88,7 +88,7 @@ __device__ __forceinline__ void sum_half(float (&sum)[4], uint4 (&ring)[kDepth],
 #pragma unroll
   for (int i = 0; i < kDepth; ++i) {
     const int u = u0 + i, owner = lane / 4 * 4 + u / 2;
-    if (kOrder == Order::kRagged && u >= blocks) {  // there is no x either
+    if (kOrder == Order::kRagged && u >= blocks) {  // x has no such block either
       refill<kOrder>(ring[i], p, codes, i, left);
       continue;
     }
@@ -101,7 +101,7 @@ __device__ __forceinline__ void sum_half(float (&sum)[4], uint4 (&ring)[kDepth],
   }
 }
 
-// An item that is not quick, block by block.
+// An item outside the fast path, block by block.
 template <typename T>
 __device__ __forceinline__ void sum_short_item(float (&sum)[4], const Nf4Gemv& p, const Shared& s, const XSource& x,
                                                TilePlace place, uint32_t first) {
@@ -118,7 +118,7 @@ __device__ __forceinline__ void sum_short_item(float (&sum)[4], const Nf4Gemv& p
   }
 }
 
-// Leaves the warp's share of a tile: the lane has rows g and g + 8 of it, rows 2 t and 2 t + 1 of x.
+// Stores the warp's partial sums of a tile: the lane holds rows g and g + 8 of the tile, rows 2 t and 2 t + 1 of x.
 __device__ __forceinline__ void leave_share(const Shared& s, const float (&sum)[4], uint32_t slot, int rows) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -128,7 +128,7 @@ __device__ __forceinline__ void leave_share(const Shared& s, const float (&sum)[
   }
 }
 
-// The warp's run of items; `item` is its first, and the ring holds the first blocks of that.
+// The warp's run of items; `item` is the first, whose first blocks are in the ring.
 template <typename T, Order kOrder>
 __device__ __forceinline__ void sum_run(const Nf4Gemv& p, const Shared& s, const XSource& x, const Work& work, int rows,
                                         Item item, uint4 (&ring)[kDepth]) {
@@ -138,7 +138,7 @@ __device__ __forceinline__ void sum_run(const Nf4Gemv& p, const Shared& s, const
 #pragma unroll 1
   while (left != 0) {
     const uint32_t first = chunk * kChunk, slot = tile + threadIdx.x / 32, blocks = blocks_of<kOrder>(p, chunk);
-    const bool quick = item.quick, halves = blocks > kDepth;  // two of them, or one
+    const bool quick = item.quick, halves = blocks > kDepth;  // two halves, or one
     float scale[4];
     if (quick) {
       decode_scales<kOrder>(scale, p, s.table, s.tiles, tile, chunk, item);
@@ -169,13 +169,13 @@ __device__ __forceinline__ void sum_run(const Nf4Gemv& p, const Shared& s, const
   }
 }
 
-// Adds the shares of a tile in the order of their columns.
+// Adds the partial sums of a tile in column order.
 __device__ __forceinline__ float sum_shares(const Shared& s, const Work& work, uint32_t tile, uint32_t r, int row,
                                             int rows) {
   const uint32_t last = work.warp_of((tile + 1) * work.chunks - 1);
   float sum = 0.f;
   for (uint32_t warp = work.warp_of(tile * work.chunks); warp <= last; ++warp) {
-    if (work.begin(warp) == work.begin(warp + 1)) continue;  // more warps than items: this one left nothing
+    if (work.begin(warp) == work.begin(warp + 1)) continue;  // more warps than items: this one has none
     sum += s.shares[((tile + warp) * kTile + r) * rows + row];
   }
   return sum;
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   sum_run<T, kOrder>(p, s, x_source(s, x, rows, p.blocks), work, rows, item, ring);
   __syncthreads();
-  // From shared memory, because there were no registers to keep it in through the products.
+  // Reloaded from shared memory: no register is free to hold it through the products.
   write_tiles<T>(p, s, {s.tiles.range[0], s.tiles.range[1], p.chunks}, rows, y);
 }
 
@@ -238,7 +238,7 @@ void launch_typed(const Nf4Gemv& p, const void* x, void* y, int rows, bool tiled
   const uint32_t budget = facts.shared_bytes_per_block - kTableBytes, share = 4 * kTile * rows;
   const uint32_t none = TileTable::bytes(0, p.blocks) + kWarps * share;
   const uint32_t per_tile = TileTable::bytes(1, p.blocks) - TileTable::bytes(0, p.blocks) + share;
-  const uint32_t fit = (budget - none) / per_tile / p.parts;  // units of a block
+  const uint32_t fit = (budget - none) / per_tile / p.parts;  // units per block
   require(fit > 0, op, "in", p.blocks * kBlock, "is too large for the shared memory of this device");
   const uint32_t sms = facts.multiprocessors, waves = (p.units + sms * fit - 1) / (sms * fit);
   const uint32_t grid = p.units < sms * waves ? p.units : sms * waves;

@@ -1,24 +1,23 @@
-// What of the NF4 products only a GPU can do, beside common/row_loads.cuh and common/block_loads.cuh, so that the rest
-// runs on a CPU as well (tests/support/nf4_machine_on_cpu.cuh).
+// GPU intrinsics of the NF4 products, beyond common/block_loads.cuh. Tests substitute a CPU version.
 #pragma once
 
 #include <cstdint>
 
 #include "common/block_loads.cuh"
 
-// Shared memory of a launch as `name`. As a function it would change the code of the kernels.
+// The dynamic shared memory as `name`. A macro, because a function changes the machine code of the kernels.
 #define LOCALQ_DYNAMIC_MEMORY(name) extern __shared__ __align__(16) uint8_t name[]
 
 namespace localq {
 
-// Four words of x, in shared or global memory. volatile keeps x of later blocks from being loaded before it is needed,
-// for which there are no registers.
+// Four words of x, in shared or global memory. volatile prevents early loads of later blocks, for which there are no
+// registers.
 __device__ __forceinline__ void load_four(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, const uint4* from) {
   asm volatile("ld.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "l"(from));
 }
 
-// sum += scale * c for the two columns of a pair of products that count, in the lanes that own them. As one volatile
-// piece, because ptxas would otherwise put it off to the end of the item and spill the products.
+// sum += scale * c for the two columns of a pair of products that count, in the lanes that own them. One volatile asm
+// statement: otherwise ptxas defers it to the end of the item and spills the products.
 __device__ __forceinline__ void add_pair(float (&sum)[2], const float (&scale)[4], const float (&even)[4],
                                          const float (&odd)[4], bool owner) {
   asm volatile(

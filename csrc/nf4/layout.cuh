@@ -1,14 +1,15 @@
-// NF4 inside kernels: the sizes of the format (specified in localq/quant/nf4.py), its two orders, how a scale is read.
+// Storage of NF4 as kernels see it: the sizes of the format (specified in localq/formats/nf4), its two orders, and how
+// a scale is read.
 //
-// Row-wise order is bitsandbytes' own. Tiled order is the same bytes as the products read them, made once at load
-// (localq/quant/nf4_tiles.py) and undone as easily. Of a matrix with `blocks` = in / 64, a tile is 16 whole rows; lane
-// = 4 g + t of a warp holds rows g and g + 8 of it:
+// Row-wise order is that of bitsandbytes. Tiled order has the same bytes in the order in which the products read them;
+// it is made at load (localq/formats/nf4/tiles.py) and can be undone. With `blocks` = in / 64, a tile is 16 whole rows,
+// and lane = 4 g + t of a warp holds rows g and g + 8 of it:
 //   codes   byte j of lane t's 8 bytes (columns 16 t .. 16 t + 15) of row g + 8 h, block b of tile T:
 //           ((T * blocks + b) * 32 + lane) * 16 + 8 h + j            so a warp reads a block of a tile as 512 bytes
-//   absmax  chunk c = 8 blocks: (T * blocks + 8 c) * 16 + lane * 4 + 2 h + i is that of row g + 8 h, block 8 c + 2 t +
-//   i;
-//           a last chunk of n < 8 blocks lies row by row: (T * blocks + 8 c) * 16 + row * n + (b - 8 c)
-// Rows that fill no tile stay row-wise, at their row-wise place. Nested absmax are never reordered.
+//   absmax  chunk c = 8 blocks: that of row g + 8 h, block 8 c + 2 t + i is at
+//           (T * blocks + 8 c) * 16 + lane * 4 + 2 h + i;
+//           a last chunk of n < 8 blocks is row by row: (T * blocks + 8 c) * 16 + row * n + (b - 8 c)
+// Rows that do not fill a tile stay row-wise, at their row-wise position. Nested absmax are never reordered.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@ namespace localq {
 
 constexpr int kBlock = 64;           // weights that share one absmax
 constexpr int kNestedBlock = 256;    // absmax codes that share one nested absmax
-constexpr int kNestedMapSize = 256;  // values that an absmax code stands for
-constexpr int kCodes = 16;           // values that a weight code stands for
+constexpr int kNestedMapSize = 256;  // values of an absmax code
+constexpr int kCodes = 16;           // values of a weight code
 
 inline void require_nf4(const Nf4& w, const char* op) {
   require_aligned(w.codes, 16, op, "codes");
@@ -32,7 +33,7 @@ inline void require_nf4(const Nf4& w, const char* op) {
   require_aligned(w.nested_map, 4, op, "nested_map");
 }
 
-// The scale of a block as stored. Loading and decoding are apart, so that loads can be in flight while others work.
+// The scale of a block as stored. Loading and decoding are separate, so that loads can be in flight during other work.
 struct StoredAbsmax {
   float scale;    // nested absmax, or the absmax itself
   uint32_t code;  // into nested_map
@@ -47,7 +48,7 @@ __device__ __forceinline__ StoredAbsmax load_absmax(const Nf4& w, int64_t block)
   }
 }
 
-// absmax in f32, bit for bit as bitsandbytes: multiply, round, add, round. `map` is nested_map in shared memory.
+// absmax in f32, bitwise as in bitsandbytes: multiply, round, add, round. `map` is nested_map in shared memory.
 template <bool kNested>
 __device__ __forceinline__ float decode_absmax(StoredAbsmax stored, const float* map, float offset) {
   return kNested ? __fadd_rn(__fmul_rn(map[stored.code], stored.scale), offset) : stored.scale;

@@ -1,9 +1,9 @@
-// NF4 codes as operands of tensor core products: the look-up table in shared memory, and m16n8k16.
+// NF4 codes as operands of m16n8k16: the look-up table in shared memory.
 //
-// A row of the table is 256 bytes, so that one PRMT makes an address: byte 1 is the code byte, byte 0 the lane's own
-// column of it. Every lane has its own copy of every entry, so no two lanes of a warp ever meet in a bank:
+// A row of the table is 256 bytes, so one PRMT makes an address: byte 1 is the code byte, byte 0 the lane's column.
+// Every lane has its own copy of every entry, so the lanes of a warp never conflict in a bank:
 //   row e, word l       the two weights of code byte e in type T, low half = even column, for lane l
-//   row e, word 32 + l  f32: what absmax code e stands for, for lane l
+//   row e, word 32 + l  f32: the value of absmax code e, for lane l
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,16 @@ namespace localq {
 constexpr int kTableBytes = 256 * 256;
 constexpr int kTogether = 2;  // products whose look-ups are in flight at a time
 
-// The table holds the 16 values times this, and every sum is divided by it: where a value falls between two numbers of
-// type T is chance, and with this factor (the best of 2^23 between 1 and 2) the worst is rounded by half as much.
+// The table holds the 16 values times this factor, and every sum is divided by it. It is the best of 2^23 factors
+// between 1 and 2, and halves the largest rounding error of the 16 values in type T.
 template <typename T>
 __device__ constexpr float kTableScale = 0.f;
 template <>
-__device__ constexpr float kTableScale<__half> = 1.6384992599487305f;  // worst relative error 1.6e-4, 3.3e-4 without
+__device__ constexpr float kTableScale<__half> = 1.6384992599487305f;  // largest relative error 1.6e-4, 3.3e-4 without
 template <>
 __device__ constexpr float kTableScale<__nv_bfloat16> = 1.1888107061386108f;  // 1.6e-3, 3.1e-3 without
 
-// Fills the table with all threads of the block; they must synchronise before the first look-up. Reads only weights.
+// Fills the table with all threads; the block must synchronize before the first look-up. Reads only weights.
 template <typename T>
 __device__ __forceinline__ void fill_table(uint8_t* table, const float* code_map, const float* nested_map) {
   const int column = threadIdx.x % 16;  // 16 bytes of a row each: eight threads for the pairs, eight for the absmax
@@ -41,16 +41,16 @@ __device__ __forceinline__ void fill_table(uint8_t* table, const float* code_map
   }
 }
 
-// Entry of byte k of `word`; `lane_offset` is 4 * lane for weights, 128 + 4 * lane for absmax. volatile keeps the
-// look-ups in their order against the products: ptxas would otherwise start those of all blocks at hand, and spill.
+// Entry of byte k of `word`; `lane_offset` is 4 * lane for weights, 128 + 4 * lane for absmax. volatile keeps look-ups
+// in order with the products: otherwise ptxas hoists those of all blocks, and spills.
 __device__ __forceinline__ uint32_t look_up(const uint8_t* table, uint32_t lane_offset, uint32_t word, int k) {
   const uint32_t offset = __byte_perm(word, lane_offset, 0x5504u | (uint32_t(k) << 4));
   return *reinterpret_cast<const volatile uint32_t*>(table + offset);
 }
 
-// c = 16 rows x 64 columns of W times x. The lane holds 8 bytes of row g (codes.x, .y) and of row g + 8 (.z, .w), which
-// are columns 16 t .. 16 t + 15, and x of the same columns: which column an index of the product means is free as long
-// as both operands agree.
+// c = 16 rows x 64 columns of W times x. The lane holds 8 bytes of row g (codes.x, .y) and of row g + 8 (.z, .w),
+// columns 16 t .. 16 t + 15, and x of the same columns. The column that an index of the product stands for is arbitrary
+// as long as both operands agree.
 template <typename T>
 __device__ __forceinline__ void multiply_block(float (&c)[4], const uint8_t* table, uint32_t lane_offset, uint4 codes,
                                                const uint32_t (&x)[8]) {
