@@ -1,5 +1,5 @@
-// Bindings of the products with 4-bit weights that have a scale and a zero point a group, and of their dequantization;
-// no logic.
+// Bindings of the products with 4-bit weights that have a scale and a zero point per group, and of their
+// dequantization; no logic.
 #include "common/bind.h"
 
 #include <pybind11/stl.h>

@@ -1,13 +1,12 @@
-// out = rows row_begin .. row_begin + row_count - 1 of a matrix of 4-bit weights as f16, bf16 or f32, row by row,
-// packed columns, bit for bit as localq/quant/int4_codec.py gives them:
-//   out = round(round_S((code - zero) * scale))        S the type of the scales; the product is exact in f32 but for S
-//   = f32, where it is rounded once
-// Needs the tiled order (layout.cuh), out % 16 == 0, in % 64 == 0, groups of a multiple of 8 columns or one of all; a
-// slab is whole tiles.
+// out = rows row_begin .. row_begin + row_count - 1 of a matrix of 4-bit weights as f16, bf16 or f32, row-major, packed
+// columns, bitwise as localq/formats/int4/codec.py defines them:
+//   out = round(round_S((code - zero) * scale))        S the type of the scales
+// The product is exact in f32, except for S = f32, where it is rounded once. Needs the tiled order (layout.cuh), out %
+// 16 == 0, in % 64 == 0, and groups of a multiple of 8 columns or one of all; a slab is whole tiles.
 //
-// A warp takes kUnroll blocks of 64 columns of a tile, 512 bytes each, all loaded before the first use; 8 columns of a
-// row are one 16-byte store of 16-bit weights, 64 contiguous bytes a row of a block. Bound: memory. Moves n * (1/2
-// + 2.5 / group + sizeof(T)) bytes.
+// A warp takes kUnroll blocks of 64 columns of a tile, 512 bytes each, all loaded before the first use. 8 columns of a
+// row are one 16-byte store of 16-bit weights, so a row of a block is 64 contiguous bytes. Bound: memory. Moves n *
+// (1/2 + 2.5 / group + sizeof(T)) bytes.
 #include "common/gemv.cuh"
 #include "common/launch.h"
 #include "common/rounding.cuh"
@@ -21,19 +20,19 @@ using namespace int4;
 
 constexpr const char* kOp = "int4_dequantize";
 constexpr int kWarps = 8, kThreads = 32 * kWarps;
-constexpr int kUnroll = 4;  // blocks in flight a warp
+constexpr int kUnroll = 4;  // blocks in flight per warp
 
 struct Arguments {
   const uint8_t *codes, *scales, *zeros;
-  uint32_t first, blocks, groups, count;  // first block of the slab; blocks of a row; blocks of the slab
-  uint32_t shift;                         // a group is 2^shift columns; 31: all of them
+  uint32_t first, blocks, groups, count;  // first block of the slab; blocks per row; groups per row; blocks of the slab
+  uint32_t shift;                         // a group is 2^shift columns; 31: one group per row
 };
 
 // Eight columns of the rows g and g + 8: scales and zero points of their group.
 template <typename S>
 struct Affine {
   S scale[2];
-  uint32_t zeros;  // a byte
+  uint32_t zeros;  // one byte
 };
 
 template <typename S>
@@ -43,7 +42,7 @@ __device__ __forceinline__ Affine<S> load_affine(const Arguments& p, uint32_t ti
   return {{pair.value[0], pair.value[1]}, p.zeros[at]};
 }
 
-// Two differences, neighbours of a row, times their scale.
+// Two differences, adjacent in a row, times their scale.
 template <typename S, typename T>
 __device__ __forceinline__ void scaled(T* to, __half2 pair, S scale) {
   const float2 both = __half22float2(pair);

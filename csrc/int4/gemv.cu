@@ -1,22 +1,22 @@
-// y = extras(x W^T) for 1 to 8 rows of x, W of 4 bits with a scale and a zero point for each group of columns (AWQ,
-// GPTQ), up to three matrices that share x and the order of its columns; x, bias and residual in f16 or bf16, scales in
-// f16 or bf16, sums in f32, rounded once. Needs out % 16 == 0, in % 64 == 0 and groups of a multiple of 32 columns, or
-// one of all. Deterministic: every sum has one order, there are no atomics.
+// y = extras(x W^T) for 1 to 8 rows of x, W in 4 bits with a scale and a zero point per group of columns (AWQ, GPTQ),
+// up to three matrices with the same x and the same column order. x, bias and residual in f16 or bf16, scales in f16 or
+// bf16; sums in f32, rounded once. Needs out % 16 == 0, in % 64 == 0, and groups of a multiple of 32 columns or one of
+// all. Deterministic: every sum has a fixed order and there are no atomics.
 //
 // A tile is 16 rows of W, the operand A of m16n8k16; column c of B is row c of x, so 1 to 8 rows cost the same. Tiles
-// lie as they are read (layout.cuh): a warp reads a block of 64 columns as 512 bytes, and a word of a lane is one
-// operand of a product. The chunks of 8 blocks of a block's tiles, in the order of memory, are dealt out evenly: a warp
-// takes a run of them, adds as long as the tile is the same, and leaves a share of 16 x rows sums per tile it touched,
-// in the slot tile + warp, which no other share can have.
+// are stored in the order in which they are read (layout.cuh): a warp reads a block of 64 columns as 512 bytes, and a
+// word of a lane is one operand of a product. The chunks of 8 blocks of the block's tiles, in memory order, are divided
+// evenly. A warp takes a contiguous run of them, accumulates while the tile stays the same, and leaves partial sums of
+// 16 x rows per tile in slot tile + warp, which is unique.
 //
-// A weight is (code - zero) * scale. The difference is exact in f16 and in bf16 and is what is multiplied; the sum of a
-// group is multiplied by the scale in f32. So no product is rounded to 16 bit, which the definition does: each weight
-// differs from it by at most half a unit of the type of the scales.
+// A weight is (code - zero) * scale. The difference is exact in f16 and bf16 and is the operand; the sum of a group is
+// multiplied by the scale in f32. No weight is rounded to 16 bits here, unlike in the definition: each differs from it
+// by at most half a unit in the last place of the type of the scales.
 //
-// Bound: memory. Reads out*in/2 bytes and 2.5 for each row and group once, 16 bytes a lane, all 8 blocks of the next
-// item in flight (64 KB a multiprocessor), the first before the kernel that makes x has ended. x is in shared memory
-// where all its rows fit, with its columns gathered where the weights are ordered by groups, else it is read through
-// L1. csrc/README.md has the counts of instructions.
+// Bound: memory. Reads out*in/2 bytes of codes and 2.5 bytes per row and group once, 16 bytes per lane, all 8 blocks of
+// the next item in flight (64 KB per multiprocessor), the first before the kernel that produces x has ended. x is in
+// shared memory if all its rows fit, with its columns gathered if the weights are ordered by group; else it is read
+// through L1. README.md has the instruction counts.
 #include "int4/gemv_kernel.cuh"
 #include "int4/int4.h"
 
@@ -48,12 +48,12 @@ void check_extras(const Int4* matrices, int count, const GemvExtras& extras, int
   require_aligned(extras.norm_weight, 2, kOp, "norm_weight");
 }
 
-// 2^31 / count, rounded up: i times that over 2^31 is i / count, rounded down, where i and count are below 2^15.
+// 2^31 / count, rounded up: i times that, shifted right by 31, is i / count for i and count below 2^15.
 uint32_t share_of(uint32_t count) {
   return uint32_t(((uint64_t(1) << 31) + count - 1) / count);
 }
 
-// All but how it is cut into blocks; adds the units to `units`.
+// Everything except the split into blocks; adds the units to `units`.
 Arguments plan(const Int4* matrices, int count, const GemvExtras& extras, int rows, int group, bool scales_bf16,
                uint32_t& units) {
   const Int4& first = matrices[0];
@@ -77,7 +77,7 @@ Arguments plan(const Int4* matrices, int count, const GemvExtras& extras, int ro
   return p;
 }
 
-// What the kernel adds up before it scales: the largest of its sizes that cuts no group and no row.
+// The columns that the kernel accumulates before it scales: the largest of its sizes that divides groups and rows.
 int columns_at_once(const Int4& w) {
   const int64_t group = w.group < w.in ? w.group : w.in;
   for (const int size : {128, 64}) {
@@ -91,12 +91,12 @@ void launch_typed(Arguments p, uint32_t units, const void* x, void* y, int devic
   const DeviceFacts& facts = device_facts(device, kOp);
   const uint32_t budget = facts.shared_bytes_per_block, share = 4 * kTile * p.rows;
   const uint32_t stride = p.blocks * kBlock * uint32_t(sizeof(T)) + kRowPad;
-  const uint32_t each = (share + 4) * p.parts;  // shares of a unit
+  const uint32_t each = (share + 4) * p.parts;  // partial sums per unit
   uint32_t room = budget - 4 * kWarps - kWarps * share - 16;
-  // x that is normed or gathered must be in shared memory: the shares have what it leaves
+  // x must be in shared memory if it is normalized or gathered; the partial sums get the rest.
   const bool changed = p.extras.norm != NormKind::kNone || p.order != nullptr;
   if (changed && uint64_t(p.rows) * stride + each <= room) room -= p.rows * stride;
-  const uint32_t fit = room / each;  // units of a block
+  const uint32_t fit = room / each;  // units per block
   const uint32_t sms = facts.multiprocessors, waves = (units + sms * fit - 1) / (sms * fit);
   const uint32_t grid = units < sms * waves ? units : sms * waves;
   p.units_each = units / grid, p.units_more = units % grid;

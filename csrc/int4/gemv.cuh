@@ -1,4 +1,4 @@
-// int4_gemv: how a launch is cut into blocks and their warps, and how what these leave becomes results.
+// int4_gemv: the split of a launch into blocks and warps, and the sum of the warps' partial sums.
 #pragma once
 
 #include "common/gemv.cuh"
@@ -7,9 +7,9 @@
 namespace localq::int4 {
 
 constexpr int kWarps = 16, kThreads = 32 * kWarps;
-constexpr int kChunk = 8;  // blocks of an item; all of the next item's are in flight
+constexpr int kChunk = 8;  // blocks per item; all of the next item are in flight
 constexpr int kChunkColumns = kChunk * kBlock;
-constexpr int kRowPad = 64;  // bytes between rows of x in shared memory: two rows fill all banks
+constexpr int kRowPad = 64;  // bytes between rows of x in shared memory, so that two rows use all banks
 
 // One matrix of a launch.
 struct Segment {
@@ -21,30 +21,31 @@ struct Segment {
   uint32_t y_begin;  // first column of its results
 };
 
-// A launch. A unit is what ends in 16 results: one tile, or with an activation the gate's and the up's (`parts` = 2).
+// A launch. A unit produces 16 results: one tile, or with an activation the tile of the gate and that of the up
+// projection (`parts` = 2).
 struct Arguments {
   Segment segment[kMaxSegments];
   GemvExtras extras;
   const uint16_t* order;
-  uint32_t units_each, units_more;  // units of every block, blocks that have one more
+  uint32_t units_each, units_more;  // units per block, number of blocks with one more
   uint32_t parts, blocks, chunks;
   uint32_t groups;      // as stored
-  uint32_t of_columns;  // kGroup columns, number i of them, have group i * of_columns / 2^31
+  uint32_t of_columns;  // the i-th run of kGroup columns is in group i * of_columns / 2^31
   uint32_t y_width;
-  uint32_t x_stride;    // bytes from row to row of x in shared memory; 0: x is read where it is
-  uint32_t most_tiles;  // of a block
+  uint32_t x_stride;    // row stride of x in shared memory, in bytes; 0: x is read from global memory
+  uint32_t most_tiles;  // per block
   int rows;
-  uint32_t row_bits;  // rows rounded up to a power of two
+  uint32_t row_bits;  // log2 of rows, rounded up
   bool scales_bf16;
 };
 
-// Floats of all shares of a block.
+// Floats of all partial sums of a block.
 __host__ __device__ __forceinline__ uint32_t share_floats(const Arguments& p) {
   return (p.most_tiles + kWarps) * kTile * p.rows;
 }
 
-// A block's tiles: those of units unit .. unit + tiles / parts - 1. Items, chunks of them, in the order of memory; a
-// warp has a run of them.
+// The tiles of a block: those of units unit .. unit + tiles / parts - 1. Items are chunks of tiles in memory order;
+// each warp has a contiguous run.
 struct Work {
   uint32_t unit, tiles, chunks;
 
@@ -63,14 +64,14 @@ struct Owners {
   uint16_t first, last;
 };
 
-// What a block keeps of its tiles: shares [tiles + kWarps][kTile][rows], that of a warp for a tile in slot tile + warp,
-// which no other can have; and who left them [tiles].
+// Partial sums of a block: shares [tiles + kWarps][kTile][rows], where slot tile + warp is unique to a warp and a tile,
+// and owners [tiles].
 struct Shares {
   float* sums;
   Owners* owners;
 };
 
-// Tile `tile` of the block: its matrix, and its number there.
+// The matrix of tile `tile` of the block, and the tile's number there.
 __device__ __forceinline__ const Segment& place_of(const Arguments& p, uint32_t unit, uint32_t& tile) {
   if (p.parts == 2) {
     const uint32_t part = tile % 2;
@@ -83,7 +84,7 @@ __device__ __forceinline__ const Segment& place_of(const Arguments& p, uint32_t 
   return p.segment[segment];
 }
 
-// Leaves the warp's share of a tile.
+// Stores the warp's partial sums of a tile.
 __device__ __forceinline__ void leave_share(const Shares& shares, float (&sum)[4], uint32_t tile, int rows) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, slot = tile + threadIdx.x / 32;
 #pragma unroll
@@ -94,7 +95,7 @@ __device__ __forceinline__ void leave_share(const Shares& shares, float (&sum)[4
   }
 }
 
-// Adds the shares of row `r` of a tile in the order of their columns.
+// Adds the partial sums of row `r` of a tile in column order.
 __device__ __forceinline__ float sum_shares(const Shares& shares, uint32_t tile, uint32_t r, int row, int rows) {
   const Owners owners = shares.owners[tile];
   float sum = 0.f;
@@ -121,7 +122,7 @@ template <typename T>
 __device__ __forceinline__ void write_tiles(const Arguments& p, const Shares& shares, const Work& work, void* y) {
   const uint32_t units = work.tiles / p.parts;
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < units * kTile << p.row_bits; i += kThreads) {  // shifts: divisions take long
+  for (uint32_t i = threadIdx.x; i < units * kTile << p.row_bits; i += kThreads) {  // shifts instead of slow divisions
     const uint32_t r = i % kTile, row = i / kTile & ((1u << p.row_bits) - 1),
                    tile = (i / kTile >> p.row_bits) * p.parts;
     if (row >= uint32_t(p.rows)) continue;

@@ -1,4 +1,4 @@
-// int4_gemv: the kernel (gemv.cu says what it does).
+// The kernel of int4_gemv; see gemv.cu.
 #pragma once
 
 #include "common/launch.h"
@@ -6,10 +6,10 @@
 
 namespace localq::int4 {
 
-// An item as the lane reads it. `blocks` of its chunk are there; 0: there is no such item.
+// An item as a lane reads it. `blocks` of its chunk exist; 0: there is no such item.
 struct Item {
   const uint8_t* codes;
-  const uint32_t* scales;  // of the tile's first group
+  const uint32_t* scales;  // of the first group of the tile
   const uint8_t* zeros;
   uint32_t chunk;
   int blocks;
@@ -33,7 +33,7 @@ __device__ __forceinline__ void load_ring(uint4 (&ring)[kChunk], const Item& ite
   for (int u = 0; u < kChunk; ++u) load_codes(ring[u], item.codes + u * kBlockBytes, item.blocks, u);
 }
 
-// Scales and zero points of an item: lane 4 g + t has those of rows g and g + 8 of kOwn groups, from t * kOwn on.
+// Scales and zero points of an item: lane 4 g + t has those of rows g and g + 8 of kOwn groups, from group t * kOwn.
 template <int kGroup>
 struct Stored {
   static constexpr int kOwn = kChunkColumns / kGroup / 4;
@@ -71,12 +71,12 @@ struct Scales {
   }
 };
 
-// Blocks of x in registers: where there is room for the next one, it is under way while one is multiplied.
+// Blocks of x in registers. If there is room for two, the next is loaded while one is multiplied.
 template <int kGroup>
 constexpr int kAhead = kGroup == 128 ? 2 : 1;
 
-// Where the lane reads its row of x. Rows that are not there are zeros: columns that nobody looks at, but products of
-// zeros take less power, and sustained decoding is limited by it.
+// The row of x that a lane reads. Missing rows are zeros: their columns are ignored, and products of zeros draw less
+// power, which limits sustained decoding.
 struct XSource {
   const uint8_t* x;
   int blocks;  // of 64 columns
@@ -92,7 +92,7 @@ __device__ __forceinline__ XSource x_source(const Arguments& p, const uint8_t* s
   return {from + lane % 4 * 16, int(p.blocks)};
 }
 
-// sum += scale * c where more blocks than `needed` are `left`. As one volatile piece without a branch.
+// sum += scale * c if more than `needed` blocks are `left`. One volatile asm statement without a branch.
 __device__ __forceinline__ void add_scaled(float (&sum)[4], const float (&c)[4], float low, float high, int left,
                                            int needed) {
 #ifdef __CUDA_ARCH__
@@ -108,10 +108,10 @@ __device__ __forceinline__ void add_scaled(float (&sum)[4], const float (&c)[4],
 #endif
 }
 
-// Scales and zero points of a group, as all lanes of a row have them.
+// Scale and zero point of a group, the same in all lanes of a row.
 struct Affine {
   float low, high;
-  uint32_t zeros;  // a byte among others: `group` % kOwn
+  uint32_t zeros;  // one byte per group: `group` % kOwn
 };
 
 template <typename T, int kGroup>
@@ -123,8 +123,8 @@ __device__ __forceinline__ Affine affine_of(const Scales<T, kGroup>& scales, int
 }
 
 // One item, whose codes are in `ring`: adds 16 rows x 8 rows of x to `sum` (the lane has rows g and g + 8, rows 2 t and
-// 2 t + 1 of x); refills the ring with `next`. `b` has zeros where there is no row of x, and keeps them. What the next
-// group needs is asked for when one begins.
+// 2 t + 1 of x) and refills the ring with `next`. `b` holds zeros for missing rows of x, and keeps them. The operands
+// of the next group are loaded when a group begins.
 template <typename T, int kGroup>
 __device__ __forceinline__ void sum_item(float (&sum)[4], uint4 (&ring)[kChunk], uint32_t (&b)[kAhead<kGroup>][8],
                                          const XSource& x, const Item& item, const Scales<T, kGroup>& scales,
@@ -144,7 +144,7 @@ __device__ __forceinline__ void sum_item(float (&sum)[4], uint4 (&ring)[kChunk],
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int column = kBlock * u + 32 * (i / 2), group = column / kGroup;
-      if (i % 2 == 0 && column % kGroup == 0) {  // a group begins
+      if (i % 2 == 0 && column % kGroup == 0) {  // first column of a group
         here = ahead;
         if (group + 1 < kGroups) ahead = affine_of(scales, group + 1);
         spread_zeros<T>(zeros, here.zeros, group % kOwn);
@@ -154,7 +154,7 @@ __device__ __forceinline__ void sum_item(float (&sum)[4], uint4 (&ring)[kChunk],
       decode<T>(a, words[i], zeros);
       const uint32_t (&operand)[8] = b[u % kAhead<kGroup>];
       mma(c, a, operand[2 * i], operand[2 * i + 1], T{});
-      if (i % 2 == 1 && (column + 32) % kGroup == 0) {  // it ends
+      if (i % 2 == 1 && (column + 32) % kGroup == 0) {  // last column of a group
         add_scaled(sum, c, here.low, here.high, item.blocks, u);
       }
     }
@@ -162,8 +162,8 @@ __device__ __forceinline__ void sum_item(float (&sum)[4], uint4 (&ring)[kChunk],
   }
 }
 
-// The warp's run of items; `item` is its first, the ring and `stored` are of it. A warp without items leaves zeros, for
-// it may lie between others of a tile.
+// The warp's run of items; `item` is the first, and the ring and `stored` are its. A warp without items leaves zeros,
+// because it can be between two warps of a tile.
 template <typename T, int kGroup>
 __device__ __forceinline__ void sum_run(const Arguments& p, const Shares& shares, const XSource& x, const Work& work,
                                         Item item, uint4 (&ring)[kChunk], Stored<kGroup>& stored) {
@@ -192,7 +192,7 @@ __device__ __forceinline__ void sum_run(const Arguments& p, const Shares& shares
   }
 }
 
-// Eight columns of x as the weights have them, from the packed column 8 i on.
+// Eight columns of x in the order of the weights, from packed column 8 i.
 template <typename T>
 __device__ __forceinline__ Eight<T> ordered(const T* x, const uint16_t* order, uint32_t i) {
   const uint4 packed = reinterpret_cast<const uint4*>(order)[i];
@@ -203,8 +203,8 @@ __device__ __forceinline__ Eight<T> ordered(const T* x, const uint16_t* order, u
   return eight;
 }
 
-// x to shared memory, row by row with a stride, in the order of the weights; one row with its norm. All threads; then
-// synchronise.
+// Copies x to shared memory, row by row with a stride, in the column order of the weights; a single row with its norm.
+// Called by all threads; the block must synchronize afterwards.
 template <typename T>
 __device__ __forceinline__ void stage(const Arguments& p, uint8_t* staged, const T* x, float* scratch) {
   const uint32_t words = p.blocks * (kBlock / 8);

@@ -1,8 +1,8 @@
-// 4-bit affine weights inside kernels: the tiled order, and how nibbles become numbers.
+// Storage of 4-bit affine weights as kernels see it: the tiled order, and the conversion of nibbles to numbers.
 //
-// The tiled order has the bytes of localq/quant/int4_codec.py as the kernels read them, made once at load
-// (localq/quant/int4_tiles.py) and undone as easily. out is a multiple of 16, in of 64. A tile is 16 rows, a block 64
-// columns of it; lane = 4 g + t of a warp holds rows g and g + 8:
+// The tiled order has the bytes of localq/formats/int4/codec.py in the order in which the kernels read them; it is made
+// at load (localq/formats/int4/tiles.py) and can be undone. out is a multiple of 16, in of 64. A tile is 16 rows, a
+// block 64 columns of it; lane = 4 g + t of a warp holds rows g and g + 8:
 //   codes   word i of lane's four of block b, tile T: u32 at (((T * blocks + b) * 32 + lane) * 4 + i) * 4. With column
 //           c = 64 b + 32 (i / 2) + 8 t + 4 (i % 2) it holds, lowest nibble first,
 //             row g, c | row g + 8, c | row g, c + 2 | row g + 8, c + 2 | the same of c + 1 and c + 3
@@ -32,8 +32,8 @@ __device__ __forceinline__ To as(From from) {
   return to;
 }
 
-// 16 bytes of codes, which are read once, where more than `needed` are `left`; else what `to` held. volatile keeps
-// loads and products in the order in which they are written, which is what fits the registers.
+// 16 bytes of codes if more than `needed` are `left`, else `to` is unchanged. Bypasses L1: codes are read once.
+// volatile keeps loads and products in source order; other orders need more registers than there are.
 __device__ __forceinline__ void load_codes(uint4& to, const uint8_t* from, int left, int needed) {
 #ifdef __CUDA_ARCH__
   asm volatile(
@@ -46,7 +46,7 @@ __device__ __forceinline__ void load_codes(uint4& to, const uint8_t* from, int l
 #endif
 }
 
-// 16 columns of x, 8 and the 8 that lie 32 further, in shared or global memory, likewise.
+// 16 columns of x, 8 and the 8 that follow 32 columns later, in shared or global memory; predicated in the same way.
 __device__ __forceinline__ void load_x(uint32_t (&to)[8], const uint8_t* from, int left, int needed) {
 #ifdef __CUDA_ARCH__
   asm volatile(
@@ -59,17 +59,16 @@ __device__ __forceinline__ void load_x(uint32_t (&to)[8], const uint8_t* from, i
 #endif
 }
 
-// The bits of a nibble q where they lie are a number as they are, below the smallest normal one or not: q * 2^-24 in
-// f16, q * 2^-133 in bf16, and 16 times that four bits higher (in bf16 its highest bit is the lowest of the exponent,
-// which counts as much there). Times kUp, a power of two, and less the zero point times the same: exact, one FMA for
-// two weights, and no bits of an exponent to put in. What comes out is the difference over kBack, of rows g + 8 16
-// times that.
+// A nibble q in its place is a number already: q * 2^-24 in f16, q * 2^-133 in bf16, and 16 times that four bits higher
+// (in bf16 the highest bit of that nibble is the lowest exponent bit, which has the same weight there). Multiplying by
+// kUp, a power of two, and subtracting the zero point times kUp is exact: one FMA for two weights, without setting
+// exponent bits. The result is the difference / kBack, 16 times that for rows g + 8.
 template <typename T>
 struct Nibble;
 template <>
 struct Nibble<__half> {
   static constexpr uint32_t kUp = 0x74007400u, kDown = 0xf400f400u;  // 2^14, -2^14
-  static constexpr float kBack = 1024.f;                             // 2^10: what makes differences of it again
+  static constexpr float kBack = 1024.f;                             // 2^10: factor from results to differences
   using Pair = __half2;
 };
 template <>
@@ -80,7 +79,7 @@ struct Nibble<__nv_bfloat16> {
 };
 constexpr uint32_t kLowNibbles = 0x000f000fu, kHighNibbles = 0x00f000f0u;
 
-// Zero points of rows g and g + 8 (byte k of `word`) as `decode` adds them.
+// Zero points of rows g and g + 8 (byte k of `word`) as the addends of `decode`.
 template <typename T>
 __device__ __forceinline__ void spread_zeros(uint32_t (&zeros)[2], uint32_t word, int k) {
   using Pair = typename Nibble<T>::Pair;
@@ -96,7 +95,7 @@ __device__ __forceinline__ uint32_t less(uint32_t nibbles, uint32_t zeros) {
   return as<uint32_t>(__hfma2(as<Pair>(nibbles), as<Pair>(Nibble<T>::kUp), as<Pair>(zeros)));
 }
 
-// A word of codes as the operand A: code less zero point, over kBack, of the rows g + 8 times 16.
+// A word of codes as the operand A: (code - zero point) / kBack, times 16 for rows g + 8.
 template <typename T>
 __device__ __forceinline__ void decode(uint32_t (&a)[4], uint32_t word, const uint32_t (&zeros)[2]) {
   a[0] = less<T>(word & kLowNibbles, zeros[0]);
