@@ -1,11 +1,12 @@
-// x as it is multiplied: f16 [rows, in], in shared memory where all its rows fit, else read where it is.
+// x as an operand: f16 [rows, in], in shared memory if all its rows fit, else read from global memory.
 //
-// x in f16 is multiplied as it is. In bf16 every row has a power of two of its own that puts its largest value between
-// 2^14 and 2^15: what is more than 2^-31 of that is f16 then without any rounding, and what is less is off by at most
-// 2^-39 of it. The results are divided by it. A row in bf16 that holds infinity or NaN gives NaN.
+// f16 is used unchanged. In bf16 each row is scaled by a power of two that puts its largest magnitude between 2^14 and
+// 2^15: values above 2^-31 of the largest convert to f16 exactly, smaller ones are off by at most 2^-39 of it. Results
+// are divided by the scale. A bf16 row with an infinity or NaN gives NaN.
 //
-// In shared memory the 16 words (of 8 columns) of a step lie as the lanes of a warp read them together: word i of lane
-// (g, t), 32 t + 8 i columns into the step, is number 4 i + t. Rows lie kXPad bytes off 128, so two fill all banks.
+// In shared memory the 16 words (of 8 columns) of a step are in the order in which the lanes of a warp read them: word
+// i of lane (g, t), columns 32 t + 8 i of the step, is number 4 i + t. The row stride is kXPad bytes off a multiple of
+// 128, so two rows use all banks.
 #pragma once
 
 #include <type_traits>
@@ -16,15 +17,15 @@
 namespace localq::rowlut {
 
 constexpr uint32_t kXPad = 64;
-constexpr uint32_t kStepXBytes = 256;  // of x in a step: 128 columns
-constexpr int kBatch = 8;              // words of x that a thread has under way
+constexpr uint32_t kStepXBytes = 256;  // of x per step: 128 columns
+constexpr int kBatch = 8;              // loads of x in flight per thread
 
-// What a row is multiplied with, and what its results are.
+// The factor of a row, and that of its results.
 struct Scale {
   float up, back;
 };
 
-// By the bits of the largest magnitude of a row.
+// From the bits of the largest magnitude of a row.
 __device__ __forceinline__ Scale scale_of(uint32_t, __half) {
   return {1.f, 1.f};
 }
@@ -34,7 +35,7 @@ __device__ __forceinline__ Scale scale_of(uint32_t largest, __nv_bfloat16) {
   return {__int_as_float((127 + up) << 23), __int_as_float((127 - up) << 23)};
 }
 
-// Whether rows of the type are scaled at all.
+// Whether rows of this type are scaled.
 template <typename T>
 constexpr bool kScaled = std::is_same_v<T, __nv_bfloat16>;
 
@@ -47,15 +48,15 @@ __device__ __forceinline__ void scale_words(uint32_t (&words)[4], float up, __nv
   }
 }
 
-// The larger of `largest` and of what is in either half of `words`, as bits without their sign: NaN is above infinity,
-// infinity above all numbers.
+// The maximum of `largest` and both halves of `words`, as bits without sign: NaN is above infinity, infinity above all
+// numbers.
 __device__ __forceinline__ void take_largest(uint32_t& largest, const uint4& words) {
   const uint32_t all[4] = {words.x, words.y, words.z, words.w};
 #pragma unroll
   for (uint32_t word : all) largest = max(largest, max(word & 0x7fffu, word >> 16 & 0x7fffu));
 }
 
-// 1 / rms of the only row of x; all threads.
+// 1 / rms of the only row of x. Called by all threads.
 template <typename T>
 __device__ __forceinline__ float inverse_rms_of(const RowGemv& p, const T* x, float* scratch) {
   float squares = 0.f;
@@ -67,7 +68,7 @@ __device__ __forceinline__ float inverse_rms_of(const RowGemv& p, const T* x, fl
   return rsqrtf(block_sum(squares, scratch) / p.in + p.extras.eps);
 }
 
-// The warps of a row of x, and what of it is this thread's: words first, first + stride, ..
+// The warps of a row of x, and this thread's words of it: first, first + stride, ..
 struct RowShare {
   uint32_t row, first, stride;
 
@@ -78,12 +79,12 @@ struct RowShare {
   }
 };
 
-// Word `at` of a row as it lies in shared memory -> which one of x it is.
+// Position of a word in shared memory -> its number in x.
 __device__ __forceinline__ uint32_t word_at(uint32_t at) {
   return at / 16 * 16 + at % 4 * 4 + at / 4 % 4;
 }
 
-// The thread's words of x, zeros behind the end of a row: to `staged`, unless that is null. Returns the largest.
+// Copies the thread's words of x, zeros past the end of a row, to `staged` unless that is null. Returns the largest.
 template <typename T>
 __device__ __forceinline__ uint32_t copy_words(const RowLutGemv& p, uint8_t* staged, const T* x, const RowShare& mine,
                                                uint32_t all) {
@@ -109,7 +110,7 @@ __device__ __forceinline__ uint32_t copy_words(const RowLutGemv& p, uint8_t* sta
   return largest;
 }
 
-// The thread's words of the only row of x, normed. Returns the largest.
+// The thread's words of the only row of x, normalized. Returns the largest.
 template <typename T>
 __device__ __forceinline__ uint32_t norm_words(const RowLutGemv& p, uint8_t* staged, const RowShare& mine, uint32_t all,
                                                float inverse_rms) {
@@ -130,8 +131,9 @@ __device__ __forceinline__ uint32_t norm_words(const RowLutGemv& p, uint8_t* sta
   return largest;
 }
 
-// x to shared memory, and the bits of the largest magnitude of every row, which must be zeros, to `largest` where the
-// type needs them. Each thread changes only what it copied. All threads; the block synchronises before and after.
+// Copies x to shared memory, and stores the bits of each row's largest magnitude in `largest` (zero on entry) for types
+// that need it. A thread changes only words that it copied. Called by all threads; the block synchronizes before and
+// after.
 template <typename T, bool kStaged>
 __device__ __forceinline__ void stage(const RowLutGemv& p, uint8_t* staged, uint32_t* largest, const T* x,
                                       float* scratch) {
@@ -145,7 +147,7 @@ __device__ __forceinline__ void stage(const RowLutGemv& p, uint8_t* staged, uint
   }
   if (!kScaled<T>) return;
   most = __reduce_max_sync(~0u, most);
-  if (threadIdx.x % 32 == 0 && all > 0) atomicMax(largest + mine.row, most);  // the same whatever the order
+  if (threadIdx.x % 32 == 0 && all > 0) atomicMax(largest + mine.row, most);  // independent of the order
   if (!kStaged) return;
   __syncthreads();
   if (all == 0) return;
@@ -159,13 +161,12 @@ __device__ __forceinline__ void stage(const RowLutGemv& p, uint8_t* staged, uint
   }
 }
 
-// Where the lane reads its columns of its row of x. Of rows that are not there it reads nothing: `to` keeps the zeros
-// that it has.
+// The columns of x that a lane reads. Missing rows are not read: `to` keeps its zeros.
 template <typename T, bool kStaged>
 struct XSource {
-  uint32_t at;          // in shared memory
-  const uint8_t* from;  // or where x is
-  int left;             // of the row, in bytes of W; 0 without a row
+  uint32_t at;          // shared-memory address
+  const uint8_t* from;  // or global address
+  int left;             // of the row, in bytes of W; 0 for a missing row
   float up;
 
   __device__ __forceinline__ XSource(const RowLutGemv& p, const uint8_t* staged, const uint32_t* largest, const T* x) {

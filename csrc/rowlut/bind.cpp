@@ -1,4 +1,4 @@
-// Bindings of the products and of the unpacking of weights with 16 values a row; no logic.
+// Bindings of the products with weights that have 16 values per row, and of their dequantization; no logic.
 #include "common/bind.h"
 
 #include <pybind11/stl.h>

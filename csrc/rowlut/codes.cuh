@@ -1,43 +1,43 @@
-// Where a lane of `rowlut_gemv` finds its codes, and its loads of them.
+// The addresses and loads of a lane's codes in rowlut_gemv.
 //
-// Codes lie row by row, or in tiles (rowlut.h): then what a warp loads of eight rows is 512 bytes behind each other.
-// Two strides say which, and one constant leads from a tile to the next in either, as long as both are whole.
+// Codes are row-major or tiled (rowlut.h). In tiles, a warp's load of eight rows is 512 contiguous bytes. Two strides
+// distinguish the orders, and one constant is the distance between consecutive whole tiles in either.
 #pragma once
 
 #include "rowlut/table.cuh"
 
 namespace localq::rowlut {
 
-// Steps of a batch, 64 bytes of every row of a tile each, 64 codes a lane. One batch is under way while another is
-// multiplied: ptxas gives all loads of codes one scoreboard, so what waits for one batch waits for all that is under
-// way, and none may have been asked for late.
+// Steps per batch; a step is 64 bytes of each row of a tile, 64 codes per lane. One batch is in flight while another is
+// multiplied. ptxas gives all loads of codes one scoreboard, so waiting for one batch waits for all loads in flight,
+// and no load may be issued late.
 constexpr uint32_t kSteps = 2;
 
-// The steps of every tile that are the warp's.
+// The warp's steps of every tile.
 struct Columns {
   uint32_t begin, end;
 };
 
 __device__ __forceinline__ Columns columns_of_warp(const RowLutGemv& p) {
-  const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // so that ptxas knows that a warp agrees on them
+  const uint32_t warp = __shfl_sync(~0u, threadIdx.x / 32, 0);  // tells ptxas that the value is uniform in the warp
   return {p.steps * warp / p.warps, p.steps * (warp + 1) / p.warps};
 }
 
-// The tiles before this one, from `tile` on, are whole and of the matrix that it begins in: from each to the next is
-// `p.tile_bytes`.
+// Returns a tile number: the tiles from `tile` up to it are whole and of the matrix in which `tile` begins, so they are
+// `p.tile_bytes` apart.
 __device__ __forceinline__ uint32_t whole_tiles(const RowLutGemv& p, const Span& span, uint32_t tile) {
   const Row first = row_of(p, span, tile, 0, 0);
   const uint32_t left = span.end - span.begin - tile * p.row.span;
   return tile + min(left, p.row.segment[first.segment].out - first.o) / p.row.span;
 }
 
-// The warp's codes: the batch that is multiplied and the one under way, and where those of the tile of the last load
-// are. What a load leaves out stays as it was: x is zero there.
+// The warp's codes: the current batch, the one in flight, and the addresses of the tile that was loaded last. A skipped
+// load leaves its register unchanged, where x is zero.
 struct Codes {
   uint4 batch[2][kSteps][2] = {};
   uint32_t now = 0;           // 0 or 1
-  const uint8_t *low, *high;  // of the first step of two rows
-  int end;                    // the lane's steps
+  const uint8_t *low, *high;  // first step of two rows
+  int end;                    // steps of the lane
   uint32_t whole = 0;         // see `whole_tiles`
 };
 
@@ -46,8 +46,8 @@ __device__ __forceinline__ const uint8_t* codes_of(const RowLutGemv& p, const Ro
   return p.row.segment[row.segment].rows + uint64_t(row.o & ~7u) * p.row.row_bytes + row.o % 8 * p.row_stride;
 }
 
-// From the tile before to `tile`, which lies `behind` it in the sense of `whole_tiles`, or not. Past the end there is
-// nothing to load.
+// From the previous tile to `tile`; `behind` if it follows in the sense of `whole_tiles`. Past the end nothing is
+// loaded.
 __device__ __forceinline__ void go_to_tile(const RowLutGemv& p, const Span& span, const Columns& columns, uint32_t tile,
                                            bool behind, Codes& codes) {
   if (behind) {
@@ -56,7 +56,7 @@ __device__ __forceinline__ void go_to_tile(const RowLutGemv& p, const Span& span
   }
   codes.end = 0;
   if (tile >= span.tiles) return;
-  tile = made_here(tile);  // so that nothing of this is worked out for every tile
+  tile = made_here(tile);  // keeps ptxas from computing the following for every tile
   const uint32_t lane = threadIdx.x % 32, skipped = lane % 4 * 16;
   codes.low = codes_of(p, row_of(p, span, tile, lane / 4, 0)) + skipped;
   codes.high = codes_of(p, row_of(p, span, tile, lane / 4, 1)) + skipped;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void go_to_tile(const RowLutGemv& p, const Span& span
   codes.whole = whole_tiles(p, span, tile);
 }
 
-// Asks for the tile's batch from `step` on, where `left` of the lane's steps are left.
+// Loads the tile's batch from `step`; the lane has `left` steps left.
 __device__ __forceinline__ void load_batch(const RowLutGemv& p, const Codes& codes, uint4 (&to)[kSteps][2],
                                            uint32_t step, int left) {
 #pragma unroll
@@ -74,8 +74,8 @@ __device__ __forceinline__ void load_batch(const RowLutGemv& p, const Codes& cod
   }
 }
 
-// Into L2, the values of one tile and the codes of another: two lanes' business, of another warp for each tile. Eight
-// rows lie behind each other; where a matrix ends among them, those of the next one are not asked for.
+// Prefetches the values of one tile and the codes of another to L2, with two lanes, of a different warp for each tile.
+// Eight rows are contiguous; if a matrix ends among them, those of the next are not prefetched.
 __device__ __forceinline__ void prefetch_tiles(const RowLutGemv& p, const Span& span, uint32_t values, uint32_t codes) {
   if (threadIdx.x / 32 != (values & (p.warps - 1)) || threadIdx.x % 32 > 1) return;
   if (values < span.tiles) {
@@ -85,7 +85,7 @@ __device__ __forceinline__ void prefetch_tiles(const RowLutGemv& p, const Span& 
   }
   if (p.ahead > 0 && codes < span.tiles) {
     Row row = row_of(p, span, codes, 0, threadIdx.x % 32);
-    if (p.row_stride != p.row.row_bytes) row.o &= ~7u;  // tiles: also of a block that begins within one
+    if (p.row_stride != p.row.row_bytes) row.o &= ~7u;  // tiles: also for a block that begins within one
     const uint32_t rows = min(8u, p.row.segment[row.segment].out - row.o), of_row = p.row.row_bytes;
     prefetch_bytes(p.row.segment[row.segment].rows + uint64_t(row.o) * of_row, rows * of_row);
   }

@@ -1,11 +1,11 @@
-// out = rows row_begin .. row_begin + row_count - 1 of a matrix in 4 bits with 16 values a row (rowlut.h) as f16, bf16
-// or f32, row by row: bit for bit the f16 values of the table, rounded once where out is bf16.
+// out = rows row_begin .. row_begin + row_count - 1 of a matrix in 4 bits with 16 values per row (rowlut.h) as f16,
+// bf16 or f32, row-major: bitwise the f16 values of the table, rounded once if out is bf16.
 //
-// A thread has the 16 values of a row in 8 registers, low bytes and high bytes apart, and takes kUnroll words of 8
-// codes of it, all loaded before the first use: PRMT picks four bytes by four codes, once of the values below 8 and
-// once of those above, and once more which of the two. A warp reads 128 and writes 512 contiguous bytes at a time;
-// where codes lie in tiles it reads 64 twice, and the warps of a block what lies between. Needs in % 8 == 0. Bound:
-// memory. Moves out * (in (1/2 + sizeof(T)) + 32) bytes.
+// A thread holds the 16 values of a row in 8 registers, low bytes and high bytes apart, and takes kUnroll words of 8
+// codes, all loaded before the first use. PRMT selects four bytes by four codes, once from the values below 8, once
+// from those above, and once between the two. A warp reads 128 and writes 512 contiguous bytes at a time; of tiled
+// codes it reads 64 bytes twice, and the other warps of the block the bytes between. Needs in % 8 == 0. Bound: memory.
+// Moves out * (in (1/2 + sizeof(T)) + 32) bytes.
 #include "common/launch.h"
 #include "common/rounding.cuh"
 #include "common/row_loads.cuh"
@@ -16,11 +16,11 @@ namespace {
 
 constexpr const char* kOp = "rowlut_dequantize";
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kWeights = 8;  // of a word of codes
+constexpr int kWeights = 8;  // per word of codes
 constexpr int kUnroll = 4;
-constexpr int kGroupBits = 3, kGroupRows = 1 << kGroupBits;  // of codes in tiles
-constexpr uint32_t kStepWords = 16;                          // of a row of a tile
-constexpr uint32_t kChunk = 32 * kUnroll * kWeights;         // columns of a warp
+constexpr int kGroupBits = 3, kGroupRows = 1 << kGroupBits;  // rows of a tile of codes
+constexpr uint32_t kStepWords = 16;                          // per row of a tile
+constexpr uint32_t kChunk = 32 * kUnroll * kWeights;         // columns per warp
 
 struct ByteTable {
   uint32_t low[4], high[4];  // bytes of entries 4 i .. 4 i + 3
@@ -37,13 +37,13 @@ __device__ __forceinline__ ByteTable byte_table(const uint4 (&row)[2]) {
   return table;
 }
 
-// Bytes of four entries by the four codes that `entry` and `upper` hold: three bits of each, and 4 where the fourth is
-// set, on top of the place.
+// Bytes of four entries, for the four codes in `entry` and `upper`: the lower three bits of each, and 4 if the fourth
+// is set.
 __device__ __forceinline__ uint32_t four_of(const uint32_t (&bytes)[4], uint32_t entry, uint32_t upper) {
   return __byte_perm(__byte_perm(bytes[0], bytes[1], entry), __byte_perm(bytes[2], bytes[3], entry), upper);
 }
 
-// The f16 values of eight codes, two a word.
+// The f16 values of eight codes, two per word.
 __device__ __forceinline__ void decode(uint32_t (&pairs)[4], const ByteTable& table, uint32_t codes) {
   const uint32_t entries = codes & 0x77777777u, uppers = codes >> 1 & 0x44444444u | 0x32103210u;
 #pragma unroll
@@ -60,7 +60,7 @@ __device__ __forceinline__ void write(__half* out, const uint32_t (&pairs)[4]) {
 }
 template <typename T>
 __device__ __forceinline__ void write(T* out, const uint32_t (&pairs)[4]) {
-  constexpr int kRun = 16 / sizeof(T);  // of a store
+  constexpr int kRun = 16 / sizeof(T);  // values per store
 #pragma unroll
   for (int first = 0; first < kWeights; first += kRun) {
     Run<T, kRun> run;
@@ -73,10 +73,10 @@ __device__ __forceinline__ void write(T* out, const uint32_t (&pairs)[4]) {
   }
 }
 
-// The codes of a row, in tiles or row by row.
+// The codes of a row, tiled or row-major.
 struct Codes {
   const uint32_t* row;
-  uint32_t apart;  // words between a step of 64 bytes and the next, in such steps
+  uint32_t apart;  // distance between steps of 64 bytes, in such steps
 
   __device__ __forceinline__ Codes(const RowLut& w, int64_t number, uint32_t words)
       : row(reinterpret_cast<const uint32_t*>(w.codes) + number * words), apart(w.tiled ? kGroupRows - 1 : 0) {
@@ -90,9 +90,9 @@ struct Codes {
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
-    rowlut_dequantize_kernel(const RowLut w, T* out,  // of row row_begin on
+    rowlut_dequantize_kernel(const RowLut w, T* out,  // from row row_begin
                              int64_t row_begin, int64_t row_count, uint32_t chunks) {
-  // Warps behind each other take a chunk of eight rows where codes lie in tiles.
+  // With tiled codes, consecutive warps take one chunk of eight rows.
   const int64_t task = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
   const uint32_t row_bits = w.tiled ? kGroupBits : 0, of_rows = chunks << row_bits, rest = uint32_t(task % of_rows);
   const int64_t row = (task / of_rows << row_bits) + (rest & ((1 << row_bits) - 1));

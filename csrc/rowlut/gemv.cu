@@ -1,21 +1,20 @@
-// y = extras(x W^T), W in 4 bits with 16 values of its own for every row (localq/quant/squeezellm.py), up to three
-// matrices that share x; results are cut into blocks and tiles as in rows/gemv_kernel.cuh.
-//   codes  u8  [out, in / 2]     x T [rows, in], 1 to 8 rows     codes in tiles or row by row (rowlut.h)
+// y = extras(x W^T), W in 4 bits with 16 values per row (localq/formats/squeezellm), up to three matrices with the same
+// x; blocks and tiles as in rows/gemv_kernel.cuh.
+//   codes  u8  [out, in / 2]     x T [rows, in], 1 to 8 rows     codes tiled or row-major (rowlut.h)
 //   values f16 [out, 16]         y T or f32 [rows, sum of outs]
-// Needs in % 32 == 0; out is free.
+// Needs in % 32 == 0; out is arbitrary.
 //
-// All warps of a block work on the same 16 rows of W, each on its own columns. The pairs of values that a byte of codes
-// can stand for in these rows are a table in shared memory (table.cuh), and one PRMT and one load make of a byte
-// a register of m16n8k16's operand A: exact f16. Column c of B is row c of x (activations.cuh), so its columns are
-// those of the codes as they lie in memory, and all rows of x share the look-ups. Two blocks of 8 warps share a
-// multiprocessor where both fit, and one looks up while the other is between tiles; else a block has 16, and where two
-// tables fit the next tile's is made by the warps that have looked up theirs. Sums are f32: those of a warp,
-// then those of the warps in the order of the columns; so a result depends on nothing but its rows of W and of x, and
-// on whether there are 8 warps or 16.
+// All warps of a block work on the same 16 rows of W, each on its own columns. A table in shared memory (table.cuh)
+// holds the pair of values for each byte of codes of these rows, so one PRMT and one load turn a byte into a register
+// of m16n8k16's operand A, in exact f16. Column c of B is row c of x (activations.cuh), in the column order of the
+// codes, so all rows of x share the look-ups. Where both fit, two blocks of 8 warps share a multiprocessor, and one
+// looks up while the other is between tiles. Otherwise a block has 16 warps and, if two tables fit, warps that finish a
+// tile build the table of the next. Sums are f32, first within a warp, then over warps in column order: a result
+// depends only on its rows of W and x, and on the number of warps (8 or 16).
 //
-// Bound: memory, and on an H200 shared memory beside it (README.md has the counts). Reads out * (in / 2 + 32) bytes
-// once, 32 KB of codes in flight a multiprocessor and, with two rows of x and more, two tiles on their way into L2. The
-// first codes and the first table come before the kernel that makes x has ended.
+// Bound: memory, and on an H200 shared memory as well (README.md has the counts). Reads out * (in / 2 + 32) bytes once,
+// with 32 KB of codes in flight per multiprocessor and, from two rows of x, two tiles being prefetched to L2. The first
+// codes and the first table are loaded before the kernel that produces x has ended.
 #include "rowlut/gemv_kernel.cuh"
 #include "rowlut/rowlut.h"
 
@@ -26,11 +25,11 @@ using namespace rowlut;
 
 constexpr const char* kOp = "rowlut_gemv";
 constexpr uint32_t kFixedBytes = (kMostWarps + 8) * sizeof(float);
-constexpr uint32_t kGroupRows = 8;                                  // of codes in tiles
-constexpr uint32_t kFarBytes = 64 * 1024, kNearBytes = 128 * 1024;  // of tiles that L2 has room for two of, or one
+constexpr uint32_t kGroupRows = 8;                                  // of a tile of codes
+constexpr uint32_t kFarBytes = 64 * 1024, kNearBytes = 128 * 1024;  // tile sizes: two, or one, fit in L2
 
-// How many tiles ahead of those of its warps a block asks for codes: with 132 multiprocessors 17 MB are under way. With
-// one row of x it is slower with than without (README.md).
+// How many tiles ahead of its warps a block prefetches codes: on 132 multiprocessors 17 MB are in flight. For one row
+// of x prefetching is slower (README.md).
 uint32_t tiles_ahead(uint32_t row_bytes, int rows) {
   const uint64_t bytes = uint64_t(kRowTile) * row_bytes;
   if (rows == 1 || bytes > kNearBytes) return 0;
@@ -40,26 +39,27 @@ uint32_t tiles_ahead(uint32_t row_bytes, int rows) {
 template <typename T, bool kStaged>
 void launch_typed(const RowLutGemv& p, uint32_t grid, uint32_t needed, const void* x, void* y, int device,
                   cudaStream_t stream) {
-  // more than there is of one of these more: as many blocks a multiprocessor as are meant (rows/gemv_kernel.cuh)
+  // more than half, or a third: exactly the intended number of blocks fits (rows/gemv_kernel.cuh)
   const uint32_t blocks = kMostWarps / p.warps;
   const uint32_t alone = uint32_t(device_facts(device, kOp).shared_bytes_per_block) / (blocks + 1) + 1024;
   launch(kOp, device, rowlut_gemv_kernel<T, kStaged>, dim3(grid), dim3(32 * p.warps), needed > alone ? needed : alone,
          stream, p, static_cast<const T*>(x), y);
 }
 
-// Two blocks of 8 warps a multiprocessor where a table, two tiles of shares and x fit twice; else one of 16. Shared
-// memory: a table and two tiles of shares, then x, then the other table, then more shares, as they fit.
+// Two blocks of 8 warps per multiprocessor if a table, two tiles of partial sums and x fit twice; else one of 16.
+// Shared memory: a table and two tiles of partial sums, then x, then the second table, then more partial sums, as they
+// fit.
 template <typename T>
 void launch_planned(RowLutGemv p, const void* x, void* y, int device, cudaStream_t stream) {
   const DeviceFacts& facts = device_facts(device, kOp);
   const uint32_t results = p.row.results, stride = p.steps * kStepXBytes + kXPad;
   const uint32_t own = facts.system_bytes_per_block, half = (facts.shared_bytes_per_block + own) / 2 - own;
-  const uint64_t of_row = kMostWarps / 2 * kRowTile * sizeof(float) * 2 + stride;  // its shares and itself
+  const uint64_t of_row = kMostWarps / 2 * kRowTile * sizeof(float) * 2 + stride;  // its partial sums and itself
   const bool pair = kPairTableBytes + kFixedBytes + p.row.rows * of_row <= half;
   p.warps = pair ? kMostWarps / 2 : kMostWarps;
   const uint32_t budget = pair ? half : facts.shared_bytes_per_block, sms = facts.multiprocessors * (pair ? 2 : 1);
-  // In tiles a block begins between groups of eight rows where every one has such a group, so that loads are of one
-  // group; that makes no block have more tiles.
+  // With tiled codes a block begins at a multiple of eight rows if every block has that many, so that a load touches
+  // one group of rows; no block gets more tiles by it.
   p.unit = p.row_stride != p.row.row_bytes && results / kGroupRows >= sms ? kGroupRows : 1;
   const uint32_t units = results / p.unit, grid = units < sms ? units : sms;
   p.row.each = units / grid, p.row.more = units % grid;

@@ -1,4 +1,4 @@
-// The kernel of gemv.cu: tile by tile, a warp over its columns of each.
+// The kernel of gemv.cu: the block walks through tiles, each warp over its columns of each tile.
 #pragma once
 
 #include "common/launch.h"
@@ -8,12 +8,12 @@
 
 namespace localq::rowlut {
 
-constexpr int kProducts = 8;            // of a step
-constexpr int kAhead = 4;               // products whose entries are under way
-constexpr int kWords = kAhead / 2 + 1;  // of x, likewise
+constexpr int kProducts = 8;            // per step
+constexpr int kAhead = 4;               // products whose table entries are in flight
+constexpr int kWords = kAhead / 2 + 1;  // words of x in flight
 
-// Which table the lane looks up in: byte 0 is that of its entry among a code's, bytes 2 and 3 are 65,536 times the
-// number of the table. So one PRMT makes all of an address but where the tables are, which is a part of the load.
+// The lane's part of a table address: byte 0 is its offset within a code's entries, bytes 2 and 3 are the table number
+// (times 65,536). One PRMT completes the address except for the base of the tables, which is an immediate of the load.
 struct Lookup {
   uint32_t tables, column;
 
@@ -25,11 +25,12 @@ struct Lookup {
   }
 };
 
-// Sums of the lane's results, in two parts by turns: rows g and g + 8 of the tile, rows 2 t and 2 t + 1 of x.
+// Sums of the lane's results, alternating between two accumulators: rows g and g + 8 of the tile, rows 2 t and 2 t + 1
+// of x.
 using Sums = float[2][4];
 using Operands = uint32_t[kWords][4];
 
-// A step: 32 columns of the lane's two rows. Look-ups are kAhead products ahead of the products.
+// A step: 32 columns of the lane's two rows. Look-ups run kAhead products ahead of the products.
 template <typename X>
 __device__ __forceinline__ void multiply_step(Sums& sum, Operands& b, const Lookup& look, const uint4 (&codes)[2],
                                               const X& x, uint32_t step) {
@@ -54,8 +55,8 @@ __device__ __forceinline__ void multiply_step(Sums& sum, Operands& b, const Look
   }
 }
 
-// Asks for the batch from `step` on, behind which nothing else is under way: not before that of now is there, on which
-// `zero`, which is zero, makes it depend.
+// Loads the batch from `step` with no other load in flight: it depends on the current batch through `zero`, which is
+// zero.
 template <int kNow>
 __device__ __forceinline__ void load_next(const RowLutGemv& p, Codes& codes, uint32_t step) {
   uint32_t there = 0;
@@ -64,9 +65,9 @@ __device__ __forceinline__ void load_next(const RowLutGemv& p, Codes& codes, uin
   load_batch(p, codes, codes.batch[1 - kNow], step, codes.end - int(step) + int(there & p.zero));
 }
 
-// A batch of a tile's columns, from `step` on. Where the next tile's values lie is found out between look-ups, when
-// those of all warps keep shared memory busy. One path from load to load, for where two meet ptxas waits for what
-// either has asked for.
+// A batch of a tile's columns, from `step`. The address of the next tile's values is computed between look-ups, while
+// the look-ups of all warps keep shared memory busy. There is a single path from load to load: where two paths meet,
+// ptxas waits for the loads of both.
 template <int kNow, typename X>
 __device__ __forceinline__ void sum_batch(const RowLutGemv& p, const Span& span, const Columns& columns, Sums& sum,
                                           Operands& b, const Lookup& look, const X& x, uint32_t tile, bool behind,
@@ -79,7 +80,7 @@ __device__ __forceinline__ void sum_batch(const RowLutGemv& p, const Span& span,
   if (step + 1 < columns.end) multiply_step(sum, b, look, codes.batch[kNow][1], x, step + 1);
 }
 
-// The warp's columns of a tile; `values` are left with those of the next one.
+// The warp's columns of a tile; on exit `values` are those of the next tile.
 template <typename X>
 __device__ __forceinline__ void sum_tile(const RowLutGemv& p, const Span& span, const Columns& columns, Sums& sum,
                                          Operands& b, const Lookup& look, const X& x, uint32_t tile, Codes& codes,
@@ -87,7 +88,7 @@ __device__ __forceinline__ void sum_tile(const RowLutGemv& p, const Span& span, 
   const bool behind = tile + 1 < codes.whole;
   uint32_t step = columns.begin;
 #pragma unroll 1
-  do {  // once without columns, too
+  do {  // once even without columns
     if (codes.now == 0) {
       sum_batch<0>(p, span, columns, sum, b, look, x, tile, behind, step, codes, values);
     } else {
@@ -97,7 +98,7 @@ __device__ __forceinline__ void sum_tile(const RowLutGemv& p, const Span& span, 
   } while ((step += kSteps) < columns.end);
 }
 
-// Sum of the shares of row `r` of a tile, in the order of its columns.
+// Sum of the partial sums of row `r` of a tile, in column order.
 __device__ __forceinline__ float sum_of_shares(const RowLutGemv& p, const float* shares, uint32_t r, int row,
                                                int rows) {
   float sum = 0.f;
@@ -106,7 +107,7 @@ __device__ __forceinline__ float sum_of_shares(const RowLutGemv& p, const float*
   return sum;
 }
 
-// Writes the results of `tiles` tiles from `first` on.
+// Writes the results of `tiles` tiles from `first`.
 template <typename T>
 __device__ __forceinline__ void write_tiles(const RowLutGemv& p, const Span& span, const float* shares, uint32_t first,
                                             uint32_t tiles, const uint32_t* largest, void* y) {
@@ -124,7 +125,7 @@ __device__ __forceinline__ void write_tiles(const RowLutGemv& p, const Span& spa
   }
 }
 
-// Shared memory: one or two tables, floats of the warps, the largest of 8 rows of x, two sets of shares, x.
+// Shared memory: one or two tables, floats of the warps, the largest of 8 rows of x, two sets of partial sums, x.
 struct Shared {
   uint8_t* tables;
   float* scratch;
@@ -140,7 +141,7 @@ struct Shared {
   }
 };
 
-// All tiles of the block, the first of which has its table.
+// All tiles of the block; the table of the first is complete.
 template <typename T, typename X>
 __device__ __forceinline__ void sum_tiles(const RowLutGemv& p, const Span& span, const Shared& s,
                                           const Columns& columns, const X& x, Codes& codes, Values& values, void* y) {
@@ -170,7 +171,7 @@ __device__ __forceinline__ void sum_tiles(const RowLutGemv& p, const Span& span,
 }
 
 template <typename T, bool kStaged>
-__global__ void __launch_bounds__(kMostThreads, 1)  // and 128 registers: two blocks of half as many threads fit
+__global__ void __launch_bounds__(kMostThreads, 1)  // at most 128 registers, so two blocks of half as many threads fit
     rowlut_gemv_kernel(const __grid_constant__ RowLutGemv p, const T* x, void* y) {
   const Shared s(p);
   const Span span = span_of(p);

@@ -1,10 +1,10 @@
-// What a tile of 16 rows is looked up in: for every byte of codes the pair of f16 values that it stands for.
+// The look-up table of a tile of 16 rows: for each byte of codes the pair of f16 values.
 //
-// Entry (code, half, lane) is the register of m16n8k16's operand A that lane 4 g + t needs where row g (half 0) or
-// g + 8 (half 1) has that byte: its low nibble's value in the low half, for that is the even column. It lies at
-// 256 code + 128 half + 4 lane, so lanes never meet in a bank, whatever their codes, and the four lanes of a row have
-// a copy each. 64 KB, written in stores of 16 bytes, the four copies of a pair: by 512 threads eight each, by 256 twice
-// as many.
+// Entry (code, half, lane) is the register of m16n8k16's operand A that lane 4 g + t needs if row g (half 0) or g + 8
+// (half 1) has that byte. The value of the low nibble is in the low half, which is the even column. The entry is at 256
+// code + 128 half + 4 lane, so lanes never conflict in a bank, whatever their codes; the four lanes of a row have a
+// copy each. The table is 64 KB, written in 16-byte stores of the four copies of a pair: eight stores by each of 512
+// threads, or 16 by each of 256.
 #pragma once
 
 #include "common/shared_memory.cuh"
@@ -12,24 +12,24 @@
 
 namespace localq::rowlut {
 
-constexpr int kMostWarps = 16, kMostThreads = 32 * kMostWarps;  // of a block, or half as many
-constexpr uint32_t kValueBytes = 32;                            // of a row's values
-constexpr uint32_t kCodeBytes = 256;                            // of a code's entries
-constexpr uint32_t kHalfBytes = 128;                            // of those of rows 0 to 7, or 8 to 15
+constexpr int kMostWarps = 16, kMostThreads = 32 * kMostWarps;  // per block, or half as many
+constexpr uint32_t kValueBytes = 32;                            // per row of values
+constexpr uint32_t kCodeBytes = 256;                            // per code
+constexpr uint32_t kHalfBytes = 128;                            // per half of the rows: 0 to 7, or 8 to 15
 constexpr uint32_t kPairTableBytes = 256 * kCodeBytes;
 
 struct RowLutGemv {
   RowGemv row;                         // each, more: in units
   const __half* values[kMaxSegments];  // [out][16]
-  uint32_t warps;                      // of a block: 16, or 8 where two blocks share a multiprocessor
-  uint32_t steps;                      // of 64 bytes of a row of codes
-  uint32_t step_bytes, row_stride;     // from a step of codes to the next, and from row to row among eight
-  uint32_t tile_bytes;                 // from tile to tile, where both are whole
-  uint32_t unit;                       // results that one block has all of
-  uint32_t row_bits;                   // rows of x, rounded up to a power of two
-  uint32_t ahead;                      // so many tiles ahead codes are asked for into L2; 0: not at all
-  uint32_t zero;                       // is zero
-  bool two;                            // tables: the next tile's is made while one is read
+  uint32_t warps;                      // per block: 16, or 8 if two blocks share a multiprocessor
+  uint32_t steps;                      // of 64 bytes per row of codes
+  uint32_t step_bytes, row_stride;     // distance between steps of codes, and between rows of a group of eight
+  uint32_t tile_bytes;                 // distance between consecutive whole tiles
+  uint32_t unit;                       // results are assigned to blocks in multiples of this
+  uint32_t row_bits;                   // log2 of the rows of x, rounded up
+  uint32_t ahead;                      // how many tiles ahead codes are prefetched to L2; 0: none
+  uint32_t zero;                       // always zero
+  bool two;                            // two tables: the next tile's is built while one is read
 };
 
 __device__ __forceinline__ Span span_of(const RowLutGemv& p) {
@@ -41,13 +41,13 @@ __device__ __forceinline__ Span span_of(const RowLutGemv& p) {
   return span;
 }
 
-// The lane's own value, so that ptxas keeps it in a register instead of making it again wherever it is needed.
+// The lane's own value, in a form that ptxas keeps in a register instead of recomputing it.
 __device__ __forceinline__ uint32_t kept(uint32_t value) {
   return __shfl_sync(~0u, value, int(threadIdx.x % 32));
 }
 
-// A thread's part of a table: row g or g + 8 of the tile, one value of high nibbles (in a block of 8 warps that 8
-// behind it, too), eight of low ones.
+// A thread's part of a table: row g or g + 8 of the tile, one value for the high nibble (in a block of 8 warps also the
+// one 8 later), eight for the low nibble.
 struct Part {
   uint32_t g, half, low, high;
 
@@ -59,8 +59,8 @@ struct Part {
 struct Values {
   uint4 low;          // eight
   uint32_t high[2];   // one or two
-  const uint8_t* at;  // where those of low nibbles are
-  int to_high;        // bytes from there to that of high ones
+  const uint8_t* at;  // address of those of low nibbles
+  int to_high;        // offset from there to that of the high nibble, in bytes
 };
 
 // A row of one of the matrices.
@@ -68,7 +68,7 @@ struct Row {
   uint32_t segment, o;
 };
 
-// Row g, or g + 8 with `half`, of a tile. Rows past the end repeat the last one of the block, tiles past the end too.
+// Row g, or g + 8 with `half`, of a tile. Rows and tiles past the end repeat the last row of the block.
 __device__ __forceinline__ Row row_of(const RowLutGemv& p, const Span& span, uint32_t tile, uint32_t g, uint32_t half) {
   const bool paired = p.row.span != kRowTile;
   Row row = {paired ? half : 0, min(span.begin + tile * p.row.span + g + (paired ? 0 : 8 * half), span.end - 1)};
@@ -76,7 +76,7 @@ __device__ __forceinline__ Row row_of(const RowLutGemv& p, const Span& span, uin
   return row;
 }
 
-// From the values of the tile before to those of `tile`, which lies `behind` it (codes.cuh), or not.
+// From the values of the previous tile to those of `tile`; `behind` if it follows directly (codes.cuh).
 __device__ __forceinline__ void load_values(const RowLutGemv& p, const Span& span, uint32_t tile, bool behind,
                                             Values& values) {
   if (behind) {
@@ -92,7 +92,7 @@ __device__ __forceinline__ void load_values(const RowLutGemv& p, const Span& spa
   values.high[0] = __ldg(high), values.high[1] = __ldg(high + (kMostWarps - p.warps));
 }
 
-// The pairs of one value of high nibbles.
+// The pairs of one value of the high nibble.
 __device__ __forceinline__ void fill_codes(uint8_t* to, const Values& values, uint32_t high) {
   const uint32_t words[4] = {values.low.x, values.low.y, values.low.z, values.low.w};
 #pragma unroll
@@ -102,7 +102,7 @@ __device__ __forceinline__ void fill_codes(uint8_t* to, const Values& values, ui
   }
 }
 
-// All threads; the block synchronises before and after.
+// Called by all threads; the block synchronizes before and after.
 __device__ __forceinline__ void fill_table(const RowLutGemv& p, uint8_t* table, const Values& values) {
   const Part part;
   uint8_t* const to = table + (16 * part.high + part.low) * kCodeBytes + part.half * kHalfBytes + 16 * part.g;
