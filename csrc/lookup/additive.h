@@ -1,4 +1,4 @@
-// Additive codebooks to plain weights (additive_dequantize.cu).
+// Dequantization of additive codebooks (additive_dequantize.cu): host API.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,11 +9,11 @@
 
 namespace localq {
 
-// Codebooks of one stride and length, and their codes (localq/quant/additive.py).
-//   codes      u8 or, where `wide`, u16 [out / out_group, in / stride, books]; they count modulo `entries`. Where
-//              tile_positions is not 0: u8 in tiles of 16 rows, as VqBook (gemv.h) has them, of one book
-//   codebooks  [books, entries, length], a power of two of entries. A codeword holds the weights of out_group rows, row
-//              after row, length / out_group of each: a multiple of stride
+// Codebooks of one stride and length, and their codes (localq/formats/codebooks/definition.py).
+//   codes      u8, or u16 if `wide`, [out / out_group, in / stride, books], taken modulo `entries`.
+//              If tile_positions is not 0: u8 in tiles of 16 rows, as in VqBook (gemv.h), of one book
+//   codebooks  [books, entries, length], entries a power of two. A codeword holds the weights of out_group rows, row
+//              after row, length / out_group each: a multiple of stride
 struct CodeSet {
   const void* codes;
   const void* codebooks;
@@ -24,8 +24,8 @@ struct CodeSet {
 
 // A matrix [out, in].
 //   sets     one or two; the terms of the second are added to the sum of the first
-//   scales   [out / out_group] of the type of the codebooks
-//   rounded  the sum is rounded to that type, its product with the scale again (AQLM); else the product is one of f32
+//   scales   [out / out_group], of the type of the codebooks
+//   rounded  AQLM: the sum is rounded to that type, and so is its product with the scale; else the product is in f32
 struct Additive {
   CodeSet set[2];
   int sets;
@@ -34,7 +34,7 @@ struct Additive {
   bool rounded;
 };
 
-// out [row_count, in] of `type` = the rows of a slab, whole groups of rows; `stored`: the type of codebooks and scales.
+// out [row_count, in] of `type` = a slab of rows, in whole groups of rows; `stored`: the type of codebooks and scales.
 void additive_dequantize(const Additive& w, Type stored, void* out, Type type, int64_t row_begin, int64_t row_count,
                          int device, cudaStream_t stream);
 

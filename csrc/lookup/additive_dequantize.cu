@@ -1,14 +1,15 @@
-// W = scale * sums of codewords (localq/quant/additive.py), to f16, bf16 or f32: AQLM in every layout, and vq2,
-// row by row; of codes in tiles, what dequantize.cu has no kernel for.
-//   sets    one or two of codes, codebooks, stride and length (additive.h)
+// W = scale * sums of codewords (localq/formats/codebooks/definition.py), to f16, bf16 or f32: AQLM in every layout,
+// and vq2, row-major; of tiled codes the cases that dequantize.cu has no kernel for.
+//   sets    one or two sets of codes, codebooks, stride and length (additive.h)
 //   scales  C [out / out_group], C the type of the codebooks
 //   out     O [row_count, in]
-// A thread makes kRun neighbouring weights of a row; kRun divides the stride, so they have the same codes. Terms are
-// added in f32 in the order of the definition: set by set, earlier positions first, for each the codebooks in order.
-// The definition's roundings: `rounded` (AQLM) the sum to C, its product with the scale to C, that to O; else (vq2) the
-// f32 product to O. Codes count modulo the entries: none reads out of bounds.
-// Bound: memory, sizeof(O) bytes per weight written and the codes read, where codebooks fit into shared memory (48 KB:
-// 2x8, 1x8, vq2). A codebook of 65,536 entries is gathered from L2: a sector of 32 bytes for 16 of a codeword of 8.
+// A thread computes kRun adjacent weights of a row; kRun divides the stride, so they have the same codes. Terms are
+// added in f32 in the order of the definition: set by set, earlier positions first, the codebooks of each in order.
+// Roundings of the definition: with `rounded` (AQLM) the sum to C, its product with the scale to C, and that to O; else
+// (vq2) the f32 product to O. Codes are taken modulo the number of entries, so no read is out of bounds. Bound: memory,
+// sizeof(O) bytes written per weight and the codes read, if the codebooks fit into shared memory (48 KB: 2x8, 1x8,
+// vq2). A codebook of 65,536 entries is gathered from L2: a sector of 32 bytes for the 16 bytes of a codeword of 8
+// values.
 #include "common/check.h"
 #include "common/launch.h"
 #include "common/rounding.cuh"
@@ -27,17 +28,17 @@ struct Set {
   const uint8_t* codes;
   const void* codebooks;
   uint32_t books, entries, length, stride, positions;
-  uint32_t row_length;  // of a codeword that a row has: length / out_group
-  uint32_t offset;      // bytes into shared memory
+  uint32_t row_length;  // values of a codeword per row: length / out_group
+  uint32_t offset;      // into shared memory, in bytes
   bool wide;
-  uint32_t before, tile_positions;  // of codes in tiles, else 0
+  uint32_t before, tile_positions;  // of tiled codes, else 0
 };
 
 struct Arguments {
   Set set[2];
   const void* scales;
-  uint32_t sets, in, out_group, runs, row_runs;  // runs: of the slab, and of a row
-  uint32_t first;                                // row of the slab
+  uint32_t sets, in, out_group, runs, row_runs;  // runs: of the slab; row_runs: of a row
+  uint32_t first;                                // first row of the slab
   bool staged, rounded;
 };
 
@@ -46,13 +47,13 @@ __device__ __forceinline__ uint32_t code_at(const Set& set, uint64_t at) {
   return code & (set.entries - 1);
 }
 
-// Adds the terms of one set to the weights of row `row`, from `column` on.
+// Adds the terms of one set to the weights of row `row`, from `column`.
 template <typename C, int kRun>
 __device__ __forceinline__ void add_set(float (&sum)[kRun], const Set& set, const C* table, uint32_t row,
                                         uint32_t column, uint32_t out_group) {
   const uint32_t group = out_group == 1 ? row : row / out_group, part = row - group * out_group;
   const uint32_t position = column / set.stride, within = column - position * set.stride;
-  // where the codes of the row begin, and how far positions lie apart
+  // the first code of the row, and the distance between positions
   const bool tiled = set.tile_positions != 0;
   const uint64_t tile = uint64_t(row / kTile) * set.tile_positions + set.before;
   const uint64_t codes = tiled ? tile * kTile + row % kTile : uint64_t(group) * set.positions * set.books;
@@ -70,7 +71,7 @@ __device__ __forceinline__ void add_set(float (&sum)[kRun], const Set& set, cons
   }
 }
 
-// All codebooks to shared memory, in words of 4 bytes; then synchronise.
+// Copies all codebooks to shared memory, in 4-byte words; the block must synchronize afterwards.
 __device__ __forceinline__ void stage(const Arguments& p, uint8_t* memory, uint32_t item_bytes) {
   for (uint32_t s = 0; s < p.sets; ++s) {
     const uint32_t words = p.set[s].books * p.set[s].entries * p.set[s].length * item_bytes / 4;
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
                                O* out) {  // [runs * kRun]
   uint8_t* const memory = shared_memory();
   release_dependents();
-  dependency_wait();  // codebooks may have just been fitted or trained
+  dependency_wait();  // codebooks can be the result of a preceding training step
   if (p.staged) stage(p, memory, sizeof(C));
   __syncthreads();
   const C* tables[2];
@@ -179,7 +180,7 @@ void additive_dequantize(const Additive& w, Type stored, void* out, Type type, i
   require_aligned(out, 16, kOp, "out");
   Arguments p = {};
   uint64_t bytes = 0;
-  uint32_t run = 0;  // every stride is a multiple of what this is one of: bits or-ed keep the lowest
+  uint32_t run = 0;  // the lowest set bit is the largest power of two that divides all strides
   for (int s = 0; s < w.sets; ++s) {
     p.set[s] = checked_set(w.set[s], w);
     p.set[s].offset = uint32_t(bytes);

@@ -1,5 +1,5 @@
-// Bindings of the products with additive codebooks of 256 codewords, of their weights, and of the rotation that is a
-// launch before them, for several rows; no logic.
+// Bindings of the products with additive codebooks of 256 codewords, of their dequantization, and of the rotation of
+// several rows of x; no logic.
 #include "common/bind.h"
 
 #include <pybind11/stl.h>
@@ -29,7 +29,7 @@ using CodeSetArguments = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int6
 using Tiled = std::tuple<uintptr_t, uintptr_t, int64_t, int64_t, int64_t, int64_t, int64_t>;
 // a matrix like all, places, experts, shared
 using VqStackArguments = std::tuple<VqArguments, uintptr_t, int64_t, bool>;
-// words, how many
+// words, number of words
 using Workspace = std::pair<uintptr_t, int64_t>;
 
 VqMatrix vq_matrix(const VqArguments& matrix) {

@@ -1,13 +1,13 @@
-// vq_gemv: the products themselves, one look-up per code.
+// vq_gemv: the sum of table entries, one look-up per code.
 //
-// A lane is a position. 16 bytes of codes are its codes for the 16 rows of a tile, so a warp loads 512 bytes that lie
-// behind each other; one PRMT makes the address of an entry. The sum over positions is the tensor cores' business: a
-// looked-up word is a register of operand A of m16n8k16, whose row g are the lanes 4 g .. 4 g + 3, and B is one where
-// the word's entry belongs to the column: so the products add up entries of four lanes, and put each row of W (and of
-// x) into a column of its own. One accumulator of four registers holds 16 rows of W for one row of x, 8 for two, and so
-// on. What is left is the sum over the eight rows of A, by shuffles that halve what a lane has.
+// A lane is a position. 16 bytes of codes are its codes for the 16 rows of a tile, so a warp loads 512 contiguous
+// bytes; one PRMT makes the address of an entry. Tensor cores compute the sum over positions: a table word is a
+// register of operand A of m16n8k16, whose row g is the lanes 4 g .. 4 g + 3, and B is one where the entry belongs to
+// the column. Products thus add the entries of four lanes and put each row of W (and of x) into its own column. One
+// accumulator of four registers holds 16 rows of W for one row of x, 8 for two, and so on. What remains is the sum over
+// the eight rows of A, by shuffles that halve the values per lane (warp_reduce.cuh).
 //
-// With 8 rows of x a table has 16 positions: the upper half of the warp works on the next tile.
+// With 8 rows of x a table has 16 positions, and the upper half of the warp works on the next tile.
 #pragma once
 
 #include "lookup/intrinsics.cuh"
@@ -15,20 +15,20 @@
 
 namespace localq::vq {
 
-// Loads of codes in an item: kGroup positions each, together a table's.
+// Loads of codes per item: kGroup positions each, a whole table together.
 template <int kRows>
 __host__ __device__ constexpr uint32_t loads_of_item() {
   return kRows == 1 ? 4 : kRows == 2 ? 2 : 1;
 }
 
-// The work of a step in items: what one warp does at a time, a tile (with 8 rows of x two) and all positions of the
+// Items of a step. An item is the unit of work of a warp: one tile (two with 8 rows of x) and all positions of the
 // table.
 template <int kRows>
 __device__ __forceinline__ uint32_t items_of(const Step& step) {
   return kRows == 8 ? (step.tiles + 1) / 2 : step.tiles;
 }
 
-// The lane's tile of item `index`, counted from the step's first.
+// The lane's tile of item `index`, relative to the first of the step.
 template <int kRows>
 __device__ __forceinline__ uint32_t tile_of(uint32_t index) {
   return kRows == 8 ? 2 * index + threadIdx.x % 32 / 16 : index;
@@ -41,7 +41,7 @@ struct Codes {
 };
 
 // The lane's codes of the tile whose codes begin at `tile`, for table `table` of the step. Lanes without a position
-// have those of the last one: every entry of a position that is not there is zero.
+// repeat the last one: the entries of missing positions are zero.
 template <int kRows>
 __device__ __forceinline__ void load_tile(Codes<kRows>& codes, const uint8_t* tile, const Step& step, uint32_t table) {
   constexpr uint32_t kLoads = loads_of_item<kRows>(), kTablePositions = positions_of_table<kRows>();
@@ -59,8 +59,8 @@ __device__ __forceinline__ void load_tile(Codes<kRows>& codes, const uint8_t* ti
   }
 }
 
-// The lane's codes of an item for a table of the step, if it is one. Lanes without a tile have those of the last one;
-// nobody takes their sums.
+// The lane's codes of an item for a table of the step, if the item exists. Lanes without a tile repeat the last one;
+// their sums are discarded.
 template <int kRows>
 __device__ __forceinline__ void load_item(Codes<kRows>& codes, const Shared& s, const Step& step, uint32_t index,
                                           uint32_t table = 0) {
@@ -68,7 +68,8 @@ __device__ __forceinline__ void load_item(Codes<kRows>& codes, const Shared& s, 
   load_tile<kRows>(codes, s.codes[step.codes + min(tile_of<kRows>(index), step.tiles - 1)], step, table);
 }
 
-// Steps, and where the codes of the block's tiles begin. All threads; then synchronise.
+// Fills in the steps, and the addresses of the codes of the block's tiles. Called by all threads; the block must
+// synchronize afterwards.
 template <int kRows>
 __device__ __forceinline__ void fill(const Arguments& p, const Span& span, const Shared& s) {
   for (uint32_t i = kThreads - 1 - threadIdx.x; i < p.steps; i += kThreads) s.steps[i] = step_at<kRows>(p, span, i);
@@ -83,15 +84,15 @@ __device__ __forceinline__ void fill(const Arguments& p, const Span& span, const
   if (threadIdx.x < kRows) s.largest[threadIdx.x] = 0;
 }
 
-// What a looked-up entry has: registers of operand A.
+// A table entry: registers of operand A.
 template <int kRows>
 struct Entry {
   uint32_t word[kRows <= 2 ? 1 : kRows / 2];
 };
 
-// Byte k of `codes` looked up, kOffset bytes into its row. Of `column` byte 0 is that of the lane's entry in a row of
-// the table, bytes 2 and 3 are 65,536 times the number of the table: so one PRMT makes all of an address but `tables`,
-// which is a part of the load.
+// Looks up byte k of `codes`, at byte kOffset of its row. Byte 0 of `column` is the offset of the lane's entry in a row
+// of the table, bytes 2 and 3 are the table number (times 65,536). One PRMT completes the address except for `tables`,
+// which is an operand of the load.
 template <int kRows, int kOffset>
 __device__ __forceinline__ Entry<kRows> look_up(uint32_t tables, uint32_t column, uint32_t codes, int k) {
   const uint32_t at = tables + __byte_perm(codes, column, 0x7604u | (uint32_t(k) << 4));
@@ -104,7 +105,7 @@ __device__ __forceinline__ Entry<kRows> look_up(uint32_t tables, uint32_t column
   return entry;
 }
 
-// Operand B: in register q, a one where column g of the product takes the low (or the high) entry of word q.
+// Operand B: a one in register q where column g of the product takes the low (or the high) entry of word q.
 template <int kRows>
 struct Selectors {
   static constexpr int kCount = kRows == 1 ? 8 : 4;
@@ -123,29 +124,29 @@ struct Selectors {
   }
 };
 
-// Adds what 16 codes of the lane stand for, with two rows of x and more (with one: add_groups). A lane's accumulators
-// have the same rows of the tile for any kRows, but for how many they are: 4 t .. with one or two rows of x, 8 (t / 2)
-// .. with four, all with eight; see place_of_sum().
+// Adds the entries of 16 codes of the lane, for two or more rows of x (one row: add_groups). The accumulators of a lane
+// hold the same rows of the tile for any kRows, except for their number: 4 t .. with one or two rows of x, 8 (t / 2) ..
+// with four, all with eight; see place_of_sum().
 template <int kRows, int kOffset>
 __device__ __forceinline__ void add_codes(float (&sum)[kRows][4], uint32_t tables, uint32_t column, uint4 codes,
                                           const Selectors<kRows>& select) {
-  constexpr int kEach = 8 / kRows;  // rows of W of half an accumulator
+  constexpr int kEach = 8 / kRows;  // rows of W per half of an accumulator
   const uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
   constexpr int kWords = kRows / 2;
 #pragma unroll
   for (int d = 0; d < kRows; ++d) {
-    if constexpr (kRows == 2) {  // two rows of W in a product
+    if constexpr (kRows == 2) {  // two rows of W per product
 #pragma unroll
       for (int j = 0; j < kEach; j += 2) {
         uint32_t a[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {  // upper half in registers 1 and 3, the second row in 2 and 3
+        for (int i = 0; i < 4; ++i) {  // upper half in registers 1 and 3, second row in 2 and 3
           const int byte = 4 * (j + i / 2) + i % 2 * 2 + d;
           a[i] = look_up<kRows, kOffset>(tables, column, word[byte / 4], byte % 4).word[0];
         }
         mma(sum[d], a, select.word[j], select.word[j + 1], __half{});
       }
-    } else {  // one row of W, two words of its entry in a product
+    } else {  // one row of W, two words of its entry per product
 #pragma unroll
       for (int j = 0; j < kEach; ++j) {
         const int low = 8 * j + 2 * d, high = low + 1;
@@ -161,13 +162,13 @@ __device__ __forceinline__ void add_codes(float (&sum)[kRows][4], uint32_t table
   }
 }
 
-// Load i of an item: bytes into a row of the table.
+// Byte offset of load i of an item in a row of the table.
 template <int kRows>
 __host__ __device__ constexpr int offset_of_load(int i) {
   return kRows == 1 ? i / 2 * 128 + i % 2 * 2 : 128 * i;
 }
 
-// Product n of a whole item with one row of x, of four in each load: its four entries.
+// The four entries of product n of a whole item with one row of x; each load has four products.
 template <int kLoad>
 __device__ __forceinline__ void look_up_four(uint32_t (&a)[4], uint32_t tables, uint32_t column, const uint4& codes,
                                              int product) {
@@ -179,7 +180,7 @@ __device__ __forceinline__ void look_up_four(uint32_t (&a)[4], uint32_t tables, 
   }
 }
 
-// Product n of an item with one row of x: its load is known where the loop over products is unrolled.
+// Product n of an item with one row of x; its load is a constant where the loop over products is unrolled.
 __device__ __forceinline__ void look_up_product(uint32_t (&a)[4], uint32_t tables, uint32_t column,
                                                 const Codes<1>& codes, int n) {
   if (n / 4 == 0) look_up_four<0>(a, tables, column, codes.load[0], n % 4);
@@ -188,8 +189,8 @@ __device__ __forceinline__ void look_up_product(uint32_t (&a)[4], uint32_t table
   if (n / 4 == 3) look_up_four<3>(a, tables, column, codes.load[3], n % 4);
 }
 
-// kGroups loads of an item with one row of x: look-ups are kAhead products ahead of the products, and between them the
-// sums of the item before are taken together.
+// kGroups loads of an item with one row of x. Look-ups run kAhead products ahead of the products; the sums of the
+// previous item are reduced between them.
 template <int kGroups>
 __device__ __forceinline__ void add_groups(float (&sum)[4], uint32_t tables, uint32_t column, const Codes<1>& codes,
                                            const Selectors<1>& select, Folding& before) {
@@ -206,7 +207,7 @@ __device__ __forceinline__ void add_groups(float (&sum)[4], uint32_t tables, uin
   }
 }
 
-// All codes of an item with one row of x looked up and added.
+// Looks up and adds all codes of an item with one row of x.
 __device__ __forceinline__ void add_loads(float (&sum)[4], uint32_t tables, uint32_t column, uint32_t groups,
                                           const Codes<1>& codes, const Selectors<1>& select, Folding& before) {
   if (groups == 4) return add_groups<4>(sum, tables, column, codes, select, before);
@@ -215,7 +216,7 @@ __device__ __forceinline__ void add_loads(float (&sum)[4], uint32_t tables, uint
   add_groups<1>(sum, tables, column, codes, select, before);
 }
 
-// The same with more rows.
+// The same for more rows.
 template <int kRows>
 __device__ __forceinline__ void add_loads(float (&sum)[kRows][4], uint32_t tables, uint32_t column, uint32_t groups,
                                           const Codes<kRows>& codes, const Selectors<kRows>& select) {

@@ -1,20 +1,20 @@
-// W = scale * sums of codewords, rows of a matrix whose codes lie in tiles of 16 rows (localq/quant/vq_tiles.py), bit
-// for bit as localq/quant/vq2_codec.py and aqlm.py define it, to f16 or bf16.
+// W = scale * sums of codewords, rows of a matrix with codes in tiles of 16 rows (localq/formats/codebooks/tiles.py),
+// to f16 or bf16, bitwise as localq/formats/codebooks/vq2_codec.py and aqlm.py define it.
 //   book    one or two (dequantize.h): codes u8 [tile][position][16 rows], codebook C [entries, length]
 //   scales  C [out], C the type of the codebooks
 //   out     O [row_count, in]; in % 8 == 0
-// Terms are added in f32 in the order of the definition: the first book, earlier positions first, then the second. -0
-// in a codebook is +0 here, so that the first term needs no sum with zero: no other sum can tell.
+// Terms are added in f32 in the order of the definition: the first book, earlier positions first, then the second. A -0
+// in a codebook is read as +0, so the first term needs no addition to zero; no other sum is affected.
 //
-// A weight takes length / stride halves out of shared memory whatever the order of work; so what counts is that no bank
-// is asked twice. Every codeword is there 8 times in parts of 16 bytes, one copy for each group of four banks: the 8
-// lanes of a phase have a copy each. A lane makes 8 neighbouring weights of a row, and so writes 16 bytes, its warp 512
-// behind each other; it has the codes of 16 rows at each of its positions from one load of 16 bytes, and one PRMT makes
-// an address: the code is its second byte, the lane's copy the first. Positions before the first of a row have code 0
-// and bit 16 set: zeros lie there.
+// A weight takes length / stride halves from shared memory in any order of work, so bank conflicts decide the speed.
+// Every codeword is stored 8 times in parts of 16 bytes, one copy per group of four banks, and each of the 8 lanes of a
+// phase has its own copy. A lane computes 8 adjacent weights of a row and writes 16 bytes, a warp 512 contiguous bytes.
+// One 16-byte load gives it the codes of 16 rows at a position, and one PRMT makes an address: the second byte is the
+// code, the first the lane's copy. Positions before the first of a row have code 0 and bit 16 set, where zeros are
+// stored.
 //
-// Bound: memory, 1 / stride bytes per book and 2 bytes per weight; on an H200 shared memory nearly as much (README.md).
-// Other strides and lengths, f32, and books that do not fit into shared memory: additive_dequantize.cu.
+// Bound: memory, 1 / stride bytes per book and 2 bytes per weight; on an H200 shared memory is nearly as slow
+// (README.md). Other strides and lengths, f32, and books that do not fit into shared memory: additive_dequantize.cu.
 #include "common/check.h"
 #include "common/launch.h"
 #include "lookup/additive.h"
@@ -35,7 +35,7 @@ struct Launch {
   cudaStream_t stream;
 };
 
-// Whether there is a kernel for books of these sizes and these types; then it is launched.
+// Whether the kernel is for books of these sizes, and fits into shared memory.
 template <typename First, typename Second>
 bool fits(const TiledMatrix& w, int device) {
   const bool first = w.book[0].stride == First::kStride && w.book[0].length == First::kLength;

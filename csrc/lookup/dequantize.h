@@ -1,4 +1,4 @@
-// Tiled codes of additive codebooks of 256 codewords to plain weights (dequantize.cu): vq2, and AQLM's 1x8 and 2x8.
+// Dequantization of tiled codes of additive codebooks of 256 codewords (dequantize.cu): vq2, and AQLM's 1x8 and 2x8.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@
 
 namespace localq {
 
-// A codebook [entries, length], at most 256, and its codes in tiles, as VqBook (gemv.h) has them.
+// A codebook [entries, length], at most 256 entries, and its codes in tiles, as in VqBook (gemv.h).
 struct TiledBook {
   const uint8_t* codes;
   const void* codebook;
@@ -18,8 +18,8 @@ struct TiledBook {
 };
 
 // A matrix [out, in], in % 8 == 0.
-//   scales   [out] of the type of the codebooks
-//   rounded  the sum is rounded to that type, its product with the scale again (AQLM); else the product is one of f32
+//   scales   [out], of the type of the codebooks
+//   rounded  AQLM: the sum is rounded to that type, and so is its product with the scale; else the product is in f32
 struct TiledMatrix {
   TiledBook book[2];
   int books;
@@ -28,7 +28,8 @@ struct TiledMatrix {
   bool rounded;
 };
 
-// out [row_count, in] of `type` = rows from row_begin on, a multiple of 16; `stored`: the type of codebooks and scales.
+// out [row_count, in] of `type` = the rows from row_begin, a multiple of 16; `stored`: the type of codebooks and
+// scales.
 void vq_dequantize(const TiledMatrix& w, Type stored, void* out, Type type, int64_t row_begin, int64_t row_count,
                    int device, cudaStream_t stream);
 

@@ -1,4 +1,4 @@
-// vq_dequantize: the kernel (dequantize.cu says what it does). The first book's terms are put, the second's added.
+// The kernel of vq_dequantize; see dequantize.cu. The terms of the first book are stored, those of the second added.
 #pragma once
 
 #include "common/rounding.cuh"
@@ -6,11 +6,11 @@
 
 namespace localq::tiled {
 
-constexpr uint32_t kTile = 16, kRun = 8;          // rows of a tile; weights of a lane
-constexpr uint32_t kEntries = 256, kEntry = 256;  // of a page; bytes of one: two parts of 16 bytes, 8 copies of each
-constexpr uint32_t kPart = 128, kCopies = 8;      // bytes of a part and its copies
+constexpr uint32_t kTile = 16, kRun = 8;          // rows of a tile; weights per lane
+constexpr uint32_t kEntries = 256, kEntry = 256;  // per page; bytes per entry: two parts of 16 bytes, 8 copies of each
+constexpr uint32_t kPart = 128, kCopies = 8;      // bytes of a part with its copies
 constexpr uint32_t kPage = kEntries * kEntry;     // bytes
-constexpr uint32_t kZeros = 512;                  // bytes behind a page: what positions before the row's first have
+constexpr uint32_t kZeros = 512;  // bytes after a page: the entries of positions before the first of a row
 constexpr uint32_t kAbsent = 65536, kHalfPage = kPage / 2;
 
 struct Source {
@@ -21,7 +21,7 @@ struct Source {
 
 struct Arguments {
   Source book[2];
-  const void* scales;  // from the first row on
+  const void* scales;  // from the first row
   uint32_t rows, in, runs, chunks, items;
   uint32_t first_tile;
 };
@@ -31,7 +31,8 @@ __device__ __forceinline__ uint32_t without_minus_zero(uint32_t word) {
   return (word >> 16) == 0x8000u ? low : (word & 0xffff0000u) | low;
 }
 
-// 8 weights of every codeword of `words` words, from word `start` on, to entries of `step` bytes; all threads.
+// Copies 8 weights of every codeword of `words` words, from word `start`, to entries of `step` bytes. Called by all
+// threads.
 __device__ __forceinline__ void stage_part(const Source& s, uint32_t words, uint32_t start, uint8_t* to,
                                            uint32_t step) {
   for (uint32_t i = threadIdx.x; i < kEntries * kCopies; i += blockDim.x) {
@@ -51,11 +52,11 @@ __device__ __forceinline__ uint4 codes_at(const Source& s, uint32_t tile, uint32
   if (position < lag) return make_uint4(0, 0, 0, 0);
   return __ldg(reinterpret_cast<const uint4*>(s.codes + uint64_t(tile) * s.tile_bytes) + s.before + position - lag);
 }
-// What makes an address of a code: the lane's copy, and where zeros are for a position that is not there.
+// The constant part of an address: the lane's copy, and the zeros for a missing position.
 __device__ __forceinline__ uint32_t lane_bytes(uint32_t copy_step, bool absent) {
   return threadIdx.x % kCopies * copy_step | (absent ? kAbsent : 0u);
 }
-// Row k's code of `codes` as bytes into a page.
+// The code of row k in `codes` as a byte offset into a page.
 __device__ __forceinline__ uint32_t address(const uint4& codes, uint32_t lane, int k) {
   const uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
   return __byte_perm(word[k / 4], lane, 0x7604u | (uint32_t(k % 4) << 4));
@@ -69,7 +70,7 @@ __device__ __forceinline__ float2 unpacked(uint32_t word, __nv_bfloat16) {
   return make_float2(__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u));
 }
 
-// Four weights of two words: put, or added, to sum[kFrom ..].
+// Four weights of two words, stored in or added to sum[kFrom ..].
 template <typename C, bool kPut, int kFrom>
 __device__ __forceinline__ void four(float (&sum)[kRun], uint32_t first, uint32_t second) {
   const float2 low = unpacked(first, C{}), high = unpacked(second, C{});
@@ -81,15 +82,15 @@ __device__ __forceinline__ void four(float (&sum)[kRun], uint32_t first, uint32_
 template <int kStride, int kLength>
 struct Book;
 
-// A lane's 8 weights are positions p = 2 run and p + 1. Quarters of a codeword that lie behind each other are a part:
-// 0 and 1, 2 and 3 in a page, 1 and 2 in half of one behind it.
+// A lane's 8 weights are positions p = 2 run and p + 1. Adjacent quarters of a codeword form a part: 0 and 1, 2 and 3
+// in a page, 1 and 2 in the half page after it.
 template <>
 struct Book<4, 16> {
   static constexpr int kStride = 4, kLength = 16;
-  static constexpr uint32_t kLastQuarter = kPart + 8;  // bytes into an entry
+  static constexpr uint32_t kLastQuarter = kPart + 8;  // byte offset in an entry
   static constexpr uint32_t kMiddle = kPage + kZeros, kBytes = kMiddle + kHalfPage + kZeros;
   struct Codes {
-    uint4 of[5];  // of positions p - 3 .. p + 1; the first and the last exchanged in half of the lanes
+    uint4 of[5];  // of positions p - 3 .. p + 1; the first and the last are swapped in half of the lanes
     uint32_t lane[5];
     bool exchanged;
   };
@@ -115,8 +116,8 @@ struct Book<4, 16> {
     }
     return codes;
   }
-  // Of the first and the last code a quarter is needed. Lanes 8 to 15 (and 24 to 31) ask for the other one than lanes
-  // 0 to 7, which lies in the other half of a copy: so 16 lanes meet in no bank.
+  // The first and the last code need a quarter each. Lanes 8 to 15 (and 24 to 31) read the other one than lanes 0 to 7;
+  // it is in the other half of a copy, so 16 lanes have no bank conflict.
   template <typename C, bool kPut>
   static __device__ __forceinline__ void add(float (&sum)[kRun], const Codes& codes, uint32_t table, int k) {
     uint32_t one[2], other[2], word[4];
@@ -133,7 +134,7 @@ struct Book<4, 16> {
   }
 };
 
-// A lane's 8 weights are a position: part `lag` of the codeword of so many positions before.
+// A lane's 8 weights are one position: part `lag` of the codeword `lag` positions before it.
 template <int kLongest>
 struct Book<8, kLongest> {
   static constexpr int kStride = 8, kLength = kLongest, kLags = kLength / 8;
@@ -192,7 +193,7 @@ struct Book<16, 16> {
   }
 };
 
-// In place of a second book.
+// Takes the place of a second book.
 struct None {
   static constexpr int kStride = 0, kLength = 0;
   static constexpr uint32_t kBytes = 0;
@@ -207,7 +208,7 @@ struct None {
   }
 };
 
-// Bytes of shared memory before the second book, and in all: two books of one part share a page.
+// Bytes of shared memory before the second book, and in total; two books of one part share a page.
 template <typename First, typename Second>
 __host__ __device__ constexpr uint32_t second_at() {
   return First::kLength == 8 && Second::kLength == 8 ? kPart : First::kBytes;
@@ -217,7 +218,7 @@ __host__ __device__ constexpr uint32_t shared_bytes() {
   return second_at<First, Second>() == kPart ? kPage : First::kBytes + Second::kBytes;
 }
 
-// Threads of a block, one per multiprocessor: as many as their registers let be, on all architectures.
+// Threads of a block, one block per multiprocessor: as many as the registers allow on all architectures.
 template <typename First, typename Second>
 __host__ __device__ constexpr int threads() {
   return Second::kLength > 8 ? 640 : First::kLength > 8 ? 896 : 1024;
@@ -232,7 +233,8 @@ __device__ __forceinline__ uint32_t both(float low, float high, __nv_bfloat16) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-// Two weights of a row; of AQLM sum and product are rounded to the type of the codebooks, which is that of the result.
+// Two weights of a row. For AQLM, sum and product are rounded to the type of the codebooks, which is that of the
+// result.
 template <typename T, bool kRounded>
 __device__ __forceinline__ uint32_t weights_of(float low, float high, float scale) {
   if (!kRounded) return both(low * scale, high * scale, T{});
@@ -240,7 +242,7 @@ __device__ __forceinline__ uint32_t weights_of(float low, float high, float scal
   return both(sums.x * scale, sums.y * scale, T{});
 }
 
-// 16 bytes in one store: left to itself the compiler splits most of them into four.
+// 16 bytes in one store, which the compiler otherwise splits into four in most places.
 __device__ __forceinline__ void store_weights(void* to, const uint32_t (&pairs)[kRun / 2]) {
 #ifdef __CUDA_ARCH__
   asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]),
@@ -263,7 +265,7 @@ __global__ void __launch_bounds__(threads<First, Second>(), 1) vq_dequantize_ker
   const uint32_t first_table = shared_address(memory), second_table = first_table + second_at<First, Second>();
   for (uint32_t item = blockIdx.x * kWarps + threadIdx.x / 32; item < p.items; item += gridDim.x * kWarps) {
     const uint32_t tile = item / p.chunks, own = (item - tile * p.chunks) * 32 + threadIdx.x % 32;
-    const uint32_t run = min(own, p.runs - 1);  // lanes behind the row's end do as its last
+    const uint32_t run = min(own, p.runs - 1);  // lanes past the end of the row repeat its last run
     const auto first = First::load(p.book[0], p.first_tile + tile, run);
     const auto second = Second::load(p.book[1], p.first_tile + tile, run);
     const uint32_t rows = own == run ? p.rows - tile * kTile : 0;

@@ -1,18 +1,17 @@
 // The products of a mixture of experts with one token, W a sum of codewords (gemv.cu): vq2, AQLM's 1x8 and 2x8.
 //   gate_up  y[j] = silu(g) * u, g and u = norm(x) W^T of gate and up of expert chosen[j]      x T [in]
-//   down     y = residual + sum over j of weights[j] (x[j] W^T), W of expert chosen[j]         x T [active, in], each
-//   of
-//            which may be rotated first (rotation.cuh)
+//   down     y = residual + sum over j of weights[j] (x[j] W^T), W of expert chosen[j]         x T [active, in],
+//            each row rotated first if there are signs (rotation.cuh)
 //
-// Every chosen expert is a product of vq_gemv of its own, and the blocks of a launch are divided among them: first a
-// block reads which expert it has, and where that lies (VqPlace), so a graph of a step stays as it is; its arguments
-// are then those of an ordinary product, in shared memory. Of gate_up the stripes of all slots lie behind each other.
-// Of down the slots are slices of one product: their sums, weighted, meet as slices of columns do (slice_reduce.cuh),
-// in the order of `chosen`. So a launch of down needs as many blocks at once as it has slots and slices: active is at
-// most the number of multiprocessors.
+// Each chosen expert is a product of vq_gemv, and the blocks of a launch are divided among them. A block first reads
+// which expert it has and where its matrix is (VqPlace), so a captured graph stays valid; then its arguments, in shared
+// memory, are those of an ordinary product. In gate_up the stripes of all slots follow each other. In down the slots
+// are slices of one product: their weighted sums are combined like slices of columns (slice_reduce.cuh), in the order
+// of `chosen`. A launch of down therefore needs as many resident blocks as slots times slices: active is at most the
+// number of multiprocessors.
 //
-// Every expert has tables of its own, also where experts share codebooks. Deterministic, as vq_gemv. Bound: memory.
-// Reads active * out * in / stride bytes of each book once; the first codes are asked for when the choice is there.
+// Every expert builds its own tables, even where experts share codebooks. Deterministic, like vq_gemv. Bound: memory.
+// Reads active * out * in / stride bytes of each book once; the first codes are loaded when the choice is known.
 #include <algorithm>
 
 #include "lookup/experts_kernel.cuh"

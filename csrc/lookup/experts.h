@@ -1,12 +1,12 @@
-// Mixtures of experts whose matrices are sums of codewords (experts.cu): what is offered.
+// Mixtures of experts whose matrices are sums of codewords (experts.cu): host API.
 #pragma once
 
 #include "lookup/gemv.h"
 
 namespace localq {
 
-// What differs between matrices [out, in] that one launch chooses among, as it lies on the device: where a matrix is.
-//   codes, fragments, scales, factor   as of VqBook and VqMatrix
+// The device addresses of one of the matrices [out, in] among which a launch chooses.
+//   codes, fragments, scales, factor   as in VqBook and VqMatrix
 struct VqPlace {
   const uint8_t* codes[kMaxBooks];
   const void* fragments[kMaxBooks];
@@ -16,7 +16,7 @@ struct VqPlace {
 };
 
 // The experts of a layer.
-//   like    a matrix of theirs: sizes, books, type of scales; its addresses are not read
+//   like    one of their matrices: sizes, books, type of scales; its addresses are not used
 //   places  [experts][1], or [experts][2] of gate and up
 //   shared  gate and up of every expert have the same fragments
 struct VqExperts {
@@ -30,8 +30,8 @@ struct VqExperts {
 void vq_experts_gate_up(const VqExperts& e, const GemvExtras& norm, const VqWorkspace& workspace, const int32_t* chosen,
                         int active, const void* x, void* y, Type type, int device, cudaStream_t stream);
 
-// y T [out] = residual + sum over j of weights[j] * (x[j] W^T), x T [active, in], W of the expert chosen[j], weights
-// f32 [active]; residual T [out] or null, which may be y. With signs u8 [in / 8] each x[j] is rotated first.
+// y T [out] = residual + sum over j of weights[j] * (x[j] W^T), x T [active, in], W of expert chosen[j], weights f32
+// [active]; residual T [out] or null, can be y. With signs u8 [in / 8] each x[j] is rotated first.
 void vq_experts_down(const VqExperts& e, const uint8_t* signs, const VqWorkspace& workspace, const int32_t* chosen,
                      const float* weights, int active, const void* x, const void* residual, void* y, Type type,
                      int device, cudaStream_t stream);

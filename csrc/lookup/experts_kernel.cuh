@@ -1,4 +1,4 @@
-// vq_experts: the kernel (experts.cu says what it does).
+// The kernel of vq_experts; see experts.cu.
 #pragma once
 
 #include "lookup/experts.h"
@@ -8,23 +8,23 @@
 
 namespace localq::vq {
 
-// What of a launch is not in its Arguments.
+// The part of a launch that is not in Arguments.
 struct Chosen {
   const VqPlace* places;              // [experts][parts]
   const int32_t* chosen;              // [slots]
-  const float* weights;               // [slots], of down
+  const float* weights;               // [slots], for down
   uint32_t experts, stripes, slices;  // stripes and slices of one slot
 };
 
 constexpr uint32_t kOwnBytes = (sizeof(Arguments) + 255) / 256 * 256;
 
-// The slot of the block: the slots' stripes lie behind each other, but of down their slices do.
+// The slot of the block. The stripes of the slots follow each other; in down their slices do.
 template <bool kDown>
 __device__ __forceinline__ uint32_t slot_of(const Chosen& c) {
   return kDown ? blockIdx.x / c.slices % (gridDim.x / (c.stripes * c.slices)) : blockIdx.x / (c.stripes * c.slices);
 }
 
-// One thread: the arguments of the block's own product.
+// The arguments of the block's own product. Called by one thread.
 template <bool kDown>
 __device__ __forceinline__ void take_expert(const Arguments& given, const Chosen& c, uint32_t slot, Arguments& own) {
   own = given;
@@ -46,7 +46,8 @@ __device__ __forceinline__ void take_expert(const Arguments& given, const Chosen
   }
 }
 
-// Of down: sums are weighted before they meet those of other experts, whose scales are others. Then synchronise.
+// down: weights the sums before they are combined with those of other experts, which have other scales. The block must
+// synchronize afterwards.
 __device__ __forceinline__ void weigh(const Span& span, const Shared& s, const Arguments& p) {
   const Share all = {0, span.count * kTile};
   for (uint32_t i = threadIdx.x; i < all.count; i += kThreads) s.sums[i] *= weight_of<1>(p, span, all, i);
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     vq_experts_kernel(const __grid_constant__ Arguments given, const __grid_constant__ Chosen c, const T* x, T* y) {
   Arguments& p = *reinterpret_cast<Arguments*>(shared_memory());
   release_dependents();
-  dependency_wait();  // the router's choice says where codes are
+  dependency_wait();  // the router's choice determines where the codes are
   const uint32_t slot = slot_of<kDown>(c);
   if (threadIdx.x == 0) take_expert<kDown>(given, c, slot, p);
   __syncthreads();
@@ -77,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Selectors<1> select;
   const bool two = p.tables > p.step_tables;
 #pragma unroll 1
-  for (uint32_t index = 0, number = 0;; ++index, number ^= two) {  // as vq_gemv_kernel
+  for (uint32_t index = 0, number = 0;; ++index, number ^= two) {  // as in vq_gemv_kernel
     const Step& next = s.steps[index];
     if (index > 0) {
       add_step<1>(s, number ^ two, s.steps[index - 1], next, select, codes);

@@ -1,9 +1,8 @@
-// What the parts of gemv.cu share: the matrices of a launch, how they are cut among blocks of threads, and the
-// memory of a block.
+// Shared by the parts of gemv.cu: the matrices of a launch, their split among blocks, and the shared memory of a block.
 //
-// A tile is 16 rows of a matrix, a unit is what ends in 16 results: a tile, or with an activation the gate's and the
-// up's. A block has a stripe of units and a slice of the columns, and walks through steps: a step is one table or two,
-// that is positions of one book, and all tiles of the stripe that share the book.
+// A tile is 16 rows of a matrix; a unit produces 16 results: a tile, or with an activation the tiles of gate and up. A
+// block has a stripe of units and a slice of the columns, and walks through steps. A step is one table or two, that is
+// positions of one book, and all tiles of the stripe that share the book.
 #pragma once
 
 #include "common/gemv.cuh"
@@ -15,21 +14,20 @@ namespace localq::vq {
 
 constexpr int kWarps = 16, kThreads = 32 * kWarps;
 constexpr uint32_t kTile = 16;         // rows of a tile
-constexpr uint32_t kGroup = 32;        // positions of one load of a warp (kRows = 8: twice 16)
-constexpr uint32_t kEntryBytes = 256;  // of a table: what one code stands for, at all positions
+constexpr uint32_t kGroup = 32;        // positions per load of a warp (kRows = 8: twice 16)
+constexpr uint32_t kEntryBytes = 256;  // of a table, per code: the entries at all positions
 constexpr uint32_t kTableBytes = 256 * kEntryBytes;
-constexpr uint32_t kReach = 32;  // columns that a window may reach behind its slice
+constexpr uint32_t kReach = 32;  // columns that a window can extend past its slice
 constexpr uint32_t kMostSlices = 32;
-constexpr uint32_t kTogether = 16;  // of the slices of a result: sums that a thread reads at once
+constexpr uint32_t kTogether = 16;  // slices of a result whose sums a thread reads at once
 
-// Positions of a table for kRows rows of x: each takes 2 bytes a row.
+// Positions of a table for kRows rows of x: 2 bytes per position and row.
 template <int kRows>
 __host__ __device__ constexpr uint32_t positions_of_table() {
   return kEntryBytes / 2 / kRows;
 }
 
-// Whether a step may have two tables: with few rows of x the loop over them costs more than the sums of an item taken
-// together half as often.
+// Whether a step can have two tables. With few rows of x the loop over tables costs more than it saves in reductions.
 template <int kRows>
 constexpr bool kPairs = kRows >= 4;
 
@@ -38,9 +36,9 @@ struct Book {
   uint32_t tile_bytes;
 };
 
-// `parts` shares of `all`, as equal as they can be; divided by the host.
+// `parts` shares of a total, equal up to one; the host does the division.
 struct Shares {
-  uint32_t each, more;  // the first `more` of them have one more
+  uint32_t each, more;  // the first `more` shares have one more
 
   __device__ __forceinline__ uint32_t begin(uint32_t part) const {
     return each * part + min(part, more);
@@ -55,13 +53,13 @@ struct Segment {
   float factor;
   uint32_t out, tiles;
   uint32_t y_begin;
-  const void* group_scales;  // of bcq_gemv, in place of scales and factor
+  const void* group_scales;  // bcq_gemv only, instead of scales and factor
 };
 
-// The rotation of x (localq/quant/hadamard.py), none without signs; of one row of x.
+// The rotation of one row of x (localq/formats/codebooks/rotation.py); none if signs is null.
 struct Rotation {
   const uint8_t* signs;   // [in / 8]
-  uint32_t block, reach;  // columns of a Hadamard block, and how many behind a slice its codewords need, in eights
+  uint32_t block, reach;  // columns of a Hadamard block; columns needed past a slice, in eights
   float scale;
 };
 
@@ -71,22 +69,22 @@ struct Arguments {
   Rotation rotation;
   GemvExtras extras;
   uint32_t books, in, units, parts;
-  uint32_t run_end[kMaxSegments];  // units behind each run of matrices that share codebooks; not with two parts
+  uint32_t run_end[kMaxSegments];  // in units: ends of runs of matrices with the same codebooks; one part only
   uint32_t runs;
-  // Columns are cut between units of columns. Either a slice has all books, or the first `apart` slices have the first
-  // book alone and the others the second.
+  // Columns are split at multiples of unit_columns. Either a slice has all books, or the first `apart` slices have only
+  // the first book and the others only the second.
   uint32_t slices, apart;
-  uint32_t inverse;  // of slices: 2^31 over it, rounded up
+  uint32_t inverse;  // 2^31 / slices, rounded up
   uint32_t unit_columns[kMaxBooks];
-  Shares stripe_share, slice_share[kMaxBooks];  // of units, and of units of columns among a book's slices
-  // Of a block: most tiles and steps, f16 of a row of x, tables that there is room for, tables of a step at most.
+  Shares stripe_share, slice_share[kMaxBooks];  // of units; of column units among the slices of a book
+  // Per block: most tiles and steps, f16 values per row of x, tables that fit, most tables per step.
   uint32_t tiles, steps, x_stride, tables, step_tables;
   uint32_t y_width;
   int rows;
   bool scales_bf16;
   uint32_t* meeting;  // [stripes][slices][tiles * 16 * kRows]
-  // Of experts (experts_kernel.cuh), of which a block works on one: problems that share the device, how many of them
-  // meet in a result, and where the block's begins among all stripes, or among all slices.
+  // Experts only (experts_kernel.cuh): problems that share the device, how many of them are added to one result, and
+  // the first stripe or slice of the block's problem.
   uint32_t slots, met, first_stripe, first_slice;
   uint32_t own_bytes;  // of shared memory, for the block's own arguments
 };
@@ -102,12 +100,12 @@ __device__ __forceinline__ uint32_t slice_of(const Arguments& p) {
   return blockIdx.x - over_slices(p, blockIdx.x) * p.slices;
 }
 
-// What a block works on.
+// The work of a block.
 struct Span {
   uint32_t begin, count, tiles;      // units, and the tiles in them
-  uint32_t column, columns_end;      // its slice; the end may lie behind the matrix
+  uint32_t column, columns_end;      // its slice; the end can exceed the matrix
   uint32_t book, books_end;          // of the slice
-  uint32_t first_run, runs, chunks;  // chunks: steps of one run of matrices
+  uint32_t first_run, runs, chunks;  // chunks: steps per run of matrices
 };
 
 struct Positions {
@@ -119,7 +117,7 @@ __device__ __forceinline__ Positions positions_of(const Arguments& p, const Span
   return {span.column >> b.shift, min(span.columns_end >> b.shift, b.positions)};
 }
 
-// How many steps these positions take.
+// Number of steps for these positions.
 template <int kRows>
 __device__ __forceinline__ uint32_t steps_of(const Arguments& p, const Positions& at) {
   const uint32_t tables = (at.end - at.begin + positions_of_table<kRows>() - 1) / positions_of_table<kRows>();
@@ -167,15 +165,15 @@ __device__ __forceinline__ Place place_of(const Arguments& p, const Span& span, 
   return place;
 }
 
-// Positions and the tiles that they are for.
+// A range of positions and the tiles that use them.
 struct alignas(16) Step {
   const uint4* fragments;                   // the codewords
-  uint32_t codeword_steps, stride, window;  // window: column of the slice where that of the first position begins
+  uint32_t codeword_steps, stride, window;  // window: first column of the first position's window
   uint32_t position, most;                  // of a tile's codes: the first and the last
   uint32_t first, tiles;                    // of the block's tiles; no tiles: all steps are done
-  uint32_t codes;                           // where the tiles are in Shared::codes
+  uint32_t codes;                           // of these tiles, in Shared::codes
 
-  // In its table `number` and behind it.
+  // Positions in table `number` and all later ones.
   template <int kRows>
   __device__ __forceinline__ uint32_t positions(uint32_t number) const {
     return most + 1 - position - positions_of_table<kRows>() * number;
@@ -225,9 +223,9 @@ __device__ __forceinline__ Step step_at(const Arguments& p, const Span& span, ui
 // Shared memory of a block.
 //   tables   [p.tables][256 codes][256 bytes]
 //   steps    [p.steps], the last without tiles
-//   codes    where the codes of a tile begin [book][tile]
-//   x        f16 [kRows][p.x_stride]: the slice, times a power of two for each row
-//   back     f32 [kRows]: one over that power;   largest u32 [kRows];   scratch f32 [kWarps]
+//   codes    addresses of the codes of each tile, [book][tile]
+//   x        f16 [kRows][p.x_stride]: the slice, times a power of two per row
+//   back     f32 [kRows]: the inverse of that power;   largest u32 [kRows];   scratch f32 [kWarps]
 //   sums     f32 [tile][row of the tile][row of x]
 struct Shared {
   uint8_t* tables;
@@ -260,7 +258,7 @@ __device__ __forceinline__ Shared carve(uint8_t* memory, const Arguments& p) {
   return s;
 }
 
-// The number of the warp, known to be the same in all its lanes.
+// The warp number, known to the compiler as uniform.
 __device__ __forceinline__ uint32_t warp_number() {
   return __shfl_sync(~0u, threadIdx.x / 32, 0);
 }

@@ -1,4 +1,4 @@
-// vq_gemv: the kernel (gemv.cu says what it does).
+// The kernel of vq_gemv; see gemv.cu.
 #pragma once
 
 #include "lookup/mainloop.cuh"
@@ -7,8 +7,8 @@
 
 namespace localq::vq {
 
-// From before the launches that this one depends on have ended to where its slice of x lies in shared memory, rotated
-// or as it is: asks for x, and behind it for the first codes. Then synchronise.
+// Waits for the preceding launches and puts the slice of x into shared memory, rotated or unchanged. Requests x first,
+// then the first codes. The block must synchronize afterwards.
 template <typename T, int kRows, bool kRotated>
 __device__ __forceinline__ void take_x(const Arguments& p, const Span& span, const Shared& s, const T* x,
                                        Codes<kRows>& codes) {
@@ -21,8 +21,8 @@ __device__ __forceinline__ void take_x(const Arguments& p, const Span& span, con
   stage<T, kRows, kRotated>(p, span, s, x, asked, minus);
 }
 
-// One kernel for x of both kinds: a step has launches of both by turns, and the instructions of two kernels would drive
-// each other out of the cache. What rotates stands apart, so that the way without it is what it is by itself.
+// One kernel for rotated and unrotated x: a decode step alternates between them, and two kernels would evict each other
+// from the instruction cache. The rotation is a separate branch, so that the path without it is not slowed.
 template <typename T, int kRows>
 __global__ void __launch_bounds__(kThreads, 1)
     vq_gemv_kernel(const __grid_constant__ Arguments p, const T* x, void* y) {
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   const bool two = p.tables > p.step_tables;
   float weight = 0.f;
 #pragma unroll 1
-  for (uint32_t index = 0, number = 0;; ++index, number ^= two) {  // makes table `index`, looks up in the one before
+  for (uint32_t index = 0, number = 0;; ++index, number ^= two) {  // builds table `index`, looks up in the previous one
     const Step& next = s.steps[index];
     if (index > 0) {
       if (next.tiles == 0) weight = weight_of<kRows>(p, span, share_of<kRows>(p, span), threadIdx.x);

@@ -1,4 +1,4 @@
-// The launcher of vq_gemv: checks, and what a launch is made of; gemv_plan.h cuts it.
+// Launcher of vq_gemv: checks and arguments; gemv_plan.h plans the launch.
 #include <algorithm>
 
 #include "lookup/gemv_plan.h"

@@ -1,4 +1,4 @@
-// vq_gemv: how a launch is cut (gemv_plan.h), and its kernels; bcq_gemv takes the plan from here.
+// Entry points of the kernels of vq_gemv, and the plan of a launch (gemv_plan.h), which bcq_gemv uses as well.
 #pragma once
 
 #include "lookup/gemv.cuh"

@@ -1,5 +1,5 @@
-// vq_gemv: stripes of rows and slices of columns by what they cost, and the kernel for the number of rows
-// of x. Parts of their launchers.
+// Launch geometry of vq_gemv: the split into stripes of rows and slices of columns with the least estimated cost, and
+// the choice of the kernel by the number of rows. Also used by the launchers of experts.cu and bcq/.
 #pragma once
 
 #include <algorithm>
@@ -9,25 +9,25 @@
 
 namespace localq::vq {
 
-// What a launch is estimated to cost, in cycles of a multiprocessor, as an H200 took them (README.md), of 4 and 8 rows
-// when every step had one table.
+// Estimated costs in cycles of a multiprocessor, measured on an H200 (README.md); for 4 and 8 rows measured with one
+// table per step.
 template <int kRows>
 constexpr double kRoundCycles = kRows == 1   ? 13
                                 : kRows == 2 ? 14
                                 : kRows == 4 ? 28
-                                             : 64;  // every warp an item, a position
-constexpr double kTableCycles = 1900;               // a table made
-constexpr double kJoinCycles = 2500;                // sums of slices joined,
-constexpr double kGroupCycles = 700;                // kTogether of them at a time
-constexpr double kWorth = 1.01;                     // times a cost: what less than that is, the estimate cannot tell
-constexpr double kItemShare = 0.1;  // of load/store: sums and addresses of an item over the look-ups of a whole one
+                                             : 64;  // per item of every warp, and position
+constexpr double kTableCycles = 1900;               // to build a table
+constexpr double kJoinCycles = 2500;                // to add the sums of slices,
+constexpr double kGroupCycles = 700;                // per kTogether slices
+constexpr double kWorth = 1.01;                     // costs within this factor count as equal
+constexpr double kItemShare = 0.1;  // sums and addresses of an item, relative to the look-ups of a whole one
 
-// For `over_slices`.
+// The factor of `over_slices`.
 inline uint32_t inverse_of(uint32_t slices) {
   return ((1u << 31) + slices - 1) / slices;
 }
 
-// Sizes of a book of a matrix with `in` columns.
+// Checks the sizes of a book of a matrix with `in` columns.
 inline void check_sizes(const char* op, const VqBook& book, int64_t in) {
   const bool power = book.stride == 2 || book.stride == 4 || book.stride == 8 || book.stride == 16;
   require(power && in % book.stride == 0, op, "stride", book.stride, "must be 2, 4, 8 or 16 and divide in");
@@ -49,7 +49,7 @@ inline void add_books(Arguments& p, const VqMatrix& w) {
   }
 }
 
-// The rotation of x, where there are signs. Behind add_books.
+// The rotation of x, if there are signs. Call after add_books.
 inline void add_rotation(const char* op, Arguments& p, const uint8_t* signs, int rows) {
   if (signs == nullptr) return;
   require(rows == 1, op, "rows", rows, "must be 1 with signs");
@@ -61,7 +61,7 @@ inline void add_rotation(const char* op, Arguments& p, const uint8_t* signs, int
   p.rotation = {signs, block, (reach + 7) / 8 * 8, hadamard_scale(block)};
 }
 
-// How columns are cut: what Arguments say of it, and what a block has at most.
+// A split of the columns: the fields of Arguments, and the maxima per block.
 struct Columns {
   uint32_t slices = 0, apart = 0, unit[kMaxBooks] = {};
   Shares share[kMaxBooks] = {};
@@ -69,7 +69,7 @@ struct Columns {
   bool pairs = false;                               // a book has more than one table
 };
 
-// The columns between books 0 and 1, or 1 and 2, or both, cut into `slices` slices; false where those are too many.
+// Splits the columns of books first .. end - 1 into `slices` slices; false if those are too many.
 inline bool cut_books(const Arguments& p, uint32_t first, uint32_t end, uint32_t slices, uint32_t table, Columns& cut) {
   uint32_t unit = 0, positions = 0, tables = 0;
   for (uint32_t b = first; b < end; ++b) unit = std::max(unit, kGroup * p.book[b].stride);
@@ -86,8 +86,8 @@ inline bool cut_books(const Arguments& p, uint32_t first, uint32_t end, uint32_t
   return true;
 }
 
-// Columns in so many slices, in each of which are all books, or one alone (`apart`): as many slices for a book as it
-// has a share in the positions. No slices where they cannot be cut so.
+// Columns in so many slices, each with all books or with only one (`apart`): a book gets slices in proportion to its
+// positions. No slices if that is impossible.
 inline Columns columns_of(const Arguments& p, uint32_t slices, bool apart, uint32_t table) {
   Columns cut;
   if (!apart) {
@@ -105,15 +105,15 @@ inline Columns columns_of(const Arguments& p, uint32_t slices, bool apart, uint3
 struct Cut {
   uint32_t stripes = 0, tables = 0, step_tables = 0, tiles = 0, steps = 0, shared = 0;
   Columns columns;
-  double cycles = 0;      // by positions, as it was measured with tables that are full, or nearly so
-  double with_items = 0;  // the same where an item costs its sums too, however few positions it has
+  double cycles = 0;      // by positions, as measured with full or nearly full tables
+  double with_items = 0;  // the same, with a fixed cost per item in addition
 };
 
-// The launch with columns cut so; no stripes where it does not fit. Kernels: whose it is, by name.
+// The launch with this split of the columns; no stripes if it does not fit. Kernels: the kernels, by name.
 template <typename Kernels, int kRows>
 Cut cut_of(const Arguments& p, const Columns& columns, const VqWorkspace& workspace, int device) {
   const DeviceFacts& facts = device_facts(device, Kernels::kOp);
-  const uint32_t budget = facts.shared_bytes_per_block, alone = budget / 2 + 1024;  // two of these do not fit
+  const uint32_t budget = facts.shared_bytes_per_block, alone = budget / 2 + 1024;  // two blocks do not fit
   Cut cut;
   if (columns.slices == 0) return cut;
   cut.columns = columns, cut.steps = columns.tables * p.runs + 1;
@@ -124,7 +124,7 @@ Cut cut_of(const Arguments& p, const Columns& columns, const VqWorkspace& worksp
   if (least > budget) return cut;
   const uint32_t most_units = (budget - least) / (least - shared(1, 0)) + 1;
   const uint32_t sums = columns.slices * p.met, together = columns.slices * p.slots;
-  const uint32_t held = std::max(facts.multiprocessors / together, sums == 1 ? 1u : 0u);  // stripes that run at once
+  const uint32_t held = std::max(facts.multiprocessors / together, sums == 1 ? 1u : 0u);  // resident stripes
   if (held == 0) return cut;
   const uint32_t waves = ceil_div(p.units, held * most_units);
   cut.stripes = std::min(p.units, held * waves);
@@ -142,8 +142,8 @@ Cut cut_of(const Arguments& p, const Columns& columns, const VqWorkspace& worksp
   return cut;
 }
 
-// The cheapest; none where nothing fits. Of 1, 2, 4, .. slices, as it was measured, unless another number is worth it:
-// of 5,120 columns 10 slices fill a table each, which 8 and 16 cannot.
+// The cheapest split; none if nothing fits. Slice counts are 1, 2, 4, .., for which costs are measured, unless another
+// is worth it: of 5,120 columns 10 slices fill a table each, which 8 and 16 cannot.
 template <typename Kernels, int kRows>
 Cut best_cut(const Arguments& p, const VqWorkspace& workspace, int device) {
   Cut best;
@@ -173,7 +173,7 @@ inline void take_cut(Arguments& p, const Cut& cut) {
   }
 }
 
-// Rows of x from `row` on, at most kRows; returns how many, 0 where they do not fit into shared memory.
+// At most kRows rows of x, from row `row`; returns their number, 0 if they do not fit into shared memory.
 template <typename Kernels, int kRows, typename T>
 int launch_rows(Arguments p, const VqWorkspace& workspace, const T* x, void* y, int row, int rows, int device,
                 cudaStream_t stream) {
@@ -190,7 +190,7 @@ int launch_rows(Arguments p, const VqWorkspace& workspace, const T* x, void* y, 
   return p.rows;
 }
 
-// All rows, in as few launches as fit: a table of 8 rows needs the most shared memory for x and for sums.
+// All rows, in as few launches as fit: a table for 8 rows needs the most shared memory for x and for sums.
 template <typename Kernels, typename T>
 void launch_typed(const Arguments& p, const VqWorkspace& workspace, const T* x, void* y, int rows, int device,
                   cudaStream_t stream) {

@@ -1,6 +1,6 @@
-// out = H (signs * x): the rotation of the inputs of vq2 (localq/quant/hadamard.py), bit for bit as it is defined
-// there, for many rows of x; the products of one row rotate it themselves (rotation.cuh).
-//   x, out T [rows, in], f16 or bf16     signs u8 [in / 8], bit i % 8 of byte i / 8 set where column i has a minus
+// out = H (signs * x): the rotation of the inputs of vq2, bitwise as localq/formats/codebooks/rotation.py defines it,
+// for several rows of x; the products rotate a single row themselves (rotation.cuh).
+//   x, out T [rows, in], f16 or bf16     signs u8 [in / 8], bit i % 8 of byte i / 8 is set if column i has a minus
 // H is block-diagonal: the largest power of two that divides `in`, from 16 to 4096 columns, normalized (hadamard.cuh).
 // Needs in % 16 == 0. Bound: latency. Reads and writes 2 bytes per element once.
 #include "common/launch.h"
@@ -11,9 +11,9 @@ namespace localq {
 namespace {
 
 constexpr const char* kOp = "hadamard";
-constexpr uint32_t kSmallThreads = 128;  // of a block, where no two warps meet
+constexpr uint32_t kSmallThreads = 128;  // per block, if no Hadamard block spans warps
 
-// The distances from kWarpColumns on of blocks of `warps` times kWarpColumns: v is a column of each kWarpColumns.
+// The distances from kWarpColumns, of blocks of `warps` times kWarpColumns: v is one column of each kWarpColumns.
 __device__ __forceinline__ void turn_across(float (&v)[kWarpsOfBlock], uint32_t warps) {
 #pragma unroll
   for (uint32_t distance = 1; distance < kWarpsOfBlock; distance *= 2) {

@@ -1,9 +1,9 @@
-// The butterflies of H, the normalized Hadamard matrices on the diagonal of localq/quant/hadamard.py, in f32: what
-// hadamard.cu and the products that rotate x themselves (rotation.cuh) share, so that both are that definition bit for
-// bit. Distances 1, 2, 4, .. in this order; signs go before, the scale and one rounding behind.
+// The butterflies of H, the normalized Hadamard matrices on the diagonal (localq/formats/codebooks/rotation.py), in
+// f32. Used by hadamard.cu and by the products that rotate x themselves (rotation.cuh), so that both are bitwise the
+// definition: distances 1, 2, 4, .. in this order, signs before, scale and one rounding after.
 //
-// A lane has eight columns, of which one byte has the signs: distances below 8 are within it, those below kWarpColumns
-// within its warp. The others meet in shared memory, where the same column of every kWarpColumns does.
+// A lane has eight columns, whose signs are one byte: distances below 8 stay within a lane, those below kWarpColumns
+// within a warp. The others go through shared memory, over the same column of every kWarpColumns.
 #pragma once
 
 #include "common/gemv.cuh"
@@ -11,9 +11,9 @@
 
 namespace localq {
 
-constexpr uint32_t kLaneColumns = 8;  // columns of a lane
+constexpr uint32_t kLaneColumns = 8;  // columns per lane
 constexpr uint32_t kWarpColumns = 32 * kLaneColumns;
-constexpr uint32_t kWarpsOfBlock = kLargestBlock / kWarpColumns;  // of the largest
+constexpr uint32_t kWarpsOfBlock = kLargestBlock / kWarpColumns;  // warps of the largest Hadamard block
 
 __device__ __forceinline__ void butterfly(float& a, float& b) {
   const float sum = a + b;
@@ -29,9 +29,9 @@ __device__ __forceinline__ void take_signs(float (&v)[kLaneColumns], const Eight
     v[i] = minus >> i & 1 ? -to_float(eight.value[i]) : to_float(eight.value[i]);
 }
 
-// Distances below kWarpColumns and below `block`. Of a warp's columns lane l gives v those from 8 l on, and is left
-// with those from 4 l on in its first half and with those 128 behind in its second (place_in_warp). Two lanes that meet
-// exchange halves, after which every butterfly is within a lane: half as many shuffles as when all eight are sent.
+// Distances below kWarpColumns and below `block`. On entry lane l has the warp's columns from 8 l; on exit the first
+// half of v is the columns from 4 l, the second half those 128 later (place_in_warp). Two partner lanes exchange
+// halves, after which every butterfly is within a lane: half as many shuffles as sending all eight.
 __device__ __forceinline__ void turn_in_warp(float (&v)[kLaneColumns], uint32_t block) {
   constexpr uint32_t kHalf = kLaneColumns / 2;
 #pragma unroll
@@ -54,14 +54,14 @@ __device__ __forceinline__ void turn_in_warp(float (&v)[kLaneColumns], uint32_t 
   }
 }
 
-// Where in its warp's columns the lane has the first of half `half` of what turn_in_warp leaves.
+// The first column, within the warp's, of half `half` of the result of turn_in_warp.
 __device__ __forceinline__ uint32_t place_in_warp(uint32_t half) {
   return kWarpColumns / 2 * half + kLaneColumns / 2 * (threadIdx.x % 32);
 }
 
-// The distances that are left, for two columns of the result behind each other: those of row `row` of a Hadamard matrix
-// of kWarps, of the columns at `first` and every kWarpColumns behind. Pairs are added as butterflies would, so the bits
-// are theirs.
+// The remaining distances, for two adjacent columns of the result: row `row` of a Hadamard matrix of kWarps, applied to
+// the columns at `first` and every kWarpColumns after. Pairs are added in the order of the butterflies, so the result
+// is bitwise theirs.
 template <uint32_t kWarps>
 __device__ __forceinline__ float2 sum_across(const float* first, uint32_t row) {
   float2 v[kWarps];
@@ -78,13 +78,13 @@ __device__ __forceinline__ float2 sum_across(const float* first, uint32_t row) {
   return v[0];
 }
 
-// Half `half` of the lane's columns to shared memory, to those of its warp.
+// Stores half `half` of the lane's columns in shared memory, among those of its warp.
 __device__ __forceinline__ void put_half(float* warp, const float (&v)[kLaneColumns], uint32_t half) {
   const float* const of = v + kLaneColumns / 2 * half;
   *reinterpret_cast<float4*>(warp + place_in_warp(half)) = make_float4(of[0], of[1], of[2], of[3]);
 }
 
-// The same scaled and rounded to `to`.
+// The same, scaled and rounded, to `to`.
 template <typename T>
 struct alignas(8) Four {
   T value[4];

@@ -1,5 +1,4 @@
-// vq_gemv: what only a GPU can do, in one place, so that the rest runs on a CPU as well
-// (tests/support/vq_machine_on_cpu.cuh).
+// GPU intrinsics of vq_gemv. Tests substitute a CPU version.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +8,7 @@
 
 namespace localq::vq {
 
-// 16 bytes of codes, which are read once: kept out of L1. volatile, as above.
+// 16 bytes of codes. Bypasses L1: codes are read once. volatile keeps loads and products in source order.
 __device__ __forceinline__ uint4 load_codes(const uint8_t* from) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -18,7 +17,7 @@ __device__ __forceinline__ uint4 load_codes(const uint8_t* from) {
   return v;
 }
 
-// kWords words of scales. volatile, as above; L1 keeps what other lanes' loads have of the same line.
+// kWords words of scales. volatile, as above; cached in L1, because other lanes read the same line.
 __device__ __forceinline__ void load_scales(uint32_t (&to)[2], const void* from) {
   asm volatile("ld.global.nc.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "l"(from));
 }
@@ -35,18 +34,18 @@ __device__ __forceinline__ void load_scales(uint32_t (&to)[8], const void* from)
   for (int i = 0; i < 4; ++i) to[i] = low[i], to[4 + i] = high[i];
 }
 
-// 16 bytes of codewords, which L1 keeps. volatile: loaded where it is written, not kept in registers until then.
+// 16 bytes of codewords, cached in L1. volatile: loaded at this point, not kept in registers from an earlier one.
 __device__ __forceinline__ uint4 load_fragment(const uint4* from) {
   uint4 v;
   asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
   return v;
 }
 
-// A word that blocks hand over, whole and by itself: orders nothing else.
+// Stores a word for another block. Relaxed: it orders nothing else.
 __device__ __forceinline__ void put(uint32_t* to, uint32_t word) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }
-// As it is now, or zero; without a branch, so that many are under way together.
+// The current value of a word, or zero if not `wanted`. Branch-free, so that many loads are in flight together.
 __device__ __forceinline__ uint32_t get_if(bool wanted, const uint32_t* from) {
   uint32_t word = 0;
   asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %2, 0;\n @p ld.relaxed.gpu.global.u32 %0, [%1];\n}"

@@ -1,20 +1,20 @@
-// vq_gemv: a warp over its items of a step, an item at a time, its codes asked for one ahead (code_lookup.cuh has the
-// parts).
+// vq_gemv: the loop of a warp over its items of a step, with the codes of the next item in flight (code_lookup.cuh has
+// the look-ups).
 #pragma once
 
 #include "lookup/code_lookup.cuh"
 
 namespace localq::vq {
 
-// The byte of a row of a table where the lane's entries begin.
+// Byte offset of the lane's entries in a row of a table.
 template <int kRows>
 __device__ __forceinline__ uint32_t byte_of_lane() {
   const uint32_t lane = threadIdx.x % 32;
   return kRows <= 2 ? 4 * lane : kRows == 4 ? 8 * lane : 16 * (lane % 16);
 }
 
-// What the lane has of item `index` to the sums of its tile, if that is one. `back` is s.back of the row of x that
-// place_of_sum() says.
+// Adds the lane's sums of item `index` to those of its tile, if the item exists. `back` is s.back of the row of x given
+// by place_of_sum().
 template <int kRows>
 __device__ __forceinline__ void add_sums(const float (&sum)[kRows][4], float* sums, const Step& step, uint32_t index,
                                          float back) {
@@ -27,7 +27,7 @@ __device__ __forceinline__ void add_sums(const float (&sum)[kRows][4], float* su
   }
 }
 
-// The codes of item `index` for table `table` of `step`, or where that is none of the warp's first of `next`.
+// The codes of item `index` for table `table` of `step`; if there is no such item, of the warp's first item of `next`.
 template <int kRows>
 __device__ __forceinline__ Codes<kRows> load_following(const Shared& s, const Step& step, uint32_t index,
                                                        uint32_t table, const Step& next) {
@@ -40,15 +40,15 @@ __device__ __forceinline__ Codes<kRows> load_following(const Shared& s, const St
   return following;
 }
 
-// Loads that an item has for a table of the step.
+// Loads of an item for a table of the step.
 template <int kRows>
 __device__ __forceinline__ uint32_t groups_of(const Step& step, uint32_t table) {
   return min((step.positions<kRows>(table) + kGroup - 1) / kGroup, loads_of_item<kRows>());
 }
 
-// All items of the warp in `step`, whose tables are from number `number` on; no other warp has them. `codes` has the
-// first of them, and is left with the first of `next`. The codes that come next are asked for before those at hand are
-// looked up, and taken over after: ptxas waits for all loads of codes together, so none may have been asked for late.
+// All items of the warp in `step`, whose tables begin at number `number`; no other warp has these items. `codes` holds
+// the first on entry, and the first of `next` on exit. The next codes are requested before the current ones are looked
+// up, and become current afterwards: ptxas waits for all loads of codes together, so no load may be issued late.
 template <int kRows>
 __device__ __forceinline__ void add_step(const Shared& s, uint32_t number, const Step step, const Step& next,
                                          const Selectors<kRows>& select, Codes<kRows>& codes) {
@@ -72,7 +72,7 @@ __device__ __forceinline__ void add_step(const Shared& s, uint32_t number, const
   }
 }
 
-// The same with one row of x: the sums of an item are taken together between the look-ups of the one behind it.
+// The same with one row of x: the sums of an item are reduced between the look-ups of the next one.
 template <>
 __device__ __forceinline__ void add_step<1>(const Shared& s, uint32_t number, const Step step, const Step& next,
                                             const Selectors<1>& select, Codes<1>& codes) {

@@ -1,10 +1,10 @@
-// vq_gemv: the slice of one row of x rotated, in place of a launch of `hadamard` before this one: x has the same bits.
-// (The power of two by which tables are scaled is of the columns that the slice reads; without a rotation those that it
-// stages have a say. It tells apart table entries 2^-29 below the largest alone.)
+// vq_gemv: rotates the slice of one row of x, which saves a launch of `hadamard`; the rotated x is bitwise the same.
+// (The power of two that scales the tables comes from the columns that the slice reads; without a rotation from those
+// that it stages. Only table entries below 2^-29 of the largest can differ.)
 //
-// A block of threads turns every Hadamard block that its slice touches, or that codewords which begin in it reach,
-// whole (hadamard.cuh). A thread has 8 columns, so that a piece of 4096 columns, the largest Hadamard block, is turned
-// at once. Columns that meet other warps' lie where tables are made later.
+// A block rotates every Hadamard block that its slice, or a codeword that begins in it, touches, as a whole
+// (hadamard.cuh). A thread has 8 columns, so a piece of 4096 columns, the largest Hadamard block, is rotated at once.
+// Columns that are exchanged between warps use the memory of the tables, which are built later.
 #pragma once
 
 #include "lookup/gemv.cuh"
@@ -13,12 +13,12 @@
 namespace localq::vq {
 
 constexpr uint32_t kPiece = kThreads * kLaneColumns;
-constexpr uint32_t kPiecesAhead = 2;  // asked for before codes
+constexpr uint32_t kPiecesAhead = 2;  // requested before the codes
 constexpr uint32_t kPiecesHeld = kTableBytes / (kPiece * uint32_t(sizeof(float)));
 static_assert(kPiece == kLargestBlock);
 
-// The columns that a block needs, and those that it turns: from `origin`, where a Hadamard block begins, on. `end` and
-// `turned_end` are not behind the matrix.
+// The columns that a block needs, and those that it rotates, from `origin`, where a Hadamard block begins. `end` and
+// `turned_end` do not exceed the matrix.
 struct Turned {
   uint32_t origin, end, turned_end;
 };
@@ -28,12 +28,12 @@ __device__ __forceinline__ Turned turned_of(const Arguments& p, const Span& span
   return {span.column & ~inside, end, (end + inside) & ~inside};
 }
 
-// Where the lane's columns of piece `piece` begin.
+// First column of the lane in piece `piece`.
 __device__ __forceinline__ uint32_t column_of(const Turned& turned, uint32_t piece) {
   return turned.origin + kPiece * piece + kLaneColumns * threadIdx.x;
 }
 
-// The signs of the lane's columns of the pieces that are asked for ahead, which do not depend on x.
+// The signs of the lane's columns of the prefetched pieces; they do not depend on x.
 struct Minus {
   uint32_t of[kPiecesAhead];
 };
@@ -54,13 +54,13 @@ struct alignas(4) Two {
   T value[2];
 };
 
-// Largest magnitude of what a thread has written, as bits.
+// Largest magnitude that a thread has written, as bits.
 template <typename T>
 __device__ __forceinline__ uint32_t magnitude(const T& value) {
   return reinterpret_cast<const uint16_t&>(value) & 0x7fffu;
 }
 
-// The lane's columns of a warp whose first is `begin`, which no other warp's meet.
+// The lane's columns of a warp that begins at `begin`, if no Hadamard block spans warps.
 template <typename T>
 __device__ __forceinline__ void put_alone(const float (&v)[kLaneColumns], float scale, uint32_t begin, const Span& span,
                                           uint32_t end, T* to, uint32_t& largest) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ void put_alone(const float (&v)[kLaneColumns], float 
   }
 }
 
-// Columns `begin` .. `end` - 1 of the result, of pieces from column `first` on that lie in `columns`: two a thread.
+// Columns `begin` .. `end` - 1 of the result, of the pieces from column `first` in `columns`: two per thread.
 template <typename T, uint32_t kWarps>
 __device__ __forceinline__ void put_across(const float* columns, float scale, uint32_t first, uint32_t begin,
                                            uint32_t end, T* to, uint32_t& largest) {
@@ -101,8 +101,8 @@ __device__ __forceinline__ void put_across(const float* columns, const Rotation&
   put_across<T, 16>(columns, r.scale, first, begin, end, to, largest);
 }
 
-// A piece of H (signs * x) that begins at `begin`, so far as it is within warps: to `held` where warps meet, else to
-// `to`. `eight` are the lane's columns.
+// The part of a piece of H (signs * x) at `begin` that stays within warps: to `held` if Hadamard blocks span warps,
+// else to `to`. `eight` are the lane's columns.
 template <typename T>
 __device__ __forceinline__ void turn_piece(const Rotation& r, const Turned& turned, uint32_t begin, const Span& span,
                                            const Eight<T>& eight, uint32_t minus, float* held, T* to,
@@ -116,8 +116,9 @@ __device__ __forceinline__ void turn_piece(const Rotation& r, const Turned& turn
   put_half(held + of_warp, v, 1);
 }
 
-// The slice of H (signs * x) to `to` [p.x_stride], zeros behind what is needed; `eight(piece, column)` are the lane's
-// columns of x, normed where x is. Returns the largest magnitude that the thread has written, as bits. All threads.
+// The slice of H (signs * x) to `to` [p.x_stride], with zeros past the needed columns. `eight(piece, column)` are the
+// lane's columns of x, normalized if there is a norm. Returns the largest magnitude that the thread has written, as
+// bits. Called by all threads.
 template <typename T, typename Columns>
 __device__ __forceinline__ uint32_t lay_rotated(const Arguments& p, const Span& span, const Shared& s,
                                                 const Minus& minus, T* to, const Columns& eight) {
@@ -139,7 +140,7 @@ __device__ __forceinline__ uint32_t lay_rotated(const Arguments& p, const Span& 
     __syncthreads();
     const uint32_t first = begin - number * kPiece, from = max(first, span.column);
     put_across(columns, r, first, from, min(behind, turned.end), to + (from - span.column), largest);
-    if (behind < turned.end) __syncthreads();  // `columns` are used anew
+    if (behind < turned.end) __syncthreads();  // `columns` is reused
   }
   return largest;
 }

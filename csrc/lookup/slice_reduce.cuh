@@ -1,14 +1,13 @@
-// vq_gemv: from the sums of a block to results: the slices of a stripe are added in their order, then comes what the
-// extras ask for.
+// vq_gemv: from the sums of blocks to results. Adds the slices of a stripe in order, then applies the extras.
 //
-// The blocks of a stripe meet in global memory, where every word is vacant: each leaves its sums there, and waits for
-// those of the others at its own share of the results. A sum says of itself that it is there, because it is not vacant:
-// no fence, no counter, one way through L2 (the way of Lamport's one-way mailboxes, as in the all-reduce of
-// TensorRT-LLM, cpp/tensorrt_llm/kernels/communicationKernels). Who has read a word leaves it vacant for the next
-// launch, which cannot begin to write before this one has ended.
+// The blocks of a stripe exchange sums through global memory in which every word is vacant before the launch. Each
+// block stores its sums, then waits for those of the others at its own share of the results. A word that is not vacant
+// is a complete sum, so there is no fence and no counter, only one trip through L2 (Lamport mailboxes, as in the
+// all-reduce of TensorRT-LLM, cpp/tensorrt_llm/kernels/communicationKernels). The reader of a word makes it vacant
+// again for the next launch, which cannot write before this one has ended.
 //
-// Blocks that wait for others need them to run: a launch has no more blocks than multiprocessors, or its stripes come
-// in the order of their blocks.
+// Waiting requires that all blocks of a stripe run at once: a launch has no more blocks than multiprocessors, or the
+// blocks of a stripe are consecutive.
 #pragma once
 
 #include "lookup/gemv.cuh"
@@ -32,7 +31,7 @@ __device__ __forceinline__ Result result_at(const Arguments& p, const Span& span
   return {place.segment, place.tile * kTile + i / kRows % kTile, i % kRows};
 }
 
-// What the sum of result i of a share is multiplied by; i counts through all parts, and may lie behind them.
+// The factor of the sum of result i of a share; i counts through all parts, and can exceed them.
 template <int kRows>
 __device__ __forceinline__ float weight_of(const Arguments& p, const Span& span, const Share& share, uint32_t i) {
   if (i >= share.count * p.parts) return 0.f;
@@ -45,7 +44,7 @@ __device__ __forceinline__ float weight_of(const Arguments& p, const Span& span,
                                    : to_float(static_cast<const __half*>(w.scales)[result.o]));
 }
 
-// Leaves the block's sums to the others. A sum that would be vacant, a NaN, becomes another NaN.
+// Stores the block's sums for the others. A NaN with the bits of kVacant becomes another NaN.
 template <int kRows>
 __device__ __forceinline__ void send(const Span& span, const Shared& s, uint32_t* mine) {
   for (uint32_t i = threadIdx.x; i < span.tiles * kTile * kRows; i += kThreads) {
@@ -54,7 +53,7 @@ __device__ __forceinline__ void send(const Span& span, const Shared& s, uint32_t
   }
 }
 
-// The sum of `count` <= kTogether slices of a result, whose words are `stride` apart, in their order.
+// The sum of `count` <= kTogether slices of a result, in order; their words are `stride` apart.
 __device__ __forceinline__ float received(uint32_t* words, uint32_t count, uint32_t stride) {
   uint32_t part[kTogether];
   bool here = false;
@@ -75,7 +74,7 @@ __device__ __forceinline__ float received(uint32_t* words, uint32_t count, uint3
 }
 
 // The share's results of all parts to `to` [kTogether slices each][part][count], weighted. `weight` is that of the
-// thread's first.
+// thread's first result.
 template <int kRows>
 __device__ __forceinline__ void gather(const Arguments& p, const Span& span, const Share& share, float weight,
                                        uint32_t* stripe, float* to) {
@@ -95,14 +94,14 @@ __device__ __forceinline__ float biased(const Segment& w, uint32_t o, float valu
   return w.bias == nullptr ? value : value + to_float(static_cast<const T*>(w.bias)[o]);
 }
 
-// Result i of `gathered` [groups][count], which are added in their order.
+// Result i of `gathered` [groups][count], whose groups are added in order.
 __device__ __forceinline__ float gathered_at(const float* gathered, uint32_t groups, uint32_t count, uint32_t i) {
   float sum = gathered[i];
   for (uint32_t k = 1; k < groups; ++k) sum += gathered[k * count + i];
   return sum;
 }
 
-// From `gathered` on: [groups][part][result of the share].
+// `gathered`: [groups][part][result of the share].
 template <typename T, int kRows>
 __device__ __forceinline__ void write_results(const Arguments& p, const Span& span, const float* gathered,
                                               uint32_t groups, const Share& share, void* y) {
@@ -130,7 +129,7 @@ __device__ __forceinline__ Share share_of(const Arguments& p, const Span& span) 
   return {begin, over_slices(p, results * (slice + 1)) - begin};
 }
 
-// After the last step, which has ended with a barrier. `weight`: weight_of() the thread's first result.
+// Called after the last step, which ends with a barrier. `weight`: weight_of() the thread's first result.
 template <typename T, int kRows>
 __device__ __forceinline__ void join(const Arguments& p, const Span& span, const Shared& s, float weight, void* y) {
   const uint32_t slice = slice_of(p), stripe = stripe_of(p);
@@ -143,7 +142,7 @@ __device__ __forceinline__ void join(const Arguments& p, const Span& span, const
   } else {
     uint32_t* const meeting = p.meeting + uint64_t(stripe) * p.slices * stride;
     send<kRows>(span, s, meeting + slice * stride);
-    __syncthreads();  // sums are used anew
+    __syncthreads();  // the sums are overwritten
     gather<kRows>(p, span, share, weight, meeting, s.sums);
   }
   __syncthreads();

@@ -1,21 +1,21 @@
-// vq_gemv: the slice of x in shared memory, and the tables of inner products that tensor cores make of it.
+// vq_gemv: the slice of x in shared memory, and the tables of inner products that tensor cores compute from it.
 //
 // Entry k of a position is the sum over j of codeword[k][j] * x[stride * position + j]: m16n8k16 with 16 codewords as A
-// and the windows of 8 positions (or of 4 positions and two rows of x, ..) as B. x is f16 times a power of two of its
-// own for each row and slice, so that its largest value lies between 2^14 and 2^15: bf16 and f16 both become f16
-// without a rounding down to 2^-29 of that, and as no codeword sums up to more than 1, no entry exceeds f16 either. The
-// sums are f32, the entries are rounded once, to f16.
+// and the windows of 8 positions (or of 4 positions and two rows of x, ..) as B. x is f16 times a power of two per row
+// and slice that puts its largest value between 2^14 and 2^15: bf16 and f16 both convert without rounding down to 2^-29
+// of it, and because the magnitudes of a codeword sum to at most 1, no entry exceeds f16 either. Sums are f32; entries
+// are rounded once, to f16.
 //
 // Row k of a table has 64 words; word w holds two entries of code k:
-//   1 row of x    low: position 64 * (w / 32) + w % 32, high: the position 32 behind it
+//   1 row of x    low: position 64 * (w / 32) + w % 32, high: the position 32 later
 //   2 rows        position w, the two rows
-//   4 rows        position w / 2, rows 2 * (w % 2) and the one behind it
-//   8 rows        position w / 4, rows 2 * (w % 4) and the one behind it
-// so that the lanes of a warp, one position each, never meet in a bank, whatever their codes.
+//   4 rows        position w / 2, rows 2 * (w % 2) and the next
+//   8 rows        position w / 4, rows 2 * (w % 4) and the next
+// so that the lanes of a warp, one position each, never conflict in a bank, whatever their codes.
 //
-// A warp makes 32 codes x 32 words. Column g of a product is word 16 B + 4 (g / 2) + 2 q + g % 2, so that lane (g, t)
-// is left with four words behind each other for each B of 0 and 1. It stores 16 bytes; lanes with an odd g begin with
-// the other B, so that no eight lanes that store together meet in a bank.
+// A warp computes 32 codes x 32 words. Column g of a product is word 16 B + 4 (g / 2) + 2 q + g % 2, so lane (g, t)
+// ends with four adjacent words for each B of 0 and 1, and stores 16 bytes. Lanes with odd g begin with the other B, so
+// that no eight lanes of a store conflict in a bank.
 #pragma once
 
 #include "lookup/intrinsics.cuh"
@@ -23,7 +23,7 @@
 
 namespace localq::vq {
 
-// Exponent of the largest value of a row, from the bits of its magnitude, and whether it is finite.
+// Exponent of the largest value of a row, from the bits of its magnitude; and whether it is finite.
 __device__ __forceinline__ int exponent_of(uint32_t bits, __half) {
   return int(max(bits >> 10, 1u)) - 15;
 }
@@ -37,7 +37,7 @@ __device__ __forceinline__ bool is_finite(uint32_t bits, __nv_bfloat16) {
   return bits < 0x7f80u;
 }
 
-// Eight values of x from `column` on, zeros behind the end.
+// Eight values of x from `column`, zeros past the end.
 template <typename T>
 __device__ __forceinline__ Eight<T> columns_at(const Arguments& p, const T* row, uint32_t column) {
   Eight<T> eight = {};
@@ -45,7 +45,7 @@ __device__ __forceinline__ Eight<T> columns_at(const Arguments& p, const T* row,
   return eight;
 }
 
-// The same normed, where the extras ask for it.
+// The same, normalized if there is a norm.
 template <typename T>
 __device__ __forceinline__ void norm_columns(Eight<T>& eight, const Arguments& p, uint32_t column, float inverse_rms) {
   if (p.extras.norm == NormKind::kNone || column >= p.in) return;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void norm_columns(Eight<T>& eight, const Arguments& p
   }
 }
 
-// The thread's share of the squares of a row.
+// The thread's part of the sum of squares of a row.
 template <typename T>
 __device__ __forceinline__ float squares_of(const Arguments& p, const T* x) {
   float squares = 0.f;
@@ -71,13 +71,13 @@ __device__ __forceinline__ float inverse_rms_of(const Arguments& p, float* scrat
   return rsqrtf(block_sum(squares, scratch) / p.in + p.extras.eps);
 }
 
-// Threads of a row of x.
+// Threads per row of x.
 template <int kRows>
 constexpr uint32_t kRowThreads = kThreads / kRows;
 
-// What a thread asks for of x before it asks for codes: 32 KB of them would be served first. Its first eight columns of
-// the slice (of a slice that is rotated, of the first pieces that are turned), as they are, and its share of the
-// squares, which are read whole where x is normed.
+// The loads of x that a thread issues before its codes, of which 32 KB would otherwise be served first: its first eight
+// columns of the slice (if rotated, of the first pieces), unchanged, and its part of the squares, which need the whole
+// row if there is a norm.
 template <typename T, bool kRotated>
 struct Asked {
   Eight<T> ahead[kRotated ? kPiecesAhead : 1];
@@ -102,7 +102,8 @@ __device__ __forceinline__ Asked<T, kRotated> ask(const Arguments& p, const Span
   return asked;
 }
 
-// The slice of x as it is to `to` of the thread's row; the largest magnitude of the thread, as bits.
+// Copies the slice of x, not rotated, to `to` of the thread's row; returns the largest magnitude of the thread, as
+// bits.
 template <typename T, int kRows>
 __device__ __forceinline__ uint32_t lay(const Arguments& p, const Span& span, const T* x, Eight<T> eight,
                                         float inverse_rms, Eight<T>* to) {
@@ -120,8 +121,8 @@ __device__ __forceinline__ uint32_t lay(const Arguments& p, const Span& span, co
   return largest;
 }
 
-// The slice of x to shared memory, as f16 with a power of two for each row. s.largest is zero. All threads, some warps
-// for each row; then synchronise. `minus`: the signs that were asked for.
+// Copies the slice of x to shared memory, as f16 times a power of two per row. s.largest is zero on entry. Called by
+// all threads, some warps per row; the block must synchronize afterwards. `minus`: the signs loaded in advance.
 template <typename T, int kRows, bool kRotated>
 __device__ __forceinline__ void stage(const Arguments& p, const Span& span, const Shared& s, const T* x,
                                       const Asked<T, kRotated>& asked, const Minus& minus) {
@@ -142,7 +143,7 @@ __device__ __forceinline__ void stage(const Arguments& p, const Span& span, cons
     largest = lay<T, kRows>(p, span, x, asked.ahead[0], inverse_rms, to);
   }
   largest = __reduce_max_sync(~0u, largest);
-  if (threadIdx.x % 32 == 0) atomicMax(&s.largest[row], largest);  // the same whatever the order
+  if (threadIdx.x % 32 == 0) atomicMax(&s.largest[row], largest);  // independent of the order
   __syncthreads();
   largest = s.largest[row];
   const bool finite = is_finite(largest, T{});
@@ -150,7 +151,7 @@ __device__ __forceinline__ void stage(const Arguments& p, const Span& span, cons
   const float factor = __int_as_float((127 + up) << 23);
   if (first == 0) s.back[row] = __int_as_float(finite ? (127 - up) << 23 : 0x7fffffff);
 #pragma unroll 1
-  for (uint32_t i = first; i < words; i += kApart) {  // where x is not rotated, each thread what it wrote itself
+  for (uint32_t i = first; i < words; i += kApart) {  // without a rotation each thread its own words
     const Eight<T> own = to[i];
     Eight<__half> out;
 #pragma unroll
@@ -159,7 +160,8 @@ __device__ __forceinline__ void stage(const Arguments& p, const Span& span, cons
   }
 }
 
-// Where in s.x the window of a column of a product begins: `lane` of the lane, `tile` of (B, q, high).
+// The position in s.x at which the window of a column of a product begins: `lane` is the part of the lane, `tile` that
+// of (B, q, high).
 template <int kRows>
 struct Windows {
   uint32_t stride, x_stride, lane;
@@ -182,7 +184,7 @@ struct Windows {
   }
 };
 
-// The warp's half of the words and its first 16 codes of two; none where that half of the table has no positions.
+// The warp's half of the words and its first 16 codes of two; none if that half of the table has no positions.
 struct Part {
   uint32_t half, m;
   bool some;
@@ -195,8 +197,8 @@ __device__ __forceinline__ Part part_of(const Step& step, uint32_t table) {
   return {half, 2 * (warp % 8), positions > half * (kRows == 1 ? 64 : kRows == 2 ? 32 : 0)};
 }
 
-// The warp's codewords, twice 16, as operands A. They do not depend on x. Of codewords with more than 16 weights this
-// is the first half; the second is loaded where it is needed, because registers are short.
+// The warp's codewords, twice 16, as operands A; independent of x. Of codewords with more than 16 weights this is the
+// first half; the second is loaded at the point of use to save registers.
 struct Codewords {
   uint4 word[2];
 };
@@ -216,10 +218,10 @@ __device__ __forceinline__ Codewords load_codewords(const Step& step) {
   return words;
 }
 
-// What a lane has of the windows of x, operands B: [b, q][high half of the word][register].
+// A lane's windows of x, operands B: [b, q][high half of the word][register].
 using Operands = uint32_t[4][2][2];
 
-// The columns `from` .. `from` + 15 of every window.
+// Columns `from` .. `from` + 15 of every window.
 template <int kRows>
 __device__ __forceinline__ void load_operands(Operands& x, const Shared& s, const Windows<kRows>& windows,
                                               uint32_t from) {
@@ -230,7 +232,7 @@ __device__ __forceinline__ void load_operands(Operands& x, const Shared& s, cons
   }
 }
 
-// 16 codes of the table: their entries in 32 words, [upper 8 of them][B][word].
+// Entries of 16 codes of the table in 32 words, [upper 8 of them][B][word].
 template <int kRows>
 __device__ __forceinline__ void make_words(uint32_t (&word)[2][2][4], const Shared& s, const Windows<kRows>& windows,
                                            const Operands& x, const uint4& first, const uint4* second) {
@@ -239,7 +241,7 @@ __device__ __forceinline__ void make_words(uint32_t (&word)[2][2][4], const Shar
   for (int i = 0; i < 8; ++i) {
     mma(c[i / 2][i % 2], {first.x, first.y, first.z, first.w}, x[i / 2][i % 2][0], x[i / 2][i % 2][1], __half{});
   }
-  if (second != nullptr) {  // a codeword has more than 16 weights
+  if (second != nullptr) {  // the codeword has more than 16 weights
     const uint4 rest = load_fragment(second);
     Operands behind;
     load_operands<kRows>(behind, s, windows, 16);
@@ -256,7 +258,7 @@ __device__ __forceinline__ void make_words(uint32_t (&word)[2][2][4], const Shar
   }
 }
 
-// Table `of_step` of `step`, as number `number`. A warp makes 32 codes of one half of the words, 16 at a time.
+// Table `of_step` of `step`, as number `number`. A warp computes 32 codes of one half of the words, 16 at a time.
 template <int kRows>
 __device__ __forceinline__ void build_table(const Arguments& p, const Shared& s, const Step& step, uint32_t of_step,
                                             uint32_t number, const Codewords& codewords) {
@@ -285,7 +287,7 @@ __device__ __forceinline__ void build_table(const Arguments& p, const Shared& s,
   }
 }
 
-// The tables of `step`, from number `number` on.
+// The tables of `step`, from number `number`.
 template <int kRows>
 __device__ __forceinline__ void build(const Arguments& p, const Shared& s, const Step& step, uint32_t number,
                                       const Codewords& codewords) {

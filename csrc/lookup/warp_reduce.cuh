@@ -1,12 +1,12 @@
-// vq_gemv: the four registers of an accumulator, over all lanes, to the 16 sums of a tile.
+// vq_gemv: reduction of an accumulator's four registers over all lanes to the 16 sums of a tile.
 #pragma once
 
 #include "lookup/gemv.cuh"
 
 namespace localq::vq {
 
-// The sum of an accumulator over the lanes with the same t (and, with 8 rows of x, in the same half of the warp): of
-// its four registers each lane is left with the one that its bits kUpper and kOdd say.
+// The sum of an accumulator over the lanes with the same t (with 8 rows of x, in the same half of the warp). Of the
+// four registers each lane keeps the one selected by its bits kUpper and kOdd.
 template <int kRows>
 __device__ __forceinline__ float folded(const float (&c)[4]) {
   constexpr uint32_t kUpper = kRows == 8 ? 8 : 16, kOdd = kUpper / 2;
@@ -21,7 +21,7 @@ __device__ __forceinline__ float folded(const float (&c)[4]) {
   return sum;
 }
 
-// Where in its tile's sums [16][kRows] what folded() leaves of accumulator d belongs.
+// The index in its tile's sums [16][kRows] of the value that folded() returns for accumulator d.
 template <int kRows>
 __device__ __forceinline__ uint32_t place_of_sum(uint32_t d) {
   const uint32_t lane = threadIdx.x % 32, t = lane % 4;
@@ -32,27 +32,27 @@ __device__ __forceinline__ uint32_t place_of_sum(uint32_t d) {
   return (2 * d + upper) * 8 + 2 * t + odd;
 }
 
-// The same with one row of x, in stages between which other work is done: a shuffle takes longer than a warp can wait
-// for, and all three of an item follow from each other.
+// The same for one row of x, in stages that are interleaved with other work: the three shuffles of an item depend on
+// each other, and each has a long latency.
 struct Folding {
   static constexpr int kLast = 4;  // number of the last stage
 
   float part[4];
-  float* to;  // the lane's place in Shared::sums
+  float* to;  // the lane's element of Shared::sums
   float back;
 
-  // Of no item: adds zero.
+  // Starts without an item: adds zero.
   __device__ __forceinline__ Folding(float* place, float power) : part{}, to(place), back(power) {
   }
 
-  // The next item: its accumulator, and where its tile's sums begin, counted from those of the item before.
+  // The next item: its accumulator, and the distance of its tile's sums from those of the previous item.
   __device__ __forceinline__ void take(const float (&sum)[4], uint32_t apart) {
 #pragma unroll
     for (int k = 0; k < 4; ++k) part[k] = sum[k];
     to += apart;
   }
 
-  // Stage 0, 1, .. kLast.
+  // Runs stage 0, 1, .. kLast.
   __device__ __forceinline__ void go_on(int stage) {
     const bool upper = threadIdx.x & 16, odd = threadIdx.x & 8, mine = (threadIdx.x & 4) == 0;
     if (stage == 0) {
