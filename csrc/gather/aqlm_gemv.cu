@@ -1,19 +1,19 @@
-// y = extras(x W^T), W in AQLM with one codebook of 16-bit codes (localq/quant/aqlm.py): 1x16 in groups of 8 or 16.
-//   codes     u16 [out, in / group], one to three matrices that share x     x T [rows, in]
-//   codebook  T [entries, group] of each                                    y T or f32 [rows, sum of outs]
+// y = extras(x W^T), W in AQLM with one codebook of 16-bit codes (localq/formats/codebooks/aqlm.py): 1x16 in groups of
+// 8 or 16.
+//   codes     u16 [out, in / group], one to three matrices with the same x     x T [rows, in]
+//   codebook  T [entries, group] of each                                       y T or f32 [rows, sum of outs]
 //   scales    T [out], applied to the sum over columns: W is not rounded
-// The frame is that of rows/gemv_kernel.cuh: tiles of 16 rows of W, m16n8k16, items taken in turn by the warps of a
-// block, shares added in the order of the items. An item is 256 columns of a tile. Lane (g, t) has 8 codes of row g and
-// 8 of row g + 8, and 16 bytes of each of their codewords: with groups of 8 the lanes t have codes of their own; with
-// groups of 16 two lanes share them, and each takes its half of a codeword, so that one request asks for the whole
-// sector.
+// Structured like rows/gemv_kernel.cuh: tiles of 16 rows of W, m16n8k16, warps take items round-robin, partial sums are
+// added in item order. An item is 256 columns of a tile. Lane (g, t) has 8 codes of row g and 8 of row g + 8, and 16
+// bytes of each of their codewords. With groups of 8 each lane t has its own codes; with groups of 16 two lanes share a
+// code and load half of the codeword each, so that one request covers the whole sector.
 //
-// In flight per thread: 16 gathers (one item), asked for one by one as those before are multiplied, and the codes of
-// the item after. Codes and codewords of a block's first items are asked for before the kernel that makes x has ended.
+// In flight per thread: 16 gathers (one item), each issued while an earlier one is multiplied, and the codes of the
+// next item. Codes and codewords of a block's first items are requested before the kernel that produces x has ended.
 //
-// Bound: sectors of L2, 32 bytes per code less what shared memory keeps (codebook.cuh); codes themselves are 2
-// bytes. Deterministic, as rows/gemv_kernel.cuh is. Codes count modulo the entries, so none reads out of bounds; rows
-// and columns that are not there have code 0, and x of zeros.
+// Bound: L2 sectors, 32 bytes per code that is not in shared memory (codebook.cuh); codes take 2 bytes. Deterministic,
+// like rows/gemv_kernel.cuh. Codes are taken modulo the number of entries, so no read is out of bounds; missing rows
+// and columns have code 0, and x is zero there.
 #include "common/mma.cuh"
 #include "gather/aqlm_gemv_kernel.cuh"
 #include "gather/gemv.h"
@@ -23,7 +23,7 @@ namespace {
 
 constexpr const char* kOp = "gather_gemv";
 
-// What a warp carries from item to item: codewords of the item at `now`, rows and codes of that at `next`.
+// State that a warp carries between items: the codewords of the item at `now`, rows and codes of the one at `next`.
 struct Pipeline {
   Cursor now, next;
   TileRows rows;
@@ -31,7 +31,7 @@ struct Pipeline {
   uint4 ring[kSlots][2];
 };
 
-// All of the warp's items of a group of tiles.
+// All items of the warp in a group of tiles.
 template <typename T, int kLanes>
 __device__ __forceinline__ void sum_tiles(const GatherGemv& p, const Span& span, float* shares, uint32_t first,
                                           const XLane& x, Pipeline& pipeline, uint32_t own, uint32_t kept_at) {
@@ -57,7 +57,7 @@ __device__ __forceinline__ void sum_tiles(const GatherGemv& p, const Span& span,
         pipeline.ring[j][i] = codeword<kLanes>(books.row[i], pipeline.codes.row[i], j, p.mask);
       }
     }
-    // behind the gathers: ptxas waits for all loads at once, so before them every item would wait for memory as well
+    // After the gathers: ptxas waits for all loads at once, so earlier loads would make every item wait for memory.
     if (pipeline.next.tile != pipeline.now.tile) pipeline.rows = tile_rows(p, span, pipeline.next.tile);
     pipeline.codes = load_codes<kLanes>(p, pipeline.rows, pipeline.next.item);
     if (pipeline.now.tile == now.tile) continue;
@@ -67,8 +67,8 @@ __device__ __forceinline__ void sum_tiles(const GatherGemv& p, const Span& span,
   }
 }
 
-// The begin of a warp: asks for the codes of its first item. First of all, since nothing is under way yet: every
-// instruction in front of it is some 5 cycles of the whole block's time.
+// Requests the codes of a warp's first item. Runs first: nothing is in flight yet, and each instruction before it costs
+// about 5 cycles of the whole block's time.
 template <int kLanes>
 __device__ __forceinline__ Codes first_codes(const GatherGemv& p, const Span& span, Pipeline& pipeline) {
   pipeline.now = pipeline.next = cursor_of(threadIdx.x / 32, p.items);
@@ -76,7 +76,7 @@ __device__ __forceinline__ Codes first_codes(const GatherGemv& p, const Span& sp
   return load_codes<kLanes>(p, pipeline.rows, pipeline.now.item);
 }
 
-// Goes on with the codes of the item after, the entries that the block keeps, and the first item's codewords.
+// Then requests the codes of the next item, the entries that the block keeps, and the first item's codewords.
 template <int kLanes>
 __device__ __forceinline__ void first_codewords(const GatherGemv& p, const Span& span, const Codes& codes,
                                                 Pipeline& pipeline, uint32_t own, uint32_t kept_at) {
@@ -99,7 +99,8 @@ __device__ __forceinline__ void first_codewords(const GatherGemv& p, const Span&
   }
 }
 
-// x [rows, in] to shared memory in the order of the slots, zeros behind the end of a row; then synchronise.
+// Copies x [rows, in] to shared memory in slot order, zeros past the end of a row; the block must synchronize
+// afterwards.
 template <typename T, int kLanes>
 __device__ __forceinline__ void stage_slots(const GatherGemv& p, uint8_t* staged, const T* x, float* scratch) {
   const uint32_t words = p.in / 8, all = p.items * kItemWords;
@@ -113,7 +114,7 @@ __device__ __forceinline__ void stage_slots(const GatherGemv& p, uint8_t* staged
   }
 }
 
-// kLanes: lanes that share a codeword, 16 bytes each; 1 for groups of 8, 2 for groups of 16.
+// kLanes: lanes per codeword, 16 bytes each; 1 for groups of 8, 2 for groups of 16.
 template <typename T, int kLanes>
 __global__ void __launch_bounds__(kRowThreads, 1) gather_gemv_kernel(const __grid_constant__ GatherGemv p,
                                                                      const T* x,  // [rows, in]
@@ -144,7 +145,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) gather_gemv_kernel(const __gri
   }
 }
 
-// Fills in what follows from sizes and device, and launches.
+// Computes the launch parameters from sizes and device, and launches.
 template <typename T, int kLanes>
 void launch_gather(GatherGemv p, int count, uint32_t entries, const void* x, void* y, int device, cudaStream_t stream) {
   const DeviceFacts& facts = device_facts(device, kOp);
@@ -160,15 +161,15 @@ void launch_gather(GatherGemv p, int count, uint32_t entries, const void* x, voi
   const uint32_t most = uint32_t(facts.shared_bytes_per_block), stride = p.items * kItemXBytes + 64;
   const bool staged = others + uint64_t(p.rows) * stride <= most;
   require(staged || p.extras.norm == NormKind::kNone, kOp, "in", p.in, "is too large for a norm on this device");
-  p.x_stride = staged ? stride : 0;  // 64 past whole lines: lanes of two rows of x then meet no bank twice
+  p.x_stride = staged ? stride : 0;  // 64 past whole lines: two rows of x then share no bank
   const uint32_t needed = others + p.rows * p.x_stride;
   const uint32_t entry_bytes = 16 * kLanes, whole = entries * entry_bytes;
-  const uint64_t codes = uint64_t(p.results) * (p.row_bytes / 2) / grid;  // of a block that name one codebook
+  const uint64_t codes = uint64_t(p.results) * (p.row_bytes / 2) / grid;  // codes of one codebook per block
   if (worth_keeping(codes, entries, entry_bytes)) {
     p.kept = kept_of(most, needed, paired ? 2 : 1, whole, entry_bytes);
   }
-  // Two blocks would not fit on a multiprocessor in any case, a thread has more than 128 registers; so no more is asked
-  // for than is used, and the rest is L1.
+  // A thread has more than 128 registers, so two blocks never fit on a multiprocessor. The launch requests only the
+  // shared memory that it uses; the rest is L1.
   launch(kOp, device, LaunchWishes{1, true}, gather_gemv_kernel<T, kLanes>, grid, kRowThreads,
          needed + (paired ? 2 : 1) * p.kept, stream, p, static_cast<const T*>(x), y);
 }

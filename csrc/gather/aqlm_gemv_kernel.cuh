@@ -1,14 +1,14 @@
-// Which lane of aqlm_gemv.cu has what: rows and codes of a tile, codewords, and x in shared memory.
+// Lane layout of aqlm_gemv.cu: rows and codes of a tile, codewords, and x in shared memory.
 //
 // Lane (g, t) has 8 codes of row g and 8 of row g + 8 of an item, and 16 bytes of each of their codewords. kLanes lanes
-// share a codeword: 1 for groups of 8 columns, 2 for groups of 16, each its half.
+// share a codeword: 1 for groups of 8 columns, 2 for groups of 16, half each.
 #pragma once
 
 #include "gather/codebook.cuh"
 
 namespace localq {
 
-constexpr int kSlots = 8;                                // codes of a lane in a row of an item
+constexpr int kSlots = 8;                                // codes per lane, row and item
 constexpr uint32_t kItemColumns = 256, kItemWords = 32;  // words: 8 columns, 16 bytes of x
 constexpr uint32_t kItemXBytes = kItemWords * 16;
 
@@ -19,7 +19,7 @@ struct GatherGemv : RowGemv {  // segment.rows: codes; row_bytes: of codes
   bool narrow;    // rows of codes are multiples of 4 bytes, not of 16
 };
 
-// Where a word of x lies in shared memory: of an item, slot by slot, the four lanes' words beside each other.
+// Position of a word of x in shared memory: item by item, slot by slot, with the words of the four lanes adjacent.
 template <int kLanes>
 struct BySlots {
   __device__ __forceinline__ uint32_t operator()(uint32_t word) const {
@@ -29,7 +29,7 @@ struct BySlots {
   }
 };
 
-// The lane's rows of a tile, g and g + 8: their numbers and segments; rows that are not there are of segment kNoRow.
+// The lane's rows g and g + 8 of a tile: their numbers and segments; missing rows have segment kNoRow.
 constexpr uint32_t kNoRow = ~0u;
 struct TileRows {
   uint32_t row[2], segment[2];
@@ -75,7 +75,7 @@ __device__ __forceinline__ Codes load_codes(const GatherGemv& p, const TileRows&
   return codes;
 }
 
-// The codebooks of the lane's two rows of a tile. `own`: the segment whose first entries the block keeps.
+// The codebooks of the lane's two rows of a tile. `own`: the segment whose first entries are in shared memory.
 struct Books {
   Codebook row[2];
 };
@@ -101,11 +101,11 @@ __device__ __forceinline__ uint4 codeword(const Codebook& book, const uint4& cod
   return gather(book, offset + (kLanes == 1 ? 0 : threadIdx.x % 2 * 16));
 }
 
-// Where the lane reads its row of x, and groups from its first to the end of the row.
+// The row of x that a lane reads, and the groups from its first to the end of the row.
 struct XLane {
   const uint8_t* x;
   int left;
-  uint32_t step;  // bytes from slot to slot
+  uint32_t step;  // bytes between slots
 };
 
 template <typename T, int kLanes>

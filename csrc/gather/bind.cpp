@@ -1,4 +1,4 @@
-// Bindings of the formats with codebooks: to plain weights, and the products that gather; no logic.
+// Bindings of the products that gather codewords (AQLM 1x16, VPTQ), and of the dequantization of VPTQ; no logic.
 #include "common/bind.h"
 
 #include <pybind11/stl.h>

@@ -1,5 +1,5 @@
-// What of the products that gather codewords only a GPU can do, in one place, so that the rest runs on a CPU as well
-// (tests/support/gather_machine_on_cpu.cuh): loads from L2 or shared memory, and copies from one to the other.
+// GPU intrinsics of the products that gather codewords: loads from L2 or shared memory, and copies from one to the
+// other. Tests substitute a CPU version.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,15 @@
 
 namespace localq {
 
-// A codebook: its entries below `kept` bytes are also in shared memory.
+// A codebook; its entries below `kept` bytes are also in shared memory.
 struct Codebook {
   const uint8_t* entries;
-  uint32_t shared;  // address in shared memory of entry 0
+  uint32_t shared;  // shared-memory address of entry 0
   uint32_t kept;
 };
 
-// 16 bytes of `book`, `offset` bytes from its begin. Not kept in L1, where hits are rare; on its way there it still
-// needs room. volatile keeps loads and products in the order in which they are written, which is what fits the
-// registers.
+// 16 bytes of `book` at byte `offset`. Not cached in L1, where hits are rare, although the load still occupies L1 while
+// in flight. volatile keeps loads and products in source order; other orders need more registers than there are.
 __device__ __forceinline__ uint4 gather(const Codebook& book, uint32_t offset) {
   uint4 v;
   asm volatile(
@@ -28,7 +27,7 @@ __device__ __forceinline__ uint4 gather(const Codebook& book, uint32_t offset) {
   return v;
 }
 
-// Asks for 16 bytes into shared memory; `wait_kept` waits for all of the thread's.
+// Copies 16 bytes to shared memory asynchronously; `wait_kept` waits for all copies of the thread.
 __device__ __forceinline__ void ask_kept(uint32_t to, const uint8_t* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -36,7 +35,7 @@ __device__ __forceinline__ void wait_kept() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-// 4 bytes of codes where more than `needed` are left, else zero.
+// 4 bytes of codes if more than `needed` are left, else zero.
 __device__ __forceinline__ uint32_t load_codes_4(const uint8_t* at, int left, int needed) {
   uint32_t v;
   asm volatile(
@@ -46,7 +45,7 @@ __device__ __forceinline__ uint32_t load_codes_4(const uint8_t* at, int left, in
   return v;
 }
 
-// The same of 2 bytes.
+// The same for 2 bytes.
 __device__ __forceinline__ uint32_t load_index_2(const uint16_t* at, int left, int needed) {
   uint16_t v;
   asm volatile("{.reg .pred p; setp.gt.s32 p, %2, %3; mov.u16 %0, 0; @p ld.global.nc.L1::no_allocate.u16 %0, [%1];}"

@@ -1,8 +1,8 @@
-// The roof of products that gather: how fast this device reads random sectors of a table that its L2 cache holds.
+// The bandwidth limit of products that gather: the rate of random sector reads from a table that fits in L2.
 //   table  [bytes], a power of two of steps of 16 or 32 bytes        sums  u32 [threads]
-// Every thread asks for 16 bytes at random steps, 16 of them before it uses the first, and draws their places itself:
-// no codes are read, nothing is multiplied. At steps of 16 bytes half of every sector is asked for, as codewords of 8
-// values lie; at steps of 32 the begin of whole ones. 32 bytes of L2 each way, past L1.
+// Every thread reads 16 bytes at random steps, 16 loads in flight, and computes the positions itself: no codes are
+// read, nothing is multiplied. With steps of 16 bytes a read uses half of any sector, as codewords of 8 values do; with
+// steps of 32 the first half. Both cost 32 bytes of L2, and bypass L1.
 #include "common/check.h"
 #include "common/launch.h"
 #include "gather/gemv.h"
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads, 4) gather_roof_kernel(const uint8_t*
     uint4 ring[kInFlight];
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i) {
-      state = state * 1664525u + 1013904223u;  // its upper bits are the random ones
+      state = state * 1664525u + 1013904223u;  // the upper bits are the random ones
       ring[i] = load(table + (state >> (32 - bits) << shift));
     }
 #pragma unroll

@@ -1,12 +1,11 @@
-// W of VPTQ (localq/quant/vptq.py) to f16, bf16 or f32: any vector length, groups, residuals, outliers, permutation and
-// norm, indices packed or not.
+// W of VPTQ (localq/formats/vptq) to f16, bf16 or f32: any vector length, groups, residuals, outliers, permutation and
+// norm, with packed or unpacked indices.
 //   tables and norm  S, all of one type;  the rest as in vptq.h
 //   out              O [row_count, in]
-// A thread makes one column of one vector: its lane neighbours write neighbouring columns, so their rows are written in
-// whole sectors.
-// The definition's roundings, each to S: main + residual, that * scale, that + bias; the result to O. Indices are cut
-// to the last entry: none reads out of bounds. Bound: the gather. A sector of 32 bytes from L2 for each codeword of 8
-// or 16 values, two with residuals, and 16-bit reads of indices in the order of the columns from L1; 1 to 2 bytes per
+// A thread computes one column of one vector; adjacent lanes write adjacent columns, so rows are written in whole
+// sectors. Roundings of the definition, each to S: main + residual, that * scale, that + bias; the result to O. Indices
+// are clamped to the last entry, so no read is out of bounds. Bound: the gather. A sector of 32 bytes from L2 per
+// codeword of 8 or 16 values, two with residuals, and 16-bit reads of indices in column order from L1; 1 to 2 bytes per
 // weight are written and 1/4 to 1/2 read.
 #include "common/check.h"
 #include "common/launch.h"
@@ -29,11 +28,11 @@ struct Arguments {
   const uint16_t* places;
   const void *scale, *bias;
   uint32_t in, group_size, words, vectors, vector_len, count, residuals, outliers, outlier_len, outlier_count;
-  uint32_t main_bits, bits;  // packed: of a main index, of both
+  uint32_t main_bits, bits;  // packed: bits of a main index, and of both
   uint32_t first, end;       // rows of the slab
 };
 
-// The main and the residual index of vector `vector` at place `j` of group `group`.
+// The main and the residual index of vector `vector` at position `j` of group `group`.
 __device__ __forceinline__ uint2 indices_at(const Arguments& p, uint32_t group, uint32_t vector, uint32_t j) {
   const uint64_t row = uint64_t(group) * p.vectors + vector;
   uint2 found = {0, 0};
@@ -64,7 +63,7 @@ __device__ __forceinline__ void codeword(float (&q)[kRun], const Arguments& p, u
   for (int i = 0; i < kRun; ++i) q[i] = rounded<S>(__fadd_rn(q[i], to_float(more.value[i])));
 }
 
-// The weight of row `row` at place `k` of the outliers.
+// The weight of row `row` at position `k` of the outliers.
 template <typename S>
 __device__ __forceinline__ float outlier(const Arguments& p, uint32_t row, uint32_t k) {
   const uint32_t vector = row / p.outlier_len;
@@ -72,7 +71,7 @@ __device__ __forceinline__ float outlier(const Arguments& p, uint32_t row, uint3
   return to_float(static_cast<const S*>(p.outlier_centroids)[index * p.outlier_len + row - vector * p.outlier_len]);
 }
 
-// Column `column` of one vector, whose place is `k`.
+// Column `column` of one vector, at position `k`.
 template <typename S, typename O, int kRun>
 __device__ __forceinline__ void write_vector(const Arguments& p, uint32_t vector, uint32_t k, uint32_t column, O* out) {
   const bool normed = p.scale != nullptr;

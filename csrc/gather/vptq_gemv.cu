@@ -1,20 +1,20 @@
-// y = extras(x W^T), W in VPTQ (localq/quant/vptq.py): vectors of 8 or 16, with or without residuals, one group.
-//   indices    packed u32 [vectors, words] or u16 [vectors, in]     x T [rows, in], one to three matrices that share it
+// y = extras(x W^T), W in VPTQ (localq/formats/vptq): vectors of 8 or 16, with or without residuals, one group.
+//   indices    packed u32 [vectors, words] or u16 [vectors, in]     x T [rows, in], shared by one to three matrices
 //   centroids  T [count, vector], and residual ones                 y T or f32 [rows, sum of outs]
 //   places     u16 [in], scale, bias T [in], or none of them
 // W is rounded as the definition says (sum, product and sum again in T); products with x are added in f32.
 //
-// A block owns consecutive units (vectors of 8 or 16 results, vptq_gemv_kernel.cuh), the same number everywhere give or
-// take one. It works on one matrix at a time, for every matrix has its own permutation: x goes to shared memory in the
-// order of the places, with its norm, and scale and bias beside it, as many columns at a time as there is room for (a
-// window: nearly always all). The warps take the items of the units in turn and add up in registers as long as the unit
-// is the same; shares and sums of units are in shared memory, every sum has one order, there are no atomics.
+// A block owns consecutive units (vectors of 8 or 16 results, vptq_gemv_kernel.cuh), equally many per block up to one.
+// It works on one matrix at a time, because every matrix has its own permutation: x is staged in shared memory in
+// permuted order, with its norm, and scale and bias beside it, for as many columns as fit (a window: nearly always
+// all). The warps take the items of the units round-robin and accumulate in registers while the unit stays the same;
+// partial sums and sums of units are in shared memory. Every sum has a fixed order and there are no atomics.
 //
 // In flight per thread: the gathers of an item, 8 or 16, and the indices of another. Indices and codewords of a block's
-// first items are asked for before the kernel that makes x has ended.
+// first items are requested before the kernel that produces x has ended.
 //
-// Bound: sectors of L2, 32 bytes per index and table less what shared memory keeps (codebook.cuh). Indices are cut
-// to the last entry, so none reads out of bounds; columns that are not there have index 0, and x of zeros.
+// Bound: L2 sectors, 32 bytes per index and table that is not in shared memory (codebook.cuh). Indices are clamped to
+// the last entry, so no read is out of bounds; missing columns have index 0, and x is zero there.
 #include "gather/gemv.h"
 #include "gather/vptq_shared_memory.cuh"
 
@@ -23,7 +23,7 @@ namespace {
 
 constexpr const char* kOp = "vptq_gemv";
 
-// sums[unit][value] += the shares of a group of units, in the order of the items.
+// Adds the partial sums of a group of units to sums[unit][value], in item order.
 template <uint32_t kValues>
 __device__ __forceinline__ void add_shares(const VptqGemv& p, const float* shares, uint32_t first, uint32_t count,
                                            float* sums) {
@@ -38,11 +38,12 @@ __device__ __forceinline__ void add_shares(const VptqGemv& p, const float* share
   }
 }
 
-// One pass: `sums` of its units gain the window's products. `inverse_rms` is made in the first pass of the block.
+// One pass: adds the window's products to `sums` of its units. `inverse_rms` is computed in the first pass of the
+// block.
 template <typename T, typename Warp, int kRows>
 __device__ __forceinline__ void run_pass(const VptqGemv& p, Pass& pass, const Memory<T, Warp, kRows>& memory,
                                          const T* x, float* sums, bool first_pass, float& inverse_rms) {
-  __syncthreads();  // the pass before may still read what is staged
+  __syncthreads();  // the previous pass may still read the staged data
   typename Warp::Pipeline pipeline;
   pipeline.now = pipeline.next = cursor_of(threadIdx.x / 32, p.items);
   Warp::load_item(pipeline.raw, p, pass, pipeline.now);
@@ -70,7 +71,7 @@ __device__ __forceinline__ void run_pass(const VptqGemv& p, Pass& pass, const Me
   }
 }
 
-// The matrix of unit `unit` of the launch, which becomes its vector there, and the number of its first result.
+// The matrix of unit `unit` of the launch (`unit` becomes its vector there), and the number of its first result.
 struct Owner {
   uint32_t segment, base;
 };
@@ -113,7 +114,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) vptq_gemv_kernel(const __grid_
   }
   float inverse_rms = 1.f;
   bool first_pass = true;
-  uint32_t before = 0;  // units of the matrices before
+  uint32_t before = 0;  // units of the preceding matrices
 #pragma unroll 1
   for (int s = 0; s < p.segments; ++s) {
     const uint32_t from = max(begin, before), to = min(end, before + p.of[s].vectors);
@@ -131,15 +132,15 @@ __global__ void __launch_bounds__(kRowThreads, 1) vptq_gemv_kernel(const __grid_
   write_units<T, Warp::kVector, Warp::kValues>(p, memory.sums, begin, end - begin, y);
 }
 
-// Bytes of a table of residuals that is kept whole, before columns are: all blocks at once would ask L2 for the same
-// few lines of it. None of one that is larger.
+// Bytes of a small table of residuals, which is kept whole and before columns: all blocks at once would read the same
+// few lines of it from L2. 0 for a larger table.
 uint32_t small_residuals(const VptqGemv& p, uint32_t most, uint32_t entry_bytes) {
   const uint32_t whole = p.residuals * entry_bytes;
   return whole <= most / 16 ? whole : 0;
 }
 
-// Items of a window, of so many in all, as equal as windows can be. With several rows of x, whose columns take more of
-// shared memory, windows leave L1 its share too; with one that costs more than it gains (README.md).
+// Items per window, with windows as equal as possible. With several rows of x, whose columns take more shared memory,
+// windows leave room for L1; with one row that costs more than it gains (README.md).
 uint32_t window_items(uint32_t items, uint32_t most, uint32_t others, uint32_t item_bytes, int rows) {
   const uint32_t share = uint32_t(uint64_t(most) * kSharedPercent / 100);
   const uint32_t room = (rows > 1 && others + item_bytes <= share ? share : most) - others;
@@ -147,8 +148,9 @@ uint32_t window_items(uint32_t items, uint32_t most, uint32_t others, uint32_t i
   return (items + windows - 1) / windows;
 }
 
-// How much of both codebooks shared memory keeps beside `needed` of `most` bytes; `codes`: of a block that name one.
-// Small residuals all, since they cost no sector then; of others what leaves L1 its share.
+// How much of both codebooks is kept in shared memory beside `needed` of `most` bytes; `codes`: codes per block that
+// refer to one. Small residuals are kept whole, since they then cost no sector; of others as much as leaves room for
+// L1.
 void plan_kept(VptqGemv& p, uint32_t most, uint32_t needed, uint64_t codes, uint32_t entry_bytes) {
   const uint32_t room = kept_of(most, needed, 1, most, entry_bytes);
   const uint32_t whole = p.count * entry_bytes, res_whole = p.residuals * entry_bytes;
@@ -180,7 +182,7 @@ void launch_vptq(VptqGemv p, const void* x, void* y, int device, cudaStream_t st
   p.window = p.items * Warp::kItem;
   const uint32_t needed = uint32_t(others) - small + p.window * column_bytes;
   plan_kept(p, most, needed, uint64_t(p.units) * p.in / grid, 2 * Warp::kVector);
-  const uint32_t used = needed + p.kept + p.res_kept, alone = most / 2 + 1024;  // two of these are too many
+  const uint32_t used = needed + p.kept + p.res_kept, alone = most / 2 + 1024;  // two blocks do not fit
   launch(kOp, device, LaunchWishes{1, true}, vptq_gemv_kernel<T, kLanes, kResidual, kRows>, grid, kRowThreads,
          used > alone ? used : alone, stream, p, static_cast<const T*>(x), y);
 }

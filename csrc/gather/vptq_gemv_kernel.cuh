@@ -1,9 +1,9 @@
-// Device side of vptq_gemv.cu: a warp over its items, from indices to sums.
+// Device side of vptq_gemv.cu: the loop of a warp over its items, from indices to sums.
 //
-// A unit is one vector of one matrix, 8 or 16 results: codewords run along the output, so a lane that gathers one adds
-// w[r] * x[column] to 8 sums for each row of x. With vectors of 16 two lanes share a column, and each takes its half of
-// the codeword, so that one request asks for the whole sector. Lanes beside each other have columns (places) beside
-// each other. An item is kSlots of them in every lane.
+// A unit is one vector of one matrix, 8 or 16 results. Codewords run along the output, so a lane that gathers one adds
+// w[r] * x[column] to 8 sums per row of x. With vectors of 16 two lanes share a column and load half of the codeword
+// each, so that one request covers the whole sector. Adjacent lanes have adjacent columns (in permuted order). An item
+// is kSlots columns per lane.
 #pragma once
 
 #include <cstring>
@@ -16,21 +16,21 @@ namespace localq {
 
 struct VptqSegment {
   const uint8_t* indices;        // packed u32 [vectors, words], or u16 [vectors, in]
-  const uint16_t* res_indices;   // u16 [vectors, in] where unpacked
+  const uint16_t* res_indices;   // u16 [vectors, in] if unpacked
   const uint8_t* centroids;      // T [count, vector]
   const uint8_t* res_centroids;  // T [residuals, vector] or null
   const uint16_t* places;        // [in] or null
   const void *scale, *bias;      // T [in] or null
   uint32_t vectors;
-  bool lines;  // there are places; they, scale and bias begin at multiples of 16 bytes
+  bool lines;  // places exist, and they, scale and bias begin at multiples of 16 bytes
 };
 
-struct VptqGemv : RowGemv {  // items: of a unit, in a window; segment: bias and out alone
+struct VptqGemv : RowGemv {  // items: per unit and window; segment: bias and out only
   VptqSegment of[kMaxSegments];
-  uint32_t words, main_bits, bits, count, residuals;  // words: 0 where unpacked
-  uint32_t units;                                     // of all matrices; of one, where they are a pair
-  uint32_t block_units;                               // of a block, at most
-  uint32_t window;                                    // columns that are staged at a time
+  uint32_t words, main_bits, bits, count, residuals;  // words: 0 if unpacked
+  uint32_t units;                                     // of all matrices; of one, if they are a pair
+  uint32_t block_units;                               // per block, at most
+  uint32_t window;                                    // columns staged at a time
   uint32_t kept, res_kept;                            // bytes of both codebooks in shared memory
   int segments;
 };
@@ -38,21 +38,21 @@ struct VptqGemv : RowGemv {  // items: of a unit, in a window; segment: bias and
 // Part of a block's work: consecutive units of one matrix, one window of columns.
 struct Pass {
   uint32_t segment, first, units;  // first: vector of the matrix
-  uint32_t begin;                  // column of the window
+  uint32_t begin;                  // first column of the window
   Codebook book, res_book;
 };
 
 template <typename T, int kLanes, bool kResidual, int kRows>
 struct VptqWarp {
-  // In flight per thread. Sums of several rows take more of the registers; a table of residuals that is small costs no
-  // sector, and shorter items of one that is large gain nothing (README.md).
+  // Gathers in flight per thread. Sums of several rows take more registers. A small table of residuals costs no sector,
+  // and with a large one shorter items gain nothing (README.md).
   static constexpr int kGathers = kRows == 1 && kResidual ? 16 : 8;
   static constexpr int kTables = kResidual ? 2 : 1, kSlots = kGathers / kTables;
   static constexpr uint32_t kStep = 32 / kLanes, kItem = kSlots * kStep;  // columns of a slot, of an item
   static constexpr uint32_t kVector = 8 * kLanes, kValues = kVector * kRows;
   using Pair = typename std::conditional<std::is_same<T, __half>::value, __half2, __nv_bfloat162>::type;
 
-  // Indices of an item as they were read: packed a word that the lanes of a slot share, unpacked main and residual.
+  // Indices of an item as loaded: if packed, one word per lane of a slot; else main and residual.
   struct Raw {
     uint32_t word[kSlots], residual[kSlots];
   };
@@ -66,8 +66,8 @@ struct VptqWarp {
     return threadIdx.x % 32 / kLanes;
   }
 
-  // Asks for the indices of an item, which begins at a whole word. A slot has at most a word for each lane: they are
-  // asked for once, and `unpack` takes them from the lane that has them.
+  // Requests the indices of an item, which begins at a whole word. A slot has at most one word per lane; each word is
+  // loaded once, and `unpack` fetches it from the lane that has it.
   static __device__ __forceinline__ void load_item(Raw& raw, const VptqGemv& p, const Pass& pass, const Cursor& at) {
     const VptqSegment& of = p.of[pass.segment];
     const bool there = at.tile < pass.units;
@@ -96,7 +96,7 @@ struct VptqWarp {
     }
   }
 
-  // Makes of packed words what was read of unpacked indices. All lanes must call.
+  // Converts packed words to main and residual indices. Called by all lanes.
   static __device__ __forceinline__ void unpack(const VptqGemv& p, Raw& raw) {
 #pragma unroll
     for (int j = 0; j < kSlots; ++j) {
@@ -109,8 +109,8 @@ struct VptqWarp {
     }
   }
 
-  // The codewords of an item: the lane's 16 bytes of main and residual. Shuffles are done before the first of them is
-  // asked for: between loads of which a lane does one or the other, ptxas would wait for both to join them.
+  // The codewords of an item: the lane's 16 bytes of main and residual. All shuffles precede the first load: between
+  // loads with a divergent condition ptxas would wait for both paths.
   static __device__ __forceinline__ void gather_item(uint4 (&to)[kSlots][kTables], const VptqGemv& p, const Pass& pass,
                                                      Raw raw) {
     if (p.words != 0) unpack(p, raw);
@@ -155,8 +155,8 @@ struct VptqWarp {
     }
   }
 
-  // Adds up what the lanes have of kCount sums, from lanes kMask apart down to neighbours with the same part of a
-  // codeword: as long as there are several, a lane gives away half of them and adds to the other half.
+  // Reduces kCount sums over lanes, from lanes kMask apart down to neighbours with the same part of a codeword. While
+  // there are several sums, a lane gives half of them away and adds to the other half.
   template <uint32_t kMask, uint32_t kCount>
   static __device__ __forceinline__ void add_lanes(float (&sum)[8 * kRows]) {
     if constexpr (kMask >= kLanes) {
@@ -172,11 +172,11 @@ struct VptqWarp {
     }
   }
 
-  // Leaves the warp's sums as share[row * kVector + result].
+  // Stores the warp's sums as share[row * kVector + result].
   static __device__ __forceinline__ void leave(float* share, float (&sum)[8 * kRows]) {
     add_lanes<16, 8 * kRows>(sum);
     constexpr uint32_t kHolders = 8 * kRows < kStep ? 8 * kRows : kStep, kHeld = 8 * kRows / kHolders;
-    if (lane_column() % (kStep / kHolders) != 0) return;  // the lane beside has the same
+    if (lane_column() % (kStep / kHolders) != 0) return;  // the next lane holds the same
     const uint32_t first = lane_column() / (kStep / kHolders) * kHeld;
 #pragma unroll
     for (uint32_t i = 0; i < kHeld; ++i) {
@@ -185,7 +185,7 @@ struct VptqWarp {
     }
   }
 
-  // All of the warp's items of the units from `first` on, at most a group.
+  // All items of the warp in the units from `first`, at most one group.
   static __device__ __forceinline__ void sum_units(const VptqGemv& p, const Pass& pass, float* shares, uint32_t first,
                                                    const Pair* norm, const T* x, Pipeline& pipeline) {
     const uint32_t end = min(first + p.group, pass.units);
@@ -194,7 +194,7 @@ struct VptqWarp {
     while (pipeline.now.tile < end) {
       const Cursor now = pipeline.now;
       const uint32_t column = now.item * kItem + lane_column();
-      // ptxas waits for all loads at once: here for what the item before has asked for, and nowhere below
+      // ptxas waits for all loads at once: here for those of the previous item, and nowhere below
       uint4 words[kSlots][kTables];
 #pragma unroll
       for (int i = 0; i < kGathers; ++i) words[i / kTables][i % kTables] = pipeline.ring[i / kTables][i % kTables];

@@ -1,12 +1,12 @@
-// How VPTQ's indices lie, inside kernels (localq/quant/vptq_codec.py).
+// Packed indices of VPTQ (localq/formats/vptq/codec.py).
 #pragma once
 
 #include <cstdint>
 
 namespace localq {
 
-// Number `column` of a row of packed indices of `bits` bits, the lowest first: it may begin in one word and end in the
-// next. words: of the row; nothing is read behind them.
+// Index `column` of a row of packed indices of `bits` bits, lowest bits first; an index can span two words. words: per
+// row; nothing past them is read.
 __device__ __forceinline__ uint32_t packed_index(const uint32_t* row, uint32_t column, uint32_t bits) {
   const uint32_t at = column * bits, shift = at % 32;
   const uint32_t low = row[at / 32];

@@ -1,4 +1,4 @@
-// What a block of vptq_gemv.cu keeps in shared memory, and how x, scale and bias come there.
+// Shared memory of a block of vptq_gemv.cu, and the staging of x, scale and bias.
 #pragma once
 
 #include "gather/vptq_gemv_kernel.cuh"
@@ -11,7 +11,7 @@ struct Memory {
   float *scratch, *sums, *shares;
   typename Warp::Pair* norm;  // scale and bias of a window
   T* x;                       // [window, kRows]
-  uint32_t kept;              // address of the codebooks' first entries
+  uint32_t kept;              // address of the first entries of the codebooks
 
   __device__ __forceinline__ Memory(const VptqGemv& p, uint8_t* memory) {
     scratch = reinterpret_cast<float*>(memory);
@@ -23,7 +23,7 @@ struct Memory {
   }
 };
 
-// Values of eight columns from one on. kLines: the array begins at a multiple of 16 bytes, and so do these.
+// Values of eight consecutive columns. kLines: the array and these values begin at multiples of 16 bytes.
 template <bool kLines, typename V>
 __device__ __forceinline__ Eight<V> read_eight(const V* from) {
   Eight<V> found;
@@ -33,8 +33,8 @@ __device__ __forceinline__ Eight<V> read_eight(const V* from) {
   return found;
 }
 
-// Where eight columns from `column` on lie. Arrays by column are read in whole lines and laid where their columns
-// belong: to read them in the order of the places instead costs L1 a cycle for each value.
+// The positions of eight columns from `column`. Arrays indexed by column are read in whole lines and scattered to the
+// positions of their columns: reading them in permuted order would cost L1 a cycle per value.
 template <bool kLines>
 __device__ __forceinline__ Eight<uint16_t> places_of(const VptqGemv& p, const Pass& pass, uint32_t column) {
   const uint16_t* const places = p.of[pass.segment].places;
@@ -45,18 +45,18 @@ __device__ __forceinline__ Eight<uint16_t> places_of(const VptqGemv& p, const Pa
   return found;
 }
 
-// Zeros at the places of a window behind the last column, of words of `each`.
+// Writes zeros past the last column of a window, `each` words per column.
 template <typename V>
 __device__ __forceinline__ void clear_rest(const VptqGemv& p, const Pass& pass, V* staged, uint32_t each) {
   const uint32_t there = min(p.in - pass.begin, p.window);
   for (uint32_t i = there * each + threadIdx.x; i < p.window * each; i += kRowThreads) staged[i] = V{};
 }
 
-// Scale and bias of a window by place. kLines as below; no branch stands between loads then, where ptxas would wait for
-// them. All threads; then synchronise.
+// Scale and bias of a window by position. With kLines there is no branch between loads, at which ptxas would wait for
+// them. Called by all threads; the block must synchronize afterwards.
 template <typename T, bool kLines, typename Pair>
 __device__ __forceinline__ void lay_norm(const VptqGemv& p, const Pass& pass, Pair* norm) {
-  constexpr int kCount = 4;  // loads of each that are in flight together
+  constexpr int kCount = 4;  // loads of each in flight together
   const VptqSegment& of = p.of[pass.segment];
 #pragma unroll 1
   for (uint32_t first = 8 * threadIdx.x; first < p.in; first += kCount * 8 * kRowThreads) {
@@ -80,13 +80,13 @@ __device__ __forceinline__ void lay_norm(const VptqGemv& p, const Pass& pass, Pa
   clear_rest(p, pass, norm, 1);
 }
 
-// What all rows of x have in a column.
+// The values of a column in all rows of x.
 template <typename T, int kRows>
 struct alignas(sizeof(T) * kRows) Rows {
   T value[kRows];
 };
 
-// The norm of eights of a row of x, 8 * kRowThreads columns apart.
+// Normalizes groups of eight columns of a row of x, 8 * kRowThreads columns apart.
 template <NormKind kKind, typename T, int kCount>
 __device__ __forceinline__ void norm_eights(Eight<T> (&values)[kCount][1], const VptqGemv& p, uint32_t first,
                                             float inverse_rms) {
@@ -98,8 +98,8 @@ __device__ __forceinline__ void norm_eights(Eight<T> (&values)[kCount][1], const
   }
 }
 
-// x of a window by place, [window, kRows], with its norm; zeros in rows that are not there. All threads; then
-// synchronise.
+// x of a window by position, [window, kRows], with its norm; missing rows are zeros. Called by all threads; the block
+// must synchronize afterwards.
 template <typename T, int kRows, bool kLines>
 __device__ __forceinline__ void lay_x(const VptqGemv& p, const Pass& pass, T* staged, const T* x, float inverse_rms) {
   constexpr int kCount = kRows == 1 ? 4 : 1;
@@ -117,7 +117,7 @@ __device__ __forceinline__ void lay_x(const VptqGemv& p, const Pass& pass, T* st
         values[k][row] = read_eight<kLines>(x + uint64_t(there) * p.in + column);
       }
     }
-    if constexpr (kRows == 1) {  // a norm needs one row
+    if constexpr (kRows == 1) {  // a norm requires a single row
       if (p.extras.norm == NormKind::kPlain) norm_eights<NormKind::kPlain>(values, p, first, inverse_rms);
       if (p.extras.norm == NormKind::kOffset) norm_eights<NormKind::kOffset>(values, p, first, inverse_rms);
     }
@@ -136,7 +136,7 @@ __device__ __forceinline__ void lay_x(const VptqGemv& p, const Pass& pass, T* st
   clear_rest(p, pass, staged, kRows);
 }
 
-// The same of a matrix whose arrays begin anywhere, and which may have no norm.
+// The same for a matrix whose arrays have any alignment and which may have no norm.
 template <typename T, typename Pair>
 __device__ __forceinline__ void stage_norm(const VptqGemv& p, const Pass& pass, Pair* norm) {
   const VptqSegment& of = p.of[pass.segment];
@@ -152,7 +152,7 @@ __device__ __forceinline__ void stage_columns(const VptqGemv& p, const Pass& pas
   lay_x<T, kRows, false>(p, pass, staged, x, inverse_rms);
 }
 
-// 1 / rms of one row of x; 1 where no norm is asked for. All threads must call.
+// 1 / rms of one row of x; 1 without a norm. Called by all threads.
 template <typename T>
 __device__ __forceinline__ float inverse_rms_of(const VptqGemv& p, const T* x, float* scratch) {
   if (p.extras.norm == NormKind::kNone) return 1.f;
