@@ -1,12 +1,12 @@
-// bcq_gemv: x in bits.
+// bcq_gemv: x as bit planes.
 //
-// A block of 128 columns of a row of x is fixed point: 16 bits of two's complement times a power of two of its own, so
-// that its largest value lies between 2^14 and 2^15. In shared memory it is 16 planes of 128 bits, operands B of
-// m16n8k128 for planes 0 .. 7 and for planes 8 .. 15: word t of a plane has the signs of columns 32 t .. 32 t + 31. The
-// lanes (g, t) of a product are left with planes 2 t and 2 t + 1 of both. So beside the bits lies, for each t,
-//   factor  what the lane's count is worth: 2 * 4^t over that power of two
+// A block of 128 columns of a row of x is fixed point: 16-bit two's complement times a power of two per block that puts
+// its largest value between 2^14 and 2^15. In shared memory it is 16 planes of 128 bits, operands B of m16n8k128 for
+// planes 0 .. 7 and for planes 8 .. 15; word t of a plane has the bits of columns 32 t .. 32 t + 31. The lanes (g, t)
+// of a product receive planes 2 t and 2 t + 1 of both. Stored after the bits, for each t:
+//   factor  the value of the lane's count: 2 * 4^t over that power of two
 //   sum     of the columns of word t
-// for a sum over signs of x is twice that over the columns with a +, less that over all.
+// because a sum of x over signs is twice the sum over the columns with a +, minus the sum over all.
 #pragma once
 
 #include "bcq/gemv.cuh"
@@ -18,7 +18,7 @@ struct Worth {
   float factor, sum;
 };
 
-// Row k, bit j to row j, bit k: of 16 x 16 bits in the low halves of 16 words, and of as many in the high halves.
+// Transposes two 16 x 16 bit matrices, in the low and in the high halves of 16 words: row k, bit j to row j, bit k.
 __device__ __forceinline__ void transpose(uint32_t (&word)[kBits]) {
   constexpr uint32_t kMasks[4] = {0x55555555u, 0x33333333u, 0x0f0f0f0fu, 0x00ff00ffu};
 #pragma unroll
@@ -34,7 +34,7 @@ __device__ __forceinline__ void transpose(uint32_t (&word)[kBits]) {
   }
 }
 
-// 32 columns of x from `column` on, zeros behind the end; returns the bits of the largest magnitude.
+// 32 columns of x from `column`, zeros past the end; returns the bits of the largest magnitude.
 template <typename T>
 __device__ __forceinline__ uint32_t load_columns(Eight<T> (&x)[4], const Arguments& p, const T* row, uint32_t column,
                                                  float inverse_rms) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ uint32_t load_columns(Eight<T> (&x)[4], const Argumen
   return largest;
 }
 
-// Word t of a block of columns: its planes to `to`, and what it counts behind them.
+// Word t of a block of columns: its planes to `to`, factor and sum after them.
 template <typename T>
 __device__ __forceinline__ void leave_word(uint8_t* to, const Eight<T> (&x)[4], uint32_t largest, uint32_t t) {
   const bool finite = vq::is_finite(largest, T{});
@@ -63,7 +63,7 @@ __device__ __forceinline__ void leave_word(uint8_t* to, const Eight<T> (&x)[4], 
   uint32_t word[kBits];
   int sum = 0;
 #pragma unroll
-  for (int k = 0; k < int(kBits); ++k) {  // columns k and k + 16; the sum's low bits are the whole number
+  for (int k = 0; k < int(kBits); ++k) {  // columns k and k + 16; the low bits of the sum are the integer
     const float low = to_float(x[k / 8].value[k % 8]), high = to_float(x[2 + k / 8].value[k % 8]);
     const float a = finite ? low * scale + 12582912.f : 12582912.f, b = finite ? high * scale + 12582912.f : 12582912.f;
     word[k] = __byte_perm(uint32_t(__float_as_int(a)), uint32_t(__float_as_int(b)), 0x5410);
@@ -76,13 +76,14 @@ __device__ __forceinline__ void leave_word(uint8_t* to, const Eight<T> (&x)[4], 
   reinterpret_cast<Worth*>(to + 2 * kColumns)[t] = {down * float(2 << (2 * t)), down * float(sum)};
 }
 
-// `count` blocks of columns of x from `first` on to shared memory, of all rows. All threads; then synchronise.
+// Copies `count` blocks of columns of x, from block `first`, to shared memory, for all rows. Called by all threads; the
+// block must synchronize afterwards.
 template <typename T, int kRows>
 __device__ __forceinline__ void stage(const Arguments& p, const Shared& s, const T* x, float inverse_rms,
                                       uint32_t first, uint32_t count) {
   const uint32_t all = kRows * count * kWords;
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i / 32 * 32 < all; i += kThreads) {  // by whole warps
+  for (uint32_t i = threadIdx.x; i / 32 * 32 < all; i += kThreads) {  // in whole warps
     const uint32_t row = i / kWords % kRows, word = i / kWords / kRows * kWords + i % kWords;
     const bool some = row < uint32_t(p.rows);
     Eight<T> values[4] = {};

@@ -1,4 +1,4 @@
-// Bindings of the products with matrices in binary codes, and of their weights; no logic.
+// Bindings of the products with binary codes, and of their dequantization; no logic.
 #include "common/bind.h"
 
 #include <pybind11/stl.h>

@@ -1,11 +1,11 @@
-// bcq_gemv: the products, of bits with bits.
+// bcq_gemv: products of bits with bits.
 //
-// A unit is one plane of one block of 128 columns of a tile: the lane (g, t) has 32 signs of rows g and g + 8, operand
-// A of m16n8k128, as they are stored. Two products with a row of x count its bits 0 .. 7 and 8 .. 15 where the sign is
-// a plus; the lane is left with four bits of both rows, and adds up what they are worth, times the plane's scale.
+// A unit is one plane of one block of 128 columns of a tile: lane (g, t) has 32 signs of rows g and g + 8, operand A of
+// m16n8k128, as stored. Two products with a row of x count its bits 0 .. 7 and 8 .. 15 where the sign is a plus. The
+// lane receives four bit counts per row, and adds their values times the scale of the plane.
 //
-// Of groups that are less than a block each word counts by itself: eight products with two bits of x each, where a word
-// has two of the eight columns of B and zeros in the others, so that the lane (g, t) is left with all bits of word t.
+// With groups smaller than a block each word is counted separately: eight products with two bits of x each, in which a
+// word has two of the eight columns of B and zeros in the others, so that lane (g, t) receives all bits of word t.
 #pragma once
 
 #include "bcq/activations.cuh"
@@ -13,18 +13,18 @@
 
 namespace localq::bcq {
 
-// How groups of columns that share scales lie to blocks of 128.
-enum class Groups { kBlock, kBlocks, kWords };  // a block each, several blocks or all, or one or two words of a block
+// How groups of columns that share scales relate to blocks of 128.
+enum class Groups { kBlock, kBlocks, kWords };  // one block; several blocks or all; one or two words of a block
 
-// Units that are asked for together. One batch is under way while another is multiplied: ptxas gives all loads of codes
-// one scoreboard, so what waits for one batch waits for all that is under way, and none may have been asked for late.
+// Units per batch of loads. One batch is in flight while another is multiplied. ptxas gives all loads of codes one
+// scoreboard, so waiting for one batch waits for all loads in flight, and no load may be issued late.
 template <int kRows, Groups kGroups>
 __host__ __device__ constexpr int units_of_batch() {
   if (kGroups == Groups::kWords) return kRows == 1 ? 8 : kRows == 2 ? 4 : kRows == 4 ? 2 : 1;
   return kRows <= 2 ? 8 : 4;
 }
 
-// The blocks of columns of a tile that are the warp's, of those whose x is in shared memory; blocks of the matrix.
+// The warp's blocks of columns of a tile, among those whose x is in shared memory; numbered within the matrix.
 struct Range {
   uint32_t begin, end;
 };
@@ -32,23 +32,23 @@ struct Range {
 template <int kRows, Groups kGroups>
 struct Batch {
   uint2 codes[units_of_batch<kRows, kGroups>()];
-  uint32_t scales[units_of_batch<kRows, kGroups>()];  // of rows g and g + 8; where words differ, of word t
+  uint32_t scales[units_of_batch<kRows, kGroups>()];  // of rows g and g + 8; if words differ, of word t
 };
 
-// What the warp asks for next: where the lane's part is, in which block and plane, and units from there to the end of
-// the range in this tile; none behind the last tile.
+// The warp's next load: the address of the lane's part, block and plane, and the units from there to the end of the
+// range in this tile; none after the last tile.
 struct Cursor {
   uint32_t tile, left, block, plane;
   const uint8_t* codes;
-  const uint8_t* scales;  // of the tile; with a block a group, of the unit
+  const uint8_t* scales;  // of the tile; with one block per group, of the unit
 };
 
-// Bytes from the scales of one group to those of the next.
+// Distance between the scales of consecutive groups, in bytes.
 __device__ __forceinline__ uint32_t group_bytes(const Arguments& p) {
   return p.planes * kScaleBytes;
 }
 
-// To the first unit of the warp in the cursor's tile.
+// Moves the cursor to the first unit of the warp in its tile.
 template <Groups kGroups>
 __device__ __forceinline__ void enter_tile(const Arguments& p, const vq::Span& span, const Shared& s,
                                            const Range& range, Cursor& at) {
@@ -61,7 +61,7 @@ __device__ __forceinline__ void enter_tile(const Arguments& p, const vq::Span& s
   if (kGroups == Groups::kBlock) at.scales += range.begin * group_bytes(p);
 }
 
-// Where the scales of the cursor's unit are, or of its word t.
+// Address of the scales of the cursor's unit, or of its word t.
 template <Groups kGroups>
 __device__ __forceinline__ const uint8_t* scales_of(const Arguments& p, const Cursor& at) {
   const uint32_t group = kGroups == Groups::kBlocks
@@ -70,8 +70,8 @@ __device__ __forceinline__ const uint8_t* scales_of(const Arguments& p, const Cu
   return at.scales + group * group_bytes(p) + at.plane * kScaleBytes;
 }
 
-// Asks for the next batch: not before that of which `zero` is made is there. No branch between loads, for where paths
-// meet ptxas waits for what either has asked for.
+// Requests the next batch, which depends on the current one through `zero`. There is no branch between loads: where two
+// paths meet, ptxas waits for the loads of both.
 template <int kRows, Groups kGroups>
 __device__ __forceinline__ void load_batch(Batch<kRows, kGroups>& batch, const Arguments& p, const vq::Span& span,
                                            const Shared& s, const Range& range, Cursor& at, uint32_t zero) {
@@ -101,7 +101,7 @@ __device__ __forceinline__ void load_batch(Batch<kRows, kGroups>& batch, const A
 template <int kRows>
 using Sums = float[kRows][2];
 
-// What a row of x has for a block of columns: operands B, and what the lane's counts are worth.
+// A block of columns of a row of x: operands B, and the values of the lane's counts.
 template <Groups kGroups>
 struct XBlock {
   uint32_t bits[kGroups == Groups::kWords ? kBits / 2 : 2];
@@ -113,9 +113,9 @@ __device__ __forceinline__ void load_block(XBlock<kGroups>& x, const uint8_t* fr
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   x.worth = reinterpret_cast<const Worth*>(from + 2 * kColumns)[t];
   if constexpr (kGroups == Groups::kWords) {
-    x.worth.factor *= __int_as_float((127 - 2 * t) << 23);  // all bits of a word are the lane's
+    x.worth.factor *= __int_as_float((127 - 2 * t) << 23);  // the lane has all bits of a word
 #pragma unroll
-    for (uint32_t i = 0; i < kBits / 4; ++i) {  // planes 2 i + g % 2, and 8 behind them
+    for (uint32_t i = 0; i < kBits / 4; ++i) {  // planes 2 i + g % 2, and 8 after them
       const uint2 both = load_bits(from + ((2 * i + g % 2) * kWords + t) * 8);
       x.bits[i] = t == g / 2 ? both.x : 0, x.bits[i + kBits / 4] = t == g / 2 ? both.y : 0;
     }
@@ -130,8 +130,8 @@ __device__ __forceinline__ float scale_at(uint32_t scales, int h) {
   return __half2float(reinterpret_cast<const __half&>(bits));
 }
 
-// What the lane counts in rows g and g + 8, by the bits that it has of x. `sign`: what bit 15 is worth over bit 14 in
-// the lane, that is 2, or -2 where it is x's sign.
+// The counts of rows g and g + 8, weighted by the bits of x that the lane has. `sign`: the value of bit 15 relative to
+// bit 14 in the lane: 2, or -2 if it is the sign of x.
 template <Groups kGroups, bool kBytes>
 __device__ __forceinline__ void count_unit(int (&count)[2], const uint2& codes, const XBlock<kGroups>& x, int sign) {
   if constexpr (kGroups == Groups::kWords) {
@@ -164,7 +164,7 @@ __device__ __forceinline__ void add_unit(float (&total)[2], const uint2& codes, 
   for (int h = 0; h < 2; ++h) total[h] += scale_at(scales, h) * (float(count[h]) * x.worth.factor - x.worth.sum);
 }
 
-// Adds the warp's sums of a tile to its shares, and begins anew: those of four lanes are one.
+// Adds the warp's sums of a tile, reduced over four lanes, to its partial sums, and resets them.
 template <int kRows>
 __device__ __forceinline__ void leave_share(Sums<kRows>& total, float* share) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -179,8 +179,8 @@ __device__ __forceinline__ void leave_share(Sums<kRows>& total, float* share) {
   }
 }
 
-// What a warp has done: the unit that comes next, and sums of its tile. `x`, `share`: the lane's, where its bits of the
-// block and its sums of the tile are.
+// Progress of a warp: the next unit, and the sums of its tile. `x`, `share`: addresses of the lane's bits of the block
+// and of its partial sums of the tile.
 template <int kRows, Groups kGroups>
 struct Work {
   uint32_t tile, block, plane;
@@ -190,8 +190,8 @@ struct Work {
   Sums<kRows> total;
 };
 
-// The units of a batch from kFirst on, up to where the warp's part of a tile ends. By recursion: a loop with so much in
-// it would not be unrolled everywhere, and the batch would not be in registers.
+// The units of a batch from kFirst, up to the end of the warp's part of a tile. Recursive: the compiler does not unroll
+// a loop with this body everywhere, and then the batch is not in registers.
 template <int kFirst, int kRows, Groups kGroups>
 __device__ __forceinline__ void add_units(Work<kRows, kGroups>& work, const Batch<kRows, kGroups>& batch,
                                           const Arguments& p, const Range& range, int sign) {
@@ -212,7 +212,7 @@ __device__ __forceinline__ void add_units(Work<kRows, kGroups>& work, const Batc
   }
 }
 
-// All units of a batch. Where a tile ends, its share is left.
+// All units of a batch. At the end of a tile its partial sums are stored.
 template <int kRows, Groups kGroups>
 __device__ __forceinline__ void add_batch(Work<kRows, kGroups>& work, const Batch<kRows, kGroups>& batch,
                                           const Arguments& p, const Range& range, int sign) {
@@ -224,8 +224,8 @@ __device__ __forceinline__ void add_batch(Work<kRows, kGroups>& work, const Batc
   work.block = range.begin, work.tile += kWarps >> p.split_log;
 }
 
-// The zero points of the warp's blocks of a tile times sums of x; they lie behind the scales of all planes. `x`: the
-// lane's, of the range's first block.
+// Adds the zero points of the warp's blocks of a tile times sums of x; they follow the scales of all planes. `x`: the
+// lane's, of the first block of the range.
 template <int kRows, Groups kGroups>
 __device__ __forceinline__ void add_zeros(Sums<kRows>& total, const Arguments& p, const Shared& s, const Range& range,
                                           const uint8_t* x, uint32_t tile) {

@@ -1,4 +1,4 @@
-// What the launchers of binary codes check of a matrix.
+// Checks of a matrix in binary codes, for its launchers.
 #pragma once
 
 #include "bcq/gemv.h"
@@ -6,7 +6,7 @@
 
 namespace localq::bcq {
 
-// Throws std::invalid_argument by the argument's name.
+// Throws std::invalid_argument with the name of the argument.
 inline void check_matrix(const char* op, const BcqMatrix& w) {
   require(w.out >= 1 && w.out < int64_t(1) << 31, op, "out", w.out, "must be positive and not larger");
   require(w.in >= 8 && w.in % 8 == 0 && w.in <= 1 << 24, op, "in", w.in, "must be a multiple of 8, at most 2^24");
@@ -17,14 +17,14 @@ inline void check_matrix(const char* op, const BcqMatrix& w) {
   require_aligned(w.scales, 16, op, "scales");
 }
 
-// log2 of a group's eights of columns; 31 where all columns are one.
+// log2 of the columns of a group in eights; 31: one group per row.
 inline uint32_t group_shift(const BcqMatrix& w) {
   uint32_t shift = 0;
   while (int64_t(8) << shift < w.group) ++shift;
   return w.group == w.in ? 31 : shift;
 }
 
-// Groups of a row.
+// Groups per row.
 inline uint32_t groups(const BcqMatrix& w) {
   return uint32_t((w.in + w.group - 1) / w.group);
 }

@@ -1,10 +1,10 @@
-// W of a matrix in binary codes, in tiles of 16 rows (localq/quant/bcq_tiles.py), bit for bit as localq/quant/bcq.py
+// W of a matrix in binary codes, in tiles of 16 rows (localq/formats/bcq/tiles.py), bitwise as localq/formats/bcq
 // defines it, to f16 or bf16.
 //   codes and scales as in gemv.h;  out  T [row_count, in]; in % 8 == 0
-// A thread has eight columns of two rows: of each plane a word and a scale of both, and writes 16 bytes in each row;
-// sixteen threads' columns lie behind each other, and four share a word.
+// A thread has eight columns of two rows: per plane one word and one scale of each row. It writes 16 bytes per row; the
+// columns of sixteen threads are contiguous, and four threads share a word.
 //
-// Bound: memory, planes / 8 bytes and the scales in, 2 bytes per weight out. 3 instructions per weight and plane.
+// Bound: memory, planes / 8 bytes and the scales read, 2 bytes written per weight. 3 instructions per weight and plane.
 #include "bcq/check.h"
 #include "bcq/dequantize_kernel.cuh"
 

@@ -1,4 +1,4 @@
-// bcq_dequantize: the kernel (dequantize.cu says what it does).
+// The kernel of bcq_dequantize; see dequantize.cu.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,17 +12,17 @@ namespace localq::bcq_weights {
 
 constexpr uint32_t kTile = 16, kThreads = 256;
 constexpr uint32_t kOfBlock = 128;                    // threads of a block of 128 columns: 16 eights of 8 pairs of rows
-constexpr uint32_t kUnit = 256, kScales = 2 * kTile;  // bytes: a plane of a block, of a group
+constexpr uint32_t kUnit = 256, kScales = 2 * kTile;  // bytes of a plane: per block, per group
 
 struct Arguments {
   const uint8_t* codes;
   const uint8_t* scales;
   uint32_t planes, layers, eights, blocks, groups,
-      group_shift;                    // eights of columns, blocks of 128, log2 of a group's eights
-  uint32_t first_tile, rows, chunks;  // rows to write, counted from the first tile's; chunks of two blocks of a row
+      group_shift;                    // columns in eights, blocks of 128, log2 of a group in eights
+  uint32_t first_tile, rows, chunks;  // rows to write, from the first tile; chunks of two blocks per row
 };
 
-// What a thread has: eight columns of rows g and g + 8 in each layer.
+// A thread's data: eight columns of rows g and g + 8 in each layer.
 struct Pair {
   uint2 codes[kMaxPlanes];
   uint32_t scales[kMaxPlanes + 1];
@@ -57,7 +57,7 @@ __device__ __forceinline__ uint4 weights_of(const Arguments& p, const Pair& pair
   return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-// The thread's signs and scales of a tile: of block `block`, eight `eight` of it, pair g of rows.
+// The thread's signs and scales of a tile: columns `eight` of block `block`, rows g and g + 8.
 __device__ __forceinline__ void load_pair(Pair& pair, const Arguments& p, uint32_t tile, uint32_t block, uint32_t eight,
                                           uint32_t g) {
   const uint64_t at = p.first_tile + tile;

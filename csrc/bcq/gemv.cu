@@ -1,16 +1,16 @@
-// y = extras(x W^T) for 1 to 8 rows of x and up to three matrices that share x, W in binary codes: the sum of up to
-// five sign vectors, each with a scale for every group of columns, and perhaps a zero point (localq/quant/bcq.py); x,
-// bias and residual in f16 or bf16, sums in f32, rounded once.
+// y = extras(x W^T) for 1 to 8 rows of x and up to three matrices with the same x, W in binary codes: the sum of up to
+// five sign vectors, each with a scale per group of columns, and optionally a zero point (localq/formats/bcq); x, bias
+// and residual in f16 or bf16; sums in f32, rounded once.
 //
-// Signs are bits, and so is x, once it is fixed point: 16 planes of bits for every 128 columns, scaled by a power of
-// two of their own (activations.cuh). Tensor cores count where both are set, m16n8k128 with .and.popc: the codes are
-// operand A as they are stored (localq/quant/bcq_tiles.py), without an instruction between load and product
-// (bit_products.cuh). A block has whole rows and no other to wait for; its warps share the columns of a tile, or its
-// tiles, and go their own ways until all is added up.
+// Both operands are bits: x becomes fixed point, 16 bit planes per 128 columns with a common power of two
+// (activations.cuh). Tensor cores count the positions where both are set, m16n8k128 with .and.popc. The codes are
+// operand A as stored (localq/formats/bcq/tiles.py), without an instruction between load and product
+// (bit_products.cuh). A block has whole rows and does not wait for other blocks; its warps split the columns of a tile,
+// or the tiles, and do not synchronize until their sums are added.
 //
-// x is rounded to 2^-15 of the largest of its 128 columns, or better; what is added up of it is exact until it is
-// multiplied by a scale. Deterministic, and what is not finite stays in its row. Bound: memory. Reads planes / 8 bytes
-// per weight and 2 bytes per group and layer once.
+// x is rounded to 2^-15 of the largest of its 128 columns, or better; its sums are exact up to the multiplication by a
+// scale. Deterministic; non-finite values stay in their row. Bound: memory. Reads planes / 8 bytes per weight and 2
+// bytes per row, group and layer once.
 #include "bcq/gemv_kernel.cuh"
 #include "bcq/gemv_plan.h"
 #include "common/launch.h"

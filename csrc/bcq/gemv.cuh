@@ -1,5 +1,5 @@
-// What the parts of bcq_gemv share: the matrices of a launch, how they are cut among blocks of threads and warps, and
-// the memory of a block. Tiles, units and stripes are those of lookup/gemv.cuh, in one slice: a block has whole rows.
+// Shared by the parts of bcq_gemv: the matrices of a launch, their split among blocks and warps, and the shared memory
+// of a block. Tiles, units and stripes are those of lookup/gemv.cuh, in one slice: a block has whole rows.
 #pragma once
 
 #include "bcq/gemv.h"
@@ -10,25 +10,25 @@ namespace localq::bcq {
 
 using vq::kThreads, vq::kTile, vq::kWarps;
 
-constexpr uint32_t kColumns = 128;               // of a block of columns: what one product of bits adds up
-constexpr uint32_t kWords = kColumns / 32;       // of a row of it, of signs
-constexpr uint32_t kUnitBytes = kColumns * 2;    // of a plane of a tile's block: 16 rows of bits
-constexpr uint32_t kScaleBytes = kTile * 2;      // of a plane of a tile's group
-constexpr uint32_t kBits = 16;                   // that a value of x has
-constexpr uint32_t kXBytes = kColumns * 2 + 32;  // of a row's block: bits, and what each of its four words counts
+constexpr uint32_t kColumns = 128;               // per block of columns: the sum of one product
+constexpr uint32_t kWords = kColumns / 32;       // per row of a block, of signs
+constexpr uint32_t kUnitBytes = kColumns * 2;    // per plane of a block of a tile: 16 rows of bits
+constexpr uint32_t kScaleBytes = kTile * 2;      // per plane of a group of a tile
+constexpr uint32_t kBits = 16;                   // per value of x
+constexpr uint32_t kXBytes = kColumns * 2 + 32;  // per row of a block: bits, and the values of its four words
 
 struct Arguments : vq::Arguments {
-  // A tile has `planes` codes for each column, and `layers` scales for each of its `groups` groups of columns: those of
-  // the planes, and the zero point where there is one.
+  // A tile has `planes` codes per column, and `layers` scales for each of its `groups` groups of columns: those of the
+  // planes, and the zero point if there is one.
   uint32_t planes, layers, groups;
   uint32_t columns;           // blocks of columns
   uint32_t chunk;             // blocks of columns whose x is in shared memory at a time
-  uint32_t split, split_log;  // warps that share a tile: a power of two
-  uint32_t tile_codes;        // bytes of a tile
+  uint32_t split, split_log;  // warps per tile, a power of two
+  uint32_t tile_codes;        // bytes per tile
   uint32_t tile_scales;
-  uint32_t block_shift;  // a block's group is block >> block_shift, where a group has whole blocks
-  uint32_t word_shift;   // a word's is word >> word_shift, where it has less; else 31
-  uint32_t zero;         // is zero
+  uint32_t block_shift;  // groups of whole blocks: block >> block_shift is the group
+  uint32_t word_shift;   // smaller groups: word >> word_shift is the group; else 31
+  uint32_t zero;         // always zero
 };
 
 // The codes of a tile, and its scales.
@@ -68,8 +68,8 @@ __device__ __forceinline__ Shared carve(uint8_t* memory, const Arguments& p) {
   return s;
 }
 
-// Where the block's tiles are, and shares of zero; zero points, which are read last, are asked for into L2. All
-// threads; then synchronise.
+// Fills in the addresses of the block's tiles, zeroes the partial sums, and prefetches the zero points, which are read
+// last, to L2. Called by all threads; the block must synchronize afterwards.
 template <int kRows>
 __device__ __forceinline__ void fill(const Arguments& p, const vq::Span& span, const Shared& s) {
   for (uint32_t tile = threadIdx.x; tile < span.tiles; tile += kThreads) {

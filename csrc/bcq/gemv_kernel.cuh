@@ -1,4 +1,4 @@
-// bcq_gemv: the kernel (gemv.cu says what it does).
+// The kernel of bcq_gemv; see gemv.cu.
 #pragma once
 
 #include "bcq/bit_products.cuh"
@@ -12,7 +12,7 @@ __device__ __forceinline__ Range range_of(const Arguments& p, uint32_t first) {
   return {first + (count * part >> p.split_log), first + (count * (part + 1) >> p.split_log)};
 }
 
-// Are the batch's codes there? Zero, which ptxas does not know: what is added to it waits for them.
+// Zero once the batch's codes have arrived. ptxas does not know the value, so whatever it is added to waits for them.
 template <int kRows, Groups kGroups>
 __device__ __forceinline__ uint32_t awaited(const Batch<kRows, kGroups>& batch, uint32_t zero) {
   uint32_t there = 0;
@@ -40,7 +40,7 @@ __device__ __forceinline__ void add_chunk(const Arguments& p, const vq::Span& sp
   }
 }
 
-// The zero points of all of the warp's tiles, likewise.
+// The zero points of all tiles of the warp, in the same way.
 template <int kRows, Groups kGroups>
 __device__ __forceinline__ void add_zero_points(const Arguments& p, const vq::Span& span, const Shared& s,
                                                 const Range& range, const uint8_t* x, float* share) {
@@ -53,7 +53,7 @@ __device__ __forceinline__ void add_zero_points(const Arguments& p, const vq::Sp
   }
 }
 
-// Shares of each result, in their order.
+// Adds the partial sums of each result in order.
 template <int kRows>
 __device__ __forceinline__ void add_shares(const Arguments& p, const vq::Span& span, const Shared& s) {
   constexpr uint32_t kEach = kTile * kRows;

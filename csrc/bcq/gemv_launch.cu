@@ -1,4 +1,4 @@
-// The launcher of bcq_gemv: checks, and what a launch is made of; gemv_plan.h cuts it.
+// Launcher of bcq_gemv: checks and arguments; gemv_plan.h plans the launch.
 #include "bcq/check.h"
 #include "bcq/gemv_plan.h"
 #include "common/launch.h"
@@ -19,7 +19,7 @@ Arguments arguments_of(const BcqMatrix* matrices, int count, const GemvExtras& e
   p.groups = groups(first);
   p.columns = ceil_div(p.in, kColumns);
   p.tile_codes = p.planes * p.columns * kUnitBytes, p.tile_scales = p.layers * p.groups * kScaleBytes;
-  const uint32_t shift = group_shift(first);  // of eights: 4 of a word, 16 of a block
+  const uint32_t shift = group_shift(first);  // in eights: 4 per word, 16 per block
   p.word_shift = shift < 4 ? shift - 2 : 31;
   p.block_shift = shift == 31 ? 31 : shift < 4 ? 0 : shift - 4;
   for (int i = 0; i < count; ++i) {
@@ -36,14 +36,14 @@ Arguments arguments_of(const BcqMatrix* matrices, int count, const GemvExtras& e
   return p;
 }
 
-// Rows of x from `row` on, at most kRows; returns how many, 0 where they do not fit into shared memory.
+// At most kRows rows of x, from row `row`; returns their number, 0 if they do not fit into shared memory.
 template <int kRows, typename T>
 int launch_rows(Arguments p, const T* x, void* y, int row, int rows, int device, cudaStream_t stream) {
   const DeviceFacts& facts = device_facts(device, kOp);
   const uint32_t budget = facts.shared_bytes_per_block;
   Plan plan = plan_of<kRows>(p, facts.multiprocessors, budget);
   if (plan.blocks == 0 || (kRows > 1 && p.chunk < std::min(p.columns, kLeastChunk))) return 0;
-  plan.shared_bytes = std::max(plan.shared_bytes, budget / 2 + 1024);  // two of these do not fit
+  plan.shared_bytes = std::max(plan.shared_bytes, budget / 2 + 1024);  // two blocks do not fit
   p.stripe_share = {p.units / plan.blocks, p.units % plan.blocks};
   p.rows = std::min(kRows, rows - row);
   const uint64_t skipped = uint64_t(row) * p.y_width;

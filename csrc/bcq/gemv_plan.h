@@ -1,4 +1,4 @@
-// bcq_gemv: how a launch is cut, and its kernels.
+// Launch geometry of bcq_gemv, and its kernels.
 #pragma once
 
 #include <algorithm>
@@ -16,12 +16,12 @@ using vq::ceil_div, vq::Plan;
 template <typename T, int kRows>
 void start(const Arguments& p, const Plan& plan, const void* x, void* y, int device, cudaStream_t stream);
 
-constexpr uint32_t kLeastChunk = 8;  // blocks of columns that are worth more rows of x in a launch than one
-constexpr uint32_t kRoundUnits = 2;  // what it costs to end a tile, in units
+constexpr uint32_t kLeastChunk = 8;  // blocks of columns for which more than one row of x per launch pays off
+constexpr uint32_t kRoundUnits = 2;  // cost of ending a tile, in units
 
-// Fills in p.tiles, p.chunk and p.split, and says how many blocks of threads there are; none where nothing fits into
-// `budget` bytes. Stripes: as many as `multiprocessors`, or more where sums need it. The chunk is as large as fits, and
-// the split the one whose slowest warp has least to do.
+// Sets p.tiles, p.chunk and p.split, and returns the number of blocks; none if nothing fits into `budget` bytes. There
+// are as many stripes as `multiprocessors`, or more if the sums need it. The chunk is as large as fits, and the split
+// is the one with the least work for the slowest warp.
 template <int kRows>
 Plan plan_of(Arguments& p, uint32_t multiprocessors, uint32_t budget) {
   for (uint32_t stripes = std::min(p.units, multiprocessors);; stripes = std::min(p.units, 2 * stripes)) {

@@ -1,17 +1,17 @@
-// bcq_gemv: what only a GPU can do, in one place, so that the rest runs on a CPU as well
-// (tests/support/bcq_machine_on_cpu.cuh).
+// GPU intrinsics of bcq_gemv. Tests substitute a CPU version.
 #pragma once
 
 #include <cstdint>
 
-#include "lookup/intrinsics.cuh"  // shared_memory
+#include "lookup/intrinsics.cuh"
 
 namespace localq::bcq {
 
-// m16n8k128 of bits, what both have counted: A is 16 rows, of which the lane has 32 bits of rows g and g + 8, B is 8
-// columns, of which it has 32 bits of column g; c as of any m16n8. From compute capability 10.0 on tensor cores have no
-// bits: nvcc makes five products of bytes of it and transposes operands for them. kBytes, where registers are not
-// short: there every eighth bit is a byte of m16n8k32, two times 16 columns in each of four.
+// m16n8k128 of bits: counts the bits set in both operands. A is 16 rows, of which the lane has 32 bits of rows g and g
+// + 8; B is 8 columns, of which it has 32 bits of column g; c as in any m16n8. From compute capability 10.0 tensor
+// cores have no bit products: nvcc emulates one with five byte products and transposes operands for them. kBytes is the
+// faster replacement if registers allow: every eighth bit is a byte of m16n8k32, two times 16 columns in each of four
+// products.
 template <bool kBytes>
 __device__ __forceinline__ void count_bits(int (&c)[4], uint32_t low, uint32_t high, uint32_t b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
@@ -33,7 +33,7 @@ __device__ __forceinline__ void count_bits(int (&c)[4], uint32_t low, uint32_t h
       : "r"(low), "r"(high), "r"(b));
 }
 
-// 8 bytes of codes if `some`, without a branch; they are read once: kept out of L1.
+// 8 bytes of codes if `some`, branch-free. Bypasses L1: codes are read once.
 __device__ __forceinline__ void load_codes(uint2& to, const uint8_t* from, bool some) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.u32 p, %3, 0;\n"
@@ -42,14 +42,14 @@ __device__ __forceinline__ void load_codes(uint2& to, const uint8_t* from, bool 
       : "l"(from), "r"(uint32_t(some)));
 }
 
-// Two f16, which L1 keeps, likewise. volatile, as above: loaded where it is written.
+// Two f16, in the same way but cached in L1. volatile: loaded at this point.
 __device__ __forceinline__ void load_scales(uint32_t& to, const uint8_t* from, bool some) {
   asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %2, 0;\n @p ld.global.nc.u32 %0, [%1];\n}"
                : "+r"(to)
                : "l"(from), "r"(uint32_t(some)));
 }
 
-// Asks for a line into L2.
+// Prefetches a line into L2.
 __device__ __forceinline__ void prefetch_line(const void* at) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
@@ -62,7 +62,7 @@ __device__ __forceinline__ void store_bits(uint8_t* to, uint2 bits) {
   *reinterpret_cast<uint2*>(to) = bits;
 }
 
-// `sum` and both halves of `pair`, signed.
+// `sum` plus both signed halves of `pair`.
 __device__ __forceinline__ int add_halves(uint32_t pair, int sum) {
   return __dp2a_lo(int(pair), 0x0101, sum);
 }
