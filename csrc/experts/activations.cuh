@@ -1,4 +1,4 @@
-// gemv.cuh: x to shared memory, as the Format multiplies it.
+// x in shared memory, in the form in which a Format of gemv.cuh multiplies it.
 #pragma once
 
 #include <type_traits>
@@ -7,7 +7,7 @@
 
 namespace localq {
 
-// The largest value of the block, the same in every thread. `scratch` has one float per warp; all threads must call.
+// Maximum over the block, the same in every thread. `scratch` has one float per warp. Called by all threads.
 __device__ __forceinline__ float block_max(float value, float* scratch) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) value = fmaxf(value, __shfl_xor_sync(~0u, value, step));
@@ -26,13 +26,14 @@ __device__ __forceinline__ float largest_of(const Eight<T>& eight) {
   return largest;
 }
 
-// The power of two that brings `largest` to 2^14 .. 2^15, so that all of x down to 2^-28 of it keeps its bits in f16.
+// The power of two that brings `largest` to 2^14 .. 2^15, so that all values down to 2^-28 of it keep their bits in
+// f16.
 __device__ __forceinline__ float half_factor(float largest) {
-  const int exponent = int(__float_as_uint(largest) >> 23) - 127;  // of infinity 128
+  const int exponent = int(__float_as_uint(largest) >> 23) - 127;  // 128 for infinity
   return __uint_as_float(uint32_t(127 + min(14 - exponent, 100)) << 23);
 }
 
-// Where column c of 8 lies, two to a word: 0 and 4, 1 and 5, 2 and 6, 3 and 7, as MXFP4 is decoded.
+// Position of column c of 8, two per word: 0 and 4, 1 and 5, 2 and 6, 3 and 7, the order in which MXFP4 is decoded.
 template <typename T>
 __device__ __forceinline__ Eight<__half> in_half(const Eight<T>& eight, float factor) {
   Eight<__half> out;
@@ -41,8 +42,8 @@ __device__ __forceinline__ Eight<__half> in_half(const Eight<T>& eight, float fa
   return out;
 }
 
-// x T [x_rows, in] to shared memory, row by row, one row with its norm; in f16 and in pairs where the format wants
-// that. Returns what the sums have to be multiplied with. All threads; afterwards the block must synchronise.
+// Copies x T [x_rows, in] to shared memory, row by row, a single row with its norm; in f16 and in pairs if the format
+// needs that. Returns the factor of the sums. Called by all threads; the block must synchronize afterwards.
 template <typename Format, typename T>
 __device__ __forceinline__ float stage_block_x(const BlockGemv& p, const BlockShared& s, const T* x) {
   if (p.x_stride == 0) return 1.f;
@@ -50,7 +51,7 @@ __device__ __forceinline__ float stage_block_x(const BlockGemv& p, const BlockSh
   const auto place = [&](uint32_t i) { return s.x + i / words * p.x_stride + i % words * 16; };
   if (p.extras.norm != NormKind::kNone) {
     stage_x(reinterpret_cast<T*>(s.x), x, p.in, p.extras,
-            s.scratch);  // one row, each thread the words that it has below
+            s.scratch);  // one row; each thread the words that it also reads below
   } else {
 #pragma unroll 4
     for (uint32_t i = threadIdx.x; i < all; i += kBlockThreads) {
@@ -68,7 +69,7 @@ __device__ __forceinline__ float stage_block_x(const BlockGemv& p, const BlockSh
       }
       factor = half_factor(block_max(largest, s.scratch));
     }
-    for (uint32_t i = threadIdx.x; i < all; i += kBlockThreads) {  // each thread what it wrote itself
+    for (uint32_t i = threadIdx.x; i < all; i += kBlockThreads) {  // each thread its own words
       *reinterpret_cast<Eight<__half>*>(place(i)) = in_half(*reinterpret_cast<const Eight<T>*>(place(i)), factor);
     }
     const uint32_t rest = p.x_stride / 16 - words;

@@ -1,11 +1,11 @@
-// gemv.cuh: what is made of the sums of the tiles.
+// Epilogue of gemv.cuh: from the sums of tiles to results.
 #pragma once
 
 #include "experts/gemv.cuh"
 
 namespace localq {
 
-// gpt-oss: the gate is cut above the limit, the up on both sides.
+// gpt-oss: the gate is clamped from above, the up projection from both sides.
 __device__ __forceinline__ float clamped_gate(const BlockGemv& p, float gate, float up) {
   gate = fminf(gate, p.limit), up = fminf(fmaxf(up, -p.limit), p.limit);
   return gate / (1.f + __expf(-p.alpha * gate)) * (up + 1.f);
@@ -25,16 +25,15 @@ __device__ __forceinline__ void write_gate_up(const BlockGemv& p, const BlockSha
   }
 }
 
-// A thread for each result and slot; then those of a result, which are neighbours in a warp, add up in the slots'
-// order.
+// One thread per result and slot. The slots of a result are adjacent in a warp and are added in slot order.
 template <typename T>
 __device__ __forceinline__ void write_down(const BlockGemv& p, const BlockShared& s, const UnitSpan& span,
                                            const ItemRun& run, float scale, T* y) {
-  uint32_t lanes = 1;  // of a result
+  uint32_t lanes = 1;  // per result
   while (lanes < p.slots) lanes *= 2;
   const uint32_t count = span.count * kHalfTile * lanes;
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < (count + 31) / 32 * 32; i += kBlockThreads) {  // whole warps
+  for (uint32_t i = threadIdx.x; i < (count + 31) / 32 * 32; i += kBlockThreads) {  // in whole warps
     const uint32_t slot = i % lanes, unit = min(i / lanes / kHalfTile, span.count - 1), g = i / lanes % kHalfTile;
     const uint32_t o = (span.begin + unit) * kHalfTile + g;
     const bool writes = slot == 0 && o < p.results && i < count;
@@ -52,7 +51,7 @@ __device__ __forceinline__ void write_down(const BlockGemv& p, const BlockShared
   }
 }
 
-// `scale` (row of x) -> what its sums are multiplied with.
+// `scale`: row of x -> factor of its sums.
 template <typename T, typename Scale>
 __device__ __forceinline__ void write_dense(const BlockGemv& p, const BlockShared& s, const UnitSpan& span,
                                             const ItemRun& run, uint32_t rows, Scale scale, void* y) {

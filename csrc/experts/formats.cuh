@@ -1,8 +1,7 @@
-// gemv.cuh: what 16 bytes of a row are, in MXFP4, NF4 and 16 bit.
+// The formats of gemv.cuh: MXFP4, NF4 and 16 bits; each defines what 16 bytes of a row are.
 //
-// A format has: kSteps loads of a row in an item, kXWords 16-byte words of x to 16 bytes of W, kScaleBytes of a row's
-// scales to a step, kTableBytes of shared memory, and kHalfX, x in f16 and in pairs of columns c and c + 4 whatever T
-// is.
+// A format has: kSteps loads of a row per item, kXWords 16-byte words of x per 16 bytes of W, kScaleBytes of scales per
+// row and step, kTableBytes of shared memory, and kHalfX: x is f16, in pairs of columns c and c + 4, whatever T is.
 #pragma once
 
 #include "experts/gemv.cuh"
@@ -11,9 +10,9 @@
 
 namespace localq {
 
-// E2M1 by bit operations: sign and three bits of a code in a byte, as sign, exponent and mantissa of the upper byte of
-// an f16. Its exponent is 14 less biased than E2M1's, so that is the value times 2^-14, the subnormal 0.5 included.
-// Products with f16 are exact, the scales are applied to their sums in f32.
+// E2M1 by bit operations: sign and three bits of a code, in a byte, become sign, exponent and mantissa of the upper
+// byte of an f16. The f16 exponent bias is larger by 14, so the result is the value times 2^-14, including the
+// subnormal 0.5. Products with f16 are exact; scales are applied to their sums in f32.
 template <typename T, int kRing = 3>
 struct Mxfp4Blocks {
   static constexpr int kSteps = kRing, kXWords = 4, kScaleBytes = 4, kTableBytes = 0;
@@ -52,7 +51,7 @@ struct Mxfp4Blocks {
     }
   }
 
-  // 2 ^ (byte - 127), of byte 0 the subnormal that it is.
+  // 2 ^ (byte - 127); byte 0 gives the subnormal.
   static __device__ __forceinline__ float power(uint32_t shifted) {
     return __uint_as_float(max(shifted & 0x7f800000u, 0x00400000u));
   }
@@ -61,7 +60,7 @@ struct Mxfp4Blocks {
   }
 };
 
-// Codes by the look-up table of nf4/mma.cuh. A block of 64 columns is what two lanes load.
+// Codes by the look-up table of nf4/mma.cuh. Two lanes load a block of 64 columns.
 template <typename T, bool kNested>
 struct Nf4Blocks {
   static constexpr int kSteps = 2, kXWords = 4, kScaleBytes = kNested ? 2 : 8, kTableBytes = localq::kTableBytes;

@@ -1,10 +1,10 @@
 // The products of a mixture of experts with one token: gate and up of all chosen experts in one launch, down of all
-// with their weighted sum in another (gemv.cuh); experts in MXFP4, NF4 or 16 bit.
+// with their weighted sum in another (gemv.cuh); experts in MXFP4, NF4 or 16 bits.
 //   gate_up  y[j] = gate of norm(x) W^T + bias        W [out, in], bias [out] of expert chosen[j]; x T [in]
 //   down     y = residual + sum over j of weights[j] (x[j] W^T + bias)                            x T [active, in]
-// Needs in % 64 == 0, in 16 bit % 8 == 0; out is free. Which experts were chosen is read on the device, so a graph of a
-// step stays as it is. The sum over experts is of one block of threads, in their order.
-// Bound: memory. Reads active * out * in * (17/32, 0.516 or 2 bytes) once.
+// Needs in % 64 == 0, with 16 bits in % 8 == 0; out is arbitrary. The chosen experts are read on the device, so a
+// captured graph stays valid. One block adds the experts of a result, in their order. Bound: memory. Reads active * out
+// * in * (17/32, 0.516 or 2 bytes) once.
 #include "experts/experts.h"
 #include "experts/gemv_kernel.cuh"
 

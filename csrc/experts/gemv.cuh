@@ -1,21 +1,22 @@
-// y = x W^T where W lies row by row in blocks that have a scale each, for W = one of many experts that is chosen on the
-// device, or one to three matrices; x, bias and residual in f16 or bf16, sums in f32, rounded once. A Format says what
+// y = x W^T, W row-major in blocks with one scale each: the experts that the device has chosen among many, or one to
+// three matrices; x, bias and residual in f16 or bf16; sums in f32, rounded once. A Format (formats.cuh) defines what
 // 16 bytes of a row are.
 //
 // A tile is 16 rows of W, 8 "low" and 8 "high" ones: gates and ups of 8 pairs, 8 results of two experts with different
-// x, or 16 results. It is the operand A of m16n8k16; lane (g, t) loads 16 bytes of low row g and of high row g, which
-// are whole blocks, so that a block belongs to one lane. For its sum to come out by itself, column c of B is zero but
-// where lane t = c % 4 multiplies: columns 0 to 3 are x of the low rows in blocks t = 0 to 3, columns 4 to 7 x of the
-// high ones. Of the product, lanes with t < 2 hold two blocks' sums of low row g, the others two of high row g, and
-// each multiplies them with their scales: two FFMA for 4 blocks of 16 rows. Eight of 32 lanes read x, all of it once.
+// x, or 16 results. It is the operand A of m16n8k16. Lane (g, t) loads 16 bytes of low row g and of high row g, which
+// are whole blocks, so a block belongs to one lane. To separate the sums of blocks, column c of B is zero except in
+// lanes with t = c % 4: columns 0 to 3 are x of the low rows in blocks t = 0 to 3, columns 4 to 7 that of the high
+// rows. After the product, lanes with t < 2 hold the sums of two blocks of low row g, the others of two blocks of high
+// row g, and multiply them by their scales: two FFMA for 4 blocks of 16 rows. Eight of 32 lanes read x, all of it once.
 //
-// A block of threads owns consecutive units of results. Its warps have a run of the items of its tiles each (kSteps *
-// 64 bytes of every row) and add up in registers as long as the tile is the same; then each leaves its share in shared
-// memory, where they are added in the order of the items. Deterministic: every sum has one order, there are no atomics.
+// A block of threads owns consecutive units of results. Each of its warps has a contiguous run of the items of its
+// tiles (kSteps * 64 bytes of every row), accumulates in registers while the tile stays the same, and leaves partial
+// sums in shared memory, which are added in item order. Deterministic: every sum has a fixed order and there are no
+// atomics.
 //
-// Bound: memory. The first item of every warp is asked for as soon as its rows are known: before the launch that makes
-// x has ended, or, of experts, when the choice is there. As in rows/gemv_kernel.cuh one block per multiprocessor, never
-// two.
+// Bound: memory. The first item of every warp is requested as soon as its rows are known: before the launch that
+// produces x has ended, or, with experts, when the choice is known. As in rows/gemv_kernel.cuh, a multiprocessor never
+// holds two blocks.
 #pragma once
 
 #include "common/block_loads.cuh"
@@ -43,7 +44,7 @@ __device__ __forceinline__ UnitSpan unit_span(const BlockGemv& p) {
   return {begin, count, count * p.parts};
 }
 
-// The expert of a slot; an index that is none is taken for the nearest that is one.
+// The expert of a slot; an invalid index is clamped to the nearest valid one.
 __device__ __forceinline__ uint32_t expert_of(const BlockGemv& p, uint32_t slot) {
   return uint32_t(min(max(p.chosen[slot], 0), int(p.experts) - 1));
 }
@@ -53,19 +54,19 @@ struct RowPlace {
   uint32_t matrix, row;
 };
 
-// Result `o` of matrices behind each other.
+// Result `o` of the concatenated matrices.
 __device__ __forceinline__ RowPlace dense_place(const BlockGemv& p, uint32_t o) {
   uint32_t matrix = 0;
   while (o >= p.matrix[matrix].out) o -= p.matrix[matrix++].out;
   return {matrix, o};
 }
 
-// The row that gives gate (half 0) or up (half 1) of pair o of an expert.
+// The row of the gate (half 0) or of the up projection (half 1) of pair o of an expert.
 __device__ __forceinline__ uint32_t pair_row(const BlockGemv& p, uint32_t o, uint32_t half) {
   return p.interleaved ? 2 * o + half : o + half * p.results;
 }
 
-// Where row g of the half of a tile lies; rows past the end repeat the last one. `part`: of the unit.
+// Row g of a half of a tile; rows past the end repeat the last one. `part`: tile of the unit.
 __device__ __forceinline__ RowPlace row_place(const BlockGemv& p, uint32_t unit, uint32_t part, uint32_t half,
                                               uint32_t g) {
   const uint32_t last = p.results - 1;
@@ -87,8 +88,8 @@ __device__ __forceinline__ RowPlace row_place(const BlockGemv& p, uint32_t unit,
 
 constexpr int kNothing = -(1 << 20);
 
-// The lane's part of a tile: its first 16 bytes of either row, bytes from there to the end of a row, and its scales:
-// those of the row whose sums it will have.
+// A lane's part of a tile: its first 16 bytes of either row, the bytes from there to the end of a row, and its scales,
+// those of the row whose sums it will hold.
 struct LaneTile {
   const uint8_t *low, *high, *scale;
   int left;  // kNothing: no item
@@ -111,7 +112,7 @@ __device__ __forceinline__ LaneTile lane_tile(const BlockGemv& p, const UnitSpan
           Format::scales(p, p.matrix[own.matrix].scales, own.row, t % 2), int(p.row_bytes) - int(skipped)};
 }
 
-// 16 bytes of either row, and the scales of the blocks whose sums the lane will have.
+// 16 bytes of either row, and the scales of the blocks whose sums the lane will hold.
 template <typename Format>
 struct Step {
   uint4 low, high;
@@ -120,14 +121,14 @@ struct Step {
   __device__ __forceinline__ void load(const BlockGemv& p, const LaneTile& item, int s) {
     low = load_weights(item.low + s * kBlockStepBytes, item.left, s * kBlockStepBytes);
     high = load_weights(item.high + s * kBlockStepBytes, item.left, s * kBlockStepBytes);
-    // of the step's blocks, the lane has those that lanes t % 2 * 2 and the next one load
+    // Of the step's blocks the lane has those loaded by lanes t % 2 * 2 and the next.
     const int t = threadIdx.x % 4, behind = 16 * (t - t % 2 * 2);
     scale = Format::load_scale(p, item.scale + s * Format::kScaleBytes, item.left + behind, s * kBlockStepBytes);
   }
 };
 
-// A warp's items among those of its block, which go through its tiles in order: number `first` to `end` - 1. Every warp
-// has `each` of them, the last ones fewer.
+// A warp's items among those of its block, in tile order: numbers `first` to `end` - 1. Every warp has `each` items,
+// the last ones fewer.
 struct ItemRun {
   uint32_t each, first, end;
 };
@@ -138,24 +139,24 @@ __device__ __forceinline__ ItemRun item_run(const BlockGemv& p, const UnitSpan& 
   return {each, first, min(first + each, all)};
 }
 
-// Shared memory of a block: the table of the format, what warps tell each other, 16-byte zeros, x, the tiles' shares
-// and the biases of their rows.
+// Shared memory of a block: the table of the format, scratch of the warps, 16-byte zeros, x, the partial sums of the
+// tiles, and the biases of their rows.
 struct BlockShared {
   uint8_t* table;
   float* scratch;        // [kBlockWarps]
-  const uint8_t* zeros;  // of an item of x, where the format reads any
+  const uint8_t* zeros;  // for an item of x, if the format reads any
   uint8_t* x;
-  float* shares;  // [tiles + kBlockWarps][kTileRows][rows of x]: of tile t the share of warp w is number t + w
+  float* shares;  // [tiles + kBlockWarps][kTileRows][rows of x]: warp w's partial sums of tile t are number t + w
   float* biases;  // [tiles][kTileRows]
 };
 
-// Floats of shares and biases.
+// Floats of partial sums and biases.
 __host__ __device__ constexpr uint32_t result_floats(uint32_t tiles, uint32_t rows) {
   return kTileRows * ((tiles + kBlockWarps) * rows + tiles);
 }
 
-// The zeros lie so that a lane that reads them and one that reads x, whose rows begin at multiples of 128, never meet
-// in a bank.
+// Position of the zeros, such that a lane that reads them and one that reads x, whose rows begin at multiples of 128,
+// share no bank.
 constexpr uint32_t kZerosAt = 160;
 
 template <typename Format>
@@ -182,8 +183,8 @@ __device__ __forceinline__ float bias_at(const BlockGemv& p, const UnitSpan& spa
   return of == nullptr ? 0.f : to_float(static_cast<const T*>(of)[place.row]);
 }
 
-// All of them to shared memory; `first` is that of number threadIdx.x, asked for before, so that x does not wait for
-// it.
+// Copies all of them to shared memory; `first` is that of number threadIdx.x, loaded in advance so that x does not wait
+// for it.
 template <typename T>
 __device__ __forceinline__ void stage_biases(const BlockGemv& p, const BlockShared& s, const UnitSpan& span,
                                              float first) {
@@ -192,8 +193,8 @@ __device__ __forceinline__ void stage_biases(const BlockGemv& p, const BlockShar
   for (uint32_t i = threadIdx.x + kBlockThreads; i < count; i += kBlockThreads) s.biases[i] = bias_at<T>(p, span, i);
 }
 
-// Where the lane reads x of an item: in shared memory, zeros where its column of B is zero; or, of formats with x as it
-// is, anywhere, and only as much as is left of W, nothing where the column is zero.
+// The x of an item that a lane reads: in shared memory, with zeros where its column of B is zero; or, for formats that
+// use x unchanged, in any memory, up to the end of W, and nothing where the column is zero.
 struct LaneX {
   uint32_t shared;
   const uint8_t* at;
@@ -225,12 +226,12 @@ __device__ __forceinline__ void load_x_words(uint4 (&words)[Format::kXWords], co
   }
 }
 
-// The two block sums of the product that are the lane's.
+// The two block sums of the product that belong to the lane.
 __device__ __forceinline__ float2 own_sums(const float (&c)[4]) {
   return threadIdx.x % 4 < 2 ? make_float2(c[0], c[1]) : make_float2(c[2], c[3]);
 }
 
-// The warp's items; the ring holds the first of them, which is `next`.
+// The warp's items. The ring holds the first, which is `next`.
 template <typename Format, typename T>
 __device__ __forceinline__ void sum_run(const BlockGemv& p, const BlockShared& s, const UnitSpan& span, const T* x,
                                         const ItemRun& run, LaneTile next, Step<Format> (&ring)[Format::kSteps]) {
@@ -263,8 +264,8 @@ __device__ __forceinline__ void sum_run(const BlockGemv& p, const BlockShared& s
   }
 }
 
-// What row `r` of a tile (low rows, then high ones) gives with row `row` of x: `scale` times the sum of its shares in
-// the order of its items, and its bias.
+// Row `r` of a tile (low rows, then high ones) times row `row` of x: `scale` times its partial sums in item order, plus
+// its bias.
 __device__ __forceinline__ float row_result(const BlockGemv& p, const BlockShared& s, const ItemRun& run, uint32_t tile,
                                             uint32_t r, float scale, uint32_t row = 0) {
   const uint32_t first = tile * p.items / run.each, last = (tile * p.items + p.items - 1) / run.each;

@@ -1,4 +1,4 @@
-// gemv.cuh: the kernel, and how it is launched.
+// The kernel of gemv.cuh, and its launch.
 #pragma once
 
 #include "experts/activations.cuh"
@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   const BlockShared s = carve<Format>(shared_memory(), p, span.tiles);
   const ItemRun run = item_run(p, span);
   Format::fill(s.table, p);
-  if (!p.early) dependency_wait();  // the choice of experts is of the launch before
+  if (!p.early) dependency_wait();  // the preceding launch chooses the experts
   LaneTile item = {nullptr, nullptr, nullptr, kNothing};
   if (run.first < run.end) {
     item = lane_tile<Format>(p, span, run.first / p.items).template from<Format>(run.first % p.items * Format::kSteps);
@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 #pragma unroll
   for (int i = 0; i < Format::kSteps; ++i) ring[i].load(p, item, i);
   if (p.early) dependency_wait();
-  release_dependents();  // only now: see ExpertsDown::early
+  release_dependents();  // not earlier: see ExpertsDown::early
   const float bias = bias_at<T>(p, span, threadIdx.x);
   const float scale = Format::kSumScale * stage_block_x<Format>(p, s, x);
   stage_biases<T>(p, s, span, bias);
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   write_results<T>(p, s, span, run, scale, y);
 }
 
-// Launches `kernel` with the matrices, extras and units of `p`; items, x and the blocks are planned here.
+// Launches `kernel` with the matrices, extras and units of `p`; plans items, x and blocks.
 template <typename Format, typename T>
 void launch_blocks(const char* op, void (*kernel)(BlockGemv, const T*, void*), BlockGemv p, const void* x, void* y,
                    int device, cudaStream_t stream) {
@@ -43,17 +43,17 @@ void launch_blocks(const char* op, void (*kernel)(BlockGemv, const T*, void*), B
   for (const BlockMatrix& matrix : p.matrix) p.biased |= matrix.bias != nullptr;
   const uint32_t item_bytes = Format::kSteps * kBlockStepBytes;
   p.items = (p.row_bytes + item_bytes - 1) / item_bytes;
-  // x in f16 goes on with zeros to the end of the last item, and rows begin at multiples of 128 bytes
+  // f16 x is padded with zeros to the end of the last item; rows begin at multiples of 128 bytes.
   p.x_stride = Format::kHalfX ? p.items * item_bytes * Format::kXWords : p.in * 2;
   const auto bytes = [&](uint32_t units) {
     return header_bytes<Format>() + p.x_rows * p.x_stride + 4 * result_floats(units * p.parts, p.rows);
   };
   if (bytes(1) > budget && !Format::kHalfX && p.extras.norm == NormKind::kNone) p.x_stride = 0;
   require(bytes(1) <= budget, op, "in", p.in, "is too large for the shared memory of this device");
-  const uint32_t fit = (budget - bytes(0)) / (bytes(1) - bytes(0));  // units of a block
+  const uint32_t fit = (budget - bytes(0)) / (bytes(1) - bytes(0));  // units per block
   const uint32_t waves = (p.units + sms * fit - 1) / (sms * fit), grid = p.units < sms * waves ? p.units : sms * waves;
   const uint32_t needed = bytes((p.units + grid - 1) / grid);
-  const uint32_t alone = budget / 2 + 1024;  // two of these are more than there is
+  const uint32_t alone = budget / 2 + 1024;  // two blocks do not fit
   launch(op, device, kernel, dim3(grid), dim3(kBlockThreads), needed > alone ? needed : alone, stream, p,
          static_cast<const T*>(x), y);
 }

@@ -1,4 +1,4 @@
-// A launch of gemv.cuh, for its launchers.
+// Arguments of a launch of gemv.cuh.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -12,9 +12,9 @@ namespace localq {
 
 constexpr int kMostSlots = 16;
 
-// What a unit of results is, and from which rows of W it comes.
+// What a unit of results is, and which rows of W it needs.
 enum class BlockKind : int {
-  kDense,   // 16 results of matrices that lie behind each other
+  kDense,   // 16 results of concatenated matrices
   kPair,    // 8 results of activation(first matrix) * second
   kGateUp,  // 8 results of one slot: gate and up of its expert
   kDown,    // 8 results, the weighted sum over all slots
@@ -24,8 +24,8 @@ enum class BlockKind : int {
 struct BlockMatrix {
   const uint8_t* codes;
   const uint8_t* scales;
-  const void* bias;  // T [out], of a stack [experts, out]; or null
-  uint32_t out;      // rows, of an expert
+  const void* bias;  // T [out], or [experts, out] of a stack; or null
+  uint32_t out;      // rows, per expert
 };
 
 // A launch.
@@ -35,19 +35,19 @@ struct BlockGemv {
   BlockKind kind;
   uint32_t in, row_bytes;
   uint32_t results;  // per row of x, or per slot
-  uint32_t items;    // of a tile
-  uint32_t units;    // of the launch; of kGateUp `slot_units` for each slot
+  uint32_t items;    // per tile
+  uint32_t units;    // of the launch; for kGateUp `slot_units` per slot
   uint32_t slot_units;
-  uint32_t parts;     // tiles of a unit
+  uint32_t parts;     // tiles per unit
   bool biased;        // any matrix has a bias
-  uint32_t x_rows;    // of x that are staged
-  uint32_t x_stride;  // bytes from row to row of x in shared memory; 0: x is read where it is
-  uint32_t rows;      // of x, of dense launches; else 1
+  uint32_t x_rows;    // rows of x that are staged
+  uint32_t x_stride;  // row stride of x in shared memory, in bytes; 0: x is read from global memory
+  uint32_t rows;      // of x in dense launches; else 1
   // experts
   const int32_t* chosen;  // [slots] or null
-  const float* weights;   // [slots], of kDown
+  const float* weights;   // [slots], for kDown
   uint32_t experts, slots;
-  bool early;  // nothing that the launch before wrote is needed to find the weights
+  bool early;  // the addresses of the weights do not depend on the preceding launch
   bool interleaved, clamped;
   float alpha, limit;
   // NF4
@@ -55,7 +55,7 @@ struct BlockGemv {
   float offset;
 };
 
-// Launches a product with weights in MXFP4: `p` but for items and x_stride.
+// Launches a product with MXFP4 weights: `p` without items and x_stride.
 void launch_mxfp4_blocks(const char* op, const BlockGemv& p, const void* x, void* y, Type type, int device,
                          cudaStream_t stream);
 

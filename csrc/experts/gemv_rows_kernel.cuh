@@ -1,9 +1,9 @@
-// gemv.cuh for 2 to 4 rows of x and dense matrices in MXFP4: weights are decoded once for all rows. (With 8 rows
-// at a time the sums would not fit the registers.)
+// Variant of gemv.cuh for 2 to 4 rows of x and dense matrices in MXFP4: weights are decoded once for all rows. (The
+// sums of 8 rows would exceed the registers.)
 //
-// A product has two rows of x, in columns 0 to 3 and 4 to 7 of B; lanes with t < 2 hold sums of the first, the others
-// of the second, each of low row g and of high row g. Of the scales a lane has one row's, the lane beside it (t xor 2)
-// the other's. Each row of x has a power of two of its own.
+// A product has two rows of x, in columns 0 to 3 and 4 to 7 of B. Lanes with t < 2 hold sums of the first, the others
+// of the second, for both low row g and high row g. A lane has the scales of one of the two rows, its partner (t xor 2)
+// those of the other. Each row of x has its own power of two.
 #pragma once
 
 #include "common/mma.cuh"
@@ -11,11 +11,11 @@
 
 namespace localq {
 
-// Fewer loads in flight: registers hold the sums of all rows.
+// Fewer loads in flight, because registers hold the sums of all rows.
 template <typename T>
 using RowsFormat = Mxfp4Blocks<T, 2>;
 
-constexpr uint32_t kFactorsAt = 64;  // bytes into shared memory: what sums are multiplied with, f32 [8]
+constexpr uint32_t kFactorsAt = 64;  // byte offset in shared memory of the factors of sums, f32 [8]
 
 template <int kPairs>
 __device__ __forceinline__ float* factors_of(const BlockShared& s) {
@@ -23,8 +23,8 @@ __device__ __forceinline__ float* factors_of(const BlockShared& s) {
   return reinterpret_cast<float*>(s.table + kFactorsAt);
 }
 
-// x T [rows, in] to shared memory as stage_block_x has it, rows that are not there as zeros; the same number of warps
-// for each. All threads; afterwards the block must synchronise.
+// Copies x T [rows, in] to shared memory as stage_block_x does, with zeros for missing rows; equally many warps per
+// row. Called by all threads; the block must synchronize afterwards.
 template <typename T, int kPairs>
 __device__ __forceinline__ void stage_rows_x(const BlockGemv& p, const BlockShared& s, const T* x, uint32_t rows) {
   constexpr uint32_t kRows = 2 * kPairs, kOfRow = kBlockThreads / kRows;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void stage_rows_x(const BlockGemv& p, const BlockShar
   __syncthreads();
   for (uint32_t warp = 0; warp < kOfRow / 32; ++warp) largest = fmaxf(largest, s.scratch[row * (kOfRow / 32) + warp]);
   const float factor = std::is_same<T, __half>::value ? 1.f : half_factor(largest);
-  for (uint32_t i = mine; i < words; i += kOfRow) {  // each thread what it wrote itself
+  for (uint32_t i = mine; i < words; i += kOfRow) {  // each thread its own words
     reinterpret_cast<Eight<__half>*>(to)[i] = in_half(to[i], factor);
   }
   for (uint32_t i = words + mine; i < p.x_stride / 16; i += kOfRow) reinterpret_cast<uint4*>(to)[i] = uint4{};
@@ -83,7 +83,7 @@ __device__ __forceinline__ void add_step(float (&sum)[kPairs][2], const Step<Row
   }
 }
 
-// Leaves the warp's sums of a tile, which are then zero.
+// Stores the warp's partial sums of a tile, and resets them.
 template <int kPairs>
 __device__ __forceinline__ void leave_rows(float* share, float (&sum)[kPairs][2]) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void leave_rows(float* share, float (&sum)[kPairs][2]
   }
 }
 
-// The warp's items; the ring holds the first of them, which is `next`. As sum_run.
+// The warp's items, as in sum_run. The ring holds the first, which is `next`.
 template <typename T, int kPairs>
 __device__ __forceinline__ void sum_run_rows(const BlockGemv& p, const BlockShared& s, const UnitSpan& span,
                                              const ItemRun& run, LaneTile next,
@@ -131,7 +131,7 @@ __device__ __forceinline__ void sum_run_rows(const BlockGemv& p, const BlockShar
   }
 }
 
-// p.rows is 2 kPairs; `rows` of them are there.
+// p.rows is 2 kPairs, of which `rows` exist.
 template <typename T, int kPairs>
 __global__ void __launch_bounds__(kBlockThreads, 1)
     block_gemv_rows_kernel(const __grid_constant__ BlockGemv p, const T* x, void* y) {

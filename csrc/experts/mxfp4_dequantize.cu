@@ -1,8 +1,8 @@
-// out = weights in MXFP4 as f16, bf16 or f32, bit for bit localq/quant/mxfp4_codec.py:
+// out = MXFP4 weights as f16, bf16 or f32, bitwise as localq/formats/mxfp4/codec.py defines them:
 //   out_i = round(value of code_i * 2 ^ (scale_{i/32} - 127))         product in f32, one rounding to the type of out
-// `count` weights behind each other, in blocks of 32; 16-byte aligned out.
-// A thread takes 4 bytes of codes = 8 weights, kUnroll times, all loaded before the first use, so that a warp reads 128
-// bytes and writes 512. Bound: memory. Moves count * (1/2 + 1/32 + sizeof(T)) bytes.
+// `count` consecutive weights in blocks of 32; out is 16-byte aligned. A thread takes 4 bytes of codes = 8 weights,
+// kUnroll times, all loaded before the first use; a warp reads 128 contiguous bytes and writes 512. Bound: memory.
+// Moves count * (1/2 + 1/32 + sizeof(T)) bytes.
 #include <type_traits>
 
 #include "common/check.h"
@@ -27,7 +27,7 @@ __device__ __forceinline__ T rounded(float value) {
   return to;
 }
 
-// The value of a code: sign, exponent and mantissa where f32 has them, with an exponent less by 126.
+// The value of a code: sign, exponent and mantissa in their f32 positions, with an exponent 126 too small.
 __device__ __forceinline__ float value_of(uint32_t code) {
   return __uint_as_float((code & 8u) << 28 | (code & 7u) << 22) * 0x1p126f;
 }
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kThreads)
   uint32_t word[kUnroll], scale[kUnroll];
 #pragma unroll
   for (int u = 0; u < kUnroll; ++u) {
-    const int64_t i = min(begin + u * kThreads, words - 1);  // past the end: read the last one, written by nobody
+    const int64_t i = min(begin + u * kThreads, words - 1);  // past the end: the last word, not written
     word[u] = __ldcs(codes + i);
     scale[u] = scales[i / 4];
   }

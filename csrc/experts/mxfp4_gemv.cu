@@ -1,9 +1,9 @@
-// y = extras(x W^T), W in MXFP4 (localq/quant/mxfp4.py): gemv.cuh with one to three matrices that share x.
+// y = extras(x W^T), W in MXFP4 (localq/formats/mxfp4): gemv.cuh with one to three matrices with the same x.
 //   codes  u8 [out, in/2], even column = low nibble      x T [rows, in]
 //   scales u8 [out, in/32], E8M0                         y T or f32 [rows, sum of outs]
-// Needs in % 64 == 0; out is free. Codes become f16 exactly, x of bf16 becomes f16 times a power of two
-// (activations.cuh). Bound: memory. Reads out*in*(1/2 + 1/32) bytes once, of 5 to 8 rows twice; where x is so wide that
-// shared memory has room for less than four rows, once for every two or for each.
+// Needs in % 64 == 0; out is arbitrary. Codes become f16 exactly, x of bf16 becomes f16 times a power of two
+// (activations.cuh). Bound: memory. Reads out*in*(1/2 + 1/32) bytes once, for 5 to 8 rows twice; if x is too wide for
+// four rows in shared memory, once per two rows or per row.
 #include "experts/experts.h"
 #include "experts/gemv_kernel.cuh"
 #include "experts/gemv_rows_kernel.cuh"
@@ -21,7 +21,7 @@ void launch_mxfp4_blocks(const char* op, const BlockGemv& p, const void* x, void
 namespace {
 
 constexpr const char* kOp = "mxfp4_gemv";
-constexpr int64_t kRest = 16 * 1024;  // of shared memory beside x of several rows, at least
+constexpr int64_t kRest = 16 * 1024;  // shared memory beside x of several rows, at least
 
 const uint8_t* after(const void* rows, int64_t bytes) {
   return static_cast<const uint8_t*>(rows) + bytes;
@@ -33,7 +33,7 @@ void launch_rows(const BlockGemv& p, int rows, const void* x, void* y, int devic
   launch_block_rows<T, 2>(kOp, p, rows, x, y, device, stream);
 }
 
-// As many rows of x as a kernel takes, and as find room in shared memory beside some shares: 4, 2, or each by itself.
+// The rows of x that a kernel takes and that fit into shared memory beside some partial sums: 4, 2 or 1.
 int64_t rows_together(int64_t in, int rows, int64_t shared_bytes) {
   const int64_t fit = (shared_bytes - kRest) / (2 * (in + 512));
   return rows == 1 || fit < 2 ? 1 : fit >= 4 ? 4 : 2;

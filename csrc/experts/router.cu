@@ -1,11 +1,11 @@
-// Which experts a token goes through: the largest of the router's logits, and the weights that their results get.
+// Top-k routing of a token: the experts with the largest logits, and their weights.
 //   logits   f32 [experts] = norm(x) W^T + bias, sums in f32 and not rounded;   W T [experts, in], bias T [experts]
-//   chosen   i32 [active]: the largest logits, largest first, of equal ones the lowest index first
+//   chosen   i32 [active]: the largest logits in descending order; of equal ones the lowest index first
 //   weights  f32 [active]: exp(logit - largest) over the sum of these, of the chosen experts or of all
-// `route` takes logits, in one warp. `router` makes them first, a block of threads for each expert, and the block that
-// comes last to a counter chooses: one launch. Which block that is changes nothing in the result; the counter is left
+// `route` takes logits, in one warp. `router` computes them first, one block per expert, and the block that increments
+// a counter last makes the choice: one launch. The result does not depend on which block that is; the counter is left
 // at zero. Needs in % 8 == 0; up to 512 experts and 16 chosen. Bound: latency. Reads experts * in * 2 bytes once; the
-// first words of W are asked for before x is there.
+// first words of W are requested before x is available.
 #include "common/block_loads.cuh"
 #include "common/gemv.cuh"
 #include "common/launch.h"
@@ -15,17 +15,17 @@ namespace localq {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kAhead = 2;  // words of W that a thread asks for before x is there
+constexpr int kAhead = 2;  // words of W that a thread requests before x is available
 constexpr int kOfLane = kMostExperts / 32;
 
-// Larger floats have larger keys; NaN is above all, so that damage is chosen and shows. -0 is 0.
+// A key that rises with the float; -0 is 0. NaN is above all, so that a NaN is chosen and becomes visible.
 __device__ __forceinline__ uint32_t key_of(float logit) {
   if (logit != logit) return ~0u;
   const uint32_t bits = __float_as_uint(logit + 0.f);
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// The choice, by one warp; lane j has expert j, j + 32, ..; round j gives lane j of the first `active` its expert.
+// The choice, by one warp. Lane j has experts j, j + 32, ..; round j gives lane j of the first `active` its expert.
 __device__ __forceinline__ void choose(const float* logits, uint32_t experts, int active, Weighing how, float* weights,
                                        int32_t* chosen) {
   const uint32_t lane = threadIdx.x % 32;
@@ -36,7 +36,7 @@ __device__ __forceinline__ void choose(const float* logits, uint32_t experts, in
     const uint32_t expert = lane + 32 * i;
     const bool there = expert < experts;
     logit[i] = there ? __ldcg(logits + expert) : 0.f;
-    key[i] = there ? key_of(logit[i]) : 0u;  // no number has the key 0
+    key[i] = there ? key_of(logit[i]) : 0u;  // no float has the key 0
   }
   float mine = 0.f, largest = 0.f;
   int32_t expert_of_lane = 0;
@@ -91,7 +91,7 @@ __device__ __forceinline__ float dot(const Eight<T>& a, const Eight<T>& b, float
 template <typename T>
 __global__ void __launch_bounds__(kThreads) router_kernel(const __grid_constant__ Router r) {
   uint8_t* const memory = shared_memory();
-  float* const scratch = reinterpret_cast<float*>(memory);  // a float of each warp, and one for all
+  float* const scratch = reinterpret_cast<float*>(memory);  // one float per warp, and one for all
   T* const staged = reinterpret_cast<T*>(memory + 64);
   const uint32_t words = uint32_t(r.in) / 8, expert = blockIdx.x;
   const auto* row = reinterpret_cast<const Eight<T>*>(static_cast<const T*>(r.weight) + uint64_t(expert) * r.in);
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads) router_kernel(const __grid_constant_
   for (int i = 0; i < kAhead; ++i) {
     if (threadIdx.x + i * kThreads < words) ahead[i] = row[threadIdx.x + i * kThreads];
   }
-  if (r.norm != NormKind::kNone) {  // which each thread needs some of
+  if (r.norm != NormKind::kNone) {  // every thread needs some of it
     const uint32_t size = r.norm == NormKind::kPlain ? sizeof(T) : sizeof(float);
     for (uint32_t at = threadIdx.x * 128; at < uint32_t(r.in) * size; at += kThreads * 128) {
       prefetch(static_cast<const uint8_t*>(r.norm_weight) + at);
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads) router_kernel(const __grid_constant_
   GemvExtras extras = {};
   extras.norm = r.norm, extras.norm_weight = r.norm_weight, extras.eps = r.eps;
   stage_x(staged, static_cast<const T*>(r.x), int(r.in), extras, scratch);
-  const auto* mine = reinterpret_cast<const Eight<T>*>(staged);  // each thread what it wrote itself
+  const auto* mine = reinterpret_cast<const Eight<T>*>(staged);  // each thread its own words
   float sum = 0.f;
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) {
