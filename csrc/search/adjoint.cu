@@ -1,15 +1,15 @@
-// sums[share][codes[r][h]] += matrix[r][stride * h .. + length): the adjoint of decoding (adjoint.h), which is the
+// sums[share][codes[r][h]] += matrix[r][stride * h .. + length): the adjoint of decoding (adjoint.h). It is the
 // gradient of a codebook, and half of a step of fitting one.
 //   matrix f32 [rows, columns]     codes u8 [rows, positions]     sums f32 [shares, 256, length]
 //
-// A share of rows is a warp, and a warp is a block. It has a table [256, 32] in shared memory, of which each lane reads
-// and writes its own column alone: no two lanes meet in an entry or in a bank, whatever the codes are, and nothing is
-// atomic. Lanes beside each other take the weights of a codeword; where it has at most 16, 8, ... of them, several
-// positions are taken at a time, and their columns are added at the end. A lane's sums have the order of the positions.
+// A share of rows is one warp, which is one block. It has a table [256, 32] in shared memory in which each lane
+// accesses only its own column: no two lanes share an entry or a bank, whatever the codes are, and there are no
+// atomics. Adjacent lanes take the weights of a codeword; if it has at most 16, 8, ... of them, several positions are
+// processed at a time, and their columns are added at the end. A lane adds in the order of the positions.
 //
-// Bound: latency of shared memory. Every position is read, added and written back behind the one before, since nobody
-// knows whether they are of one codeword; how many positions are on their way is up to the warps that shared memory
-// takes, 32 KB each. A weight is read from memory once and length / stride times from L1.
+// Bound: latency of shared memory. Every position is a read, add and write that must follow the previous one, because
+// both can have the same code. The positions in flight are limited by the warps that fit in shared memory, 32 KB each.
+// A weight is read from memory once and length / stride times from L1.
 #include "common/check.h"
 #include "common/launch.h"
 #include "search/adjoint.h"
@@ -24,7 +24,7 @@ constexpr uint32_t kEntries = kAdjointEntries, kWarp = kAdjointLanes;
 __global__ void __launch_bounds__(kWarp) vq_adjoint_kernel(const Adjoint p) {
   __shared__ float table[kEntries * kWarp];
   const uint32_t lane = threadIdx.x;
-  for (uint32_t i = lane; i < kEntries * kWarp; i += kWarp) table[i] = 0.f;  // its own column
+  for (uint32_t i = lane; i < kEntries * kWarp; i += kWarp) table[i] = 0.f;  // each lane its own column
   release_dependents();
   dependency_wait();
   const uint32_t begin = uint64_t(p.rows) * blockIdx.x / gridDim.x;

@@ -1,4 +1,4 @@
-// Device side of adjoint.cu: what a lane does, knowing nothing of the others.
+// Device side of adjoint.cu: the work of one lane, which is independent of all others.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@ struct Adjoint {
   const uint8_t* codes;  // [rows, positions]
   float* sums;           // [shares, 256, length]
   uint32_t rows, columns, positions, stride, length;
-  uint32_t width;  // lanes of a position: `length`, up to a power of two
+  uint32_t width;  // lanes per position: `length`, rounded up to a power of two
 };
 
-// Adds the positions of a row that are the lane's to `own`, its column of the table [256, 32].
+// Adds the lane's positions of a row to `own`, its column of the table [256, 32].
 __device__ __forceinline__ void add_row(const Adjoint& p, uint32_t row, uint32_t lane, float* own) {
-  constexpr int kAtOnce = 16;  // loads that are in flight together
+  constexpr int kAtOnce = 16;  // loads in flight together
   const uint32_t together = kAdjointLanes / p.width, weight = lane % p.width;
   const float* const matrix = p.matrix + uint64_t(row) * p.columns + weight;
   const uint8_t* const codes = p.codes + uint64_t(row) * p.positions;
@@ -37,7 +37,7 @@ __device__ __forceinline__ void add_row(const Adjoint& p, uint32_t row, uint32_t
   }
 }
 
-// Sum `i` of [256, length]: what the lanes of that weight have, added in their order.
+// Sum `i` of [256, length]: the sums of the lanes of that weight, in lane order.
 __device__ __forceinline__ float sum_of_lanes(const Adjoint& p, const float* table, uint32_t i) {
   const float* const entry = table + i / p.length * kAdjointLanes + i % p.length;
   float sum = 0.f;

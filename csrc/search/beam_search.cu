@@ -1,24 +1,23 @@
-// The search for codes on a GPU (beam_search.h): a beam of paths along every row of a block of columns.
-//   an event continues each path with all 256 codewords of a book; cost = paid + |rest - whitened codeword|^2; the
-//   `beam` lowest stay, in ascending order: equal ones in that of path, then code. f32, the same bits run after run.
+// Beam search for codes on a GPU (beam_search.h): a beam of paths along every row of a block of columns.
+//   An event extends each path by all 256 codewords of a book; cost = paid + |rest - whitened codeword|^2. The `beam`
+//   lowest costs remain, in ascending order; equal ones by path, then code. f32; deterministic.
 //
-// A block of threads has one row and a warp for every 16 paths, so that rows of few paths meet at cheap barriers. Per
+// A block of threads has one row, and one warp per 16 paths, so that barriers are cheap for rows of few paths. Per
 // event (beam_search_kernel.cuh, `choose`):
 //   scan       a lane holds 8 codewords of the event's table in registers, (step + 1) * 8 floats, and goes over the
-//              paths of its warp: 8 * step products a path, nothing but the rest and its square from shared memory
-//   threshold  the `beam`th lowest of the lowest costs of all threads (two threads a path: half of them): a bitonic
-//              sort in every warp, then ranks between warps. No fewer than `beam` candidates are below it, and no more
-//              than 1.4 beam where they spread; paths want the same codewords, so lanes swap what they saw
-//   collect    the products once more, of those paths alone that have a candidate below it (half of them); ballots put
-//              these in order. Too many for the room there is: the threshold is bisected over cost, path and code
-//   rank       every candidate counts those below it, which is its place
-// and for the paths that were chosen (paths.cuh, `take`), two threads each: the whitened error is the rest
-// less the table's column; tails are copied and added to; of the history nothing is copied but one byte a position:
-// which path was the ancestor. Errors lie where they were made, [positions, beam, step], and are read through it.
+//              paths of its warp: 8 * step products per path, with only the rest and its square from shared memory
+//   threshold  the `beam`th lowest of the lowest costs of all threads (two threads per path: half of them): a bitonic
+//              sort in every warp, then ranks between warps. At least `beam` candidates are not above it, and about 1.4
+//              beam if they are spread evenly; paths prefer the same codewords, so lanes exchange their minima
+//   collect    the products again, only for paths that have a candidate below it (half of them); ballots order these.
+//              If they exceed the space, the threshold is bisected over cost, path and code
+//   rank       every candidate counts those below it, which is its position
+// and for the chosen paths (paths.cuh, `take`), with two threads each: the whitened error is the rest minus the table's
+// column; tails are copied and extended; of the history only one byte per position is copied, the index of the
+// ancestor. Errors stay where they were computed, [positions, beam, step], and are read through it.
 //
-// Bound: instructions. csrc/README.md, "The search for codes", has the counts.
-// Needs step 2, 4, 8 or 16, at most 256 paths, and search_plan().bytes of shared memory. NaN among the operands ends in
-// codes without meaning, never outside of the arrays.
+// Bound: instructions; README.md has the counts. Needs step 2, 4, 8 or 16, at most 256 paths, and search_plan().bytes
+// of shared memory. NaN operands give meaningless codes, but no access outside the arrays.
 #include "common/check.h"
 #include "common/launch.h"
 #include "search/beam_search_kernel.cuh"
@@ -37,7 +36,7 @@ __global__ void __launch_bounds__(32 * kMostWarps, 1) vq_search_kernel(const __g
   RowSearch<kStep>(search, reinterpret_cast<char*>(shared), blockIdx.x).run();
 }
 
-// Events by value, checked: the kernel follows them without looking.
+// Events by value, checked here: the kernel does not check them.
 void schedule(Search& search) {
   const SearchBlock& block = search.block;
   require(block.events <= kMostSearchEvents, kOp, "events", block.events, "must be at most 1024");

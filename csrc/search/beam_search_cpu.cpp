@@ -1,8 +1,7 @@
-// The search for codes on the CPU: beam_search.h. The reference of the one on the GPU, and quick enough for small
-// models.
+// Beam search for codes on the CPU (beam_search.h): the reference of the GPU version, and fast enough for small models.
 //
-// Per event and path: the 256 squared distances (vectors of the compiler), then only those that beat the worst path
-// kept so far are looked at. The lowest of every 16 distances is found on the way, so that most are never looked at.
+// Per event and path: the 256 squared distances (vectorized by the compiler), of which only those below the worst path
+// so far are examined. The lowest of every 16 distances is computed on the way and skips most of them.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -25,7 +24,7 @@ namespace {
 constexpr int kLanes = 16;
 constexpr int kStripe = kSearchEntries / kLanes;
 
-// distance[k] = base + tables' squares - 2 <residual, codeword k>; lowest[j] of all k with k % kLanes == j.
+// distance[k] = base + tables' squares - 2 <residual, codeword k>; lowest[j] over all k with k % kLanes == j.
 LOCALQ_CLONES void distances(const float* __restrict table, const float* __restrict residual, int step, float base,
                              float* __restrict distance, float* __restrict lowest) {
   const float* squares = table + step * kSearchEntries;
@@ -40,7 +39,7 @@ LOCALQ_CLONES void distances(const float* __restrict table, const float* __restr
   }
 }
 
-// out[j] = target[j] - sum over i < count of error[i] * feedback[i][j], j < step; feedback has rows of `stride`.
+// out[j] = target[j] - sum over i < count of error[i] * feedback[i][j], j < step; feedback has row stride `stride`.
 LOCALQ_CLONES void fed_back(const float* __restrict target, const float* __restrict error,
                             const float* __restrict feedback, int count, int stride, int step, float* __restrict out) {
   float sum[kMostSearchStep][kLanes] = {};
@@ -62,7 +61,7 @@ struct Choice {
   int path, code;
 };
 
-// The `beam` lowest costs seen, ascending; the first found of equal ones stays.
+// The `beam` lowest costs so far, ascending; of equal ones the first found stays.
 struct Best {
   std::vector<Choice> kept;
   int beam, count = 0;
@@ -78,7 +77,7 @@ struct Best {
   }
 };
 
-// One path of a row; `error` and `codes` are as long as the block.
+// A path of a row; `error` and `codes` have the length of the block.
 struct Path {
   float cost;
   float tail[kMostSearchTail], target[kMostSearchStep], residual[kMostSearchStep];
@@ -119,7 +118,7 @@ class RowSearch {
   }
 
  private:
-  // What is wanted of the codewords of this position, path by path.
+  // Computes the target of this position for each path.
   void open(const float* targets, int column) {
     const int count = (column + kLanes - 1) / kLanes * kLanes;
     for (int p = 0; p < count_; ++p) {
@@ -157,7 +156,7 @@ class RowSearch {
     }
   }
 
-  // The chosen paths replace those they grew from.
+  // The chosen paths replace their parents.
   void take(int event, int column) {
     const int book = b_.event[event].book, length = b_.length[book];
     const bool last = b_.event[event].last;
@@ -194,7 +193,7 @@ class RowSearch {
   std::vector<uint8_t> codes_, next_codes_;
 };
 
-// Column j of the feedback as a row of `width`; zero where it is not to be read.
+// Column j of the feedback as a row of `width`; zero where it is not read.
 std::vector<float> transposed(const SearchBlock& b) {
   const int width = (b.columns + kLanes - 1) / kLanes * kLanes;
   std::vector<float> columns(size_t(b.columns) * width, 0.f);

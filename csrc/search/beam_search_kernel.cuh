@@ -1,6 +1,6 @@
-// The search along one row by one block of threads: beam_search.cu has the page of facts.
+// The search along one row by one block of threads; see beam_search.cu.
 //
-// Needs only what every CUDA compiler predefines: tests/support/cuda_on_cpu.h runs this file on the CPU.
+// Uses only what every CUDA compiler predefines, so that tests can run this file on the CPU.
 #pragma once
 
 #include <cstdint>
@@ -53,8 +53,8 @@ class RowSearch : RowPaths<kStep> {
     rank(event);
   }
 
-  // The `beam`th lowest of all threads' values: no fewer candidates are no higher, and where these are spread over the
-  // threads as dice would, 1.4 times as many.
+  // The `beam`th lowest of all threads' values. At least that many candidates are not above it; 1.4 times as many if
+  // candidates are distributed over the threads at random.
   __device__ __forceinline__ float threshold(float own) {
     own = sorted_lanes(own, lane);
     if (s.warps == 1) return __shfl_sync(~0u, own, b.beam - 1);
@@ -91,20 +91,20 @@ class RowSearch : RowPaths<kStep> {
         float low = distance[0];
 #pragma unroll
         for (int slot = 1; slot < Words::kSlots; ++slot) low = fminf(low, distance[slot]);
-        low = fmaxf(now.costs[2 * path + 1] + low, 0.f);  // below zero only by rounding: bits order as numbers do
-        // Paths are alike and want the same codewords: a lane takes another lane's for every path, so that what is low
-        // does not meet in few threads.
+        low = fmaxf(now.costs[2 * path + 1] + low, 0.f);  // rounding can make it negative; bits must order like numbers
+        // Paths are similar and prefer the same codewords: a lane takes another lane's minimum for every path, so that
+        // low costs are not concentrated in few threads.
         own = fminf(own, __shfl_xor_sync(~0u, low, turn));
         const unsigned of_path = __reduce_min_sync(~0u, __float_as_uint(low));
         if (lane == 0) lowest(chunk)[path] = of_path;
       }
     }
-    __syncwarp();  // one warp alone comes to no barrier before it reads what lane 0 wrote
+    __syncwarp();  // a single warp has no barrier before it reads what lane 0 wrote
     return own;
   }
 
-  // Collects all candidates that are no higher than `bound`. Where they are too many for the room there is (equal
-  // costs, one path far ahead of all others), the highest key that may stay is searched for.
+  // Collects all candidates not above `bound`. If they exceed the space (equal costs, or one path far ahead of all
+  // others), bisects for the highest key that can stay.
   __device__ __forceinline__ void gather(int event, Words& words, float bound) {
     unsigned long long low = 0, high = key(bound, 0xffff), limit = high;
     while (true) {
@@ -127,12 +127,12 @@ class RowSearch : RowPaths<kStep> {
     }
   }
 
-  // Orders candidates by cost, then path, then code. No two are the same.
+  // Orders candidates by cost, then path, then code. Keys are unique.
   static __device__ __forceinline__ unsigned long long key(float cost, unsigned path_and_code) {
     return static_cast<unsigned long long>(__float_as_uint(cost)) << 16 | path_and_code;
   }
 
-  // Writes this warp's candidates up to `limit`, as many as there is room for, and returns how many there are.
+  // Writes this warp's candidates up to `limit`, as many as fit, and returns their total number.
   __device__ __forceinline__ int collect(int event, Words& words, unsigned long long limit) {
     const Paths now = paths(false);
     const unsigned bound = unsigned(limit >> 16);

@@ -1,5 +1,4 @@
-// What a row's search on the GPU keeps in shared memory, and where: for the kernel (beam_search_kernel.cuh) and its
-// launcher.
+// Shared-memory layout of a row's search on the GPU, for the kernel (beam_search_kernel.cuh) and its launcher.
 #pragma once
 
 #include <algorithm>
@@ -9,26 +8,26 @@
 
 namespace localq {
 
-constexpr int kMostSearchEvents = 1024;  // of a block: they travel with the launch
+constexpr int kMostSearchEvents = 1024;  // per block: they are kernel arguments
 constexpr uint8_t kLastEvent = 0x80;     // of its position; the other bits are the book
-constexpr int kSearchPathsPerWarp = 16;  // so that a block has two threads for every path
+constexpr int kSearchPathsPerWarp = 16;  // so that a block has two threads per path
 
-// A block of columns as the kernel takes it: all pointers on the device, events and the plan by value.
+// A block of columns as a kernel argument: all pointers on the device, events and the layout by value.
 struct Search {
-  SearchBlock block;                 // `event` is not read
+  SearchBlock block;                 // `event` is not used
   uint8_t event[kMostSearchEvents];  // book | kLastEvent
   int warps, positions;
-  int reach;    // floats of a path's tail: the longest codeword or what comes in, in whole vectors
-  int segment;  // candidates that a warp may keep, even and no fewer than `beam`
-  // Offsets in bytes. Of errors f32 [positions, beam, step]; paths, twice; choices u16 [events, beam]; lowest u32
-  // [4, beam]; floors f32 [32 warps + 1]; counts i32 [warps].
+  int reach;    // floats of a path's tail: the longest codeword or the incoming tail, in whole vectors
+  int segment;  // candidates that a warp can keep, even and at least `beam`
+  // Byte offsets of: errors f32 [positions, beam, step]; paths, twice; choices u16 [events, beam]; lowest u32 [4,
+  // beam]; floors f32 [32 warps + 1]; counts i32 [warps].
   int paths, paths_bytes, choices, lowest, floors, counts, bytes;
-  // Within the paths: tails f32 [reach / vector, beam, vector] first, then these. Candidates of all warps, u64
-  // [warps, segment], lie where the next paths will: they are ranked before those are written.
+  // Within the paths: tails f32 [reach / vector, beam, vector] first, then these. The candidates of all warps, u64
+  // [warps, segment], share the memory of the next paths: they are ranked before those are written.
   int aims, costs, origins;
 };
 
-// Floats of a vector, which a load of 16 bytes takes where the step allows.
+// Floats per vector: a 16-byte load if the step allows it.
 constexpr int search_vector(int step) {
   return step < 4 ? step : 4;
 }
@@ -37,7 +36,7 @@ inline int round_up(int value, int unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-// Everything but events and pointers.
+// Everything except events and pointers.
 inline Search search_plan(const SearchBlock& block) {
   Search plan = {};
   plan.block = block;

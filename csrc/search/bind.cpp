@@ -1,4 +1,4 @@
-// Bindings of the search for codes, and of what codebooks are fitted by; no logic.
+// Bindings of the beam search for codes, and of the adjoint of decoding; no logic.
 #include "common/bind.h"
 
 #include <pybind11/stl.h>
@@ -14,7 +14,7 @@ namespace py = pybind11;
 namespace localq {
 namespace {
 
-using Events = std::vector<std::tuple<int, bool>>;      // book, is it the last of its position
+using Events = std::vector<std::tuple<int, bool>>;      // book, whether it is the last of its position
 using Books = std::vector<std::tuple<uintptr_t, int>>;  // codewords, length
 
 // A block and the events that it points to.

@@ -1,4 +1,4 @@
-// What a thread of the search holds of an event in registers, and its arithmetic (beam_search_kernel.cuh).
+// An event's codewords in a thread's registers, and the distances to them (beam_search_kernel.cuh).
 #pragma once
 
 #include "search/beam_search_plan.h"
@@ -15,7 +15,7 @@ __device__ __forceinline__ Floats<kCount> load(const float* from) {
   return *reinterpret_cast<const Floats<kCount>*>(from);
 }
 
-// `step` floats that may be more than one load.
+// `step` floats, in one or more loads.
 template <int kStep>
 struct Stretch {
   static constexpr int kVector = search_vector(kStep);
@@ -45,7 +45,7 @@ struct Stretch {
   }
 };
 
-// A lane's share of an event's table, in registers: kSlots of the codewords of a chunk of 32 * kSlots.
+// A lane's part of an event's table, in registers: kSlots of the codewords of a chunk of 32 * kSlots.
 template <int kStep>
 struct Codewords {
   static constexpr int kSlots = kStep <= 4 ? 8 : 32 / kStep;
@@ -67,7 +67,7 @@ struct Codewords {
       }
     }
   }
-  // Squared distance from `aim`, which is -2 times what is wanted, less what all codewords share.
+  // Squared distance from `aim`, which is -2 times the target, minus the part common to all codewords.
   __device__ __forceinline__ void distances(const float* aim, float (&distance)[kSlots]) const {
     Stretch<kStep> wanted;
     wanted.read(aim);
@@ -81,7 +81,7 @@ struct Codewords {
   }
 };
 
-// The 32 lanes' values in ascending order, one a lane: a bitonic sort.
+// Bitonic sort: the 32 lanes' values in ascending order, one per lane.
 __device__ __forceinline__ float sorted_lanes(float value, int lane) {
 #pragma unroll
   for (int size = 2; size <= 32; size *= 2) {

@@ -1,4 +1,4 @@
-// The paths of a row: what they carry from event to event, and how chosen ones take the place of those they grew from.
+// The paths of a row: their state between events, and the replacement of parents by chosen paths.
 #pragma once
 
 #include "search/distances.cuh"
@@ -8,9 +8,9 @@ namespace localq {
 // Paths of one parity in shared memory.
 struct Paths {
   float* tails;      // [reach / vector, beam, vector]
-  float* aims;       // [beam, step]: -2 times the whitened rest that codewords are to match
-  float* costs;      // [beam, 2]: of what is final; and that with the square of the rest
-  uint8_t* origins;  // [positions, beam]: which path of a position was the ancestor
+  float* aims;       // [beam, step]: -2 times the whitened rest, the target of codewords
+  float* costs;      // [beam, 2]: the final part; and that plus the square of the rest
+  uint8_t* origins;  // [positions, beam]: the ancestor at each position
 };
 
 template <int kStep>
@@ -32,7 +32,7 @@ class RowPaths {
     return b.tables + int64_t(event) * (kStep + 1) * kSearchEntries;
   }
 
-  // One path, which has what earlier blocks add.
+  // Starts with one path, which has the tail of earlier blocks.
   __device__ __forceinline__ void begin() {
     const Paths now = paths(false);
     if (int(threadIdx.x) < s.reach) {
@@ -43,7 +43,7 @@ class RowPaths {
     if (threadIdx.x == 0) open(now, 0, 0, 0.f, Stretch<kStep>{});
   }
 
-  // The chosen paths replace those they grew from; two threads a path.
+  // The chosen paths replace their parents; two threads per path.
   __device__ __forceinline__ void take(int event) {
     const Paths now = paths(false), next = paths(true);
     const int path = threadIdx.x / 2, half = threadIdx.x % 2;
@@ -56,7 +56,7 @@ class RowPaths {
       if (half == 0 && last) rest.write(errors() + (position * b.beam + path) * kStep);
       if (half == 0 && !last) aim(next, path, cost, rest);
       extend_tails(now.tails + parent * kVector, next.tails + path * kVector, s.event[event], code, half);
-      __syncwarp(live);  // half of the tail and the error are the other thread's
+      __syncwarp(live);  // the other thread writes half of the tail and of the error
       const Stretch<kStep> fed = remember(now.origins + parent, next.origins + path, path, half, last, live);
       if (half == 0 && last && position + 1 < s.positions) open(next, path, position + 1, paid, fed);
     }
@@ -87,18 +87,18 @@ class RowPaths {
   const Search& s;
   const SearchBlock& b;
   char* shared;
-  int count = 1;  // of paths
+  int count = 1;  // number of paths
 
  private:
   static constexpr int kVector = search_vector(kStep);
-  // Registers bound both: paths or positions in work, lines of a small matrix.
+  // Paths or positions in progress, and rows of a small matrix; both are limited by registers.
   static constexpr int kAtOnce = kStep <= 4 ? 2 : 1, kUnrolled = kStep <= 8 ? kStep : 1;
 
   __device__ __forceinline__ float* errors() const {
     return reinterpret_cast<float*>(shared);
   }
 
-  // What the codewords at position `at` are to match. `fed`: what earlier errors take from its columns.
+  // The target of codewords at position `at`. `fed`: feedback of earlier errors on its columns.
   __device__ __forceinline__ void open(const Paths& of, int path, int at, float cost, const Stretch<kStep>& fed) const {
     const float* target = b.targets + row * b.columns + at * kStep;
     const float* white = b.white + int64_t(at) * kStep * kStep;
@@ -129,7 +129,7 @@ class RowPaths {
     rest.write(of.aims + path * kStep);
   }
 
-  // What the codeword leaves of what was to be matched.
+  // The part of the target that the codeword does not match.
   __device__ __forceinline__ Stretch<kStep> left_over(const Paths& now, int event, int parent, int code) const {
     Stretch<kStep> rest;
     rest.read(now.aims + parent * kStep);
@@ -138,7 +138,7 @@ class RowPaths {
     return rest;
   }
 
-  // Every other vector of the tail: the parent's and the codeword, without the step that is final.
+  // Every other vector of the tail: the parent's plus the codeword, without the step that is final.
   __device__ __forceinline__ void extend_tails(const float* from, float* to, unsigned event, int code, int half) const {
     const int book = event & ~kLastEvent, length = b.length[book], shift = event & kLastEvent ? kStep : 0;
     const float* codeword = b.book[book] + code * length;
@@ -155,8 +155,8 @@ class RowPaths {
     }
   }
 
-  // Passes the ancestors on, and returns, behind a position's last event, what the errors along the path take from the
-  // columns of the next one. A thread has every other position; `from` and `to` are columns of `origins`.
+  // Copies the ancestors, and after a position's last event returns the feedback of the errors along the path on the
+  // columns of the next position. A thread has every other position; `from` and `to` are columns of `origins`.
   __device__ __forceinline__ Stretch<kStep> remember(const uint8_t* from, uint8_t* to, int path, int half, bool last,
                                                      unsigned live) const {
     const bool feeds = last && position + 1 < s.positions;
@@ -187,7 +187,7 @@ class RowPaths {
 
   int64_t row;
   int position = 0;
-  bool odd = false;  // which paths are the present ones
+  bool odd = false;  // parity of the current paths
 };
 
 }  // namespace localq
