@@ -1,4 +1,4 @@
-// Decode attention and the stored forms of the KV cache.
+// Decode attention, and the storage of the KV cache: host API.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@
 
 namespace localq {
 
-// One layer's keys and values. Vectors of head_dim lie behind each other: [kv_heads, capacity, ...].
+// Keys and values of one layer, vectors of head_dim: [kv_heads, capacity, ...].
 //   bits 16     k, v T [head_dim]; scales null
 //   bits 8, 4   k, v u8 [head_dim * bits / 8]; scales f16 [scales_of(head_dim)]; see kv_codes.cuh
 // Keys and values have the same bits, or keys 8 and values 4.
@@ -25,11 +25,11 @@ struct KvLayer {
   int64_t capacity;
 };
 
-// One token's attention in one layer.
-//   qkv       T [(heads + 2 kv_heads) * head_dim]: q, k, v behind each other, before norm and rotation
+// Attention of one token in one layer.
+//   qkv       T [(heads + 2 kv_heads) * head_dim]: q, k, v in this order, before norm and rotation
 //   position  i64 [1] on the device
 //   rotary    T [ctx, 2, rotary_dim], cos and signed sin, or null
-//   sinks     T [heads], scores that join the sum of each head's softmax and bring no value, or null
+//   sinks     T [heads], an additional score in the softmax of each head, without a value; or null
 //   out       T [heads * head_dim]
 //   partials  f32 [attention_partials(...)]
 //   arrived   i32 [kv_heads * 16], all zero before and after
@@ -49,17 +49,17 @@ struct AttentionStep {
   void* out;
   float* partials;
   int* arrived;
-  int splits;  // at most, see attention_splits
+  int splits;  // at most; see attention_splits
 };
 
-// Blocks per kv head that fill the device about three times, in whole clusters where the device has them.
+// Blocks per kv head that fill the device about three times, in whole clusters on devices that have them.
 int attention_splits(int kv_heads, int device);
 // Floats of `partials` for the largest of the layers.
 int64_t attention_partials(int heads, int kv_heads, int head_dim, int splits);
 
 void attention_decode(const AttentionStep& step, const KvLayer& layer, Type type, int device, cudaStream_t stream);
 
-// Stores k, v [tokens, kv_heads, head_dim] (rows `k_stride`, `v_stride` elements apart) at positions i64 [tokens].
+// Stores k, v [tokens, kv_heads, head_dim] (row strides `k_stride`, `v_stride`, in elements) at positions i64 [tokens].
 void kv_write(const KvLayer& layer, const void* k, const void* v, int64_t k_stride, int64_t v_stride,
               const int64_t* positions, int tokens, Type type, int device, cudaStream_t stream);
 

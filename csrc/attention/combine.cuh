@@ -1,11 +1,11 @@
-// Decode attention (decode.cu): joining the results of the warps of a block, of the blocks of a cluster, and
-// of the clusters of a kv head, each in a fixed order.
+// Decode attention (decode.cu): combines the partial results of the warps of a block, the blocks of a cluster and the
+// clusters of a kv head, each in a fixed order.
 //
-// A result is cut into units of 32 columns of one head; block `rank` of a cluster joins the units rank, rank + ranks,
-// .. Every block sends it those, so that nothing has to be asked for: one barrier, and all lies in its own shared
-// memory:
+// A result is divided into units of 32 columns of one head; block `rank` of a cluster combines the units rank, rank +
+// ranks, .. Every other block sends it those through distributed shared memory, so one barrier suffices and all
+// operands are local:
 //   incoming [source][unit / ranks][32], facts [source][head] = largest score, sum of weights
-// Of more clusters than one, those of the same rank meet in global memory, and the last of them to arrive finishes:
+// With more than one cluster, blocks of the same rank combine in global memory, and the last to arrive finishes:
 //   partials o f32 [y][cluster][unit][32], then facts f32x2 [y][cluster][unit]
 // Eight threads share a unit, four columns each.
 #pragma once
@@ -20,7 +20,7 @@ __device__ __forceinline__ float share(float largest, float highest) {
   return largest == kNegInf ? 0.f : exp2f(largest - highest);
 }
 
-// Four columns of a unnormalised result.
+// Four columns of an unnormalized result.
 struct Partial {
   float4 o;
   float2 facts;  // largest score, sum of weights
@@ -46,11 +46,11 @@ __device__ __forceinline__ Partial joined(const Partial (&part)[kCount], int cou
   return all;
 }
 
-// Joins the warps' results and, in the last split, the token's own, and sends each unit to the block that joins it.
+// Combines the warps' results and, in the last split, that of the current token, and sends each unit to its block.
 template <int kDim, int kHeadTiles>
 __device__ __forceinline__ void send(Shared<kDim, kHeadTiles>& shared, int heads, int rank_bits, int rank, bool own) {
   const int ranks = 1 << rank_bits, each = 8 * kHeadTiles * (kDim / 32) >> rank_bits;
-  const float lift = exp2f(kLift);  // as P has it
+  const float lift = exp2f(kLift);  // the scale of P
   for (int i = threadIdx.x; i < heads * (kDim / 4); i += kThreads) {
     const int head = i / (kDim / 4), column = 4 * (i % (kDim / 4)), unit = i / 8;
     Partial part[kWarps + 1];
@@ -69,7 +69,8 @@ __device__ __forceinline__ void send(Shared<kDim, kHeadTiles>& shared, int heads
   }
 }
 
-// Four neighbours of a unit per lane, turned back: attention over turned values is turned.
+// Undoes the Hadamard rotation of a unit, four adjacent elements per lane: attention over rotated values gives a
+// rotated result.
 __device__ __forceinline__ float4 turned_back(float4 o, int width, int lane) {
   float x[4] = {o.x + o.y, o.x - o.y, o.z + o.w, o.z - o.w};
   float y[4] = {x[0] + x[2], x[1] + x[3], x[0] - x[2], x[1] - x[3]};
@@ -86,13 +87,13 @@ __device__ __forceinline__ float4 turned_back(float4 o, int width, int lane) {
   return {y[0] * scale, y[1] * scale, y[2] * scale, y[3] * scale};
 }
 
-// out = o / sum of weights, the sink's included. All lanes of a warp must call; those without `live` only take part.
+// out = o / sum of weights, including the sink's. Called by all lanes of a warp; those without `live` write nothing.
 template <int kDim>
 __device__ __forceinline__ void finish(const Partial& part, float sink, const Arguments& a, int first_head, int unit,
                                        bool live) {
   constexpr int kUnits = kDim / 32;
   const int head_dim = a.layer.head_dim, column = unit % kUnits * 32 + threadIdx.x % 8 * 4;
-  const float sum = part.facts.y + exp2f(sink - part.facts.x + kLift);  // infinite where the sink is far above all
+  const float sum = part.facts.y + exp2f(sink - part.facts.x + kLift);  // infinite if the sink is far above all scores
   float4 o = {part.o.x / sum, part.o.y / sum, part.o.z / sum, part.o.w / sum};
   if (a.layer.key_bits != 16) o = turned_back(o, hadamard_width(head_dim), threadIdx.x % 32);
   if (!live || column >= head_dim) return;
@@ -118,7 +119,7 @@ __device__ __forceinline__ Partial received(const Shared<kDim, kHeadTiles>& shar
   return joined(part, sources);
 }
 
-// Where the results of clusters lie that belong to one y of the grid.
+// The partial results of clusters that belong to one y of the grid.
 struct Exchange {
   float4* o;      // [cluster][units][8]
   float2* facts;  // [cluster][units]
@@ -143,7 +144,7 @@ __device__ __forceinline__ Partial fetched(const Exchange& from, int unit, int c
   return part[kBatch];
 }
 
-// True in the block that comes last of those that add to `arrived`; it sees what all of them wrote.
+// True in the last of the blocks that increment `arrived`; it sees the writes of all of them.
 template <int kDim, int kHeadTiles>
 __device__ __forceinline__ bool arrives_last(Shared<kDim, kHeadTiles>& shared, int* arrived, int count) {
   __threadfence();
@@ -157,7 +158,7 @@ __device__ __forceinline__ bool arrives_last(Shared<kDim, kHeadTiles>& shared, i
   return shared.last;
 }
 
-// After all blocks of the cluster have sent: joins this block's units and, if it is the last to do so, writes `out`.
+// Called after all blocks of the cluster have sent: combines this block's units and, if it is the last, writes `out`.
 template <int kDim, int kHeadTiles>
 __device__ __forceinline__ void receive(Shared<kDim, kHeadTiles>& shared, const Arguments& a, int first_head, int heads,
                                         int rank, int own) {

@@ -2,27 +2,25 @@
 //
 //   q, k = rotate(norm(q), norm(k));  cache[position] = k, v;  out = softmax(cap(scale q K^T)) V per head
 //   K, V: slots max(0, position + 1 - window) .. position; cap(x) = softcap tanh(x / softcap)
-//   with sinks: the softmax of a head has one more score, its sink, whose weight multiplies nothing
+//   with sinks: the softmax of a head has one more score, its sink, which has no value
 //
-// Shapes: attention.h; codes of 8 and 4 bit: kv_codes.cuh. Heads of a group share k and v: each byte of the cache is
-// read once for all of them, or, where they are more than 8 and head_dim is at most 64 or above 128, twice.
+// Shapes: attention.h; 8- and 4-bit codes: kv_codes.cuh. Heads of a group share k and v: each byte of the cache is read
+// once for all of them, or twice if they are more than 8 and head_dim is at most 64 or above 128.
 //
-// Who owns what. grid (splits, kv_heads * passes), 4 warps a block, 8 blocks a cluster from compute capability 9.0 on.
-// The slots before `position` are cut into equal splits of whole 64-slot pieces: among one cluster while that is not
-// more than 4 pieces a block, else among all, so the cost follows the live length although the grid is fixed; clusters
-// without a split leave at once. A warp takes every fourth tile of 16 slots straight into registers:
+// Work distribution. grid (splits, kv_heads * passes), 4 warps per block, 8 blocks per cluster from compute capability
+// 9.0. The slots before `position` are divided into equal splits of whole 64-slot pieces: within one cluster up to 4
+// pieces per block, else over all, so the cost follows the live length although the grid is fixed; clusters without a
+// split exit at once. A warp loads every fourth tile of 16 slots directly into registers:
 //   S [16 heads, 8 slots] = Q K^T   m16n8k16, Q from shared memory, K as loaded: the order of the columns is free
-//   O^T [16 columns, 8 heads] += V^T P^T   pairs of slots joined by byte permutes; P stays where S left it
-// The four warps, the blocks of a cluster and the clusters are joined with their largest scores, each in a fixed order:
-// same input, same bits. How: combine.cuh.
-// The token's own k and v never come from memory: the last split (an idle block of the cluster, if there is one) adds
-// them as one more partial result, in the form in which later steps will read them. The others wait for nothing but
-// their slots.
+//   O^T [16 columns, 8 heads] += V^T P^T   pairs of slots combined by byte permutes; P stays in the registers of S
+// Warps, blocks of a cluster, and clusters are combined by their largest scores, each in a fixed order: deterministic
+// (combine.cuh). The current token's k and v do not go through memory: the last split (an idle block of the cluster, if
+// there is one) adds them as one more partial result, in the form in which later steps read them. The other splits
+// depend only on their slots.
 //
-// Before the dependency wait the first slots are loaded for the position that memory shows, this step's or the one's
-// before: the slots in front of either were written by steps that have ended. If it was the one's before, they are
-// loaded again.
-// Bound: memory, and for short contexts latency: position -> slots -> S -> O -> join.
+// Before the dependency wait the first slots are loaded for the position in memory, which is this step's or the
+// previous one's: the slots before either were written by steps that have ended. If it was the previous one's, they are
+// loaded again. Bound: memory; for short contexts latency: position -> slots -> S -> O -> combine.
 #include <algorithm>
 
 #include "attention/attention.h"
@@ -39,14 +37,14 @@ using namespace decoding;
 
 namespace {
 
-// Bytes [first, first + count) to L2.
+// Prefetches bytes [first, first + count) to L2.
 __device__ __forceinline__ void prefetch_bytes(const void* from, int64_t first, int64_t count) {
   for (int64_t at = 128 * threadIdx.x; at < count; at += 128 * kThreads) {
     prefetch(static_cast<const uint8_t*>(from) + first + at);
   }
 }
 
-// What follows the first piece of the block, so far as it is read soon.
+// Prefetches what follows the first piece of the block, as far as it is read soon.
 template <int kKeyBits, int kValueBits>
 __device__ __forceinline__ void prefetch_slots(const KvLayer& layer, int64_t base, int count) {
   const int64_t slot = base + kPiece, slots = min(count, kPiece * kAlone) - kPiece;
@@ -59,7 +57,7 @@ __device__ __forceinline__ void prefetch_slots(const KvLayer& layer, int64_t bas
   prefetch_bytes(layer.v_scales, slot * scale_bytes, slots * scale_bytes);
 }
 
-// Where the block stands in its cluster, its heads and slots; right once `position` is.
+// The block's rank in its cluster, its heads and its slots; valid once `position` is.
 struct Place {
   int kv_head, pass, first_head, heads, rank;
   int position;
@@ -74,7 +72,7 @@ struct Place {
   }
 };
 
-// Loads what depends on the position, with slots before it only.
+// Loads what depends on the position, only from slots before it.
 template <typename W, int kDim>
 __device__ __forceinline__ void begin(Place& at, W& state, Tables<kDim>& tables, const Arguments& a, bool ahead) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -87,7 +85,7 @@ __device__ __forceinline__ void begin(Place& at, W& state, Tables<kDim>& tables,
   tables.load_turns(a, at.position, lane);
 }
 
-// The warp's tiles, one after the other; the loads of the next are under way while one is worked on.
+// The warp's tiles in order; the loads of the next are in flight during the current one.
 template <bool kAhead, typename W, typename S>
 __device__ __forceinline__ void work(W& state, S& shared, const Arguments& a, const Place& at) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = at.mine.count, tiles = ceil_div(count, kTile);
@@ -112,9 +110,9 @@ __global__ void __launch_bounds__(kThreads, kDim == 64                 ? 5
                                             : kDim * kHeadTiles == 128 ? 3
                                                                        : 2) attention_decode_kernel(const Arguments a) {
   __shared__ Shared<kDim, kHeadTiles> shared;
-  constexpr bool kAhead = kDim < 256 || kKeyBits != 8;  // k of the next tile while this one is worked on; else spills
+  constexpr bool kAhead = kDim < 256 || kKeyBits != 8;  // k of the next tile in flight; otherwise spills
   release_dependents();
-  cluster_arrive();  // whoever sends here must know that this block is there
+  cluster_arrive();  // senders must know that this block has started
   Place at(a, 8 * kHeadTiles);
   Warp<T, kKeyBits, kValueBits, kDim, kHeadTiles> state;
   Tables<kDim> tables;
@@ -135,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, kDim == 64                 ? 5
     begin(at, state, tables, a, kAhead);
   }
   const int split = blockIdx.x, own = at.mine.own;
-  if (split >> a.rank_bits > own >> a.rank_bits) return;  // the whole cluster leaves
+  if (split >> a.rank_bits > own >> a.rank_bits) return;  // the whole cluster exits
   if (split <= own) {
     __syncthreads();
     prepare_token<T, kKeyBits, kValueBits>(shared, a, at.kv_head, at.heads, position, split == own, at.pass == 0,
@@ -152,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, kDim == 64                 ? 5
   receive(shared, a, at.first_head, at.heads, at.rank, own);
 }
 
-// Clusters of 2^rank_bits blocks that the device holds at once, so that none has to wait for others to end.
+// Clusters of 2^rank_bits blocks that are resident at once, so that none waits for others to end.
 template <typename Kernel>
 int clusters_held(Kernel kernel, int rank_bits, int device) {
   const char* op = "attention_decode";
@@ -173,7 +171,7 @@ int clusters_held(Kernel kernel, int rank_bits, int device) {
 
 template <typename T, int kKeyBits, int kValueBits, int kDim, int kHeadTiles>
 void start(Arguments a, int device, cudaStream_t stream) {
-  static int held[kMostDevices][2] = {};  // asked once; a race would write the same
+  static int held[kMostDevices][2] = {};  // cached; racing threads write the same value
   const auto kernel = attention_decode_kernel<T, kKeyBits, kValueBits, kDim, kHeadTiles>;
   const DeviceFacts& facts = device_facts(device, "attention_decode");
   const bool clusters = facts.clusters && a.step.splits % kRanks == 0;

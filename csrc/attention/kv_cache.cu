@@ -1,8 +1,8 @@
-// The quantized KV cache as prefill needs it: many tokens in, the live slots out. The form: kv_codes.cuh.
+// The quantized KV cache for prefill: stores many tokens, reads the live slots. Format: kv_codes.cuh.
 //
 //   kv_write  codes and scales of k, v T [tokens, kv_heads, head_dim] at positions i64 [tokens]
 //             One warp per block of 32 elements, one element per lane. Bound: latency; a chunk is a few MB.
-//   kv_read   k, v T [kv_heads, live, head_dim] = the first `live` slots, turned back and rounded once
+//   kv_read   k, v T [kv_heads, live, head_dim] = the first `live` slots, Hadamard rotation undone, rounded once
 //             One thread per 8 elements. Bound: memory, bits / 8 + 2 bytes per element.
 #include "attention/attention.h"
 #include "attention/kv_codes.cuh"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-struct Rows {  // k or v: what is stored, and the dense rows read or written
+struct Rows {  // k or v: the stored form, and the dense rows read or written
   uint8_t* codes;
   __half* scales;
   void* dense;
@@ -31,14 +31,14 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads) kv_write_kernel(const Arguments a) {
   release_dependents();
   dependency_wait();
-  const int lane = threadIdx.x % 32, blocks = scales_of(a.head_dim);  // those without elements get a scale of 0
+  const int lane = threadIdx.x % 32, blocks = scales_of(a.head_dim);  // blocks without elements get a scale of 0
   const int64_t warp = (int64_t(blockIdx.x) * kThreads + threadIdx.x) / 32;
   const int64_t vector = warp / blocks;
   const int block = int(warp % blocks), first = kKvBlock * block, size = max(0, min(kKvBlock, a.head_dim - first));
   const int64_t token = vector / a.kv_heads;
   if (token >= a.count) return;  // the whole warp
   const int head = int(vector % a.kv_heads);
-  const Rows rows = blockIdx.y == 0 ? a.rows[0] : a.rows[1];  // indexed, it would be copied to local memory
+  const Rows rows = blockIdx.y == 0 ? a.rows[0] : a.rows[1];  // indexing would copy it to local memory
   const T* dense = static_cast<const T*>(rows.dense) + token * rows.token_stride + int64_t(head) * a.head_dim;
   float x[1] = {lane < size ? float(dense[first + lane]) : 0.f};
   Code code[1];
@@ -75,11 +75,11 @@ __global__ void __launch_bounds__(kThreads) kv_read_kernel(const Arguments a) {
   const int chunks = a.head_dim / 8, lane = threadIdx.x % 32, scales = scales_of(a.head_dim);
   const int64_t all = a.kv_heads * a.count * chunks;
   const int64_t mine = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  const int64_t index = min(mine, all - 1);  // the lanes past the end still take part in the shuffles
+  const int64_t index = min(mine, all - 1);  // lanes past the end still take part in the shuffles
   const int64_t vector = index / chunks;
   const int chunk = int(index % chunks);
   const int64_t slot = vector / a.count * a.capacity + vector % a.count;
-  const Rows rows = blockIdx.y == 0 ? a.rows[0] : a.rows[1];  // indexed, it would be copied to local memory
+  const Rows rows = blockIdx.y == 0 ? a.rows[0] : a.rows[1];  // indexing would copy it to local memory
   const uint8_t* codes = rows.codes + slot * (a.head_dim * a.bits / 8) + chunk * a.bits;
   const Pairs pairs = a.bits == 8 ? decode_pairs(*reinterpret_cast<const uint2*>(codes))
                                   : decode_pairs(*reinterpret_cast<const unsigned*>(codes));
@@ -124,7 +124,7 @@ Arguments arguments(const KvLayer& layer, const void* k, const void* v, int64_t 
   return a;
 }
 
-// One launch for keys and values, or, where their bits differ, one for each.
+// One launch for keys and values, or one for each if their bits differ.
 void launch_rows(const char* op, int device, void (*kernel)(Arguments), int64_t threads, cudaStream_t stream,
                  Arguments a, int value_bits) {
   const int64_t blocks = (threads + kThreads - 1) / kThreads;

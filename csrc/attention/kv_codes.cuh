@@ -1,13 +1,13 @@
-// The stored form of keys and values in 8 and 4 bit, as localq/quant/kv_codec.py defines it.
+// The 8- and 4-bit form of keys and values, as localq/engine/kv_codec.py defines it.
 //
-// A vector is cut into blocks of 32 elements; the last may be shorter. Each block is turned by a Hadamard matrix over
-// runs of w = 32, 16 or 8 elements (the largest that divides head_dim): outliers of single channels spread, and q k^T
-// does not change when q is turned as well. Then a block has one f16 scale s and
+// A vector is divided into blocks of 32 elements; the last may be shorter. Each block is rotated by a Hadamard matrix
+// over runs of w = 32, 16 or 8 elements (the largest that divides head_dim). The rotation spreads outliers of single
+// channels, and q k^T does not change if q is rotated as well. A block has one f16 scale s and
 //   8 bit  byte = code + 128, code in -127..127, value = s * code
-//   4 bit  code in 0..15, value = s * (2 code - 15); of 8 neighbours in one u32, elements 2i lie at bit 4i and
-//          elements 2i + 1 at bit 16 + 4i, so that one mask makes a pair of halves of two neighbours
-// A vector has 2 (head_dim <= 64), 4 (<= 128) or 8 scales, those of the even blocks before those of the odd ones: the
-// lanes that read values of the even blocks need no others.
+//   4 bit  code in 0..15, value = s * (2 code - 15); of 8 adjacent codes in one u32, elements 2i are at bit 4i and
+//          elements 2i + 1 at bit 16 + 4i, so that one mask yields a pair of halves of two adjacent elements
+// A vector has 2 (head_dim <= 64), 4 (<= 128) or 8 scales, those of the even blocks before those of the odd ones: lanes
+// that read values of even blocks need no others.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -27,7 +27,7 @@ __host__ __device__ inline int scales_of(int head_dim) {
   return head_dim <= 64 ? 2 : head_dim <= 128 ? 4 : 8;
 }
 
-// Where the scale of `block` lies among the `scales` of a vector.
+// Index of the scale of `block` among the `scales` of a vector.
 __host__ __device__ constexpr int scale_place(int block, int scales) {
   return block % 2 * (scales / 2) + block / 2;
 }
@@ -36,7 +36,7 @@ __device__ __forceinline__ float hadamard_scale(int width) {  // width ** -0.5
   return width == 32 ? 0.17677669529663687f : width == 16 ? 0.25f : 0.35355339059327373f;
 }
 
-// One element of each block per lane, turned among runs of `width` lanes; symmetric, so it also turns back.
+// One element of each block per lane, rotated within runs of `width` lanes; symmetric, so it is its own inverse.
 template <int kCount>
 __device__ __forceinline__ void turn(float (&x)[kCount], int width, int lane) {
 #pragma unroll
@@ -59,27 +59,27 @@ __device__ __forceinline__ float warp_sum(float value) {
 }
 
 struct Code {
-  float scale;  // what was rounded to f16
+  float scale;  // rounded to f16
   int code;     // 8 bit: -127..127; 4 bit: 0..15
-  float value;  // as it will be read
+  float value;  // as it is read back
 };
 
-// Of eight sums over the warp, the index of the least, the first of equals; NaN is above all. The sums are made in the
-// order of warp_sum, but of eight at a time: each step halves how many a lane still has.
+// Of eight sums over the warp, the index of the smallest, the first of equal ones; NaN is above all. The additions have
+// the order of warp_sum, but eight at a time: each step halves the sums per lane.
 __device__ __forceinline__ int first_least(float (&part)[8], int lane) {
 #pragma unroll
   for (int half = 4; half > 0; half /= 2) {
     const int step = 4 * half;
 #pragma unroll
     for (int i = 0; i < half; ++i) {
-      const float low = part[i], high = part[half + i];  // by value: a choice of addresses would go through memory
+      const float low = part[i], high = part[half + i];  // by value: selecting an address would go through memory
       const float keep = lane & step ? high : low, give = lane & step ? low : high;
       part[i] = keep + __shfl_xor_sync(~0u, give, step);
     }
   }
   part[0] += __shfl_xor_sync(~0u, part[0], 2);
   part[0] += __shfl_xor_sync(~0u, part[0], 1);
-  const unsigned order = __float_as_uint(part[0]);  // of sums that are not negative, that of the bits
+  const unsigned order = __float_as_uint(part[0]);  // non-negative sums order like their bits
   return (__ffs(__ballot_sync(~0u, order == __reduce_min_sync(~0u, order))) - 1) / 4;
 }
 
@@ -92,7 +92,8 @@ __device__ __forceinline__ Code code_4_bit(float x, float scale, float inverse) 
   return {scale, code, __fmul_rn(scale, float(2 * code - 15))};
 }
 
-// Clipping the largest pays where it stands out: the best of six ranges by squared error, the first of equals.
+// Clipping the largest value helps if it is an outlier: the best of six ranges by squared error, the first of equal
+// ones.
 template <int kCount>
 __device__ __forceinline__ void encode_4_bit(Code (&code)[kCount], const float (&x)[kCount],
                                              const float (&largest)[kCount], int lane) {
@@ -124,8 +125,8 @@ __device__ __forceinline__ void encode_4_bit(Code (&code)[kCount], const float (
   }
 }
 
-// The codes of the blocks' elements x (turned, one of each block per lane, zero past the end). NaN or infinity in a
-// block makes its scale NaN or infinite, so that all that is read from it is NaN.
+// The codes of the blocks' elements x (rotated, one of each block per lane, zero past the end). NaN or infinity in a
+// block makes its scale NaN or infinite, so that all values read from it are NaN.
 template <int kCount>
 __device__ __forceinline__ void encode(Code (&code)[kCount], const float (&x)[kCount], int bits, int lane) {
   float largest[kCount];
@@ -142,8 +143,8 @@ __device__ __forceinline__ void encode(Code (&code)[kCount], const float (&x)[kC
   }
 }
 
-// Stores the codes of a block, one per lane: `lane` < `count` elements of the vector that starts at `codes`, from
-// element `first` on. All lanes must call.
+// Stores the codes of a block, one per lane: `lane` < `count` elements, from element `first`, of the vector at `codes`.
+// Called by all lanes.
 __device__ __forceinline__ void store_codes(uint8_t* codes, int first, int lane, int count, int code, int bits) {
   if (bits == 8) {
     if (lane < count) codes[first + lane] = uint8_t(code + 128);
@@ -165,13 +166,13 @@ __device__ __forceinline__ unsigned less(unsigned pair, unsigned short half_bits
   return *reinterpret_cast<const unsigned*>(&difference);
 }
 __device__ __forceinline__ Pairs decode_pairs(uint2 codes) {
-  // A byte under the exponent of 1024 is 1024 + byte; 0x6480 is 1152.
+  // A byte below the exponent of 1024 is 1024 + byte; 0x6480 is 1152.
   return {
       less(__byte_perm(codes.x, 0x64646464, 0x4140), 0x6480), less(__byte_perm(codes.x, 0x64646464, 0x4342), 0x6480),
       less(__byte_perm(codes.y, 0x64646464, 0x4140), 0x6480), less(__byte_perm(codes.y, 0x64646464, 0x4342), 0x6480)};
 }
 __device__ __forceinline__ Pairs decode_pairs(unsigned codes) {
-  // A nibble one bit up under the exponent of 1024 is 1024 + 2 code; 0x640F is 1039.
+  // A nibble, one bit up, below the exponent of 1024 is 1024 + 2 code; 0x640F is 1039.
   constexpr unsigned kMask = 0x001E001Eu, kMagic = 0x64006400u;
   return {less((codes << 1 & kMask) | kMagic, 0x640F), less((codes >> 3 & kMask) | kMagic, 0x640F),
           less((codes >> 7 & kMask) | kMagic, 0x640F), less((codes >> 11 & kMask) | kMagic, 0x640F)};

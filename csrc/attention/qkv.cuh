@@ -1,4 +1,4 @@
-// Decode attention (decode.cu): the token's own q, k and v, from the projections to where they are used.
+// Decode attention (decode.cu): q, k and v of the current token, from the projections to the point of use.
 #pragma once
 
 #include <type_traits>
@@ -8,7 +8,7 @@
 
 namespace localq::decoding {
 
-// Brings q of the block's heads, k and v from `qkv` into shared memory. The block must synchronise afterwards.
+// Copies q of the block's heads, k and v from `qkv` to shared memory. The block must synchronize afterwards.
 template <int kDim, int kHeadTiles>
 __device__ __forceinline__ void stage_rows(Shared<kDim, kHeadTiles>& shared, const Arguments& a, int kv_head,
                                            int first_head, int heads) {
@@ -27,12 +27,12 @@ __device__ __forceinline__ float load_sink(const Arguments& a, int first_head, i
   return kLog2e * value_of(static_cast<const uint16_t*>(a.step.sinks)[first_head + threadIdx.x], a.bf16);
 }
 
-// What a lane needs of the tables for its elements lane + 32 i; loaded before anything waits for them.
+// A lane's entries of the rotary table and norm weights, for elements lane + 32 i; loaded ahead of any wait.
 template <int kDim>
 struct Tables {
   static constexpr int kEach = kDim / 32;
   unsigned turn[kEach];  // cos in the lower half, sin in the upper, as in the table; 1 and 0 past rotary_dim
-  float q_weight[kEach], k_weight[kEach];  // of the norms; for wide heads read when needed: registers would spill
+  float q_weight[kEach], k_weight[kEach];  // of the norms; loaded at the point of use for wide heads, to avoid spills
 
   __device__ __forceinline__ void load_weights(const Arguments& a, int lane) {
     if constexpr (kDim < 256) {
@@ -62,7 +62,7 @@ struct Tables {
   }
 };
 
-// x[i] = element lane + 32 i of one row of the token, as it is in `row`.
+// x[i] = element lane + 32 i of one row of the token, as in `row`.
 template <int kDim>
 __device__ __forceinline__ void read_row(float (&x)[kDim / 32], const uint16_t* row, const Arguments& a, int lane) {
 #pragma unroll
@@ -71,7 +71,7 @@ __device__ __forceinline__ void read_row(float (&x)[kDim / 32], const uint16_t* 
   }
 }
 
-// The same normed and rotated, rounded to T after each as the modules do; the warp that calls owns `row`.
+// The same, normalized and rotated, rounded to T after each, as in the model; the calling warp owns `row`.
 template <int kDim>
 __device__ __forceinline__ void prepare(float (&x)[kDim / 32], uint16_t* row, const Arguments& a, bool is_k,
                                         const Tables<kDim>& tables, int lane) {
@@ -110,8 +110,8 @@ __device__ __forceinline__ void prepare(float (&x)[kDim / 32], uint16_t* row, co
   }
 }
 
-// Writes the token's k or v, given as x[i] = element lane + 32 i, at `slot`, and leaves what later steps will read in
-// `fresh`. One warp; all lanes must call.
+// Writes the token's k or v, given as x[i] = element lane + 32 i, to `slot`, and stores what later steps will read in
+// `fresh`. One warp; called by all lanes.
 template <int kDim, int kBits>
 __device__ __forceinline__ void write_own(float (&x)[kDim / 32], float* fresh, const Arguments& a, void* cache,
                                           void* scales, int64_t slot, bool write, int lane) {
@@ -148,8 +148,8 @@ __device__ __forceinline__ void clear_q(Shared<kDim, kHeadTiles>& shared, int he
   }
 }
 
-// Q of the heads in the type and order of the tensor cores, one warp per head; in the last split one warp each has the
-// token's own k and v meanwhile.
+// Q of the heads in the type and order of the tensor cores, one warp per head; meanwhile two warps of the last split
+// process the current token's k and v.
 template <typename T, int kKeyBits, int kValueBits, int kDim, int kHeadTiles>
 __device__ __forceinline__ void prepare_token(Shared<kDim, kHeadTiles>& shared, const Arguments& a, int kv_head,
                                               int heads, int position, bool own, bool write,
@@ -177,7 +177,7 @@ __device__ __forceinline__ void prepare_token(Shared<kDim, kHeadTiles>& shared, 
   }
 }
 
-// Scores of the token's own k, one warp per head.
+// Scores of the current token's k, one warp per head.
 template <typename T, int kDim, int kHeadTiles>
 __device__ __forceinline__ void score_own(Shared<kDim, kHeadTiles>& shared, const Arguments& a, int heads) {
   const int lane = threadIdx.x % 32;

@@ -82,11 +82,11 @@ __device__ __forceinline__ unsigned scaled(unsigned pair, unsigned scales) {
 template <typename T, int kKeyBits, int kValueBits, int kDim, int kHeadTiles>
 struct Warp {
   static constexpr int kBlocks = kDim / 32, kWide = kDim / 64, kTiles = kHeadTiles;
-  static constexpr bool kCodes = kKeyBits != 16;  // of keys and of values
+  static constexpr bool kCodes = kKeyBits != 16;  // keys and values are quantized
   Chunk<kKeyBits> k[2][kBlocks];                  // slots g and 8 + g, columns 32 block + 8 t ..
   Chunk<kValueBits> v[4][kWide];                  // slots 2t, 2t + 1, 8 + 2t, 9 + 2t, columns 64 wide + 8 g ..
   Scales<kCodes ? kBlocks : 1> k_scale[4];        // of the four slots of v
-  Scales<kCodes ? kWide : 1> v_scale[4];          // of the blocks that this lane's columns are in
+  Scales<kCodes ? kWide : 1> v_scale[4];          // of the blocks of this lane's columns
   float o[kHeadTiles][kDim / 16][4];
   float largest[kHeadTiles], sum[kHeadTiles];  // of head 8 tile + g; the sum is this lane's part
 
@@ -107,7 +107,7 @@ struct Warp {
     const int g = lane / 4, t = lane % 4, bytes = layer.head_dim * kKeyBits / 8;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int64_t slot = base + min(tile * kTile + 8 * j + g, count - 1);  // never past what is live
+      const int64_t slot = base + min(tile * kTile + 8 * j + g, count - 1);  // never past the live slots
       const uint8_t* row = static_cast<const uint8_t*>(layer.k) + slot * bytes;
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) k[j][b] = load_chunk<Chunk<kKeyBits>>(row, 32 * b + 8 * t, layer.head_dim);
@@ -166,7 +166,7 @@ struct Warp {
     }
   }
 
-  // Scores -> weights p of slots 2t, 2t + 1, 8 + 2t, 9 + 2t in pairs; largest, sum and o follow.
+  // Scores -> weights p of slots 2t, 2t + 1, 8 + 2t, 9 + 2t in pairs; updates largest, sum and o.
   __device__ __forceinline__ void soften(unsigned (&p)[kHeadTiles][2], const float (&s)[2][4],
                                          const AttentionStep& step, int tile, int count, int lane) {
 #pragma unroll
@@ -232,7 +232,7 @@ struct Warp {
     }
   }
 
-  // Leaves the warp's result in shared memory: largest, sum, o [head][column].
+  // Stores the warp's result in shared memory: largest, sum, o [head][column].
   __device__ __forceinline__ void leave(Shared<kDim, kHeadTiles>& shared, int warp, int lane) {
     const int g = lane / 4, t = lane % 4;
 #pragma unroll
