@@ -1,9 +1,9 @@
-// out = table[ids] * scale, one row per id; the product is rounded to T, a scale of 1 leaves the bits.
+// out = table[ids] * scale, one row per id; the product is rounded to T, a scale of 1 leaves the bits unchanged.
 //   ids i64 [rows]     table T [vocab, hidden]     out T [rows, hidden]
-// The table lies on the device or in pinned host memory, which the kernel reads at its host address: a row of 16 KB
-// takes less than a microsecond of PCIe bandwidth after the latency of one access, because all its loads are in flight
-// at once. Needs hidden % 8 == 0. Blocks of 128 threads, 16 bytes a thread; blockIdx.y is the row.
-// Bound: latency for one row.
+// The table is on the device or in pinned host memory, which the kernel reads at its host address: a row of 16 KB takes
+// less than a microsecond of PCIe bandwidth after the latency of one access, because all its loads are in flight at
+// once. Needs hidden % 8 == 0. Blocks of 128 threads, 16 bytes per thread; blockIdx.y is the row. Bound: latency for
+// one row.
 #include "common/gemv.cuh"
 #include "common/launch.h"
 #include "step/embed.h"
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads)
   release_dependents();
   dependency_wait();
   const int i = blockIdx.x * kThreads + threadIdx.x;
-  if (i >= hidden / 8) return;  // the block has nothing to agree on
+  if (i >= hidden / 8) return;  // no barrier follows
   const int64_t row = blockIdx.y;
   Eight<T> eight = reinterpret_cast<const Eight<T>*>(table + __ldcg(ids + row) * hidden)[i];
   if (scale != 1.f) {

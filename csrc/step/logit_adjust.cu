@@ -1,12 +1,12 @@
-// What acts on the logits before a token is chosen from them, where it is on: DRY and a mask; `sample` sees scores.
-//   dry_match: matches[t] = the longest end of the history, up to `longest` tokens, that stands earlier too and is
-//              followed there by t; breakers end it, and follow nothing                                          i32
-//   adjust:    score[i] = the logit, soft-capped, divided by the penalty where seen (multiplied where negative), less
-//              penalties[matches[i]], held within +-1e38; -FLT_MAX where the mask forbids i                      f32
-// One thread for every earlier place of the last token: it walks back beside the end of the history. Integers and a
-// maximum of them: same input, same bits. What is not finite is passed on: a mask hides no damage.
+// Adjustments of the logits before sampling: DRY and a mask. `sample` then reads scores.
+//   dry_match: matches[t] = the longest suffix of the history, up to `longest` tokens, that also occurs earlier and is
+//              followed there by t; breakers end it, and do not count as t                                       i32
+//   adjust:    score[i] = the logit, soft-capped, divided by the penalty if seen (multiplied if negative), minus
+//              penalties[matches[i]], clamped to +-1e38; -FLT_MAX where the mask forbids i                       f32
+// One thread per earlier occurrence of the last token; it walks back along the end of the history. Integers and their
+// maximum: deterministic. Non-finite values are passed on: a mask does not hide them.
 //
-// Bound: latency. dry_match reads 4 bytes per token of the history, and at most `longest` times as much where all of it
+// Bound: latency. dry_match reads 4 bytes per token of the history, and at most `longest` times as much if all of it
 // repeats, from L2; adjust moves 8 bytes per token of the vocabulary, 13 with DRY.
 #include "step/sample.cuh"
 
@@ -21,9 +21,9 @@ __global__ void __launch_bounds__(kThreads) dry_match_kernel(DryMatch m) {
   release_dependents();
   dependency_wait();
   const int64_t step = __ldcg(m.step);
-  const int end = int(min(__ldcg(m.prompt) + step, m.size)) - 1;  // where the last token stands
+  const int end = int(min(__ldcg(m.prompt) + step, m.size)) - 1;  // position of the last token
   const int last = step > 0 ? int(__ldcg(m.token)) : __ldcg(m.history + end);
-  if (step > 0 && blockIdx.x == 0 && threadIdx.x == 0) m.history[end] = last;  // for later steps: here none reads it
+  if (step > 0 && blockIdx.x == 0 && threadIdx.x == 0) m.history[end] = last;  // for later steps; not read in this one
   if (__ldcg(m.breakers + last)) return;
   const int start = int(max(int64_t(0), end + 1 - __ldcg(m.window)));
   for (int i = start + blockIdx.x * kThreads + threadIdx.x; i < end; i += gridDim.x * kThreads) {
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads) adjust_kernel(Adjust a, float invers
     float x = sampling::soft_capped(__ldcg(a.logits + i), a.softcap, inverse_cap);
     if (isfinite(x)) {
       x = sampling::penalized(x, __ldcg(a.seen + i), penalty);
-      if (length != 0) x = __fsub_rn(x, __ldcg(a.penalties + length));  // not fused with the product: as the reference
+      if (length != 0) x = __fsub_rn(x, __ldcg(a.penalties + length));  // not fused, like the reference
       x = fminf(fmaxf(x, -kLargest), kLargest);
       if (a.mask != nullptr && !(__ldcg(a.mask + i / 32) >> (i % 32) & 1)) x = -FLT_MAX;
     }
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads) adjust_kernel(Adjust a, float invers
   }
 }
 
-// Blocks for `count` elements that may be fewer: two for every multiprocessor at most.
+// Blocks for up to `count` elements: at most two per multiprocessor.
 dim3 grid_of(int64_t count, int device, const char* op) {
   const int64_t wanted = (count + kThreads - 1) / kThreads, most = 2 * device_facts(device, op).multiprocessors;
   return dim3(unsigned(wanted < most ? wanted : most));

@@ -1,9 +1,8 @@
-// out = residual + x / sqrt(mean(x^2) + eps) * weight, row by row; residual may be null, and may be out.
-//   x, residual, out  T [rows, width]     weight [width]: T (llama's order of rounding) or f32 (gemma's)
+// out = residual + x / sqrt(mean(x^2) + eps) * weight, row by row; residual can be null, and can be out.
+//   x, residual, out  T [rows, width]     weight [width]: T (rounding order of Llama) or f32 (Gemma)
 // Needs width % 8 == 0. One block per row; each thread keeps its own elements in shared memory between the two passes.
-// Bound: memory. Reads x, weight and residual once, writes out; one row is bound by the latency of a launch.
-// Sums in f32 in a fixed order: same input, same bits. The norm is rounded to T before the residual is added, as the
-// modules do it.
+// Bound: memory. Reads x, weight and residual once, writes out; a single row is bound by launch latency. Sums in f32 in
+// a fixed order: deterministic. The norm is rounded to T before the residual is added, as in the models.
 #include "common/gemv.cuh"
 #include "common/launch.h"
 #include "step/rmsnorm.h"
@@ -21,12 +20,12 @@ __global__ void __launch_bounds__(kThreads)
     rmsnorm_kernel(const T* x, GemvExtras extras, const T* residual, T* out, int width) {
   extern __shared__ __align__(16) unsigned char shared[];
   auto* row = reinterpret_cast<T*>(shared);
-  auto* scratch = reinterpret_cast<float*>(row + width);  // all dynamic: launch() opts in to the most there is
+  auto* scratch = reinterpret_cast<float*>(row + width);  // all dynamic: launch() opts in to the maximum
   const int64_t begin = int64_t(blockIdx.x) * width;
   release_dependents();
   dependency_wait();
   stage_x(row, x + begin, width, extras, scratch);
-  for (int i = threadIdx.x; i < width / 8; i += kThreads) {  // each thread what stage_x had it write
+  for (int i = threadIdx.x; i < width / 8; i += kThreads) {  // each thread the words that it wrote in stage_x
     Eight<T> eight = reinterpret_cast<const Eight<T>*>(row)[i];
     if (residual != nullptr) {
       const Eight<T> added = reinterpret_cast<const Eight<T>*>(residual + begin)[i];

@@ -1,27 +1,28 @@
-// The next token from the logits of one step.
-//   score[i] = logit (soft-capped), divided by the penalty where seen (multiplied where negative)     f32
-//   greedy:  the largest score, of equal ones the lowest id
+// Samples the next token from the logits of one step.
+//   score[i] = logit (soft-capped), divided by the penalty if seen (multiplied if negative)     f32
+//   greedy:  the largest score; of equal ones the lowest id
 //   sampled: weight[i] = exp((score[i] - largest) / temperature); in the order (falling score, rising id) keep what
-//            top-k, top-p and min-p keep, where XTC acts without the first tokens of that which reach its share of the
-//            kept weight, but for the last of them; draw the first token whose cumulated weight exceeds u * weight left
-// logits f32 [vocab], vocab < 2^24; settings are read from device memory, so that one captured graph serves them all.
+//            top-k, top-p and min-p keep; where XTC acts, drop the first of them that reach its share of the kept
+//            weight, except the last of those; draw the first token whose cumulative weight exceeds u * remaining
+//            weight
+// logits f32 [vocab], vocab < 2^24; settings are in device memory, so that one captured graph serves all of them.
 //
-// Nothing is sorted. All three filters keep a prefix of one order, so what counts is the weight of each prefix: that of
-// top-k, then that of top-p inside it, then the smaller of it and the weight of all that min-p keeps. The draw falls
-// into the smallest prefix by itself. XTC takes a prefix away: its weight goes to the target of the draw. Each search
-// is "the first token whose cumulated count (weight) reaches a target":
+// Nothing is sorted. All three filters keep a prefix of one order, so only the weight of each prefix matters: that of
+// top-k, then of top-p within it, then the smaller of it and the weight of all tokens kept by min-p. The draw falls
+// into the smallest prefix by itself. XTC removes a prefix: its weight is added to the target of the draw. Each search
+// is "the first token whose cumulative count (weight) reaches a target":
 //   1 scan      every block: scores, largest, finite?                     the last block: greedy's choice
 //   2 histogram every block: count and weight per bin of the score        the last block: the bin of the first search
-//   3 refine    three times (top-k, top-p, draw; each leaves at once when it is off): every block lists the tokens of
-//               that bin; the last block finds the one in it, by digits of (score, id), and the bin of the next search
+//   3 refine    three times (top-k, top-p, draw; each exits at once if it is off): every block lists the tokens of that
+//               bin; the last block finds the one in it, by digits of (score, id), and the bin of the next search
 //   With XTC, before the draw: every block sums the weights that reach its threshold (share), the last block plans a
 //               fourth search, for the last of these tokens (refine)
-// A bin is a monotone function of the score: 1/1024 of the 32 nats below the largest, the last one takes all the rest.
+// A bin is a monotone function of the score: 1/1024 of the 32 nats below the largest; the last one takes all the rest.
 //
 // Weights are f64 rounded to integers of 2^-shift, shift = 62 - bits of vocab (2^-43 for 262,208 tokens), so every sum
-// is exact and independent of the order: same input, same bits. Against f64 sums of the unrounded weights a prefix is
-// off by at most vocab/2 units (2^-26 of the largest weight); only a draw or a top-p edge that near can fall on a
-// neighbour.
+// is exact and independent of the order: deterministic. Against f64 sums of the unrounded weights a prefix is off by at
+// most vocab/2 units (2^-26 of the largest weight); only a draw or a top-p edge that close can select an adjacent
+// token.
 //
 // Bound: latency. 5 bytes per token and launch, from L2 after the first.
 #include "step/sample_search.cuh"
@@ -34,7 +35,7 @@ using namespace sampling;
 
 constexpr const char* kOp = "sample";
 
-// The largest of the block's scores joins `best`. All threads must call.
+// Merges the largest of the block's scores into `best`. Called by all threads.
 __device__ void join_best(Work* work, unsigned long long best, bool finite) {
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) best = max(best, __shfl_xor_sync(~0u, best, step));
@@ -47,7 +48,7 @@ __device__ void join_best(Work* work, unsigned long long best, bool finite) {
   if (!all_finite) atomicOr(&work->not_finite, 1u);
 }
 
-// The last block of the scan: one thread settles what is known, and leaves the workspace ready.
+// The last block of the scan: one thread records the results so far, and resets the workspace.
 __device__ void settle(const Context& c, bool greedy) {
   Work* work = c.work;
   const unsigned long long best = __ldcg(&work->best);
@@ -122,13 +123,13 @@ __global__ void __launch_bounds__(kThreads) sample_histogram_kernel(Context c) {
   plan_next(c, scratch, kTopK, total);
 }
 
-// XTC: how much of the kept weight is of tokens that reach the threshold.
+// XTC: the kept weight of tokens that reach the threshold.
 __global__ void __launch_bounds__(kThreads) sample_share_kernel(Context c) {
   __shared__ Scratch scratch;
   release_dependents();
   dependency_wait();
   const unsigned long long kept = __ldcg(&c.work->kept);
-  if (kept == 0) return;  // all blocks: nobody writes it in this launch
+  if (kept == 0) return;  // uniform over blocks: not written in this launch
   if (threadIdx.x == 0) scratch.found = 0;
   __syncthreads();
   const Settings settings = settings_of(c);
@@ -143,8 +144,8 @@ __global__ void __launch_bounds__(kThreads) sample_share_kernel(Context c) {
   __syncthreads();
   if (threadIdx.x == 0 && scratch.found != 0) atomicAdd(&c.work->above, scratch.found);
   if (!arrives_last(c.work, &scratch.last)) return;
-  above = min(kept, __ldcg(&c.work->above));  // equal scores beyond the kept ones reach it too
-  __syncthreads();                            // all have read it
+  above = min(kept, __ldcg(&c.work->above));  // equal scores beyond the kept ones reach it, too
+  __syncthreads();                            // all threads have read it
   if (threadIdx.x == 0) c.work->above = 0;
   load_histogram(c.work, scratch);
   if (above == 0) return plan_draw(c, scratch, kept, 0);
@@ -156,7 +157,7 @@ __global__ void __launch_bounds__(kThreads) sample_refine_kernel(Context c, Stag
   release_dependents();
   dependency_wait();
   const int bin = __ldcg(&c.work->bin[stage]);
-  if (bin == kNone) return;  // all blocks: nobody writes it in this launch
+  if (bin == kNone) return;  // uniform over blocks: not written in this launch
   const Settings settings = settings_of(c);
   const float penalty = penalty_of(c);
 #pragma unroll 4
@@ -179,7 +180,7 @@ __global__ void __launch_bounds__(kThreads) sample_refine_kernel(Context c, Stag
   plan_next(c, scratch, Stage(stage + 1), before + found.through);
 }
 
-// localq/kernels/sampling.py allocates this much in front of the list.
+// localq/kernels/sampling.py allocates this much before the list.
 constexpr size_t kWorkBytes = kBins * 12 + 256;
 static_assert(sizeof(Work) <= kWorkBytes && kWorkBytes % 8 == 0, "the list would start inside the rest");
 

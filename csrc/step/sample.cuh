@@ -1,4 +1,4 @@
-// Device side of sample.cu: the workspace, what a score, its weight, its bin and its rank are, and the search in bins.
+// Device side of sample.cu: the workspace; score, weight, bin and rank of a token; the search in bins.
 #pragma once
 
 #include <cfloat>
@@ -18,14 +18,14 @@ constexpr int kNone = -1;
 
 enum Stage : int { kTopK = 0, kTopP = 1, kXtc = 2, kDraw = 3, kStages = 4 };
 
-// Front of the workspace; the list of u64 [vocab] follows.
+// Start of the workspace; the list of u64 [vocab] follows.
 struct Work {
   unsigned long long weight[kBins];
   unsigned count[kBins];
   unsigned long long min_p_weight;  // of all tokens that min-p keeps
   unsigned long long kept;          // of the tokens that XTC chooses among; 0: it does not act
-  unsigned long long above;         // of those that reach its threshold, while blocks arrive
-  unsigned long long best;          // ordered score and inverted id of the largest, while blocks arrive
+  unsigned long long above;         // of those that reach its threshold, accumulated by the blocks
+  unsigned long long best;          // ordered score and inverted id of the largest, accumulated by the blocks
   unsigned long long before_weight[kStages];
   unsigned long long before_count[kStages];
   unsigned long long target[kStages];
@@ -57,7 +57,7 @@ struct Bins {
 };
 
 struct Place {
-  int bin;  // kNone: all of it is below the target
+  int bin;  // kNone: the whole is below the target
   unsigned long long before_weight, weight;
   unsigned before_count, count;
 };
@@ -127,7 +127,7 @@ __device__ __forceinline__ Settings settings_of(const Context& c) {
   return settings;
 }
 
-// True in all threads of the block that arrives last; what the others wrote before is then visible. Ready for reuse.
+// True in all threads of the block that arrives last, which then sees the writes of the others. Resets the counter.
 __device__ __forceinline__ bool arrives_last(Work* work, bool* last) {
   __threadfence();
   __syncthreads();
@@ -140,7 +140,7 @@ __device__ __forceinline__ bool arrives_last(Work* work, bool* last) {
   return *last;
 }
 
-// One thread: the choice, and what moves on with it.
+// One thread: the choice, and the state that advances with it.
 __device__ __forceinline__ void emit(const Context& c, int choice) {
   const int token = choice < 0 ? 0 : choice;
   *c.s.chosen = choice;
@@ -150,7 +150,7 @@ __device__ __forceinline__ void emit(const Context& c, int choice) {
   if (c.s.position != nullptr) *c.s.position = __ldcg(c.s.position) + 1;
 }
 
-// Adds to a sum in shared memory. 64-bit adds are a loop of compare and swap there, 32-bit ones are not.
+// Adds to a sum in shared memory. A 64-bit add there is a compare-and-swap loop, a 32-bit add is not.
 __device__ __forceinline__ void add_shared(unsigned long long* sum, unsigned long long value) {
   auto* halves = reinterpret_cast<unsigned*>(sum);
   const unsigned low = unsigned(value);
@@ -159,7 +159,7 @@ __device__ __forceinline__ void add_shared(unsigned long long* sum, unsigned lon
   if (high != 0) atomicAdd(halves + 1, high);
 }
 
-// Sum of `value` over the threads before this one. All threads must call.
+// Sum of `value` over the preceding threads. Called by all threads.
 __device__ __forceinline__ unsigned long long sum_before(unsigned long long value, unsigned long long* warp_sum) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   unsigned long long sum = value;
@@ -168,14 +168,15 @@ __device__ __forceinline__ unsigned long long sum_before(unsigned long long valu
     const unsigned long long other = __shfl_up_sync(~0u, sum, step);
     if (lane >= step) sum += other;
   }
-  __syncthreads();  // warp_sum may still be read from the call before
+  __syncthreads();  // an earlier call may still be reading warp_sum
   if (lane == 31) warp_sum[warp] = sum;
   __syncthreads();
   for (int i = 0; i < warp; ++i) sum += warp_sum[i];
   return sum - value;
 }
 
-// The first bin with which the cumulated count (or weight) reaches `target`. All threads must call, bins complete.
+// The first bin at which the cumulative count (or weight) reaches `target`. Called by all threads, after the bins are
+// complete.
 __device__ inline Place locate(Scratch& scratch, bool by_count, unsigned long long target) {
   constexpr int kEach = kBins / kThreads;
   const int first = threadIdx.x * kEach;

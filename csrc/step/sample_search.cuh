@@ -1,4 +1,4 @@
-// What the last block of a launch of sample.cu finds: the bin of the next search, and the token in a bin.
+// Searches of the last block of a launch of sample.cu: the bin of the next search, and the token in a bin.
 #pragma once
 
 #include "step/sample.cuh"
@@ -21,7 +21,7 @@ __device__ inline unsigned long long load_histogram(const Work* work, Scratch& s
   return total;
 }
 
-// Leaves the search of `stage` to its launch. Falls back to the largest where nothing reaches the target.
+// Plans the search of `stage` for its launch. Falls back to the largest token if nothing reaches the target.
 __device__ inline void plan(const Context& c, Scratch& scratch, Stage stage, unsigned long long target) {
   const Place place = locate(scratch, stage == kTopK, target);
   if (threadIdx.x != 0) return;
@@ -35,7 +35,8 @@ __device__ inline int64_t step_of(const Context& c) {
   return min(int64_t(__ldcg(c.s.step)), c.s.capacity - 1);
 }
 
-// The draw from a prefix of weight `kept` less its first tokens, of weight `excluded`. All threads of the last block.
+// The draw from a prefix of weight `kept` without its first tokens, of weight `excluded`. All threads of the last
+// block.
 __device__ inline void plan_draw(const Context& c, Scratch& scratch, unsigned long long kept,
                                  unsigned long long excluded) {
   const unsigned long long left = kept - excluded;
@@ -43,7 +44,7 @@ __device__ inline void plan_draw(const Context& c, Scratch& scratch, unsigned lo
   plan(c, scratch, kDraw, excluded + min(__double2ull_rd(threshold) + 1, max(left, 1ull)));
 }
 
-// `kept` is the weight of the prefix that the searches before `next` left. All threads of the last block.
+// `kept` is the weight of the prefix after the searches before `next`. All threads of the last block.
 __device__ inline void plan_next(const Context& c, Scratch& scratch, Stage next, unsigned long long kept) {
   if (next == kTopK) {
     const int64_t top_k = __ldcg(c.s.top_k);
@@ -57,7 +58,7 @@ __device__ inline void plan_next(const Context& c, Scratch& scratch, Stage next,
   }
   const unsigned long long all = min(kept, __ldcg(&c.work->min_p_weight));
   if (c.s.excludes == nullptr || !__ldcg(c.s.excludes + step_of(c))) return plan_draw(c, scratch, all, 0);
-  if (threadIdx.x == 0) c.work->kept = all;  // the share goes on
+  if (threadIdx.x == 0) c.work->kept = all;  // share continues from here
 }
 
 struct Found {
@@ -66,7 +67,7 @@ struct Found {
   unsigned long long through;  // weight of the list up to and including it
 };
 
-// Bits in which the listed ranks differ. All threads must call.
+// Bits in which the listed ranks differ. Called by all threads.
 __device__ inline unsigned long long differing(const unsigned long long* list, int n, Scratch& scratch) {
   const unsigned long long first = __ldcg(list);
   unsigned long long bits = 0;
@@ -96,7 +97,7 @@ __device__ inline void count_digits(const Context& c, const Settings& settings, 
   __syncthreads();
 }
 
-// The first listed token (top-k: the first score, with all that are equal) with which the target is reached.
+// The first listed token (top-k: the first score, with all equal ones) at which the target is reached.
 __device__ inline Found search_list(const Context& c, const Settings& settings, Scratch& scratch, int n, Stage stage,
                                     unsigned long long target) {
   const int lowest = stage == kTopK ? kIdBits : 0;

@@ -1,4 +1,4 @@
-// Choosing the next token on the device (sample.cu), and what acts on its logits before that (logit_adjust.cu).
+// Sampling of the next token on the device (sample.cu), and adjustments of its logits (logit_adjust.cu): host API.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,20 +7,20 @@
 
 namespace localq {
 
-// Tensors of one choice; everything but `logits` is state that outlives it.
+// Tensors of one choice; everything except `logits` is persistent state.
 //   logits     f32 [vocab]
 //   softcap    logits become softcap * tanh(logits / softcap) first; 0 = off
 //   seen       u8  [vocab]      tokens that the repetition penalty applies to; the choice is added
 //   uniforms   f64 [capacity]   the random number of every step
-//   step       i64 [1]          index into uniforms; goes up by one
+//   step       i64 [1]          index into uniforms; incremented
 //   floats     f64 [5]          temperature, top_p, min_p, repetition penalty, threshold of XTC
-//   top_k      i64 [1]          vocab when off
-//   chosen     i64 [1]          the choice, -1 where a logit is not finite
-//   token      i64 [1]          the choice, 0 in place of -1
-//   position   i64 [1] or null  goes up by one
-//   workspace  12,544 + 8 vocab bytes, zeros before the first call; left as the next call needs it
-//   excludes   u8  [capacity]   XTC acts at this step; null = it never does, and nothing of it runs
-//   adjusted   the logits went through `adjust`: no penalty
+//   top_k      i64 [1]          vocab = off
+//   chosen     i64 [1]          the choice, -1 if a logit is not finite
+//   token      i64 [1]          the choice, 0 instead of -1
+//   position   i64 [1] or null  incremented
+//   workspace  12,544 + 8 vocab bytes, zeros before the first call; each call resets it for the next
+//   excludes   u8  [capacity]   whether XTC acts at each step; null = never, and its kernels are not launched
+//   adjusted   the logits come from `adjust`: no penalty is applied
 struct Sample {
   const float* logits;
   int64_t vocab;
@@ -39,18 +39,19 @@ struct Sample {
   bool adjusted;
 };
 
-// Greedy: the largest score, of equal ones the lowest id; else a draw from what top-k, top-p, min-p and XTC keep.
+// Greedy: the largest score, of equal ones the lowest id; else a draw from the tokens kept by top-k, top-p, min-p and
+// XTC.
 void sample(const Sample& s, bool greedy, int device, cudaStream_t stream);
 
-// What DRY reads of a reply, and what it finds.
-//   history   i32 [size]   the prompt, then the reply; where it has tokens, the last one is entered here
+// Input and output of DRY.
+//   history   i32 [size]   the prompt, then the reply; the reply's last token, if any, is entered here
 //   prompt    i64 [1]      tokens of the prompt; at least 1
 //   step      i64 [1]      tokens of the reply
 //   token     i64 [1]      the last of them
 //   window    i64 [1]      how many of the last tokens count
 //   breakers  u8  [vocab]  tokens that end a repetition
-//   longest   tokens that a repetition is followed for
-//   matches   i32 [vocab]  raised to the length of the repetition that the token would go on with
+//   longest   length up to which a repetition is followed
+//   matches   i32 [vocab]  raised to the length of the repetition that the token would continue
 struct DryMatch {
   int32_t* history;
   int64_t size;
@@ -63,16 +64,16 @@ struct DryMatch {
   int32_t* matches;
 };
 
-// The longest ends of the history that stand earlier too, by the token that followed them there.
+// The longest suffixes of the history that also occur earlier, by the token that followed them there.
 void dry_match(const DryMatch& m, int device, cudaStream_t stream);
 
-// What becomes of logits before a choice.
+// Adjustments of the logits before a choice.
 //   logits     f32 [vocab]      in place
 //   softcap    as in Sample
 //   seen       u8  [vocab]      as in Sample
 //   floats     f64 [5]          as in Sample
-//   penalties  f32 [longest+1]  what a repetition of that length takes off; null = no DRY
-//   matches    i32 [vocab]      of dry_match; zeros afterwards
+//   penalties  f32 [longest+1]  subtracted for a repetition of that length; null = no DRY
+//   matches    i32 [vocab]      of dry_match; reset to zeros
 //   mask       u32 [ceil(vocab/32)]  bit i % 32 of word i / 32: token i is allowed; null = all are
 struct Adjust {
   float* logits;
@@ -85,7 +86,7 @@ struct Adjust {
   const uint32_t* mask;
 };
 
-// Soft cap, repetition penalty, DRY, mask. Logits that are not finite stay so: `sample` tells of them.
+// Soft cap, repetition penalty, DRY, mask. Non-finite logits stay non-finite: `sample` reports them.
 void adjust(const Adjust& a, int device, cudaStream_t stream);
 
 }  // namespace localq
