@@ -200,7 +200,7 @@ void check(const AttentionStep& step, const KvLayer& layer, Type type) {
   const int key_bits = layer.key_bits, value_bits = layer.value_bits;
   require(key_bits == 16 || key_bits == 8 || key_bits == 4, op, "key_bits", key_bits, "must be 16, 8 or 4");
   require(value_bits == key_bits || (key_bits == 8 && value_bits == 4), op, "value_bits", value_bits,
-          "must be key_bits, or 4 behind 8");
+          "must be key_bits, or 4 if key_bits is 8");
   require(layer.head_dim >= 8 && layer.head_dim <= 256 && layer.head_dim % 8 == 0, op, "head_dim", layer.head_dim,
           "must be a multiple of 8 up to 256");
   require(layer.kv_heads > 0, op, "kv_heads", layer.kv_heads, "must be positive");

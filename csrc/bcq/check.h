@@ -8,11 +8,11 @@ namespace localq::bcq {
 
 // Throws std::invalid_argument with the name of the argument.
 inline void check_matrix(const char* op, const BcqMatrix& w) {
-  require(w.out >= 1 && w.out < int64_t(1) << 31, op, "out", w.out, "must be positive and not larger");
+  require(w.out >= 1 && w.out < int64_t(1) << 31, op, "out", w.out, "must be from 1 to 2^31 - 1");
   require(w.in >= 8 && w.in % 8 == 0 && w.in <= 1 << 24, op, "in", w.in, "must be a multiple of 8, at most 2^24");
   require(w.planes >= 1 && w.planes <= kMaxPlanes, op, "planes", w.planes, "must be from 1 to 5");
   const bool power = w.group >= 32 && w.group < w.in && (w.group & (w.group - 1)) == 0;
-  require(power || w.group == w.in, op, "group", w.group, "must be in, or a power of two from 32 on");
+  require(power || w.group == w.in, op, "group", w.group, "must be in, or a power of two of at least 32");
   require_aligned(w.codes, 16, op, "codes");
   require_aligned(w.scales, 16, op, "scales");
 }

@@ -29,7 +29,7 @@ void bcq_dequantize(const BcqMatrix& w, void* out, Type type, int64_t row_begin,
   bcq::check_matrix(kOp, w);
   require(row_begin >= 0 && row_begin < w.out, kOp, "row_begin", row_begin, "must be a row of the matrix");
   require(row_begin % bcq_weights::kTile == 0, kOp, "row_begin", row_begin, "cuts a tile of 16 rows");
-  require(row_count >= 1 && row_count <= w.out - row_begin, kOp, "row_count", row_count, "must be rows that are there");
+  require(row_count >= 1 && row_count <= w.out - row_begin, kOp, "row_count", row_count, "is not within the matrix");
   require(type != Type::kFloat32, kOp, "dtype", static_cast<int>(type), "must be float16 or bfloat16");
   require_aligned(out, 16, kOp, "out");
   bcq_weights::Arguments p = {};

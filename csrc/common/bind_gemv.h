@@ -11,7 +11,7 @@ namespace localq {
 
 inline GemvExtras gemv_extras(int norm, uintptr_t norm_weight, float eps, uintptr_t residual, int activation,
                               const std::vector<uintptr_t>& biases, bool y_is_f32) {
-  if (biases.size() > kMaxSegments) throw std::invalid_argument("biases: more than 3");
+  if (biases.size() > kMaxSegments) throw std::invalid_argument("biases: at most 3 are supported");
   GemvExtras extras = {};
   extras.norm = static_cast<NormKind>(norm);
   extras.norm_weight = pointer<const void>(norm_weight);

@@ -24,8 +24,9 @@ struct Described {
 void check_stack(const char* op, const ExpertStack& w) {
   const bool plain = w.format == ExpertFormat::kPlain;
   require(w.experts >= 1 && w.experts <= kMostExperts, op, "experts", w.experts, "must be from 1 to 512");
-  require(w.out >= 1 && w.in >= 1, op, "out", w.out, "must be positive, as in");
-  require(w.in <= 1 << 24 && w.in % (plain ? 8 : 64) == 0, op, "in", w.in, "must be a multiple of 64, in 16 bit of 8");
+  require(w.out >= 1 && w.in >= 1, op, "out", w.out, "must be positive, like in");
+  require(w.in <= 1 << 24 && w.in % (plain ? 8 : 64) == 0, op, "in", w.in,
+          "must be a multiple of 64, or of 8 with 16-bit weights");
   require(w.experts * w.out <= 1 << 30 && w.experts * w.out * (w.in / 32) < int64_t(1) << 32, op, "out", w.out,
           "is too large");
   require_aligned(w.codes, 16, op, "codes");
@@ -42,7 +43,7 @@ void check(const Described& d) {
   check_stack(d.op, d.stack);
   require(d.type != Type::kFloat32, d.op, "dtype", static_cast<int>(d.type), "must be float16 or bfloat16");
   require(d.active >= 1 && d.active <= kMostChosen && d.active <= d.stack.experts, d.op, "active", d.active,
-          "must be from 1 to 16, and no more than there are");
+          "must be from 1 to 16 and at most the number of experts");
   require_aligned(d.x, 16, d.op, "x");
   require_aligned(d.y, 2, d.op, "y");
   require_aligned(d.chosen, 4, d.op, "chosen");
@@ -78,7 +79,7 @@ void launch_typed(const Described& d, const BlockGemv& p, void* y, int device, c
     case ExpertFormat::kPlain:
       return launch_block_gemv<PlainBlocks<T>, T>(d.op, p, d.x, y, device, stream);
   }
-  require(false, d.op, "format", static_cast<int>(d.stack.format), "is none");
+  require(false, d.op, "format", static_cast<int>(d.stack.format), "is unknown");
 }
 
 void launch_any(const Described& d, const BlockGemv& p, void* y, int device, cudaStream_t stream) {
@@ -92,7 +93,7 @@ void launch_any(const Described& d, const BlockGemv& p, void* y, int device, cud
 void experts_gate_up(const ExpertsGateUp& e, Type type, int device, cudaStream_t stream) {
   const Described d = {"experts_gate_up", e.stack, e.x, e.y, e.bias, e.chosen, e.active, type};
   BlockGemv p = plan(d);
-  require(e.stack.out % 2 == 0, d.op, "out", e.stack.out, "must be gates and as many ups");
+  require(e.stack.out % 2 == 0, d.op, "out", e.stack.out, "must be even: gates and ups");
   if (e.norm != NormKind::kNone) require_aligned(e.norm_weight, 2, d.op, "norm_weight");
   p.kind = BlockKind::kGateUp;
   p.extras.norm = e.norm, p.extras.norm_weight = e.norm_weight, p.extras.eps = e.eps;

@@ -70,7 +70,8 @@ void mxfp4_gemv(const Mxfp4Matrix* matrices, int count, const GemvExtras& extras
   for (int i = 0; i < count; ++i) {
     const Mxfp4Matrix& w = matrices[i];
     require(w.in == in, kOp, "in", w.in, "must be that of the first matrix");
-    require(w.out >= 1 && w.out * (in / 32) < int64_t(1) << 32, kOp, "out", w.out, "must be positive and not so large");
+    require(w.out >= 1 && w.out * (in / 32) < int64_t(1) << 32, kOp, "out", w.out,
+            "must be positive, with out * in below 2^37");
     require_aligned(w.codes, 16, kOp, "codes");
     require_aligned(w.scales, 2, kOp, "scales");
     p.matrix[i] = {w.codes, w.scales, extras.bias[i], uint32_t(w.out)};

@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(kThreads) router_kernel(const __grid_constant_
 void check_choice(const char* op, int64_t experts, int active, Weighing how, const void* weights, const void* chosen) {
   require(experts >= 1 && experts <= kMostExperts, op, "experts", experts, "must be from 1 to 512");
   require(active >= 1 && active <= kMostChosen && active <= experts, op, "active", active,
-          "must be from 1 to 16, and no more than there are");
-  require(how == Weighing::kChosen || how == Weighing::kAll, op, "how", static_cast<int>(how), "is none");
+          "must be from 1 to 16 and at most the number of experts");
+  require(how == Weighing::kChosen || how == Weighing::kAll, op, "how", static_cast<int>(how), "is unknown");
   require_aligned(weights, 4, op, "weights");
   require_aligned(chosen, 4, op, "chosen");
 }

@@ -50,7 +50,7 @@ void gather_roof(const void* table, int64_t bytes, int step, int loads, int64_t 
   require(step == 16 || step == 32, kOp, "step", step, "must be 16 or 32");
   const int64_t steps = bytes / step;
   require(steps >= 2 && steps <= 1 << 30 && (steps & (steps - 1)) == 0 && steps * step == bytes, kOp, "bytes", bytes,
-          "must be a power of two of steps");
+          "must be a power of two of steps of `step` bytes");
   require(loads >= kInFlight && loads % kInFlight == 0, kOp, "loads", loads, "must be a positive multiple of 16");
   require(threads >= kThreads && threads % kThreads == 0 && threads <= 1 << 30, kOp, "threads", threads,
           "must be a positive multiple of 256");

@@ -144,19 +144,20 @@ void check_tables(const Vptq& w) {
   require(w.count >= 1 && w.count <= most, kOp, "count", w.count, "must be from 1 to 65536");
   require(w.residuals >= 0 && w.residuals <= most, kOp, "residuals", w.residuals, "must be from 0 to 65536");
   require((w.residuals != 0) == (w.res_centroids != nullptr), kOp, "residuals", w.residuals,
-          "must be those of res_centroids");
+          "must be 0 exactly if res_centroids is null");
   require_aligned(w.centroids, 16, kOp, "centroids");
   if (w.residuals != 0) require_aligned(w.res_centroids, 16, kOp, "res_centroids");
   require_aligned(w.indices, w.words != 0 ? 4 : 2, kOp, "indices");
   require((w.scale == nullptr) == (w.bias == nullptr), kOp, "bias", w.bias != nullptr,
-          "must be given with scale alone");
+          "must be null exactly if scale is");
   if (w.words == 0) {
-    require((w.residuals != 0) == (w.res_indices != nullptr), kOp, "residuals", w.residuals, "must have res_indices");
+    require((w.residuals != 0) == (w.res_indices != nullptr), kOp, "residuals", w.residuals,
+            "must be 0 exactly if res_indices is null");
     return;
   }
   const uint32_t bits = bits_of(w.count) + (w.residuals != 0 ? bits_of(w.residuals) : 0);
-  require(bits >= 1 && bits <= 32, kOp, "bits", bits, "of packed indices must be from 1 to 32");
-  require(w.words == (w.group_size * bits + 31) / 32, kOp, "words", w.words, "must be those of group_size indices");
+  require(bits >= 1 && bits <= 32, kOp, "bits", bits, "must be from 1 to 32 for packed indices");
+  require(w.words == (w.group_size * bits + 31) / 32, kOp, "words", w.words, "must be the words of group_size indices");
 }
 
 void check_sizes(const Vptq& w, int64_t row_begin, int64_t row_count) {
@@ -174,7 +175,7 @@ void check_sizes(const Vptq& w, int64_t row_begin, int64_t row_count) {
   }
   require(row_begin >= 0 && row_begin < w.out && row_begin % w.vector_len == 0, kOp, "row_begin", row_begin,
           "must be a row of the matrix that begins a vector");
-  require(row_count >= 1 && row_count <= w.out - row_begin, kOp, "row_count", row_count, "must be rows that are there");
+  require(row_count >= 1 && row_count <= w.out - row_begin, kOp, "row_count", row_count, "is not within the matrix");
 }
 
 }  // namespace

@@ -217,7 +217,7 @@ void check_matrix(const Vptq& w, const Vptq& first) {
   if (w.residuals != 0) require_aligned(w.res_centroids, 16, kOp, "res_centroids");
   if (w.residuals != 0 && w.words == 0) require_aligned(w.res_indices, 2, kOp, "res_indices");
   require((w.scale == nullptr) == (w.bias == nullptr), kOp, "bias", w.bias != nullptr,
-          "must be given with scale alone");
+          "must be null exactly if scale is");
 }
 
 void check_format(const Vptq& w) {
@@ -227,8 +227,8 @@ void check_format(const Vptq& w) {
   require(w.residuals >= 0 && w.residuals <= 1 << 16, kOp, "residuals", w.residuals, "must be from 0 to 65536");
   if (w.words == 0) return;
   const uint32_t bits = bits_of(w.count) + (w.residuals != 0 ? bits_of(w.residuals) : 0);
-  require(bits >= 1 && bits <= 32, kOp, "bits", bits, "of packed indices must be from 1 to 32");
-  require(w.words == (w.in * bits + 31) / 32, kOp, "words", w.words, "must be those of `in` indices");
+  require(bits >= 1 && bits <= 32, kOp, "bits", bits, "must be from 1 to 32 for packed indices");
+  require(w.words == (w.in * bits + 31) / 32, kOp, "words", w.words, "must be the words of `in` indices");
 }
 
 }  // namespace

@@ -126,7 +126,7 @@ uint32_t shift_of(const Int4& w) {
   if (w.group >= w.in) return 31;
   uint32_t shift = 3;
   while (int64_t(1) << shift < w.group) ++shift;
-  require(int64_t(1) << shift == w.group, kOp, "group", w.group, "must be a power of two from 8 on");
+  require(int64_t(1) << shift == w.group, kOp, "group", w.group, "must be a power of two, at least 8");
   return shift;
 }
 
@@ -139,7 +139,8 @@ void int4_dequantize(const Int4& w, Type stored, void* out, Type type, int64_t r
   const int64_t blocks = w.in / kBlock;
   require(w.in <= 1 << 30 && w.out / kTile * blocks < 1 << 30, kOp, "out", w.out, "is too large");
   const bool cut = row_begin % kTile != 0 || row_count % kTile != 0;
-  require(row_begin >= 0 && row_begin < w.out && !cut, kOp, "row_begin", row_begin, "is not that of a tile of 16 rows");
+  require(row_begin >= 0 && row_begin < w.out && !cut, kOp, "row_begin", row_begin,
+          "must be a row of the matrix, in whole tiles of 16 rows");
   require(row_count > 0 && row_count <= w.out - row_begin, kOp, "row_count", row_count, "is not within the matrix");
   require_aligned(w.codes, 16, kOp, "codes");
   require_aligned(w.scales, stored == Type::kFloat32 ? 8 : 4, kOp, "scales");

@@ -146,10 +146,11 @@ Set checked_set(const CodeSet& set, const Additive& w) {
           "must be a multiple of out_group * stride, at most 65536");
   const int64_t most = set.wide ? 1 << 16 : 1 << 8;
   require(set.entries >= 2 && set.entries <= most && (set.entries & (set.entries - 1)) == 0, kOp, "entries",
-          set.entries, "must be a power of two that the codes can count to");
+          set.entries, "must be a power of two within the range of the codes");
   require(set.books >= 1 && set.books <= 256, kOp, "books", set.books, "must be from 1 to 256");
   const bool plain = set.books == 1 && !set.wide && w.out_group == 1;
-  require(set.tile_positions == 0 || plain, kOp, "tile_positions", set.tile_positions, "must be 0 for these codes");
+  require(set.tile_positions == 0 || plain, kOp, "tile_positions", set.tile_positions,
+          "must be 0, except for 8-bit codes of one book");
   require_aligned(set.codes, set.wide ? 2 : 1, kOp, "codes");
   require_aligned(set.codebooks, 16, kOp, "codebooks");
   return {static_cast<const uint8_t*>(set.codes),
@@ -174,7 +175,7 @@ void additive_dequantize(const Additive& w, Type stored, void* out, Type type, i
   require(w.out_group >= 1 && w.out % w.out_group == 0, kOp, "out_group", w.out_group, "must divide out");
   require(w.sets == 1 || w.sets == 2, kOp, "sets", w.sets, "must be 1 or 2");
   require(row_begin >= 0 && row_begin < w.out, kOp, "row_begin", row_begin, "must be a row of the matrix");
-  require(row_count >= 1 && row_count <= w.out - row_begin, kOp, "row_count", row_count, "must be rows that are there");
+  require(row_count >= 1 && row_count <= w.out - row_begin, kOp, "row_count", row_count, "is not within the matrix");
   require(w.out < int64_t(1) << 31, kOp, "out", w.out, "is too large");
   require_aligned(w.scales, 2, kOp, "scales");
   require_aligned(out, 16, kOp, "out");

@@ -34,7 +34,7 @@ using Workspace = std::pair<uintptr_t, int64_t>;
 
 VqMatrix vq_matrix(const VqArguments& matrix) {
   const auto& [books, scales, scales_bf16, factor, out, in] = matrix;
-  if (books.size() > size_t(kMaxBooks)) throw std::invalid_argument("books: more than 2");
+  if (books.size() > size_t(kMaxBooks)) throw std::invalid_argument("books: at most 2 are supported");
   VqMatrix w = {{}, int(books.size()), pointer<const void>(scales), scales_bf16, factor, out, in};
   for (size_t i = 0; i < books.size(); ++i) {
     const auto& [codes, fragments, stride, steps, before, tile_positions] = books[i];

@@ -101,7 +101,8 @@ void check_book(const TiledBook& book, const TiledMatrix& w) {
   require(book.entries >= 2 && book.entries <= 256 && (book.entries & (book.entries - 1)) == 0, kOp, "entries",
           book.entries, "must be a power of two from 2 to 256");
   const int64_t room = book.tile_positions - w.in / book.stride;
-  require(book.before >= 0 && book.before <= room, kOp, "before", book.before, "must leave room for the positions");
+  require(book.before >= 0 && book.before <= room, kOp, "before", book.before,
+          "must be at least 0, with in / stride positions after it");
   require(book.tile_positions <= 1 << 24, kOp, "tile_positions", book.tile_positions, "is too large");
   require_aligned(book.codes, 16, kOp, "codes");
   require_aligned(book.codebook, 16, kOp, "codebook");
@@ -123,10 +124,10 @@ void vq_dequantize(const TiledMatrix& w, Type stored, void* out, Type type, int6
                    int device, cudaStream_t stream) {
   require(w.books == 1 || w.books == 2, kOp, "books", w.books, "must be 1 or 2");
   require(w.in >= 8 && w.in % 8 == 0 && w.in <= 1 << 24, kOp, "in", w.in, "must be a multiple of 8, at most 2^24");
-  require(w.out >= 1 && w.out < int64_t(1) << 31, kOp, "out", w.out, "must be positive and not larger");
+  require(w.out >= 1 && w.out < int64_t(1) << 31, kOp, "out", w.out, "must be from 1 to 2^31 - 1");
   require(row_begin >= 0 && row_begin < w.out, kOp, "row_begin", row_begin, "must be a row of the matrix");
   require(row_begin % kTile == 0, kOp, "row_begin", row_begin, "cuts a tile of 16 rows");
-  require(row_count >= 1 && row_count <= w.out - row_begin, kOp, "row_count", row_count, "must be rows that are there");
+  require(row_count >= 1 && row_count <= w.out - row_begin, kOp, "row_count", row_count, "is not within the matrix");
   require_aligned(w.scales, 2, kOp, "scales");
   require_aligned(out, 16, kOp, "out");
   for (int i = 0; i < w.books; ++i) check_book(w.book[i], w);

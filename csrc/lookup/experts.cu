@@ -39,9 +39,10 @@ struct Wanted {
 void check(const Wanted& l, Type type) {
   const VqMatrix& w = l.experts.like;
   require(type != Type::kFloat32, l.op, "dtype", static_cast<int>(type), "must be float16 or bfloat16");
-  require(l.experts.experts >= 1 && l.experts.experts <= 512, l.op, "experts", l.experts.experts, "must be 1 to 512");
+  require(l.experts.experts >= 1 && l.experts.experts <= 512, l.op, "experts", l.experts.experts,
+          "must be from 1 to 512");
   require(l.active >= 1 && l.active <= 16 && l.active <= l.experts.experts, l.op, "active", l.active,
-          "must be from 1 to 16, and no more than there are");
+          "must be from 1 to 16 and at most the number of experts");
   require(w.in >= 8 && w.in % 8 == 0 && w.in <= 1 << 24, l.op, "in", w.in, "must be a positive multiple of 8");
   require(w.out >= 1 && w.out <= 1 << 24, l.op, "out", w.out, "must be positive, at most 2^24");
   require(w.books == 1 || w.books == kMaxBooks, l.op, "books", w.books, "must be 1 or 2");

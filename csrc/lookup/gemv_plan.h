@@ -33,7 +33,8 @@ inline void check_sizes(const char* op, const VqBook& book, int64_t in) {
   require(power && in % book.stride == 0, op, "stride", book.stride, "must be 2, 4, 8 or 16 and divide in");
   require(book.steps == 1 || book.steps == 2, op, "steps", book.steps, "must be 1 or 2");
   const bool within = book.before >= 0 && book.before + in / book.stride <= book.tile_positions;
-  require(within && book.tile_positions < 1 << 26, op, "tile_positions", book.tile_positions, "does not fit");
+  require(within && book.tile_positions < 1 << 26, op, "tile_positions", book.tile_positions,
+          "must be below 2^26, and at least before + in / stride");
 }
 
 // The books of all matrices of a launch.

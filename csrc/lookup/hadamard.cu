@@ -80,7 +80,7 @@ void hadamard(const void* x, const uint8_t* signs, void* out, Type type, int64_t
               cudaStream_t stream) {
   require(in >= 16 && in % 16 == 0, kOp, "in", in, "must be a positive multiple of 16");
   require(in <= 1 << 24, kOp, "in", in, "must be at most 2^24");
-  require(rows >= 1 && rows <= (int64_t(1) << 31) / in, kOp, "rows", rows, "must be positive, and not too many");
+  require(rows >= 1 && rows <= (int64_t(1) << 31) / in, kOp, "rows", rows, "must be from 1 to 2^31 / in");
   require(type != Type::kFloat32, kOp, "dtype", static_cast<int>(type), "must be float16 or bfloat16");
   require_aligned(x, 16, kOp, "x");
   require_aligned(out, 16, kOp, "out");

@@ -182,7 +182,7 @@ void nf4_dequantize(const Nf4& w, void* out, Type type, int64_t row_begin, int64
   constexpr const char* op = "nf4_dequantize";
   require(w.in > 0 && w.in % kBlock == 0, op, "in", w.in, "must be a positive multiple of 64");
   require(w.out > 0 && w.out * (w.in / kBlock) < (int64_t(1) << 32), op, "out", w.out,
-          "must be positive and not larger");
+          "must be positive, with out * in below 2^38");
   require(row_begin >= 0 && row_begin < w.out, op, "row_begin", row_begin, "is not a row of the matrix");
   require(row_count > 0 && row_count <= w.out - row_begin, op, "row_count", row_count, "is not within the matrix");
   const bool to_end = row_begin + row_count == w.out, whole = row_begin % 16 == 0 && (to_end || row_count % 16 == 0);

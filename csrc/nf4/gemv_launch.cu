@@ -58,8 +58,8 @@ void nf4_gemv(const Nf4* matrices, int count, const GemvExtras& extras, const vo
   for (int i = 1; i < count; ++i) {
     require(matrices[i].in == in, kOp, "in", matrices[i].in, "must be that of the first matrix");
     require(matrices[i].nested_map == matrices[0].nested_map && matrices[i].code_map == matrices[0].code_map, kOp,
-            "matrices", i, "does not share its tables with the first");
-    require(matrices[i].tiled == matrices[0].tiled, kOp, "matrices", i, "is not in the order of the first");
+            "matrices", i, "does not share its tables with the first matrix");
+    require(matrices[i].tiled == matrices[0].tiled, kOp, "matrices", i, "is not in the order of the first matrix");
   }
   check_extras(matrices, count, extras, rows);
   const Nf4Gemv p = plan(matrices, count, extras);

@@ -133,7 +133,7 @@ void rowlut_dequantize(const RowLut& w, void* out, Type type, int64_t row_begin,
                        cudaStream_t stream) {
   require(w.in >= 8 && w.in % 8 == 0, kOp, "in", w.in, "must be a positive multiple of 8");
   require(w.in <= 1 << 24, kOp, "in", w.in, "must be at most 2^24");
-  require(w.out >= 1 && w.out <= 1 << 30, kOp, "out", w.out, "must be positive and not larger");
+  require(w.out >= 1 && w.out <= 1 << 30, kOp, "out", w.out, "must be from 1 to 2^30");
   require(row_begin >= 0 && row_begin < w.out, kOp, "row_begin", row_begin, "is not a row of the matrix");
   require(row_count > 0 && row_count <= w.out - row_begin, kOp, "row_count", row_count, "is not within the matrix");
   check_rowlut_tiles(w, kOp);

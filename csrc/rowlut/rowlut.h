@@ -21,8 +21,8 @@ struct RowLut {
 
 inline void check_rowlut_tiles(const RowLut& w, const char* op) {
   if (!w.tiled) return;
-  require(w.out % 8 == 0, op, "out", w.out, "must be a multiple of 8 in tiles");
-  require(w.in % 128 == 0, op, "in", w.in, "must be a multiple of 128 in tiles");
+  require(w.out % 8 == 0, op, "out", w.out, "must be a multiple of 8 with tiled codes");
+  require(w.in % 128 == 0, op, "in", w.in, "must be a multiple of 128 with tiled codes");
 }
 
 // y [rows, sum of outs] = extras(x [rows, in] W^T) for `count` matrices with the same x, all tiled or none. 1 to 8

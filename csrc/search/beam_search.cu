@@ -43,12 +43,14 @@ void schedule(Search& search) {
   int positions = 0;
   for (int i = 0; i < block.events; ++i) {
     const SearchEvent& event = block.event[i];
-    require(event.book >= 0 && event.book < block.books, kOp, "an event's book", event.book, "is not there");
+    require(event.book >= 0 && event.book < block.books, kOp, "an event's book", event.book,
+            "must be a book of the block");
     search.event[i] = uint8_t(event.book | (event.last ? kLastEvent : 0));
     positions += event.last;
   }
-  require(positions == search.positions, kOp, "last events", positions, "must be one for each step");
-  require(block.event[block.events - 1].last, kOp, "events", block.events, "must end with a last one");
+  require(positions == search.positions, kOp, "last events", positions, "must be one per step");
+  require(block.event[block.events - 1].last, kOp, "events", block.events,
+          "must end with the last event of a position");
 }
 
 void check(const SearchBlock& block) {
@@ -77,7 +79,7 @@ void vq_search(const SearchBlock& block, int device, cudaStream_t stream) {
   const DeviceGuard guard(device, kOp);
   const int room = device_facts(device, kOp).shared_bytes_per_block;
   require(search.bytes <= room, kOp, "bytes of shared memory", search.bytes,
-          "is more than this GPU has for a row: a narrower block or beam needs less");
+          "exceeds the shared memory of this GPU: use a narrower block or beam");
   const dim3 grid(unsigned(block.rows)), threads(32 * search.warps);
   const auto go = [&](auto kernel) { launch(kOp, device, kernel, grid, threads, search.bytes, stream, search); };
   switch (block.step) {

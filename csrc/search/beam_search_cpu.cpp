@@ -211,10 +211,10 @@ SearchBlock search_block(int64_t rows, int columns, int step, int tail, int beam
   require(rows >= 1, op, "rows", rows, "must be positive");
   require(step >= 1 && step <= kMostSearchStep, op, "step", step, "must be from 1 to 16");
   require(columns >= step && columns % step == 0, op, "columns", columns, "must be a positive multiple of the step");
-  require(tail >= step && tail <= kMostSearchTail, op, "tail", tail, "must be from the step to 32");
+  require(tail >= step && tail <= kMostSearchTail, op, "tail", tail, "must be from step to 32");
   require(beam >= 1 && beam <= kMostSearchBeam, op, "beam", beam, "must be from 1 to 256");
   require(books >= 1 && books <= kMostSearchBooks, op, "books", books, "must be from 1 to 4");
-  require(events >= columns / step, op, "events", events, "must be at least one for each step");
+  require(events >= columns / step, op, "events", events, "must be at least one per step");
   SearchBlock block = {};
   block.rows = rows;
   block.columns = columns, block.step = step, block.tail = tail;

@@ -255,7 +255,7 @@ def test_unaligned_tensors_and_wrong_numbers_are_named(emulated):
     ordered = make((16, 64), 64, act_order=True)
     with pytest.raises(ValueError, match="int4_gemv: order = 1, is not that of the first matrix"):
         emulated.gemv(LARGE, x, [operand.matrix, ordered.matrix])
-    with pytest.raises(ValueError, match="int4_dequantize: row_begin = 8, is not that of a tile"):
+    with pytest.raises(ValueError, match="int4_dequantize: row_begin = 8, must be a row of the matrix, in whole tiles"):
         emulated.dequantize(operand.matrix, 8, torch.empty(8, 64, dtype=HALF))
 
 
