@@ -41,7 +41,7 @@ class Aqlm(ctypes.Structure):
 
 
 class Vptq(ctypes.Structure):
-    """csrc/lookup/additive.h, Vptq: addresses, then sizes, as `vptq_arguments` has them."""
+    """csrc/gather/vptq.h: addresses, then sizes, as `vptq_arguments` has them."""
 
     _fields_ = (*((f"held{i}", POINTER) for i in range(9)), *((f"size{i}", LONG) for i in range(11)))
 
