@@ -4,7 +4,7 @@
 //   places     u16 [in], scale, bias T [in], or none of them
 // W is rounded as the definition says (sum, product and sum again in T); products with x are added in f32.
 //
-// A block owns consecutive units (vectors of 8 or 16 results, vptq_gemv_kernel.cuh), equally many per block up to one.
+// A block owns consecutive units (vectors of 8 or 16 results, vptq_gemv_kernel.cuh); counts differ by at most one.
 // It works on one matrix at a time, because every matrix has its own permutation: x is staged in shared memory in
 // permuted order, with its norm, and scale and bias beside it, for as many columns as fit (a window: nearly always
 // all). The warps take the items of the units round-robin and accumulate in registers while the unit stays the same;

@@ -36,7 +36,7 @@ struct Book {
   uint32_t tile_bytes;
 };
 
-// `parts` shares of a total, equal up to one; the host does the division.
+// `parts` shares of a total that differ by at most one; the host does the division.
 struct Shares {
   uint32_t each, more;  // the first `more` shares have one more
 

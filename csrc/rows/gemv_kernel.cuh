@@ -6,7 +6,8 @@
 // Column c of B is row c of x, so 1 to 8 rows cost the same. With an activation, rows g belong to the gate and rows g +
 // 8 to the up projection, so both values of a pair are in one tile.
 //
-// A block owns consecutive results, equally many in each block up to one, and splits them into tiles. An item is kSteps
+// A block owns consecutive results (counts differ by at most one between blocks) and splits them into tiles. An item is
+// kSteps
 // * 64 bytes of each row of a tile. The warps take items round-robin, so a block reads long contiguous runs of 16 rows,
 // and a warp accumulates in registers while the tile stays the same. Partial sums then go to shared memory; after every
 // `group` tiles they are added in item order. Two alternating sets of partial sums need one barrier per group, and the
