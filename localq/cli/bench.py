@@ -159,13 +159,13 @@ def _run_part(mode: str, asked: _Asked, settings: Settings, seed: int, only: str
     if mode == "kernels":
         from localq.bench import kernels  # torch loads only now, as below
 
-        shown = bench_progress.cases(asked.quiet)
+        shown = bench_progress.case_bar(asked.quiet)
         families = [name.strip() for name in only.split(",")] if only else None
         result = kernels.run(out, asked.model, families, plot_to=asked.plot, on_case=shown)
     elif mode == "bcq":
         from localq.bench import bcq_rows, kernels
 
-        shown = bench_progress.cases(asked.quiet)
+        shown = bench_progress.case_bar(asked.quiet)
         asked_for = asked.model or bcq_rows.SQUARES
         result = kernels.run(out, asked_for, list(kernels.BY_NAME), plot_to=asked.plot, on_case=shown)
     elif mode == "crossover":
@@ -231,7 +231,7 @@ def _request(
     else:
         from localq import prepare
 
-        with fetch_progress.shown(name, asked.quiet) as show:
+        with fetch_progress.fetch_bar(name, asked.quiet) as show:
             path = path or prepare.source_path(name, note, show, settings.offline)
         files, opened = from_files(path)
         if not Path(name).exists():
@@ -246,7 +246,7 @@ def _request(
 def _measure(request: Request, mode: str, asked: _Asked) -> None:
     from localq.bench import plot, report, step, whole
 
-    with bench_progress.progress(request.plan.repetitions + 1, asked.quiet) as tell:
+    with bench_progress.run_bar(request.plan.repetitions + 1, asked.quiet) as tell:
         if mode == "profile":
             out = sys.stderr if asked.output == "json" else sys.stdout
             result = step.run(request, out, tell)

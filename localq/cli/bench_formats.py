@@ -59,14 +59,14 @@ def run(asked: Asked, plan: Plan, settings: Settings) -> None:
     name = found.name if found else _catalogued(asked.model)
     text = None if asked.synthetic or asked.windows == 0 else _text(asked.windows)
     from localq.bench import format_report, formats  # torch loads only now
-    from localq.cli.bench_progress import progress
+    from localq.cli.bench_progress import run_bar
     from localq.engine.load import Options
 
     loading = Options(
         name, settings.device, settings.dtype, asked.ctx, settings.kv_bits, memory_limits.allowed(settings),
         settings.embed, settings.head, memory_limits.reserved(settings), asked.force,
     )  # fmt: skip
-    with progress(plan.repetitions + 1, asked.quiet) as tell:
+    with run_bar(plan.repetitions + 1, asked.quiet) as tell:
         wanted = formats.Asked(name, found.base if found else None, candidates, loading, plan, text)
         table = formats.run(wanted, tell)
     format_report.write(table, asked.output, sys.stdout, sys.stderr)
@@ -83,7 +83,7 @@ def _found(asked: Asked, settings: Settings, wanted: tuple[str, ...]) -> Found:
     from localq.bench import format_list
 
     assert asked.model is not None
-    with fetch_progress.shown(asked.model, asked.quiet) as show:
+    with fetch_progress.fetch_bar(asked.model, asked.quiet) as show:
         found = format_list.find(asked.model, note, show, settings.offline)
     return format_list.make(found, wanted, note, None, settings.offline)
 

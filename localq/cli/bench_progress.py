@@ -13,7 +13,7 @@ from localq.cli.output import is_rich_terminal, stderr_console
 
 
 @contextlib.contextmanager
-def progress(runs: int, quiet: bool) -> Iterator[Callable[[str], None]]:
+def run_bar(runs: int, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Gives the function that is told what is going on. A text said again is the next of `runs` runs of one test."""
     if quiet or not is_rich_terminal(sys.stderr):
         yield lambda text: None
@@ -32,7 +32,7 @@ def progress(runs: int, quiet: bool) -> Iterator[Callable[[str], None]]:
         yield tell
 
 
-def cases(quiet: bool) -> Callable[[str, int, int], AbstractContextManager[Any]]:
+def case_bar(quiet: bool) -> Callable[[str, int, int], AbstractContextManager[Any]]:
     """Gives the `on_case` of `bench.kernels.run`: a bar while a case is measured.
 
     It is gone before a line of the table is printed, which may go to the same terminal.

@@ -110,7 +110,7 @@ def _opened(
     rivals = [] if against in (None, "reference") else [against]
     found = []
     for each in (*models, *filter(None, rivals)):
-        with fetch_progress.shown(each, quiet) as show:
+        with fetch_progress.fetch_bar(each, quiet) as show:
             found.append(open_model(prepare.source_path(each, note, show, settings.offline)))
     return found[: len(models)], found[-1] if rivals else None
 

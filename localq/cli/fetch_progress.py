@@ -18,7 +18,7 @@ OnProgress = Callable[[str, int, int], None]  # what is done, bytes done, bytes 
 
 
 @contextlib.contextmanager
-def shown(name: str, quiet: bool, *, announced: bool = False) -> Iterator[OnProgress]:
+def fetch_bar(name: str, quiet: bool, *, announced: bool = False) -> Iterator[OnProgress]:
     """What is called as `name` is fetched. No terminal: one line, if it is to be announced; nothing with -q."""
     if quiet or not is_rich_terminal(sys.stderr) or _unwanted():
         if announced and not quiet:

@@ -58,7 +58,7 @@ def pull(
     fetched = []
     for target in targets:
         try:
-            with fetch_progress.shown(target.name, quiet, announced=target in missing) as show:
+            with fetch_progress.fetch_bar(target.name, quiet, announced=target in missing) as show:
                 path, was_here = _pull(target, revision, settings.offline, quiet, show)
         except (KeyboardInterrupt, SystemExit):
             with contextlib.suppress(OSError):  # after a hangup nobody reads it

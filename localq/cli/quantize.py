@@ -178,7 +178,7 @@ class _Job:
         request = vq_convert.Request(
             files, self.out, (), cpu, seed=ready.seed, force=self.force, shards=shards, layers=ready
         )
-        with quantize_progress.shown(self.quiet) as on_progress:
+        with quantize_progress.quantize_bar(self.quiet) as on_progress:
             return vq_convert.convert(request, on_progress, self.say)
 
     def _remote(self) -> Shards | None:
@@ -241,7 +241,7 @@ class _Job:
         idle = ("--vram has no meaning on the CPU",) if request.vram_bytes and choice.device.type == "cpu" else ()
         for line in (*choice.notes, *idle):
             self.say(line)
-        with quantize_progress.shown(self.quiet) as on_progress:
+        with quantize_progress.quantize_bar(self.quiet) as on_progress:
             return vq_convert.convert(request, on_progress, self.say)
 
 

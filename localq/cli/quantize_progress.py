@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from localq.cli.fetch_progress import OnProgress
 from localq.cli.output import is_rich_terminal, note, stderr_console
 
-OnProgress = Callable[[str, int, int], None]  # what is done, weights done, weights in total
 WAITING = "fetching"  # how what is done begins where a download is waited for
 LINE_EVERY_S = 60.0
 LEAST_SHARE = 0.02  # of the work, before it tells how long the rest takes
@@ -51,7 +51,7 @@ def text_of(seconds: float | None) -> str:
 
 
 @contextmanager
-def shown(quiet: bool) -> Iterator[OnProgress | None]:
+def quantize_bar(quiet: bool) -> Iterator[OnProgress | None]:
     """What to call as the work goes on; None where nobody wants to know."""
     if quiet:
         yield None

@@ -80,7 +80,7 @@ class TerminalWatcher:
 
     def fetching(self, name: str) -> AbstractContextManager[OnProgress]:
         """A bar."""
-        return fetch_progress.shown(name, self.quiet)
+        return fetch_progress.fetch_bar(name, self.quiet)
 
     def loading(self, event: Event) -> None:
         """The stage and its share."""

@@ -159,7 +159,7 @@ def test_failures_of_kernels_come_after_the_json(monkeypatch, capsys):
 @pytest.mark.parametrize("mode", ["--kernels", "--bcq"])
 def test_kernels_are_given_the_bar_of_this_terminal(monkeypatch, mode):
     given = []
-    monkeypatch.setattr(bench_progress, "cases", lambda quiet: ("bar", quiet))
+    monkeypatch.setattr(bench_progress, "case_bar", lambda quiet: ("bar", quiet))
     monkeypatch.setattr(kernels, "run", lambda *_, on_case, **__: given.append(on_case) or {})
     for words in ([mode], [mode, "-q"]):
         assert cli.execute(["bench", *words]) == 0

@@ -23,7 +23,7 @@ def terminal(monkeypatch) -> io.StringIO:
 
 
 def test_a_bar_for_every_case_that_leaves_no_trace(terminal):
-    on_case = bench_progress.cases(quiet=False)
+    on_case = bench_progress.case_bar(quiet=False)
     for done, kernel in enumerate(("gemv", "dequantize")):
         with on_case(kernel, done, 2):
             pass
@@ -37,6 +37,6 @@ def test_a_bar_for_every_case_that_leaves_no_trace(terminal):
 @pytest.mark.parametrize("quiet", [True, False])
 def test_nothing_without_a_terminal_or_when_quiet(terminal, monkeypatch, quiet):
     monkeypatch.setattr(bench_progress, "is_rich_terminal", lambda stream: quiet)
-    with bench_progress.cases(quiet)("gemv", 0, 1):
+    with bench_progress.case_bar(quiet)("gemv", 0, 1):
         pass
     assert terminal.getvalue() == ""

@@ -203,7 +203,7 @@ def test_colour_and_bars_by_the_variables_that_others_honour(monkeypatch):
     assert not output.takes_colour(Terminal())
     monkeypatch.setattr(sys, "stderr", Terminal())
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    with fetch_progress.shown("tiny", quiet=False) as show:
+    with fetch_progress.fetch_bar("tiny", quiet=False) as show:
         show("a file", 1, 2)
     assert sys.stderr.getvalue() == ""
 

@@ -40,13 +40,13 @@ def matches(terminal: io.StringIO, pattern: str) -> bool:
 
 
 def test_file_bytes_rate_and_time_that_is_left(terminal):
-    with fetch_progress.shown("tiny", quiet=False) as show:
+    with fetch_progress.fetch_bar("tiny", quiet=False) as show:
         transfer(show, 5 * MB // 2)
     assert matches(terminal, SEEN)
 
 
 def test_nothing_is_drawn_where_nothing_is_fetched_nor_after_the_last_byte(terminal):
-    with fetch_progress.shown("tiny", quiet=False) as show:
+    with fetch_progress.fetch_bar("tiny", quiet=False) as show:
         assert terminal.getvalue() == ""
         transfer(show, 4 * MB)
         before = terminal.getvalue()
@@ -56,7 +56,7 @@ def test_nothing_is_drawn_where_nothing_is_fetched_nor_after_the_last_byte(termi
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_no_terminal_no_bar(capsys, quiet):
-    with fetch_progress.shown("tiny", quiet, announced=True) as show:
+    with fetch_progress.fetch_bar("tiny", quiet, announced=True) as show:
         transfer(show, 4 * MB)
     assert capsys.readouterr().err == ("" if quiet else "fetching tiny\n")
 

@@ -41,5 +41,5 @@ def test_a_log_gets_a_line_now_and_then(capsys) -> None:
         now = step * 25.0
         update("quantizing", step * 100, 1000)
     assert capsys.readouterr().err == "quantizing: 30%, about 3 min left\n"
-    with quantize_progress.shown(quiet=True) as nothing:
+    with quantize_progress.quantize_bar(quiet=True) as nothing:
         assert nothing is None
