@@ -18,9 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localq import keymap, kv_form, places, project_file, thinking
+from localq import keymap, places, project_file
+from localq import kv_bits as kv_form
 from localq.errors import LocalqError, bad_file, usage_error
 from localq.sampling import Sampling
+from localq.text import thinking
 
 SAMPLING = (
     *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),

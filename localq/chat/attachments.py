@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from localq.disk import text_of
 from localq.errors import LocalqError, usage_error
 from localq.sanitize import sanitize
-from localq.text_file import text_of
 from localq.wording import human_bytes
 
 LOOKED_AT = 100_000  # names that one pattern may take

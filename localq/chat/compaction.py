@@ -10,11 +10,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from localq import besides, thinking
-from localq.chat import ChatSession, Piece, Replies, Reply
-from localq.conversation import Conversation, Message
+from localq.chat import side_request
+from localq.chat.history.conversation import Conversation, Message
+from localq.chat.session import ChatSession, Piece, Replies, Reply
 from localq.errors import LocalqError, usage_error
 from localq.stats import Stats
+from localq.text import thinking
 
 KEPT = 1 / 4  # of what the model reads: the newest exchanges that stay as they are
 LONGEST, SHARE = 1024, 1 / 8  # tokens of a summary: at most, and of the context
@@ -51,7 +52,7 @@ def _compacting(session: ChatSession) -> Replies:
         of = f", pass {number} of {len(passes)}" if len(passes) > 1 else ""
         yield Piece("", Stats(context_size=size), f"summing up the oldest {count} messages{of}; a stop changes nothing")
         end = None
-        for part in besides.aside(session, _request(text, piece), longest):
+        for part in side_request.aside(session, _request(text, piece), longest):
             if isinstance(part, Reply):
                 end = part
             elif number == len(passes) or not part.text:

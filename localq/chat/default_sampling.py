@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from localq import catalog
-from localq.catalog_file import ModelEntry
 from localq.errors import LocalqError
+from localq.files import catalog
+from localq.files.catalog_file import ModelEntry
 from localq.sampling import STATED, Sampling
 from localq.settings import Origin
 

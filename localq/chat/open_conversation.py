@@ -8,16 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from localq import snapshot_keeper, stops
+from localq.chat import stop_strings
+from localq.chat.history import snapshot_keeper
+from localq.chat.history.store import SessionStore
 from localq.errors import ExitCode, LocalqError
-from localq.sessions import SessionStore
 from localq.settings import Settings
 
 if TYPE_CHECKING:  # start-up cost
-    from localq.chat import ChatSession
-    from localq.grammar import Grammar
-    from localq.session_record import Session
-    from localq.snapshot_keeper import SnapshotKeeper
+    from localq.chat.history.record import Session
+    from localq.chat.history.snapshot_keeper import SnapshotKeeper
+    from localq.chat.session import ChatSession
+    from localq.text.grammar import Grammar
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def start(
     kept, kept_grammar = (saved.stop, saved.grammar) if saved is not None else ((), None)
     store = saving(settings, say)
     keeper = None if store is None else snapshot_keeper.keeper(store.path, settings)
-    return Start(record, store, kept if stop is None else stops.checked(stop), keeper, grammar or kept_grammar)
+    return Start(record, store, kept if stop is None else stop_strings.checked(stop), keeper, grammar or kept_grammar)
 
 
 def saving(settings: Settings, say: Callable[[str], None]) -> SessionStore | None:

@@ -12,13 +12,19 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from localq import catalog, choosing, memory_limits, model_defaults, prepare, remembered
-from localq.chat import ChatSession
+from localq.chat import default_sampling
+from localq.chat.open_options import (
+    Wanted as Wanted,  # in a file of its own: a front end draws before all of this is imported
+)
+from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
-from localq.prepare import OnProgress
+from localq.files import catalog
+from localq.planner import budget as memory_budget
+from localq.planner import choose, prepare
+from localq.planner.prepare import OnProgress
+from localq.planner.speed import local_measurements
 from localq.sampling import Sampling
 from localq.settings import Settings
-from localq.wanted import Wanted as Wanted  # in a file of its own: a front end draws before all of this is imported
 from localq.worker.client import EngineClient
 from localq.worker.messages import Event, Load, Loaded
 
@@ -62,14 +68,14 @@ def open_session(
         client.start()
         with watcher.fetching(target.name) as show:
             path = prepare.model_path(target, watcher.say, show, settings.offline)
-        from localq.modelfiles import open_model
-        from localq.tokenizer import Tokenizer  # start-up cost: a wrong name must be answered without these
+        from localq.files.model_folder import open_model
+        from localq.text.tokenizer import Tokenizer  # start-up cost: a wrong name must be answered without these
 
         files = open_model(path)
         request = load_request(str(path), target.name, settings, wanted.force)
-        sampling = settings.sampling(model_defaults.sampling(target.entry, files.generation_config))
+        sampling = settings.sampling(default_sampling.sampling(target.entry, files.generation_config))
         _tell_idle(sampling, settings, watcher)
-        longest = settings.max_tokens or model_defaults.max_tokens(target.entry)
+        longest = settings.max_tokens or default_sampling.max_tokens(target.entry)
         session = ChatSession(client, request, Tokenizer.load(files), sampling, longest)
         session.system = settings.system
         try:
@@ -96,11 +102,11 @@ def load_now(opened: Opened, watcher: Watcher) -> Loaded:
     for line in loaded.notes:
         watcher.say(line)
     if loaded.device == "cuda":
-        took = remembered.Load(
+        took = local_measurements.Load(
             loaded.device_name, loaded.format, loaded.context_size, loaded.kv_bits, loaded.embed, loaded.head,
             loaded.predicted, loaded.ledger,
         )  # fmt: skip
-        remembered.keep_load(loaded.name, took)
+        local_measurements.keep_load(loaded.name, took)
     return loaded
 
 
@@ -113,10 +119,10 @@ def load_request(path: str, name: str, settings: Settings, force: bool = False) 
         settings.dtype,
         settings.ctx,
         kv_bits=settings.kv_bits,
-        vram_bytes=memory_limits.allowed(settings),
+        vram_bytes=memory_budget.allowed(settings),
         embed=settings.embed,
         head=settings.head,
-        reserve_bytes=memory_limits.reserved(settings),
+        reserve_bytes=memory_budget.reserved(settings),
         force=force,
     )
 
@@ -133,14 +139,14 @@ def _target(name: str, settings: Settings, wanted: Wanted, watcher: Watcher) -> 
 
     Raises LocalqError (exit 3) for what does not fit and would have to be fetched first.
     """
-    budget = choosing.budget_here(settings)
-    target, choice = choosing.chosen(name, wanted.format, settings, budget)
+    budget = choose.budget_here(settings)
+    target, choice = choose.chosen(name, wanted.format, settings, budget)
     if choice is None:
-        choosing.check_unlisted(target, budget, settings, wanted.force)
+        choose.check_unlisted(target, budget, settings, wanted.force)
         return target
     if not choice.taken.offer.preferred and wanted.format is None and target.name != name:
         watcher.say(f"{target.name}: {choice.why}")
-    refusal = None if choice.taken.here or wanted.force else choosing.too_large(choice.taken.offer, budget, settings)
+    refusal = None if choice.taken.here or wanted.force else choose.too_large(choice.taken.offer, budget, settings)
     if refusal is not None and choice.taken.offer.not_yet is None:
         raise refusal
     return target

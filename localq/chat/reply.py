@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from localq import overflow
+from localq.chat import prompt as prompts
 from localq.errors import LocalqError
-from localq.grammar import Grammar
 from localq.stats import Stats
+from localq.text.grammar import Grammar
 
 _REASONS = {
     "context": "the context is full: the reply stops here, and the next message leaves out the oldest turns; "
@@ -77,8 +77,8 @@ def notices(
     ended = _ENDED if thinking else "" if unmet is None else _STOP_STRING
     what = _REASONS.get(reason, ended)
     told = [what + cut] if what else []
-    if reason != "context" and stats.context_fill >= overflow.WARNING and not warned_before:
-        told.append(overflow.warning(stats.context_used, stats.context_size))
+    if reason != "context" and stats.context_fill >= prompts.WARNING and not warned_before:
+        told.append(prompts.warning(stats.context_used, stats.context_size))
     return tuple(told)
 
 

@@ -14,23 +14,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from localq import overflow, streaming, thinking
-from localq.conversation import Conversation, Message
+from localq.chat import prompt as prompts
+from localq.chat import reply_stream
+from localq.chat.history.conversation import Conversation, Message
+from localq.chat.history.record import ChatSettings, Session
+from localq.chat.history.snapshot_keeper import SnapshotKeeper
+from localq.chat.history.store import SessionStore
+from localq.chat.prompt import Exact, Reading, framed
+from localq.chat.reply import Piece, Replies, Reply
+from localq.chat.reply_stream import Client, Incoming
 from localq.errors import LocalqError, usage_error
-from localq.grammar import Grammar
-from localq.incoming import Incoming
-from localq.reading import Exact, Reading, framed
-from localq.replies import Piece, Replies, Reply
 from localq.sampling import Sampling
-from localq.session_record import ChatSettings, Session
-from localq.sessions import SessionStore
-from localq.snapshot_keeper import SnapshotKeeper
 from localq.stats import Stats
-from localq.streaming import Client
+from localq.text import thinking
+from localq.text.grammar import Grammar
 from localq.worker.messages import Event, Generate, Load, Loaded
 
 if TYPE_CHECKING:
-    from localq.tokenizer import Tokenizer
+    from localq.text.tokenizer import Tokenizer
 
 __all__ = ["ChatSession", "Client", "Message", "Piece", "Replies", "Reply"]
 
@@ -182,7 +183,7 @@ class ChatSession:
                 self.keeper.take_up(self.client, record, loaded)
             if notice:
                 yield Piece("", Stats(context_size=loaded.context_size), notice)
-            incoming = streaming.incoming(self.tokenizer, prompt, self.stop_strings, begun)
+            incoming = reply_stream.incoming(self.tokenizer, prompt, self.stop_strings, begun)
             for part in self.streamed(self.request_of(prompt, incoming), incoming):
                 if isinstance(part, Piece):
                     yield part
@@ -266,7 +267,7 @@ class ChatSession:
 
     def complete(self, prompt: list[int], loaded: Loaded) -> Replies:
         """Stream the continuation of `prompt` (token ids) without touching the conversation."""
-        incoming = streaming.incoming(self.tokenizer, prompt, self.stop_strings)
+        incoming = reply_stream.incoming(self.tokenizer, prompt, self.stop_strings)
         return self.streamed(self.request_of(prompt, incoming), incoming)
 
     def request_of(self, prompt: list[int], incoming: Incoming) -> Generate:
@@ -280,12 +281,12 @@ class ChatSession:
 
     def streamed(self, generate: Generate, incoming: Incoming) -> Replies:
         """Stream what is requested; `stop` ends it."""
-        warned_before = self.last is not None and self.last.stats.context_fill >= overflow.WARNING
+        warned_before = self.last is not None and self.last.stats.context_fill >= prompts.WARNING
         self._running = generate.id
         if self._stopping:  # while there was nothing to cancel yet
             self.client.cancel(generate.id)
         try:
-            for part in streaming.streamed(self.client, generate, incoming, warned_before):
+            for part in reply_stream.streamed(self.client, generate, incoming, warned_before):
                 if isinstance(part, Reply):
                     self.last = part
                 yield part

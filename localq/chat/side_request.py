@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from localq import streaming, thinking
-from localq.chat import ChatSession
-from localq.conversation import Message
-from localq.incoming import Incoming
-from localq.replies import Replies
+from localq.chat import reply_stream
+from localq.chat.history.conversation import Message
+from localq.chat.reply import Replies
+from localq.chat.reply_stream import Incoming
+from localq.chat.session import ChatSession
 from localq.sampling import Sampling
+from localq.text import thinking
 from localq.worker.messages import Generate
 
 
@@ -21,9 +22,9 @@ def aside(session: ChatSession, text: str, max_tokens: int) -> Replies:
     tokenizer = session.tokenizer
     told = Message("user", text).to_dict(tokenizer.chat_template)
     prompt = tokenizer.chat_ids([told], **thinking.least(tokenizer.chat_template))
-    request = session.request_of(prompt, streaming.incoming(tokenizer, prompt))
+    request = session.request_of(prompt, reply_stream.incoming(tokenizer, prompt))
     generate = dataclasses.replace(request, max_tokens=max_tokens, grammar=None, grammar_begun="", grammar_after="")
-    yield from _beside(session, generate, streaming.incoming(tokenizer, prompt))
+    yield from _beside(session, generate, reply_stream.incoming(tokenizer, prompt))
 
 
 def measure(session: ChatSession, prompt: list[int], tokens: int) -> Replies:

@@ -5,28 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from localq import (
-    cards,
-    choosing,
-    embedded,
-    explain,
-    fit_card,
-    fit_rows,
-    gpus,
-    hub,
-    hub_client,
-    measured,
-    memory_limits,
-    offers,
-    planner,
-    speed,
-)
+from localq import gpus
 from localq.cli.output import note, print_json
 from localq.errors import ExitCode, LocalqError
-from localq.offers import Choice, Considered, Offer
+from localq.files import packaged_model
+from localq.files.hub import client as hub_client
+from localq.files.hub import fetch as hub
+from localq.planner import budget as memory_budget
+from localq.planner import card as planner_card
+from localq.planner import choose, explain, fit_rows, offers
+from localq.planner import plan as planner
+from localq.planner.offers import Choice, Considered, Offer
+from localq.planner.speed import cards, measurements, predict
+from localq.planner.speed.predict import Machine
 from localq.sanitize import sanitize
 from localq.settings import Settings
-from localq.speed import Machine
 from localq.wording import human_bytes
 
 MIB = 2**20
@@ -50,7 +43,7 @@ class Report:
     def explained(self) -> list[explain.Line]:
         """Everything that was decided below the format."""
         taken = self.choice.taken
-        wishes = choosing.wishes_of(self.settings)
+        wishes = choose.wishes_of(self.settings)
         return explain.lines(taken.plan, wishes, taken.offer.arch, self.budget, taken.offer.scheme)
 
     @property
@@ -64,7 +57,7 @@ class Report:
         if offer.not_yet is not None or not each.plan.fits:
             return {}
         told = {
-            name: speed.tokens_per_s(offer.arch, offer.format, offer.scheme, placement, machine)
+            name: predict.tokens_per_s(offer.arch, offer.format, offer.scheme, placement, machine)
             for name, machine in self.machines.items()
         }
         return {name: rate for name, rate in told.items() if rate is not None}
@@ -81,7 +74,7 @@ def planned(name: str, format: str | None, settings: Settings, as_json: bool = F
     Raises LocalqError behind the plan where that is not 0; with `as_json` it is returned.
     """
     report = made(name, format, settings)
-    too_large = choosing.too_large(report.choice.taken.offer, report.budget, settings)
+    too_large = choose.too_large(report.choice.taken.offer, report.budget, settings)
     refusal = _refusal(report, None if force else too_large)
     if as_json:
         print_json(to_dict(report, too_large is None))
@@ -114,33 +107,33 @@ def _is_here(each: Considered) -> bool:
     source = each.offer.source or each.offer.base
     if each.here is not None or source is None:
         return True
-    if source.kind == "pypi" and embedded.installed(source) is not None:
+    if source.kind == "pypi" and packaged_model.installed(source) is not None:
         return True
     return each.offer.source is None and hub.local_source(source) is not None
 
 
 def made(name: str, format: str | None, settings: Settings) -> Report:
     """The report. A size that --vram names is planned for as it is, whatever is in this machine."""
-    named = memory_limits.allowed(settings)
+    named = memory_budget.allowed(settings)
     machines, basis = dict[str, Machine](), ""
     if named is not None:
-        budget: int | None = max(0, named - memory_limits.reserved(settings))
+        budget: int | None = max(0, named - memory_budget.reserved(settings))
         memory = f"{named / MIB:,.0f} MiB (--vram {settings.vram})"
         sizes = {size * MIB: gib for gib, size in planner.CARD_TOTALS_MIB.items()}
         machines = {card.name: Machine.of(card) for card in cards.of_size(sizes.get(named, 0))}
-        basis = fit_card.BASIS if machines else ""
+        basis = planner_card.BASIS if machines else ""
     else:
-        budget = choosing.budget_here(settings)
+        budget = choose.budget_here(settings)
         here = gpus.first_visible(gpus.probe().gpus) if budget is not None else None
         memory = (
             f"{budget / MIB:,.0f} MiB free on {here.name}" if here and budget is not None else "of the host, no GPU"
         )
-        machine, basis = fit_card.machine_here(here, note) if here else (None, "")
+        machine, basis = planner_card.machine_here(here, note) if here else (None, "")
         machines = {here.name: machine} if here and machine else {}
-    target, choice = choosing.chosen(name, format, settings, budget)
+    target, choice = choose.chosen(name, format, settings, budget)
     if choice is None:
         offer = fit_rows.of_model(name, offline=settings.offline)[0]
-        wishes = choosing.wishes_of(settings)
+        wishes = choose.wishes_of(settings)
         plan = planner.assess(
             offer.arch, offer.format, budget, wishes=wishes, weights=offer.block_bytes, scheme=offer.scheme,
             name=target.name,
@@ -186,7 +179,7 @@ def _rates(report: Report, each: Considered) -> str:
 
 def _quality(offer: Offer) -> str:
     """What is left of it, and what is known of that from measurements."""
-    told = measured.QUALITY_NOTES.get(offer.format) if offers.ratio(offer) is None else None
+    told = measurements.QUALITY_NOTES.get(offer.format) if offers.ratio(offer) is None else None
     return f"{fit_rows.kept(offer)}{f'; {told}' if told else ''}"
 
 

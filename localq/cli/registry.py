@@ -12,7 +12,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from localq.cli.given_values import taken_as_given
+from localq.cli.option_values import taken_as_given
 
 # Verb `x` is the function `x` (or the group of verbs `x`) of `localq/cli/x.py`; in the order of `localq --help`.
 VERBS = (
@@ -33,7 +33,7 @@ class _Commands(Mapping[str, TyperCommand | TyperGroup]):
         verb = ALIASES.get(name, name)
         if verb not in VERBS:
             raise KeyError(name)
-        module = importlib.import_module(f"localq.cli.{verb}")
+        module = importlib.import_module(f"localq.cli.verbs.{verb}")
         implementation = getattr(module, verb)
         if isinstance(implementation, typer.Typer):
             app = implementation

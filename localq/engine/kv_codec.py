@@ -33,7 +33,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from localq import kv_form
+from localq import kv_bits
 
 BLOCK = 32
 RANGES = (13.0, 14.0, 15.0, 16.0, 17.0, 18.0)  # half steps from 0 to the largest; 15 clips nothing
@@ -121,6 +121,6 @@ def _unpack(packed: Tensor) -> Tensor:
 
 def _spread(scales: Tensor, head_dim: int) -> Tensor:
     """f16 [..., blocks] -> [..., n]: padded, even blocks before odd ones."""
-    count = kv_form.scale_count(head_dim)
+    count = kv_bits.scale_count(head_dim)
     padded = torch.nn.functional.pad(scales, (0, count - scales.shape[-1]))
     return padded.reshape(*scales.shape[:-1], -1, 2).transpose(-1, -2).flatten(-2)

@@ -23,9 +23,9 @@ from torch.nn import functional as F
 from localq import kernels
 from localq.engine import selftest
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.formats.nf4.kernel import BLOCK, NESTED_BLOCK, Nf4Matrix, check_matrix, nf4_dequantize, nf4_gemv
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES
-from localq.kernels.nf4 import BLOCK, NESTED_BLOCK, Nf4Matrix, check_matrix, nf4_dequantize, nf4_gemv
 
 _SUBJECT = "patch"
 

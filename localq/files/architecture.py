@@ -9,9 +9,51 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from localq import kv_form, layer_kinds
+from localq import kv_bits
 from localq.errors import LocalqError, bad_file
-from localq.kv_form import KvBits
+from localq.kv_bits import KvBits
+
+
+def dense_layers(text: dict[str, Any], layers: int) -> int:
+    """Layers without experts: those that are named, and all but every `decoder_sparse_step`-th.
+
+    Raises LocalqError (exit 8).
+    """
+    named, step = text.get("mlp_only_layers", []), text.get("decoder_sparse_step", 1)
+    if type(step) is not int or step < 1 or not isinstance(named, list) or any(type(each) is not int for each in named):
+        why = f"mlp_only_layers {str(named)[:40]} and decoder_sparse_step {str(step)[:40]} name no layers"
+        raise bad_file("config.json", why, "Fetch the model again.")
+    return len({layer for layer in range(layers) if (layer + 1) % step} | ({*named} & {*range(layers)}))
+
+
+def windows(model_type: str, text: dict[str, Any], layers: int) -> tuple[int, int]:
+    """(window in tokens, windowed layers). transformers 5 lists `layer_types`; before, the family's rule holds.
+
+    Raises LocalqError (exit 8).
+    """
+    window = text.get("sliding_window") or 0
+    optional = model_type in ("qwen2", "qwen3", "qwen3_moe", "smollm3")  # a window is stated there, and inert
+    if not window or (optional and not text.get("use_sliding_window", False)):
+        return 0, 0
+    if types := text.get("layer_types"):
+        count = sum(kind == "sliding_attention" for kind in types)
+    elif model_type in ("gemma2", "gpt_oss"):
+        count = (layers + 1) // 2  # layers 0, 2, 4, ...
+    elif model_type in ("gemma3", "gemma3_text"):
+        pattern = text.get("sliding_window_pattern") or 6
+        if type(pattern) is not int or pattern < 1:  # other families write letters here
+            raise bad_file("config.json", f"sliding_window_pattern is {str(pattern)[:40]}", "Fetch the model again.")
+        count = layers - layers // pattern
+    elif model_type in ("qwen2", "qwen3"):
+        count = max(layers - (text.get("max_window_layers") or 0), 0)
+    elif model_type == "smollm3":  # the layers without a rotary embedding, for which its list has zeros
+        turning, interval = text.get("no_rope_layers"), text.get("no_rope_layer_interval")
+        every = interval if type(interval) is int and interval > 0 else 4
+        count = turning.count(0) if isinstance(turning, list) else layers // every
+    else:
+        count = layers  # mistral, mixtral, phi3, qwen3_moe: every layer
+    return (window, count) if count else (0, 0)
+
 
 # model_type -> what sets its checkpoints apart from "llama": four norms a layer, q and k norms, fused projections,
 # and biases that the family always has.
@@ -203,7 +245,7 @@ class Architecture:
 
     def kv_bytes_per_token(self, bits: KvBits = 16) -> int:
         """Bytes of keys and values that one position takes over all layers."""
-        return self.layers * self.kv_heads * kv_form.pair_bytes(self.head_dim, bits)
+        return self.layers * self.kv_heads * kv_bits.pair_bytes(self.head_dim, bits)
 
 
 def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
@@ -211,14 +253,14 @@ def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
     layers, heads, hidden = text["num_hidden_layers"], text["num_attention_heads"], text["hidden_size"]
     counts = (text[name] for name in ("num_local_experts", "num_experts") if text.get(name) is not None)
     experts = next(counts, _EXPERTS[model_type]) if "moe" in traits else 0
-    dense = layer_kinds.dense_layers(text, layers) if experts and model_type == "qwen3_moe" else 0
+    dense = dense_layers(text, layers) if experts and model_type == "qwen3_moe" else 0
     experts = 0 if dense == layers else experts
     active = _first(text, "num_experts_per_tok", "experts_per_token") or 0
     # gpt-oss and mixtral call the width of an expert intermediate_size; qwen3_moe has both.
     named = "moe_intermediate_size" if model_type == "qwen3_moe" else "intermediate_size"
     expert_width = text.get(named) or text["intermediate_size"]
     attention_bias = bool(text.get("attention_bias", False))
-    window, window_layers = layer_kinds.windows(model_type, text, layers)
+    window, window_layers = windows(model_type, text, layers)
     return Architecture(
         model_type=model_type,
         layers=layers,

@@ -18,10 +18,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from localq import catalog_file, places
-from localq.architecture import Architecture
-from localq.catalog_file import FORMATS, ModelEntry, Source
+from localq import places
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.files import catalog_file
+from localq.files.architecture import Architecture
+from localq.files.catalog_file import FORMATS, ModelEntry, Source
 
 __all__ = ["Architecture", "ModelEntry", "Source", "Target", "find", "load_catalogue", "not_yet", "resolve"]
 
@@ -79,7 +80,7 @@ class Target:
 
 @functools.cache
 def _shipped() -> tuple[ModelEntry, ...]:
-    return catalog_file.read(Path(__file__).parent / "models.toml")
+    return catalog_file.read(places.PACKAGE_DATA / "models.toml")
 
 
 def load_catalogue() -> tuple[ModelEntry, ...]:

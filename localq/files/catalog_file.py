@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from localq import settings
-from localq.architecture import MODEL_TYPES, Architecture
 from localq.errors import LocalqError, bad_file
+from localq.files.architecture import MODEL_TYPES, Architecture
 
 # Formats that a source may have. Which of them this version runs: `catalog.RUNNABLE_FORMATS`.
 FORMATS = ("bf16", "fp16", "nf4", "aqlm", "vptq", "vq2", "mxfp4", "awq", "gptq", "bcq", "squeezellm", "gguf")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from localq.architecture import Linears
 from localq.errors import usage_error
+from localq.files.architecture import Linears
 
 MIX = "mix"  # before the bits per weight, where schemes of vq2 (of codes alone) or bcq (of all) are mixed: "mix2.27"
 # Of vq2 besides its weights: codewords as operands (`vq_tiles.fragments`), 16 weights of each of the 256 of a book, and

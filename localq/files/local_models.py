@@ -15,12 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from localq import catalog, disk, download_parts, hub_cache, hub_records, places
-from localq.download_parts import Begun
+from localq import disk, places
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.hub_cache import Snapshot
-from localq.hub_records import Store
-from localq.jsonfile import inside, read_object
+from localq.files import catalog
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import parts as download_parts
+from localq.files.hub import records as hub_records
+from localq.files.hub.cache import Snapshot
+from localq.files.hub.parts import Begun
+from localq.files.hub.records import Store
+from localq.files.json_files import inside, read_object
 
 MAX_CONFIG_BYTES = 8 * 2**20
 UNKNOWN_FORMAT = "unknown"
@@ -161,7 +165,7 @@ def _along(path: Path) -> list[Path] | None:
     """What goes with the .gguf file of a snapshot: its tokenizer and the like; None where the snapshot holds more."""
     if not hub_cache.COMMIT.fullmatch(path.parent.name):
         return []  # a folder, or a file elsewhere
-    from localq import hub  # start-up cost: few models are such files
+    from localq.files.hub import fetch as hub  # start-up cost: few models are such files
 
     others = [each for each in sorted(path.parent.rglob("*")) if each.is_file() and each != path]
     small = all(hub.SMALL_FILES.fullmatch(each.relative_to(path.parent).as_posix()) for each in others)

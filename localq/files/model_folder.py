@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from localq.errors import ExitCode, LocalqError, bad_file
-from localq.jsonfile import DAMAGED, inside, read_object, read_text
-from localq.safetensors_header import INDEX_NAME, SINGLE_NAME, shard_paths
+from localq.files.json_files import DAMAGED, inside, read_object, read_text
+from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, shard_paths
 
 MAX_CONFIG_BYTES = 8 * 2**20  # a VPTQ config, with one block per Linear, has 300 kB
 MAX_TOKENIZER_CONFIG_BYTES = 16 * 2**20
@@ -109,7 +109,7 @@ def open_model(path: Path, *, weights: bool = True) -> ModelFiles:
 
 
 def _open_gguf(path: Path) -> ModelFiles:
-    from localq.gguf_import import reader  # loads numpy: only where a .gguf file is opened
+    from localq.files.gguf import reader  # loads numpy: only where a .gguf file is opened
 
     header = reader.read_header(path)
     check_config(header.config, str(path))

@@ -23,8 +23,8 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from localq import disk, places
-from localq.catalog_file import Source
 from localq.errors import ExitCode, LocalqError, bad_file
+from localq.files.catalog_file import Source
 
 OnProgress = Callable[[str, int, int], None]  # file, bytes done, bytes in total
 PART_PREFIX = ".part-"

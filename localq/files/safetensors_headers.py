@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from localq.errors import bad_file
-from localq.jsonfile import DAMAGED, inside, parse_object, read_object
+from localq.files.json_files import DAMAGED, inside, parse_object, read_object
 
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_TENSORS = 60_000  # of a file; a 5 GB shard of a 128-expert NF4 model has about 30,000

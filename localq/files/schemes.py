@@ -11,11 +11,11 @@ import re
 from collections.abc import Container, Mapping
 from typing import Any
 
-from localq import footprint
-from localq.architecture import Architecture
 from localq.errors import LocalqError
-from localq.modelfiles import ModelFiles
-from localq.safetensors_header import read_header, shard_paths
+from localq.files.architecture import Architecture
+from localq.files.model_folder import ModelFiles
+from localq.files.safetensors_headers import read_header, shard_paths
+from localq.planner import footprint
 
 LARGEST = 2**16  # entries of a codebook, weights of a codeword
 INT4_LAYOUTS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}  # quant_method -> how its words may be packed

@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from localq import catalog, disk, hub, hub_cache, hub_records
+from localq import disk
 from localq.errors import LocalqError
-from localq.local_models import LocalModel
-from localq.safetensors_header import read_index
+from localq.files import catalog
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import fetch as hub
+from localq.files.hub import records as hub_records
+from localq.files.local_models import LocalModel
+from localq.files.safetensors_headers import read_index
 
 Tell = Callable[[str, int], None]  # the file that is being hashed, its bytes
 

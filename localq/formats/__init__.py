@@ -38,7 +38,10 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from localq.quant import aqlm, awq, bcq, gptq, mxfp4, mxfp4_experts, nf4, squeezellm, vptq, vq2
+from localq.formats import bcq, mxfp4, nf4, squeezellm, vptq
+from localq.formats.codebooks import aqlm, vq2
+from localq.formats.int4 import awq, gptq
+from localq.formats.mxfp4 import experts as mxfp4_experts
 
 FORMATS: dict[str, ModuleType] = {
     "nf4": nf4,

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from localq.errors import bad_file
-from localq.jsonfile import DAMAGED
-from localq.modelfiles import ModelFiles
-from localq.safetensors_header import INDEX_NAME, SINGLE_NAME, Header, read_header, read_index, shard_paths
+from localq.files.json_files import DAMAGED
+from localq.files.model_folder import ModelFiles
+from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, Header, read_header, read_index, shard_paths
 
 # The format's name for a type, and torch's.
 DTYPES: dict[str, torch.dtype] = {
@@ -229,7 +229,7 @@ class _Gguf:
 
     def read(self, name: str) -> Tensor:
         """See `Source`."""
-        from localq.gguf_import import tensors  # numpy and the gguf package: only where a .gguf file is read
+        from localq.files.gguf import tensors  # numpy and the gguf package: only where a .gguf file is read
 
         if self._data is None:
             self._data = tensors.mapped(self._model)
@@ -241,7 +241,7 @@ class _Gguf:
 
 
 def _open_gguf(path: Path) -> Checkpoint:
-    from localq.gguf_import import reader  # see _Gguf.read
+    from localq.files.gguf import reader  # see _Gguf.read
 
     model = reader.read_header(path)
     return Checkpoint({name: info(torch.float32, part.shape) for name, part in model.tensors.items()}, _Gguf(model))

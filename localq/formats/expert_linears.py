@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from localq.quant.slabs import SlabLinear
-from localq.quant.vq_linear import VqLinear
+from localq.formats.codebooks.linear import VqLinear
+from localq.formats.linear import SlabLinear
 
 if TYPE_CHECKING:
-    from localq.kernels.vq_experts import VqStack
+    from localq.formats.codebooks.experts_kernel import VqStack
 
 
 class LinearStack(nn.Module):
@@ -67,7 +67,7 @@ def _stack_of(linears: Sequence[Sequence[SlabLinear]]) -> VqStack | None:
     known = [[each for each in some if each is not None] for some in matrices]
     if [len(each) for each in known] != [len(each) for each in linears]:
         return None
-    from localq.kernels.vq_experts import vq_stack  # the compiled part: loaded where there is a GPU
+    from localq.formats.codebooks.experts_kernel import vq_stack  # the compiled part: loaded where there is a GPU
 
     try:
         return vq_stack(known)

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localq import disk, jsonfile, kernels, places
+from localq import disk, kernels, places
 from localq.errors import LocalqError
+from localq.files import json_files
 
 FILE = "selftest.json"
 MAX_BYTES = 2**20
@@ -92,7 +93,7 @@ def _read() -> dict[str, Any]:
     file = path()
     if not file.exists():
         return {}
-    verdicts = jsonfile.read_object(file, MAX_BYTES).get("verdicts")
+    verdicts = json_files.read_object(file, MAX_BYTES).get("verdicts")
     return verdicts if isinstance(verdicts, dict) else {}
 
 

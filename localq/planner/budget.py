@@ -10,7 +10,7 @@ MIB = 2**20
 
 def card_bytes(size: str) -> int:
     """Bytes of GPU memory that `--vram SIZE` means. Raises LocalqError (exit 2) for less than CUDA itself takes."""
-    from localq import planner  # start-up cost: most runs name no size
+    from localq.planner import plan as planner  # start-up cost: most runs name no size
 
     total = planner.parse_card(size)
     if total < planner.CUDA_CONTEXT_BYTES:
@@ -26,6 +26,6 @@ def allowed(settings: Settings) -> int | None:
 
 def reserved(settings: Settings) -> int:
     """The bytes that the setting `reserve` keeps free, 0 where it is unset."""
-    from localq import planner  # as above: most runs reserve nothing
+    from localq.planner import plan as planner  # as above: most runs reserve nothing
 
     return 0 if settings.reserve is None else planner.parse_bytes(settings.reserve)

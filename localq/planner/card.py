@@ -5,20 +5,43 @@ Torch-free. The bandwidth of a GPU of this machine is measured once, by a proces
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localq import cards, gpu_bandwidth, gpus, measured, memory_limits, planner, remembered
-from localq.cards import Card
+from localq import gpus, processes
 from localq.errors import usage_error
-from localq.fit_rows import Memory
 from localq.gpus import Gpu
-from localq.speed import Machine
+from localq.planner import budget
+from localq.planner import plan as planner
+from localq.planner.fit_rows import Memory
+from localq.planner.speed import cards, local_measurements, measurements
+from localq.planner.speed.cards import Card
+from localq.planner.speed.predict import Machine
 
 if TYPE_CHECKING:
-    from localq.prepare import Say  # start-up cost: the hub and all that fetches
+    from localq.planner.prepare import Say  # start-up cost: the hub and all that fetches
 
-_H200 = f"efficiency of the kernels as measured on an {measured.GPU}"
+TIMEOUT_S = 60.0  # torch and CUDA start in 3 s, the measurement takes 0.2 s
+
+
+def measured() -> float | None:
+    """Bytes per second of the first visible GPU, by a process of its own; None where that cannot be done."""
+    command = [sys.executable, "-P", "-m", "localq.bench.bandwidth"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=TIMEOUT_S,
+            env=processes.environment(),
+        )  # fmt: skip
+        found = json.loads(done.stdout)["read_bytes_per_s"] if done.returncode == 0 else None
+    except (OSError, subprocess.TimeoutExpired, ValueError, KeyError, TypeError):  # no torch, no GPU, or other words
+        return None
+    return float(found) if isinstance(found, int | float) and found > 0 else None
+
+
+_H200 = f"efficiency of the kernels as measured on an {measurements.GPU}"
 BASIS = f"{_H200}; elsewhere bytes take no larger share of the bandwidth, and launches the time that they took there"
 
 
@@ -47,7 +70,7 @@ def look(
         memory = Memory(total, used if desktop else total - free, reserve)
         machine, basis = machine_here(here, say, given)
         return Looked(memory, here.name, machine, basis)
-    total = memory_limits.card_bytes(vram) if vram is not None else planner.parse_card(str(card.gib if card else 0))
+    total = budget.card_bytes(vram) if vram is not None else planner.parse_card(str(card.gib if card else 0))
     return Looked(Memory(total, used, reserve), card.name if card else None, *_elsewhere(total, card, given))
 
 
@@ -57,12 +80,12 @@ def machine_here(here: Gpu, say: Say, given: float | None = None) -> tuple[Machi
     if given:
         return Machine.of(card, given), f"with {given / 1e9:,.0f} GB/s; {BASIS}"
     key = here.uuid or here.name
-    found = remembered.bandwidth(key)
+    found = local_measurements.bandwidth(key)
     if found is None:
         say(f"measuring how fast {here.name} reads, once")
-        found = gpu_bandwidth.measured()
+        found = measured()
         if found is not None:
-            remembered.keep_bandwidth(key, found)
+            local_measurements.keep_bandwidth(key, found)
     if found is not None:
         return Machine.of(card, found), f"with {found / 1e9:,.0f} GB/s, measured on {here.name}; {BASIS}"
     if card is None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from localq import catalog, gpus, memory_limits, offers, planner
-from localq.catalog import ModelEntry, Target
+from localq import gpus
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.offers import Choice, Offer
-from localq.placement import Wishes
+from localq.files import catalog
+from localq.files.catalog import ModelEntry, Target
+from localq.planner import budget as memory_budget
+from localq.planner import offers
+from localq.planner import plan as planner
+from localq.planner.offers import Choice, Offer
+from localq.planner.placement import Wishes
 from localq.settings import Settings
 
 
@@ -44,7 +48,7 @@ def budget_here(settings: Settings) -> int | None:
     here = None if settings.device == "cpu" else gpus.first_visible(gpus.probe().gpus)
     if here is None or here.free is None:
         return None
-    allowed, left = memory_limits.allowed(settings), max(0, here.free - memory_limits.reserved(settings))
+    allowed, left = memory_budget.allowed(settings), max(0, here.free - memory_budget.reserved(settings))
     return left if allowed is None else min(allowed, left)  # as the loader counts
 
 
@@ -60,14 +64,12 @@ def check_unlisted(target: Target, budget: int | None, settings: Settings, force
     """
     if target.repo is None or target.entry is not None or force:
         return
-    from localq import (
-        hub,  # start-up cost: most names are of the catalogue
-        unlisted,
-    )
+    from localq.files.hub import fetch as hub
+    from localq.planner import uncatalogued
 
     if hub.local_path(target) is not None:
         return
-    offer = unlisted.remote(target, settings.offline)
+    offer = uncatalogued.remote(target, settings.offline)
     reason = catalog.not_yet(offer.arch, offer.format)
     if reason is not None:
         step = "`localq fit --vram SIZE` lists what does run."

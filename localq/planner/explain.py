@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from localq import kv_form, planner
-from localq.architecture import Architecture
+from localq import kv_bits
 from localq.errors import LocalqError
-from localq.placement import HEAD_NAMES, Placement, Wishes
-from localq.planner import Plan
+from localq.files.architecture import Architecture
+from localq.planner import plan as planner
+from localq.planner.placement import HEAD_NAMES, Placement, Wishes
+from localq.planner.plan import Plan
 
 ASKED = "as asked for"
 
@@ -32,7 +33,7 @@ def lines(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: int | No
     return [
         Line("embedding", places[plan.embed], asking.why("embed", wishes.embed != "auto"), "--embed"),
         Line("head", HEAD_NAMES[plan.head] + own + shared, asking.why("head", wishes.head != "auto"), "--head"),
-        Line("KV cache", kv_form.told(plan.kv_bits), asking.why("kv_bits", wishes.kv_bits is not None), "--kv"),
+        Line("KV cache", kv_bits.told(plan.kv_bits), asking.why("kv_bits", wishes.kv_bits is not None), "--kv"),
         Line("context", f"{plan.ctx:,} tokens", _context(plan, wishes, arch, budget_bytes), "--ctx"),
     ]
 

@@ -9,12 +9,15 @@ import functools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from localq import catalog, catalog_file, offers, planner, speed
 from localq.errors import LocalqError, usage_error
-from localq.offers import Offer, ratio
-from localq.placement import Wishes
-from localq.planner import Plan
-from localq.speed import Machine
+from localq.files import catalog, catalog_file
+from localq.planner import offers
+from localq.planner import plan as planner
+from localq.planner.offers import Offer, ratio
+from localq.planner.placement import Wishes
+from localq.planner.plan import Plan
+from localq.planner.speed import predict
+from localq.planner.speed.predict import Machine
 
 # Bits per weight -> what a parameter is taken to be worth, of 1 at 16 bits, and in words. A judgement, for the order of
 # the table alone: that people choose 27B to 32B at 4 bits before 70B at 2, and 70B at 2 before 24B at 4.
@@ -96,9 +99,9 @@ def of_model(name: str, format: str | None = None, offline: bool = False) -> lis
         raise usage_error("--format", f"there is no {format!r} of {target.entry.name}", f"There is {known}.")
     if format is not None:
         raise usage_error("--format", f"{name} is not a name of the catalogue", "Leave --format out.")
-    from localq import unlisted  # start-up cost: only files and repositories need it
+    from localq.planner import uncatalogued  # start-up cost: only files and repositories need it
 
-    return [unlisted.offer(target, offline)]
+    return [uncatalogued.offer(target, offline)]
 
 
 def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None) -> Row:
@@ -134,7 +137,7 @@ def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None
 def _tok_s(offer: Offer, plan: Plan, machine: Machine | None) -> float | None:
     if machine is None or offer.not_yet is not None:
         return None
-    return speed.tokens_per_s(offer.arch, offer.format, offer.scheme, plan.placement, machine)
+    return predict.tokens_per_s(offer.arch, offer.format, offer.scheme, plan.placement, machine)
 
 
 def _reason(offer: Offer, plan: Plan) -> str:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import math
 import re
 
-from localq.architecture import MODEL_TYPES, Architecture, Linears
-from localq.book_sizes import FRAGMENT_BYTES as FRAGMENT_BYTES
-from localq.book_sizes import MEETING_BYTES as MEETING_BYTES
-from localq.book_sizes import MIX as MIX
-from localq.book_sizes import MOST_FRAGMENTS as MOST_FRAGMENTS
-from localq.book_sizes import expert_tables as expert_tables
-from localq.book_sizes import opens_expert, small_books
-from localq.book_sizes import vq2_books as vq2_books
 from localq.errors import usage_error
-from localq.placement import Placement
+from localq.files.architecture import MODEL_TYPES, Architecture, Linears
+from localq.files.format_facts import FRAGMENT_BYTES as FRAGMENT_BYTES
+from localq.files.format_facts import MEETING_BYTES as MEETING_BYTES
+from localq.files.format_facts import MIX as MIX
+from localq.files.format_facts import MOST_FRAGMENTS as MOST_FRAGMENTS
+from localq.files.format_facts import expert_tables as expert_tables
+from localq.files.format_facts import opens_expert, small_books
+from localq.files.format_facts import vq2_books as vq2_books
+from localq.planner.placement import Placement
 
 MIB = 2**20
 # CUDA context, streams and loaded kernels before they are measured. An assumption of the 24 GB arithmetic that users of

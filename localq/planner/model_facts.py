@@ -10,14 +10,20 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from localq import catalog, choosing, hub, kv_form, memory_limits, planner, remembered
-from localq.architecture import Architecture
-from localq.catalog import Source
+from localq import kv_bits
 from localq.errors import ExitCode, LocalqError
-from localq.local_models import format_of_config
-from localq.modelfiles import open_model
+from localq.files import catalog
+from localq.files.architecture import Architecture
+from localq.files.catalog import Source
+from localq.files.hub import fetch as hub
+from localq.files.local_models import format_of_config
+from localq.files.model_folder import open_model
+from localq.files.schemes import scheme_of
+from localq.planner import budget as memory_budget
+from localq.planner import choose
+from localq.planner import plan as planner
+from localq.planner.speed import local_measurements
 from localq.sanitize import sanitize
-from localq.schemes import scheme_of
 from localq.settings import Settings
 from localq.wording import human_bytes, memory_lines, table_lines
 
@@ -77,15 +83,15 @@ def _memory(name: str, arch: Architecture, format: str, scheme: str, settings: S
 
     None where neither is known: on a machine without a GPU.
     """
-    last = remembered.last_load(name) if settings.vram is None else None
+    last = local_measurements.last_load(name) if settings.vram is None else None
     if last is not None:
         told = dataclasses.asdict(last)
         return {**told, "predicted_bytes": told.pop("predicted"), "measured_bytes": told.pop("measured")}
-    size = memory_limits.allowed(settings)
-    budget = choosing.budget_here(settings) if size is None else size - memory_limits.reserved(settings)
+    size = memory_budget.allowed(settings)
+    budget = choose.budget_here(settings) if size is None else size - memory_budget.reserved(settings)
     if budget is None:
         return None
-    wishes = choosing.wishes_of(settings)
+    wishes = choose.wishes_of(settings)
     try:
         plan = planner.assess(arch, format, budget, wishes=wishes, scheme=scheme, name=name)
     except LocalqError:  # what is wished for is not possible for this shape: loading says so
@@ -160,7 +166,7 @@ def lines(facts: dict[str, Any], width: int | None = None) -> list[str]:
 
 def _memory_lines(memory: dict[str, Any]) -> list[str]:
     where = f"when it was last loaded on {memory['device']}" if memory["device"] else "as planned, never loaded here"
-    cache, embed, head = kv_form.told(memory["kv_bits"]), memory["embed"], memory["head"]
+    cache, embed, head = kv_bits.told(memory["kv_bits"]), memory["embed"], memory["head"]
     form = f"{memory['format']}, {memory['ctx']:,} tokens, KV {cache}, embedding {embed}, head {head}"
     measured, predicted = memory["measured_bytes"], memory["predicted_bytes"]
     parts = memory_lines(measured, predicted) if measured else memory_lines(predicted, {})

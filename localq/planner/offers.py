@@ -12,12 +12,15 @@ import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localq import catalog, measured, places, planner
-from localq.architecture import Architecture
-from localq.catalog import ModelEntry, Source, Target
+from localq import places
 from localq.errors import usage_error
-from localq.placement import Wishes
-from localq.planner import Plan
+from localq.files import catalog
+from localq.files.architecture import Architecture
+from localq.files.catalog import ModelEntry, Source, Target
+from localq.planner import plan as planner
+from localq.planner.placement import Wishes
+from localq.planner.plan import Plan
+from localq.planner.speed import measurements
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Offer:
     @property
     def is_calibrated(self) -> bool:
         """It must be made here, on a text, which takes hours of a large model."""
-        from localq import prepare  # start-up cost: the table of all offers does without what fetches them
+        from localq.planner import prepare  # start-up cost: the table of all offers does without what fetches them
 
         return self.source is None and self.base is not None and self.format in prepare.CALIBRATED
 
@@ -153,7 +156,7 @@ def choose(entry: ModelEntry, budget_bytes: int | None, wishes: Wishes, only: st
 
 
 def _considered(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> Considered:
-    from localq import hub  # as in `is_calibrated`
+    from localq.files.hub import fetch as hub  # as in `is_calibrated`
 
     plan = planner.assess(offer.arch, offer.format, budget_bytes, wishes=wishes, scheme=offer.scheme, name=offer.name)
     wanted = wishes.ctx or min(planner.USABLE_CONTEXT, offer.arch.max_context)
@@ -163,7 +166,8 @@ def _considered(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> Consi
 
 def making(offer: Offer) -> str:
     """The command that makes what nobody publishes, so that its name finds it, with an estimate for this machine."""
-    from localq import driver, prepare  # as in `is_calibrated`
+    from localq import driver
+    from localq.planner import prepare  # as in `is_calibrated`
 
     name = f"{offer.model}@{offer.format}"
     if prepare.ready_layers(catalog.resolve(name)):
@@ -178,4 +182,4 @@ def making(offer: Offer) -> str:
 
 def ratio(offer: Offer) -> float | None:
     """Perplexity over that of the full weights, where it was measured."""
-    return measured.PERPLEXITY_RATIO.get((offer.model, offer.format))
+    return measurements.PERPLEXITY_RATIO.get((offer.model, offer.format))

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localq.architecture import Architecture
 from localq.errors import usage_error
-from localq.kv_form import K8V4, KV_BITS, KvBits
+from localq.files.architecture import Architecture
+from localq.kv_bits import K8V4, KV_BITS, KvBits
 
 EMBEDS, HEADS = ("auto", "device", "host"), ("auto", "16", "8", "nf4")
 # What saves memory, one after the other. A tied model's table serves as its head, so it can go to the host only once

@@ -12,17 +12,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from localq import catalog, footprint, kv_form
-from localq.architecture import Architecture
+from localq import kv_bits as kv_form
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.footprint import CUDA_CONTEXT_BYTES as CUDA_CONTEXT_BYTES
-from localq.footprint import MIB as MIB
-from localq.footprint import bits_per_weight as bits_per_weight
-from localq.footprint import linear_bytes as linear_bytes
-from localq.footprint import weights_bytes as weights_bytes
-from localq.kv_form import KvBits
-from localq.placement import HEAD_COLUMNS, HEAD_NAMES, Placement, kv_storable
-from localq.placement import Wishes as Wishes
+from localq.files import catalog
+from localq.files.architecture import Architecture
+from localq.kv_bits import KvBits
+from localq.planner import footprint
+from localq.planner.footprint import CUDA_CONTEXT_BYTES as CUDA_CONTEXT_BYTES
+from localq.planner.footprint import MIB as MIB
+from localq.planner.footprint import bits_per_weight as bits_per_weight
+from localq.planner.footprint import linear_bytes as linear_bytes
+from localq.planner.footprint import weights_bytes as weights_bytes
+from localq.planner.placement import HEAD_COLUMNS, HEAD_NAMES, Placement, kv_storable
+from localq.planner.placement import Wishes as Wishes
 from localq.wording import parse_bytes as parse_bytes
 
 CPU_CONTEXT = 8192  # tokens, where no budget limits the context and none was asked for

@@ -17,9 +17,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
-from localq import catalog, hub, hub_client, measured, places
+from localq import places, processes
 from localq.errors import ExitCode, LocalqError, bad_file, usage_error
-from localq.worker import spawn
+from localq.files import catalog
+from localq.files.hub import client as hub_client
+from localq.files.hub import fetch as hub
+from localq.planner.speed import measurements
 
 Say = Callable[[str], None]
 OnProgress = Callable[[str, int, int], None]  # file, bytes done, bytes in total
@@ -95,11 +98,12 @@ def _in_words(seconds: float) -> str:
 
 def _share_of_an_h200() -> float:
     """How fast the GPU here computes, by its multiprocessors and their clock; 1 where they are not known."""
-    from localq import cards, gpus  # start-up cost, as above
+    from localq import gpus  # start-up cost, as above
+    from localq.planner.speed import cards
 
     here = gpus.first_visible(gpus.probe().gpus)
     card = cards.known(here.name) if here else None
-    return card.multiprocessors * card.boost_ghz / measured.MULTIPROCESSOR_GHZ if card else 1.0
+    return card.multiprocessors * card.boost_ghz / measurements.MULTIPROCESSOR_GHZ if card else 1.0
 
 
 def check_can_make(format: str, source: str = "") -> None:
@@ -119,10 +123,10 @@ def cannot_search(format: str, why: str) -> LocalqError:
 
 
 def ready_layers(target: catalog.Target) -> Path | None:
-    """The folder of a model's quantized layers that comes with localq (`localq.ready_layers`), if there is one."""
+    """The packaged folder of a model's quantized layers, or None (`localq.quantize.prequantized_layers`)."""
     if target.entry is None:
         return None
-    folder = Path(__file__).parent / "data" / f"{target.entry.name}-{target.format}"
+    folder = places.PACKAGE_DATA / f"{target.entry.name}-{target.format}"
     return folder if folder.is_dir() else None
 
 
@@ -172,7 +176,7 @@ def _run(command: list[str], on_progress: OnProgress | None) -> tuple[int, str]:
     Where stderr leads somewhere it is shown there, by the process itself. A full screen has none: there its lines are
     progress, and an exception of `on_progress` ends the process.
     """
-    environment = spawn.environment()
+    environment = processes.environment()
     if _has_stderr():
         shown = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment, check=False)
         return shown.returncode, ""

@@ -9,12 +9,101 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from localq import disk, download, embedded, hub, hub_client, hub_remote, places, prepare, pull_verdict
-from localq.catalog import Source, Target
-from localq.errors import LocalqError, bad_file
-from localq.pull_verdict import Verdict
+from localq import disk, places
+from localq.errors import ExitCode, LocalqError, bad_file
+from localq.files import packaged_model
+from localq.files.catalog import Source, Target
+from localq.files.hub import client as hub_client
+from localq.files.hub import download
+from localq.files.hub import fetch as hub
+from localq.files.hub import remote as hub_remote
+from localq.planner import budget as memory_budget
+from localq.planner import choose, offers, prepare, uncatalogued
+from localq.planner import plan as planner
+from localq.planner.offers import Offer
+from localq.planner.plan import Plan
 from localq.settings import Settings
 from localq.wording import human_bytes, table_lines
+
+MIB = 2**20
+
+
+def chosen(name: str, settings: Settings) -> tuple[Target, str | None]:
+    """What `name` means on this machine, as for `localq chat`; and why, where that is not the usual format.
+
+    Raises LocalqError as `choosing.chosen`.
+    """
+    target, choice = choose.chosen(name, None, settings, _budget(settings))
+    unusual = choice is not None and not choice.taken.offer.preferred and target.name != name
+    return target, f"{target.name}: {choice.why}" if choice is not None and unusual else None
+
+
+def _offer(target: Target, revision: str | None) -> Offer | None:
+    """What is known of `target` before it is here; None for what the catalogue does not have in this format."""
+    if target.entry is None:
+        return (
+            uncatalogued.offer(target, offline=False)
+            if revision is None
+            else uncatalogued.remote(target, revision=revision)
+        )
+    return next(iter(offers.of_entry(target.entry, target.format)), None)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a model fits (None: not known) and that in one line; refusal (exit 3): why it is not fetched."""
+
+    fits: bool | None
+    said: str
+    refusal: LocalqError | None = None
+
+
+def verdict(target: Target, settings: Settings, revision: str | None, *, force: bool) -> Verdict | None:
+    """What to say about `target`; None where nothing is known of its shape. Refuses what does not fit the GPU (or
+    --vram) unless `force`.
+
+    Raises LocalqError: exit 8 where its files are unsound, unless `force`; 4, 5, 6 and 9 as `hub.fetch`.
+    """
+    budget = _budget(settings)  # a wrong --vram is said before the network is asked
+    try:
+        offer = _offer(target, revision)
+    except LocalqError as error:
+        if error.exit_code != ExitCode.FAILURE and not (force and error.exit_code == ExitCode.BAD_FILE):
+            raise  # a kind that localq does not know may be fetched for another tool
+        return Verdict(None, f"{target.name}: whether it fits is not known: {error.why}; it is fetched all the same")
+    if offer is None:
+        return None
+    if offer.not_yet:
+        return Verdict(None, f"{target.name}: {offer.not_yet}; it is fetched all the same")
+    plan = planner.assess(
+        offer.arch, offer.format, budget, wishes=choose.wishes_of(settings), weights=offer.block_bytes,
+        scheme=offer.scheme, name=target.name,
+    )  # fmt: skip
+    if plan.fits or force:
+        return Verdict(plan.fits, f"{target.name}: {_said(plan, budget)}")
+    why = f"it will not fit: {plan.reason}"
+    refused = choose.too_large(offer, budget, settings)
+    ways = f" {refused.next_step}" if refused is not None else ""
+    step = f"`localq fit` lists what does; --force fetches it all the same.{ways}"
+    return Verdict(False, f"{target.name}: {why}", LocalqError(target.name, why, step, ExitCode.DOES_NOT_FIT))
+
+
+def _said(plan: Plan, budget: int | None) -> str:
+    if not plan.fits:
+        return f"will not fit ({plan.reason}); it is fetched all the same"
+    takes = f"{plan.ledger.total / MIB:,.0f} MiB of GPU memory for {plan.ctx:,} tokens of context"
+    if budget is None:
+        return f"takes {takes}"
+    return f"fits: {takes}{f' ({plan.choice})' if plan.choice else ''}, of {budget / MIB:,.0f} MiB"
+
+
+def _budget(settings: Settings) -> int | None:
+    """Bytes of the GPU that is here, else of --vram, as if there were one; None without both."""
+    here = choose.budget_here(settings)
+    allowed = memory_budget.allowed(settings)
+    if here is not None or allowed is None:
+        return here
+    return max(0, allowed - memory_budget.reserved(settings))
 
 
 @dataclass(frozen=True)
@@ -67,9 +156,9 @@ def planned(target: Target, settings: Settings, revision: str | None, *, force: 
     else:
         source, made = _source(target, revision)
         origin, commit, files = _remote(source, offline)
-    verdict = pull_verdict.verdict(target, settings, revision, force=force)
-    refusal = verdict.refusal if verdict is not None and here is None else None  # what is here is not judged
-    return PullPlan(target, origin, commit, files, made, verdict, refusal or _no_room(target, files))
+    judged = verdict(target, settings, revision, force=force)
+    refusal = judged.refusal if judged is not None and here is None else None  # what is here is not judged
+    return PullPlan(target, origin, commit, files, made, judged, refusal or _no_room(target, files))
 
 
 def _source(target: Target, revision: str | None) -> tuple[Source, str]:
@@ -94,7 +183,7 @@ def _remote(source: Source, offline: bool) -> tuple[str, str | None, tuple[File,
     """(where from, commit, files) of what is not complete here."""
     if source.kind == "pypi":
         name = PurePosixPath(source.member).name
-        if embedded.local_path(source) is not None or embedded.installed(source) is not None:
+        if packaged_model.local_path(source) is not None or packaged_model.installed(source) is not None:
             return f"{source.package} {source.version}, installed here", None, (File(name, source.bytes, 0),)
         if offline:
             raise hub.not_here(source.package)

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from localq import catalog, hub, hub_client, hub_remote, local_models
-from localq.architecture import Architecture
-from localq.catalog import Source, Target
-from localq.catalog_file import FORMATS
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
-from localq.offers import Offer
-from localq.schemes import not_read, scheme_of
+from localq.files import catalog, local_models
+from localq.files.architecture import Architecture
+from localq.files.catalog import Source, Target
+from localq.files.catalog_file import FORMATS
+from localq.files.hub import client as hub_client
+from localq.files.hub import fetch as hub
+from localq.files.hub import remote as hub_remote
+from localq.files.model_folder import open_model
+from localq.files.schemes import not_read, scheme_of
+from localq.planner.offers import Offer
 
 _AS_BF16 = ("fp32", local_models.UNKNOWN_FORMAT)  # in memory, whatever they take on the disk
 

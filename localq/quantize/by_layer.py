@@ -16,26 +16,37 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq import kernels, prepare, ready_layers, vq_fetch, vq_whole
-from localq.checkpoint import Checkpoint, TensorInfo, info
-from localq.conversion_folder import claimed, stated_dtype, write_small_files
-from localq.engine import vram
+from localq import kernels
+from localq.engine.load import vram
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.formats.checkpoint import Checkpoint, TensorInfo, info
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Block
-from localq.quantizer import memory, mixture, whole
-from localq.quantizer.books import universal
-from localq.quantizer.finetune import Tuning
-from localq.quantizer.kept import Kept
-from localq.quantizer.layer import Made, Settings, groups_of, inputs_rotated, pass_full, pass_layer, quantize_layer
-from localq.quantizer.sensitivity import sensitivities, spread
-from localq.quantizer.source import Source
-from localq.quantizer.stream import Streams, kept_dtype
-from localq.quantizer.target import target_of
-from localq.quantizer.trail import Trail
-from localq.shard_writer import Shard, ShardWriter, plan_shards, start_state
-from localq.vq_request import Request as Request
-from localq.vq_request import changed, opened, origin, task_of
+from localq.planner import prepare
+from localq.quantize import fetch_order, memory, prequantized_layers
+from localq.quantize.bits import mixture as bit_mixture
+from localq.quantize.codebooks import joint_output, joint_training
+from localq.quantize.codebooks.finetune import Tuning
+from localq.quantize.codebooks.initial_codebooks import universal
+from localq.quantize.codebooks.layer import (
+    Made,
+    Settings,
+    groups_of,
+    inputs_rotated,
+    pass_full,
+    pass_layer,
+    quantize_layer,
+)
+from localq.quantize.model.calibration_stream import Streams, kept_dtype
+from localq.quantize.model.sensitivity import sensitivities, spread
+from localq.quantize.model.source import Source
+from localq.quantize.output.folder import claimed, stated_dtype, write_small_files
+from localq.quantize.output.resume_files import Kept
+from localq.quantize.output.sensitivity_log import Trail
+from localq.quantize.output.shards import Shard, ShardWriter, plan_shards, start_state
+from localq.quantize.request import Request as Request
+from localq.quantize.request import changed, opened, origin, task_of
+from localq.quantize.target import target_of
 
 OnProgress = Callable[[str, int, int], None]  # what is done, weights done, weights in total
 Say = Callable[[str], None]  # one-line notes for the user
@@ -66,7 +77,7 @@ def convert(request: Request, on_progress: OnProgress | None = None, say: Say | 
             why = "bits are not mixed among the matrices of a mixture of experts"
             raise usage_error("--bits", why, "Give 2, 2.5, 3 or 4.")
         note = origin(source, checkpoint, model.origin)
-        not_whole = vq_whole.left_out(request.whole, model, source.name, ready=request.layers is not None)
+        not_whole = joint_output.left_out(request.whole, model, source.name, ready=request.layers is not None)
         work = _Work(request, model, checkpoint)
         task = task_of(request, work.planned)
         tell, hear = on_progress or (lambda what, done, total: None), say or (lambda line: None)
@@ -83,12 +94,14 @@ def convert(request: Request, on_progress: OnProgress | None = None, say: Say | 
                 writer.check_space()
                 start_state(out, task)
                 if request.layers is not None:
-                    ready_layers.adopt(request.layers, writer, work.drafts(shards) or shards[1 : 1 + model.layers])
+                    prequantized_layers.adopt(
+                        request.layers, writer, work.drafts(shards) or shards[1 : 1 + model.layers]
+                    )
                 work.run(writer, shards, Kept(out, task), tell, hear)
             write_small_files(source, work.quantization_config(), out, work.changes())
-            (out / whole.FILE).unlink(missing_ok=True)
+            (out / joint_training.FILE).unlink(missing_ok=True)
             writer.finish()
-            (out / mixture.FILE).unlink(missing_ok=True)
+            (out / bit_mixture.FILE).unlink(missing_ok=True)
     return out
 
 
@@ -110,7 +123,7 @@ class _Work:
             self._target.shares,
             request.tuning,
             self._dtype,
-            whole=request.whole if vq_whole.applies(request.whole, model) else Tuning(),
+            whole=request.whole if joint_output.applies(request.whole, model) else Tuning(),
         )
         self._groups = [groups_of(model.meta_block(index)) for index in range(model.layers)]
         self._rest = model.unread()
@@ -121,7 +134,7 @@ class _Work:
         self._last = {name: info(self._dtype, shapes[name]) for name in last}
         self._schemes = [[self._target.scheme] * len(groups) for groups in self._groups]
         self._books = {self._target.scheme: universal(self._target.scheme, request.device)}
-        mixture.check(model, self._settings.shares, self._layout, request.bits)
+        bit_mixture.check(model, self._settings.shares, self._layout, request.bits)
 
     @property
     def planned(self) -> list[dict[str, TensorInfo]]:
@@ -156,13 +169,13 @@ class _Work:
     def mix(self, task: dict[str, Any], on_progress: OnProgress, say: Say) -> None:
         """Choose the schemes for the bits that are asked for, or find what was chosen; see `mixture`."""
         request = self._request
-        self._schemes = mixture.kept(
+        self._schemes = bit_mixture.kept(
             request.out, task, self._model.layers, lambda trail: self._mixed(trail, on_progress, say)
         )
         every = {scheme for schemes in self._schemes for scheme in schemes}
         self._books = {scheme: universal(scheme, request.device) for scheme in every}
 
-    def _mixed(self, trail: Trail, on_progress: OnProgress, say: Say) -> mixture.Schemes:
+    def _mixed(self, trail: Trail, on_progress: OnProgress, say: Say) -> bit_mixture.Schemes:
         """The choice, from what `trail` has of the measuring on."""
         request, model, total = self._request, self._model, 2 * self._model.layers
         done = 0
@@ -174,10 +187,10 @@ class _Work:
             on_progress(MEASURING, done, total)
 
         source = (request.shards, model, self._rest)
-        release = vq_fetch.measuring(*source, lambda what: on_progress(f"{FETCHING} {what}", done, total))
+        release = fetch_order.measuring(*source, lambda what: on_progress(f"{FETCHING} {what}", done, total))
         rows = partial(self._embedded, spread(len(request.windows)))
         prices = sensitivities(model, rows, request.device, self._settings, trail, before)
-        return mixture.schemes_for(model, prices, self._settings.shares, self._layout, request.bits or 0.0, say)
+        return bit_mixture.schemes_for(model, prices, self._settings.shares, self._layout, request.bits or 0.0, say)
 
     def quantization_config(self) -> dict[str, Any]:
         """What config.json says of the weights."""
@@ -192,7 +205,7 @@ class _Work:
     def drafts(self, shards: Sequence[Shard]) -> list[Shard]:
         """Of the layers among `shards`, where these are trained together before they are written."""
         layers = shards[1 : 1 + self._model.layers]
-        return vq_whole.drafts_of(layers) if self._settings.whole.steps else []
+        return joint_output.drafts_of(layers) if self._settings.whole.steps else []
 
     def run(self, writer: ShardWriter, shards: list[Shard], kept: Kept, on_progress: OnProgress, say: Say) -> None:
         """Write all of `shards` that are not there."""
@@ -212,8 +225,8 @@ class _Work:
         last = layers if drafts else max((index for index in wanted if index <= layers), default=0)
         units = sorted({*range(last + 1 if last else 0), *wanted})  # the text goes through every layer before the last
         source = (self._request.shards, self._model, self._rest)
-        release = vq_fetch.making(*source, units, lambda what: on_progress(f"{FETCHING} {what}", done, total))
-        written = vq_whole.Written(self._model, self._target, writer.folder, files, self._request.source.config)
+        release = fetch_order.making(*source, units, lambda what: on_progress(f"{FETCHING} {what}", done, total))
+        written = joint_output.Written(self._model, self._target, writer.folder, files, self._request.source.config)
         for at, unit in enumerate(units):
             release(units[at:])
             if not 0 < unit <= layers and unit in wanted:
@@ -249,7 +262,7 @@ class _Work:
         tensors = self._model.tensors(made, block, index, self._target).items()
         writer.write(shard, ((name, self._kept(name, each, shard.tensors[name].dtype)) for name, each in tensors))
 
-    def _pass(self, index: int, streams: Streams, written: vq_whole.Written, *, read_on: bool) -> None:
+    def _pass(self, index: int, streams: Streams, written: joint_output.Written, *, read_on: bool) -> None:
         """Through a layer that was made before; read_on: there is one to be made on what the quantized layers leave."""
         if not read_on:
             pass_full(self._model.block(index), streams, self._settings)
@@ -260,7 +273,7 @@ class _Work:
 
     def _train(
         self,
-        written: vq_whole.Written,
+        written: joint_output.Written,
         streams: Streams,
         writer: ShardWriter,
         shards: Sequence[Shard],
@@ -271,7 +284,9 @@ class _Work:
         """The layers, all made, become those that are written."""
         streams.x.clear()  # what the layers read that are made by now
         request, on_step = self._request, partial(on_progress, TRAINING)
-        trained = vq_whole.train(written, streams, request.windows, self._settings, kept, on_step, request.source.name)
+        trained = joint_output.train(
+            written, streams, request.windows, self._settings, kept, on_step, request.source.name
+        )
         say(f"{request.source.name}: {trained.said}")
         pending = {shard.name for shard in writer.pending()}
         for index, ((made, block), shard) in enumerate(zip(trained.layers, shards, strict=True)):

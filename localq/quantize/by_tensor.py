@@ -21,16 +21,19 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from localq import __version__, bcq_mixture, input_moments, schemes
-from localq.checkpoint import Checkpoint, in_memory, open_checkpoint
-from localq.conversion_folder import claimed, source_facts, stated_dtype, write_small_files
-from localq.conversion_plan import Job, maker_of, notes, plan_jobs, skipped_modules
+from localq import __version__
 from localq.errors import LocalqError, bad_file, usage_error
-from localq.modelfiles import ModelFiles
-from localq.quant import FORMATS, bcq
-from localq.quantizer import mixture
-from localq.quantizer.binary_layers import Layers
-from localq.shard_writer import SHARD_BYTES, ShardWriter, plan_shards, start_state
+from localq.files import schemes
+from localq.files.model_folder import ModelFiles
+from localq.formats import FORMATS, bcq
+from localq.formats.checkpoint import Checkpoint, in_memory, open_checkpoint
+from localq.quantize.binary.layers import Layers
+from localq.quantize.bits import binary_mixture
+from localq.quantize.bits import mixture as bit_mixture
+from localq.quantize.model import input_moments
+from localq.quantize.output.folder import claimed, source_facts, stated_dtype, write_small_files
+from localq.quantize.output.shards import SHARD_BYTES, ShardWriter, plan_shards, start_state
+from localq.quantize.output.tensor_jobs import Job, maker_of, notes, plan_jobs, skipped_modules
 
 MADE = ("nf4", "mxfp4", "bcq", "squeezellm")  # formats that are made tensor by tensor; `vq_convert` makes others
 OnProgress = Callable[[str, int, int], None]  # what is done, source bytes done, source bytes in total
@@ -48,7 +51,7 @@ def convert(
     shard_bytes: int = SHARD_BYTES,
     scheme: str = "",
     text: input_moments.Text | None = None,
-    wish: bcq_mixture.Wish | None = None,
+    wish: binary_mixture.Wish | None = None,
 ) -> Path:
     """Quantize `source` into the folder `out` and return it. The same call goes on where a killed one stopped.
 
@@ -73,7 +76,7 @@ def convert(
             tell, hear = on_progress or (lambda what, done, total: None), say or (lambda line: None)
             if wish is not None:
                 start_state(out, task)
-                module = bcq_mixture.mixed(out, task, wish, source, checkpoint, tell, hear)
+                module = binary_mixture.mixed(out, task, wish, source, checkpoint, tell, hear)
                 jobs = plan_jobs(checkpoint.tensors, module, source.kind, str(source.config.get("model_type")))
             writer = ShardWriter(out, plan_shards([job.outputs for job in jobs], shard_bytes), task)
             writer.check_space()
@@ -87,7 +90,7 @@ def convert(
             _write_shards(writer, checkpoint, jobs, module, source, on_progress, moments, layers)
             write_small_files(source, module.quantization_config(stated_dtype(source), skipped_modules(jobs)), out)
             writer.finish()
-            for kept in (input_moments.FILE, mixture.FILE):
+            for kept in (input_moments.FILE, bit_mixture.FILE):
                 (out / kept).unlink(missing_ok=True)
     for note in notes(jobs, module.BLOCK):
         if say:

@@ -9,16 +9,84 @@ windows of chats begin where a chat does: what stands first in its context a mod
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from localq import chat_lines, windows
-from localq.chat_lines import Chats
-from localq.errors import usage_error
-from localq.modelfiles import ModelFiles
-from localq.tokenizer import MAX_TEXT_BYTES, Tokenizer
+from localq import places
+from localq.errors import ExitCode, LocalqError, usage_error
+from localq.files import json_files
+from localq.files.model_folder import ModelFiles
+from localq.text import thinking
+from localq.text import token_windows as windows
+from localq.text.tokenizer import MAX_TEXT_BYTES, Tokenizer
+
+SUFFIX = ".jsonl"
+_FORM = 'A line is {"messages": [{"role": "user", "content": "..."}, ...]}.'
+Message = dict[str, str]  # role and content
+
+
+@dataclass(frozen=True)
+class Chats:
+    """What `path` holds: of every chat the number of its line, and its messages."""
+
+    path: Path
+    chats: tuple[tuple[int, tuple[Message, ...]], ...]
+
+
+def parse(text: str, path: Path, option: str) -> Chats:
+    """The chats in `text`, which is that of `path`, an argument of `option`. Blank lines are none.
+
+    Raises LocalqError (exit 2), with the line, for one that is no chat, and where there is not one.
+    """
+    lines = enumerate(text.split("\n"), 1)
+    chats = tuple((number, _messages(line, number, path, option)) for number, line in lines if line.strip())
+    if not chats:
+        raise usage_error(option, f"{path} is empty: it holds no chat", _FORM)
+    return Chats(path, chats)
+
+
+def token_ids(tokenizer: Tokenizer, chats: Chats, option: str) -> list[list[int]]:
+    """Those of each chat.
+
+    Raises LocalqError: exit 2 for a model without a chat template, and for a chat that its template refuses; 8 for a
+    template that is malformed.
+    """
+    template = tokenizer.chat_template
+    if template is None:
+        why = f"{chats.path} holds chats, and this base model has no chat template"
+        raise usage_error(option, why, "Give plain text.")
+    ids = list[list[int]]()
+    for number, messages in chats.chats:
+        told = [{**each, "content": thinking.read_by(template, each["role"], each["content"])} for each in messages]
+        try:
+            ids.append(tokenizer.encode(tokenizer.chat_text(told, add_generation_prompt=False)))
+        except LocalqError as error:
+            if error.exit_code == ExitCode.BAD_FILE:
+                raise
+            why = f"{chats.path}, line {number}: {error.why}"
+            raise usage_error(option, why, "Change that line, or leave it out.") from error
+    return ids
+
+
+def _messages(line: str, number: int, path: Path, option: str) -> tuple[Message, ...]:
+    """Of one line."""
+    try:
+        found = json_files.parse_object(line, str(path)).get("messages")
+    except LocalqError as error:
+        raise usage_error(option, f"{path}, line {number}: {error.why}", _FORM) from None
+    if not isinstance(found, list) or not found or not all(map(_is_message, found)):
+        why = f"{path}, line {number}: its messages are no list of roles and contents, both text"
+        raise usage_error(option, why, _FORM)
+    return tuple({"role": each["role"], "content": each["content"]} for each in found)
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
+
 
 DEFAULT = Path("default")  # names the text that localq has
-DEFAULT_TEXT = Path(__file__).parent / "data" / "wikitext-2-train-slice.txt"
+DEFAULT_TEXT = places.PACKAGE_DATA / "wikitext-2-train-slice.txt"
 WINDOW = 2048  # tokens of a window, less where the model has a shorter context
 PIECE = 2**16  # characters that are tokenized together, and the rest of their row
 OPTION = "--calibration"
@@ -61,7 +129,7 @@ def _shares(counts: Sequence[int], wanted: int) -> list[int]:
 def _windows(tokenizer: Tokenizer, text: str | Chats, size: int) -> list[list[int]]:
     """Those of one text, or of one file of chats. There is one at least."""
     if isinstance(text, Chats):
-        chats = chat_lines.token_ids(tokenizer, text, OPTION)
+        chats = token_ids(tokenizer, text, OPTION)
         found, tokens, what = _chat_windows(chats, size), sum(map(len, chats)), str(text.path)
     else:
         ids = _ids(tokenizer, text)
@@ -113,7 +181,7 @@ def read_texts(paths: Sequence[Path]) -> Texts:
 
 def _read(path: Path) -> str | Chats:
     text = read_text(path)
-    return chat_lines.parse(text, path, OPTION) if path.suffix.lower() == chat_lines.SUFFIX else text
+    return parse(text, path, OPTION) if path.suffix.lower() == SUFFIX else text
 
 
 def read_text(path: Path) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from localq.hub_shards import AHEAD, Shards
-from localq.quantizer.source import Source
+from localq.files.hub.shards import AHEAD, Shards
+from localq.quantize.model.source import Source
 
 Tell = Callable[[str], None]  # what is waited for
 Release = Callable[[Sequence[int]], None]  # to be called with the numbers that are left, before each of them

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import torch
 
-from localq import footprint
-from localq.engine.load import is_out_of_memory
+from localq.engine.load.load import is_out_of_memory
 from localq.errors import ExitCode, LocalqError
 from localq.models.decoder import Block
-from localq.quantizer import pieces, statistics, triangles
-from localq.quantizer.finetune import products
-from localq.quantizer.fold import plain
-from localq.quantizer.layer import Group, Settings, groups_of
-from localq.quantizer.sensitivity import HEAD_BYTES
+from localq.planner import footprint
+from localq.quantize.codebooks.finetune import products
+from localq.quantize.codebooks.layer import Group, Settings, groups_of
+from localq.quantize.model import linear_algebra, statistics
+from localq.quantize.model.fold import plain
+from localq.quantize.model.sensitivity import HEAD_BYTES
 
 F32, F64 = 4, 8
 # Bytes a weight, of temporaries: a piece whose codewords are gathered, a matrix that is decoded, one that is read and
@@ -134,7 +134,7 @@ class _Layer:
         """Of a group: its statistics, its goal, the search, the fit."""
         rows, columns = self._rows(group), self._columns(group)
         weight, metric, wide = F32 * rows * columns, F32 * columns**2, columns <= statistics.F64_COLUMNS
-        panel, item = min(triangles.PANEL, columns), F64 if wide else F32
+        panel, item = min(linear_algebra.PANEL, columns), F64 if wide else F32
         factor, factoring, inverting = (
             item * size for size in (columns**2, panel * (columns + panel), 2 * panel * columns)
         )
@@ -176,7 +176,7 @@ class _Layer:
         widest = self._widest()
         back = SLOPES[self.device] * widest
         if self.device == "cpu":
-            back += GATHERED * min(widest, pieces.VALUES)
+            back += GATHERED * min(widest, linear_algebra.VALUES)
         attending = SCORES[self.device] * scores + 10 * stream + (middle if self.device == "cuda" else 0)
         held = max(attending, scores + 6 * middle + 8 * stream, back)
         return self._kept() + 2 * products(torch.device(self.device)).itemsize * self._weights() + held
@@ -219,10 +219,10 @@ class _Layer:
 
     @staticmethod
     def _panel(rows: int, columns: int) -> int:
-        return 2 * _height(rows, columns, 1) * min(triangles.PANEL, columns)
+        return 2 * _height(rows, columns, 1) * min(linear_algebra.PANEL, columns)
 
 
 def _height(rows: int, columns: int, factor: int) -> int:
     """Rows of the largest piece."""
-    first = pieces.pieces(rows, columns, factor)[0]
+    first = linear_algebra.pieces(rows, columns, factor)[0]
     return int(first.stop) - int(first.start)

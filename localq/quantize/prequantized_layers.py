@@ -15,11 +15,11 @@ from pathlib import Path
 
 from localq.disk import sha256_of
 from localq.errors import bad_file, usage_error
-from localq.hub_shards import Shards
-from localq.jsonfile import read_object
-from localq.modelfiles import ModelFiles
-from localq.safetensors_header import shard_paths
-from localq.shard_writer import Shard, ShardWriter
+from localq.files.hub.shards import Shards
+from localq.files.json_files import read_object
+from localq.files.model_folder import ModelFiles
+from localq.files.safetensors_headers import shard_paths
+from localq.quantize.output.shards import Shard, ShardWriter
 
 TENSORS, RECORD = "layers.safetensors", "made.json"
 MAX_RECORD_BYTES = 2**16

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from localq import __version__
-from localq.checkpoint import Checkpoint, TensorInfo, open_checkpoint, open_fetched
-from localq.conversion_folder import source_facts
 from localq.errors import usage_error
-from localq.hub_shards import Shards
-from localq.modelfiles import ModelFiles
-from localq.quantizer.encode import Effort
-from localq.quantizer.finetune import Tuning
-from localq.ready_layers import ReadyLayers
+from localq.files.hub.shards import Shards
+from localq.files.model_folder import ModelFiles
+from localq.formats.checkpoint import Checkpoint, TensorInfo, open_checkpoint, open_fetched
+from localq.quantize.codebooks.encode import Effort
+from localq.quantize.codebooks.finetune import Tuning
+from localq.quantize.output.folder import source_facts
+from localq.quantize.prequantized_layers import ReadyLayers
 
 FULL_BITS = 12  # sources of fewer bits a weight have lost something already
 

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from localq.checkpoint import Checkpoint
 from localq.errors import usage_error
-from localq.quant import aqlm, vq2
-from localq.quant.vq2_codec import ENTRIES, Packed
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.codebooks import aqlm, vq2
+from localq.formats.codebooks.vq2_codec import ENTRIES, Packed
 
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 GROUP = 8  # columns of a codeword of aqlm2x8

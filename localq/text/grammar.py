@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from localq import gbnf
+from localq.disk import text_of
 from localq.errors import LocalqError, usage_error
+from localq.processes import within
 from localq.sanitize import sanitize
-from localq.text_file import text_of
-from localq.within import within
+from localq.text import gbnf
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer

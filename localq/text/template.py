@@ -9,25 +9,45 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import os
+import re
 import select
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from localq import places
 from localq.errors import LocalqError, bad_file, usage_error
+
+BREAK = "\u200b"
+_MARK = re.compile(r"<\|\w{1,64}\|>|<(?:start|end)_of_turn>|\[/?[A-Z_]{1,64}\]")
+_ANY = r"<\|\w{1,64}\|>"
+_PUT_TOGETHER = re.compile(r"""<\|['"]""")  # '<|' + message['role'] + '|>'
+
+
+def plain(template: str | None, text: str) -> str:
+    """`text` for a model with this chat template, without what frames its turns."""
+    marks = _marks(template or "")
+    return marks.sub(lambda found: found[0][0] + BREAK + found[0][1:], text) if marks else text
+
+
+@functools.lru_cache(maxsize=8)
+def _marks(template: str) -> re.Pattern[str] | None:
+    written = [re.escape(mark) for mark in sorted(set(_MARK.findall(template)))]
+    if _PUT_TOGETHER.search(template):
+        written.append(_ANY)
+    return re.compile("|".join(written)) if written else None
+
 
 MAX_TEMPLATE_BYTES = 64 * 1024
 MAX_OUTPUT_BYTES = 2**20
 MAX_CONVERSATION_BYTES = MAX_OUTPUT_BYTES * 3 // 4  # some models' templates add a frame to every message
 WALL_SECONDS = 2.5  # the child's own limit is 2 to 3 s of processor time; this is also for one that sleeps or swaps
-
-_PACKAGE_PARENT = str(Path(__file__).parents[1])
 
 
 def render(
@@ -126,11 +146,11 @@ class _Child:
                         pipe.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
-        environment = {"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", "PYTHONPATH": _PACKAGE_PARENT}
+        environment = {"PATH": os.environ.get("PATH", ""), "LANG": "C.UTF-8", "PYTHONPATH": str(places.PACKAGE_PARENT)}
         if "TZ" in os.environ:  # `strftime_now` gives the user's date
             environment["TZ"] = os.environ["TZ"]
         # -P: the working folder may be a stranger's, and must not give the child its modules.
-        command = [sys.executable, "-P", "-m", "localq.template_child"]
+        command = [sys.executable, "-P", "-m", "localq.text.template_child"]
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -16,8 +16,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from localq import frames, harmony
 from localq.errors import usage_error
+from localq.text import harmony
+from localq.text import template as frames
 
 TAGS = OPENING, CLOSING = "<think>", "</think>"
 TAIL_TOKENS = 16  # of a prompt, in which an opening tag must lie to open the reply

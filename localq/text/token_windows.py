@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from localq.errors import usage_error
-from localq.tokenizer import Tokenizer
+from localq.text.tokenizer import Tokenizer
 
 LEAST_WINDOW = 4  # both conventions predict something
 

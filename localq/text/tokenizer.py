@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from localq import harmony, template, thinking
 from localq.errors import LocalqError, bad_file, usage_error
-from localq.tokenizer_files import SPECIAL, panics_named, read_backend, special_tokens
-from localq.within import within
+from localq.processes import within
+from localq.text import harmony, template, thinking
+from localq.text.tokenizer_files import SPECIAL, panics_named, read_backend, special_tokens
 
 if TYPE_CHECKING:
     import tokenizers
 
-    from localq.modelfiles import ModelFiles
+    from localq.files.model_folder import ModelFiles
 
 MAX_TEXT_BYTES = 8 * 2**20  # more than any model's context holds
 MAX_SECONDS = 5.0  # to encode a text of up to 1 MiB, and as much for every further MiB
@@ -225,7 +225,7 @@ def _end_of_turn_ids(backend: tokenizers.Tokenizer, special: Mapping[str, str], 
 
 
 def _from_gguf(files: ModelFiles) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    from localq.gguf_import import vocab  # start-up cost: only for .gguf files
+    from localq.files.gguf import vocab  # start-up cost: only for .gguf files
 
     special = vocab.special_tokens(files.path)
     return vocab.build_tokenizer(files.path), {name: special[name] for name in SPECIAL if special[name]}

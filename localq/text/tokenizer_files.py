@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from localq.errors import bad_file
-from localq.jsonfile import inside, read_object, read_text
+from localq.files.json_files import inside, read_object, read_text
 
 if TYPE_CHECKING:
     import tokenizers
 
-    from localq.modelfiles import ModelFiles
+    from localq.files.model_folder import ModelFiles
 
 MAX_TOKENIZER_BYTES = 64 * 2**20
 MAX_MAP_BYTES = 2**20

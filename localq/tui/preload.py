@@ -9,9 +9,10 @@ import importlib
 
 # The parts of a reply, then what a slash, a command and the keys of `keymap.ANYWHERE` show.
 MODULES = (
-    "markdown_it", "pygments.lexers", "localq.tui.reply_text", "localq.chat", "localq.commands.completing",
-    "localq.tui.themes", "localq.tui.help_screen", "localq.tui.sessions_panel", "localq.tui.settings_screen",
-    "localq.tui.picker", "localq.tui.picker_dialogs", "localq.tui.opening_screen", "localq.tui.palette_lines",
+    "markdown_it", "pygments.lexers", "localq.tui.reply.reply_text", "localq.chat.session",
+    "localq.chat.commands.completion", "localq.tui.dialogs.themes", "localq.tui.dialogs.help_screen",
+    "localq.tui.chat.sessions_panel", "localq.tui.dialogs.settings_screen", "localq.tui.models.picker",
+    "localq.tui.models.picker_dialogs", "localq.tui.models.opening_screen", "localq.tui.dialogs.palette_lines",
 )  # fmt: skip
 SELDOM = 200  # times the middle generation is looked through, before everything is: by default, 10
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from localq import grammar
 from localq.errors import usage_error
-from localq.grammar import Grammar
-from localq.tokenizer_files import panics_named
+from localq.text import grammar
+from localq.text.grammar import Grammar
+from localq.text.tokenizer_files import panics_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

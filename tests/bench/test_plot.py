@@ -7,7 +7,7 @@ import io
 import pytest
 
 from localq.bench import plot
-from localq.bench.profile import print_profile
+from localq.bench.models.profile import print_profile
 from localq.errors import ExitCode, LocalqError
 from localq.stats import Operation, StepProfile
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import sqlite3
 
 import pytest
-from said_turns import command, said, session_over
-from scripted_client import DEAD, CharTokenizer, ScriptedClient, streamed
 
-from localq import compaction, overflow
-from localq.chat import ChatSession, Message, Piece
-from localq.conversation import Compacted, summarised
+from localq.chat import compaction
+from localq.chat import prompt as prompts
+from localq.chat.history.conversation import Compacted, summarised
+from localq.chat.history.store import SessionStore
+from localq.chat.session import ChatSession, Message, Piece
 from localq.errors import ExitCode, LocalqError
-from localq.sessions import SessionStore
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import DEAD, CharTokenizer, ScriptedClient, streamed
+from tests.support.chat.scripted_turns import command, said, session_over
 
 
 def test_the_oldest_turns_are_read_as_their_summary_and_kept_as_they_were(tmp_path):
@@ -191,8 +192,8 @@ def test_a_context_without_room_for_a_summary_is_said():
 
 
 def test_a_full_context_offers_it_by_name():
-    assert "/compact" in overflow.warning(95, 100)
-    assert "/compact" in overflow.said(overflow.Prompt([1], 2), 0)
+    assert "/compact" in prompts.warning(95, 100)
+    assert "/compact" in prompts.said(prompts.Prompt([1], 2), 0)
 
 
 def test_a_file_from_before_there_were_summaries_gets_them_and_stays_readable_by_what_wrote_it(tmp_path):

@@ -8,13 +8,16 @@ import json
 import types
 
 import pytest
-from scripted_client import CharTokenizer
 
-from localq import catalog, model_defaults, modelfiles, opening, settings, tokenizer
+from localq import settings
+from localq.chat import default_sampling, open_model
 from localq.cli import execute
 from localq.errors import ExitCode, LocalqError
+from localq.files import catalog, model_folder
 from localq.sampling import Sampling
-from localq.tui import settings_form
+from localq.text import tokenizer
+from localq.tui.dialogs import settings_form
+from tests.support.chat.scripted_client import CharTokenizer
 
 MAKER = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 1.1}
 ENTRY = """
@@ -56,16 +59,16 @@ def mine(tmp_path, monkeypatch):
 
 def test_the_entry_wins_over_the_maker_and_the_user_over_both(mine):
     entry = mine('temperature = 0.3\nmax_tokens = "1k"\n')
-    own = model_defaults.sampling(entry, MAKER)
+    own = default_sampling.sampling(entry, MAKER)
     assert own == Sampling(temperature=0.3, top_k=50, top_p=0.9, repeat_penalty=1.1)
-    assert model_defaults.max_tokens(entry) == 1024
+    assert default_sampling.max_tokens(entry) == 1024
     assert settings.Settings(temperature=0.0).sampling(own).temperature == 0.0
-    assert model_defaults.sampling(None, MAKER).temperature == 0.6
-    assert model_defaults.max_tokens(None) is None
+    assert default_sampling.sampling(None, MAKER).temperature == 0.6
+    assert default_sampling.max_tokens(None) is None
 
 
 def test_the_origin_of_each_is_named(mine):
-    found = model_defaults.origins(mine("top_p = 0.5"), MAKER)
+    found = default_sampling.origins(mine("top_p = 0.5"), MAKER)
     told = {name: (origin.value, origin.source) for name, origin in found.items() if origin.source != "built-in"}
     assert told == {
         "temperature": (0.6, "generation_config.json"),
@@ -73,9 +76,9 @@ def test_the_origin_of_each_is_named(mine):
         "top_p": (0.5, "models.toml"),
         "repeat_penalty": (1.1, "generation_config.json"),
     }
-    greedy = model_defaults.origins(None, {"temperature": 0.6, "repetition_penalty": 1.2})
+    greedy = default_sampling.origins(None, {"temperature": 0.6, "repetition_penalty": 1.2})
     assert [name for name, each in greedy.items() if each.source != "built-in"] == ["repeat_penalty"]
-    assert set(model_defaults.origins(None, None)) == {*settings.SAMPLING, "max_tokens"}
+    assert set(default_sampling.origins(None, None)) == {*settings.SAMPLING, "max_tokens"}
 
 
 @pytest.mark.parametrize("text", ["temperature = -1", 'top_k = "x"', 'device = "cuda"', "max_tokens = 0", "seed = 1.5"])
@@ -120,14 +123,14 @@ class Watcher:
 def test_a_chat_begins_with_them_and_the_settings_screen_goes_back_to_them(mine, tmp_path, monkeypatch):
     mine("temperature = 0.3\nmax_tokens = 7")
     files = types.SimpleNamespace(generation_config=MAKER)
-    monkeypatch.setattr(opening.prepare, "model_path", lambda *given, **named: tmp_path)
-    monkeypatch.setattr(modelfiles, "open_model", lambda path: files)
+    monkeypatch.setattr(open_model.prepare, "model_path", lambda *given, **named: tmp_path)
+    monkeypatch.setattr(model_folder, "open_model", lambda path: files)
     monkeypatch.setattr(tokenizer.Tokenizer, "load", lambda files: CharTokenizer())
-    monkeypatch.setattr(opening, "EngineClient", Client)
+    monkeypatch.setattr(open_model, "EngineClient", Client)
     own = Sampling(temperature=0.3, top_k=50, top_p=0.9, repeat_penalty=1.1)
-    with opening.open_session("mine", settings.Settings(top_p=0.5, device="cpu"), Watcher()) as opened:
+    with open_model.open_session("mine", settings.Settings(top_p=0.5, device="cpu"), Watcher()) as opened:
         assert opened.session.sampling == dataclasses.replace(own, top_p=0.5)
         assert opened.session.max_tokens == 7
         assert settings_form.own_defaults(opened.session) == own
-    with opening.open_session("mine", settings.Settings(max_tokens=9, device="cpu"), Watcher()) as opened:
+    with open_model.open_session("mine", settings.Settings(max_tokens=9, device="cpu"), Watcher()) as opened:
         assert opened.session.max_tokens == 9

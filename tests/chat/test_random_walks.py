@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from scripted_client import DEAD, CharTokenizer, ScriptedClient
 
-from localq.chat import ChatSession, Piece, Reply
+from localq.chat.history.store import SessionStore
+from localq.chat.session import ChatSession, Piece, Reply
 from localq.errors import LocalqError
-from localq.sessions import SessionStore
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import DEAD, CharTokenizer, ScriptedClient
 
 CONTEXT = 260
 STEPS = 120

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-import tiny_tokenizers
-from said_turns import command, said, session_over
-from scripted_client import DEAD, ScriptedClient, streamed
 
-from localq import thinking
-from localq.chat import ChatSession, Message
+from localq.chat.session import ChatSession, Message
 from localq.errors import LocalqError
-from localq.thinking import CLOSING
-from localq.tokenizer import Tokenizer
+from localq.text import thinking
+from localq.text.thinking import CLOSING
+from localq.text.tokenizer import Tokenizer
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import DEAD, ScriptedClient, streamed
+from tests.support.chat.scripted_turns import command, said, session_over
+from tests.support.text import tiny_tokenizers
 
 
 def test_a_cut_reply_is_gone_on_with_token_by_token_and_the_shorter_one_stays():

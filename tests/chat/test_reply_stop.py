@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from scripted_client import CharTokenizer, ScriptedClient
 
-from localq.chat import ChatSession
+from localq.chat.session import ChatSession
 from localq.worker.messages import Generate, Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 
 
 class Remembers(ScriptedClient):

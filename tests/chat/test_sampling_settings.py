@@ -6,22 +6,23 @@ import dataclasses
 import json
 import sqlite3
 
-import fake_hub
 import pytest
-import tiny_tokenizers
-from scripted_client import CharTokenizer, ScriptedClient
 
-from localq import commands, opening, prepare, resuming
-from localq.chat import ChatSession, Reply
+from localq.chat import commands, open_conversation, open_model
+from localq.chat.history.record import ChatSettings
+from localq.chat.history.store import SessionStore
+from localq.chat.session import ChatSession, Reply
 from localq.cli import execute
-from localq.cli.session import TerminalWatcher
+from localq.cli.line.session import TerminalWatcher
 from localq.errors import ExitCode
+from localq.planner import prepare
 from localq.sampling import Sampling
-from localq.session_record import ChatSettings
-from localq.sessions import SessionStore
 from localq.settings import DESCRIPTIONS, Settings
-from localq.tokenizer import BREAKERS, Tokenizer
+from localq.text.tokenizer import BREAKERS, Tokenizer
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
+from tests.support.files import fake_hub
+from tests.support.text import tiny_tokenizers
 
 NEW = {
     "dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 3, "dry_penalty_last_n": 64, "xtc_probability": 0.5,
@@ -53,12 +54,12 @@ def test_a_setting_without_effect_is_told_when_a_model_is_opened(tmp_path, monke
     for name, content in fake_hub.model_files().items():
         (tmp_path / name).write_bytes(content)
     monkeypatch.setattr(Tokenizer, "load", lambda files: CharTokenizer())
-    monkeypatch.setattr(opening.EngineClient, "start", lambda client: None)
+    monkeypatch.setattr(open_model.EngineClient, "start", lambda client: None)
     monkeypatch.setattr(prepare, "model_path", lambda *asked: tmp_path)
     watcher = TerminalWatcher(True)
     said: list[str] = []
     monkeypatch.setattr(watcher, "say", said.append)
-    with opening.open_session(str(tmp_path), Settings(device="cpu", **given), watcher):
+    with open_model.open_session(str(tmp_path), Settings(device="cpu", **given), watcher):
         assert [1 for line in said if line.startswith("top_k: no effect")] == told
 
 
@@ -88,7 +89,7 @@ def test_they_are_kept_with_a_conversation(tmp_path):
     list(session.ask("is it?"))
     record = store.find(None)
     assert record.settings.sampling == Sampling(**NEW)
-    assert resuming.settings_of(record, Settings(), {"xtc_threshold": 0.3}).sampling(Sampling()) == Sampling(
+    assert open_conversation.settings_of(record, Settings(), {"xtc_threshold": 0.3}).sampling(Sampling()) == Sampling(
         **NEW | {"xtc_threshold": 0.3}
     )
 

@@ -8,20 +8,20 @@ import threading
 import time
 
 import pytest
-import tiny_tokenizers
-from scripted_client import DEAD, CharTokenizer, ScriptedClient, session_over, streamed
 
-from localq import resuming
-from localq.chat import ChatSession, Message, Piece, Reply
+from localq.chat import open_conversation
+from localq.chat.history.record import Session
+from localq.chat.history.store import SessionStore
+from localq.chat.session import ChatSession, Message, Piece, Reply
 from localq.errors import ExitCode, LocalqError
-from localq.grammar import Grammar
 from localq.sampling import Sampling
 from localq.sanitize import sanitize
-from localq.session_record import Session
-from localq.sessions import SessionStore
 from localq.stats import Stats
-from localq.tokenizer import Tokenizer
+from localq.text.grammar import Grammar
+from localq.text.tokenizer import Tokenizer
 from localq.worker.messages import Done, Load
+from tests.support.chat.scripted_client import DEAD, CharTokenizer, ScriptedClient, session_over, streamed
+from tests.support.text import tiny_tokenizers
 
 
 @pytest.fixture
@@ -190,12 +190,12 @@ def test_a_save_that_fails_is_not_forgotten_over_another_conversation(store, mon
         assert "not saved" in session.keep()
         assert len(session.unsaved) == 2
         told: list[str] = []
-        assert not resuming.saved_at_last(session, told.append)
+        assert not open_conversation.saved_at_last(session, told.append)
         assert "is not saved" in told[0]
     assert session.keep() == ""
     assert session.unsaved == []
     assert store.load(first.id).conversation.messages()[-1].content == "one"
-    assert resuming.saved_at_last(session, told.append)
+    assert open_conversation.saved_at_last(session, told.append)
 
 
 def failing(record):

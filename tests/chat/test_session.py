@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from scripted_client import DEAD, CharTokenizer, ScriptedClient, streamed
 
-from localq.chat import ChatSession, Message, Piece, Reply
+from localq.chat.session import ChatSession, Message, Piece, Reply
 from localq.errors import LocalqError
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import DEAD, CharTokenizer, ScriptedClient, streamed
 
 
 def session_over(client: ScriptedClient) -> ChatSession:

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fake_hub
 import pytest
 
 from localq import cli
 from localq.cli import access_token
 from localq.errors import ExitCode, LocalqError
+from tests.support.files import fake_hub
 
 ROOT, REPO = Path(__file__).parents[2], "maker/tiny-model"
 SECRET = "hf_" + "s3cret" * 5

@@ -15,17 +15,17 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-import tiny_tokenizers
-from hostile_models import write_sound
-from scripted_client import CharTokenizer, ScriptedClient
 
-from localq import template
-from localq.chat import ChatSession, Piece
+from localq.chat.session import ChatSession, Piece
 from localq.cli import execute
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
 from localq.sanitize import marked, sanitize
-from localq.tokenizer import Tokenizer
+from localq.text import template
+from localq.text.tokenizer import Tokenizer
 from localq.worker.messages import Generate, Load, decode, encode
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
+from tests.support.files.hostile_models import write_sound
+from tests.support.text import tiny_tokenizers
 
 SEED = 9
 PIECES = (
@@ -40,7 +40,7 @@ NAMES = (
     "\x1b]52;c;x\x07", "hf.co/\udcff/x", "/dev/zero", "/proc/self/mem", ".gguf", "/dev/null.gguf", "a\nb/c", "-",
 )  # fmt: skip
 VERBS = (("show",), ("show", "--json"), ("fit", "--vram", "24"), ("run", "--offline"), ("rm", "--yes"))
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def texts(count: int, longest: int = 12) -> list[str]:

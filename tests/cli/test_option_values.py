@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer._click.exceptions import UsageError
 
-from localq.cli import given_values, verbs
+from localq.cli import option_values, registry
 from localq.errors import LocalqError
 
 LINES = [
@@ -29,8 +29,8 @@ def parsed(line: str, monkeypatch: pytest.MonkeyPatch, plainly: bool) -> dict[st
     verb, *arguments = line.split()
     with monkeypatch.context() as patch:
         if not plainly:
-            patch.setattr(verbs, "taken_as_given", lambda command: None)
-        command = verbs._Commands()[verb]
+            patch.setattr(registry, "taken_as_given", lambda command: None)
+        command = registry._Commands()[verb]
     return command.make_context(verb, arguments).params
 
 
@@ -63,7 +63,7 @@ def test_a_callback_gets_what_was_not_given(monkeypatch):
         seen.append(word)
 
     command = typer.main.get_command(app)
-    given_values.taken_as_given(command)
+    option_values.taken_as_given(command)
     command([], standalone_mode=False)
     command(["--word", "x"], standalone_mode=False)
     assert seen == [None, "from the callback", "x", "from the callback"]

@@ -8,10 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from localq import catalog, choosing, embedded, gpu_bandwidth, gpus, hub, planner, unlisted
+from localq import gpus
 from localq.cli import execute
 from localq.errors import ExitCode, LocalqError
-from localq.offers import Offer
+from localq.files import catalog, packaged_model
+from localq.files.hub import fetch as hub
+from localq.planner import card as planner_card
+from localq.planner import choose, uncatalogued
+from localq.planner import plan as planner
+from localq.planner.offers import Offer
 from localq.settings import Settings
 from localq.worker.client import EngineClient
 
@@ -29,7 +34,7 @@ def bare_machine(tmp_path, monkeypatch):
         monkeypatch.setenv(name, str(tmp_path / path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "probe", lambda: gpus.Found(untold=("NVML: none",)))
-    monkeypatch.setattr(gpu_bandwidth, "measured", lambda: None)
+    monkeypatch.setattr(planner_card, "measured", lambda: None)
     monkeypatch.setattr(EngineClient, "start", lambda self: pytest.fail("the engine was started"))
     monkeypatch.setattr(hub, "fetch", lambda *arguments, **options: pytest.fail("something was fetched"))
 
@@ -118,7 +123,7 @@ def test_what_is_made_of_files_that_are_here_fetches_nothing(capsys, monkeypatch
 
 def test_a_model_of_an_installed_package_needs_no_network(capsys, monkeypatch, tmp_path):
     for found, size, code in ((tmp_path, 0, ExitCode.OK), (None, 98_362_432, ExitCode.NETWORK)):
-        monkeypatch.setattr(embedded, "installed", lambda source, found=found: found)
+        monkeypatch.setattr(packaged_model, "installed", lambda source, found=found: found)
         for name in ("smollm2-135m", "smollm2-135m@vq2"):  # made of it
             assert plan_of(capsys, name, "--vram", "8", "--offline", code=code)["download_bytes"] == size
 
@@ -165,9 +170,9 @@ def test_experts_run_on_a_gpu_in_every_format_and_where_they_were_not_measured_t
 def test_an_unlisted_mixture_is_refused_before_it_is_fetched(monkeypatch, name, refused):
     arch = catalog.find(name).arch
     offer = Offer("org/repo", arch, "gptq", "", None, not_yet=catalog.not_yet(arch, "gptq"))
-    monkeypatch.setattr(unlisted, "remote", lambda target, offline: offer)
+    monkeypatch.setattr(uncatalogued, "remote", lambda target, offline: offer)
     with pytest.raises(LocalqError, match="not in gptq") if refused else contextlib.nullcontext():
-        choosing.check_unlisted(catalog.resolve("org/repo"), None, Settings(device="cpu"), force=False)
+        choose.check_unlisted(catalog.resolve("org/repo"), None, Settings(device="cpu"), force=False)
 
 
 @pytest.mark.parametrize(("card", "least"), [("24", 65_536), ("16", 16_384)])

@@ -9,14 +9,14 @@ import sys
 
 import pytest
 
-from localq.cli import verbs
-from localq.cli.verbs import ALIASES, VERBS
+from localq.cli import registry
+from localq.cli.registry import ALIASES, VERBS
 
 PROBE = """
 import json, sys
 from localq.cli import execute
 code = execute(sys.argv[1:])
-loaded = [name for name in sys.modules if name.startswith("localq.cli.")]
+loaded = [name for name in sys.modules if name.startswith("localq.cli.verbs.")]
 heavy = [name for name in ("torch", "transformers", "rich", "jinja2", "huggingface_hub") if name in sys.modules]
 print(json.dumps({"code": code, "loaded": loaded, "heavy": heavy}))
 """
@@ -39,14 +39,14 @@ def probe(*arguments: str) -> dict[str, object]:
 )
 def test_a_verb_loads_no_other_verb_and_nothing_heavy(arguments, code):
     found = probe(*arguments)
-    others = {f"localq.cli.{verb}" for verb in VERBS} - {f"localq.cli.{arguments[0]}"}
+    others = {f"localq.cli.verbs.{verb}" for verb in VERBS} - {f"localq.cli.verbs.{arguments[0]}"}
     assert (found["code"], others & set(found["loaded"]), found["heavy"]) == (code, set(), [])
 
 
 def test_help_shows_the_first_line_of_every_verb_and_loads_nothing_heavy():
     shown = localq("--help").stdout
     for verb in VERBS:
-        command = verbs.Verbs(name="localq").commands[verb]
+        command = registry.Verbs(name="localq").commands[verb]
         assert command.help, verb
         assert f"  {verb} " in shown
         assert command.help[:30] in shown

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ssh_server import OPENSSH, Session, SshServer
-from terminal import ENTER, Terminal
-from terminal_engine import Script
-from terminal_faces import FACES, Line, Place
-from terminal_localq import COMMAND, environment
 
-from localq.sessions import SessionStore
+from localq.chat.history.store import SessionStore
+from tests.support.cli.ssh_server import OPENSSH, Session, SshServer
+from tests.support.cli.terminal import ENTER, Terminal
+from tests.support.cli.terminal_engine import Script
+from tests.support.cli.terminal_faces import FACES, Line, Place
+from tests.support.cli.terminal_localq import COMMAND, environment
 
 WAIT_S = 20.0
 FACE = pytest.mark.parametrize("face", [each() for each in FACES.values()], ids=list(FACES))

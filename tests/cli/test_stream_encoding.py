@@ -8,13 +8,13 @@ import shutil
 import subprocess
 
 import pytest
-from terminal import Terminal
-from terminal_engine import Script, latin
-from terminal_faces import Line, Place
-from terminal_localq import COMMAND, environment
 
-from localq.cli import characters
-from localq.sessions import SessionStore
+from localq.chat.history.store import SessionStore
+from localq.cli import stream_encoding
+from tests.support.cli.terminal import Terminal
+from tests.support.cli.terminal_engine import Script, latin
+from tests.support.cli.terminal_faces import Line, Place
+from tests.support.cli.terminal_localq import COMMAND, environment
 
 SAID = "café 語 “quoted” 🦙 end"
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -107,13 +107,13 @@ def test_at_a_latin_1_terminal_the_chat_goes_by_lines_and_says_why(place, latin_
 
 def test_half_characters_and_unknown_encodings_are_no_fault_of_the_locale(monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    monkeypatch.setattr(characters, "_lost", {})
-    characters.prepare(out, None)
+    monkeypatch.setattr(stream_encoding, "_lost", {})
+    stream_encoding.prepare(out, None)
     print("\udc80 é", file=out, flush=True)
     assert out.buffer.getvalue() == "? é\n".encode()
-    assert characters.lost() == []
-    assert not characters.is_utf8(type("Odd", (), {"encoding": "no such"})())
-    assert characters.is_utf8(type("Unknown", (), {"encoding": None})())
+    assert stream_encoding.lost() == []
+    assert not stream_encoding.is_utf8(type("Odd", (), {"encoding": "no such"})())
+    assert stream_encoding.is_utf8(type("Unknown", (), {"encoding": None})())
 
 
 def kept(place: Place) -> list[str]:

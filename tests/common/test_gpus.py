@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from localq import gpu_sensors, gpus
-from localq.gpu_sensors import Reading, Sensors, joules_between
-from localq.gpus import Process
+from localq import gpus
+from localq import gpus as gpu_sensors
+from localq.gpus import Process, Reading, Sensors, joules_between
 
 GIB = 2**30
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED

@@ -6,20 +6,20 @@ import random
 
 import pytest
 import torch
-from engine_runs import GREEDY, bare_device, ids_of, prompt_of
-from tiny_checkpoints import make_checkpoint
 
-from localq.bench.dense import dequantized
-from localq.checkpoint import open_checkpoint
-from localq.convert import convert
-from localq.engine.device import Choice
+from localq.bench.models.dense import dequantized
 from localq.engine.generate import Engine
-from localq.engine.load import LoadedModel, Options, free_memory, load
+from localq.engine.load.device import Choice
+from localq.engine.load.load import LoadedModel, Options, free_memory, load
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
-from localq.planner import MIB
-from localq.quant import nf4
+from localq.files.model_folder import open_model
+from localq.formats import nf4
+from localq.formats.checkpoint import open_checkpoint
+from localq.planner.plan import MIB
+from localq.quantize.by_tensor import convert
 from localq.sampling import Sampling
+from tests.support.engine.engine_runs import GREEDY, bare_device, ids_of, prompt_of
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.cuda
 CONTEXT = 1500

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from localq.engine import patch_transformers
+from localq.engine.patch_transformers import matrix_of, patch, unpatch, why_not_readable
 from localq.errors import LocalqError
-from localq.integrations import transformers
-from localq.integrations.transformers import matrix_of, patch, unpatch, why_not_readable
-from localq.quant import nf4
+from localq.formats import nf4
 
 bitsandbytes = pytest.importorskip("bitsandbytes")
 
@@ -195,14 +195,14 @@ def test_kernels_that_fail_their_self_test_are_not_put_in(monkeypatch):
     def failing(device):
         raise LocalqError("GPU", "the kernel nf4_gemv gives wrong results")
 
-    monkeypatch.setattr(transformers, "_matrix", lambda module, path: None)
+    monkeypatch.setattr(patch_transformers, "_matrix", lambda module, path: None)
     module = linear(device="cpu")
     module.weight.quant_state = SimpleNamespace(dtype=torch.float16)
-    monkeypatch.setattr(transformers.selftest, "ensure", failing)
+    monkeypatch.setattr(patch_transformers.selftest, "ensure", failing)
     with pytest.raises(LocalqError, match="nf4_gemv gives wrong results"):
         patch(nn.Sequential(module))
     assert "forward" not in vars(module)
-    monkeypatch.setattr(transformers.selftest, "ensure", lambda device: ("cannot be kept",))
+    monkeypatch.setattr(patch_transformers.selftest, "ensure", lambda device: ("cannot be kept",))
     with pytest.warns(UserWarning, match="cannot be kept"):
         assert patch(nn.Sequential(module)) == 1
     assert unpatch(module) == 1

@@ -9,14 +9,14 @@ import contextlib
 from types import SimpleNamespace
 
 import pytest
-import step_stand_ins
 import torch
-from engine_runs import GREEDY, ids_of, prompt_of
 
 from localq.engine import profile
-from localq.engine.fused import FusedStep
 from localq.engine.generate import Engine
 from localq.engine.profile import REPLAYS, STEADY
+from localq.engine.step.fused import FusedStep
+from tests.support.engine import step_stand_ins
+from tests.support.engine.engine_runs import GREEDY, ids_of, prompt_of
 
 CONTEXT = 512  # of the checkpoint
 

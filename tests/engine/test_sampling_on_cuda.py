@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_runs import GREEDY, ids_of, prompt_of
-from scripted_constraint import VOCAB, Script
-from tiny_checkpoints import make_checkpoint
 
-from localq.engine.device import Choice
 from localq.engine.generate import Engine
-from localq.engine.load import LoadedModel, Options, load
+from localq.engine.load.device import Choice
+from localq.engine.load.load import LoadedModel, Options, load
 from localq.errors import LocalqError
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
 from localq.sampling import Sampling
+from tests.support.engine.engine_runs import GREEDY, ids_of, prompt_of
+from tests.support.engine.scripted_constraint import VOCAB, Script
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.cuda
 DRAW = Sampling(temperature=0.9, top_k=60, top_p=0.97, min_p=0.001, repeat_penalty=1.1, seed=9)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hub_configs import HUB
 
-from localq import catalog
-from localq.architecture import MODEL_TYPES, Architecture
 from localq.errors import ExitCode, LocalqError
+from localq.files import catalog
+from localq.files.architecture import MODEL_TYPES, Architecture
 from localq.models import ARCHITECTURES
+from tests.support.files.hub_configs import HUB
 
 SHAPE = {
     "hidden_size": 48, "intermediate_size": 112, "num_hidden_layers": 7, "num_attention_heads": 6,

@@ -8,14 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_model import smollm2
 
-from localq import catalog, planner
-from localq.catalog_file import FORMATS, read
 from localq.errors import ExitCode, LocalqError
-from localq.offers import Offer
+from localq.files import catalog
+from localq.files.catalog_file import FORMATS, read
+from localq.planner import plan as planner
+from localq.planner.offers import Offer
+from tests.support.files.real_model import smollm2
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 NAMED_BY_PEOPLE = """
 llama-3.3-70b llama-3.1-70b llama-3.1-8b llama-3.2-3b llama-3.2-1b llama-2-7b llama-2-13b llama-2-70b qwen3-0.6b
@@ -228,8 +229,8 @@ def test_experts_that_are_taken_one_after_the_other_come_last():
 
 
 def test_what_runs_is_what_the_engine_has():
+    from localq.formats import FORMATS as QUANTIZED
     from localq.models import ARCHITECTURES
-    from localq.quant import FORMATS as QUANTIZED
 
     assert set(ARCHITECTURES) == catalog.RUNNABLE_MODEL_TYPES
     assert {*QUANTIZED, *catalog.FULL_PRECISION, "gguf"} == catalog.RUNNABLE_FORMATS
@@ -238,7 +239,7 @@ def test_what_runs_is_what_the_engine_has():
 
 def test_a_misspelt_name_costs_no_torch():
     code = (
-        "import sys\nfrom localq import catalog, errors\n"
+        "import sys\nfrom localq import errors\nfrom localq.files import catalog\n"
         "try: catalog.resolve('lama-3.1-8b')\n"
         "except errors.LocalqError as error: print(error.exit_code)\n"
         "print(sorted({'torch', 'transformers', 'numpy', 'huggingface_hub', 'rich'} & set(sys.modules)))"

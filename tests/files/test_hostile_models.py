@@ -14,22 +14,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_models import Case, cases, write_sound
-from mutations import CHARACTERS, CPU_SECONDS
-from pace import within
 
-SUPPORT = Path(__file__).parent / "support"
+from tests.support.common.pace import within
+from tests.support.files.hostile_models import Case, cases, write_sound
+from tests.tools.mutations import CHARACTERS, CPU_SECONDS
+
+ROOT = Path(__file__).parents[2]
 CASES = {case.name: case for case in cases()}
 MUTATIONS, SEED = 400, 0
 WALL_SECONDS = 10.0  # of a machine that does other things too; a wait for ever would end the child
 LARGEST_GROWTH = 200 * 2**20
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join((str(SUPPORT), str(SUPPORT.parents[1]))),
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT),
                "OMP_NUM_THREADS": "1", "RUST_BACKTRACE": "0", "LOCALQ_CACHE": "/nonexistent"}  # fmt: skip
 
 
 def drive(*arguments: str) -> list[dict[str, Any]]:
     """The lines of a child process."""
-    command = [sys.executable, str(SUPPORT / "hostile_drive.py"), *arguments]
+    command = [sys.executable, "-m", "tests.tools.hostile_drive", *arguments]
     done = subprocess.run(command, capture_output=True, env=ENVIRONMENT, timeout=250)
     assert done.returncode == 0, done.stderr[-2000:].decode()
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -82,7 +83,8 @@ def test_random_damage_is_taken_or_refused(driven: dict[str, Any]) -> None:
 def test_the_recorder_sees_what_it_must(tmp_path: Path) -> None:
     """Each of these, done by a model's files, would be a break-in."""
     script = (
-        "import pathlib, pickle, socket, subprocess, sys, hostile_drive as h\n"
+        "import pathlib, pickle, socket, subprocess, sys\n"
+        "from tests.tools import hostile_drive as h\n"
         "import safetensors, safetensors.numpy, numpy\n"
         "folder, out = map(pathlib.Path, sys.argv[1:])\n"
         "safetensors.numpy.save_file({'a': numpy.zeros(1)}, out)\n"

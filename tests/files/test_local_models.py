@@ -7,13 +7,15 @@ import json
 import os
 from pathlib import Path
 
-import cached_models
-import fake_hub
 import pytest
 
-from localq import catalog, hub, hub_cache, local_models, places
+from localq import places
 from localq.errors import ExitCode, LocalqError
-from localq.local_models import LocalModel, list_local, matching, remove
+from localq.files import catalog, local_models
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import fetch as hub
+from localq.files.local_models import LocalModel, list_local, matching, remove
+from tests.support.files import cached_models, fake_hub
 
 OTHER, THIRD = "a" * 40, "b" * 40
 FILES = fake_hub.model_files(shards=2)

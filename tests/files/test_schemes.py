@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from raw_safetensors import entry, write_raw
 
 from localq.errors import LocalqError
-from localq.modelfiles import open_model
-from localq.schemes import layout_of, not_read, scheme_of
+from localq.files.model_folder import open_model
+from localq.files.schemes import layout_of, not_read, scheme_of
+from tests.support.files.raw_safetensors import entry, write_raw
 
 
 def files(folder, quantization, **shapes):

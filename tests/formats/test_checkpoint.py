@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from hostile_headers import (
+from safetensors.torch import load_file, save_file
+
+from localq.errors import ExitCode, LocalqError
+from localq.files.model_folder import ModelFiles, open_model
+from localq.files.safetensors_headers import DTYPE_BYTES, INDEX_NAME, read_header, read_index, shard_paths
+from localq.formats.checkpoint import DTYPES, open_checkpoint
+from tests.support.files.hostile_headers import (
     DATA,
     HEADERS,
     INDEXES,
@@ -21,14 +27,8 @@ from hostile_headers import (
     index_bytes,
     many_items,
 )
-from raw_safetensors import entry, write_raw
-from safetensors.torch import load_file, save_file
-from tiny_checkpoints import make_checkpoint
-
-from localq.checkpoint import DTYPES, open_checkpoint
-from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import ModelFiles, open_model
-from localq.safetensors_header import DTYPE_BYTES, INDEX_NAME, read_header, read_index, shard_paths
+from tests.support.files.raw_safetensors import entry, write_raw
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 
 def files_of(folder: Path) -> ModelFiles:

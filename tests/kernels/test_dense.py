@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nf4_operands import inputs
-from refusals import refused_by_name
-from row_checks import RowProductChecks
-from row_operands import DENSE
 
 from localq.kernels.dense import dense_gemv, dense_gemv_bytes
 from localq.kernels.gemv import Norm
+from tests.support.kernels.nf4_operands import inputs
+from tests.support.kernels.refusals import refused_by_name
+from tests.support.kernels.row_checks import RowProductChecks
+from tests.support.kernels.row_operands import DENSE
 
 X = inputs(3, 72, torch.float16)
 WEIGHT = torch.ones(10, 72, dtype=torch.float16)

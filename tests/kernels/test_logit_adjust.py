@@ -10,10 +10,10 @@ import random
 import pytest
 import torch
 
-from localq.engine import selftest_replies
-from localq.engine.decode import StepState
 from localq.engine.sampler import NON_FINITE, SamplerState, adjusted, repeated_lengths
-from localq.kernels.adjust import adjust, adjust_bytes, dry_match, dry_match_bytes
+from localq.engine.selftest import replies as selftest_replies
+from localq.engine.step.state import StepState
+from localq.kernels.logit_adjust import adjust, adjust_bytes, dry_match, dry_match_bytes
 from localq.sampling import Sampling
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import tiny_models
 import torch
-from tiny_models import CONTEXT, DENSE, PREFILL, TOKENS, reference_logits
 
 from localq.engine.cache import KVCache
 from localq.models.attention import SCORE_BYTES, attend, visible
+from tests.support.models import tiny_models
+from tests.support.models.tiny_models import CONTEXT, DENSE, PREFILL, TOKENS, reference_logits
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

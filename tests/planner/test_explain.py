@@ -6,8 +6,10 @@ import re
 
 import pytest
 
-from localq import catalog, explain, planner
-from localq.planner import MIB, Wishes
+from localq.files import catalog
+from localq.planner import explain
+from localq.planner import plan as planner
+from localq.planner.plan import MIB, Wishes
 
 
 def told(name: str, budget: int | None, **wishes) -> tuple[planner.Plan, dict[str, explain.Line]]:

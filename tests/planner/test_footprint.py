@@ -6,17 +6,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from vq2_checkpoints import packed_of
 
-from localq import catalog, footprint, planner
-from localq.architecture import Architecture
-from localq.engine.decode import StepState
 from localq.engine.sampler import SamplerState
+from localq.engine.step.state import StepState
 from localq.errors import ExitCode, LocalqError
-from localq.kernels import vq
+from localq.files import catalog
+from localq.files.architecture import Architecture
+from localq.formats.codebooks import linear as codebook_linear
+from localq.formats.codebooks import lookup_kernel, vq2
+from localq.formats.codebooks import tiles as codebook_tiles
 from localq.kernels.sampling import workspace_elements
-from localq.placement import Placement, Wishes
-from localq.quant import vq2, vq_linear, vq_tiles
+from localq.planner import footprint
+from localq.planner import plan as planner
+from localq.planner.placement import Placement, Wishes
+from tests.support.formats.vq2_checkpoints import packed_of
 
 MIB = 2**20
 
@@ -69,9 +72,9 @@ def test_vq2_in_16_bit_has_tables_and_no_temporaries():
 @pytest.mark.parametrize(("length", "fragments"), [(4, 1), (16, 1), (32, 2)])
 def test_what_vq_gemv_has_besides_the_weights(length, fragments):
     book = torch.randn(256, length, generator=torch.Generator().manual_seed(0))
-    assert vq_tiles.fragments(book, 4096.0).nbytes == fragments * footprint.FRAGMENT_BYTES
+    assert codebook_tiles.fragments(book, 4096.0).nbytes == fragments * footprint.FRAGMENT_BYTES
     assert 2 * fragments <= footprint.MOST_FRAGMENTS
-    assert 4 * vq.MEETING_WORDS == footprint.MEETING_BYTES
+    assert 4 * lookup_kernel.MEETING_WORDS == footprint.MEETING_BYTES
 
 
 def test_tables_that_matrices_share_are_counted_once():
@@ -79,10 +82,10 @@ def test_tables_that_matrices_share_are_counted_once():
     others = [vq2.Packed(((packed.books[0][0], book),), packed.scales, None, (64, 128))
               for packed in (packed_of((64, 128), seed=seed, signs=False) for seed in (0, 1))]  # fmt: skip
     model = torch.nn.ModuleList([vq2.Linear(each) for each in (*others, packed_of((64, 128), "s4l16+s8l16", seed=2))])
-    assert vq_linear.table_bytes(model) == 0  # nothing is in tiles yet
+    assert codebook_linear.table_bytes(model) == 0  # nothing is in tiles yet
     for linear in model:
         linear.put_into_tiles()
-    assert vq_linear.table_bytes(model) == 3 * footprint.FRAGMENT_BYTES  # one for both, two of the last
+    assert codebook_linear.table_bytes(model) == 3 * footprint.FRAGMENT_BYTES  # one for both, two of the last
 
 
 @pytest.mark.parametrize(("vocab", "context"), [(49152, 2048), (128_256, 8192), (262_145, 512)])

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from localq import catalog, hub, offers, places, planner
+from localq import places
 from localq.errors import ExitCode, LocalqError
-from localq.placement import Wishes
+from localq.files import catalog
+from localq.files.hub import fetch as hub
+from localq.planner import offers
+from localq.planner import plan as planner
+from localq.planner.placement import Wishes
 
 
 @pytest.fixture(autouse=True)

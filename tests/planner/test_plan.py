@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from shipped_models import arch
 
-from localq import kv_form, planner
-from localq.architecture import Linears
+from localq import kv_bits as kv_form
 from localq.errors import ExitCode, LocalqError
-from localq.footprint import head_bytes, per_token_bytes
-from localq.placement import Placement, Wishes
+from localq.files.architecture import Linears
+from localq.planner import plan as planner
+from localq.planner.footprint import head_bytes, per_token_bytes
+from localq.planner.placement import Placement, Wishes
+from tests.support.planner.catalogue_models import arch
 
 pytestmark = pytest.mark.usefixtures("no_own_models")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from shipped_models import arch
 
-from localq import planner
 from localq.errors import ExitCode, LocalqError
-from localq.placement import Placement, Wishes
+from localq.planner import plan as planner
+from localq.planner.placement import Placement, Wishes
+from tests.support.planner.catalogue_models import arch
 
 pytestmark = pytest.mark.usefixtures("no_own_models")
 

@@ -6,11 +6,12 @@ import re
 from dataclasses import replace
 
 import pytest
-from shipped_models import arch
 
-from localq import catalog, planner
 from localq.errors import ExitCode, LocalqError
-from localq.placement import Wishes
+from localq.files import catalog
+from localq.planner import plan as planner
+from localq.planner.placement import Wishes
+from tests.support.planner.catalogue_models import arch
 
 pytestmark = pytest.mark.usefixtures("no_own_models")
 

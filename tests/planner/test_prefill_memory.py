@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from live_memory import Block, LiveMemory
 
-from localq import catalog, footprint
-from localq.architecture import Architecture
-from localq.bench.synthetic import config_of
+from localq.bench.synthetic.checkpoint import config_of
 from localq.engine.cache import KVCache
+from localq.files import catalog
+from localq.files.architecture import Architecture
 from localq.models import architecture, attention
-from localq.placement import Placement
+from localq.planner import footprint
+from localq.planner.placement import Placement
+from tests.support.engine.live_memory import Block, LiveMemory
 
 ROUTED = {32: 4, 128: 8, 8: 2}  # experts of a layer -> those of a token
 ROWS, CONTEXT = footprint.PREFILL_CHUNK, 3200

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from localq import prepare
+from localq.planner import prepare
 
 LINES = "import sys, time; print('on stdout'); print('layer 1 of 2', file=sys.stderr, flush=True)"
 

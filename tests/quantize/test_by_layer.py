@@ -11,23 +11,24 @@ from typing import Any
 
 import pytest
 import torch
-from conversions import digests, quantized
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import make_checkpoint
 from torch import Tensor
-from vq2_conversions import Made, converted, ended, loaded, logits, request, watched, windows
 
-from localq import kernels, vq_convert
-from localq.checkpoint import open_checkpoint
-from localq.conversion_plan import is_block_linear
+from localq import kernels
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
+from localq.files.schemes import scheme_of
+from localq.formats.checkpoint import open_checkpoint
+from localq.formats.codebooks import vq2
 from localq.models import ARCHITECTURES
-from localq.quant import vq2
-from localq.quantizer.finetune import Tuning
-from localq.quantizer.source import Source
-from localq.schemes import scheme_of
-from localq.tokenizer import Tokenizer
+from localq.quantize import by_layer
+from localq.quantize.codebooks.finetune import Tuning
+from localq.quantize.model.source import Source
+from localq.quantize.output.tensor_jobs import is_block_linear
+from localq.text.tokenizer import Tokenizer
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.conversions import digests, quantized
+from tests.support.quantize.vq2_conversions import Made, converted, ended, loaded, logits, request, watched, windows
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
 
@@ -172,7 +173,7 @@ def test_twice_gives_the_same_bytes(source_of, made_of, tmp_path) -> None:
 
 def _notes(source: Path, out: Path, **changes: Any) -> list[str]:
     notes: list[str] = []
-    vq_convert.convert(request(source, out, **changes), say=notes.append)
+    by_layer.convert(request(source, out, **changes), say=notes.append)
     return notes
 
 
@@ -193,7 +194,7 @@ def test_nf4_weights_are_dequantized_and_said_to_be(tmp_path) -> None:
 
 
 def test_a_gguf_file_becomes_a_folder_with_its_tokenizer(tmp_path) -> None:
-    from tiny_gguf_models import write_with_tokenizer
+    from tests.support.files.tiny_gguf_models import write_with_tokenizer
 
     source = write_with_tokenizer(tmp_path / "tiny.gguf", "Q8_0")
     (note,) = _notes(source, tmp_path / "out", windows=windows(vocab=131))
@@ -272,14 +273,14 @@ def test_memory_that_runs_out_is_an_answer(source_of, tmp_path, monkeypatch) -> 
     def greedy(*_: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.06 GiB\nmore")
 
-    monkeypatch.setattr(vq_convert, "quantize_layer", greedy)
+    monkeypatch.setattr(by_layer, "quantize_layer", greedy)
     error = _refused("memory ran out while quantizing", ExitCode.DOES_NOT_FIT, source_of("llama"), tmp_path / "out")
     assert "--windows" in error.next_step
 
 
 def test_progress_tells_of_every_group(source_of, tmp_path) -> None:
     told: list[tuple[str, int, int]] = []
-    vq_convert.convert(
+    by_layer.convert(
         request(source_of("llama"), tmp_path / "out", tuning=Tuning(steps=2)), lambda *each: told.append(each)
     )
     done = [each[1] for each in told]

@@ -7,25 +7,26 @@ import json
 from pathlib import Path
 from typing import Any
 
-import aqlm_package
 import pytest
 import torch
-from conversions import digests
-from engine_runs import logits_of, prompt_of
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import make_checkpoint
 
-from localq import kernels, vq_convert
-from localq.checkpoint import open_checkpoint
-from localq.engine.load import Options, load
+from localq import kernels
+from localq.engine.load.load import Options, load
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
-from localq.quant import aqlm
-from localq.quantizer.encode import Effort
-from localq.quantizer.finetune import Tuning
-from localq.quantizer.stream import check_range
-from localq.schemes import scheme_of
-from localq.vq_convert import Request, convert
+from localq.files.model_folder import open_model
+from localq.files.schemes import scheme_of
+from localq.formats.checkpoint import open_checkpoint
+from localq.formats.codebooks import aqlm
+from localq.quantize import by_layer
+from localq.quantize.by_layer import Request, convert
+from localq.quantize.codebooks.encode import Effort
+from localq.quantize.codebooks.finetune import Tuning
+from localq.quantize.model.calibration_stream import check_range
+from tests.support.engine.engine_runs import logits_of, prompt_of
+from tests.support.formats import aqlm_package
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.conversions import digests
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
 
@@ -136,7 +137,7 @@ def test_streams_that_cannot_be_turned_keep_their_head(tmp_path):
 def test_a_kill_changes_nothing(tmp_path, llama, shard, monkeypatch):
     """At the writing of a shard; then the same call again."""
     source = make_checkpoint(tmp_path / "source", num_hidden_layers=2, tie_word_embeddings=True)
-    write, written = vq_convert.ShardWriter.write, []
+    write, written = by_layer.ShardWriter.write, []
 
     def killed(self, planned, tensors):
         if len(written) == shard:
@@ -145,7 +146,7 @@ def test_a_kill_changes_nothing(tmp_path, llama, shard, monkeypatch):
         write(self, planned, tensors)
 
     with monkeypatch.context() as patch:
-        patch.setattr(vq_convert.ShardWriter, "write", killed)
+        patch.setattr(by_layer.ShardWriter, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             convert(request(source, tmp_path / "out"))
     assert len(list((tmp_path / "out").glob("*.safetensors"))) == shard

@@ -14,17 +14,19 @@ from typing import Any
 
 import pytest
 import torch
-from conversions import digests
-from tiny_checkpoints import make_checkpoint
-from vq2_conversions import converted, request, windows
 
-from localq import disk, kernels, shard_writer, vq_convert
-from localq.conversion_folder import LOCK_NAME
+from localq import disk, kernels
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
-from localq.quantizer import stream
-from localq.quantizer.encode import Effort
-from localq.quantizer.finetune import Tuning
+from localq.files.model_folder import open_model
+from localq.quantize import by_layer
+from localq.quantize.codebooks.encode import Effort
+from localq.quantize.codebooks.finetune import Tuning
+from localq.quantize.model import calibration_stream
+from localq.quantize.output import shards as shard_writer
+from localq.quantize.output.folder import LOCK_NAME
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.conversions import digests
+from tests.support.quantize.vq2_conversions import converted, request, windows
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
 
@@ -64,15 +66,15 @@ KILLED = """
 import json, os, pathlib, random, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 import torch
-from conversions import digests
-from vq2_conversions import converted, windows
+from tests.support.quantize.conversions import digests
+from tests.support.quantize.vq2_conversions import converted, windows
 from localq.errors import LocalqError
-from localq.modelfiles import open_model
-from localq.quantizer import whole
-from localq.quantizer.encode import Effort
-from localq.quantizer.finetune import Tuning
+from localq.files.model_folder import open_model
+from localq.quantize.codebooks import joint_output
+from localq.quantize.codebooks.encode import Effort
+from localq.quantize.codebooks.finetune import Tuning
 torch.set_num_threads(1)
-whole.KEPT_EVERY = 1
+joint_output.KEPT_EVERY = 1
 source, folder = map(pathlib.Path, sys.argv[2:4])
 training = dict(tuning=Tuning(steps=2, sequences=2), whole=Tuning(steps=2, sequences=2))
 settings = dict(windows=windows(3, 32), effort=Effort(2, 32), seed=5, **training)
@@ -134,7 +136,7 @@ def killed(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[
 
     Each: [its exit, that of the second, digests, shards before, those kept].
     """
-    support, folder = str(Path(__file__).parent / "support"), tmp_path_factory.mktemp("killed")
+    support, folder = str(Path(__file__).parents[2]), tmp_path_factory.mktemp("killed")
     command = [sys.executable, "-c", KILLED, support, str(llama), str(folder), str(MOMENTS)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=280)
@@ -178,7 +180,7 @@ def _stopped(source: Path, out: Path, after: int, **changes: Any) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        vq_convert.convert(request(source, out, **{**SETTINGS, **changes}), stop)
+        by_layer.convert(request(source, out, **{**SETTINGS, **changes}), stop)
 
 
 def test_what_is_unfinished_is_no_model_and_goes_on(llama: Path, finished: Path, tmp_path: Path) -> None:
@@ -187,9 +189,9 @@ def test_what_is_unfinished_is_no_model_and_goes_on(llama: Path, finished: Path,
     with pytest.raises(LocalqError):
         open_model(out)
     told: list[tuple[str, int, int]] = []
-    vq_convert.convert(request(llama, out, **SETTINGS), lambda *each: told.append(each))
-    assert told[1][0] == vq_convert.CATCHING_UP
-    assert told[2][0] == vq_convert.QUANTIZING
+    by_layer.convert(request(llama, out, **SETTINGS), lambda *each: told.append(each))
+    assert told[1][0] == by_layer.CATCHING_UP
+    assert told[2][0] == by_layer.QUANTIZING
     assert told[-1][1] == told[-1][2]
     assert digests(out) == digests(finished)
 
@@ -197,7 +199,7 @@ def test_what_is_unfinished_is_no_model_and_goes_on(llama: Path, finished: Path,
 @pytest.mark.parametrize("model_type", ["llama", "gemma2"])
 def test_streams_of_16_bit_go_on_as_they_were(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text too long for 32 bit, and fine-tuning, whose layers round where those that are read again do."""
-    monkeypatch.setattr(stream, "HOST_BYTES", 0)
+    monkeypatch.setattr(calibration_stream, "HOST_BYTES", 0)
     source = make_checkpoint(tmp_path / "source", model_type, num_hidden_layers=3)
     changes = {**SETTINGS, "tuning": Tuning(steps=2, sequences=2)}
     whole = converted(source, tmp_path / "whole", **changes)
@@ -306,7 +308,7 @@ def test_too_little_space_is_seen_before_the_first_layer(
 ) -> None:
     monkeypatch.setattr(disk.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     with pytest.raises(LocalqError, match="1,000 bytes are free") as caught:
-        vq_convert.convert(request(llama, tmp_path / "out", **SETTINGS), lambda *each: pytest.fail("it began"))
+        by_layer.convert(request(llama, tmp_path / "out", **SETTINGS), lambda *each: pytest.fail("it began"))
     assert caught.value.exit_code == ExitCode.DISK
 
 

@@ -6,16 +6,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_hub
-import hub_server
 import pytest
 import torch
-from conversions import digests
-from fake_hub import FakeHub
-from hub_server import REPO
-from tiny_checkpoints import make_checkpoint
-from vq2_conversions import converted
-from vq2_from_hub import (
+
+from localq import cli, kernels
+from localq.errors import ExitCode, LocalqError
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import client as hub_client
+from localq.files.hub import download
+from localq.files.hub import shards as hub_shards
+from localq.quantize import by_layer
+from tests.support.files import fake_hub, hub_server
+from tests.support.files.fake_hub import FakeHub
+from tests.support.files.hub_server import REPO
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.conversions import digests
+from tests.support.quantize.vq2_conversions import converted
+from tests.support.quantize.vq2_from_hub import (  # fmt: skip
     SETTINGS,
     SHAPE,
     cache_of,
@@ -25,10 +32,7 @@ from vq2_from_hub import (
     watched,
     weights,
     whole_fetches,
-)  # fmt: skip
-
-from localq import cli, download, hub_cache, hub_client, hub_shards, kernels, vq_convert
-from localq.errors import ExitCode, LocalqError
+)
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
 
@@ -142,7 +146,7 @@ def test_what_goes_on_reads_the_commit_that_it_began_with(hub, finished, tmp_pat
         raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr(vq_convert, "quantize_layer", stop)
+        patch.setattr(by_layer, "quantize_layer", stop)
         with pytest.raises(Interrupted):
             made(tmp_path / "out")
     hub.add(REPO, {**hub.repos[REPO].commits[fake_hub.COMMIT], "config.json": b"{}"}, commit="f" * 40)

@@ -7,21 +7,34 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import hub_server
 import pytest
 import torch
-from conversions import digests
-from fake_hub import FakeHub
-from hub_server import REPO
-from tiny_checkpoints import make_checkpoint
-from vq2_conversions import converted
-from vq2_from_hub import MIXED, SHAPE, cache_of, checkpoint, killed_and_gone_on, made, watched, weights, whole_fetches
 
-from localq import cli, hub_cache, hub_shards, kernels
+from localq import cli, kernels
 from localq.errors import ExitCode
-from localq.modelfiles import open_model
-from localq.quantizer import sensitivity, trail
-from localq.schemes import scheme_of
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import shards as hub_shards
+from localq.files.model_folder import open_model
+from localq.files.schemes import scheme_of
+from localq.quantize.model import sensitivity
+from localq.quantize.output import sensitivity_log
+from tests.support.files import hub_server
+from tests.support.files.fake_hub import FakeHub
+from tests.support.files.hub_server import REPO
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.conversions import digests
+from tests.support.quantize.vq2_conversions import converted
+from tests.support.quantize.vq2_from_hub import (
+    MIXED,
+    SHAPE,
+    cache_of,
+    checkpoint,
+    killed_and_gone_on,
+    made,
+    watched,
+    weights,
+    whole_fetches,
+)
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
 
@@ -71,7 +84,7 @@ class Interrupted(Exception):
 
 def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: int, out: Path) -> None:
     """A mixture whose measuring ends before this step of its way is recorded."""
-    real, left = trail.Trail.reach, [step]
+    real, left = sensitivity_log.Trail.reach, [step]
 
     def reach(*arguments: Any) -> None:
         left[0] -= 1
@@ -80,7 +93,7 @@ def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: int, out: Path) -> Non
         real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trail.Trail, "reach", reach)
+        patch.setattr(sensitivity_log.Trail, "reach", reach)
         with pytest.raises(Interrupted):
             made(out, **MIXED)
     for thread in threading.enumerate():

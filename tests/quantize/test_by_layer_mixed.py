@@ -8,17 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from conversions import digests
-from tiny_checkpoints import make_checkpoint
-from vq2_conversions import converted, loaded, logits, request, windows
 
-from localq import cli, footprint, kernels, vq_convert
-from localq.architecture import Architecture
-from localq.bench import bits
+from localq import cli, kernels
+from localq.bench.quality import bits
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
-from localq.quantizer import mixture
-from localq.schemes import scheme_of
+from localq.files.architecture import Architecture
+from localq.files.model_folder import open_model
+from localq.files.schemes import scheme_of
+from localq.planner import footprint
+from localq.quantize import by_layer
+from localq.quantize.bits import mixture as bit_mixture
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.conversions import digests
+from tests.support.quantize.vq2_conversions import converted, loaded, logits, request, windows
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
 
@@ -77,7 +79,7 @@ def test_every_matrix_is_what_its_shapes_say(mixed: Path) -> None:
     arch = Architecture.from_config(files.config)
     stated = footprint.bits_per_weight(arch, "vq2", scheme)
     assert float(scheme.removeprefix("mix")) < bits.per_weight(files) < stated  # codes alone; with codebooks for each
-    assert not (mixed / mixture.FILE).exists()
+    assert not (mixed / bit_mixture.FILE).exists()
     assert loaded(mixed).format == "vq2"
 
 
@@ -93,11 +95,11 @@ def test_what_is_told_and_measured_once(source: Path, mixed: Path, wanted: float
     said: list[str] = []
     steps: list[tuple[str, int, int]] = []
     asked = request(source, tmp_path / "out", bits=wanted)
-    vq_convert.convert(asked, lambda *each: steps.append(each), said.append)
+    by_layer.convert(asked, lambda *each: steps.append(each), said.append)
     (line,) = said
     assert f"bits a weight of {wanted:g}: q k v " in line
     assert all(f"{name} " in line for name in ("o", "gate up", "down"))
-    measuring = [each[1:] for each in steps if each[0] == vq_convert.MEASURING]
+    measuring = [each[1:] for each in steps if each[0] == by_layer.MEASURING]
     assert measuring == [(number, 4) for number in (0, 0, 1, 2, 2, 3, 4)]  # the embedding and the head are no steps
     assert digests(tmp_path / "out") == digests(mixed)  # again: the same bytes
 
@@ -105,31 +107,31 @@ def test_what_is_told_and_measured_once(source: Path, mixed: Path, wanted: float
 def test_going_on_reads_the_choice(
     source: Path, mixed: Path, wanted: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, out = vq_convert.quantize_layer, tmp_path / "out"
+    real, out = by_layer.quantize_layer, tmp_path / "out"
 
     def killed(block: Any, index: int, *rest: Any) -> Any:
         if index == 1:
             raise KeyboardInterrupt
         return real(block, index, *rest)
 
-    monkeypatch.setattr(vq_convert, "quantize_layer", killed)
+    monkeypatch.setattr(by_layer, "quantize_layer", killed)
     with pytest.raises(KeyboardInterrupt):
         converted(source, out, bits=wanted)
-    monkeypatch.setattr(vq_convert, "quantize_layer", real)
-    assert {len(schemes) for schemes in json.loads((out / mixture.FILE).read_text())["schemes"]} == {4}
+    monkeypatch.setattr(by_layer, "quantize_layer", real)
+    assert {len(schemes) for schemes in json.loads((out / bit_mixture.FILE).read_text())["schemes"]} == {4}
     with pytest.raises(LocalqError, match="unfinished conversion of something else"):
         converted(source, out, bits=wanted + 0.1)
-    monkeypatch.setattr(vq_convert, "sensitivities", lambda *_: pytest.fail("it was measured before"))
+    monkeypatch.setattr(by_layer, "sensitivities", lambda *_: pytest.fail("it was measured before"))
     assert digests(converted(source, out, bits=wanted)) == digests(mixed)
 
 
 def test_a_mixture_that_is_replaced_leaves_nothing(source: Path, uniform: Path, wanted: float, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vq_convert, "quantize_layer", _interrupted)
+        patch.setattr(by_layer, "quantize_layer", _interrupted)
         with pytest.raises(KeyboardInterrupt):
             converted(source, out, bits=wanted)
-    assert (out / mixture.FILE).exists()
+    assert (out / bit_mixture.FILE).exists()
     assert digests(converted(source, out, scheme=HALF, force=True)) == digests(uniform)
 
 

@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from conversions import SHARD, quantized
-from real_model import smollm2
 from safetensors.torch import load_file
-from tiny_checkpoints import make_checkpoint
 
-from localq import convert
-from localq.checkpoint import info, open_checkpoint
-from localq.conversion_folder import LOCK_NAME
-from localq.conversion_plan import Job, is_block_linear, plan_jobs, skipped_modules
-from localq.modelfiles import open_model
-from localq.quant import nf4
-from localq.safetensors_header import INDEX_NAME, read_header
-from localq.shard_writer import STATE_NAME, plan_shards
+from localq.files.model_folder import open_model
+from localq.files.safetensors_headers import INDEX_NAME, read_header
+from localq.formats import nf4
+from localq.formats.checkpoint import info, open_checkpoint
+from localq.quantize import by_tensor
+from localq.quantize.output.folder import LOCK_NAME
+from localq.quantize.output.shards import STATE_NAME, plan_shards
+from localq.quantize.output.tensor_jobs import Job, is_block_linear, plan_jobs, skipped_modules
+from tests.support.files.real_model import smollm2
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.conversions import SHARD, quantized
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_shards_are_sound_and_aligned(finished: Path) -> None:
 
 
 def test_one_shard_needs_no_index(llama: Path, tmp_path: Path) -> None:
-    out = convert.convert(open_model(llama), "nf4", tmp_path / "out")
+    out = by_tensor.convert(open_model(llama), "nf4", tmp_path / "out")
     assert [path.name for path in out.glob("*.safetensors*")] == ["model.safetensors"]
 
 
@@ -184,7 +184,7 @@ def test_a_gguf_file_becomes_a_model_folder(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     source = open_model(smollm2())
-    out = convert.convert(source, "nf4", tmp_path / "out")
+    out = by_tensor.convert(source, "nf4", tmp_path / "out")
     files = open_model(out)
     assert files.eos_ids == source.eos_ids
     assert files.chat_template == source.chat_template

@@ -9,22 +9,28 @@ from typing import Any
 
 import pytest
 import torch
-from conversions import digests
-from tiny_checkpoints import make_checkpoint
 from torch import Tensor
 
-from localq import bcq_mixture, convert, schemes
-from localq.bench import bits
-from localq.checkpoint import open_checkpoint
-from localq.cli import execute, quantize_bcq
-from localq.conversion_plan import is_block_linear
-from localq.engine.load import Options, load
+from localq.bench.quality import bits
+from localq.cli import execute
+from localq.cli.verbs import quantize_bcq
+from localq.engine.load.load import Options, load
 from localq.errors import ExitCode, LocalqError
-from localq.input_moments import Text, begun
-from localq.local_models import format_of_config
-from localq.modelfiles import open_model
-from localq.quant import bcq
-from localq.quantizer import binary_layers, mixture, sensitivity, trail
+from localq.files import schemes
+from localq.files.local_models import format_of_config
+from localq.files.model_folder import open_model
+from localq.formats import bcq
+from localq.formats.checkpoint import open_checkpoint
+from localq.quantize import by_tensor
+from localq.quantize.binary import layers as binary_layers
+from localq.quantize.bits import binary_mixture
+from localq.quantize.bits import mixture as bit_mixture
+from localq.quantize.model import sensitivity
+from localq.quantize.model.input_moments import Text, begun
+from localq.quantize.output import sensitivity_log
+from localq.quantize.output.tensor_jobs import is_block_linear
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.conversions import digests
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +86,12 @@ def test_it_loads_and_computes_what_its_bytes_stand_for(made: Path) -> None:
 
 def test_another_scheme_does_not_go_on_with_it(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    convert.convert(open_model(source), "bcq", out, scheme="q1row")
+    by_tensor.convert(open_model(source), "bcq", out, scheme="q1row")
     assert schemes.scheme_of(open_model(out)) == "q1row"
     with pytest.raises(LocalqError) as caught:
-        convert.convert(open_model(source), "bcq", out, scheme="q3g128")
+        by_tensor.convert(open_model(source), "bcq", out, scheme="q3g128")
     assert caught.value.exit_code == ExitCode.USAGE
-    convert.convert(open_model(source), "bcq", out, force=True)
+    by_tensor.convert(open_model(source), "bcq", out, force=True)
     assert schemes.scheme_of(open_model(out)) in ("q3g128", "q3row")  # rows of 64 and 128 columns
 
 
@@ -99,8 +105,8 @@ def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def test_a_mixture_takes_no_more_than_asked_and_fills_it(source: Path, tmp_path: Path) -> None:
     told: list[str] = []
-    wish = bcq_mixture.Wish(3.5, TEXT)
-    out = convert.convert(open_model(source), "bcq", tmp_path / "out", None, told.append, wish=wish)
+    wish = binary_mixture.Wish(3.5, TEXT)
+    out = by_tensor.convert(open_model(source), "bcq", tmp_path / "out", None, told.append, wish=wish)
     assert 3.3 < bits.per_weight(open_model(out)) <= 3.5
     assert any("bits a weight of 3.5" in line for line in told)
     assert re.fullmatch(r"mix3\.[345]\d?", schemes.scheme_of(open_model(out)))
@@ -109,30 +115,30 @@ def test_a_mixture_takes_no_more_than_asked_and_fills_it(source: Path, tmp_path:
         for names in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")):
             assert len({found[f"model.layers.{layer}.{name}.alphas"][1:] for name in names}) == 1
     assert len({each[1] for name, each in found.items() if name.endswith(".signs")}) > 1
-    assert not (out / mixture.FILE).exists()
+    assert not (out / bit_mixture.FILE).exists()
     assert load(open_model(out), Options(device="cpu")).format == "bcq"
 
 
 def test_a_mixture_that_was_stopped_keeps_its_choice(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wish, out = bcq_mixture.Wish(3.5, TEXT), tmp_path / "out"
+    wish, out = binary_mixture.Wish(3.5, TEXT), tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(convert, "_write_shards", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(by_tensor, "_write_shards", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            convert.convert(open_model(source), "bcq", out, wish=wish)
-    assert (out / mixture.FILE).is_file()
-    monkeypatch.setattr(bcq_mixture, "sensitivities", lambda *given, **named: pytest.fail("measured again"))
-    convert.convert(open_model(source), "bcq", out, wish=wish)
-    assert not (out / mixture.FILE).exists()
+            by_tensor.convert(open_model(source), "bcq", out, wish=wish)
+    assert (out / bit_mixture.FILE).is_file()
+    monkeypatch.setattr(binary_mixture, "sensitivities", lambda *given, **named: pytest.fail("measured again"))
+    by_tensor.convert(open_model(source), "bcq", out, wish=wish)
+    assert not (out / bit_mixture.FILE).exists()
 
 
 @pytest.mark.parametrize("step", [1, 3])  # on the way there, and back
 def test_a_mixture_that_was_killed_while_it_measured_goes_on(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    wish, out, left, steps = bcq_mixture.Wish(3.5, TEXT), tmp_path / "out", [step], []
-    real, read = trail.Trail.reach, sensitivity.Source.block
+    wish, out, left, steps = binary_mixture.Wish(3.5, TEXT), tmp_path / "out", [step], []
+    real, read = sensitivity_log.Trail.reach, sensitivity.Source.block
 
     def reach(*given: Any) -> None:
         if not left[0]:
@@ -141,21 +147,21 @@ def test_a_mixture_that_was_killed_while_it_measured_goes_on(
         real(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trail.Trail, "reach", reach)
+        patch.setattr(sensitivity_log.Trail, "reach", reach)
         with pytest.raises(KeyboardInterrupt):
-            convert.convert(open_model(source), "bcq", out, wish=wish)
-    assert (out / trail.FILE).is_file()
+            by_tensor.convert(open_model(source), "bcq", out, wish=wish)
+    assert (out / sensitivity_log.FILE).is_file()
     monkeypatch.setattr(sensitivity.Source, "block", lambda model, layer: (steps.append(layer), read(model, layer))[1])
-    convert.convert(open_model(source), "bcq", out, lambda what, *_: steps.append(what), wish=wish)
+    by_tensor.convert(open_model(source), "bcq", out, lambda what, *_: steps.append(what), wish=wish)
     measured = [each for each in steps[: steps.index("quantizing")] if isinstance(each, int)]
     assert measured == {1: [1, 1, 0, 0, 1], 3: [1, 0, 0, 1]}[step]  # the last two: where schemes are tried
     assert not list(out.glob("conversion.*"))
-    assert digests(out) == digests(convert.convert(open_model(source), "bcq", tmp_path / "whole", wish=wish))
+    assert digests(out) == digests(by_tensor.convert(open_model(source), "bcq", tmp_path / "whole", wish=wish))
 
 
 def test_too_few_bits_for_a_mixture(source: Path, tmp_path: Path) -> None:
     with pytest.raises(LocalqError, match="the least that this model takes") as caught:
-        convert.convert(open_model(source), "bcq", tmp_path / "out", wish=bcq_mixture.Wish(1.01, TEXT))
+        by_tensor.convert(open_model(source), "bcq", tmp_path / "out", wish=binary_mixture.Wish(1.01, TEXT))
     assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -205,8 +211,8 @@ def logits(folder: Path, ids: Tensor) -> Tensor:
 def test_on_a_text_the_model_computes_more_nearly_what_it_did(source: Path, tmp_path: Path) -> None:
     """Of the text itself; and only the codes differ, not what is written besides or how it is called."""
     ids = torch.tensor(TEXT.windows[0])
-    plain = convert.convert(open_model(source), "bcq", tmp_path / "plain", scheme="q2g32")
-    on_text = convert.convert(open_model(source), "bcq", tmp_path / "text", scheme="q2g32", text=TEXT)
+    plain = by_tensor.convert(open_model(source), "bcq", tmp_path / "plain", scheme="q2g32")
+    on_text = by_tensor.convert(open_model(source), "bcq", tmp_path / "text", scheme="q2g32", text=TEXT)
     assert shapes(on_text) == shapes(plain)
     assert schemes.scheme_of(open_model(on_text)) == schemes.scheme_of(open_model(plain)) == "q2g32"
     assert (on_text / "config.json").read_bytes() == (plain / "config.json").read_bytes()
@@ -221,10 +227,10 @@ def test_rows_that_are_no_multiple_of_8_are_copied_on_a_text_too(
 ) -> None:
     """As without one; and what is written already is not searched again for the lack of them."""
     uneven = open_model(make_checkpoint(tmp_path / "uneven", "llama", num_hidden_layers=2, intermediate_size=100))
-    plain = convert.convert(uneven, "bcq", tmp_path / "plain", scheme="q2g32")
-    whole = convert.convert(uneven, "bcq", tmp_path / "text", scheme="q2g32", text=TEXT)
+    plain = by_tensor.convert(uneven, "bcq", tmp_path / "plain", scheme="q2g32")
+    whole = by_tensor.convert(uneven, "bcq", tmp_path / "text", scheme="q2g32", text=TEXT)
     assert shapes(whole) == shapes(plain)
-    mixed = convert.convert(uneven, "bcq", tmp_path / "mixed", wish=bcq_mixture.Wish(3.5, TEXT))
+    mixed = by_tensor.convert(uneven, "bcq", tmp_path / "mixed", wish=binary_mixture.Wish(3.5, TEXT))
     assert shapes(mixed).keys() == shapes(plain).keys()
     with open_checkpoint(uneven) as before, open_checkpoint(open_model(mixed)) as after:
         name = "model.layers.1.mlp.down_proj.weight"
@@ -249,7 +255,7 @@ def test_one_that_was_stopped_goes_on_to_the_same_bytes(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what was written of the layers before, which are not searched again."""
-    whole = convert.convert(open_model(source), "bcq", tmp_path / "whole", shard_bytes=5_000, text=TEXT)
+    whole = by_tensor.convert(open_model(source), "bcq", tmp_path / "whole", shard_bytes=5_000, text=TEXT)
     out, packed = tmp_path / "out", binary_layers.Layers.packed
 
     def stopped(layers: binary_layers.Layers, prefix: str) -> bcq.Packed:
@@ -260,7 +266,7 @@ def test_one_that_was_stopped_goes_on_to_the_same_bytes(
     with monkeypatch.context() as patch:
         patch.setattr(binary_layers.Layers, "packed", stopped)
         with pytest.raises(KeyboardInterrupt):
-            convert.convert(open_model(source), "bcq", out, shard_bytes=5_000, text=TEXT)
+            by_tensor.convert(open_model(source), "bcq", out, shard_bytes=5_000, text=TEXT)
     searched: list[str] = []
     search = binary_layers._packed
 
@@ -269,7 +275,7 @@ def test_one_that_was_stopped_goes_on_to_the_same_bytes(
         return search(*given)
 
     monkeypatch.setattr(binary_layers, "_packed", told)
-    convert.convert(open_model(source), "bcq", out, shard_bytes=5_000, text=TEXT)
+    by_tensor.convert(open_model(source), "bcq", out, shard_bytes=5_000, text=TEXT)
     assert set(searched) == {"model.layers.1."}
     files = sorted(path.name for path in whole.glob("*.safetensors"))
     assert len(files) > 3

@@ -14,14 +14,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from conversions import digests, quantized
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import make_checkpoint
 
-from localq import convert, disk, shard_writer
-from localq.conversion_folder import LOCK_NAME
+from localq import disk
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
+from localq.quantize import by_tensor
+from localq.quantize.output import shards as shard_writer
+from localq.quantize.output.folder import LOCK_NAME
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.conversions import digests, quantized
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,7 @@ def finished(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 CONVERT_AND_DIE = """
 import os, pathlib, signal, sys
 from localq import convert, shard_writer
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
 left = int(sys.argv[4])
 def count(*_):
     global left
@@ -189,7 +191,7 @@ def test_the_source_is_never_the_output(llama: Path) -> None:
 def test_usage_errors(llama: Path, finished: Path, tmp_path: Path) -> None:
     for source, format, why in ((llama, "nf5", "does not write"), (finished, "nf4", "bitsandbytes")):
         with pytest.raises(LocalqError, match=why) as caught:
-            convert.convert(open_model(source), format, tmp_path / "out")
+            by_tensor.convert(open_model(source), format, tmp_path / "out")
         assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -213,7 +215,7 @@ def test_what_another_finishes_just_before_the_lock_is_kept(llama, finished, tmp
             shutil.copytree(finished, out, dirs_exist_ok=True)
             (out / LOCK_NAME).unlink()
 
-    monkeypatch.setattr("localq.conversion_folder.fcntl.flock", flock)
+    monkeypatch.setattr("localq.quantize.output.folder.fcntl.flock", flock)
     if force:
         quantized(llama, out, force=True)
     else:
@@ -247,7 +249,7 @@ def test_a_model_without_known_linears_is_refused(tmp_path: Path) -> None:
 MEASURE = """
 import pathlib, sys, torch
 from localq import convert
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
 torch.set_num_threads(1)
 def anonymous():
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_checkpoints import make_checkpoint
 
-from localq import convert
-from localq.bench import bits
-from localq.checkpoint import open_checkpoint
-from localq.conversion_plan import is_block_linear
-from localq.engine.load import Options, load
+from localq.bench.quality import bits
+from localq.engine.load.load import Options, load
 from localq.errors import ExitCode, LocalqError
-from localq.local_models import format_of_config
-from localq.modelfiles import open_model
-from localq.quant import mxfp4
+from localq.files.local_models import format_of_config
+from localq.files.model_folder import open_model
+from localq.formats import mxfp4
+from localq.formats.checkpoint import open_checkpoint
+from localq.quantize import by_tensor
+from localq.quantize.output.tensor_jobs import is_block_linear
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out") / "qwen2-mxfp4"
-    return convert.convert(open_model(source), "mxfp4", out, shard_bytes=60_000)
+    return by_tensor.convert(open_model(source), "mxfp4", out, shard_bytes=60_000)
 
 
 def test_every_matrix_of_the_blocks_is_quantized_and_all_else_is_copied(source: Path, made: Path) -> None:
@@ -88,9 +88,9 @@ def test_a_damaged_scale_is_refused_by_name(made: Path, tmp_path: Path) -> None:
 
 def test_it_is_not_quantized_again_and_odd_rows_are_told(source: Path, made: Path, tmp_path: Path) -> None:
     with pytest.raises(LocalqError, match="already \\(mxfp4\\)"):
-        convert.convert(open_model(made), "mxfp4", tmp_path / "again")
+        by_tensor.convert(open_model(made), "mxfp4", tmp_path / "again")
     odd = make_checkpoint(tmp_path / "odd", "llama", intermediate_size=200, num_hidden_layers=1)
     notes: list[str] = []
-    convert.convert(open_model(odd), "mxfp4", tmp_path / "out", say=notes.append)
+    by_tensor.convert(open_model(odd), "mxfp4", tmp_path / "out", say=notes.append)
     assert len(notes) == 1
     assert "no multiple of 32 long" in notes[0]

@@ -5,30 +5,31 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import expert_checkpoints
 import pytest
 import torch
-from packed_models import packed_model
-from tiny_checkpoints import make_checkpoint
 
-from localq import convert, input_moments
-from localq.bench import bits
-from localq.checkpoint import open_checkpoint
+from localq.bench.quality import bits
 from localq.cli import execute
-from localq.conversion_plan import is_block_linear
-from localq.engine import weights
-from localq.engine.linears import fusable, halves, operand
-from localq.engine.load import Options, load, share_scratch
+from localq.engine.load import weights
+from localq.engine.load.load import Options, load, share_scratch
+from localq.engine.step.operands import fusable, halves, operand
 from localq.errors import ExitCode, LocalqError
-from localq.kernels.rowlut import RowLutMatrix
-from localq.local_models import format_of_config
-from localq.modelfiles import open_model
-from localq.quant import squeezellm
-from localq.quantizer.stream import NoCache
+from localq.files.local_models import format_of_config
+from localq.files.model_folder import open_model
+from localq.formats import squeezellm
+from localq.formats.checkpoint import open_checkpoint
+from localq.formats.squeezellm.kernel import RowLutMatrix
+from localq.quantize import by_tensor
+from localq.quantize.model import input_moments
+from localq.quantize.model.calibration_stream import NoCache
+from localq.quantize.output.tensor_jobs import is_block_linear
+from tests.support.engine.packed_models import packed_model
+from tests.support.formats import expert_checkpoints
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
 TEXT = input_moments.Text([list(range(3, 35)), list(range(40, 72)), [7, 9] * 16], CPU)
-LICENSE = Path(__file__).parents[1] / "LICENSE"
+LICENSE = Path(__file__).parents[2] / "LICENSE"
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +41,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out") / "made"
-    return convert.convert(open_model(source), "squeezellm", out, shard_bytes=60_000, text=TEXT)
+    return by_tensor.convert(open_model(source), "squeezellm", out, shard_bytes=60_000, text=TEXT)
 
 
 def moments_of(source: Path) -> dict[str, torch.Tensor]:
@@ -158,12 +159,12 @@ def test_what_was_killed_goes_on_with_what_it_measured(source: Path, made: Path,
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        convert.convert(files, "squeezellm", tmp_path / "out", stop, shard_bytes=60_000, text=TEXT)
+        by_tensor.convert(files, "squeezellm", tmp_path / "out", stop, shard_bytes=60_000, text=TEXT)
     assert input_moments.MEASURING in told
     assert (tmp_path / "out" / input_moments.FILE).is_file()
     told.clear()
     again = {"shard_bytes": 60_000, "text": TEXT}
-    convert.convert(files, "squeezellm", tmp_path / "out", lambda what, *_: told.append(what), **again)
+    by_tensor.convert(files, "squeezellm", tmp_path / "out", lambda what, *_: told.append(what), **again)
     assert set(told) == {"quantizing"}
     for path in made.iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
@@ -177,13 +178,13 @@ def test_another_text_is_another_conversion(source: Path, tmp_path: Path) -> Non
 
     files = open_model(source)
     with pytest.raises(KeyboardInterrupt):
-        convert.convert(files, "squeezellm", tmp_path / "out", stop, text=TEXT)
+        by_tensor.convert(files, "squeezellm", tmp_path / "out", stop, text=TEXT)
     other = input_moments.Text(TEXT.windows[:1], CPU)
     for text in (other, None):
         with pytest.raises(LocalqError, match="unfinished conversion of something else") as caught:
-            convert.convert(files, "squeezellm", tmp_path / "out", text=text)
+            by_tensor.convert(files, "squeezellm", tmp_path / "out", text=text)
         assert caught.value.exit_code is ExitCode.USAGE
-    convert.convert(files, "squeezellm", tmp_path / "out", force=True)
+    by_tensor.convert(files, "squeezellm", tmp_path / "out", force=True)
     assert not (tmp_path / "out" / input_moments.FILE).exists()
 
 

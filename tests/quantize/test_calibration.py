@@ -9,19 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from chat_prompts import read_prompts
-from tiny_checkpoints import make_checkpoint
 
-from localq import calibration, prepare, vq_convert
-from localq.checkpoint import info
 from localq.cli import execute
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
-from localq.tokenizer import Tokenizer
-from localq.vq_request import Request, task_of
+from localq.files.model_folder import open_model
+from localq.formats.checkpoint import info
+from localq.planner import prepare
+from localq.quantize import by_layer, calibration
+from localq.quantize.request import Request, task_of
+from localq.text.tokenizer import Tokenizer
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.chat_prompts import read_prompts
 
 SIZE = 48  # tokens of a window: the context of the model
-TEXT = Path(__file__).parents[1] / "LICENSE"
+TEXT = Path(__file__).parents[2] / "LICENSE"
 
 
 def said(*contents: str) -> dict[str, Any]:
@@ -203,16 +204,16 @@ def test_nothing_that_models_are_judged_on_was_calibrated_on() -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch, tmp_path) -> list[vq_convert.Request]:
+def asked(monkeypatch, tmp_path) -> list[by_layer.Request]:
     """What is asked of the encoder."""
-    found: list[vq_convert.Request] = []
+    found: list[by_layer.Request] = []
 
-    def convert(request: vq_convert.Request, on_progress: Any, say: Any) -> Path:
+    def convert(request: by_layer.Request, on_progress: Any, say: Any) -> Path:
         found.append(request)
         return request.out
 
     monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config"))
-    monkeypatch.setattr(vq_convert, "convert", convert)
+    monkeypatch.setattr(by_layer, "convert", convert)
     monkeypatch.setattr(prepare, "check_can_make", lambda *asked: None)
     return found
 

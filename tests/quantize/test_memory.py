@@ -10,23 +10,27 @@ from typing import Any
 
 import pytest
 import torch
-from live_memory import LiveMemory
-from tiny_layers import packed_block
 from torch import Tensor
 
 from localq import kernels
 from localq.errors import ExitCode, LocalqError
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
-from localq.quantizer import encode, layer, memory, pieces, statistics, triangles, whole
-from localq.quantizer.books import universal
-from localq.quantizer.encode import Effort
-from localq.quantizer.finetune import Tuning
-from localq.quantizer.fold import plain
-from localq.quantizer.kept import Kept
-from localq.quantizer.layer import Settings, groups_of, quantize_layer
-from localq.quantizer.sensitivity import ending_of
-from localq.quantizer.stream import Streams
+from localq.quantize import memory
+from localq.quantize.codebooks import encode
+from localq.quantize.codebooks import joint_training as whole
+from localq.quantize.codebooks import layer as codebook_layer
+from localq.quantize.codebooks.encode import Effort
+from localq.quantize.codebooks.finetune import Tuning
+from localq.quantize.codebooks.initial_codebooks import universal
+from localq.quantize.codebooks.layer import Settings, groups_of, quantize_layer
+from localq.quantize.model import linear_algebra, statistics
+from localq.quantize.model.calibration_stream import Streams
+from localq.quantize.model.fold import plain
+from localq.quantize.model.sensitivity import ending_of
+from localq.quantize.output.resume_files import Kept
+from tests.support.engine.live_memory import LiveMemory
+from tests.support.quantize.tiny_layers import packed_block
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
 
@@ -77,14 +81,14 @@ class Stages(LiveMemory):
         super().__init__()
         self.peaks: dict[str, int] = {}
         self.group, self._stage = "", "before"
-        patch.setattr(layer, "_quantize", self._group(layer._quantize))
-        marks = [(statistics.Statistics, "finish", "goal"), (layer, "encode", "search")]
-        marks += [(encode, "fit_books", "codebooks"), (layer, "put", "weights")]
+        patch.setattr(codebook_layer, "_quantize", self._group(codebook_layer._quantize))
+        marks = [(statistics.Statistics, "finish", "goal"), (codebook_layer, "encode", "search")]
+        marks += [(encode, "fit_books", "codebooks"), (codebook_layer, "put", "weights")]
         for owner, name, stage in marks:
             patch.setattr(owner, name, self._marked(getattr(owner, name), stage))
         passes = dict.fromkeys(("_through_attention", "_through_mlp"), "a pass through it")
         for name, stage in {**passes, "tune": "fine-tuning"}.items():
-            patch.setattr(layer, name, self._marked(getattr(layer, name), stage, whole=True))
+            patch.setattr(codebook_layer, name, self._marked(getattr(codebook_layer, name), stage, whole=True))
 
     def mark(self, stage: str) -> None:
         """What follows belongs to `stage`."""
@@ -111,8 +115,8 @@ class Stages(LiveMemory):
 def small_parts() -> Iterator[pytest.MonkeyPatch]:
     """Pieces and panels that are small beside small matrices, as the real ones are beside large ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "VALUES", 2**16)
-        patch.setattr(triangles, "PANEL", 64)
+        patch.setattr(linear_algebra, "VALUES", 2**16)
+        patch.setattr(linear_algebra, "PANEL", 64)
         patch.setattr(statistics, "F64_COLUMNS", 300)
         yield patch
 
@@ -148,7 +152,7 @@ def test_the_count_is_the_measured_peak(intermediate, tokens, steps):
             assert counted.stages[stage] == pytest.approx(peak, abs=WITHIN * highest), stage
 
 
-def made_of(model: Decoder, tokens: int, chosen: Settings, device: torch.device) -> tuple[layer.Made, Streams]:
+def made_of(model: Decoder, tokens: int, chosen: Settings, device: torch.device) -> tuple[codebook_layer.Made, Streams]:
     """A layer that is quantized, and the text behind it."""
     with torch.no_grad():
         block, streams = copy.deepcopy(model.layers[0]).to(device), text(model, tokens, device)

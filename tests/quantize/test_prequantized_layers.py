@@ -11,19 +11,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from conversions import digests
-from real_model import smollm2
 from safetensors.torch import load_file, save
-from tiny_checkpoints import make_checkpoint
-from vq2_conversions import converted, request
 
-from localq import catalog, kernels, prepare, ready_layers, vq_convert
+from localq import kernels
 from localq.cli import execute
 from localq.disk import sha256_of
 from localq.errors import ExitCode, LocalqError
-from localq.quantizer.finetune import Tuning
+from localq.files import catalog
+from localq.planner import prepare
+from localq.quantize import by_layer, prequantized_layers
+from localq.quantize.codebooks.finetune import Tuning
+from tests.support.files.real_model import smollm2
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.conversions import digests
+from tests.support.quantize.vq2_conversions import converted, request
 
-PACK = Path(__file__).parent / "pack_layers.py"
+PACK = Path(__file__).parents[1] / "tools/pack_layers.py"
 made_here = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
 
 
@@ -67,12 +70,12 @@ def test_one_command_makes_the_model_and_packs_its_layers(made, packed, tmp_path
     text.write_text("The way of a word through a model is long. " * 200)
     options = ["--windows", "1", "--calibration", str(text), "--device", "cpu"]
     folder = pack(monkeypatch, tmp_path / "model", source, tmp_path / "layers", "--make", *options, "--seed", "7")
-    ready = ready_layers.open_ready(folder)
-    assert (ready.seed, ready.source_sha256) == (7, ready_layers.open_ready(packed).source_sha256)
+    ready = prequantized_layers.open_ready(folder)
+    assert (ready.seed, ready.source_sha256) == (7, prequantized_layers.open_ready(packed).source_sha256)
     arguments = ["quantize", str(source), "--format", "vq2", "--out", str(tmp_path / "again")]
     assert execute([*arguments, "--layers", str(folder)]) == ExitCode.OK
     assert digests(tmp_path / "again") == digests(tmp_path / "model")
-    made_by = json.loads((folder / ready_layers.RECORD).read_text())["made_by"]
+    made_by = json.loads((folder / prequantized_layers.RECORD).read_text())["made_by"]
     assert made_by == shlex.join(["localq", *arguments[:4], *options, "--seed", "7", "--out", "MODEL"])
     with pytest.raises(SystemExit) as ended:  # the folder is a model by now, and nothing is packed
         pack(monkeypatch, tmp_path / "model", source, tmp_path / "other", "--make", *options)
@@ -84,16 +87,16 @@ def test_one_command_makes_the_model_and_packs_its_layers(made, packed, tmp_path
 def test_it_needs_no_search(made, packed, tmp_path, monkeypatch):
     source, model = made
     monkeypatch.setattr(kernels, "why_not", lambda: "a test took it away")
-    ready = ready_layers.open_ready(packed)
+    ready = prequantized_layers.open_ready(packed)
     asked = request(source, tmp_path / "again", windows=(), layers=ready, seed=ready.seed)
-    assert digests(vq_convert.convert(asked)) == digests(model)
+    assert digests(by_layer.convert(asked)) == digests(model)
 
 
 @made_here
 def test_trained_further_they_are_what_a_conversion_ends_with(made, packed, tmp_path):
     """The same windows, the same steps: the same bytes, whether the layers were made in one go or lay ready."""
     source, model = made
-    ready, whole = ready_layers.open_ready(packed), Tuning(6, 2, 1e-3, 5e-4, 5e-4)
+    ready, whole = prequantized_layers.open_ready(packed), Tuning(6, 2, 1e-3, 5e-4, 5e-4)
     again = converted(source, tmp_path / "again", layers=ready, whole=whole, seed=ready.seed)
     assert digests(again) == digests(converted(source, tmp_path / "model", whole=whole, seed=3))
     assert digests(again) != digests(model)
@@ -152,10 +155,10 @@ def test_damaged_ones_are_refused(made, packed, tmp_path, capsys):
 @made_here
 def test_layers_of_another_shape_are_refused(made, packed, tmp_path):
     source, _ = made
-    ready = ready_layers.open_ready(packed)
+    ready = prequantized_layers.open_ready(packed)
     asked = request(source, tmp_path / "out", windows=(), layers=ready, seed=3, scheme="s4l16+s8l16")
     with pytest.raises(LocalqError, match="is missing") as caught:
-        vq_convert.convert(asked)
+        by_layer.convert(asked)
     assert caught.value.exit_code == ExitCode.BAD_FILE
 
 
@@ -163,14 +166,14 @@ def test_layers_of_another_shape_are_refused(made, packed, tmp_path):
 @pytest.mark.parametrize("what", ["wide", "none"])
 def test_tensors_of_another_shape_and_other_files_are_refused(made, packed, tmp_path, what):
     source, _ = made
-    path = packed / ready_layers.TENSORS
+    path = packed / prequantized_layers.TENSORS
     tensors = {name: each.repeat(2) if each.dim() == 1 else each for name, each in load_file(path).items()}
     path.write_bytes(save(tensors) if what == "wide" else b"no tensors at all")
-    record = json.loads((packed / ready_layers.RECORD).read_text())
-    (packed / ready_layers.RECORD).write_text(json.dumps({**record, "sha256": sha256_of(path)}))
-    asked = request(source, tmp_path / "out", windows=(), layers=ready_layers.open_ready(packed), seed=3)
+    record = json.loads((packed / prequantized_layers.RECORD).read_text())
+    (packed / prequantized_layers.RECORD).write_text(json.dumps({**record, "sha256": sha256_of(path)}))
+    asked = request(source, tmp_path / "out", windows=(), layers=prequantized_layers.open_ready(packed), seed=3)
     with pytest.raises(LocalqError) as caught:
-        vq_convert.convert(asked)
+        by_layer.convert(asked)
     assert caught.value.exit_code == ExitCode.BAD_FILE
 
 
@@ -198,7 +201,7 @@ def test_those_that_come_with_localq_are_what_their_record_says():
     target = catalog.resolve("smollm2-135m@vq2")
     folder = prepare.ready_layers(target)
     assert folder is not None
-    ready = ready_layers.open_ready(folder)
-    assert sha256_of(folder / ready_layers.TENSORS) == ready.sha256
+    ready = prequantized_layers.open_ready(folder)
+    assert sha256_of(folder / prequantized_layers.TENSORS) == ready.sha256
     assert sha256_of(smollm2()) == ready.source_sha256
     assert prepare.ready_layers(catalog.resolve("smollm2-135m@nf4")) is None

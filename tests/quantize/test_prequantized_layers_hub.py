@@ -7,20 +7,22 @@ import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
-import hub_server
 import pytest
 import torch
-from conversions import digests
-from fake_hub import COMMIT, FakeHub
-from hub_server import REPO
-from vq2_conversions import converted
-from vq2_from_hub import SETTINGS, cache_of, checkpoint, weights, whole_fetches
 
-from localq import hub_cache, hub_shards, kernels
+from localq import kernels
 from localq.cli import execute
 from localq.errors import ExitCode
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import shards as hub_shards
+from tests.support.files import hub_server
+from tests.support.files.fake_hub import COMMIT, FakeHub
+from tests.support.files.hub_server import REPO
+from tests.support.quantize.conversions import digests
+from tests.support.quantize.vq2_conversions import converted
+from tests.support.quantize.vq2_from_hub import SETTINGS, cache_of, checkpoint, weights, whole_fetches
 
-PACK = Path(__file__).parent / "pack_layers.py"
+PACK = Path(__file__).parents[1] / "tools/pack_layers.py"
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import aqlm_package
 import pytest
 import torch
-from held_tensors import Held
-from tiny_checkpoints import make_config
 from torch import Tensor
 
 from localq.errors import ExitCode, LocalqError
-from localq.footprint import vq2_books
-from localq.quant import aqlm, vq2
-from localq.quant.vq2_codec import Packed
-from localq.quantizer.target import Aqlm2x8, Target, Vq2, target_of
+from localq.formats.codebooks import aqlm, vq2
+from localq.formats.codebooks.vq2_codec import Packed
+from localq.planner.footprint import vq2_books
+from localq.quantize.target import Aqlm2x8, Target, Vq2, target_of
+from tests.support.formats import aqlm_package
+from tests.support.formats.memory_checkpoint import Held
+from tests.support.models.tiny_checkpoints import make_config
 
 SHAPE = (5, 48)
 UP = "model.layers.0.mlp.up_proj"

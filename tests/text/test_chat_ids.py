@@ -6,16 +6,16 @@ import functools
 import json
 
 import pytest
-import tiny_tokenizers
-from chat_templates import CONVERSATIONS, ENDS, EVERY, MARKS, family, source, turns
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from localq.errors import LocalqError
-from localq.modelfiles import ModelFiles
-from localq.tokenizer import Tokenizer
+from localq.files.model_folder import ModelFiles
+from localq.text.tokenizer import Tokenizer
+from tests.support.text import tiny_tokenizers
+from tests.support.text.chat_templates import CONVERSATIONS, ENDS, EVERY, MARKS, family, source, turns
 
 SENTENCEPIECE = ("mistral", "gemma", "phi-3")
 trained = functools.cache(lambda kind: getattr(tiny_tokenizers, kind)().to_str())

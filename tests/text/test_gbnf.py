@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localq.grammar import Grammar, check, matcher
+from localq.text.grammar import Grammar, check, matcher
 
 ARITHMETIC = r"""
 # sums, one a line: the blanks behind a number must not eat the end of the line

@@ -11,17 +11,17 @@ import time
 from pathlib import Path
 
 import pytest
-from scripted_client import CharTokenizer, ScriptedClient
 
-from localq import grammar
-from localq.chat import ChatSession
+from localq.chat.history.record import ChatSettings
+from localq.chat.session import ChatSession
+from localq.disk import text_of
 from localq.errors import ExitCode, LocalqError
-from localq.grammar import Grammar, check
 from localq.sampling import Sampling
-from localq.session_record import ChatSettings
-from localq.text_file import text_of
+from localq.text import grammar
+from localq.text.grammar import Grammar, check
 from localq.worker import messages
 from localq.worker.messages import Generate, Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 
 ANDED = "start: A\nA: " + " & ".join(f"/.*a{number}.*/" for number in range(17))  # 2^17 states
 WRONG = [
@@ -205,10 +205,11 @@ def test_the_engine_is_told_where_a_grammar_begins():
 
 def test_a_front_end_without_a_grammar_never_imports_llguidance():
     code = (
-        "import sys, localq.cli.run, localq.cli.chat, localq.chat, localq.commands; print('llguidance' in sys.modules)"
+        "import sys, localq.cli.verbs.run, localq.cli.verbs.chat, localq.chat.session, localq.chat.commands;"
+        "print('llguidance' in sys.modules)"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
     assert result.stdout == "False\n"
 

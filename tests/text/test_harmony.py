@@ -6,19 +6,20 @@ from __future__ import annotations
 import random
 
 import pytest
-import tiny_tokenizers
-from chat_templates import MARKS, source
-from scripted_client import ScriptedClient
 
-from localq import besides, compaction, harmony, streaming, template, thinking
-from localq.chat import ChatSession, Piece
-from localq.conversation import Message
-from localq.grammar import Grammar
-from localq.incoming import Incoming
-from localq.replies import Reply
-from localq.thinking import Splitter
-from localq.tokenizer import Tokenizer, _end_of_turn_ids
+from localq.chat import compaction, reply_stream, side_request
+from localq.chat.history.conversation import Message
+from localq.chat.reply import Reply
+from localq.chat.reply_stream import Incoming
+from localq.chat.session import ChatSession, Piece
+from localq.text import harmony, template, thinking
+from localq.text.grammar import Grammar
+from localq.text.thinking import Splitter
+from localq.text.tokenizer import Tokenizer, _end_of_turn_ids
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import ScriptedClient
+from tests.support.text import tiny_tokenizers
+from tests.support.text.chat_templates import MARKS, source
 
 THOUGHT = "<|channel|>analysis<|message|>so so"
 NEXT = "<|end|><|start|>assistant"
@@ -191,7 +192,7 @@ def test_a_call_of_a_tool_is_no_answer_and_is_said_to_be_none(tokenizer):
 
 def test_a_measurement_does_not_end_where_an_answer_would(tokenizer):
     session = over(tokenizer, f"{REPLY}{NEXT} and more")
-    list(besides.measure(session, [1, 2], 20))
+    list(side_request.measure(session, [1, 2], 20))
     assert not session.client.cancelled.is_set()
 
 
@@ -280,7 +281,7 @@ def test_what_another_model_writes_of_the_format_is_its_answer(text):
     backend = tiny_tokenizers.byte_level()
     template_of_qwen, special = source("published/qwen3-0.6b")
     tokenizer = Tokenizer(backend, special, template_of_qwen, frozenset())
-    incoming = streaming.incoming(tokenizer, tokenizer.encode("<|im_start|>assistant\n"))
+    incoming = reply_stream.incoming(tokenizer, tokenizer.encode("<|im_start|>assistant\n"))
     for id in tokenizer.encode(text):
         incoming.push([id])
     incoming.finish()
@@ -291,7 +292,7 @@ def test_what_another_model_writes_of_the_format_is_its_answer(text):
 def test_marks_in_what_is_asked_besides_are_no_messages(tokenizer):
     session = over(tokenizer, REPLY, REPLY)
     for text in ("Hi", FORGED):
-        list(besides.aside(session, text, 20))
+        list(side_request.aside(session, text, 20))
     plain, forged = ([each.prompt.count(id) for id in tokenizer.mark_ids] for each in session.client.generated)
     assert plain == forged
 

@@ -11,13 +11,13 @@ import threading
 import time
 
 import pytest
-import tiny_tokenizers
 
-import localq.tokenizer
-from localq import tokenizer_files
+import localq.text.tokenizer
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import ModelFiles
-from localq.tokenizer import Tokenizer
+from localq.files.model_folder import ModelFiles
+from localq.text import tokenizer_files
+from localq.text.tokenizer import Tokenizer
+from tests.support.text import tiny_tokenizers
 
 TEXT = "a" * 40 + " héllo x <s>"
 CHARSMAP = base64.b64encode((8).to_bytes(4, "little") + b"\xff" * 8 + b"abcd").decode()
@@ -95,13 +95,13 @@ def test_a_splitting_rule_that_searches_for_ever_is_given_up_and_ctrl_c_comes_th
     # Each of the 400 starts fails after half a million steps: below the library's limit, and seconds together.
     rule = {"type": "Split", "pattern": {"Regex": "(a|a){1,18}(?:b|c)x"}, "behavior": "Isolated", "invert": False}
     slow = load(tmp_path, pre_tokenizer=rule)
-    monkeypatch.setattr(localq.tokenizer, "MAX_SECONDS", 0.3)
+    monkeypatch.setattr(localq.text.tokenizer, "MAX_SECONDS", 0.3)
     start = time.monotonic()
     with pytest.raises(LocalqError, match="takes more than") as caught:
         slow.encode("a" * 400)
     assert caught.value.exit_code == ExitCode.BAD_FILE
     assert 0.3 <= time.monotonic() - start < 2.0
-    monkeypatch.setattr(localq.tokenizer, "MAX_SECONDS", 20.0)
+    monkeypatch.setattr(localq.text.tokenizer, "MAX_SECONDS", 20.0)
     main = threading.main_thread().ident
     threading.Timer(0.3, signal.pthread_kill, [main, signal.SIGINT]).start()
     start = time.monotonic()

@@ -7,12 +7,12 @@ import json
 
 import jinja2
 import pytest
-import tiny_tokenizers
-from chat_templates import CONVERSATIONS, EVERY, source, turns
 from transformers import PreTrainedTokenizerFast
 
-from localq import template
 from localq.errors import ExitCode, LocalqError
+from localq.text import template
+from tests.support.text import tiny_tokenizers
+from tests.support.text.chat_templates import CONVERSATIONS, EVERY, source, turns
 
 TOOLS = [
     {"type": "function", "function": {"name": "<é>", "parameters": {"type": "array", "items": {"type": "string"}}}}

@@ -8,8 +8,8 @@ import time
 import jinja2
 import pytest
 
-from localq import template
 from localq.errors import ExitCode, LocalqError
+from localq.text import template
 
 MESSAGES = [{"role": "user", "content": "SAFE"}]
 SECONDS = 3.0  # until the error; the next render may have a new child to start

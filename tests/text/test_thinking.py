@@ -8,23 +8,25 @@ import json
 import random
 
 import pytest
-import tiny_tokenizers
-from chat_templates import source
-from scripted_client import CharTokenizer, ScriptedClient, session_over
 from tokenizers import AddedToken
 
-from localq import template, thinking, transcript
-from localq.chat import ChatSession, Message, Piece
-from localq.cli import execute, thoughts
-from localq.cli.optional_values import _spelt_out
+from localq.chat.history import export as transcript
+from localq.chat.history.record import ChatSettings
+from localq.chat.history.store import SessionStore
+from localq.chat.prompt import Reading
+from localq.chat.reply_stream import Incoming
+from localq.chat.session import ChatSession, Message, Piece
+from localq.cli import execute
+from localq.cli.line import thinking_lines
+from localq.cli.option_values import _spelt_out
 from localq.errors import ExitCode, LocalqError
-from localq.incoming import Incoming
-from localq.reading import Reading
-from localq.session_record import ChatSettings
-from localq.sessions import SessionStore
-from localq.thinking import Splitter
-from localq.tokenizer import Tokenizer
+from localq.text import template, thinking
+from localq.text.thinking import Splitter
+from localq.text.tokenizer import Tokenizer
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient, session_over
+from tests.support.text import tiny_tokenizers
+from tests.support.text.chat_templates import source
 
 CASES = {
     "<think>\nso so\n</think>\n\nyes": ("so so", "yes"),
@@ -253,7 +255,7 @@ class Terminal(io.StringIO):
 
 def test_thoughts_are_dim_at_a_terminal_and_plain_words_elsewhere(monkeypatch, tmp_path):
     def written(stream: io.StringIO) -> str:
-        shown = thoughts.Thoughts(stream)
+        shown = thinking_lines.Thoughts(stream)
         shown.write("a")
         shown.write("b")
         shown.end()
@@ -266,10 +268,10 @@ def test_thoughts_are_dim_at_a_terminal_and_plain_words_elsewhere(monkeypatch, t
     assert written(io.StringIO()) == "(thinking)\nab\n\n"
     monkeypatch.setenv("NO_COLOR", "1")
     assert written(Terminal()) == "(thinking)\nab\n\n"
-    with thoughts.shown(False, str(tmp_path / "thoughts")) as shown:
+    with thinking_lines.shown(False, str(tmp_path / "thoughts")) as shown:
         shown.write("kept")
     assert (tmp_path / "thoughts").read_text().endswith("kept")
-    with pytest.raises(LocalqError) as caught, thoughts.shown(False, str(tmp_path / "no" / "folder")):
+    with pytest.raises(LocalqError) as caught, thinking_lines.shown(False, str(tmp_path / "no" / "folder")):
         pass
     assert caught.value.exit_code == ExitCode.DISK
 

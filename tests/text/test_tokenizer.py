@@ -8,15 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
-import tiny_tokenizers
-from real_model import smollm2
-from tiny_tokenizers import SENTENCES
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import ModelFiles, open_model
-from localq.tokenizer import MAX_TEXT_BYTES, Tokenizer
+from localq.files.model_folder import ModelFiles, open_model
+from localq.text.tokenizer import MAX_TEXT_BYTES, Tokenizer
+from tests.support.files.real_model import smollm2
+from tests.support.text import tiny_tokenizers
+from tests.support.text.tiny_tokenizers import SENTENCES
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

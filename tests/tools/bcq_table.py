@@ -1,6 +1,6 @@
 """SmolLM2-135M in binary codes: a line for each number of planes and group, with bits as stored and perplexity.
 
-    python tests/bcq_table.py FOLDER [--device cuda] [--windows 12] [--calibration N] [--layers N] [NAME ...]
+    python -m tests.tools.bcq_table FOLDER [--device cuda] [--windows 12] [--calibration N] [--layers N] [NAME ...]
 
 The trade-off of quality and size of nuQmm's paper, each on a text (`quantizer/binary_layers.py`) but for those that say
 otherwise, and mixtures of sub-layers at the sizes in between. Judged, and kept in FOLDER, as `two_bits_table.py` does,
@@ -14,14 +14,11 @@ import sys
 from pathlib import Path
 from unittest import mock
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
-sys.path.insert(0, str(Path(__file__).parent))
-
-from rival_quantizers import Way, Work, nf4
-from two_bits_table import main
-
-from localq import conversion_plan, convert
-from localq.bcq_mixture import Wish
+from localq.quantize import by_tensor
+from localq.quantize.bits.binary_mixture import Wish
+from localq.quantize.output import tensor_jobs
+from tests.tools.rival_quantizers import Way, Work, nf4
+from tests.tools.two_bits_table import main
 
 GROUPS = ("g32", "g64", "g128", "g256", "g512", "row")
 MIXTURES = (2.25, 2.5, 3.0, 3.5, 4.0)
@@ -32,7 +29,7 @@ def uniform(scheme: str, on_text: bool = True) -> Way:
 
     def way(work: Work, out: Path) -> dict[str, float]:
         text = work.weighing if on_text else None
-        convert.convert(work.files, "bcq", out, force=True, scheme=scheme, text=text)
+        by_tensor.convert(work.files, "bcq", out, force=True, scheme=scheme, text=text)
         return work.judged(out)
 
     return way
@@ -42,7 +39,7 @@ def mixed(bits: float) -> Way:
     """Planes and groups of every sub-layer where they are worth most."""
 
     def way(work: Work, out: Path) -> dict[str, float]:
-        convert.convert(work.files, "bcq", out, force=True, wish=Wish(bits, work.weighing))
+        by_tensor.convert(work.files, "bcq", out, force=True, wish=Wish(bits, work.weighing))
         return work.judged(out)
 
     return way
@@ -60,12 +57,12 @@ WAYS: dict[str, Way] = {
 
 def first_layers(count: int) -> None:
     """From here on conversions take those alone."""
-    whole = conversion_plan.is_block_linear
+    whole = tensor_jobs.is_block_linear
 
     def among_them(name: str, shape: tuple[int, ...]) -> bool:
         return whole(name, shape) and int(name.split("layers.")[1].split(".")[0]) < count
 
-    mock.patch.object(conversion_plan, "is_block_linear", among_them).start()
+    mock.patch.object(tensor_jobs, "is_block_linear", among_them).start()
 
 
 if __name__ == "__main__":

@@ -10,42 +10,44 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, product
 
-import adjoint_operands
-import attention_operands
-import bcq_operands
-import expert_operands
-import gather_operands
-import int4_operands
-import nf4_operands
-import search_operands
 import torch
-import vq_operands
-import vq_stacks
-from row_operands import DENSE, INT8, ROWLUT, ROWLUT_TILES
 
-from localq import kv_form
-from localq.engine import selftest_replies
+from localq import kv_bits
 from localq.engine.cache import KVCache
-from localq.engine.selftest_checks import CHECKS
-from localq.kernels import (
-    adjoint,
-    adjust,
-    bcq,
-    experts,
-    gather,
-    hadamard,
-    int4,
-    mxfp4,
-    nf4,
-    rowlut,
-    sampling,
-    vq,
-    vq_dequantize,
+from localq.engine.selftest import replies as selftest_replies
+from localq.engine.selftest.checks import CHECKS
+from localq.formats import vptq
+from localq.formats.bcq import kernel as bcq_kernel
+from localq.formats.codebooks import (
+    adjoint_kernel,
+    aqlm,
+    dequantize_kernel,
+    gather_kernel,
+    lookup_kernel,
+    rotation_kernel,
 )
+from localq.formats.experts import kernel as expert_kernel
+from localq.formats.int4 import kernel as int4_kernel
+from localq.formats.mxfp4 import kernel as mxfp4_kernel
+from localq.formats.nf4 import kernel as nf4_kernel
+from localq.formats.squeezellm import kernel as squeezellm_kernel
+from localq.kernels import logit_adjust, sampling
 from localq.kernels.gemv import Norm
-from localq.kv_form import KV_BITS
-from localq.quant import aqlm, vptq
+from localq.kv_bits import KV_BITS
 from localq.sampling import Sampling
+from tests.support.kernels import (
+    adjoint_operands,
+    attention_operands,
+    bcq_operands,
+    expert_operands,
+    gather_operands,
+    int4_operands,
+    nf4_operands,
+    search_operands,
+    vq_operands,
+    vq_stacks,
+)
+from tests.support.kernels.row_operands import DENSE, INT8, ROWLUT, ROWLUT_TILES
 
 HALF = torch.float16
 # One result and one block; parts of tiles and chunks; more chunks than warps; several tiles for every block of threads.
@@ -62,13 +64,13 @@ def nf4_cases() -> Iterator[Case]:
         name = f"{shape}, nested {nested}, tiled {tiled}"
         for rows in (1, 2, 7, 8):
             x = nf4_operands.inputs(rows, shape[1], HALF, "cuda")
-            yield f"nf4_gemv {name}, {rows} rows", partial(nf4.nf4_gemv, x, [matrix])
+            yield f"nf4_gemv {name}, {rows} rows", partial(nf4_kernel.nf4_gemv, x, [matrix])
         for rows in (9, 33, 70):
             x = nf4_operands.inputs(rows, shape[1], torch.bfloat16, "cuda")
-            yield f"nf4_gemm {name}, {rows} rows", partial(nf4.nf4_gemm, x, matrix)
-        yield f"nf4_dequantize {name}", partial(nf4.nf4_dequantize, matrix, HALF)
+            yield f"nf4_gemm {name}, {rows} rows", partial(nf4_kernel.nf4_gemm, x, matrix)
+        yield f"nf4_dequantize {name}", partial(nf4_kernel.nf4_dequantize, matrix, HALF)
         first = 16 * (shape[0] // 32)
-        slab = partial(nf4.nf4_dequantize, matrix, HALF, None, (first, shape[0] - first))
+        slab = partial(nf4_kernel.nf4_dequantize, matrix, HALF, None, (first, shape[0] - first))
         yield f"nf4_dequantize {name}, the second half", slab
 
 
@@ -105,7 +107,7 @@ def rowlut_cases() -> Iterator[Case]:
             out = torch.empty(shape[0] - first, shape[1], dtype=HALF, device="cuda")
             yield (
                 f"rowlut_dequantize {shape}, tiled {matrix.tiled}, from {first}",
-                partial(rowlut.rowlut_dequantize, matrix, first, out),
+                partial(squeezellm_kernel.rowlut_dequantize, matrix, first, out),
             )
 
 
@@ -117,18 +119,18 @@ def int4_cases() -> Iterator[Case]:
         name = f"{shape} in groups of {group}"
         for rows in (1, 2, 7, 8):
             x = nf4_operands.inputs(rows, shape[1], HALF if rows != 2 else torch.bfloat16, "cuda")
-            yield f"int4_gemv {name}, {rows} rows", partial(int4.int4_gemv, x, [operand.matrix])
+            yield f"int4_gemv {name}, {rows} rows", partial(int4_kernel.int4_gemv, x, [operand.matrix])
         for first, dtype in product((0, 16 * (shape[0] // 32)), (HALF, torch.float32)):
             out = torch.empty(shape[0] - first, shape[1], dtype=dtype, device="cuda")
-            rows_of = partial(int4.int4_dequantize, operand.matrix, first, out)
+            rows_of = partial(int4_kernel.int4_dequantize, operand.matrix, first, out)
             yield f"int4_dequantize {name} from {first} to {dtype}", rows_of
     wide = int4_operands.make((48, 29568), 64, 1, "cuda")
     x = nf4_operands.inputs(8, 29568, HALF, "cuda")
-    yield "int4_gemv, x outside of shared memory", partial(int4.int4_gemv, x, [wide.matrix])
+    yield "int4_gemv, x outside of shared memory", partial(int4_kernel.int4_gemv, x, [wide.matrix])
     pair = [int4_operands.make((336, 1024), 128, seed, "cuda").matrix for seed in (1, 2)]
     norm = Norm(torch.ones(1024, dtype=HALF, device="cuda"), 1e-5)
     x = nf4_operands.inputs(1, 1024, HALF, "cuda")
-    yield "int4_gemv gate and up", partial(int4.int4_gemv, x, pair, norm=norm, activation="silu")
+    yield "int4_gemv gate and up", partial(int4_kernel.int4_gemv, x, pair, norm=norm, activation="silu")
 
 
 def unpack_cases() -> Iterator[Case]:
@@ -147,8 +149,8 @@ def unpack_cases() -> Iterator[Case]:
         torch.zeros(2**20, dtype=torch.uint8, device="cuda"),
         torch.zeros(512, dtype=torch.int32, device="cuda"),
     )
-    for step in gather.ROOF_STEPS:
-        yield f"gather_roof by {step}", partial(gather.gather_roof, table, step, 16, sums)
+    for step in gather_kernel.ROOF_STEPS:
+        yield f"gather_roof by {step}", partial(gather_kernel.gather_roof, table, step, 16, sums)
 
 
 def search_cases() -> Iterator[Case]:
@@ -159,7 +161,7 @@ def search_cases() -> Iterator[Case]:
     yield "vq_search, beam 200", partial(search_operands.search, search_operands.block(3, 16, [(4, 8)], 200).to("cuda"))
     for shape in ((577, 576, 4, 16), (33, 1088, 8, 8), (7, 320, 16, 32), (1, 37, 1, 1), (5, 8, 4, 16)):
         matrix, codes, *book = adjoint_operands.operands(*shape)
-        yield f"vq_adjoint {shape}", partial(adjoint.vq_adjoint, matrix.cuda(), codes.cuda(), *book)
+        yield f"vq_adjoint {shape}", partial(adjoint_kernel.vq_adjoint, matrix.cuda(), codes.cuda(), *book)
 
 
 def vq_cases() -> Iterator[Case]:
@@ -168,25 +170,25 @@ def vq_cases() -> Iterator[Case]:
         operand = vq_operands.make(shape, books, 1, "cuda", together=name == "s8l8+s8l8")
         for rows in (1, 2, 3, 8):
             x = nf4_operands.inputs(rows, shape[1], HALF, "cuda")
-            yield f"vq_gemv {name} {shape}, {rows} rows", partial(vq.vq_gemv, x, [operand.matrix])
+            yield f"vq_gemv {name} {shape}, {rows} rows", partial(lookup_kernel.vq_gemv, x, [operand.matrix])
         first, books = 16 * (shape[0] // 32), [each.cuda() for each in operand.codebooks]
         for begin, dtype in product((0, first), (HALF, torch.float32)):
             out = torch.empty(shape[0] - begin, shape[1], dtype=dtype, device="cuda")
-            rows_of = partial(vq_dequantize.vq_dequantize, operand.matrix, books, begin, out, rounded=False)
+            rows_of = partial(dequantize_kernel.vq_dequantize, operand.matrix, books, begin, out, rounded=False)
             yield f"vq_dequantize {name} {shape} from {begin} to {dtype}", rows_of
     pair = [vq_operands.make((333, 1024), [(4, 16)], seed, "cuda").matrix for seed in (1, 2)]
     norm = Norm(torch.ones(1024, dtype=HALF, device="cuda"), 1e-5)
     x = nf4_operands.inputs(1, 1024, HALF, "cuda")
-    yield "vq_gemv gate and up", partial(vq.vq_gemv, x, pair, norm=norm, activation="silu")
+    yield "vq_gemv gate and up", partial(lookup_kernel.vq_gemv, x, pair, norm=norm, activation="silu")
     for columns in (16, 48, 576, 768, 8192):
         signs = torch.zeros(columns // 8, dtype=torch.uint8, device="cuda")
         x = nf4_operands.inputs(3, columns, HALF, "cuda")
-        yield f"hadamard {columns}", partial(hadamard.hadamard, x, signs)
+        yield f"hadamard {columns}", partial(rotation_kernel.hadamard, x, signs)
     for columns in (48, 576, 1536, 8192, 28_672):
         signs = torch.zeros(columns // 8, dtype=torch.uint8, device="cuda")
         x = nf4_operands.inputs(1, columns, HALF, "cuda")
         operand = vq_operands.make((577, columns), [(4, 16)], 1, "cuda")
-        yield f"vq_gemv of {columns} rotated", partial(vq.vq_gemv, x, [operand.matrix], signs=signs)
+        yield f"vq_gemv of {columns} rotated", partial(lookup_kernel.vq_gemv, x, [operand.matrix], signs=signs)
 
 
 def bcq_cases() -> Iterator[Case]:
@@ -196,14 +198,17 @@ def bcq_cases() -> Iterator[Case]:
         operand = bcq_operands.make(shape, *kind, seed=1, device="cuda")
         for rows in (1, 2, 3, 8):
             x = nf4_operands.inputs(rows, shape[1], HALF, "cuda")
-            yield f"bcq_gemv {kind} {shape}, {rows} rows", partial(bcq.bcq_gemv, x, [operand.matrix])
+            yield f"bcq_gemv {kind} {shape}, {rows} rows", partial(bcq_kernel.bcq_gemv, x, [operand.matrix])
         for begin in (0, 16 * (shape[0] // 32)):
             out = torch.empty(shape[0] - begin, shape[1], dtype=HALF, device="cuda")
-            yield f"bcq_dequantize {kind} {shape} from {begin}", partial(bcq.bcq_dequantize, operand.matrix, begin, out)
+            yield (
+                f"bcq_dequantize {kind} {shape} from {begin}",
+                partial(bcq_kernel.bcq_dequantize, operand.matrix, begin, out),
+            )
     pair = [bcq_operands.make((333, 1152), 3, 128, seed=seed, device="cuda").matrix for seed in (1, 2)]
     norm = Norm(torch.ones(1152, dtype=HALF, device="cuda"), 1e-5)
     x = nf4_operands.inputs(1, 1152, HALF, "cuda")
-    yield "bcq_gemv gate and up", partial(bcq.bcq_gemv, x, pair, norm=norm, activation="silu")
+    yield "bcq_gemv gate and up", partial(bcq_kernel.bcq_gemv, x, pair, norm=norm, activation="silu")
 
 
 def mixture_cases() -> Iterator[Case]:
@@ -224,15 +229,15 @@ def mixture_cases() -> Iterator[Case]:
             given = {"norm": norm, "gate": gate, "interleaved": interleaved, "out": out}
             yield (
                 f"experts_gate_up {what}, {gate}",
-                partial(experts.experts_gate_up, x[:1], stack, None, chosen, **given),
+                partial(expert_kernel.experts_gate_up, x[:1], stack, None, chosen, **given),
             )
         given = {"residual": None, "out": torch.empty(1, 2 * width, dtype=HALF, device="cuda")}
-        yield f"experts_down {what}", partial(experts.experts_down, x, stack, None, chosen, weights, **given)
+        yield f"experts_down {what}", partial(expert_kernel.experts_down, x, stack, None, chosen, weights, **given)
     for shape, rows in product(((1, 64), (15, 320), (577, 576), (5003, 192)), (1, 8)):
         matrix, _ = expert_operands.mxfp4_matrix(*shape, 1, "cuda")
         x = nf4_operands.inputs(rows, shape[1], torch.bfloat16, "cuda")
-        yield f"mxfp4_gemv {shape}, {rows} rows", partial(mxfp4.mxfp4_gemv, x, [matrix])
-        yield f"mxfp4_dequantize {shape}", partial(mxfp4.mxfp4_dequantize, matrix, HALF)
+        yield f"mxfp4_gemv {shape}, {rows} rows", partial(mxfp4_kernel.mxfp4_gemv, x, [matrix])
+        yield f"mxfp4_dequantize {shape}", partial(mxfp4_kernel.mxfp4_dequantize, matrix, HALF)
 
 
 def attention_cases() -> Iterator[Case]:
@@ -250,7 +255,7 @@ def attention_cases() -> Iterator[Case]:
         cache = KVCache([(3, 72)], 50, HALF, "cuda", bits)
         k, v = torch.randn(2, 41, 3, 72, device="cuda").to(HALF)
         positions = torch.arange(41, device="cuda")
-        yield f"kv_write, kv_read, {kv_form.told(bits)}", partial(cache.update, 0, k, v, positions, 41)
+        yield f"kv_write, kv_read, {kv_bits.told(bits)}", partial(cache.update, 0, k, v, positions, 41)
 
 
 def sampling_cases() -> Iterator[Case]:
@@ -259,8 +264,8 @@ def sampling_cases() -> Iterator[Case]:
     for vocab, length in product((31, 32, 1000, 49152), (21, 257, 4097)):
         state = selftest_replies.states_of(vocab, length, torch.device("cuda"))[1]
         logits = torch.randn(vocab, device="cuda")
-        yield f"dry_match {vocab}, {length} tokens", partial(adjust.dry_match, state, places[0])
-        yield f"adjust {vocab}", partial(adjust.adjust, logits, state, softcap=30.0)
+        yield f"dry_match {vocab}, {length} tokens", partial(logit_adjust.dry_match, state, places[0])
+        yield f"adjust {vocab}", partial(logit_adjust.adjust, logits, state, softcap=30.0)
         draw = Sampling(temperature=1.0, top_k=500, top_p=0.95, xtc_probability=1.0, xtc_threshold=0.001)
         state.reset(draw, torch.tensor([0]), 1)
         choose = partial(sampling.sample, logits, state, greedy=False, chosen=places[0], token=places[1])

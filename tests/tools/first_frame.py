@@ -1,6 +1,6 @@
-"""How long the full screen takes from its start to the first whole frame: `python tests/support/first_frame.py`.
+"""How long the full screen takes from its start to the first whole frame: `python -m tests.tools.first_frame`.
 
-    python tests/support/first_frame.py --runs 3 --size 80x24
+    python -m tests.tools.first_frame --runs 3 --size 80x24
 
 Starts `localq` in a pty, by itself, behind one start of each kind that is not counted: where nothing is kept yet, where
 10,000 turns lie in 100 conversations, and going on with a conversation of 10,000 turns. The time counts from the fork
@@ -24,17 +24,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pace
 import psutil
-from terminal import Gave, Terminal
-from terminal_faces import EMPTY
-from terminal_localq import environment
 
-from localq import input_history
-from localq.conversation import Message
-from localq.session_record import Session
-from localq.sessions import SessionStore
+from localq.chat.history.conversation import Message
+from localq.chat.history.record import Session
+from localq.chat.history.store import SessionStore
+from localq.chat.terminal import input_history
 from localq.stats import Stats
+from tests.support.cli.terminal import Gave, Terminal
+from tests.support.cli.terminal_faces import EMPTY
+from tests.support.cli.terminal_localq import environment
+from tests.support.common import pace
 
 ROOT = Path(__file__).parents[2]
 LOCALQ = (sys.executable, "-m", "localq")

@@ -1,4 +1,4 @@
-"""A few screens, text for text, as they are kept in tests/data/screens: `python tests/support/golden_screens.py`.
+"""A few screens, text for text, as they are kept in tests/data/screens: `python -m tests.tools.golden_screens`.
 
 That writes them anew, for a change of what is seen that was meant; `git diff tests/data/screens` shows it. What stands
 on them depends on no clock, machine or version: replies are scripted, what models and machines can do is made up.
@@ -12,15 +12,15 @@ from typing import Any
 from unittest import mock
 
 from textual.pilot import Pilot
-from tui_pilot import chat_app, drive, drive_chat, say, screen_text, until
 
-from localq.local_models import LocalModel
+from localq.files.local_models import LocalModel
 from localq.settings import Settings
-from localq.tui import picker_plans, picker_rows
 from localq.tui.app import LocalqApp
-from localq.tui.help_screen import HelpScreen
-from localq.tui.picker_plans import Outlook
-from localq.tui.picker_rows import FITS, NOT_YET, ON_CPU, SHORT, TOO_LARGE, PickerRow
+from localq.tui.dialogs.help_screen import HelpScreen
+from localq.tui.models import picker_plans, picker_rows
+from localq.tui.models.picker_plans import Outlook
+from localq.tui.models.picker_rows import FITS, NOT_YET, ON_CPU, SHORT, TOO_LARGE, PickerRow
+from tests.support.tui.tui_pilot import chat_app, drive, drive_chat, say, screen_text, until
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "tests" / "data" / "screens"

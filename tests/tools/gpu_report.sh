@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What a GPU must show: build, tests, sanitizer, speeds, counters. A short table last.
-# Usage: bash tests/gpu_report.sh [OUTPUT_FOLDER [STEP...]]     all steps but the sanitizer's and ncu without a STEP
+# Usage: bash tests/tools/gpu_report.sh [OUTPUT_FOLDER [STEP...]]     all steps but the sanitizer's and ncu without a STEP
 # Steps: see `case` below. Needs nvcc, torch with CUDA and the test packages; `smollm2`, `quality`, `vq2`, `two_bits`,
 # `bcq_quality` and some tests also the embedded model. MODEL=NAME changes what `model` and `profile` measure,
 # LIMIT=SECONDS (600) is for each step, CASES="vq_gemv hadamard -self-test" narrows what the sanitizer runs. One step at
@@ -15,7 +15,7 @@ small="cuda and not slow"
 limit="timeout -k 5 ${LIMIT:-600}"
 sanitizer() { # tool, arguments... : over every kernel and its edge shapes
   PYTHONPATH="tests/support:${PYTHONPATH:-}" $limit compute-sanitizer --tool "$1" "${@:2}" --error-exitcode 9 \
-    python3 tests/support/every_kernel.py ${CASES:-}
+    python3 -m tests.tools.every_kernel ${CASES:-}
 }
 
 step() { # name, lines to show, command...
@@ -36,7 +36,7 @@ mixtures() { # inside the memory of the cards that people run them on
 
 bcq_quality() { # a conversion waits for launches, so four share the list of them; what is done stays in the folder
   local each
-  for each in 1 2 3 4; do $limit python3 tests/bcq_table.py "$out/bcq" & done
+  for each in 1 2 3 4; do $limit python3 -m tests.tools.bcq_table "$out/bcq" & done
   wait
 }
 
@@ -59,20 +59,20 @@ run() {
     large) step large 12 $limit python3 -m localq bench --synthetic llama-3.3-70b@nf4 -p 0 --against none ;;
     profile) step profile 20 $limit python3 -m localq bench --synthetic "${MODEL:-llama-3.1-8b@nf4}" --profile ;;
     smollm2) step smollm2 10 $limit python3 -m localq bench smollm2-135m@nf4 --device cuda ;;
-    vq2) step vq2 20 $limit bash tests/vq2_report.sh "$out/vq2" ;;
+    vq2) step vq2 20 $limit bash tests/tools/vq2_report.sh "$out/vq2" ;;
     faults) step faults 30 $limit python3 -m pytest -q -m cuda tests/worker/test_faults_on_cuda.py -p no:cacheprovider ;;
-    planner) step planner 30 $limit python3 tests/planner_report.py ;;
-    instruments) step instruments 20 $limit python3 tests/tui_report.py "$out/instruments" ;;
-    bcq) step bcq 30 $limit bash tests/bcq_report.sh ;;
+    planner) step planner 30 $limit python3 -m tests.tools.planner_report ;;
+    instruments) step instruments 20 $limit python3 -m tests.tools.tui_report "$out/instruments" ;;
+    bcq) step bcq 30 $limit bash tests/tools/bcq_report.sh ;;
     formats) step formats 30 $limit python3 -m localq bench --formats "${MODEL:-llama-3.1-8b}" --synthetic -o md ;;
     formats_32b) step formats_32b 30 $limit python3 -m localq bench --formats qwen3-32b --synthetic -o md ;;
     mixtures) step mixtures 30 mixtures ;;
     bcq_quality) step bcq_quality 60 bcq_quality ;;
-    two_bits) step two_bits 30 $limit python3 tests/two_bits_table.py "$out/two_bits" ;;
+    two_bits) step two_bits 30 $limit python3 -m tests.tools.two_bits_table "$out/two_bits" ;;
     quality) step quality 10 $limit python3 -m localq eval smollm2-135m@nf4 --device cuda --against reference --decode 512 ;;
     decode_memcheck) step decode_memcheck 2 $limit compute-sanitizer --tool memcheck --error-exitcode 9 \
       python3 -m localq run smollm2-135m@nf4 --device cuda "Hello" ;;
-    ncu) step ncu 60 $limit bash tests/ncu_counts.sh ;;
+    ncu) step ncu 60 $limit bash tests/tools/ncu_counts.sh ;;
     *) echo "no such step: $1" >&2 && exit 2 ;;
   esac
 }

@@ -1,6 +1,6 @@
 """Takes malformed model folders through the product, in a process that records what it touches.
 
-`python tests/support/hostile_drive.py` drives the corpus of `hostile_models` and prints one JSON line per case;
+`python -m tests.tools.hostile_drive` drives the corpus of `hostile_models` and prints one JSON line per case;
 `--fuzz COUNT --seed SEED` then drives mutations of sound files (`mutations`) and prints those that misbehave, and
 `--no-corpus` leaves it at these. A case goes
 the way of `localq show` (catalogue, folder, architecture), then that of `localq run` on the CPU: configuration,
@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hostile_models import FORMATS, Case, cases, write_sound
+from tests.support.files.hostile_models import FORMATS, Case, cases, write_sound
 
 PROMPT = "a" * 40 + " héllo x <s> hello " + "a" * 400
 SETTINGS = "/nonexistent"  # where settings would be
@@ -86,11 +86,11 @@ def record_safetensors(recorder: Recorder) -> None:
 
 def drive(folder: Path) -> None:
     """What `localq run` does with a model folder, up to a model in memory. Raises what the product raises."""
-    from localq.architecture import Architecture
-    from localq.engine.load import Options, load
-    from localq.modelfiles import open_model
+    from localq.engine.load.load import Options, load
+    from localq.files.architecture import Architecture
+    from localq.files.model_folder import open_model
     from localq.sampling import Sampling
-    from localq.tokenizer import Tokenizer
+    from localq.text.tokenizer import Tokenizer
 
     files = open_model(folder)
     Sampling.from_generation_config(files.generation_config)
@@ -103,7 +103,7 @@ def drive(folder: Path) -> None:
 
 def show(folder: Path) -> None:
     """`localq show FOLDER`, both ways of printing."""
-    from localq.cli.show import show
+    from localq.cli.verbs.show import show
 
     for as_json in (True, False):
         with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")):
@@ -143,9 +143,9 @@ def _peak_bytes() -> int:
 @contextlib.contextmanager
 def workroom() -> Iterator[tuple[Recorder, Path]]:
     """A recorder and an empty folder, with everything imported that a sound model needs, and errors too."""
-    import localq.tokenizer
+    import localq.text.tokenizer
 
-    localq.tokenizer.MAX_SECONDS = 0.5  # a corpus has many texts that never end
+    localq.text.tokenizer.MAX_SECONDS = 0.5  # a corpus has many texts that never end
     os.environ["LOCALQ_CONFIG"] = os.environ["HF_HUB_CACHE"] = os.environ["LOCALQ_DATA"] = SETTINGS
     recorder, top = Recorder(), Path(tempfile.mkdtemp())
     try:
@@ -182,7 +182,7 @@ def main() -> None:
         for case, room in zip(chosen, rooms(top), strict=False):
             print(json.dumps(run_case(case, recorder, room)), flush=True)
         if given.fuzz:
-            import mutations
+            from tests.tools import mutations
 
             for line in mutations.campaign(given.fuzz, given.seed, recorder, top):
                 print(json.dumps(line), flush=True)

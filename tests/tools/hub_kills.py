@@ -1,6 +1,6 @@
 """Kills downloads with SIGKILL at seeded moments, again and again, and looks at what is left each time.
 
-    python tests/support/hub_kills.py --kills 2000 --mib 64 64 64 64 64 64 64 64
+    python -m tests.tools.hub_kills --kills 2000 --mib 64 64 64 64 64 64 64 64
 
 A model is fetched from a fake hub in a process of its own, which is killed: before, in the middle of, or after the nth
 write, fsync, rename or link, or after some milliseconds. Then no file of the cache may have wrong content, and the next
@@ -26,10 +26,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import fake_hub
-
-from localq import hub, hub_cache, hub_client
-from localq.catalog import Source
+from localq.files.catalog import Source
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import client as hub_client
+from localq.files.hub import fetch as hub
+from tests.support.files import fake_hub
 
 REPO = "maker/killed"
 LIMIT_BYTES = 16 * 2**20  # that may be fetched again, for each file that a kill meets

@@ -1,7 +1,7 @@
 """Many processes at one cache, and signals at random moments: `localq pull` in processes of its own.
 
-    python tests/support/hub_processes.py parallel --rounds 50 [--no-locks]
-    python tests/support/hub_processes.py signals --rounds 200
+    python -m tests.tools.hub_processes parallel --rounds 50 [--no-locks]
+    python -m tests.tools.hub_processes signals --rounds 200
 
 `parallel` fetches one model in 8 processes at once, into an empty cache each time; with `--no-locks` every lock is
 given to everybody, as on some network drives. `signals` sends SIGINT, SIGTERM or SIGHUP after some milliseconds. The
@@ -25,10 +25,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import hub_kills
-
-from localq import hub, hub_cache, hub_client
-from localq.catalog import Source
+from localq.files.catalog import Source
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import client as hub_client
+from localq.files.hub import fetch as hub
+from tests.tools import hub_kills
 
 PROCESSES = 8
 FOLDERS = {"HF_HUB_CACHE": "hub", "LOCALQ_DATA": "data", "LOCALQ_CACHE": "cache", "HF_HOME": "home"}

@@ -1,6 +1,6 @@
 """How a quantized model chats: its greedy answers beside those of the full weights, and how far it is from them.
 
-    python tests/judge_chats.py smollm2.gguf MODEL [MODEL ...] [--device cpu] [--tokens 100]
+    python -m tests.tools.judge_chats smollm2.gguf MODEL [MODEL ...] [--device cpu] [--tokens 100]
 
 The prompts (`tests/data/prompts/held_out.txt`) are none of those that `localq/data/chats.jsonl` was made of. Every
 model goes on with what the full weights have answered before. The figures, of each model, are over the tokens of the
@@ -10,22 +10,19 @@ answers of the full weights, ends of turns included: the share that both would c
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
-from chat_prompts import read_prompts
-from engine_runs import ids_of
-
-from localq.bench.quality import score
+from localq.bench.quality.perplexity import score
 from localq.engine.generate import Engine
-from localq.engine.load import LoadedModel, Options, load
+from localq.engine.load.load import LoadedModel, Options, load
 from localq.engine.scoring import Prefill
-from localq.modelfiles import open_model
-from localq.tokenizer import Tokenizer
-from localq.windows import Windows
+from localq.files.model_folder import open_model
+from localq.text.token_windows import Windows
+from localq.text.tokenizer import Tokenizer
+from tests.support.engine.engine_runs import ids_of
+from tests.support.quantize.chat_prompts import read_prompts
 
 CONTEXT = 2048
 

@@ -1,6 +1,6 @@
 """Chats of a model with itself, to calibrate it on: how `localq/data/chats.jsonl` is made.
 
-    python tests/make_chats.py smollm2.gguf localq/data/chats.jsonl
+    python -m tests.tools.make_chats smollm2.gguf localq/data/chats.jsonl
 
 The prompts are ours (`tests/data/prompts/calibration.txt`), the answers the model's, in float32 on the CPU: a model is
 fitted best to what it writes itself (LLM-QAT, Liu et al. 2023, arXiv 2305.17888). Every chat draws from a seed of its
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -22,12 +21,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
 
-from localq.checkpoint import open_checkpoint
-from localq.modelfiles import ModelFiles, open_model
-from localq.tokenizer import Tokenizer
-
-sys.path.insert(0, str(Path(__file__).parent / "support"))
-from chat_prompts import Chat, read_prompts
+from localq.files.model_folder import ModelFiles, open_model
+from localq.formats.checkpoint import open_checkpoint
+from localq.text.tokenizer import Tokenizer
+from tests.support.quantize.chat_prompts import Chat, read_prompts
 
 TEMPERATURE, MOST_TOKENS, BATCH, MOST_TURNS = 0.6, 200, 32, 10
 ENDS = (". ", ".\n", "! ", "!\n", "? ", "?\n", "\n")

@@ -1,4 +1,4 @@
-"""What a grammar costs per token on the CPU: `python tests/support/mask_cost.py`.
+"""What a grammar costs per token on the CPU: `python -m tests.tools.mask_cost`.
 
 SmolLM2's vocabulary, and one of 151,936 tokens made of it (its tokens, and pairs of them, as long as Qwen's are). Each
 grammar follows a text that keeps to it; the time is the processor's, for the mask and for taking the token in.
@@ -11,14 +11,14 @@ import json
 import statistics
 import time
 
-from real_model import smollm2
 from tokenizers import Tokenizer, models
 
-from localq import grammar
-from localq.grammar import Grammar
-from localq.modelfiles import open_model
-from localq.tokenizer import Tokenizer as ModelTokenizer
-from localq.worker.grammar import Constraint, Vocabulary
+from localq.files.model_folder import open_model
+from localq.text import grammar
+from localq.text.grammar import Grammar
+from localq.text.tokenizer import Tokenizer as ModelTokenizer
+from localq.worker.token_masks import Constraint, Vocabulary
+from tests.support.files.real_model import smollm2
 
 LARGE = 151_936
 ITEMS = [

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hostile_models import CONFIG, FORMATS, write_sound
-from hub_configs import HUB
-from pace import slowness
+from tests.support.common.pace import slowness
+from tests.support.files.hostile_models import CONFIG, FORMATS, write_sound
+from tests.support.files.hub_configs import HUB
 
 if TYPE_CHECKING:
-    from hostile_drive import Recorder
+    from tests.tools.hostile_drive import Recorder
 
 CPU_SECONDS, CHARACTERS = 1.0, 1000
 VALUES: tuple[Any, ...] = (
@@ -143,12 +143,12 @@ def _config(rng: random.Random, room: Path) -> Callable[[], None]:
 
 def read_config(text: str) -> None:
     """All that the product makes of a config.json."""
-    from localq.architecture import Architecture
-    from localq.jsonfile import parse_object
-    from localq.local_models import format_of_config
-    from localq.modelfiles import ModelFiles, check_config
+    from localq.files.architecture import Architecture
+    from localq.files.json_files import parse_object
+    from localq.files.local_models import format_of_config
+    from localq.files.model_folder import ModelFiles, check_config
+    from localq.files.schemes import scheme_of
     from localq.models import architecture
-    from localq.schemes import scheme_of
 
     config = parse_object(text, "config.json")
     check_config(config, "config.json")
@@ -168,7 +168,7 @@ def read_config(text: str) -> None:
 
 def _header(rng: random.Random, room: Path) -> Callable[[], None]:
     """A file of the sound models."""
-    from localq.safetensors_header import read_header
+    from localq.files.safetensors_headers import read_header
 
     raw = (room / rng.choice(FORMATS) / "model.safetensors").read_bytes()
     length = int.from_bytes(raw[:8], "little")
@@ -188,7 +188,7 @@ def _ignore(_: object) -> None:
 
 def _folder(rng: random.Random, room: Path) -> Callable[[], None]:
     """A whole sound model with one of its files damaged."""
-    from hostile_drive import drive, show
+    from tests.tools.hostile_drive import drive, show
 
     folder = room / "model"
     shutil.rmtree(folder, ignore_errors=True)
@@ -210,7 +210,7 @@ def _folder(rng: random.Random, room: Path) -> Callable[[], None]:
 
 def _shard(folder: Path, rng: random.Random) -> None:
     """The weights under the name of one of several files, with an index."""
-    from localq.safetensors_header import read_header
+    from localq.files.safetensors_headers import read_header
 
     names = list(read_header(folder / "model.safetensors").tensors)
     shard = "model-00001-of-00001.safetensors"

@@ -1,4 +1,4 @@
-"""Instructions, shared-memory wavefronts and bytes per weight of every hot kernel, for `tests/ncu_counts.sh`.
+"""Instructions, shared-memory wavefronts and bytes per weight of every hot kernel, for `tests/tools/ncu_counts.sh`.
 
 `launch` runs each case once, a marker kernel before it; `table FILE` reads what ncu counted. Figures are per weight
 (attention: per element of the cache) and thread: a warp's instruction or wavefront counts as 32.
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from localq import kv_form
-from localq.kv_form import KV_BITS, KvBits
+from localq import kv_bits
+from localq.kv_bits import KV_BITS, KvBits
 
 METRICS = {
     "smsp__inst_executed.sum": "instructions",
@@ -74,7 +74,7 @@ CASES: list[tuple[str, int]] = [
     ("bcq_gemv, 1 row, 2 planes", SHAPE[0] * SHAPE[1]),
     ("rowlut_gemv, 1 row", SHAPE[0] * SHAPE[1]),
     ("rowlut_gemv, 8 rows", SHAPE[0] * SHAPE[1]),
-    *((f"attention_decode, {kv_form.told(bits)}", 2 * 8 * 128 * DEPTH) for bits in KV_BITS),
+    *((f"attention_decode, {kv_bits.told(bits)}", 2 * 8 * 128 * DEPTH) for bits in KV_BITS),
 ]
 
 
@@ -103,20 +103,22 @@ def _chosen(wanted: list[str]) -> list[tuple[str, int]]:
 def _case(name: str, device: Any) -> Callable[[], object]:
     import torch
 
-    from localq.bench.nf4_weights import Weights
-    from localq.kernels import dense, int8, nf4
-    from localq.kernels.int8 import Int8Matrix
+    from localq.bench.kernels.nf4_weights import Weights
+    from localq.formats.int8 import kernel as int8_kernel
+    from localq.formats.int8.kernel import Int8Matrix
+    from localq.formats.nf4 import kernel as nf4_kernel
+    from localq.kernels import dense
 
     op, shape = name.partition(",")[0], SHAPE[::-1] if name.endswith(TURNED) else SHAPE
     if op == "attention_decode":
-        return _attention(next(bits for bits in KV_BITS if name.endswith(f", {kv_form.told(bits)}")), device)
+        return _attention(next(bits for bits in KV_BITS if name.endswith(f", {kv_bits.told(bits)}")), device)
     if op == "dense_gemv":
         weight = torch.randn(SHAPE, dtype=torch.float16, device=device)
         return partial(dense.dense_gemv, _x(1, device), [weight])
     if op == "int8_gemv":
         codes = torch.randint(-127, 128, SHAPE, dtype=torch.int8, device=device)
         scales = torch.rand(SHAPE[0], dtype=torch.float32, device=device)
-        return partial(int8.int8_gemv, _x(1, device), [Int8Matrix(codes, scales)])
+        return partial(int8_kernel.int8_gemv, _x(1, device), [Int8Matrix(codes, scales)])
     if op.startswith("int4"):
         return _int4(0 if op == "int4_dequantize" else int(name.split()[1]), device)
     if op == "vq_gemv":
@@ -128,19 +130,19 @@ def _case(name: str, device: Any) -> Callable[[], object]:
     weights = Weights.random(shape, device, 1)
     if op == "nf4_dequantize":
         matrix = weights.tiled() if "tiled" in name else weights.matrix
-        return partial(nf4.nf4_dequantize, matrix, torch.float16)
+        return partial(nf4_kernel.nf4_dequantize, matrix, torch.float16)
     rows = int(name.split()[1])
     x = _x(rows, device).to(torch.bfloat16 if "bf16" in name else torch.float16)
     if op == "nf4_gemm":
-        return partial(nf4.nf4_gemm, x, weights.tiled())
-    return partial(nf4.nf4_gemv, x, [weights.tiled()])
+        return partial(nf4_kernel.nf4_gemm, x, weights.tiled())
+    return partial(nf4_kernel.nf4_gemv, x, [weights.tiled()])
 
 
 def _int4(rows: int, device: Any) -> Callable[[], object]:
     """Groups of 128; a product with so many rows of x, or with none the weights in f16."""
     import torch
 
-    from localq.kernels.int4 import Int4Matrix, int4_dequantize, int4_gemv
+    from localq.formats.int4.kernel import Int4Matrix, int4_dequantize, int4_gemv
 
     (out, columns), groups = SHAPE, SHAPE[1] // 128
     codes = torch.randint(256, (out, columns // 2), dtype=torch.uint8, device=device)
@@ -155,14 +157,14 @@ def _vq(rows: int, shape: tuple[int, int], device: Any) -> Callable[[], object]:
     """vq2 with stride 4 and length 16."""
     import torch
 
-    from localq.kernels.vq import VqBook, VqMatrix, vq_gemv
-    from localq.quant import vq_tiles
+    from localq.formats.codebooks import tiles as codebook_tiles
+    from localq.formats.codebooks.lookup_kernel import VqBook, VqMatrix, vq_gemv
 
     positions = shape[1] // 4
     codes = torch.randint(256, (shape[0] * positions,), dtype=torch.uint8, device=device)
     codebook = torch.randn(256, 16, dtype=torch.float16, device=device)
-    factor = vq_tiles.factor_of([codebook])
-    book = VqBook(codes, vq_tiles.fragments(codebook, factor), 4, 0, positions)
+    factor = codebook_tiles.factor_of([codebook])
+    book = VqBook(codes, codebook_tiles.fragments(codebook, factor), 4, 0, positions)
     scales = torch.ones(shape[0], dtype=torch.float16, device=device)
     return partial(vq_gemv, _x(rows, device, shape[1]), [VqMatrix((book,), scales, factor, *shape)])
 
@@ -171,8 +173,8 @@ def _bcq(device: Any) -> Callable[[], object]:
     """Two planes, groups of 128."""
     import torch
 
-    from localq.kernels.bcq import BcqMatrix, bcq_gemv
-    from localq.quant import bcq
+    from localq.formats import bcq
+    from localq.formats.bcq.kernel import BcqMatrix, bcq_gemv
 
     (out, columns), planes = SHAPE, 2
     codes = torch.randint(256, (out, planes, columns // 8), dtype=torch.uint8, device=device)
@@ -185,8 +187,8 @@ def _bcq(device: Any) -> Callable[[], object]:
 def _rowlut(rows: int, device: Any) -> Callable[[], object]:
     import torch
 
-    from localq.kernels.rowlut import rowlut_gemv
-    from localq.quant import squeezellm
+    from localq.formats import squeezellm
+    from localq.formats.squeezellm.kernel import rowlut_gemv
 
     codes = torch.randint(256, (SHAPE[0], SHAPE[1] // 2), dtype=torch.uint8, device=device)
     packed = squeezellm.Packed(codes, torch.randn(SHAPE[0], 16).half().to(device))

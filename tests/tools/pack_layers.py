@@ -1,6 +1,6 @@
 """The quantized layers of a model in one file, for `localq quantize --layers`; how `localq/data/*-vq2` are made.
 
-    python tests/pack_layers.py MODEL smollm2-135m localq/data/smollm2-135m-vq2 --make --best --device cuda
+    python -m tests.tools.pack_layers MODEL smollm2-135m localq/data/smollm2-135m-vq2 --make --best --device cuda
 
 first makes the folder MODEL with `localq quantize smollm2-135m --format vq2 --out MODEL` and the options behind
 `--make`; killed, the same command goes on. Without `--make`, MODEL is one that was made before, `--made-by` the command
@@ -19,10 +19,11 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from localq import cli, prepare
+from localq import cli
 from localq.disk import sha256_of
-from localq.modelfiles import open_model
-from localq.ready_layers import RECORD, TENSORS, open_ready, source_sha256
+from localq.files.model_folder import open_model
+from localq.planner import prepare
+from localq.quantize.prequantized_layers import RECORD, TENSORS, open_ready, source_sha256
 
 
 def pack(model: Path, source: Path, out: Path, made_by: str, seed: int) -> Path:

@@ -9,9 +9,11 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from localq import cards, catalog, planner, speed
 from localq.errors import LocalqError
-from localq.speed import Machine
+from localq.files import catalog
+from localq.planner import plan as planner
+from localq.planner.speed import cards, predict
+from localq.planner.speed.predict import Machine
 
 TOKENS = 129  # of a reply: one of prefill, 128 of decode
 
@@ -59,7 +61,7 @@ class GpuLab:
 
     def facts(self) -> dict[str, Any]:
         """Under which conditions."""
-        from localq.bench.conditions import conditions
+        from localq.bench.conditions.conditions import conditions
 
         return {"conditions": conditions(self.device, 0)}
 
@@ -70,8 +72,8 @@ class GpuLab:
         """
         import torch
 
-        from localq.bench import sources
-        from localq.engine import vram
+        from localq.bench.synthetic import sources
+        from localq.engine.load import vram
 
         started = time.monotonic()
         files, opened = sources.random(case.name, seed=0)
@@ -114,7 +116,7 @@ class GpuLab:
         """See `planner_report.Lab`."""
         import torch
 
-        from localq.bench import synthetic
+        from localq.bench.synthetic import checkpoint as synthetic
 
         files, format = synthetic.files_of("smollm2-135m@nf4")
         files = replace(files, config=synthetic.with_layers(files.config, 4))
@@ -127,7 +129,7 @@ class GpuLab:
 
     def _engine(self, files: Any, opened: Any, case: Case, budget: int | None) -> Any:
         from localq.engine.generate import Engine
-        from localq.engine.load import Options, load
+        from localq.engine.load.load import Options, load
 
         options = Options(case.name, "cuda", "auto", case.ctx, case.kv_bits, budget, case.embed, case.head)
         return Engine(load(files, options, opened=lambda each: opened(each, self.device)))
@@ -136,7 +138,7 @@ class GpuLab:
         """How fast this GPU reads, measured once, between two loads."""
         import torch
 
-        from localq.bench.roofline import read_bytes_per_s
+        from localq.bench.kernels.roofline import read_bytes_per_s
 
         if not self._roof:
             self._roof = read_bytes_per_s(self.device)
@@ -146,7 +148,7 @@ class GpuLab:
     def _bare(self) -> None:
         import torch
 
-        from localq.engine.load import free_memory
+        from localq.engine.load.load import free_memory
 
         gc.collect()
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's gap
@@ -178,7 +180,9 @@ def _fit_bytes(case: Case, plan: planner.Plan) -> int:
 def _fit_rate(case: Case, plan: planner.Plan, machine: Machine, depth: int) -> float:
     """tok/s as `localq fit` would have it behind `depth` tokens; 0 where it has none."""
     name, _, format = case.name.partition("@")
-    return speed.tokens_per_s(catalog.find(name).arch, format, "", plan.placement, machine, depth + speed.LIVE) or 0.0
+    return (
+        predict.tokens_per_s(catalog.find(name).arch, format, "", plan.placement, machine, depth + predict.LIVE) or 0.0
+    )
 
 
 _BALLAST = """

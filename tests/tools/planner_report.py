@@ -1,6 +1,6 @@
 """What the planner says against what a GPU shows: predicted and measured memory, full cards, loading again and again.
 
-    python tests/planner_report.py [table] [ballast] [cycles] [--only NAME ...]
+    python -m tests.tools.planner_report [table] [ballast] [cycles] [--only NAME ...]
 
 table     random weights of catalogued shapes under budgets of 8 to 48 GiB: the peak by torch's allocator and what CUDA
           has besides, against the plan of the load, and against `localq fit` of the same shape, context and placement,
@@ -21,15 +21,11 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
-
-from planner_lab import Case, GpuLab, Outcome
-
 from localq.errors import ExitCode, LocalqError
-from localq.planner import MIB
+from localq.planner.plan import MIB
+from tests.tools.planner_lab import Case, GpuLab, Outcome
 
 SHARE, LEAST = 0.03, 200 * MIB  # a prediction may be off by the larger of the two
 BACK = 64 * MIB  # of the device's memory, what may be missing after a model is gone

@@ -45,7 +45,7 @@ def exit_codes() -> str:
 
 def keys() -> str:
     """The keys of the full screen."""
-    from localq.tui.help_screen import key_rows
+    from localq.tui.dialogs.help_screen import key_rows
 
     rows = [f"| {where} | {keys} | {what} | `{name}` |" for where, keys, what, name in key_rows({})]
     return "\n".join(["| where | keys | what they do | name |", "| --- | --- | --- | --- |", *rows])

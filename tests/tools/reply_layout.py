@@ -2,7 +2,7 @@
 
 Of all, and of the longest callback of the loop, during which no key is heard.
 
-    python tests/support/reply_layout.py --replies 3 --sections 12
+    python -m tests.tools.reply_layout --replies 3 --sections 12
 
 No terminal and no engine: drawing is Textual's for tests. One line for each step.
 """
@@ -15,16 +15,15 @@ import time
 from asyncio import events
 from typing import Any
 
-from scripted_client import CharTokenizer, ScriptedClient
-from tui_pilot import until
-
-from localq.chat import ChatSession
-from localq.conversation import Message
-from localq.resuming import Start
-from localq.session_record import Session
+from localq.chat.history.conversation import Message
+from localq.chat.history.record import Session
+from localq.chat.open_conversation import Start
+from localq.chat.session import ChatSession
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
+from tests.support.tui.tui_pilot import until
 
 SECTION = (
     "## Part {0}\n\nSome **bold** words, `code` and as many more as it takes to fill two lines of a terminal of eighty "

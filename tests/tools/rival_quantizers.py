@@ -1,4 +1,4 @@
-"""SmolLM2-135M as others make it small, judged as `localq eval` does: for `tests/two_bits_table.py`.
+"""SmolLM2-135M as others make it small, judged as `localq eval` does: for `tests/tools/two_bits_table.py`.
 
 hqq   `hqq.core.quantize.Quantizer`, axis 1, its own optimizer, no calibration
 glq   `glq.quantize_model.quantize`, its whole pipeline with our calibration text in the place of its download, in a
@@ -19,22 +19,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from real_model import FILE
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from localq import calibration, convert
-from localq.bench import evaluation
-from localq.checkpoint import open_checkpoint
-from localq.cli.eval import DEFAULT_TEXT
-from localq.cli.quantize_calibrated import WEIGHED_WINDOWS
-from localq.conversion_folder import write_small_files
-from localq.conversion_plan import is_block_linear
-from localq.engine.load import Options
-from localq.input_moments import Text
-from localq.modelfiles import ModelFiles, open_model
-from localq.quant import nf4 as nf4_format
+from localq.bench.quality import evaluation
+from localq.cli.verbs.eval import DEFAULT_TEXT
+from localq.cli.verbs.quantize_calibrated import WEIGHED_WINDOWS
+from localq.engine.load.load import Options
+from localq.files.model_folder import ModelFiles, open_model
+from localq.formats import nf4 as nf4_format
+from localq.formats.checkpoint import open_checkpoint
+from localq.quantize import by_tensor, calibration
+from localq.quantize.model.input_moments import Text
+from localq.quantize.output.folder import write_small_files
+from localq.quantize.output.tensor_jobs import is_block_linear
+from tests.support.files.real_model import FILE
 
 WINDOW = 2048
 ROUNDS = 25  # of k-means
@@ -82,7 +82,7 @@ Change = Callable[[Tensor], tuple[Tensor, int]]
 
 def nf4(work: Work, out: Path) -> dict[str, float]:
     """localq's NF4."""
-    convert.convert(work.files, "nf4", out, force=True)
+    by_tensor.convert(work.files, "nf4", out, force=True)
     return work.judged(out)
 
 

@@ -1,6 +1,6 @@
 """Kills processes while they save conversations, again and again, and looks at what is left each time.
 
-    python tests/support/session_kills.py --kills 2000 --seed 7
+    python -m tests.tools.session_kills --kills 2000 --seed 7
 
 A process saves a conversation turn by turn and tells of each turn that is saved. It is killed with SIGKILL a seeded
 number of turns and of microseconds after its start; at the nth instruction of SQLite's machine; or by the kernel in the
@@ -26,10 +26,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localq import sessions
-from localq.conversation import Message
-from localq.session_record import Session
-from localq.sessions import SessionStore
+from localq.chat.history import store as conversation_store
+from localq.chat.history.conversation import Message
+from localq.chat.history.record import Session
+from localq.chat.history.store import SessionStore
 
 WAYS = ("time", "instruction", "size")
 TURNS_A_LIFE = 12
@@ -72,7 +72,7 @@ def die_at_instruction(count: int) -> None:
         database.set_progress_handler(counted, 1)
         return database
 
-    sessions.sqlite3.connect = connected
+    conversation_store.sqlite3.connect = connected
 
 
 def die_at_size(size: int) -> None:

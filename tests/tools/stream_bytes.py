@@ -1,6 +1,6 @@
-"""How many bytes a second a reply that streams sends to the terminal: `python tests/support/stream_bytes.py`.
+"""How many bytes a second a reply that streams sends to the terminal: `python -m tests.tools.stream_bytes`.
 
-    python tests/support/stream_bytes.py --face tui --tokens 100 --size 80x24
+    python -m tests.tools.stream_bytes --face tui --tokens 100 --size 80x24
 
 What goes over the line where the terminal is far away, by SSH. Tokens have four bytes, as those of English have. Last
 line: one JSON object.
@@ -15,9 +15,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from terminal_engine import Script
-from terminal_faces import FACES, Line, Place
-from typing_latency import REPLY
+from tests.support.cli.terminal_engine import Script
+from tests.support.cli.terminal_faces import FACES, Line, Place
+from tests.tools.typing_latency import REPLY
 
 TOKEN_BYTES = 4
 STEPS_PER_S = 100

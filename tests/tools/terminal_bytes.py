@@ -1,6 +1,6 @@
 """Says to a terminal, by every way a foreign text can take, what would act on it, and looks for it in what is written.
 
-    python tests/support/terminal_bytes.py --strings 100000 --seed 1 --face line
+    python -m tests.tools.terminal_bytes --strings 100000 --seed 1 --face line
 
 The ways: answers and thoughts of a model, its name, its template's refusal, the engine's notes and errors, messages
 typed, pasted and recalled, system prompts, titles, file names, the hub. `--canary` switches the sanitizer off: then
@@ -16,15 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import terminal_campaign
-from hostile_sequences import ACTING, Watch, random_text
-from terminal import ESCAPE, Gave
-from terminal_engine import Script, latin
-from terminal_faces import Line, Place
-
-from localq.conversation import Message
-from localq.session_record import Session
-from localq.sessions import SessionStore
+from localq.chat.history.conversation import Message
+from localq.chat.history.record import Session
+from localq.chat.history.store import SessionStore
+from tests.support.cli.hostile_sequences import ACTING, Watch, random_text
+from tests.support.cli.terminal import ESCAPE, Gave
+from tests.support.cli.terminal_engine import Script, latin
+from tests.support.cli.terminal_faces import Line, Place
+from tests.tools import terminal_campaign
 
 BATCH = 500  # random strings of one reply: about as many as a screen of `LARGE` shows
 LARGE = (240, 100)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from terminal_faces import FACES
+from tests.support.cli.terminal_faces import FACES
 
 PRINTED = 100  # of what was wrong
 

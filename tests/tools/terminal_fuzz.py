@@ -1,6 +1,6 @@
 """Random keys, pastes, mouse reports and resizes while replies stream to a terminal; then it must be left as it was.
 
-    python tests/support/terminal_fuzz.py --events 10000 --seed 1 --face line
+    python -m tests.tools.terminal_fuzz --events 10000 --seed 1 --face line
 
 Every life of the program has surroundings of its own: without UTF-8, a dumb terminal, no colours. Wrong is: an end that
 nobody asked for, a traceback, a terminal that is not put back, an answer that does not come any more when the terminal
@@ -18,11 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import terminal_campaign
-from terminal import Gave, Terminal
-from terminal_engine import Script, latin
-from terminal_faces import TRIES, Line, Place
-from tiny_tokenizers import SENTENCES
+from tests.support.cli.terminal import Gave, Terminal
+from tests.support.cli.terminal_engine import Script, latin
+from tests.support.cli.terminal_faces import TRIES, Line, Place
+from tests.support.text.tiny_tokenizers import SENTENCES
+from tests.tools import terminal_campaign
 
 SURROUNDINGS: tuple[dict[str, str], ...] = (
     {}, {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"TERM": "dumb"},

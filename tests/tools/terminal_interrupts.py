@@ -1,6 +1,6 @@
 """Presses Ctrl-C (and Esc) at random moments of a chat at a terminal, and looks at what becomes of it.
 
-    python tests/support/terminal_interrupts.py --events 300 --seed 1 --face line
+    python -m tests.tools.terminal_interrupts --events 300 --seed 1 --face line
 
 While a model loads, a prompt is read, a reply thinks or answers, at the empty prompt, and twice: the first press stops
 the reply, which keeps what had come of it, the next leave with exit code 130, and the terminal is as it was. The time
@@ -19,12 +19,11 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import terminal_campaign
-from terminal import CTRL_C, ESCAPE, Gave, Terminal
-from terminal_engine import Script, latin
-from terminal_faces import Line, Place
-
-from localq.sessions import SessionStore
+from localq.chat.history.store import SessionStore
+from tests.support.cli.terminal import CTRL_C, ESCAPE, Gave, Terminal
+from tests.support.cli.terminal_engine import Script, latin
+from tests.support.cli.terminal_faces import Line, Place
+from tests.tools import terminal_campaign
 
 LIFE = 8  # replies that one process is asked for
 LIMIT_S = 0.2  # what a user may wait for a reply to stop

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ncu_counts
 import pytest
+
+from tests.tools import ncu_counts
 
 HEAD = '"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
-from localq import catalog, planner
 from localq.errors import ExitCode, LocalqError
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import planner_report
-from planner_report import CASES, FIRST, LAST, MIB, STEP, Case, Outcome, main
+from localq.files import catalog
+from localq.planner import plan as planner
+from tests.tools import planner_report
+from tests.tools.planner_report import CASES, FIRST, LAST, MIB, STEP, Case, Outcome, main
 
 
 class FakeLab:

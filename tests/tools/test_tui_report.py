@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from instruments_lab import CPU, GPU, PROFILE, TimedClient, Watch, chat_app
 
 from localq.errors import LocalqError
 from localq.settings import Settings
-from localq.tui import instrument_facts
 from localq.tui.app import LocalqApp
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from tui_report import LEAST_TOKENS, Arm, Outcome, main
+from localq.tui.instruments import instrument_facts
+from tests.support.tui.instruments_lab import CPU, GPU, PROFILE, TimedClient, Watch, chat_app
+from tests.tools.tui_report import LEAST_TOKENS, Arm, Outcome, main
 
 
 @pytest.fixture(autouse=True)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_checkpoints import make_checkpoint
-from vq2_conversions import converted, loaded, logits, windows
 
 from localq import kernels
-from localq.checkpoint import open_checkpoint
-from localq.modelfiles import open_model
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-import rival_quantizers
-import two_bits_table
+from localq.files.model_folder import open_model
+from localq.formats.checkpoint import open_checkpoint
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.vq2_conversions import converted, loaded, logits, windows
+from tests.tools import rival_quantizers, two_bits_table
 
 
 @pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")

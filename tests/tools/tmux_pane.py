@@ -12,8 +12,9 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
-from terminal_faces import EMPTY
-from terminal_localq import environment
+
+from tests.support.cli.terminal_faces import EMPTY
+from tests.support.cli.terminal_localq import environment
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 40.0

@@ -1,6 +1,6 @@
 """What the instruments of the full-screen chat cost, and whether the profile of a step adds up. For a GPU.
 
-    python tests/tui_report.py OUT [--model NAME] [--rounds N] [--tokens N] [--device cuda]
+    python -m tests.tools.tui_report OUT [--model NAME] [--rounds N] [--tokens N] [--device cuda]
 
 One run of the real app, without a terminal: the same prompt is answered greedily again and again, in turns without the
 instruments and with them (A-B-A-B). tok/s are the engine's, all tokens of a kind over all their seconds of decoding.

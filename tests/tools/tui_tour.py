@@ -1,8 +1,8 @@
 """The full screen as a new user meets it, from the first start to a conversation that is gone on with, under tmux.
 
-    python -m pytest tests/tui_tour.py                    at 80x24 and 160x50, with the embedded model on the CPU
-    python tests/tui_tour.py --pictures FOLDER            the same, and an SVG of what the pane shows at each station
-    python tests/tui_tour.py --screenshots tests/data/screenshots    SVGs of what README shows, without tmux
+    python -m pytest tests/tools/tui_tour.py                    at 80x24 and 160x50, with the embedded model on the CPU
+    python -m tests.tools.tui_tour --pictures FOLDER   the same, and an SVG of what the pane shows at each station
+    python -m tests.tools.tui_tour --screenshots tests/data/screenshots    SVGs of what README shows, without tmux
 
 At each step what the pane shows is looked at: texts that must be there, lines that must not be longer than the window,
 the composer and the line of what goes on at the bottom, whole.
@@ -20,12 +20,11 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "support"))
+ROOT = Path(__file__).parents[2]
 
-from real_model import smollm2  # noqa: E402
-from terminal_localq import environment  # noqa: E402
-from tmux_pane import Pane  # noqa: E402
+from tests.support.cli.terminal_localq import environment  # noqa: E402
+from tests.support.files.real_model import smollm2  # noqa: E402
+from tests.tools.tmux_pane import Pane  # noqa: E402
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 SIZES = [(80, 24), (160, 50)]
@@ -172,7 +171,8 @@ async def shoot(folder: Path) -> list[Path]:
     """SVGs of what README shows, by Textual's exporter: the list of models, a conversation, its instruments."""
     from textual.app import App
 
-    from localq import resuming, settings
+    from localq import settings
+    from localq.chat import open_conversation
     from localq.tui.app import LocalqApp
 
     made: list[Path] = []
@@ -187,12 +187,12 @@ async def shoot(folder: Path) -> list[Path]:
         made.append(path)
 
     chosen = settings.load()
-    app = LocalqApp(chosen, resuming.start(None, chosen, None, print), pick=True)
+    app = LocalqApp(chosen, open_conversation.start(None, chosen, None, print), pick=True)
     async with app.run_test(size=(110, 30)) as pilot:
         await until(app, pilot, lambda: "smollm2" in app.export_screenshot())
         await pilot.pause(1.0)
         keep(app, "models")
-    app = LocalqApp(chosen, resuming.start(None, chosen, None, print))
+    app = LocalqApp(chosen, open_conversation.start(None, chosen, None, print))
     async with app.run_test(size=(130, 36)) as pilot:
         await until(app, pilot, lambda: app.model is not None and not app.chat.conversation.busy)
         app.chat.composer.put("Write a short Python function that adds two numbers.")

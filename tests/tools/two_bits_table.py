@@ -1,11 +1,11 @@
 """SmolLM2-135M at 2 bits in every way, and at 4: a line each, with bits as stored and perplexity over the reference's.
 
-    python tests/two_bits_table.py FOLDER [--device cuda] [--windows 12] [--calibration N] [NAME ...]
+    python -m tests.tools.two_bits_table FOLDER [--device cuda] [--windows 12] [--calibration N] [NAME ...]
 
 Judged as `localq eval` does, on the validation slice, in float16 on a GPU and float32 elsewhere. What is done already
 stands in FOLDER/results.json and is not made again; without names all ways are tried, in the order of their names where
 those are given. A way stands there, and on stderr, as soon as it is done. The same command may run several times at
-once: what one has begun, others leave to it. Others' packages (`tests/support/rival_quantizers.py`) are used where they
+once: what one has begun, others leave to it. Others' packages (`tests/tools/rival_quantizers.py`) are used where they
 can be imported (`pip install hqq glq`, both need more than localq does), else their lines say that they are missing.
 """
 
@@ -29,12 +29,7 @@ from unittest import mock
 import filelock
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent / "support"))
-
-from rival_quantizers import Way, Work, dense, finer_nf4, glq, hqq, nf4, residual_kmeans
-
-from localq import calibration, convert, vq_convert
-from localq.cli.quantize_calibrated import (
+from localq.cli.verbs.quantize_calibrated import (
     BEST_BEAM,
     BEST_ROUNDS,
     BEST_SEQUENCES,
@@ -42,11 +37,13 @@ from localq.cli.quantize_calibrated import (
     QUICK_WINDOWS,
     SCHEMES,
 )
-from localq.cli.quantize_calibrated import together as training
+from localq.cli.verbs.quantize_calibrated import together as training
 from localq.errors import LocalqError
-from localq.quantizer import fold
-from localq.quantizer.encode import Effort
-from localq.quantizer.finetune import Tuning
+from localq.quantize import by_layer, by_tensor, calibration
+from localq.quantize.codebooks.encode import Effort
+from localq.quantize.codebooks.finetune import Tuning
+from localq.quantize.model import fold
+from tests.tools.rival_quantizers import Way, Work, dense, finer_nf4, glq, hqq, nf4, residual_kmeans
 
 TUNED = Tuning(BEST_STEPS, BEST_SEQUENCES)
 BEST: dict[str, Any] = {"effort": Effort(beam=BEST_BEAM, rounds=BEST_ROUNDS), "tuning": TUNED}
@@ -67,9 +64,9 @@ def ours(
         count = work.calibrated
         ids = calibration.token_windows(work.files, work.text, count, None if all_text else QUICK_WINDOWS)
         whole = training(len(ids), best=together)
-        request = vq_convert.Request(work.files, out, ids, work.device, whole=whole, force=True, **settings)
+        request = by_layer.Request(work.files, out, ids, work.device, whole=whole, force=True, **settings)
         with patches():
-            vq_convert.convert(request, say=lambda line: print(line, file=sys.stderr))
+            by_layer.convert(request, say=lambda line: print(line, file=sys.stderr))
         return work.judged(out)
 
     return way
@@ -77,13 +74,13 @@ def ours(
 
 def squeezellm(work: Work, out: Path) -> dict[str, float]:
     """16 values a row, columns weighed by their inputs."""
-    convert.convert(work.files, "squeezellm", out, force=True, text=work.weighing)
+    by_tensor.convert(work.files, "squeezellm", out, force=True, text=work.weighing)
     return work.judged(out)
 
 
 def squeezellm_without_text(work: Work, out: Path) -> dict[str, float]:
     """The same, all columns alike."""
-    convert.convert(work.files, "squeezellm", out, force=True)
+    by_tensor.convert(work.files, "squeezellm", out, force=True)
     return work.judged(out)
 
 
@@ -93,7 +90,7 @@ def unturned() -> Any:
     with (
         mock.patch.object(fold, "foldable", return_value=False),
         mock.patch.object(fold, "_fold_values"),
-        mock.patch.object(vq_convert, "inputs_rotated", return_value="none"),
+        mock.patch.object(by_layer, "inputs_rotated", return_value="none"),
     ):
         yield
 

@@ -1,7 +1,7 @@
-"""How long a key takes to be seen while a reply streams to the full screen: `python tests/support/typing_latency.py`.
+"""How long a key takes to be seen while a reply streams to the full screen: `python -m tests.tools.typing_latency`.
 
-    python tests/support/typing_latency.py --keys 200 --tokens 600
-    python tests/support/typing_latency.py --keys 200 --tokens 2400 --code 600
+    python -m tests.tools.typing_latency --keys 200 --tokens 600
+    python -m tests.tools.typing_latency --keys 200 --tokens 2400 --code 600
 
 Long replies with prose, lists and code stream one after the other; keys come one by one, and the time counts from the
 key to the byte that shows it. What the terminal gets is only searched, not drawn: the time is that of the program. Last
@@ -22,9 +22,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from terminal import Gave, Terminal
-from terminal_engine import Script
-from terminal_faces import Place, Tui
+from tests.support.cli.terminal import Gave, Terminal
+from tests.support.cli.terminal_engine import Script
+from tests.support.cli.terminal_faces import Place, Tui
 
 LIMIT_S = 0.05
 SENTENCE = "The ship left at dawn with **nobody** on deck but the cook, who had `slept` badly and was on his own. "

@@ -6,13 +6,13 @@ import json
 import random
 
 import pytest
-from tiny_checkpoints import SPECIAL_TOKENS, write_tokenizer
-from tiny_tokenizers import byte_level, llama2, unigram
 from tokenizers import Tokenizer, pre_tokenizers
 
 from localq.errors import ExitCode, LocalqError
-from localq.grammar import Grammar, json_schema, regex
-from localq.worker.grammar import Constraint, Vocabulary
+from localq.text.grammar import Grammar, json_schema, regex
+from localq.worker.token_masks import Constraint, Vocabulary
+from tests.support.models.tiny_checkpoints import SPECIAL_TOKENS, write_tokenizer
+from tests.support.text.tiny_tokenizers import byte_level, llama2, unigram
 
 WORDS = [b"the ship", b"the", b"thin", b"t", "süß".encode(), "süd".encode(), "今天".encode()]
 LISTED = "|".join(word.decode() for word in WORDS)

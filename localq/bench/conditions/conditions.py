@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 import localq
-from localq.bench import nvml
-from localq.engine import device as devices
+from localq import places
+from localq.bench.conditions import power as nvml
+from localq.engine.load import device as devices
 
 
 def conditions(device: torch.device, seed: int) -> dict[str, Any]:
@@ -28,7 +29,7 @@ def conditions(device: torch.device, seed: int) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "localq": localq.__version__,
-        **commit(Path(localq.__file__).parents[1]),
+        **commit(places.PACKAGE_PARENT),
         "seed": seed,
         "date_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "python": platform.python_version(),

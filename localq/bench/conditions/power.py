@@ -9,11 +9,79 @@ import contextlib
 import itertools
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from localq.bench import nvml
+if TYPE_CHECKING:
+    import torch
+
+
+def card(device: torch.device) -> tuple[Any, Any] | None:
+    """(pynvml, handle of `device`); None on the CPU and where NVML does not answer.
+
+    Leaves NVML initialised, which costs nothing, until the process ends.
+    """
+    if device.type != "cuda":
+        return None
+    import pynvml  # type: ignore[import-untyped]  # only benchmarks ask
+    import torch  # reports import what asks here, and load none
+
+    try:
+        pynvml.nvmlInit()
+        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except pynvml.NVMLError:
+        return None
+
+
+POLICIES = {"power": "NVML_PERF_POLICY_POWER", "heat": "NVML_PERF_POLICY_THERMAL"}
+WORTH_SAYING = 0.01  # share of the time
+
+
+class Throttle:
+    """Cause -> share of the time since `start` in which the clocks were held down for it."""
+
+    def __init__(self, nvml: Any, card: Any) -> None:
+        """nvml: pynvml, initialised; None, None where there is nothing to ask."""
+        self._nvml, self._card = nvml, card
+        self._before: dict[str, int] = {}
+        self._started = 0.0
+
+    def start(self) -> None:
+        """From here on."""
+        self._before, self._started = self._counters(), time.perf_counter()
+
+    def stop(self) -> dict[str, float]:
+        """Until here; empty where nothing is counted."""
+        elapsed = (time.perf_counter() - self._started) * 1e9
+        after = self._counters()
+        return {
+            cause: min(1.0, max(0, after[cause] - before) / elapsed)
+            for cause, before in self._before.items()
+            if cause in after
+        }
+
+    def _counters(self) -> dict[str, int]:
+        """Nanoseconds since the driver was loaded."""
+        found = {}
+        for cause, policy in POLICIES.items() if self._nvml is not None else ():
+            try:
+                status = self._nvml.nvmlDeviceGetViolationStatus(self._card, getattr(self._nvml, policy))
+            except self._nvml.NVMLError:  # this card does not count it
+                continue
+            found[cause] = int(status.violationTime)
+        return found
+
+
+def throttle(device: torch.device) -> Throttle:
+    """For `device`."""
+    return Throttle(*(card(device) or (None, None)))
+
+
+def told(shares: dict[str, float]) -> str:
+    """For people: "power 62 %"; empty where it is not worth a word."""
+    return ", ".join(f"{cause} {share:.0%}" for cause, share in shares.items() if share >= WORTH_SAYING)
+
 
 SAMPLE_S = 0.02  # between two readings of the power; drivers renew it every 20 to 100 ms
 
@@ -85,7 +153,7 @@ def integrate(readings: list[tuple[float, float]]) -> float:
 
 def meter(device: torch.device) -> NoMeter | CounterMeter | PowerMeter:
     """The best meter that `device` has."""
-    found = nvml.card(device)
+    found = card(device)
     if found is None:
         return NoMeter()
     pynvml, handle = found

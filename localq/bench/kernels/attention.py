@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq import kv_form
-from localq.bench.kernel_table import Rival, Row
-from localq.bench.kernel_timing import SEED, Bench, check, clones, type_name, wrong
-from localq.bench.shapes import Heads, Workload
+from localq import kv_bits
+from localq.bench.kernels.shapes import Heads, Workload
+from localq.bench.kernels.table import Rival, Row
+from localq.bench.kernels.timing import SEED, Bench, check, clones, type_name, wrong
 from localq.engine.cache import KVCache
 from localq.kernels import attention
-from localq.kv_form import KV_BITS, KvBits
+from localq.kv_bits import KV_BITS, KvBits
 
 DEPTHS = (128, 4096, 32768)
 FILL = 4096  # positions that are written at a time
@@ -45,7 +45,7 @@ def cases(work: Workload) -> list[Callable[[Bench], Row]]:
 
 def attention_row(bench: Bench, heads: Heads, depth: int, bits: KvBits, dtype: torch.dtype) -> Row:
     """One `attention_decode` of the token at `depth` - 1, checked and timed; without norms and rotation."""
-    per_layer = heads.kv_heads * heads.head_dim * depth * sum(kv_form.split(bits)) // 8
+    per_layer = heads.kv_heads * heads.head_dim * depth * sum(kv_bits.split(bits)) // 8
     count = bench.copies(per_layer)
     cache = KVCache([(heads.kv_heads, heads.head_dim)] * count, depth, dtype, bench.device, bits)
     for layer in range(count):
@@ -62,7 +62,7 @@ def attention_row(bench: Bench, heads: Heads, depth: int, bits: KvBits, dtype: t
             scale=heads.head_dim**-0.5, softcap=0.0, window=0, workspace=workspace, out=out,
         )  # fmt: skip
 
-    what = f"{heads.name}, depth {depth}, {kv_form.told(bits)}"
+    what = f"{heads.name}, depth {depth}, {kv_bits.told(bits)}"
     measured = cache.layer(0)
     got = attend(measured).clone()
     keys, values = _stored(cache, heads, qkv, depth)
@@ -113,7 +113,7 @@ def kv_write_row(bench: Bench, heads: Heads, bits: KvBits, dtype: torch.dtype) -
     _check_stored(layers[0], k[0], v[0], heads, bits)
     launches = [partial(attention.kv_write, *each, positions) for each in zip(layers, k, v, strict=True)]
     moved = attention.kv_write_bytes(layers[0], TOKENS)
-    what = f"{heads.name}, {TOKENS} tokens, {kv_form.told(bits)}"
+    what = f"{heads.name}, {TOKENS} tokens, {kv_bits.told(bits)}"
     return Row("attention", "kv_write", what, TOKENS, type_name(dtype), moved, bench.time(launches))
 
 
@@ -128,7 +128,7 @@ def kv_read_row(bench: Bench, heads: Heads, bits: KvBits, dtype: torch.dtype) ->
     results = [torch.empty(2, heads.kv_heads, TOKENS, heads.head_dim, dtype=dtype, device=bench.device) for _ in k]
     launches = [partial(attention.kv_read, layer, out[0], out[1]) for layer, out in zip(layers, results, strict=True)]
     moved = attention.kv_read_bytes(layers[0], TOKENS)
-    what = f"{heads.name}, {TOKENS} slots, {kv_form.told(bits)}"
+    what = f"{heads.name}, {TOKENS} slots, {kv_bits.told(bits)}"
     return Row("attention", "kv_read", what, TOKENS, type_name(dtype), moved, bench.time(launches))
 
 
@@ -145,7 +145,7 @@ def _check_stored(layer: attention.KVLayer, k: Tensor, v: Tensor, heads: Heads, 
     """The root mean square error of the stored form, relative to what was stored."""
     read = [torch.empty(heads.kv_heads, TOKENS, heads.head_dim, dtype=k.dtype, device=k.device) for _ in range(2)]
     attention.kv_read(layer, *read)
-    for name, got, given, part in zip("kv", read, (k, v), kv_form.split(bits), strict=True):
+    for name, got, given, part in zip("kv", read, (k, v), kv_bits.split(bits), strict=True):
         written = given.transpose(0, 1).float()
         error = ((got.float() - written).square().mean() / written.square().mean()).sqrt().item()
         if not error <= STORED_ERROR[part]:

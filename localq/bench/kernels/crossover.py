@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from localq import kernels
-from localq.bench.conditions import conditions
-from localq.bench.kernel_timing import SEED, Bench, check, exact_product
-from localq.bench.nf4_weights import Weights, copies
-from localq.engine import device as devices
+from localq.bench.conditions.conditions import conditions
+from localq.bench.kernels.nf4_weights import Weights, copies
+from localq.bench.kernels.timing import SEED, Bench, check, exact_product
+from localq.engine.load import device as devices
 from localq.errors import ExitCode, LocalqError
-from localq.kernels import nf4
-from localq.kernels.nf4 import Nf4Matrix
-from localq.quant import nf4_crossover
+from localq.formats.nf4 import crossover
+from localq.formats.nf4 import kernel as nf4_kernel
+from localq.formats.nf4.kernel import Nf4Matrix
 
 # Class by class, as `nf4_crossover.BOUNDS` cuts them: 8B's q and k, 70B's q and 8B's MLP, 70B's MLP.
 SHAPES = (((4096, 4096), (1024, 4096)), ((8192, 8192), (4096, 14336)), ((28672, 8192), (8192, 28672)))
@@ -65,7 +65,7 @@ def run(
     result = {
         "schema": 1,
         **conditions(device, SEED),
-        "class_bounds_weights": list(nf4_crossover.BOUNDS),
+        "class_bounds_weights": list(crossover.BOUNDS),
         "rows_from": list(found),
         "points": [vars(point) for each in points for point in each],
     }
@@ -94,7 +94,7 @@ def line(gpu: str, rows: tuple[int, ...]) -> str:
 def _measure(bench: Bench, shape: tuple[int, int], rows: Sequence[int], out: TextIO) -> list[Point]:
     weights = Weights.random(shape, bench.device, SEED)
     matrix = weights.tiled()
-    matrices = copies(matrix, bench.copies(nf4.nf4_weight_bytes(matrix.count)))
+    matrices = copies(matrix, bench.copies(nf4_kernel.nf4_weight_bytes(matrix.count)))
     dense = torch.empty(shape, dtype=DTYPE, device=bench.device)
     points = []
     for count in rows:
@@ -117,14 +117,14 @@ def _times(
     """Microseconds of `nf4_gemm` and of the other way, which dequantizes into the scratch `dense`; all write `y`."""
 
     def dequantized(matrix: Nf4Matrix) -> None:
-        nf4.nf4_dequantize(matrix, DTYPE, dense)
+        nf4_kernel.nf4_dequantize(matrix, DTYPE, dense)
         torch.mm(x, dense.T, out=y)
 
-    got = nf4.nf4_gemm(x, matrices[0]).clone()
+    got = nf4_kernel.nf4_gemm(x, matrices[0]).clone()
     dequantized(matrices[0])
     check("nf4_gemm", f"{tuple(dense.shape)}, {x.shape[0]} rows", got, exact_product(x, weights.dense()), y)
     ways: list[list[Callable[[], object]]] = [
-        [partial(nf4.nf4_gemm, x, matrix, out=y) for matrix in matrices],
+        [partial(nf4_kernel.nf4_gemm, x, matrix, out=y) for matrix in matrices],
         [partial(dequantized, matrix) for matrix in matrices],
     ]
     gemm, other = (bench.time(way).median_us for way in ways)

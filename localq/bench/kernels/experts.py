@@ -14,18 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.bench import products, vq_rows
-from localq.bench.kernel_table import Row
-from localq.bench.kernel_timing import SEED, Bench, check, clones, type_name, wrong
-from localq.bench.nf4_weights import Weights
-from localq.bench.shapes import Mixture, Product, Workload
-from localq.kernels import experts, mxfp4
+from localq.bench.kernels import products
+from localq.bench.kernels.nf4_weights import Weights
+from localq.bench.kernels.rows import lookup as lookup_rows
+from localq.bench.kernels.shapes import Mixture, Product, Workload
+from localq.bench.kernels.table import Row
+from localq.bench.kernels.timing import SEED, Bench, check, clones, type_name, wrong
+from localq.formats import mxfp4 as mxfp4_format
+from localq.formats.codebooks.experts_kernel import VqStack, vq_stack
+from localq.formats.codebooks.lookup_kernel import VqBook, VqMatrix
+from localq.formats.experts import kernel as expert_kernel
+from localq.formats.experts.stacks import Mxfp4Stack, Nf4Stack, Stack, shape_of
+from localq.formats.mxfp4 import kernel as mxfp4_kernel
+from localq.formats.mxfp4.kernel import Mxfp4Matrix
 from localq.kernels.gemv import Norm
-from localq.kernels.mxfp4 import Mxfp4Matrix
-from localq.kernels.stacks import Mxfp4Stack, Nf4Stack, Stack, shape_of
-from localq.kernels.vq import VqBook, VqMatrix
-from localq.kernels.vq_experts import VqStack, vq_stack
-from localq.quant import mxfp4 as mxfp4_format
 
 HALF = torch.float16
 MXFP4_DTYPE = torch.bfloat16  # of gpt-oss
@@ -60,14 +62,14 @@ class Operands:
 
     def run_gate_up(self, chosen: Tensor, mixture: Mixture) -> None:
         """One launch."""
-        experts.experts_gate_up(
+        expert_kernel.experts_gate_up(
             self.x, self.gate_up, None, chosen, norm=self.norm, gate=mixture.gate, interleaved=mixture.interleaved,
             out=self.gated,
         )  # fmt: skip
 
     def run_down(self, chosen: Tensor, behind_gate_up: bool = False) -> None:
         """One launch; x is what is added to."""
-        experts.experts_down(
+        expert_kernel.experts_down(
             self.gated, self.down, None, chosen, self.weights, residual=self.x, out=self.out,
             behind_gate_up=behind_gate_up,
         )  # fmt: skip
@@ -91,7 +93,7 @@ def _in_codebooks(bench: Bench, count: int, out: int, columns: int, parts: int, 
     made = []
     for expert in range(count):
         seeds = (seed + 2 * expert + part for part in range(parts))
-        first, *others = (vq_rows.matrix(bench, out // parts, columns, each) for each in seeds)
+        first, *others = (lookup_rows.matrix(bench, out // parts, columns, each) for each in seeds)
         made.append([first, *(replace(each, books=_books_of(first, each), factor=first.factor) for each in others)])
     return vq_stack(made)
 
@@ -106,7 +108,7 @@ def _operands(bench: Bench, mixture: Mixture) -> Operands:
     dtype = MXFP4_DTYPE if mixture.format == "mxfp4" else HALF
     per_layer = active * hidden * width  # bytes of down, about half of what a launch of gate and up reads
     turns = bench.copies(per_layer // 2)
-    count = min(turns * active, experts.MOST_EXPERTS)
+    count = min(turns * active, expert_kernel.MOST_EXPERTS)
     chosen = torch.arange(count, dtype=torch.int32, device=bench.device)
     x = bench.normal(1, hidden, dtype=dtype)
     return Operands(
@@ -123,11 +125,13 @@ def _operands(bench: Bench, mixture: Mixture) -> Operands:
 
 def _dense(stack: Stack, chosen: Tensor, dtype: torch.dtype) -> list[Tensor]:
     if isinstance(stack, VqStack):
-        return [torch.cat([vq_rows.weights_of(each) for each in stack.matrices[index]]).to(dtype)
+        return [torch.cat([lookup_rows.weights_of(each) for each in stack.matrices[index]]).to(dtype)
                 for index in chosen.tolist()]  # fmt: skip
     _, out, columns = shape_of(stack)
     empty = [torch.empty(out, columns, dtype=dtype, device=chosen.device) for _ in chosen]
-    return [experts.experts_dequantize(stack, index, to) for index, to in zip(chosen.tolist(), empty, strict=True)]
+    return [
+        expert_kernel.experts_dequantize(stack, index, to) for index, to in zip(chosen.tolist(), empty, strict=True)
+    ]
 
 
 def _op(mixture: Mixture, op: str) -> str:
@@ -154,7 +158,7 @@ def gate_up_row(bench: Bench, mixture: Mixture) -> Row:
     of.run_gate_up(chosen, mixture)
     check(op, what, of.gated, exact, naive)
     timing = bench.time([partial(of.run_gate_up, each, mixture) for each in of.turns])
-    moved = experts.experts_gate_up_bytes(of.gate_up, mixture.active)
+    moved = expert_kernel.experts_gate_up_bytes(of.gate_up, mixture.active)
     return Row("experts", op, what, 1, type_name(of.x.dtype), moved, timing)
 
 
@@ -170,7 +174,7 @@ def down_row(bench: Bench, mixture: Mixture) -> Row:
     of.run_down(chosen)
     check(op, what, of.out[0], exact / mixture.active, naive / mixture.active)
     timing = bench.time([partial(of.run_down, each) for each in of.turns])
-    moved = experts.experts_down_bytes(of.down, mixture.active)
+    moved = expert_kernel.experts_down_bytes(of.down, mixture.active)
     return Row("experts", op, what, 1, type_name(of.x.dtype), moved, timing)
 
 
@@ -179,7 +183,7 @@ class Routed:
 
     def __init__(self, bench: Bench, mixture: Mixture, x: Tensor, norm: Norm) -> None:
         self._given, self._norm, self._active = (x, None, mixture.active), norm, mixture.active
-        self._workspace = experts.router_workspace(mixture.experts, bench.device)
+        self._workspace = expert_kernel.router_workspace(mixture.experts, bench.device)
         self.weights = torch.empty(mixture.active, device=bench.device)
         self.chosen = torch.empty(mixture.active, dtype=torch.int32, device=bench.device)
 
@@ -191,7 +195,7 @@ class Routed:
     def run(self, weight: Tensor) -> None:
         """One launch."""
         x, bias, active = self._given
-        experts.router(
+        expert_kernel.router(
             x, weight, bias, active, norm=self._norm, how="softmax_of_chosen", weights=self.weights,
             chosen=self.chosen, workspace=self._workspace,
         )  # fmt: skip
@@ -215,7 +219,7 @@ def router_row(bench: Bench, mixture: Mixture) -> Row:
     if not torch.equal(routed.chosen.long(), routed.logits.topk(mixture.active).indices):
         raise wrong("router", what, "is not that of the largest logits")
     timing = bench.time([partial(routed.run, weight) for weight in weights])
-    moved = experts.router_bytes(mixture.experts, mixture.hidden)
+    moved = expert_kernel.router_bytes(mixture.experts, mixture.hidden)
     return Row("experts", "router", what, 1, type_name(dtype), moved, timing)
 
 
@@ -224,7 +228,7 @@ def route_row(bench: Bench, mixture: Mixture) -> Row:
     logits = bench.normal(1, mixture.experts)
     weights = torch.empty(mixture.active, device=bench.device)
     chosen = torch.empty(mixture.active, dtype=torch.int32, device=bench.device)
-    run = partial(experts.route, logits, mixture.active, how="softmax_of_chosen", weights=weights, chosen=chosen)
+    run = partial(expert_kernel.route, logits, mixture.active, how="softmax_of_chosen", weights=weights, chosen=chosen)
     what = f"{mixture.active} of {mixture.experts}"
     run()
     if not torch.equal(chosen.long(), logits[0].topk(mixture.active).indices):
@@ -243,10 +247,10 @@ def mixture_row(bench: Bench, mixture: Mixture) -> Row:
         of.run_down(chosen, behind_gate_up=True)
 
     launches = [partial(run, chosen, weights[i % len(weights)]) for i, chosen in enumerate(of.turns)]
-    moved = experts.experts_gate_up_bytes(of.gate_up, mixture.active) + experts.router_bytes(
+    moved = expert_kernel.experts_gate_up_bytes(of.gate_up, mixture.active) + expert_kernel.router_bytes(
         mixture.experts, mixture.hidden
     )
-    moved += experts.experts_down_bytes(of.down, mixture.active)
+    moved += expert_kernel.experts_down_bytes(of.down, mixture.active)
     what = f"{mixture.name}, all of a layer"
     return Row("experts", "mixture", what, 1, type_name(of.x.dtype), moved, bench.time(launches))
 
@@ -274,10 +278,10 @@ def gemv_row(bench: Bench, product: Product, rows: int) -> Row:
     """One `mxfp4_gemv` of a single matrix, checked and timed."""
     given, (matrix, weight) = products.inputs(bench, product, rows, HALF), _matrix(bench, product)
     out, what, half = torch.empty(rows, product.width, dtype=HALF, device=bench.device), product.name, weight.to(HALF)
-    got = mxfp4.mxfp4_gemv(given.x, [matrix], out=out)
+    got = mxfp4_kernel.mxfp4_gemv(given.x, [matrix], out=out)
     check("mxfp4_gemv", what, got, products.exact(given, [weight]), products.naive(given, [half]))
-    timing = bench.time([partial(mxfp4.mxfp4_gemv, given.x, [each], out=out) for each in _copies(bench, matrix)])
-    moved = mxfp4.mxfp4_gemv_bytes(rows, product.width, product.columns)
+    timing = bench.time([partial(mxfp4_kernel.mxfp4_gemv, given.x, [each], out=out) for each in _copies(bench, matrix)])
+    moved = mxfp4_kernel.mxfp4_gemv_bytes(rows, product.width, product.columns)
     rivals = (products.cublas(bench, given.x, [half]),)
     return Row("experts", "mxfp4_gemv", what, rows, type_name(HALF), moved, timing, rivals)
 
@@ -285,9 +289,9 @@ def gemv_row(bench: Bench, product: Product, rows: int) -> Row:
 def dequantize_row(bench: Bench, product: Product) -> Row:
     """One `mxfp4_dequantize` to f16, checked bit by bit and timed."""
     matrix, weight = _matrix(bench, product)
-    if not torch.equal(mxfp4.mxfp4_dequantize(matrix, HALF), weight.to(HALF)):
+    if not torch.equal(mxfp4_kernel.mxfp4_dequantize(matrix, HALF), weight.to(HALF)):
         raise wrong("mxfp4_dequantize", product.name, "differs from the reference")
     pairs = [(each, torch.empty_like(weight, dtype=HALF)) for each in _copies(bench, matrix)]
-    timing = bench.time([partial(mxfp4.mxfp4_dequantize, each, HALF, out) for each, out in pairs])
-    moved = mxfp4.mxfp4_dequantize_bytes(product.outs[0], product.columns, HALF)
+    timing = bench.time([partial(mxfp4_kernel.mxfp4_dequantize, each, HALF, out) for each, out in pairs])
+    moved = mxfp4_kernel.mxfp4_dequantize_bytes(product.outs[0], product.columns, HALF)
     return Row("experts", "mxfp4_dequantize", product.name, 0, type_name(HALF), moved, timing)

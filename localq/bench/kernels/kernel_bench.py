@@ -16,27 +16,24 @@ from typing import Any, TextIO
 import torch
 
 from localq import kernels
-from localq.bench import (
-    attention_rows,
-    bcq_rows,
-    dense_rows,
-    dequantize_rows,
-    experts_rows,
-    gather_rows,
-    int4_rows,
-    nf4_rows,
-    plot,
-    roofline,
-    rowlut_rows,
-    search_rows,
-    shapes,
-    step_rows,
-    vq_rows,
-)
-from localq.bench.conditions import conditions
-from localq.bench.kernel_table import FORMAT, HEADER, Row, as_json, lines
-from localq.bench.kernel_timing import SEED, Bench, version_of
-from localq.bench.shapes import Workload
+from localq.bench import plot
+from localq.bench.conditions.conditions import conditions
+from localq.bench.kernels import attention as attention_rows
+from localq.bench.kernels import experts as experts_rows
+from localq.bench.kernels import roofline, shapes
+from localq.bench.kernels import search as search_rows
+from localq.bench.kernels import step as step_rows
+from localq.bench.kernels.rows import bcq as bcq_rows
+from localq.bench.kernels.rows import dense as dense_rows
+from localq.bench.kernels.rows import dequantize as dequantize_rows
+from localq.bench.kernels.rows import gather as gather_rows
+from localq.bench.kernels.rows import int4 as int4_rows
+from localq.bench.kernels.rows import lookup as lookup_rows
+from localq.bench.kernels.rows import nf4 as nf4_rows
+from localq.bench.kernels.rows import rowlut as rowlut_rows
+from localq.bench.kernels.shapes import Workload
+from localq.bench.kernels.table import FORMAT, HEADER, Row, as_json, lines
+from localq.bench.kernels.timing import SEED, Bench, version_of
 from localq.errors import ExitCode, LocalqError, usage_error
 
 # Which kernel, cases that are done, and of how many -> what to be in while it is measured, and not while it is printed.
@@ -52,7 +49,7 @@ FAMILIES: dict[str, Callable[[Workload], list[Callable[[Bench], Row]]]] = {
     "int4": int4_rows.cases,
     "rowlut": rowlut_rows.cases,
     "gather": gather_rows.cases,
-    "vq": vq_rows.cases,
+    "vq": lookup_rows.cases,
     "experts": experts_rows.cases,
     "bcq": bcq_rows.cases,
     "attention": attention_rows.cases,

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.bench.kernel_table import CUBLAS, Rival
-from localq.bench.kernel_timing import SEED, Bench, clones, exact_product
-from localq.bench.shapes import GATE_UP, NORM, RESIDUAL, Product
+from localq.bench.kernels.shapes import GATE_UP, NORM, RESIDUAL, Product
+from localq.bench.kernels.table import CUBLAS, Rival
+from localq.bench.kernels.timing import SEED, Bench, clones, exact_product
 from localq.kernels.gemv import Norm
 
 EPS = 1e-5

@@ -11,11 +11,11 @@ from functools import partial
 
 import torch
 
-from localq.bench.kernel_table import Row
-from localq.bench.kernel_timing import SEED, Bench, wrong
-from localq.bench.shapes import Product, Workload
-from localq.engine import selftest_search
-from localq.kernels import adjoint, search
+from localq.bench.kernels.shapes import Product, Workload
+from localq.bench.kernels.table import Row
+from localq.bench.kernels.timing import SEED, Bench, wrong
+from localq.engine.selftest import search as selftest_search
+from localq.formats.codebooks import adjoint_kernel, search_kernel
 
 COLUMNS = 128
 STRIDE, LENGTH = 4, 16  # vq2 at 2 bits
@@ -40,8 +40,8 @@ def search_row(bench: Bench, product: Product, beam: int) -> Row:
         raise wrong("vq_search", what, why)
     targets = 3 * bench.normal(rows, COLUMNS)
     tails = torch.zeros(rows, LENGTH, device=bench.device)
-    prepared = search.prepare(targets, known.feedback, known.white, [known.book], tails, beam)
-    moved = search.vq_search_bytes(rows, COLUMNS, COLUMNS // STRIDE, LENGTH)
+    prepared = search_kernel.prepare(targets, known.feedback, known.white, [known.book], tails, beam)
+    moved = search_kernel.vq_search_bytes(rows, COLUMNS, COLUMNS // STRIDE, LENGTH)
     return Row("search", "vq_search", what, 0, "float32", moved, bench.time([prepared.launch]))
 
 
@@ -51,11 +51,11 @@ def adjoint_row(bench: Bench, product: Product) -> Row:
     matrix, what = bench.normal(rows, columns), f"{rows} x {columns}, s{STRIDE}l{LENGTH}"
     generator = torch.Generator(bench.device).manual_seed(SEED)
     codes = torch.randint(
-        search.ENTRIES, (rows, columns // STRIDE), generator=generator, dtype=torch.uint8, device=bench.device
+        search_kernel.ENTRIES, (rows, columns // STRIDE), generator=generator, dtype=torch.uint8, device=bench.device
     )
     if why := selftest_search.why_no_adjoint(matrix, codes, STRIDE, LENGTH):
         raise wrong("vq_adjoint", what, why)
-    moved = adjoint.vq_adjoint_bytes(rows, columns, STRIDE)
+    moved = adjoint_kernel.vq_adjoint_bytes(rows, columns, STRIDE)
     copies = [(matrix.clone(), codes.clone()) for _ in range(bench.copies(moved))]
-    runs = [partial(adjoint.vq_adjoint, *each, STRIDE, LENGTH) for each in copies]
+    runs = [partial(adjoint_kernel.vq_adjoint, *each, STRIDE, LENGTH) for each in copies]
     return Row("search", "vq_adjoint", what, 0, "float32", moved, bench.time(runs))

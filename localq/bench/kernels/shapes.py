@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from localq import catalog
-from localq.architecture import MODEL_TYPES, Architecture
 from localq.errors import usage_error
+from localq.files import catalog
+from localq.files.architecture import MODEL_TYPES, Architecture
 
 PLAIN, NORM, GATE_UP, RESIDUAL = "", "norm", "norm, silu(gate) * up", "residual"
 _SHAPE = re.compile(r"^(\d+)x(\d+)$")

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.bench.kernel_table import Row
-from localq.bench.kernel_timing import SEED, Bench, check, clones, type_name, wrong
-from localq.bench.shapes import Workload
-from localq.engine import sampler, selftest_replies
+from localq.bench.kernels.shapes import Workload
+from localq.bench.kernels.table import Row
+from localq.bench.kernels.timing import SEED, Bench, check, clones, type_name, wrong
+from localq.engine import sampler
 from localq.engine.sampler import SamplerState
-from localq.kernels import adjust, embed, rmsnorm, sampling
+from localq.engine.selftest import replies as selftest_replies
+from localq.kernels import embed, logit_adjust, rmsnorm, sampling
 from localq.kernels.gemv import Norm
 from localq.sampling import Sampling
 
@@ -82,11 +83,11 @@ def dry_match_row(bench: Bench, vocab: int) -> Row:
     """One `dry_match` over a long history that repeats itself; must find what the reference finds."""
     states = selftest_replies.states_of(vocab, HISTORY, bench.device)
     token = torch.zeros(1, dtype=torch.int64, device=bench.device)
-    adjust.dry_match(states[1], token)
+    logit_adjust.dry_match(states[1], token)
     if not torch.equal(states[1].matches.cpu(), sampler.repeated_lengths(states[0]).int()):
         raise wrong("dry_match", f"{HISTORY} tokens", "differs from the reference")
-    timing = bench.time([partial(adjust.dry_match, states[1], token)])
-    return Row("step", "dry_match", f"{HISTORY} tokens", 1, "int32", adjust.dry_match_bytes(HISTORY), timing)
+    timing = bench.time([partial(logit_adjust.dry_match, states[1], token)])
+    return Row("step", "dry_match", f"{HISTORY} tokens", 1, "int32", logit_adjust.dry_match_bytes(HISTORY), timing)
 
 
 def adjust_row(bench: Bench, vocab: int) -> Row:
@@ -94,11 +95,13 @@ def adjust_row(bench: Bench, vocab: int) -> Row:
     states = selftest_replies.states_of(vocab, TOKENS, bench.device)
     logits, state = 4 * bench.normal(vocab), selftest_replies.found(states)
     what, scores = f"{vocab} logits, DRY and mask", logits.clone()
-    adjust.adjust(scores, state)
+    logit_adjust.adjust(scores, state)
     if not torch.equal(scores.cpu(), sampler.adjusted(logits.cpu(), states[0])):
         raise wrong("adjust", what, "differs from the reference")
-    timing = bench.time([partial(adjust.adjust, each, state) for each in clones(logits, bench.copies(logits.nbytes))])
-    return Row("step", "adjust", what, 1, "float32", adjust.adjust_bytes(vocab, dry=True), timing)
+    timing = bench.time(
+        [partial(logit_adjust.adjust, each, state) for each in clones(logits, bench.copies(logits.nbytes))]
+    )
+    return Row("step", "adjust", what, 1, "float32", logit_adjust.adjust_bytes(vocab, dry=True), timing)
 
 
 def sample_row(bench: Bench, vocab: int, choice: str) -> Row:

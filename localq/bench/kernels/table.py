@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from localq.bench.roofline import Timing
+from localq.bench.kernels.roofline import Timing
 
 HEADER = ("op", "what", "rows", "type", "us", "low-high", "GB/s", "roof", "cuBLAS", "x", "bnb", "x")
 FORMAT = "{:<16} {:>38} {:>4} {:>8} {:>8} {:>15} {:>6} {:>5} {:>8} {:>6} {:>8} {:>6}"

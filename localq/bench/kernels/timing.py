@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq.bench import roofline
-from localq.bench.kernel_table import Rival
-from localq.bench.roofline import Timing
+from localq.bench.kernels import roofline
+from localq.bench.kernels.roofline import Timing
+from localq.bench.kernels.table import Rival
 from localq.errors import LocalqError
 
 SEED = 20

@@ -14,14 +14,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from localq.kernels.nf4 import BLOCK, NESTED_BLOCK, Nf4Matrix
+from localq.formats.nf4.kernel import BLOCK, NESTED_BLOCK, Nf4Matrix
 
 BYTES = 1024  # codes that one program takes
 SCALES = 1024  # scales that one program of the first step takes
 
 
 def _two_step(matrix: Nf4Matrix, out: Tensor) -> None:
-    from localq.bench import triton_kernels as kernels  # needs triton
+    from localq.bench.kernels import triton_kernels as kernels  # needs triton
 
     count = matrix.codes.numel()
     blocks = matrix.absmax.numel()
@@ -36,7 +36,7 @@ def _two_step(matrix: Nf4Matrix, out: Tensor) -> None:
 
 
 def _fused(matrix: Nf4Matrix, out: Tensor, joined: bool = False) -> None:
-    from localq.bench import triton_kernels as kernels  # needs triton
+    from localq.bench.kernels import triton_kernels as kernels  # needs triton
 
     count = matrix.codes.numel()
     kernels.decode_fused[(-(-count // BYTES),)](

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from localq.bench.plan import Case
-from localq.engine.load import LoadedModel
-from localq.engine.stacks import idle_bytes
+from localq.bench.models.plan import Case
+from localq.engine.load.load import LoadedModel
+from localq.engine.load.stacks import idle_bytes
 
 
 def per_token(model: LoadedModel, length: float) -> int:

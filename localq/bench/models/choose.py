@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from localq import catalog, driver, gpus, local_models, planner, schemes
-from localq.architecture import Architecture
-from localq.catalog import ModelEntry
+from localq import driver, gpus
 from localq.errors import LocalqError, usage_error
-from localq.local_models import LocalModel
-from localq.modelfiles import open_model
-from localq.placement import Wishes
+from localq.files import catalog, local_models, schemes
+from localq.files.architecture import Architecture
+from localq.files.catalog import ModelEntry
+from localq.files.local_models import LocalModel
+from localq.files.model_folder import open_model
+from localq.planner import plan as planner
+from localq.planner.placement import Wishes
 
 CPU_MODEL = "smollm2-135m"
 # Of one model in several formats the first is measured; bf16, fp16 and gguf, dequantized when loaded, run in 16 bit.

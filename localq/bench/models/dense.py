@@ -7,8 +7,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from localq.checkpoint import Checkpoint, info
-from localq.quant import FORMATS, STACKS, owner, shared_names
+from localq.formats import FORMATS, STACKS, owner, shared_names
+from localq.formats.checkpoint import Checkpoint, info
 
 
 def dequantized(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Checkpoint:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from localq.bench.measure import Measured, Run
+from localq.bench.models.measure import Measured, Run
 from localq.errors import ExitCode, LocalqError
 
 # Numbers of layers to time, the most telling first; smaller pairs for smaller cards. Six is gemma3's pattern.

@@ -14,10 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localq import catalog, hub, hub_cache, local_models, places, prepare, remembered
-from localq.catalog import FULL_PRECISION, Target
+from localq import places
 from localq.errors import LocalqError, usage_error
-from localq.modelfiles import open_model
+from localq.files import catalog, local_models
+from localq.files.catalog import FULL_PRECISION, Target
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import fetch as hub
+from localq.files.model_folder import open_model
+from localq.planner import prepare
+from localq.planner.speed import local_measurements
 
 ORDER = ("nf4", "vq2", "aqlm", "aqlm2x8", "vptq", "mxfp4", "bcq", "squeezellm", "awq", "gptq")  # of the table
 MADE = ("nf4", "vq2", "aqlm2x8", "mxfp4", "bcq", "squeezellm")  # by `localq quantize`
@@ -115,7 +120,7 @@ def _candidate(format: str, target: Target, base: Path) -> Candidate:
     folder = _folder(format, target)
     made = folder if hub_cache.is_complete(folder) else None
     command = shlex.join(["localq", "quantize", str(base), "--format", format, "--out", str(folder)])
-    seconds = remembered.quantizing(folder) if made else None
+    seconds = local_measurements.quantizing(folder) if made else None
     listed = target.entry is not None and format in catalog.made_formats(target.entry)
     made_as = f"{target.entry.name}@{format}" if target.entry is not None and listed else ""
     return Candidate(format, made, "" if made else "not made", command, seconds, folder, made_as)
@@ -149,7 +154,7 @@ def _made(each: Candidate, found: Found, say: prepare.Say, on_progress: OnProgre
         return replace(each, reason=defect(error), failed=True)
     seconds = time.monotonic() - started if timed else None
     if seconds is not None:
-        remembered.keep_quantizing(each.folder, seconds)
+        local_measurements.keep_quantizing(each.folder, seconds)
     return replace(each, path=path, reason="", seconds=seconds)
 
 

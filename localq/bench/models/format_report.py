@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, TextIO
 
-from localq.bench import plot, report
+from localq.bench import plot
+from localq.bench.models import report
 
 SCHEMA = 1
 SIXTEEN = "16 bit"

@@ -15,19 +15,21 @@ from typing import Any
 
 import torch
 
-from localq import schemes
-from localq.bench import bits, evaluation, sources, whole
-from localq.bench.dense import dequantized
-from localq.bench.format_list import VARIANTS, Candidate, defect
-from localq.bench.format_report import SIXTEEN, Line, Table
-from localq.bench.plan import Plan
-from localq.bench.report import BASELINE, OURS, Report, Row
-from localq.checkpoint import open_checkpoint
-from localq.engine import device as devices
-from localq.engine.load import Options, free_memory
+from localq.bench.models import model_bench
+from localq.bench.models.dense import dequantized
+from localq.bench.models.format_list import VARIANTS, Candidate, defect
+from localq.bench.models.format_report import SIXTEEN, Line, Table
+from localq.bench.models.plan import Plan
+from localq.bench.models.report import BASELINE, OURS, Report, Row
+from localq.bench.quality import bits, evaluation
+from localq.bench.synthetic import sources
+from localq.engine.load import device as devices
+from localq.engine.load.load import Options, free_memory
 from localq.errors import LocalqError
-from localq.modelfiles import ModelFiles, open_model
-from localq.quant import nf4
+from localq.files import schemes
+from localq.files.model_folder import ModelFiles, open_model
+from localq.formats import nf4
+from localq.formats.checkpoint import open_checkpoint
 
 OnState = Callable[[str], None]
 STOPPED = "stopped by Ctrl-C"
@@ -144,7 +146,7 @@ class _Formats:
     def _line(self, each: Candidate) -> Line:
         files, opened = self._opened(each)
         request = self._request(files, opened, self._asked.options, baseline=not self._tried and self._plain is None)
-        report = whole.run(request, self._telling(each.format))
+        report = model_bench.run(request, self._telling(each.format))
         self._tried = True
         line = self._timed(each.format, _variant(each, files), report, OURS)
         size = bits.size_of(files, str(report.conditions["head"]), lambda found: opened(found, self._device))
@@ -162,8 +164,8 @@ class _Formats:
 
     def _request(
         self, files: ModelFiles, opened: sources.Opened, options: Options, baseline: bool = False
-    ) -> whole.Request:
-        return whole.Request(files, opened, replace(options, name=files.name), self._asked.plan, (), baseline)
+    ) -> model_bench.Request:
+        return model_bench.Request(files, opened, replace(options, name=files.name), self._asked.plan, (), baseline)
 
     def _telling(self, format: str) -> OnState:
         return lambda text: self._on_state(f"{format}: {text}")
@@ -200,7 +202,7 @@ class _Formats:
             def opened(found: ModelFiles, device: torch.device) -> Any:
                 return dequantized(open_checkpoint(found), device, dtype)
 
-        report = whole.run(self._request(files, opened, options), self._telling(SIXTEEN))
+        report = model_bench.run(self._request(files, opened, options), self._telling(SIXTEEN))
         line = self._sized(self._timed(SIXTEEN, "", report, OURS), files)
         return replace(line, variant="" if self._device.type == "cpu" else str(report.conditions["dtype"]))
 

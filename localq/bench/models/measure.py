@@ -13,8 +13,8 @@ from typing import Protocol
 
 import torch
 
-from localq.bench.plan import Case, Plan
-from localq.bench.throttle import Throttle
+from localq.bench.conditions.power import Throttle
+from localq.bench.models.plan import Case, Plan
 from localq.engine.generate import Engine
 from localq.errors import LocalqError
 from localq.sampling import Sampling

@@ -16,22 +16,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from localq.bench import energy, measure, rivals, throttle
-from localq.bench.conditions import conditions
-from localq.bench.dense import dequantized
-from localq.bench.extrapolate import Timed, extrapolated
-from localq.bench.measure import EngineSubject, Subject
-from localq.bench.plan import RIVALS, Case, Plan
-from localq.bench.report import BASELINE, OURS, Report, Row
-from localq.bench.roofline import read_bytes_per_s
-from localq.bench.rows import rows_of
-from localq.bench.synthetic import checkpoint, with_layers
-from localq.checkpoint import Checkpoint
-from localq.engine import device as devices
+from localq.bench.conditions import power
+from localq.bench.conditions.conditions import conditions
+from localq.bench.kernels.roofline import read_bytes_per_s
+from localq.bench.models import measure, rivals
+from localq.bench.models.dense import dequantized
+from localq.bench.models.extrapolate import Timed, extrapolated
+from localq.bench.models.measure import EngineSubject, Subject
+from localq.bench.models.plan import RIVALS, Case, Plan
+from localq.bench.models.report import BASELINE, OURS, Report, Row
+from localq.bench.models.rows import rows_of
+from localq.bench.synthetic.checkpoint import checkpoint, with_layers
 from localq.engine.generate import Engine
-from localq.engine.load import LoadedModel, Options, free_memory, load
+from localq.engine.load import device as devices
+from localq.engine.load.load import LoadedModel, Options, free_memory, load
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.modelfiles import ModelFiles
+from localq.files.model_folder import ModelFiles
+from localq.formats.checkpoint import Checkpoint
 from localq.models.experts import Experts
 from localq.models.layers import RMSNorm
 
@@ -139,7 +140,7 @@ class _Bench:
 
     def __init__(self, request: Request, device: torch.device, roof: float, on_state: OnState) -> None:
         self.request, self.device, self.roof, self._on_state = request, device, roof, on_state
-        self._meter, self._limits = energy.meter(device), throttle.throttle(device)
+        self._meter, self._limits = power.meter(device), power.throttle(device)
         self._seed = request.plan.seed
         self.rows: list[Row] = []
         self.notes: list[str] = []

@@ -18,14 +18,14 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor, nn
 
-from localq.bench import roofline
-from localq.bench.conditions import conditions
-from localq.bench.plan import check_rivals
-from localq.engine import device as devices
-from localq.engine.load import free_memory
+from localq.bench.conditions.conditions import conditions
+from localq.bench.kernels import roofline
+from localq.bench.models.plan import check_rivals
+from localq.engine.load import device as devices
+from localq.engine.load.load import free_memory
+from localq.engine.patch_transformers import patch, unpatch
 from localq.errors import usage_error
-from localq.integrations.transformers import patch, unpatch
-from localq.kernels.nf4 import nf4_gemv_bytes
+from localq.formats.nf4.kernel import nf4_gemv_bytes
 
 SEED, VOCAB, PROMPT = 20, 32_000, 8
 BATCHES = (1, 2, 4, 8, 16, 32, 64)

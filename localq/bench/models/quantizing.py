@@ -16,19 +16,19 @@ from typing import Any, TextIO
 
 import torch
 
-from localq import catalog
-from localq.bench import synthetic
-from localq.bench.conditions import conditions
-from localq.engine import device as devices
-from localq.engine import vram
+from localq.bench.conditions.conditions import conditions
+from localq.bench.synthetic import checkpoint as synthetic
+from localq.engine.load import device as devices
+from localq.engine.load import vram
+from localq.files import catalog
 from localq.models import architecture
-from localq.quantizer import memory
-from localq.quantizer.books import universal
-from localq.quantizer.encode import Effort
-from localq.quantizer.finetune import Tuning
-from localq.quantizer.layer import Settings, inputs_rotated, quantize_layer
-from localq.quantizer.source import Source
-from localq.quantizer.stream import Streams, kept_dtype
+from localq.quantize import memory
+from localq.quantize.codebooks.encode import Effort
+from localq.quantize.codebooks.finetune import Tuning
+from localq.quantize.codebooks.initial_codebooks import universal
+from localq.quantize.codebooks.layer import Settings, inputs_rotated, quantize_layer
+from localq.quantize.model.calibration_stream import Streams, kept_dtype
+from localq.quantize.model.source import Source
 
 TIMED_STEPS = 10  # of fine-tuning
 ALL_WINDOWS = 113  # of 2048 tokens, that the text has which comes with localq

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
-from localq.bench import throttle
-from localq.bench.plan import Case
+from localq.bench.conditions import power
+from localq.bench.models.plan import Case
 
 SCHEMA = 1
 FORMATS = ("table", "md", "csv", "json", "jsonl")
@@ -75,7 +75,7 @@ class Row:
             "predicted_tok_per_s": _rounded(self.predicted_tok_per_s, 2),
             "repetitions": len(self.samples),
             "extrapolated": self.extrapolated,
-            **{f"held_down_for_{cause}": _rounded(self.held_down.get(cause), 3) for cause in throttle.POLICIES},
+            **{f"held_down_for_{cause}": _rounded(self.held_down.get(cause), 3) for cause in power.POLICIES},
         }
 
 
@@ -143,7 +143,7 @@ class Report:
 
     def clocks_line(self) -> str:
         """Which rows ran with lowered clocks; empty where none did."""
-        said = [f"{row.engine} {row.case.name} {text}" for row in self.rows if (text := throttle.told(row.held_down))]
+        said = [f"{row.engine} {row.case.name} {text}" for row in self.rows if (text := power.told(row.held_down))]
         return f"clocks held down by the driver, of the time: {'; '.join(said)}" if said else ""
 
     def first_line(self) -> str:

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from localq.bench import measure
-from localq.bench.measure import Run
-from localq.bench.plan import Case
-from localq.bench.synthetic import with_layers
-from localq.engine.load import LoadedModel
+from localq.bench.models import measure
+from localq.bench.models.measure import Run
+from localq.bench.models.plan import Case
+from localq.bench.synthetic.checkpoint import with_layers
+from localq.engine.load.load import LoadedModel
 from localq.errors import LocalqError
-from localq.modelfiles import ModelFiles
-from localq.quant import nf4
+from localq.files.model_folder import ModelFiles
+from localq.formats import nf4
 
 
 class Transformers:

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 import torch
 
-from localq import cards, footprint, speed
-from localq.bench import bytes as counted
-from localq.bench.measure import Measured
-from localq.bench.plan import Case
-from localq.bench.report import Row
-from localq.engine.device import device_name
-from localq.engine.load import LoadedModel
-from localq.engine.vram import process_bytes
-from localq.speed import Machine
+from localq.bench.models import bytes as counted
+from localq.bench.models.measure import Measured
+from localq.bench.models.plan import Case
+from localq.bench.models.report import Row
+from localq.engine.load.device import device_name
+from localq.engine.load.load import LoadedModel
+from localq.engine.load.vram import process_bytes
+from localq.planner import footprint
+from localq.planner.speed import cards, predict
+from localq.planner.speed.predict import Machine
 
 _SAME = 0.05  # share by which sizes of one variant differ
 
@@ -67,4 +68,4 @@ def predicted(model: LoadedModel, case: Case, roof: float) -> float | None:
     if abs(plan.ledger.components["weights"] - usual) > _SAME * usual:
         return None
     machine = Machine.of(cards.known(device_name(model.device)), roof)
-    return speed.tokens_per_s(arch, model.format, "", plan.placement, machine, counted.mean_length(case))
+    return predict.tokens_per_s(arch, model.format, "", plan.placement, machine, counted.mean_length(case))

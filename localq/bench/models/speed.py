@@ -5,11 +5,12 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from localq.bench import energy, measure, throttle
-from localq.bench.plan import GENERATE, REPETITIONS, Case, Plan
-from localq.bench.report import OURS
+from localq.bench.conditions import power
+from localq.bench.models import measure
+from localq.bench.models.plan import GENERATE, REPETITIONS, Case, Plan
+from localq.bench.models.report import OURS
 from localq.engine.generate import Engine
-from localq.engine.load import LoadedModel, free_memory
+from localq.engine.load.load import LoadedModel, free_memory
 from localq.errors import LocalqError
 
 CASE = Case(0, GENERATE, 0)
@@ -28,7 +29,7 @@ def measured(model: LoadedModel, repetitions: int = REPETITIONS) -> dict[str, An
     if eager is not None and eager != measure.greedy_ids(engine, 0):
         raise LocalqError("eval", "the captured graph and the eager step give different tokens", "Report this.")
     plan = Plan((CASE,), repetitions)
-    meter, limits = energy.meter(model.device), throttle.throttle(model.device)
+    meter, limits = power.meter(model.device), power.throttle(model.device)
     subjects: dict[str, measure.Subject] = {OURS: measure.EngineSubject(engine, plan.seed)}
     (found,) = measure.measure(subjects, plan, meter, limits, lambda name, case: None)[OURS]
     return {

@@ -6,13 +6,13 @@ import json
 from dataclasses import replace
 from typing import Any, TextIO
 
-from localq.bench.conditions import conditions
-from localq.bench.profile import print_profile
-from localq.bench.roofline import read_bytes_per_s
-from localq.bench.whole import OnState, Request, form_of
-from localq.engine import device as devices
+from localq.bench.conditions.conditions import conditions
+from localq.bench.kernels.roofline import read_bytes_per_s
+from localq.bench.models.model_bench import OnState, Request, form_of
+from localq.bench.models.profile import print_profile
 from localq.engine.generate import Engine
-from localq.engine.load import free_memory, load
+from localq.engine.load import device as devices
+from localq.engine.load.load import free_memory, load
 from localq.errors import ExitCode, LocalqError
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from localq.checkpoint import Checkpoint, open_checkpoint
-from localq.engine import weights
-from localq.modelfiles import ModelFiles
+from localq.engine.load import weights
+from localq.files.model_folder import ModelFiles
+from localq.formats import int8, nf4
+from localq.formats.checkpoint import Checkpoint, open_checkpoint
 from localq.models import ARCHITECTURES
-from localq.quant import int8, nf4
 
 UNQUANTIZED = 16.0
 

@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, TextIO
 
 from localq.bench import plot
-from localq.bench.evaluation import REFERENCE, OnProgress, Request, run
-from localq.engine.load import free_memory
+from localq.bench.quality.evaluation import REFERENCE, OnProgress, Request, run
+from localq.engine.load.load import free_memory
 from localq.errors import LocalqError
 
 Point = tuple[str, float, float]  # what, bytes, perplexity

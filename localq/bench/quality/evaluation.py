@@ -10,18 +10,19 @@ from typing import Any
 
 import torch
 
-from localq import windows
-from localq.bench import bits, speed
-from localq.bench.conditions import conditions
-from localq.bench.dense import dequantized
-from localq.bench.quality import Scores, score
-from localq.checkpoint import open_checkpoint
-from localq.engine.load import LoadedModel, Options, free_memory, is_out_of_memory, load, out_of_memory
+from localq.bench.conditions.conditions import conditions
+from localq.bench.models import speed
+from localq.bench.models.dense import dequantized
+from localq.bench.quality import bits
+from localq.bench.quality.perplexity import Scores, score
+from localq.engine.load.load import LoadedModel, Options, free_memory, is_out_of_memory, load, out_of_memory
 from localq.engine.scoring import Decode, Prefill
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.modelfiles import ModelFiles
-from localq.tokenizer import Tokenizer
-from localq.windows import Windows
+from localq.files.model_folder import ModelFiles
+from localq.formats.checkpoint import open_checkpoint
+from localq.text import token_windows
+from localq.text.token_windows import Windows
+from localq.text.tokenizer import Tokenizer
 
 REFERENCE = "reference"
 OnProgress = Callable[[str, int, int], None]  # stage, done, in total
@@ -151,7 +152,7 @@ def _windows(request: Request) -> tuple[Windows, Windows]:
     if request.rival is not None:
         _check_vocabulary(request, request.rival, tokenizer)
     of = (tokenizer, text, request.window, request.most, request.text)
-    return windows.gptq(*of), windows.llamacpp(*of)
+    return token_windows.gptq(*of), token_windows.llamacpp(*of)
 
 
 def _check_vocabulary(request: Request, rival: ModelFiles, ours: Tokenizer) -> None:

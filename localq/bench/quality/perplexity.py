@@ -15,7 +15,7 @@ from torch import Tensor
 
 from localq.engine.scoring import Source, rows_at_a_time
 from localq.errors import LocalqError
-from localq.windows import Windows
+from localq.text.token_windows import Windows
 
 JUDGED_BYTES = 32 * 2**20  # the most that the f64 log-probabilities of one model take at a time
 OnWindow = Callable[[int, int], None]  # windows done, windows in total

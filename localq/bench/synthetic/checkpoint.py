@@ -13,17 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq import catalog
-from localq.architecture import Architecture
-from localq.bench import random_experts, random_formats
-from localq.bench.random_tensors import Part, RandomTensors, filled, normal, on_host, part
-from localq.checkpoint import Checkpoint
+from localq.bench.synthetic import experts as random_experts
+from localq.bench.synthetic import formats as random_formats
+from localq.bench.synthetic.tensors import Part, RandomTensors, filled, normal, on_host, part
 from localq.errors import usage_error
-from localq.modelfiles import ModelFiles
+from localq.files import catalog
+from localq.files.architecture import Architecture
+from localq.files.model_folder import ModelFiles
+from localq.formats import nf4
+from localq.formats.checkpoint import Checkpoint
 from localq.models import architecture
 from localq.models.decoder import Decoder
 from localq.models.layers import RMSNorm
-from localq.quant import nf4
 
 FORMATS = ("nf4", "mxfp4", "vq2", "aqlm", "vptq", "awq", "gptq", "squeezellm", "bcq", "fp16", "bf16")  # made here
 HEAD, TABLE = "lm_head.weight", "embed_tokens.weight"

@@ -13,12 +13,13 @@ from collections.abc import Callable
 import torch
 from torch import Generator, Tensor
 
-from localq.bench.random_tensors import Part, Recipe, codes, part
-from localq.engine.expert_pieces import PARTS
+from localq.bench.synthetic.tensors import Part, Recipe, codes, part
+from localq.engine.load.expert_pieces import PARTS
+from localq.formats import mxfp4
+from localq.formats.mxfp4 import experts as mxfp4_experts
+from localq.formats.mxfp4.codec import BIAS
 from localq.models.decoder import Decoder
 from localq.models.experts import Experts
-from localq.quant import mxfp4, mxfp4_experts
-from localq.quant.mxfp4_codec import BIAS
 
 TAKEN = ("nf4", "mxfp4", "vq2", "aqlm", "awq", "gptq", "bcq", "squeezellm")
 Suffixed = dict[str, Part]  # suffix of a matrix's or a stack's tensor -> how it is made

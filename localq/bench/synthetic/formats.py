@@ -26,19 +26,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from localq.bench import random_experts
-from localq.bench.random_tensors import SPREAD, Part, around_8, codes, constant, filled, normal, order, part, scales
+from localq.bench.synthetic import experts as random_experts
+from localq.bench.synthetic.tensors import SPREAD, Part, around_8, codes, constant, filled, normal, order, part, scales
 from localq.errors import usage_error
+from localq.formats import bcq, mxfp4, nf4, squeezellm, vptq
+from localq.formats.codebooks import vq2
+from localq.formats.codebooks.vq2 import Packed
+from localq.formats.int4 import read as int4_read
+from localq.formats.vptq import read as vptq_read
 from localq.models.decoder import Block, Decoder
 from localq.models.experts import Router
-from localq.models.opened import open_
-from localq.quant import bcq, int4_read, mxfp4, nf4, squeezellm, vptq, vptq_read, vq2
-from localq.quant.vq2 import Packed
-from localq.quantizer.books import universal
-from localq.quantizer.encode import Effort
-from localq.quantizer.fold import foldable
-from localq.quantizer.layer import Settings, groups_of, inputs_rotated
-from localq.quantizer.target import Target, target_of
+from localq.models.unstacked_experts import open_
+from localq.quantize.codebooks.encode import Effort
+from localq.quantize.codebooks.initial_codebooks import universal
+from localq.quantize.codebooks.layer import Settings, groups_of, inputs_rotated
+from localq.quantize.model.fold import foldable
+from localq.quantize.target import Target, target_of
 
 TARGETS = {"vq2": "vq2", "aqlm": "aqlm2x8"}  # what `localq quantize --format` calls it
 GROUPS = (128, 64)  # of AWQ and GPTQ: the first that divides all columns

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from localq.bench import synthetic
-from localq.checkpoint import Checkpoint, open_checkpoint
-from localq.modelfiles import ModelFiles, open_model
+from localq.bench.synthetic import checkpoint as synthetic
+from localq.files.model_folder import ModelFiles, open_model
+from localq.formats.checkpoint import Checkpoint, open_checkpoint
 
 Opened = Callable[[ModelFiles, torch.device], Checkpoint]
 

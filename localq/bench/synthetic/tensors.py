@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from localq.checkpoint import TensorInfo, info
+from localq.formats.checkpoint import TensorInfo, info
 
 SPREAD = 0.1  # scales lie within this share of their mean
 _BIG = 2**16  # elements; smaller tensors are made on the CPU

@@ -8,15 +8,19 @@ import difflib
 from collections.abc import Callable
 from typing import Any
 
-from localq import grammar as grammars
-from localq import roofline, settings, stops, thinking
-from localq.chat import ChatSession, Replies
-from localq.commands import measuring, models, sessions, texts
-from localq.commands.host import Host
-from localq.commands.models import SwitchModel
+from localq import settings
+from localq.chat import stop_strings
+from localq.chat.attachments import expanded, system_text
+from localq.chat.commands import bench as measuring
+from localq.chat.commands import models, sessions, texts
+from localq.chat.commands.host import Host
+from localq.chat.commands.models import SwitchModel
+from localq.chat.session import ChatSession, Replies
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.prompt_files import expanded, system_text
+from localq.planner.speed import roofline
 from localq.sampling import Sampling
+from localq.text import grammar as grammars
+from localq.text import thinking
 from localq.wording import memory_lines, stats_line
 
 HELP = """\
@@ -92,7 +96,7 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
         if name in _LISTED_TOO:
             return _LISTED_TOO[name](session, text.strip(), host)
         if name == "stop" and text.strip():
-            session.stop_strings = () if text.strip() == "none" else stops.checked([text.strip()])
+            session.stop_strings = () if text.strip() == "none" else stop_strings.checked([text.strip()])
             session.keep()
             return f"stop = {text.strip()}"
         if name not in (*_SETTABLE, "stop"):

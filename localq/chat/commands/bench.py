@@ -12,11 +12,12 @@ import statistics
 import time
 from dataclasses import dataclass
 
-from localq import besides, roofline
-from localq.chat import ChatSession, Piece, Replies, Reply
-from localq.commands.host import Host
+from localq.chat import side_request
+from localq.chat.commands.host import Host
+from localq.chat.reply import MEASURED
+from localq.chat.session import ChatSession, Piece, Replies, Reply
 from localq.errors import LocalqError, usage_error
-from localq.replies import MEASURED
+from localq.planner.speed import roofline
 from localq.stats import Stats
 
 READ, WRITTEN = 512, 128  # tokens of a run, less where the context is short
@@ -51,7 +52,7 @@ def _measuring(session: ChatSession) -> Replies:
             break
         prompt = [run, *(ids.randrange(loaded.vocab_size) for _ in range(lengths.read - 1))]  # no two begin alike
         end = None
-        for part in besides.measure(session, prompt, lengths.written):
+        for part in side_request.measure(session, prompt, lengths.written):
             if isinstance(part, Reply):
                 end = part
             else:

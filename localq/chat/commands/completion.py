@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from localq import commands
+from localq.chat import commands
 from localq.sanitize import sanitize
 
 MOST = 50  # that are listed

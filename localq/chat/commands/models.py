@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from localq import catalog, settings
-from localq.chat import ChatSession
-from localq.commands.host import Host
+from localq import settings
+from localq.chat.commands.host import Host
+from localq.chat.session import ChatSession
 from localq.errors import LocalqError, usage_error
+from localq.files import catalog
 from localq.wording import memory_lines, table_lines
 
 
@@ -27,7 +28,7 @@ def model(session: ChatSession, argument: str, host: Host) -> str | SwitchModel:
     if name:
         catalog.resolve(name)  # a wrong name is answered while the model at hand still is loaded
         return SwitchModel(name, format.strip() or None)
-    from localq import local_models  # start-up cost: only asked for here
+    from localq.files import local_models  # start-up cost: only asked for here
 
     rows = [[each.name, each.format] for each in local_models.list_local() if each.complete]
     held = [f"this is {session.record.model or session.request.name}"]
@@ -36,12 +37,13 @@ def model(session: ChatSession, argument: str, host: Host) -> str | SwitchModel:
 
 def fit(session: ChatSession, argument: str, host: Host) -> str:
     """Which formats of this model, or of another, fit this machine's GPU, with how much context."""
-    from localq import fit_card, fit_rows, memory_limits, placement  # start-up cost: only asked for here
+    from localq.planner import budget, fit_rows, placement
+    from localq.planner import card as planner_card  # start-up cost: only asked for here
 
     known = settings.load()
     told: list[str] = []
     wishes = placement.Wishes(known.ctx, known.kv_bits, known.embed, known.head)
-    looked = fit_card.look(told.append, known.vram, None, None, None, memory_limits.reserved(known))
+    looked = planner_card.look(told.append, known.vram, None, None, None, budget.reserved(known))
     offers = fit_rows.of_model(argument or session.record.model, None, known.offline)
     found = [fit_rows.row_of(each, looked.memory, wishes, looked.machine) for each in offers]
     rows = [
@@ -62,7 +64,7 @@ def fit(session: ChatSession, argument: str, host: Host) -> str:
 
 def info(session: ChatSession) -> str:
     """What is known of the model: `/show info`."""
-    from localq import model_facts  # start-up cost: only asked for here
+    from localq.planner import model_facts  # start-up cost: only asked for here
 
     name = session.record.model or session.request.name
     try:

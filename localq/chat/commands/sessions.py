@@ -8,14 +8,15 @@ from pathlib import Path
 
 from rich.cells import cell_len, set_cell_size
 
-from localq import disk, transcript
-from localq.chat import ChatSession
-from localq.commands.host import Host
+from localq import disk
+from localq.chat.commands.host import Host
+from localq.chat.history import export as transcript
+from localq.chat.history.record import Session, Summary
+from localq.chat.history.store import SessionStore
+from localq.chat.reply import Retold
+from localq.chat.session import ChatSession
 from localq.errors import usage_error
-from localq.replies import Retold
 from localq.sanitize import sanitize
-from localq.session_record import Session, Summary
-from localq.sessions import SessionStore
 from localq.wording import human_bytes, local_time
 
 SHOWN = 20  # of the last conversations

@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-from localq import compaction, transcript
-from localq.chat import ChatSession, Replies
-from localq.commands import models
-from localq.commands.host import Host
-from localq.commands.sessions import taken_up
+from localq.chat import compaction
+from localq.chat.attachments import attachment, matching
+from localq.chat.commands import models
+from localq.chat.commands.host import Host
+from localq.chat.commands.sessions import taken_up
+from localq.chat.history import export as transcript
+from localq.chat.reply import Retold
+from localq.chat.session import ChatSession, Replies
+from localq.disk import MOST_BYTES
 from localq.errors import LocalqError, usage_error
-from localq.prompt_files import attachment, matching
-from localq.replies import Retold
-from localq.text_file import MOST_BYTES
 from localq.wording import human_bytes
 
 MOST_FILES = 100  # of /glob

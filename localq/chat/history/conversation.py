@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from localq import thinking
 from localq.errors import usage_error
 from localq.stats import Stats
+from localq.text import thinking
 
 TITLE_CHARACTERS = 60
 

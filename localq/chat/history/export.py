@@ -6,8 +6,8 @@ import dataclasses
 import json
 import re
 
+from localq.chat.history.record import Session
 from localq.sanitize import sanitize
-from localq.session_record import Session
 
 SCHEMA = 1
 FORMATS = ("md", "json")

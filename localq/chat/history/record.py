@@ -6,12 +6,12 @@ import json
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from localq import thinking
-from localq.conversation import Compacted, Conversation, Message, Turn
-from localq.grammar import Grammar
+from localq.chat.history.conversation import Compacted, Conversation, Message, Turn
+from localq.chat.stop_strings import checked
 from localq.sampling import Sampling
 from localq.stats import Stats
-from localq.stops import checked
+from localq.text import thinking
+from localq.text.grammar import Grammar
 
 
 @dataclass(frozen=True)

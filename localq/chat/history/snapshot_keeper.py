@@ -12,15 +12,15 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from localq import snapshots
+from localq.chat.history import snapshot_files
+from localq.chat.history.store import SessionStore
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.sessions import SessionStore
 from localq.settings import Settings
 from localq.stats import Stats
 from localq.wording import parse_bytes
 
 if TYPE_CHECKING:  # start-up cost
-    from localq.session_record import Session
+    from localq.chat.history.record import Session
     from localq.worker.messages import Loaded
 
 WORTH_S = 1.0
@@ -72,15 +72,15 @@ class SnapshotKeeper:
             return
         try:
             client.restore_cache(str(path))
-            snapshots.used(path)
+            snapshot_files.used(path)
         except LocalqError as error:
             if not client.alive:
                 self._loaded = None
-                snapshots.remove(path)  # the next process shall not end by it too
+                snapshot_files.remove(path)  # the next process shall not end by it too
                 raise
             self._told = str(error)
             if error.exit_code == ExitCode.BAD_FILE:
-                snapshots.remove(path)
+                snapshot_files.remove(path)
 
     def replied(self, stats: Stats) -> None:
         """Called after a reply in the conversation that was taken up, with the figures of its end."""
@@ -107,12 +107,12 @@ class SnapshotKeeper:
         if self._is_gone(record) or not self._is_worth_it(stats.context_used, needed_bytes):
             return
         try:
-            snapshots.make_room(path, needed_bytes, self._cap_bytes)
+            snapshot_files.make_room(path, needed_bytes, self._cap_bytes)
             client.save_cache(str(path))
             if self._is_gone(record):  # deleted while it was written, so that there was no file yet to go with it
-                snapshots.remove(path)
+                snapshot_files.remove(path)
         except LocalqError as error:
-            self._told = str(error) if error.what == snapshots.NOT_KEPT else f"{snapshots.NOT_KEPT}: {error}"
+            self._told = str(error) if error.what == snapshot_files.NOT_KEPT else f"{snapshot_files.NOT_KEPT}: {error}"
 
     def _is_gone(self, record: Session | None) -> bool:
         """`record` was deleted, here or by another process: nothing of it shall come back to the disk."""
@@ -132,7 +132,7 @@ class SnapshotKeeper:
         return known is record or (known is not None and record.id is not None and known.id == record.id)
 
     def _path(self, record: Session) -> Path | None:
-        return None if record.id is None else snapshots.path_of(self._database, record.id)
+        return None if record.id is None else snapshot_files.path_of(self._database, record.id)
 
 
 def keeper(database: Path, settings: Settings) -> SnapshotKeeper | None:
@@ -141,12 +141,12 @@ def keeper(database: Path, settings: Settings) -> SnapshotKeeper | None:
     return SnapshotKeeper(database, cap_bytes) if cap_bytes else None
 
 
-def unused(settings: Settings) -> list[snapshots.Unused]:
+def unused(settings: Settings) -> list[snapshot_files.Unused]:
     """What can go of the snapshots of the user's conversations. Raises LocalqError (exit 9)."""
     store, ids = SessionStore(), None
     with contextlib.suppress(LocalqError):  # conversations that cannot be read: they are not gone
         ids = store.ids() if store.path.exists() else set()
-    return snapshots.unused(store.path, ids, allowed(settings))
+    return snapshot_files.unused(store.path, ids, allowed(settings))
 
 
 def allowed(settings: Settings) -> int:

@@ -26,10 +26,11 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from localq import disk, places, snapshots, within
-from localq.conversation import Compacted, Conversation, Turn
+from localq import disk, places, processes
+from localq.chat.history import snapshot_files
+from localq.chat.history.conversation import Compacted, Conversation, Turn
+from localq.chat.history.record import Session, Summary, from_rows
 from localq.errors import ExitCode, LocalqError, bad_file
-from localq.session_record import Session, Summary, from_rows
 
 SCHEMA = 1
 APPLICATION_ID = 0x6C6F7171  # "loqq"
@@ -71,7 +72,7 @@ class SessionStore:
 
         Ctrl-C comes through and the save goes on: what was written is always known, and never written twice.
         """
-        within.uncut(lambda: self._save(session))
+        processes.uncut(lambda: self._save(session))
 
     def _save(self, session: Session) -> None:
         with _ONE_AT_A_TIME:  # up to the rows: another thread that saves the same conversation goes on behind them
@@ -160,7 +161,7 @@ class SessionStore:
     def delete(self, id: int) -> None:
         """Put it away; `restore` brings it back within KEPT_S, then it is gone for good. Its snapshot goes at once."""
         self._change(id, "UPDATE sessions SET deleted_s = ? WHERE id = ? AND deleted_s IS NULL", time.time())
-        snapshots.remove(snapshots.path_of(self.path, id))
+        snapshot_files.remove(snapshot_files.path_of(self.path, id))
 
     def ids(self) -> set[int]:
         """The numbers of all conversations."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from localq.chat.terminal.clipboard import TOO_LONG, copied, sequence
 from localq.cli.output import is_rich_terminal
-from localq.osc52 import TOO_LONG, copied, sequence
 from localq.sanitize import sanitize
 
 

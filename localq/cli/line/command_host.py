@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from localq import editor
-from localq.cli import clipboard
+from localq.chat.terminal import editor
+from localq.cli.line import clipboard
 from localq.sanitize import sanitize
 
 

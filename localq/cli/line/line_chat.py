@@ -9,14 +9,17 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from localq import commands, opening, resuming
-from localq.cli.command_host import TerminalHost
-from localq.cli.line_input import Reader
-from localq.cli.options import Given
-from localq.cli.output import note, tell_lost
-from localq.cli.presses import Presses
-from localq.cli.reply_printer import printing, tell
-from localq.cli.session import (
+from localq.chat import commands, open_conversation, open_model
+from localq.chat.commands.models import SwitchModel
+from localq.chat.commands.sessions import taken_up
+from localq.chat.open_conversation import Start
+from localq.chat.open_model import Opened, Wanted
+from localq.chat.reply import MEASURED, Reply, check_whole
+from localq.cli.line.command_host import TerminalHost
+from localq.cli.line.interrupts import Presses
+from localq.cli.line.line_input import Reader
+from localq.cli.line.reply_printer import printing, tell
+from localq.cli.line.session import (
     Discarded,
     TakenBack,
     TerminalWatcher,
@@ -25,17 +28,14 @@ from localq.cli.session import (
     print_reply,
     speed_line,
 )
-from localq.cli.thoughts import shown
-from localq.commands.models import SwitchModel
-from localq.commands.sessions import taken_up
+from localq.cli.line.thinking_lines import shown
+from localq.cli.options import Given
+from localq.cli.output import note, tell_lost
 from localq.errors import ExitCode, LocalqError
-from localq.opening import Opened, Wanted
-from localq.replies import MEASURED, Reply, check_whole
-from localq.resuming import Start
 from localq.settings import Settings
 
 if TYPE_CHECKING:
-    from localq.chat import ChatSession, Replies
+    from localq.chat.session import ChatSession, Replies
 
 LEAVE_WITHIN_S = 2.0  # a second Ctrl-C at the empty prompt within this time leaves
 
@@ -89,8 +89,8 @@ def converse(
 def _talk(place: _Place, quiet: bool, first: Given | None, again: bool) -> int | tuple[SwitchModel, ChatSession]:
     """With one model; returns the exit code, or the wish for another. again: the conversation was on the screen."""
     watcher, settings = TerminalWatcher(quiet), place.settings
-    with watcher, opening.open_session(settings.model, settings, watcher, place.wanted) as opened:
-        opening.check_converses(opened, settings.model)
+    with watcher, open_model.open_session(settings.model, settings, watcher, place.wanted) as opened:
+        open_model.check_converses(opened, settings.model)
         loaded = watcher.load(opened)
         if settings.stats and not quiet and (line := memory_line(loaded)):
             note(line)
@@ -106,7 +106,7 @@ def _talk(place: _Place, quiet: bool, first: Given | None, again: bool) -> int |
         try:
             outcome = LineChat(opened, watcher, settings.stats and not quiet, settings.markdown).run(first)
         finally:  # a signal leaves too
-            saved = resuming.saved_at_last(opened.session, note)
+            saved = open_conversation.saved_at_last(opened.session, note)
         record = opened.session.record
         if isinstance(outcome, SwitchModel):
             _leave(opened, watcher, settings.stats and not quiet)

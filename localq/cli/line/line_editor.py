@@ -23,13 +23,13 @@ from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout.processors import Processor, Transformation, TransformationInput
 from prompt_toolkit.search import stop_search
 
-from localq import editor, input_history
-from localq.cli import extended_keys
+from localq.chat.commands import completion
+from localq.chat.terminal import editor, input_history
+from localq.cli.line import extended_keys
+from localq.cli.line.interrupts import Presses
+from localq.cli.line.session import Discarded, TakenBack
+from localq.cli.line.type_ahead import Parser, TypedAhead
 from localq.cli.output import note
-from localq.cli.presses import Presses
-from localq.cli.session import Discarded, TakenBack
-from localq.cli.typed_ahead import Parser, TypedAhead
-from localq.commands import completing
 from localq.errors import LocalqError
 from localq.sanitize import marked
 
@@ -178,9 +178,9 @@ class Words(Completer):
         """Of the word before the cursor."""
         word = document.text_before_cursor.split(" ")[-1].split("\n")[-1]
         if word.startswith("/") and word == document.text_before_cursor:
-            found = completing.of_command(word)
+            found = completion.of_command(word)
         else:
-            found = completing.of_file(word) if word.startswith("@") else []
+            found = completion.of_file(word) if word.startswith("@") else []
         for text, what in found:
             yield Completion(text, -len(word), display_meta=what)
 

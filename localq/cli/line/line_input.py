@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
+from localq.cli.line.interrupts import Presses
+from localq.cli.line.session import Discarded
 from localq.cli.output import is_rich_terminal
-from localq.cli.presses import Presses
-from localq.cli.session import Discarded
 
 PROMPT, CONTINUED = ">>> ", "... "
 
@@ -24,7 +24,7 @@ class Reader:
         self._presses, self._stack = presses or Presses(), contextlib.ExitStack()
         self._editor = None
         if sys.stdin.isatty() and is_rich_terminal(sys.stdout):
-            from localq.cli.line_editor import LineEditor  # start-up cost: a pipe needs none
+            from localq.cli.line.line_editor import LineEditor  # start-up cost: a pipe needs none
 
             self._editor = LineEditor(remember, self._presses)
 

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from localq.cli.characters import is_utf8
+from localq.chat.reply import Retold
 from localq.cli.output import is_rich_terminal, note, takes_colour
-from localq.replies import Retold
+from localq.cli.stream_encoding import is_utf8
 
 if TYPE_CHECKING:
-    from localq.cli.markdown_stream import MarkdownStream
+    from localq.cli.markdown.stream import MarkdownStream
 
 
 class Printer(Protocol):
@@ -90,8 +90,8 @@ def printing(markdown: bool, said: str = "", stream: TextIO | None = None) -> It
     if not markdown or not is_rich_terminal(stream) or not is_utf8(stream):
         yield AsWritten(stream)
         return
-    from localq.cli.markdown_stream import MarkdownStream  # start-up cost: a pipe needs none of it
-    from localq.cli.terminal_rows import Watch
+    from localq.cli.markdown.stream import MarkdownStream  # start-up cost: a pipe needs none of it
+    from localq.cli.markdown.terminal_rows import Watch
 
     with Watch(stream).heard() as watch:
         if watch.size is None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from localq.chat.history.record import Session
+from localq.chat.history.store import SessionStore
 from localq.cli.output import note
 from localq.errors import usage_error
-from localq.session_record import Session
-from localq.sessions import SessionStore
 
 
 def wanted_session(last: bool, wanted: str | None) -> Session | None:
@@ -24,7 +24,7 @@ def wanted_session(last: bool, wanted: str | None) -> Session | None:
 
 
 def _asked(store: SessionStore) -> str:
-    from localq.commands.sessions import SHOWN, table  # start-up cost: all commands of a chat come along
+    from localq.chat.commands.sessions import SHOWN, table  # start-up cost: all commands of a chat come along
 
     found = store.summaries(limit=SHOWN)
     if not found:

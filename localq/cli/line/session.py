@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from types import FrameType
 
-from localq import opening, roofline
-from localq.chat import ChatSession, Piece, Reply
-from localq.cli import fetch_progress
+from localq.chat import open_model
+from localq.chat.open_model import Opened
+from localq.chat.reply import MEASURED
+from localq.chat.session import ChatSession, Piece, Reply
+from localq.cli import progress
+from localq.cli.line.reply_printer import Printer
+from localq.cli.line.thinking_lines import Thoughts
 from localq.cli.output import is_rich_terminal, note
-from localq.cli.reply_printer import Printer
-from localq.cli.thoughts import Thoughts
 from localq.errors import LocalqError
-from localq.opening import Opened
-from localq.prepare import OnProgress
-from localq.replies import MEASURED
+from localq.planner.prepare import OnProgress
+from localq.planner.speed import roofline
 from localq.stats import Stats
 from localq.wording import human_bytes, stats_line
 from localq.worker.messages import Event, Loaded, Loading
@@ -80,7 +81,7 @@ class TerminalWatcher:
 
     def fetching(self, name: str) -> AbstractContextManager[OnProgress]:
         """A bar."""
-        return fetch_progress.fetch_bar(name, self.quiet)
+        return progress.fetch_bar(name, self.quiet)
 
     def loading(self, event: Event) -> None:
         """The stage and its share."""
@@ -89,7 +90,7 @@ class TerminalWatcher:
     def load(self, opened: Opened) -> Loaded:
         """`opening.load_now`, shown here."""
         try:
-            return opening.load_now(opened, self)
+            return open_model.load_now(opened, self)
         finally:
             self.status.clear()
 

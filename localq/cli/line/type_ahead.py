@@ -25,7 +25,7 @@ from prompt_toolkit.key_binding import KeyPress
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import Output
 
-from localq.cli import extended_keys
+from localq.cli.line import extended_keys
 
 _PASTE = "\x1b[200~"
 _PASTE_OR_KEY = re.compile(f"{re.escape(_PASTE)}|{extended_keys.KEY.pattern}")

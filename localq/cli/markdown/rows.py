@@ -33,8 +33,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.theme import Theme
 
-from localq.cli.markdown_split import Block
-from localq.cli.markdown_wrap import wrapped
+from localq.cli.markdown.split import Block
+from localq.cli.markdown.wrap import wrapped
 from localq.sanitize import sanitize
 
 LONGEST = 20_000  # characters of a block; what is longer is left as it was written

@@ -11,12 +11,12 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TextIO
 
-from localq.cli.markdown_split import Block, Code, Event, Opened, open_code
-from localq.cli.terminal_rows import Cursor, Watch, rows_of, width_of
+from localq.cli.markdown.split import Block, Code, Event, Opened, open_code
+from localq.cli.markdown.terminal_rows import Cursor, Watch, rows_of, width_of
 from localq.sanitize import sanitize
 
 if TYPE_CHECKING:
-    from localq.cli.markdown_rows import Renderer
+    from localq.cli.markdown.rows import Renderer
 
 # The beginning of a line that is not shown yet: blanks, marks of items, and a fence, which is never seen.
 _HELD = re.compile(r"[ \t]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*(?:`{1,2}|`{3,}[^`]*|~{1,2}|~{3,}.*)?\Z")
@@ -175,7 +175,7 @@ class MarkdownStream:
 
     def _renderer(self) -> Renderer:
         if self._drawn is None:
-            from localq.cli.markdown_rows import Renderer  # start-up cost: not before something is drawn
+            from localq.cli.markdown.rows import Renderer  # start-up cost: not before something is drawn
 
             self._drawn = Renderer(self._colour)
         return self._drawn

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq import memory_limits
-from localq.cli import bench_formats, bench_progress, fetch_progress, options
+from localq.cli import options, progress
 from localq.cli.output import note, print_json
+from localq.cli.verbs import bench_formats
 from localq.errors import LocalqError, usage_error
+from localq.planner import budget
 
 if TYPE_CHECKING:
-    from localq.bench.plan import Plan
-    from localq.bench.whole import Request
+    from localq.bench.models.model_bench import Request
+    from localq.bench.models.plan import Plan
     from localq.settings import Settings
 
 _MODEL_HELP = "As for chat; with --synthetic a catalogue name; with --kernels also shapes: 4096x4096,28672x8192."
@@ -110,7 +111,7 @@ def bench(
     if mode in PARTS:
         PARTS[mode](mode, asked, settings, seed, only)
         return
-    from localq.bench import plan as plans  # torch-free, as is all before `_request`
+    from localq.bench.models import plan as plans  # torch-free, as is all before `_request`
 
     plan = plans.make(prompt, generate, depth, repetitions, seed)
     if mode == "formats":
@@ -123,7 +124,8 @@ def bench(
 
 def _mode(flags: dict[str, bool], asked: _Asked, context: Any) -> str:
     """The one of `MODES` that was asked for, "" for a whole model. Raises LocalqError (exit 2) for what it has not."""
-    from localq.bench import plot, report
+    from localq.bench import plot
+    from localq.bench.models import report
 
     chosen = [name for name, wanted in flags.items() if wanted]
     if len(chosen) > 1:
@@ -157,23 +159,24 @@ def _run_part(mode: str, asked: _Asked, settings: Settings, seed: int, only: str
     """A benchmark that is no whole model; its module prints a table and one line of JSON."""
     out = sys.stderr if asked.output == "json" else sys.stdout
     if mode == "kernels":
-        from localq.bench import kernels  # torch loads only now, as below
+        from localq.bench.kernels import kernel_bench as kernels  # torch loads only now, as below
 
-        shown = bench_progress.case_bar(asked.quiet)
+        shown = progress.case_bar(asked.quiet)
         families = [name.strip() for name in only.split(",")] if only else None
         result = kernels.run(out, asked.model, families, plot_to=asked.plot, on_case=shown)
     elif mode == "bcq":
-        from localq.bench import bcq_rows, kernels
+        from localq.bench.kernels import kernel_bench as kernels
+        from localq.bench.kernels.rows import bcq as bcq_rows
 
-        shown = bench_progress.case_bar(asked.quiet)
+        shown = progress.case_bar(asked.quiet)
         asked_for = asked.model or bcq_rows.SQUARES
         result = kernels.run(out, asked_for, list(kernels.BY_NAME), plot_to=asked.plot, on_case=shown)
     elif mode == "crossover":
-        from localq.bench import crossover
+        from localq.bench.kernels import crossover
 
         result = crossover.run(out)
     else:
-        from localq.bench import patched
+        from localq.bench.models import patched
 
         result = patched.run(out)
     if asked.output == "json":
@@ -185,14 +188,16 @@ def _run_part(mode: str, asked: _Asked, settings: Settings, seed: int, only: str
 
 def _run_quantize(mode: str, asked: _Asked, settings: Settings, seed: int, only: str) -> None:
     """The ways of `localq quantize`, on one layer of a catalogued model."""
-    from localq import calibration, catalog, prepare
-    from localq.cli import quantize_calibrated
+    from localq.cli.verbs import quantize_calibrated
+    from localq.files import catalog
+    from localq.planner import prepare
+    from localq.quantize import calibration
 
     if asked.model is None:
         raise usage_error("bench --quantize", "it has the shape of no model", "Give MODEL, such as llama-3.3-70b.")
     tokens = min(calibration.WINDOW, catalog.find(asked.model).arch.max_context)
     prepare.check_can_make("vq2")
-    from localq.bench import quantizing  # torch loads only now
+    from localq.bench.models import quantizing  # torch loads only now
 
     windows = {"quick": quantize_calibrated.QUICK_WINDOWS, "best": quantizing.ALL_WINDOWS}
     ways = {
@@ -200,7 +205,7 @@ def _run_quantize(mode: str, asked: _Asked, settings: Settings, seed: int, only:
         for name, count in windows.items()
     }
     out = sys.stderr if asked.output == "json" else sys.stdout
-    wanted = quantizing.Asked(asked.model, settings.device, memory_limits.allowed(settings), seed)
+    wanted = quantizing.Asked(asked.model, settings.device, budget.allowed(settings), seed)
     result = quantizing.run(out, wanted, ways)
     if asked.output == "json":
         print_json(result)
@@ -213,25 +218,25 @@ def _request(
     asked: _Asked, settings: Settings, plan: Plan, against: tuple[str, ...], baseline: bool, ctx: int | None
 ) -> Request:
     """The model that is meant, found or fetched, or stood for by random weights."""
-    vram, reserved = memory_limits.allowed(settings), memory_limits.reserved(settings)
+    vram, reserved = budget.allowed(settings), budget.reserved(settings)
     name, synthetic, path = asked.model, asked.synthetic, None
     if name is None:
-        from localq.bench import choose
+        from localq.bench.models import choose
 
         choice = choose.bare(plan.ctx, settings.device, vram, synthetic, reserved)
         name, synthetic, path = choice.name, choice.synthetic, Path(choice.path) if choice.path else None
         if choice.note:
             note(choice.note)
-    from localq.bench.sources import from_files, random  # torch loads only now
-    from localq.bench.whole import Request
-    from localq.engine.load import Options
+    from localq.bench.models.model_bench import Request
+    from localq.bench.synthetic.sources import from_files, random  # torch loads only now
+    from localq.engine.load.load import Options
 
     if synthetic:
         files, opened = random(name, plan.seed)
     else:
-        from localq import prepare
+        from localq.planner import prepare
 
-        with fetch_progress.fetch_bar(name, asked.quiet) as show:
+        with progress.fetch_bar(name, asked.quiet) as show:
             path = path or prepare.source_path(name, note, show, settings.offline)
         files, opened = from_files(path)
         if not Path(name).exists():
@@ -244,16 +249,17 @@ def _request(
 
 
 def _measure(request: Request, mode: str, asked: _Asked) -> None:
-    from localq.bench import plot, report, step, whole
+    from localq.bench import plot
+    from localq.bench.models import model_bench, report, step
 
-    with bench_progress.run_bar(request.plan.repetitions + 1, asked.quiet) as tell:
+    with progress.run_bar(request.plan.repetitions + 1, asked.quiet) as tell:
         if mode == "profile":
             out = sys.stderr if asked.output == "json" else sys.stdout
             result = step.run(request, out, tell)
             if asked.output == "json":
                 print_json(result)
             return
-        measured = whole.run(request, tell)
+        measured = model_bench.run(request, tell)
     report.write(measured, asked.output, sys.stdout, sys.stderr)
     if asked.plot is not None:
         bars = [

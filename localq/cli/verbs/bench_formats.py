@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localq import memory_limits
-from localq.cli import fetch_progress
+from localq.cli import progress
 from localq.cli.output import note
 from localq.errors import LocalqError, usage_error
+from localq.planner import budget
 
 if TYPE_CHECKING:
-    from localq.bench.format_list import Found
-    from localq.bench.formats import Text
-    from localq.bench.plan import Plan
+    from localq.bench.models.format_list import Found
+    from localq.bench.models.formats import Text
+    from localq.bench.models.plan import Plan
     from localq.settings import Settings
 
 _MAKE = "With --formats: quantize these first where they are missing, minutes to hours: nf4,vq2,... or all."
@@ -51,20 +51,20 @@ def run(asked: Asked, plan: Plan, settings: Settings) -> None:
         raise usage_error("bench", f"{word} has no meaning for random weights", "Leave it out.")
     if not any(case.generate for case in plan.cases):
         raise usage_error("-n", "the table is about decode, and 0 leaves it out", "Give it a number of tokens.")
-    from localq.bench import format_list
+    from localq.bench.models import format_list
 
     wanted_made = format_list.to_make(asked.make)
     found = None if asked.synthetic else _found(asked, settings, wanted_made)
     candidates = found.candidates if found else format_list.random()
     name = found.name if found else _catalogued(asked.model)
     text = None if asked.synthetic or asked.windows == 0 else _text(asked.windows)
-    from localq.bench import format_report, formats  # torch loads only now
-    from localq.cli.bench_progress import run_bar
-    from localq.engine.load import Options
+    from localq.bench.models import format_report, formats  # torch loads only now
+    from localq.cli.progress import run_bar
+    from localq.engine.load.load import Options
 
     loading = Options(
-        name, settings.device, settings.dtype, asked.ctx, settings.kv_bits, memory_limits.allowed(settings),
-        settings.embed, settings.head, memory_limits.reserved(settings), asked.force,
+        name, settings.device, settings.dtype, asked.ctx, settings.kv_bits, budget.allowed(settings),
+        settings.embed, settings.head, budget.reserved(settings), asked.force,
     )  # fmt: skip
     with run_bar(plan.repetitions + 1, asked.quiet) as tell:
         wanted = formats.Asked(name, found.base if found else None, candidates, loading, plan, text)
@@ -80,23 +80,23 @@ def run(asked: Asked, plan: Plan, settings: Settings) -> None:
 
 
 def _found(asked: Asked, settings: Settings, wanted: tuple[str, ...]) -> Found:
-    from localq.bench import format_list
+    from localq.bench.models import format_list
 
     assert asked.model is not None
-    with fetch_progress.fetch_bar(asked.model, asked.quiet) as show:
+    with progress.fetch_bar(asked.model, asked.quiet) as show:
         found = format_list.find(asked.model, note, show, settings.offline)
     return format_list.make(found, wanted, note, None, settings.offline)
 
 
 def _catalogued(name: str) -> str:
     """The model whose shape random weights have. Raises LocalqError (exit 4) for another than a catalogued one."""
-    from localq import catalog
+    from localq.files import catalog
 
     return catalog.find(name.rpartition("@")[0] or name).name
 
 
 def _text(most: int | None) -> Text:
-    from localq.bench.formats import Text
-    from localq.cli.eval import DEFAULT_TEXT
+    from localq.bench.models.formats import Text
+    from localq.cli.verbs.eval import DEFAULT_TEXT
 
     return Text(DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name, most)

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq import catalog
 from localq.cli import options
-from localq.cli.characters import is_utf8
-from localq.cli.optional_values import Command as Command
+from localq.cli.option_values import Command as Command
 from localq.cli.output import has_screen, is_rich_terminal, note
+from localq.cli.stream_encoding import is_utf8
 from localq.errors import usage_error
+from localq.files import catalog
 from localq.settings import Settings
 
 if TYPE_CHECKING:
-    from localq.resuming import Start
-    from localq.session_record import Session
+    from localq.chat.history.record import Session
+    from localq.chat.open_conversation import Start
 
 
 def chat(
@@ -75,14 +75,14 @@ def chat(
     wanted = options.checked_grammar(json_schema, grammar, regex)
     first = None if prompt is None else options.prompt([prompt], "localq chat", 'localq chat MODEL -p "PROMPT"')
     settings, record = _gone_on_with(settings, flags, continue_, resume)
-    from localq import resuming  # start-up cost, not for --help
+    from localq.chat import open_conversation  # start-up cost, not for --help
 
-    start = resuming.start(record, settings, stop, note, wanted)
+    start = open_conversation.start(record, settings, stop, note, wanted)
     return begun(settings, start, format, force, plain=plain or prompt is not None, quiet=quiet, first=first)
 
 
 def _plan(settings: Settings, format: str | None, json: bool, force: bool) -> int:
-    from localq.cli.dry_run import planned  # start-up cost: only asked for here
+    from localq.cli.plan_report import planned  # start-up cost: only asked for here
 
     return planned(settings.model, format, settings, json, force)
 
@@ -94,11 +94,11 @@ def _gone_on_with(
     if not continue_ and resume is None:
         catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
         return settings, None
-    from localq import resuming  # start-up cost, not for --help
-    from localq.cli.resume import wanted_session
+    from localq.chat import open_conversation  # start-up cost, not for --help
+    from localq.cli.line.resume import wanted_session
 
     record = wanted_session(continue_, resume)
-    return (settings if record is None else resuming.settings_of(record, settings, flags)), record
+    return (settings if record is None else open_conversation.settings_of(record, settings, flags)), record
 
 
 def begun(
@@ -112,13 +112,13 @@ def begun(
     first: options.Given | None,
 ) -> int:
     """Chat on the full screen, or line by line where there is none or it is not wanted."""
-    from localq.wanted import Wanted
+    from localq.chat.open_options import Wanted
 
     if not plain and not quiet and _on_full_screen(settings):
-        from localq.cli.tui import shown
+        from localq.cli.verbs.tui import shown
 
         return shown(settings, start, Wanted(format, force))
-    from localq.cli.line_chat import converse
+    from localq.cli.line.line_chat import converse
 
     return converse(settings, start, quiet, Wanted(format, force), first)
 

@@ -50,14 +50,16 @@ def show(
 
 def _with_those_of(model: str, found: dict[str, settings.Origin]) -> dict[str, settings.Origin]:
     """`found`, with the model's own values where nobody has said otherwise."""
-    from localq import catalog, hub, model_defaults, modelfiles  # start-up cost: only asked for here
+    from localq.chat import default_sampling  # start-up cost: only asked for here
+    from localq.files import catalog, model_folder
+    from localq.files.hub import fetch as hub
 
     target = catalog.resolve(model)
     path = hub.local_path(target)
-    generation = modelfiles.open_model(path).generation_config if path is not None else None
+    generation = model_folder.open_model(path).generation_config if path is not None else None
     if generation is None:
         note(f"{target.name} is not on this machine: what its generation_config.json says is not known")
-    own = model_defaults.origins(target.entry, generation)
+    own = default_sampling.origins(target.entry, generation)
     unset = {name: origin for name, origin in own.items() if found[name].value is None}
     return {**found, **unset, "model": settings.Origin(target.name, "argument")}
 
@@ -94,7 +96,7 @@ def unset(name: _Name, json: options.Json = False) -> None:
 @config.command()
 def edit() -> None:
     """Change config.toml in $VISUAL or $EDITOR; what is no setting is refused, and the file stays as it was."""
-    from localq import editor  # start-up cost: only asked for here
+    from localq.chat.terminal import editor  # start-up cost: only asked for here
 
     text = editor.edited(settings.file_text(), "`localq config set NAME VALUE` changes one setting.")
     print(f"{settings_file.write_file(text)} settings in {places.config_file()}")

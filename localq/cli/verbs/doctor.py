@@ -9,7 +9,7 @@ from localq.sanitize import sanitize
 
 def doctor(json: options.Json = False) -> None:
     """Say what is installed, which GPU there is, and what is wrong."""
-    from localq.cli import doctor_facts  # start-up cost: the other verbs do without NVML and package metadata
+    from localq.cli.verbs import doctor_facts  # start-up cost: the other verbs do without NVML and package metadata
 
     facts = doctor_facts.gather()
     problem = doctor_facts.problem(facts)

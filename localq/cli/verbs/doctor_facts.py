@@ -14,12 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from localq import __version__, catalog, disk, driver, embedded, gpus, kernels, places, settings
+from localq import __version__, disk, driver, gpus, kernels, places, settings
 from localq.driver import Driver, Machine
 from localq.errors import ExitCode, LocalqError
+from localq.files import catalog
+from localq.files import packaged_model as embedded
 from localq.gpus import Found, Gpu
-from localq.kernels import BuildInfo, verdicts
-from localq.kernels.verdicts import Place, Verdict
+from localq.kernels import BuildInfo, selftest_results
+from localq.kernels.selftest_results import Place, Verdict
 from localq.wording import human_bytes
 
 MIB = 2**20
@@ -100,7 +102,7 @@ def _selftest(first: Gpu | None, nvml: Found, found: Driver) -> Verdict | None:
     if first is None or first.capability is None:
         return None
     told = nvml.driver_version or ".".join(map(str, found.cuda_version))
-    return verdicts.recall(Place(first.name, first.uuid or "", first.capability, told))
+    return selftest_results.recall(Place(first.name, first.uuid or "", first.capability, told))
 
 
 def installed_torch() -> Torch | None:

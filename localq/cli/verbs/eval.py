@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq import kv_form, memory_limits
-from localq.cli import fetch_progress, options
+from localq import kv_bits, places
+from localq.cli import options
+from localq.cli import progress as progress_lines
 from localq.cli.output import is_rich_terminal, note, print_json, stderr_console, stdout_table
 from localq.errors import LocalqError, usage_error
+from localq.planner import budget
 
 if TYPE_CHECKING:
-    from localq.modelfiles import ModelFiles
+    from localq.files.model_folder import ModelFiles
     from localq.settings import Settings
 
-DEFAULT_TEXT = Path(__file__).parents[1] / "data" / "wikitext-2-valid-slice.txt"
+DEFAULT_TEXT = places.PACKAGE_DATA / "wikitext-2-valid-slice.txt"
 UNQUANTIZED = 16  # bits, as `bench.bits` has it
 _MODELS = "Names, NAME@FORMAT, ORG/REPO, folders or .gguf files; several are compared."
 _PLOT = "Perplexity over size: NAME.png, - = here."
@@ -64,17 +66,17 @@ def eval(
     )
     raw, name = _read(text)
     memory = (
-        ctx, settings.kv_bits, memory_limits.allowed(settings), settings.embed, settings.head,
-        memory_limits.reserved(settings), force,
+        ctx, settings.kv_bits, budget.allowed(settings), settings.embed, settings.head,
+        budget.reserved(settings), force,
     )  # fmt: skip
     from localq.bench import plot as plots  # start-up cost: --help must not pay for what follows
 
     plots.check_target(plot)
     files, rival = _opened(models, against, settings, quiet)
     with _progress(quiet) as on_progress:
-        from localq.bench import comparison  # torch loads only now
-        from localq.bench.evaluation import Request
-        from localq.engine.load import Options
+        from localq.bench.quality import comparison  # torch loads only now
+        from localq.bench.quality.evaluation import Request
+        from localq.engine.load.load import Options
 
         wanted = (raw, name, window, max_windows, against, rival, decode, speed)
         requests = [
@@ -91,7 +93,7 @@ def _tell(results: list[dict[str, Any]], failed: list[LocalqError], models: int,
         note(line)
     _report(results, failed, models, json)
     if plot is not None and results:
-        from localq.bench import comparison  # start-up cost: torch is loaded by now
+        from localq.bench.quality import comparison  # start-up cost: torch is loaded by now
 
         comparison.draw(results, plot, sys.stderr)
     for error in failed[1:]:
@@ -104,13 +106,13 @@ def _opened(
     models: list[str], against: str | None, settings: Settings, quiet: bool
 ) -> tuple[list[ModelFiles], ModelFiles | None]:
     """The files of all models, and those of another one to compare with."""
-    from localq import prepare  # start-up cost, as above
-    from localq.modelfiles import open_model
+    from localq.files.model_folder import open_model
+    from localq.planner import prepare  # start-up cost, as above
 
     rivals = [] if against in (None, "reference") else [against]
     found = []
     for each in (*models, *filter(None, rivals)):
-        with fetch_progress.fetch_bar(each, quiet) as show:
+        with progress_lines.fetch_bar(each, quiet) as show:
             found.append(open_model(prepare.source_path(each, note, show, settings.offline)))
     return found[: len(models)], found[-1] if rivals else None
 
@@ -122,7 +124,7 @@ def _report(results: list[dict[str, Any]], failed: list[LocalqError], models: in
     elif models == 1:
         _print(results[0])
     elif results:
-        from localq.bench import comparison  # start-up cost: torch is loaded by now
+        from localq.bench.quality import comparison  # start-up cost: torch is loaded by now
 
         headers, rows = comparison.table(results)
         stdout_table(headers, rows, right=frozenset(range(2, len(headers))))
@@ -170,7 +172,7 @@ def _print(result: dict[str, Any]) -> None:
         rows.append(("tok/s", f"{timed['tok_per_s']:.1f}", rate))
         rows.append(("peak memory", f"{timed['peak_bytes'] / 2**30:.2f} GiB", "by the ledger"))
     facts = result["conditions"]
-    cache = kv_form.told(result["kv_bits"])
+    cache = kv_bits.told(result["kv_bits"])
     where = f"{facts['device']}, {result['dtype']}, KV cache in {cache}, head {result['head']}"
     rows.append(("conditions", result["format"], where))
     stdout_table((result["model"], "", ""), rows, right=frozenset({1}))

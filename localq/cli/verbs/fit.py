@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq import memory_limits
 from localq.cli import options
 from localq.cli.output import note, print_json, stdout_table
 from localq.cli.pager import paged
+from localq.planner import budget
 from localq.wording import human_bytes
 
 if TYPE_CHECKING:
-    from localq.fit_card import Looked
-    from localq.fit_rows import Row
+    from localq.planner.card import Looked
+    from localq.planner.fit_rows import Row
 
 MIB = 2**20
 _MODEL_HELP = "Only this model, part by part, in every format; ORG/REPO is read off the hub."
@@ -52,12 +52,13 @@ def fit(
     json: options.Json = False,
 ) -> None:
     """Say which models fit a GPU, in which format, with how much context, how fast."""
-    from localq import fit_card, fit_rows, placement  # start-up cost: the other verbs do without the planner
+    from localq.planner import card as planner_card  # start-up cost: the other verbs do without the planner
+    from localq.planner import fit_rows, placement
 
     settings = options.effective(kv=kv, embed=embed, head=head, reserve=reserve, offline=offline)
     ctx, vram = options.given("ctx", ctx), options.given("vram", vram)
     wishes = placement.Wishes(ctx, settings.kv_bits, settings.embed, settings.head)
-    looked = fit_card.look(note, vram, desktop, gpu, bandwidth, memory_limits.reserved(settings))
+    looked = planner_card.look(note, vram, desktop, gpu, bandwidth, budget.reserved(settings))
     candidates = fit_rows.of_model(model, format, settings.offline) if model else fit_rows.of_catalogue(format)
     rows = [fit_rows.row_of(each, looked.memory, wishes, looked.machine) for each in candidates]
     if not model:

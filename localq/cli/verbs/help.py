@@ -64,9 +64,9 @@ def _keys() -> tuple[dict[str, Any], list[Table]]:
 
 
 def _commands() -> tuple[dict[str, Any], list[Table]]:
-    from localq.commands import completing  # start-up cost
+    from localq.chat.commands import completion  # start-up cost
 
-    rows = list(completing.usages().values())
+    rows = list(completion.usages().values())
     return {"commands": dict(rows)}, [[("in a conversation", ""), *rows]]
 
 
@@ -76,7 +76,7 @@ def _environment() -> tuple[dict[str, Any], list[Table]]:
 
 def _found(word: str) -> tuple[dict[str, Any], list[Table]]:
     """The options of all verbs, and the settings, that have `word` in their names or in what they do."""
-    from localq.cli.verbs import VERBS, Verbs  # they import this file
+    from localq.cli.registry import VERBS, Verbs  # they import this file
 
     commands, rows = Verbs(name="localq").commands, list[tuple[str, ...]]()
     for verb in VERBS:
@@ -99,7 +99,7 @@ TOPICS: dict[str, Callable[[], tuple[dict[str, Any], list[Table]]]] = {
 
 
 def _of_verb(name: str, context: typer.Context) -> str | None:
-    from localq.cli.verbs import ALIASES, VERBS, Verbs  # as above
+    from localq.cli.registry import ALIASES, VERBS, Verbs  # as above
 
     if name not in (*VERBS, *ALIASES):
         return None

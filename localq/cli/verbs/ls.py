@@ -9,7 +9,7 @@ from localq.cli.output import note, print_json, stdout_table
 from localq.wording import human_bytes, local_time
 
 if TYPE_CHECKING:
-    from localq.local_models import LocalModel
+    from localq.files.local_models import LocalModel
 
 
 def ls(json: options.Json = False) -> None:
@@ -17,7 +17,7 @@ def ls(json: options.Json = False) -> None:
 
     SHARED: another tool put it into the Hugging Face cache, and may use it.
     """
-    from localq import local_models  # start-up cost: `localq --help` does without it
+    from localq.files import local_models  # start-up cost: `localq --help` does without it
 
     models = local_models.list_local()
     if json:

@@ -13,8 +13,8 @@ from localq.errors import ExitCode, usage_error
 from localq.wording import human_bytes
 
 if TYPE_CHECKING:
-    from localq.hub_leftovers import Leftover
-    from localq.snapshots import Unused
+    from localq.chat.history.snapshot_files import Unused
+    from localq.files.hub.leftovers import Leftover
 
 
 def prune(
@@ -26,7 +26,8 @@ def prune(
 
     Only what localq itself fetched or wrote, and nothing that is being fetched now; other tools' files stay.
     """
-    from localq import hub_leftovers, snapshot_keeper, snapshots  # start-up cost: only this verb looks for them
+    from localq.chat.history import snapshot_files, snapshot_keeper  # start-up cost: only this verb looks for them
+    from localq.files.hub import leftovers as hub_leftovers
 
     found: list[Leftover | Unused] = [*hub_leftovers.find(), *snapshot_keeper.unused(options.effective())]
     for each in found:
@@ -37,7 +38,8 @@ def prune(
         freed, found = 0, found if dry_run else []
     elif yes or _confirmed(total):
         freed = sum(
-            snapshots.free(each) if isinstance(each, snapshots.Unused) else hub_leftovers.remove(each) for each in found
+            snapshot_files.free(each) if isinstance(each, snapshot_files.Unused) else hub_leftovers.remove(each)
+            for each in found
         )
         found = [each for each in found if not each.path.exists()]  # what is used by now stayed
         note(f"{human_bytes(freed)} freed")

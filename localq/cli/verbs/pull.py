@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
-from localq import catalog
-from localq.cli import fetch_progress, options
-from localq.cli.fetch_progress import OnProgress
+from localq.cli import options, progress
 from localq.cli.output import note, print_json
+from localq.cli.progress import OnProgress
 from localq.errors import ExitCode, usage_error
+from localq.files import catalog
 from localq.settings import Settings
 from localq.wording import human_bytes
 
@@ -58,7 +58,7 @@ def pull(
     fetched = []
     for target in targets:
         try:
-            with fetch_progress.fetch_bar(target.name, quiet, announced=target in missing) as show:
+            with progress.fetch_bar(target.name, quiet, announced=target in missing) as show:
                 path, was_here = _pull(target, revision, settings.offline, quiet, show)
         except (KeyboardInterrupt, SystemExit):
             with contextlib.suppress(OSError):  # after a hangup nobody reads it
@@ -79,15 +79,15 @@ def pull(
 
 def _plans(targets: list[catalog.Target], revision: str | None, settings: Settings, force: bool, json: bool) -> int:
     """Print what pulling would do; it ends as pulling would, with the first refusal behind all that was printed."""
-    from localq import pull_plan  # start-up cost, as above
+    from localq.planner import pull_report  # start-up cost, as above
 
-    plans = [pull_plan.planned(each, settings, revision, force=force) for each in targets]
+    plans = [pull_report.planned(each, settings, revision, force=force) for each in targets]
     refusals = [each.refusal for each in plans if each.refusal is not None]
     if json:
-        print_json({"models": [pull_plan.to_dict(each) for each in plans]})
+        print_json({"models": [pull_report.to_dict(each) for each in plans]})
         return refusals[0].exit_code if refusals else ExitCode.OK
     for number, plan in enumerate(plans):
-        print("\n".join(["", *pull_plan.lines(plan)] if number else pull_plan.lines(plan)))
+        print("\n".join(["", *pull_report.lines(plan)] if number else pull_report.lines(plan)))
     if refusals:
         raise refusals[0]
     return ExitCode.OK
@@ -102,27 +102,28 @@ def _check(target: catalog.Target, revision: str | None) -> None:
 
 def _chosen(name: str, settings: Settings, quiet: bool) -> catalog.Target:
     """What `localq chat` would load under this name."""
-    from localq import pull_verdict  # start-up cost: a wrong name must be answered without it
+    from localq.planner import pull_report  # start-up cost: a wrong name must be answered without it
 
-    target, why = pull_verdict.chosen(name, settings)
+    target, why = pull_report.chosen(name, settings)
     if why and not quiet:
         note(why)
     return target
 
 
 def _here(target: catalog.Target) -> Path | None:
-    from localq import hub  # start-up cost, as above
+    from localq.files.hub import fetch as hub  # start-up cost, as above
 
     return hub.local_path(target)
 
 
 def _judge(target: catalog.Target, revision: str | None, settings: Settings, force: bool, quiet: bool) -> None:
     """Say whether `target` will fit. Raises LocalqError (exit 3) where it will not."""
-    from localq import hub_client, pull_verdict  # start-up cost, as above
+    from localq.files.hub import client as hub_client
+    from localq.planner import pull_report  # start-up cost, as above
 
     if target.entry is None and (settings.offline or hub_client.is_offline()):
         return  # what follows will say that it is not here
-    verdict = pull_verdict.verdict(target, settings, revision, force=force)
+    verdict = pull_report.verdict(target, settings, revision, force=force)
     if verdict is not None and verdict.refusal is not None:
         raise verdict.refusal
     if verdict is not None and not quiet:
@@ -133,7 +134,8 @@ def _pull(
     target: catalog.Target, revision: str | None, offline: bool, quiet: bool, show: OnProgress
 ) -> tuple[Path, bool]:
     """(path, nothing of it had to be fetched)."""
-    from localq import hub, prepare  # start-up cost, as above
+    from localq.files.hub import fetch as hub
+    from localq.planner import prepare  # start-up cost, as above
 
     was_here = True
 
@@ -160,7 +162,7 @@ def _say(quiet: bool) -> Callable[[str], None]:
 
 
 def _fields(target: catalog.Target, path: Path, was_here: bool) -> dict[str, Any]:
-    from localq import hub_cache
+    from localq.files.hub import cache as hub_cache
 
     size = path.stat().st_size if path.is_file() else sum(each.st_size for each in hub_cache.content(path))
     return {

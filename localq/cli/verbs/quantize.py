@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localq import memory_limits
-from localq.cli import options, quantize_bcq, quantize_calibrated
+from localq.cli import options
 from localq.cli.output import is_rich_terminal, note, print_json, stderr_console
-from localq.cli.quantize_calibrated import WEIGHED_WINDOWS, Calibrated
+from localq.cli.verbs import quantize_bcq, quantize_calibrated
+from localq.cli.verbs.quantize_calibrated import WEIGHED_WINDOWS, Calibrated
 from localq.errors import usage_error
+from localq.planner import budget
 from localq.settings import Settings
 from localq.wording import human_bytes
 
 if TYPE_CHECKING:
-    from localq.calibration import Texts
-    from localq.hub_shards import Shards
-    from localq.input_moments import Text
-    from localq.modelfiles import ModelFiles
-    from localq.ready_layers import ReadyLayers
+    from localq.files.hub.shards import Shards
+    from localq.files.model_folder import ModelFiles
+    from localq.quantize.calibration import Texts
+    from localq.quantize.model.input_moments import Text
+    from localq.quantize.prequantized_layers import ReadyLayers
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -98,8 +99,9 @@ class _Job:
 
     def run(self, asked: Calibrated) -> Path:
         """The folder. What was asked for is checked before anything is fetched."""
-        from localq import calibration, prepare
-        from localq.modelfiles import open_model  # start-up cost: --help must not pay for these
+        from localq.files.model_folder import open_model  # start-up cost: --help must not pay for these
+        from localq.planner import prepare
+        from localq.quantize import calibration
 
         formats = ("nf4", "mxfp4", *prepare.WEIGHED, *prepare.CALIBRATED)
         if self.format not in formats:
@@ -109,9 +111,9 @@ class _Job:
         if asked.layers is None:
             prepare.check_can_make(self.format, self.source)
         else:
-            from localq import ready_layers
+            from localq.quantize import prequantized_layers
 
-            ready = ready_layers.open_ready(asked.layers)
+            ready = prequantized_layers.open_ready(asked.layers)
         on_text = self.format in prepare.CALIBRATED
         weighed = self.format in prepare.WEIGHED and not asked.without_text
         text = calibration.read_texts(asked.texts) if on_text or weighed else ()
@@ -127,10 +129,11 @@ class _Job:
 
     def _converted(self, files: ModelFiles, weighing: Text | None, on_progress: OnProgress | None) -> Path:
         """Each matrix by itself, in one pass over the weights."""
-        from localq import bcq_mixture, convert  # torch loads only now
+        from localq.quantize import by_tensor  # torch loads only now
+        from localq.quantize.bits import binary_mixture
 
-        wish = None if weighing is None or self.mix is None else bcq_mixture.Wish(self.mix, weighing)
-        return convert.convert(
+        wish = None if weighing is None or self.mix is None else binary_mixture.Wish(self.mix, weighing)
+        return by_tensor.convert(
             files,
             self.format,
             self.out,
@@ -145,10 +148,11 @@ class _Job:
     def _weighing(self, files: ModelFiles, text: Texts, asked: Calibrated) -> Text | None:
         """The text on which columns, or errors, of matrices are weighed, and where; None for a mixture of experts of
         which nobody has asked for that."""
-        from localq import calibration, catalog
-        from localq.architecture import Architecture
-        from localq.engine.device import device_name, pick
-        from localq.input_moments import Text
+        from localq.engine.load.device import device_name, pick
+        from localq.files import catalog
+        from localq.files.architecture import Architecture
+        from localq.quantize import calibration
+        from localq.quantize.model.input_moments import Text
 
         if asked.is_bare and self.mix is None and Architecture.from_config(files.config).experts:
             self.say(f"{files.name}: {catalog.NO_WEIGHING_OF_EXPERTS}, so each matrix is made by itself.")
@@ -170,20 +174,21 @@ class _Job:
         """Embedding and head around layers that were made before."""
         import torch
 
-        from localq import ready_layers, vq_convert
-        from localq.cli import quantize_progress
+        from localq.cli import progress as progress_lines
+        from localq.quantize import by_layer, prequantized_layers
 
-        ready_layers.check(ready, files, shards)
+        prequantized_layers.check(ready, files, shards)
         cpu = torch.device("cpu")  # seconds of work, and the same bytes everywhere
-        request = vq_convert.Request(
+        request = by_layer.Request(
             files, self.out, (), cpu, seed=ready.seed, force=self.force, shards=shards, layers=ready
         )
-        with quantize_progress.quantize_bar(self.quiet) as on_progress:
-            return vq_convert.convert(request, on_progress, self.say)
+        with progress_lines.quantize_bar(self.quiet) as on_progress:
+            return by_layer.convert(request, on_progress, self.say)
 
     def _remote(self) -> Shards | None:
         """The weights file by file, where the hub has them and this machine does not."""
-        from localq import hub_shards, prepare
+        from localq.files.hub import shards as hub_shards
+        from localq.planner import prepare
 
         source = prepare.remote_source(self.source, self.settings.offline)
         if not self.out.absolute().name:
@@ -192,8 +197,8 @@ class _Job:
         return None if source is None else hub_shards.open_shards(source, cache)
 
     def _from_hub(self, shards: Shards, text: Texts, asked: Calibrated, ready: ReadyLayers | None) -> Path:
-        from localq.modelfiles import open_model
-        from localq.shard_writer import load_state
+        from localq.files.model_folder import open_model
+        from localq.quantize.output.shards import load_state
 
         self.say(f"{self.source}: fetched while it is quantized, and not kept (--keep-source keeps it).")
         try:
@@ -208,19 +213,19 @@ class _Job:
         self, files: ModelFiles, text: Texts, asked: Calibrated, ready: ReadyLayers | None, shards: Shards | None = None
     ) -> Path:
         """Layers made on a text, or those that are `ready` trained on it."""
-        from localq import calibration, ready_layers, vq_convert
-        from localq.cli import quantize_progress
-        from localq.engine.device import device_name, pick
+        from localq.cli import progress as progress_lines
+        from localq.engine.load.device import device_name, pick
+        from localq.quantize import by_layer, calibration, prequantized_layers
 
         if ready is not None:
-            ready_layers.check(ready, files, shards)
+            prequantized_layers.check(ready, files, shards)
         choice, best = pick(self.settings.device), bool(asked.best)
         hard, tuning = quantize_calibrated.effort(best=best and ready is None)
         ids = calibration.token_windows(files, text, asked.windows, None if best else quantize_calibrated.QUICK_WINDOWS)
         paths = f", {hard.beam} paths a row" if ready is None else ""
         counted = f"{len(ids)} window{'s' * (len(ids) > 1)} of {len(ids[0])} tokens{paths}"
         where = device_name(choice.device)
-        request = vq_convert.Request(
+        request = by_layer.Request(
             files,
             self.out,
             ids,
@@ -232,7 +237,7 @@ class _Job:
             tuning=tuning,
             whole=quantize_calibrated.together(len(ids), best=best),
             seed=(asked.seed or 0) if ready is None else ready.seed,
-            vram_bytes=memory_limits.allowed(self.settings),
+            vram_bytes=budget.allowed(self.settings),
             force=self.force,
             shards=shards,
             layers=ready,
@@ -241,8 +246,8 @@ class _Job:
         idle = ("--vram has no meaning on the CPU",) if request.vram_bytes and choice.device.type == "cpu" else ()
         for line in (*choice.notes, *idle):
             self.say(line)
-        with quantize_progress.quantize_bar(self.quiet) as on_progress:
-            return vq_convert.convert(request, on_progress, self.say)
+        with progress_lines.quantize_bar(self.quiet) as on_progress:
+            return by_layer.convert(request, on_progress, self.say)
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from localq import footprint
 from localq.errors import LocalqError, usage_error
+from localq.planner import footprint
 
 FORMAT = "bcq"
 PLANES = "3"  # by default

@@ -12,8 +12,8 @@ import typer
 from localq.errors import usage_error
 
 if TYPE_CHECKING:
-    from localq.quantizer.encode import Effort
-    from localq.quantizer.finetune import Tuning
+    from localq.quantize.codebooks.encode import Effort
+    from localq.quantize.codebooks.finetune import Tuning
 
 SCHEMES = {"2": "s4l16", "2.5": "s4l16+s16l16", "3": "s4l16+s8l16", "4": "s4l16+s4l16"}  # of vq2, by bits
 QUICK_WINDOWS = 64
@@ -63,7 +63,7 @@ class Calibrated:
         given = {f"--{name}": value for name, value in vars(self).items() if value is not None}
         if "--best" in given and not self.best:
             given = {"--quick" if name == "--best" else name: value for name, value in given.items()}
-        from localq import prepare  # start-up cost
+        from localq.planner import prepare  # start-up cost
 
         if format in prepare.WEIGHED:
             if other := given.keys() - set(_OF_TEXT):
@@ -97,7 +97,7 @@ class Calibrated:
     @property
     def texts(self) -> tuple[Path, ...]:
         """What to calibrate on."""
-        from localq import calibration  # start-up cost
+        from localq.quantize import calibration  # start-up cost
 
         return self.calibration or (calibration.DEFAULT,)
 
@@ -137,7 +137,7 @@ def wants_best(best: bool, quick: bool) -> bool | None:
 
 def together(windows: int, *, best: bool) -> Tuning:
     """How all layers are trained at the end: on every window as often."""
-    from localq.quantizer.finetune import Tuning  # torch loads only now
+    from localq.quantize.codebooks.finetune import Tuning  # torch loads only now
 
     steps = -(-windows * WHOLE_PASSES // WHOLE_SEQUENCES)
     return Tuning(steps, WHOLE_SEQUENCES, *WHOLE_RATES) if best else Tuning()
@@ -145,8 +145,8 @@ def together(windows: int, *, best: bool) -> Tuning:
 
 def effort(*, best: bool) -> tuple[Effort, Tuning]:
     """Of `--best` and `--quick`."""
-    from localq.quantizer.encode import Effort  # torch loads only now
-    from localq.quantizer.finetune import Tuning
+    from localq.quantize.codebooks.encode import Effort  # torch loads only now
+    from localq.quantize.codebooks.finetune import Tuning
 
     return (
         (Effort(beam=BEST_BEAM, rounds=BEST_ROUNDS), Tuning(BEST_STEPS, BEST_SEQUENCES))

@@ -13,7 +13,7 @@ from localq.errors import ExitCode, usage_error
 from localq.wording import human_bytes
 
 if TYPE_CHECKING:
-    from localq.local_models import LocalModel
+    from localq.files.local_models import LocalModel
 
 
 def rm(
@@ -22,8 +22,8 @@ def rm(
     json: options.Json = False,
 ) -> int:
     """Remove models from this machine."""
-    from localq import local_models  # start-up cost: `localq --help` does without it
-    from localq.cli.ls import fields
+    from localq.cli.verbs.ls import fields
+    from localq.files import local_models  # start-up cost: `localq --help` does without it
 
     found = {str(model.path): model for each in name for model in local_models.matching(each)}
     models = list(found.values())
@@ -45,7 +45,7 @@ def rm(
 def _confirmed(models: list[LocalModel]) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise usage_error("localq rm", "there is no terminal to ask at", "Give -y to remove without a question.")
-    from localq.local_models import paths_of
+    from localq.files.local_models import paths_of
 
     for model in models:
         paths = ", ".join(map(str, paths_of(model)))

@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localq import catalog, transcript
-from localq import stops as stop_strings
+from localq.chat import stop_strings
+from localq.chat.history import export as transcript
 from localq.cli import options
-from localq.cli.optional_values import Command as Command
+from localq.cli.option_values import Command as Command
 from localq.cli.output import note, print_json
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.files import catalog
 from localq.settings import Settings
 
 if TYPE_CHECKING:
-    from localq.chat import ChatSession, Piece, Reply
-    from localq.cli.reply_printer import Printer
-    from localq.grammar import Grammar
+    from localq.chat.session import ChatSession, Piece, Reply
+    from localq.cli.line.reply_printer import Printer
+    from localq.text.grammar import Grammar
     from localq.worker.messages import Loaded
 
 Prompt = Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="As the argument.")]
@@ -79,7 +80,7 @@ def run(
         words, model = [*([] if model is None else [model]), *words], model_named
     settings = options.settled(options.among_settings(locals()), quiet)
     if dry_run:
-        from localq.cli.dry_run import planned  # start-up cost: only asked for here
+        from localq.cli.plan_report import planned  # start-up cost: only asked for here
 
         return planned(settings.model, format, settings, json, force)
     stops = stop_strings.checked(stop or ())
@@ -110,26 +111,26 @@ def _converse(settings: Settings, asked: _Asked) -> int:
     if asked.think_out is not None:
         why, step = "without a prompt this is a conversation, which has no such file", "Give a prompt."
         raise usage_error("--think-out", why, step)
-    from localq import resuming  # start-up cost: only asked for here
-    from localq.cli.chat import begun
+    from localq.chat import open_conversation  # start-up cost: only asked for here
+    from localq.cli.verbs.chat import begun
 
     catalog.resolve(settings.model)
-    start = resuming.start(None, settings, list(asked.stops) or None, note, asked.grammar)
+    start = open_conversation.start(None, settings, list(asked.stops) or None, note, asked.grammar)
     return begun(settings, start, asked.format, asked.force, plain=False, quiet=asked.quiet, first=None)
 
 
 def _answer(settings: Settings, asked: _Asked) -> int:
     text = options.prompt(asked.words, "localq run", 'localq run MODEL "PROMPT"').text
     catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
-    from localq import opening
-    from localq.cli.session import TerminalWatcher, interruptible, print_reply
-    from localq.cli.thoughts import shown
+    from localq.chat import open_model
+    from localq.cli.line.session import TerminalWatcher, interruptible, print_reply
+    from localq.cli.line.thinking_lines import shown
 
-    watcher, wanted = TerminalWatcher(asked.quiet), opening.Wanted(asked.format, asked.force)
+    watcher, wanted = TerminalWatcher(asked.quiet), open_model.Wanted(asked.format, asked.force)
     with (
         shown(asked.quiet or asked.json, asked.think_out) as thoughts,  # first: a model takes long to load
         watcher,
-        opening.open_session(settings.model, settings, watcher, wanted) as opened,
+        open_model.open_session(settings.model, settings, watcher, wanted) as opened,
     ):
         opened.session.stop_strings, opened.session.grammar = asked.stops, asked.grammar
         loaded = watcher.load(opened)
@@ -145,7 +146,7 @@ def _answer(settings: Settings, asked: _Asked) -> int:
 
 def _printing(settings: Settings, asked: _Asked, session: ChatSession) -> AbstractContextManager[Printer]:
     """Where the answer goes as it comes. What keeps to a grammar, or goes on with a text, is no Markdown."""
-    from localq.cli.reply_printer import Nowhere, printing
+    from localq.cli.line.reply_printer import Nowhere, printing
 
     if asked.json or asked.extract:
         return contextlib.nullcontext(Nowhere())
@@ -155,9 +156,9 @@ def _printing(settings: Settings, asked: _Asked, session: ChatSession) -> Abstra
 
 def _tell(settings: Settings, asked: _Asked, reply: Reply, loaded: Loaded) -> None:
     """What goes out behind the reply. Raises LocalqError where it was cut and had a grammar to keep to."""
-    from localq import roofline
-    from localq.cli.session import memory_line, speed_line
-    from localq.replies import check_whole
+    from localq.chat.reply import check_whole
+    from localq.cli.line.session import memory_line, speed_line
+    from localq.planner.speed import roofline
 
     text = _last_block(reply) if asked.extract else reply.text
     if asked.extract and not asked.json and text is not None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from localq import catalog
 from localq.cli import options
 from localq.cli.output import print_json, terminal_width
 from localq.errors import usage_error
+from localq.files import catalog
 
 
 def show(model: options.Model = None, vram: options.Vram = None, json: options.Json = False) -> None:
@@ -13,7 +13,7 @@ def show(model: options.Model = None, vram: options.Vram = None, json: options.J
     if model is None:
         raise usage_error("localq show", "no model is named", "`localq ls` and `localq fit` list them.")
     catalog.resolve(model)
-    from localq import model_facts  # start-up cost: a wrong name is answered without it
+    from localq.planner import model_facts  # start-up cost: a wrong name is answered without it
 
     facts = model_facts.of_name(model, options.effective(vram=vram))
     if json:

@@ -12,9 +12,9 @@ from localq.cli.output import has_screen, note
 from localq.errors import ExitCode, usage_error
 
 if TYPE_CHECKING:
-    from localq.resuming import Start
+    from localq.chat.open_conversation import Start
+    from localq.chat.open_options import Wanted
     from localq.settings import Settings
-    from localq.wanted import Wanted
 
 
 def tui(model: options.Model = None) -> int:
@@ -22,19 +22,20 @@ def tui(model: options.Model = None) -> int:
     if not has_screen():
         why = "this is no terminal that can show it in UTF-8"
         raise usage_error("tui", why, "`localq chat --plain` goes line by line.")
-    from localq import catalog, resuming  # start-up cost, not for --help
+    from localq.chat import open_conversation  # start-up cost, not for --help
+    from localq.files import catalog
 
     settings = options.effective(model=model)
     options.tell_project({"model": model})
     if model is not None:
         catalog.resolve(model)  # a wrong name is answered before the screen is taken
-    return shown(settings, resuming.start(None, settings, None, note), pick=model is None)
+    return shown(settings, open_conversation.start(None, settings, None, note), pick=model is None)
 
 
 def shown(settings: Settings, start: Start, wanted: Wanted | None = None, pick: bool = False) -> int:
     """Run the app; afterwards the terminal is as it was, and says where the conversation is kept."""
     gc.disable()  # until there is a frame (`tui.beforehand`): nearly all that is made before it stays
-    from localq import resuming  # start-up cost, not for --help
+    from localq.chat import open_conversation  # start-up cost, not for --help
     from localq.tui.app import LocalqApp
 
     app = LocalqApp(settings, start, wanted, pick=pick)
@@ -47,7 +48,7 @@ def shown(settings: Settings, start: Start, wanted: Wanted | None = None, pick: 
         gc.enable()
         for number, handler in handlers.items():  # the app's loop has taken them
             signal.signal(number, handler)
-        saved = app.model is None or resuming.saved_at_last(app.model.session, note)
+        saved = app.model is None or open_conversation.saved_at_last(app.model.session, note)
         if code == ExitCode.OK and app.model is not None:
             with contextlib.suppress(KeyboardInterrupt):  # which leaves without it
                 app.model.session.leave()

@@ -15,8 +15,8 @@ from localq.errors import ExitCode
 from localq.wording import human_bytes
 
 if TYPE_CHECKING:
-    from localq.local_models import LocalModel
-    from localq.verification import Checked, Tell
+    from localq.files.local_models import LocalModel
+    from localq.files.verification import Checked, Tell
 
 Names = Annotated[list[str] | None, typer.Argument(help="Names as `localq ls` shows them; all models without one.")]
 
@@ -26,7 +26,7 @@ def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json 
 
     Every file whose hash is recorded is read to its end. Nothing is changed; the command that repairs a model is named.
     """
-    from localq import local_models, verification  # start-up cost: only this verb hashes
+    from localq.files import local_models, verification  # start-up cost: only this verb hashes
 
     if name:
         models = list({str(model.path): model for each in name for model in local_models.matching(each)}.values())
@@ -47,7 +47,7 @@ def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json 
 
 
 def _print(found: list[tuple[LocalModel, list[Checked]]]) -> None:
-    from localq.verification import UNRECORDED, repair
+    from localq.files.verification import UNRECORDED, repair
 
     rows, said = [], []
     for model, checked in found:
@@ -67,7 +67,7 @@ def _print(found: list[tuple[LocalModel, list[Checked]]]) -> None:
 
 
 def _fields(model: LocalModel, checked: list[Checked]) -> dict[str, Any]:
-    from localq.verification import repair
+    from localq.files.verification import repair
 
     files = [{"path": str(each.path), "bytes": each.bytes, "state": each.state} for each in checked]
     command = repair(model, checked)

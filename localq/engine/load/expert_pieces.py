@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq.checkpoint import Checkpoint
-from localq.engine.shared import Shared
+from localq.engine.load.shared import Shared
 from localq.errors import bad_file
+from localq.formats import FORMATS, mxfp4, nf4, shared_names
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.linear import SlabLinear
 from localq.models.decoder import Decoder
 from localq.models.experts import Experts
-from localq.quant import FORMATS, mxfp4, nf4, shared_names
-from localq.quant.slabs import SlabLinear
 
 DENSE_DTYPES = ("float32", "bfloat16", "float16", "float64")
 TALL = ("nf4", "mxfp4")  # formats whose experts, quantized one by one, are the rows of one matrix on a GPU

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from localq.quant import int8, nf4
+from localq.formats import int8, nf4
 
 
 def quantized(weight: Tensor, head: str, dtype: torch.dtype, device: torch.device) -> nn.Module:

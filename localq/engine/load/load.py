@@ -13,19 +13,24 @@ from types import ModuleType
 
 import torch
 
-from localq import footprint, planner, schemes
-from localq.checkpoint import Checkpoint, open_checkpoint
-from localq.engine import device as devices
-from localq.engine import planning, selftest, vram, weights
+from localq.engine import selftest
 from localq.engine.cache import KVCache
-from localq.engine.planning import Options as Options
+from localq.engine.load import device as devices
+from localq.engine.load import plan as planning
+from localq.engine.load import vram, weights
+from localq.engine.load.plan import Options as Options
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.kv_form import KvBits
-from localq.modelfiles import ModelFiles
+from localq.files import schemes
+from localq.files.model_folder import ModelFiles
+from localq.formats import FORMATS, expert_linears, nf4
+from localq.formats.checkpoint import Checkpoint, open_checkpoint
+from localq.formats.codebooks import linear as codebook_linear
+from localq.formats.linear import SlabLinear
+from localq.kv_bits import KvBits
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
-from localq.quant import FORMATS, expert_linears, nf4, vq_linear
-from localq.quant.slabs import SlabLinear
+from localq.planner import footprint
+from localq.planner import plan as planner
 
 OnProgress = Callable[[str, int, int], None]  # stage, bytes done, bytes in total
 
@@ -121,7 +126,7 @@ def _load(
     model.make_tables(plan.ctx, device)
     model.eval()
     cache = KVCache(model.kv_layout(), plan.ctx, dtype, device, plan.kv_bits)
-    tables = model.table_bytes(plan.ctx, dtype) + vq_linear.table_bytes(model)
+    tables = model.table_bytes(plan.ctx, dtype) + codebook_linear.table_bytes(model)
     tables += expert_linears.table_bytes(model)
     ledger = {**weights.weight_bytes(model), "kv_cache": cache.bytes(), "tables": tables}
     if held is not None:

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 import psutil  # type: ignore[import-untyped]  # ships no types
 import torch
 
-from localq import footprint, gpus, planner
-from localq.architecture import Architecture
-from localq.engine import vram, weights
+from localq import gpus
+from localq.engine.load import vram, weights
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.kv_form import KvBits
-from localq.modelfiles import ModelFiles
+from localq.files.architecture import Architecture
+from localq.files.model_folder import ModelFiles
+from localq.kv_bits import KvBits
+from localq.planner import footprint
+from localq.planner import plan as planner
 
 LESS = "Use a smaller model, a shorter context (--ctx), or close other programs."
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from torch import Tensor
 
-from localq.checkpoint import Checkpoint
+from localq.formats.checkpoint import Checkpoint
 
 
 class Shared:

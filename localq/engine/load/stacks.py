@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq.checkpoint import Checkpoint
-from localq.engine.expert_pieces import LINEARS, Pieces
-from localq.engine.shared import Shared
+from localq.engine.load.expert_pieces import LINEARS, Pieces
+from localq.engine.load.shared import Shared
 from localq.errors import bad_file
+from localq.formats import FORMATS, STACKS
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.expert_linears import LinearStack
+from localq.formats.linear import SlabStack
 from localq.models.decoder import Decoder
 from localq.models.experts import Experts
-from localq.quant import FORMATS, STACKS
-from localq.quant.expert_linears import LinearStack
-from localq.quant.slabs import SlabStack
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from localq import footprint, gpus
-from localq.engine.graph import capture_stream
+from localq import gpus
+from localq.engine.step.graph import capture_stream
 from localq.errors import ExitCode, LocalqError
+from localq.planner import footprint
 
 PAGE = 2 * footprint.MIB  # the driver gives memory in these, and the allocator takes large blocks so
 _PLAUSIBLE = (32 * footprint.MIB, 2048 * footprint.MIB)  # of a CUDA context with its kernels

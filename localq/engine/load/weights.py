@@ -15,18 +15,18 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from localq.checkpoint import Checkpoint
-from localq.engine import expert_pieces, heads, stacks
-from localq.engine.expert_pieces import DENSE_DTYPES
-from localq.engine.placing import HEAD as HEAD
-from localq.engine.placing import LARGE
-from localq.engine.placing import TABLE as TABLE
-from localq.engine.placing import Places as Places
-from localq.engine.shared import Shared
+from localq.engine.load import expert_pieces, heads, stacks
+from localq.engine.load.expert_pieces import DENSE_DTYPES
+from localq.engine.load.placing import HEAD as HEAD
+from localq.engine.load.placing import LARGE
+from localq.engine.load.placing import TABLE as TABLE
+from localq.engine.load.placing import Places as Places
+from localq.engine.load.shared import Shared
 from localq.errors import LocalqError, bad_file
+from localq.formats import FORMATS, owner, shared_names
+from localq.formats.checkpoint import Checkpoint
 from localq.models.decoder import Decoder
 from localq.models.experts import Router
-from localq.quant import FORMATS, owner, shared_names
 
 HEAD_FORMATS = ("nf4",)  # a head that the files hold in another format is dequantized: `placement` plans for no other
 _AGAIN = "Fetch the model again; if that does not help, its files do not belong together."

@@ -13,8 +13,8 @@ import torch
 
 from localq import driver, gpus
 from localq.errors import ExitCode, LocalqError
-from localq.kernels import verdicts
-from localq.kernels.verdicts import Place, Verdict
+from localq.kernels import selftest_results
+from localq.kernels.selftest_results import Place, Verdict
 
 Checks = Mapping[str, Callable[[torch.device], None]]  # kernel -> what raises `Mismatch` where it is wrong
 
@@ -33,12 +33,12 @@ def ensure(
     if device.type != "cuda":
         return ()
     here = (place or place_of)(device)
-    known = verdicts.recall(here)
+    known = selftest_results.recall(here)
     if known is not None and not known.failed:
         return ()
     with torch.inference_mode():
         failed, why = first_failure(device, checks)
-    note = verdicts.remember(here, Verdict(here.gpu, here.driver, failed))
+    note = selftest_results.remember(here, Verdict(here.gpu, here.driver, failed))
     if failed:
         raise LocalqError(
             "GPU",
@@ -52,7 +52,7 @@ def ensure(
 def first_failure(device: torch.device, checks: Checks | None = None) -> tuple[str, str]:
     """(kernel, what was wrong) of the first check that fails, ("", "") when all pass."""
     if checks is None:
-        from localq.engine.selftest_checks import CHECKS  # needed once in the life of an installation
+        from localq.engine.selftest.checks import CHECKS  # needed once in the life of an installation
 
         checks = CHECKS
     for name, check in checks.items():

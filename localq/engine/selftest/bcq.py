@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from localq.engine.selftest_bounds import HALF, near_gated, near_product, normal, same
-from localq.kernels import bcq
-from localq.kernels.bcq import BcqMatrix
+from localq.engine.selftest.compare import HALF, near_gated, near_product, normal, same
+from localq.formats import bcq as bcq_format
+from localq.formats.bcq import kernel as bcq_kernel
+from localq.formats.bcq.kernel import BcqMatrix
 from localq.kernels.gemv import Norm
-from localq.quant import bcq as bcq_format
 
 OUT, COLUMNS = 83, 1312  # tiles of 16 rows and a rest; a whole block of 1,024 columns and a rest
 KINDS = ((1, 0, False), (2, 32, True), (3, 128, False), (5, 64, True))  # planes, columns of a group, zero points
@@ -40,12 +40,12 @@ def check_products(device: torch.device) -> None:
         both = [on(device, each) for each in pair]
         gate, up = (bcq_format.dequantize(each, torch.float32) for each in pair)
         for rows in (1, 2, 3, 8):
-            near_product(bcq.bcq_gemv(x[:rows].to(device), both[:1]), x[:rows], gate)
+            near_product(bcq_kernel.bcq_gemv(x[:rows].to(device), both[:1]), x[:rows], gate)
         near_gated(_gated(both), x, gate, up, device)
 
 
 def _gated(both: list[BcqMatrix]) -> Callable[[Norm, Tensor], Tensor]:
-    return lambda norm, x: bcq.bcq_gemv(x, both, norm=norm, activation="silu")
+    return lambda norm, x: bcq_kernel.bcq_gemv(x, both, norm=norm, activation="silu")
 
 
 def check_weights(device: torch.device) -> None:
@@ -55,4 +55,4 @@ def check_weights(device: torch.device) -> None:
         matrix = on(device, of)
         for dtype in (torch.float16, torch.bfloat16):
             out = torch.full((OUT - 32, COLUMNS), torch.nan, dtype=dtype, device=device)
-            same(bcq.bcq_dequantize(matrix, 32, out), bcq_format.dequantize(of, dtype)[32:])
+            same(bcq_kernel.bcq_dequantize(matrix, 32, out), bcq_format.dequantize(of, dtype)[32:])

@@ -11,25 +11,25 @@ from dataclasses import replace
 import torch
 
 from localq.engine import sampler
-from localq.engine import selftest_bcq as binary
-from localq.engine import selftest_books as books
-from localq.engine import selftest_experts as mixtures
-from localq.engine import selftest_int4 as int4s
-from localq.engine import selftest_nf4 as nf4s
-from localq.engine import selftest_replies as replies
-from localq.engine import selftest_rowlut as rowluts
-from localq.engine import selftest_search as searches
-from localq.engine import selftest_vq_experts as vq_mixtures
 from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState
-from localq.engine.selftest import Mismatch
-from localq.engine.selftest_bounds import COLUMNS, EPS, HALF, OUT, near, near_gated, near_product, normal, same
-from localq.kernels import adjust, attention, dense, embed, hadamard, int8, rmsnorm, sampling
+from localq.engine.selftest import Mismatch, replies
+from localq.engine.selftest import bcq as binary
+from localq.engine.selftest import codebook_experts as vq_mixtures
+from localq.engine.selftest import codebooks as books
+from localq.engine.selftest import experts as mixtures
+from localq.engine.selftest import int4 as int4s
+from localq.engine.selftest import nf4 as nf4s
+from localq.engine.selftest import rowlut as rowluts
+from localq.engine.selftest import search as searches
+from localq.engine.selftest.compare import COLUMNS, EPS, HALF, OUT, near, near_gated, near_product, normal, same
+from localq.formats import int8 as int8_format
+from localq.formats.codebooks import rotation, rotation_kernel
+from localq.formats.int8 import kernel as int8_kernel
+from localq.formats.int8.kernel import Int8Matrix
+from localq.kernels import attention, dense, embed, logit_adjust, rmsnorm, sampling
 from localq.kernels.gemv import Norm
-from localq.kernels.int8 import Int8Matrix
-from localq.kv_form import K8V4, KV_BITS
-from localq.quant import hadamard as rotation
-from localq.quant import int8 as int8_format
+from localq.kv_bits import K8V4, KV_BITS
 from localq.sampling import Sampling
 
 
@@ -47,13 +47,13 @@ def _int8_gemv(device: torch.device) -> None:
     matrix = Int8Matrix(packed.codes.to(device), packed.scales.to(device))
     weight = int8_format.dequantize(packed, torch.float32)
     for rows in (1, 8):
-        near_product(int8.int8_gemv(x[:rows].to(device), [matrix]), x[:rows], weight)
+        near_product(int8_kernel.int8_gemv(x[:rows].to(device), [matrix]), x[:rows], weight)
 
 
 def _hadamard(device: torch.device) -> None:
     for columns in (48, COLUMNS, 1536, 8192):
         x, signs = normal(3, columns).to(HALF), rotation.packed_signs(normal(columns, seed=2) < 0)
-        same(hadamard.hadamard(x.to(device), signs.to(device)), rotation.rotate(x, signs))
+        same(rotation_kernel.hadamard(x.to(device), signs.to(device)), rotation.rotate(x, signs))
 
 
 def _attention_decode(device: torch.device) -> None:
@@ -128,14 +128,14 @@ def _sample(device: torch.device) -> None:
 
 def _dry_match(device: torch.device) -> None:
     states = replies.states_of(3001, 700, device)
-    adjust.dry_match(states[1], torch.zeros(1, dtype=torch.int64, device=device))
+    logit_adjust.dry_match(states[1], torch.zeros(1, dtype=torch.int64, device=device))
     same(states[1].matches, sampler.repeated_lengths(states[0]).int())
 
 
 def _adjust(device: torch.device) -> None:
     states, logits = replies.states_of(3001, 700, device), 3 * normal(3001)
     got, state = logits.to(device, copy=True), replies.found(states)
-    adjust.adjust(got, state)
+    logit_adjust.adjust(got, state)
     same(got, sampler.adjusted(logits, states[0]))
     same(state.matches, torch.zeros(3001, dtype=torch.int32))
 

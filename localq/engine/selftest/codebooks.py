@@ -12,14 +12,23 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from localq.engine.selftest_bounds import COLUMNS, HALF, OUT, near_gated, near_product, normal, same
-from localq.kernels import gather, unpack, vq, vq_dequantize
-from localq.kernels.gather import GatherMatrix
+from localq.engine.selftest.compare import COLUMNS, HALF, OUT, near_gated, near_product, normal, same
+from localq.formats.codebooks import (
+    aqlm,
+    dequantize_kernel,
+    gather_kernel,
+    lookup_kernel,
+    rotation,
+    unpack_kernel,
+    vq2,
+    vq2_codec,
+)
+from localq.formats.codebooks.gather_kernel import GatherMatrix
+from localq.formats.codebooks.linear import VqLinear
+from localq.formats.codebooks.lookup_kernel import VqMatrix
+from localq.formats.codebooks.unpack_kernel import CodeSet, VptqMatrix
+from localq.formats.vptq import codec as vptq_codec
 from localq.kernels.gemv import Norm
-from localq.kernels.unpack import CodeSet, VptqMatrix
-from localq.kernels.vq import VqMatrix
-from localq.quant import aqlm, hadamard, vptq_codec, vq2, vq2_codec
-from localq.quant.vq_linear import VqLinear
 
 LAYOUTS = ((1, 4096, 1, 8), (1, 512, 1, 16), (2, 256, 1, 8), (3, 16, 2, 8))  # books, entries, rows and columns of AQLM
 VQ2_BOOKS = ((4, 16), (16, 32))  # stride, length
@@ -108,12 +117,12 @@ def check_additive_dequantize(device: torch.device) -> None:
             moved, (number, entries, rows, columns) = packed.to(device), layout
             codes = CodeSet(moved.codes, moved.codebooks.view(number, entries, rows * columns), columns)
             out = torch.full((82, 144), torch.nan, dtype=dtype, device=device)
-            unpack.additive_dequantize([codes], moved.scales, 0, out, out_group=rows, rounded=True)
+            unpack_kernel.additive_dequantize([codes], moved.scales, 0, out, out_group=rows, rounded=True)
             same(out, aqlm.dequantize(packed, dtype))
         two = vq2_packed(83, 144)
         sets = [CodeSet(codes[..., None], book[None], 144 // codes.shape[1]) for codes, book in two.to(device).books]
         out = torch.full((83, 144), torch.nan, dtype=dtype, device=device)
-        unpack.additive_dequantize(sets, two.scales.to(device), 0, out, rounded=False)
+        unpack_kernel.additive_dequantize(sets, two.scales.to(device), 0, out, rounded=False)
         same(out, vq2_codec.dequantize(two, dtype))
 
 
@@ -123,7 +132,7 @@ def check_vptq_dequantize(device: torch.device) -> None:
         packed = vptq_packed(scheme, 83, 328)
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
             out = torch.full((83, 328), torch.nan, dtype=dtype, device=device)
-            unpack.vptq_dequantize(vptq_matrix(packed, device), 0, out)
+            unpack_kernel.vptq_dequantize(vptq_matrix(packed, device), 0, out)
             same(out, vptq_codec.dequantize(packed, dtype))
 
 
@@ -137,9 +146,9 @@ def check_gather_gemv(device: torch.device) -> None:
     for layout in LAYOUTS[:2]:
         pair = [gather_matrix(aqlm_packed(layout, OUT, COLUMNS, seed), device) for seed in (1, 5)]
         for rows in (1, 8):
-            near_product(gather.gather_gemv(x[:rows].to(device), [pair[0][0]]), x[:rows], pair[0][1])
+            near_product(gather_kernel.gather_gemv(x[:rows].to(device), [pair[0][0]]), x[:rows], pair[0][1])
         both = [matrix for matrix, _ in pair]
-        run = partial(_fused, partial(gather.gather_gemv, matrices=both, activation="silu"))
+        run = partial(_fused, partial(gather_kernel.gather_gemv, matrices=both, activation="silu"))
         near_gated(run, x, pair[0][1], pair[1][1], device)
 
 
@@ -151,8 +160,8 @@ def check_vptq_gemv(device: torch.device) -> None:
         both = [vptq_matrix(packed, device) for packed in pair]
         gate, up = (vptq_codec.dequantize(packed, torch.float32) for packed in pair)
         for rows in (1, 8):
-            near_product(gather.vptq_gemv(x[:rows].to(device), both[:1]), x[:rows], gate)
-        run = partial(_fused, partial(gather.vptq_gemv, matrices=both, activation="silu"))
+            near_product(gather_kernel.vptq_gemv(x[:rows].to(device), both[:1]), x[:rows], gate)
+        run = partial(_fused, partial(gather_kernel.vptq_gemv, matrices=both, activation="silu"))
         near_gated(run, x, gate, up, device)
 
 
@@ -160,8 +169,8 @@ def check_gather_roof(device: torch.device) -> None:
     """An even number of equal words cancels out in every sum."""
     table = torch.full((2**14,), 0x5A, dtype=torch.uint8, device=device)
     sums = torch.full((512,), -1, dtype=torch.int32, device=device)
-    for step in gather.ROOF_STEPS:
-        same(gather.gather_roof(table, step, 32, sums), torch.zeros(512, dtype=torch.int32))
+    for step in gather_kernel.ROOF_STEPS:
+        same(gather_kernel.gather_roof(table, step, 32, sums), torch.zeros(512, dtype=torch.int32))
 
 
 def check_vq_gemv(device: torch.device) -> None:
@@ -170,14 +179,16 @@ def check_vq_gemv(device: torch.device) -> None:
     for scheme in VQ_SCHEMES:
         pair = [vq_matrix(scheme, OUT, COLUMNS, device, seed) for seed in (1, 5)]
         for rows in (1, 2, 3, 8):
-            near_product(vq.vq_gemv(x[:rows].to(device), [pair[0][0]]), x[:rows], pair[0][1])
-        run = partial(_fused, partial(vq.vq_gemv, matrices=[matrix for matrix, _ in pair], activation="silu"))
+            near_product(lookup_kernel.vq_gemv(x[:rows].to(device), [pair[0][0]]), x[:rows], pair[0][1])
+        run = partial(
+            _fused, partial(lookup_kernel.vq_gemv, matrices=[matrix for matrix, _ in pair], activation="silu")
+        )
         near_gated(run, x, pair[0][1], pair[1][1], device)
     for columns in TURNED_COLUMNS:
         matrix, weight = vq_matrix("vq2", OUT, columns, device, 1)
-        given, signs = normal(1, columns).to(HALF), hadamard.packed_signs(normal(columns, seed=2) < 0)
-        turned = hadamard.rotate(given, signs)
-        near_product(vq.vq_gemv(given.to(device), [matrix], signs=signs.to(device)), turned, weight)
+        given, signs = normal(1, columns).to(HALF), rotation.packed_signs(normal(columns, seed=2) < 0)
+        turned = rotation.rotate(given, signs)
+        near_product(lookup_kernel.vq_gemv(given.to(device), [matrix], signs=signs.to(device)), turned, weight)
 
 
 def check_vq_dequantize(device: torch.device) -> None:
@@ -188,5 +199,5 @@ def check_vq_dequantize(device: torch.device) -> None:
         codebooks = [book.values for book in linear.books()]
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
             out = torch.full((51, 304), torch.nan, dtype=dtype, device=device)
-            vq_dequantize.vq_dequantize(linear.matrix, codebooks, 32, out, rounded=linear.format == "AQLM")
+            dequantize_kernel.vq_dequantize(linear.matrix, codebooks, 32, out, rounded=linear.format == "AQLM")
             same(out, definition(dtype)[32:])

@@ -12,14 +12,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from localq.engine.selftest import Mismatch
-from localq.engine.selftest_bounds import HALF, near, near_gated, near_product, normal, same
-from localq.kernels import experts, mxfp4
+from localq.engine.selftest.compare import HALF, near, near_gated, near_product, normal, same
+from localq.formats import mxfp4 as mxfp4_format
+from localq.formats import nf4 as nf4_format
+from localq.formats.experts import kernel as expert_kernel
+from localq.formats.experts.stacks import Mxfp4Stack, Nf4Stack, Stack
+from localq.formats.mxfp4 import kernel as mxfp4_kernel
+from localq.formats.mxfp4.kernel import Mxfp4Matrix
+from localq.formats.nf4.kernel import Nf4Matrix
 from localq.kernels.gemv import Norm
-from localq.kernels.mxfp4 import Mxfp4Matrix
-from localq.kernels.nf4 import Nf4Matrix
-from localq.kernels.stacks import Mxfp4Stack, Nf4Stack, Stack
-from localq.quant import mxfp4 as mxfp4_format
-from localq.quant import nf4 as nf4_format
 
 EXPERTS, ACTIVE, OUT, COLUMNS = 5, 3, 38, 704  # no whole units; five steps and a half
 
@@ -72,7 +73,7 @@ def gate_up(device: torch.device) -> None:
             out = torch.full((ACTIVE, OUT // 2), torch.nan, dtype=HALF, device=device)
             norm = Norm(factor.to(device), 1e-5)
             given = (x.to(device), stack, bias.to(device), chosen)
-            experts.experts_gate_up(*given, norm=norm, gate=gate, interleaved=interleaved, out=out)
+            expert_kernel.experts_gate_up(*given, norm=norm, gate=gate, interleaved=interleaved, out=out)
             (g, u), (gs, us) = (
                 (each[:, 0::2], each[:, 1::2]) if interleaved else each.chunk(2, 1) for each in (both, sizes)
             )
@@ -90,7 +91,7 @@ def down(device: torch.device) -> None:
     for stack, dense in stacks(device):
         out = residual.to(device, copy=True)
         given = (gated.to(device), stack, bias.to(device), chosen, weights.to(device))
-        experts.experts_down(*given, residual=out, out=out)
+        expert_kernel.experts_down(*given, residual=out, out=out)
         parts = torch.einsum("koi,ki->ko", dense[of].double(), gated.double()) + bias[of].double()
         sizes = torch.einsum("koi,ki->ko", dense[of].double().abs(), gated.double().abs()) + bias[of].double().abs()
         scaled = weights.double()[None]
@@ -110,18 +111,21 @@ def route(device: torch.device) -> None:
     """Logits of which some are equal."""
     logits, weights = normal(1, 77, seed=1).mul(3).round(), torch.full((4,), torch.nan, device=device)
     chosen = torch.full((4,), -1, dtype=torch.int32, device=device)
-    experts.route(logits.to(device), 4, how="softmax_of_chosen", weights=weights, chosen=chosen)
+    expert_kernel.route(logits.to(device), 4, how="softmax_of_chosen", weights=weights, chosen=chosen)
     _check_route(logits[0], weights, chosen)
 
 
 def router(device: torch.device) -> None:
     """Twice with one workspace."""
     x, weight, bias = normal(1, COLUMNS, seed=1).to(HALF), normal(33, COLUMNS, seed=2).to(HALF), normal(33, seed=3)
-    workspace, exact = experts.router_workspace(33, device), x.double() @ weight.double().T + bias.to(HALF).double()
+    workspace, exact = (
+        expert_kernel.router_workspace(33, device),
+        x.double() @ weight.double().T + bias.to(HALF).double(),
+    )
     for _ in range(2):
         weights = torch.full((4,), torch.nan, device=device)
         chosen = torch.full((4,), -1, dtype=torch.int32, device=device)
-        experts.router(
+        expert_kernel.router(
             x.to(device), weight.to(device), bias.to(HALF).to(device), 4, norm=None, how="softmax_of_chosen",
             weights=weights, chosen=chosen, workspace=workspace,
         )  # fmt: skip
@@ -144,10 +148,10 @@ def gemv(device: torch.device) -> None:
     for x in (wide.to(HALF), wide.bfloat16()):
         for rows in (1, 2, 3, 8):
             out = torch.full((rows, gate.out_features), torch.nan, device=device)
-            near_product(mxfp4.mxfp4_gemv(x[:rows].to(device), [gate], out=out), x[:rows], weight)
+            near_product(mxfp4_kernel.mxfp4_gemv(x[:rows].to(device), [gate], out=out), x[:rows], weight)
 
     def gated(norm: Norm, x: Tensor) -> Tensor:
-        return mxfp4.mxfp4_gemv(x, [gate, other], norm=norm, activation="silu")
+        return mxfp4_kernel.mxfp4_gemv(x, [gate, other], norm=norm, activation="silu")
 
     near_gated(gated, wide.to(HALF), weight, up, device)
 
@@ -158,4 +162,4 @@ def dequantize(device: torch.device) -> None:
     packed.scales.view(-1)[:] = torch.arange(packed.scales.numel()).fmod(255).to(torch.uint8)
     on_device = Mxfp4Matrix(packed.codes.to(device), packed.scales.to(device))
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
-        same(mxfp4.mxfp4_dequantize(on_device, dtype), mxfp4_format.dequantize(packed, dtype))
+        same(mxfp4_kernel.mxfp4_dequantize(on_device, dtype), mxfp4_format.dequantize(packed, dtype))

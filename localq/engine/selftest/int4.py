@@ -9,11 +9,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from localq.engine.selftest_bounds import HALF, near_gated, near_product, normal, same
-from localq.kernels import int4
+from localq.engine.selftest.compare import HALF, near_gated, near_product, normal, same
+from localq.formats.int4 import codec as int4_codec
+from localq.formats.int4 import kernel as int4_kernel
+from localq.formats.int4 import tiles as int4_tiles
+from localq.formats.int4.kernel import Int4Matrix
 from localq.kernels.gemv import Norm
-from localq.kernels.int4 import Int4Matrix
-from localq.quant import int4_codec, int4_tiles
 
 OUT = 80
 KINDS = ((128, 640, False), (64, 832, True), (32, 576, False))  # columns of a group, columns, ordered by groups
@@ -50,13 +51,13 @@ def check_products(device: torch.device) -> None:
         for x in (wide.to(HALF), wide.bfloat16()):
             for rows in (1, 8):
                 out = torch.full((rows, OUT), torch.nan, device=device)
-                near_product(int4.int4_gemv(x[:rows].to(device), [matrix], out=out), x[:rows], weight(of))
+                near_product(int4_kernel.int4_gemv(x[:rows].to(device), [matrix], out=out), x[:rows], weight(of))
         other = packed(*kind, seed=2)
         near_gated(_gated([matrix, on(device, other, matrix)]), wide.to(HALF), weight(of), weight(other), device)
 
 
 def _gated(pair: list[Int4Matrix]) -> Callable[[Norm, Tensor], Tensor]:
-    return lambda norm, x: int4.int4_gemv(x, pair, norm=norm, activation="silu")
+    return lambda norm, x: int4_kernel.int4_gemv(x, pair, norm=norm, activation="silu")
 
 
 def check_weights(device: torch.device) -> None:
@@ -65,4 +66,4 @@ def check_weights(device: torch.device) -> None:
         of = replace(packed(*kind), order=None, in_order=True)
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
             out = torch.empty(OUT, kind[1], dtype=dtype, device=device)
-            same(int4.int4_dequantize(on(device, of), 0, out), weight(of).to(dtype))
+            same(int4_kernel.int4_dequantize(on(device, of), 0, out), weight(of).to(dtype))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from localq.engine.selftest_bounds import HALF, near_gated, near_product, normal, same
-from localq.kernels import rowlut
+from localq.engine.selftest.compare import HALF, near_gated, near_product, normal, same
+from localq.formats import squeezellm
+from localq.formats.squeezellm import kernel as squeezellm_kernel
+from localq.formats.squeezellm.kernel import RowLutMatrix
 from localq.kernels.gemv import Norm
-from localq.kernels.rowlut import RowLutMatrix
-from localq.quant import squeezellm
 
 # Tiles of 16 rows and a rest, steps of 128 columns and a rest: codes row by row. Without such rests: codes in tiles.
 SHAPES = ((83, 1632), (88, 1664))
@@ -32,10 +32,10 @@ def gemv(device: torch.device) -> None:
         for x in (wide.to(HALF), wide.bfloat16()):
             for rows in (1, 2, 3, 8):
                 out = torch.full((rows, shape[0]), torch.nan, device=device)
-                near_product(rowlut.rowlut_gemv(x[:rows].to(device), [matrix], out=out), x[:rows], weight)
+                near_product(squeezellm_kernel.rowlut_gemv(x[:rows].to(device), [matrix], out=out), x[:rows], weight)
 
         def gated(norm: Norm, given: Tensor, pair: tuple[RowLutMatrix, ...] = (matrix, up)) -> Tensor:
-            return rowlut.rowlut_gemv(given, pair, norm=norm, activation="silu")
+            return squeezellm_kernel.rowlut_gemv(given, pair, norm=norm, activation="silu")
 
         near_gated(gated, wide.to(HALF), weight, up_weight, device)
 
@@ -46,4 +46,4 @@ def dequantize(device: torch.device) -> None:
         matrix, weight = _made(device, shape, 3)
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
             out = torch.full(weight.shape, torch.nan, dtype=dtype, device=device)
-            same(rowlut.rowlut_dequantize(matrix, 0, out), weight.to(dtype))
+            same(squeezellm_kernel.rowlut_dequantize(matrix, 0, out), weight.to(dtype))

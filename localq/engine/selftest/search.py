@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from localq.engine.selftest import Mismatch
-from localq.kernels import adjoint, search
-from localq.kernels.search import Book
+from localq.formats.codebooks import adjoint_kernel
+from localq.formats.codebooks import search_kernel as search
+from localq.formats.codebooks.search_kernel import Book
 
 SHAPES = ((4, 16, 16), (2, 8, 21), (8, 24, 40), (16, 32, 9))  # stride, length, beam: each a kernel of its own
 FIRST = 0.01  # error of the first position, over the weights' size
@@ -87,7 +88,7 @@ def check_adjoint(device: torch.device) -> None:
 
 def why_no_adjoint(matrix: Tensor, codes: Tensor, stride: int, length: int) -> str:
     """What is wrong with what `vq_adjoint` makes of these on a GPU; empty where nothing is."""
-    got = adjoint.vq_adjoint(matrix, codes, stride, length)
+    got = adjoint_kernel.vq_adjoint(matrix, codes, stride, length)
     parts = matrix.view(*codes.shape, stride)
     for lag in range(-(-length // stride)):
         used, end = codes[:, : codes.shape[1] - lag].reshape(-1).int(), min(length, (lag + 1) * stride)

@@ -26,11 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from localq.engine.cache import KVCache
-from localq.engine.decode import StepState
-from localq.engine.fused_experts import ExpertLaunches
-from localq.engine.fused_experts import why_not as why_no_experts
-from localq.engine.launch import Launch as Launch
-from localq.engine.linears import Operand, dense_operand, fusable, halves, operand, product, with_shared_tables
+from localq.engine.step.fused_experts import ExpertLaunches
+from localq.engine.step.fused_experts import why_not as why_no_experts
+from localq.engine.step.launch import Launch as Launch
+from localq.engine.step.operands import Operand, dense_operand, fusable, halves, operand, product, with_shared_tables
+from localq.engine.step.state import StepState
+from localq.formats.linear import SlabLinear
 from localq.kernels import attention, embed, rmsnorm, sampling
 from localq.kernels.checks import HALF_TYPES
 from localq.kernels.gemv import Norm
@@ -38,7 +39,6 @@ from localq.models.attention import Attention
 from localq.models.decoder import Block, Decoder
 from localq.models.experts import Mixture
 from localq.models.layers import ACTIVATIONS, GatedMLP, RMSNorm
-from localq.quant.slabs import SlabLinear
 
 OPERATIONS = ("embed", "qkv", "attention", "o", "router", "gate_up", "down", "norm", "head", "sample")
 

@@ -12,15 +12,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from localq.engine.launch import Launch
-from localq.kernels import experts as kernels
-from localq.kernels import stacks
+from localq.engine.step.launch import Launch
+from localq.formats import mxfp4, nf4
+from localq.formats.expert_linears import LinearStack
+from localq.formats.experts import kernel as kernels
+from localq.formats.experts import stacks
+from localq.formats.linear import SlabStack
 from localq.kernels.gemv import Norm
 from localq.models.config import DecoderConfig
 from localq.models.experts import Experts, Mixture, PackedStack
-from localq.quant import mxfp4, nf4
-from localq.quant.expert_linears import LinearStack
-from localq.quant.slabs import SlabStack
 
 
 def stack_of(part: nn.Parameter | PackedStack) -> stacks.Stack | None:

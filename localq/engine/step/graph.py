@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from localq.engine.fused import FusedStep
+from localq.engine.step.fused import FusedStep
 
 
 @functools.cache

@@ -14,26 +14,33 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from localq.kernels import bcq, dense, gather, gemv, int4, int8, mxfp4, nf4, rowlut, vq
-from localq.kernels.bcq import BcqMatrix
+from localq.formats.bcq import Linear as BcqLinear
+from localq.formats.bcq import kernel as bcq_kernel
+from localq.formats.bcq.kernel import BcqMatrix
+from localq.formats.codebooks import gather_kernel, lookup_kernel
+from localq.formats.codebooks.aqlm import Linear as AqlmLinear
+from localq.formats.codebooks.gather_kernel import GatherMatrix
+from localq.formats.codebooks.lookup_kernel import VqMatrix
+from localq.formats.codebooks.unpack_kernel import VptqMatrix
+from localq.formats.codebooks.vq2 import Linear as Vq2Linear
+from localq.formats.int4 import kernel as int4_kernel
+from localq.formats.int4.kernel import Int4Matrix
+from localq.formats.int4.linear import Int4Linear
+from localq.formats.int8 import Linear as Int8Linear
+from localq.formats.int8 import kernel as int8_kernel
+from localq.formats.int8.kernel import Int8Matrix
+from localq.formats.mxfp4 import Linear as Mxfp4Linear
+from localq.formats.mxfp4 import kernel as mxfp4_kernel
+from localq.formats.mxfp4.kernel import Mxfp4Matrix
+from localq.formats.nf4 import Linear as Nf4Linear
+from localq.formats.nf4 import kernel as nf4_kernel
+from localq.formats.nf4.kernel import Nf4Matrix
+from localq.formats.squeezellm import Linear as SqueezeLlmLinear
+from localq.formats.squeezellm import kernel as squeezellm_kernel
+from localq.formats.squeezellm.kernel import RowLutMatrix
+from localq.formats.vptq import Linear as VptqLinear
+from localq.kernels import dense, gemv
 from localq.kernels.checks import HALF_TYPES
-from localq.kernels.gather import GatherMatrix
-from localq.kernels.int4 import Int4Matrix
-from localq.kernels.int8 import Int8Matrix
-from localq.kernels.mxfp4 import Mxfp4Matrix
-from localq.kernels.nf4 import Nf4Matrix
-from localq.kernels.rowlut import RowLutMatrix
-from localq.kernels.unpack import VptqMatrix
-from localq.kernels.vq import VqMatrix
-from localq.quant.aqlm import Linear as AqlmLinear
-from localq.quant.bcq import Linear as BcqLinear
-from localq.quant.int4_linear import Int4Linear
-from localq.quant.int8 import Linear as Int8Linear
-from localq.quant.mxfp4 import Linear as Mxfp4Linear
-from localq.quant.nf4 import Linear as Nf4Linear
-from localq.quant.squeezellm import Linear as SqueezeLlmLinear
-from localq.quant.vptq import Linear as VptqLinear
-from localq.quant.vq2 import Linear as Vq2Linear
 
 _TILE_ROWS = 16  # rows that the tiled order of NF4 keeps together
 Matrix = (
@@ -52,15 +59,15 @@ Matrix = (
 
 _GEMV: dict[type, tuple[ModuleType, str]] = {  # what multiplies a matrix of each kind, all with the same arguments
     Tensor: (dense, "dense_gemv"),
-    Nf4Matrix: (nf4, "nf4_gemv"),
-    Int8Matrix: (int8, "int8_gemv"),
-    Int4Matrix: (int4, "int4_gemv"),
-    Mxfp4Matrix: (mxfp4, "mxfp4_gemv"),
-    RowLutMatrix: (rowlut, "rowlut_gemv"),
-    VqMatrix: (vq, "vq_gemv"),
-    BcqMatrix: (bcq, "bcq_gemv"),
-    GatherMatrix: (gather, "gather_gemv"),
-    VptqMatrix: (gather, "vptq_gemv"),
+    Nf4Matrix: (nf4_kernel, "nf4_gemv"),
+    Int8Matrix: (int8_kernel, "int8_gemv"),
+    Int4Matrix: (int4_kernel, "int4_gemv"),
+    Mxfp4Matrix: (mxfp4_kernel, "mxfp4_gemv"),
+    RowLutMatrix: (squeezellm_kernel, "rowlut_gemv"),
+    VqMatrix: (lookup_kernel, "vq_gemv"),
+    BcqMatrix: (bcq_kernel, "bcq_gemv"),
+    GatherMatrix: (gather_kernel, "gather_gemv"),
+    VptqMatrix: (gather_kernel, "vptq_gemv"),
 }
 
 
@@ -82,7 +89,7 @@ class Operand:
         """The kernels read it beside x of `dtype`: on a GPU, in a quantized format or 16 bits, rows of whole 16-byte
         loads, codebooks in the type of x."""
         if isinstance(self.matrix, Int4Matrix):
-            return self.matrix.codes.is_cuda and int4.reads(self.matrix)
+            return self.matrix.codes.is_cuda and int4_kernel.reads(self.matrix)
         if isinstance(self.matrix, GatherMatrix):
             return self.matrix.codes.is_cuda and self.matrix.codebooks.dtype == dtype
         if isinstance(self.matrix, VptqMatrix):
@@ -96,7 +103,7 @@ class Operand:
         """Bytes that a product reads of it, the bias included."""
         bias = 0 if self.bias is None else self.bias.nbytes
         if isinstance(self.matrix, Nf4Matrix):
-            return bias + nf4.nf4_weight_bytes(self.matrix.count, self.matrix.nested_absmax is not None)
+            return bias + nf4_kernel.nf4_weight_bytes(self.matrix.count, self.matrix.nested_absmax is not None)
         if isinstance(self.matrix, Int8Matrix | Mxfp4Matrix):
             return bias + self.matrix.codes.nbytes + self.matrix.scales.nbytes
         if isinstance(self.matrix, GatherMatrix | VptqMatrix):
@@ -110,7 +117,7 @@ def operand(module: nn.Module) -> Operand | None:
         return Operand(module.matrix, module.bias, module.out_features, module.in_features)
     if isinstance(module, Mxfp4Linear):
         blocks = module.matrix
-        return Operand(blocks, module.bias, *module.shape) if mxfp4.reads(blocks) else None
+        return Operand(blocks, module.bias, *module.shape) if mxfp4_kernel.reads(blocks) else None
     if isinstance(module, SqueezeLlmLinear):
         return Operand(module.matrix, module.bias, *module.shape) if module.multiplies else None
     if isinstance(module, Int4Linear):
@@ -219,11 +226,11 @@ def halves(whole: Operand) -> tuple[Operand, Operand] | None:
 
 def _nf4_halves(matrix: Nf4Matrix, rows: int) -> tuple[Nf4Matrix, Nf4Matrix] | None:
     """Cut between tiles, and between the groups of blocks that share a nested scale."""
-    blocks = rows * matrix.in_features // nf4.BLOCK
-    if rows % _TILE_ROWS or (matrix.nested_absmax is not None and blocks % nf4.NESTED_BLOCK):
+    blocks = rows * matrix.in_features // nf4_kernel.BLOCK
+    if rows % _TILE_ROWS or (matrix.nested_absmax is not None and blocks % nf4_kernel.NESTED_BLOCK):
         return None
     codes, absmax, nested = matrix.codes.view(-1), matrix.absmax.view(-1), matrix.nested_absmax
-    cut, groups = rows * matrix.in_features // 2, blocks // nf4.NESTED_BLOCK
+    cut, groups = rows * matrix.in_features // 2, blocks // nf4_kernel.NESTED_BLOCK
     first = replace(
         matrix,
         codes=codes[:cut],

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState, sample
-from localq.kernels import adjust, sampling
+from localq.kernels import logit_adjust, sampling
 from localq.models.decoder import Decoder
 
 
@@ -36,9 +36,9 @@ class StepState:
         if logits.is_cuda:
             adjusted = self.sampler.dry or self.sampler.masked
             if self.sampler.dry:
-                adjust.dry_match(self.sampler, self.token)
+                logit_adjust.dry_match(self.sampler, self.token)
             if adjusted:
-                adjust.adjust(logits, self.sampler, softcap=softcap)
+                logit_adjust.adjust(logits, self.sampler, softcap=softcap)
             sampling.sample(
                 logits,
                 self.sampler,

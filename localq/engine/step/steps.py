@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from localq.engine.constraint import Constraint, checked_mask
-from localq.engine.decode import ModuleStep, Readback, StepState
-from localq.engine.fused import FusedStep
-from localq.engine.graph import StepGraphs
-from localq.engine.load import LoadedModel, free_memory
+from localq.engine.load.load import LoadedModel, free_memory
 from localq.engine.sampler import SamplerState
+from localq.engine.step.fused import FusedStep
+from localq.engine.step.graph import StepGraphs
+from localq.engine.step.state import ModuleStep, Readback, StepState
 from localq.sampling import Sampling
 
 ALL = Sampling(temperature=1.0, top_k=2, top_p=0.5, dry_multiplier=1.0, xtc_probability=1.0)

@@ -6,7 +6,7 @@ import struct
 from typing import Any
 
 from localq.errors import LocalqError, bad_file
-from localq.gguf_import.binary import Container
+from localq.files.gguf.binary import Container
 
 LARGEST = 1e12  # of any number in the metadata, as for config.json
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from localq.errors import ExitCode, LocalqError, bad_file
-from localq.gguf_import.binary import Container, read_container
-from localq.gguf_import.facts import Facts
-from localq.gguf_import.names import ARCHITECTURES, hugging_face_name, is_frequency_tensor
-from localq.gguf_import.rope import rope_scaling
+from localq.files.gguf.binary import Container, read_container
+from localq.files.gguf.facts import Facts
+from localq.files.gguf.names import ARCHITECTURES, hugging_face_name, is_frequency_tensor
+from localq.files.gguf.rope import rope_scaling
 
 # llama.cpp derives gemma's query scale from the size of the model, as the file has no key for it: the 27B models of
 # both generations (by their layer count) use hidden / heads, the others head_dim.

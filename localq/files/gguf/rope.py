@@ -7,8 +7,8 @@ import struct
 from typing import Any
 
 from localq.errors import ExitCode, LocalqError, bad_file
-from localq.gguf_import.binary import Container, RawTensor
-from localq.gguf_import.facts import LARGEST, Facts, shortest_f32
+from localq.files.gguf.binary import Container, RawTensor
+from localq.files.gguf.facts import LARGEST, Facts, shortest_f32
 
 _F32 = 0
 _LLAMA3_ORIGINAL = 8192  # positions of Llama 3's pretraining, where the divisors leave it open

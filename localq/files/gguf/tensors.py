@@ -9,8 +9,8 @@ import math
 from typing import TYPE_CHECKING
 
 from localq.errors import ExitCode, LocalqError, bad_file
-from localq.gguf_import.names import OFFSET_NORMS, PERMUTED
-from localq.gguf_import.reader import GgufModel, GgufTensor
+from localq.files.gguf.names import OFFSET_NORMS, PERMUTED
+from localq.files.gguf.reader import GgufModel, GgufTensor
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localq.errors import ExitCode, LocalqError, bad_file
-from localq.gguf_import.binary import Container, read_container
+from localq.files.gguf.binary import Container, read_container
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

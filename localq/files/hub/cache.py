@@ -24,8 +24,8 @@ from pathlib import Path
 
 from localq import disk, places
 from localq.errors import LocalqError
-from localq.jsonfile import inside
-from localq.safetensors_header import shard_paths
+from localq.files.json_files import inside
+from localq.files.safetensors_headers import shard_paths
 
 MARKER_NAME = "config.json"  # placed last
 TOKENIZER_NAME = "tokenizer.json"

@@ -18,11 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localq import disk, download_parts, hub_cache, hub_client, hub_errors, hub_records
-from localq.download_parts import Part
+from localq import disk
 from localq.errors import LocalqError, bad_file
-from localq.hub_client import Listing, RemoteFile
-from localq.hub_records import Store
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import client as hub_client
+from localq.files.hub import errors as hub_errors
+from localq.files.hub import parts as download_parts
+from localq.files.hub import records as hub_records
+from localq.files.hub.client import Listing, RemoteFile
+from localq.files.hub.parts import Part
+from localq.files.hub.records import Store
 
 TRIES = len(hub_errors.PAUSES_S) + 1  # without a byte more than before
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")

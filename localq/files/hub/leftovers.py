@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from localq import disk, download_parts, hub_cache, hub_records, places
-from localq.download_parts import Begun
-from localq.hub_records import Store
+from localq import disk, places
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import parts as download_parts
+from localq.files.hub import records as hub_records
+from localq.files.hub.parts import Begun
+from localq.files.hub.records import Store
 
 UNFINISHED, UNUSED = "unfinished download", "not used by any revision"
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localq import disk, hub_cache, places
+from localq import disk, places
 from localq.errors import LocalqError
-from localq.jsonfile import read_object
+from localq.files.hub import cache as hub_cache
+from localq.files.json_files import read_object
 
 SCHEMA = 1
 _MAX_BYTES = 4096

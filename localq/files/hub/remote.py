@@ -16,11 +16,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
-from localq import disk, hub, hub_client
+from localq import disk
 from localq.errors import LocalqError, bad_file
-from localq.gguf_import.binary import read_container
-from localq.hub_client import Listing, RemoteFile
-from localq.safetensors_header import INDEX_NAME, MAX_HEADER_BYTES, SINGLE_NAME, read_header, read_index, shard_paths
+from localq.files.gguf.binary import read_container
+from localq.files.hub import client as hub_client
+from localq.files.hub import fetch as hub
+from localq.files.hub.client import Listing, RemoteFile
+from localq.files.safetensors_headers import (
+    INDEX_NAME,
+    MAX_HEADER_BYTES,
+    SINGLE_NAME,
+    read_header,
+    read_index,
+    shard_paths,
+)
 
 HEAD_BYTES = 100_000  # of a file; most headers are shorter
 MIB = 2**20

@@ -16,12 +16,18 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import IO, TypeVar
 
-from localq import disk, download, hub, hub_cache, hub_client, hub_records, hub_remote
-from localq.catalog import Source
+from localq import disk
 from localq.errors import ExitCode, LocalqError, bad_file, usage_error
-from localq.hub_client import Listing, RemoteFile
-from localq.hub_records import Store
-from localq.safetensors_header import INDEX_NAME, SINGLE_NAME, Header, read_header, read_index
+from localq.files.catalog import Source
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import client as hub_client
+from localq.files.hub import download
+from localq.files.hub import fetch as hub
+from localq.files.hub import records as hub_records
+from localq.files.hub import remote as hub_remote
+from localq.files.hub.client import Listing, RemoteFile
+from localq.files.hub.records import Store
+from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, Header, read_header, read_index
 
 Tell = Callable[[str], None]  # what is waited for
 AHEAD = 2  # files at a time: one that is read, one that is fetched meanwhile

@@ -28,13 +28,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq import footprint
-from localq.checkpoint import Checkpoint
 from localq.errors import bad_file
-from localq.jsonfile import DAMAGED
-from localq.quant import bcq_solve
-from localq.quant.bcq_codec import EIGHT, MOST_PLANES, Packed, dequantize, group_of, packed_bits
-from localq.quant.bcq_linear import Linear
+from localq.files.json_files import DAMAGED
+from localq.formats.bcq import solve as bcq_solve
+from localq.formats.bcq.codec import EIGHT, MOST_PLANES, Packed, dequantize, group_of, packed_bits
+from localq.formats.bcq.linear import Linear
+from localq.formats.checkpoint import Checkpoint
+from localq.planner import footprint
 
 __all__ = [
     "BLOCK",

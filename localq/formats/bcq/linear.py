@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.quant import bcq_tiles
-from localq.quant.bcq_codec import CHUNK_WEIGHTS, Packed, dequantize
-from localq.quant.slabs import SlabLinear
+from localq.formats.bcq import tiles as bcq_tiles
+from localq.formats.bcq.codec import CHUNK_WEIGHTS, Packed, dequantize
+from localq.formats.linear import SlabLinear
 
 if TYPE_CHECKING:
-    from localq.kernels.bcq import BcqMatrix
+    from localq.formats.bcq.kernel import BcqMatrix
 
 
 class Linear(SlabLinear):
@@ -60,7 +60,7 @@ class Linear(SlabLinear):
         """The same anywhere: in place where rows are a multiple of 16 and columns of 128."""
         if self.matrix is not None:
             return self
-        from localq.kernels.bcq import BcqMatrix  # the compiled part: loaded where there is a GPU
+        from localq.formats.bcq.kernel import BcqMatrix  # the compiled part: loaded where there is a GPU
 
         self.codes, self.scales = bcq_tiles.tile_(self.codes, self.scales)
         self.matrix = BcqMatrix(
@@ -78,8 +78,8 @@ class Linear(SlabLinear):
         """See the class."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
+        from localq.formats.bcq.kernel import bcq_gemv
         from localq.kernels import gemv  # as in `put_into_tiles`
-        from localq.kernels.bcq import bcq_gemv
 
         if self.matrix is None or x.shape[0] > gemv.ROWS or x.dtype == torch.float32:
             return self._by_slabs(x)
@@ -91,7 +91,7 @@ class Linear(SlabLinear):
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=device)
         if self.matrix is not None and dtype != torch.float32 and self.codes.is_cuda:
-            from localq.kernels.bcq import bcq_dequantize  # as in `put_into_tiles`
+            from localq.formats.bcq.kernel import bcq_dequantize  # as in `put_into_tiles`
 
             return bcq_dequantize(self.matrix, first, out)
         tiles = CHUNK_WEIGHTS.get(device.type, 2**18) // (self.row_step * self.in_features)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from localq.quant import vq_tiles
+from localq.formats.codebooks import tiles as codebook_tiles
 
-ROWS, COLUMNS = vq_tiles.ROWS, 128  # of a tile; of a block
+ROWS, COLUMNS = codebook_tiles.ROWS, 128  # of a tile; of a block
 WORD, OF_BLOCK = 4, COLUMNS // 8  # bytes: of a word of signs, of a row's block
 TILED_AT_A_TIME = 2**23  # bytes
 

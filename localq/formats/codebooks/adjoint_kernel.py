@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from localq import kernels
+from localq.formats.codebooks.search_kernel import ENTRIES
 from localq.kernels.checks import check, check_cuda, place
-from localq.kernels.search import ENTRIES
 
 OP = "vq_adjoint"
 # Rows are cut into so many shares, whatever the GPU: as many as keep a large one busy.

@@ -42,15 +42,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.checkpoint import Checkpoint
 from localq.errors import bad_file
-from localq.jsonfile import DAMAGED
-from localq.quant import gather_order, vq_tiles
-from localq.quant.additive import dequantize_codes
-from localq.quant.vq_linear import Book, VqLinear, multiplies
+from localq.files.json_files import DAMAGED
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.codebooks import gather_order
+from localq.formats.codebooks import tiles as codebook_tiles
+from localq.formats.codebooks.definition import dequantize_codes
+from localq.formats.codebooks.linear import Book, VqLinear, multiplies
 
 if TYPE_CHECKING:
-    from localq.kernels.gather import GatherMatrix
+    from localq.formats.codebooks.gather_kernel import GatherMatrix
 
 quant_method = "aqlm"
 suffixes = (".codes", ".codebooks", ".scales")
@@ -158,7 +159,7 @@ class Linear(VqLinear):
     def books(self) -> list[Book]:
         """See `VqLinear`."""
         books, entries, out_group, in_group = self.codebooks.shape
-        small = self.codes.dtype == torch.int8 and books <= 2 and entries <= vq_tiles.ENTRIES and out_group == 1
+        small = self.codes.dtype == torch.int8 and books <= 2 and entries <= codebook_tiles.ENTRIES and out_group == 1
         if not small or in_group not in (2, 4, 8, 16) or self.in_features % 8 or self.scales.dtype not in HALF_TYPES:
             return []
         return [Book("codes", number, self.codebooks, number) for number in range(books)]
@@ -173,7 +174,10 @@ class Linear(VqLinear):
     @property
     def gather(self) -> GatherMatrix | None:
         """The buffers as `gather_gemv` takes them; None for layouts that it does not read."""
-        from localq.kernels.gather import GatherMatrix, reads  # the compiled part: loaded where there is a GPU
+        from localq.formats.codebooks.gather_kernel import (  # the compiled part: loaded where there is a GPU
+            GatherMatrix,
+            reads,
+        )
 
         matrix = GatherMatrix(self.codes, self.codebooks, self.scales)
         return matrix if reads(matrix) else None
@@ -182,9 +186,9 @@ class Linear(VqLinear):
         """See the class."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
+        from localq.formats.codebooks.gather_kernel import gather_gemv
+        from localq.formats.codebooks.lookup_kernel import vq_gemv
         from localq.kernels import gemv  # as in `gather`
-        from localq.kernels.gather import gather_gemv
-        from localq.kernels.vq import vq_gemv
 
         if self.matrix is not None and multiplies(self, x):
             return vq_gemv(x, [self.matrix], biases=[self.bias])
@@ -204,7 +208,12 @@ class Linear(VqLinear):
             packed, first = Packed(self.codes_of("codes", first, count), self.codebooks, part), 0
         if not out.is_cuda:
             return dequantize_rows(packed, first, out)
-        from localq.kernels.unpack import LONGEST, MOST_BOOKS, CodeSet, additive_dequantize  # as in `gather`
+        from localq.formats.codebooks.unpack_kernel import (  # as in `gather`
+            LONGEST,
+            MOST_BOOKS,
+            CodeSet,
+            additive_dequantize,
+        )
 
         if books > MOST_BOOKS or out_group * in_group > LONGEST:
             return dequantize_rows(packed, first, out)

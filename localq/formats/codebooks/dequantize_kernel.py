@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from localq import kernels
+from localq.formats.codebooks.lookup_kernel import BOOKS, ENTRIES, LONGEST, TILE, VqMatrix, check_matrix
 from localq.kernels.checks import TYPES, check, check_cuda, place
-from localq.kernels.vq import BOOKS, ENTRIES, LONGEST, TILE, VqMatrix, check_matrix
 
 OP = "vq_dequantize"
 

@@ -14,9 +14,16 @@ import torch
 from torch import Tensor
 
 from localq import kernels
+from localq.formats.codebooks.lookup_kernel import (
+    BOOKS,
+    VqMatrix,
+    check_signs,
+    check_tensors,
+    matrix_arguments,
+    meeting_place,
+)
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
 from localq.kernels.gemv import Norm, norm_arguments
-from localq.kernels.vq import BOOKS, VqMatrix, check_signs, check_tensors, matrix_arguments, meeting_place
 
 WORDS = 6  # of 8 bytes, of a matrix in the table: csrc/vq_experts.h, VqPlace
 LOADED = 16  # bytes of codes and of codewords that a lane loads at once

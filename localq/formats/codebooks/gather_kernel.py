@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from localq import kernels
+from localq.formats.codebooks.unpack_kernel import VptqMatrix, check_vptq, vptq_arguments
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, check, check_cuda, place
-from localq.kernels.rows import PackedRows
-from localq.kernels.unpack import VptqMatrix, check_vptq, vptq_arguments
+from localq.kernels.checks import HALF_TYPES, PackedRows, check, check_cuda, place
 
 GROUPS = (8, 16)  # columns of a codeword of AQLM
 VECTORS = (8, 16)  # rows of a codeword of VPTQ

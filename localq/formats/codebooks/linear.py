@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from localq.quant import vq_tiles
-from localq.quant.slabs import SlabLinear
+from localq.formats.codebooks import tiles as codebook_tiles
+from localq.formats.linear import SlabLinear
 
 if TYPE_CHECKING:
-    from localq.kernels.vq import VqBook, VqMatrix
+    from localq.formats.codebooks.lookup_kernel import VqBook, VqMatrix
 
 # Codebook -> factor -> its fragments: matrices that share a codebook share them too, which saves a launch tables.
 _fragments: Any = WeakIdKeyDictionary()
@@ -64,20 +64,23 @@ class VqLinear(SlabLinear):
         books = self.books()
         if self.matrix is not None or not books:
             return self
-        from localq.kernels.vq import VqMatrix, meeting_place  # the compiled part: loaded where there is a GPU
+        from localq.formats.codebooks.lookup_kernel import (  # the compiled part: loaded where there is a GPU
+            VqMatrix,
+            meeting_place,
+        )
 
         self.code_shapes = {book.codes: tuple(getattr(self, book.codes).shape) for book in books}
         for name in self.code_shapes:
-            setattr(self, name, vq_tiles.tile_(getattr(self, name)))
-        factor = vq_tiles.factor_of([book.values for book in books])
+            setattr(self, name, codebook_tiles.tile_(getattr(self, name)))
+        factor = codebook_tiles.factor_of([book.values for book in books])
         held = tuple(self._book(book, factor) for book in books)
         self.matrix = VqMatrix(held, self.scales.view(-1), factor, self.out_features, self.in_features)
-        self.row_step = vq_tiles.ROWS
+        self.row_step = codebook_tiles.ROWS
         meeting_place(self.scales.device)  # allocates it now
         return self
 
     def _book(self, book: Book, factor: float) -> VqBook:
-        from localq.kernels.vq import VqBook  # as in `tile_`
+        from localq.formats.codebooks.lookup_kernel import VqBook  # as in `tile_`
 
         positions = self.code_shapes[book.codes][1]
         together = sum(other.codes == book.codes for other in self.books())
@@ -92,7 +95,7 @@ class VqLinear(SlabLinear):
         """
         if self.matrix is None or not out.is_cuda:
             return None
-        from localq.kernels.vq_dequantize import vq_dequantize  # as in `tile_`
+        from localq.formats.codebooks.dequantize_kernel import vq_dequantize  # as in `tile_`
 
         return vq_dequantize(self.matrix, [book.values for book in self.books()], first, out, rounded=rounded)
 
@@ -101,7 +104,7 @@ class VqLinear(SlabLinear):
         codes: Tensor = getattr(self, name)
         if self.matrix is None:
             return codes[first : None if count is None else first + count]
-        return vq_tiles.untile(codes, self.code_shapes[name], first, count)
+        return codebook_tiles.untile(codes, self.code_shapes[name], first, count)
 
 
 def table_bytes(model: nn.Module) -> int:
@@ -110,7 +113,7 @@ def table_bytes(model: nn.Module) -> int:
     shared = {book.fragments.data_ptr(): book.fragments.nbytes for matrix in matrices for book in matrix.books}
     if not matrices:
         return 0
-    from localq.kernels.vq import meeting_bytes  # as in `tile_`
+    from localq.formats.codebooks.lookup_kernel import meeting_bytes  # as in `tile_`
 
     return sum(shared.values()) + meeting_bytes(matrices[0].codes.device)
 
@@ -118,7 +121,7 @@ def table_bytes(model: nn.Module) -> int:
 def _fragments_of(book: Book, factor: float) -> Tensor:
     known: dict[tuple[int | None, float], Tensor] = _fragments.setdefault(book.codebook, {})
     if (book.index, factor) not in known:
-        known[book.index, factor] = vq_tiles.fragments(book.values, factor)
+        known[book.index, factor] = codebook_tiles.fragments(book.values, factor)
     return known[book.index, factor]
 
 

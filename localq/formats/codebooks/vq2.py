@@ -46,13 +46,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq import footprint
-from localq.architecture import Linears
-from localq.quant import hadamard
-from localq.quant.vq2_codec import BLOCK, ENTRIES, Packed, decode_rows, dequantize
-from localq.quant.vq2_read import BOOKS, SUFFIXES, from_checkpoint, stored_shape
-from localq.quant.vq_linear import Book, VqLinear, multiplies
-from localq.schemes import codebook_name
+from localq.files.architecture import Linears
+from localq.files.schemes import codebook_name
+from localq.formats.codebooks import rotation
+from localq.formats.codebooks.linear import Book, VqLinear, multiplies
+from localq.formats.codebooks.vq2_codec import BLOCK, ENTRIES, Packed, decode_rows, dequantize
+from localq.formats.codebooks.vq2_read import BOOKS, SUFFIXES, from_checkpoint, stored_shape
+from localq.planner import footprint
 
 __all__ = [
     "BLOCK",
@@ -202,14 +202,14 @@ class Linear(VqLinear):
             x, signs = self._rotated(x, signs), None
         if self.matrix is None or not few:
             return self._by_slabs(x)
-        from localq.kernels.vq import vq_gemv  # the compiled part: loaded where there is a GPU
+        from localq.formats.codebooks.lookup_kernel import vq_gemv  # the compiled part: loaded where there is a GPU
 
         return vq_gemv(x, [self.matrix], biases=[self.bias], signs=signs)
 
     def _rotated(self, x: Tensor, signs: Tensor) -> Tensor:
         if not x.is_cuda or x.dtype == torch.float32:
-            return hadamard.rotate(x, signs)
-        from localq.kernels import hadamard as kernel  # as in `forward`
+            return rotation.rotate(x, signs)
+        from localq.formats.codebooks import rotation_kernel as kernel  # as in `forward`
 
         return kernel.hadamard(x.contiguous(), signs)
 
@@ -222,7 +222,10 @@ class Linear(VqLinear):
         packed = self._packed_rows(first, count)
         if not out.is_cuda:
             return decode_rows(packed, 0, out)
-        from localq.kernels.unpack import CodeSet, additive_dequantize  # the compiled part: loaded where there is a GPU
+        from localq.formats.codebooks.unpack_kernel import (  # the compiled part: loaded where there is a GPU
+            CodeSet,
+            additive_dequantize,
+        )
 
         sets = [
             CodeSet(codes.unsqueeze(-1), codebook.unsqueeze(0), stride)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from localq.quant import hadamard
-from localq.quant.additive import dequantize_codes
+from localq.formats.codebooks import rotation
+from localq.formats.codebooks.definition import dequantize_codes
 
 BLOCK = 16  # columns are a multiple of it, so that every stride divides them
 ENTRIES = 256
@@ -133,4 +133,4 @@ def _chunk(packed: Packed, rows: slice, signs: Tensor | None, out: Tensor) -> No
         weight = dequantize_codes(codes[rows, :, None], codebook[None], stride, length, packed.shape[1], weight)
     assert weight is not None  # there is at least one book
     weight *= packed.scales[rows, None].float()
-    out.copy_(weight if signs is None else hadamard.unrotate_(weight, signs))
+    out.copy_(weight if signs is None else rotation.unrotate_(weight, signs))

@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from localq.architecture import Architecture
-from localq.checkpoint import Checkpoint
 from localq.errors import LocalqError, bad_file
-from localq.jsonfile import DAMAGED
-from localq.quant.vq2_codec import Packed
-from localq.schemes import codebook_name, columns_of
+from localq.files.architecture import Architecture
+from localq.files.json_files import DAMAGED
+from localq.files.schemes import codebook_name, columns_of
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.codebooks.vq2_codec import Packed
 
 BOOKS = ((".codes", ".codebook"), (".codes_2", ".codebook_2"))
 SUFFIXES = (*BOOKS[0], *BOOKS[1], ".scales", ".signs")

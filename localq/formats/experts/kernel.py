@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from localq import kernels
-from localq.kernels import nf4, vq_experts
-from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
-from localq.kernels.gemv import Norm, norm_arguments
-from localq.kernels.mxfp4 import WIDEST, Mxfp4Matrix, mxfp4_dequantize
-from localq.kernels.stacks import (
+from localq.formats.codebooks import experts_kernel as codebook_experts
+from localq.formats.codebooks.experts_kernel import VqStack
+from localq.formats.experts.stacks import (
     Mxfp4Stack,
     Nf4Stack,
     Stack,
@@ -27,7 +25,10 @@ from localq.kernels.stacks import (
     shape_of,
     stack_bytes,
 )
-from localq.kernels.vq_experts import VqStack
+from localq.formats.mxfp4.kernel import WIDEST, Mxfp4Matrix, mxfp4_dequantize
+from localq.formats.nf4 import kernel as nf4_kernel
+from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
+from localq.kernels.gemv import Norm, norm_arguments
 
 __all__ = [
     "Mxfp4Stack",
@@ -166,7 +167,7 @@ def experts_gate_up(
     if isinstance(stack, VqStack):
         if bias is not None or interleaved or gate != "silu":
             raise ValueError(f"{op}: experts in codebooks have no bias, and silu of gates that lie before the ups")
-        return vq_experts.vq_experts_gate_up(x, stack, chosen, norm=norm, out=out)
+        return codebook_experts.vq_experts_gate_up(x, stack, chosen, norm=norm, out=out)
     check_cuda(op, "the stack's codes", leading(stack))
     kernels.module().experts_gate_up(
         x=x.data_ptr(),
@@ -219,7 +220,7 @@ def experts_down(
         if bias is not None:
             raise ValueError(f"{op}: experts in codebooks have no bias")
         given = (gated, stack, chosen, weights)
-        return vq_experts.vq_experts_down(*given, residual=residual, out=out, signs=signs)
+        return codebook_experts.vq_experts_down(*given, residual=residual, out=out, signs=signs)
     if signs is not None:
         raise ValueError(f"{op}: signs are of experts in codebooks, and the stack is a {type(stack).__name__}")
     check_cuda(op, "the stack's codes", leading(stack))
@@ -272,7 +273,7 @@ def experts_dequantize(stack: Stack, expert: int, out: Tensor) -> Tensor:
         return mxfp4_dequantize(matrix, out.dtype, out)
     if isinstance(stack, Nf4Stack):
         rows = (expert * stack.out_features, stack.out_features)
-        return nf4.nf4_dequantize(stack.matrix, out.dtype, out, rows)
+        return nf4_kernel.nf4_dequantize(stack.matrix, out.dtype, out, rows)
     return out.copy_(stack[expert])
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq.kernels import nf4
+from localq.formats.codebooks.experts_kernel import VqStack, check_vq_stack
+from localq.formats.nf4 import kernel as nf4_kernel
+from localq.formats.nf4.kernel import Nf4Matrix
 from localq.kernels.checks import HALF_TYPES, check
-from localq.kernels.nf4 import Nf4Matrix
-from localq.kernels.vq_experts import VqStack, check_vq_stack
 
 MXFP4_BLOCK = 32
 COLUMNS = 64  # a row of a packed stack is a whole number of them
@@ -74,7 +74,7 @@ class Nf4Stack:
     @property
     def nbytes(self) -> int:
         """Bytes of all of them, without the two small tables."""
-        return nf4.nf4_weight_bytes(self.matrix.count, self.matrix.nested_absmax is not None)
+        return nf4_kernel.nf4_weight_bytes(self.matrix.count, self.matrix.nested_absmax is not None)
 
     def active_bytes(self, active: int) -> int:
         """Bytes that a product with so many experts reads."""
@@ -129,7 +129,7 @@ def check_stack(op: str, stack: Stack, dtype: torch.dtype, device: torch.device)
             raise ValueError(f"{op}: {stack.matrix.out_features} rows are not those of {stack.experts} experts")
         if stack.matrix.tiled:
             raise ValueError(f"{op}: the matrix is tiled, a stack must lie row by row")
-        nf4.check_matrix(op, stack.matrix)
+        nf4_kernel.check_matrix(op, stack.matrix)
         if stack.matrix.codes.device != device:
             raise ValueError(f"{op}: codes are on {stack.matrix.codes.device}, must be on {device}")
     else:
@@ -149,7 +149,7 @@ def arguments(stack: Mxfp4Stack | Nf4Stack | Tensor) -> tuple[int, int, int, int
         return (PLAIN, stack.data_ptr(), 0, 0, 0, 0.0, 0, *sizes)
     if isinstance(stack, Mxfp4Stack):
         return (MXFP4, stack.blocks.data_ptr(), stack.scales.data_ptr(), 0, 0, 0.0, 0, *sizes)
-    codes, absmax, nested, nested_map, offset, code_map, *_ = nf4.arguments(stack.matrix)
+    codes, absmax, nested, nested_map, offset, code_map, *_ = nf4_kernel.arguments(stack.matrix)
     return (NF4, codes, absmax, nested, nested_map, offset, code_map, *sizes)
 
 

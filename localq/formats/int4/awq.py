@@ -26,10 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq.checkpoint import Checkpoint
-from localq.quant import int4_read
-from localq.quant.int4_codec import Packed, bytes_of, dequantize, nibbles
-from localq.quant.int4_linear import Int4Linear
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.int4 import read as int4_read
+from localq.formats.int4.codec import Packed, bytes_of, dequantize, nibbles
+from localq.formats.int4.linear import Int4Linear
 
 __all__ = ["Linear", "Packed", "bytes", "dequantize", "from_checkpoint", "is_quantized", "placed_bytes",
            "quant_method", "stored_bytes", "stored_shape", "suffixes"]  # fmt: skip

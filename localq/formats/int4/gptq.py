@@ -33,11 +33,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq import schemes
-from localq.checkpoint import Checkpoint
-from localq.quant import int4_read
-from localq.quant.int4_codec import Packed, as_order, bytes_of, dequantize, nibbles
-from localq.quant.int4_linear import Int4Linear
+from localq.files import schemes
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.int4 import read as int4_read
+from localq.formats.int4.codec import Packed, as_order, bytes_of, dequantize, nibbles
+from localq.formats.int4.linear import Int4Linear
 
 __all__ = ["Linear", "Packed", "bytes", "dequantize", "from_checkpoint", "idle_biases", "is_quantized", "placed_bytes",
            "quant_method", "stored_bytes", "stored_shape", "suffixes"]  # fmt: skip

@@ -1,7 +1,7 @@
 """Operations on 4-bit weights of AWQ and GPTQ: checks of the tensors, then the kernel on torch's stream.
 
 All work under CUDA graph capture and allocate nothing but their result. A matrix is in tiled order (csrc/int4.cuh;
-`localq.quant.int4_tiles` makes it).
+`localq.formats.int4.tiles` makes it).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
-from localq.kernels.rows import NibbleRows
+from localq.kernels.checks import HALF_TYPES, TYPES, NibbleRows, check, check_cuda, place
 
 ROWS, COLUMNS = 16, 64  # out and in are multiples of them
 WIDEST_ORDER = 49_152  # columns of x that are gathered into shared memory, which is 99 KiB on the smallest card
@@ -107,7 +106,7 @@ def int4_dequantize(matrix: Int4Matrix, first: int, out: Tensor) -> Tensor:
     """Rows of the weights from `first` on, a multiple of 16, into `out` [count, in] and `out`; count is one as well.
 
     Columns lie as in the codes: `order` says where they belong. Of any float dtype of 16 or 32 bits; bit-exact with
-    `localq.quant.int4_codec`.
+    `localq.formats.int4.codec`.
 
     Memory-bound: `int4_dequantize_bytes` over the memory bandwidth is the floor.
     """

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.quant import int4_tiles
-from localq.quant.int4_codec import Packed, columns_of, dequantize, dequantize_rows
-from localq.quant.slabs import SlabLinear
+from localq.formats.int4 import tiles as int4_tiles
+from localq.formats.int4.codec import Packed, columns_of, dequantize, dequantize_rows
+from localq.formats.linear import SlabLinear
 
 if TYPE_CHECKING:
-    from localq.kernels.int4 import Int4Matrix
+    from localq.formats.int4.kernel import Int4Matrix
 
 
 class Int4Linear(SlabLinear):
@@ -55,7 +55,9 @@ class Int4Linear(SlabLinear):
         """The buffers as the kernels take them; None where they are not tiled."""
         if not self.tiled:
             return None
-        from localq.kernels.int4 import Int4Matrix  # the compiled part: loaded where there is a GPU, for start-up cost
+        from localq.formats.int4.kernel import (
+            Int4Matrix,  # the compiled part: loaded where there is a GPU, for start-up cost
+        )
 
         return Int4Matrix(self.codes, self.scales, self.zeros, self._order, self.group)
 
@@ -75,9 +77,9 @@ class Int4Linear(SlabLinear):
         """See the class."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
+        from localq.formats.int4.kernel import int4_gemv, reads
         from localq.kernels import gemv  # as in `matrix`
         from localq.kernels.checks import HALF_TYPES
-        from localq.kernels.int4 import int4_gemv, reads
 
         matrix = self.matrix
         few = x.shape[0] <= gemv.ROWS and x.dtype in HALF_TYPES
@@ -97,7 +99,7 @@ class Int4Linear(SlabLinear):
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
         matrix = self.matrix
         if matrix is not None and out.is_cuda:
-            from localq.kernels.int4 import int4_dequantize  # as in `matrix`
+            from localq.formats.int4.kernel import int4_dequantize  # as in `matrix`
 
             return int4_dequantize(matrix, first, out)
         packed = self._held

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq.checkpoint import Checkpoint
 from localq.errors import bad_file
-from localq.jsonfile import DAMAGED
-from localq.quant.int4_codec import ROWS
+from localq.files.json_files import DAMAGED
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.int4.codec import ROWS
 
 WORD = 8  # codes of an int32
 SIZES = (16, 32, 64, 128, 256, 512, 1024)  # of groups, as GPTQModel writes them; -1 is the whole row

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from localq.quant.int4_codec import Packed, bytes_of, nibbles
+from localq.formats.int4.codec import Packed, bytes_of, nibbles
 
 ROWS, COLUMNS = 16, 64  # rows of a tile; columns of a block of it
 TILED_AT_A_TIME = 2**24  # weights, of which the temporaries take some 24 MiB

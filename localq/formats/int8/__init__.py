@@ -13,7 +13,7 @@ codes_ij = round(weight_ij / scales_i)              in f32, ties to even; 0 in a
 What it costs the head of SmolLM2-135M (576 columns; CPU, 512 tokens of the licence text, logits against those of the
 checkpoint's head): mean KL 1.3e-3 nats, equal first choice 99.2 %. With one scale per 64 columns (8.25 bits) it is
 3.7e-4 and 98.6 %, an NF4 head has 0.13 and 77 %. The row's scale is near enough, and is applied once per result instead
-of once per block. `pytest -s tests/quant/test_int8.py -k real` prints all three.
+of once per block. `pytest -s tests/formats/int8/test_int8.py -k real` prints all three.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from localq.formats.int8.kernel import COLUMNS, Int8Matrix, int8_gemv
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES
-from localq.kernels.int8 import COLUMNS, Int8Matrix, int8_gemv
 
 LARGEST = 127
 ELEMENTS_AT_A_TIME = 2**23  # quantized together, so that f32 copies of a head of 128,256 rows stay small: 32 MiB

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import check, check_cuda, place
-from localq.kernels.rows import PackedRows
+from localq.kernels.checks import PackedRows, check, check_cuda, place
 
 COLUMNS = 16  # a row is a whole number of 16-byte loads
 

@@ -29,14 +29,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.checkpoint import Checkpoint
 from localq.errors import bad_file
-from localq.jsonfile import DAMAGED
-from localq.quant.mxfp4_codec import BLOCK, NOT_A_NUMBER, VALUES, Packed, dequantize, quantize
-from localq.quant.slabs import SlabLinear
+from localq.files.json_files import DAMAGED
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.linear import SlabLinear
+from localq.formats.mxfp4.codec import BLOCK, NOT_A_NUMBER, VALUES, Packed, dequantize, quantize
 
 if TYPE_CHECKING:
-    from localq.kernels.mxfp4 import Mxfp4Matrix
+    from localq.formats.mxfp4.kernel import Mxfp4Matrix
 
 __all__ = [
     "BLOCK",
@@ -88,7 +88,9 @@ class Linear(SlabLinear):
     @property
     def matrix(self) -> Mxfp4Matrix:
         """The buffers as the kernels take them."""
-        from localq.kernels.mxfp4 import Mxfp4Matrix  # the compiled part: only where there is a GPU, for start-up cost
+        from localq.formats.mxfp4.kernel import (
+            Mxfp4Matrix,  # the compiled part: only where there is a GPU, for start-up cost
+        )
 
         return Mxfp4Matrix(self.codes, self.scales)
 
@@ -96,8 +98,8 @@ class Linear(SlabLinear):
         """See the class."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
+        from localq.formats.mxfp4.kernel import mxfp4_gemv, reads
         from localq.kernels import gemv  # as in `matrix`
-        from localq.kernels.mxfp4 import mxfp4_gemv, reads
 
         if x.shape[0] > gemv.ROWS or x.dtype == torch.float32 or not reads(self.matrix):
             return self._by_slabs(x)
@@ -107,7 +109,7 @@ class Linear(SlabLinear):
         """See `SlabLinear`."""
         if not self.codes.is_cuda:
             return dequantize(self.packed.rows(slice(first, first + count)), dtype, out)
-        from localq.kernels.mxfp4 import mxfp4_dequantize  # as in `matrix`
+        from localq.formats.mxfp4.kernel import mxfp4_dequantize  # as in `matrix`
 
         return mxfp4_dequantize(self.matrix, dtype, out, (first, count))
 

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq.checkpoint import Checkpoint
-from localq.quant import mxfp4
+from localq.formats import mxfp4
+from localq.formats.checkpoint import Checkpoint
 
 suffixes = ("_blocks", "_scales")
 

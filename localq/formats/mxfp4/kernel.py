@@ -13,8 +13,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import TYPES, check, check_cuda, check_slab, place
-from localq.kernels.rows import NibbleRows
+from localq.kernels.checks import TYPES, NibbleRows, check, check_cuda, check_slab, place
 
 BLOCK = 32
 COLUMNS = 64  # a row that `mxfp4_gemv` reads is a whole number of them

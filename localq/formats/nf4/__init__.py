@@ -37,11 +37,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq.checkpoint import Checkpoint
 from localq.errors import bad_file
-from localq.jsonfile import DAMAGED, parse_object
-from localq.quant.nf4_codec import BLOCK, CODE_MAP, NESTED_BLOCK, Packed, absmax_f32, dequantize, dynamic_map, quantize
-from localq.quant.nf4_linear import Linear
+from localq.files.json_files import DAMAGED, parse_object
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.nf4.codec import (
+    BLOCK,
+    CODE_MAP,
+    NESTED_BLOCK,
+    Packed,
+    absmax_f32,
+    dequantize,
+    dynamic_map,
+    quantize,
+)
+from localq.formats.nf4.linear import Linear
 
 __all__ = [
     "BLOCK",

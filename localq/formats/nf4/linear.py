@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.quant import nf4_crossover, nf4_tiles
-from localq.quant.nf4_codec import CODE_MAP, Packed, dequantize
-from localq.quant.slabs import SlabLinear
+from localq.formats.linear import SlabLinear
+from localq.formats.nf4 import crossover
+from localq.formats.nf4 import tiles as nf4_tiles
+from localq.formats.nf4.codec import CODE_MAP, Packed, dequantize
 
 if TYPE_CHECKING:
-    from localq.kernels.nf4 import Nf4Matrix
+    from localq.formats.nf4.kernel import Nf4Matrix
 
 TILED_AT_A_TIME = 2**24  # weights, of which the copy takes 8 MiB
 _shared_tables: dict[torch.device, list[Tensor]] = {}
@@ -72,7 +73,9 @@ class Linear(SlabLinear):
     @property
     def matrix(self) -> Nf4Matrix:
         """The buffers as the kernels take them."""
-        from localq.kernels.nf4 import Nf4Matrix  # the compiled part: loaded where there is a GPU, for start-up cost
+        from localq.formats.nf4.kernel import (
+            Nf4Matrix,  # the compiled part: loaded where there is a GPU, for start-up cost
+        )
 
         return Nf4Matrix(
             self.codes,
@@ -105,8 +108,8 @@ class Linear(SlabLinear):
         """See the class."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
+        from localq.formats.nf4.kernel import nf4_gemm, nf4_gemv
         from localq.kernels import gemv  # as in `matrix`
-        from localq.kernels.nf4 import nf4_gemm, nf4_gemv
 
         rows = x.shape[0]
         if x.dtype == torch.float32 or rows >= _rows_from(x.device, self.out_features * self.in_features):
@@ -117,7 +120,7 @@ class Linear(SlabLinear):
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """See `SlabLinear`."""
-        from localq.kernels.nf4 import nf4_dequantize  # as in `matrix`
+        from localq.formats.nf4.kernel import nf4_dequantize  # as in `matrix`
 
         return nf4_dequantize(self.matrix, dtype, out, None if count == self.out_features else (first, count))
 
@@ -125,4 +128,4 @@ class Linear(SlabLinear):
 @functools.cache
 def _rows_from(device: torch.device, weights: int) -> int:
     """See `nf4_crossover.rows_from`; asking for the name of the GPU at every product would take microseconds."""
-    return nf4_crossover.rows_from(torch.cuda.get_device_name(device), weights)
+    return crossover.rows_from(torch.cuda.get_device_name(device), weights)

@@ -33,16 +33,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.checkpoint import Checkpoint
 from localq.errors import bad_file
-from localq.jsonfile import DAMAGED
-from localq.quant import squeezellm_tiles
-from localq.quant.int4_codec import bytes_of, nibbles
-from localq.quant.slabs import SlabLinear
-from localq.quant.squeezellm_fit import VALUES, fitted
+from localq.files.json_files import DAMAGED
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.int4.codec import bytes_of, nibbles
+from localq.formats.linear import SlabLinear
+from localq.formats.squeezellm import tiles as squeezellm_tiles
+from localq.formats.squeezellm.fit import VALUES, fitted
 
 if TYPE_CHECKING:
-    from localq.kernels.rowlut import RowLutMatrix
+    from localq.formats.squeezellm.kernel import RowLutMatrix
 
 BLOCK = 32  # rows are made whose columns are a multiple of it: those that the kernel multiplies
 WORD = 8  # codes of an int32
@@ -222,16 +222,16 @@ class Linear(SlabLinear):
     @property
     def matrix(self) -> RowLutMatrix:
         """The buffers as the kernels take them."""
-        from localq.kernels.rowlut import RowLutMatrix  # the compiled part: loaded where there is a GPU
+        from localq.formats.squeezellm.kernel import RowLutMatrix  # the compiled part: loaded where there is a GPU
 
         return RowLutMatrix(self.codes, self.table, self.tiled)
 
     @property
     def multiplies(self) -> bool:
         """`rowlut_gemv` takes it, on a GPU."""
-        from localq.kernels import rowlut  # as in `matrix`
+        from localq.formats.squeezellm import kernel as squeezellm_kernel  # as in `matrix`
 
-        return self.in_features % rowlut.COLUMNS == 0
+        return self.in_features % squeezellm_kernel.COLUMNS == 0
 
     def tile_(self) -> Linear:
         """Put the codes into tiles, in place, where rows and columns allow it."""
@@ -244,8 +244,8 @@ class Linear(SlabLinear):
         """See the class."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
+        from localq.formats.squeezellm.kernel import rowlut_gemv
         from localq.kernels import gemv  # as in `matrix`
-        from localq.kernels.rowlut import rowlut_gemv
 
         few = x.shape[0] <= gemv.ROWS and x.dtype in (torch.float16, torch.bfloat16)
         return rowlut_gemv(x, [self.matrix], biases=[self.bias]) if few and self.multiplies else self._by_slabs(x)
@@ -256,6 +256,6 @@ class Linear(SlabLinear):
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
         if not out.is_cuda:
             return dequantize_rows(Packed(self.codes, self.table), first, out, self.tiled)
-        from localq.kernels.rowlut import rowlut_dequantize  # as in `matrix`
+        from localq.formats.squeezellm.kernel import rowlut_dequantize  # as in `matrix`
 
         return rowlut_dequantize(self.matrix, first, out)

@@ -5,7 +5,7 @@ runs can be found exactly by dynamic programming, at a cost of the square of the
 first put into 64 cells, narrow where many good values lie: by the density to the power 1/3 (Panter and Dite 1951).
 Among runs of whole cells the best are found exactly, and Lloyd's rounds move their bounds to where they are best among
 the columns, each at the cost of a search for 15 bounds. Beside the exact solution over all columns that loses 0.3 to
-0.5 % more (tests/quant/test_squeezellm.py); Lloyd's rounds from quantiles alone lose 3 to 11 % more.
+0.5 % more (tests/formats/squeezellm/test_squeezellm.py); Lloyd's rounds from quantiles alone lose 3 to 11 % more.
 """
 
 from __future__ import annotations

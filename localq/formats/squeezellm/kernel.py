@@ -13,8 +13,7 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import TYPES, check, check_cuda, place
-from localq.kernels.rows import NibbleRows
+from localq.kernels.checks import TYPES, NibbleRows, check, check_cuda, place
 
 COLUMNS = 32  # of a load of 16 bytes: a product takes whole ones
 WORD = 8  # codes that are unpacked together

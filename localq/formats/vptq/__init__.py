@@ -49,12 +49,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from localq.errors import usage_error
-from localq.quant.slabs import SlabLinear
-from localq.quant.vptq_codec import FIELDS, Packed, dequantize, dequantize_rows, index_bits, unpack, words_of
-from localq.quant.vptq_read import SUFFIXES, from_checkpoint, stored_shape
+from localq.formats.linear import SlabLinear
+from localq.formats.vptq.codec import FIELDS, Packed, dequantize, dequantize_rows, index_bits, unpack, words_of
+from localq.formats.vptq.read import SUFFIXES, from_checkpoint, stored_shape
 
 if TYPE_CHECKING:
-    from localq.kernels.unpack import VptqMatrix
+    from localq.formats.codebooks.unpack_kernel import VptqMatrix
 
 __all__ = [
     "Linear",
@@ -132,14 +132,14 @@ class Linear(SlabLinear):
     @property
     def matrix(self) -> VptqMatrix:
         """The buffers as the kernels take them."""
-        from localq.kernels.unpack import VptqMatrix  # the compiled part: loaded where there is a GPU
+        from localq.formats.codebooks.unpack_kernel import VptqMatrix  # the compiled part: loaded where there is a GPU
 
         return VptqMatrix(**{name: getattr(self, name) for name in FIELDS}, shape=self.shape)
 
     @property
     def gather(self) -> VptqMatrix | None:
         """The same for `vptq_gemv`; None for layouts that it does not read."""
-        from localq.kernels.gather import reads_vptq  # as in `matrix`
+        from localq.formats.codebooks.gather_kernel import reads_vptq  # as in `matrix`
 
         matrix = self.matrix
         return matrix if reads_vptq(matrix) else None
@@ -148,8 +148,8 @@ class Linear(SlabLinear):
         """See the class."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
+        from localq.formats.codebooks.gather_kernel import vptq_gemv
         from localq.kernels import gemv  # as in `matrix`
-        from localq.kernels.gather import vptq_gemv
 
         matrix = self.gather if x.shape[0] <= gemv.ROWS and x.dtype == self.dtype else None
         return self._by_slabs(x) if matrix is None else vptq_gemv(x, [matrix], biases=[self.bias])
@@ -161,6 +161,6 @@ class Linear(SlabLinear):
         matrix = self.matrix
         if not out.is_cuda or len(matrix.dtypes()) > 1:
             return dequantize_rows(self.packed, first, count, dtype, out)
-        from localq.kernels.unpack import vptq_dequantize  # as in `matrix`
+        from localq.formats.codebooks.unpack_kernel import vptq_dequantize  # as in `matrix`
 
         return vptq_dequantize(matrix, first, out)

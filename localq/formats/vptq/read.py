@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq.checkpoint import Checkpoint
 from localq.errors import bad_file
-from localq.jsonfile import DAMAGED
-from localq.quant.vptq_codec import FIELDS, WORD, Packed, index_bits, words_of
+from localq.files.json_files import DAMAGED
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.vptq.codec import FIELDS, WORD, Packed, index_bits, words_of
 
 SUFFIXES = {name: f".{name}.weight" if name.endswith("centroids") else f".{name}" for name in FIELDS}
 SUFFIXES["places"] = ".perm"  # read as its inverse

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from localq import measured
 from localq.errors import usage_error
+from localq.planner.speed import measurements
 
 H200_PUBLISHED = 4.8e12
-REACHED = measured.READ_BYTES_PER_S / H200_PUBLISHED  # of the published bandwidth: 0.92
+REACHED = measurements.READ_BYTES_PER_S / H200_PUBLISHED  # of the published bandwidth: 0.92
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from localq import jsonfile, places
+from localq import places
 from localq.errors import LocalqError
-from localq.kv_form import KV_BITS, KvBits
+from localq.files import json_files
+from localq.kv_bits import KV_BITS, KvBits
 
 FILE = "measured.json"
 MAX_BYTES = 2**20
@@ -88,7 +89,7 @@ def _path() -> Path:
 def _section(kind: str) -> dict[str, Any]:
     with contextlib.suppress(LocalqError, OSError):  # damaged: as if it were not there
         if _path().exists():
-            found = jsonfile.read_object(_path(), MAX_BYTES).get(kind)
+            found = json_files.read_object(_path(), MAX_BYTES).get(kind)
             return found if isinstance(found, dict) else {}
     return {}
 

@@ -98,8 +98,8 @@ OWN_BOOKS_US = 1.5
 @dataclass(frozen=True)
 class WholeModel:
     """Decoding of 128 tokens, random weights. By `localq bench --synthetic` (of qwen3-32b with --formats) at
-    depth 0 and with a 16-bit cache; with a depth by `python tests/planner_report.py table`, behind a prompt of so many
-    tokens."""
+    depth 0 and with a 16-bit cache; with a depth by `python -m tests.tools.planner_report table`, behind a
+    prompt of so many tokens."""
 
     name: str
     head: str

@@ -18,13 +18,52 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
-from localq import footprint, kv_form, measured
-from localq.architecture import MODEL_TYPES, Architecture, Linears
-from localq.cards import Card
-from localq.kv_form import KvBits
-from localq.least_squares import least_squares
-from localq.placement import Placement
+from localq import kv_bits
+from localq.files.architecture import MODEL_TYPES, Architecture, Linears
+from localq.kv_bits import KvBits
+from localq.planner import footprint
+from localq.planner.placement import Placement
+from localq.planner.speed import measurements
+from localq.planner.speed.cards import Card
+
+
+def least_squares(points: Sequence[tuple[float, ...]], values: Sequence[float]) -> tuple[float, float, float]:
+    """Coefficients, none below 0, that bring `points` nearest to `values` in parts of each value.
+
+    All choices of coefficients that are not 0 are tried: there are three.
+    """
+    scaled = [[each / value for each in point] for point, value in zip(points, values, strict=True)]
+    best, least = (0.0, 0.0, 0.0), float(len(values))
+    for size in (1, 2, 3):
+        for chosen in combinations((2, 1, 0), size):  # among equals, bytes explain before the rest does
+            found = _solved([[row[index] for index in chosen] for row in scaled])
+            if found is None or min(found) < 0:
+                continue
+            full = [0.0, 0.0, 0.0]
+            for index, value in zip(chosen, found, strict=True):
+                full[index] = value
+            error = sum((sum(a * b for a, b in zip(row, full, strict=True)) - 1) ** 2 for row in scaled)
+            if error < least - 1e-9:
+                best, least = (full[0], full[1], full[2]), error
+    return best
+
+
+def _solved(rows: list[list[float]]) -> list[float] | None:
+    """x with `rows` x nearest to ones, by the normal equations; None where they have no single solution."""
+    size = len(rows[0])
+    table = [[sum(r[i] * r[j] for r in rows) for j in range(size)] + [sum(r[i] for r in rows)] for i in range(size)]
+    for i in range(size):
+        pivot = table[i][i]
+        if pivot <= 1e-12 * max(abs(each) for each in table[i]):
+            return None
+        table[i] = [each / pivot for each in table[i]]
+        for j in range(size):
+            if j != i:
+                table[j] = [a - table[j][i] * b for a, b in zip(table[j], table[i], strict=True)]
+    return [line[-1] for line in table]
+
 
 SECTOR = 32  # bytes that a gathered codeword moves, of a table that lies in L2
 SHARED_TABLE = 256  # entries: such a table stays in shared memory
@@ -51,13 +90,13 @@ class Machine:
         assert card is not None or read_bytes_per_s is not None
         read = read_bytes_per_s or (card.read_bytes_per_s if card else 0.0)
         if card is None:
-            return cls(read, measured.GATHER_BYTES_PER_S * min(1.0, read / measured.READ_BYTES_PER_S))
-        share = card.multiprocessors * card.boost_ghz / measured.MULTIPROCESSOR_GHZ
-        latency = max(1.0, measured.CLOCK_GHZ / card.boost_ghz)
-        return cls(read, measured.GATHER_BYTES_PER_S * min(1.0, share), latency)
+            return cls(read, measurements.GATHER_BYTES_PER_S * min(1.0, read / measurements.READ_BYTES_PER_S))
+        share = card.multiprocessors * card.boost_ghz / measurements.MULTIPROCESSOR_GHZ
+        latency = max(1.0, measurements.CLOCK_GHZ / card.boost_ghz)
+        return cls(read, measurements.GATHER_BYTES_PER_S * min(1.0, share), latency)
 
 
-MEASURED_ON = Machine(measured.READ_BYTES_PER_S, measured.GATHER_BYTES_PER_S)
+MEASURED_ON = Machine(measurements.READ_BYTES_PER_S, measurements.GATHER_BYTES_PER_S)
 
 
 @dataclass(frozen=True)
@@ -75,8 +114,8 @@ class Cost:
 
     def gathered_us(self, columns: float, count: float, machine: Machine) -> float:
         """Of one that moves `count` bytes of sectors."""
-        there = self.fixed_us + self.column_us * columns + self.times * 1e6 * count / measured.GATHER_BYTES_PER_S
-        return there * measured.GATHER_BYTES_PER_S / machine.gather_bytes_per_s
+        there = self.fixed_us + self.column_us * columns + self.times * 1e6 * count / measurements.GATHER_BYTES_PER_S
+        return there * measurements.GATHER_BYTES_PER_S / machine.gather_bytes_per_s
 
 
 def tokens_per_s(
@@ -93,7 +132,7 @@ def tokens_per_s(
 def _of_experts(arch: Architecture, format: str, scheme: str) -> bool:
     """Was it measured how long products with chosen experts take?"""
     kernel = product_kernel(footprint.format_of_experts(arch, format), scheme)
-    return kernel == "16 bit" or f"{kernel} experts" in measured.PRODUCTS
+    return kernel == "16 bit" or f"{kernel} experts" in measurements.PRODUCTS
 
 
 def bytes_per_token(arch: Architecture, format: str, scheme: str, placement: Placement) -> int:
@@ -133,7 +172,7 @@ def _launches(
     yield arch.expert_layers * _mixture(arch, format, scheme, machine) if arch.experts else 0.0
     head = {"16": "16 bit", "8": "8 bit", "nf4": "nf4"}[placement.head]
     yield _product(head, arch.vocab, arch.hidden, head, "", machine)
-    yield machine.latency * measured.EMBED_AND_CHOICE_US
+    yield machine.latency * measurements.EMBED_AND_CHOICE_US
 
 
 def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> float:
@@ -143,7 +182,7 @@ def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> 
     assert kernel is not None
     opened = _product(kernel, 2 * arch.experts_active * width, arch.hidden, format, scheme, machine, expert=True)
     closed = _product(kernel, arch.experts_active * arch.hidden, width, format, scheme, machine, expert=True)
-    return machine.latency * measured.ROUTER_US + opened + closed
+    return machine.latency * measurements.ROUTER_US + opened + closed
 
 
 def _products(shapes: Sequence[tuple[int, int]], format: str, scheme: str, machine: Machine) -> float:
@@ -155,7 +194,7 @@ def _products(shapes: Sequence[tuple[int, int]], format: str, scheme: str, machi
 def _product(
     kernel: str, rows: int, columns: int, format: str, scheme: str, machine: Machine, expert: bool = False
 ) -> float:
-    if expert and f"{kernel} experts" in measured.PRODUCTS:
+    if expert and f"{kernel} experts" in measurements.PRODUCTS:
         kernel = f"{kernel} experts"
     cost, moved = fitted(kernel), _moved(rows, columns, format, scheme, expert)
     off = off_fit(kernel, rows, columns)
@@ -178,20 +217,20 @@ def _moved(rows: int, columns: int, format: str, scheme: str, expert: bool = Fal
 def _between(arch: Architecture, format: str, scheme: str) -> float:
     """What a layer takes besides products and attention: norms behind, rotations of inputs; of AQLM further tables."""
     four_norms = "four_norms" in MODEL_TYPES[arch.model_type]
-    spent = 2 * measured.NORM_US if four_norms else 0.0
+    spent = 2 * measurements.NORM_US if four_norms else 0.0
     if format == "vq2":  # down; where the model cannot be turned all but o, whose input is turned with the values
-        spent += measured.ROTATION_US * (3 if four_norms else 1)
+        spent += measurements.ROTATION_US * (3 if four_norms else 1)
     if format == "aqlm" and product_kernel(format, scheme) not in GATHERS:  # k, v and up
-        spent += 3 * measured.OWN_BOOKS_US
+        spent += 3 * measurements.OWN_BOOKS_US
     return spent
 
 
 def _attention(arch: Architecture, bits: KvBits, live: float, machine: Machine) -> float:
     if isinstance(bits, str):  # keys and values of different bits were not measured: half of each is assumed
-        return sum(_attention(arch, part, live, machine) for part in kv_form.split(bits)) / 2
+        return sum(_attention(arch, part, live, machine) for part in kv_bits.split(bits)) / 2
     cost = fitted_attention(bits)
     moved = arch.kv_bytes_per_token(bits) / arch.layers * live
-    norms = measured.QK_NORM_US if "qk_norm" in MODEL_TYPES[arch.model_type] else 0.0
+    norms = measurements.QK_NORM_US if "qk_norm" in MODEL_TYPES[arch.model_type] else 0.0
     return machine.latency * norms + cost.us(arch.heads * arch.head_dim, moved, machine)
 
 
@@ -221,8 +260,8 @@ def variant_of(kernel: str) -> tuple[str, str, bool]:
 def _points(kernel: str) -> list[tuple[float, ...]]:
     """Of every measured launch: 1, columns, and us of its bytes at the measured rate."""
     format, scheme, expert = variant_of(kernel)
-    rate = measured.GATHER_BYTES_PER_S if kernel in GATHERS else measured.READ_BYTES_PER_S
-    rows = measured.PRODUCTS[kernel]
+    rate = measurements.GATHER_BYTES_PER_S if kernel in GATHERS else measurements.READ_BYTES_PER_S
+    rows = measurements.PRODUCTS[kernel]
     return [(1.0, columns, 1e6 * _moved(out, columns, format, scheme, expert) / rate) for out, columns, _ in rows]
 
 
@@ -231,10 +270,10 @@ def fitted(kernel: str) -> Cost:
     """The cost that is nearest to all measured launches of `kernel`, in parts of each. One launch does not tell bytes
     from latency: then the efficiency is that of the format's experts."""
     experts = f"{kernel} experts"
-    if len(measured.PRODUCTS[kernel]) == 1 and experts in measured.PRODUCTS:
-        (*_, us), (*_, moved) = measured.PRODUCTS[kernel][0], _points(kernel)[0]
+    if len(measurements.PRODUCTS[kernel]) == 1 and experts in measurements.PRODUCTS:
+        (*_, us), (*_, moved) = measurements.PRODUCTS[kernel][0], _points(kernel)[0]
         return Cost(us - fitted(experts).times * moved, 0.0, fitted(experts).times)
-    return Cost(*least_squares(_points(kernel), [us for *_, us in measured.PRODUCTS[kernel]]))
+    return Cost(*least_squares(_points(kernel), [us for *_, us in measurements.PRODUCTS[kernel]]))
 
 
 @functools.cache
@@ -245,7 +284,7 @@ def off_fit(kernel: str, rows: int, columns: int, without: tuple[int, int] | Non
     two-dimensional interpolation function for irregularly-spaced data, 1968). `without`: a shape to leave out.
     """
     cost, total, weights = fitted(kernel), 0.0, 0.0
-    for (out, inner, us), point in zip(measured.PRODUCTS[kernel], _points(kernel), strict=True):
+    for (out, inner, us), point in zip(measurements.PRODUCTS[kernel], _points(kernel), strict=True):
         if (out, inner) != without:
             apart = math.log2(rows / out) ** 2 + math.log2(columns / inner) ** 2
             near = (apart + NEAREST) ** -2
@@ -258,9 +297,9 @@ def off_fit(kernel: str, rows: int, columns: int, without: tuple[int, int] | Non
 @functools.cache
 def fitted_attention(bits: int) -> Cost:
     """Of a cache of so many bits. What more query heads cost was seen in 16 bit only, and counts for all."""
-    rows = [(heads * 128, slots, us) for of, heads, slots, us in measured.ATTENTION if of == bits]
+    rows = [(heads * 128, slots, us) for of, heads, slots, us in measurements.ATTENTION if of == bits]
     moved = 2 * 8 * (128 * bits // 8 + (0 if bits == 16 else 8))  # of a slot: k and v of 8 heads, scales
-    points = [(1.0, columns, 1e6 * slots * moved / measured.READ_BYTES_PER_S) for columns, slots, _ in rows]
+    points = [(1.0, columns, 1e6 * slots * moved / measurements.READ_BYTES_PER_S) for columns, slots, _ in rows]
     if bits == 16:
         return Cost(*least_squares(points, [us for *_, us in rows]))
     of_columns = fitted_attention(16).column_us

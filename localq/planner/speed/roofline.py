@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from localq import cards, remembered
-from localq.architecture import Architecture
-from localq.kv_form import KvBits
+from localq.files.architecture import Architecture
+from localq.kv_bits import KvBits
+from localq.planner.speed import cards, local_measurements
 from localq.stats import Stats
 
 MEASURED, RATED = "measured", "rated"  # on this machine; by its maker
@@ -97,7 +97,7 @@ def of_loaded(loaded: Held) -> Roof | None:
 
 def bandwidth(uuid: str, name: str) -> Bandwidth | None:
     """Of the GPU with that UUID and name: what `localq fit` has measured on this machine, else what its maker says."""
-    found = remembered.bandwidth(uuid or name)
+    found = local_measurements.bandwidth(uuid or name)
     if found is not None:
         return Bandwidth(found, MEASURED)
     card = cards.known(name)

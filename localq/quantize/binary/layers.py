@@ -19,14 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from localq.errors import bad_file
+from localq.formats import bcq
 from localq.models.decoder import Block
-from localq.quant import bcq
-from localq.quantizer import binary, stream
-from localq.quantizer.layer import Group, groups_of
-from localq.quantizer.sensitivity import linears_of
-from localq.quantizer.source import Source
-from localq.quantizer.statistics import Statistics
-from localq.quantizer.stream import Streams
+from localq.quantize.binary import matrix as binary
+from localq.quantize.codebooks.layer import Group, groups_of
+from localq.quantize.model import calibration_stream
+from localq.quantize.model.calibration_stream import Streams
+from localq.quantize.model.sensitivity import linears_of
+from localq.quantize.model.source import Source
+from localq.quantize.model.statistics import Statistics
 
 CORRECTION = 0.03  # damping of the goals, in parts of the metric's mean diagonal
 MakerOf = Callable[[str], bcq.Maker]  # planes and group of the Linear of that prefix
@@ -94,10 +95,13 @@ def _take_through(
     for group in groups[:2]:
         quantize(group)
     step = streams.step
-    streams.advance(lambda x: stream.after_attention(made, x, step), lambda x: stream.after_attention(block, x, step))
+    streams.advance(
+        lambda x: calibration_stream.after_attention(made, x, step),
+        lambda x: calibration_stream.after_attention(block, x, step),
+    )
     for group in groups[2:]:
         quantize(group)
-    streams.advance(lambda x: stream.after_mlp(made, x), lambda x: stream.after_mlp(block, x))
+    streams.advance(lambda x: calibration_stream.after_mlp(made, x), lambda x: calibration_stream.after_mlp(block, x))
     return found
 
 

@@ -24,11 +24,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq.quant import bcq, bcq_solve
-from localq.quantizer.pieces import pieces
-from localq.quantizer.statistics import factor, raised
+from localq.formats import bcq
+from localq.formats.bcq import solve as bcq_solve
+from localq.quantize.model.linear_algebra import pieces
+from localq.quantize.model.statistics import factor, raised
 
-TURNS = 2  # of step 2: a third lessens the loss by about a hundredth more (tests/quantizer/test_binary.py)
+TURNS = 2  # of step 2: a third lessens the loss by about a hundredth more (tests/quantize/binary/test_matrix.py)
 FIRST_TURNS = 5  # of `bcq_solve` at most, for scales that are fitted again
 DAMPING = 0.01  # of the metric, in parts of its mean diagonal
 RUN = 128  # columns whose errors are gathered before they go to the columns behind, or to all others

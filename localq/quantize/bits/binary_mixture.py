@@ -19,23 +19,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from localq.checkpoint import Checkpoint
 from localq.errors import LocalqError
-from localq.footprint import BCQ_GROUPS
-from localq.input_moments import Text
-from localq.modelfiles import ModelFiles
+from localq.files.model_folder import ModelFiles
+from localq.formats import bcq
+from localq.formats.bcq.codec import MOST_PLANES
+from localq.formats.checkpoint import Checkpoint
 from localq.models import ARCHITECTURES
-from localq.quant import bcq
-from localq.quant.bcq_codec import MOST_PLANES
-from localq.quantizer import mixture
-from localq.quantizer.binary_layers import takes
-from localq.quantizer.encode import Effort
-from localq.quantizer.layer import Settings, groups_of
-from localq.quantizer.mixture import Part, Schemes
-from localq.quantizer.sensitivity import WINDOWS, linears_of, sensitivities, spread
-from localq.quantizer.source import Source
-from localq.quantizer.stream import kept_dtype
-from localq.quantizer.trail import Trail
+from localq.planner.footprint import BCQ_GROUPS
+from localq.quantize.binary.layers import takes
+from localq.quantize.bits import mixture as bit_mixture
+from localq.quantize.bits.mixture import Part, Schemes
+from localq.quantize.codebooks.encode import Effort
+from localq.quantize.codebooks.layer import Settings, groups_of
+from localq.quantize.model.calibration_stream import kept_dtype
+from localq.quantize.model.input_moments import Text
+from localq.quantize.model.sensitivity import WINDOWS, linears_of, sensitivities, spread
+from localq.quantize.model.source import Source
+from localq.quantize.output.sensitivity_log import Trail
 
 ROWS = 8  # of a matrix, on which a scheme is tried
 TRIED = 3  # turns of the solver there: which scheme is better shows soon
@@ -89,7 +89,7 @@ def mixed(
     architecture = ARCHITECTURES[model_type]
     with torch.no_grad():
         model = Source(source, checkpoint, architecture, wish.text.device, seed=0, turned=False)
-        schemes = mixture.kept(out, task, model.layers, lambda trail: _chosen(model, wish, trail, tell, say))
+        schemes = bit_mixture.kept(out, task, model.layers, lambda trail: _chosen(model, wish, trail, tell, say))
     makers: dict[str, bcq.Maker] = {}
     for layer, row in enumerate(schemes):
         for group, scheme in zip(groups_of(model.meta_block(layer)), row, strict=True):
@@ -117,8 +117,8 @@ def _chosen(model: Source, wish: Wish, trail: Trail, tell: OnProgress, say: Say)
                 offered[layer, number] = _part(group.names, linears_of(block, group), price)
         tell(MEASURING, 2 * model.layers + layer + 1, steps)
     parts = [part for part, _ in offered.values()]
-    chosen = mixture.choose(parts, wish.bits)
-    say(mixture.told(parts, chosen, wish.bits))
+    chosen = bit_mixture.choose(parts, wish.bits)
+    say(bit_mixture.told(parts, chosen, wish.bits))
     schemes = [[""] * len(row) for row in prices]  # "" where the format cannot take the matrices, which are copied
     for ((layer, number), (_, names)), each in zip(offered.items(), chosen, strict=True):
         schemes[layer][number] = names[each]

@@ -20,16 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localq.checkpoint import TensorInfo
 from localq.errors import usage_error
-from localq.jsonfile import read_object
-from localq.quantizer.fold import plain
-from localq.quantizer.layer import groups_of
-from localq.quantizer.source import Source
-from localq.quantizer.trail import Trail
-from localq.shard_writer import write_file
+from localq.files.json_files import read_object
+from localq.formats.checkpoint import TensorInfo
+from localq.quantize.codebooks.layer import groups_of
+from localq.quantize.model.fold import plain
+from localq.quantize.model.source import Source
+from localq.quantize.output.sensitivity_log import Trail
+from localq.quantize.output.shards import write_file
 
-# What each scheme leaves of Gaussian noise, with 16 paths: `books.error` (tests/quantizer/test_mixture.py).
+# What each scheme leaves of Gaussian noise, with 16 paths: `books.error` (tests/quantize/bits/test_mixture.py).
 LEFT = {"s4l16": 0.0824, "s4l16+s16l16": 0.0508, "s4l16+s8l16": 0.0282, "s4l16+s4l16": 0.00792}
 SCHEMES = tuple(LEFT)
 FILE = "conversion.bits.json"

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq.kernels.search import Book, vq_search
-from localq.quant.vq2 import Packed
-from localq.quantizer.pieces import pieces
-from localq.quantizer.refine import decode, fit_books
-from localq.quantizer.statistics import Factor, factor, raised
+from localq.formats.codebooks.search_kernel import Book, vq_search
+from localq.formats.codebooks.vq2 import Packed
+from localq.quantize.codebooks.refine import decode, fit_books
+from localq.quantize.model.linear_algebra import pieces
+from localq.quantize.model.statistics import Factor, factor, raised
 
 Watch = Callable[[str], None]  # what begins, for who measures it
 

@@ -23,14 +23,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from localq.kernels.search import Book
+from localq.formats.codebooks import rotation
+from localq.formats.codebooks.search_kernel import Book
+from localq.formats.codebooks.vq2 import Packed
 from localq.models.attention import Pass
 from localq.models.decoder import Block
 from localq.models.layers import RMSNorm
-from localq.quant import hadamard
-from localq.quant.vq2 import Packed
-from localq.quantizer.encode import Watch, unwatched
-from localq.quantizer.refine import decode, gathered
+from localq.quantize.codebooks.encode import Watch, unwatched
+from localq.quantize.codebooks.refine import decode, gathered
 
 T = TypeVar("T")
 
@@ -169,12 +169,12 @@ class _Unrotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Tensor, signs: Tensor) -> Tensor:
         ctx.save_for_backward(signs)
-        return hadamard.unrotate(weight, signs)
+        return rotation.unrotate(weight, signs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None]:
         (signs,) = ctx.saved_tensors
-        return hadamard.rotate(gradients[0].contiguous(), signs), None
+        return rotation.rotate(gradients[0].contiguous(), signs), None
 
 
 def tune(

@@ -3,7 +3,7 @@
 Rotated weights do look so, whatever the model, so one set of codebooks for each scheme is kept in the package
 (`localq/data/codebooks.safetensors`, f16 [256, length] under "s4l16.0" and so on), made by
 
-    python -m localq.quantizer.books localq/data/codebooks.safetensors
+    python -m localq.quantize.codebooks.initial_codebooks localq/data/codebooks.safetensors
 
 `train` chooses codes for rows of noise and fits the codebooks to them, again and again: fresh noise each time, and the
 mean of old and new codebooks in the second half, so that the last noise does not decide.
@@ -12,21 +12,21 @@ mean of old and new codebooks in the second half, so that the last noise does no
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from localq import places
 from localq.errors import usage_error
-from localq.footprint import vq2_books
-from localq.kernels.search import ENTRIES, Book
-from localq.quantizer.encode import Effort, choose
-from localq.quantizer.refine import decode, fit_books
-from localq.quantizer.statistics import Factor
+from localq.formats.codebooks.search_kernel import ENTRIES, Book
+from localq.planner.footprint import vq2_books
+from localq.quantize.codebooks.encode import Effort, choose
+from localq.quantize.codebooks.refine import decode, fit_books
+from localq.quantize.model.statistics import Factor
 
 SCHEMES = ("s4l16", "s4l16+s16l16", "s4l16+s8l16", "s4l16+s4l16", "s8l8+s8l8")
 COLUMNS = 512
-FILE = Path(__file__).parents[1] / "data" / "codebooks.safetensors"
+FILE = places.PACKAGE_DATA / "codebooks.safetensors"
 
 
 def universal(scheme: str, device: torch.device) -> tuple[Book, ...]:

@@ -16,21 +16,21 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from localq.checkpoint import in_memory
 from localq.errors import usage_error
+from localq.formats.checkpoint import in_memory
+from localq.formats.codebooks.vq2 import Packed
 from localq.models.decoder import Block
 from localq.models.layers import RMSNorm
-from localq.quant.vq2 import Packed
-from localq.quantizer import whole
-from localq.quantizer.finetune import Tuning
-from localq.quantizer.kept import Kept
-from localq.quantizer.layer import Made, Settings, groups_of
-from localq.quantizer.sensitivity import Ending, ending_of
-from localq.quantizer.source import Source
-from localq.quantizer.stream import Streams
-from localq.quantizer.target import Target
-from localq.quantizer.whole import OnStep
-from localq.shard_writer import Shard
+from localq.quantize.codebooks import joint_training
+from localq.quantize.codebooks.finetune import Tuning
+from localq.quantize.codebooks.joint_training import OnStep
+from localq.quantize.codebooks.layer import Made, Settings, groups_of
+from localq.quantize.model.calibration_stream import Streams
+from localq.quantize.model.sensitivity import Ending, ending_of
+from localq.quantize.model.source import Source
+from localq.quantize.output.resume_files import Kept
+from localq.quantize.output.shards import Shard
+from localq.quantize.target import Target
 
 DRAFT = "conversion.layer-{:05d}.safetensors"
 # Weights of the decoder's layers. Codes and streams of all of them lie on the host: of a 70B 36 GB, by count.
@@ -133,8 +133,8 @@ def train(
     for index in range(model.layers):
         packed, others = written.layer(index, trained=True)
         layers.append((written.shell(index, others, device), packed))
-    texts = whole.Texts(len(windows), first, aim, streams.step, name, settings.dtype)
-    outcome = whole.train(layers, texts, written.ending(device), settings.whole, settings.seed, kept, on_step)
+    texts = joint_training.Texts(len(windows), first, aim, streams.step, name, settings.dtype)
+    outcome = joint_training.train(layers, texts, written.ending(device), settings.whole, settings.seed, kept, on_step)
     made = []
     for (block, _), (packed, others) in zip(layers, outcome.layers, strict=True):
         homes = {name: home for group in groups_of(block) for name, home in group.homes(settings.shares).items()}

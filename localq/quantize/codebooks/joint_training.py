@@ -22,13 +22,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from localq.formats.codebooks.vq2 import Packed
 from localq.models.attention import Pass
 from localq.models.decoder import Block
-from localq.quant.vq2 import Packed
-from localq.quantizer.finetune import Trained, Tuning, learned, passed
-from localq.quantizer.kept import Kept
-from localq.quantizer.sensitivity import HEAD_BYTES, Ending, logits, spread
-from localq.quantizer.stream import check_range
+from localq.quantize.codebooks.finetune import Trained, Tuning, learned, passed
+from localq.quantize.model.calibration_stream import check_range
+from localq.quantize.model.sensitivity import HEAD_BYTES, Ending, logits, spread
+from localq.quantize.output.resume_files import Kept
 
 FILE = "conversion.training.safetensors"
 KEPT_EVERY = 10  # steps

@@ -14,21 +14,21 @@ import torch
 from torch import Tensor
 
 from localq.errors import bad_file
-from localq.kernels.search import Book
+from localq.formats.codebooks import rotation
+from localq.formats.codebooks.search_kernel import Book
+from localq.formats.codebooks.vq2 import Packed, dequantize
 from localq.models.decoder import Block
-from localq.quant import hadamard
-from localq.quant.vq2 import Packed, dequantize
-from localq.quantizer import experts, stream
-from localq.quantizer.encode import Effort, Watch, encode, unwatched
-from localq.quantizer.finetune import Tuning, tune
-from localq.quantizer.fold import plain
-from localq.quantizer.groups import DOWN
-from localq.quantizer.groups import Group as Group
-from localq.quantizer.groups import groups_of as groups_of
-from localq.quantizer.lending import lent
-from localq.quantizer.pieces import pieces
-from localq.quantizer.statistics import Statistics
-from localq.quantizer.stream import Streams
+from localq.quantize.codebooks.encode import Effort, Watch, encode, unwatched
+from localq.quantize.codebooks.finetune import Tuning, tune
+from localq.quantize.model import calibration_stream, expert_tokens
+from localq.quantize.model.calibration_stream import Streams
+from localq.quantize.model.fold import plain
+from localq.quantize.model.linear_algebra import pieces
+from localq.quantize.model.matrix_groups import DOWN
+from localq.quantize.model.matrix_groups import Group as Group
+from localq.quantize.model.matrix_groups import groups_of as groups_of
+from localq.quantize.model.offload import lent
+from localq.quantize.model.statistics import Statistics
 
 OnGroup = Callable[[int], None]  # weights of the group
 
@@ -112,24 +112,27 @@ def quantize_layer(
 
 
 def _choices(made: Block, streams: Streams) -> list[Tensor]:
-    if experts.mixture_of(made) is None:
+    if expert_tokens.mixture_of(made) is None:
         return []
     with lent(made, (), streams.device):
-        return experts.choices(made, streams)
+        return expert_tokens.choices(made, streams)
 
 
 def _through_attention(block: Block, made: Block, streams: Streams) -> None:
     names, step = [name for group in groups_of(block)[:2] for name in group.names], streams.step
     with lent(made, names, streams.device), lent(block, names, streams.device):
         streams.advance(
-            lambda x: stream.after_attention(made, x, step), lambda full: stream.after_attention(block, full, step)
+            lambda x: calibration_stream.after_attention(made, x, step),
+            lambda full: calibration_stream.after_attention(block, full, step),
         )
 
 
 def _through_mlp(block: Block, made: Block, streams: Streams) -> None:
     names = [name for group in groups_of(block)[2:] for name in group.names]
     with lent(made, names, streams.device), lent(block, names, streams.device):
-        streams.advance(lambda x: stream.after_mlp(made, x), lambda full: stream.after_mlp(block, full))
+        streams.advance(
+            lambda x: calibration_stream.after_mlp(made, x), lambda full: calibration_stream.after_mlp(block, full)
+        )
 
 
 def _tune(made: Block, index: int, before: list[Tensor], streams: Streams, settings: Settings, found: Made) -> None:
@@ -150,8 +153,8 @@ def _tune(made: Block, index: int, before: list[Tensor], streams: Streams, setti
     _put_others(made, found.others)
     with lent(made, list(packed), device):
         for kept, x in zip(streams.x, before, strict=True):  # rounded where `pass_layer` rounds
-            kept.copy_(stream.after_attention(made, x.to(device, torch.float32), step))
-            kept.copy_(stream.after_mlp(made, kept.to(device, torch.float32)))
+            kept.copy_(calibration_stream.after_attention(made, x.to(device, torch.float32), step))
+            kept.copy_(calibration_stream.after_mlp(made, kept.to(device, torch.float32)))
 
 
 def _put_others(block: Block, others: dict[str, Tensor]) -> None:
@@ -178,9 +181,9 @@ def pass_full(block: Block, streams: Streams, settings: Settings) -> None:
     block.to("cpu" if settings.on_host else streams.device)
     names, step = [[name for group in some for name in group.names] for some in _halves(block)], streams.step
     with lent(block, names[0], streams.device):
-        streams.advance(None, lambda full: stream.after_attention(block, full, step))
+        streams.advance(None, lambda full: calibration_stream.after_attention(block, full, step))
     with lent(block, names[1], streams.device):
-        streams.advance(None, lambda full: stream.after_mlp(block, full))
+        streams.advance(None, lambda full: calibration_stream.after_mlp(block, full))
 
 
 def _halves(block: Block) -> tuple[list[Group], list[Group]]:
@@ -239,7 +242,7 @@ def _gather(group: Group, block: Block, made: Block, streams: Streams, chosen: l
     if group.expert is not None:
         with lent(made, group.after, device), lent(block, group.after, device):
             down = group.number == DOWN
-            return experts.gather(block, made, group.expert, down, chosen, streams, first.in_features)
+            return expert_tokens.gather(block, made, group.expert, down, chosen, streams, first.in_features)
     statistics = Statistics(first.in_features, first.out_features if group.writes else 0, device)
     with lent(made, group.after, device), lent(block, group.after, device):
         for x, full in streams.pairs():
@@ -251,13 +254,13 @@ def _gather(group: Group, block: Block, made: Block, streams: Streams, chosen: l
 def _rotate_(weight: Tensor, metric: Tensor, signs: Tensor) -> None:
     """Both, in place, as inputs have it that are rotated."""
     for rows in pieces(*weight.shape):
-        weight[rows] = hadamard.rotate(weight[rows], signs)
+        weight[rows] = rotation.rotate(weight[rows], signs)
     rotate_metric_(metric, signs)
 
 
 def rotate_metric_(metric: Tensor, signs: Tensor) -> None:
     """Both sides of it, in place."""
     for rows in pieces(*metric.shape):
-        metric[rows] = hadamard.rotate(metric[rows], signs)
+        metric[rows] = rotation.rotate(metric[rows], signs)
     for columns in pieces(*metric.shape):
-        metric[:, columns] = hadamard.rotate(metric[:, columns].T.contiguous(), signs).T
+        metric[:, columns] = rotation.rotate(metric[:, columns].T.contiguous(), signs).T

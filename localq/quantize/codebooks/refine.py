@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from localq.kernels.adjoint import vq_adjoint
-from localq.kernels.search import ENTRIES, Book
-from localq.kernels.unpack import CodeSet, additive_dequantize
-from localq.quant.additive import dequantize_codes
-from localq.quantizer.pieces import pieces
+from localq.formats.codebooks.adjoint_kernel import vq_adjoint
+from localq.formats.codebooks.definition import dequantize_codes
+from localq.formats.codebooks.search_kernel import ENTRIES, Book
+from localq.formats.codebooks.unpack_kernel import CodeSet, additive_dequantize
+from localq.quantize.model.linear_algebra import pieces
 
 RIDGE = 1e-3  # of the mean diagonal, for codewords that are hardly used
 # Of the squared residual that fitting begins with: what is left then is rounding, and where two books can take from

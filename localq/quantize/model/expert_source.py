@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq.checkpoint import Checkpoint
-from localq.conversion_plan import experts_of
-from localq.engine.expert_pieces import PARTS, Pieces
-from localq.engine.weights import Assignment
+from localq.engine.load.expert_pieces import PARTS, Pieces
+from localq.engine.load.weights import Assignment
+from localq.formats.checkpoint import Checkpoint
+from localq.quantize.output.tensor_jobs import experts_of
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from localq.models.decoder import Block
-from localq.models.opened import OpenMixture
-from localq.quantizer import stream
-from localq.quantizer.statistics import Statistics
-from localq.quantizer.stream import Streams
+from localq.models.unstacked_experts import OpenMixture
+from localq.quantize.model import calibration_stream
+from localq.quantize.model.calibration_stream import Streams
+from localq.quantize.model.statistics import Statistics
 
 LEAST = 1024  # tokens that an expert is quantized on, where the text has as many
 BORROWED = 0.5
@@ -36,7 +36,10 @@ def choices(made: Block, streams: Streams) -> list[Tensor]:
     and the streams are behind attention."""
     mixture = mixture_of(made)
     assert mixture is not None
-    return [mixture.router.route(stream.mlp_input(made, x.to(streams.device).float()))[1].cpu() for x in streams.x]
+    return [
+        mixture.router.route(calibration_stream.mlp_input(made, x.to(streams.device).float()))[1].cpu()
+        for x in streams.x
+    ]
 
 
 def tokens_of(chosen: list[Tensor], expert: int, least: int = LEAST) -> list[tuple[Tensor, Tensor]]:
@@ -76,7 +79,7 @@ def _rows(chosen: list[Tensor], expert: int, streams: Streams) -> Iterator[tuple
 
 
 def _input(block: Block, expert: int, down: bool, x: Tensor) -> Tensor:
-    mixture, normed = mixture_of(block), stream.mlp_input(block, x)
+    mixture, normed = mixture_of(block), calibration_stream.mlp_input(block, x)
     assert mixture is not None
     if not down:
         return normed

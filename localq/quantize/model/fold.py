@@ -22,11 +22,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from localq.formats.codebooks import rotation as hadamard
 from localq.models.attention import Attention
 from localq.models.decoder import Block, Decoder
 from localq.models.layers import GatedMLP, RMSNorm
-from localq.models.opened import OpenMixture
-from localq.quant import hadamard
+from localq.models.unstacked_experts import OpenMixture
 
 
 def foldable(model: Decoder) -> bool:

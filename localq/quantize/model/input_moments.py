@@ -16,14 +16,45 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from localq.checkpoint import Checkpoint
-from localq.errors import LocalqError
-from localq.modelfiles import ModelFiles
+from localq.errors import LocalqError, bad_file
+from localq.files.model_folder import ModelFiles
+from localq.formats.checkpoint import Checkpoint
 from localq.models import ARCHITECTURES
-from localq.quantizer.importance import importances
-from localq.quantizer.source import Source
-from localq.quantizer.stream import Streams, kept_dtype
-from localq.shard_writer import write_file
+from localq.quantize.codebooks.layer import groups_of
+from localq.quantize.model.calibration_stream import Streams, kept_dtype
+from localq.quantize.model.sensitivity import inputs_of, linears_of
+from localq.quantize.model.source import Source
+from localq.quantize.output.shards import write_file
+
+
+def importances(model: Source, streams: Streams, on_layer: Callable[[], None]) -> dict[str, Tensor]:
+    """Of every Linear of the blocks, by its prefix in the checkpoint, f32 [in] on the CPU.
+
+    model: not turned. streams: the text as the first layer reads it; `full` is used up.
+    """
+    found: dict[str, Tensor] = {}
+    for index in range(model.layers):
+        block = model.block(index)
+        groups = groups_of(block)
+        readers = [linears_of(block, group)[0] for group in groups]
+        sums = [torch.zeros(each.in_features, dtype=torch.float64, device=streams.device) for each in readers]
+        tokens = 0
+        with inputs_of(readers) as read:
+            for number, x in enumerate(streams.full):
+                out = block(x.to(streams.device, torch.float32).clone(), streams.step)
+                streams.full[number].copy_(out)
+                tokens += len(out)
+                for total, linear in zip(sums, readers, strict=True):
+                    total += read[linear].double().square().sum(0)
+        for group, total in zip(groups, sums, strict=True):
+            mean = (total / tokens).float().cpu()
+            if not bool(torch.isfinite(mean).all()):
+                why = "on the calibration text the model computes values that are not finite"
+                raise bad_file(f"layer {index}, {group.names[0]}", why, "Fetch the model again.")
+            found |= {model.root(index) + name: mean for name in group.names}
+        on_layer()
+    return found
+
 
 FILE = "conversion.moments.safetensors"
 MEASURING = "measuring inputs"

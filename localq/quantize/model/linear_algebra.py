@@ -10,6 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+VALUES = 2**26  # of a piece
+
+
+def pieces(rows: int, columns: int, factor: int = 1) -> list[slice]:
+    """Cuts of [rows, columns] into equal pieces of at most `factor` times `VALUES`, and of a row at least."""
+    count = min(-(-rows * columns // (factor * VALUES)), rows)
+    size = -(-rows // max(count, 1))
+    return [slice(begin, min(begin + size, rows)) for begin in range(0, rows, size)]
+
+
 PANEL = 2048  # columns
 
 

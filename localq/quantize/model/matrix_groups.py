@@ -10,11 +10,11 @@ from torch import Tensor
 
 from localq.models.attention import Pass
 from localq.models.decoder import Block
-from localq.quantizer import experts, stream
-from localq.quantizer.fold import minus_signs
+from localq.quantize.model import calibration_stream, expert_tokens
+from localq.quantize.model.fold import minus_signs
 
 if TYPE_CHECKING:
-    from localq.quantizer.layer import Settings
+    from localq.quantize.codebooks.layer import Settings
 
 OUT = ("self_attn.o_proj",)
 FIRST_OF_MLP, DOWN = 2, 3  # numbers of groups
@@ -62,16 +62,23 @@ def groups_of(block: Block) -> list[Group]:
     attention = tuple(names[id(module)] for module in block.self_attn.inputs())
     norms = block.norms()
     of_attention = [
-        Group(attention, lambda b, x, step: stream.attention_input(b, x), "self_attn", False, 0),
-        Group(OUT, stream.attended, "", norms.after_attention is None, 1, attention),
+        Group(attention, lambda b, x, step: calibration_stream.attention_input(b, x), "self_attn", False, 0),
+        Group(OUT, calibration_stream.attended, "", norms.after_attention is None, 1, attention),
     ]
-    if (mixture := experts.mixture_of(block)) is not None:
+    if (mixture := expert_tokens.mixture_of(block)) is not None:
         return of_attention + [group for number in range(len(mixture.experts)) for group in _of_expert(number)]
     mlp = tuple(names[id(module)] for module in block.mlp.inputs())
     return [
         *of_attention,
-        Group(mlp, lambda b, x, step: stream.mlp_input(b, x), "mlp", False, 2),
-        Group(("mlp.down_proj",), lambda b, x, step: stream.gated(b, x), "", norms.after_mlp is None, DOWN, mlp),
+        Group(mlp, lambda b, x, step: calibration_stream.mlp_input(b, x), "mlp", False, 2),
+        Group(
+            ("mlp.down_proj",),
+            lambda b, x, step: calibration_stream.gated(b, x),
+            "",
+            norms.after_mlp is None,
+            DOWN,
+            mlp,
+        ),
     ]
 
 
@@ -81,7 +88,7 @@ def _of_expert(number: int) -> list[Group]:
     inputs = (f"{home}.gate_proj", f"{home}.up_proj")
 
     def opened(block: Block, x: Tensor, step: Pass) -> Tensor:
-        return stream.mlp_input(block, x)
+        return calibration_stream.mlp_input(block, x)
 
     return [
         Group(inputs, opened, home, False, FIRST_OF_MLP, expert=number),

@@ -33,13 +33,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from localq.errors import bad_file
 from localq.models.decoder import Block, Decoder
-from localq.quantizer import triangles
-from localq.quantizer.fold import plain
-from localq.quantizer.layer import Group, Settings, groups_of, rotate_metric_
-from localq.quantizer.source import Source
-from localq.quantizer.statistics import F64_COLUMNS
-from localq.quantizer.stream import Streams
-from localq.quantizer.trail import Point, Trail
+from localq.quantize.codebooks.layer import Group, Settings, groups_of, rotate_metric_
+from localq.quantize.model import linear_algebra
+from localq.quantize.model.calibration_stream import Streams
+from localq.quantize.model.fold import plain
+from localq.quantize.model.source import Source
+from localq.quantize.model.statistics import F64_COLUMNS
+from localq.quantize.output.sensitivity_log import Point, Trail
 
 WINDOWS, TRACED = 16, 4  # of the text, for the metrics; of these for the gradients
 HELD_BYTES = 4 * 2**30  # of what the layers read of the traced ones, on the disk
@@ -152,7 +152,7 @@ def _energy(
     block: Block, group: Group, metric: Tensor, tokens: int, index: int, settings: Settings, feedback: bool
 ) -> Tensor:
     """metric: sums over so many tokens; it is used up."""
-    triangles.mean_transpose_(metric, 2 * tokens)
+    linear_algebra.mean_transpose_(metric, 2 * tokens)
     signs = group.signs(len(metric), index, settings)
     if signs is not None:
         rotate_metric_(metric, signs.to(metric.device))
@@ -167,7 +167,7 @@ def _left_by_feedback(metric: Tensor, damping: float) -> float:
     upper = metric.double() if len(metric) <= F64_COLUMNS else metric
     upper.diagonal().add_(damping * upper.diagonal().mean())
     trace = float(upper.diagonal().double().sum())
-    return float(upper.diagonal().double().square().sum()) if triangles.factor_(upper) else trace
+    return float(upper.diagonal().double().square().sum()) if linear_algebra.factor_(upper) else trace
 
 
 def _slope_of_end(ending: Ending, x: Tensor, seed: int) -> Tensor:

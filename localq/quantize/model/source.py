@@ -9,20 +9,20 @@ from types import ModuleType
 import torch
 from torch import Tensor, nn
 
-from localq import catalog
-from localq.checkpoint import Checkpoint, TensorInfo, info
-from localq.conversion_plan import published
-from localq.engine import weights
+from localq.engine.load import weights
 from localq.errors import bad_file, usage_error
-from localq.modelfiles import ModelFiles
+from localq.files import catalog
+from localq.files.model_folder import ModelFiles
+from localq.formats.checkpoint import Checkpoint, TensorInfo, info
+from localq.formats.codebooks import vq2
 from localq.models.decoder import Block, Decoder
 from localq.models.experts import Mixture, Router
-from localq.models.opened import open_
-from localq.quant import vq2
-from localq.quantizer import expert_source, fold
-from localq.quantizer.layer import Made
-from localq.quantizer.pieces import pieces
-from localq.quantizer.target import Target
+from localq.models.unstacked_experts import open_
+from localq.quantize.codebooks.layer import Made
+from localq.quantize.model import expert_source, fold
+from localq.quantize.model.linear_algebra import pieces
+from localq.quantize.output.tensor_jobs import published
+from localq.quantize.target import Target
 
 STREAM = 1_000_003  # what the seed of the stream's rotation is set apart by
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from localq.errors import bad_file
-from localq.quantizer import triangles
-from localq.quantizer.pieces import pieces
+from localq.quantize.model import linear_algebra
+from localq.quantize.model.linear_algebra import pieces
 
 F64_COLUMNS = 8192  # wider matrices are factored in f32: their f64 factors would not fit beside them
 
@@ -53,13 +53,13 @@ class Statistics:
         owed = weight @ self._drift if self._owed is None else self._owed.addmm_(weight, self._drift)
         metric = self._moments
         del self._drift, self._owed, self._moments
-        triangles.mean_transpose_(metric, 2 * self.tokens)
+        linear_algebra.mean_transpose_(metric, 2 * self.tokens)
         owed /= self.tokens
         with raised(metric, damping):
             upper = _upper(metric)
         for rows in pieces(*owed.shape):
             part = owed[rows].to(upper.dtype)
-            triangles.solve_(upper, part)
+            linear_algebra.solve_(upper, part)
             weight[rows] += part
         return metric
 
@@ -81,7 +81,7 @@ def factor(metric: Tensor, step: int) -> Factor:
     upper = _upper(metric)
     blocks = [upper[at : at + step, at : at + step] for at in range(0, len(upper), step)]
     white = torch.stack(blocks).float()
-    triangles.invert_(upper)
+    linear_algebra.invert_(upper)
     return Factor(upper.float(), white)
 
 
@@ -118,7 +118,7 @@ def _upper(metric: Tensor) -> Tensor:
     diagonal, more = upper.diagonal().mean(), 0.0
     for _ in range(6 if bool(torch.isfinite(diagonal)) else 0):
         upper.diagonal().add_(more * diagonal)
-        if triangles.factor_(upper):
+        if linear_algebra.factor_(upper):
             return upper
         upper.copy_(metric)
         more = max(1e-4, 10 * more)

@@ -13,10 +13,10 @@ from typing import IO, Any
 
 from localq.disk import disk_errors
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.jsonfile import inside
-from localq.modelfiles import ModelFiles
-from localq.safetensors_header import shard_paths
-from localq.shard_writer import STATE_NAME, load_state, write_file
+from localq.files.json_files import inside
+from localq.files.model_folder import ModelFiles
+from localq.files.safetensors_headers import shard_paths
+from localq.quantize.output.shards import STATE_NAME, load_state, write_file
 
 LOCK_NAME = "conversion.lock"
 # Everything that a tokenizer, a chat front end or the licence of the weights needs.
@@ -129,7 +129,7 @@ def stated_dtype(source: ModelFiles) -> str:
 
 
 def _write_gguf_text_files(source: ModelFiles, out: Path) -> None:
-    from localq.gguf_import import vocab  # tokenizers and the gguf package: only for a .gguf source
+    from localq.files.gguf import vocab  # tokenizers and the gguf package: only for a .gguf source
 
     tokens = vocab.special_tokens(source.path)
     config = {

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from localq.shard_writer import write_file
+from localq.quantize.output.shards import write_file
 
 
 class Kept:

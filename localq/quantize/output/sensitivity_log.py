@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from localq.disk import check_free
-from localq.quantizer.kept import Kept
+from localq.quantize.output.resume_files import Kept
 
 FILE = "conversion.measuring.safetensors"
 _LAYER = "conversion.measured-{:05d}.safetensors"

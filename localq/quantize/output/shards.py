@@ -19,10 +19,10 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from localq.checkpoint import DTYPES, TensorInfo
 from localq.disk import check_free, disk_errors, sha256_of, sync_folder
-from localq.jsonfile import read_object
-from localq.safetensors_header import INDEX_NAME, SINGLE_NAME
+from localq.files.json_files import read_object
+from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME
+from localq.formats.checkpoint import DTYPES, TensorInfo
 
 STATE_NAME = "conversion.state.json"
 SHARD_BYTES = 5_000_000_000  # what transformers writes; small enough for every file system and every resume

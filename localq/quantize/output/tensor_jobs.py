@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq.checkpoint import TensorInfo, info
+from localq.formats.checkpoint import TensorInfo, info
 
 _BLOCK_LINEAR = re.compile(
     r"(?:(?:model|language_model|text_model)\.)*layers\.\d+\.(?:\w+\.)*"

@@ -11,21 +11,21 @@ from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
 from textual.widget import Widget
 
-from localq.input_history import InputHistory
+from localq.chat.terminal.input_history import InputHistory
 from localq.keymap import in_force
-from localq.tui.composer import Composer
-from localq.tui.composer_area import ComposerArea
-from localq.tui.conversation_view import ConversationView
-from localq.tui.host import TuiHost
-from localq.tui.instruments import InstrumentsPanel, Mode
+from localq.tui.chat.composer import Composer
+from localq.tui.chat.composer_area import ComposerArea
+from localq.tui.chat.conversation_view import ConversationView
+from localq.tui.chat.sidebar import Sidebar
+from localq.tui.chat.status_line import StatusLine
+from localq.tui.instruments.instrument_panel import InstrumentsPanel, Mode
+from localq.tui.jobs.command_host import TuiHost
 from localq.tui.keys import first
-from localq.tui.keys_first import KeysFirstScreen
-from localq.tui.sidebar import Sidebar
-from localq.tui.status_line import StatusLine
-from localq.tui.terminal_app import TerminalScreen
+from localq.tui.terminal.input_priority import KeysFirstScreen
+from localq.tui.terminal.terminal_app import TerminalScreen
 
 if TYPE_CHECKING:
-    from localq.session_record import Session
+    from localq.chat.history.record import Session
     from localq.tui.app import LocalqApp
 
 WIDE = 120  # columns, from which on the instruments stand at the side

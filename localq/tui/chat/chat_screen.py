@@ -10,27 +10,27 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import on
 from textual.binding import BindingType
 
+from localq.chat.terminal.input_history import InputHistory
 from localq.errors import ExitCode, LocalqError
-from localq.input_history import InputHistory
 from localq.stats import Stats
-from localq.tui import status_line
-from localq.tui.chat_parts import ChatParts
-from localq.tui.composer import Composer
-from localq.tui.composer_area import ComposerArea
-from localq.tui.conversation_view import ConversationView
-from localq.tui.host import TuiHost
-from localq.tui.instruments import InstrumentsPanel, InstrumentsScreen
+from localq.tui.chat import status_line
+from localq.tui.chat.chat_layout import ChatParts
+from localq.tui.chat.composer import Composer
+from localq.tui.chat.composer_area import ComposerArea
+from localq.tui.chat.conversation_view import ConversationView
+from localq.tui.chat.session_job import Failed
+from localq.tui.chat.sidebar import Sidebar
+from localq.tui.chat.status_line import StatusLine
+from localq.tui.chat.transcript_view import TranscriptView
+from localq.tui.instruments.instrument_panel import InstrumentsPanel, InstrumentsScreen
+from localq.tui.jobs.command_host import TuiHost
+from localq.tui.jobs.thread_messages import Fetching, LoadingStage, Said
 from localq.tui.keys import bindings
-from localq.tui.session_job import Failed
-from localq.tui.sidebar import Sidebar
-from localq.tui.status_line import StatusLine
-from localq.tui.transcript_view import TranscriptView
-from localq.tui.watching import Fetching, LoadingStage, Said
 
 if TYPE_CHECKING:
-    from localq.session_record import Session
-    from localq.tui.model import Model
-    from localq.tui.sessions_panel import SessionsPanel
+    from localq.chat.history.record import Session
+    from localq.tui.chat.sessions_panel import SessionsPanel
+    from localq.tui.jobs.model_handle import Model
     from localq.worker.messages import Loaded
 
 LEAVE_WITHIN_S = 2.0  # Esc or Ctrl-C a second time at an empty message leaves
@@ -289,6 +289,6 @@ class ChatScreen(ChatParts):
 
 def _meant(name: str) -> str:
     """The command that an alias stands for."""
-    from localq.commands import ALIASES  # start-up cost
+    from localq.chat.commands import ALIASES  # start-up cost
 
     return ALIASES.get(name, name)

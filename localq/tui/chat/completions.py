@@ -51,13 +51,13 @@ class Completions(OptionList, can_focus=False):
 
 def of_command(word: str) -> list[tuple[str, str]]:
     """See `commands.completing`."""
-    from localq.commands import completing  # start-up cost
+    from localq.chat.commands import completion  # start-up cost
 
-    return completing.of_command(word)
+    return completion.of_command(word)
 
 
 def of_file(word: str) -> list[tuple[str, str]]:
     """See `commands.completing`. Reads the disk."""
-    from localq.commands import completing  # as above
+    from localq.chat.commands import completion  # as above
 
-    return completing.of_file(word)
+    return completion.of_file(word)

@@ -12,10 +12,10 @@ from textual.binding import BindingType
 from textual.message import Message
 from textual.widgets import TextArea
 
-from localq.input_history import InputHistory
+from localq.chat.terminal.input_history import InputHistory
 from localq.sanitize import sanitize
 from localq.tui.keys import bindings
-from localq.tui.keys_first import KeysFirstScreen, is_typed
+from localq.tui.terminal.input_priority import KeysFirstScreen, is_typed
 
 PLACEHOLDER = "Message, or / for commands"
 QUOTES = '"' * 3

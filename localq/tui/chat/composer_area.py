@@ -7,10 +7,10 @@ from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message
 
-from localq.input_history import InputHistory
-from localq.tui import completions
-from localq.tui.completions import Completions
-from localq.tui.composer import Composer
+from localq.chat.terminal.input_history import InputHistory
+from localq.tui.chat import completions
+from localq.tui.chat.completions import Completions
+from localq.tui.chat.composer import Composer
 
 
 class ComposerArea(Vertical):

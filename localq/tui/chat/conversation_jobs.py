@@ -14,10 +14,10 @@ from textual.containers import Vertical
 from textual.message import Message
 
 from localq.errors import LocalqError
-from localq.tui import session_job
-from localq.tui.feed import Feed
-from localq.tui.model import Model
-from localq.tui.session_job import Job
+from localq.tui.chat import session_job
+from localq.tui.chat.reply_buffer import Feed
+from localq.tui.chat.session_job import Job
+from localq.tui.jobs.model_handle import Model
 
 
 class ConversationJobs(Vertical):

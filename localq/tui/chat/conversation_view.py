@@ -14,21 +14,21 @@ from textual.message import Message
 from textual.timer import Timer
 
 from localq.errors import LocalqError
-from localq.tui import session_job
-from localq.tui.conversation_jobs import ConversationJobs
-from localq.tui.feed import EVERY_S
-from localq.tui.model import Model
-from localq.tui.transcript_view import TranscriptView
-from localq.tui.turn_view import TurnView
+from localq.tui.chat import session_job
+from localq.tui.chat.conversation_jobs import ConversationJobs
+from localq.tui.chat.reply_buffer import EVERY_S
+from localq.tui.chat.transcript_view import TranscriptView
+from localq.tui.chat.turn_view import TurnView
+from localq.tui.jobs.model_handle import Model
 
 if TYPE_CHECKING:  # start-up cost: `beforehand` imports them when the first frame is there
-    from localq.chat import Replies
-    from localq.commands.host import Host
-    from localq.conversation import Message as ChatMessage
-    from localq.session_record import Session
-    from localq.sessions import SessionStore
-    from localq.tui.reply_text import CopyWanted, ReplyText
-    from localq.tui.terminal_app import TerminalApp
+    from localq.chat.commands.host import Host
+    from localq.chat.history.conversation import Message as ChatMessage
+    from localq.chat.history.record import Session
+    from localq.chat.history.store import SessionStore
+    from localq.chat.session import Replies
+    from localq.tui.reply.reply_text import CopyWanted, ReplyText
+    from localq.tui.terminal.terminal_app import TerminalApp
 
 RESTS = 4  # times what drawing a piece of a reply took, before the next is drawn
 REST_S = 0.5  # at most
@@ -89,7 +89,7 @@ class ConversationView(ConversationJobs):
 
     def say(self, text: str, edited: int | None = None) -> None:
         """Ask the model; edited: in place of that turn."""
-        from localq import commands
+        from localq.chat import commands
 
         assert self.model is not None
         session = self.model.session
@@ -106,7 +106,7 @@ class ConversationView(ConversationJobs):
 
     def command(self, line: str) -> None:
         """Do what a line with a slash says; what is no command is told."""
-        from localq import commands
+        from localq.chat import commands
 
         assert self.model is not None
         session, host = self.model.session, self._host

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from localq.stats import Stats
 
 if TYPE_CHECKING:
-    from localq.replies import Piece, Reply
+    from localq.chat.reply import Piece, Reply
 
 EVERY_S = 0.05  # between two looks
 
@@ -42,7 +42,7 @@ class Feed:
 
     def put(self, part: Piece | Reply) -> None:
         """The next part of the reply."""
-        from localq.replies import Reply  # start-up cost; whoever has one has imported it
+        from localq.chat.reply import Reply  # start-up cost; whoever has one has imported it
 
         with self._lock:
             self._stats = part.stats

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from textual.message import Message
 
 from localq.errors import LocalqError
-from localq.tui.feed import Feed
-from localq.tui.model import Model
+from localq.tui.chat.reply_buffer import Feed
+from localq.tui.jobs.model_handle import Model
 
 if TYPE_CHECKING:  # start-up cost
-    from localq.chat import Replies
-    from localq.commands.models import SwitchModel
+    from localq.chat.commands.models import SwitchModel
+    from localq.chat.session import Replies
 
 Job = Callable[[], "str | Replies | SwitchModel"]
 
@@ -54,7 +54,7 @@ class JobEnded(Message):
 
 def run(job: Job, model: Model, feed: Feed, stop: threading.Event, post: Callable[[Message], object]) -> None:
     """Do `job`; what it streams is gathered in `feed`. `stop` is set when the user wants no more of it."""
-    from localq.commands.models import SwitchModel  # start-up cost
+    from localq.chat.commands.models import SwitchModel  # start-up cost
 
     try:
         result = job()

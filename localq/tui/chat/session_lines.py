@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from localq.chat.history.record import Summary
 from localq.sanitize import sanitize
-from localq.session_record import Summary
 from localq.wording import local_time
 
 

@@ -19,14 +19,14 @@ from textual.widget import Widget
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
+from localq.chat.history.record import Summary
+from localq.chat.history.store import SessionStore
 from localq.errors import LocalqError
 from localq.sanitize import sanitize
-from localq.session_record import Summary
-from localq.sessions import SessionStore
-from localq.tui.job import Job
+from localq.tui.chat.session_lines import one_line, prompt
+from localq.tui.jobs.job import Job
+from localq.tui.jobs.thread_messages import PostingWatcher
 from localq.tui.keys import bindings, in_use
-from localq.tui.session_lines import one_line, prompt
-from localq.tui.watching import PostingWatcher
 
 LIMIT = 200  # conversations that are listed; the search looks into all
 PAUSE_S = 0.15  # of the typist, before the search begins

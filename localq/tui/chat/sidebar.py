@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from textual.containers import Vertical
 
-from localq.sessions import SessionStore
+from localq.chat.history.store import SessionStore
 
 
 class Sidebar(Vertical):
@@ -12,7 +12,7 @@ class Sidebar(Vertical):
 
     async def open(self, store: SessionStore, current: int | None, search: bool = False) -> None:
         """The conversations of `store`, with the focus on them or on their search; `current` is marked."""
-        from localq.tui.sessions_panel import SessionsPanel
+        from localq.tui.chat.sessions_panel import SessionsPanel
 
         if not self.children:
             await self.mount(SessionsPanel(store, current))
@@ -23,6 +23,6 @@ class Sidebar(Vertical):
     def look_again(self, current: int | None) -> None:
         """Something was saved; nothing where the list was never shown."""
         if self.children:
-            from localq.tui.sessions_panel import SessionsPanel
+            from localq.tui.chat.sessions_panel import SessionsPanel
 
             self.query_one(SessionsPanel).refresh_list(current)

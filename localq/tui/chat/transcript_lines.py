@@ -10,7 +10,7 @@ from textual.message import Message
 from textual.widgets import Static
 
 from localq.sanitize import sanitize
-from localq.tui.turn_view import shortened
+from localq.tui.chat.turn_view import shortened
 
 
 class Earlier(Static, can_focus=True):

@@ -14,11 +14,11 @@ from textual.containers import VerticalScroll
 from textual.message import Message
 from textual.widget import Widget
 
-from localq.conversation import Conversation
-from localq.tui.bare import Bare
+from localq.chat.history.conversation import Conversation
+from localq.tui.chat.transcript_lines import Earlier, Notice
+from localq.tui.chat.turn_view import Turn, TurnView
 from localq.tui.keys import bindings
-from localq.tui.transcript_lines import Earlier, Notice
-from localq.tui.turn_view import Turn, TurnView
+from localq.tui.reply.repeated_row import Bare
 
 WINDOW = 50  # turns that are drawn at first, and that each look further back adds
 MOST_DRAWN = 3 * WINDOW  # while nobody looks back: every layout takes time for each of them
@@ -279,7 +279,7 @@ class TranscriptView(Bare, VerticalScroll, can_focus=False):
         """Copy it."""
         view = self.focused_view
         if view is not None:
-            from localq.tui.reply_text import CopyWanted  # start-up cost
+            from localq.tui.reply.reply_text import CopyWanted  # start-up cost
 
             self.post_message(CopyWanted(view.turn.text))
 

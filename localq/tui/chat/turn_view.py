@@ -10,7 +10,7 @@ from textual.content import Content
 from textual.widgets import Collapsible, Static
 
 from localq.sanitize import sanitize
-from localq.tui.bare import Bare
+from localq.tui.reply.repeated_row import Bare
 
 MOST_CHARACTERS = 20_000  # of a message of the user that are drawn: a file that was pasted is not read here
 
@@ -40,7 +40,7 @@ class TurnView(Bare, Vertical, can_focus=True):
 
     def compose(self) -> ComposeResult:
         """The line of who speaks, then the text."""
-        from localq.tui.reply_text import ReplyText  # start-up cost: it knows Markdown
+        from localq.tui.reply.reply_text import ReplyText  # start-up cost: it knows Markdown
 
         yield Static(self._headline(), classes="headline")
         if self.turn.role == "user":
@@ -93,7 +93,7 @@ class TurnView(Bare, Vertical, can_focus=True):
 
     async def grow(self, thought: str, text: str) -> None:
         """Put these behind what is there, and return when they are there."""
-        from localq.tui.reply_text import ReplyText  # as above
+        from localq.tui.reply.reply_text import ReplyText  # as above
 
         if thought:
             self._thought, self._thinking = self._thought + thought, True
@@ -107,7 +107,7 @@ class TurnView(Bare, Vertical, can_focus=True):
 
     async def end(self, turn: Turn) -> None:
         """It is complete: what is drawn now is what is kept."""
-        from localq.tui.reply_text import ReplyText  # as above
+        from localq.tui.reply.reply_text import ReplyText  # as above
 
         self._thought, self._thinking = sanitize(turn.thought), False
         await self._draw_thought()
@@ -115,7 +115,7 @@ class TurnView(Bare, Vertical, can_focus=True):
         self.show(turn)
 
     async def _draw_thought(self) -> None:
-        from localq.tui.reply_text import ReplyText  # as above
+        from localq.tui.reply.reply_text import ReplyText  # as above
 
         found = self.query(Collapsible)
         if found:  # most replies have none, and every widget costs time at every layout

@@ -14,9 +14,10 @@ from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from localq import commands, keymap
+from localq import keymap
+from localq.chat import commands
 from localq.tui.keys import shown
-from localq.tui.terminal_app import TerminalScreen
+from localq.tui.terminal.terminal_app import TerminalScreen
 
 WHERE = {
     keymap.ANYWHERE: "Anywhere", keymap.MESSAGE: "In the message", keymap.CONVERSATION: "In the conversation",

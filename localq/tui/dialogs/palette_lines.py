@@ -10,8 +10,8 @@ from textual.app import SystemCommand
 from textual.screen import Screen
 
 from localq import keymap
-from localq.commands import completing
-from localq.tui.chat_screen import ChatScreen
+from localq.chat.commands import completion
+from localq.tui.chat.chat_screen import ChatScreen
 from localq.tui.keys import shown
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def of(app: LocalqApp, screen: Screen[Any]) -> Iterator[SystemCommand]:
     yield from _of_keys(app, screen)
     yield SystemCommand("Theme", "choose another", app.action_change_theme)
     if isinstance(screen, ChatScreen):
-        for name, (usage, what) in completing.usages().items():
+        for name, (usage, what) in completion.usages().items():
             told = usage.replace("[", "\\[")  # Textual reads it as markup
             yield SystemCommand(f"{name}: {what}", told, partial(screen.take_command, name, usage == name))
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from localq import model_defaults, modelfiles, sampling, settings, settings_file, stops
-from localq.chat import ChatSession
+from localq import sampling, settings, settings_file
+from localq.chat import default_sampling, stop_strings
+from localq.chat.session import ChatSession
 from localq.errors import LocalqError
+from localq.files import model_folder
 from localq.sampling import Sampling
 from localq.settings import Settings
 
@@ -40,9 +42,9 @@ def own_defaults(session: ChatSession | None) -> Sampling:
     """What models.toml or the model's maker says; greedy where there is no model, or its files say nothing sound."""
     if session is None or not session.request.path:
         return Sampling()
-    entry = model_defaults.entry_of(session.record.model)
+    entry = default_sampling.entry_of(session.record.model)
     try:
-        return model_defaults.sampling(entry, modelfiles.open_model(Path(session.request.path)).generation_config)
+        return default_sampling.sampling(entry, model_folder.open_model(Path(session.request.path)).generation_config)
     except LocalqError:  # opening it has told
         return Sampling()
 
@@ -77,7 +79,7 @@ def read(written: Mapping[str, str], defaults: Sampling) -> Form:
     except LocalqError as error:
         errors["max_tokens"] = error
     try:
-        stop = stops.checked([_unescaped(line) for line in written["stop"].split("\n") if line])
+        stop = stop_strings.checked([_unescaped(line) for line in written["stop"].split("\n") if line])
     except LocalqError as error:
         errors["stop"] = error
     return Form(Sampling(**values), max_tokens, stop, written["system"].strip() or None, errors)

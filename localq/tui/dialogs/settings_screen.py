@@ -15,15 +15,15 @@ from textual.widget import Widget
 from textual.widgets import Button, Input, Select, Static, TextArea
 
 from localq import places, settings
-from localq.chat import ChatSession
+from localq.chat.session import ChatSession
 from localq.errors import LocalqError
 from localq.sampling import LIMITS, STATED, Sampling
 from localq.sanitize import sanitize
 from localq.settings import Settings
-from localq.tui import settings_form
+from localq.tui.dialogs import settings_form
+from localq.tui.dialogs.settings_form import CHOICES, LINES, NAMES, Form
 from localq.tui.keys import bindings, in_use
-from localq.tui.settings_form import CHOICES, LINES, NAMES, Form
-from localq.tui.terminal_app import TerminalScreen
+from localq.tui.terminal.terminal_app import TerminalScreen
 
 _STOP_HELP = "a reply ends before any of these; one a line, \\n is a new line"
 

@@ -14,7 +14,7 @@ from textual.theme import ThemeProvider
 from localq import settings, settings_file
 from localq.errors import LocalqError
 from localq.sanitize import sanitize
-from localq.tui.terminal_app import TerminalScreen
+from localq.tui.terminal.terminal_app import TerminalScreen
 
 if TYPE_CHECKING:
     from localq.tui.app import LocalqApp

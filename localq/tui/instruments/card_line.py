@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from textual.content import Content
 
-from localq.gpu_sensors import Reading
-from localq.tui.instrument import UNTOLD, Instrument, line
+from localq.gpus import Reading
+from localq.tui.instruments.instrument_widget import UNTOLD, Instrument, line
 
 
 class CardLine(Instrument):

@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from localq.gpu_sensors import Reading, Sensors, joules_between
+from localq.gpus import Reading, Sensors, joules_between
 from localq.stats import Stats
 
 if TYPE_CHECKING:
-    from localq.roofline import Roof
+    from localq.planner.speed.roofline import Roof
     from localq.worker.messages import Loaded
 
 SLICE_S = 1.0  # of decoding, one point of the graph
@@ -124,7 +124,7 @@ class Facts:
 
     def load(self, loaded: Loaded) -> None:
         """Another model, or the same anew: nothing of the one before holds."""
-        from localq import roofline  # start-up cost: the first frame is there before a model
+        from localq.planner.speed import roofline  # start-up cost: the first frame is there before a model
 
         self.loaded, self.sample, self.untimed, self.reading = loaded, None, "", Reading()
         self.look = partial(of_gpu, self._sensors(loaded.gpu_uuid)) if self.on_gpu else host_memory

@@ -23,16 +23,16 @@ from textual.reactive import reactive
 from textual.screen import ModalScreen
 from textual.timer import Timer
 
-from localq.gpu_sensors import Reading
+from localq.gpus import Reading
 from localq.stats import Stats
-from localq.tui.card_line import CardLine
-from localq.tui.instrument import Instrument
-from localq.tui.instrument_facts import LOOK_S, Facts
-from localq.tui.kernel_bars import KernelBars
+from localq.tui.instruments.card_line import CardLine
+from localq.tui.instruments.instrument_facts import LOOK_S, Facts
+from localq.tui.instruments.instrument_widget import Instrument
+from localq.tui.instruments.kernel_bars import KernelBars
+from localq.tui.instruments.memory_bar import LedgerBar
+from localq.tui.instruments.speed_graph import SpeedGraph
 from localq.tui.keys import bindings
-from localq.tui.ledger_bar import LedgerBar
-from localq.tui.speed_graph import SpeedGraph
-from localq.tui.terminal_app import TerminalScreen
+from localq.tui.terminal.terminal_app import TerminalScreen
 
 if TYPE_CHECKING:
     from localq.worker.messages import Loaded
@@ -46,7 +46,7 @@ MODES: tuple[Mode, ...] = ("side", "strip", "full")
 class InstrumentsPanel(VerticalScroll):
     """`mode`: "side" is a dock of 40 columns, "strip" six lines of speed and memory, "full" all of it, wide."""
 
-    DEFAULT_CSS = Path(__file__).with_name("instruments.tcss").read_text(encoding="utf-8")
+    DEFAULT_CSS = Path(__file__).with_suffix(".tcss").read_text(encoding="utf-8")
     BINDINGS: ClassVar[list[BindingType]] = [*bindings("instruments_profile")]
 
     class ProfileWanted(Message):

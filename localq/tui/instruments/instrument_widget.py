@@ -7,7 +7,7 @@ from textual.content import Content
 from textual.geometry import Size
 from textual.widget import Widget
 
-from localq.tui.instrument_facts import Facts
+from localq.tui.instruments.instrument_facts import Facts
 
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 UNTOLD = "–"

@@ -10,8 +10,8 @@ from typing import Any
 
 from textual.content import Content
 
-from localq.tui.instrument import UNTOLD, Instrument, bar, line, words
-from localq.tui.instrument_facts import Facts, Sample
+from localq.tui.instruments.instrument_facts import Facts, Sample
+from localq.tui.instruments.instrument_widget import UNTOLD, Instrument, bar, line, words
 
 CPU = "only the fused step of a GPU is timed, not the CPU's"
 NONE_YET = "not timed yet"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from textual.content import Content
 
 from localq.sanitize import sanitize
-from localq.tui.instrument import UNTOLD, Instrument, line
-from localq.tui.instrument_facts import Facts
+from localq.tui.instruments.instrument_facts import Facts
+from localq.tui.instruments.instrument_widget import UNTOLD, Instrument, line
 
 if TYPE_CHECKING:
     from localq.gpus import Process

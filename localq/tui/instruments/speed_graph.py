@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from rich.cells import cell_len
 from textual.content import Content
 
-from localq.tui.instrument import Instrument, figure, line, words
-from localq.tui.instrument_facts import Facts, Slice
+from localq.tui.instruments.instrument_facts import Facts, Slice
+from localq.tui.instruments.instrument_widget import Instrument, figure, line, words
 from localq.wording import human_bytes
 
 if TYPE_CHECKING:
-    from localq.roofline import Roof
+    from localq.planner.speed.roofline import Roof
 
 ROWS = 4  # of the graph
 DOTS = ((0x40, 0x04, 0x02, 0x01), (0x80, 0x20, 0x10, 0x08))  # of a braille cell: left and right column, from the bottom

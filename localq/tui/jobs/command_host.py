@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from localq import osc52
+from localq.chat.terminal import clipboard as osc52
 from localq.errors import usage_error
 from localq.sanitize import sanitize
 

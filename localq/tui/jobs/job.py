@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from textual.message import Message
 
 from localq.errors import LocalqError
-from localq.tui.watching import PostingWatcher, StoppedError
+from localq.tui.jobs.thread_messages import PostingWatcher, StoppedError
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from textual.message import Message
 from localq.errors import LocalqError
 
 if TYPE_CHECKING:  # start-up cost
-    from localq.chat import ChatSession
-    from localq.tui.jobs import Opening
+    from localq.chat.session import ChatSession
+    from localq.tui.jobs.model_jobs import Opening
 
 
 class Model:
@@ -41,8 +41,8 @@ class Model:
     @classmethod
     def of(cls, made: Opening, post: Callable[[Message], object]) -> Model:
         """What a job has opened; `post` gets the messages of `watching` when it is loaded again."""
-        from localq.opening import load_now  # whoever has opened it has imported these
-        from localq.tui.watching import PostingWatcher
+        from localq.chat.open_model import load_now  # whoever has opened it has imported these
+        from localq.tui.jobs.thread_messages import PostingWatcher
         from localq.worker.messages import Profile
 
         opened, watcher = made.opened, PostingWatcher(post)

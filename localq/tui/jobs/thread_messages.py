@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from textual.message import Message
 
+from localq.chat.terminal.transfer_rate import Leaps
 from localq.errors import ExitCode, LocalqError
 from localq.sanitize import sanitize
-from localq.transfer import Leaps
 
 if TYPE_CHECKING:  # start-up cost: the one knows the hub
-    from localq.prepare import OnProgress
+    from localq.planner.prepare import OnProgress
     from localq.worker.messages import Event
 
 EVERY_S = 0.05  # between two messages of a transfer that goes on; a local disk would post thousands a second

@@ -13,17 +13,17 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
+from localq.chat.open_model import Wanted
 from localq.errors import LocalqError
-from localq.opening import Wanted
 from localq.sanitize import sanitize
 from localq.settings import Settings
-from localq.tui import jobs
-from localq.tui.job import Job
-from localq.tui.jobs import Opening
+from localq.tui.jobs import model_jobs
+from localq.tui.jobs.job import Job
+from localq.tui.jobs.model_jobs import Opening
+from localq.tui.jobs.thread_messages import Fetching, LoadingStage, PostingWatcher, Said, StoppedError
 from localq.tui.keys import bindings, in_use
-from localq.tui.terminal_app import TerminalScreen
-from localq.tui.transfer_lines import TransferLines, bar
-from localq.tui.watching import Fetching, LoadingStage, PostingWatcher, Said, StoppedError
+from localq.tui.models.transfer_lines import TransferLines, bar
+from localq.tui.terminal.terminal_app import TerminalScreen
 
 T = TypeVar("T")
 TICK_S = 0.5  # between two looks at the clock, for what stands still
@@ -159,7 +159,7 @@ class OpeningScreen(JobScreen[Opening]):
 
     def work(self, watcher: PostingWatcher) -> Opening:
         """See `jobs`."""
-        return jobs.open_and_load(self.name_wanted, self._settings, self._wanted, watcher)
+        return model_jobs.open_and_load(self.name_wanted, self._settings, self._wanted, watcher)
 
     def discard(self, made: Opening) -> None:
         """End its engine process."""
@@ -175,7 +175,7 @@ class PullScreen(JobScreen[Path]):
 
     def work(self, watcher: PostingWatcher) -> Path:
         """See `jobs`."""
-        return jobs.pull(self.name_wanted, self._settings, watcher)
+        return model_jobs.pull(self.name_wanted, self._settings, watcher)
 
 
 def _words(error: LocalqError | None) -> str:

@@ -13,22 +13,22 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Footer, Input, Static
 
-from localq import catalog, local_models
 from localq.errors import LocalqError
-from localq.local_models import LocalModel
+from localq.files import catalog, local_models
+from localq.files.local_models import LocalModel
 from localq.sanitize import sanitize
 from localq.settings import Settings
-from localq.tui import picker_rows
-from localq.tui.job import Job
+from localq.tui.jobs.job import Job
+from localq.tui.jobs.thread_messages import PostingWatcher, Said, StoppedError
 from localq.tui.keys import bindings, in_use
-from localq.tui.picker_rows import ORDERS, PickerRow
-from localq.tui.picker_table import FilterInput, ModelTable
-from localq.tui.terminal_app import TerminalScreen
-from localq.tui.watching import PostingWatcher, Said, StoppedError
+from localq.tui.models import picker_rows
+from localq.tui.models.picker_rows import ORDERS, PickerRow
+from localq.tui.models.picker_table import FilterInput, ModelTable
+from localq.tui.terminal.terminal_app import TerminalScreen
 from localq.wording import human_bytes
 
 if TYPE_CHECKING:
-    from localq.tui.picker_plans import Outlook
+    from localq.tui.models.picker_plans import Outlook
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class PickerScreen(TerminalScreen, Screen["Picked | None"]):
         every = self._every
 
         def work(watcher: PostingWatcher) -> _Plans:
-            from localq.tui import picker_plans  # start-up cost
+            from localq.tui.models import picker_plans  # start-up cost
 
             outlook = picker_plans.outlook(self._settings, watcher.say)
             return _Plans(outlook, picker_plans.planned(outlook, self._settings, every))
@@ -208,7 +208,9 @@ class PickerScreen(TerminalScreen, Screen["Picked | None"]):
             self._tell(f"Only what is too large is opened against the plan. {row.name}: {row.verdict}.")
             return
 
-        from localq.tui.picker_dialogs import ForceScreen  # start-up cost, as those below: `beforehand` imports them
+        from localq.tui.models.picker_dialogs import (
+            ForceScreen,  # start-up cost, as those below: `beforehand` imports them
+        )
 
         def answered(yes: bool | None) -> None:
             if yes:
@@ -243,14 +245,14 @@ class PickerScreen(TerminalScreen, Screen["Picked | None"]):
 
     def action_details(self) -> None:
         """What `localq show` tells."""
-        from localq.tui.picker_dialogs import DetailsScreen
+        from localq.tui.models.picker_dialogs import DetailsScreen
 
         if self.row is not None:
             self.app.push_screen(DetailsScreen(self.row.full_name, self._settings))
 
     def action_pull(self) -> None:
         """Fetch it and stay here."""
-        from localq.tui.opening_screen import PullScreen  # it knows the hub
+        from localq.tui.models.opening_screen import PullScreen  # it knows the hub
 
         row = self.row
         if row is None:
@@ -271,7 +273,7 @@ class PickerScreen(TerminalScreen, Screen["Picked | None"]):
 
     def action_delete(self) -> None:
         """Remove it from the disk, after a question."""
-        from localq.tui.picker_dialogs import RemoveScreen
+        from localq.tui.models.picker_dialogs import RemoveScreen
 
         model = self.row.local if self.row is not None else None
         if model is None:

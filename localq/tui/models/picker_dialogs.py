@@ -14,16 +14,16 @@ from textual.containers import Horizontal, ScrollableContainer, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
-from localq import model_facts
 from localq.errors import LocalqError
-from localq.local_models import LocalModel, paths_of
+from localq.files.local_models import LocalModel, paths_of
+from localq.planner import model_facts
 from localq.sanitize import sanitize
 from localq.settings import Settings
-from localq.tui.job import Job
+from localq.tui.jobs.job import Job
+from localq.tui.jobs.thread_messages import PostingWatcher
 from localq.tui.keys import bindings, in_use
-from localq.tui.picker_rows import PickerRow
-from localq.tui.terminal_app import TerminalScreen
-from localq.tui.watching import PostingWatcher
+from localq.tui.models.picker_rows import PickerRow
+from localq.tui.terminal.terminal_app import TerminalScreen
 from localq.wording import human_bytes
 
 _CSS = Path(__file__).with_suffix(".tcss")

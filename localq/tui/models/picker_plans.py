@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from localq import catalog, choosing, fit_card, fit_rows, gpus, offers, planner, unlisted
+from localq import gpus
 from localq.errors import LocalqError
-from localq.fit_rows import Memory, Row
-from localq.offers import Offer
-from localq.prepare import Say
+from localq.files import catalog
+from localq.planner import card as planner_card
+from localq.planner import choose, fit_rows, offers, uncatalogued
+from localq.planner import plan as planner
+from localq.planner.fit_rows import Memory, Row
+from localq.planner.offers import Offer
+from localq.planner.prepare import Say
+from localq.planner.speed.predict import Machine
 from localq.settings import Settings
-from localq.speed import Machine
-from localq.tui.picker_rows import (
+from localq.tui.models.picker_rows import (  # fmt: skip
     FITS,
     INCOMPLETE,
     NOT_YET,
@@ -24,7 +28,7 @@ from localq.tui.picker_rows import (
     UNREADABLE,
     PickerRow,
     local_rows,
-)  # fmt: skip
+)
 from localq.wording import human_bytes
 
 CPU_ITEM_BYTES = 4  # weights and KV cache are float32 there, whatever the format
@@ -46,7 +50,7 @@ class Outlook:
 
 def outlook(settings: Settings, say: Say) -> Outlook:
     """Of this machine. May measure how fast its GPU reads, once, which takes seconds: `say` is told."""
-    budget = choosing.budget_here(settings)
+    budget = choose.budget_here(settings)
     gpu = gpus.first_visible(gpus.probe().gpus) if budget is not None else None
     if budget is None or gpu is None:
         import psutil  # type: ignore[import-untyped]  # start-up cost: a machine with a GPU does without; ships no types
@@ -54,7 +58,7 @@ def outlook(settings: Settings, say: Say) -> Outlook:
         free = int(psutil.virtual_memory().available)
         why = "by the settings" if settings.device == "cpu" else "there is no NVIDIA GPU"
         return Outlook(f"On the CPU ({why}), {human_bytes(free)} of memory free", None, free)
-    machine, basis = fit_card.machine_here(gpu, say)
+    machine, basis = planner_card.machine_here(gpu, say)
     limit = f" (--vram {settings.vram})" if settings.vram else ""
     words = f"{gpu.name}: {budget / planner.MIB:,.0f} MiB to use{limit}"
     return Outlook(words, budget, machine=machine, basis=basis)
@@ -84,7 +88,7 @@ def _with_plan(row: PickerRow, outlook: Outlook, settings: Settings) -> PickerRo
         if not row.local.complete:
             return replace(row, verdict=INCOMPLETE, why="its download was cut off; opening it goes on")
         try:
-            offer = unlisted.offer(catalog.resolve(str(row.local.path)), offline=True)
+            offer = uncatalogued.offer(catalog.resolve(str(row.local.path)), offline=True)
         except LocalqError as error:
             return replace(row, verdict=UNREADABLE, why=error.why)
         row = replace(row, offer=offer)
@@ -99,7 +103,7 @@ def _with_plan(row: PickerRow, outlook: Outlook, settings: Settings) -> PickerRo
 
 
 def _fitted(offer: Offer, outlook: Outlook, settings: Settings) -> Row:
-    memory, wishes = Memory(outlook.budget or 0, 0), choosing.wishes_of(settings)
+    memory, wishes = Memory(outlook.budget or 0, 0), choose.wishes_of(settings)
     try:
         return fit_rows.row_of(offer, memory, wishes, outlook.machine)
     except LocalqError:  # the shape cannot have what is wished for, which loading will say

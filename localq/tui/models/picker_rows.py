@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from localq import local_models, offers
-from localq.local_models import LocalModel
-from localq.offers import Offer
+from localq.files import local_models
+from localq.files.local_models import LocalModel
+from localq.planner import offers
+from localq.planner.offers import Offer
 from localq.wording import human_bytes
 
 FITS, SHORT, TOO_LARGE, NOT_YET = "fits", "short context", "too large", "does not run"

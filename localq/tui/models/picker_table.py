@@ -13,7 +13,7 @@ from textual.widgets import DataTable, Input
 
 from localq.sanitize import sanitize
 from localq.tui.keys import bindings
-from localq.tui.picker_rows import COLUMNS, ORDERS, RIGHT, PickerRow
+from localq.tui.models.picker_rows import COLUMNS, ORDERS, RIGHT, PickerRow
 
 _BEST, _NAME, _FAST, _CONTEXT, _LARGE = ORDERS
 _ORDER_OF = {"MODEL": _NAME, "CONTEXT": _CONTEXT, "TOK/S": _FAST, "WHERE": _LARGE}  # others: the best first

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localq import hub_client
-from localq.transfer import Rate
-from localq.tui.watching import Fetching, LoadingStage
+from localq.chat.terminal.transfer_rate import Rate
+from localq.files.hub import client as hub_client
+from localq.tui.jobs.thread_messages import Fetching, LoadingStage
 from localq.wording import human_bytes
 
 QUIET_S = 3.0  # a transfer that stands still for longer is said to

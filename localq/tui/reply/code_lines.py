@@ -11,7 +11,7 @@ from textual.strip import Strip
 from textual.style import Style
 from textual.widgets import Label
 
-from localq.tui.code_colours import TAB, Line
+from localq.tui.reply.code_colours import TAB, Line
 
 _Seen = tuple[Line, Style, tuple[int, int] | None, int]  # what a row depends on
 

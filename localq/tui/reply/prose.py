@@ -16,9 +16,9 @@ from textual.style import Style
 from textual.widget import Widget
 from textual.widgets import Markdown
 
-from localq.tui.flowing import Flowing
-from localq.tui.prose_blocks import Block
-from localq.tui.prose_rows import Breaker, Cell, Row, margin, takes_mark
+from localq.tui.reply.prose_blocks import Block
+from localq.tui.reply.prose_rows import Breaker, Cell, Row, margin, takes_mark
+from localq.tui.reply.reply_block import Flowing
 
 HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 WIDTHS = 2  # that are kept: with and without a scrollbar

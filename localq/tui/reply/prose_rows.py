@@ -17,7 +17,7 @@ from textual.geometry import Offset, Size
 from textual.selection import Selection
 from textual.style import Style
 
-from localq.tui.prose_blocks import Block, Listed, Quote, Rule, Table, Text
+from localq.tui.reply.prose_blocks import Block, Listed, Quote, Rule, Table, Text
 
 MARGINS = {"h1": (2, 1), "h2": (2, 1), "h3": (1, 1), "h4": (1, 1), "h5": (1, 1), "h6": (1, 1)}  # lines above, below
 TOP, MIDDLE, BOTTOM = ("┌", "┬", "┐"), ("├", "┼", "┤"), ("└", "┴", "┘")

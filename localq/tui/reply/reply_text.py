@@ -21,14 +21,14 @@ from textual.widget import Widget
 from textual.widgets import Markdown, Static
 from textual.widgets._markdown import MarkdownFence
 
-from localq.tui import code_colours
-from localq.tui.bare import Bare
-from localq.tui.code_colours import Line, Look
-from localq.tui.code_lines import CodeLines
-from localq.tui.flowing import Flowing
 from localq.tui.keys import bindings
-from localq.tui.prose import Prose
-from localq.tui.prose_blocks import Block, Other, Piece, last_line, pieces
+from localq.tui.reply import code_colours
+from localq.tui.reply.code_colours import Line, Look
+from localq.tui.reply.code_lines import CodeLines
+from localq.tui.reply.prose import Prose
+from localq.tui.reply.prose_blocks import Block, Other, Piece, last_line, pieces
+from localq.tui.reply.repeated_row import Bare
+from localq.tui.reply.reply_block import Flowing
 
 MOST_TOGETHER = 16  # blocks in one widget, all of which are broken into lines again where one grows
 

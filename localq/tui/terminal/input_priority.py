@@ -17,7 +17,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 if TYPE_CHECKING:
-    from localq.tui.terminal_app import TerminalApp
+    from localq.tui.terminal.terminal_app import TerminalApp
 
     _Screen = Screen[Any]
 else:

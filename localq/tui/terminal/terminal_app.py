@@ -22,9 +22,9 @@ from textual.widget import MountError
 from textual.widgets import OptionList
 from textual.worker import WorkerFailed
 
-from localq.tui.clean_lines import CLEAN_LINES
-from localq.tui.composer import Composer
-from localq.tui.keys_first import KeysFirst, is_typed
+from localq.tui.chat.composer import Composer
+from localq.tui.terminal.input_priority import KeysFirst, is_typed
+from localq.tui.terminal.sanitized_lines import CLEAN_LINES
 
 if TYPE_CHECKING:
     _Screen = Screen[Any]
@@ -83,7 +83,7 @@ class TerminalApp(App[int]):
         """Textual's, but for how a terminal is read."""
         from textual.drivers.linux_driver import LinuxDriver  # where there is one
 
-        from localq.tui.terminal_input import TerminalDriver
+        from localq.tui.terminal.terminal_input import TerminalDriver
 
         found = super().get_driver_class()
         return TerminalDriver if found is LinuxDriver else found

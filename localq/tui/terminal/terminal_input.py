@@ -27,8 +27,8 @@ from textual.events import Paste, Resize
 from textual.geometry import Size
 from textual.message import Message
 
-from localq.tui.keys_first import KeysFirst, is_typed
-from localq.tui.terminal_output import TerminalFile
+from localq.tui.terminal.input_priority import KeysFirst, is_typed
+from localq.tui.terminal.terminal_output import TerminalFile
 
 CHUNK_BYTES = 4096
 TICK_S = 0.1  # as often as this it is looked whether to end

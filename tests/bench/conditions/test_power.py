@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from localq.bench.plan import Case
-from localq.bench.report import OURS, Report, Row, write
-from localq.bench.throttle import Throttle, told
+from localq.bench.conditions.power import Throttle, told
+from localq.bench.models.plan import Case
+from localq.bench.models.report import OURS, Report, Row, write
 
 TG = Case(prompt=0, generate=64, depth=0)
 
@@ -31,7 +31,7 @@ class Nvml:
 
 def test_the_share_of_the_time_is_what_the_counter_says(monkeypatch):
     nvml = Nvml(0.5)
-    monkeypatch.setattr("localq.bench.throttle.time", SimpleNamespace(perf_counter=lambda: nvml.seconds))
+    monkeypatch.setattr("localq.bench.conditions.power.time", SimpleNamespace(perf_counter=lambda: nvml.seconds))
     limits = Throttle(nvml, None)
     limits.start()
     nvml.seconds += 0.25

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localq.bench.roofline import GRAPH_US, copies_for_cold_cache, turns_for
+from localq.bench.kernels.roofline import GRAPH_US, copies_for_cold_cache, turns_for
 
 MIB = 2**20
 

@@ -7,16 +7,16 @@ import json
 from types import SimpleNamespace
 
 import pytest
-import reference_kernels
 import torch
 
 from localq import kernels
-from localq.bench import crossover
-from localq.bench.crossover import Point
-from localq.bench.kernel_timing import Bench
-from localq.bench.roofline import Timing
+from localq.bench.kernels import crossover
+from localq.bench.kernels.crossover import Point
+from localq.bench.kernels.roofline import Timing
+from localq.bench.kernels.timing import Bench
 from localq.errors import ExitCode, LocalqError
-from localq.quant import nf4_crossover
+from localq.formats.nf4 import crossover as nf4_crossover
+from tests.support.kernels import reference_kernels
 
 
 def points(*times, shape=(64, 128)):

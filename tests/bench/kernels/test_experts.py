@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import pytest
-import reference_experts
 import torch
 
-from localq.bench import experts_rows
-from localq.bench.kernel_timing import Bench
-from localq.bench.roofline import Timing
-from localq.bench.shapes import Mixture, Product, Workload, workload
+from localq.bench.kernels import experts as experts_rows
+from localq.bench.kernels.roofline import Timing
+from localq.bench.kernels.shapes import Mixture, Product, Workload, workload
+from localq.bench.kernels.timing import Bench
 from localq.errors import LocalqError
-from localq.kernels import experts
+from localq.formats.experts import kernel as expert_kernel
+from tests.support.kernels import reference_experts
 
 GPT_OSS = Mixture("a little gpt-oss", 128, 64, 6, 2, "mxfp4", "clamped", True)
 QWEN = Mixture("a little qwen", 64, 128, 9, 4, "nf4")
@@ -24,7 +24,7 @@ def bench(monkeypatch):
     """On the CPU: two copies each, every launch run once, a microsecond long."""
     reference_experts.install(monkeypatch)
     weights = reference_experts.weights_of
-    monkeypatch.setattr(experts, "experts_dequantize", lambda stack, index, to: to.copy_(weights(stack)[index]))
+    monkeypatch.setattr(expert_kernel, "experts_dequantize", lambda stack, index, to: to.copy_(weights(stack)[index]))
     monkeypatch.setattr(Bench, "copies", lambda bench, size: 2)
     monkeypatch.setattr(Bench, "time", lambda bench, launches: [each() for each in launches] and Timing(1.0, 1.0, 1.0))
     return Bench(torch.device("cpu"), 1, 1)
@@ -46,13 +46,13 @@ def test_every_row_is_measured(bench):
 
 @pytest.mark.parametrize("name", ["experts_gate_up", "experts_down"])
 def test_a_wrong_kernel_is_not_timed(bench, monkeypatch, name):
-    right = getattr(experts, name)
+    right = getattr(expert_kernel, name)
 
     def wrong(*given, out, **named):
         right(*given, out=out, **named)
         out.copy_(out.roll(1))
 
-    monkeypatch.setattr(experts, name, wrong)
+    monkeypatch.setattr(expert_kernel, name, wrong)
     row = experts_rows.gate_up_row if name == "experts_gate_up" else experts_rows.down_row
     for mixture in WORK.mixtures:
         with pytest.raises(LocalqError, match=f"{name}: the result on .* is off by"):
@@ -64,7 +64,7 @@ def test_a_router_that_chooses_others_is_not_timed(bench, monkeypatch):
         reference_experts.router(*given, chosen=chosen, **named)
         chosen.add_(1)
 
-    monkeypatch.setattr(experts, "router", wrong)
+    monkeypatch.setattr(expert_kernel, "router", wrong)
     with pytest.raises(LocalqError, match="not that of the largest logits"):
         experts_rows.router_row(bench, GPT_OSS)
 

@@ -10,16 +10,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from localq.bench import kernel_timing, nf4_weights, products, shapes
-from localq.bench.kernel_table import FORMAT, HEADER, Rival, Row, as_json, lines
-from localq.bench.kernel_timing import Bench, check
-from localq.bench.nf4_weights import Weights
-from localq.bench.roofline import CPU_PROBES, Timing, read_bytes_per_s, read_probes
-from localq.bench.shapes import GATE_UP, NORM, PLAIN, RESIDUAL, Product, Workload
+from localq.bench.kernels import nf4_weights, products, shapes
+from localq.bench.kernels import timing as kernel_timing
+from localq.bench.kernels.nf4_weights import Weights
+from localq.bench.kernels.roofline import CPU_PROBES, Timing, read_bytes_per_s, read_probes
+from localq.bench.kernels.shapes import GATE_UP, NORM, PLAIN, RESIDUAL, Product, Workload
+from localq.bench.kernels.table import FORMAT, HEADER, Rival, Row, as_json, lines
+from localq.bench.kernels.timing import Bench, check
 from localq.errors import ExitCode, LocalqError
-from localq.kernels import nf4
-from localq.quant import nf4 as nf4_format
-from localq.quant import nf4_tiles
+from localq.formats import nf4 as nf4_format
+from localq.formats.nf4 import kernel as nf4_kernel
+from localq.formats.nf4 import tiles as nf4_tiles
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -29,9 +30,9 @@ ON_CPU = Bench(CPU, 60 * MIB, 3)
 @pytest.fixture
 def bench():
     """The runner; it imports all wrappers."""
-    from localq.bench import kernels
+    from localq.bench.kernels import kernel_bench
 
-    return kernels
+    return kernel_bench
 
 
 def row(**changes) -> Row:
@@ -69,11 +70,11 @@ def test_bytes_are_those_of_the_tensors():
     weights = Weights.random(shape, CPU, seed=3)
     packed = weights.packed
     stored = packed.codes.nbytes + packed.absmax.nbytes + packed.nested_absmax.nbytes
-    assert nf4.nf4_weight_bytes(96 * 576) == stored == weights.nbytes
-    assert nf4.nf4_weight_bytes(96 * 576, nested=False) == packed.codes.nbytes + 4 * packed.absmax.numel()
-    assert nf4.nf4_dequantize_bytes(shape, torch.float32) == stored + torch.empty(shape).nbytes
+    assert nf4_kernel.nf4_weight_bytes(96 * 576) == stored == weights.nbytes
+    assert nf4_kernel.nf4_weight_bytes(96 * 576, nested=False) == packed.codes.nbytes + 4 * packed.absmax.numel()
+    assert nf4_kernel.nf4_dequantize_bytes(shape, torch.float32) == stored + torch.empty(shape).nbytes
     x, y = torch.empty(5, 576, dtype=torch.bfloat16), torch.empty(5, 96, dtype=torch.bfloat16)
-    assert nf4.nf4_gemv_bytes(5, 96, 576) == stored + x.nbytes + y.nbytes
+    assert nf4_kernel.nf4_gemv_bytes(5, 96, 576) == stored + x.nbytes + y.nbytes
 
 
 def test_copies_share_nothing_that_is_read():
@@ -162,7 +163,7 @@ def test_the_references_agree_and_errors_are_found(form):
 
 
 def test_the_roof_is_the_best_probe(monkeypatch):
-    monkeypatch.setattr("localq.bench.roofline.CPU_BUFFER_BYTES", 4 * MIB)
+    monkeypatch.setattr("localq.bench.kernels.roofline.CPU_BUFFER_BYTES", 4 * MIB)
     probes = read_probes(CPU)
     assert set(probes) == set(CPU_PROBES)
     assert min(probes.values()) > 1e8

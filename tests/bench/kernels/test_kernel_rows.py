@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import sys
 
-import package_stand_ins
 import pytest
-import reference_kernels
 import torch
 
-from localq import kv_form
-from localq.bench import (
-    attention_rows,
-    bcq_rows,
-    dense_rows,
-    dequantize_rows,
-    gather_rows,
-    int4_rows,
-    kernel_timing,
-    nf4_rows,
-    rowlut_rows,
-    search_rows,
-    step_rows,
-    vq_rows,
-)
-from localq.bench.kernel_table import Rival, as_json, lines
-from localq.bench.kernel_timing import Bench
-from localq.bench.roofline import Timing
-from localq.bench.shapes import GATE_UP, NORM, RESIDUAL, Heads, Product, Workload
+from localq import kv_bits
+from localq.bench.kernels import attention as attention_rows
+from localq.bench.kernels import search as search_rows
+from localq.bench.kernels import step as step_rows
+from localq.bench.kernels import timing as kernel_timing
+from localq.bench.kernels.roofline import Timing
+from localq.bench.kernels.rows import bcq as bcq_rows
+from localq.bench.kernels.rows import dense as dense_rows
+from localq.bench.kernels.rows import dequantize as dequantize_rows
+from localq.bench.kernels.rows import gather as gather_rows
+from localq.bench.kernels.rows import int4 as int4_rows
+from localq.bench.kernels.rows import lookup as lookup_rows
+from localq.bench.kernels.rows import nf4 as nf4_rows
+from localq.bench.kernels.rows import rowlut as rowlut_rows
+from localq.bench.kernels.shapes import GATE_UP, NORM, RESIDUAL, Heads, Product, Workload
+from localq.bench.kernels.table import Rival, as_json, lines
+from localq.bench.kernels.timing import Bench
 from localq.errors import LocalqError
-from localq.kernels import attention, nf4
+from localq.formats.nf4 import kernel as nf4_kernel
+from localq.kernels import attention
+from tests.support.bench import package_stand_ins
+from tests.support.kernels import reference_kernels
 
 WORK = Workload(
     nf4=(
@@ -50,7 +49,7 @@ WORK = Workload(
 )
 FAMILIES = (
     nf4_rows.gemv_cases, nf4_rows.gemm_cases, dequantize_rows.cases, dense_rows.dense_cases, dense_rows.int8_cases,
-    attention_rows.cases, step_rows.cases, gather_rows.cases, search_rows.cases, vq_rows.cases,
+    attention_rows.cases, step_rows.cases, gather_rows.cases, search_rows.cases, lookup_rows.cases,
     bcq_rows.cases,
     int4_rows.cases, rowlut_rows.cases,
 )  # fmt: skip
@@ -73,18 +72,18 @@ def bench(monkeypatch):
 
 
 def kv_write(layer, k, v, positions):
-    from localq.quant import kv_codec
+    from localq.engine import kv_codec
 
     kept = ((layer.k, layer.k_scales, k), (layer.v, layer.v_scales, v))
-    for (stored, scales, part), bits in zip(kept, kv_form.split(layer.bits), strict=True):
+    for (stored, scales, part), bits in zip(kept, kv_bits.split(layer.bits), strict=True):
         stored[:, positions], scales[:, positions] = kv_codec.quantize(part.transpose(0, 1), bits)
 
 
 def kv_read(layer, k, v):
-    from localq.quant import kv_codec
+    from localq.engine import kv_codec
 
     kept = ((layer.k, layer.k_scales, k), (layer.v, layer.v_scales, v))
-    for (stored, scales, part), bits in zip(kept, kv_form.split(layer.bits), strict=True):
+    for (stored, scales, part), bits in zip(kept, kv_bits.split(layer.bits), strict=True):
         live = part.shape[1]
         part.copy_(kv_codec.dequantize(stored[:, :live], scales[:, :live], bits, part.dtype))
 
@@ -99,7 +98,7 @@ def test_every_row_is_measured(bench):
     }  # fmt: skip
     assert all(row.bytes > 0 for row in rows)
     plain = next(row for row in rows if row.op == "nf4_gemv" and row.rows == 8)
-    assert plain.bytes == nf4.nf4_gemv_bytes(8, 83, 576)
+    assert plain.bytes == nf4_kernel.nf4_gemv_bytes(8, 83, 576)
     tables = next(row for row in rows if row.op == "rowlut_gemv" and row.rows == 8)
     assert tables.bytes == 83 * (576 // 2 + 16 * 2) + 2 * 8 * (83 + 576)
     ordered = [row for row in rows if row.op == "int4_gemv" and row.what == "48 x 640, g128, ordered"]
@@ -122,12 +121,12 @@ def test_trade_offs_of_binary_codes_are_every_planes_and_group_with_their_sizes(
 
 
 @pytest.mark.parametrize(
-    ("module", "name"), [(nf4, "nf4_gemv"), (attention, "attention_decode")], ids=["nf4", "attention"]
+    ("module", "name"), [(nf4_kernel, "nf4_gemv"), (attention, "attention_decode")], ids=["nf4", "attention"]
 )
 def test_a_wrong_kernel_is_not_timed(bench, monkeypatch, module, name):
     right = getattr(reference_kernels, name)
     monkeypatch.setattr(module, name, lambda *given, **named: right(*given, **named).roll(1))
-    cases = nf4_rows.gemv_cases(WORK) if module is nf4 else attention_rows.cases(WORK)
+    cases = nf4_rows.gemv_cases(WORK) if module is nf4_kernel else attention_rows.cases(WORK)
     for case in cases[:3]:
         with pytest.raises(LocalqError, match=f"{name}: the result on .* is off by"):
             case(bench)

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny_checkpoints import make_checkpoint
 
-from localq import catalog, driver, gpus
-from localq.bench import choose
-from localq.bench.choose import Choice, from_facts
+from localq import driver, gpus
+from localq.bench.models import choose
+from localq.bench.models.choose import Choice, from_facts
 from localq.errors import ExitCode, LocalqError
-from localq.local_models import LocalModel
+from localq.files import catalog
+from localq.files.local_models import LocalModel
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 GIB = 2**30
 CTX = 640

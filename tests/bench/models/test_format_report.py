@@ -9,9 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from localq.bench import format_report
-from localq.bench.format_report import SIXTEEN, Line, Table
-from localq.bench.report import FORMATS
+from localq.bench.models import format_report
+from localq.bench.models.format_report import SIXTEEN, Line, Table
+from localq.bench.models.report import FORMATS
 
 
 def line(format: str, rate: float, **more) -> Line:

@@ -10,14 +10,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from localq import cli, convert, driver, places, remembered
-from localq.bench import format_list, formats
-from localq.bench import plan as plans
-from localq.bench.format_report import SIXTEEN
-from localq.bench.report import BASELINE, OURS, Report, Row
-from localq.engine.load import Options
+from localq import cli, driver, places
+from localq.bench.models import format_list, formats
+from localq.bench.models import plan as plans
+from localq.bench.models.format_report import SIXTEEN
+from localq.bench.models.report import BASELINE, OURS, Report, Row
+from localq.engine.load.load import Options
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
+from localq.planner.speed import local_measurements
+from localq.quantize import by_tensor
 
 SHORT = ("--device", "cpu", "-p", "8", "-n", "4", "-r", "1")
 
@@ -37,7 +39,7 @@ def model(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("formats") / "tiny"
     shutil.copytree(plain, folder)
     for format in ("nf4", "bcq"):
-        convert.convert(open_model(folder), format, folder.with_name(f"tiny@{format}"))
+        by_tensor.convert(open_model(folder), format, folder.with_name(f"tiny@{format}"))
     return folder
 
 
@@ -103,7 +105,7 @@ def test_only_what_is_asked_for_is_made_and_its_time_is_remembered(model, monkey
         made.append((name, format, out))
         if format == "squeezellm":
             raise LocalqError(name, "no room", "Make some.", ExitCode.DISK)
-        convert.convert(open_model(source), format, out)
+        by_tensor.convert(open_model(source), format, out)
 
     monkeypatch.setattr(format_list.prepare, "quantize", quantize)
     listed = format_list.find(str(base), quiet, None, True)
@@ -113,11 +115,11 @@ def test_only_what_is_asked_for_is_made_and_its_time_is_remembered(model, monkey
     folder = base.with_name("own@mxfp4")
     assert made == [("own@mxfp4", "mxfp4", folder), ("own@squeezellm", "squeezellm", base.with_name("own@squeezellm"))]
     assert after["mxfp4"].path == folder
-    assert after["mxfp4"].seconds == pytest.approx(remembered.quantizing(folder), abs=1e-3)
+    assert after["mxfp4"].seconds == pytest.approx(local_measurements.quantizing(folder), abs=1e-3)
     assert "no room" in after["squeezellm"].reason
     assert after["nf4"].reason == "not made"
     again = found(base)["mxfp4"]
-    assert (again.path, again.seconds) == (folder, remembered.quantizing(folder))
+    assert (again.path, again.seconds) == (folder, local_measurements.quantizing(folder))
 
 
 def test_a_folder_with_a_catalogued_name_is_made_of_itself(model, monkeypatch, tmp_path):
@@ -196,7 +198,7 @@ def test_every_format_has_a_line_with_size_speed_and_quality(model, capsys):
 def test_a_format_that_is_damaged_is_a_line_and_no_end(model, tmp_path, capsys):
     base = tmp_path / "own"
     shutil.copytree(model, base)
-    broken = convert.convert(open_model(base), "nf4", tmp_path / "own@nf4")
+    broken = by_tensor.convert(open_model(base), "nf4", tmp_path / "own@nf4")
     (shard,) = broken.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-100])
     assert cli.execute(["bench", "--formats", str(base), *SHORT, "--max-windows", "0", "--json"]) == 0

@@ -7,8 +7,8 @@ import json
 import pytest
 
 from localq import cli
-from localq.bench.format_list import ORDER
-from localq.bench.format_report import SIXTEEN
+from localq.bench.models.format_list import ORDER
+from localq.bench.models.format_report import SIXTEEN
 
 pytestmark = pytest.mark.cuda
 

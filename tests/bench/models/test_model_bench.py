@@ -8,19 +8,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_checkpoints import make_checkpoint
 
-from localq.bench import bytes as counted
-from localq.bench import measure, plan, report, rivals, sources, whole
-from localq.bench.measure import EngineSubject, Run
-from localq.bench.plan import Case
-from localq.checkpoint import open_checkpoint
-from localq.convert import convert
+from localq.bench.models import bytes as counted
+from localq.bench.models import measure, model_bench, plan, report, rivals
+from localq.bench.models.measure import EngineSubject, Run
+from localq.bench.models.plan import Case
+from localq.bench.synthetic import sources
 from localq.engine.generate import Engine
-from localq.engine.load import LoadedModel, Options, load
+from localq.engine.load.load import LoadedModel, Options, load
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import ModelFiles, open_model
-from localq.quant import nf4
+from localq.files.model_folder import ModelFiles, open_model
+from localq.formats import nf4
+from localq.formats.checkpoint import open_checkpoint
+from localq.quantize.by_tensor import convert
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
 
@@ -31,9 +32,9 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def request(folder, tests: plan.Plan, against: tuple[str, ...] = (), device: str = "cpu") -> whole.Request:
+def request(folder, tests: plan.Plan, against: tuple[str, ...] = (), device: str = "cpu") -> model_bench.Request:
     files, opened = sources.from_files(folder)
-    return whole.Request(files, opened, Options(device=device), tests, against)
+    return model_bench.Request(files, opened, Options(device=device), tests, against)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "phi3"])
@@ -41,7 +42,7 @@ def test_same_tokens_as_transformers_and_one_json_line(tmp_path, model_type):
     folder = make_checkpoint(tmp_path, model_type, initializer_range=0.15, tie_word_embeddings=model_type != "llama")
     tests = plan.make("24", "8", "0,16", repetitions=2)
     said: list[str] = []
-    measured = whole.run(request(folder, tests, ("transformers",)), said.append)
+    measured = model_bench.run(request(folder, tests, ("transformers",)), said.append)
     out, err = io.StringIO(), io.StringIO()
     body = report.write(measured, "table", out, err)
     assert json.loads(out.getvalue().splitlines()[-1]) == body
@@ -144,7 +145,9 @@ def test_a_rival_that_fails_is_a_note(tmp_path):
     def broken(model, files):
         raise RuntimeError("no compiler\nmore lines")
 
-    bench = whole._Bench(request(make_checkpoint(tmp_path), plan.make("0", "8", "0")), CPU, 1e9, lambda text: None)
+    bench = model_bench._Bench(
+        request(make_checkpoint(tmp_path), plan.make("0", "8", "0")), CPU, 1e9, lambda text: None
+    )
     assert bench._guarded("transformers", lambda: broken(None, None)) == {}
     assert bench.notes == ["transformers not measured: RuntimeError: no compiler"]
 
@@ -159,7 +162,7 @@ def test_transformers_failing_on_the_cpu_leaves_what_localq_measured(tmp_path, m
     else:
         monkeypatch.setattr(rivals.Transformers, "run", broken)
     asked = request(make_checkpoint(tmp_path, initializer_range=0.15), plan.make("8", "4", "0", 2), ("transformers",))
-    measured = whole.run(asked, lambda text: None)
+    measured = model_bench.run(asked, lambda text: None)
     assert [row.engine for row in measured.rows] == [report.OURS] * 2
     assert [len(row.samples) for row in measured.rows] == [2, 2]
     assert measured.notes == ("transformers not measured: ValueError: unknown architecture",)
@@ -169,15 +172,15 @@ def test_a_baseline_that_fails_leaves_what_was_measured_and_the_first_line_says_
     def short_of_memory(self, dtype):
         raise LocalqError("model", "too large even in two cuts", "", ExitCode.DOES_NOT_FIT)
 
-    monkeypatch.setattr(whole, "is_plain", lambda model: False)
-    monkeypatch.setattr(whole._Bench, "in_16_bit", short_of_memory)
+    monkeypatch.setattr(model_bench, "is_plain", lambda model: False)
+    monkeypatch.setattr(model_bench._Bench, "in_16_bit", short_of_memory)
     asked = request(make_checkpoint(tmp_path), plan.make("0", "4", "0", 1))
-    measured = whole.run(asked, lambda text: None)
+    measured = model_bench.run(asked, lambda text: None)
     assert measured.rows[0].engine == report.OURS
     assert "16 bit not measured: model: too large even in two cuts" in measured.notes[0]
     assert "no comparison" in measured.first_line()
     assert "could not be measured" in measured.first_line()
-    alone = whole.run(replace(asked, baseline=False), lambda text: None)
+    alone = model_bench.run(replace(asked, baseline=False), lambda text: None)
     assert "fp16 was left out" in alone.first_line()
 
 
@@ -185,8 +188,8 @@ def test_a_baseline_that_fails_leaves_what_was_measured_and_the_first_line_says_
 def test_a_small_synthetic_model_on_the_gpu(monkeypatch):
     files, opened = sources.random("smollm2-135m", seed=0)
     tests = plan.make("600", "32", "0", repetitions=2)
-    asked = whole.Request(files, opened, Options(device="cuda"), tests)
-    measured = whole.run(asked, lambda text: None)
+    asked = model_bench.Request(files, opened, Options(device="cuda"), tests)
+    measured = model_bench.run(asked, lambda text: None)
     ours, dense = (measured.row(name, tests.headline) for name in (report.OURS, report.BASELINE))
     assert ours is not None
     assert dense is not None
@@ -196,15 +199,15 @@ def test_a_small_synthetic_model_on_the_gpu(monkeypatch):
     assert ours.peak_vram_bytes > measured.ledger_bytes["weights"]
     assert not dense.extrapolated
 
-    full = whole.load
+    full = model_bench.load
 
     def short_of_memory(each, options, **more):
         if each.text_config["num_hidden_layers"] == 30 and options.head == "16" and options.embed == "device":
             raise LocalqError("model", "too large", "", ExitCode.DOES_NOT_FIT)
         return full(each, options, **more)
 
-    monkeypatch.setattr(whole, "load", short_of_memory)
-    cut = whole.run(asked, lambda text: None).row(report.BASELINE, tests.headline)
+    monkeypatch.setattr(model_bench, "load", short_of_memory)
+    cut = model_bench.run(asked, lambda text: None).row(report.BASELINE, tests.headline)
     assert cut is not None
     assert cut.extrapolated
     assert cut.tok_per_s == pytest.approx(dense.tok_per_s, rel=0.25)

@@ -8,8 +8,8 @@ import json
 import pytest
 import torch
 
-from localq.bench import patched, plan
-from localq.engine.device import Choice
+from localq.bench.models import patched, plan
+from localq.engine.load.device import Choice
 from localq.errors import LocalqError
 
 bitsandbytes = pytest.importorskip("bitsandbytes")

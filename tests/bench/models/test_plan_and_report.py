@@ -9,13 +9,12 @@ import time
 
 import pytest
 
-from localq.bench import plan as plans
-from localq.bench.energy import CounterMeter, NoMeter, PowerMeter, integrate
-from localq.bench.extrapolate import PAIRS, extrapolated, line
-from localq.bench.measure import Measured, Run, measure
-from localq.bench.plan import Case
-from localq.bench.report import BASELINE, FORMATS, OURS, Report, Row, write
-from localq.bench.throttle import Throttle
+from localq.bench.conditions.power import CounterMeter, NoMeter, PowerMeter, Throttle, integrate
+from localq.bench.models import plan as plans
+from localq.bench.models.extrapolate import PAIRS, extrapolated, line
+from localq.bench.models.measure import Measured, Run, measure
+from localq.bench.models.plan import Case
+from localq.bench.models.report import BASELINE, FORMATS, OURS, Report, Row, write
 from localq.errors import ExitCode, LocalqError
 
 TG, PP = Case(0, 128, 0), Case(512, 0, 4096)

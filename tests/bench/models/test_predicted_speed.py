@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from localq import catalog, measured, planner
-from localq.bench import rows
-from localq.bench.plan import Case
-from localq.bench.report import OURS, Report, Row
+from localq.bench.models import rows
+from localq.bench.models.plan import Case
+from localq.bench.models.report import OURS, Report, Row
+from localq.files import catalog
+from localq.planner import plan as planner
+from localq.planner.speed import measurements
 
 TG = Case(0, 128, 0)
 
@@ -27,15 +29,15 @@ def loaded(name: str, format: str, device: str = "cuda", head: str = "16", **cha
 
 
 def test_it_is_what_fit_says_for_the_bandwidth_of_the_run():
-    model = next(each for each in measured.WHOLE_MODELS if each.name == "llama-3.1-8b@nf4")
-    told = rows.predicted(loaded("llama-3.1-8b", "nf4"), TG, measured.READ_BYTES_PER_S)
+    model = next(each for each in measurements.WHOLE_MODELS if each.name == "llama-3.1-8b@nf4")
+    told = rows.predicted(loaded("llama-3.1-8b", "nf4"), TG, measurements.READ_BYTES_PER_S)
     assert told == pytest.approx(model.tok_s, rel=0.10)
     deep = rows.predicted(loaded("llama-3.1-8b", "nf4"), Case(0, 128, 30_000), 4.42e12)
     assert deep < 0.8 * told
 
 
 def test_it_is_silent_where_fit_has_nothing():
-    roof = measured.READ_BYTES_PER_S
+    roof = measurements.READ_BYTES_PER_S
     assert rows.predicted(loaded("llama-3.1-8b", "nf4", device="cpu"), TG, roof) is None
     assert rows.predicted(loaded("llama-3.1-8b", "nf4", arch=None), TG, roof) is None
     assert rows.predicted(loaded("llama-3.1-8b", "vptq"), TG, roof) is None  # its tables are not known here

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_checkpoints import make_checkpoint
 
-from localq.bench import bits
-from localq.checkpoint import TensorInfo
-from localq.convert import convert
-from localq.modelfiles import open_model
-from localq.quant import nf4
+from localq.bench.quality import bits
+from localq.files.model_folder import open_model
+from localq.formats import nf4
+from localq.formats.checkpoint import TensorInfo
+from localq.quantize.by_tensor import convert
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 
 def described(out: int, columns: int) -> dict[str, TensorInfo]:

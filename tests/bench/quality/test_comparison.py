@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_checkpoints import make_checkpoint
 
-from localq.bench import bits, comparison, evaluation, plot, speed
-from localq.bench.evaluation import REFERENCE, Request
-from localq.engine.load import Options
+from localq.bench import plot
+from localq.bench.models import speed
+from localq.bench.quality import bits, comparison, evaluation
+from localq.bench.quality.evaluation import REFERENCE, Request
+from localq.engine.load.load import Options
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
-TEXT = Path(__file__).parents[2] / "LICENSE"
+TEXT = Path(__file__).parents[3] / "LICENSE"
 WINDOW = 96
 
 

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from real_model import smollm2
-from tiny_checkpoints import make_checkpoint
 from torch.nn import functional as F
 
-from localq.bench import evaluation
-from localq.bench.evaluation import REFERENCE, Request
-from localq.cli.eval import DEFAULT_TEXT
-from localq.convert import convert
-from localq.engine.load import Options
+from localq.bench.quality import evaluation
+from localq.bench.quality.evaluation import REFERENCE, Request
+from localq.cli.verbs.eval import DEFAULT_TEXT
+from localq.engine.load.load import Options
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
-from localq.tokenizer import Tokenizer
+from localq.files.model_folder import open_model
+from localq.quantize.by_tensor import convert
+from localq.text.tokenizer import Tokenizer
+from tests.support.files.real_model import smollm2
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
-TEXT = Path(__file__).parents[2] / "LICENSE"  # prose that every checkout has
+TEXT = Path(__file__).parents[3] / "LICENSE"  # prose that every checkout has
 WINDOW = 96
 
 

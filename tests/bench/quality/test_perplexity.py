@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from localq.bench import quality
-from localq.bench.quality import Scores, score
+from localq.bench.quality import perplexity
+from localq.bench.quality.perplexity import Scores, score
 from localq.engine import scoring
 from localq.errors import LocalqError
-from localq.windows import Windows
+from localq.text.token_windows import Windows
 
 VOCAB, WINDOW = 37, 21
 
@@ -57,8 +57,8 @@ def test_perplexity_by_hand():
 @pytest.mark.parametrize("rows", [1, 4, 5, 64])
 @pytest.mark.parametrize("first", [0, WINDOW // 2])
 def test_as_torch_has_it_in_pieces_of_any_size(texts, rows, first, monkeypatch):
-    monkeypatch.setattr(quality, "rows_at_a_time", lambda vocab: rows)
-    monkeypatch.setattr(quality, "JUDGED_BYTES", 8 * VOCAB * 3)
+    monkeypatch.setattr(perplexity, "rows_at_a_time", lambda vocab: rows)
+    monkeypatch.setattr(perplexity, "JUDGED_BYTES", 8 * VOCAB * 3)
     reference = Table(1)
     tested = Table(2, near=reference, by=0.1)
     found = score(tested, reference, Windows(texts.ids, first), VOCAB)

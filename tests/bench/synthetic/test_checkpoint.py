@@ -7,20 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_checkpoints import make_checkpoint
-from vq2_conversions import converted
 
-from localq import catalog
-from localq.bench import random_formats, random_tensors, synthetic
-from localq.bench.dense import dequantized
-from localq.checkpoint import Checkpoint, open_checkpoint
+from localq.bench.models.dense import dequantized
+from localq.bench.synthetic import checkpoint as synthetic
+from localq.bench.synthetic import formats as random_formats
+from localq.bench.synthetic import tensors as random_tensors
 from localq.engine.generate import Engine
-from localq.engine.load import Options, load
+from localq.engine.load.load import Options, load
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import ModelFiles, check_config, open_model
+from localq.files import catalog
+from localq.files.model_folder import ModelFiles, check_config, open_model
+from localq.formats import FORMATS
+from localq.formats.checkpoint import Checkpoint, open_checkpoint
 from localq.models import architecture
-from localq.quant import FORMATS
 from localq.sampling import Sampling
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.vq2_conversions import converted
 
 CPU = torch.device("cpu")
 RUNNABLE = [entry for entry in catalog.load_catalogue() if not catalog.not_yet(entry.arch, "nf4")]

@@ -6,15 +6,16 @@ import re
 import time
 
 import pytest
-from scripted_client import ScriptedClient, session_over, streamed
-from tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
-from localq.chat import ChatSession, Piece
-from localq.commands import COMMANDS, measuring, parse
+from localq.chat.commands import COMMANDS, parse
+from localq.chat.commands import bench as measuring
+from localq.chat.session import ChatSession, Piece
 from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
 from localq.stats import Stats
 from localq.worker.messages import Done, Progress, Tokens
+from tests.support.chat.scripted_client import ScriptedClient, session_over, streamed
+from tests.support.tui.tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
 
 class Timed(ScriptedClient):

@@ -10,23 +10,23 @@ import time
 from pathlib import Path
 
 import pytest
-from scripted_client import session_over
 from textual.widgets import OptionList
-from tui_pilot import drive_chat, say, screen_text, until
 
 import localq
-from localq import transcript
-from localq.chat import Reply
-from localq.commands import COMMANDS
-from localq.conversation import Message
-from localq.resuming import Start
-from localq.session_record import Session
-from localq.sessions import KEPT_S, SessionStore
+from localq.chat.commands import COMMANDS
+from localq.chat.history import export as transcript
+from localq.chat.history.conversation import Message
+from localq.chat.history.record import Session
+from localq.chat.history.store import KEPT_S, SessionStore
+from localq.chat.open_conversation import Start
+from localq.chat.session import Reply
 from localq.settings import Settings
 from localq.stats import Stats
 from localq.tui.app import LocalqApp
-from localq.tui.session_lines import when
+from localq.tui.chat.session_lines import when
 from localq.wording import local_time
+from tests.support.chat.scripted_client import session_over
+from tests.support.tui.tui_pilot import drive_chat, say, screen_text, until
 
 ROOT = Path(localq.__file__).parent
 YEAR_S = 365 * 86400.0
@@ -145,8 +145,8 @@ def test_a_rate_is_never_negative():
 
 
 def test_a_model_file_of_an_odd_time_is_listed(tmp_path):
-    from localq.cli.ls import _day
-    from localq.local_models import LocalModel
+    from localq.cli.verbs.ls import _day
+    from localq.files.local_models import LocalModel
 
     path = tmp_path / "file"
     path.write_bytes(b"")

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from localq.conversation import Conversation, Message
+from localq.chat.history.conversation import Conversation, Message
+from localq.chat.history.export import code_blocks
+from localq.chat.stop_strings import Matcher, checked
 from localq.errors import LocalqError
-from localq.stops import Matcher, checked
-from localq.transcript import code_blocks
 
 
 def talk(*replies: str) -> Conversation:

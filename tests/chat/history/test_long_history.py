@@ -12,21 +12,21 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from scripted_client import session_over
 from textual.widgets import OptionList
-from tui_pilot import drive_chat, say, screen_text, until
 
-from localq.commands import COMMANDS
-from localq.conversation import Message
-from localq.resuming import Start
-from localq.session_record import Session
-from localq.sessions import SessionStore
+from localq.chat.commands import COMMANDS
+from localq.chat.history.conversation import Message
+from localq.chat.history.record import Session
+from localq.chat.history.store import SessionStore
+from localq.chat.open_conversation import Start
 from localq.settings import Settings
 from localq.stats import Stats
-from localq.tui import transcript_view
 from localq.tui.app import LocalqApp
-from localq.tui.transcript_view import WINDOW
-from localq.tui.turn_view import TurnView
+from localq.tui.chat import transcript_view
+from localq.tui.chat.transcript_view import WINDOW
+from localq.tui.chat.turn_view import TurnView
+from tests.support.chat.scripted_client import session_over
+from tests.support.tui.tui_pilot import drive_chat, say, screen_text, until
 
 TURNS = 100_000
 LONG = 1  # the conversation that has half of them; the others have TALK each

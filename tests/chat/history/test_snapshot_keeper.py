@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kept_snapshots import DEATH, LONG, Engine, own_folder, written
 
-from localq import places, snapshots
+from localq import places
+from localq.chat.history import snapshot_files
+from localq.chat.history.record import Session
+from localq.chat.history.snapshot_keeper import SnapshotKeeper
+from localq.chat.history.store import SessionStore
 from localq.errors import ExitCode, LocalqError, bad_file
-from localq.session_record import Session
-from localq.sessions import SessionStore
-from localq.snapshot_keeper import SnapshotKeeper
 from localq.stats import Stats
 from localq.worker.messages import Loaded
+from tests.support.chat.stored_snapshots import DEATH, LONG, Engine, own_folder, written
 
 LOADED = Loaded("m", "cpu", "CPU", "float32", "bf16", 2000, 256, False, 0.0, {"kv_cache": 2_000_000})
 
@@ -114,7 +115,7 @@ def test_a_conversation_that_is_deleted_while_it_is_written_leaves_no_file(keepe
     store, record = SessionStore(database), Session()
     record.conversation.say("hello")
     store.save(record)
-    path = snapshots.path_of(database, record.id)
+    path = snapshot_files.path_of(database, record.id)
 
     def save_cache(name: str) -> int:
         store.delete(record.id)
@@ -137,7 +138,7 @@ def test_a_dead_engine_is_asked_for_nothing(keeper, engine):
 
 
 def test_what_is_not_used_is_told_once_and_damage_is_removed(keeper, engine, database):
-    path = written(snapshots.path_of(database, 1), 10, 5)
+    path = written(snapshot_files.path_of(database, 1), 10, 5)
     engine.error = LocalqError("snapshot not used", "it was made with another format")
     keeper.take_up(engine, Session(id=1), LOADED)
     assert keeper.told() == "snapshot not used: it was made with another format."
@@ -150,7 +151,7 @@ def test_what_is_not_used_is_told_once_and_damage_is_removed(keeper, engine, dat
 
 
 def test_an_engine_that_dies_of_it_is_an_error_and_the_next_one_reads_anew(keeper, engine, database):
-    written(snapshots.path_of(database, 1), 10, 5)
+    written(snapshot_files.path_of(database, 1), 10, 5)
     engine.error, engine.dies = DEATH, True
     with pytest.raises(LocalqError, match="SIGKILL"):
         keeper.take_up(engine, Session(id=1), LOADED)

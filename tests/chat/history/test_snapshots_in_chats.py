@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-import tiny_checkpoints
-from kept_snapshots import DEATH, LONG, Engine, own_folder
-from scripted_client import CharTokenizer, ScriptedClient
 
-from localq import besides, snapshot_keeper, snapshots
-from localq.chat import ChatSession, Piece, Reply
-from localq.cli import line_chat
-from localq.cli.session import TerminalWatcher
+from localq.chat import side_request
+from localq.chat.history import snapshot_files, snapshot_keeper
+from localq.chat.history.record import Session
+from localq.chat.history.snapshot_keeper import SnapshotKeeper
+from localq.chat.history.store import SessionStore
+from localq.chat.open_model import Opened
+from localq.chat.session import ChatSession, Piece, Reply
+from localq.cli.line import line_chat
+from localq.cli.line.session import TerminalWatcher
 from localq.errors import LocalqError
-from localq.opening import Opened
-from localq.session_record import Session
-from localq.sessions import SessionStore
-from localq.snapshot_keeper import SnapshotKeeper
 from localq.worker.client import EngineClient
 from localq.worker.messages import Generate, Load, Tokens
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
+from tests.support.chat.stored_snapshots import DEATH, LONG, Engine, own_folder
+from tests.support.models import tiny_checkpoints
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +76,7 @@ def test_what_was_written_before_something_else_was_read_comes_back(failure):
     session.keeper = SnapshotKeeper(store.path, 2**30)
     told_by(session.ask("a"))
     with contextlib.suppress(LocalqError):
-        told_by(besides.aside(session, "sum it up", 9))
+        told_by(side_request.aside(session, "sum it up", 9))
     client.alive = True  # the error ends the scripted engine, and not the real one
     told_by(session.ask("b"))
     assert client.engine.since() == [("save", "1"), ("restore", "1")]
@@ -118,13 +119,13 @@ class Recording(EngineClient):
 @pytest.mark.slow
 def test_a_continued_chat_shares_what_was_read_and_says_the_same(tmp_path, monkeypatch):
     """What the process that had read it all says next, another says with its snapshot."""
-    from localq.modelfiles import open_model
-    from localq.tokenizer import Tokenizer
+    from localq.files.model_folder import open_model
+    from localq.text.tokenizer import Tokenizer
 
     monkeypatch.setattr(snapshot_keeper, "WORTH_S", -1.0)
     checkpoint = tiny_checkpoints.make_checkpoint(tmp_path / "model")
     store, tokenizer = SessionStore(), Tokenizer.load(open_model(checkpoint))
-    path, found = snapshots.path_of(store.path, 1), []
+    path, found = snapshot_files.path_of(store.path, 1), []
     for name in ("writes", "restores"):
         with Recording() as client:
             session = ChatSession(client, Load(str(checkpoint), "m", "cpu"), tokenizer, max_tokens=12, store=store)

@@ -6,13 +6,13 @@ import os
 import time
 
 import pytest
-from kept_sessions import STATS, talk
 
-from localq.conversation import Conversation, Message
+from localq.chat.history.conversation import Conversation, Message
+from localq.chat.history.record import ChatSettings, Session
+from localq.chat.history.store import SessionStore
 from localq.errors import LocalqError
 from localq.sampling import Sampling
-from localq.session_record import ChatSettings, Session
-from localq.sessions import SessionStore
+from tests.support.chat.stored_conversations import STATS, talk
 
 
 @pytest.fixture

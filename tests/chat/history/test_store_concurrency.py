@@ -11,13 +11,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from kept_sessions import talk
 
-from localq.conversation import Message
+from localq.chat.history.conversation import Message
+from localq.chat.history.store import SessionStore
 from localq.errors import LocalqError
-from localq.sessions import SessionStore
+from tests.support.chat.stored_conversations import talk
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -43,8 +43,8 @@ def test_two_processes_in_one_conversation_add_branches(store):
 
 WRITER = """
 import sys
-from localq.conversation import Message
-from localq.sessions import Session, SessionStore
+from localq.chat.history.conversation import Message
+from localq.chat.history.store import Session, SessionStore
 store, session = SessionStore(__import__("pathlib").Path(sys.argv[1])), Session()
 for turn in range(40):
     role = "assistant" if turn % 2 else "user"
@@ -64,7 +64,7 @@ def test_four_processes_at_once_lose_nothing(store):
 
 
 def test_a_process_that_does_not_end_its_transaction_is_named(store, monkeypatch):
-    monkeypatch.setattr("localq.sessions.BUSY_S", 0.05)
+    monkeypatch.setattr("localq.chat.history.store.BUSY_S", 0.05)
     store.check()
     with sqlite3.connect(store.path, isolation_level=None) as other:
         other.execute("BEGIN IMMEDIATE")

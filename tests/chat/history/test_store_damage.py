@@ -8,12 +8,12 @@ import signal
 import sqlite3
 
 import pytest
-import session_kills
-from kept_sessions import talk
 
-from localq.conversation import Message
+from localq.chat.history.conversation import Message
+from localq.chat.history.store import APPLICATION_ID, SCHEMA, SessionStore
 from localq.errors import LocalqError
-from localq.sessions import APPLICATION_ID, SCHEMA, SessionStore
+from tests.support.chat.stored_conversations import talk
+from tests.tools import session_kills
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_the_campaign_would_find_a_save_that_is_not_one_transaction(tmp_path, mo
         database.execute("PRAGMA journal_mode = OFF")
         return database
 
-    monkeypatch.setattr("localq.sessions.sqlite3.connect", without_journal)
+    monkeypatch.setattr("localq.chat.history.store.sqlite3.connect", without_journal)
     try:
         found = session_kills.campaign(tmp_path, kills=150, seed=20).wrong
     except (LocalqError, sqlite3.DatabaseError) as error:  # so damaged that it cannot even be looked at

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prompt_toolkit.history import FileHistory
 
-from localq.input_history import InputHistory, append, opened, read
+from localq.chat.terminal.input_history import InputHistory, append, opened, read
 
 
 def test_it_is_the_format_of_prompt_toolkit_both_ways(tmp_path):

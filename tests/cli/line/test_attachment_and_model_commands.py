@@ -7,20 +7,20 @@ import io
 import sys
 
 import pytest
-from scripted_client import CharTokenizer, ScriptedClient
 
-from localq import besides, commands, opening, prompt_files
-from localq.chat import ChatSession
-from localq.cli import line_chat
+from localq.chat import attachments, commands, open_model, side_request
+from localq.chat.attachments import expanded
+from localq.chat.commands.models import SwitchModel
+from localq.chat.history.store import SessionStore
+from localq.chat.open_conversation import Start
+from localq.chat.session import ChatSession
+from localq.cli.line import line_chat
 from localq.cli.options import Given
-from localq.commands.models import SwitchModel
 from localq.errors import ExitCode, LocalqError
-from localq.prompt_files import expanded
-from localq.resuming import Start
 from localq.sampling import Sampling
-from localq.sessions import SessionStore
 from localq.settings import Settings
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -104,7 +104,7 @@ def test_glob_looks_at_a_limited_number_of_names_and_follows_no_links_to_folders
         monkeypatch.setenv("HOME", str(own_folder))
         assert command(session, f"/glob {pattern}").endswith("1 files go before your next message"), pattern
     assert "sub/again/a.py" in command(session, "/glob sub/again/*.py")
-    monkeypatch.setattr(prompt_files, "LOOKED_AT", 2)
+    monkeypatch.setattr(attachments, "LOOKED_AT", 2)
     with pytest.raises(LocalqError, match="more than 2 names would have to be looked at"):
         command(session, "/glob **/*.zzz")
 
@@ -192,10 +192,10 @@ def talk(monkeypatch, tmp_path, capsys):
             session = ChatSession(client, Load("path", name), CharTokenizer(), Sampling(top_k=len(name)))
             session.record.model, session.system = name, settings.system
             opened.append(session)
-            yield opening.Opened(session, client)
+            yield open_model.Opened(session, client)
 
         monkeypatch.setattr(sys, "stdin", type("Stdin", (io.StringIO,), {"isatty": lambda self: terminal})())
-        monkeypatch.setattr(opening, "open_session", open_session)
+        monkeypatch.setattr(open_model, "open_session", open_session)
         monkeypatch.setattr(line_chat.Reader, "__call__", lambda _: read())
         start = Start(store=SessionStore(tmp_path / "sessions.db"), stop=("END",))
         capsys.readouterr()
@@ -258,6 +258,6 @@ def test_an_answer_besides_the_conversation_is_sampled_as_its_replies_are_and_fr
     session.tokenizer.breaker_ids = {7}
     session.sampling = Sampling(dry_multiplier=0.8)
     command(session, "/grammar regex a+")
-    list(besides.aside(session, "sum up", 5))
+    list(side_request.aside(session, "sum up", 5))
     made = session.client.generated[0]
     assert (made.breaker_ids, made.max_tokens, made.grammar, made.grammar_begun) == ([7], 5, None, "")

@@ -9,15 +9,15 @@ import sqlite3
 import stat
 
 import pytest
-from line_chats import Terminal
-from scripted_client import DEAD, CharTokenizer
 
-from localq import commands, resuming
-from localq.chat import ChatSession
-from localq.cli import line_editor
+from localq.chat import commands, open_conversation
+from localq.chat.history.store import SessionStore
+from localq.chat.session import ChatSession
+from localq.cli.line import line_editor
 from localq.errors import LocalqError
-from localq.sessions import SessionStore
 from localq.settings import Settings
+from tests.support.chat.scripted_client import DEAD, CharTokenizer
+from tests.support.cli.line_chats import Terminal
 
 
 def test_every_command_is_in_the_help_and_only_those(start):
@@ -149,7 +149,7 @@ def test_a_disk_that_cannot_be_written_is_told_and_the_chat_goes_on(start, monke
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("LOCALQ_DATA", str(tmp_path / "file" / "data"))
     said: list[str] = []
-    store = resuming.saving(Settings(), said.append)
+    store = open_conversation.saving(Settings(), said.append)
     assert "not saved so far" in said[0]
     talk = start("a", "b")
     talk.session.store = store
@@ -158,7 +158,7 @@ def test_a_disk_that_cannot_be_written_is_told_and_the_chat_goes_on(start, monke
     assert told.startswith("(not saved, and tried again with the next turn: ")
     assert told.count("\n") == 1
     assert "not saved" in talk.says("/undo")[1]
-    assert resuming.saving(Settings(save=False), said.append) is None
+    assert open_conversation.saving(Settings(save=False), said.append) is None
 
 
 def test_what_commands_change_is_saved_at_once(start):

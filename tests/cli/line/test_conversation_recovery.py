@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from cli_processes import LOCALQ, ROOT, environment_of, localq
-from real_model import smollm2
 
-from localq.conversation import Message
+from localq.chat.history.conversation import Message
+from localq.chat.history.record import ChatSettings, Session
+from localq.chat.history.store import SessionStore
 from localq.sampling import Sampling
-from localq.session_record import ChatSettings, Session
-from localq.sessions import SessionStore
+from tests.support.cli.cli_processes import LOCALQ, ROOT, environment_of, localq
+from tests.support.files.real_model import smollm2
 
 LONG = "Tell a very long story about the sea.\n"
 

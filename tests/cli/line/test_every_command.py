@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from every_command import LEAVING, REPLIES, STEPS, put_files
 
-from localq import commands
-from localq.cli import clipboard
+from localq.chat import commands
+from localq.cli.line import clipboard
 from localq.errors import LocalqError
+from tests.support.chat.every_command import LEAVING, REPLIES, STEPS, put_files
 
 
 def test_every_command_does_what_it_says(start, own_folder, monkeypatch):

@@ -6,16 +6,16 @@ import contextlib
 import sys
 
 import pytest
-from scripted_client import CharTokenizer, ScriptedClient
 
-from localq import opening
-from localq.chat import ChatSession
-from localq.cli import line_chat
+from localq.chat import open_model
+from localq.chat.history.store import SessionStore
+from localq.chat.open_conversation import Start
+from localq.chat.session import ChatSession
+from localq.cli.line import line_chat
 from localq.errors import ExitCode, LocalqError
-from localq.resuming import Start
-from localq.sessions import SessionStore
 from localq.settings import Settings
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 
 
 class Disk(SessionStore):
@@ -51,9 +51,9 @@ def leave(monkeypatch, tmp_path, capsys):
         def opened(*_):
             client = ScriptedClient(["a"])
             talk = ChatSession(client, Load("path", "tiny"), CharTokenizer())
-            yield opening.Opened(talk, client)
+            yield open_model.Opened(talk, client)
 
-        monkeypatch.setattr(opening, "open_session", opened)
+        monkeypatch.setattr(open_model, "open_session", opened)
         monkeypatch.setattr(line_chat.Reader, "__call__", lambda _: read())
         try:
             code = line_chat.converse(Settings(), Start(store=store), quiet=False)

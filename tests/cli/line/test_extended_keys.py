@@ -13,12 +13,12 @@ import pytest
 from prompt_toolkit.input.vt100_parser import Vt100Parser
 from prompt_toolkit.key_binding import KeyPress
 from prompt_toolkit.keys import Keys
-from terminal_stream import Modes, tokens
 
-from localq.cli import extended_keys
-from localq.cli.typed_ahead import Parser
+from localq.cli.line import extended_keys
+from localq.cli.line.type_ahead import Parser
+from tests.support.cli.terminal_stream import Modes, tokens
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # As kitty writes them with progressive enhancements 1 and 4 -> as a terminal without the protocol does.
 KEYS = {
     "\x1b[13;2u": "\n",  # Shift-Enter
@@ -104,7 +104,7 @@ def test_nothing_that_is_typed_is_lost_or_fails():
 
 
 READ = """
-from localq.cli.line_input import Reader
+from localq.cli.line.line_input import Reader
 with Reader(False) as read:
     while True:
         print('<' + repr(read()) + '>', flush=True)
@@ -151,7 +151,7 @@ def test_it_is_on_while_a_message_is_written_and_at_no_other_time(child):
 
 @pytest.mark.parametrize("way", ["\x1b[100;5u", "\x04", "\x1b[99;5u", signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_it_is_off_whatever_way_the_chat_is_left(tmp_path, way):
-    from terminal_faces import FACES, Place
+    from tests.support.cli.terminal_faces import FACES, Place
 
     face = FACES["line"]()
     with face.start(Place(tmp_path)) as terminal:

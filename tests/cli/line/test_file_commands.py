@@ -8,14 +8,14 @@ import os
 import re
 import stat
 
-from line_chats import Terminal
 from rich.cells import cell_len
 
-from localq import osc52
-from localq.cli import clipboard
-from localq.commands.sessions import table
-from localq.session_record import Summary
-from localq.sessions import SessionStore
+from localq.chat.commands.sessions import table
+from localq.chat.history.record import Summary
+from localq.chat.history.store import SessionStore
+from localq.chat.terminal import clipboard as osc52
+from localq.cli.line import clipboard
+from tests.support.cli.line_chats import Terminal
 
 
 def test_a_line_of_the_list_ends_where_the_terminal_does(monkeypatch):

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from localq import cli
-from localq.cli import line_chat
-from localq.cli.presses import Presses
+from localq.cli.line import line_chat
+from localq.cli.line.interrupts import Presses
 
 
 def press() -> None:

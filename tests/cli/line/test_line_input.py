@@ -15,12 +15,12 @@ from prompt_toolkit.application import create_app_session
 from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from localq.cli import line_editor
-from localq.cli.session import TakenBack
+from localq.cli.line import line_editor
+from localq.cli.line.session import TakenBack
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 READ = """
-from localq.cli.line_input import Reader
+from localq.cli.line.line_input import Reader
 with Reader({}) as read:
     while True: print('<' + repr(read()) + '>')
 """

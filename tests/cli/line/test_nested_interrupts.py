@@ -8,7 +8,7 @@ import sys
 # At the first to the last thing that the handler of a press does, one more press.
 PRESSES = """
 import signal, sys, threading
-from localq.cli.session import interruptible
+from localq.cli.line.session import interruptible
 
 class Session:
     stopped = threading.Event()

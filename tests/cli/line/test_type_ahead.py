@@ -10,12 +10,12 @@ from pathlib import Path
 import pexpect
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # Reads messages; each is acted upon until somebody has written into a pipe. What is read, and what is raised, is told.
 READ = """
 import signal, sys
-from localq.cli.line_input import Reader
-from localq.cli.presses import Presses
+from localq.cli.line.line_input import Reader
+from localq.cli.line.interrupts import Presses
 presses = Presses()
 with presses.heard(), Reader(False, presses) as read:
     while True:
@@ -133,7 +133,7 @@ def test_ctrl_c_where_something_was_typed_is_for_that(child):
 
 def test_another_program_has_the_terminal_as_it_was_and_so_has_who_comes_next(start):
     script = (
-        "import termios\nfrom localq.cli.line_input import Reader\nbefore = termios.tcgetattr(0)\n"
+        "import termios\nfrom localq.cli.line.line_input import Reader\nbefore = termios.tcgetattr(0)\n"
         "with Reader(False) as read:\n    read()\n    during = termios.tcgetattr(0)\n    with read.aside():\n"
         "        aside = termios.tcgetattr(0)\n    again = termios.tcgetattr(0)\n"
         "shown = [each[3] & termios.ECHO for each in (during, aside)]\n"

@@ -8,22 +8,23 @@ import json
 import sys
 
 import pytest
-from markdown_pages import DOCUMENT, Page
-from scripted_client import CharTokenizer, ScriptedClient
-from terminal import CTRL_C
-from terminal_engine import Script, latin
-from terminal_faces import FACES, Place
 
-from localq import opening, settings
-from localq.chat import ChatSession, Message, Piece
+from localq import settings
+from localq.chat import open_model
+from localq.chat.commands.sessions import taken_up
+from localq.chat.history.record import Session
+from localq.chat.session import ChatSession, Message, Piece
 from localq.cli import execute
-from localq.cli.reply_printer import printing, tell
-from localq.cli.session import StatusLine, print_reply
-from localq.cli.thoughts import Thoughts
-from localq.commands.sessions import taken_up
-from localq.session_record import Session
+from localq.cli.line.reply_printer import printing, tell
+from localq.cli.line.session import StatusLine, print_reply
+from localq.cli.line.thinking_lines import Thoughts
 from localq.stats import Stats
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
+from tests.support.cli.markdown_pages import DOCUMENT, Page
+from tests.support.cli.terminal import CTRL_C
+from tests.support.cli.terminal_engine import Script, latin
+from tests.support.cli.terminal_faces import FACES, Place
 
 SAID = "**one** `two`\n\n```py\nx = 1\n```"
 DRAWN = "one two\n\nx = 1"
@@ -49,9 +50,9 @@ def run(page, monkeypatch):
     @contextlib.contextmanager
     def open_session(name, settings, watcher, wanted):
         client = ScriptedClient([SAID])
-        yield opening.Opened(ChatSession(client, Load("path", name), tokenizer), client)
+        yield open_model.Opened(ChatSession(client, Load("path", name), tokenizer), client)
 
-    monkeypatch.setattr(opening, "open_session", open_session)
+    monkeypatch.setattr(open_model, "open_session", open_session)
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
 
     def run(*arguments: str) -> str:

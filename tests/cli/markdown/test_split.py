@@ -6,9 +6,9 @@ import random
 
 import pytest
 from markdown_it import MarkdownIt
-from markdown_pages import DOCUMENT
 
-from localq.cli.markdown_split import Block, Closed, Code, Opened, Splitter, open_code
+from localq.cli.markdown.split import Block, Closed, Code, Opened, Splitter, open_code
+from tests.support.cli.markdown_pages import DOCUMENT
 
 FLAT = ("bullet_list", "ordered_list", "list_item")
 

@@ -11,15 +11,15 @@ import subprocess
 import sys
 
 import pytest
-from hostile_sequences import Watch as Acting
-from hostile_sequences import random_text
-from markdown_pages import DOCUMENT, Page, cut, printed, thrown
-from terminal_stream import tokens
-from tiny_tokenizers import SENTENCES
 
-from localq.cli import markdown_rows
-from localq.cli.markdown_stream import MarkdownStream
-from localq.cli.terminal_rows import Watch
+from localq.cli.markdown import rows as markdown_rows
+from localq.cli.markdown.stream import MarkdownStream
+from localq.cli.markdown.terminal_rows import Watch
+from tests.support.cli.hostile_sequences import Watch as Acting
+from tests.support.cli.hostile_sequences import random_text
+from tests.support.cli.markdown_pages import DOCUMENT, Page, cut, printed, thrown
+from tests.support.cli.terminal_stream import tokens
+from tests.support.text.tiny_tokenizers import SENTENCES
 
 SEEN = """\
 Ships of the line
@@ -243,7 +243,7 @@ def test_what_acts_on_a_terminal_does_not_reach_it_neither_by_entities():
 def test_rich_is_not_loaded_before_something_is_drawn():
     script = """
 import io, os, sys
-from localq.cli.markdown_stream import MarkdownStream
+from localq.cli.markdown.stream import MarkdownStream
 class Watch:
     size = os.terminal_size((80, 24))
     begin = is_as_it_was = lambda self: True

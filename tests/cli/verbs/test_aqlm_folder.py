@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from aqlm_checkpoints import LAYOUTS, write
 
 from localq.cli import execute
 from localq.errors import ExitCode
+from tests.support.formats.aqlm_checkpoints import LAYOUTS, write
 
-TEXT = str(Path(__file__).parents[2] / "LICENSE")
+TEXT = str(Path(__file__).parents[3] / "LICENSE")
 # the linears of a block of `tiny_checkpoints.TINY`: 2x8 takes a quarter byte a weight, its codebooks and scales besides
 SHAPES = [(128, 128), (64, 128), (64, 128), (128, 128), (192, 128), (192, 128), (128, 192)]
 STORED = sum(out * columns // 4 + 2 * 2 * 256 * 8 + 2 * out for out, columns in SHAPES)

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_checkpoints import make_checkpoint
 
-from localq import cli, driver, prepare
-from localq.bench import choose, kernels, whole
-from localq.bench.measure import EngineSubject
-from localq.cli import bench_progress
+from localq import cli, driver
+from localq.bench.kernels import kernel_bench
+from localq.bench.models import choose, model_bench
+from localq.bench.models.measure import EngineSubject
+from localq.cli import progress
+from localq.planner import prepare
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +136,7 @@ def test_quantizing_is_timed_for_a_model_that_it_can_be_done_with(arguments, cod
 
 def test_some_kernels_alone(monkeypatch, capsys):
     asked = []
-    monkeypatch.setattr(kernels, "run", lambda out, model, families, **rest: asked.append((model, families)) or {})
+    monkeypatch.setattr(kernel_bench, "run", lambda out, model, families, **rest: asked.append((model, families)) or {})
     assert cli.execute(["bench", "--kernels", "4096x4096", "--only", "gather, vq"]) == 0
     assert asked == [("4096x4096", ["gather", "vq"])]
 
@@ -144,12 +146,12 @@ def test_a_family_of_kernels_that_there_is_not_is_named_with_those_that_there_ar
     assert "--only: 'nf5' is no family of kernels" in capsys.readouterr().err
     cli.execute(["bench", "--help"])
     shown = capsys.readouterr().out
-    assert [name for name in kernels.FAMILIES if name not in shown] == []
+    assert [name for name in kernel_bench.FAMILIES if name not in shown] == []
 
 
 def test_failures_of_kernels_come_after_the_json(monkeypatch, capsys):
     result = {"schema": 1, "rows": [], "failures": ["nf4_gemv is wrong"]}
-    monkeypatch.setattr(kernels, "run", lambda out, model, families, plot_to, on_case: result)
+    monkeypatch.setattr(kernel_bench, "run", lambda out, model, families, plot_to, on_case: result)
     assert cli.execute(["bench", "--kernels", "--json"]) == 1
     shown = capsys.readouterr()
     assert json.loads(shown.out) == result
@@ -159,8 +161,8 @@ def test_failures_of_kernels_come_after_the_json(monkeypatch, capsys):
 @pytest.mark.parametrize("mode", ["--kernels", "--bcq"])
 def test_kernels_are_given_the_bar_of_this_terminal(monkeypatch, mode):
     given = []
-    monkeypatch.setattr(bench_progress, "case_bar", lambda quiet: ("bar", quiet))
-    monkeypatch.setattr(kernels, "run", lambda *_, on_case, **__: given.append(on_case) or {})
+    monkeypatch.setattr(progress, "case_bar", lambda quiet: ("bar", quiet))
+    monkeypatch.setattr(kernel_bench, "run", lambda *_, on_case, **__: given.append(on_case) or {})
     for words in ([mode], [mode, "-q"]):
         assert cli.execute(["bench", *words]) == 0
     assert given == [("bar", False), ("bar", True)]
@@ -215,9 +217,9 @@ def test_what_stays_free_and_force_reach_the_load_but_never_the_baseline(model, 
         seen.append(options)
         return load(files, options, **more)
 
-    load = whole.load
-    monkeypatch.setattr(whole, "load", noted)
-    monkeypatch.setattr(whole, "is_plain", lambda model: False)  # so that 16 bit is timed beside it
+    load = model_bench.load
+    monkeypatch.setattr(model_bench, "load", noted)
+    monkeypatch.setattr(model_bench, "is_plain", lambda model: False)  # so that 16 bit is timed beside it
     memory = ("--reserve", "300MiB", "--force", "--against", "none")
     assert cli.execute(["bench", model, *SHORT[:-1], *memory, "--json"]) == 0
     assert [(each.reserve_bytes, each.force) for each in seen] == [(300 * 2**20, True), (300 * 2**20, False)]

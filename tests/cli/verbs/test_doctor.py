@@ -11,10 +11,11 @@ import pynvml
 import pytest
 
 from localq import driver, gpus, kernels
-from localq.cli import doctor_facts, execute
-from localq.cli.doctor_facts import Torch
+from localq.cli import execute
+from localq.cli.verbs import doctor_facts
+from localq.cli.verbs.doctor_facts import Torch
 from localq.driver import Driver
-from localq.kernels import BuildInfo, verdicts
+from localq.kernels import BuildInfo, selftest_results
 
 GIB = 2**30
 WORKING = Driver(present=True, cuda_version=(13, 0))
@@ -210,7 +211,8 @@ def test_the_first_gpu_is_the_first_that_is_visible(monkeypatch, visible, expect
 
 def test_the_installed_torch_is_read_as_torch_tells_it():
     command = (
-        "import sys; from localq.cli import doctor_facts as d; print(d.gather().torch); print('torch' in sys.modules)"
+        "import sys; from localq.cli.verbs import doctor_facts as d;"
+        "print(d.gather().torch); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, timeout=60)
     import torch
@@ -235,8 +237,8 @@ def test_this_machine(monkeypatch):
 )
 def test_the_self_test_of_the_kernels(capsys, failed, code, says):
     if failed is not None:
-        here = verdicts.Place("NVIDIA GeForce RTX 3090", "GPU-5a1b", (8, 6), "580.65.06")
-        assert verdicts.remember(here, verdicts.Verdict(here.gpu, here.driver, failed)) == ""
+        here = selftest_results.Place("NVIDIA GeForce RTX 3090", "GPU-5a1b", (8, 6), "580.65.06")
+        assert selftest_results.remember(here, selftest_results.Verdict(here.gpu, here.driver, failed)) == ""
     got, out, err = doctor(capsys)
     assert got == code
     assert next(line.split(None, 1)[1] for line in out.splitlines() if line.startswith("self-test")).startswith(says)

@@ -9,8 +9,9 @@ import json
 import pytest
 
 from localq import driver, gpus, kernels
-from localq.cli import doctor_facts, execute
-from localq.cli.doctor_facts import Torch
+from localq.cli import execute
+from localq.cli.verbs import doctor_facts
+from localq.cli.verbs.doctor_facts import Torch
 from localq.gpus import Found
 from localq.kernels import BuildInfo
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_checkpoints import make_checkpoint
 
 from localq import cli
-from localq.bench import evaluation
+from localq.bench.quality import evaluation
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
-TEXT = str(Path(__file__).parents[2] / "LICENSE")
+TEXT = str(Path(__file__).parents[3] / "LICENSE")
 SHORT = ("--device", "cpu", "--text", TEXT, "--window", "64", "--max-windows", "2")
 
 

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from localq import catalog, gpu_bandwidth, gpus, placement, planner
+from localq import gpus
 from localq.cli import execute
 from localq.errors import ExitCode
+from localq.files import catalog
+from localq.planner import card as planner_card
+from localq.planner import placement
+from localq.planner import plan as planner
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 MIB = 2**20
 ROW_KEYS = {
     "name", "format", "fits", "runs", "last", "bits_per_weight", "weights_bytes", "ctx_max", "ctx_max_no_desktop",
@@ -33,7 +37,7 @@ def fake_gpu(monkeypatch, total: int | None, free: int = 0) -> None:
 def shipped_catalogue_only(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "none.toml"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpu_bandwidth, "measured", lambda: None)  # it would start a process
+    monkeypatch.setattr(planner_card, "measured", lambda: None)  # it would start a process
 
 
 def fit_json(capsys, *arguments: str) -> dict:
@@ -258,7 +262,7 @@ def test_it_loads_neither_torch_nor_a_network_client():
     code = (
         "import sys\nfrom localq.cli import execute\n"
         "assert execute(['fit', '--vram', '24']) == 0\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub', 'httpx', 'requests', 'localq.hub'}\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub', 'httpx', 'requests', 'localq.files.hub.fetch'}\n"
         "heavy &= set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from localq import gpu_bandwidth, gpus
+from localq import gpus
 from localq.cli import execute
 from localq.errors import ExitCode
+from localq.planner import card as planner_card
 
 MIB = 2**20
 NAMED = gpus.Gpu(0, "NVIDIA GeForce RTX 4070", "GPU-c", (8, 9), 12_282 * MIB, 12_000 * MIB, None)
@@ -53,7 +54,7 @@ def test_speed_is_that_of_the_card_that_is_meant(capsys):
 def test_the_bandwidth_of_a_gpu_is_measured_once(capsys, monkeypatch):
     monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (UNKNOWN,)))
     runs = []
-    monkeypatch.setattr(gpu_bandwidth, "measured", lambda: runs.append(1) or 9.1e11)
+    monkeypatch.setattr(planner_card, "measured", lambda: runs.append(1) or 9.1e11)
     bodies = [fit_json(capsys) for _ in range(3)]
     assert len(runs) == 1
     assert {body["read_bytes_per_s"] for body in bodies} == {910_000_000_000}
@@ -63,7 +64,7 @@ def test_the_bandwidth_of_a_gpu_is_measured_once(capsys, monkeypatch):
 
 def test_a_gpu_that_cannot_be_measured_has_no_speed_or_that_of_its_name(capsys, monkeypatch):
     monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (UNKNOWN,)))
-    monkeypatch.setattr(gpu_bandwidth, "measured", lambda: None)
+    monkeypatch.setattr(planner_card, "measured", lambda: None)
     body = fit_json(capsys)
     assert body["read_bytes_per_s"] is None
     assert {row["tok_s"] for row in body["rows"]} == {None}

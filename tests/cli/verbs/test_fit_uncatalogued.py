@@ -10,15 +10,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import fake_hub
-import hub_server
 import pytest
-from hub_server import REPO, TOKEN
-from unlisted_models import CONFIG, gguf, model
 
-from localq import catalog, choosing, cli, gpus, hub_remote, settings
+from localq import cli, gpus, settings
 from localq.errors import LocalqError
-from localq.gguf_import.binary import read_container
+from localq.files import catalog
+from localq.files.gguf.binary import read_container
+from localq.files.hub import remote as hub_remote
+from localq.planner import choose
+from tests.support.files import fake_hub, hub_server
+from tests.support.files.hub_server import REPO, TOKEN
+from tests.support.files.uncatalogued_models import CONFIG, gguf, model
 
 BLOCK_BYTES = 2 * (64 * 64 + 3 * 4000 * 640)  # of `model`, as its headers say
 
@@ -236,12 +238,12 @@ def test_chat_refuses_what_does_not_run_before_the_download_on_the_cpu_too(serve
 def test_what_fits_is_here_or_is_forced_goes_on(server, capsys, monkeypatch):
     on_a_gpu_of(monkeypatch, 4096)
     target, asked = catalog.resolve(REPO), settings.Settings()
-    choosing.check_unlisted(target, choosing.budget_here(asked), asked, force=False)
+    choose.check_unlisted(target, choose.budget_here(asked), asked, force=False)
     on_a_gpu_of(monkeypatch, 520)
     server.requests.clear()
-    choosing.check_unlisted(target, choosing.budget_here(asked), asked, force=True)
+    choose.check_unlisted(target, choose.budget_here(asked), asked, force=True)
     assert server.requests == []
     localq(capsys, "pull", REPO, "--force")
     server.requests.clear()
-    choosing.check_unlisted(target, choosing.budget_here(asked), asked, force=False)
+    choose.check_unlisted(target, choose.budget_here(asked), asked, force=False)
     assert server.requests == []

@@ -6,13 +6,14 @@ import hashlib
 import json
 from pathlib import Path
 
-import fake_hub
-import hub_server
 import pytest
-from hub_server import REPO, TOKEN
-from unlisted_models import gguf, model
 
-from localq import cli, disk, embedded, prepare
+from localq import cli, disk
+from localq.files import packaged_model
+from localq.planner import prepare
+from tests.support.files import fake_hub, hub_server
+from tests.support.files.hub_server import REPO, TOKEN
+from tests.support.files.uncatalogued_models import gguf, model
 
 
 @pytest.fixture
@@ -122,13 +123,13 @@ def test_one_gguf_and_another_revision(server, capsys):
 
 
 def test_what_is_made_here_names_its_base_and_the_time(server, capsys, monkeypatch):
-    monkeypatch.setattr(embedded, "installed", lambda source: None)
+    monkeypatch.setattr(packaged_model, "installed", lambda source: None)
     (embedded_one, made) = plan(capsys, "smollm2-135m", "smollm2-135m@nf4")
     assert embedded_one["fetch_bytes"] == embedded_one["bytes"] == made["fetch_bytes"] == 98_362_432
     assert embedded_one["made_here"] is None
     assert made["made_here"] == "nf4 of it, on this machine, about 1 min (estimated)"
     monkeypatch.setattr(prepare, "check_can_make", lambda format, source="": None)
-    monkeypatch.setattr(embedded, "installed", lambda source: "here")
+    monkeypatch.setattr(packaged_model, "installed", lambda source: "here")
     (ready,) = plan(capsys, "smollm2-135m@vq2")
     assert "layers that come with localq" in ready["made_here"]
     assert ready["fetch_bytes"] == 0

@@ -9,16 +9,16 @@ import sys
 import time
 from pathlib import Path
 
-import cached_models
-import fake_hub
 import pexpect
 import pytest
-from hub_configs import HUB
-from hub_server import REPO, TOKEN
 
-from localq import hub_cache, places
+from localq import places
+from localq.files.hub import cache as hub_cache
+from tests.support.files import cached_models, fake_hub
+from tests.support.files.hub_configs import HUB
+from tests.support.files.hub_server import REPO, TOKEN
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FILES = fake_hub.model_files()
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import hub_server
 import pytest
-from hub_server import REPO
-from unlisted_models import CONFIG, model
 
-from localq import catalog, choosing, cli, hub_client, hub_remote, memory_limits, planner, settings
-from localq.architecture import Architecture
-from localq.safetensors_header import read_header
+from localq import cli, settings
+from localq.files import catalog
+from localq.files.architecture import Architecture
+from localq.files.hub import client as hub_client
+from localq.files.hub import remote as hub_remote
+from localq.files.safetensors_headers import read_header
+from localq.planner import budget, choose
+from localq.planner import plan as planner
+from tests.support.files import hub_server
+from tests.support.files.hub_server import REPO
+from tests.support.files.uncatalogued_models import CONFIG, model
 
 
 @pytest.fixture
@@ -97,7 +102,7 @@ def test_the_catalogue_is_enough_for_its_own(server, capsys):
 
 def test_a_bare_name_means_what_chat_would_load(server, capsys):
     entry = catalog.find("llama-3.3-70b")
-    fits = choosing.chosen("llama-3.3-70b", None, settings.Settings(), memory_limits.card_bytes("24"))[0]
+    fits = choose.chosen("llama-3.3-70b", None, settings.Settings(), budget.card_bytes("24"))[0]
     assert fits.format not in (None, entry.default_format)
     assert fits.source is not None
     server.repos.clear()

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_checkpoints import make_checkpoint
 
-from localq.checkpoint import open_checkpoint
 from localq.errors import ExitCode
-from localq.modelfiles import open_model
-from localq.quant import nf4
+from localq.files.model_folder import open_model
+from localq.formats import nf4
+from localq.formats.checkpoint import open_checkpoint
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -15,20 +15,25 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_checkpoints import make_checkpoint
-from vq2_conversions import converted
 
-from localq import calibration, catalog, driver, gpus, hub, kernels, places, prepare, vq_convert
-from localq.cli import execute, quantize_calibrated
+from localq import driver, gpus, kernels, places
+from localq.cli import execute
+from localq.cli.verbs import quantize_calibrated
 from localq.driver import Driver
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
-from localq.quantizer.books import SCHEMES
-from localq.quantizer.encode import Effort
-from localq.quantizer.finetune import Tuning
+from localq.files import catalog
+from localq.files.hub import fetch as hub
+from localq.files.model_folder import open_model
+from localq.planner import prepare
+from localq.quantize import by_layer, calibration
+from localq.quantize.codebooks.encode import Effort
+from localq.quantize.codebooks.finetune import Tuning
+from localq.quantize.codebooks.initial_codebooks import SCHEMES
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.vq2_conversions import converted
 
 needs_search = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
-LICENSE = Path(__file__).parents[2] / "LICENSE"
+LICENSE = Path(__file__).parents[3] / "LICENSE"
 
 
 @pytest.fixture(scope="module")
@@ -90,15 +95,15 @@ def test_a_model_is_made_and_every_verb_takes_it(source, tmp_path, capsys, monke
 # ---- options
 
 
-def asked(monkeypatch, capsys, source: str, *arguments: object) -> vq_convert.Request:
+def asked(monkeypatch, capsys, source: str, *arguments: object) -> by_layer.Request:
     """What the options ask of the encoder."""
-    found: list[vq_convert.Request] = []
+    found: list[by_layer.Request] = []
 
-    def convert(request: vq_convert.Request, on_progress: Any, say: Any) -> Path:
+    def convert(request: by_layer.Request, on_progress: Any, say: Any) -> Path:
         found.append(request)
         return request.out
 
-    monkeypatch.setattr(vq_convert, "convert", convert)
+    monkeypatch.setattr(by_layer, "convert", convert)
     monkeypatch.setattr(prepare, "check_can_make", lambda *asked: None)
     common = ("--out", "out", "--device", "cpu", "--calibration", LICENSE)
     assert run(capsys, "quantize", source, *common, *arguments)[0] == 0

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from cli_processes import LOCALQ, ROOT, environment_of, localq
-from real_model import smollm2
-from tiny_checkpoints import make_checkpoint
+
+from tests.support.cli.cli_processes import LOCALQ, ROOT, environment_of, localq
+from tests.support.files.real_model import smollm2
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,16 @@ import json
 
 import pytest
 
-from localq import catalog, commands, gpus, opening, planner, remembered
-from localq.cli import execute, session
-from localq.cli.command_host import TerminalHost
-from localq.conversation import Conversation
+from localq import gpus
+from localq.chat import commands, open_model
+from localq.chat.history.conversation import Conversation
+from localq.cli import execute
+from localq.cli.line import session
+from localq.cli.line.command_host import TerminalHost
 from localq.errors import ExitCode
+from localq.files import catalog
+from localq.planner import plan as planner
+from localq.planner.speed import local_measurements
 from localq.wording import memory_lines
 from localq.worker.messages import Loaded
 
@@ -45,8 +50,8 @@ class FakeSession:
         return self._answer
 
 
-def opened(answer: Loaded) -> opening.Opened:
-    return opening.Opened(FakeSession(answer), object())
+def opened(answer: Loaded) -> open_model.Opened:
+    return open_model.Opened(FakeSession(answer), object())
 
 
 def shown(capsys, *arguments: str) -> dict:
@@ -64,7 +69,7 @@ def test_without_a_gpu_nothing_is_told_and_with_a_size_the_plan(capsys):
 
 
 def test_after_a_load_on_a_gpu_both_stand_side_by_side(capsys):
-    opening.load_now(opened(loaded()), WATCHER)
+    open_model.load_now(opened(loaded()), WATCHER)
     told = shown(capsys)
     assert (told["device"], told["predicted_bytes"], told["measured_bytes"]) == ("NVIDIA H200", PREDICTED, LEDGER)
     assert execute(["show", "llama-3.1-8b"]) == ExitCode.OK
@@ -75,15 +80,15 @@ def test_after_a_load_on_a_gpu_both_stand_side_by_side(capsys):
 
 
 def test_a_load_on_the_cpu_is_no_measure_of_a_gpu():
-    opening.load_now(opened(loaded("cpu")), WATCHER)
-    assert remembered.last_load("llama-3.1-8b") is None
+    open_model.load_now(opened(loaded("cpu")), WATCHER)
+    assert local_measurements.last_load("llama-3.1-8b") is None
     assert session.memory_line(loaded("cpu")) == ""
 
 
 def test_stats_say_both():
     assert session.memory_line(loaded()) == "[memory 4.42 GiB, predicted 4.42 GiB, +0.0 %]"
     opened_now = opened(loaded())
-    opening.load_now(opened_now, WATCHER)
+    open_model.load_now(opened_now, WATCHER)
     text = commands.stats(opened_now.session, "", TerminalHost())
     assert "allocated   predicted" in text
     assert "scratch                      0.0         2.0" in text

@@ -9,15 +9,16 @@ import signal
 import sys
 
 import pytest
-from scripted_client import CharTokenizer, ScriptedClient
 
-from localq import opening
-from localq.chat import ChatSession
-from localq.cli import execute, line_chat
+from localq.chat import open_model
+from localq.chat.history.record import Session
+from localq.chat.history.store import SessionStore
+from localq.chat.session import ChatSession
+from localq.cli import execute
+from localq.cli.line import line_chat
 from localq.errors import ExitCode
-from localq.session_record import Session
-from localq.sessions import SessionStore
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 
@@ -33,9 +34,9 @@ def answered(monkeypatch, capsys):
         def open_session(name, settings, watcher, wanted):
             session = ChatSession(client, Load("path", name), CharTokenizer())
             session.system = settings.system
-            yield opening.Opened(session, client)
+            yield open_model.Opened(session, client)
 
-        monkeypatch.setattr(opening, "open_session", open_session)
+        monkeypatch.setattr(open_model, "open_session", open_session)
         monkeypatch.setattr(sys, "stdin", type("Stdin", (io.StringIO,), {"isatty": lambda self: terminal})(stdin))
         capsys.readouterr()
         return execute(list(arguments)), *capsys.readouterr(), client.prompts

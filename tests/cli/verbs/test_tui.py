@@ -5,18 +5,19 @@ from __future__ import annotations
 import io
 
 import pytest
-from scripted_client import CharTokenizer, ScriptedClient
 
-from localq.chat import ChatSession
-from localq.cli import chat as verb
-from localq.cli import execute, main, output, tui
+from localq.chat.history.store import SessionStore
+from localq.chat.open_conversation import Start
+from localq.chat.session import ChatSession
+from localq.cli import execute, main, output
+from localq.cli.verbs import chat as verb
+from localq.cli.verbs import tui
 from localq.errors import ExitCode, LocalqError
-from localq.resuming import Start
-from localq.sessions import SessionStore
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
-from localq.tui.model import Model
+from localq.tui.jobs.model_handle import Model
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 
 
 @pytest.fixture(autouse=True)
@@ -29,8 +30,8 @@ def apart(tmp_path, monkeypatch):
 def opened(monkeypatch):
     """Which front end was opened."""
     found: list[str] = []
-    monkeypatch.setattr("localq.cli.tui.shown", lambda *_, **more: found.append("full screen") or 0)
-    monkeypatch.setattr("localq.cli.line_chat.converse", lambda *_, **more: found.append("lines") or 0)
+    monkeypatch.setattr("localq.cli.verbs.tui.shown", lambda *_, **more: found.append("full screen") or 0)
+    monkeypatch.setattr("localq.cli.line.line_chat.converse", lambda *_, **more: found.append("lines") or 0)
     monkeypatch.setattr(verb, "has_screen", lambda: True)
     return found
 

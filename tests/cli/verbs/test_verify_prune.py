@@ -8,26 +8,21 @@ import os
 import random
 from pathlib import Path
 
-import cached_models
-import fake_hub
-import hub_server
 import pytest
-from hub_server import REPO
 
-from localq import (
-    cli,
-    download,
-    download_parts,
-    hub,
-    hub_cache,
-    hub_client,
-    hub_leftovers,
-    hub_records,
-    local_models,
-    places,
-)
-from localq.download_parts import Part
-from localq.safetensors_header import INDEX_NAME
+from localq import cli, places
+from localq.files import local_models
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import client as hub_client
+from localq.files.hub import download
+from localq.files.hub import fetch as hub
+from localq.files.hub import leftovers as hub_leftovers
+from localq.files.hub import parts as download_parts
+from localq.files.hub import records as hub_records
+from localq.files.hub.parts import Part
+from localq.files.safetensors_headers import INDEX_NAME
+from tests.support.files import cached_models, fake_hub, hub_server
+from tests.support.files.hub_server import REPO
 
 FILES = fake_hub.model_files(shards=2)
 SECOND = "model-00002-of-00002.safetensors"

@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from vq2_checkpoints import write
 
-from localq import catalog, footprint, planner
 from localq.cli import execute
 from localq.errors import ExitCode
-from localq.quant import vq2
+from localq.files import catalog
+from localq.formats.codebooks import vq2
+from localq.planner import footprint
+from localq.planner import plan as planner
+from tests.support.formats.vq2_checkpoints import write
 
-TEXT = str(Path(__file__).parents[2] / "LICENSE")
+TEXT = str(Path(__file__).parents[3] / "LICENSE")
 # the linears of a block of `tiny_checkpoints.TINY`
 SHAPES = [(128, 128), (64, 128), (64, 128), (128, 128), (192, 128), (192, 128), (128, 192)]
 COUNT = sum(out * columns for out, columns in SHAPES)

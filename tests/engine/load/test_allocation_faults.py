@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-from hostile_models import FORMATS, write_sound
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from localq.checkpoint import Checkpoint, open_checkpoint
-from localq.engine import load as loading
 from localq.engine.generate import Engine
-from localq.engine.load import LoadedModel, Options
+from localq.engine.load import load as loading
+from localq.engine.load.load import LoadedModel, Options
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import ModelFiles, open_model
+from localq.files.model_folder import ModelFiles, open_model
+from localq.formats.checkpoint import Checkpoint, open_checkpoint
 from localq.sampling import Sampling
+from tests.support.files.hostile_models import FORMATS, write_sound
 
 CPU = Options(device="cpu", dtype="float32", ctx=64)
 INJECTIONS = 50  # in each of the quantized formats; in the plain one every allocation fails

@@ -5,16 +5,17 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-import catalogue_checkpoints
 import pytest
 import torch
 
-from localq import catalog, offers
-from localq.architecture import Architecture
-from localq.engine.load import LoadedModel, Options, load
-from localq.modelfiles import open_model
-from localq.offers import Offer
-from localq.quant import FORMATS
+from localq.engine.load.load import LoadedModel, Options, load
+from localq.files import catalog
+from localq.files.architecture import Architecture
+from localq.files.model_folder import open_model
+from localq.formats import FORMATS
+from localq.planner import offers
+from localq.planner.offers import Offer
+from tests.support.models import catalogue_checkpoints
 
 IDS = torch.randint(3, 256, (24,), generator=torch.Generator().manual_seed(3))
 SOLVED = ("bcq", "squeezellm")  # made by solvers that take seconds: of one dense entry, and of mixtures

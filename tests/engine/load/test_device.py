@@ -10,7 +10,7 @@ import pytest
 
 from localq import driver, kernels
 from localq.driver import Driver, Machine, probe_driver
-from localq.engine.device import NO_DRIVER_NOTE, pick
+from localq.engine.load.device import NO_DRIVER_NOTE, pick
 from localq.errors import ExitCode, LocalqError
 
 WORKING = Driver(present=True, cuda_version=(13, 0))

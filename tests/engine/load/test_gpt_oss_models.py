@@ -10,28 +10,31 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import step_stand_ins
 import torch
-from packed_models import packed_model
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import make_checkpoint
 from torch import Tensor
 
-from localq import convert, footprint, vq_convert
-from localq.architecture import Architecture
-from localq.bench import bits
-from localq.engine import fused_experts, planning, weights
-from localq.engine import load as loading
-from localq.engine.decode import StepState
-from localq.engine.fused import FusedStep
-from localq.engine.load import LoadedModel, Options, load
+from localq.bench.quality import bits
+from localq.engine.load import load as loading
+from localq.engine.load import plan as planning
+from localq.engine.load import weights
+from localq.engine.load.load import LoadedModel, Options, load
 from localq.engine.sampler import SamplerState
+from localq.engine.step import fused_experts
+from localq.engine.step.fused import FusedStep
+from localq.engine.step.state import StepState
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
-from localq.placement import Placement
-from localq.quant import mxfp4, nf4
-from localq.quant.slabs import SlabStack
-from localq.vq_request import Request
+from localq.files.architecture import Architecture
+from localq.files.model_folder import open_model
+from localq.formats import mxfp4, nf4
+from localq.formats.linear import SlabStack
+from localq.planner import footprint
+from localq.planner.placement import Placement
+from localq.quantize import by_layer, by_tensor
+from localq.quantize.request import Request
+from tests.support.engine import step_stand_ins
+from tests.support.engine.packed_models import packed_model
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 CPU = Options(device="cpu")
 IDS = torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(1))
@@ -261,7 +264,7 @@ def test_inputs_of_experts_that_shared_memory_has_no_room_for_take_no_kernels(
     packed: tuple[Any, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, _ = packed
-    monkeypatch.setattr("localq.kernels.experts.WIDEST", 384)
+    monkeypatch.setattr("localq.formats.experts.kernel.WIDEST", 384)
     mixture, width = model.layers[1].mlp, model.config.expert_width
     why = fused_experts.why_not(mixture, torch.bfloat16)
     assert why == f"none has room for the inputs of {mixture.router.active} experts of {width} columns"
@@ -296,7 +299,7 @@ def test_a_step_of_launches_over_packed_experts_gives_the_same_logits(
 
 
 def test_nf4_takes_all_but_the_experts(plain: Path, tmp_path: Path) -> None:
-    made = convert.convert(open_model(plain), "nf4", tmp_path / "nf4")
+    made = by_tensor.convert(open_model(plain), "nf4", tmp_path / "nf4")
     loaded = load(open_model(made), CPU)
     assert loaded.format == "nf4"
     original = load(open_model(plain), CPU)
@@ -306,7 +309,7 @@ def test_nf4_takes_all_but_the_experts(plain: Path, tmp_path: Path) -> None:
 
 
 def test_nf4_of_the_published_layout_leaves_its_experts_as_they_are(published: Path, tmp_path: Path) -> None:
-    made = open_model(convert.convert(open_model(published), "nf4", tmp_path / "nf4"))
+    made = open_model(by_tensor.convert(open_model(published), "nf4", tmp_path / "nf4"))
     before, after = read(published), read(made.path)
     copied = {name for name in before if name.endswith(("_blocks", "_scales", "_bias", "router.weight", "sinks"))}
     assert len(copied) == 3 * 8
@@ -329,6 +332,6 @@ def test_nf4_of_the_published_layout_leaves_its_experts_as_they_are(published: P
 def test_two_bits_are_not_made_of_it(plain: Path, tmp_path: Path) -> None:
     request = Request(open_model(plain), tmp_path / "vq2", [list(range(64))], torch.device("cpu"))
     with pytest.raises(LocalqError, match="alternate and have biases") as caught:
-        vq_convert.convert(request)
+        by_layer.convert(request)
     assert caught.value.exit_code == ExitCode.USAGE
     assert not (tmp_path / "vq2").exists()

@@ -10,18 +10,19 @@ import weakref
 
 import pytest
 import torch
-from engine_runs import prompt_of
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import make_checkpoint
 
 from localq.driver import Driver, Machine
-from localq.engine import planning, weights
-from localq.engine.device import NO_DRIVER_NOTE, pick
-from localq.engine.load import Options, load, pick_dtype
+from localq.engine.load import plan as planning
+from localq.engine.load import weights
+from localq.engine.load.device import NO_DRIVER_NOTE, pick
+from localq.engine.load.load import Options, load, pick_dtype
 from localq.errors import ExitCode, LocalqError
-from localq.kv_form import KV_BITS
-from localq.modelfiles import open_model
-from localq.quant import int8, nf4
+from localq.files.model_folder import open_model
+from localq.formats import int8, nf4
+from localq.kv_bits import KV_BITS
+from tests.support.engine.engine_runs import prompt_of
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 CPU = Options(device="cpu")
 
@@ -260,8 +261,8 @@ def test_a_load_and_a_reply_import_nothing_of_the_compiler_of_torch(checkpoint):
 import sys
 from pathlib import Path
 from localq.engine.generate import Engine
-from localq.engine.load import Options, load
-from localq.modelfiles import open_model
+from localq.engine.load.load import Options, load
+from localq.files.model_folder import open_model
 from localq.sampling import Sampling
 engine = Engine(load(open_model(Path(sys.argv[1])), Options(device="cpu")))
 assert list(engine.generate([3, 4, 5], Sampling(), max_tokens=3))

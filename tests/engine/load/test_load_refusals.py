@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_runs import GREEDY, prompt_of
 
 from localq.engine.generate import Engine
-from localq.engine.load import Options, load
+from localq.engine.load.load import Options, load
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
-from localq.quant import nf4
+from localq.files.model_folder import open_model
+from localq.formats import nf4
+from tests.support.engine.engine_runs import GREEDY, prompt_of
 
 CPU = Options(device="cpu")
 

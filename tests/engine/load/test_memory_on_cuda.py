@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_runs import bare_device, ids_of, prompt_of
-from tiny_checkpoints import make_checkpoint
 
-from localq.bench import sources
-from localq.convert import convert
-from localq.engine import vram
-from localq.engine.device import Choice
+from localq.bench.synthetic import sources
 from localq.engine.generate import Engine
-from localq.engine.load import LoadedModel, Options, free_memory, load
+from localq.engine.load import vram
+from localq.engine.load.device import Choice
+from localq.engine.load.load import LoadedModel, Options, free_memory, load
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
-from localq.planner import MIB
+from localq.files.model_folder import open_model
+from localq.planner.plan import MIB
+from localq.quantize.by_tensor import convert
+from tests.support.engine.engine_runs import bare_device, ids_of, prompt_of
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 pytestmark = pytest.mark.cuda
 CONTEXT = 320

@@ -9,24 +9,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from conversions import digests
-from engine_runs import logits_of
-from expert_checkpoints import FORMATS, fused, logits, quantized, read, source, write
-from live_memory import LiveMemory
-from packed_models import packed_model
 from torch import Tensor
 
-from localq import convert, hub_remote
-from localq.bench import bits
-from localq.checkpoint import open_checkpoint
-from localq.engine import expert_pieces, fused_experts, weights
+from localq.bench.quality import bits
 from localq.engine.cache import KVCache
-from localq.engine.load import LoadedModel, Options, load
+from localq.engine.load import expert_pieces, weights
+from localq.engine.load.load import LoadedModel, Options, load
+from localq.engine.step import fused_experts
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
+from localq.files.hub import remote as hub_remote
+from localq.files.model_folder import open_model
+from localq.formats import mxfp4, nf4
+from localq.formats.checkpoint import open_checkpoint
 from localq.models import ARCHITECTURES
 from localq.models.experts import Router
-from localq.quant import mxfp4, nf4
+from localq.quantize import by_tensor
+from tests.support.engine.engine_runs import logits_of
+from tests.support.engine.live_memory import LiveMemory
+from tests.support.engine.packed_models import packed_model
+from tests.support.formats.expert_checkpoints import FORMATS, fused, logits, quantized, read, source, write
+from tests.support.quantize.conversions import digests
 
 KINDS = ("mixtral", "qwen3_moe")
 CPU = Options(device="cpu")
@@ -249,8 +251,8 @@ def test_a_reply_of_a_mixture_is_that_of_one_pass(sources):
 
 @every_kind
 def test_nf4_takes_every_expert_apart_as_bitsandbytes_would(kind, sources, tmp_path):
-    from_matrices = convert.convert(open_model(sources[kind]), "nf4", tmp_path / "matrices")
-    from_stacks = convert.convert(open_model(fused(tmp_path / "fused", sources[kind])), "nf4", tmp_path / "stacks")
+    from_matrices = by_tensor.convert(open_model(sources[kind]), "nf4", tmp_path / "matrices")
+    from_stacks = by_tensor.convert(open_model(fused(tmp_path / "fused", sources[kind])), "nf4", tmp_path / "stacks")
     theirs = read(quantized(tmp_path / "bnb", sources[kind], "nf4")[0])
     ours, again = read(from_matrices), read(from_stacks)
     assert ours.keys() == again.keys() == theirs.keys()
@@ -266,7 +268,7 @@ def test_nf4_takes_every_expert_apart_as_bitsandbytes_would(kind, sources, tmp_p
 
 
 def test_mxfp4_of_a_mixture_loads_and_lies_in_one_matrix(sources, tmp_path):
-    made = convert.convert(open_model(sources["qwen3_moe"]), "mxfp4", tmp_path / "m")
+    made = by_tensor.convert(open_model(sources["qwen3_moe"]), "mxfp4", tmp_path / "m")
     assert load(open_model(made), CPU).format == "mxfp4"
     assignment, checkpoint = model_of(made)
     stack = assignment.stacks["layers.0.mlp.experts.down_proj"]
@@ -279,7 +281,7 @@ def test_mxfp4_of_a_mixture_loads_and_lies_in_one_matrix(sources, tmp_path):
 def test_experts_that_a_format_cannot_take_stay_and_are_told(tmp_path):
     narrow = source(tmp_path / "m", "qwen3_moe", moe_intermediate_size=40)  # down_proj has rows of 40
     told: list[str] = []
-    made = convert.convert(open_model(fused(tmp_path / "fused", narrow)), "nf4", tmp_path / "nf4", say=told.append)
+    made = by_tensor.convert(open_model(fused(tmp_path / "fused", narrow)), "nf4", tmp_path / "nf4", say=told.append)
     assert len(told) == 1
     assert "1 matrices stay unquantized" in told[0]
     torch.testing.assert_close(load(open_model(made), CPU).model.layers[0].mlp.experts.down_proj,
@@ -287,7 +289,7 @@ def test_experts_that_a_format_cannot_take_stay_and_are_told(tmp_path):
 
 
 def test_a_kill_while_experts_are_taken_apart_loses_one_shard(sources, tmp_path, monkeypatch):
-    whole = convert.convert(open_model(fused(tmp_path / "f", sources["mixtral"])), "nf4", tmp_path / "whole",
+    whole = by_tensor.convert(open_model(fused(tmp_path / "f", sources["mixtral"])), "nf4", tmp_path / "whole",
                             shard_bytes=60_000)  # fmt: skip
     made = 0
 
@@ -298,13 +300,13 @@ def test_a_kill_while_experts_are_taken_apart_loses_one_shard(sources, tmp_path,
             raise KeyboardInterrupt
         return nf4.quantize(weight)
 
-    monkeypatch.setattr(convert, "FORMATS", {"nf4": Killed(killed)})
+    monkeypatch.setattr(by_tensor, "FORMATS", {"nf4": Killed(killed)})
     with pytest.raises(KeyboardInterrupt):
-        convert.convert(open_model(tmp_path / "f"), "nf4", tmp_path / "cut", shard_bytes=60_000)
+        by_tensor.convert(open_model(tmp_path / "f"), "nf4", tmp_path / "cut", shard_bytes=60_000)
     monkeypatch.undo()
-    assert digests(convert.convert(open_model(tmp_path / "f"), "nf4", tmp_path / "cut", shard_bytes=60_000)) == digests(
-        whole
-    )
+    assert digests(
+        by_tensor.convert(open_model(tmp_path / "f"), "nf4", tmp_path / "cut", shard_bytes=60_000)
+    ) == digests(whole)
 
 
 class Killed:

@@ -6,18 +6,21 @@ import json
 
 import pytest
 import torch
-from engine_runs import prompt_of
-from tiny_checkpoints import make_checkpoint
 
-from localq.checkpoint import Checkpoint, info, open_checkpoint
-from localq.convert import convert
-from localq.engine import weights
-from localq.engine.arena import ALIGNMENT, Arena, arena_bytes
-from localq.engine.load import Options, load
-from localq.modelfiles import open_model
+from localq.engine.load import weights
+from localq.engine.load.load import Options, load
+from localq.engine.load.placing import ALIGNMENT, Arena, arena_bytes
+from localq.files.model_folder import open_model
+from localq.formats import int8, nf4
+from localq.formats.checkpoint import Checkpoint, info, open_checkpoint
+from localq.formats.nf4 import codec as nf4_codec
+from localq.formats.nf4 import linear as nf4_linear
+from localq.formats.nf4 import tiles as nf4_tiles
 from localq.models import architecture
-from localq.placement import Placement
-from localq.quant import int8, nf4, nf4_codec, nf4_linear, nf4_tiles
+from localq.planner.placement import Placement
+from localq.quantize.by_tensor import convert
+from tests.support.engine.engine_runs import prompt_of
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
 

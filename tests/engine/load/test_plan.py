@@ -7,15 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_checkpoints import make_checkpoint
 
 from localq import gpus
-from localq.checkpoint import open_checkpoint
-from localq.engine import planning, vram, weights
-from localq.engine.planning import Options
+from localq.engine.load import plan as planning
+from localq.engine.load import vram, weights
+from localq.engine.load.plan import Options
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
+from localq.formats.checkpoint import open_checkpoint
 from localq.models import architecture
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 MIB = 2**20
 CARD = gpus.Gpu(0, "card", "GPU-aa", (8, 9), 2048 * MIB, 100 * MIB, (

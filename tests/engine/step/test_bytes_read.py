@@ -5,20 +5,21 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-import step_stand_ins
-import tiny_models
 import torch
-from tiny_models import BY_NAME, CONTEXT
 
-from localq import catalog, roofline
-from localq.architecture import Architecture
 from localq.engine.cache import KVCache
-from localq.engine.decode import StepState
-from localq.engine.fused import FusedStep
+from localq.engine.load.stacks import idle_bytes
+from localq.engine.load.weights import weight_bytes
 from localq.engine.sampler import SamplerState
-from localq.engine.stacks import idle_bytes
-from localq.engine.weights import weight_bytes
+from localq.engine.step.fused import FusedStep
+from localq.engine.step.state import StepState
+from localq.files import catalog
+from localq.files.architecture import Architecture
+from localq.planner.speed import roofline
 from localq.worker import backend
+from tests.support.engine import step_stand_ins
+from tests.support.models import tiny_models
+from tests.support.models.tiny_models import BY_NAME, CONTEXT
 
 
 @pytest.mark.parametrize("name", BY_NAME)

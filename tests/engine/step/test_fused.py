@@ -8,23 +8,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import step_stand_ins
-import tiny_models
 import torch
-from gather_operands import aqlm_packed, vptq_packed
-from nf4_operands import operands
-from tiny_models import BY_NAME, CONTEXT, PREFILL, TOKENS
 from torch import nn
 
-from localq.engine import fused
 from localq.engine.cache import KVCache
-from localq.engine.decode import StepState
-from localq.engine.fused import OPERATIONS, FusedStep
-from localq.engine.linears import Operand, dense_operand, fusable, halves, operand, with_shared_tables
 from localq.engine.sampler import SamplerState
-from localq.kernels import mxfp4 as mxfp4_kernels
-from localq.kernels.nf4 import Nf4Matrix
-from localq.quant import aqlm, mxfp4, nf4, nf4_tiles, vptq
+from localq.engine.step import fused
+from localq.engine.step.fused import OPERATIONS, FusedStep
+from localq.engine.step.operands import Operand, dense_operand, fusable, halves, operand, with_shared_tables
+from localq.engine.step.state import StepState
+from localq.formats import mxfp4, nf4, vptq
+from localq.formats.codebooks import aqlm
+from localq.formats.mxfp4 import kernel as mxfp4_kernels
+from localq.formats.nf4 import tiles as nf4_tiles
+from localq.formats.nf4.kernel import Nf4Matrix
+from tests.support.engine import step_stand_ins
+from tests.support.kernels.gather_operands import aqlm_packed, vptq_packed
+from tests.support.kernels.nf4_operands import operands
+from tests.support.models import tiny_models
+from tests.support.models.tiny_models import BY_NAME, CONTEXT, PREFILL, TOKENS
 
 
 def fused_step(model, cache) -> FusedStep:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import pytest
-import step_stand_ins
-import tiny_models
 import torch
-from fused_steps import logits_of_launches, operations, small_qwen3
-from tiny_models import PREFILL
 from torch import nn
-from vq_operands import weights_of
 
-from localq.engine.linears import fusable, halves, operand, with_shared_tables
-from localq.kernels import hadamard as kernel
-from localq.kernels import vq
+from localq.engine.step.operands import fusable, halves, operand, with_shared_tables
+from localq.formats.codebooks import aqlm, lookup_kernel, rotation, vq2
+from localq.formats.codebooks import rotation_kernel as kernel
 from localq.models.decoder import Decoder
-from localq.quant import aqlm, hadamard, vq2
+from tests.support.engine import step_stand_ins
+from tests.support.engine.fused_steps import logits_of_launches, operations, small_qwen3
+from tests.support.kernels.vq_operands import weights_of
+from tests.support.models import tiny_models
+from tests.support.models.tiny_models import PREFILL
 
 
 def random_vq2(out: int, columns: int, signs: torch.Tensor | None, bias: torch.Tensor | None = None) -> vq2.Linear:
@@ -54,7 +53,7 @@ def stand_ins(monkeypatch):
         calls.append((len(matrices), signs is not None))
         step_stand_ins.vq_gemv(x, matrices, signs=signs, **around)
 
-    monkeypatch.setattr(vq, "vq_gemv", product)
+    monkeypatch.setattr(lookup_kernel, "vq_gemv", product)
     return calls
 
 
@@ -98,8 +97,8 @@ def test_what_one_launch_takes():
 def test_a_module_rotates_several_rows_and_leaves_one_to_its_product(monkeypatch):
     linear, x = random_vq2(48, 64, torch.randint(256, (8,), dtype=torch.uint8)), torch.randn(3, 64).half()
     calls = []
-    monkeypatch.setattr(vq, "vq_gemv", lambda x, matrices, biases, signs: calls.append((x, signs)))
-    monkeypatch.setattr(kernel, "hadamard", hadamard.rotate)
+    monkeypatch.setattr(lookup_kernel, "vq_gemv", lambda x, matrices, biases, signs: calls.append((x, signs)))
+    monkeypatch.setattr(kernel, "hadamard", rotation.rotate)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
     linear(x[:1])
     linear(x)
@@ -108,7 +107,7 @@ def test_a_module_rotates_several_rows_and_leaves_one_to_its_product(monkeypatch
     assert signs is linear.signs
     assert none is None
     monkeypatch.undo()
-    assert torch.equal(several, hadamard.rotate(x, linear.signs))
+    assert torch.equal(several, rotation.rotate(x, linear.signs))
 
 
 def test_aqlm_of_8_bit_codes_is_an_operand_once_in_tiles():

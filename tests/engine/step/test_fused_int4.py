@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-import step_stand_ins
-import tiny_models
 import torch
-from fused_steps import logits_of_launches, operations, small_qwen3
-from int4_operands import packed_of
-from reference_kernels import int4_packed
-from tiny_models import PREFILL
 from torch import nn
 
-from localq.engine.linears import fusable, halves, operand, with_shared_tables
-from localq.kernels import int4
+from localq.engine.step.operands import fusable, halves, operand, with_shared_tables
+from localq.formats.int4 import codec as int4_codec
+from localq.formats.int4 import kernel as int4_kernel
+from localq.formats.int4.linear import Int4Linear
 from localq.models.decoder import Decoder
-from localq.quant import int4_codec
-from localq.quant.int4_linear import Int4Linear
+from tests.support.engine import step_stand_ins
+from tests.support.engine.fused_steps import logits_of_launches, operations, small_qwen3
+from tests.support.kernels.int4_operands import packed_of
+from tests.support.kernels.reference_kernels import int4_packed
+from tests.support.models import tiny_models
+from tests.support.models.tiny_models import PREFILL
 
 
 def linear_of(out: int, columns: int, seed: int, like: int | None, bias: torch.Tensor | None = None) -> Int4Linear:
@@ -60,7 +60,7 @@ def test_launches_give_the_logits_of_the_modules(order, monkeypatch):
         seen.append(len(matrices))
         step_stand_ins.dense_gemv(x, weights, **around)
 
-    monkeypatch.setattr(int4, "int4_gemv", product)
+    monkeypatch.setattr(int4_kernel, "int4_gemv", product)
     model = small_qwen3(intermediate_size=192, num_attention_heads=8, num_key_value_heads=4)
     in_int4(model, order)
     with torch.inference_mode():
@@ -89,7 +89,7 @@ def test_what_one_launch_takes():
 def test_a_row_too_wide_for_the_kernel_to_gather_is_put_in_order_before(monkeypatch):
     """And is none for the fused step, which has no launch for that."""
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
-    monkeypatch.setattr(int4, "WIDEST_ORDER", 128)
+    monkeypatch.setattr(int4_kernel, "WIDEST_ORDER", 128)
     gathered = []
 
     def product(x, matrices, biases):
@@ -97,7 +97,7 @@ def test_a_row_too_wide_for_the_kernel_to_gather_is_put_in_order_before(monkeypa
         gathered.append(matrix.order is not None)
         return nn.functional.linear(x, int4_codec.dequantize(int4_packed(matrix), torch.float16))
 
-    monkeypatch.setattr(int4, "int4_gemv", product)
+    monkeypatch.setattr(int4_kernel, "int4_gemv", product)
     for columns in (128, 192):
         linear = linear_of(48, columns, 3, like=1)
         for rows in (1, 3):

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import fused_models
 import pytest
 import torch
-from fused_models import CASES, CONTEXT, UNCUT_PHI3, assert_as_good_as_the_modules, step_of, wide_llama
 
 from localq.engine import profile
-from localq.engine.decode import Readback
-from localq.engine.fused import OPERATIONS, why_not
-from localq.engine.graph import StepGraphs
+from localq.engine.step.fused import OPERATIONS, why_not
+from localq.engine.step.graph import StepGraphs
+from localq.engine.step.state import Readback
 from localq.sampling import Sampling
+from tests.support.engine import fused_models
+from tests.support.engine.fused_models import (
+    CASES,
+    CONTEXT,
+    UNCUT_PHI3,
+    assert_as_good_as_the_modules,
+    step_of,
+    wide_llama,
+)
 
 pytestmark = pytest.mark.cuda
 LONG = 4096

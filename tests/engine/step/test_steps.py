@@ -6,15 +6,15 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
-import step_stand_ins
 import torch
-from engine_runs import GREEDY, ids_of, prompt_of
-from scripted_constraint import VOCAB, Script
 
 from localq.engine import profile
-from localq.engine.fused import FusedStep
 from localq.engine.generate import Engine
+from localq.engine.step.fused import FusedStep
 from localq.sampling import Sampling
+from tests.support.engine import step_stand_ins
+from tests.support.engine.engine_runs import GREEDY, ids_of, prompt_of
+from tests.support.engine.scripted_constraint import VOCAB, Script
 
 PROMPT = prompt_of(20)
 DRAW = Sampling(temperature=1.5, top_p=0.98, seed=3)

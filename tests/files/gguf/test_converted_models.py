@@ -9,19 +9,19 @@ import sys
 import gguf
 import numpy as np
 import pytest
-import tiny_gguf
 import torch
 from gguf.quants import _type_traits
-from real_model import smollm2
-from tiny_gguf import CASES, SHAPE, Case
 
-from localq.checkpoint import open_checkpoint
 from localq.errors import LocalqError
-from localq.gguf_import.binary import BLOCKS
-from localq.gguf_import.reader import read_header
-from localq.gguf_import.tensors import read_tensor
-from localq.modelfiles import open_model
+from localq.files.gguf.binary import BLOCKS
+from localq.files.gguf.reader import read_header
+from localq.files.gguf.tensors import read_tensor
+from localq.files.model_folder import open_model
+from localq.formats.checkpoint import open_checkpoint
 from localq.models import ARCHITECTURES
+from tests.support.files import tiny_gguf
+from tests.support.files.real_model import smollm2
+from tests.support.files.tiny_gguf import CASES, SHAPE, Case
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -231,7 +231,7 @@ def test_the_real_model_s_values_are_those_that_transformers_reads():
 def test_the_header_needs_no_numpy_and_is_read_in_no_time():
     """The front end opens the file at every start."""
     code = (
-        "import sys, time; from pathlib import Path; from localq.gguf_import.reader import read_header\n"
+        "import sys, time; from pathlib import Path; from localq.files.gguf.reader import read_header\n"
         "start = time.process_time(); model = read_header(Path(sys.argv[1])); spent = time.process_time() - start\n"
         "assert len(model.tensors) == 272 and spent < 0.5, spent\n"
         "assert not {'numpy', 'gguf', 'torch', 'tokenizers'} & set(sys.modules)"

@@ -8,20 +8,20 @@ import struct
 import gguf
 import numpy as np
 import pytest
-import tiny_gguf
-import tiny_tokenizers
-from real_model import smollm2
-from tiny_gguf import Case
-from tiny_tokenizers import BYTES, SENTENCES
 from tokenizers import Tokenizer
 
 from localq.errors import ExitCode, LocalqError
-from localq.gguf_import import binary
-from localq.gguf_import.reader import read_header
-from localq.gguf_import.tensors import read_tensor
-from localq.gguf_import.vocab import build_tokenizer
+from localq.files.gguf import binary
+from localq.files.gguf.reader import read_header
+from localq.files.gguf.tensors import read_tensor
+from localq.files.gguf.vocab import build_tokenizer
 from localq.models import ARCHITECTURES
 from localq.sampling import Sampling
+from tests.support.files import tiny_gguf
+from tests.support.files.real_model import smollm2
+from tests.support.files.tiny_gguf import Case
+from tests.support.text import tiny_tokenizers
+from tests.support.text.tiny_tokenizers import BYTES, SENTENCES
 
 UNKNOWN, CONTROL, NORMAL, BYTE = (gguf.TokenType[name] for name in ("UNKNOWN", "CONTROL", "NORMAL", "BYTE"))
 USER_DEFINED = gguf.TokenType.USER_DEFINED

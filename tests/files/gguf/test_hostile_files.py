@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from localq.errors import ExitCode, LocalqError
-from localq.gguf_import.reader import read_header
-from localq.gguf_import.tensors import read_tensor
-from localq.gguf_import.vocab import build_tokenizer, special_tokens
-from localq.modelfiles import open_model
+from localq.files.gguf.reader import read_header
+from localq.files.gguf.tensors import read_tensor
+from localq.files.gguf.vocab import build_tokenizer, special_tokens
+from localq.files.model_folder import open_model
 
 U32, I32, F32, BOOL, STRING, ARRAY, U64, I64, F64 = 4, 5, 6, 7, 8, 9, 10, 11, 12
 LAYOUT = {U32: "I", I32: "i", F32: "f", BOOL: "?", U64: "Q", I64: "q", F64: "d"}

@@ -8,12 +8,12 @@ import random
 
 import gguf
 import pytest
-import tiny_tokenizers
-from real_model import smollm2
-from tiny_tokenizers import BYTES, SENTENCES, SPECIAL
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from localq.gguf_import.vocab import build_tokenizer, special_tokens
+from localq.files.gguf.vocab import build_tokenizer, special_tokens
+from tests.support.files.real_model import smollm2
+from tests.support.text import tiny_tokenizers
+from tests.support.text.tiny_tokenizers import BYTES, SENTENCES, SPECIAL
 
 CONTROL, NORMAL, BYTE = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL, gguf.TokenType.BYTE
 TEXTS = [

@@ -8,13 +8,17 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import fake_hub
-import hub_server
 import pytest
-from hub_server import REPO, TOKEN, refused
 
-from localq import download, download_parts, hub_cache, hub_client, hub_errors, places
+from localq import places
 from localq.errors import ExitCode
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import client as hub_client
+from localq.files.hub import download
+from localq.files.hub import errors as hub_errors
+from localq.files.hub import parts as download_parts
+from tests.support.files import fake_hub, hub_server
+from tests.support.files.hub_server import REPO, TOKEN, refused
 
 NAME = "tiny.gguf"
 CONTENT = random.Random(7).randbytes(1_000_000)

@@ -11,17 +11,19 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import fake_hub
-import hub_server
 import pytest
-from hub_server import REPO, refused
 
-from localq import download_parts, hub, hub_cache, places
+from localq import places
 from localq.errors import ExitCode, LocalqError
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import fetch as hub
+from localq.files.hub import parts as download_parts
+from tests.support.files import fake_hub, hub_server
+from tests.support.files.hub_server import REPO, refused
 
 NAME = "tiny.gguf"
 CONTENT = random.Random(5).randbytes(400_000)
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

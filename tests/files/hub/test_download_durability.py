@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_hub
-import hub_server
 import pytest
-from hub_server import REPO
 
-from localq import download_parts, hub, hub_cache
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import fetch as hub
+from localq.files.hub import parts as download_parts
+from tests.support.files import fake_hub, hub_server
+from tests.support.files.hub_server import REPO
 
 CONTENT = random.Random(3).randbytes(420_000)  # the last step is not the end
 NAME = "tiny.gguf"

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 
 
 def campaign(name: str, *arguments: str) -> dict[str, Any]:
     """The last line of a campaign that found nothing wrong."""
     environment = {key: value for key, value in os.environ.items() if key not in ("HF_TOKEN", "HF_HUB_OFFLINE")}
     result = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / "support" / f"{name}.py"), *arguments],
+        [sys.executable, "-m", f"tests.tools.{name}", *arguments],
         capture_output=True, text=True, check=False, timeout=280, env={**environment, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr

@@ -6,14 +6,15 @@ import json
 import threading
 from pathlib import Path
 
-import fake_hub
-import hub_server
 import pytest
-from hub_server import REPO, refused, source
 
-from localq import catalog, hub, hub_cache
-from localq.catalog import Target
 from localq.errors import ExitCode
+from localq.files import catalog
+from localq.files.catalog import Target
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import fetch as hub
+from tests.support.files import fake_hub, hub_server
+from tests.support.files.hub_server import REPO, refused, source
 
 READ = {
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",

@@ -11,15 +11,16 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import fake_hub
-import hub_server
 import pytest
-from hub_server import REPO, TOKEN, refused, source
 
-from localq import hub, hub_cache, hub_errors
 from localq.errors import ExitCode
+from localq.files.hub import cache as hub_cache
+from localq.files.hub import errors as hub_errors
+from localq.files.hub import fetch as hub
+from tests.support.files import fake_hub, hub_server
+from tests.support.files.hub_server import REPO, TOKEN, refused, source
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -183,7 +184,10 @@ def test_a_fresh_process_asks_for_nothing_but_the_model_and_prints_nothing(serve
     """Telemetry, warnings and tokens would show here: the client library runs as a user's process has it."""
     server.add(REPO, fake_hub.model_files())
     server.fail("GET /api/models", 503)
-    code = f"import time; time.sleep = lambda s: None; from localq import hub; print(hub.fetch_repo({REPO!r}))"
+    code = (
+        "import time; time.sleep = lambda s: None; from localq.files.hub import fetch;"
+        f"print(fetch.fetch_repo({REPO!r}))"
+    )
     environment = {**os.environ, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "home")}
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT, check=False, timeout=60

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import cached_models
-import fake_hub
-import hub_server
 import pytest
-from hub_server import REPO, refused, source
 
-from localq import disk, hub
+from localq import disk
 from localq.errors import ExitCode
+from localq.files.hub import fetch as hub
+from tests.support.files import cached_models, fake_hub, hub_server
+from tests.support.files.hub_server import REPO, refused, source
 
 
 @pytest.fixture

@@ -6,14 +6,15 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
-import hub_server
 import pytest
-from fake_hub import COMMIT, FakeHub
-from hub_server import REPO
-from tiny_checkpoints import make_checkpoint
 
-from localq import hub_client, hub_shards
 from localq.errors import ExitCode, LocalqError
+from localq.files.hub import client as hub_client
+from localq.files.hub import shards as hub_shards
+from tests.support.files import hub_server
+from tests.support.files.fake_hub import COMMIT, FakeHub
+from tests.support.files.hub_server import REPO
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 
 @pytest.fixture

@@ -6,15 +6,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from bcq_operands import random_packed
-from held_tensors import Held
-from live_memory import LiveMemory
 from torch import Tensor
 
-from localq import footprint
-from localq.architecture import Linears
 from localq.errors import ExitCode, LocalqError
-from localq.quant import FORMATS, bcq, bcq_codec, bcq_tiles, owner
+from localq.files.architecture import Linears
+from localq.formats import FORMATS, bcq, owner
+from localq.formats.bcq import codec as bcq_codec
+from localq.formats.bcq import tiles as bcq_tiles
+from localq.planner import footprint
+from tests.support.engine.live_memory import LiveMemory
+from tests.support.formats.memory_checkpoint import Held
+from tests.support.kernels.bcq_operands import random_packed
 
 SCHEMES = ("q1row", "q2g32", "q3g128", "q3g64z", "q4g512", "q5rowz")
 

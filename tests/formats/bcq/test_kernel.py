@@ -7,15 +7,15 @@ from functools import partial
 
 import pytest
 import torch
-from bcq_operands import by_bits, make, operand_of, random_packed, rounding_of_bits
-from nf4_operands import assert_as_good_as_naive, bits, inputs
-from refusals import refused_by_name
-from row_checks import DTYPES
-from row_operands import RowFormat, RowOperand
-from table_checks import TableProductChecks
 
-from localq.kernels.bcq import BcqMatrix, bcq_dequantize, bcq_dequantize_bytes, bcq_gemv, bcq_gemv_bytes
-from localq.quant import bcq
+from localq.formats import bcq
+from localq.formats.bcq.kernel import BcqMatrix, bcq_dequantize, bcq_dequantize_bytes, bcq_gemv, bcq_gemv_bytes
+from tests.support.kernels.bcq_operands import by_bits, make, operand_of, random_packed, rounding_of_bits
+from tests.support.kernels.nf4_operands import assert_as_good_as_naive, bits, inputs
+from tests.support.kernels.refusals import refused_by_name
+from tests.support.kernels.row_checks import DTYPES
+from tests.support.kernels.row_operands import RowFormat, RowOperand
+from tests.support.kernels.table_checks import TableProductChecks
 
 X = inputs(3, 80, torch.bfloat16)
 CODES, SCALES = torch.zeros(16 * 2 * 16, dtype=torch.uint8), torch.zeros(16 * 2 * 2).half()

@@ -1,4 +1,4 @@
-"""bcq_gemv and bcq_dequantize, launchers and kernels, compiled for the CPU (tests/support/vq_machine_on_cpu.cuh).
+"""bcq_gemv and bcq_dequantize, launchers and kernels, compiled for the CPU (vq_machine_on_cpu.cuh).
 
 Every kind of block, tile, chunk and group that the kernels can meet, without a GPU: each sign must meet the x and the
 scale that are its own, or sums differ by far more than rounding. Loads of x from shared memory
@@ -15,18 +15,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from bcq_operands import BcqOperand, by_bits, make
-from cuda_headers import built
-from gemv_structs import Extras
-from guarded_memory import guarded
-from nf4_operands import bits, inputs
-from row_operands import normed
 
 from localq import kernels
-from localq.kernels import bcq, gemv
-from localq.quant import bcq_codec
+from localq.formats.bcq import codec as bcq_codec
+from localq.formats.bcq import kernel as bcq_kernel
+from localq.kernels import gemv
+from tests.support.kernels.bcq_operands import BcqOperand, by_bits, make
+from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.gemv_structs import Extras
+from tests.support.kernels.guarded_memory import guarded
+from tests.support.kernels.nf4_operands import bits, inputs
+from tests.support.kernels.row_operands import normed
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HEADERS = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "hadamard.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h")
 SOURCES = (*HEADERS, "bcq_gemv.h", "bcq_check.h", "bcq_plan.h", "bcq_gemv_launch.cu", "bcq_dequantize.cu")
 # Multiprocessors, shared memory of a block: of an H200, of a consumer card, and one with room for a part of x only.
@@ -46,7 +47,7 @@ class Matrix(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    shutil.copy(ROOT / "tests/support/launch_on_cpu.h", folder / "launch.h")
+    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder / "launch.h")
     found = built(folder, SOURCES, "bcq_on_cpu.cpp", ["bcq_gemv_launch.cu", "bcq_dequantize.cu"])
     found.bcq_gemv_on_cpu.restype = found.bcq_dequantize_on_cpu.restype = ctypes.c_char_p
     return found
@@ -59,8 +60,8 @@ def patched(monkeypatch):
     def call(module, device, function, *given, **named):
         with monkeypatch.context() as patch:
             patch.setattr(kernels, "module", lambda: SimpleNamespace(**module))
-            patch.setattr(bcq, "check_cuda", lambda *given: None)
-            patch.setattr(bcq, "place", lambda tensor: {"device": device, "stream": 0})
+            patch.setattr(bcq_kernel, "check_cuda", lambda *given: None)
+            patch.setattr(bcq_kernel, "place", lambda tensor: {"device": device, "stream": 0})
             return function(*given, **named)
 
     return call
@@ -84,7 +85,7 @@ def emulated(library, patched):
             assert counts[0] > 0
             assert counts[1] == 0, "conflicts between banks"
 
-        return patched({"bcq_gemv": launch}, device, bcq.bcq_gemv, *given, **named)
+        return patched({"bcq_gemv": launch}, device, bcq_kernel.bcq_gemv, *given, **named)
 
     return run
 
@@ -182,7 +183,7 @@ def test_weights_bit_for_bit(library, patched, shape, planes, group, dtype):
 
     for first, count in ((0, shape[0]), (shape[0] // 16 * 16 - 16, 13)):
         buffer = torch.full((count + 2, shape[1]), torch.nan, dtype=dtype)
-        patched({"bcq_dequantize": launch}, 0, bcq.bcq_dequantize, operand.matrix, first, buffer[1:-1])
+        patched({"bcq_dequantize": launch}, 0, bcq_kernel.bcq_dequantize, operand.matrix, first, buffer[1:-1])
         assert torch.equal(bits(buffer[1:-1]), bits(expected[first : first + count]))
         assert buffer[[0, -1]].isnan().all()
 

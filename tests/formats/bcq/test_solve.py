@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from localq.quant import bcq, bcq_solve
+from localq.formats import bcq
+from localq.formats.bcq import solve as bcq_solve
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

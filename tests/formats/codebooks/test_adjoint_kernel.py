@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from adjoint_operands import exact, operands
-from guarded_memory import guarded
-from refusals import refused_by_name
 from torch import Tensor
 
-from localq.kernels.adjoint import SHARES, vq_adjoint, vq_adjoint_bytes
+from localq.formats.codebooks.adjoint_kernel import SHARES, vq_adjoint, vq_adjoint_bytes
+from tests.support.kernels.adjoint_operands import exact, operands
+from tests.support.kernels.guarded_memory import guarded
+from tests.support.kernels.refusals import refused_by_name
 
 MATRIX, CODES = torch.zeros(3, 48), torch.zeros(3, 12, dtype=torch.uint8)
 REFUSED = {
@@ -62,9 +62,9 @@ def on_cpu(tmp_path_factory) -> Callable[..., Tensor]:
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no g++")
-    out, root = tmp_path_factory.mktemp("library") / "adjoint.so", Path(__file__).parents[2]
+    out, root = tmp_path_factory.mktemp("library") / "adjoint.so", Path(__file__).parents[3]
     command = [compiler, "-std=c++17", "-O2", "-Wno-unknown-pragmas", "-shared", "-fPIC", "-I", root / "csrc"]
-    subprocess.run([*command, "-o", out, root / "tests/support/vq_adjoint_on_cpu.cpp"], check=True)
+    subprocess.run([*command, "-o", out, root / "tests/support/kernels/vq_adjoint_on_cpu.cpp"], check=True)
     library = ctypes.CDLL(str(out))
 
     def run(matrix: Tensor, codes: Tensor, stride: int, length: int, shares: int) -> Tensor:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 
-import aqlm_package
 import pytest
 import torch
-from aqlm_checkpoints import LAYOUTS, Layout, tensors
-from held_tensors import Held
-from live_memory import LiveMemory
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq import footprint
-from localq.architecture import Linears
 from localq.errors import ExitCode, LocalqError
-from localq.quant import aqlm
-from localq.quant.aqlm import Packed
+from localq.files.architecture import Linears
+from localq.formats.codebooks import aqlm
+from localq.formats.codebooks.aqlm import Packed
+from localq.planner import footprint
+from tests.support.engine.live_memory import LiveMemory
+from tests.support.formats import aqlm_package
+from tests.support.formats.aqlm_checkpoints import LAYOUTS, Layout, tensors
+from tests.support.formats.memory_checkpoint import Held
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 SHAPE = (66, 96)  # of every layout: whole groups of 4, 8, 16 and 32 columns, and of 2 rows

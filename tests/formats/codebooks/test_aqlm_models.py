@@ -7,23 +7,24 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import aqlm_package
 import pytest
 import torch
-from aqlm_checkpoints import LAYOUTS, write
-from engine_runs import logits_of, prompt_of
-from packed_models import packed_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from localq.bench import bits
-from localq.bench.dense import dequantized
-from localq.checkpoint import open_checkpoint
-from localq.engine import fused, weights
-from localq.engine.load import Options, load, share_scratch
+from localq.bench.models.dense import dequantized
+from localq.bench.quality import bits
+from localq.engine.load import weights
+from localq.engine.load.load import Options, load, share_scratch
+from localq.engine.step import fused
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
-from localq.quant import aqlm
+from localq.files.model_folder import open_model
+from localq.formats.checkpoint import open_checkpoint
+from localq.formats.codebooks import aqlm
+from tests.support.engine.engine_runs import logits_of, prompt_of
+from tests.support.engine.packed_models import packed_model
+from tests.support.formats import aqlm_package
+from tests.support.formats.aqlm_checkpoints import LAYOUTS, write
 
 CPU = Options(device="cpu")
 UP, Q = "model.layers.1.mlp.up_proj", "model.layers.0.self_attn.q_proj"
@@ -168,9 +169,8 @@ def test_packed_linears_give_the_same_logits(folder, monkeypatch):
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", ["1x16g8", "2x8g8", "8x8g32"])
 def test_a_reply_on_the_gpu(tmp_path, name):
-    from engine_runs import GREEDY
-
     from localq.engine.generate import Engine
+    from tests.support.engine.engine_runs import GREEDY
 
     write(tmp_path, LAYOUTS[name], num_hidden_layers=2)
     files = open_model(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from localq.quant.additive import dequantize_codes
+from localq.formats.codebooks.definition import dequantize_codes
 
 
 def test_codewords_side_by_side_by_hand():

@@ -1,4 +1,4 @@
-"""vq_dequantize: what it refuses; bit for bit on a GPU, and on the CPU (tests/support/vq_machine_on_cpu.cuh), where
+"""vq_dequantize: what it refuses; bit for bit on a GPU, and on the CPU (vq_machine_on_cpu.cuh), where
 conflicts between banks of shared memory are counted: there are none."""
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cuda_headers import built
-from gather_operands import aqlm_packed, integers, normal
-from nf4_operands import bits
-from refusals import refused_by_name
 
 from localq import kernels
-from localq.kernels import vq_dequantize as wrapper
-from localq.kernels.vq_dequantize import vq_dequantize, vq_dequantize_bytes
-from localq.quant import aqlm, vq2, vq2_codec
-from localq.quant.vq_linear import VqLinear
+from localq.formats.codebooks import aqlm, vq2, vq2_codec
+from localq.formats.codebooks import dequantize_kernel as wrapper
+from localq.formats.codebooks.dequantize_kernel import vq_dequantize, vq_dequantize_bytes
+from localq.formats.codebooks.linear import VqLinear
+from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.gather_operands import aqlm_packed, integers, normal
+from tests.support.kernels.nf4_operands import bits
+from tests.support.kernels.refusals import refused_by_name
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KERNELS = ("vq_dequantize.cu", "additive_dequantize.cu")
 SOURCES = ("vq_dequantize.h", "unpack.h", "launchers.h", "gemv.h", "check.h", *KERNELS)
 HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -60,7 +60,7 @@ class Matrix(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    shutil.copy(ROOT / "tests/support/launch_on_cpu.h", folder / "launch.h")
+    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder / "launch.h")
     found = built(folder, SOURCES, "vq_dequantize_on_cpu.cpp", KERNELS)
     found.vq_dequantize_on_cpu.restype = ctypes.c_char_p
     return found

@@ -8,35 +8,38 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import step_stand_ins
-import tiny_models
 import torch
-from engine_runs import logits_of
-from expert_checkpoints import quantized, read, source, write
-from fused_steps import logits_of_launches, operations
-from live_memory import LiveMemory
-from packed_models import packed_model
-from tiny_checkpoints import TINY
-from tiny_models import PREFILL
 
-from localq import convert, footprint, schemes
-from localq.architecture import Architecture
-from localq.bench import bits
-from localq.checkpoint import open_checkpoint
-from localq.engine import expert_pieces, fused_experts, weights
-from localq.engine.arena import arena_bytes
-from localq.engine.load import Options, load
-from localq.engine.shared import Shared
-from localq.kernels import vq
-from localq.kernels.vq_experts import vq_stack
-from localq.modelfiles import open_model
+from localq.bench.quality import bits
+from localq.engine.load import expert_pieces, weights
+from localq.engine.load.load import Options, load
+from localq.engine.load.placing import arena_bytes
+from localq.engine.load.shared import Shared
+from localq.engine.step import fused_experts
+from localq.files import schemes
+from localq.files.architecture import Architecture
+from localq.files.model_folder import open_model
+from localq.formats import FORMATS as FORMAT_MODULES
+from localq.formats import expert_linears
+from localq.formats.checkpoint import open_checkpoint
+from localq.formats.codebooks import lookup_kernel, vq2
+from localq.formats.codebooks.experts_kernel import vq_stack
+from localq.formats.codebooks.linear import VqLinear
+from localq.formats.expert_linears import LinearStack
 from localq.models import architecture
 from localq.models.experts import Mixture
-from localq.placement import Placement
-from localq.quant import FORMATS as FORMAT_MODULES
-from localq.quant import expert_linears, vq2
-from localq.quant.expert_linears import LinearStack
-from localq.quant.vq_linear import VqLinear
+from localq.planner import footprint
+from localq.planner.placement import Placement
+from localq.quantize import by_tensor
+from tests.support.engine import step_stand_ins
+from tests.support.engine.engine_runs import logits_of
+from tests.support.engine.fused_steps import logits_of_launches, operations
+from tests.support.engine.live_memory import LiveMemory
+from tests.support.engine.packed_models import packed_model
+from tests.support.formats.expert_checkpoints import quantized, read, source, write
+from tests.support.models import tiny_models
+from tests.support.models.tiny_checkpoints import TINY
+from tests.support.models.tiny_models import PREFILL
 
 IDS = torch.randint(0, 256, (21,), generator=torch.Generator().manual_seed(1)).tolist()
 FORMATS = ("aqlm", "vq2")
@@ -130,7 +133,7 @@ def test_experts_are_placed_one_matrix_after_the_other(format, folders):
 @pytest.fixture
 def stand_ins(monkeypatch):
     step_stand_ins.install(monkeypatch)
-    monkeypatch.setattr(vq, "vq_gemv", step_stand_ins.vq_gemv)
+    monkeypatch.setattr(lookup_kernel, "vq_gemv", step_stand_ins.vq_gemv)
 
 
 @every_format
@@ -196,7 +199,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("others")
     plain = source(place / "plain", "qwen3_moe")
     made = {format: quantized(place / format, plain, format)[0] for format in ("awq", "gptq")}
-    return made | {each: convert.convert(open_model(plain), each, place / each) for each in ("bcq", "squeezellm")}
+    return made | {each: by_tensor.convert(open_model(plain), each, place / each) for each in ("bcq", "squeezellm")}
 
 
 @pytest.mark.parametrize("format", sorted(set(expert_pieces.LINEARS) - {*FORMATS, "vptq"}))

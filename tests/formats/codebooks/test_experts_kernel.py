@@ -9,13 +9,14 @@ import functools
 
 import pytest
 import torch
-from expert_operands import chosen_of, down, gate_up
-from nf4_operands import bits, inputs
-from vq_operands import SCHEMES
-from vq_stacks import VqExperts, stack_of
 
-from localq.kernels import experts, gemv
-from localq.quant.hadamard import packed_signs, rotate
+from localq.formats.codebooks.rotation import packed_signs, rotate
+from localq.formats.experts import kernel as expert_kernel
+from localq.kernels import gemv
+from tests.support.kernels.expert_operands import chosen_of, down, gate_up
+from tests.support.kernels.nf4_operands import bits, inputs
+from tests.support.kernels.vq_operands import SCHEMES
+from tests.support.kernels.vq_stacks import VqExperts, stack_of
 
 pytestmark = pytest.mark.cuda
 SHAPES = [(5, 3, 40, 640), (9, 8, 83, 128), (40, 16, 768, 2048), (8, 2, 2064, 4096)]
@@ -50,10 +51,10 @@ def test_gate_and_up(name, number, dtype):
     norm = gemv.Norm(torch.rand(columns, device="cuda").to(dtype) + 0.5, 1e-5) if number % 2 else None
     out = torch.full((active, width), torch.nan, dtype=dtype, device="cuda")
     given = {"norm": norm, "gate": "silu", "interleaved": False, "out": out}
-    experts.experts_gate_up(x, of.stack, None, chosen, **given)
+    expert_kernel.experts_gate_up(x, of.stack, None, chosen, **given)
     near(out, *gate_up(x, of.dense, None, chosen, norm, "silu", False))
     again = out.clone()
-    experts.experts_gate_up(x, of.stack, None, chosen, **given)
+    expert_kernel.experts_gate_up(x, of.stack, None, chosen, **given)
     assert torch.equal(bits(out), bits(again))
 
 
@@ -69,7 +70,7 @@ def test_down(name, number, dtype):
     found = []
     for _ in range(2):
         out = residual.clone()
-        experts.experts_down(gated, of.stack, None, chosen, weights, residual=out, out=out)
+        expert_kernel.experts_down(gated, of.stack, None, chosen, weights, residual=out, out=out)
         found.append(out)
     near(found[0], *down(gated, of.dense, None, chosen, weights, residual))
     assert torch.equal(bits(found[0]), bits(found[1]))
@@ -87,7 +88,7 @@ def test_down_of_rotated_inputs(number, dtype):
     found = []
     for given, around in ((gated, {"signs": signs}), (rotate(gated, signs), {})):
         out = torch.full((1, out_features), torch.nan, dtype=dtype, device="cuda")
-        experts.experts_down(given, of.stack, None, chosen, weights, residual=None, out=out, **around)
+        expert_kernel.experts_down(given, of.stack, None, chosen, weights, residual=None, out=out, **around)
         found.append(out)
     assert torch.equal(bits(found[0]), bits(found[1]))
     assert found[0].isfinite().all()
@@ -98,13 +99,13 @@ def test_a_graph_follows_the_indices():
     x, chosen = inputs(1, 256, torch.float16, "cuda"), torch.tensor([0, 1], dtype=torch.int32, device="cuda")
     out = torch.empty(2, 48, dtype=torch.float16, device="cuda")
     plain = {"norm": None, "gate": "silu", "interleaved": False, "out": out}
-    experts.experts_gate_up(x, of.stack, None, chosen, **plain)
+    expert_kernel.experts_gate_up(x, of.stack, None, chosen, **plain)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        experts.experts_gate_up(x, of.stack, None, chosen, **plain)
+        expert_kernel.experts_gate_up(x, of.stack, None, chosen, **plain)
     for pair in ([3, 5], [2, 0], [4, 4]):
         chosen.copy_(torch.tensor(pair, dtype=torch.int32))
         graph.replay()
         replayed = out.clone()
-        experts.experts_gate_up(x, of.stack, None, chosen, **plain)
+        expert_kernel.experts_gate_up(x, of.stack, None, chosen, **plain)
         assert torch.equal(bits(replayed), bits(out))

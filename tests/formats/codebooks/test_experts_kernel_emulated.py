@@ -14,19 +14,21 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cuda_headers import built
-from expert_operands import chosen_of
-from gemv_structs import Extras, Matrix, Workspace, matrix_of
-from nf4_operands import bits, inputs
-from row_operands import normed
-from vq_operands import SCHEMES, by_tables
-from vq_stacks import VqExperts, stack_of
 
 from localq import kernels
-from localq.kernels import experts, gemv, vq_experts
-from localq.quant.hadamard import packed_signs, rotate
+from localq.formats.codebooks import experts_kernel as codebook_experts
+from localq.formats.codebooks.rotation import packed_signs, rotate
+from localq.formats.experts import kernel as expert_kernel
+from localq.kernels import gemv
+from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.expert_operands import chosen_of
+from tests.support.kernels.gemv_structs import Extras, Matrix, Workspace, matrix_of
+from tests.support.kernels.nf4_operands import bits, inputs
+from tests.support.kernels.row_operands import normed
+from tests.support.kernels.vq_operands import SCHEMES, by_tables
+from tests.support.kernels.vq_stacks import VqExperts, stack_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOURCES = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "hadamard.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h",
            "vq_experts.h", "vq_experts.cu")  # fmt: skip
 # Multiprocessors, shared memory of a block: of an H200, of a consumer card, and one as small as there can be.
@@ -45,7 +47,7 @@ class Stack(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    shutil.copy(ROOT / "tests/support/vq_launch_on_cpu.h", folder / "launch.h")
+    shutil.copy(ROOT / "tests/support/kernels/vq_launch_on_cpu.h", folder / "launch.h")
     found = built(folder, SOURCES, "vq_experts_on_cpu.cpp", ["vq_experts.cu"])
     found.gate_up_on_cpu.restype = found.down_on_cpu.restype = ctypes.c_char_p
     found.bank_conflicts_on_cpu.restype = ctypes.c_int64
@@ -84,8 +86,8 @@ def emulated(library, monkeypatch) -> SimpleNamespace:
     place, of_stack = workspace, stack
     module = SimpleNamespace(vq_experts_gate_up=gate_up, vq_experts_down=down)
     monkeypatch.setattr(kernels, "module", lambda: module)
-    monkeypatch.setattr(vq_experts, "check_cuda", lambda *given: None)
-    monkeypatch.setattr(vq_experts, "place", lambda tensor: {"device": 0, "stream": 0})
+    monkeypatch.setattr(codebook_experts, "check_cuda", lambda *given: None)
+    monkeypatch.setattr(codebook_experts, "place", lambda tensor: {"device": 0, "stream": 0})
     return here
 
 
@@ -114,7 +116,7 @@ def test_gate_and_up(emulated, name, number, device):
     x = inputs(1, columns, dtype, seed=number) / 16
     norm = gemv.Norm(torch.rand(columns).to(dtype) + 0.5, 1e-5) if number == 0 else None
     out = torch.full((active, width), torch.nan, dtype=dtype)
-    experts.experts_gate_up(x, of.stack, None, chosen, norm=norm, gate="silu", interleaved=False, out=out)
+    expert_kernel.experts_gate_up(x, of.stack, None, chosen, norm=norm, gate="silu", interleaved=False, out=out)
     wide = x if norm is None else normed(x, norm)
     close = (3e-4 if norm else SUMS) * 1.0  # x/rms may round to its other neighbour
     for got, expert in zip(out.float(), chosen.tolist(), strict=True):
@@ -138,7 +140,9 @@ def test_down(emulated, name, number, device):
     gated[-1] *= 2.0**-9  # rows of x have powers of two of their own
     residual = torch.randn(1, out_features).to(dtype) if number % 3 else None
     out = torch.full((1, out_features), torch.nan, dtype=dtype) if residual is None else residual.clone()
-    experts.experts_down(gated, of.stack, None, chosen, weights, residual=None if residual is None else out, out=out)
+    expert_kernel.experts_down(
+        gated, of.stack, None, chosen, weights, residual=None if residual is None else out, out=out
+    )
     expected, size = torch.zeros(2, 1, out_features)
     for slot, expert in enumerate(chosen.tolist()):
         part, magnitude = by_tables(of.operands[expert][0], gated[slot : slot + 1])
@@ -162,7 +166,7 @@ def test_down_of_rotated_inputs(emulated, number):
     found = []
     for given, around in ((gated, {"signs": signs}), (rotate(gated, signs), {})):
         out = torch.full((1, out_features), torch.nan, dtype=dtype)
-        experts.experts_down(given, of.stack, None, chosen, weights, residual=None, out=out, **around)
+        expert_kernel.experts_down(given, of.stack, None, chosen, weights, residual=None, out=out, **around)
         found.append(out)
     assert torch.equal(bits(found[0]), bits(found[1]))
     assert found[0].isfinite().all()
@@ -173,7 +177,7 @@ def test_indices_that_are_none_are_taken_for_the_nearest(emulated):
     x, results = inputs(1, 64, torch.float16), []
     for chosen in ([-5, 7], [0, 2]):
         out, indices = torch.empty(2, 16, dtype=torch.float16), torch.tensor(chosen, dtype=torch.int32)
-        experts.experts_gate_up(x, of.stack, None, indices, norm=None, gate="silu", interleaved=False, out=out)
+        expert_kernel.experts_gate_up(x, of.stack, None, indices, norm=None, gate="silu", interleaved=False, out=out)
         results.append(out)
     assert torch.equal(bits(results[0]), bits(results[1]))
 
@@ -183,9 +187,9 @@ def test_what_is_not_finite_reaches_no_other_slot(emulated):
     gated, chosen, weights = inputs(2, 128, torch.float16), torch.tensor([2, 0], dtype=torch.int32), torch.ones(2)
     gated[1, 3] = torch.inf
     out = torch.empty(1, 24, dtype=torch.float16)
-    experts.experts_down(gated, of.stack, None, chosen, weights, residual=None, out=out)
+    expert_kernel.experts_down(gated, of.stack, None, chosen, weights, residual=None, out=out)
     assert out.isnan().all()
-    experts.experts_down(gated[:1], of.stack, None, chosen[:1], weights[:1], residual=None, out=out)
+    expert_kernel.experts_down(gated[:1], of.stack, None, chosen[:1], weights[:1], residual=None, out=out)
     assert out.isfinite().all()
 
 
@@ -196,18 +200,18 @@ def test_wrong_operands_are_named(emulated):
     plain = {"norm": None, "gate": "silu", "interleaved": False}
     for changed, said in (({"gate": "clamped"}, "silu"), ({"interleaved": True}, "before the ups")):
         with pytest.raises(ValueError, match=said):
-            experts.experts_gate_up(x, of.stack, None, chosen, out=out, **{**plain, **changed})
+            expert_kernel.experts_gate_up(x, of.stack, None, chosen, out=out, **{**plain, **changed})
     with pytest.raises(ValueError, match="1 matrix of an expert, must be gate and up"):
-        experts.experts_gate_up(x, one.stack, None, chosen, out=out.view(-1)[:16].view(2, 8).clone(), **plain)
+        expert_kernel.experts_gate_up(x, one.stack, None, chosen, out=out.view(-1)[:16].view(2, 8).clone(), **plain)
     with pytest.raises(ValueError, match="must be 1 to 3"):
-        experts.experts_gate_up(x, of.stack, None, torch.zeros(4, dtype=torch.int32), out=out, **plain)
+        expert_kernel.experts_gate_up(x, of.stack, None, torch.zeros(4, dtype=torch.int32), out=out, **plain)
     with pytest.raises(ValueError, match="of 2 kinds"):
-        vq_experts.vq_stack([each for pair in (of.stack, stack_of((2, 16, 128), SCHEMES["s4l16"], 2, 1).stack)
+        codebook_experts.vq_stack([each for pair in (of.stack, stack_of((2, 16, 128), SCHEMES["s4l16"], 2, 1).stack)
                              for each in pair.matrices])  # fmt: skip
     emulated.device = FEW
     wide = stack_of((9, 16, 64), SCHEMES["s4l16"], 1, 1)
     with pytest.raises(ValueError, match="too many experts, for this device"):
-        experts.experts_down(inputs(8, 64, torch.float16), wide.stack, None, *chosen_of(9, 8, 1), residual=None,
+        expert_kernel.experts_down(inputs(8, 64, torch.float16), wide.stack, None, *chosen_of(9, 8, 1), residual=None,
                              out=torch.empty(1, 16, dtype=torch.float16))  # fmt: skip
 
 
@@ -224,7 +228,7 @@ def test_a_stack_refuses_what_its_kernel_would_misread():
     for name, value, said in wrong:
         pair[1][1] = replace(good, books=(replace(book, **{name: value}),))
         with pytest.raises(ValueError, match=f"vq_stack: {said}"):
-            vq_experts.vq_stack(pair)
+            codebook_experts.vq_stack(pair)
     pair[1][1] = replace(good, scales=good.scales[:23])
     with pytest.raises(ValueError, match="vq_stack: scales has shape"):
-        vq_experts.vq_stack(pair)
+        codebook_experts.vq_stack(pair)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import gather_operands
 import pytest
 import torch
-from gather_operands import AQLM, VPTQ, aqlm_packed, gather_matrix, vptq_matrix, vptq_packed
-from nf4_operands import inputs
-from row_checks import RowProductChecks
 
-from localq.kernels import gather
-from localq.kernels.gather import gather_gemv, gather_roof, reads, reads_vptq, vptq_gemv
+from localq.formats.codebooks import gather_kernel
+from localq.formats.codebooks.gather_kernel import gather_gemv, gather_roof, reads, reads_vptq, vptq_gemv
+from tests.support.kernels import gather_operands
+from tests.support.kernels.gather_operands import AQLM, VPTQ, aqlm_packed, gather_matrix, vptq_matrix, vptq_packed
+from tests.support.kernels.nf4_operands import inputs
+from tests.support.kernels.row_checks import RowProductChecks
 
 HALF = torch.float16
 X = inputs(3, 80, HALF)
@@ -51,7 +51,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_it_refuses_by_name(case):
     matrix, changes, message = REFUSED[case]
-    multiply = gather_gemv if isinstance(matrix, gather.GatherMatrix) else vptq_gemv
+    multiply = gather_gemv if isinstance(matrix, gather_kernel.GatherMatrix) else vptq_gemv
     with pytest.raises(ValueError, match=message):
         multiply(**{"x": X, "matrices": [matrix], **changes})
 
@@ -72,12 +72,14 @@ def test_which_layouts_are_read():
 
 def test_bytes():
     matrix = gather_matrix(aqlm_packed((96, 160), HALF, 1, (1, 512, 1, 8)))
-    assert gather.gather_gemv_bytes(3, matrix) == 2 * (96 * 20 + 512 * 8 + 96) + 2 * 3 * (96 + 160)
-    assert gather.gather_gemv_sectors(matrix) == 32 * 96 * 20
+    assert gather_kernel.gather_gemv_bytes(3, matrix) == 2 * (96 * 20 + 512 * 8 + 96) + 2 * 3 * (96 + 160)
+    assert gather_kernel.gather_gemv_sectors(matrix) == 32 * 96 * 20
     vptq = vptq_matrix(vptq_packed((90, 160), HALF, 1, (8, 256, 16)))
-    assert gather.vptq_gemv_bytes(1, vptq) == 12 * 160 * 12 // 8 + 2 * 8 * (256 + 16) + 3 * 2 * 160 + 2 * (90 + 160)
-    assert gather.vptq_gemv_sectors(vptq) == 2 * 32 * 12 * 160
-    assert gather.gather_roof_bytes(512, 1024) == 2**24
+    assert gather_kernel.vptq_gemv_bytes(1, vptq) == 12 * 160 * 12 // 8 + 2 * 8 * (256 + 16) + 3 * 2 * 160 + 2 * (
+        90 + 160
+    )
+    assert gather_kernel.vptq_gemv_sectors(vptq) == 2 * 32 * 12 * 160
+    assert gather_kernel.gather_roof_bytes(512, 1024) == 2**24
 
 
 class OnTheDevice(RowProductChecks):

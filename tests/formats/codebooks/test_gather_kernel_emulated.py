@@ -1,4 +1,4 @@
-"""gather_gemv and vptq_gemv, compiled for the CPU (tests/support/gather_machine_on_cpu.cuh), against fp64.
+"""gather_gemv and vptq_gemv, compiled for the CPU (tests/support/kernels/gather_machine_on_cpu.cuh), against fp64.
 
 How much shared memory there is says whether codewords are kept there: all, some or none.
 """
@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from cuda_headers import built
-from gather_operands import aqlm_packed, gather_matrix, unrounded, vptq_matrix, vptq_packed
-from gemv_structs import Extras
-from guarded_memory import guarded
-from nf4_operands import inputs
-from row_operands import normed
 
+from localq.formats.codebooks.gather_kernel import GatherMatrix
+from localq.formats.codebooks.unpack_kernel import vptq_arguments
+from localq.formats.vptq import codec as vptq_codec
 from localq.kernels import gemv
 from localq.kernels.checks import TYPES
-from localq.kernels.gather import GatherMatrix
-from localq.kernels.unpack import vptq_arguments
-from localq.quant import vptq_codec
+from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.gather_operands import aqlm_packed, gather_matrix, unrounded, vptq_matrix, vptq_packed
+from tests.support.kernels.gemv_structs import Extras
+from tests.support.kernels.guarded_memory import guarded
+from tests.support.kernels.nf4_operands import inputs
+from tests.support.kernels.row_operands import normed
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KERNELS = ("gather_gemv.cu", "vptq_gemv.cu")
 SOURCES = ("gather_gemv.h", "unpack.h", "launchers.h", "gemv.h", "check.h", *KERNELS)
 HALF, BF16 = torch.float16, torch.bfloat16
@@ -51,7 +51,7 @@ class Vptq(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    shutil.copy(ROOT / "tests/support/launch_on_cpu.h", folder / "launch.h")
+    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder / "launch.h")
     found = built(folder, SOURCES, "gather_on_cpu.cpp", KERNELS)
     found.gather_gemv_on_cpu.restype = found.vptq_gemv_on_cpu.restype = ctypes.c_char_p
     return found

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gather_operands import aqlm_packed, shorts
 
-from localq.quant import aqlm, gather_order
+from localq.formats.codebooks import aqlm, gather_order
+from tests.support.kernels.gather_operands import aqlm_packed, shorts
 
 
 def test_by_hand():

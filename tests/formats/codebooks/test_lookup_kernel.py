@@ -7,17 +7,17 @@ from functools import partial
 
 import pytest
 import torch
-from nf4_operands import assert_as_good_as_naive, bits, inputs
-from refusals import refused_by_name
-from row_checks import DTYPES
-from row_operands import RowFormat, RowOperand
-from table_checks import TableProductChecks
-from vq_operands import SCHEMES, by_tables, make, rounding_of_tables
 
+from localq.formats.codebooks.lookup_kernel import VqBook, VqMatrix, vq_gemv, vq_gemv_bytes
+from localq.formats.codebooks.rotation import packed_signs, rotate
 from localq.kernels.gemv import Norm
 from localq.kernels.rmsnorm import rmsnorm
-from localq.kernels.vq import VqBook, VqMatrix, vq_gemv, vq_gemv_bytes
-from localq.quant.hadamard import packed_signs, rotate
+from tests.support.kernels.nf4_operands import assert_as_good_as_naive, bits, inputs
+from tests.support.kernels.refusals import refused_by_name
+from tests.support.kernels.row_checks import DTYPES
+from tests.support.kernels.row_operands import RowFormat, RowOperand
+from tests.support.kernels.table_checks import TableProductChecks
+from tests.support.kernels.vq_operands import SCHEMES, by_tables, make, rounding_of_tables
 
 X = inputs(3, 80, torch.bfloat16)
 CODES, FRAGMENTS, SCALES = torch.zeros(320, dtype=torch.uint8), torch.zeros(16, 1, 32, 8).half(), torch.ones(10).half()

@@ -1,4 +1,4 @@
-"""vq_gemv's launcher and kernel, compiled for the CPU (tests/support/vq_machine_on_cpu.cuh): indices, barriers, joins.
+"""vq_gemv's launcher and kernel, compiled for the CPU (vq_machine_on_cpu.cuh): indices, barriers, joins.
 
 Every kind of position, tile and slice that the kernel can meet, without a GPU: each code must be looked up at the entry
 that is its own, or sums differ by far more than rounding. Conflicts between banks of shared memory are counted: there
@@ -13,17 +13,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cuda_headers import built
-from gemv_structs import Extras, Matrix, Workspace, matrix_of
-from nf4_operands import bits, inputs
-from row_operands import normed
-from vq_operands import SCHEMES, VqOperand, by_tables, make
 
 from localq import kernels
-from localq.kernels import gemv, vq
-from localq.quant.hadamard import packed_signs, rotate
+from localq.formats.codebooks import lookup_kernel
+from localq.formats.codebooks.rotation import packed_signs, rotate
+from localq.kernels import gemv
+from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.gemv_structs import Extras, Matrix, Workspace, matrix_of
+from tests.support.kernels.nf4_operands import bits, inputs
+from tests.support.kernels.row_operands import normed
+from tests.support.kernels.vq_operands import SCHEMES, VqOperand, by_tables, make
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SOURCES = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "hadamard.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h",
            "vq_gemv_launch.cu")  # fmt: skip
 # Multiprocessors, shared memory of a block: of an H200, with room for two tables, and of a consumer card.
@@ -62,9 +63,9 @@ def emulated(library, monkeypatch):
 
         with monkeypatch.context() as patch:
             patch.setattr(kernels, "module", lambda: SimpleNamespace(vq_gemv=launch))
-            patch.setattr(vq, "check_cuda", lambda *given: None)
-            patch.setattr(vq, "place", lambda tensor: {"device": device, "stream": 0})
-            return vq.vq_gemv(*given, **named)
+            patch.setattr(lookup_kernel, "check_cuda", lambda *given: None)
+            patch.setattr(lookup_kernel, "place", lambda tensor: {"device": device, "stream": 0})
+            return lookup_kernel.vq_gemv(*given, **named)
 
     return run
 
@@ -111,8 +112,9 @@ def test_three_matrices_with_norm_bias_and_residual(emulated, device, shared, co
     matrices = [operand.matrix for operand in operands]
     if shared:
         first = matrices[0].books[0]
-        matrices = [vq.VqMatrix((vq.VqBook(each.codes, first.fragments, 8, 0, columns // 8),), each.scales, each.factor,
-                                each.out_features, columns) for each in matrices]  # fmt: skip
+        books = [lookup_kernel.VqBook(each.codes, first.fragments, 8, 0, columns // 8) for each in matrices]
+        matrices = [lookup_kernel.VqMatrix((book,), each.scales, each.factor, each.out_features, columns)
+                    for book, each in zip(books, matrices, strict=True)]  # fmt: skip
         operands = [VqOperand(matrix, weights(operand, operands[0]), operand.codes, operands[0].codebooks)
                     for matrix, operand in zip(matrices, operands, strict=True)]  # fmt: skip
     norm = gemv.Norm(weight, 1e-5)
@@ -136,8 +138,8 @@ def test_gate_and_up(emulated, rows, shared):
     pair = [make((101, 576), SCHEMES["s8l8"], seed=seed) for seed in (1, 2)]
     if shared:
         one, two = pair
-        books = (vq.VqBook(two.matrix.books[0].codes, one.matrix.books[0].fragments, 8, 0, 72),)
-        matrix = vq.VqMatrix(books, two.matrix.scales, one.matrix.factor, 101, 576)
+        books = (lookup_kernel.VqBook(two.matrix.books[0].codes, one.matrix.books[0].fragments, 8, 0, 72),)
+        matrix = lookup_kernel.VqMatrix(books, two.matrix.scales, one.matrix.factor, 101, 576)
         pair[1] = VqOperand(matrix, weights(two, one), two.codes, one.codebooks)
     x = inputs(rows, 576, torch.float16) / 32
     for device in (LARGE, SMALL, ONE):
@@ -228,7 +230,9 @@ def test_unaligned_tensors_and_wrong_numbers_are_named(emulated):
     first = operand.matrix.books[0]
     x = inputs(1, 64, torch.float16)
     odd = torch.zeros(first.codes.numel() + 1, dtype=torch.uint8)[1:]
-    other = vq.VqMatrix((vq.VqBook(odd, first.fragments, 4, 0, 16),), operand.matrix.scales, 1.0, 16, 64)
+    other = lookup_kernel.VqMatrix(
+        (lookup_kernel.VqBook(odd, first.fragments, 4, 0, 16),), operand.matrix.scales, 1.0, 16, 64
+    )
     with pytest.raises(ValueError, match="vq_gemv: codes = 1, bytes past"):
         emulated(LARGE, x, [other])
     two = make((16, 64), SCHEMES["s8l8"])

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from cuda_headers import built
 
-from localq import catalog
-from localq.kernels.vq import MEETING_WORDS
+from localq.files import catalog
+from localq.formats.codebooks.lookup_kernel import MEETING_WORDS
+from tests.support.kernels.cuda_headers import built
 
 SOURCES = ("gemv.h", "launchers.h", "check.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h", "hadamard.h", "vq_gemv_launch.cu")
 H200, CONSUMER = (132, 232_448), (82, 101_376)  # multiprocessors, shared memory of a block

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from vq2_checkpoints import rotation, sylvester
 
-from localq.quant import hadamard
+from localq.formats.codebooks import rotation as hadamard
+from tests.support.formats.vq2_checkpoints import rotation, sylvester
 
 
 def signs_of(columns: int, seed: int = 0) -> torch.Tensor:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nf4_operands import bits, inputs
-from refusals import refused_by_name
 
-from localq.kernels.hadamard import hadamard, hadamard_bytes
-from localq.quant.hadamard import packed_signs, rotate
+from localq.formats.codebooks.rotation import packed_signs, rotate
+from localq.formats.codebooks.rotation_kernel import hadamard, hadamard_bytes
+from tests.support.kernels.nf4_operands import bits, inputs
+from tests.support.kernels.refusals import refused_by_name
 
 X, SIGNS = inputs(3, 48, torch.float16), torch.zeros(6, dtype=torch.uint8)
 REFUSED = {

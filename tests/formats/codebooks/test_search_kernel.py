@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from search_operands import Block, Found, block, followed, search
+
+from tests.support.kernels.search_operands import Block, Found, block, followed, search
 
 ROUNDING = 256 * 2**-24  # of f32, in sums of at most 256 numbers around 1
 PARTED, WORST, ROWS = 1e-4, 5e-3, 0.95  # paths may part where two ways cost the same within rounding

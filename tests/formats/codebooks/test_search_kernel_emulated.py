@@ -1,4 +1,4 @@
-"""The search's kernel itself, compiled for the CPU (tests/support/cuda_on_cpu.h): indices, barriers, ties, room.
+"""The search's kernel itself, compiled for the CPU (cuda_on_cpu.h): indices, barriers, ties, room.
 
 Against the search on the CPU, which sums in another order: where two ways cost the same within rounding, the two may
 part. The kernel's speed and what only a GPU shows is tested where there is one.
@@ -14,11 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from search_operands import Block, Found, block, followed, search
 
 from localq import kernels
+from tests.support.kernels.search_operands import Block, Found, block, followed, search
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 POINTERS = ("targets", "feedback", "white", "tables")
 ROUNDING = 96 * 2**-24  # of f32, in sums of at most 96 numbers around 1
 
@@ -52,7 +52,7 @@ def library(tmp_path_factory) -> ctypes.CDLL:
         pytest.skip(f"no search on the CPU to compare with: {kernels.why_not()}")
     out = tmp_path_factory.mktemp("library") / "search.so"
     command = [compiler, "-std=c++17", "-O2", "-Wno-unknown-pragmas", "-shared", "-fPIC", "-I", ROOT / "csrc"]
-    subprocess.run([*command, "-o", out, ROOT / "tests/support/vq_search_on_cpu.cpp"], check=True)
+    subprocess.run([*command, "-o", out, ROOT / "tests/support/kernels/vq_search_on_cpu.cpp"], check=True)
     found = ctypes.CDLL(str(out))
     found.search_on_cpu.restype = ctypes.c_char_p
     return found

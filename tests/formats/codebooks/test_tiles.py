@@ -6,37 +6,38 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from localq.quant import aqlm, vq2, vq_tiles
+from localq.formats.codebooks import aqlm, vq2
+from localq.formats.codebooks import tiles as codebook_tiles
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (16, 5), (37, 10, 2), (64, 7, 1)], ids=str)
 def test_tiles_by_the_page(shape):
     codes = torch.randint(256, shape, dtype=torch.uint8)
-    tiles = vq_tiles.tile(codes)
+    tiles = codebook_tiles.tile(codes)
     rows, (out, positions, *rest) = codes.view(*shape[:2], -1), shape
     books = rest[0] if rest else 1
     assert tiles.shape == (-(-out // 16) * 16 * positions * books,)
     for row, position, book in [(0, 0, 0), (out - 1, positions - 1, books - 1), (out // 2, positions // 2, 0)]:
         place = ((row // 16 * books + book) * positions + position) * 16 + row % 16
         assert tiles[place] == rows[row, position, book]
-    assert torch.equal(vq_tiles.untile(tiles, shape), codes)
-    assert torch.equal(vq_tiles.untile(tiles, shape, 16 * (out // 32)), codes[16 * (out // 32) :])
+    assert torch.equal(codebook_tiles.untile(tiles, shape), codes)
+    assert torch.equal(codebook_tiles.untile(tiles, shape, 16 * (out // 32)), codes[16 * (out // 32) :])
 
 
 def test_whole_tiles_stay_in_place(monkeypatch):
-    monkeypatch.setattr(vq_tiles, "TILED_AT_A_TIME", 500)
+    monkeypatch.setattr(codebook_tiles, "TILED_AT_A_TIME", 500)
     codes = torch.randint(256, (80, 10), dtype=torch.uint8)
     before, place = codes.clone(), codes.data_ptr()
-    tiled = vq_tiles.tile_(codes)
+    tiled = codebook_tiles.tile_(codes)
     assert (tiled.data_ptr(), tiled.shape) == (place, (80, 10))
-    assert torch.equal(tiled.flatten(), vq_tiles.tile(before))
+    assert torch.equal(tiled.flatten(), codebook_tiles.tile(before))
 
 
 def test_fragments_by_the_page():
     codebook = torch.randn(256, 20).half()
-    factor = vq_tiles.factor_of([codebook, codebook / 8])
+    factor = codebook_tiles.factor_of([codebook, codebook / 8])
     assert codebook.float().abs().sum(1).max() / factor == pytest.approx(0.75, abs=0.25)
-    found = vq_tiles.fragments(codebook, factor)
+    found = codebook_tiles.fragments(codebook, factor)
     assert (found.dtype, found.shape) == (torch.float16, (16, 2, 32, 8))
     for m, k, lane, r, i in [(3, 0, 17, 1, 1), (15, 1, 4, 0, 0), (0, 1, 6, 2, 0), (7, 0, 31, 3, 1)]:
         g, t = lane // 4, lane % 4
@@ -47,9 +48,9 @@ def test_fragments_by_the_page():
 
 def test_small_codebooks_are_repeated():
     codebook = torch.randn(64, 8).half()
-    assert torch.equal(vq_tiles.fragments(codebook, 1.0)[:4], vq_tiles.fragments(codebook, 1.0)[12:])
+    assert torch.equal(codebook_tiles.fragments(codebook, 1.0)[:4], codebook_tiles.fragments(codebook, 1.0)[12:])
     with pytest.raises(ValueError, match="33 weights have no fragments"):
-        vq_tiles.fragments(torch.zeros(256, 33), 1.0)
+        codebook_tiles.fragments(torch.zeros(256, 33), 1.0)
 
 
 def aqlm_linear(books: int) -> aqlm.Linear:

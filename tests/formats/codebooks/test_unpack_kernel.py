@@ -6,18 +6,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gather_operands import aqlm_packed, integers, normal, vptq_matrix, vptq_packed
-from nf4_operands import bits
-from refusals import refused_by_name
 
-from localq.kernels.unpack import (
+from localq.formats import vptq
+from localq.formats.codebooks import aqlm, vq2, vq2_codec
+from localq.formats.codebooks.unpack_kernel import (
     CodeSet,
     additive_dequantize,
     additive_dequantize_bytes,
     vptq_dequantize,
     vptq_dequantize_bytes,
 )
-from localq.quant import aqlm, vptq, vptq_codec, vq2, vq2_codec
+from localq.formats.vptq import codec as vptq_codec
+from tests.support.kernels.gather_operands import aqlm_packed, integers, normal, vptq_matrix, vptq_packed
+from tests.support.kernels.nf4_operands import bits
+from tests.support.kernels.refusals import refused_by_name
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 HALF = torch.float16

@@ -6,14 +6,14 @@ import re
 
 import pytest
 import torch
-from live_memory import LiveMemory
 from torch.nn import functional as F
-from vq2_checkpoints import SCHEMES, decoded, exact, packed_of
 
-from localq import footprint
 from localq.errors import ExitCode, LocalqError
-from localq.quant import aqlm, hadamard, vq2, vq2_codec
-from localq.quant.vq2 import Packed
+from localq.formats.codebooks import aqlm, rotation, vq2, vq2_codec
+from localq.formats.codebooks.vq2 import Packed
+from localq.planner import footprint
+from tests.support.engine.live_memory import LiveMemory
+from tests.support.formats.vq2_checkpoints import SCHEMES, decoded, exact, packed_of
 
 SHAPE = (67, 160)  # five blocks of 32
 Q = "model.layers.3.self_attn.q_proj"
@@ -73,7 +73,7 @@ def test_with_signs_it_is_the_product_with_the_hadamard_matrices(columns):
     """One rounding a stage of the butterflies, one for the norm; signs are exact."""
     packed = packed_of((9, columns), "s4l16+s8l32")
     wanted = exact(packed)
-    bound = (hadamard.block_of(columns).bit_length() + 2) * 2**-24 * wanted.norm(dim=1)
+    bound = (rotation.block_of(columns).bit_length() + 2) * 2**-24 * wanted.norm(dim=1)
     error = vq2.dequantize(packed, torch.float32).double() - wanted
     assert (error.norm(dim=1) <= bound).all()
 
@@ -122,13 +122,13 @@ def on_meta(shape: tuple[int, int], scheme: str) -> Packed:
 def test_temporaries_are_those_that_are_planned(monkeypatch, scheme):
     packed = on_meta((28_672, 8192), scheme)
     monkeypatch.setattr(vq2_codec, "CHUNK_WEIGHTS", {"meta": vq2_codec.CHUNK_WEIGHTS["cuda"]})
-    monkeypatch.setattr(hadamard, "CHUNK_VALUES", {"meta": hadamard.CHUNK_VALUES["cuda"]})
+    monkeypatch.setattr(rotation, "CHUNK_VALUES", {"meta": rotation.CHUNK_VALUES["cuda"]})
     with LiveMemory() as memory:
         weight = vq2.dequantize(packed, torch.float16)
     assert 0 < memory.peak - weight.nbytes <= footprint.UNPACK_BYTES["vq2"]
     x = torch.empty(footprint.PREFILL_CHUNK, 28_672, dtype=torch.float16, device="meta")
     with LiveMemory() as memory:
-        rotated = hadamard.rotate(x, torch.empty(28_672 // 8, dtype=torch.uint8, device="meta"))
+        rotated = rotation.rotate(x, torch.empty(28_672 // 8, dtype=torch.uint8, device="meta"))
     assert 0 < memory.peak - rotated.nbytes <= footprint.UNPACK_BYTES["vq2"]
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from held_tensors import Held
 from torch import Tensor
-from vq2_checkpoints import SCHEMES, packed_of
 
-from localq.checkpoint import Checkpoint
 from localq.errors import ExitCode, LocalqError
-from localq.quant import FORMATS, owner, vq2
-from localq.quant.vq2 import Packed
+from localq.formats import FORMATS, owner
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.codebooks import vq2
+from localq.formats.codebooks.vq2 import Packed
+from tests.support.formats.memory_checkpoint import Held
+from tests.support.formats.vq2_checkpoints import SCHEMES, packed_of
 
 SHAPE = (67, 160)  # five blocks of 32
 Q = "model.layers.3.self_attn.q_proj"

@@ -9,22 +9,23 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import GREEDY, logits_of, prompt_of
-from packed_models import packed_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from vq2_checkpoints import exact, write
 
-from localq.bench import bits
-from localq.bench.dense import dequantized
-from localq.checkpoint import open_checkpoint
-from localq.engine import fused, weights
-from localq.engine.load import Options, load, share_scratch
-from localq.engine.shared import Shared
+from localq.bench.models.dense import dequantized
+from localq.bench.quality import bits
+from localq.engine.load import weights
+from localq.engine.load.load import Options, load, share_scratch
+from localq.engine.load.shared import Shared
+from localq.engine.step import fused
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import ModelFiles, open_model
-from localq.quant import vq2
-from localq.quant.vq2 import Packed
+from localq.files.model_folder import ModelFiles, open_model
+from localq.formats.checkpoint import open_checkpoint
+from localq.formats.codebooks import vq2
+from localq.formats.codebooks.vq2 import Packed
+from tests.support.engine.engine_runs import GREEDY, logits_of, prompt_of
+from tests.support.engine.packed_models import packed_model
+from tests.support.formats.vq2_checkpoints import exact, write
 
 CPU = Options(device="cpu")
 UP, Q = "model.layers.1.mlp.up_proj", "model.layers.0.self_attn.q_proj"

@@ -7,15 +7,25 @@ from __future__ import annotations
 
 import pytest
 import torch
-from expert_operands import FORMATS, assert_near, chosen_of, down, gate_up, mxfp4_matrix, mxfp4_packed
-from nf4_operands import bits, inputs
-from row_checks import RowProductChecks
-from row_operands import RowFormat, RowOperand
 
-from localq.kernels import experts, gemv, mxfp4
-from localq.kernels.mxfp4 import Mxfp4Matrix, mxfp4_dequantize, mxfp4_gemv
-from localq.kernels.stacks import Mxfp4Stack, Nf4Stack
-from localq.quant import mxfp4 as mxfp4_format
+from localq.formats import mxfp4 as mxfp4_format
+from localq.formats.experts import kernel as expert_kernel
+from localq.formats.experts.stacks import Mxfp4Stack, Nf4Stack
+from localq.formats.mxfp4 import kernel as mxfp4_kernel
+from localq.formats.mxfp4.kernel import Mxfp4Matrix, mxfp4_dequantize, mxfp4_gemv
+from localq.kernels import gemv
+from tests.support.kernels.expert_operands import (
+    FORMATS,
+    assert_near,
+    chosen_of,
+    down,
+    gate_up,
+    mxfp4_matrix,
+    mxfp4_packed,
+)
+from tests.support.kernels.nf4_operands import bits, inputs
+from tests.support.kernels.row_checks import RowProductChecks
+from tests.support.kernels.row_operands import RowFormat, RowOperand
 
 HALF, DTYPES = torch.float16, [torch.float16, torch.bfloat16]
 X = torch.ones(1, 64, dtype=HALF)
@@ -27,7 +37,7 @@ PLAIN = torch.ones(3, 16, 64, dtype=HALF)
 
 def refused(stack=STACK, x=X, bias=None, chosen=CHOSEN, gate="silu", out=None):
     out = torch.empty(2, 8, dtype=HALF) if out is None else out
-    experts.experts_gate_up(x, stack, bias, chosen, norm=None, gate=gate, interleaved=True, out=out)
+    expert_kernel.experts_gate_up(x, stack, bias, chosen, norm=None, gate=gate, interleaved=True, out=out)
 
 
 REFUSED = {
@@ -78,7 +88,7 @@ def test_route_refuses_by_name():
     ):
         asked = {"logits": logits, "active": 2, "how": "softmax_of_all", **given, **change}
         with pytest.raises(ValueError, match=message):
-            experts.route(asked.pop("logits"), asked.pop("active"), **asked)
+            expert_kernel.route(asked.pop("logits"), asked.pop("active"), **asked)
 
 
 def test_mxfp4_refuses_by_name():
@@ -90,14 +100,14 @@ def test_mxfp4_refuses_by_name():
     with pytest.raises(ValueError, match="scales has shape"):
         mxfp4_dequantize(Mxfp4Matrix(matrix.codes, matrix.scales[:9]), HALF)
     with pytest.raises(ValueError, match="expert = 3"):
-        experts.experts_dequantize(STACK, 3, torch.empty(16, 64))
+        expert_kernel.experts_dequantize(STACK, 3, torch.empty(16, 64))
 
 
 def test_bytes():
-    assert experts.experts_gate_up_bytes(STACK, 2) == 2 * 16 * (32 + 2) + 2 * (64 + 16)
-    assert experts.experts_down_bytes(PLAIN, 2) == 2 * 16 * 128 + 2 * (128 + 16)
+    assert expert_kernel.experts_gate_up_bytes(STACK, 2) == 2 * 16 * (32 + 2) + 2 * (64 + 16)
+    assert expert_kernel.experts_down_bytes(PLAIN, 2) == 2 * 16 * 128 + 2 * (128 + 16)
     assert NF4.nbytes == 48 * 32 + 48 + 4
-    assert mxfp4.mxfp4_gemv_bytes(1, 64, 32) == 64 * 17 + 2 * 96
+    assert mxfp4_kernel.mxfp4_gemv_bytes(1, 64, 32) == 64 * 17 + 2 * 96
 
 
 def _row_operand(shape, dtype, seed, device):
@@ -135,7 +145,7 @@ class TestMixturesOnTheDevice:
         for gate, interleaved in (("silu", False), ("clamped", True)):
             out = torch.full((active, width), torch.nan, dtype=dtype, device="cuda")
             given = {"norm": norm, "gate": gate, "interleaved": interleaved}
-            experts.experts_gate_up(x, operand.stack, bias, chosen, out=out, **given)
+            expert_kernel.experts_gate_up(x, operand.stack, bias, chosen, out=out, **given)
             assert_near(out, *gate_up(x, operand.dense, bias, chosen, norm, gate, interleaved))
 
     def test_down(self, name, number, dtype):
@@ -152,7 +162,7 @@ class TestMixturesOnTheDevice:
             else residual.clone()
         )
         given = (gated, operand.stack, bias, chosen, weights)
-        experts.experts_down(*given, residual=None if residual is None else out, out=out)
+        expert_kernel.experts_down(*given, residual=None if residual is None else out, out=out)
         assert_near(out, *down(gated, operand.dense, bias, chosen, weights, residual))
 
 
@@ -163,17 +173,17 @@ def _layer(dtype=torch.bfloat16, experts_of=9, active=4, hidden=576, width=320):
     generator = torch.Generator("cuda").manual_seed(3)
     weight = torch.randn(experts_of, hidden, device="cuda", generator=generator).to(dtype) / 24
     norm = gemv.Norm(torch.ones(hidden, dtype=dtype, device="cuda"), 1e-5)
-    workspace = experts.router_workspace(experts_of, "cuda")
+    workspace = expert_kernel.router_workspace(experts_of, "cuda")
     weights, gated = torch.empty(active, device="cuda"), torch.empty(active, width, dtype=dtype, device="cuda")
     chosen = torch.empty(active, dtype=torch.int32, device="cuda")
 
     def run(x, wait=lambda: None):
         how = {"how": "softmax_of_chosen", "weights": weights, "chosen": chosen, "workspace": workspace}
-        experts.router(x, weight, None, active, norm=norm, **how)
+        expert_kernel.router(x, weight, None, active, norm=norm, **how)
         wait()
-        experts.experts_gate_up(x, first, None, chosen, norm=norm, gate="clamped", interleaved=True, out=gated)
+        expert_kernel.experts_gate_up(x, first, None, chosen, norm=norm, gate="clamped", interleaved=True, out=gated)
         wait()
-        experts.experts_down(gated, second, None, chosen, weights, residual=x, out=x, behind_gate_up=True)
+        expert_kernel.experts_down(gated, second, None, chosen, weights, residual=x, out=x, behind_gate_up=True)
         wait()
 
     return run, chosen
@@ -214,7 +224,7 @@ class TestLayersOnTheDevice:
             seen.add(tuple(chosen.tolist()))
         assert len(seen) > 1
 
-    @pytest.mark.parametrize("how", experts.HOW)
+    @pytest.mark.parametrize("how", expert_kernel.HOW)
     @pytest.mark.parametrize(("count", "active"), [(1, 1), (8, 2), (32, 4), (128, 8), (512, 16)])
     def test_route_is_topk_with_the_lowest_first(self, count, active, how):
         generator = torch.Generator().manual_seed(count)
@@ -222,7 +232,7 @@ class TestLayersOnTheDevice:
             logits = (3 * torch.randn(count, generator=generator)).round()
             weights = torch.full((active,), torch.nan, device="cuda")
             chosen = torch.full((active,), -1, dtype=torch.int32, device="cuda")
-            experts.route(logits[None].cuda(), active, how=how, weights=weights, chosen=chosen)
+            expert_kernel.route(logits[None].cuda(), active, how=how, weights=weights, chosen=chosen)
             order = sorted(range(count), key=lambda expert: (-logits[expert], expert))[:active]
             over = torch.softmax((logits[order] if how == "softmax_of_chosen" else logits).double(), 0)
             expected = over if how == "softmax_of_chosen" else over[order]
@@ -232,12 +242,12 @@ class TestLayersOnTheDevice:
     def test_20_routers_with_one_workspace_choose_the_same(self):
         x = inputs(1, 2880, torch.bfloat16, "cuda")
         weight = inputs(128, 2880, torch.bfloat16, "cuda", seed=2) / 54
-        workspace, found = experts.router_workspace(128, "cuda"), set()
+        workspace, found = expert_kernel.router_workspace(128, "cuda"), set()
         for _ in range(20):
             weights = torch.empty(4, device="cuda")
             chosen = torch.full((4,), -1, dtype=torch.int32, device="cuda")
             how = {"how": "softmax_of_all", "weights": weights, "chosen": chosen, "workspace": workspace}
-            experts.router(x, weight, None, 4, norm=None, **how)
+            expert_kernel.router(x, weight, None, 4, norm=None, **how)
             found.add((*chosen.tolist(), *weights.tolist()))
         assert len(found) == 1
         logits = workspace[1:].view(torch.float32)
@@ -261,7 +271,7 @@ class TestLayersOnTheDevice:
             operand = FORMATS[name]((3, 88, 704), dtype, 1, "cuda")
             for expert in range(3):
                 out = torch.full((88, 704), torch.nan, dtype=dtype, device="cuda")
-                assert experts.experts_dequantize(operand.stack, expert, out) is out
+                assert expert_kernel.experts_dequantize(operand.stack, expert, out) is out
                 assert torch.equal(bits(out), bits(operand.dense[expert].to(dtype)))
         matrix, _ = mxfp4_matrix(1001, 4128, 1, "cuda")
         matrix.scales.view(-1)[:] = torch.arange(matrix.scales.numel(), device="cuda").fmod(255).to(torch.uint8)

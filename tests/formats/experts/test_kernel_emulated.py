@@ -1,4 +1,4 @@
-"""Experts and MXFP4: launchers and kernels compiled for the CPU (tests/support/vq_machine_on_cpu.cuh), against fp64.
+"""Experts and MXFP4: launchers and kernels compiled for the CPU (vq_machine_on_cpu.cuh), against fp64.
 
 Every kind of unit, tail and wave that the kernels can meet, without a GPU: a wrong row, column, lane, scale or share is
 off by far more than rounding. What only a GPU shows is tested where there is one (test_experts.py).
@@ -6,17 +6,19 @@ off by far more than rounding. What only a GPU shows is tested where there is on
 
 from __future__ import annotations
 
-import emulated_experts
 import pytest
 import torch
-from emulated_experts import NARROW, ROOMY
-from expert_operands import FORMATS, assert_near, chosen_of, down, gate_up, mxfp4_matrix
-from nf4_operands import assert_as_good_as_naive, bits, inputs
-from row_operands import normed
 
 from localq import kernels
-from localq.kernels import experts, gemv, mxfp4
-from localq.quant import mxfp4 as mxfp4_format
+from localq.formats import mxfp4 as mxfp4_format
+from localq.formats.experts import kernel as expert_kernel
+from localq.formats.mxfp4 import kernel as mxfp4_kernel
+from localq.kernels import gemv
+from tests.support.kernels import emulated_experts
+from tests.support.kernels.emulated_experts import NARROW, ROOMY
+from tests.support.kernels.expert_operands import FORMATS, assert_near, chosen_of, down, gate_up, mxfp4_matrix
+from tests.support.kernels.nf4_operands import assert_as_good_as_naive, bits, inputs
+from tests.support.kernels.row_operands import normed
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,9 @@ def test_gate_and_up(emulated, name, number, dtype):
     norm = gemv.Norm(torch.rand(columns).to(dtype) + 0.5, 1e-5) if number in (0, 3) else None
     emulated.device = narrow(name, 1, columns) if number in (2, 4) else ROOMY
     out = torch.full((active, width), torch.nan, dtype=dtype)
-    experts.experts_gate_up(x, operand.stack, bias, chosen, norm=norm, gate=gate, interleaved=interleaved, out=out)
+    expert_kernel.experts_gate_up(
+        x, operand.stack, bias, chosen, norm=norm, gate=gate, interleaved=interleaved, out=out
+    )
     assert_near(out, *gate_up(x, operand.dense, bias, chosen, norm, gate, interleaved))
 
 
@@ -71,7 +75,7 @@ def test_down(emulated, name, number, dtype):
     residual = torch.randn(1, out_features).to(dtype) if number % 3 else None
     emulated.device = narrow(name, active, columns) if number in (2, 4) else ROOMY
     out = torch.full((1, out_features), torch.nan, dtype=dtype) if residual is None else residual.clone()
-    experts.experts_down(
+    expert_kernel.experts_down(
         gated, operand.stack, bias, chosen, weights, residual=None if residual is None else out, out=out,
         behind_gate_up=bool(number % 2),
     )  # fmt: skip
@@ -85,15 +89,15 @@ def test_as_many_inputs_as_every_card_has_room_for(emulated):
     for columns, fits in ((3072, True), (3136, False)):
         operand = FORMATS["mxfp4"]((17, 8, columns), torch.bfloat16, 1, "cpu")
         gated, out = inputs(16, columns, torch.bfloat16) / 16, torch.empty(1, 8, dtype=torch.bfloat16)
-        assert experts.has_room(operand.stack, 16) == fits
+        assert expert_kernel.has_room(operand.stack, 16) == fits
         given = (gated, operand.stack, None, chosen, weights)
         if fits:
-            experts.experts_down(*given, residual=None, out=out)
+            expert_kernel.experts_down(*given, residual=None, out=out)
             assert_near(out, *down(gated, operand.dense, None, chosen, weights, None))
             continue
         with pytest.raises(ValueError, match="in = 3136, is too large for the shared memory"):
-            experts.experts_down(*given, residual=None, out=out)
-    assert experts.has_room(FORMATS["nf4"]((17, 8, 3136), torch.bfloat16, 1, "cpu").stack, 16)
+            expert_kernel.experts_down(*given, residual=None, out=out)
+    assert expert_kernel.has_room(FORMATS["nf4"]((17, 8, 3136), torch.bfloat16, 1, "cpu").stack, 16)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -107,7 +111,7 @@ def test_single_columns_of_single_experts_come_out_exactly(emulated, name, dtype
         gated = torch.zeros(3, 192, dtype=dtype)
         gated[slot, column] = 1
         out = torch.full((1, 19), torch.nan, dtype=dtype)
-        experts.experts_down(gated, operand.stack, None, chosen, weights, residual=None, out=out)
+        expert_kernel.experts_down(gated, operand.stack, None, chosen, weights, residual=None, out=out)
         assert torch.equal(out[0], operand.dense[chosen[slot], :, column].to(dtype))
 
 
@@ -117,7 +121,9 @@ def test_indices_that_are_none_are_taken_for_the_nearest(emulated):
     for chosen in ([-5, 7], [0, 2]):
         out = torch.empty(2, 8, dtype=torch.float16)
         indices = torch.tensor(chosen, dtype=torch.int32)
-        experts.experts_gate_up(x, operand.stack, None, indices, norm=None, gate="silu", interleaved=True, out=out)
+        expert_kernel.experts_gate_up(
+            x, operand.stack, None, indices, norm=None, gate="silu", interleaved=True, out=out
+        )
         results.append(out)
     assert torch.equal(bits(results[0]), bits(results[1]))
 
@@ -131,7 +137,7 @@ def test_x_of_bf16_over_its_whole_range(emulated):
         gated[0, 7::9] *= 1e-5
         out = torch.empty(1, 16, dtype=torch.bfloat16)
         given = (gated, operand.stack, None, chosen, torch.ones(1))
-        experts.experts_down(*given, residual=None, out=out)
+        expert_kernel.experts_down(*given, residual=None, out=out)
         assert_near(out, *down(gated, operand.dense, None, chosen, torch.ones(1), None))
 
 
@@ -142,14 +148,14 @@ def reference_route(logits, active, how):
     return torch.tensor(order, dtype=torch.int32), weights.float()
 
 
-@pytest.mark.parametrize("how", experts.HOW)
+@pytest.mark.parametrize("how", expert_kernel.HOW)
 @pytest.mark.parametrize(("count", "active"), [(1, 1), (8, 2), (32, 4), (33, 8), (128, 8), (512, 16)])
 def test_route(emulated, count, active, how):
     generator = torch.Generator().manual_seed(count)
     for _ in range(4):
         logits = (3 * torch.randn(count, generator=generator)).round()  # many are equal
         weights, chosen = torch.empty(active), torch.empty(active, dtype=torch.int32)
-        experts.route(logits[None], active, how=how, weights=weights, chosen=chosen)
+        expert_kernel.route(logits[None], active, how=how, weights=weights, chosen=chosen)
         expected = reference_route(logits, active, how)
         assert torch.equal(chosen, expected[0])
         torch.testing.assert_close(weights, expected[1], rtol=1e-5, atol=1e-7)
@@ -159,13 +165,13 @@ def test_damage_among_the_logits_shows(emulated):
     for value in (torch.nan, torch.inf):
         logits, weights, chosen = torch.zeros(40), torch.empty(4), torch.empty(4, dtype=torch.int32)
         logits[33] = value
-        experts.route(logits, 4, how="softmax_of_chosen", weights=weights, chosen=chosen)
+        expert_kernel.route(logits, 4, how="softmax_of_chosen", weights=weights, chosen=chosen)
         assert chosen[0] == 33
         assert weights[0].isnan()
     logits = torch.full((8,), -torch.inf)
     logits[[6, 2]] = 0.0
     weights, chosen = torch.empty(3), torch.empty(3, dtype=torch.int32)
-    experts.route(logits, 3, how="softmax_of_all", weights=weights, chosen=chosen)
+    expert_kernel.route(logits, 3, how="softmax_of_all", weights=weights, chosen=chosen)
     assert chosen.tolist() == [2, 6, 0]
     assert weights.tolist() == [0.5, 0.5, 0.0]
 
@@ -181,12 +187,12 @@ def test_router(emulated, count, active, columns, kind, dtype):
     bias = torch.randn(count, generator=generator).to(dtype) if kind else None
     factor = torch.rand(columns, generator=generator) + 0.5
     norm = None if kind is None else gemv.Norm(factor if kind == "offset" else factor.to(dtype), 1e-5)
-    workspace = experts.router_workspace(count, "cpu")
+    workspace = expert_kernel.router_workspace(count, "cpu")
     exact = (x if norm is None else normed(x, norm)).double() @ weight.double().T
     exact = exact if bias is None else exact + bias.double()
     for _ in range(2):  # a launch leaves the workspace as the next needs it
         weights, chosen = torch.empty(active), torch.empty(active, dtype=torch.int32)
-        experts.router(
+        expert_kernel.router(
             x, weight, bias, active, norm=norm, how="softmax_of_chosen", weights=weights, chosen=chosen,
             workspace=workspace,
         )  # fmt: skip
@@ -204,11 +210,11 @@ def test_dequantize_is_bit_exact(emulated, dtype):
         matrix, _ = mxfp4_matrix(out, columns, out)
         matrix.scales.view(-1)[:] = torch.arange(matrix.scales.numel()).fmod(255).to(torch.uint8)
         expected = mxfp4_format.dequantize(mxfp4_format.Packed(matrix.codes, matrix.scales), dtype)
-        got = mxfp4.mxfp4_dequantize(matrix, dtype, torch.full((out, columns), torch.nan, dtype=dtype))
+        got = mxfp4_kernel.mxfp4_dequantize(matrix, dtype, torch.full((out, columns), torch.nan, dtype=dtype))
         assert torch.equal(bits(got), bits(expected))
         first = out // 2
         assert torch.equal(
-            bits(mxfp4.mxfp4_dequantize(matrix, dtype, rows=(first, out - first))), bits(expected[first:])
+            bits(mxfp4_kernel.mxfp4_dequantize(matrix, dtype, rows=(first, out - first))), bits(expected[first:])
         )
 
 
@@ -225,14 +231,14 @@ def test_dense_matrices(emulated, rows, dtype):
     bias, residual = torch.randn(64).to(dtype), torch.randn(rows, 64).to(dtype)
     given = {"biases": list(bias.split(outs)), "residual": residual}
     emulated.device = {1: narrow("mxfp4", 1, columns), 5: (1, 22_000)}.get(rows, ROOMY)
-    got = mxfp4.mxfp4_gemv(x, [matrix for matrix, _ in pairs], **given)
+    got = mxfp4_kernel.mxfp4_gemv(x, [matrix for matrix, _ in pairs], **given)
     dense = torch.cat([weight for _, weight in pairs])
     for row in range(rows):
         assert_as_good_as_naive(got[row : row + 1], x[row : row + 1], dense, bias.float() + residual[row].float())
     assert emulated.conflicts() == 0
     emulated.device = (1, 22_000) if rows == 5 else ROOMY
     given["residual"] = residual[-1:]
-    alone = mxfp4.mxfp4_gemv(x[-1:], [matrix for matrix, _ in pairs], **given)
+    alone = mxfp4_kernel.mxfp4_gemv(x[-1:], [matrix for matrix, _ in pairs], **given)
     assert torch.equal(bits(alone), bits(got[-1:]))
 
 
@@ -241,22 +247,22 @@ def test_rows_too_wide_for_two_at_a_time_go_one_by_one(emulated):
     matrix, weight = mxfp4_matrix(9, 27_648, 1)
     x, residual = inputs(3, 27_648, torch.bfloat16) / 16, torch.randn(3, 9).bfloat16()
     emulated.device = (1, 101_376)
-    got = mxfp4.mxfp4_gemv(x, [matrix], residual=residual)
+    got = mxfp4_kernel.mxfp4_gemv(x, [matrix], residual=residual)
     for row in range(3):
         assert_as_good_as_naive(got[row : row + 1], x[row : row + 1], weight, residual[row].float())
-    widest, weight = mxfp4_matrix(1, mxfp4.WIDEST, 2)
-    x = inputs(1, mxfp4.WIDEST, torch.bfloat16) / 16
-    assert_as_good_as_naive(mxfp4.mxfp4_gemv(x, [widest]), x, weight)
-    assert mxfp4.reads(widest)
-    wider = mxfp4.Mxfp4Matrix(torch.empty(1, mxfp4.WIDEST // 2 + 32, dtype=torch.uint8), widest.scales)
-    assert not mxfp4.reads(wider)
+    widest, weight = mxfp4_matrix(1, mxfp4_kernel.WIDEST, 2)
+    x = inputs(1, mxfp4_kernel.WIDEST, torch.bfloat16) / 16
+    assert_as_good_as_naive(mxfp4_kernel.mxfp4_gemv(x, [widest]), x, weight)
+    assert mxfp4_kernel.reads(widest)
+    wider = mxfp4_kernel.Mxfp4Matrix(torch.empty(1, mxfp4_kernel.WIDEST // 2 + 32, dtype=torch.uint8), widest.scales)
+    assert not mxfp4_kernel.reads(wider)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_dense_gate_and_up_in_f32(emulated, rows):
     pairs = [mxfp4_matrix(27, 192, seed) for seed in (1, 2)]
     x, out = inputs(rows, 192, torch.float16) / 32, torch.full((rows, 27), torch.nan)
-    mxfp4.mxfp4_gemv(x, [matrix for matrix, _ in pairs], activation="silu", out=out)
+    mxfp4_kernel.mxfp4_gemv(x, [matrix for matrix, _ in pairs], activation="silu", out=out)
     gate, up = (x.double() @ weight.double().T for _, weight in pairs)
     sizes = [x.double().abs() @ weight.double().abs().T for _, weight in pairs]
     assert ((out - torch.nn.functional.silu(gate) * up).abs() <= 1e-5 * (sizes[0] + 1) * (sizes[1] + 1)).all()

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from int4_checkpoints import Int4, checkpoint_of, tensors
 from torch import Tensor
 
 from localq.errors import ExitCode, LocalqError
-from localq.quant import FORMATS
+from localq.formats import FORMATS
+from tests.support.formats.int4_checkpoints import Int4, checkpoint_of, tensors
 
 SHAPE = (48, 128)
 AWQ, GPTQ, ORDERED = Int4("awq", 64), Int4("gptq", 64), Int4("gptq", 64, True)

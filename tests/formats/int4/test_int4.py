@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from int4_checkpoints import Int4, checkpoint_of, reference, tensors, words
 from torch import Tensor
 
-from localq import footprint
-from localq.architecture import Linears
-from localq.quant import FORMATS, awq, gptq, int4_codec, owner
+from localq.files.architecture import Linears
+from localq.formats import FORMATS, owner
+from localq.formats.int4 import awq, gptq
+from localq.formats.int4 import codec as int4_codec
+from localq.planner import footprint
+from tests.support.formats.int4_checkpoints import Int4, checkpoint_of, reference, tensors, words
 
 KINDS = [
     *(Int4("awq", group) for group in (16, 32, 64, 128, -1)),
@@ -99,7 +101,7 @@ def test_rows_in_parts_are_those_of_the_whole(of, monkeypatch):
     made = tensors((48, 128), of)
     packed, expected = packed_of(made, of), reference(made, of).float()
     monkeypatch.setattr(int4_codec, "CHUNK_WEIGHTS", {"cpu": 128 * 16})
-    monkeypatch.setattr("localq.quant.int4_read.CHUNK_WEIGHTS", 128 * 16)
+    monkeypatch.setattr("localq.formats.int4.read.CHUNK_WEIGHTS", 128 * 16)
     assert torch.equal(int4_codec.dequantize(packed, torch.float32), expected)
     assert torch.equal(packed_of(made, of).codes, packed.codes)
     out = torch.empty(13, 128)

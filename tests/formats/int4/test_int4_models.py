@@ -12,28 +12,31 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fused_models
 import pytest
 import torch
-from engine_runs import GREEDY, ids_of, logits_of, prompt_of
-from int4_checkpoints import Int4, reference, tensors, write
-from packed_models import packed_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from localq import footprint, local_models, planner, unlisted
-from localq.architecture import Architecture
-from localq.bench import bits
-from localq.catalog import resolve
-from localq.engine import fused, weights
+from localq.bench.quality import bits
 from localq.engine.generate import Engine
-from localq.engine.graph import StepGraphs
-from localq.engine.linears import operand
-from localq.engine.load import Options, load, share_scratch
+from localq.engine.load import weights
+from localq.engine.load.load import Options, load, share_scratch
+from localq.engine.step import fused
+from localq.engine.step.graph import StepGraphs
+from localq.engine.step.operands import operand
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import ModelFiles, open_model
-from localq.quant.int4_linear import Int4Linear
-from localq.schemes import scheme_of
+from localq.files import local_models
+from localq.files.architecture import Architecture
+from localq.files.catalog import resolve
+from localq.files.model_folder import ModelFiles, open_model
+from localq.files.schemes import scheme_of
+from localq.formats.int4.linear import Int4Linear
+from localq.planner import footprint, uncatalogued
+from localq.planner import plan as planner
+from tests.support.engine import fused_models
+from tests.support.engine.engine_runs import GREEDY, ids_of, logits_of, prompt_of
+from tests.support.engine.packed_models import packed_model
+from tests.support.formats.int4_checkpoints import Int4, reference, tensors, write
 
 CPU = Options(device="cpu")
 AWQ, ORDERED = Int4("awq", 64), Int4("gptq", 64, True)
@@ -162,7 +165,7 @@ def test_sizes_before_a_download_are_those_of_the_files(folders, method):
     files = open_model(folders[method])
     arch, scheme = Architecture.from_config(files.config), scheme_of(files)
     assert (local_models.format_of_config(files.config), scheme) == (method, "g64")
-    offer = unlisted.offer(resolve(str(folders[method])), offline=True)
+    offer = uncatalogued.offer(resolve(str(folders[method])), offline=True)
     assert (offer.format, offer.scheme, offer.not_yet) == (method, "g64", None)
     assert offer.remark == ""
     exact = bits.per_weight(files)
@@ -262,7 +265,7 @@ def test_other_variants_are_refused_by_name(edit, case):
     """Before anything is read, and before anything is fetched."""
     method, change, why = VARIANTS[case]
     files = edit(method, change)
-    for attempt in (lambda: load(files, CPU), lambda: unlisted.offer(resolve(str(files.path)), offline=True)):
+    for attempt in (lambda: load(files, CPU), lambda: uncatalogued.offer(resolve(str(files.path)), offline=True)):
         with pytest.raises(LocalqError, match=why) as caught:
             attempt()
         assert caught.value.exit_code == ExitCode.FAILURE

@@ -8,13 +8,9 @@ from functools import partial
 
 import pytest
 import torch
-from int4_operands import Int4Operand, make
-from nf4_operands import assert_as_good_as_naive, bits, inputs
-from refusals import refused_by_name
-from row_operands import normed
 
-from localq.kernels import gemv
-from localq.kernels.int4 import (
+from localq.formats.int4 import codec as int4_codec
+from localq.formats.int4.kernel import (
     WIDEST_ORDER,
     Int4Matrix,
     int4_dequantize,
@@ -23,7 +19,11 @@ from localq.kernels.int4 import (
     int4_gemv_bytes,
     reads,
 )
-from localq.quant import int4_codec
+from localq.kernels import gemv
+from tests.support.kernels.int4_operands import Int4Operand, make
+from tests.support.kernels.nf4_operands import assert_as_good_as_naive, bits, inputs
+from tests.support.kernels.refusals import refused_by_name
+from tests.support.kernels.row_operands import normed
 
 HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 DTYPES = [HALF, BF16]

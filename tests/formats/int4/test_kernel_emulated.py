@@ -1,4 +1,4 @@
-"""int4_gemv and int4_dequantize compiled for the CPU (tests/support/vq_machine_on_cpu.cuh): indices, barriers, shares.
+"""int4_gemv and int4_dequantize compiled for the CPU (vq_machine_on_cpu.cuh): indices, barriers, shares.
 
 Every kind of group, tile, chunk and order that the kernels can meet, without a GPU. Products with unit vectors pick
 single weights, which come out exactly: a wrong nibble, lane or scale cannot hide in a sum.
@@ -14,17 +14,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cuda_headers import built
-from int4_operands import Int4Operand, make
-from nf4_operands import bits, inputs
-from row_operands import normed
 from torch.nn import functional as F
 
 from localq import kernels
-from localq.kernels import gemv, int4
-from localq.quant import int4_codec
+from localq.formats.int4 import codec as int4_codec
+from localq.formats.int4 import kernel as int4_kernel
+from localq.kernels import gemv
+from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.int4_operands import Int4Operand, make
+from tests.support.kernels.nf4_operands import bits, inputs
+from tests.support.kernels.row_operands import normed
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KERNELS = ("int4_gemv.cu", "int4_dequantize.cu")
 SOURCES = ("gemv.h", "launchers.h", "check.h", "int4.h", *KERNELS)
 HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -55,7 +56,7 @@ class Extras(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    shutil.copy(ROOT / "tests/support/launch_on_cpu.h", folder / "launch.h")
+    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder / "launch.h")
     found = built(folder, SOURCES, "int4_on_cpu.cpp", KERNELS)
     found.int4_gemv_on_cpu.restype = found.int4_dequantize_on_cpu.restype = ctypes.c_char_p
     return found
@@ -82,14 +83,14 @@ def emulated(library, monkeypatch):
     where = {"device": LARGE, "stream": 0}
     of_module = SimpleNamespace(int4_gemv=launch_gemv, int4_dequantize=launch_dequantize)
     monkeypatch.setattr(kernels, "module", lambda: of_module)
-    monkeypatch.setattr(int4, "check_cuda", lambda *given: None)
-    monkeypatch.setattr(int4, "place", lambda tensor: dict(where))
+    monkeypatch.setattr(int4_kernel, "check_cuda", lambda *given: None)
+    monkeypatch.setattr(int4_kernel, "place", lambda tensor: dict(where))
 
     def multiply(device, *given, **named):
         where["device"] = device
-        return int4.int4_gemv(*given, **named)
+        return int4_kernel.int4_gemv(*given, **named)
 
-    return SimpleNamespace(gemv=multiply, dequantize=int4.int4_dequantize)
+    return SimpleNamespace(gemv=multiply, dequantize=int4_kernel.int4_dequantize)
 
 
 def raised(failure: bytes | None) -> None:
@@ -179,8 +180,8 @@ def test_shares_leave_room_for_x_that_must_be_in_shared_memory(emulated):
 
 
 def test_the_widest_order_fits_on_every_card(emulated):
-    widest = make((16, int4.WIDEST_ORDER), 128, seed=1, act_order=True)
-    x = inputs(1, int4.WIDEST_ORDER, HALF)
+    widest = make((16, int4_kernel.WIDEST_ORDER), 128, seed=1, act_order=True)
+    x = inputs(1, int4_kernel.WIDEST_ORDER, HALF)
     close(emulated.gemv(SMALL, x, [widest.matrix], out=torch.empty(1, 16)), widest, x)
 
 

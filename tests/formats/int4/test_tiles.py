@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from int4_operands import packed_of
 
-from localq.quant import int4_codec, int4_tiles
+from localq.formats.int4 import codec as int4_codec
+from localq.formats.int4 import tiles as int4_tiles
+from tests.support.kernels.int4_operands import packed_of
 
 
 @pytest.mark.parametrize(("shape", "group"), [((16, 64), 64), ((48, 192), 32), ((32, 576), 128), ((16, 576), 576)])

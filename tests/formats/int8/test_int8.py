@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from real_model import smollm2
 from torch import Tensor
 from torch.nn import functional as F
 
 from localq.engine.cache import KVCache
-from localq.engine.load import Options, load
-from localq.modelfiles import open_model
-from localq.quant import int8, nf4
-from localq.tokenizer import Tokenizer
+from localq.engine.load.load import Options, load
+from localq.files.model_folder import open_model
+from localq.formats import int8, nf4
+from localq.text.tokenizer import Tokenizer
+from tests.support.files.real_model import smollm2
 
-TEXT = Path(__file__).parents[2] / "LICENSE"  # prose that every checkout has
+TEXT = Path(__file__).parents[3] / "LICENSE"  # prose that every checkout has
 TOKENS = 512
 
 

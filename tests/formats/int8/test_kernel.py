@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nf4_operands import inputs
-from refusals import refused_by_name
-from row_checks import RowProductChecks
-from row_operands import INT8
 
-from localq.kernels.int8 import Int8Matrix, int8_gemv, int8_gemv_bytes
+from localq.formats.int8.kernel import Int8Matrix, int8_gemv, int8_gemv_bytes
+from tests.support.kernels.nf4_operands import inputs
+from tests.support.kernels.refusals import refused_by_name
+from tests.support.kernels.row_checks import RowProductChecks
+from tests.support.kernels.row_operands import INT8
 
 X = inputs(3, 80, torch.bfloat16)
 CODES, SCALES = torch.ones(10, 80, dtype=torch.int8), torch.ones(10)

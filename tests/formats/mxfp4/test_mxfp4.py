@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from held_tensors import Held
 from torch import Tensor
 
-from localq import footprint
-from localq.architecture import Linears
-from localq.engine.linears import operand
+from localq.engine.step.operands import operand
 from localq.errors import ExitCode, LocalqError
-from localq.kernels import mxfp4 as kernels
-from localq.quant import FORMATS, mxfp4, mxfp4_codec, owner
+from localq.files.architecture import Linears
+from localq.formats import FORMATS, mxfp4, owner
+from localq.formats.mxfp4 import codec as mxfp4_codec
+from localq.formats.mxfp4 import kernel as kernels
+from localq.planner import footprint
+from tests.support.formats.memory_checkpoint import Held
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BYTES = torch.arange(256, dtype=torch.uint8)

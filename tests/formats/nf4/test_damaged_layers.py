@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from held_tensors import Held
-from nf4_weights import sample
 from torch import Tensor
 
 from localq.errors import ExitCode, LocalqError
-from localq.quant import nf4
+from localq.formats import nf4
+from tests.support.formats.memory_checkpoint import Held
+from tests.support.formats.nf4_weights import sample
 
 
 def _with_state(**changes: Any) -> dict[str, Tensor]:

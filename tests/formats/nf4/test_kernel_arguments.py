@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from nf4_operands import inputs, operands
 
 from localq import kernels
+from localq.formats.nf4.kernel import nf4_dequantize, nf4_gemm, nf4_gemv
 from localq.kernels import gemv
-from localq.kernels.nf4 import nf4_dequantize, nf4_gemm, nf4_gemv
+from tests.support.kernels.nf4_operands import inputs, operands
 
 OUT, IN, ROWS = 12, 192, 3
 MATRIX, FLAT = operands((OUT, IN)).matrix, operands((OUT, IN), nested=False).matrix

@@ -1,4 +1,4 @@
-"""nf4_gemv compiled for the CPU (tests/support/vq_machine_on_cpu.cuh): above all the last chunk of a row, where it is
+"""nf4_gemv compiled for the CPU (vq_machine_on_cpu.cuh): above all the last chunk of a row, where it is
 shorter than the others.
 
 Every number of blocks that a chunk can have, with any number of whole chunks before it, in both orders, with 1 to 8
@@ -16,19 +16,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from cuda_headers import built
-from gemv_structs import Extras
-from nf4_operands import Operands, bits, in_order, inputs, operands
-from row_operands import normed
 from torch.nn import functional as F
 
 from localq import kernels
+from localq.formats import nf4
+from localq.formats.nf4 import kernel as wrapper
+from localq.formats.nf4.kernel import Nf4Matrix
 from localq.kernels import gemv
-from localq.kernels import nf4 as wrapper
-from localq.kernels.nf4 import Nf4Matrix
-from localq.quant import nf4
+from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.gemv_structs import Extras
+from tests.support.kernels.nf4_operands import Operands, bits, in_order, inputs, operands
+from tests.support.kernels.row_operands import normed
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KERNELS = ("nf4_gemv.cu", "nf4_gemv_rows.cu", "nf4_gemv_launch.cu")
 SOURCES = ("gemv.h", "launchers.h", "check.h", "nf4_gemv.h", *KERNELS)
 HALF, BF16 = torch.float16, torch.bfloat16
@@ -52,7 +52,7 @@ class Matrix(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    shutil.copy(ROOT / "tests/support/launch_on_cpu.h", folder / "launch.h")
+    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder / "launch.h")
     found = built(folder, SOURCES, "nf4_on_cpu.cpp", KERNELS)
     found.nf4_gemv_on_cpu.restype = ctypes.c_char_p
     return found

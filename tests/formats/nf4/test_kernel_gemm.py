@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from nf4_operands import assert_as_good_as_naive, bits, in_order, inputs, operands, operands_of
 
-from localq.kernels.nf4 import nf4_gemm
-from localq.quant import nf4
+from localq.formats import nf4
+from localq.formats.nf4.kernel import nf4_gemm
+from tests.support.kernels.nf4_operands import assert_as_good_as_naive, bits, in_order, inputs, operands, operands_of
 
 pytestmark = pytest.mark.cuda
 

@@ -7,11 +7,12 @@ from functools import partial
 
 import pytest
 import torch
-from nf4_operands import assert_as_good_as_naive, bits, inputs, operands, operands_of
 
+from localq.formats import nf4
+from localq.formats.nf4 import tiles as nf4_tiles
+from localq.formats.nf4.kernel import Nf4Matrix, nf4_gemv
 from localq.kernels import gemv
-from localq.kernels.nf4 import Nf4Matrix, nf4_gemv
-from localq.quant import nf4, nf4_tiles
+from tests.support.kernels.nf4_operands import assert_as_good_as_naive, bits, inputs, operands, operands_of
 
 pytestmark = pytest.mark.cuda
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-import reference_kernels
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.kernels import nf4 as operations
-from localq.quant import nf4, nf4_linear
+from localq.formats import nf4
+from localq.formats.nf4 import kernel as operations
+from localq.formats.nf4 import linear as nf4_linear
+from tests.support.kernels import reference_kernels
 
 OUT, IN = 77, 704  # four whole tiles and 13 rows; a whole chunk of eight blocks and three
 

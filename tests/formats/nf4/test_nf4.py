@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from held_tensors import Held
-from nf4_weights import sample
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.checkpoint import info
-from localq.convert import MADE
 from localq.errors import ExitCode, LocalqError
-from localq.quant import FORMATS, nf4, nf4_codec, owner
+from localq.formats import FORMATS, nf4, owner
+from localq.formats.checkpoint import info
+from localq.formats.nf4 import codec as nf4_codec
+from localq.quantize.by_tensor import MADE
+from tests.support.formats.memory_checkpoint import Held
+from tests.support.formats.nf4_weights import sample
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from localq.quant import nf4_tiles
+from localq.formats.nf4 import tiles as nf4_tiles
 
 SHAPES = [(16, 64), (15, 128), (48, 576), (33, 512), (17, 1088), (32, 1024)]
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nf4_operands import assert_as_good_as_naive, bits, inputs
-from refusals import refused_by_name
-from row_checks import DTYPES, RowProductChecks
-from row_operands import ROWLUT, ROWLUT_TILES, rowlut_weights
 
-from localq.kernels import gemv
-from localq.kernels.rowlut import (
+from localq.formats.squeezellm.kernel import (  # fmt: skip
     RowLutMatrix,
     rowlut_dequantize,
     rowlut_dequantize_bytes,
     rowlut_gemv,
     rowlut_gemv_bytes,
-)  # fmt: skip
+)
+from localq.kernels import gemv
+from tests.support.kernels.nf4_operands import assert_as_good_as_naive, bits, inputs
+from tests.support.kernels.refusals import refused_by_name
+from tests.support.kernels.row_checks import DTYPES, RowProductChecks
+from tests.support.kernels.row_operands import ROWLUT, ROWLUT_TILES, rowlut_weights
 
 X = inputs(3, 96, torch.bfloat16)
 CODES, TABLE = torch.ones(10, 48, dtype=torch.uint8), torch.ones(10, 16).half()

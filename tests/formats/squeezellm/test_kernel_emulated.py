@@ -1,4 +1,4 @@
-"""rowlut_gemv and rowlut_dequantize, compiled for the CPU (tests/support/row_machine_on_cpu.cuh), against fp64.
+"""rowlut_gemv and rowlut_dequantize, compiled for the CPU (tests/support/kernels/row_machine_on_cpu.cuh), against fp64.
 
 How blocks, tiles and groups of tiles are cut is that of a GPU of few multiprocessors, and of little shared memory.
 Conflicts between banks are counted, where tables are made and where they and x are read: there are none.
@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from cuda_headers import built
-from guarded_memory import guarded
-from nf4_operands import inputs
-from row_operands import ROWLUT, ROWLUT_TILES, normed, rowlut_weights
 from torch.nn import functional as F
 
 from localq.kernels import gemv
 from localq.kernels.checks import TYPES
+from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.guarded_memory import guarded
+from tests.support.kernels.nf4_operands import inputs
+from tests.support.kernels.row_operands import ROWLUT, ROWLUT_TILES, normed, rowlut_weights
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KERNELS = ("rowlut_gemv.cu", "rowlut_dequantize.cu")
 SOURCES = ("rowlut.h", "launchers.h", "gemv.h", "check.h", *KERNELS)
 HALF, BF16 = torch.float16, torch.bfloat16
@@ -48,7 +48,7 @@ class Extras(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    shutil.copy(ROOT / "tests/support/launch_on_cpu.h", folder / "launch.h")
+    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder / "launch.h")
     found = built(folder, SOURCES, "rowlut_on_cpu.cpp", KERNELS)
     found.rowlut_gemv_on_cpu.restype = found.rowlut_dequantize_on_cpu.restype = ctypes.c_char_p
     return found

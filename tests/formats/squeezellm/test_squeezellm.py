@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from held_tensors import Held
 from torch import Tensor
 
-from localq import footprint
-from localq.architecture import Linears
 from localq.errors import ExitCode, LocalqError
-from localq.quant import FORMATS, awq, gptq, owner, squeezellm, squeezellm_tiles
-from localq.quant.squeezellm_fit import fitted
+from localq.files.architecture import Linears
+from localq.formats import FORMATS, owner, squeezellm
+from localq.formats.int4 import awq, gptq
+from localq.formats.squeezellm import tiles as squeezellm_tiles
+from localq.formats.squeezellm.fit import fitted
+from localq.planner import footprint
+from tests.support.formats.memory_checkpoint import Held
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from vptq_layers import Layer, Layout, checkpoint_of, make
 
-from localq.checkpoint import Checkpoint
 from localq.errors import ExitCode, LocalqError
-from localq.quant import vptq
+from localq.formats import vptq
+from localq.formats.checkpoint import Checkpoint
+from tests.support.formats.vptq_layers import Layer, Layout, checkpoint_of, make
 
 PACKED = Layout((8, 1024, 32), 43, 2 * 17 + 5, outlier=(4, 30, 5), groups=2)
 PLAIN = Layout((8, 1000, 30), 43, 2 * 17 + 5, outlier=(4, 30, 5), groups=2, packed=False)

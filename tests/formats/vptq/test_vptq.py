@@ -7,18 +7,30 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import vptq_layers
-from held_tensors import Held
-from live_memory import LiveMemory
 from torch import Tensor
 from torch.nn import functional as F
-from vptq_layers import BF16, F16, F32, LAYOUTS, Layer, Layout, by_package, checkpoint_of, make, shorts
 
-from localq import footprint
-from localq.architecture import Linears
-from localq.checkpoint import Checkpoint
 from localq.errors import LocalqError
-from localq.quant import vptq, vptq_codec
+from localq.files.architecture import Linears
+from localq.formats import vptq
+from localq.formats.checkpoint import Checkpoint
+from localq.formats.vptq import codec as vptq_codec
+from localq.planner import footprint
+from tests.support.engine.live_memory import LiveMemory
+from tests.support.formats import vptq_layers
+from tests.support.formats.memory_checkpoint import Held
+from tests.support.formats.vptq_layers import (
+    BF16,
+    F16,
+    F32,
+    LAYOUTS,
+    Layer,
+    Layout,
+    by_package,
+    checkpoint_of,
+    make,
+    shorts,
+)
 
 DTYPES = (F32, BF16, F16)
 

@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import GREEDY, logits_of, prompt_of
-from packed_models import packed_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from vptq_checkpoints import SCHEMES, write
-from vptq_layers import Layer, by_package, package_dequant
 
-from localq.bench import bits
-from localq.bench.dense import dequantized
-from localq.checkpoint import open_checkpoint
-from localq.engine import weights
-from localq.engine.load import Options, load, share_scratch
+from localq.bench.models.dense import dequantized
+from localq.bench.quality import bits
+from localq.engine.load import weights
+from localq.engine.load.load import Options, load, share_scratch
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import ModelFiles, open_model
-from localq.quant import vptq
+from localq.files.model_folder import ModelFiles, open_model
+from localq.formats import vptq
+from localq.formats.checkpoint import open_checkpoint
+from tests.support.engine.engine_runs import GREEDY, logits_of, prompt_of
+from tests.support.engine.packed_models import packed_model
+from tests.support.formats.vptq_checkpoints import SCHEMES, write
+from tests.support.formats.vptq_layers import Layer, by_package, package_dequant
 
 CPU = Options(device="cpu")
 Q, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj"

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from localq import remembered
-from localq.remembered import Load
+from localq.planner.speed import local_measurements
+from localq.planner.speed.local_measurements import Load
 
 LOAD = Load("NVIDIA H200", "nf4", 4096, 16, "device", "16", {"weights": 10}, {"weights": 11})
 
@@ -20,22 +20,22 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_both_kinds_come_back_and_the_last_counts():
-    assert remembered.bandwidth("GPU-a") is None
-    remembered.keep_bandwidth("GPU-a", 4.42e12)
-    remembered.keep_bandwidth("GPU-b", 9e11)
-    remembered.keep_load("m", LOAD)
-    remembered.keep_load("m", replace(LOAD, ctx=8192))
-    remembered.keep_bandwidth("GPU-a", 4.4e12)
-    assert (remembered.bandwidth("GPU-a"), remembered.bandwidth("GPU-b")) == (4.4e12, 9e11)
-    assert remembered.last_load("m") == replace(LOAD, ctx=8192)
-    assert remembered.last_load("n") is None
+    assert local_measurements.bandwidth("GPU-a") is None
+    local_measurements.keep_bandwidth("GPU-a", 4.42e12)
+    local_measurements.keep_bandwidth("GPU-b", 9e11)
+    local_measurements.keep_load("m", LOAD)
+    local_measurements.keep_load("m", replace(LOAD, ctx=8192))
+    local_measurements.keep_bandwidth("GPU-a", 4.4e12)
+    assert (local_measurements.bandwidth("GPU-a"), local_measurements.bandwidth("GPU-b")) == (4.4e12, 9e11)
+    assert local_measurements.last_load("m") == replace(LOAD, ctx=8192)
+    assert local_measurements.last_load("n") is None
 
 
 def test_only_so_many_are_kept():
-    for number in range(remembered.MOST + 5):
-        remembered.keep_load(f"m{number}", LOAD)
-    assert remembered.last_load("m4") is None
-    assert remembered.last_load("m5") == remembered.last_load(f"m{remembered.MOST + 4}") == LOAD
+    for number in range(local_measurements.MOST + 5):
+        local_measurements.keep_load(f"m{number}", LOAD)
+    assert local_measurements.last_load("m4") is None
+    assert local_measurements.last_load("m5") == local_measurements.last_load(f"m{local_measurements.MOST + 4}") == LOAD
 
 
 @pytest.mark.parametrize("text", [
@@ -47,13 +47,13 @@ def test_only_so_many_are_kept():
 ])  # fmt: skip
 def test_damage_is_as_if_nothing_was_there(folder, text):
     folder.mkdir()
-    (folder / remembered.FILE).write_text(text)
-    assert (remembered.bandwidth("GPU-a"), remembered.last_load("m")) == (None, None)
-    remembered.keep_load("m", LOAD)
-    assert remembered.last_load("m") == LOAD
+    (folder / local_measurements.FILE).write_text(text)
+    assert (local_measurements.bandwidth("GPU-a"), local_measurements.last_load("m")) == (None, None)
+    local_measurements.keep_load("m", LOAD)
+    assert local_measurements.last_load("m") == LOAD
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(folder):
     folder.write_text("a file")
-    remembered.keep_bandwidth("GPU-a", 1e12)
-    assert remembered.bandwidth("GPU-a") is None
+    local_measurements.keep_bandwidth("GPU-a", 1e12)
+    assert local_measurements.bandwidth("GPU-a") is None

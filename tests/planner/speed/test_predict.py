@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from localq import cards, catalog, footprint, measured, speed
-from localq.architecture import Architecture
 from localq.errors import ExitCode, LocalqError
-from localq.placement import Placement
-from localq.speed import MEASURED_ON, Machine
+from localq.files import catalog
+from localq.files.architecture import Architecture
+from localq.planner import footprint
+from localq.planner.placement import Placement
+from localq.planner.speed import cards, measurements, predict
+from localq.planner.speed.predict import MEASURED_ON, Machine
 
-LAUNCHES = [(kernel, *row) for kernel, rows in measured.PRODUCTS.items() for row in rows]
+LAUNCHES = [(kernel, *row) for kernel, rows in measurements.PRODUCTS.items() for row in rows]
 
 
 def arch(name: str) -> Architecture:
@@ -23,58 +25,58 @@ def arch(name: str) -> Architecture:
 
 
 def predicted(name: str, format: str, scheme: str = "", placement: Placement | None = None, on: Machine = MEASURED_ON):
-    return speed.tokens_per_s(arch(name), format, scheme, placement or Placement(), on)
+    return predict.tokens_per_s(arch(name), format, scheme, placement or Placement(), on)
 
 
 @pytest.mark.parametrize(
-    "model", measured.WHOLE_MODELS, ids=lambda model: f"{model.name} {model.kv_bits} {model.depth}"
+    "model", measurements.WHOLE_MODELS, ids=lambda model: f"{model.name} {model.kv_bits} {model.depth}"
 )
 def test_every_model_that_was_measured_is_predicted_within_10_percent(model):
     name, _, format = model.name.partition("@")
     placement = Placement(model.kv_bits, model.embed, model.head)
-    told = speed.tokens_per_s(arch(name), format, model.scheme, placement, MEASURED_ON, model.depth + speed.LIVE)
+    told = predict.tokens_per_s(arch(name), format, model.scheme, placement, MEASURED_ON, model.depth + predict.LIVE)
     assert told == pytest.approx(model.tok_s, rel=0.10)
 
 
 @pytest.mark.parametrize(("kernel", "rows", "columns", "us"), LAUNCHES)
 def test_every_launch_is_near_its_measured_time(kernel, rows, columns, us):
-    format, scheme, expert = speed.variant_of(kernel)
+    format, scheme, expert = predict.variant_of(kernel)
     plain = kernel.removesuffix(" experts")
-    assert speed._product(plain, rows, columns, format, scheme, MEASURED_ON, expert) == pytest.approx(us, rel=0.03)
+    assert predict._product(plain, rows, columns, format, scheme, MEASURED_ON, expert) == pytest.approx(us, rel=0.03)
 
 
 @pytest.mark.parametrize(("kernel", "rows", "columns", "us"), [row for row in LAUNCHES if row[0] == "16 bit"])
 def test_a_launch_is_near_what_the_others_say_of_it(kernel, rows, columns, us):
     """Of 16 bit, which its bytes explain; in other formats shapes fall into chunks, stripes and slices."""
-    point = speed._points(kernel)[[row[1:] for row in LAUNCHES if row[0] == kernel].index((rows, columns, us))]
-    cost = speed.fitted(kernel)
+    point = predict._points(kernel)[[row[1:] for row in LAUNCHES if row[0] == kernel].index((rows, columns, us))]
+    cost = predict.fitted(kernel)
     fit = cost.fixed_us + cost.column_us * point[1] + cost.times * point[2]
-    assert fit * speed.off_fit(kernel, rows, columns, without=(rows, columns)) == pytest.approx(us, rel=0.08)
+    assert fit * predict.off_fit(kernel, rows, columns, without=(rows, columns)) == pytest.approx(us, rel=0.08)
 
 
-@pytest.mark.parametrize(("bits", "heads", "slots", "us"), measured.ATTENTION)
+@pytest.mark.parametrize(("bits", "heads", "slots", "us"), measurements.ATTENTION)
 def test_attention_is_near_its_measured_time(bits, heads, slots, us):
     shape = Architecture("llama", 1, heads * 128, heads, 8, 128, 1024, 32_000, False, 65_536)
-    assert speed._attention(shape, bits, slots, MEASURED_ON) == pytest.approx(us, rel=0.16)
+    assert predict._attention(shape, bits, slots, MEASURED_ON) == pytest.approx(us, rel=0.16)
 
 
 def test_attention_over_keys_and_values_of_different_bits_is_taken_to_cost_the_mean_of_both():
     shape = arch("llama-3.1-8b")
-    both = [speed._attention(shape, bits, 32_768, MEASURED_ON) for bits in (8, 4)]
-    assert speed._attention(shape, "k8v4", 32_768, MEASURED_ON) == pytest.approx(sum(both) / 2)
+    both = [predict._attention(shape, bits, 32_768, MEASURED_ON) for bits in (8, 4)]
+    assert predict._attention(shape, "k8v4", 32_768, MEASURED_ON) == pytest.approx(sum(both) / 2)
 
 
 def test_recorded_figures_stand_in_the_readmes():
     """The data and the pages that people read say the same."""
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[3]
     page, kernels = (root / "README.md").read_text(), (root / "csrc/README.md").read_text()
-    for model in measured.WHOLE_MODELS:
+    for model in measurements.WHOLE_MODELS:
         lines = [line for line in page.splitlines() if line.startswith(f"| {model.name} |")]
         behind = f"| {model.kv_bits} bit, {model.depth} |" if model.depth else "| tg128 |"
         assert any(f"| {model.tok_s:g}" in line and behind in line and model.commit in line for line in lines), model
-    for out, columns, us in measured.PRODUCTS["nf4"][:-1]:
+    for out, columns, us in measurements.PRODUCTS["nf4"][:-1]:
         assert f"| {out} x {columns} | {us:g} |" in kernels
-    for us in (us for *_, slots, us in measured.ATTENTION if slots in (1000, 4096)):
+    for us in (us for *_, slots, us in measurements.ATTENTION if slots in (1000, 4096)):
         assert f"| {us:g} |" in kernels
 
 
@@ -82,23 +84,23 @@ def test_recorded_figures_stand_in_the_readmes():
 def test_bytes_take_longer_on_a_slower_card_and_launches_do_not(name, format):
     """So a step is a line in the time of a byte, and less bandwidth brings a larger share of it."""
     full, half, third = (
-        1 / predicted(name, format, on=Machine(measured.READ_BYTES_PER_S / part, measured.GATHER_BYTES_PER_S))
+        1 / predicted(name, format, on=Machine(measurements.READ_BYTES_PER_S / part, measurements.GATHER_BYTES_PER_S))
         for part in (1, 2, 3)
     )
     assert third - half == pytest.approx(half - full, rel=1e-6)
     assert full / 2 < half - full < 0.95 * full
-    fast = Machine(measured.READ_BYTES_PER_S * 2, measured.GATHER_BYTES_PER_S)
+    fast = Machine(measurements.READ_BYTES_PER_S * 2, measurements.GATHER_BYTES_PER_S)
     assert 1 / full < predicted(name, format, on=fast) < 1.8 / full
 
 
 @pytest.mark.parametrize("kernel", ["nf4", "16 bit", "8 bit", "vq2", "int4", "squeezellm", "bcq", "2x8"])
 def test_what_launches_take_besides_their_bytes_is_in_the_record(kernel):
     """The best share of the bandwidth that all launches could have leaves more than twice the error of the fit."""
-    cost, times = speed.fitted(kernel), [us for *_, us in measured.PRODUCTS[kernel]]
+    cost, times = predict.fitted(kernel), [us for *_, us in measurements.PRODUCTS[kernel]]
     fits = [
-        cost.fixed_us + cost.column_us * columns + cost.times * moved for _, columns, moved in speed._points(kernel)
+        cost.fixed_us + cost.column_us * columns + cost.times * moved for _, columns, moved in predict._points(kernel)
     ]
-    shares = [moved / us for (*_, moved), us in zip(speed._points(kernel), times, strict=True)]
+    shares = [moved / us for (*_, moved), us in zip(predict._points(kernel), times, strict=True)]
     best = sum(shares) / sum(share**2 for share in shares)
     left = sum((fit / us - 1) ** 2 for fit, us in zip(fits, times, strict=True))
     assert sum((best * share - 1) ** 2 for share in shares) > 4 * left
@@ -106,7 +108,7 @@ def test_what_launches_take_besides_their_bytes_is_in_the_record(kernel):
 
 def test_every_card_has_more_cycles_for_a_byte_and_none_a_shorter_latency():
     """What an efficiency of the H200 is carried over with; the latency of a slower clock is longer."""
-    there = measured.MULTIPROCESSOR_GHZ / cards.H200_PUBLISHED
+    there = measurements.MULTIPROCESSOR_GHZ / cards.H200_PUBLISHED
     for card in cards.CARDS:
         assert card.multiprocessors * card.boost_ghz / (card.published_gb_per_s * 1e9) >= there
     latencies = {card.name: Machine.of(card).latency for card in cards.CARDS}
@@ -121,16 +123,16 @@ def test_every_card_has_more_cycles_for_a_byte_and_none_a_shorter_latency():
 def test_small_launches_are_not_slowed_by_the_bandwidth():
     """gpt-oss-20b reads 3.7 GB a token: 178 tok/s are what 660 GB/s allow."""
     card = Machine.of(cards.find("RTX 4080"))
-    roof = card.read_bytes_per_s / speed.bytes_per_token(arch("gpt-oss-20b"), "mxfp4", "", Placement())
+    roof = card.read_bytes_per_s / predict.bytes_per_token(arch("gpt-oss-20b"), "mxfp4", "", Placement())
     assert predicted("gpt-oss-20b", "mxfp4", on=card) > 0.7 * roof
     assert predicted("smollm2-135m", "nf4", on=card) > 0.75 * predicted("smollm2-135m", "nf4")
 
 
 def test_one_launch_does_not_tell_bytes_from_latency():
     """MXFP4 outside experts was measured at one small shape: a matrix 11 times as large is not 11 times as slow."""
-    small, large = (speed._product("mxfp4", rows, 2880, "mxfp4", "", MEASURED_ON) for rows in (2880, 11 * 2880))
+    small, large = (predict._product("mxfp4", rows, 2880, "mxfp4", "", MEASURED_ON) for rows in (2880, 11 * 2880))
     assert small == pytest.approx(5.0)
-    assert large == pytest.approx(small + speed.fitted("mxfp4 experts").times * 10 * 2880 * 2880 * 17 / 32 / 4.42e6)
+    assert large == pytest.approx(small + predict.fitted("mxfp4 experts").times * 10 * 2880 * 2880 * 17 / 32 / 4.42e6)
 
 
 @pytest.mark.parametrize(("name", "window"), [("gemma-3-12b", 1024), ("gpt-oss-20b", 128)])
@@ -138,23 +140,25 @@ def test_a_windowed_layer_reads_no_more_than_its_window(name, window):
     """So behind a long text a token takes as much longer as the layers without a window read of it."""
     shape, format = arch(name), "mxfp4" if "oss" in name else "nf4"
     assert 0 < shape.window_layers < shape.layers
-    near, far = (1 / speed.tokens_per_s(shape, format, "", Placement(), MEASURED_ON, live) for live in (window, 20_000))
+    near, far = (
+        1 / predict.tokens_per_s(shape, format, "", Placement(), MEASURED_ON, live) for live in (window, 20_000)
+    )
     whole = (shape.layers - shape.window_layers) * (20_000 - window) * shape.kv_bytes_per_token(16) / shape.layers
-    assert far - near == pytest.approx(speed.fitted_attention(16).times * whole / measured.READ_BYTES_PER_S)
+    assert far - near == pytest.approx(predict.fitted_attention(16).times * whole / measurements.READ_BYTES_PER_S)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.3-70b", "qwen3-32b", "gemma-3-27b", "phi-4", "smollm2-135m"])
 @pytest.mark.parametrize("format", ["nf4", "vq2", "bf16"])
 def test_nothing_is_faster_than_its_bytes(name, format):
     for machine in (MEASURED_ON, Machine.of(cards.find("RTX 3090"))):
-        roof = machine.read_bytes_per_s / speed.bytes_per_token(arch(name), format, "", Placement())
+        roof = machine.read_bytes_per_s / predict.bytes_per_token(arch(name), format, "", Placement())
         assert 0 < predicted(name, format, on=machine) < 1.02 * roof
 
 
 def test_what_is_gathered_depends_on_l2_and_not_on_memory():
     """All of it, latency too: half the sectors a second are half the speed of these products."""
-    plain = Machine(1e12, measured.GATHER_BYTES_PER_S)
-    slower = Machine(1e12, measured.GATHER_BYTES_PER_S / 2)
+    plain = Machine(1e12, measurements.GATHER_BYTES_PER_S)
+    slower = Machine(1e12, measurements.GATHER_BYTES_PER_S / 2)
     for format, scheme in (("vptq", "v8-k65536-0"), ("aqlm", "1x16g8"), ("vptq", "v16-k65536-65536")):
         one, other = (predicted("llama-3.3-70b", format, scheme, on=on) for on in (plain, slower))
         assert 1.6 < one / other <= 2.0
@@ -176,7 +180,7 @@ def test_smaller_groups_are_more_to_read():
 ])  # fmt: skip
 def test_mixtures_cost_what_their_active_experts_cost(name, format, roof):
     """Roofs on an H200 by hand: 3.7 GB a token of gpt-oss, 1.0 + 0.5 + 0.6 of qwen3 (experts, attention, head)."""
-    moved = speed.bytes_per_token(arch(name), format, "", Placement())
+    moved = predict.bytes_per_token(arch(name), format, "", Placement())
     assert MEASURED_ON.read_bytes_per_s / moved == pytest.approx(roof, rel=0.1)
     assert 0.2 * roof < predicted(name, format) < 0.75 * roof
     assert predicted(name, format, placement=Placement(head="8")) > predicted(name, format)
@@ -187,7 +191,7 @@ def test_attention_of_gpt_oss_in_nf4_is_less_to_read():
     assert predicted("gpt-oss-20b", "nf4") > predicted("gpt-oss-20b", "mxfp4")
     shape = arch("gpt-oss-20b")
     attention = sum(each.parameters for each in shape.linears if not each.expert)
-    in_16_bit, in_nf4 = (speed.bytes_per_token(shape, format, "", Placement()) for format in ("mxfp4", "nf4"))
+    in_16_bit, in_nf4 = (predict.bytes_per_token(shape, format, "", Placement()) for format in ("mxfp4", "nf4"))
     assert in_16_bit - in_nf4 == pytest.approx(2 * attention - attention * 4.127 / 8, rel=0.001)
     assert footprint.idle_bytes(shape, "nf4") == footprint.idle_bytes(shape, "mxfp4")
 
@@ -201,14 +205,14 @@ def test_idle_experts_are_those_of_the_published_files():
     assert footprint.idle_bytes(shape, "nf4") == 48 * 120 * of_one
     rest = sum(each.count * footprint.linear_bytes(each, "nf4") for each in shape.linears if not each.expert)
     rest += 2 * shape.other_parameters + 2 * shape.head_parameters + 2 * shape.hidden
-    assert speed.bytes_per_token(shape, "nf4", "", Placement()) == 48 * 8 * of_one + rest
+    assert predict.bytes_per_token(shape, "nf4", "", Placement()) == 48 * 8 * of_one + rest
 
 
 def test_bytes_per_token_by_hand():
     shape = arch("llama-3.1-8b")
     blocks = 2 * (shape.linear_parameters + shape.other_parameters)
-    assert speed.bytes_per_token(shape, "bf16", "", Placement()) == blocks + 2 * 128_256 * 4096 + 2 * 4096
-    assert speed.bytes_per_token(shape, "bf16", "", Placement(head="8")) == blocks + 128_256 * 4100 + 2 * 4096
+    assert predict.bytes_per_token(shape, "bf16", "", Placement()) == blocks + 2 * 128_256 * 4096 + 2 * 4096
+    assert predict.bytes_per_token(shape, "bf16", "", Placement(head="8")) == blocks + 128_256 * 4100 + 2 * 4096
 
 
 @pytest.mark.parametrize(("said", "name"), [
@@ -233,10 +237,10 @@ def test_an_unknown_card_is_a_usage_error_that_lists_the_known():
 def test_what_is_said_of_formats_that_come_last_is_what_was_measured():
     """Of squeezellm that it is slower than NF4, on a card and by the record."""
     arch = catalog.find("llama-3.1-8b").arch
-    slower, nf4 = (speed.tokens_per_s(arch, each, "", Placement(), MEASURED_ON) for each in ("squeezellm", "nf4"))
+    slower, nf4 = (predict.tokens_per_s(arch, each, "", Placement(), MEASURED_ON) for each in ("squeezellm", "nf4"))
     assert (slower < nf4) == (catalog.LAST_FORMATS["squeezellm"] == "slower than nf4")
 
 
 def test_it_loads_no_torch():
-    code = "import sys, localq.speed; assert not {'torch', 'numpy'} & set(sys.modules)"
+    code = "import sys, localq.planner.speed.predict; assert not {'torch', 'numpy'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from localq import catalog, remembered, roofline
-from localq.cli.session import speed_line
-from localq.roofline import MEASURED, RATED, Bandwidth, Reads, Roof
+from localq.cli.line.session import speed_line
+from localq.files import catalog
+from localq.planner.speed import local_measurements, roofline
+from localq.planner.speed.roofline import MEASURED, RATED, Bandwidth, Reads, Roof
 from localq.stats import Stats
 from localq.wording import stats_line
 from localq.worker.messages import Loaded
@@ -63,7 +64,7 @@ def test_what_was_measured_on_this_machine_counts_before_what_the_maker_says(mon
     monkeypatch.setenv("LOCALQ_CACHE", str(tmp_path))
     assert roofline.bandwidth("GPU-1", "NVIDIA GeForce RTX 3090") == Bandwidth(936e9, RATED)
     assert roofline.bandwidth("GPU-1", "A card of tomorrow") is None
-    remembered.keep_bandwidth("GPU-1", 871e9)
+    local_measurements.keep_bandwidth("GPU-1", 871e9)
     assert roofline.bandwidth("GPU-1", "NVIDIA GeForce RTX 3090") == Bandwidth(871e9, MEASURED)
     assert roofline.bandwidth("GPU-2", "NVIDIA GeForce RTX 3090") == Bandwidth(936e9, RATED)
 

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localq.errors import ExitCode, LocalqError
-from localq.quant import bcq
-from localq.quantizer import binary
-from localq.quantizer.statistics import damped
+from localq.formats import bcq
+from localq.quantize.binary import matrix as binary
+from localq.quantize.model.statistics import damped
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

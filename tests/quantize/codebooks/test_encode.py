@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from search_operands import block
 from torch import Tensor
 
 from localq import kernels
-from localq.kernels.search import Book
-from localq.quant import vq2
-from localq.quantizer.encode import Effort, decode, encode
+from localq.formats.codebooks import vq2
+from localq.formats.codebooks.search_kernel import Book
+from localq.quantize.codebooks.encode import Effort, decode, encode
+from tests.support.kernels.search_operands import block
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
 

@@ -6,28 +6,29 @@ import copy
 
 import pytest
 import torch
-from tiny_layers import packed_block, tiny_decoder
 
-from localq.kernels.search import Book
+from localq.formats.codebooks.search_kernel import Book
+from localq.formats.codebooks.vq2 import dequantize
 from localq.models.decoder import Block
-from localq.models.opened import open_
-from localq.quant.vq2 import dequantize
-from localq.quantizer import finetune, stream
-from localq.quantizer.finetune import Trained, Tuning, tune
-from localq.quantizer.layer import put
-from localq.quantizer.refine import gathered
+from localq.models.unstacked_experts import open_
+from localq.quantize.codebooks import finetune
+from localq.quantize.codebooks.finetune import Trained, Tuning, tune
+from localq.quantize.codebooks.layer import put
+from localq.quantize.codebooks.refine import gathered
+from localq.quantize.model import calibration_stream
+from tests.support.quantize.tiny_layers import packed_block, tiny_decoder
 
 CPU = torch.device("cpu")
 
 
-def layer(model_type: str) -> tuple[Block, stream.Streams]:
+def layer(model_type: str) -> tuple[Block, calibration_stream.Streams]:
     model = tiny_decoder(model_type)
     texts = [torch.randn(21, model.config.hidden, generator=torch.Generator().manual_seed(i)) for i in range(6)]
-    return model.layers[0], stream.Streams(model, texts, CPU)
+    return model.layers[0], calibration_stream.Streams(model, texts, CPU)
 
 
-def behind(block: Block, x: torch.Tensor, streams: stream.Streams) -> torch.Tensor:
-    return stream.after_mlp(block, stream.after_attention(block, x, streams.step))
+def behind(block: Block, x: torch.Tensor, streams: calibration_stream.Streams) -> torch.Tensor:
+    return calibration_stream.after_mlp(block, calibration_stream.after_attention(block, x, streams.step))
 
 
 def test_weights_are_those_of_the_format_before_the_first_step():

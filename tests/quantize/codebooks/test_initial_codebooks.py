@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 
 from localq import kernels
 from localq.errors import ExitCode, LocalqError
-from localq.footprint import vq2_books
-from localq.quantizer import books
-from localq.quantizer.books import SCHEMES, error, train, universal
+from localq.planner.footprint import vq2_books
+from localq.quantize.codebooks import initial_codebooks
+from localq.quantize.codebooks.initial_codebooks import SCHEMES, error, train, universal
 
 CPU = torch.device("cpu")
 searching = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
@@ -32,7 +32,7 @@ def test_the_same_seed_makes_the_same_books():
 
 
 def test_every_scheme_is_in_the_package():
-    held = load_file(books.FILE)
+    held = load_file(initial_codebooks.FILE)
     assert set(held) == {f"{scheme}.{number}" for scheme in SCHEMES for number, _ in enumerate(vq2_books(scheme))}
     for scheme in SCHEMES:
         found = universal(scheme, CPU)

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from conversions import digests
 from safetensors.torch import load_file
-from tiny_checkpoints import make_checkpoint
-from vq2_conversions import converted, loaded, logits, request, windows
 
-from localq import kernels, vq_convert, vq_whole
+from localq import kernels
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
-from localq.quantizer import whole
-from localq.quantizer.encode import Effort
-from localq.quantizer.finetune import Tuning
+from localq.files.model_folder import open_model
+from localq.quantize import by_layer
+from localq.quantize.codebooks import joint_output, joint_training
+from localq.quantize.codebooks.encode import Effort
+from localq.quantize.codebooks.finetune import Tuning
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.conversions import digests
+from tests.support.quantize.vq2_conversions import converted, loaded, logits, request, windows
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
 
@@ -71,7 +72,7 @@ def test_the_model_is_nearer_to_the_full_one_and_its_codes_are_the_same(
     )
     changes = {**SETTINGS, "tuning": Tuning(), "whole": Tuning(16, 2, 1e-3, 5e-4, 5e-4), **changes}
     said: list[str] = []
-    trained = vq_convert.convert(request(source, tmp_path / "trained", **changes), say=said.append)
+    trained = by_layer.convert(request(source, tmp_path / "trained", **changes), say=said.append)
     apart = converted(source, tmp_path / "apart", **{**changes, "whole": Tuning()})
     texts = changes["windows"]
     assert divergence(source, trained, texts) < 0.9 * divergence(source, apart, texts)
@@ -92,26 +93,26 @@ def _stopped(source: Path, out: Path, what: str, done: int, **settings: Any) -> 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        vq_convert.convert(request(source, out, **(settings or SETTINGS)), stop)
+        by_layer.convert(request(source, out, **(settings or SETTINGS)), stop)
 
 
 def test_what_is_stopped_goes_on_from_the_steps_that_are_kept(source: Path, finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    _stopped(source, out, vq_convert.TRAINING, 2 * whole.KEPT_EVERY + 3)
+    _stopped(source, out, by_layer.TRAINING, 2 * joint_training.KEPT_EVERY + 3)
     with pytest.raises(LocalqError):
         open_model(out)
     told: list[tuple[str, int, int]] = []
-    vq_convert.convert(request(source, out, **SETTINGS), lambda *each: told.append(each))
-    assert {what for what, *_ in told[1:]} == {vq_convert.CATCHING_UP, vq_convert.TRAINING, vq_convert.FOLLOWS}
-    steps = [done for what, done, _ in told if what == vq_convert.TRAINING]
-    assert steps == list(range(2 * whole.KEPT_EVERY, WHOLE.steps + 1))
+    by_layer.convert(request(source, out, **SETTINGS), lambda *each: told.append(each))
+    assert {what for what, *_ in told[1:]} == {by_layer.CATCHING_UP, by_layer.TRAINING, by_layer.FOLLOWS}
+    steps = [done for what, done, _ in told if what == by_layer.TRAINING]
+    assert steps == list(range(2 * joint_training.KEPT_EVERY, WHOLE.steps + 1))
     assert digests(out) == digests(finished)
 
 
 def test_what_is_stopped_between_the_layers_that_are_written_goes_on(
     source: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, left = vq_convert.ShardWriter.write, [5]  # two ends, two drafts, one layer
+    write, left = by_layer.ShardWriter.write, [5]  # two ends, two drafts, one layer
 
     def stop(*arguments: Any) -> None:
         if not left[0]:
@@ -119,7 +120,7 @@ def test_what_is_stopped_between_the_layers_that_are_written_goes_on(
         left[0] -= 1
         write(*arguments)
 
-    monkeypatch.setattr(vq_convert.ShardWriter, "write", stop)
+    monkeypatch.setattr(by_layer.ShardWriter, "write", stop)
     out = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
         converted(source, out, **SETTINGS)
@@ -128,10 +129,10 @@ def test_what_is_stopped_between_the_layers_that_are_written_goes_on(
     assert digests(converted(source, out, **SETTINGS)) == digests(finished)
 
 
-@pytest.mark.parametrize("name", [whole.FILE, vq_whole.DRAFT.format(2)])
+@pytest.mark.parametrize("name", [joint_training.FILE, joint_output.DRAFT.format(2)])
 def test_damaged_files_of_a_training_are_made_again(source: Path, finished: Path, tmp_path: Path, name: str) -> None:
     out = tmp_path / "out"
-    _stopped(source, out, vq_convert.TRAINING, whole.KEPT_EVERY + 1)
+    _stopped(source, out, by_layer.TRAINING, joint_training.KEPT_EVERY + 1)
     raw = bytearray((out / name).read_bytes())
     raw[len(raw) // 2] ^= 1
     (out / name).write_bytes(raw)
@@ -140,7 +141,7 @@ def test_damaged_files_of_a_training_are_made_again(source: Path, finished: Path
 
 def test_another_training_does_not_go_on(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    _stopped(source, out, vq_convert.TRAINING, 1)
+    _stopped(source, out, by_layer.TRAINING, 1)
     with pytest.raises(LocalqError, match="something else") as caught:
         converted(source, out, **{**SETTINGS, "whole": Tuning(25, 2)})
     assert caught.value.exit_code == ExitCode.USAGE
@@ -150,7 +151,7 @@ def test_another_training_does_not_go_on(source: Path, tmp_path: Path) -> None:
 def test_experts_are_trained_too_and_go_on(model_type: str, tmp_path: Path) -> None:
     source = make_checkpoint(tmp_path / "source", model_type, num_hidden_layers=2)
     out = tmp_path / "out"
-    _stopped(source, out, vq_convert.TRAINING, whole.KEPT_EVERY + 1)
+    _stopped(source, out, by_layer.TRAINING, joint_training.KEPT_EVERY + 1)
     again = converted(source, out, **SETTINGS)
     assert digests(again) == digests(converted(source, tmp_path / "finished", **SETTINGS))
 
@@ -160,7 +161,7 @@ def test_on_a_gpu(source: Path, tmp_path: Path) -> None:
     """Trained there, and written; interrupted, the same."""
     settings = {**SETTINGS, "device": torch.device("cuda", 0)}
     finished, out = converted(source, tmp_path / "finished", **settings), tmp_path / "out"
-    _stopped(source, out, vq_convert.TRAINING, whole.KEPT_EVERY + 1, **settings)
+    _stopped(source, out, by_layer.TRAINING, joint_training.KEPT_EVERY + 1, **settings)
     assert digests(converted(source, out, **settings)) == digests(finished)
 
 
@@ -168,7 +169,7 @@ def test_models_that_are_too_large_are_made_layer_by_layer(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apart = converted(source, tmp_path / "apart", **{**SETTINGS, "whole": Tuning()})
-    monkeypatch.setattr(vq_whole, "LARGEST", 2 * (64 * (64 + 32 + 32 + 64) + 3 * 64 * 96) - 1)
+    monkeypatch.setattr(joint_output, "LARGEST", 2 * (64 * (64 + 32 + 32 + 64) + 3 * 64 * 96) - 1)
     said: list[str] = []
-    assert digests(vq_convert.convert(request(source, tmp_path / "out", **SETTINGS), say=said.append)) == digests(apart)
+    assert digests(by_layer.convert(request(source, tmp_path / "out", **SETTINGS), say=said.append)) == digests(apart)
     assert "not trained as a whole" in said[0]

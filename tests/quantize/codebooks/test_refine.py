@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from localq.kernels.search import Book
-from localq.quantizer.encode import decode
-from localq.quantizer.refine import fit_books, gathered
+from localq.formats.codebooks.search_kernel import Book
+from localq.quantize.codebooks.encode import decode
+from localq.quantize.codebooks.refine import fit_books, gathered
 
 SCHEMES = {
     "s4l16": [(4, 16)],

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from search_operands import Block, block, followed, search
 from torch import Tensor
 
 from localq import kernels
-from localq.kernels.search import Book, events, vq_search
-from localq.quantizer import encode
-from localq.quantizer.encode import Effort, choose, decode
-from localq.quantizer.statistics import factor
+from localq.formats.codebooks.search_kernel import Book, events, vq_search
+from localq.quantize.codebooks import encode
+from localq.quantize.codebooks.encode import Effort, choose, decode
+from localq.quantize.model.statistics import factor
+from tests.support.kernels.search_operands import Block, block, followed, search
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
 

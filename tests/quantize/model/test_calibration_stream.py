@@ -7,14 +7,14 @@ from functools import partial
 
 import pytest
 import torch
-from tiny_models import DENSE, ours, reference_logits, token_ids
 from torch import Tensor
 from torch.nn import functional as F
 
 from localq.models.decoder import Decoder
-from localq.quantizer import stream
-from localq.quantizer.layer import groups_of
-from localq.quantizer.stream import NoCache, Streams
+from localq.quantize.codebooks.layer import groups_of
+from localq.quantize.model import calibration_stream
+from localq.quantize.model.calibration_stream import NoCache, Streams
+from tests.support.models.tiny_models import DENSE, ours, reference_logits, token_ids
 
 CPU = torch.device("cpu")
 every_case = pytest.mark.parametrize("name", DENSE)
@@ -36,8 +36,8 @@ def test_parts_of_a_block_joined_are_the_block(name):
         found, x = streams_of(model), embedded(model)
         for block in model.layers:
             expected = block(x, found.step)
-            between = stream.after_attention(block, x, found.step)
-            got = stream.after_mlp(block, between)
+            between = calibration_stream.after_attention(block, x, found.step)
+            got = calibration_stream.after_mlp(block, between)
             torch.testing.assert_close(got, expected, rtol=0, atol=ROUNDING * float(expected.abs().max()))
             x = expected
 
@@ -59,7 +59,7 @@ def test_the_streams_end_in_the_logits_of_transformers(name):
 
 
 def _through(x: Tensor, block, streams: Streams) -> Tensor:
-    return stream.after_mlp(block, stream.after_attention(block, x, streams.step))
+    return calibration_stream.after_mlp(block, calibration_stream.after_attention(block, x, streams.step))
 
 
 @every_case
@@ -78,7 +78,7 @@ def test_inputs_of_the_groups_are_what_their_linears_read(name):
         block(x, found.step)
         for handle in handles:
             handle.remove()
-        between = stream.after_attention(block, x, found.step)
+        between = calibration_stream.after_attention(block, x, found.step)
         for group in groups_of(block):
             got = group.x(block, x if group.number < 2 else between, found.step)
             for module in group.names:
@@ -90,7 +90,9 @@ def _note(caught: dict[str, Tensor], name: str, module: object, arguments: tuple
     caught[name] = arguments[0].clone()
 
 
-@pytest.mark.parametrize("part", [stream.attended, lambda block, x, step: stream.gated(block, x)])
+@pytest.mark.parametrize(
+    "part", [calibration_stream.attended, lambda block, x, step: calibration_stream.gated(block, x)]
+)
 def test_what_is_left_out_for_a_moment_is_put_back(part: Callable[..., Tensor], monkeypatch):
     model = ours("llama-biases")
     block, found = model.layers[1], streams_of(model)

@@ -7,24 +7,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from conversions import digests
-from expert_checkpoints import fused, logits, read, source, write
-from tiny_checkpoints import make_checkpoint
 from torch import Tensor
-from vq2_conversions import QUICK, converted, loaded, request, windows
-from vq2_conversions import logits as of_window
 
-from localq import kernels, vq_convert
-from localq.checkpoint import open_checkpoint
+from localq import kernels
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
+from localq.formats import FORMATS, owner
+from localq.formats.checkpoint import open_checkpoint
 from localq.models import ARCHITECTURES
-from localq.models.opened import open_
-from localq.quant import FORMATS, owner
-from localq.quantizer import experts, memory
-from localq.quantizer.encode import Effort
-from localq.quantizer.finetune import Tuning
-from localq.quantizer.layer import Settings
+from localq.models.unstacked_experts import open_
+from localq.quantize import by_layer, memory
+from localq.quantize.codebooks.encode import Effort
+from localq.quantize.codebooks.finetune import Tuning
+from localq.quantize.codebooks.layer import Settings
+from localq.quantize.model import expert_tokens
+from tests.support.formats.expert_checkpoints import fused, logits, read, source, write
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.conversions import digests
+from tests.support.quantize.vq2_conversions import QUICK, converted, loaded, request, windows
+from tests.support.quantize.vq2_conversions import logits as of_window
 
 needs_search = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
 KINDS = ("mixtral", "qwen3_moe")
@@ -43,12 +44,12 @@ def test_an_expert_has_its_tokens_and_borrows_evenly_where_they_are_few():
     chosen = [torch.tensor([[0, 1]] * 20), torch.tensor([[2, 1]] * 20)]
     for least, own, borrowed in ((0, (20, 0), (0, 0)), (20, (20, 0), (0, 0)), (24, (20, 0), (0, 4)),
                                  (99, (20, 0), (0, 20))):  # fmt: skip
-        found = experts.tokens_of(chosen, 0, least)
+        found = expert_tokens.tokens_of(chosen, 0, least)
         assert tuple(len(mine) for mine, _ in found) == own
         assert tuple(len(lent) for _, lent in found) == borrowed
-    (_, first), (_, second) = experts.tokens_of(chosen, 0, 24)
+    (_, first), (_, second) = expert_tokens.tokens_of(chosen, 0, 24)
     assert second.tolist() == [0, 5, 10, 15]
-    never = experts.tokens_of(chosen, 7, 8)
+    never = expert_tokens.tokens_of(chosen, 7, 8)
     assert [lent.tolist() for _, lent in never] == [[0, 5, 10, 15], [0, 5, 10, 15]]
     assert len(first) == 0
 
@@ -67,7 +68,7 @@ def test_what_is_borrowed_counts_a_quarter(sources):
     streams = Held()
     streams.x, streams.full = [x], [full]
     chosen = [torch.tensor([[0, 1, 2], [0, 3, 4], [1, 2, 3], [1, 2, 4], [0, 1, 3], [4, 2, 3]])]
-    got = experts.gather(block, block, 0, False, chosen, streams, 128)
+    got = expert_tokens.gather(block, block, 0, False, chosen, streams, 128)
     normed = block.norms().before_mlp(x)
     own, others = normed[[0, 1, 4]], normed[[2, 3, 5]]
     torch.testing.assert_close(got._moments, own.T @ own + others.T @ others / 4, rtol=0, atol=1e-5)
@@ -75,7 +76,7 @@ def test_what_is_borrowed_counts_a_quarter(sources):
     one, inputs = block.mlp.expert(0), torch.cat((own, 0.5 * others))
     gated = (one.activation(one.gate_proj(normed)) * one.up_proj(normed))[[0, 1, 4, 2, 3, 5]]
     gated[3:] *= 0.5
-    down = experts.gather(block, block, 0, True, chosen, streams, 64)
+    down = expert_tokens.gather(block, block, 0, True, chosen, streams, 64)
     torch.testing.assert_close(down._moments, gated.T @ gated, rtol=0, atol=1e-5)
     assert len(inputs) == len(gated)
 
@@ -161,7 +162,7 @@ def test_dense_layers_among_them_and_a_kill_change_nothing(tmp_path, monkeypatch
     model = make_checkpoint(tmp_path / "m", "qwen3_moe", num_hidden_layers=3)
     settings = {"tuning": Tuning(steps=2, sequences=2), "windows": windows(3)}
     whole = converted(model, tmp_path / "whole", **settings)
-    write, written = vq_convert.ShardWriter.write, []
+    write, written = by_layer.ShardWriter.write, []
 
     def killed(self, planned, tensors):
         if len(written) == 3:
@@ -170,7 +171,7 @@ def test_dense_layers_among_them_and_a_kill_change_nothing(tmp_path, monkeypatch
         write(self, planned, tensors)
 
     with monkeypatch.context() as patch:
-        patch.setattr(vq_convert.ShardWriter, "write", killed)
+        patch.setattr(by_layer.ShardWriter, "write", killed)
         with pytest.raises(KeyboardInterrupt):
             converted(model, tmp_path / "cut", **settings)
     assert digests(converted(model, tmp_path / "cut", **settings)) == digests(whole)
@@ -180,7 +181,9 @@ def test_dense_layers_among_them_and_a_kill_change_nothing(tmp_path, monkeypatch
 @needs_search
 def test_experts_that_the_text_never_visits_are_quantized_on_what_it_sends_elsewhere(sources, tmp_path, monkeypatch):
     """The text is told to go to the first two of four experts; the model that is made uses all of them."""
-    monkeypatch.setattr(experts, "choices", lambda made, streams: [torch.tensor([[0, 1]] * len(x)) for x in streams.x])
+    monkeypatch.setattr(
+        expert_tokens, "choices", lambda made, streams: [torch.tensor([[0, 1]] * len(x)) for x in streams.x]
+    )
     out = converted(sources["mixtral"], tmp_path / "out")
     ids = windows()[0]
     assert relative(of_window(loaded(out), ids), of_window(loaded(sources["mixtral"]), ids)) < 0.75
@@ -189,7 +192,7 @@ def test_experts_that_the_text_never_visits_are_quantized_on_what_it_sends_elsew
 @needs_search
 def test_bits_are_not_mixed_among_experts(sources, tmp_path):
     with pytest.raises(LocalqError, match="not mixed among the matrices of a mixture of experts") as caught:
-        vq_convert.convert(request(sources["mixtral"], tmp_path / "out", bits=2.3, effort=QUICK))
+        by_layer.convert(request(sources["mixtral"], tmp_path / "out", bits=2.3, effort=QUICK))
     assert caught.value.exit_code == ExitCode.USAGE
     assert not (tmp_path / "out").exists()
 

@@ -6,14 +6,14 @@ import copy
 
 import pytest
 import torch
-from tiny_models import CONTEXT, DENSE, built, ours, token_ids
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from localq.formats.codebooks import rotation
 from localq.models.decoder import Decoder
-from localq.quant import hadamard
-from localq.quantizer import fold
-from localq.quantizer.stream import NoCache
+from localq.quantize.model import fold
+from localq.quantize.model.calibration_stream import NoCache
+from tests.support.models.tiny_models import CONTEXT, DENSE, built, ours, token_ids
 
 F64 = torch.float64
 
@@ -41,7 +41,7 @@ def test_seeds_decide():
     assert torch.equal(signs[0], signs[1])
     assert not torch.equal(signs[0], signs[2])
     assert signs[0].shape == (24,)
-    assert set(hadamard.factors_of(signs[0]).tolist()) == {-1.0, 1.0}
+    assert set(rotation.factors_of(signs[0]).tolist()) == {-1.0, 1.0}
 
 
 FOLDABLE = [name for name, case in DENSE.items() if not case.config["model_type"].startswith("gemma")]

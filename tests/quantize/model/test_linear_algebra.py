@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from localq.quantizer import triangles
+from localq.quantize.model import linear_algebra
 
 SIZE = 53
 panels = pytest.mark.parametrize("panel", [7, 16, 53, 64])
@@ -14,7 +14,7 @@ panels = pytest.mark.parametrize("panel", [7, 16, 53, 64])
 
 @pytest.fixture(autouse=True)
 def narrow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triangles, "PANEL", request.node.callspec.params["panel"])
+    monkeypatch.setattr(linear_algebra, "PANEL", request.node.callspec.params["panel"])
 
 
 def positive(dtype: torch.dtype) -> Tensor:
@@ -27,7 +27,7 @@ def factored(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The matrix and its factor."""
     matrix = positive(dtype)
     upper = matrix.clone()
-    assert triangles.factor_(upper)
+    assert linear_algebra.factor_(upper)
     return matrix, upper
 
 
@@ -50,8 +50,8 @@ def test_the_factor_is_upper_and_gives_the_matrix_back(panel, dtype):
 def test_only_the_upper_triangle_is_read(panel):
     matrix = positive(torch.float64)
     other = matrix.triu() + torch.full_like(matrix, 1e3).tril(-1)
-    assert triangles.factor_(matrix)
-    assert triangles.factor_(other)
+    assert linear_algebra.factor_(matrix)
+    assert linear_algebra.factor_(other)
     # blocks on the diagonal are finished together: below them lie sums of what was there
     assert torch.equal(matrix, other)
 
@@ -62,10 +62,10 @@ def test_solutions_and_inverses(panel, dtype):
     matrix, upper = factored(dtype)
     rows = torch.randn(19, SIZE, generator=torch.Generator().manual_seed(2), dtype=dtype)
     exact, found = torch.linalg.solve(matrix.double(), rows.double(), left=False), rows.clone()
-    triangles.solve_(upper, found)
+    linear_algebra.solve_(upper, found)
     assert (found.double() - exact).norm() <= bound(matrix) * exact.norm()
     inverse = upper.clone()
-    triangles.invert_(inverse)
+    linear_algebra.invert_(inverse)
     assert torch.equal(inverse, inverse.triu())
     exact = torch.linalg.inv(upper.double())
     assert (inverse.double() - exact).norm() <= bound(matrix) * exact.norm()
@@ -75,12 +75,12 @@ def test_solutions_and_inverses(panel, dtype):
 def test_what_is_not_positive_definite_is_said(panel):
     matrix = positive(torch.float64)
     matrix[3, 3] = -1
-    assert not triangles.factor_(matrix)
+    assert not linear_algebra.factor_(matrix)
 
 
 @panels
 def test_a_matrix_and_its_transpose(panel):
     matrix = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(3))
     found = matrix.clone()
-    triangles.mean_transpose_(found, 6)
+    linear_algebra.mean_transpose_(found, 6)
     assert torch.equal(found, (matrix + matrix.T) / 6)

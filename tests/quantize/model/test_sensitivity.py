@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_checkpoints import make_checkpoint
 from torch import Tensor
-from vq2_conversions import QUICK, ended, loaded, windows
 
-from localq.checkpoint import open_checkpoint
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
+from localq.formats.checkpoint import open_checkpoint
 from localq.models import ARCHITECTURES
-from localq.quantizer import sensitivity
-from localq.quantizer.fold import plain
-from localq.quantizer.layer import Settings, groups_of
-from localq.quantizer.source import Source
-from localq.quantizer.stream import Streams
-from localq.quantizer.trail import Trail
+from localq.quantize.codebooks.layer import Settings, groups_of
+from localq.quantize.model import sensitivity
+from localq.quantize.model.calibration_stream import Streams
+from localq.quantize.model.fold import plain
+from localq.quantize.model.source import Source
+from localq.quantize.output.sensitivity_log import Trail
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.vq2_conversions import QUICK, ended, loaded, windows
 
 NOISE, DRAWS = 0.02, 6
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from localq.errors import ExitCode, LocalqError
-from localq.quantizer import statistics
-from localq.quantizer.statistics import Statistics, damped, factor
+from localq.quantize.model import statistics
+from localq.quantize.model.statistics import Statistics, damped, factor
 
 CPU = torch.device("cpu")
 TOKENS, COLUMNS, OUT = 150, 24, 10

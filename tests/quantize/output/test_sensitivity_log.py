@@ -11,8 +11,8 @@ from torch import Tensor
 
 from localq import disk
 from localq.errors import ExitCode, LocalqError
-from localq.quantizer import trail
-from localq.quantizer.trail import Point, Trail
+from localq.quantize.output import sensitivity_log
+from localq.quantize.output.sensitivity_log import Point, Trail
 
 JOB: dict[str, Any] = {"source": "m", "fingerprint": "f"}
 TEXT = [torch.arange(15.0).reshape(3, 5) + number for number in range(4)]
@@ -73,7 +73,7 @@ def test_another_conversion_has_none(there: Trail, tmp_path: Path) -> None:
     assert Trail(tmp_path / "elsewhere", JOB).found() is None
 
 
-@pytest.mark.parametrize("name", [trail.FILE, "conversion.measured-00000.safetensors"])
+@pytest.mark.parametrize("name", [sensitivity_log.FILE, "conversion.measured-00000.safetensors"])
 @pytest.mark.parametrize("damage", ["gone", "short", "text"])
 def test_what_is_not_whole_is_begun_anew(there: Trail, tmp_path: Path, name: str, damage: str) -> None:
     path = tmp_path / name

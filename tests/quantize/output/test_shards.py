@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from localq.checkpoint import info
-from localq.shard_writer import ShardWriter, plan_shards
+from localq.formats.checkpoint import info
+from localq.quantize.output.shards import ShardWriter, plan_shards
 
 TENSORS = {
     "table": torch.arange(35, dtype=torch.float16).view(7, 5),

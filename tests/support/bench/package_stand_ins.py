@@ -12,7 +12,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from localq.quant import aqlm, vptq_codec
+from localq.formats.codebooks import aqlm
+from localq.formats.vptq import codec as vptq_codec
 
 
 def modules(broken: Callable[[Tensor], Tensor] = lambda result: result) -> list[ModuleType]:

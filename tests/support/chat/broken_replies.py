@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localq.chat import ChatSession, Message, Piece
+from localq.chat.session import ChatSession, Message, Piece
 from localq.errors import LocalqError
 
 

@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from localq.chat import ChatSession, Piece, Reply
+from localq.chat.history.store import SessionStore
+from localq.chat.session import ChatSession, Piece, Reply
 from localq.errors import LocalqError
-from localq.sessions import SessionStore
 from localq.stats import Stats
 from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 
-import scripted_client
-from scripted_client import streamed
-
-from localq import commands
-from localq.chat import ChatSession
+from localq.chat import commands
+from localq.chat.session import ChatSession
+from tests.support.chat import scripted_client
+from tests.support.chat.scripted_client import streamed
 
 session_over = functools.partial(scripted_client.session_over, context_size=10_000)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from localq.conversation import Message
-from localq.session_record import Session
+from localq.chat.history.conversation import Message
+from localq.chat.history.record import Session
 from localq.stats import Stats
 
 STATS = Stats("done", 10, 4, 6, 7, 0.25, 0.2, 1.5, 17, 4096)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LOCALQ = [sys.executable, "-m", "localq"]
 PLACES = ("LOCALQ_CONFIG", "LOCALQ_DATA", "LOCALQ_CACHE", "HF_HUB_CACHE")
 

@@ -10,7 +10,7 @@ import random
 import re
 from dataclasses import dataclass, field
 
-from terminal_stream import REORDERING, Token
+from tests.support.cli.terminal_stream import REORDERING, Token
 
 ACTING = {
     "title": "\x1b]0;ZQtitle\x07",

@@ -5,15 +5,15 @@ from __future__ import annotations
 import io
 
 import pytest
-from scripted_client import CharTokenizer, ScriptedClient
 
-from localq.chat import ChatSession
-from localq.cli.line_chat import LineChat
-from localq.cli.session import TerminalWatcher
+from localq.chat.history.store import SessionStore
+from localq.chat.open_model import Opened
+from localq.chat.session import ChatSession
+from localq.cli.line.line_chat import LineChat
+from localq.cli.line.session import TerminalWatcher
 from localq.errors import LocalqError
-from localq.opening import Opened
-from localq.sessions import SessionStore
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 
 
 class Terminal(io.StringIO):

@@ -15,10 +15,10 @@ import termios
 from collections.abc import Iterable, Iterator
 
 import pyte
-from tiny_tokenizers import SENTENCES
 
-from localq.cli.markdown_stream import MarkdownStream
-from localq.cli.terminal_rows import Watch
+from localq.cli.markdown.stream import MarkdownStream
+from localq.cli.markdown.terminal_rows import Watch
+from tests.support.text.tiny_tokenizers import SENTENCES
 
 DOCUMENT = '''# Ships of the `line`
 

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import asyncssh
-from slow_link import SlowLink
+
+from tests.support.cli.slow_link import SlowLink
 
 WAIT_S = 20.0
-SUPPORT = Path(__file__).resolve().parent
 USER = "tester"
 OPENSSH = "/usr/bin/ssh"
 LEFT_BY = ("iflag", "oflag", "cflag", "lflag", "ispeed", "ospeed", "cc")
@@ -164,7 +164,7 @@ class SshServer:
         """The command by which a user has a shell run `line` over there: `name` is "openssh" or "asyncssh"."""
         port = str(self.port)
         if name == "asyncssh":
-            return [sys.executable, str(SUPPORT / "ssh_client.py"), port, str(self.key), str(self.known), line]
+            return [sys.executable, "-m", "tests.support.cli.ssh_client", port, str(self.key), str(self.known), line]
         options = (f"UserKnownHostsFile={self.known}", "IdentitiesOnly=yes", "GlobalKnownHostsFile=none")
         settings = [word for option in options for word in ("-o", option)]
         place = ["-i", str(self.key), "-p", port, "-l", USER, "-tt", "127.0.0.1"]

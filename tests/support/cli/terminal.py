@@ -21,7 +21,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pyte
-from terminal_stream import Modes, Reader, Token
+
+from tests.support.cli.terminal_stream import Modes, Reader, Token
 
 WAIT_S = 30.0
 CATCH_UP_S, SILENCE_S = 0.2, 0.02  # with what is written without end; what the kernel may take to hand it over

@@ -7,9 +7,9 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from terminal import CTRL_C, CTRL_D, ENTER, ESCAPE, Gave, Terminal
-from terminal_engine import Script
-from terminal_localq import COMMAND, environment, write_model
+from tests.support.cli.terminal import CTRL_C, CTRL_D, ENTER, ESCAPE, Gave, Terminal
+from tests.support.cli.terminal_engine import Script
+from tests.support.cli.terminal_localq import COMMAND, environment, write_model
 
 EDITS = b"\x1b[?2004h"  # a line editor takes the terminal
 EMPTY = "Message, or / for commands"  # stands where a message would

@@ -11,8 +11,8 @@ import os
 import sys
 from pathlib import Path
 
-SUPPORT = Path(__file__).resolve().parent
-COMMAND = (sys.executable, str(SUPPORT / "terminal_localq.py"))
+ROOT = Path(__file__).resolve().parents[3]
+COMMAND = (sys.executable, "-m", "tests.support.cli.terminal_localq")
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -21,10 +21,11 @@ CHAT_TEMPLATE = (
 
 def write_model(folder: Path) -> Path:
     """A folder that the front end takes for a small model; its tokens are bytes. No torch needed."""
-    from hostile_models import CONFIG, LAYER, LINEARS
-    from raw_safetensors import entry, write_raw
-    from terminal_engine import letters
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    from tests.support.cli.terminal_engine import letters
+    from tests.support.files.hostile_models import CONFIG, LAYER, LINEARS
+    from tests.support.files.raw_safetensors import entry, write_raw
 
     folder.mkdir(parents=True)
     tokenizer = Tokenizer(models.BPE(vocab={letter: byte for byte, letter in letters().items()}, merges=[]))
@@ -58,7 +59,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     hub = {"HF_HUB_CACHE": str(home / "hub"), "HF_HUB_OFFLINE": "1"}
     home_of = {"HOME": str(home), "XDG_STATE_HOME": str(home / "state"), "LANG": "C.UTF-8"}
     colours = {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
-    paths = {"PYTHONPATH": str(SUPPORT.parents[1]), "LOCALQ_DEVICE": "cpu"}
+    paths = {"PYTHONPATH": str(ROOT), "LOCALQ_DEVICE": "cpu"}
     return {**kept, **places, **hub, **home_of, **colours, **paths, **more}
 
 
@@ -75,7 +76,7 @@ def main() -> None:
     from localq.worker import client
 
     script = sys.argv.pop(1)
-    command = (sys.executable, str(SUPPORT / "terminal_engine.py"), script)
+    command = (sys.executable, "-m", "tests.support.cli.terminal_engine", script)
     client.EngineClient.__init__.__defaults__ = (command, *client.EngineClient.__init__.__defaults__[1:])
     from localq import cli
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from localq.engine.generate import Engine, Step
-from localq.engine.load import LoadedModel, free_memory
+from localq.engine.load.load import LoadedModel, free_memory
 from localq.sampling import Sampling
 
 GREEDY = Sampling()

@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from tiny_models import BY_NAME
 from torch import Tensor, nn
 
 from localq.engine.cache import KVCache
-from localq.engine.decode import StepState
-from localq.engine.fused import FusedStep
 from localq.engine.sampler import SamplerState
+from localq.engine.step.fused import FusedStep
+from localq.engine.step.state import StepState
+from localq.formats import nf4
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
-from localq.quant import nf4
+from tests.support.models.tiny_models import BY_NAME
 
 SHAPE = {"hidden_size": 128, "intermediate_size": 320, "num_attention_heads": 8, "num_hidden_layers": 3, "head_dim": 24}
 PHI3 = {**SHAPE, "hidden_size": 256, "head_dim": 32}  # it has no head_dim of its own

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import tiny_models
 import torch
-from tiny_models import CONTEXT, PREFILL, TOKENS
 
 from localq.engine.cache import KVCache
-from localq.engine.decode import StepState
-from localq.engine.fused import FusedStep
 from localq.engine.sampler import SamplerState
+from localq.engine.step.fused import FusedStep
+from localq.engine.step.state import StepState
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
+from tests.support.models import tiny_models
+from tests.support.models.tiny_models import CONTEXT, PREFILL, TOKENS
 
 
 def small_qwen3(**changes: Any) -> Decoder:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from localq.checkpoint import open_checkpoint
-from localq.engine import weights
-from localq.modelfiles import ModelFiles
+from localq.engine.load import weights
+from localq.files.model_folder import ModelFiles
+from localq.formats.checkpoint import open_checkpoint
 from localq.models import architecture
-from localq.placement import Placement
+from localq.planner.placement import Placement
 
 
 def packed_model(files: ModelFiles) -> tuple[Any, list[int], weights.Places]:

@@ -10,9 +10,9 @@ import torch
 
 from localq.engine import snapshot
 from localq.engine.cache import KVCache, stored_parts
-from localq.engine.load import LoadedModel
+from localq.engine.load.load import LoadedModel
 from localq.errors import LocalqError
-from localq.kv_form import KvBits
+from localq.kv_bits import KvBits
 
 WEIGHTS = "w" * 64
 TOKENS = 41

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from vq_operands import weights_of
 
-from localq.kernels.vq_experts import VqStack
+from localq.formats import mxfp4
+from localq.formats.codebooks import rotation
+from localq.formats.codebooks.experts_kernel import VqStack
 from localq.models.attention import Span, attend
 from localq.models.layers import ACTIVATIONS
 from localq.models.rope import rotate
-from localq.quant import hadamard, mxfp4
+from tests.support.kernels.vq_operands import weights_of
 
 
 def normed(x: Tensor, norm: Any) -> Tensor:
@@ -42,7 +43,7 @@ def vq_gemv(x, matrices, *, norm=None, signs=None, **around):
     """`kernels.vq.vq_gemv`."""
     x = normed(x, norm)
     if signs is not None:
-        x = hadamard.rotate(x, signs)
+        x = rotation.rotate(x, signs)
     dense_gemv(x, [weights_of(matrix) for matrix in matrices], **around)
 
 
@@ -98,7 +99,7 @@ def experts_down(gated, stack, bias, chosen, weights, *, residual, out, behind_g
     """`kernels.experts.experts_down` of a stack in 16 bit, MXFP4 or codebooks, whose x may be rotated."""
     assert behind_gate_up
     if signs is not None:
-        gated = hadamard.rotate(gated, signs)
+        gated = rotation.rotate(gated, signs)
     total = residual[0].clone()
     for row, expert in enumerate(chosen.tolist()):
         total += weights[row] * F.linear(gated[row], matrix_of(stack, expert), None if bias is None else bias[expert])
@@ -118,10 +119,10 @@ def rmsnorm(x, norm, residual=None, *, out) -> None:
 
 def install(monkeypatch: Any) -> None:
     """Put them in the place of the kernels, for the fused step."""
-    from localq.engine import fused, fused_experts, linears
+    from localq.engine.step import fused, fused_experts, operands
 
     workspace = SimpleNamespace(bytes=lambda: 0)
-    monkeypatch.setattr(linears.dense, "dense_gemv", dense_gemv)
+    monkeypatch.setattr(operands.dense, "dense_gemv", dense_gemv)
     monkeypatch.setattr(fused.attention, "attention_decode", attention_decode)
     monkeypatch.setattr(fused.attention, "Workspace", lambda *arguments: workspace)
     for stand_in in (router, experts_gate_up, experts_down):

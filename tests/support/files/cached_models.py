@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import fake_hub
-
-from localq import hub_cache
+from localq.files.hub import cache as hub_cache
+from tests.support.files import fake_hub
 
 
 def put(repo: str, files: dict[str, bytes], commit: str = fake_hub.COMMIT, ref: str | None = "main") -> Path:

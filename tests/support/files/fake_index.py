@@ -8,7 +8,7 @@ import io
 import threading
 import zipfile
 
-from localq.catalog_file import Source
+from localq.files.catalog_file import Source
 
 PACKAGE, VERSION, MEMBER = "localq-tiny-weights", "1.2", "localq_tiny_weights/Tiny.Q4_1.gguf"
 WEIGHTS = b"GGUF" + bytes(i % 253 for i in range(5003))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hostile_models import CONFIG, Case, Change
+from tests.support.files.hostile_models import CONFIG, Case, Change
 
 # One field that is refused wherever it stands: by `modelfiles.check_config`, before anything else looks.
 FIELDS: list[dict[str, Any]] = [

@@ -8,8 +8,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from hostile_models import Case, Change
-from raw_safetensors import entry, write_raw
+from tests.support.files.hostile_models import Case, Change
+from tests.support.files.raw_safetensors import entry, write_raw
 
 DATA = bytes(range(24))
 HEADERS: dict[str, tuple[Any, bytes]] = {

@@ -48,10 +48,7 @@ class Case:
 
 def cases() -> list[Case]:
     """All of them."""
-    import hostile_configs
-    import hostile_headers
-    import hostile_quantized
-    import hostile_tokenizer_files
+    from tests.support.files import hostile_configs, hostile_headers, hostile_quantized, hostile_tokenizer_files
 
     return [
         *hostile_headers.CASES, *hostile_configs.CASES, *hostile_quantized.CASES, *hostile_tokenizer_files.CASES
@@ -72,7 +69,7 @@ def _sound(format: str) -> dict[str, bytes]:
     """File name -> content; made once, because the thousand cases that change a file need it unchanged."""
     import tempfile
 
-    from tiny_checkpoints import write_tokenizer
+    from tests.support.models.tiny_checkpoints import write_tokenizer
 
     folder = Path(tempfile.mkdtemp())
     try:
@@ -126,31 +123,30 @@ def sound_tensors(format: str) -> tuple[dict[str, Any], dict[str, Any]]:
 def _linear(format: str, path: str, weight: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     shape = tuple(weight.shape)
     if format == "nf4":
-        from localq.quant import nf4
+        from localq.formats import nf4
 
         return nf4.to_tensors(nf4.quantize(weight), path), {}
     if format == "aqlm":
-        import aqlm_checkpoints
+        from tests.support.formats import aqlm_checkpoints
 
         made = aqlm_checkpoints.tensors(shape, aqlm_checkpoints.LAYOUTS["2x8g8"], weight.half().dtype)
         return {path + suffix: tensor for suffix, tensor in made.items()}, {}
     if format == "vptq":
-        import vptq_layers
+        from tests.support.formats import vptq_layers
 
         layer = vptq_layers.make(vptq_layers.Layout((8, 256, 16), *shape))
         return {path + suffix: tensor for suffix, tensor in layer.tensors.items()}, layer.config
     if format == "vq2":
-        import vq2_checkpoints
-
-        from localq.quant import vq2
+        from localq.formats.codebooks import vq2
+        from tests.support.formats import vq2_checkpoints
 
         return vq2.to_tensors(vq2_checkpoints.packed_of(shape), path), {}
     if format == "bcq":
-        from localq.quant import bcq
+        from localq.formats import bcq
 
         return bcq.to_tensors(bcq.quantize(weight, 2, 32, zero_point=True), path), {}
     if format in ("awq", "gptq"):
-        import int4_checkpoints
+        from tests.support.formats import int4_checkpoints
 
         made = int4_checkpoints.tensors(shape, int4_checkpoints.Int4(format, 32, act_order=format == "gptq"))
         return {path + suffix: tensor for suffix, tensor in made.items()}, {}
@@ -158,7 +154,8 @@ def _linear(format: str, path: str, weight: Any) -> tuple[dict[str, Any], dict[s
 
 
 def _quantization(format: str, said: dict[str, Any]) -> dict[str, Any]:
-    from localq.quant import bcq, nf4, vq2
+    from localq.formats import bcq, nf4
+    from localq.formats.codebooks import vq2
 
     if format == "bcq":
         return bcq.quantization_config("float16", ["lm_head"])
@@ -169,7 +166,7 @@ def _quantization(format: str, said: dict[str, Any]) -> dict[str, Any]:
     if format == "vq2":
         return vq2.quantization_config("float16", ["lm_head"])
     if format in ("awq", "gptq"):
-        import int4_checkpoints
+        from tests.support.formats import int4_checkpoints
 
         return int4_checkpoints.Int4(format, 32, act_order=format == "gptq").config
     return {"quant_method": "aqlm"} if format == "aqlm" else {}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hostile_models import QUERY, Case, Change, sound_tensors, write_tensors
+from tests.support.files.hostile_models import QUERY, Case, Change, sound_tensors, write_tensors
 
 Damage = Callable[[dict[str, Any]], object]  # changes the tensors of a model, by name
 

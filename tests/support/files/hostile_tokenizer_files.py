@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hostile_configs import changed
-from hostile_headers import as_folder, linked, piped
-from hostile_models import Case, Change
+from tests.support.files.hostile_configs import changed
+from tests.support.files.hostile_headers import as_folder, linked, piped
+from tests.support.files.hostile_models import Case, Change
 
 MARKER = "ran"  # the file beside the folder that poison would write
 CHARSMAP = base64.b64encode((8).to_bytes(4, "little") + b"\xff" * 8 + b"abcd").decode()

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fake_hub
 import pytest
 
-from localq.catalog import Source
 from localq.errors import LocalqError
+from localq.files.catalog import Source
+from tests.support.files import fake_hub
 
 REPO = "maker/tiny-model"
 TOKEN = "hf_a-secret-of-the-user"

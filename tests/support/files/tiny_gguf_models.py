@@ -6,8 +6,9 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from tiny_gguf import SHAPE, Case, converted, finish, model, write_keys
 from tokenizers.pre_tokenizers import ByteLevel
+
+from tests.support.files.tiny_gguf import SHAPE, Case, converted, finish, model, write_keys
 
 CASE = Case("llama", "llama", {"head_dim": 16, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2})
 

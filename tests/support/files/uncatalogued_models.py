@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 
-import fake_hub
+from tests.support.files import fake_hub
 
 CONFIG = {
     "model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

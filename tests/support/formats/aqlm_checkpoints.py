@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tiny_checkpoints import make_model, write_tokenizer
 from torch import Tensor, nn
+
+from tests.support.models.tiny_checkpoints import make_model, write_tokenizer
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import int4_checkpoints
 import torch
-import vq2_checkpoints
-from aqlm_checkpoints import LAYOUTS, tensors
-from int4_checkpoints import Int4
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import make_checkpoint
 from torch import Tensor
 
-from localq.quant import mxfp4, vq2
+from localq.formats import mxfp4
+from localq.formats.codebooks import vq2
+from tests.support.formats import int4_checkpoints, vq2_checkpoints
+from tests.support.formats.aqlm_checkpoints import LAYOUTS, tensors
+from tests.support.formats.int4_checkpoints import Int4
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 LINEAR = re.compile(r".*\.(?:self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj|experts\.\d+\.\w+)\.weight")
 ROUTER = re.compile(r".*\.(?:mlp|block_sparse_moe)\.gate\.weight")
@@ -61,7 +61,7 @@ def nf4(prefix: str, weight: Tensor, number: int, nested: bool = True) -> tuple[
 
 def aqlm(layout: str, prefix: str, weight: Tensor, number: int) -> tuple[dict[str, Tensor], Tensor]:
     """Random codes and codebooks, and what the package makes of them."""
-    from aqlm_package import dequantized
+    from tests.support.formats.aqlm_package import dequantized
 
     made = tensors((weight.shape[0], weight.shape[1]), LAYOUTS[layout], torch.float16, number)
     return {prefix + suffix: each for suffix, each in made.items()}, dequantized(*made.values())

@@ -2,7 +2,7 @@
 
 No quantizer is involved: codes, zero points and scales are random. `reference` is the documented formula of the
 projects (AutoAWQ's `dequantize_gemm`, GPTQModel's `dequantize_weight`) on the stored tensors, in words of its own:
-element by element of the words, and not the way of `localq.quant`. transformers itself needs gptqmodel for both.
+element by element of the words, and not the way of `localq.formats`. transformers itself needs gptqmodel for both.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from held_tensors import Held
 from safetensors.torch import save_file
-from tiny_checkpoints import make_model, write_tokenizer
 from torch import Tensor, nn
 
-from localq.checkpoint import Checkpoint
+from localq.formats.checkpoint import Checkpoint
+from tests.support.formats.memory_checkpoint import Held
+from tests.support.models.tiny_checkpoints import make_model, write_tokenizer
 
 OUTPUTS = (0, 2, 4, 6, 1, 3, 5, 7)  # of the nibbles of a word of AWQ, the lowest first
 

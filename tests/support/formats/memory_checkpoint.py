@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from localq.checkpoint import Checkpoint, info
+from localq.formats.checkpoint import Checkpoint, info
 
 
 class Held:

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from tiny_checkpoints import make_model, write_tokenizer
 from torch import nn
-from vptq_layers import Layer, Layout, make
+
+from tests.support.formats.vptq_layers import Layer, Layout, make
+from tests.support.models.tiny_checkpoints import make_model, write_tokenizer
 
 
 @dataclass(frozen=True)

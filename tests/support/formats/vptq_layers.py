@@ -15,10 +15,10 @@ from unittest import mock
 
 import pytest
 import torch
-from held_tensors import Held
 from torch import Tensor
 
-from localq.checkpoint import Checkpoint
+from localq.formats.checkpoint import Checkpoint
+from tests.support.formats.memory_checkpoint import Held
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 

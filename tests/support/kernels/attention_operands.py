@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq import kv_form
+from localq import kv_bits
+from localq.engine import kv_codec
 from localq.engine.cache import KVCache
 from localq.kernels.attention import KVLayer, Workspace, attention_decode
 from localq.kernels.gemv import Norm
-from localq.kv_form import KvBits
+from localq.kv_bits import KvBits
 from localq.models.rope import Rope, rotate
-from localq.quant import kv_codec
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Operands:
             return layer.k[:, live].to(wide), layer.v[:, live].to(wide)
         assert layer.k_scales is not None
         assert layer.v_scales is not None
-        key_bits, value_bits = kv_form.split(layer.bits)
+        key_bits, value_bits = kv_bits.split(layer.bits)
         k = kv_codec.dequantize(layer.k[:, live], layer.k_scales[:, live], key_bits, torch.float32)
         v = kv_codec.dequantize(layer.v[:, live], layer.v_scales[:, live], value_bits, torch.float32)
         return k.to(wide), v.to(wide)

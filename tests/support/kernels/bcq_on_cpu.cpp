@@ -1,4 +1,4 @@
-// bcq_gemv and bcq_dequantize on a CPU: launchers and kernels (tests/kernels/test_bcq_gemv_emulated.py puts the files
+// bcq_gemv and bcq_dequantize on a CPU: launchers and kernels (tests/formats/bcq/test_kernel_emulated.py puts the files
 // together).
 #include <stdexcept>
 #include <type_traits>

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq.kernels.bcq import BcqMatrix
-from localq.quant import bcq_codec, bcq_tiles
-from localq.quant.bcq_codec import Packed
+from localq.formats.bcq import codec as bcq_codec
+from localq.formats.bcq import tiles as bcq_tiles
+from localq.formats.bcq.codec import Packed
+from localq.formats.bcq.kernel import BcqMatrix
 
 
 @dataclass(frozen=True)

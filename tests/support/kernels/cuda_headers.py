@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def cuda_headers() -> Path | None:
@@ -41,15 +41,15 @@ def built(folder: Path, sources: Sequence[str], host: str, kernels: Sequence[str
     # -O2 takes seconds more than it saves.
     command = [compiler, "-std=c++17", "-O1", "-w", "-fPIC", "-fsanitize=bounds", "-fsanitize-undefined-trap-on-error"]
     command += ["-I", compiled_machine(folder.parent / "machine", command, headers), "-I", folder, "-I", headers]
-    command += ["-I", ROOT / "tests/support", "-include", "vq_machine.cuh", "-shared", "-o", folder / "vq.so"]
-    command += [ROOT / "tests/support" / host, "-x", "c++", *(folder / kernel for kernel in kernels)]
+    command += ["-I", ROOT / "tests/support/kernels", "-include", "vq_machine.cuh", "-shared", "-o", folder / "vq.so"]
+    command += [ROOT / "tests/support/kernels" / host, "-x", "c++", *(folder / kernel for kernel in kernels)]
     subprocess.run(command, check=True)
     return ctypes.CDLL(str(folder / "vq.so"))
 
 
 def copy_machine(folder: Path) -> None:
     """What stands in for the machine; with its times, by which a compiler knows that two copies are one header."""
-    for machine in (ROOT / "tests/support").glob("*_machine_on_cpu.cuh"):
+    for machine in (ROOT / "tests/support/kernels").glob("*_machine_on_cpu.cuh"):
         shutil.copy2(machine, folder / machine.name.replace("_on_cpu", ""))
 
 
@@ -59,6 +59,6 @@ def compiled_machine(folder: Path, command: Sequence[str], headers: Path) -> Pat
         folder.mkdir()
         copy_machine(folder)
         shutil.copy2(ROOT / "csrc/check.h", folder)
-        where = ["-I", headers, "-I", ROOT / "tests/support", "-x", "c++-header", folder / "vq_machine.cuh"]
+        where = ["-I", headers, "-I", ROOT / "tests/support/kernels", "-x", "c++-header", folder / "vq_machine.cuh"]
         subprocess.run([*command, *where, "-o", folder / "vq_machine.cuh.gch"], check=True)
     return folder

@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-from cuda_headers import built
-
 from localq import kernels
-from localq.kernels import experts, mxfp4
+from localq.formats.experts import kernel as experts
+from localq.formats.mxfp4 import kernel as mxfp4_kernel
+from tests.support.kernels.cuda_headers import built
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KERNELS = ["experts.cu", "experts_route.cu", "mxfp4_gemv.cu", "mxfp4_dequantize.cu"]
 HEADERS = ("experts.h", "block_gemv.h", "gemv.h", "launchers.h", "check.h")
 # Multiprocessors, and shared memory of a block: room for all tiles; for one or two with the rest in later waves.
@@ -50,7 +50,7 @@ EXTRAS = fields_of(
 
 def library(folder: Path) -> ctypes.CDLL:
     """All of them; `folder` is an empty one."""
-    shutil.copy(ROOT / "tests/support/launch_on_cpu.h", folder / "launch.h")
+    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder / "launch.h")
     found = built(folder, [*HEADERS, *KERNELS], "experts_on_cpu.cpp", KERNELS)
     for name in ("route", *STRUCTS, "mxfp4_gemv", "mxfp4_dequantize"):
         getattr(found, f"{name}_on_cpu").restype = ctypes.c_char_p
@@ -98,7 +98,7 @@ def install(library: ctypes.CDLL, monkeypatch) -> SimpleNamespace:
         **{name: product(name) for name in ("experts_gate_up", "experts_down")},
     )  # fmt: skip
     monkeypatch.setattr(kernels, "module", lambda: module)
-    for wrapper in (experts, mxfp4):
+    for wrapper in (experts, mxfp4_kernel):
         monkeypatch.setattr(wrapper, "check_cuda", lambda *given: None)
         monkeypatch.setattr(wrapper, "place", lambda tensor: {"device": 0, "stream": 0})
     return here

@@ -9,16 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from nf4_operands import operands_of
-from row_operands import normed
 from torch import Tensor
 from torch.nn import functional as F
 
+from localq.formats import mxfp4, nf4
+from localq.formats.experts.stacks import Mxfp4Stack, Nf4Stack, Stack
+from localq.formats.mxfp4.kernel import Mxfp4Matrix
+from localq.formats.nf4 import Packed as Nf4Packed
 from localq.kernels.gemv import Norm
-from localq.kernels.mxfp4 import Mxfp4Matrix
-from localq.kernels.stacks import Mxfp4Stack, Nf4Stack, Stack
-from localq.quant import mxfp4, nf4
-from localq.quant.nf4 import Packed as Nf4Packed
+from tests.support.kernels.nf4_operands import operands_of
+from tests.support.kernels.row_operands import normed
 
 ALPHA, LIMIT = 1.702, 7.0
 

@@ -1,4 +1,4 @@
-// Mixtures of experts and MXFP4 on a CPU: launchers and kernels (tests/kernels/test_experts_emulated.py puts the files
+// Mixtures of experts and MXFP4 on a CPU: launchers and kernels (tests/formats/experts/test_kernel_emulated.py puts the files
 // together).
 #include "experts.h"
 #include "facts_on_cpu.h"

@@ -1,4 +1,4 @@
-// gather_gemv and vptq_gemv on a CPU (tests/kernels/test_gather_emulated.py puts the files together).
+// gather_gemv and vptq_gemv on a CPU (tests/formats/codebooks/test_gather_kernel_emulated.py puts the files together).
 #include "facts_on_cpu.h"
 #include "gather_gemv.h"
 #include "launch.h"

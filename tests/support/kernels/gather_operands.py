@@ -6,11 +6,12 @@ from dataclasses import fields, replace
 from functools import partial
 
 import torch
-from row_operands import RowFormat, RowOperand
 
-from localq.kernels.gather import GatherMatrix, gather_gemv, vptq_gemv
-from localq.kernels.unpack import VptqMatrix
-from localq.quant import aqlm, vptq_codec
+from localq.formats.codebooks import aqlm
+from localq.formats.codebooks.gather_kernel import GatherMatrix, gather_gemv, vptq_gemv
+from localq.formats.codebooks.unpack_kernel import VptqMatrix
+from localq.formats.vptq import codec as vptq_codec
+from tests.support.kernels.row_operands import RowFormat, RowOperand
 
 ENTRIES = 65_536
 

@@ -1,4 +1,4 @@
-// int4_gemv and int4_dequantize on a CPU (tests/kernels/test_int4_emulated.py puts the files together).
+// int4_gemv and int4_dequantize on a CPU (tests/formats/int4/test_kernel_emulated.py puts the files together).
 #include "facts_on_cpu.h"
 #include "int4.h"
 #include "launch.h"

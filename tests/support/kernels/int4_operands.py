@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from localq.kernels.int4 import Int4Matrix
-from localq.quant import int4_codec, int4_tiles
-from localq.quant.int4_codec import Packed
+from localq.formats.int4 import codec as int4_codec
+from localq.formats.int4 import tiles as int4_tiles
+from localq.formats.int4.codec import Packed
+from localq.formats.int4.kernel import Int4Matrix
 
 
 @dataclass(frozen=True)

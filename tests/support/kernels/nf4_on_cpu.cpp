@@ -1,4 +1,4 @@
-// nf4_gemv on a CPU (tests/kernels/test_nf4_emulated.py puts the files together).
+// nf4_gemv on a CPU (tests/formats/nf4/test_kernel_emulated.py puts the files together).
 #include "facts_on_cpu.h"
 #include "launch.h"
 #include "launchers.h"

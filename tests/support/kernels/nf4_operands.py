@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from localq.kernels.nf4 import Nf4Matrix
-from localq.quant import nf4, nf4_tiles
-from localq.quant.nf4 import Packed
+from localq.formats import nf4
+from localq.formats.nf4 import Packed
+from localq.formats.nf4 import tiles as nf4_tiles
+from localq.formats.nf4.kernel import Nf4Matrix
 
 
 @dataclass(frozen=True)

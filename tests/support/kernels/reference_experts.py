@@ -5,19 +5,22 @@ Those of a mixture compute as the stand-ins of a step do (`step_stand_ins.py`), 
 
 from __future__ import annotations
 
-import step_stand_ins
 import torch
-from row_operands import rowlut_weights
 from torch import Tensor
-from vq_stacks import dense_of
 
-from localq.kernels import experts, mxfp4, rowlut, vq_experts
+from localq.formats import mxfp4 as mxfp4_format
+from localq.formats import nf4 as nf4_format
+from localq.formats.codebooks import experts_kernel as codebook_experts
+from localq.formats.codebooks.experts_kernel import VqStack
+from localq.formats.codebooks.rotation import rotate
+from localq.formats.experts import kernel as expert_kernel
+from localq.formats.experts.stacks import Mxfp4Stack
+from localq.formats.mxfp4 import kernel as mxfp4_kernel
+from localq.formats.squeezellm import kernel as squeezellm_kernel
 from localq.kernels.gemv import Norm
-from localq.kernels.stacks import Mxfp4Stack
-from localq.kernels.vq_experts import VqStack
-from localq.quant import mxfp4 as mxfp4_format
-from localq.quant import nf4 as nf4_format
-from localq.quant.hadamard import rotate
+from tests.support.engine import step_stand_ins
+from tests.support.kernels.row_operands import rowlut_weights
+from tests.support.kernels.vq_stacks import dense_of
 
 
 def weights_of(stack):
@@ -90,13 +93,13 @@ def mxfp4_dequantize(matrix, dtype, out=None):
 
 
 def mxfp4_gemv(x, matrices, **around):
-    from reference_kernels import product  # which installs those of this file
+    from tests.support.kernels.reference_kernels import product  # which installs those of this file
 
     return product(x, [mxfp4_dequantize(each, torch.float32) for each in matrices], **around)
 
 
 def rowlut_gemv(x, matrices, **around):
-    from reference_kernels import product
+    from tests.support.kernels.reference_kernels import product
 
     return product(x, [rowlut_weights(each, torch.float32) for each in matrices], **around)
 
@@ -108,9 +111,10 @@ def rowlut_dequantize(matrix, first, out):
 def install(monkeypatch):
     """All of them, until the test ends."""
     for stand_in in (router, route, experts_gate_up, experts_down):
-        monkeypatch.setattr(experts, stand_in.__name__, stand_in)
+        monkeypatch.setattr(expert_kernel, stand_in.__name__, stand_in)
     for module, stand_in in (
-        (vq_experts, vq_experts_gate_up), (vq_experts, vq_experts_down),
-        (mxfp4, mxfp4_gemv), (mxfp4, mxfp4_dequantize), (rowlut, rowlut_gemv), (rowlut, rowlut_dequantize),
+        (codebook_experts, vq_experts_gate_up), (codebook_experts, vq_experts_down),
+        (mxfp4_kernel, mxfp4_gemv), (mxfp4_kernel, mxfp4_dequantize), (squeezellm_kernel, rowlut_gemv),
+        (squeezellm_kernel, rowlut_dequantize),
     ):  # fmt: skip
         monkeypatch.setattr(module, stand_in.__name__, stand_in)

@@ -7,38 +7,39 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-import adjoint_operands
-import reference_experts
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from vq_operands import weights_of
 
 from localq.engine import sampler
-from localq.kernels import (
-    adjoint,
-    adjust,
-    attention,
-    bcq,
-    dense,
-    embed,
-    gather,
-    hadamard,
-    int4,
-    int8,
-    nf4,
-    rmsnorm,
-    sampling,
-    search,
-    unpack,
-    vq,
+from localq.formats import int8 as int8_format
+from localq.formats.bcq import codec as bcq_codec
+from localq.formats.bcq import kernel as bcq_kernel
+from localq.formats.bcq import tiles as bcq_tiles
+from localq.formats.codebooks import (
+    adjoint_kernel,
+    aqlm,
+    gather_kernel,
+    lookup_kernel,
+    rotation,
+    rotation_kernel,
+    search_kernel,
+    unpack_kernel,
 )
-from localq.kernels import vq_dequantize as tiled
-from localq.quant import aqlm, bcq_codec, bcq_tiles, int4_codec, int4_tiles, nf4_tiles, vptq_codec, vq_tiles
-from localq.quant import hadamard as rotation
-from localq.quant import int8 as int8_format
-from localq.quant.nf4 import Packed
-from localq.quant.nf4 import dequantize as nf4_values
+from localq.formats.codebooks import dequantize_kernel as tiled
+from localq.formats.codebooks import tiles as codebook_tiles
+from localq.formats.int4 import codec as int4_codec
+from localq.formats.int4 import kernel as int4_kernel
+from localq.formats.int4 import tiles as int4_tiles
+from localq.formats.int8 import kernel as int8_kernel
+from localq.formats.nf4 import Packed
+from localq.formats.nf4 import dequantize as nf4_values
+from localq.formats.nf4 import kernel as nf4_kernel
+from localq.formats.nf4 import tiles as nf4_tiles
+from localq.formats.vptq import codec as vptq_codec
+from localq.kernels import attention, dense, embed, logit_adjust, rmsnorm, sampling
+from tests.support.kernels import adjoint_operands, reference_experts
+from tests.support.kernels.vq_operands import weights_of
 
 ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu}
 
@@ -46,37 +47,37 @@ ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu}
 def install(monkeypatch) -> None:
     """All of them, until the test ends."""
     reference_experts.install(monkeypatch)
-    monkeypatch.setattr(nf4, "nf4_gemv", nf4_gemv)
-    monkeypatch.setattr(nf4, "nf4_gemm", nf4_gemm, raising=False)
-    monkeypatch.setattr(nf4, "nf4_dequantize", nf4_dequantize)
+    monkeypatch.setattr(nf4_kernel, "nf4_gemv", nf4_gemv)
+    monkeypatch.setattr(nf4_kernel, "nf4_gemm", nf4_gemm, raising=False)
+    monkeypatch.setattr(nf4_kernel, "nf4_dequantize", nf4_dequantize)
     monkeypatch.setattr(dense, "dense_gemv", dense_gemv, raising=False)
-    monkeypatch.setattr(int8, "int8_gemv", int8_gemv, raising=False)
-    monkeypatch.setattr(int4, "int4_gemv", int4_gemv)
-    monkeypatch.setattr(int4, "int4_dequantize", int4_dequantize)
-    monkeypatch.setattr(unpack, "additive_dequantize", additive_dequantize)
-    monkeypatch.setattr(unpack, "vptq_dequantize", vptq_dequantize)
-    monkeypatch.setattr(gather, "gather_gemv", gather_gemv)
-    monkeypatch.setattr(gather, "vptq_gemv", vptq_gemv)
-    monkeypatch.setattr(gather, "gather_roof", lambda table, step, loads, sums: sums.zero_())
-    monkeypatch.setattr(vq, "vq_gemv", vq_gemv)
+    monkeypatch.setattr(int8_kernel, "int8_gemv", int8_gemv, raising=False)
+    monkeypatch.setattr(int4_kernel, "int4_gemv", int4_gemv)
+    monkeypatch.setattr(int4_kernel, "int4_dequantize", int4_dequantize)
+    monkeypatch.setattr(unpack_kernel, "additive_dequantize", additive_dequantize)
+    monkeypatch.setattr(unpack_kernel, "vptq_dequantize", vptq_dequantize)
+    monkeypatch.setattr(gather_kernel, "gather_gemv", gather_gemv)
+    monkeypatch.setattr(gather_kernel, "vptq_gemv", vptq_gemv)
+    monkeypatch.setattr(gather_kernel, "gather_roof", lambda table, step, loads, sums: sums.zero_())
+    monkeypatch.setattr(lookup_kernel, "vq_gemv", vq_gemv)
     monkeypatch.setattr(tiled, "vq_dequantize", vq_dequantize)
-    monkeypatch.setattr(bcq, "bcq_gemv", bcq_gemv)
-    monkeypatch.setattr(bcq, "bcq_dequantize", bcq_dequantize)
-    monkeypatch.setattr(hadamard, "hadamard", rotated)
-    monkeypatch.setattr(search, "vq_search", vq_search)
-    monkeypatch.setattr(adjoint, "vq_adjoint", vq_adjoint)
-    monkeypatch.setattr(search.Search, "launch", lambda prepared: None)
+    monkeypatch.setattr(bcq_kernel, "bcq_gemv", bcq_gemv)
+    monkeypatch.setattr(bcq_kernel, "bcq_dequantize", bcq_dequantize)
+    monkeypatch.setattr(rotation_kernel, "hadamard", rotated)
+    monkeypatch.setattr(search_kernel, "vq_search", vq_search)
+    monkeypatch.setattr(adjoint_kernel, "vq_adjoint", vq_adjoint)
+    monkeypatch.setattr(search_kernel.Search, "launch", lambda prepared: None)
     monkeypatch.setattr(embed, "embed", embedded)
     monkeypatch.setattr(rmsnorm, "rmsnorm", normed)
-    monkeypatch.setattr(adjust, "dry_match", dry_matched)
-    monkeypatch.setattr(adjust, "adjust", adjusted)
+    monkeypatch.setattr(logit_adjust, "dry_match", dry_matched)
+    monkeypatch.setattr(logit_adjust, "adjust", adjusted)
     monkeypatch.setattr(sampling, "sample", sampled)
     monkeypatch.setattr(attention, "attention_decode", attention_decode)
     monkeypatch.setattr(attention, "Workspace", lambda heads, kv_heads, head_dim, device: None)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
 
 
-def nf4_weight(matrix: nf4.Nf4Matrix, dtype: torch.dtype) -> Tensor:
+def nf4_weight(matrix: nf4_kernel.Nf4Matrix, dtype: torch.dtype) -> Tensor:
     shape = (matrix.out_features, matrix.in_features)
     codes, absmax = matrix.codes.view(shape[0], -1), matrix.absmax
     if matrix.tiled:
@@ -137,7 +138,7 @@ def int4_dequantize(matrix, first, out):
 
 
 def additive_dequantize(sets, scales, first, out, *, out_group=1, rounded):
-    from localq.quant.additive import dequantize_codes
+    from localq.formats.codebooks.definition import dequantize_codes
 
     if rounded:
         codes, codebooks = sets[0].codes, sets[0].codebooks.unflatten(2, (out_group, sets[0].stride))
@@ -194,11 +195,11 @@ def bcq_dequantize(matrix, first, out):
 
 
 def vq_dequantize(matrix, codebooks, first, out, *, rounded):
-    from localq.quant.additive import dequantize_codes
+    from localq.formats.codebooks.definition import dequantize_codes
 
     total, scales = None, matrix.scales[first : first + len(out), None]
     for book, codebook in zip(matrix.books, codebooks, strict=True):
-        codes = vq_tiles.untile(book.codes.flatten(), (matrix.out_features, book.tile_positions), first, len(out))
+        codes = codebook_tiles.untile(book.codes.flatten(), (matrix.out_features, book.tile_positions), first, len(out))
         codes = codes[:, book.before : book.before + matrix.in_features // book.stride, None]
         total = dequantize_codes(codes, codebook[None], book.stride, codebook.shape[1], matrix.in_features, total)
     return out.copy_(total.to(scales.dtype) * scales if rounded else total * scales.float())
@@ -249,14 +250,14 @@ def attention_decode(
     qkv, layer, position, *, heads, scale, workspace, rotary, q_norm, k_norm, softcap, window, sinks=None, out=None
 ):
     """Without norms, rotation, cap and window. A cache of codes is read through `quant.kv_codec`."""
-    from localq import kv_form
-    from localq.quant import kv_codec
+    from localq import kv_bits
+    from localq.engine import kv_codec
 
     width, slot = layer.head_dim, int(position)
     q = qkv[0, : heads * width].view(heads, 1, width).float()
     new = qkv[0, heads * width :].view(2, layer.kv_heads, width)
     read, kept = [], ((layer.k, layer.k_scales, new[0]), (layer.v, layer.v_scales, new[1]))
-    for (stored, scales, part), bits in zip(kept, kv_form.split(layer.bits), strict=True):
+    for (stored, scales, part), bits in zip(kept, kv_bits.split(layer.bits), strict=True):
         if bits == 16:
             stored[:, slot] = part
             values = stored[:, : slot + 1].float()

@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 import torch
-from nf4_operands import assert_as_good_as_naive, bits, inputs
-from row_operands import RowFormat, normed
 
 from localq.kernels import gemv
+from tests.support.kernels.nf4_operands import assert_as_good_as_naive, bits, inputs
+from tests.support.kernels.row_operands import RowFormat, normed
 
 DTYPES = [torch.float16, torch.bfloat16]
 ACTIVATIONS = {

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localq.formats import squeezellm
+from localq.formats.int8.kernel import Int8Matrix, int8_gemv
+from localq.formats.squeezellm import tiles as squeezellm_tiles
+from localq.formats.squeezellm.kernel import RowLutMatrix, rowlut_gemv
 from localq.kernels import gemv
 from localq.kernels.dense import dense_gemv
-from localq.kernels.int8 import Int8Matrix, int8_gemv
-from localq.kernels.rowlut import RowLutMatrix, rowlut_gemv
-from localq.quant import squeezellm, squeezellm_tiles
 
 
 @dataclass(frozen=True)

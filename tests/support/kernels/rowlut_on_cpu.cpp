@@ -1,4 +1,4 @@
-// rowlut_gemv and rowlut_dequantize on a CPU (tests/kernels/test_rowlut_emulated.py puts the files together).
+// rowlut_gemv and rowlut_dequantize on a CPU (tests/formats/squeezellm/test_kernel_emulated.py puts the files together).
 #include "facts_on_cpu.h"
 #include "launch.h"
 #include "rowlut.h"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from localq.kernels.search import Book, events, vq_search
+from localq.formats.codebooks.search_kernel import Book, events, vq_search
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nf4_operands import assert_as_good_as_naive, bits, inputs
-from row_checks import DTYPES, RowProductChecks
+
+from tests.support.kernels.nf4_operands import assert_as_good_as_naive, bits, inputs
+from tests.support.kernels.row_checks import DTYPES, RowProductChecks
 
 
 class TableProductChecks(RowProductChecks):

@@ -1,4 +1,4 @@
-// csrc/vq_adjoint.cuh on the CPU, as a library for tests/kernels/test_vq_adjoint.py.
+// csrc/vq_adjoint.cuh on the CPU, as a library for tests/formats/codebooks/test_adjoint_kernel.py.
 #include <vector>
 
 #define __device__

@@ -1,4 +1,4 @@
-// How vq_gemv cuts a launch, without running it (tests/kernels/test_vq_cut.py puts the files together).
+// How vq_gemv cuts a launch, without running it (tests/formats/codebooks/test_lookup_launch_geometry.py puts the files together).
 #include "facts_on_cpu.h"
 #include "vq_cut.h"
 

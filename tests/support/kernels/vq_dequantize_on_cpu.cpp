@@ -1,4 +1,4 @@
-// vq_dequantize on a CPU (tests/kernels/test_vq_dequantize.py puts the files together).
+// vq_dequantize on a CPU (tests/formats/codebooks/test_dequantize_kernel.py puts the files together).
 #include "facts_on_cpu.h"
 #include "launch.h"
 #include "vq_dequantize.h"

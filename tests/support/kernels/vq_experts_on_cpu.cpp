@@ -1,4 +1,4 @@
-// vq_experts on a CPU: its launchers and its kernel (tests/kernels/test_vq_experts_emulated.py puts the files
+// vq_experts on a CPU: its launchers and its kernel (tests/formats/codebooks/test_experts_kernel_emulated.py puts the files
 // together; launch.h is vq_launch_on_cpu.h).
 #include "check.cpp"
 #include "vq_experts.h"

@@ -1,4 +1,4 @@
-// vq_gemv on a CPU: its launcher and its kernel (tests/kernels/test_vq_gemv_emulated.py puts the files together).
+// vq_gemv on a CPU: its launcher and its kernel (tests/formats/codebooks/test_lookup_kernel_emulated.py puts the files together).
 #include "facts_on_cpu.h"
 #include "vq_kernel.cuh"
 #include "vq_plan.h"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq.kernels.vq import VqBook, VqMatrix
-from localq.quant import vq_tiles
-from localq.quant.additive import dequantize_codes
+from localq.formats.codebooks import tiles as codebook_tiles
+from localq.formats.codebooks.definition import dequantize_codes
+from localq.formats.codebooks.lookup_kernel import VqBook, VqMatrix
 
 Books = Sequence[tuple[int, int]]  # stride, length of each
 SCHEMES: dict[str, Books] = {
@@ -59,12 +59,14 @@ def make(
     for (stride, length), code, codebook in zip(books, codes, codebooks, strict=True):
         placed, values = code.to(device), codebook[None].to(device)
         total = dequantize_codes(placed, values, stride, length, columns, total)
-    factor = vq_tiles.factor_of(codebooks)
-    tiles = [vq_tiles.tile(torch.cat(codes, 2))] * 2 if together else [vq_tiles.tile(code) for code in codes]
+    factor = codebook_tiles.factor_of(codebooks)
+    tiles = (
+        [codebook_tiles.tile(torch.cat(codes, 2))] * 2 if together else [codebook_tiles.tile(code) for code in codes]
+    )
     held = tuple(
         VqBook(
             tile.to(device),
-            vq_tiles.fragments(codebook, factor).to(device),
+            codebook_tiles.fragments(codebook, factor).to(device),
             stride,
             before=number * (columns // stride) if together else 0,
             tile_positions=len(books) * (columns // stride) if together else columns // stride,
@@ -102,8 +104,8 @@ def by_tables(operand: VqOperand, x: Tensor) -> tuple[Tensor, Tensor]:
         windows = padded.unfold(1, length, book.stride)[:, :positions]
         scaled = (codebook.float() / matrix.factor).half().double()
         inner = torch.zeros(x.shape[0], positions, len(codebook))  # one product of the tensor cores has 16 weights
-        for first in range(0, length, vq_tiles.STEP):
-            part = slice(first, first + vq_tiles.STEP)
+        for first in range(0, length, codebook_tiles.STEP):
+            part = slice(first, first + codebook_tiles.STEP)
             inner = (inner.double() + windows[..., part] @ scaled[:, part].T).float()
         entries = inner.half().double()
         for row, table in enumerate(entries):
@@ -120,7 +122,7 @@ def weights_of(matrix: VqMatrix) -> Tensor:
     for book in matrix.books:
         shape = (matrix.out_features, book.tile_positions)
         positions = matrix.in_features // book.stride
-        codes = vq_tiles.untile(book.codes.flatten(), shape)[:, book.before : book.before + positions, None]
+        codes = codebook_tiles.untile(book.codes.flatten(), shape)[:, book.before : book.before + positions, None]
         parts = book.fragments.float().view(16, book.steps, 8, 4, 2, 2, 2)  # m, k, g, t, upper columns, upper rows, i
         codebook = parts.permute(0, 5, 2, 1, 4, 3, 6).reshape(1, 256, -1) * matrix.factor
         total = dequantize_codes(codes, codebook, book.stride, codebook.shape[2], matrix.in_features, total)

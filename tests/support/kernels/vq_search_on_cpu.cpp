@@ -1,4 +1,4 @@
-// csrc/vq_search.cuh on the CPU, as a library for tests/kernels/test_vq_search_emulated.py.
+// csrc/vq_search.cuh on the CPU, as a library for tests/formats/codebooks/test_search_kernel_emulated.py.
 #include "cuda_on_cpu.h"
 // after the above, which says what the words of CUDA mean
 #include "vq_search.cuh"

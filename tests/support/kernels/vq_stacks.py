@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
-import expert_operands
-import nf4_operands
 import torch
 from torch import Tensor
-from vq_operands import SCHEMES, Books, VqOperand, make, weights_of
 
-from localq.kernels import vq_experts
+from localq.formats.codebooks import experts_kernel as codebook_experts
+from localq.formats.codebooks.experts_kernel import VqStack, vq_stack
+from localq.formats.codebooks.lookup_kernel import VqBook, VqMatrix
 from localq.kernels.gemv import Norm
-from localq.kernels.vq import VqBook, VqMatrix
-from localq.kernels.vq_experts import VqStack, vq_stack
+from tests.support.kernels import expert_operands, nf4_operands
+from tests.support.kernels.vq_operands import SCHEMES, Books, VqOperand, make, weights_of
 
 
 @dataclass(frozen=True)
@@ -79,12 +78,12 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
         out = torch.empty(active, width, dtype=torch.float16, device="cuda")
         opened = stack_of((count, width, columns), books, 2, 1, shared=shared, device="cuda").stack
         what = f"{name} {(count, active, width, columns)}, {'one codebook' if shared else 'own codebooks'}"
-        run = partial(vq_experts.vq_experts_gate_up, x[:1], opened, chosen, norm=norm, out=out)
+        run = partial(codebook_experts.vq_experts_gate_up, x[:1], opened, chosen, norm=norm, out=out)
         yield f"vq_experts_gate_up {what}", run
         if not shared:
             closed = stack_of((count, width, columns), books, 1, 1, device="cuda").stack
             given = {"residual": None, "out": torch.empty(1, width, dtype=torch.float16, device="cuda")}
-            run = partial(vq_experts.vq_experts_down, x, closed, chosen, weights, **given)
+            run = partial(codebook_experts.vq_experts_down, x, closed, chosen, weights, **given)
             yield f"vq_experts_down {what}", run
             signs = torch.zeros(columns // 8, dtype=torch.uint8, device="cuda")
             yield f"vq_experts_down {what}, rotated", partial(run, signs=signs)

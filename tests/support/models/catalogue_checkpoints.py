@@ -8,19 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import aqlm_checkpoints
-import expert_checkpoints
-import int4_checkpoints
-import vptq_checkpoints
-import vq2_checkpoints
-from int4_checkpoints import Int4
-from tiny_checkpoints import make_checkpoint
-from tiny_gguf_models import write_with_tokenizer
-from tiny_models import VISION
-
-from localq import convert
-from localq.architecture import Architecture
-from localq.modelfiles import open_model
+from localq.files.architecture import Architecture
+from localq.files.model_folder import open_model
+from localq.quantize import by_tensor
+from tests.support.files.tiny_gguf_models import write_with_tokenizer
+from tests.support.formats import (
+    aqlm_checkpoints,
+    expert_checkpoints,
+    int4_checkpoints,
+    vptq_checkpoints,
+    vq2_checkpoints,
+)
+from tests.support.formats.int4_checkpoints import Int4
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.models.tiny_models import VISION
 
 HEAD, HEADS, WIDTH, EXPERT, WINDOW = 32, 4, 256, 64, 16
 
@@ -95,7 +96,7 @@ def write(folder: Path, arch: Architecture, format: str, scheme: str) -> Path | 
     if format == "gguf":
         folder.mkdir(parents=True)
         return write_with_tokenizer(folder / "model.gguf", scheme)
-    if format in ("bf16", *convert.MADE) or arch.experts:
+    if format in ("bf16", *by_tensor.MADE) or arch.experts:
         plain = make_checkpoint(folder / "plain", arch.model_type, shard_bytes=2**30, initializer_range=0.15, **fields)
         made = plain if format == "bf16" else _made_of(plain, folder, format, scheme)
     elif arch.model_type == "gemma3":  # writers below would take the Linears of its vision tower as well
@@ -111,8 +112,8 @@ def _made_of(plain: Path, folder: Path, format: str, scheme: str) -> Path:
         plain = expert_checkpoints.gpt_oss_published(folder / "published", plain)
         if format == "mxfp4":
             return plain
-    if format in convert.MADE:
-        return convert.convert(open_model(plain), format, folder / "made")
+    if format in by_tensor.MADE:
+        return by_tensor.convert(open_model(plain), format, folder / "made")
     scheme = scheme or ("s4l16" if format == "vq2" else "")
     return expert_checkpoints.quantized(folder, plain, f"{format} {scheme}")[0]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from localq import catalog
-from localq.architecture import Architecture
+from localq.files import catalog
+from localq.files.architecture import Architecture
 
 
 def arch(name: str) -> Architecture:

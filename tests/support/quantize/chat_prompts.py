@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PROMPTS = Path(__file__).parents[1] / "data" / "prompts"
+PROMPTS = Path(__file__).parents[2] / "data" / "prompts"
 
 
 @dataclass

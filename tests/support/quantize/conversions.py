@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from localq import convert
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
+from localq.quantize import by_tensor
 
 SHARD = 60_000  # bytes: the tiny models become five shards and more
 
@@ -17,4 +17,4 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def quantized(source: Path, out: Path, **options: Any) -> Path:
-    return convert.convert(open_model(source), "nf4", out, shard_bytes=SHARD, **options)
+    return by_tensor.convert(open_model(source), "nf4", out, shard_bytes=SHARD, **options)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from localq.formats.codebooks.rotation import packed_signs
+from localq.formats.codebooks.vq2 import Packed
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Block, Decoder
-from localq.quant.hadamard import packed_signs
-from localq.quant.vq2 import Packed
-from localq.quantizer.layer import groups_of
+from localq.quantize.codebooks.layer import groups_of
 
 
 def tiny_decoder(model_type: str) -> Decoder:

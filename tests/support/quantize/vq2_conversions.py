@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from localq import vq_convert
-from localq.engine.load import LoadedModel, Options, load
-from localq.modelfiles import open_model
-from localq.quantizer.encode import Effort
-from localq.quantizer.stream import NoCache, Streams
+from localq.engine.load.load import LoadedModel, Options, load
+from localq.files.model_folder import open_model
+from localq.quantize import by_layer
+from localq.quantize.codebooks.encode import Effort
+from localq.quantize.model.calibration_stream import NoCache, Streams
 
 COUNT, TOKENS, VOCAB = 6, 64, 256  # of calibration windows
 QUICK = Effort(beam=4, columns=64)
@@ -25,13 +25,13 @@ def windows(count: int = COUNT, tokens: int = TOKENS, vocab: int = VOCAB) -> lis
     return torch.randint(3, vocab, (count, tokens), generator=generator).tolist()
 
 
-def request(source: Path, out: Path, **changes: Any) -> vq_convert.Request:
+def request(source: Path, out: Path, **changes: Any) -> by_layer.Request:
     settings = {"windows": windows(), "device": torch.device("cpu"), "effort": QUICK, **changes}
-    return vq_convert.Request(open_model(source), out, **settings)
+    return by_layer.Request(open_model(source), out, **settings)
 
 
 def converted(source: Path, out: Path, **changes: Any) -> Path:
-    return vq_convert.convert(request(source, out, **changes))
+    return by_layer.convert(request(source, out, **changes))
 
 
 @dataclass
@@ -52,7 +52,7 @@ def watched(source: Path, out: Path, **changes: Any) -> Made:
             seen.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vq_convert, "Streams", Watched)
+        patch.setattr(by_layer, "Streams", Watched)
         folder = converted(source, out, **changes)
     return Made(folder, seen[0])
 

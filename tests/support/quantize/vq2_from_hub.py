@@ -9,20 +9,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import fake_hub
-import hub_server
 import pytest
 import torch
-from conversions import digests
-from fake_hub import FakeHub
-from hub_server import REPO
-from tiny_checkpoints import make_checkpoint
-from vq2_conversions import windows
 
-from localq import download, hub_shards, shard_writer, vq_convert
-from localq.modelfiles import open_model
-from localq.quantizer import sensitivity
-from localq.quantizer.encode import Effort
+from localq.files.hub import download
+from localq.files.hub import shards as hub_shards
+from localq.files.model_folder import open_model
+from localq.quantize import by_layer
+from localq.quantize.codebooks.encode import Effort
+from localq.quantize.model import sensitivity
+from localq.quantize.output import shards as shard_writer
+from tests.support.files import fake_hub, hub_server
+from tests.support.files.fake_hub import FakeHub
+from tests.support.files.hub_server import REPO
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.quantize.conversions import digests
+from tests.support.quantize.vq2_conversions import windows
 
 SHAPE = {"num_hidden_layers": 5, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2,
          "num_key_value_heads": 1}  # fmt: skip
@@ -42,8 +44,8 @@ def made(out: Path, **changes: Any) -> dict[str, str]:
     assert shards is not None
     try:
         files = open_model(shards.folder, weights=False)
-        request = vq_convert.Request(files, out, device=torch.device("cpu"), shards=shards, **{**SETTINGS, **changes})
-        vq_convert.convert(request)
+        request = by_layer.Request(files, out, device=torch.device("cpu"), shards=shards, **{**SETTINGS, **changes})
+        by_layer.convert(request)
     finally:
         shards.close(done=shard_writer.load_state(out) is None)  # as the verb does
     return digests(out)
@@ -80,7 +82,7 @@ def watched(out: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return looked
 
     monkeypatch.setattr(download, "get", look(download.get))
-    monkeypatch.setattr(vq_convert, "quantize_layer", look(vq_convert.quantize_layer))
+    monkeypatch.setattr(by_layer, "quantize_layer", look(by_layer.quantize_layer))
     for name in ("_forward", "ending_of", "_backward"):
         monkeypatch.setattr(sensitivity, name, look(getattr(sensitivity, name)))
     return taken
@@ -93,10 +95,10 @@ def _is_text(path: Path) -> bool:
 KILLED = """
 import json, os, pathlib, random, signal, sys, time
 import torch, huggingface_hub
-import vq2_from_hub as tests
-from conversions import digests
-from vq2_conversions import converted
-from localq import shard_writer
+from tests.support.quantize import vq2_from_hub as tests
+from tests.support.quantize.conversions import digests
+from tests.support.quantize.vq2_conversions import converted
+from localq.quantize.output import shards as shard_writer
 torch.set_num_threads(1)
 folder, moments, settings = pathlib.Path(sys.argv[2]), random.Random(12), getattr(tests, sys.argv[4])
 converted(pathlib.Path(sys.argv[1]), folder / "first", **settings)
@@ -134,7 +136,7 @@ for number in range(int(sys.argv[3])):
 
 def killed_and_gone_on(llama: Path, folder: Path, settings: str, finished: dict[str, str]) -> None:
     """Kills at random moments change nothing; settings: the name of some here."""
-    here = Path(__file__).parent
+    here = Path(__file__).parents[3]
     command = [sys.executable, "-c", KILLED, str(llama), str(folder), str(MOMENTS), settings]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here)}
     run = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True, timeout=280)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from real_model import smollm2
+from localq.files.model_folder import open_model
+from tests.support.files.real_model import smollm2
 
-from localq.modelfiles import open_model
-
-FOLDER = Path(__file__).parents[1] / "data" / "templates"
+FOLDER = Path(__file__).parents[2] / "data" / "templates"
 ENDS = {  # bos and eos of the family, as its tokenizer_config.json has them
     "llama": ("<|begin_of_text|>", "<|eot_id|>"),
     "mistral": ("<s>", "</s>"),

@@ -6,21 +6,20 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from scripted_client import CharTokenizer, ScriptedClient
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
-from tui_pilot import drive, until
 
-from localq.chat import ChatSession
-from localq.gpu_sensors import Reading
-from localq.gpus import Process
+from localq.chat.session import ChatSession
+from localq.gpus import Process, Reading
 from localq.settings import Settings
 from localq.stats import Operation, Stats, StepProfile
 from localq.tui.app import LocalqApp
-from localq.tui.instrument_facts import Facts
-from localq.tui.instruments import InstrumentsPanel
-from localq.tui.model import Model
+from localq.tui.instruments.instrument_facts import Facts
+from localq.tui.instruments.instrument_panel import InstrumentsPanel
+from localq.tui.jobs.model_handle import Model
 from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
+from tests.support.tui.tui_pilot import drive, until
 
 MIB, GIB = 2**20, 2**30
 CTX = 8192

@@ -7,7 +7,7 @@ from typing import Any
 from textual.app import App
 
 from localq.settings import Settings
-from localq.tui.opening_screen import JobScreen
+from localq.tui.models.opening_screen import JobScreen
 
 SIZES = [(80, 24), (200, 60), (40, 12)]
 SETTINGS = Settings(device="cpu")

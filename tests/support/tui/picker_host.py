@@ -7,17 +7,18 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hub_server
 import pytest
-from fake_hub import FakeHub
 from textual.app import App
 from textual.pilot import Pilot
-from tui_pilot import drive, until
 
-from localq import gpus, offers
+from localq import gpus
+from localq.planner import offers
 from localq.settings import Settings
-from localq.tui.picker import PickerScreen
-from localq.tui.picker_table import ModelTable
+from localq.tui.models.picker import PickerScreen
+from localq.tui.models.picker_table import ModelTable
+from tests.support.files import hub_server
+from tests.support.files.fake_hub import FakeHub
+from tests.support.tui.tui_pilot import drive, until
 
 MIB = 2**20
 SETTINGS = Settings()

@@ -15,7 +15,7 @@ from textual.scrollbar import ScrollBar, ScrollBarCorner
 from textual.widget import Widget
 from textual.widgets import Static, Tooltip
 
-from localq.tui.instrument import Instrument
+from localq.tui.instruments.instrument_widget import Instrument
 
 
 def assert_sound(screen: Screen) -> None:

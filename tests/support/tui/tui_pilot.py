@@ -7,17 +7,17 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from scripted_client import CharTokenizer, ScriptedClient
 from textual.app import App, ComposeResult
 from textual.message import Message
 from textual.pilot import Pilot
 from textual.widget import Widget
 
-from localq.chat import ChatSession
+from localq.chat.session import ChatSession
 from localq.errors import LocalqError
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 
 WAIT_S = 30.0  # for something that comes; a test that passes never waits for it
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from localq.chat import ChatSession
-from localq.modelfiles import open_model
-from localq.tokenizer import Tokenizer
+from localq.chat.session import ChatSession
+from localq.files.model_folder import open_model
+from localq.text.tokenizer import Tokenizer
 from localq.worker.backend import TorchBackend
 from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
 

@@ -6,13 +6,13 @@ import asyncio
 import os
 
 from textual import events
-from tui_pilot import HostApp, chat_app, drive, drive_chat, idle, screen_text, until
 
-from localq import commands
-from localq.commands import completing
-from localq.input_history import InputHistory
-from localq.tui.completions import Completions
-from localq.tui.composer import LONGEST, Composer
+from localq.chat import commands
+from localq.chat.commands import completion
+from localq.chat.terminal.input_history import InputHistory
+from localq.tui.chat.completions import Completions
+from localq.tui.chat.composer import LONGEST, Composer
+from tests.support.tui.tui_pilot import HostApp, chat_app, drive, drive_chat, idle, screen_text, until
 
 
 def alone(script, *typed: str, size=(60, 20)):
@@ -198,7 +198,7 @@ def test_the_list_is_moved_in_and_closed_by_keys_and_taken_by_a_click():
     app = chat_app([])
 
     async def script(pilot):
-        found = [name for name, _ in completing.of_command("/s")]
+        found = [name for name, _ in completion.of_command("/s")]
         await pilot.press(*"/s", "down", "tab")
         assert app.chat.composer.text == f"{found[1]} "
         app.chat.composer.put("")
@@ -214,7 +214,7 @@ def test_the_list_is_moved_in_and_closed_by_keys_and_taken_by_a_click():
 
 
 def test_every_command_is_offered_with_its_help():
-    offered = completing.command_help()
+    offered = completion.command_help()
     assert set(commands.COMMANDS) | set(commands.ALIASES) | {"/exit"} == set(offered)
     assert [name for name, what in offered.items() if not what] == []
 
@@ -227,13 +227,13 @@ def test_names_of_files_are_completed(tmp_path, monkeypatch):
     (tmp_path / ".hidden").touch()
     (tmp_path / "bad\x1b[2Jname").touch()
     os.mkfifo(tmp_path / "npipe")
-    assert completing.of_file("@not") == [("@notes.md", "file"), ("@nothing/", "folder")]
-    assert completing.of_file("@nothing/d") == [("@nothing/deep.txt", "file")]
-    assert completing.of_file("@notes.md") == completing.of_file("@nothing/deep.txt") == []  # Enter sends it
-    assert completing.of_file("@.h") == [("@.hidden", "file")]
-    assert completing.of_file("@bad") == []
-    assert completing.of_file("@no/such/x") == []
-    assert completing.of_file("@\0") == []
+    assert completion.of_file("@not") == [("@notes.md", "file"), ("@nothing/", "folder")]
+    assert completion.of_file("@nothing/d") == [("@nothing/deep.txt", "file")]
+    assert completion.of_file("@notes.md") == completion.of_file("@nothing/deep.txt") == []  # Enter sends it
+    assert completion.of_file("@.h") == [("@.hidden", "file")]
+    assert completion.of_file("@bad") == []
+    assert completion.of_file("@no/such/x") == []
+    assert completion.of_file("@\0") == []
     app = chat_app([])
 
     async def script(pilot):

@@ -6,17 +6,17 @@ import asyncio
 import threading
 
 import pytest
-from scripted_client import DEAD, CharTokenizer, ScriptedClient
-from tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
-from localq.chat import ChatSession
+from localq.chat.session import ChatSession
 from localq.errors import LocalqError
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
-from localq.tui.reply_text import CodeBlock, ReplyText
-from localq.tui.transcript_lines import Notice
-from localq.tui.turn_view import TurnView
+from localq.tui.chat.transcript_lines import Notice
+from localq.tui.chat.turn_view import TurnView
+from localq.tui.reply.reply_text import CodeBlock, ReplyText
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import DEAD, CharTokenizer, ScriptedClient
+from tests.support.tui.tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
 
 def session_of(app) -> ChatSession:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from every_command import LEAVING, REPLIES, STEPS, put_files
-from scripted_client import CharTokenizer, ScriptedClient
-from tui_pilot import drive_chat, idle, say
 
-from localq import osc52
-from localq.chat import ChatSession
-from localq.sessions import SessionStore
+from localq.chat.history.store import SessionStore
+from localq.chat.session import ChatSession
+from localq.chat.terminal import clipboard as osc52
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
-from localq.tui.help_screen import HelpScreen
-from localq.tui.transcript_lines import Notice
+from localq.tui.chat.transcript_lines import Notice
+from localq.tui.dialogs.help_screen import HelpScreen
 from localq.worker.messages import Load
+from tests.support.chat.every_command import LEAVING, REPLIES, STEPS, put_files
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
+from tests.support.tui.tui_pilot import drive_chat, idle, say
 
 
 @pytest.fixture

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from scripted_client import CharTokenizer, ScriptedClient
-from tui_pilot import drive, say, screen_text, until
-
-from localq.chat import ChatSession
-from localq.conversation import Message
-from localq.resuming import Start
-from localq.session_record import Session
+from localq.chat.history.conversation import Message
+from localq.chat.history.record import Session
+from localq.chat.open_conversation import Start
+from localq.chat.session import ChatSession
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
-from localq.tui.transcript_lines import Earlier
-from localq.tui.transcript_view import WINDOW
-from localq.tui.turn_view import TurnView
+from localq.tui.chat.transcript_lines import Earlier
+from localq.tui.chat.transcript_view import WINDOW
+from localq.tui.chat.turn_view import TurnView
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
+from tests.support.tui.tui_pilot import drive, say, screen_text, until
 
 
 def long_session(turns: int) -> Session:

@@ -13,14 +13,14 @@ import pytest
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
-from tui_layout import assert_sound
-from tui_pilot import drive, screen_text, until
 
-from localq.conversation import Conversation, Message
-from localq.session_record import Session
-from localq.sessions import SessionStore
-from localq.tui.session_lines import when
-from localq.tui.sessions_panel import LIMIT, SessionsPanel
+from localq.chat.history.conversation import Conversation, Message
+from localq.chat.history.record import Session
+from localq.chat.history.store import SessionStore
+from localq.tui.chat.session_lines import when
+from localq.tui.chat.sessions_panel import LIMIT, SessionsPanel
+from tests.support.tui.tui_layout import assert_sound
+from tests.support.tui.tui_pilot import drive, screen_text, until
 
 Script = Callable[[Pilot[Any]], Awaitable[None]]
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from scripted_client import CharTokenizer, ScriptedClient
 from textual.widgets import OptionList
-from tui_pilot import drive_chat, idle, say, screen_text, until
 
-from localq.chat import ChatSession
-from localq.conversation import Message
-from localq.resuming import Start
-from localq.session_record import Session
-from localq.sessions import SessionStore
+from localq.chat.history.conversation import Message
+from localq.chat.history.record import Session
+from localq.chat.history.store import SessionStore
+from localq.chat.open_conversation import Start
+from localq.chat.session import ChatSession
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
-from localq.tui.status_line import StatusLine
+from localq.tui.chat.status_line import StatusLine
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
+from tests.support.tui.tui_pilot import drive_chat, idle, say, screen_text, until
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from rich.cells import cell_len
-from tui_pilot import chat_app, drive_chat, screen_text
 
 from localq.stats import Stats
-from localq.tui.status_line import Status, bar, line, phase, transferred
+from localq.tui.chat.status_line import Status, bar, line, phase, transferred
+from tests.support.tui.tui_pilot import chat_app, drive_chat, screen_text
 
 ANSWERING = Stats("decode", 100, 20, 80, 33, 0.25, 0.25, 0.5, 140, 1000)
 FULL = Status(stats=ANSWERING, model="llama-3.1-8b", format="nf4", device="NVIDIA H200")

@@ -8,15 +8,14 @@ import itertools
 import threading
 import time
 
-from tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
-
-from localq.chat import Piece
+from localq.chat.session import Piece
 from localq.stats import Stats
-from localq.tui import beforehand
+from localq.tui import preload
 from localq.tui.app import LocalqApp
-from localq.tui.conversation_view import RESTS
-from localq.tui.feed import EVERY_S, Feed
-from localq.tui.turn_view import TurnView
+from localq.tui.chat.conversation_view import RESTS
+from localq.tui.chat.reply_buffer import EVERY_S, Feed
+from localq.tui.chat.turn_view import TurnView
+from tests.support.tui.tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
 
 def test_keys_arrive_while_thousands_of_pieces_stream(monkeypatch):
@@ -163,14 +162,14 @@ def test_everything_is_looked_through_when_a_reply_has_ended_and_seldom_before()
             looked.append(app.chat.conversation.busy)
 
     async def script(pilot):
-        beforehand.garbage()
+        preload.garbage()
         gc.callbacks.append(see)
         await say(pilot, "go")
         gc.callbacks.remove(see)
 
     try:
         drive_chat(app, script)
-        assert gc.get_threshold()[2] == beforehand.SELDOM > thresholds[2]
+        assert gc.get_threshold()[2] == preload.SELDOM > thresholds[2]
         assert looked == [False]
     finally:
         frozen_anew(thresholds)

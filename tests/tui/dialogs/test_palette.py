@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from golden_screens import OUTLOOK, ROWS
 from textual.command import CommandPalette
 from textual.pilot import Pilot
-from tui_pilot import chat_app, drive, drive_chat, idle, say, screen_text, until
 
-from localq import commands, keymap
+from localq import keymap
+from localq.chat import commands
 from localq.settings import Settings
-from localq.tui import picker_plans, picker_rows
 from localq.tui.app import LocalqApp
-from localq.tui.help_screen import HelpScreen
+from localq.tui.dialogs.help_screen import HelpScreen
+from localq.tui.models import picker_plans, picker_rows
+from tests.support.tui.tui_pilot import chat_app, drive, drive_chat, idle, say, screen_text, until
+from tests.tools.golden_screens import OUTLOOK, ROWS
 
 
 async def looked_up(pilot: Pilot[Any], words: str, line: str) -> None:

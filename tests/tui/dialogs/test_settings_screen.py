@@ -7,22 +7,22 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import fake_hub
 import pytest
-from scripted_client import CharTokenizer, ScriptedClient
 from textual.app import App
 from textual.pilot import Pilot
 from textual.widgets import Input, Select, Static, TextArea
-from tui_layout import assert_sound
-from tui_pilot import drive, screen_text, until
 
 from localq import settings
-from localq.chat import ChatSession
+from localq.chat.session import ChatSession
 from localq.sampling import LIMITS, Sampling
 from localq.settings import Settings
-from localq.tui import settings_form
-from localq.tui.settings_screen import SettingsScreen
+from localq.tui.dialogs import settings_form
+from localq.tui.dialogs.settings_screen import SettingsScreen
 from localq.worker.messages import Load
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
+from tests.support.files import fake_hub
+from tests.support.tui.tui_layout import assert_sound
+from tests.support.tui.tui_pilot import drive, screen_text, until
 
 Script = Callable[[Pilot[Any]], Awaitable[None]]
 OWN = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 40}

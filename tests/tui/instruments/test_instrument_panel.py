@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from instruments_lab import CPU, GPU, PROFILE, chatting, reply, run, settle
-from tui_pilot import screen_text, until
 
-from localq.tui.instrument import Instrument
-from localq.tui.instruments import InstrumentsPanel, InstrumentsScreen
+from localq.tui.instruments.instrument_panel import InstrumentsPanel, InstrumentsScreen
+from localq.tui.instruments.instrument_widget import Instrument
+from tests.support.tui.instruments_lab import CPU, GPU, PROFILE, chatting, reply, run, settle
+from tests.support.tui.tui_pilot import screen_text, until
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

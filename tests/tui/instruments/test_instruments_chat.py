@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from instruments_lab import GPU, PROFILE, TimedClient, Watch, chat_app
-from tui_pilot import drive, screen_text, until
 
 from localq.errors import LocalqError
 from localq.settings import Settings
-from localq.tui import instrument_facts
-from localq.tui.instruments import InstrumentsPanel, InstrumentsScreen
+from localq.tui.instruments import instrument_facts
+from localq.tui.instruments.instrument_panel import InstrumentsPanel, InstrumentsScreen
+from tests.support.tui.instruments_lab import GPU, PROFILE, TimedClient, Watch, chat_app
+from tests.support.tui.tui_pilot import drive, screen_text, until
 
 
 @pytest.fixture(autouse=True)

@@ -6,16 +6,16 @@ import threading
 import time
 
 import pytest
-from instruments_lab import CPU, GPU, Clock, Watch, chatting, reply, run, settle
 from textual.app import App, ComposeResult
 from textual.containers import Container
 from textual.screen import ModalScreen, Screen
-from tui_pilot import drive, screen_text, until
 
-from localq.tui import instruments
-from localq.tui.instrument import Instrument
-from localq.tui.instrument_facts import Facts
-from localq.tui.instruments import InstrumentsPanel
+from localq.tui.instruments import instrument_panel
+from localq.tui.instruments.instrument_facts import Facts
+from localq.tui.instruments.instrument_panel import InstrumentsPanel
+from localq.tui.instruments.instrument_widget import Instrument
+from tests.support.tui.instruments_lab import CPU, GPU, Clock, Watch, chatting, reply, run, settle
+from tests.support.tui.tui_pilot import drive, screen_text, until
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -60,7 +60,7 @@ def test_a_stream_is_drawn_eight_times_a_second_at_most(draws):
             tokens += 1
             app.panel.show_stats(reply(tokens))
             await pilot.pause(0.005)
-        assert time.monotonic() - began >= 5 / instruments.FRAMES  # a busy machine only draws less
+        assert time.monotonic() - began >= 5 / instrument_panel.FRAMES  # a busy machine only draws less
         assert tokens > 5
 
     run("side", (40, 50), scene)
@@ -136,7 +136,7 @@ def test_behind_a_dialog_it_asks_and_draws_when_that_is_gone(draws):
         await until(pilot, lambda: app.watch_card.reads == 1)
         app.panel._tick()
         app.panel.show_stats(reply(50))
-        await pilot.pause(2 / instruments.FRAMES)
+        await pilot.pause(2 / instrument_panel.FRAMES)
         assert draws == []
         await app.pop_screen()
         await until(pilot, lambda: draws)

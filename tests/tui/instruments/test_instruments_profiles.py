@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from instruments_lab import GPU, PROFILE, chatting, reply, run, settle
-from tui_pilot import screen_text, until
 
 from localq.stats import Stats
-from localq.tui.instruments import InstrumentsPanel, InstrumentsScreen
+from localq.tui.instruments.instrument_panel import InstrumentsPanel, InstrumentsScreen
+from tests.support.tui.instruments_lab import GPU, PROFILE, chatting, reply, run, settle
+from tests.support.tui.tui_pilot import screen_text, until
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from instruments_lab import CPU, GPU, PROFILE, READING, Clock, Watch, reply
 
-from localq.gpu_sensors import Reading
-from localq.tui.card_line import CardLine
-from localq.tui.instrument import bar, figure
-from localq.tui.instrument_facts import Facts
-from localq.tui.kernel_bars import KernelBars, age
+from localq.gpus import Reading
+from localq.tui.instruments.card_line import CardLine
+from localq.tui.instruments.instrument_facts import Facts
+from localq.tui.instruments.instrument_widget import bar, figure
+from localq.tui.instruments.kernel_bars import KernelBars, age
+from tests.support.tui.instruments_lab import CPU, GPU, PROFILE, READING, Clock, Watch, reply
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -6,13 +6,12 @@ import os
 from dataclasses import replace
 
 import pytest
-from instruments_lab import CPU, CTX, GPU, MIB, READING, Watch, reply
 
-from localq.gpu_sensors import Reading
-from localq.gpus import Process
-from localq.tui import instrument_facts
-from localq.tui.instrument_facts import Facts, host_memory, is_ours, of_gpu
-from localq.tui.ledger_bar import LedgerBar, Segment, fitted, holders
+from localq.gpus import Process, Reading
+from localq.tui.instruments import instrument_facts
+from localq.tui.instruments.instrument_facts import Facts, host_memory, is_ours, of_gpu
+from localq.tui.instruments.memory_bar import LedgerBar, Segment, fitted, holders
+from tests.support.tui.instruments_lab import CPU, CTX, GPU, MIB, READING, Watch, reply
 
 
 def facts_of(loaded=GPU, reading: Reading | None = READING, used: int = CTX // 4) -> Facts:

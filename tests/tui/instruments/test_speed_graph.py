@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from instruments_lab import CPU, GPU, Watch, reply
 
-from localq import remembered
+from localq.planner.speed import local_measurements
 from localq.stats import Stats
-from localq.tui.instrument_facts import SLICES, Facts, Speed
-from localq.tui.speed_graph import NO_ROOF_CARD, SpeedGraph, graph
+from localq.tui.instruments.instrument_facts import SLICES, Facts, Speed
+from localq.tui.instruments.speed_graph import NO_ROOF_CARD, SpeedGraph, graph
+from tests.support.tui.instruments_lab import CPU, GPU, Watch, reply
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -125,7 +125,7 @@ def test_the_share_of_the_roof_while_a_reply_runs_and_after_it():
 
 
 def test_what_was_measured_on_this_card_is_the_roof():
-    remembered.keep_bandwidth("GPU-5a1b", 468e9)
+    local_measurements.keep_bandwidth("GPU-5a1b", 468e9)
     assert drawn(facts_of())[5:] == ["52.0 tok/s are what 468 GB/s allow", "(measured)", "9.0 GB read a token"]
 
 

@@ -6,7 +6,7 @@ import pytest
 from textual.message import Message
 
 from localq.errors import ExitCode
-from localq.tui.watching import Fetching, LoadingStage, PostingWatcher, Said, StoppedError
+from localq.tui.jobs.thread_messages import Fetching, LoadingStage, PostingWatcher, Said, StoppedError
 from localq.worker.messages import Loading, Ready
 
 

@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from opening_host import SETTINGS, SIZES, Host
 from textual.pilot import Pilot
 from textual.widgets import Static
-from tui_layout import assert_sound
-from tui_pilot import drive, screen_text, until
 
-from localq import opening
+from localq.chat import open_model
+from localq.chat.open_model import Opened, Wanted
 from localq.errors import LocalqError
-from localq.opening import Opened, Wanted
 from localq.settings import Settings
-from localq.tui.jobs import Opening
-from localq.tui.opening_screen import OpeningScreen
-from localq.tui.watching import StoppedError
+from localq.tui.jobs.model_jobs import Opening
+from localq.tui.jobs.thread_messages import StoppedError
+from localq.tui.models.opening_screen import OpeningScreen
 from localq.worker.messages import Load, Loaded, Loading
+from tests.support.tui.opening_host import SETTINGS, SIZES, Host
+from tests.support.tui.tui_layout import assert_sound
+from tests.support.tui.tui_pilot import drive, screen_text, until
 
 
 class SlowClient:
@@ -61,7 +61,7 @@ def client(monkeypatch) -> SlowClient:
     client = SlowClient()
 
     @contextlib.contextmanager
-    def open_session(name: str, settings: Settings, watcher: opening.Watcher, wanted: Wanted) -> Iterator[Opened]:
+    def open_session(name: str, settings: Settings, watcher: open_model.Watcher, wanted: Wanted) -> Iterator[Opened]:
         session = FakeSession(client, name)
         session.chat_template = None if "base" in name else session.chat_template
         watcher.say(f"{name}: the default is too large\x1b[31m")
@@ -70,7 +70,7 @@ def client(monkeypatch) -> SlowClient:
         finally:
             client.close()
 
-    monkeypatch.setattr(opening, "open_session", open_session)
+    monkeypatch.setattr(open_model, "open_session", open_session)
     return client
 
 
@@ -160,7 +160,7 @@ def test_a_bug_in_the_thread_ends_the_app(client, monkeypatch):
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(opening, "load_now", broken)
+    monkeypatch.setattr(open_model, "load_now", broken)
     host = Host(OpeningScreen("a-model", SETTINGS, Wanted()))
 
     async def script(pilot: Pilot[Any]) -> None:

@@ -6,22 +6,22 @@ import contextlib
 import threading
 
 import pytest
-from scripted_client import CharTokenizer, ScriptedClient
-from tui_pilot import chat_app, drive, drive_chat, idle, say, screen_text, until
 
-from localq.chat import ChatSession
-from localq.commands.models import SwitchModel
+from localq.chat.commands.models import SwitchModel
+from localq.chat.open_model import Opened
+from localq.chat.open_options import Wanted
+from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
-from localq.opening import Opened
 from localq.settings import Settings
-from localq.tui import jobs
 from localq.tui.app import LocalqApp
-from localq.tui.model import Model
-from localq.tui.opening_screen import OpeningScreen
-from localq.tui.picker import Picked, PickerScreen
-from localq.tui.session_job import SwitchWanted
-from localq.wanted import Wanted
+from localq.tui.chat.session_job import SwitchWanted
+from localq.tui.jobs import model_jobs
+from localq.tui.jobs.model_handle import Model
+from localq.tui.models.opening_screen import OpeningScreen
+from localq.tui.models.picker import Picked, PickerScreen
 from localq.worker.messages import Load, Loading
+from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
+from tests.support.tui.tui_pilot import chat_app, drive, drive_chat, idle, say, screen_text, until
 
 TOO_LARGE = LocalqError("big", "it does not fit", "Take a small one.", ExitCode.DOES_NOT_FIT)
 
@@ -56,7 +56,7 @@ def opened(monkeypatch):
         yield Opened(session, client)
         client.close()
 
-    monkeypatch.setattr(jobs.opening, "open_session", open_session)
+    monkeypatch.setattr(model_jobs.opening, "open_session", open_session)
     return sessions
 
 

@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import fake_hub
-import hub_server
 import pytest
-import unlisted_models
-from fake_hub import FakeHub
-from hub_server import REPO
-from opening_host import SETTINGS, SIZES, Host
 from textual.pilot import Pilot
-from tui_layout import assert_sound
-from tui_pilot import drive, screen_text, until
 
-from localq import disk, download_parts, gpus, hub, places
+from localq import disk, gpus, places
 from localq.errors import ExitCode, LocalqError
+from localq.files.hub import fetch as hub
+from localq.files.hub import parts as download_parts
 from localq.settings import Settings
-from localq.tui.opening_screen import PullScreen
-from localq.tui.watching import StoppedError
+from localq.tui.jobs.thread_messages import StoppedError
+from localq.tui.models.opening_screen import PullScreen
+from tests.support.files import fake_hub, hub_server
+from tests.support.files import uncatalogued_models as unlisted_models
+from tests.support.files.fake_hub import FakeHub
+from tests.support.files.hub_server import REPO
+from tests.support.tui.opening_host import SETTINGS, SIZES, Host
+from tests.support.tui.tui_layout import assert_sound
+from tests.support.tui.tui_pilot import drive, screen_text, until
 
 MIB = 2**20
 

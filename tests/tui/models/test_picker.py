@@ -8,23 +8,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cached_models
-import fake_hub
 import pytest
-import unlisted_models
-from fake_hub import FakeHub
-from hub_server import REPO
-from picker_host import FEW, MIB, Host, few_models, picked, rows
 from textual.pilot import Pilot
 from textual.widgets import Input, Static
-from tui_pilot import drive, screen_text, until
 
-from localq import gpu_bandwidth, gpus
+from localq import gpus
 from localq.gpus import Found, Gpu
+from localq.planner import card as planner_card
 from localq.settings import Settings
-from localq.tui.picker import Picked
-from localq.tui.picker_dialogs import DetailsScreen, ForceScreen, RemoveScreen
-from localq.tui.picker_table import ModelTable
+from localq.tui.models.picker import Picked
+from localq.tui.models.picker_dialogs import DetailsScreen, ForceScreen, RemoveScreen
+from localq.tui.models.picker_table import ModelTable
+from tests.support.files import cached_models, fake_hub
+from tests.support.files import uncatalogued_models as unlisted_models
+from tests.support.files.fake_hub import FakeHub
+from tests.support.files.hub_server import REPO
+from tests.support.tui.picker_host import FEW, MIB, Host, few_models, picked, rows
+from tests.support.tui.tui_pilot import drive, screen_text, until
 
 
 @pytest.fixture
@@ -39,11 +39,11 @@ def card(monkeypatch, server) -> None:
     gpu = Gpu(0, "NVIDIA GeForce RTX 3090", "GPU-1", (8, 6), 24_564 * MIB, 23_000 * MIB, None)
     monkeypatch.setattr(gpus, "probe", lambda: Found("580", (gpu,)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpu_bandwidth, "measured", lambda: 8.5e11)
+    monkeypatch.setattr(planner_card, "measured", lambda: 8.5e11)
 
 
 def test_the_names_are_there_before_anything_is_planned(server, monkeypatch):
-    monkeypatch.setattr("localq.tui.job.Job.start", lambda self: None)
+    monkeypatch.setattr("localq.tui.jobs.job.Job.start", lambda self: None)
     cached_models.put(REPO, fake_hub.model_files())
     host = Host(Settings())
 
@@ -257,7 +257,9 @@ def test_a_click_chooses_and_a_double_click_opens(server):
 
 def test_nothing_slow_is_imported_for_the_first_frame():
     slow = ("torch", "transformers", "numpy", "huggingface_hub", "httpx", "psutil", "tokenizers")
-    modules = ", ".join(f"localq.tui.{name}" for name in ("picker", "settings_screen", "sessions_panel"))
+    modules = ", ".join(
+        f"localq.tui.{name}" for name in ("models.picker", "dialogs.settings_screen", "chat.sessions_panel")
+    )
     code = f"import sys, {modules}; print([each for each in {slow} if each in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from golden_screens import ROWS
 from textual.pilot import Pilot
-from tui_pilot import HostApp, drive, screen_text
 
-from localq import offers
-from localq.tui.picker_rows import ON_CPU, PickerRow
-from localq.tui.picker_table import ModelTable
+from localq.planner import offers
+from localq.tui.models.picker_rows import ON_CPU, PickerRow
+from localq.tui.models.picker_table import ModelTable
+from tests.support.tui.tui_pilot import HostApp, drive, screen_text
+from tests.tools.golden_screens import ROWS
 
 
 @pytest.mark.parametrize(

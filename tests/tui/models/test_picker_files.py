@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import cached_models
-import fake_hub
 import pytest
-import unlisted_models
-from fake_hub import FakeHub
-from hub_server import REPO
-from picker_host import MIB, SETTINGS, Host, few_models, picked, rows
 from textual.pilot import Pilot
-from tui_layout import assert_sound
-from tui_pilot import screen_text, until
 
-from localq import catalog, hub, local_models
-from localq.tui.opening_screen import PullScreen
-from localq.tui.picker_dialogs import DetailsScreen, RemoveScreen
+from localq.files import catalog, local_models
+from localq.files.hub import fetch as hub
+from localq.tui.models.opening_screen import PullScreen
+from localq.tui.models.picker_dialogs import DetailsScreen, RemoveScreen
+from tests.support.files import cached_models, fake_hub
+from tests.support.files import uncatalogued_models as unlisted_models
+from tests.support.files.fake_hub import FakeHub
+from tests.support.files.hub_server import REPO
+from tests.support.tui.picker_host import MIB, SETTINGS, Host, few_models, picked, rows
+from tests.support.tui.tui_layout import assert_sound
+from tests.support.tui.tui_pilot import screen_text, until
 
 SIZES = [(80, 24), (200, 60), (40, 12)]
 NASTY = "evil/x[red]\u202eok"

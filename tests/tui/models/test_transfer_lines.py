@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from localq.transfer import Leaps, Rate
-from localq.tui.transfer_lines import TransferLines, bar, duration
-from localq.tui.watching import Fetching, LoadingStage
+from localq.chat.terminal.transfer_rate import Leaps, Rate
+from localq.tui.jobs.thread_messages import Fetching, LoadingStage
+from localq.tui.models.transfer_lines import TransferLines, bar, duration
 
 MB = 10**6
 

@@ -6,17 +6,17 @@ import asyncio
 import itertools
 
 import pytest
-from drawn_cells import cells
 from textual.containers import VerticalScroll
 from textual.highlight import ANSIDarkHighlightTheme, ANSILightHighlightTheme, HighlightTheme, highlight
 from textual.widgets import Markdown
-from tui_pilot import HostApp, chat_app, drive, drive_chat, screen_text, until
-from typing_latency import FUNCTION
 
-from localq.tui import code_colours
-from localq.tui.code_colours import PART, Growing, Look
-from localq.tui.code_lines import CodeLines
-from localq.tui.reply_text import CodeBlock, ReplyText
+from localq.tui.reply import code_colours
+from localq.tui.reply.code_colours import PART, Growing, Look
+from localq.tui.reply.code_lines import CodeLines
+from localq.tui.reply.reply_text import CodeBlock, ReplyText
+from tests.support.tui.drawn_cells import cells
+from tests.support.tui.tui_pilot import HostApp, chat_app, drive, drive_chat, screen_text, until
+from tests.tools.typing_latency import FUNCTION
 
 PYTHON = '''def f(x: int) -> str:
     """Says

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from drawn_cells import cells
 from textual.containers import VerticalScroll
 from textual.selection import SELECT_ALL
 from textual.widgets import Markdown
-from tui_pilot import HostApp, chat_app, drive, drive_chat, say, screen_text, until
 
-from localq.tui.prose import Prose
-from localq.tui.reply_text import CodeBlock, ReplyText, _parser
+from localq.tui.reply.prose import Prose
+from localq.tui.reply.reply_text import CodeBlock, ReplyText, _parser
+from tests.support.tui.drawn_cells import cells
+from tests.support.tui.tui_pilot import HostApp, chat_app, drive, drive_chat, say, screen_text, until
 
 EVERYTHING = """# A title that is *long* enough for two lines of it where there are few columns
 

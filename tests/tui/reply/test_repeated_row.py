@@ -5,12 +5,12 @@ from __future__ import annotations
 from textual._styles_cache import StylesCache
 from textual.geometry import Region
 from textual.widget import Widget
-from tui_pilot import chat_app, drive_chat, say, screen_text, until
 
-from localq.tui.bare import Bare
-from localq.tui.reply_text import CodeBlock, ReplyText
-from localq.tui.transcript_view import TranscriptView
-from localq.tui.turn_view import TurnView
+from localq.tui.chat.transcript_view import TranscriptView
+from localq.tui.chat.turn_view import TurnView
+from localq.tui.reply.repeated_row import Bare
+from localq.tui.reply.reply_text import CodeBlock, ReplyText
+from tests.support.tui.tui_pilot import chat_app, drive_chat, say, screen_text, until
 
 REPLY = "Some *text*\n\n```python\n" + "x = [1]\n" * 40 + "```\n\nlast"
 

@@ -8,13 +8,13 @@ from collections import Counter
 
 from textual.events import Key
 from textual.widgets import Static
-from tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
-from localq.tui.keys_first import PATIENCE_S, KeysFirst
-from localq.tui.reply_text import CodeBlock, ReplyText
-from localq.tui.status_line import StatusLine
-from localq.tui.terminal_input import TerminalDriver
-from localq.tui.transcript_lines import Notice
+from localq.tui.chat.status_line import StatusLine
+from localq.tui.chat.transcript_lines import Notice
+from localq.tui.reply.reply_text import CodeBlock, ReplyText
+from localq.tui.terminal.input_priority import PATIENCE_S, KeysFirst
+from localq.tui.terminal.terminal_input import TerminalDriver
+from tests.support.tui.tui_pilot import chat_app, drive_chat, idle, say, screen_text, until
 
 
 class Clock:

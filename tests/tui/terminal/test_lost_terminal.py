@@ -6,7 +6,8 @@ import os
 import signal
 
 import pytest
-from terminal_faces import Place, Tui
+
+from tests.support.cli.terminal_faces import Place, Tui
 
 FACE = Tui()
 F1_AND_BACK = b"\x1bOPq"

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hostile_sequences import ACTING
 from rich.segment import Segment
 from textual.app import App, ComposeResult
 from textual.color import Color
 from textual.widgets import Input, Label, Static
 
 from localq.sanitize import sanitize
-from localq.tui.clean_lines import CLEAN_LINES
+from localq.tui.terminal.sanitized_lines import CLEAN_LINES
+from tests.support.cli.hostile_sequences import ACTING
 
 BLACK = Color(0, 0, 0)
 

@@ -9,10 +9,10 @@ from textual import events
 from textual.command import CommandPalette
 from textual.geometry import Size
 from textual.widgets import OptionList
-from tui_pilot import HostApp, chat_app, drive, drive_chat, screen_text, until
 
-from localq.tui.settings_screen import SettingsScreen
-from localq.tui.turn_view import Turn, TurnView
+from localq.tui.chat.turn_view import Turn, TurnView
+from localq.tui.dialogs.settings_screen import SettingsScreen
+from tests.support.tui.tui_pilot import HostApp, chat_app, drive, drive_chat, screen_text, until
 
 
 @pytest.mark.parametrize("action", ["page_down", "page_up"])

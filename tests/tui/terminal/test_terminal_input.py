@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from textual import events
 
-from localq.tui.terminal_input import TICK_S, Keys
+from localq.tui.terminal.terminal_input import TICK_S, Keys
 
 PIECES = (
     *(
@@ -79,7 +79,7 @@ def test_what_only_looked_like_a_paste_is_typed_when_nothing_more_comes():
 @pytest.fixture
 def clock(monkeypatch):
     now = SimpleNamespace(s=100.0)
-    monkeypatch.setattr("localq.tui.terminal_input.time", SimpleNamespace(monotonic=lambda: now.s))
+    monkeypatch.setattr("localq.tui.terminal.terminal_input.time", SimpleNamespace(monotonic=lambda: now.s))
     monkeypatch.setattr("textual._parser.get_time", lambda: now.s)
     return now
 
@@ -110,7 +110,9 @@ def test_a_sequence_that_comes_in_parts_is_one_key(clock):
 
 
 def test_the_users_own_patience_with_esc_counts():
-    code = "from localq.tui import terminal_input as t; r = t.Keys(); list(r.feed(b'\\x1b')); print(r.patience_s)"
+    code = (
+        "from localq.tui.terminal import terminal_input as t; r = t.Keys();list(r.feed(b'\\x1b')); print(r.patience_s)"
+    )
     environ = {**os.environ, "ESCDELAY": "5000"}
     told = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True)
     assert 4.0 < float(told.stdout) <= 5.0

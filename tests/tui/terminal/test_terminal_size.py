@@ -6,14 +6,15 @@ import os
 import sys
 
 import pytest
-from terminal import Terminal
-from terminal_localq import environment
-from tui_pilot import chat_app, drive_chat, until
+
+from tests.support.cli.terminal import Terminal
+from tests.support.cli.terminal_localq import environment
+from tests.support.tui.tui_pilot import chat_app, drive_chat, until
 
 SECOND_SIZE = """
 import fcntl, struct, sys, termios, time
 from textual.widgets import Static
-from localq.tui.terminal_app import TerminalApp
+from localq.tui.terminal.terminal_app import TerminalApp
 
 class Shown(TerminalApp):
     def compose(self):

@@ -12,14 +12,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from localq.bench import products
-from localq.bench.kernel_table import Row
-from localq.bench.kernel_timing import SEED, Bench, check, type_name, wrong
-from localq.bench.shapes import Product, Workload
-from localq.footprint import bcq_scheme
-from localq.kernels import bcq
-from localq.kernels.bcq import BcqMatrix
-from localq.quant import bcq as bcq_format
+from localq.bench.kernels import products
+from localq.bench.kernels.shapes import Product, Workload
+from localq.bench.kernels.table import Row
+from localq.bench.kernels.timing import SEED, Bench, check, type_name, wrong
+from localq.formats import bcq as bcq_format
+from localq.formats.bcq import kernel as bcq_kernel
+from localq.formats.bcq.kernel import BcqMatrix
+from localq.planner.footprint import bcq_scheme
 
 HALF = torch.float16
 SCHEME = "q3g128"
@@ -45,7 +45,7 @@ def cases(work: Workload) -> list[Callable[[Bench], Row]]:
 
 def trade_offs(work: Workload) -> list[Callable[[Bench], Row]]:
     """One row of x with every number of planes and every group."""
-    schemes = [f"q{planes}{group}" for planes in range(1, bcq.PLANES + 1) for group in GROUPS]
+    schemes = [f"q{planes}{group}" for planes in range(1, bcq_kernel.PLANES + 1) for group in GROUPS]
     return [
         partial(gemv_row, product=product, scheme=scheme, rows=1, dtype=HALF)
         for product in work.nf4
@@ -61,7 +61,9 @@ def gemv_row(bench: Bench, product: Product, scheme: str, rows: int, dtype: torc
     out = torch.empty(rows, product.width, dtype=dtype, device=bench.device)
 
     def multiply(of: Sequence[BcqMatrix]) -> Tensor:
-        return bcq.bcq_gemv(given.x, of, norm=given.norm, residual=given.residual, activation=given.activation, out=out)
+        return bcq_kernel.bcq_gemv(
+            given.x, of, norm=given.norm, residual=given.residual, activation=given.activation, out=out
+        )
 
     stored = sum(each.nbytes for each in made)
     what = f"{products.describe(product)}, {scheme}, {stored / 1e6:.1f} MB"
@@ -80,13 +82,13 @@ def dequantize_row(bench: Bench, product: Product, scheme: str) -> Row:
     packed = _packed(bench, product.outs[0], product.columns, scheme, SEED)
     reference, (matrix,) = bcq_format.dequantize(packed, HALF), _tiled([packed])
     what = f"{product.name}, {scheme}"
-    if not torch.equal(bcq.bcq_dequantize(matrix, 0, torch.empty_like(reference)), reference):
+    if not torch.equal(bcq_kernel.bcq_dequantize(matrix, 0, torch.empty_like(reference)), reference):
         raise wrong("bcq_dequantize", what, "differs from the definition")
     planes, group, _ = bcq_scheme(scheme)
-    moved = bcq.bcq_dequantize_bytes(*packed.shape, planes, group)
+    moved = bcq_kernel.bcq_dequantize_bytes(*packed.shape, planes, group)
     # Each copy has a result of its own: one that stays in the cache would not have to be written.
     launches = [
-        partial(bcq.bcq_dequantize, _copied([matrix])[0], 0, torch.empty_like(reference))
+        partial(bcq_kernel.bcq_dequantize, _copied([matrix])[0], 0, torch.empty_like(reference))
         for _ in range(bench.copies(moved))
     ]
     return Row("bcq", "bcq_dequantize", what, 0, type_name(HALF), moved, bench.time(launches))

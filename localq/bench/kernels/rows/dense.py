@@ -8,13 +8,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from localq.bench import products
-from localq.bench.kernel_table import Row
-from localq.bench.kernel_timing import SEED, Bench, check, clones, type_name
-from localq.bench.shapes import Product, Workload
-from localq.kernels import dense, int8
-from localq.kernels.int8 import Int8Matrix
-from localq.quant import int8 as int8_format
+from localq.bench.kernels import products
+from localq.bench.kernels.shapes import Product, Workload
+from localq.bench.kernels.table import Row
+from localq.bench.kernels.timing import SEED, Bench, check, clones, type_name
+from localq.formats import int8 as int8_format
+from localq.formats.int8 import kernel as int8_kernel
+from localq.formats.int8.kernel import Int8Matrix
+from localq.kernels import dense
 
 PLAIN_CASES = ((1, torch.float16), (8, torch.float16), (1, torch.bfloat16))
 FUSED_CASES = ((1, torch.float16),)
@@ -70,7 +71,7 @@ def int8_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype) -> R
     out = torch.empty(rows, product.width, dtype=torch.float32, device=bench.device)
 
     def multiply(weights: Int8Matrix) -> Tensor:
-        return int8.int8_gemv(given.x, [weights], out=out)
+        return int8_kernel.int8_gemv(given.x, [weights], out=out)
 
     what = products.describe(product)
     weight = int8_format.dequantize(packed, torch.float32)

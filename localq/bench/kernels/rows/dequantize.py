@@ -8,13 +8,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from localq.bench import triton_rivals
-from localq.bench.kernel_table import BITSANDBYTES, NOT_INSTALLED, Rival, Row
-from localq.bench.kernel_timing import SEED, Bench, guarded, installed, type_name, wrong
-from localq.bench.nf4_weights import Weights, copies, for_bitsandbytes
-from localq.bench.shapes import Product, Workload
-from localq.kernels import nf4
-from localq.kernels.nf4 import Nf4Matrix
+from localq.bench.kernels import triton_rivals
+from localq.bench.kernels.nf4_weights import Weights, copies, for_bitsandbytes
+from localq.bench.kernels.shapes import Product, Workload
+from localq.bench.kernels.table import BITSANDBYTES, NOT_INSTALLED, Rival, Row
+from localq.bench.kernels.timing import SEED, Bench, guarded, installed, type_name, wrong
+from localq.formats.nf4 import kernel as nf4_kernel
+from localq.formats.nf4.kernel import Nf4Matrix
 
 Pair = tuple[Nf4Matrix, Tensor]  # a matrix, and where its weights go
 
@@ -35,12 +35,12 @@ def dequantize_row(bench: Bench, product: Product, dtype: torch.dtype, tiled: bo
     reference = weights.dense(dtype)
     matrix = weights.tiled() if tiled else weights.matrix
     what = f"{product.name}, {'tiled' if tiled else 'row by row'}"
-    if not torch.equal(nf4.nf4_dequantize(matrix, dtype), reference):
+    if not torch.equal(nf4_kernel.nf4_dequantize(matrix, dtype), reference):
         raise wrong("nf4_dequantize", what, "differs from the reference")
-    moved = nf4.nf4_dequantize_bytes(shape, dtype)
+    moved = nf4_kernel.nf4_dequantize_bytes(shape, dtype)
     # Each copy has a result of its own: one that stays in the cache would not have to be written.
     pairs = [(each, torch.empty_like(reference)) for each in copies(matrix, bench.copies(moved))]
-    timing = bench.time([partial(nf4.nf4_dequantize, each, dtype, out) for each, out in pairs])
+    timing = bench.time([partial(nf4_kernel.nf4_dequantize, each, dtype, out) for each, out in pairs])
     rivals: list[Rival] = []
     if not tiled:
         rivals.append(guarded(BITSANDBYTES, lambda: _bitsandbytes(bench, pairs)))

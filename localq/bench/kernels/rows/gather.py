@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq.bench import products
-from localq.bench.kernel_table import NOT_INSTALLED, Rival, Row
-from localq.bench.kernel_timing import SEED, Bench, check, guarded, installed, type_name, wrong
-from localq.bench.shapes import Product, Workload
-from localq.kernels import gather, unpack
-from localq.kernels.gather import GatherMatrix
-from localq.kernels.unpack import CodeSet, VptqMatrix
-from localq.quant import aqlm, vptq_codec
+from localq.bench.kernels import products
+from localq.bench.kernels.shapes import Product, Workload
+from localq.bench.kernels.table import NOT_INSTALLED, Rival, Row
+from localq.bench.kernels.timing import SEED, Bench, check, guarded, installed, type_name, wrong
+from localq.formats.codebooks import aqlm, gather_kernel, unpack_kernel
+from localq.formats.codebooks.gather_kernel import GatherMatrix
+from localq.formats.codebooks.unpack_kernel import CodeSet, VptqMatrix
+from localq.formats.vptq import codec as vptq_codec
 
 HALF = torch.float16
 ENTRIES = 65_536
@@ -40,10 +40,12 @@ PACKAGE_ERROR = 13 * 2.0**-11
 def cases(work: Workload) -> list[Callable[[Bench], Row]]:
     """What is to be measured: the roof, then each matrix in each layout."""
     found: list[Callable[[Bench], Row]] = [
-        partial(roof_row, size=size, step=step) for size, step in zip(ROOF_BYTES, gather.ROOF_STEPS, strict=True)
+        partial(roof_row, size=size, step=step) for size, step in zip(ROOF_BYTES, gather_kernel.ROOF_STEPS, strict=True)
     ]
     for product in work.batches:
-        found += [partial(aqlm_row, product=product, group=group, rows=n) for group in gather.GROUPS for n in ROWS]
+        found += [
+            partial(aqlm_row, product=product, group=group, rows=n) for group in gather_kernel.GROUPS for n in ROWS
+        ]
         found += [partial(vptq_row, product=product, scheme=scheme, rows=n) for scheme in VPTQ_SCHEMES for n in ROWS]
     for product in work.dequantized:
         found += [partial(additive_row, product=product)]
@@ -56,13 +58,19 @@ def roof_row(bench: Bench, size: int, step: int) -> Row:
     table = torch.full((size,), 0x5A, dtype=torch.uint8, device=bench.device)
     threads = ROOF_THREADS * _multiprocessors(bench.device)
     sums = torch.ones(threads, dtype=torch.int32, device=bench.device)
-    run = partial(gather.gather_roof, table, step, ROOF_LOADS, sums)
+    run = partial(gather_kernel.gather_roof, table, step, ROOF_LOADS, sums)
     what = f"{size // 2**20} MiB by {step} bytes (L2)"
     run()
     if bool(sums.any()):  # equal words, an even number of them
         raise wrong("gather_roof", what, "did not read what is there")
     return Row(
-        "gather", "gather_roof", what, 0, "uint8", gather.gather_roof_bytes(ROOF_LOADS, threads), bench.time([run, run])
+        "gather",
+        "gather_roof",
+        what,
+        0,
+        "uint8",
+        gather_kernel.gather_roof_bytes(ROOF_LOADS, threads),
+        bench.time([run, run]),
     )
 
 
@@ -72,8 +80,8 @@ def aqlm_row(bench: Bench, product: Product, group: int, rows: int) -> Row:
     matrix = GatherMatrix(packed.codes, packed.codebooks, packed.scales)
     weight = aqlm.dequantize(replace(packed, scales=torch.ones_like(packed.scales)), torch.float32)
     weight *= packed.scales.view(-1, 1).float()
-    moved = gather.gather_gemv_bytes(rows, matrix) + gather.gather_gemv_sectors(matrix)
-    run = partial(_run, gather.gather_gemv)
+    moved = gather_kernel.gather_gemv_bytes(rows, matrix) + gather_kernel.gather_gemv_sectors(matrix)
+    run = partial(_run, gather_kernel.gather_gemv)
     rival = partial(_aqlm_package, bench)
     return _row(bench, "gather_gemv", f"{product.name}, 1x16g{group} (L2)", product, rows, matrix, weight, run, rival,
                 moved)  # fmt: skip
@@ -84,8 +92,8 @@ def vptq_row(bench: Bench, product: Product, scheme: tuple[int, int, int], rows:
     packed = _vptq(bench, product, scheme)
     weight = vptq_codec.dequantize(packed, torch.float32)
     matrix = VptqMatrix(**{each.name: getattr(packed, each.name) for each in fields(packed)})
-    moved = gather.vptq_gemv_bytes(rows, matrix) + gather.vptq_gemv_sectors(matrix)
-    run = partial(_run, gather.vptq_gemv)
+    moved = gather_kernel.vptq_gemv_bytes(rows, matrix) + gather_kernel.vptq_gemv_sectors(matrix)
+    run = partial(_run, gather_kernel.vptq_gemv)
     rival = partial(_vptq_package, bench)
     return _row(bench, "vptq_gemv", f"{product.name}, {_named(scheme)} (L2)", product, rows, matrix, weight, run, rival,
                 moved)  # fmt: skip
@@ -96,16 +104,16 @@ def additive_row(bench: Bench, product: Product) -> Row:
     packed = _aqlm(bench, product, ADDITIVE)
     reference, sets = aqlm.dequantize(packed, HALF), [CodeSet(packed.codes, packed.codebooks[:, :, 0], ADDITIVE[2])]
     what = f"{product.name}, aqlm 1x16g8"
-    moved = unpack.additive_dequantize_bytes(sets, product.outs[0], product.columns, HALF)
+    moved = unpack_kernel.additive_dequantize_bytes(sets, product.outs[0], product.columns, HALF)
     out = torch.empty_like(reference)
-    unpack.additive_dequantize(sets, packed.scales, 0, out, rounded=True)
+    unpack_kernel.additive_dequantize(sets, packed.scales, 0, out, rounded=True)
     if not torch.equal(out, reference):
         raise wrong("additive_dequantize", what, "differs from the reference")
     launches = []
     for _ in range(bench.copies(moved)):
         copies = [replace(each, codes=each.codes.clone(), codebooks=each.codebooks.clone()) for each in sets]
         to = torch.empty_like(out)
-        launches.append(partial(unpack.additive_dequantize, copies, packed.scales, 0, to, rounded=True))
+        launches.append(partial(unpack_kernel.additive_dequantize, copies, packed.scales, 0, to, rounded=True))
     return Row("gather", "additive_dequantize", what, 0, type_name(HALF), moved, bench.time(launches))
 
 
@@ -114,11 +122,11 @@ def unpacked_row(bench: Bench, product: Product, scheme: tuple[int, int, int]) -
     packed = _vptq(bench, product, scheme)
     reference = vptq_codec.dequantize(packed, HALF)
     matrix = VptqMatrix(**{each.name: getattr(packed, each.name) for each in fields(packed)})
-    what, moved = f"{product.name}, {_named(scheme)}", unpack.vptq_dequantize_bytes(matrix, HALF)
-    if not torch.equal(unpack.vptq_dequantize(matrix, 0, torch.empty_like(reference)), reference):
+    what, moved = f"{product.name}, {_named(scheme)}", unpack_kernel.vptq_dequantize_bytes(matrix, HALF)
+    if not torch.equal(unpack_kernel.vptq_dequantize(matrix, 0, torch.empty_like(reference)), reference):
         raise wrong("vptq_dequantize", what, "differs from the reference")
     outs = [torch.empty_like(reference) for _ in range(bench.copies(moved))]
-    launches = [partial(unpack.vptq_dequantize, _cloned(matrix), 0, out) for out in outs]
+    launches = [partial(unpack_kernel.vptq_dequantize, _cloned(matrix), 0, out) for out in outs]
     return Row("gather", "vptq_dequantize", what, 0, type_name(HALF), moved, bench.time(launches))
 
 

@@ -12,14 +12,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from localq.bench import products
-from localq.bench.kernel_table import Row
-from localq.bench.kernel_timing import SEED, Bench, check, type_name, wrong
-from localq.bench.shapes import Product, Workload
-from localq.kernels import int4
-from localq.kernels.int4 import Int4Matrix
-from localq.quant import int4_codec, int4_tiles
-from localq.quant.int4_codec import Packed
+from localq.bench.kernels import products
+from localq.bench.kernels.shapes import Product, Workload
+from localq.bench.kernels.table import Row
+from localq.bench.kernels.timing import SEED, Bench, check, type_name, wrong
+from localq.formats.int4 import codec as int4_codec
+from localq.formats.int4 import kernel as int4_kernel
+from localq.formats.int4 import tiles as int4_tiles
+from localq.formats.int4.codec import Packed
+from localq.formats.int4.kernel import Int4Matrix
 
 HALF = torch.float16
 GROUP = 128  # of nearly all published checkpoints
@@ -51,7 +52,7 @@ def gemv_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype, grou
     out = torch.empty(rows, product.width, dtype=dtype, device=bench.device)
 
     def multiply(of: Sequence[Int4Matrix]) -> Tensor:
-        return int4.int4_gemv(
+        return int4_kernel.int4_gemv(
             given.x, of, norm=given.norm, residual=given.residual, activation=given.activation, out=out
         )
 
@@ -61,7 +62,7 @@ def gemv_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype, grou
     dense = [int4_codec.dequantize(each, HALF).to(dtype) for each in made]
     check("int4_gemv", what, multiply(matrices), products.exact(given, wide), products.naive(given, dense))
     del wide
-    stored = sum(int4.int4_weight_bytes(each.out_features, product.columns, group) for each in matrices)
+    stored = sum(int4_kernel.int4_weight_bytes(each.out_features, product.columns, group) for each in matrices)
     copies = [_copied(matrices) for _ in range(bench.copies(stored))]
     timing = bench.time([partial(multiply, each) for each in copies])
     rivals = (products.cublas(bench, given.x, dense),)
@@ -75,12 +76,12 @@ def dequantize_row(bench: Bench, product: Product) -> Row:
     packed = _packed(bench, out, columns, GROUP, False, 0)
     reference, (matrix,) = int4_codec.dequantize(packed, HALF), _tiled([packed])
     what = f"{product.name}, g{GROUP}"
-    if not torch.equal(int4.int4_dequantize(matrix, 0, torch.empty_like(reference)), reference):
+    if not torch.equal(int4_kernel.int4_dequantize(matrix, 0, torch.empty_like(reference)), reference):
         raise wrong("int4_dequantize", what, "differs from the reference")
-    moved = int4.int4_dequantize_bytes(out, columns, GROUP, HALF)
+    moved = int4_kernel.int4_dequantize_bytes(out, columns, GROUP, HALF)
     # Each copy has a result of its own: one that stays in the cache would not have to be written.
     launches = [
-        partial(int4.int4_dequantize, _copied([matrix])[0], 0, torch.empty_like(reference))
+        partial(int4_kernel.int4_dequantize, _copied([matrix])[0], 0, torch.empty_like(reference))
         for _ in range(bench.copies(moved))
     ]
     return Row("int4", "int4_dequantize", what, 0, type_name(HALF), moved, bench.time(launches))

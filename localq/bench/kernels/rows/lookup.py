@@ -12,16 +12,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from localq.bench import products
-from localq.bench.kernel_table import Row
-from localq.bench.kernel_timing import SEED, Bench, check, type_name, wrong
-from localq.bench.shapes import PLAIN, RESIDUAL, Product, Workload
-from localq.kernels import hadamard, vq, vq_dequantize
-from localq.kernels.vq import VqBook, VqMatrix
-from localq.quant import aqlm, vq2, vq_tiles
-from localq.quant import hadamard as rotation
-from localq.quant.additive import dequantize_codes
-from localq.quant.vq_linear import VqLinear
+from localq.bench.kernels import products
+from localq.bench.kernels.shapes import PLAIN, RESIDUAL, Product, Workload
+from localq.bench.kernels.table import Row
+from localq.bench.kernels.timing import SEED, Bench, check, type_name, wrong
+from localq.formats.codebooks import aqlm, dequantize_kernel, lookup_kernel, rotation, rotation_kernel, vq2
+from localq.formats.codebooks import tiles as codebook_tiles
+from localq.formats.codebooks.definition import dequantize_codes
+from localq.formats.codebooks.linear import VqLinear
+from localq.formats.codebooks.lookup_kernel import VqBook, VqMatrix
 
 Books = tuple[tuple[int, int], ...]  # stride, length of each
 VQ2 = "vq2 s4l16"
@@ -56,7 +55,7 @@ def vq_row(bench: Bench, product: Product, scheme: str, rows: int, dtype: torch.
     out = torch.empty(rows, product.width, dtype=dtype, device=bench.device)
 
     def multiply(matrices: Sequence[VqMatrix]) -> Tensor:
-        return vq.vq_gemv(
+        return lookup_kernel.vq_gemv(
             given.x, matrices, norm=given.norm, residual=given.residual, activation=given.activation, out=out
         )
 
@@ -64,7 +63,7 @@ def vq_row(bench: Bench, product: Product, scheme: str, rows: int, dtype: torch.
     dense = [weight.to(dtype) for weight in weights]
     check("vq_gemv", what, multiply(matrices), products.exact(given, weights), products.naive(given, dense))
     strides = [stride for stride, _ in SCHEMES[scheme]]
-    stored = sum(vq.vq_gemv_bytes(0, out, product.columns, strides) for out in product.outs)
+    stored = sum(lookup_kernel.vq_gemv_bytes(0, out, product.columns, strides) for out in product.outs)
     copies = [[_cloned(matrix) for matrix in matrices] for _ in range(bench.copies(stored))]
     timing = bench.time([partial(multiply, each) for each in copies])
     rivals = (products.cublas(bench, given.x, dense),)
@@ -80,15 +79,15 @@ def rotated_row(bench: Bench, product: Product) -> Row:
     out, between = torch.empty(1, product.width, dtype=torch.float16, device=bench.device), torch.empty_like(given.x)
 
     def multiply(matrix: VqMatrix) -> Tensor:
-        return vq.vq_gemv(given.x, [matrix], residual=given.residual, signs=signs, out=out)
+        return lookup_kernel.vq_gemv(given.x, [matrix], residual=given.residual, signs=signs, out=out)
 
     def both(matrix: VqMatrix) -> Tensor:
-        hadamard.hadamard(given.x, signs, between)
-        return vq.vq_gemv(between, [matrix], residual=given.residual, out=out)
+        rotation_kernel.hadamard(given.x, signs, between)
+        return lookup_kernel.vq_gemv(between, [matrix], residual=given.residual, out=out)
 
     what = f"{products.describe(product)}, {VQ2}, rotated"
     check("vq_gemv", what, multiply(made), products.exact(turned, [weight]), products.naive(turned, [weight.half()]))
-    stored = vq.vq_gemv_bytes(0, product.width, product.columns) + signs.nbytes
+    stored = lookup_kernel.vq_gemv_bytes(0, product.width, product.columns) + signs.nbytes
     copies = [_cloned(made) for _ in range(bench.copies(stored))]
     timing = bench.time([partial(multiply, each) for each in copies])
     rivals = (bench.rival("rotated before", [partial(both, each) for each in copies]),)
@@ -101,14 +100,19 @@ def dequantized_row(bench: Bench, product: Product, scheme: str) -> Row:
     assert linear.matrix is not None  # a layout that the kernels read
     codebooks, rounded = [book.values for book in linear.books()], scheme.startswith("aqlm")
     out, what = torch.empty_like(reference), f"{product.name}, {scheme}"
-    vq_dequantize.vq_dequantize(linear.matrix, codebooks, 0, out, rounded=rounded)
+    dequantize_kernel.vq_dequantize(linear.matrix, codebooks, 0, out, rounded=rounded)
     if not torch.equal(out, reference):
         raise wrong("vq_dequantize", what, "differs from the definition")
     strides = [stride for stride, _ in DEQUANTIZED[scheme]]
-    moved = vq_dequantize.vq_dequantize_bytes(product.outs[0], product.columns, strides, out.dtype)
+    moved = dequantize_kernel.vq_dequantize_bytes(product.outs[0], product.columns, strides, out.dtype)
     launches = [
         partial(
-            vq_dequantize.vq_dequantize, _cloned(linear.matrix), codebooks, 0, torch.empty_like(out), rounded=rounded
+            dequantize_kernel.vq_dequantize,
+            _cloned(linear.matrix),
+            codebooks,
+            0,
+            torch.empty_like(out),
+            rounded=rounded,
         )
         for _ in range(bench.copies(moved))
     ]
@@ -120,11 +124,11 @@ def hadamard_row(bench: Bench, columns: int, rows: int) -> Row:
     x = bench.normal(rows, columns, dtype=torch.float16)
     signs = rotation.packed_signs(bench.normal(columns, seed=SEED + 1) < 0)
     out = torch.empty_like(x)
-    hadamard.hadamard(x, signs, out)
+    rotation_kernel.hadamard(x, signs, out)
     if not torch.equal(out, rotation.rotate(x, signs)):
         raise wrong("hadamard", str(columns), "differs from the definition")
-    run = partial(hadamard.hadamard, x, signs, out)
-    moved = hadamard.hadamard_bytes(rows, columns)
+    run = partial(rotation_kernel.hadamard, x, signs, out)
+    moved = rotation_kernel.hadamard_bytes(rows, columns)
     return Row("vq", "hadamard", f"{columns}", rows, type_name(x.dtype), moved, bench.time([run, run]))
 
 
@@ -165,9 +169,9 @@ def _matrix(bench: Bench, out: int, columns: int, books: Books, seed: int) -> tu
             total = dequantize_codes(each[rows, :, None], codebook[None], stride, length, columns, total)
         assert total is not None  # there is at least one book
         weight[rows] = total * scales[rows, None].float()
-    factor = vq_tiles.factor_of(codebooks)
+    factor = codebook_tiles.factor_of(codebooks)
     held = tuple(
-        VqBook(vq_tiles.tile(each), vq_tiles.fragments(codebook, factor), stride, 0, columns // stride)
+        VqBook(codebook_tiles.tile(each), codebook_tiles.fragments(codebook, factor), stride, 0, columns // stride)
         for (stride, _), each, codebook in zip(books, codes, codebooks, strict=True)
     )
     return VqMatrix(held, scales, factor, out, columns), weight
@@ -183,7 +187,7 @@ def weights_of(matrix: VqMatrix) -> Tensor:
     total = None
     for book in matrix.books:
         positions = matrix.in_features // book.stride
-        codes = vq_tiles.untile(book.codes.flatten(), (matrix.out_features, book.tile_positions))
+        codes = codebook_tiles.untile(book.codes.flatten(), (matrix.out_features, book.tile_positions))
         parts = book.fragments.float().view(16, book.steps, 8, 4, 2, 2, 2)  # m, k, g, t, upper columns, upper rows, i
         codebook = parts.permute(0, 5, 2, 1, 4, 3, 6).reshape(1, 256, -1) * matrix.factor
         own, length = codes[:, book.before : book.before + positions, None], codebook.shape[2]

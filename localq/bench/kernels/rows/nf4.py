@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from localq.bench import products
-from localq.bench.kernel_table import BITSANDBYTES, NOT_INSTALLED, Rival, Row
-from localq.bench.kernel_timing import SEED, Bench, check, guarded, installed, type_name
-from localq.bench.nf4_weights import Weights, copies, for_bitsandbytes
-from localq.bench.shapes import Product, Workload
-from localq.kernels import nf4
-from localq.kernels.nf4 import Nf4Matrix
+from localq.bench.kernels import products
+from localq.bench.kernels.nf4_weights import Weights, copies, for_bitsandbytes
+from localq.bench.kernels.shapes import Product, Workload
+from localq.bench.kernels.table import BITSANDBYTES, NOT_INSTALLED, Rival, Row
+from localq.bench.kernels.timing import SEED, Bench, check, guarded, installed, type_name
+from localq.formats.nf4 import kernel as nf4_kernel
+from localq.formats.nf4.kernel import Nf4Matrix
 
 Multiply = Callable[[products.Inputs, Sequence[Nf4Matrix], Tensor], Tensor]
 
@@ -49,7 +49,7 @@ def gemv_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype) -> R
     """One `nf4_gemv`, checked and timed."""
 
     def multiply(given: products.Inputs, matrices: Sequence[Nf4Matrix], out: Tensor) -> Tensor:
-        return nf4.nf4_gemv(
+        return nf4_kernel.nf4_gemv(
             given.x, matrices, norm=given.norm, residual=given.residual, activation=given.activation, out=out
         )
 
@@ -60,7 +60,7 @@ def gemm_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype) -> R
     """One `nf4_gemm`, checked and timed."""
 
     def multiply(given: products.Inputs, matrices: Sequence[Nf4Matrix], out: Tensor) -> Tensor:
-        return nf4.nf4_gemm(given.x, matrices[0], out=out)
+        return nf4_kernel.nf4_gemm(given.x, matrices[0], out=out)
 
     return _row(bench, "gemm", "nf4_gemm", multiply, product, rows, dtype)
 
@@ -75,7 +75,7 @@ def _row(
     what = products.describe(product)
     dense = _check(op, what, multiply(given, tiled, out), given, weights, dtype)
     timing = bench.time([partial(multiply, given, each, out) for each in _rotation(bench, tiled)])
-    moved = given.nbytes + nf4.nf4_weight_bytes(product.count) + out.nbytes
+    moved = given.nbytes + nf4_kernel.nf4_weight_bytes(product.count) + out.nbytes
     theirs = guarded(BITSANDBYTES, lambda: _bitsandbytes(bench, given.x, weights))
     rivals = (products.cublas(bench, given.x, dense), theirs)
     return Row(family, op, what, rows, type_name(dtype), moved, timing, rivals)
@@ -101,7 +101,7 @@ def _check(
 
 def _rotation(bench: Bench, matrices: list[Nf4Matrix]) -> list[list[Nf4Matrix]]:
     """Copies of all matrices of a launch, launch by launch."""
-    size = sum(nf4.nf4_weight_bytes(matrix.count) for matrix in matrices)
+    size = sum(nf4_kernel.nf4_weight_bytes(matrix.count) for matrix in matrices)
     columns = [copies(matrix, bench.copies(size)) for matrix in matrices]
     return [list(each) for each in zip(*columns, strict=True)]
 

@@ -12,13 +12,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from localq.bench import products
-from localq.bench.kernel_table import Row
-from localq.bench.kernel_timing import SEED, Bench, check, type_name, wrong
-from localq.bench.shapes import Product, Workload
-from localq.kernels import rowlut
-from localq.kernels.rowlut import RowLutMatrix
-from localq.quant import squeezellm, squeezellm_tiles
+from localq.bench.kernels import products
+from localq.bench.kernels.shapes import Product, Workload
+from localq.bench.kernels.table import Row
+from localq.bench.kernels.timing import SEED, Bench, check, type_name, wrong
+from localq.formats import squeezellm
+from localq.formats.squeezellm import kernel as squeezellm_kernel
+from localq.formats.squeezellm import tiles as squeezellm_tiles
+from localq.formats.squeezellm.kernel import RowLutMatrix
 
 HALF = torch.float16
 PLAIN_CASES = ((1, HALF), (2, HALF), (4, HALF), (8, HALF), (1, torch.bfloat16))  # rows of x, its type
@@ -42,7 +43,7 @@ def gemv_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype) -> R
     out = torch.empty(rows, product.width, dtype=dtype, device=bench.device)
 
     def multiply(of: Sequence[RowLutMatrix]) -> Tensor:
-        return rowlut.rowlut_gemv(
+        return squeezellm_kernel.rowlut_gemv(
             given.x, of, norm=given.norm, residual=given.residual, activation=given.activation, out=out
         )
 
@@ -63,12 +64,12 @@ def dequantize_row(bench: Bench, product: Product) -> Row:
     """One `rowlut_dequantize` of a whole matrix to f16, checked bit by bit and timed."""
     matrix = _made(bench, product.outs[0], product.columns, 0)
     reference = _dense(matrix, HALF)
-    if not torch.equal(rowlut.rowlut_dequantize(matrix, 0, torch.empty_like(reference)), reference):
+    if not torch.equal(squeezellm_kernel.rowlut_dequantize(matrix, 0, torch.empty_like(reference)), reference):
         raise wrong("rowlut_dequantize", product.name, "differs from the reference")
-    moved = rowlut.rowlut_dequantize_bytes(product.outs[0], product.columns, HALF)
+    moved = squeezellm_kernel.rowlut_dequantize_bytes(product.outs[0], product.columns, HALF)
     # Each copy has a result of its own: one that stays in the cache would not have to be written.
     launches = [
-        partial(rowlut.rowlut_dequantize, _copied(matrix), 0, torch.empty_like(reference))
+        partial(squeezellm_kernel.rowlut_dequantize, _copied(matrix), 0, torch.empty_like(reference))
         for _ in range(bench.copies(moved))
     ]
     return Row("rowlut", "rowlut_dequantize", product.name, 0, type_name(HALF), moved, bench.time(launches))
@@ -78,7 +79,7 @@ def _made(bench: Bench, out: int, columns: int, index: int) -> RowLutMatrix:
     """Random codes, in tiles as models have them; rows of about unit gain."""
     generator = torch.Generator(bench.device).manual_seed(SEED + index)
     codes = torch.randint(256, (out, columns // 2), dtype=torch.uint8, device=bench.device, generator=generator)
-    table = bench.normal(out, rowlut.VALUES, seed=SEED + index).div_(columns**0.5).sort(1).values
+    table = bench.normal(out, squeezellm_kernel.VALUES, seed=SEED + index).div_(columns**0.5).sort(1).values
     return squeezellm.Linear(squeezellm.Packed(codes, table.to(HALF))).tile_().matrix
 
 
