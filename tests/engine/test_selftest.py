@@ -10,7 +10,7 @@ import torch
 
 from localq import kernels
 from localq.engine import selftest
-from localq.engine.selftest import Mismatch
+from localq.engine.selftest.compare import Mismatch
 from localq.errors import ExitCode, LocalqError
 from localq.kernels import selftest_results
 from localq.kernels.selftest_results import Place, Verdict

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from localq.engine.selftest import Mismatch, first_failure
+from localq.engine.selftest import first_failure
 from localq.engine.selftest.checks import CHECKS
+from localq.engine.selftest.compare import Mismatch
 from localq.formats.bcq import kernel as bcq_kernel
 from localq.formats.codebooks import (
     adjoint_kernel,

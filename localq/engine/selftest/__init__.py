@@ -12,15 +12,13 @@ from collections.abc import Callable, Mapping
 import torch
 
 from localq import driver, gpus
+from localq.engine.selftest.checks import CHECKS
+from localq.engine.selftest.compare import Mismatch
 from localq.errors import ExitCode, LocalqError
 from localq.kernels import selftest_results
 from localq.kernels.selftest_results import Place, Verdict
 
 Checks = Mapping[str, Callable[[torch.device], None]]  # kernel -> what raises `Mismatch` where it is wrong
-
-
-class Mismatch(Exception):
-    """A kernel's result is not the reference's; the text says how far off it is."""
 
 
 def ensure(
@@ -51,11 +49,7 @@ def ensure(
 
 def first_failure(device: torch.device, checks: Checks | None = None) -> tuple[str, str]:
     """(kernel, what was wrong) of the first check that fails, ("", "") when all pass."""
-    if checks is None:
-        from localq.engine.selftest.checks import CHECKS  # needed once in the life of an installation
-
-        checks = CHECKS
-    for name, check in checks.items():
+    for name, check in (CHECKS if checks is None else checks).items():
         try:
             check(device)
             if device.type == "cuda":

@@ -13,16 +13,27 @@ import torch
 from localq.engine import sampler
 from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState
-from localq.engine.selftest import Mismatch, replies
 from localq.engine.selftest import bcq as binary
 from localq.engine.selftest import codebook_experts as vq_mixtures
 from localq.engine.selftest import codebooks as books
 from localq.engine.selftest import experts as mixtures
 from localq.engine.selftest import int4 as int4s
 from localq.engine.selftest import nf4 as nf4s
+from localq.engine.selftest import replies
 from localq.engine.selftest import rowlut as rowluts
 from localq.engine.selftest import search as searches
-from localq.engine.selftest.compare import COLUMNS, EPS, HALF, OUT, near, near_gated, near_product, normal, same
+from localq.engine.selftest.compare import (
+    COLUMNS,
+    EPS,
+    HALF,
+    OUT,
+    Mismatch,
+    near,
+    near_gated,
+    near_product,
+    normal,
+    same,
+)
 from localq.formats import int8 as int8_format
 from localq.formats.codebooks import rotation, rotation_kernel
 from localq.formats.int8 import kernel as int8_kernel

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from localq.engine.selftest import Mismatch
-from localq.engine.selftest.compare import HALF, near, near_gated, near_product, normal, same
+from localq.engine.selftest.compare import HALF, Mismatch, near, near_gated, near_product, normal, same
 from localq.formats import mxfp4 as mxfp4_format
 from localq.formats import nf4 as nf4_format
 from localq.formats.experts import kernel as expert_kernel

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from localq.engine.selftest import Mismatch
+from localq.engine.selftest.compare import Mismatch
 from localq.formats.codebooks import adjoint_kernel
 from localq.formats.codebooks import search_kernel as search
 from localq.formats.codebooks.search_kernel import Book
