@@ -12,10 +12,10 @@ from collections.abc import Container, Mapping
 from typing import Any
 
 from localq.errors import LocalqError
+from localq.files import format_sizes
 from localq.files.architecture import Architecture
 from localq.files.model_folder import ModelFiles
 from localq.files.safetensors_headers import read_header, shard_paths
-from localq.planner import footprint
 
 LARGEST = 2**16  # entries of a codebook, weights of a codeword
 INT4_LAYOUTS = {"awq": ("gemm",), "gptq": ("gptq", "gptq_v2")}  # quant_method -> how its words may be packed
@@ -103,13 +103,14 @@ def _vq2(shapes: Mapping[str, tuple[int, ...]], config: dict[str, Any]) -> str:
             columns = columns_of(arch, prefix) or 0
             suffixes = [each for each in ("", "_2") if f"{prefix}.codes{each}" in shapes]
             scheme = "+".join(_vq2_book(shapes, prefix, each, columns) for each in suffixes)
-            footprint.vq2_books(scheme or "none")
+            format_sizes.vq2_books(scheme or "none")
             found.add(scheme)
             weights += shapes[f"{prefix}.codes"][0] * columns
             bits += sum(8 * math.prod(shapes[f"{prefix}.codes{each}"]) for each in suffixes)
     except LocalqError:  # for loading to name
         return ""
-    return f"{footprint.MIX}{math.ceil(100 * bits / max(weights, 1)) / 100:.2f}" if len(found) > 1 else "".join(found)
+    mixed = f"{format_sizes.MIX}{math.ceil(100 * bits / max(weights, 1)) / 100:.2f}"
+    return mixed if len(found) > 1 else "".join(found)
 
 
 def _vq2_book(shapes: Mapping[str, tuple[int, ...]], prefix: str, suffix: str, columns: int) -> str:
@@ -155,16 +156,16 @@ def _bcq(files: ModelFiles) -> str:
     weights = sum(8 * signs[0] * signs[2] for signs, _ in pairs)
     stored = sum(math.prod(signs) + 2 * math.prod(alphas) for signs, alphas in pairs)
     mixed = len(found) > 1
-    return f"{footprint.MIX}{math.ceil(800 * stored / weights) / 100:.2f}" if mixed else "".join(found)
+    return f"{format_sizes.MIX}{math.ceil(800 * stored / weights) / 100:.2f}" if mixed else "".join(found)
 
 
 def _bcq_scheme(signs: tuple[int, ...], alphas: tuple[int, ...]) -> str:
     """Of one Linear: "q3g128"; empty where the shapes are none."""
-    groups = (each for each in footprint.BCQ_GROUPS if -(-8 * signs[2] // each) == alphas[2])
+    groups = (each for each in format_sizes.BCQ_GROUPS if -(-8 * signs[2] // each) == alphas[2])
     group = "row" if alphas[2] == 1 else f"g{next(groups, 0)}"
     scheme = f"q{signs[1]}{group}{'z' if alphas[1] > signs[1] else ''}"
     try:
-        footprint.bcq_scheme(scheme)
+        format_sizes.bcq_scheme(scheme)
     except LocalqError:  # for loading to name
         return ""
     return scheme

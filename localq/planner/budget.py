@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from localq import wording
 from localq.errors import usage_error
 from localq.settings import Settings
 
@@ -10,11 +11,12 @@ MIB = 2**20
 
 def card_bytes(size: str) -> int:
     """Bytes of GPU memory that `--vram SIZE` means. Raises LocalqError (exit 2) for less than CUDA itself takes."""
-    from localq.planner import plan as planner  # start-up cost: most runs name no size
+    from localq.planner import footprint  # start-up cost: most runs name no size
+    from localq.planner import plan as planner
 
     total = planner.parse_card(size)
-    if total < planner.CUDA_CONTEXT_BYTES:
-        least = f"a CUDA program alone takes {planner.CUDA_CONTEXT_BYTES // MIB} MiB"
+    if total < footprint.CUDA_CONTEXT_BYTES:
+        least = f"a CUDA program alone takes {footprint.CUDA_CONTEXT_BYTES // MIB} MiB"
         raise usage_error("--vram", f"{total // MIB} MiB is too little: {least}", "A bare number means GiB.")
     return total
 
@@ -26,6 +28,4 @@ def allowed(settings: Settings) -> int | None:
 
 def reserved(settings: Settings) -> int:
     """The bytes that the setting `reserve` keeps free, 0 where it is unset."""
-    from localq.planner import plan as planner  # as above: most runs reserve nothing
-
-    return 0 if settings.reserve is None else planner.parse_bytes(settings.reserve)
+    return 0 if settings.reserve is None else wording.parse_bytes(settings.reserve)

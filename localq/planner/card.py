@@ -11,10 +11,10 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from localq import gpus, processes
+from localq import gpus, processes, wording
 from localq.errors import usage_error
 from localq.gpus import Gpu
-from localq.planner import budget
+from localq.planner import budget, footprint
 from localq.planner import plan as planner
 from localq.planner.fit_rows import Memory
 from localq.planner.speed import cards, local_measurements, measurements
@@ -64,7 +64,7 @@ def look(
     """
     card = cards.find(gpu) if gpu is not None else None
     given = bandwidth_gb_per_s * 1e9 if bandwidth_gb_per_s else None
-    used = planner.parse_bytes(desktop) if desktop else 0
+    used = wording.parse_bytes(desktop) if desktop else 0
     if vram is None and card is None:
         here, total, free = _here()
         memory = Memory(total, used if desktop else total - free, reserve)
@@ -117,4 +117,4 @@ def _elsewhere(total: int, card: Card | None, given: float | None) -> tuple[Mach
 
 def _is_usual(total: int) -> bool:
     """It is the size that drivers of such cards report."""
-    return total // planner.MIB in planner.CARD_TOTALS_MIB.values()
+    return total // footprint.MIB in planner.CARD_TOTALS_MIB.values()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from localq.errors import LocalqError, usage_error
 from localq.files import catalog, catalog_file
-from localq.planner import offers
+from localq.planner import footprint, offers
 from localq.planner import plan as planner
 from localq.planner.offers import Offer, ratio
 from localq.planner.placement import Wishes
@@ -66,7 +66,7 @@ class Row:
     @property
     def weights(self) -> int:
         """Bytes of all weights, embedding and head included."""
-        sizes = planner.weights_bytes(self.offer.arch, self.offer.format, self.offer.scheme)
+        sizes = footprint.weights_bytes(self.offer.arch, self.offer.format, self.offer.scheme)
         exact = {} if self.offer.block_bytes is None else {"weights": self.offer.block_bytes}
         return sum({**sizes, **exact}.values())
 

@@ -6,18 +6,16 @@ the engine reserves just that; what CUDA takes for itself is an assumption until
 
 from __future__ import annotations
 
-import math
-import re
-
-from localq.errors import usage_error
 from localq.files.architecture import MODEL_TYPES, Architecture, Linears
-from localq.files.format_facts import FRAGMENT_BYTES as FRAGMENT_BYTES
-from localq.files.format_facts import MEETING_BYTES as MEETING_BYTES
-from localq.files.format_facts import MIX as MIX
-from localq.files.format_facts import MOST_FRAGMENTS as MOST_FRAGMENTS
-from localq.files.format_facts import expert_tables as expert_tables
-from localq.files.format_facts import opens_expert, small_books
-from localq.files.format_facts import vq2_books as vq2_books
+from localq.files.format_facts import UNPACK_BYTES, linear_bytes
+from localq.files.format_sizes import (
+    FRAGMENT_BYTES,
+    MEETING_BYTES,
+    MOST_FRAGMENTS,
+    expert_tables,
+    sign_padding,
+    small_books,
+)
 from localq.planner.placement import Placement
 
 MIB = 2**20
@@ -30,16 +28,6 @@ CUBLAS_BYTES = 32 * MIB  # torch's workspace for cuBLAS on Hopper; elsewhere les
 LAUNCH_BYTES = 8192  # of one kernel launch in a captured graph; assumed
 PREFILL_CHUNK = 1024  # tokens; prefill goes through the prompt in pieces of this size
 PREFILL_SCRATCH = 256 * MIB  # the most that weights take which are dequantized for prefill
-# Beside the scratch: temporaries of what torch dequantizes (`CHUNK_WEIGHTS` of its module). Of vq2 only models in
-# 32 bit have them: in 16 bit kernels read codes in tiles and rotate, and write nothing but the result.
-UNPACK_BYTES = {
-    "aqlm": 48 * MIB,
-    "vptq": 32 * MIB,
-    "vq2": 64 * MIB,
-    "bcq": 64 * MIB,
-    "awq": 64 * MIB,
-    "gptq": 64 * MIB,
-}
 SPARE_BYTES = 32 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unused
 # Where a soft cap rules out fused attention: scores of a block of queries, and copies, in 16 bit.
 SCORES_BYTES = 80 * MIB
@@ -48,7 +36,6 @@ MOST_SPLITS, CLUSTER = 64, 8  # attention: parts of a kv head's slots (csrc/atte
 # Per entry of the vocabulary, a bit of a mask apart: seen, breakers, matches, its place in a list; and besides.
 SAMPLER_BYTES, SAMPLER_FIXED = 14, 12_848
 LOGITS_BYTES = 6  # per entry of the vocabulary: a row in 16 bit and in f32
-BCQ_GROUPS = (32, 64, 128, 256, 512)  # columns that share scales
 _PLAIN = ("bf16", "fp16", "gguf")
 
 
@@ -89,62 +76,6 @@ def idle_bytes(arch: Architecture, format: str, scheme: str = "") -> int:
     if arch.mlp_bias:
         experts += 2 * arch.expert_layers * arch.experts * (2 * arch.expert_intermediate + arch.hidden)
     return experts - experts * arch.experts_active // arch.experts
-
-
-def linear_bytes(linear: Linears, format: str, scheme: str = "") -> int:
-    """Bytes of one [rows, columns] matrix in `format`; the format's own tensors, without padding."""
-    rows, columns = linear.rows, linear.columns
-    n = rows * columns
-    if format in _PLAIN:
-        return 2 * n
-    if format == "nf4":  # codes, 8-bit absmax of 64, f32 absmax of 256 of these, two f32 maps of 16 and 256
-        blocks = -(-n // 64)
-        return -(-n // 2) + blocks + 4 * -(-blocks // 256) + 4 * (16 + 256)
-    if format == "squeezellm":  # codes, 16 values of 16 bit for each row
-        return n // 2 + 32 * rows
-    if format == "mxfp4":  # codes, one e8m0 scale for 32
-        return n // 2 + n // 32
-    if format == "bcq":  # signs of every plane, 16-bit scales of every group, layer by layer
-        if mix := re.fullmatch(rf"{MIX}(\d(?:\.\d+)?)", scheme):
-            return math.ceil(n * float(mix[1]) / 8)
-        planes, group, zero_point = bcq_scheme(scheme)
-        return rows * (planes * columns // 8 + 2 * (planes + zero_point) * -(-columns // (group or columns)))
-    if format in ("awq", "gptq") and (match := re.fullmatch(r"g([1-9]\d{0,5})|row", scheme or "g128")):
-        # codes, a 16-bit scale and a 4-bit zero point for each group of a row; a u16 for each column
-        groups = rows * (-(-columns // int(match[1])) if match[1] else 1)
-        return n // 2 + 2 * groups + -(-groups // 2) + (2 * columns if format == "gptq" else 0)
-    if format == "aqlm" and (match := re.fullmatch(r"(\d+)x(\d+)g(\d+)", scheme or "1x16g8")):
-        books, bits, group = map(int, match.groups())
-        return rows * -(-columns // group) * books * bits // 8 + 2 * rows + 2 * books * (1 << bits) * group
-    if format == "vptq" and (match := re.fullmatch(r"v(\d+)-k(\d+)-(\d+)", scheme or "v8-k65536-0")):
-        length, main, residual = map(int, match.groups())
-        bits = math.ceil(math.log2(main)) + (math.ceil(math.log2(residual)) if residual else 0)
-        # per input column: int16 permutation, 16-bit scale and bias
-        return -(-rows // length) * columns * bits // 8 + 2 * length * (main + residual) + 6 * columns
-    if format == "vq2":  # with signs and codebooks of its own, the most that a matrix takes; not of gate, up of experts
-        if mix := re.fullmatch(rf"{MIX}(\d(?:\.\d+)?)", scheme):  # two books of 16 weights at most
-            codes = math.ceil(n * float(mix[1]) / 8) + 2 * 2 * 256 * 16
-        else:
-            share = 2 if opens_expert(linear) else 1
-            pairs = vq2_books(scheme)
-            codes = sum(rows * -(-columns // stride) + 2 * 256 * length // share for stride, length in pairs)
-        return codes + 2 * rows + (0 if opens_expert(linear) else -(-columns // 8))
-    raise usage_error(f"{format} {scheme}".strip(), "the size of this format is not known")
-
-
-def _sign_padding(linear: Linears, scheme: str) -> int:
-    """Bytes of signs that fill up a matrix of binary codes on a GPU: its columns to a multiple of 128, rows of 16."""
-    planes = math.ceil(float(mix[1])) if (mix := re.fullmatch(rf"{MIX}(.+)", scheme)) else bcq_scheme(scheme)[0]
-    full = -(-linear.rows // 16) * 16 * -(-linear.columns // 128) * 128
-    return planes * (full - linear.rows * linear.columns) // 8
-
-
-def bcq_scheme(scheme: str) -> tuple[int, int, bool]:
-    """(planes, columns of a group or 0 for all, is there a zero point) of "q2row", "q4g64z"; "" is "q3g128"."""
-    match = re.fullmatch(r"q([1-5])(?:g(32|64|128|256|512)|row)(z?)", scheme or "q3g128")
-    if match is None:
-        raise usage_error(f"bcq {scheme}", "this is no scheme of bcq", "One is q3g128, or q3row, or q3g128z.")
-    return int(match[1]), int(match[2] or 0), bool(match[3])
 
 
 def bits_per_weight(arch: Architecture, format: str, scheme: str = "") -> float:
@@ -223,7 +154,7 @@ def _fixed_tables(arch: Architecture, format: str, scheme: str) -> int:
     if arch.model_type == "gpt_oss":  # the weight in f32
         norms = 4 * arch.hidden * (2 * arch.layers + 1)
     if format == "bcq":
-        return norms + sum(each.count * _sign_padding(each, scheme) for each in arch.linears)
+        return norms + sum(each.count * sign_padding(each, scheme) for each in arch.linears)
     most = MOST_FRAGMENTS if format == "vq2" else small_books(format, scheme)
     if not most:
         return norms

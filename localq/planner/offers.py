@@ -17,6 +17,7 @@ from localq.errors import usage_error
 from localq.files import catalog
 from localq.files.architecture import Architecture
 from localq.files.catalog import ModelEntry, Source, Target
+from localq.planner import footprint
 from localq.planner import plan as planner
 from localq.planner.placement import Wishes
 from localq.planner.plan import Plan
@@ -70,7 +71,7 @@ class Offer:
     @functools.cached_property
     def bits(self) -> float:
         """Stored bits per weight of the block matrices."""
-        return planner.bits_per_weight(self.arch, self.format, self.scheme)
+        return footprint.bits_per_weight(self.arch, self.format, self.scheme)
 
     @property
     def remark(self) -> str:

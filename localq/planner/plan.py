@@ -18,14 +18,9 @@ from localq.files import catalog
 from localq.files.architecture import Architecture
 from localq.kv_bits import KvBits
 from localq.planner import footprint
-from localq.planner.footprint import CUDA_CONTEXT_BYTES as CUDA_CONTEXT_BYTES
-from localq.planner.footprint import MIB as MIB
-from localq.planner.footprint import bits_per_weight as bits_per_weight
-from localq.planner.footprint import linear_bytes as linear_bytes
-from localq.planner.footprint import weights_bytes as weights_bytes
-from localq.planner.placement import HEAD_COLUMNS, HEAD_NAMES, Placement, kv_storable
-from localq.planner.placement import Wishes as Wishes
-from localq.wording import parse_bytes as parse_bytes
+from localq.planner.footprint import CUDA_CONTEXT_BYTES, MIB
+from localq.planner.placement import HEAD_COLUMNS, HEAD_NAMES, Placement, Wishes, kv_storable
+from localq.wording import parse_bytes
 
 CPU_CONTEXT = 8192  # tokens, where no budget limits the context and none was asked for
 MIN_CONTEXT = 512  # tokens; a model that leaves less does not fit

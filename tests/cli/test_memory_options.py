@@ -9,7 +9,7 @@ from localq.chat.open_model import load_request
 from localq.cli import execute, options
 from localq.errors import ExitCode, LocalqError
 from localq.planner import choose
-from localq.planner.plan import MIB
+from localq.planner.footprint import MIB
 from localq.worker import messages
 from localq.worker.messages import Load
 

@@ -7,7 +7,6 @@ import random
 import pytest
 import torch
 
-from localq.bench.models.dense import dequantized
 from localq.engine.generate import Engine
 from localq.engine.load.device import Choice
 from localq.engine.load.load import LoadedModel, Options, free_memory, load
@@ -15,7 +14,8 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.formats import nf4
 from localq.formats.checkpoint import open_checkpoint
-from localq.planner.plan import MIB
+from localq.formats.dense_checkpoint import dequantized
+from localq.planner.footprint import MIB
 from localq.quantize.by_tensor import convert
 from localq.sampling import Sampling
 from tests.support.engine.engine_runs import GREEDY, bare_device, ids_of, prompt_of

@@ -12,7 +12,7 @@ import pytest
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog
 from localq.files.catalog_file import FORMATS, read
-from localq.planner import plan as planner
+from localq.planner import footprint
 from localq.planner.offers import Offer
 from tests.support.files.real_model import smollm2
 
@@ -79,7 +79,7 @@ def test_stated_sizes_agree_with_the_shapes():
     for entry, source in the_sources():
         if source.format == "gguf":
             continue  # a file of mixed types: measured below
-        computed = sum(planner.weights_bytes(entry.arch, source.format, source.scheme).values())
+        computed = sum(footprint.weights_bytes(entry.arch, source.format, source.scheme).values())
         assert source.bytes == pytest.approx(computed + 2 * entry.side_parameters, rel=0.03), (entry.name, source)
 
 

@@ -9,7 +9,8 @@ import pytest
 from localq.files import catalog
 from localq.planner import explain
 from localq.planner import plan as planner
-from localq.planner.plan import MIB, Wishes
+from localq.planner.footprint import MIB
+from localq.planner.placement import Wishes
 
 
 def told(name: str, budget: int | None, **wishes) -> tuple[planner.Plan, dict[str, explain.Line]]:

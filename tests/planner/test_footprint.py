@@ -10,7 +10,7 @@ import torch
 from localq.engine.sampler import SamplerState
 from localq.engine.step.state import StepState
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog
+from localq.files import catalog, format_facts, format_sizes
 from localq.files.architecture import Architecture
 from localq.formats.codebooks import linear as codebook_linear
 from localq.formats.codebooks import lookup_kernel, vq2
@@ -62,19 +62,19 @@ def test_vq2_in_16_bit_has_tables_and_no_temporaries():
         footprint.fixed_bytes(shape, format, "", None, Placement(), itemsize)
         for format, itemsize in (("nf4", 2), ("vq2", 2), ("vq2", 4))
     )
-    assert half["tables"] == footprint.MEETING_BYTES + 560 * 4 * 8192
+    assert half["tables"] == format_sizes.MEETING_BYTES + 560 * 4 * 8192
     assert half["scratch"] - plain["scratch"] == 2 * 1024 * 28_672  # inputs of down, rotated
     rotated = 4 * 1024 * 28_672
     plain = footprint.fixed_bytes(shape, "nf4", "", None, Placement(), 4)
-    assert full["scratch"] - plain["scratch"] == footprint.UNPACK_BYTES["vq2"] + rotated
+    assert full["scratch"] - plain["scratch"] == format_facts.UNPACK_BYTES["vq2"] + rotated
 
 
 @pytest.mark.parametrize(("length", "fragments"), [(4, 1), (16, 1), (32, 2)])
 def test_what_vq_gemv_has_besides_the_weights(length, fragments):
     book = torch.randn(256, length, generator=torch.Generator().manual_seed(0))
-    assert codebook_tiles.fragments(book, 4096.0).nbytes == fragments * footprint.FRAGMENT_BYTES
-    assert 2 * fragments <= footprint.MOST_FRAGMENTS
-    assert 4 * lookup_kernel.MEETING_WORDS == footprint.MEETING_BYTES
+    assert codebook_tiles.fragments(book, 4096.0).nbytes == fragments * format_sizes.FRAGMENT_BYTES
+    assert 2 * fragments <= format_sizes.MOST_FRAGMENTS
+    assert 4 * lookup_kernel.MEETING_WORDS == format_sizes.MEETING_BYTES
 
 
 def test_tables_that_matrices_share_are_counted_once():
@@ -85,7 +85,7 @@ def test_tables_that_matrices_share_are_counted_once():
     assert codebook_linear.table_bytes(model) == 0  # nothing is in tiles yet
     for linear in model:
         linear.put_into_tiles()
-    assert codebook_linear.table_bytes(model) == 3 * footprint.FRAGMENT_BYTES  # one for both, two of the last
+    assert codebook_linear.table_bytes(model) == 3 * format_sizes.FRAGMENT_BYTES  # one for both, two of the last
 
 
 @pytest.mark.parametrize(("vocab", "context"), [(49152, 2048), (128_256, 8192), (262_145, 512)])

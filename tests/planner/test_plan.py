@@ -7,8 +7,11 @@ import pytest
 import torch
 
 from localq import kv_bits as kv_form
+from localq import wording
 from localq.errors import ExitCode, LocalqError
+from localq.files import format_facts
 from localq.files.architecture import Linears
+from localq.planner import footprint
 from localq.planner import plan as planner
 from localq.planner.footprint import head_bytes, per_token_bytes
 from localq.planner.placement import Placement, Wishes
@@ -63,7 +66,7 @@ PUBLISHED = {
 
 
 def total(name: str, format: str, scheme: str = "") -> int:
-    return sum(planner.weights_bytes(arch(name), format, scheme).values())
+    return sum(footprint.weights_bytes(arch(name), format, scheme).values())
 
 
 # ---- sizes
@@ -103,10 +106,10 @@ def test_mixture_of_experts_with_four_bit_experts():
 
 def test_nf4_experts_take_half_a_byte_and_an_f32_for_64_weights_in_memory():
     shape, experts = arch("qwen3-30b-a3b"), 48 * 128 * 3 * 768 * 2048
-    rest = sum(each.count * planner.linear_bytes(each, "nf4") for each in shape.linears if not each.expert)
+    rest = sum(each.count * format_facts.linear_bytes(each, "nf4") for each in shape.linears if not each.expert)
     assert planned(shape, "nf4") == experts // 2 + experts // 16 + rest + 2 * shape.other_parameters
     shape = arch("gpt-oss-20b")  # of other formats memory holds what the files hold
-    assert planned(shape, "mxfp4") == planner.weights_bytes(shape, "mxfp4")["weights"]
+    assert planned(shape, "mxfp4") == footprint.weights_bytes(shape, "mxfp4")["weights"]
 
 
 def planned(shape, format):
@@ -121,24 +124,24 @@ def test_nf4_bytes_are_those_of_the_tensors_that_bitsandbytes_stores(shape):
     stored = {name: each for name, each in state.as_dict(packed=True).items() if "bitsandbytes__" not in name}
     assert "nested_absmax" in stored
     expected = codes.nbytes + sum(each.nbytes for each in stored.values())
-    assert planner.linear_bytes(Linears("x", *shape, count=7), "nf4") == expected
+    assert format_facts.linear_bytes(Linears("x", *shape, count=7), "nf4") == expected
 
 
 def test_linear_bytes_by_hand():
     linear = Linears("x", rows=24, columns=256, count=1)
-    assert planner.linear_bytes(linear, "bf16") == 12_288
-    assert planner.linear_bytes(linear, "nf4") == 3072 + 96 + 4 + 4 * 272
-    assert planner.linear_bytes(linear, "aqlm", "2x8g8") == 24 * 32 * 2 + 48 + 2 * 2 * 256 * 8
-    assert planner.linear_bytes(linear, "awq") == 3072 + 48 * 2 + 24
-    assert planner.linear_bytes(linear, "vptq", "v8-k256-16") == 3 * 256 * 12 // 8 + 2 * 8 * (256 + 16) + 6 * 256
-    assert planner.linear_bytes(linear, "mxfp4") == 3072 + 192
+    assert format_facts.linear_bytes(linear, "bf16") == 12_288
+    assert format_facts.linear_bytes(linear, "nf4") == 3072 + 96 + 4 + 4 * 272
+    assert format_facts.linear_bytes(linear, "aqlm", "2x8g8") == 24 * 32 * 2 + 48 + 2 * 2 * 256 * 8
+    assert format_facts.linear_bytes(linear, "awq") == 3072 + 48 * 2 + 24
+    assert format_facts.linear_bytes(linear, "vptq", "v8-k256-16") == 3 * 256 * 12 // 8 + 2 * 8 * (256 + 16) + 6 * 256
+    assert format_facts.linear_bytes(linear, "mxfp4") == 3072 + 192
     with pytest.raises(LocalqError, match="not known"):
-        planner.linear_bytes(linear, "aqlm", "nonsense")
+        format_facts.linear_bytes(linear, "aqlm", "nonsense")
 
 
 def test_bits_per_weight():
-    assert planner.bits_per_weight(arch("llama-3.1-70b"), "nf4") == pytest.approx(4.127, abs=0.0005)
-    assert planner.bits_per_weight(arch("qwen3-8b"), "bf16") == 16
+    assert footprint.bits_per_weight(arch("llama-3.1-70b"), "nf4") == pytest.approx(4.127, abs=0.0005)
+    assert footprint.bits_per_weight(arch("qwen3-8b"), "bf16") == 16
 
 
 def test_kv_vectors():
@@ -161,7 +164,7 @@ def test_kv_vectors():
 
 def test_the_70b_ledger_on_24_gb():
     shape = arch("llama-3.1-70b")
-    weights = planner.weights_bytes(shape, "aqlm", "1x16g8")
+    weights = footprint.weights_bytes(shape, "aqlm", "1x16g8")
     assert shape.linear_parameters / 1e9 == pytest.approx(68.45, abs=0.005)
     assert sum(each.count for each in shape.linears) == 560
     assert weights["embedding"] / GB == pytest.approx(2.101, abs=0.0005)
@@ -258,13 +261,13 @@ def test_a_token_of_a_quantized_cache_by_hand():
     ("900MiB", 900 * MIB), ("900mb", 900_000_000), (" 8 ", 8 * 2**30),
 ])  # fmt: skip
 def test_parse_bytes(text, size):
-    assert planner.parse_bytes(text) == size
+    assert wording.parse_bytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "lots", "-3", "24TB", "1e9", "nan", "inf", "24 GiB extra", "٢٤x", "9" * 30])
 def test_what_is_not_an_amount_of_memory_is_a_usage_error(text):
     with pytest.raises(LocalqError) as raised:
-        planner.parse_bytes(text)
+        wording.parse_bytes(text)
     assert raised.value.exit_code == ExitCode.USAGE
 
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from localq.errors import ExitCode, LocalqError
+from localq.files.format_sizes import vq2_books
 from localq.formats.codebooks import aqlm, vq2
 from localq.formats.codebooks.vq2_codec import Packed
-from localq.planner.footprint import vq2_books
 from localq.quantize.target import Aqlm2x8, Target, Vq2, target_of
 from tests.support.formats import aqlm_package
 from tests.support.formats.memory_checkpoint import Held

@@ -173,7 +173,7 @@ def _fit_bytes(case: Case, plan: planner.Plan) -> int:
     """What `localq fit` has for the same shape, context and placement, without a GPU."""
     name, _, format = case.name.partition("@")
     placement = plan.placement
-    wishes = planner.Wishes(plan.ctx, placement.kv_bits, placement.embed, placement.head)
+    wishes = placement.Wishes(plan.ctx, placement.kv_bits, placement.embed, placement.head)
     return planner.assess(catalog.find(name).arch, format, 2**50, wishes=wishes).ledger.total
 
 

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from localq.errors import ExitCode, LocalqError
-from localq.planner.plan import MIB
+from localq.planner.footprint import MIB
 from tests.tools.planner_lab import Case, GpuLab, Outcome
 
 SHARE, LEAST = 0.03, 200 * MIB  # a prediction may be off by the larger of the two

@@ -8,6 +8,7 @@ import pytest
 
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog
+from localq.planner import placement
 from localq.planner import plan as planner
 from tests.tools import planner_report
 from tests.tools.planner_report import CASES, FIRST, LAST, MIB, STEP, Case, Outcome, main
@@ -93,7 +94,7 @@ def test_the_cases_are_what_was_asked_for_and_every_one_fits():
     assert {case.name.partition("@")[2] for case in CASES} == {"nf4", "fp16", "vq2"}
     for case in CASES:
         name, _, format = case.name.partition("@")
-        wishes = planner.Wishes(case.ctx, case.kv_bits, case.embed, case.head)
+        wishes = placement.Wishes(case.ctx, case.kv_bits, case.embed, case.head)
         plan = planner.assess(catalog.find(name).arch, format, planner.parse_card(str(case.gib)), wishes=wishes)
         assert plan.fits, (case, plan.reason)
         assert catalog.find(name).arch.parameters > 8e9

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from localq.errors import LocalqError, usage_error
-from localq.planner import footprint
+from localq.files import format_sizes
 
 FORMAT = "bcq"
 PLANES = "3"  # by default
@@ -33,7 +33,7 @@ def mixture(format: str, bits: str | None, group: str | None, zero_points: bool 
 
 
 def scheme(format: str, bits: str | None, group: str | None, zero_points: bool | None) -> str:
-    """Of bcq, as `footprint.bcq_scheme` has it; "" of other formats. Raises LocalqError (exit 2)."""
+    """Of bcq, as `format_sizes.bcq_scheme` has it; "" of other formats. Raises LocalqError (exit 2)."""
     if format != FORMAT:
         given = [name for name, value in (("--group", group), ("--zero-points", zero_points)) if value]
         if given:
@@ -41,7 +41,7 @@ def scheme(format: str, bits: str | None, group: str | None, zero_points: bool |
         return ""
     wanted = f"q{bits or PLANES}{'row' if group == 'row' else f'g{group or 128}'}{'z' if zero_points else ''}"
     try:
-        footprint.bcq_scheme(wanted)
+        format_sizes.bcq_scheme(wanted)
     except LocalqError:
         wrong = "--group" if bits in (None, "1", "2", "3", "4", "5") else "--bits"
         ways = "There are --bits 1 to 5, or in between as 3.25, and --group 32, 64, 128, 256, 512 or row."

@@ -14,7 +14,7 @@ from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files.architecture import Architecture
 from localq.files.model_folder import ModelFiles
 from localq.kv_bits import KvBits
-from localq.planner import footprint
+from localq.planner import footprint, placement
 from localq.planner import plan as planner
 
 LESS = "Use a smaller model, a shorter context (--ctx), or close other programs."
@@ -36,9 +36,9 @@ class Options:
     force: bool = False
 
     @property
-    def wishes(self) -> planner.Wishes:
+    def wishes(self) -> placement.Wishes:
         """As the planner takes them. Raises LocalqError (exit 2) for values that there are not."""
-        return planner.Wishes(self.ctx, self.kv_bits, self.embed, self.head)
+        return placement.Wishes(self.ctx, self.kv_bits, self.embed, self.head)
 
 
 def planned(
@@ -78,7 +78,7 @@ def planned(
     return plan, held
 
 
-def _wishes(options: Options, assignment: weights.Assignment, packed: bool, name: str) -> planner.Wishes:
+def _wishes(options: Options, assignment: weights.Assignment, packed: bool, name: str) -> placement.Wishes:
     """Those of the user, with what the files decide already. A head in few bits stays as they have it."""
     wishes = options.wishes
     if (head := assignment.quantized.get(weights.HEAD)) is not None:

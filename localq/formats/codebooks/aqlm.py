@@ -58,7 +58,7 @@ suffixes = (".codes", ".codebooks", ".scales")
 CODES = {"int8": 256, "int16": 65_536}  # type of codes -> entries that they can tell apart
 VALUES = ("float16", "bfloat16", "float32")
 HALF_TYPES = (torch.float16, torch.bfloat16)
-# Weights that are dequantized together. On a GPU their temporaries stay within `footprint.UNPACK_BYTES`.
+# Weights that are dequantized together. On a GPU their temporaries stay within `format_facts.UNPACK_BYTES`.
 CHUNK_WEIGHTS = {"cpu": 2**20, "cuda": 2**22}
 
 

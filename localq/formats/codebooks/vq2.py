@@ -46,13 +46,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localq.files import format_facts, format_sizes
 from localq.files.architecture import Linears
 from localq.files.schemes import codebook_name
 from localq.formats.codebooks import rotation
 from localq.formats.codebooks.linear import Book, VqLinear, multiplies
 from localq.formats.codebooks.vq2_codec import BLOCK, ENTRIES, Packed, decode_rows, dequantize
 from localq.formats.codebooks.vq2_read import BOOKS, SUFFIXES, from_checkpoint, stored_shape
-from localq.planner import footprint
 
 __all__ = [
     "BLOCK",
@@ -81,7 +81,7 @@ suffixes = SUFFIXES
 
 def bytes(out: int, columns: int, scheme: str = "s4l16") -> int:
     """Bytes of a matrix on the device, with signs and codebooks of its own."""
-    return footprint.linear_bytes(Linears("", out, columns, 1), "vq2", scheme)
+    return format_facts.linear_bytes(Linears("", out, columns, 1), "vq2", scheme)
 
 
 def bits_per_weight(matrices: Iterable[Packed]) -> float:
@@ -124,7 +124,7 @@ def layout(
     codebooks   P has its own; where it shares them, they are written for the module around
     """
     described: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-    for (codes, codebook), (stride, length) in zip(BOOKS, footprint.vq2_books(scheme), strict=False):
+    for (codes, codebook), (stride, length) in zip(BOOKS, format_sizes.vq2_books(scheme), strict=False):
         described[codes] = (torch.uint8, (out, columns // stride))
         if codebooks:
             described[codebook] = (torch.float16, (ENTRIES, length))

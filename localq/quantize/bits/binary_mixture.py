@@ -20,22 +20,22 @@ import torch
 from torch import Tensor, nn
 
 from localq.errors import LocalqError
+from localq.files.format_sizes import BCQ_GROUPS
 from localq.files.model_folder import ModelFiles
 from localq.formats import bcq
 from localq.formats.bcq.codec import MOST_PLANES
 from localq.formats.checkpoint import Checkpoint
 from localq.models import ARCHITECTURES
-from localq.planner.footprint import BCQ_GROUPS
 from localq.quantize.binary.layers import takes
 from localq.quantize.bits import mixture as bit_mixture
 from localq.quantize.bits.mixture import Part, Schemes
-from localq.quantize.codebooks.encode import Effort
-from localq.quantize.codebooks.layer import Settings, groups_of
 from localq.quantize.model.calibration_stream import kept_dtype
 from localq.quantize.model.input_moments import Text
+from localq.quantize.model.matrix_groups import groups_of
 from localq.quantize.model.sensitivity import WINDOWS, linears_of, sensitivities, spread
 from localq.quantize.model.source import Source
 from localq.quantize.output.sensitivity_log import Trail
+from localq.quantize.settings import Effort, Settings
 
 ROWS = 8  # of a matrix, on which a scheme is tried
 TRIED = 3  # turns of the solver there: which scheme is better shows soon

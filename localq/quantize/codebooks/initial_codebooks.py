@@ -18,11 +18,12 @@ from safetensors.torch import load_file, save_file
 
 from localq import places
 from localq.errors import usage_error
+from localq.files.format_sizes import vq2_books
 from localq.formats.codebooks.search_kernel import ENTRIES, Book
-from localq.planner.footprint import vq2_books
-from localq.quantize.codebooks.encode import Effort, choose
+from localq.quantize.codebooks.encode import choose
 from localq.quantize.codebooks.refine import decode, fit_books
 from localq.quantize.model.statistics import Factor
+from localq.quantize.settings import Effort
 
 SCHEMES = ("s4l16", "s4l16+s16l16", "s4l16+s8l16", "s4l16+s4l16", "s8l8+s8l8")
 COLUMNS = 512

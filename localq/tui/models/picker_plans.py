@@ -11,7 +11,7 @@ from localq import gpus
 from localq.errors import LocalqError
 from localq.files import catalog
 from localq.planner import card as planner_card
-from localq.planner import choose, fit_rows, offers, uncatalogued
+from localq.planner import choose, fit_rows, footprint, offers, placement, uncatalogued
 from localq.planner import plan as planner
 from localq.planner.fit_rows import Memory, Row
 from localq.planner.offers import Offer
@@ -60,7 +60,7 @@ def outlook(settings: Settings, say: Say) -> Outlook:
         return Outlook(f"On the CPU ({why}), {human_bytes(free)} of memory free", None, free)
     machine, basis = planner_card.machine_here(gpu, say)
     limit = f" (--vram {settings.vram})" if settings.vram else ""
-    words = f"{gpu.name}: {budget / planner.MIB:,.0f} MiB to use{limit}"
+    words = f"{gpu.name}: {budget / footprint.MIB:,.0f} MiB to use{limit}"
     return Outlook(words, budget, machine=machine, basis=basis)
 
 
@@ -107,7 +107,7 @@ def _fitted(offer: Offer, outlook: Outlook, settings: Settings) -> Row:
     try:
         return fit_rows.row_of(offer, memory, wishes, outlook.machine)
     except LocalqError:  # the shape cannot have what is wished for, which loading will say
-        return fit_rows.row_of(offer, memory, planner.Wishes(), outlook.machine)
+        return fit_rows.row_of(offer, memory, placement.Wishes(), outlook.machine)
 
 
 def _of_row(row: Row) -> PickerRow:

@@ -12,6 +12,7 @@ from localq.bench.models import rows
 from localq.bench.models.plan import Case
 from localq.bench.models.report import OURS, Report, Row
 from localq.files import catalog
+from localq.planner import placement
 from localq.planner import plan as planner
 from localq.planner.speed import measurements
 
@@ -24,7 +25,7 @@ def h200(monkeypatch):
 
 
 def loaded(name: str, format: str, device: str = "cuda", head: str = "16", **changes) -> SimpleNamespace:
-    plan = planner.plan(catalog.find(name).arch, format, 141 * 2**30, wishes=planner.Wishes(4096, 16, "device", head))
+    plan = planner.plan(catalog.find(name).arch, format, 141 * 2**30, wishes=placement.Wishes(4096, 16, "device", head))
     return SimpleNamespace(device=torch.device(device), plan=replace(plan, **changes), format=format)
 
 

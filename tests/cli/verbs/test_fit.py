@@ -14,7 +14,7 @@ from localq.cli import execute
 from localq.errors import ExitCode
 from localq.files import catalog
 from localq.planner import card as planner_card
-from localq.planner import placement
+from localq.planner import footprint, placement
 from localq.planner import plan as planner
 
 ROOT = Path(__file__).parents[3]
@@ -77,7 +77,7 @@ def test_rows_say_what_the_planner_says(capsys):
         assert row["fits"] == now.fits
         assert row["ctx_max"] == (now.ctx if now.fits else 0)
         assert row["ctx_max_no_desktop"] == (alone.ctx if alone.fits else 0)
-        assert row["weights_bytes"] == sum(planner.weights_bytes(target.entry.arch, row["format"], scheme).values())
+        assert row["weights_bytes"] == sum(footprint.weights_bytes(target.entry.arch, row["format"], scheme).values())
         assert row["reason"]  # every row says why it stands where it does
         assert ("close to full quality" in row["reason"]) == (row["fits"] and row["format"] in four_bits)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from localq.cli import execute
 from localq.errors import ExitCode
-from localq.files import catalog
+from localq.files import catalog, format_facts
 from localq.formats.codebooks import vq2
 from localq.planner import footprint
 from localq.planner import plan as planner
@@ -84,12 +84,12 @@ def test_what_is_in_it_is_not_quantized_again(folder, tmp_path, capsys):
 
 def test_a_70b_is_planned_with_what_it_takes():
     arch = catalog.find("llama-3.3-70b").arch
-    assert planner.bits_per_weight(arch, "vq2", "s4l16") == pytest.approx(2.004, abs=2e-3)
+    assert footprint.bits_per_weight(arch, "vq2", "s4l16") == pytest.approx(2.004, abs=2e-3)
     alone = planner.assess(arch, "vq2", 24_564 * 2**20, scheme="s4l16")
     assert alone.fits
     wide = planner.assess(arch, "vq2", None, scheme="s4l16").ledger.components
     plain = planner.assess(arch, "aqlm", None, scheme="2x8g8").ledger.components
     assert wide["weights"] > plain["weights"]  # the signs
-    unpacked = footprint.UNPACK_BYTES["aqlm"]  # by torch, where vq2 is read by kernels
+    unpacked = format_facts.UNPACK_BYTES["aqlm"]  # by torch, where vq2 is read by kernels
     assert wide["scratch"] - plain["scratch"] == 2 * 1024 * arch.intermediate - unpacked  # x rotated
     assert wide["tables"] > plain["tables"]

@@ -15,7 +15,7 @@ from localq.engine.load.device import Choice
 from localq.engine.load.load import LoadedModel, Options, free_memory, load
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
-from localq.planner.plan import MIB
+from localq.planner.footprint import MIB
 from localq.quantize.by_tensor import convert
 from tests.support.engine.engine_runs import bare_device, ids_of, prompt_of
 from tests.support.models.tiny_checkpoints import make_checkpoint

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from localq.errors import ExitCode, LocalqError
+from localq.files import format_facts, format_sizes
 from localq.files.architecture import Linears
 from localq.formats import FORMATS, bcq, owner
 from localq.formats.bcq import codec as bcq_codec
@@ -86,7 +87,7 @@ def test_sizes_and_tiles(scheme: str, shape: tuple[int, int]) -> None:
     maker = bcq.of_scheme(scheme)
     packed = random_packed(shape, maker.planes, maker.group, maker.zero_point)
     assert bcq.bytes(*shape, maker.planes, maker.group, maker.zero_point) == packed.nbytes
-    assert footprint.linear_bytes(Linears("", *shape, 1), "bcq", scheme) == packed.nbytes
+    assert format_facts.linear_bytes(Linears("", *shape, 1), "bcq", scheme) == packed.nbytes
     tensors = bcq.to_tensors(packed, "P")
     described = {f"P{suffix}": form for suffix, form in maker.layout(*shape).items()}
     assert {name: (each.dtype, tuple(each.shape)) for name, each in tensors.items()} == described
@@ -109,7 +110,7 @@ def test_temporaries_are_those_that_are_planned(scheme: str, monkeypatch: pytest
     assert footprint.PREFILL_SCRATCH - 2048 < slab.nbytes <= footprint.PREFILL_SCRATCH
     with LiveMemory() as memory:
         linear.dequantized_rows(0, 8176, torch.float32, slab)
-    assert 0 < memory.peak <= footprint.UNPACK_BYTES["bcq"]
+    assert 0 < memory.peak <= format_facts.UNPACK_BYTES["bcq"]
 
 
 def test_tiles_are_put_back_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,16 +160,16 @@ def test_what_fills_up_tiles_is_planned(scheme: str, planes: int) -> None:
     """Of a mixture as if every matrix had as many planes as its bits, rounded up."""
     for shape in ((48, 72), (35, 2216), (64, 1024)):
         held = bcq_tiles.code_bytes(shape[0], planes, shape[1])
-        assert footprint._sign_padding(Linears("", *shape, 1), scheme) == held - shape[0] * planes * shape[1] // 8
+        assert format_sizes.sign_padding(Linears("", *shape, 1), scheme) == held - shape[0] * planes * shape[1] // 8
 
 
 def test_schemes() -> None:
-    assert footprint.bcq_scheme("q4g64z") == (4, 64, True)
-    assert footprint.bcq_scheme("q2row") == (2, 0, False)
-    assert footprint.bcq_scheme("") == (3, 128, False)
+    assert format_sizes.bcq_scheme("q4g64z") == (4, 64, True)
+    assert format_sizes.bcq_scheme("q2row") == (2, 0, False)
+    assert format_sizes.bcq_scheme("") == (3, 128, False)
     for scheme in ("q6g128", "q3g100", "q3", "g128", "q3g128zz"):
         with pytest.raises(LocalqError, match="no scheme of bcq"):
-            footprint.bcq_scheme(scheme)
+            format_sizes.bcq_scheme(scheme)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

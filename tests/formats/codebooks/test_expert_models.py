@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from localq.bench.quality import bits
+from localq.engine.arena import arena_bytes
 from localq.engine.load import expert_pieces, weights
 from localq.engine.load.load import Options, load
-from localq.engine.load.placing import arena_bytes
 from localq.engine.load.shared import Shared
 from localq.engine.step import fused_experts
-from localq.files import schemes
+from localq.files import format_sizes, schemes
 from localq.files.architecture import Architecture
 from localq.files.model_folder import open_model
 from localq.formats import FORMATS as FORMAT_MODULES
@@ -161,14 +161,14 @@ def test_the_planner_knows_tables_of_experts_to_the_byte(format, folders):
     fragments = {book.fragments.data_ptr(): book.fragments.nbytes for module in model.modules()
                  if isinstance(module, VqLinear) for book in module.matrix.books}  # fmt: skip
     made = sum(fragments.values()) + expert_linears.table_bytes(model)
-    assert sum(footprint.expert_tables(each, format, scheme) for each in arch.linears if each.expert) == made
+    assert sum(format_sizes.expert_tables(each, format, scheme) for each in arch.linears if each.expert) == made
 
 
 def test_the_planner_knows_tables_of_dense_matrices_of_aqlm():
     """As its ledger has counted them since they have a kernel."""
     arch = Architecture.from_config({**TINY, "model_type": "llama"})
     fixed = footprint.fixed_bytes(arch, "aqlm", "2x8g8", None, Placement(), 2)
-    assert fixed["tables"] == footprint.MEETING_BYTES + 2 * footprint.FRAGMENT_BYTES * 7 * arch.layers
+    assert fixed["tables"] == format_sizes.MEETING_BYTES + 2 * format_sizes.FRAGMENT_BYTES * 7 * arch.layers
     assert footprint.fixed_bytes(arch, "aqlm", "1x16g8", None, Placement(), 2)["tables"] == 0
 
 

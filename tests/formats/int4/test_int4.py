@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from localq.files import format_facts
 from localq.files.architecture import Linears
 from localq.formats import FORMATS, owner
 from localq.formats.int4 import awq, gptq
 from localq.formats.int4 import codec as int4_codec
-from localq.planner import footprint
 from tests.support.formats.int4_checkpoints import Int4, checkpoint_of, reference, tensors, words
 
 KINDS = [
@@ -143,7 +143,7 @@ def test_temporaries_on_a_gpu_stay_within_the_plan(dtype):
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     int4_codec.dequantize_rows(int4_codec.Packed(codes, scales, zeros, order, 128, False), 0, out)
-    assert torch.cuda.max_memory_allocated() - before <= footprint.UNPACK_BYTES["gptq"]
+    assert torch.cuda.max_memory_allocated() - before <= format_facts.UNPACK_BYTES["gptq"]
 
 
 @pytest.mark.parametrize("of", KINDS, ids=str)
@@ -161,4 +161,4 @@ def test_bytes(of):
     if of.g_idx or of.method == "awq":
         scheme = "row" if of.group == -1 else f"g{of.group}"
         assert module.bytes(*shape, of.group) == packed.nbytes
-        assert footprint.linear_bytes(Linears("P", *shape, 1), of.method, scheme) == packed.nbytes
+        assert format_facts.linear_bytes(Linears("P", *shape, 1), of.method, scheme) == packed.nbytes

@@ -32,7 +32,6 @@ from localq.files.model_folder import ModelFiles, open_model
 from localq.files.schemes import scheme_of
 from localq.formats.int4.linear import Int4Linear
 from localq.planner import footprint, uncatalogued
-from localq.planner import plan as planner
 from tests.support.engine import fused_models
 from tests.support.engine.engine_runs import GREEDY, ids_of, logits_of, prompt_of
 from tests.support.engine.packed_models import packed_model
@@ -171,7 +170,7 @@ def test_sizes_before_a_download_are_those_of_the_files(folders, method):
     exact = bits.per_weight(files)
     per_column = 16 if method == "gptq" else 0  # g_idx has 32 bits in files, 16 in memory
     columns = sum(each.count * each.columns for each in arch.linears)
-    computed = planner.bits_per_weight(arch, method, scheme)
+    computed = footprint.bits_per_weight(arch, method, scheme)
     assert computed == pytest.approx(exact - per_column * columns / arch.linear_parameters, rel=1e-9)
     in_memory = footprint.weights_bytes(arch, method, scheme)["weights"]
     assert offer.block_bytes == in_memory + per_column * columns // 8

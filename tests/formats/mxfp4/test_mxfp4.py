@@ -11,11 +11,11 @@ from torch import Tensor
 
 from localq.engine.step.operands import operand
 from localq.errors import ExitCode, LocalqError
+from localq.files import format_facts
 from localq.files.architecture import Linears
 from localq.formats import FORMATS, mxfp4, owner
 from localq.formats.mxfp4 import codec as mxfp4_codec
 from localq.formats.mxfp4 import kernel as kernels
-from localq.planner import footprint
 from tests.support.formats.memory_checkpoint import Held
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -172,7 +172,7 @@ def test_rows_that_no_kernel_takes_are_multiplied_in_slabs(monkeypatch) -> None:
 
 
 def test_bytes_are_those_that_are_planned() -> None:
-    assert mxfp4.bytes(24, 256) == footprint.linear_bytes(Linears("x", 24, 256, 1), "mxfp4")
+    assert mxfp4.bytes(24, 256) == format_facts.linear_bytes(Linears("x", 24, 256, 1), "mxfp4")
 
 
 # ---- checkpoints

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from localq.errors import ExitCode, LocalqError
+from localq.files import format_facts
 from localq.files.architecture import Linears
 from localq.formats import FORMATS, owner, squeezellm
 from localq.formats.int4 import awq, gptq
 from localq.formats.squeezellm import tiles as squeezellm_tiles
 from localq.formats.squeezellm.fit import fitted
-from localq.planner import footprint
 from tests.support.formats.memory_checkpoint import Held
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -129,7 +129,7 @@ def test_a_tiled_module_has_the_same_weights_and_files() -> None:
 
 
 def test_sizes() -> None:
-    assert squeezellm.bytes(11008, 4096) == footprint.linear_bytes(Linears("", 11008, 4096, 1), "squeezellm")
+    assert squeezellm.bytes(11008, 4096) == format_facts.linear_bytes(Linears("", 11008, 4096, 1), "squeezellm")
     assert 8 * squeezellm.bytes(4096, 4096) / 4096**2 == 4 + 256 / 4096
     assert squeezellm.quantize(normal(7, 96)).nbytes == squeezellm.bytes(7, 96)
 

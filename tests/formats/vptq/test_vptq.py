@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from localq.errors import LocalqError
+from localq.files import format_facts
 from localq.files.architecture import Linears
 from localq.formats import vptq
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.vptq import codec as vptq_codec
-from localq.planner import footprint
 from tests.support.engine.live_memory import LiveMemory
 from tests.support.formats import vptq_layers
 from tests.support.formats.memory_checkpoint import Held
@@ -177,7 +177,7 @@ def test_temporaries_are_as_planned(
     with LiveMemory() as memory:
         weight = vptq.dequantize(packed, F16)
     assert memory.now == weight.nbytes
-    assert 0 < memory.peak - weight.nbytes <= footprint.UNPACK_BYTES["vptq"]
+    assert 0 < memory.peak - weight.nbytes <= format_facts.UNPACK_BYTES["vptq"]
 
 
 # ---- the contract, and the module
@@ -190,7 +190,7 @@ def test_what_a_layer_takes() -> None:
         tensor.nbytes for name in vptq_codec.FIELDS if (tensor := getattr(packed, name)) is not None
     ]
     assert vptq.stored_bytes(held.tensors, "a.q_proj") == packed.nbytes == vptq.bytes(120, 64, "v8-k65536-256")
-    assert vptq.bytes(120, 64, "v8-k65536-256") == footprint.linear_bytes(
+    assert vptq.bytes(120, 64, "v8-k65536-256") == format_facts.linear_bytes(
         Linears("", 120, 64, 1), "vptq", "v8-k65536-256"
     )
     wide = make(Layout((8, 256, 0), 120, 64, perm=torch.int64))

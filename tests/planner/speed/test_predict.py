@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog
+from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
 from localq.planner import footprint
 from localq.planner.placement import Placement
@@ -203,7 +203,7 @@ def test_idle_experts_are_those_of_the_published_files():
     assert footprint.idle_bytes(arch("llama-3.1-8b"), "nf4") == 0
     shape, of_one = arch("qwen3-30b-a3b"), 3 * 768 * 2048 * 9 // 16  # NF4 with f32 scales, as it lies in memory
     assert footprint.idle_bytes(shape, "nf4") == 48 * 120 * of_one
-    rest = sum(each.count * footprint.linear_bytes(each, "nf4") for each in shape.linears if not each.expert)
+    rest = sum(each.count * format_facts.linear_bytes(each, "nf4") for each in shape.linears if not each.expert)
     rest += 2 * shape.other_parameters + 2 * shape.head_parameters + 2 * shape.hidden
     assert predict.bytes_per_token(shape, "nf4", "", Placement()) == 48 * 8 * of_one + rest
 

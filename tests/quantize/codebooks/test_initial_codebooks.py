@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from localq import kernels
 from localq.errors import ExitCode, LocalqError
-from localq.planner.footprint import vq2_books
+from localq.files.format_sizes import vq2_books
 from localq.quantize.codebooks import initial_codebooks
 from localq.quantize.codebooks.initial_codebooks import SCHEMES, error, train, universal
 

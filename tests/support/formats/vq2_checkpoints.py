@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from localq.files.format_sizes import vq2_books
 from localq.formats.codebooks import vq2
 from localq.formats.codebooks.vq2 import Packed
-from localq.planner.footprint import vq2_books
 from tests.support.models.tiny_checkpoints import make_model, write_tokenizer
 
 SCHEMES = ("s4l16", "s4l16+s16l16", "s4l16+s8l32", "s4l16+s4l4", "s2l6", "s8l8", "s16l32", "s8l8+s8l8")

@@ -16,10 +16,10 @@ from localq.bench.kernels import products
 from localq.bench.kernels.shapes import Product, Workload
 from localq.bench.kernels.table import Row
 from localq.bench.kernels.timing import SEED, Bench, check, type_name, wrong
+from localq.files.format_sizes import bcq_scheme
 from localq.formats import bcq as bcq_format
 from localq.formats.bcq import kernel as bcq_kernel
 from localq.formats.bcq.kernel import BcqMatrix
-from localq.planner.footprint import bcq_scheme
 
 HALF = torch.float16
 SCHEME = "q3g128"
