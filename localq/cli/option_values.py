@@ -17,7 +17,7 @@ from typing import Any
 from typer.core import TyperCommand, TyperGroup
 
 from localq import settings
-from localq.text import thinking
+from localq.sampling import THINK_CHOICES
 
 
 class Command(TyperCommand):
@@ -34,7 +34,7 @@ def _spelt_out(args: list[str]) -> Iterator[str]:
     for each, following in itertools.pairwise([*options, "-"]):
         if each == "--resume" and following.startswith("-"):
             yield "--resume="
-        elif each == "--think" and following not in thinking.CHOICES:
+        elif each == "--think" and following not in THINK_CHOICES:
             yield "--think=on"
         elif each == "--no-think":
             yield "--think=off"
@@ -46,7 +46,7 @@ def _spelt_out(args: list[str]) -> Iterator[str]:
 Check = Callable[[Any, Any], Any]
 
 
-def taken_as_given(command: TyperCommand | TyperGroup) -> None:
+def accept_plain_values(command: TyperCommand | TyperGroup) -> None:
     """Let the parameters of `command` take their values so, `--help` included.
 
     Instances are changed, because typer makes its parameters itself and knows no other class for them.

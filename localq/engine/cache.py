@@ -18,7 +18,7 @@ from torch import Tensor
 
 from localq import kv_bits
 from localq.engine import kv_codec
-from localq.engine.load.placing import Arena, arena_bytes
+from localq.engine.arena import Arena, arena_bytes
 from localq.errors import usage_error
 from localq.kernels import attention
 from localq.kernels.attention import KVLayer

@@ -26,18 +26,10 @@ from localq.planner import prepare
 from localq.quantize import fetch_order, memory, prequantized_layers
 from localq.quantize.bits import mixture as bit_mixture
 from localq.quantize.codebooks import joint_output, joint_training
-from localq.quantize.codebooks.finetune import Tuning
 from localq.quantize.codebooks.initial_codebooks import universal
-from localq.quantize.codebooks.layer import (
-    Made,
-    Settings,
-    groups_of,
-    inputs_rotated,
-    pass_full,
-    pass_layer,
-    quantize_layer,
-)
+from localq.quantize.codebooks.layer import pass_full, pass_layer, quantize_layer
 from localq.quantize.model.calibration_stream import Streams, kept_dtype
+from localq.quantize.model.matrix_groups import groups_of
 from localq.quantize.model.sensitivity import sensitivities, spread
 from localq.quantize.model.source import Source
 from localq.quantize.output.folder import claimed, stated_dtype, write_small_files
@@ -46,6 +38,7 @@ from localq.quantize.output.sensitivity_log import Trail
 from localq.quantize.output.shards import Shard, ShardWriter, plan_shards, start_state
 from localq.quantize.request import Request as Request
 from localq.quantize.request import changed, opened, origin, task_of
+from localq.quantize.settings import Made, Settings, Tuning, inputs_rotated
 from localq.quantize.target import target_of
 
 OnProgress = Callable[[str, int, int], None]  # what is done, weights done, weights in total

@@ -2,7 +2,7 @@
 
 Sizes are those of the tensors that the code of each stage holds at its widest moment; what the allocator keeps between
 them comes on top, a few per cent. Resident, a layer lies on the device twice: as it was, and as it is being made. On
-the host (`layer.Settings.on_host`), only what a stage computes with is there.
+the host (`settings.Settings.on_host`), only what a stage computes with is there.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from localq.errors import ExitCode, LocalqError
 from localq.models.decoder import Block
 from localq.planner import footprint
 from localq.quantize.codebooks.finetune import products
-from localq.quantize.codebooks.layer import Group, Settings, groups_of
 from localq.quantize.model import linear_algebra, statistics
 from localq.quantize.model.fold import plain
+from localq.quantize.model.matrix_groups import Group, groups_of
 from localq.quantize.model.sensitivity import HEAD_BYTES
+from localq.quantize.settings import Settings
 
 F32, F64 = 4, 8
 # Bytes a weight, of temporaries: a piece whose codewords are gathered, a matrix that is decoded, one that is read and

@@ -17,10 +17,9 @@ from localq.errors import usage_error
 from localq.files.hub.shards import Shards
 from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import Checkpoint, TensorInfo, open_checkpoint, open_fetched
-from localq.quantize.codebooks.encode import Effort
-from localq.quantize.codebooks.finetune import Tuning
 from localq.quantize.output.folder import source_facts
 from localq.quantize.prequantized_layers import ReadyLayers
+from localq.quantize.settings import Effort, Tuning
 
 FULL_BITS = 12  # sources of fewer bits a weight have lost something already
 
@@ -32,7 +31,7 @@ class Request:
     windows  calibration: token ids, all of one length
     format   a name of `target.target_of`; scheme: of vq2 alone
     bits     of vq2: scheme by scheme where they are worth most, so many per weight in all; None: `scheme` everywhere
-    effort, correction   see `layer.Settings`
+    effort, correction   see `settings.Settings`
     tuning   of every layer; whole: of all together, behind that (`quantizer/whole.py`)
     seed     of the rotations
     vram_bytes  the most of a GPU that is used, None: what is free; it changes no result

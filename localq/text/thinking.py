@@ -17,13 +17,12 @@ import re
 from typing import Any
 
 from localq.errors import usage_error
+from localq.sampling import THINK_CHOICES, THINK_LEVELS
 from localq.text import harmony
 from localq.text import template as frames
 
 TAGS = OPENING, CLOSING = "<think>", "</think>"
 TAIL_TOKENS = 16  # of a prompt, in which an opening tag must lie to open the reply
-LEVELS = ("low", "medium", "high")
-CHOICES = ("auto", "on", "off", *LEVELS)
 _OPENED = re.compile(re.escape(OPENING) + r"\s*\Z")
 _NO_THOUGHT = re.compile(rf"{re.escape(OPENING)}\s*{re.escape(CLOSING)}\s*\Z")  # of a prompt for a reply without one
 
@@ -172,18 +171,18 @@ def least(template: str | None) -> dict[str, Any]:
     text = template or ""
     if "enable_thinking" in text:
         return {"enable_thinking": False}
-    return {"reasoning_effort": LEVELS[0]} if "reasoning_effort" in text else {}
+    return {"reasoning_effort": THINK_LEVELS[0]} if "reasoning_effort" in text else {}
 
 
 def checked(think: str) -> str:
-    """`think`, or LocalqError (exit 2) where it is none of CHOICES."""
-    if think not in CHOICES:
-        raise usage_error("think", f"'{think}' is not allowed", f"Use one of {', '.join(CHOICES)}.")
+    """`think`, or LocalqError (exit 2) where it is none of THINK_CHOICES."""
+    if think not in THINK_CHOICES:
+        raise usage_error("think", f"'{think}' is not allowed", f"Use one of {', '.join(THINK_CHOICES)}.")
     return think
 
 
 def variables(template: str | None, think: str) -> dict[str, Any]:
-    """What a chat template is given so that the model thinks as `think` says: "auto", "on", "off" or one of LEVELS.
+    """What a chat template is given so that the model thinks as `think` says: "auto", "on", "off" or a level.
 
     Empty for "auto", which is the model's own way. Raises LocalqError (exit 2) where the template has no such choice.
     """
@@ -191,9 +190,9 @@ def variables(template: str | None, think: str) -> dict[str, Any]:
     switch, level = "enable_thinking" in text, "reasoning_effort" in text
     if think == "auto":
         return {}
-    if think in LEVELS and level:
+    if think in THINK_LEVELS and level:
         return {"reasoning_effort": think} | ({"enable_thinking": True} if switch else {})
-    if think in LEVELS:
+    if think in THINK_LEVELS:
         step = (
             "--think and --no-think turn it on and off." if switch else "Leave it out: the model does as it was made."
         )

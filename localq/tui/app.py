@@ -26,11 +26,11 @@ from localq.settings import Settings
 from localq.tui import preload
 from localq.tui.chat.chat_screen import ChatScreen
 from localq.tui.chat.session_job import SwitchWanted
+from localq.tui.jobs.chat_app import ChatApp
 from localq.tui.jobs.job import Job
 from localq.tui.jobs.model_handle import Model
 from localq.tui.keys import bindings
 from localq.tui.terminal import signals as ending_signals
-from localq.tui.terminal.terminal_app import TerminalApp
 
 if TYPE_CHECKING:
     from localq.chat.session import ChatSession
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ENDS_WITHIN_S = 1.0  # a reply that is stopped for leaving; then its engine process is ended
 
 
-class LocalqApp(TerminalApp):
+class LocalqApp(ChatApp):
     """The full-screen chat.
 
     start    where the conversation begins

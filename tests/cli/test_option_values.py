@@ -29,7 +29,7 @@ def parsed(line: str, monkeypatch: pytest.MonkeyPatch, plainly: bool) -> dict[st
     verb, *arguments = line.split()
     with monkeypatch.context() as patch:
         if not plainly:
-            patch.setattr(registry, "taken_as_given", lambda command: None)
+            patch.setattr(registry, "accept_plain_values", lambda command: None)
         command = registry._Commands()[verb]
     return command.make_context(verb, arguments).params
 
@@ -63,7 +63,7 @@ def test_a_callback_gets_what_was_not_given(monkeypatch):
         seen.append(word)
 
     command = typer.main.get_command(app)
-    option_values.taken_as_given(command)
+    option_values.accept_plain_values(command)
     command([], standalone_mode=False)
     command(["--word", "x"], standalone_mode=False)
     assert seen == [None, "from the callback", "x", "from the callback"]

@@ -22,9 +22,9 @@ from localq.formats.checkpoint import open_checkpoint
 from localq.formats.codebooks import vq2
 from localq.models import ARCHITECTURES
 from localq.quantize import by_layer
-from localq.quantize.codebooks.finetune import Tuning
 from localq.quantize.model.source import Source
 from localq.quantize.output.tensor_jobs import is_block_linear
+from localq.quantize.settings import Tuning
 from localq.text.tokenizer import Tokenizer
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.conversions import digests, quantized

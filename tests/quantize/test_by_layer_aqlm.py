@@ -20,9 +20,8 @@ from localq.formats.checkpoint import open_checkpoint
 from localq.formats.codebooks import aqlm
 from localq.quantize import by_layer
 from localq.quantize.by_layer import Request, convert
-from localq.quantize.codebooks.encode import Effort
-from localq.quantize.codebooks.finetune import Tuning
 from localq.quantize.model.calibration_stream import check_range
+from localq.quantize.settings import Effort, Tuning
 from tests.support.engine.engine_runs import logits_of, prompt_of
 from tests.support.formats import aqlm_package
 from tests.support.models.tiny_checkpoints import make_checkpoint

@@ -19,11 +19,10 @@ from localq import disk, kernels
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.quantize import by_layer
-from localq.quantize.codebooks.encode import Effort
-from localq.quantize.codebooks.finetune import Tuning
 from localq.quantize.model import calibration_stream
 from localq.quantize.output import shards as shard_writer
 from localq.quantize.output.folder import LOCK_NAME
+from localq.quantize.settings import Effort, Tuning
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.conversions import digests
 from tests.support.quantize.vq2_conversions import converted, request, windows
@@ -71,8 +70,8 @@ from tests.support.quantize.vq2_conversions import converted, windows
 from localq.errors import LocalqError
 from localq.files.model_folder import open_model
 from localq.quantize.codebooks import joint_output
-from localq.quantize.codebooks.encode import Effort
-from localq.quantize.codebooks.finetune import Tuning
+from localq.quantize.settings import Effort
+from localq.quantize.settings import Tuning
 torch.set_num_threads(1)
 joint_output.KEPT_EVERY = 1
 source, folder = map(pathlib.Path, sys.argv[2:4])

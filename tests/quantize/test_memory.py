@@ -20,15 +20,15 @@ from localq.quantize import memory
 from localq.quantize.codebooks import encode
 from localq.quantize.codebooks import joint_training as whole
 from localq.quantize.codebooks import layer as codebook_layer
-from localq.quantize.codebooks.encode import Effort
-from localq.quantize.codebooks.finetune import Tuning
 from localq.quantize.codebooks.initial_codebooks import universal
-from localq.quantize.codebooks.layer import Settings, groups_of, quantize_layer
+from localq.quantize.codebooks.layer import quantize_layer
 from localq.quantize.model import linear_algebra, statistics
 from localq.quantize.model.calibration_stream import Streams
 from localq.quantize.model.fold import plain
+from localq.quantize.model.matrix_groups import groups_of
 from localq.quantize.model.sensitivity import ending_of
 from localq.quantize.output.resume_files import Kept
+from localq.quantize.settings import Effort, Made, Settings, Tuning
 from tests.support.engine.live_memory import LiveMemory
 from tests.support.quantize.tiny_layers import packed_block
 
@@ -152,7 +152,7 @@ def test_the_count_is_the_measured_peak(intermediate, tokens, steps):
             assert counted.stages[stage] == pytest.approx(peak, abs=WITHIN * highest), stage
 
 
-def made_of(model: Decoder, tokens: int, chosen: Settings, device: torch.device) -> tuple[codebook_layer.Made, Streams]:
+def made_of(model: Decoder, tokens: int, chosen: Settings, device: torch.device) -> tuple[Made, Streams]:
     """A layer that is quantized, and the text behind it."""
     with torch.no_grad():
         block, streams = copy.deepcopy(model.layers[0]).to(device), text(model, tokens, device)

@@ -20,7 +20,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files import catalog
 from localq.planner import prepare
 from localq.quantize import by_layer, prequantized_layers
-from localq.quantize.codebooks.finetune import Tuning
+from localq.quantize.settings import Tuning
 from tests.support.files.real_model import smollm2
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.conversions import digests

@@ -40,9 +40,8 @@ from localq.cli.verbs.quantize_calibrated import (
 from localq.cli.verbs.quantize_calibrated import together as training
 from localq.errors import LocalqError
 from localq.quantize import by_layer, by_tensor, calibration
-from localq.quantize.codebooks.encode import Effort
-from localq.quantize.codebooks.finetune import Tuning
 from localq.quantize.model import fold
+from localq.quantize.settings import Effort, Tuning
 from tests.tools.rival_quantizers import Way, Work, dense, finer_nf4, glq, hqq, nf4, residual_kmeans
 
 TUNED = Tuning(BEST_STEPS, BEST_SEQUENCES)

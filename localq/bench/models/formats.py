@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from localq.bench.models import model_bench
-from localq.bench.models.dense import dequantized
 from localq.bench.models.format_list import VARIANTS, Candidate, defect
 from localq.bench.models.format_report import SIXTEEN, Line, Table
 from localq.bench.models.plan import Plan
@@ -30,6 +29,7 @@ from localq.files import schemes
 from localq.files.model_folder import ModelFiles, open_model
 from localq.formats import nf4
 from localq.formats.checkpoint import open_checkpoint
+from localq.formats.dense_checkpoint import dequantized
 
 OnState = Callable[[str], None]
 STOPPED = "stopped by Ctrl-C"

@@ -20,7 +20,6 @@ from localq.bench.conditions import power
 from localq.bench.conditions.conditions import conditions
 from localq.bench.kernels.roofline import read_bytes_per_s
 from localq.bench.models import measure, rivals
-from localq.bench.models.dense import dequantized
 from localq.bench.models.extrapolate import Timed, extrapolated
 from localq.bench.models.measure import EngineSubject, Subject
 from localq.bench.models.plan import RIVALS, Case, Plan
@@ -33,6 +32,7 @@ from localq.engine.load.load import LoadedModel, Options, free_memory, load
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import Checkpoint
+from localq.formats.dense_checkpoint import dequantized
 from localq.models.experts import Experts
 from localq.models.layers import RMSNorm
 

@@ -23,12 +23,11 @@ from localq.engine.load import vram
 from localq.files import catalog
 from localq.models import architecture
 from localq.quantize import memory
-from localq.quantize.codebooks.encode import Effort
-from localq.quantize.codebooks.finetune import Tuning
 from localq.quantize.codebooks.initial_codebooks import universal
-from localq.quantize.codebooks.layer import Settings, inputs_rotated, quantize_layer
+from localq.quantize.codebooks.layer import quantize_layer
 from localq.quantize.model.calibration_stream import Streams, kept_dtype
 from localq.quantize.model.source import Source
+from localq.quantize.settings import Effort, Settings, Tuning, inputs_rotated
 
 TIMED_STEPS = 10  # of fine-tuning
 ALL_WINDOWS = 113  # of 2048 tokens, that the text has which comes with localq

@@ -9,11 +9,17 @@ from localq.bench.conditions import power
 from localq.bench.models import measure
 from localq.bench.models.plan import GENERATE, REPETITIONS, Case, Plan
 from localq.bench.models.report import OURS
+from localq.bench.quality.evaluation import SpeedTest
 from localq.engine.generate import Engine
 from localq.engine.load.load import LoadedModel, free_memory
 from localq.errors import LocalqError
 
 CASE = Case(0, GENERATE, 0)
+
+
+def speed_test() -> SpeedTest:
+    """`localq eval --speed`: one reply of `CASE`."""
+    return SpeedTest(CASE.generate, CASE.positions, measured)
 
 
 def measured(model: LoadedModel, repetitions: int = REPETITIONS) -> dict[str, Any]:

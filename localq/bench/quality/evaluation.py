@@ -11,8 +11,6 @@ from typing import Any
 import torch
 
 from localq.bench.conditions.conditions import conditions
-from localq.bench.models import speed
-from localq.bench.models.dense import dequantized
 from localq.bench.quality import bits
 from localq.bench.quality.perplexity import Scores, score
 from localq.engine.load.load import LoadedModel, Options, free_memory, is_out_of_memory, load, out_of_memory
@@ -20,12 +18,22 @@ from localq.engine.scoring import Decode, Prefill
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import open_checkpoint
+from localq.formats.dense_checkpoint import dequantized
 from localq.text import token_windows
 from localq.text.token_windows import Windows
 from localq.text.tokenizer import Tokenizer
 
 REFERENCE = "reference"
 OnProgress = Callable[[str, int, int], None]  # stage, done, in total
+
+
+@dataclass(frozen=True)
+class SpeedTest:
+    """A timed reply of `generate` tokens, which needs `positions` of the cache; `run` gives its figures."""
+
+    generate: int
+    positions: int
+    run: Callable[[LoadedModel], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -37,7 +45,7 @@ class Request:
     against    None, `REFERENCE` (the weights of `rival`, or else of `files`, dequantized), or another model: `rival`
     rival      must have the vocabulary of `files`; with `against` None nothing else is asked of it
     decode     single steps to compare with the passes of many tokens, 0 = none
-    speed      also time a reply
+    speed      also time a reply; None = do not
     """
 
     files: ModelFiles
@@ -49,7 +57,7 @@ class Request:
     against: str | None = None
     rival: ModelFiles | None = None
     decode: int = 0
-    speed: bool = False
+    speed: SpeedTest | None = None
 
 
 def run(request: Request, on_progress: OnProgress = lambda stage, done, total: None) -> dict[str, Any]:
@@ -61,9 +69,9 @@ def run(request: Request, on_progress: OnProgress = lambda stage, done, total: N
     gptq, llamacpp = _windows(request)
     model = load(request.files, _options(request), on_progress)
     timed = None
-    if request.speed:  # alone on the device
+    if request.speed is not None:  # alone on the device
         on_progress("timing a reply", 0, 0)
-        timed = speed.measured(model)
+        timed = request.speed.run(model)
         free_memory()
     reference, notes = _reference(request, model, on_progress)
     if model.device.type == "cuda":  # a budget is the model's: what judging takes comes on top
@@ -171,11 +179,13 @@ def _check_vocabulary(request: Request, rival: ModelFiles, ours: Tokenizer) -> N
 
 def _options(request: Request) -> Options:
     """With the context that a window and a timed reply take, unless a larger one is asked for."""
-    needed = max(request.window, speed.CASE.positions if request.speed else 0)
+    needed = max(request.window, 0 if request.speed is None else request.speed.positions)
     if request.options.ctx is None:
         return replace(request.options, ctx=needed)
     if request.options.ctx < needed:
-        what = f"window of {needed}" if needed == request.window else f"reply of {speed.CASE.generate}"
+        what = f"window of {needed}"
+        if request.speed is not None and needed > request.window:
+            what = f"reply of {request.speed.generate}"
         why = f"a context of {request.options.ctx} does not hold a {what}"
         raise usage_error("--ctx", why, "Leave it out.")
     return request.options

@@ -37,10 +37,10 @@ from localq.formats.vptq import read as vptq_read
 from localq.models.decoder import Block, Decoder
 from localq.models.experts import Router
 from localq.models.unstacked_experts import open_
-from localq.quantize.codebooks.encode import Effort
 from localq.quantize.codebooks.initial_codebooks import universal
-from localq.quantize.codebooks.layer import Settings, groups_of, inputs_rotated
 from localq.quantize.model.fold import foldable
+from localq.quantize.model.matrix_groups import groups_of
+from localq.quantize.settings import Effort, Settings, inputs_rotated
 from localq.quantize.target import Target, target_of
 
 TARGETS = {"vq2": "vq2", "aqlm": "aqlm2x8"}  # what `localq quantize --format` calls it

@@ -74,11 +74,12 @@ def eval(
     plots.check_target(plot)
     files, rival = _opened(models, against, settings, quiet)
     with _progress(quiet) as on_progress:
-        from localq.bench.quality import comparison  # torch loads only now
+        from localq.bench.models.speed import speed_test  # torch loads only now
+        from localq.bench.quality import comparison
         from localq.bench.quality.evaluation import Request
         from localq.engine.load.load import Options
 
-        wanted = (raw, name, window, max_windows, against, rival, decode, speed)
+        wanted = (raw, name, window, max_windows, against, rival, decode, speed_test() if speed else None)
         requests = [
             Request(each, Options(model, settings.device, settings.dtype, *memory), *wanted)
             for model, each in zip(models, files, strict=True)

@@ -12,8 +12,7 @@ import typer
 from localq.errors import usage_error
 
 if TYPE_CHECKING:
-    from localq.quantize.codebooks.encode import Effort
-    from localq.quantize.codebooks.finetune import Tuning
+    from localq.quantize.settings import Effort, Tuning
 
 SCHEMES = {"2": "s4l16", "2.5": "s4l16+s16l16", "3": "s4l16+s8l16", "4": "s4l16+s4l16"}  # of vq2, by bits
 QUICK_WINDOWS = 64
@@ -137,7 +136,7 @@ def wants_best(best: bool, quick: bool) -> bool | None:
 
 def together(windows: int, *, best: bool) -> Tuning:
     """How all layers are trained at the end: on every window as often."""
-    from localq.quantize.codebooks.finetune import Tuning  # torch loads only now
+    from localq.quantize.settings import Tuning  # torch loads only now
 
     steps = -(-windows * WHOLE_PASSES // WHOLE_SEQUENCES)
     return Tuning(steps, WHOLE_SEQUENCES, *WHOLE_RATES) if best else Tuning()
@@ -145,8 +144,10 @@ def together(windows: int, *, best: bool) -> Tuning:
 
 def effort(*, best: bool) -> tuple[Effort, Tuning]:
     """Of `--best` and `--quick`."""
-    from localq.quantize.codebooks.encode import Effort  # torch loads only now
-    from localq.quantize.codebooks.finetune import Tuning
+    from localq.quantize.settings import (
+        Effort,  # torch loads only now
+        Tuning,
+    )
 
     return (
         (Effort(beam=BEST_BEAM, rounds=BEST_ROUNDS), Tuning(BEST_STEPS, BEST_SEQUENCES))

@@ -8,6 +8,7 @@ machines.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -85,3 +86,9 @@ def device_name(device: torch.device) -> str:
 def device_uuid(device: torch.device) -> str:
     """As NVML calls a GPU: "GPU-5a1b..."; empty for the CPU."""
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else ""
+
+
+@functools.cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """The one stream that captures run on: libraries keep a workspace for every stream that they have seen."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's gap

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from localq import gpus
-from localq.engine.step.graph import capture_stream
+from localq.engine.load.device import capture_stream
 from localq.errors import ExitCode, LocalqError
 from localq.planner import footprint
 

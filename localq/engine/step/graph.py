@@ -7,18 +7,12 @@ it: so the two others know nothing of them.
 
 from __future__ import annotations
 
-import functools
 from functools import partial
 
 import torch
 
+from localq.engine.load.device import capture_stream
 from localq.engine.step.fused import FusedStep
-
-
-@functools.cache
-def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """The one stream that captures run on: libraries keep a workspace for every stream that they have seen."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's gap
 
 
 class StepGraphs:

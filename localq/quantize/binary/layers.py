@@ -22,9 +22,9 @@ from localq.errors import bad_file
 from localq.formats import bcq
 from localq.models.decoder import Block
 from localq.quantize.binary import matrix as binary
-from localq.quantize.codebooks.layer import Group, groups_of
 from localq.quantize.model import calibration_stream
 from localq.quantize.model.calibration_stream import Streams
+from localq.quantize.model.matrix_groups import Group, groups_of
 from localq.quantize.model.sensitivity import linears_of
 from localq.quantize.model.source import Source
 from localq.quantize.model.statistics import Statistics

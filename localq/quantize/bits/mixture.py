@@ -1,6 +1,6 @@
 """Bits where they are worth most: which scheme of vq2 each group of matrices gets, for a size in all.
 
-The groups are those of `layer.groups_of`: matrices that read one input share their codebooks, and so their scheme. What
+Groups (`matrix_groups.groups_of`): matrices that read one input share their codebooks, and so their scheme. What
 one loses in a scheme is its sensitivity (`sensitivity.py`) times what the scheme leaves of noise; what it takes is
 counted in bytes, with codebooks, scales and signs. From 2 bits everywhere, the step with the most loss less a byte is
 taken, again and again, while it fits: along the lower hull of a group's steps, which is the least sum for that size.
@@ -23,8 +23,8 @@ from typing import Any
 from localq.errors import usage_error
 from localq.files.json_files import read_object
 from localq.formats.checkpoint import TensorInfo
-from localq.quantize.codebooks.layer import groups_of
 from localq.quantize.model.fold import plain
+from localq.quantize.model.matrix_groups import groups_of
 from localq.quantize.model.source import Source
 from localq.quantize.output.sensitivity_log import Trail
 from localq.quantize.output.shards import write_file
@@ -163,7 +163,7 @@ def check(model: Source, shares: bool, layout: Layout, bits: float | None) -> No
 
 
 def _parts(model: Source, rows: Sequence[Sequence[float]], shares: bool, layout: Layout) -> list[Part]:
-    """The groups of all layers; rows: their sensitivities. `shares` as in `layer.Settings`."""
+    """The groups of all layers; rows: their sensitivities. `shares` as in `settings.Settings`."""
     parts: list[Part] = []
     for layer, row in enumerate(rows):
         planned = [layout(layer, [scheme] * len(row)) for scheme in SCHEMES]

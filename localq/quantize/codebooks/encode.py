@@ -7,7 +7,7 @@ Both again, as often as it is asked for; the best of all is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,30 +18,7 @@ from localq.formats.codebooks.vq2 import Packed
 from localq.quantize.codebooks.refine import decode, fit_books
 from localq.quantize.model.linear_algebra import pieces
 from localq.quantize.model.statistics import Factor, factor, raised
-
-Watch = Callable[[str], None]  # what begins, for who measures it
-
-
-def unwatched(stage: str) -> None:
-    """Nobody measures."""
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How hard the encoder tries.
-
-    beam     paths of a row that the search follows
-    columns  of a block; the search looks back and ahead within it
-    rounds   of choosing codes and fitting codebooks
-    steps    of conjugate gradients of a fit
-    damping  of the metric, in parts of its mean diagonal
-    """
-
-    beam: int = 32
-    columns: int = 192
-    rounds: int = 1
-    steps: int = 8
-    damping: float = 0.01
+from localq.quantize.settings import Effort, Watch, unwatched
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -29,26 +28,10 @@ from localq.formats.codebooks.vq2 import Packed
 from localq.models.attention import Pass
 from localq.models.decoder import Block
 from localq.models.layers import RMSNorm
-from localq.quantize.codebooks.encode import Watch, unwatched
 from localq.quantize.codebooks.refine import decode, gathered
+from localq.quantize.settings import Tuning, Watch, unwatched
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """How long, and how fast.
-
-    steps      of Adam, 0 = none; each sees `sequences` of the text
-    books, scales, norms  learning rates at the start; they fall to nothing along a cosine. Scales and norms are
-               multiplied by what is learned, codebooks of weights near 1 learn what is added
-    """
-
-    steps: int = 0
-    sequences: int = 8
-    books: float = 2e-3
-    scales: float = 1e-3
-    norms: float = 1e-3
 
 
 def products(device: torch.device) -> torch.dtype:

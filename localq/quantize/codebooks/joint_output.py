@@ -22,14 +22,14 @@ from localq.formats.codebooks.vq2 import Packed
 from localq.models.decoder import Block
 from localq.models.layers import RMSNorm
 from localq.quantize.codebooks import joint_training
-from localq.quantize.codebooks.finetune import Tuning
 from localq.quantize.codebooks.joint_training import OnStep
-from localq.quantize.codebooks.layer import Made, Settings, groups_of
 from localq.quantize.model.calibration_stream import Streams
+from localq.quantize.model.matrix_groups import groups_of
 from localq.quantize.model.sensitivity import Ending, ending_of
 from localq.quantize.model.source import Source
 from localq.quantize.output.resume_files import Kept
 from localq.quantize.output.shards import Shard
+from localq.quantize.settings import Made, Settings, Tuning
 from localq.quantize.target import Target
 
 DRAFT = "conversion.layer-{:05d}.safetensors"

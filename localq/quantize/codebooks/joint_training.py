@@ -25,10 +25,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from localq.formats.codebooks.vq2 import Packed
 from localq.models.attention import Pass
 from localq.models.decoder import Block
-from localq.quantize.codebooks.finetune import Trained, Tuning, learned, passed
+from localq.quantize.codebooks.finetune import Trained, learned, passed
 from localq.quantize.model.calibration_stream import check_range
 from localq.quantize.model.sensitivity import HEAD_BYTES, Ending, logits, spread
 from localq.quantize.output.resume_files import Kept
+from localq.quantize.settings import Tuning
 
 FILE = "conversion.training.safetensors"
 KEPT_EVERY = 10  # steps

@@ -8,78 +8,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from localq.errors import bad_file
 from localq.formats.codebooks import rotation
-from localq.formats.codebooks.search_kernel import Book
 from localq.formats.codebooks.vq2 import Packed, dequantize
 from localq.models.decoder import Block
-from localq.quantize.codebooks.encode import Effort, Watch, encode, unwatched
-from localq.quantize.codebooks.finetune import Tuning, tune
+from localq.quantize.codebooks.encode import encode
+from localq.quantize.codebooks.finetune import tune
 from localq.quantize.model import calibration_stream, expert_tokens
 from localq.quantize.model.calibration_stream import Streams
 from localq.quantize.model.fold import plain
 from localq.quantize.model.linear_algebra import pieces
-from localq.quantize.model.matrix_groups import DOWN
-from localq.quantize.model.matrix_groups import Group as Group
-from localq.quantize.model.matrix_groups import groups_of as groups_of
+from localq.quantize.model.matrix_groups import DOWN, Group, groups_of
 from localq.quantize.model.offload import lent
-from localq.quantize.model.statistics import Statistics
+from localq.quantize.model.statistics import Statistics, rotate_metric_
+from localq.quantize.settings import Made, Settings
 
 OnGroup = Callable[[int], None]  # weights of the group
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a conversion is made with.
-
-    effort      of the encoder
-    books       where the search begins, on the device: of each group of a layer
-    correction  damping of the goals (`Statistics.finish`), in parts of the metric's mean diagonal
-    rotate      inputs that are rotated when the model runs: "down", "all" where the stream cannot be turned, or "none"
-    seed        of all rotations, and of the order of the text in fine-tuning
-    shares      matrices that read one input share their codebooks
-    tuning      fine-tuning of every layer
-    dtype       in which norms and biases are written
-    on_host     weights wait on the host while they are not needed (`memory.py`); it changes no result
-    whole       training of all layers together (`whole.py`)
-    watch       hears what begins: "statistics", "goals", "search", "codebooks", "passes", "fine-tuning"
-    """
-
-    effort: Effort
-    books: tuple[tuple[Book, ...], ...]
-    correction: float = 0.03
-    rotate: str = "down"
-    seed: int = 0
-    shares: bool = True
-    tuning: Tuning = field(default_factory=Tuning)
-    dtype: torch.dtype = torch.bfloat16
-    on_host: bool = False
-    watch: Watch = unwatched
-    whole: Tuning = field(default_factory=Tuning)
-
-
-def inputs_rotated(turned: bool, possible: bool = True) -> str:
-    """`Settings.rotate` of a model whose stream is `turned` or not, in a format in which it is `possible` at all."""
-    return ("down" if turned else "all") if possible else "none"
-
-
-@dataclass(frozen=True)
-class Made:
-    """What is made of a layer.
-
-    packed  matrices by module name
-    homes   of their codebooks
-    others  parameters that fine-tuning changed, by name, as they are written
-    """
-
-    packed: dict[str, Packed] = field(default_factory=dict)
-    homes: dict[str, str] = field(default_factory=dict)
-    others: dict[str, Tensor] = field(default_factory=dict)
 
 
 def quantize_layer(
@@ -256,11 +204,3 @@ def _rotate_(weight: Tensor, metric: Tensor, signs: Tensor) -> None:
     for rows in pieces(*weight.shape):
         weight[rows] = rotation.rotate(weight[rows], signs)
     rotate_metric_(metric, signs)
-
-
-def rotate_metric_(metric: Tensor, signs: Tensor) -> None:
-    """Both sides of it, in place."""
-    for rows in pieces(*metric.shape):
-        metric[rows] = rotation.rotate(metric[rows], signs)
-    for columns in pieces(*metric.shape):
-        metric[:, columns] = rotation.rotate(metric[:, columns].T.contiguous(), signs).T

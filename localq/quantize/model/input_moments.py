@@ -20,8 +20,8 @@ from localq.errors import LocalqError, bad_file
 from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import Checkpoint
 from localq.models import ARCHITECTURES
-from localq.quantize.codebooks.layer import groups_of
 from localq.quantize.model.calibration_stream import Streams, kept_dtype
+from localq.quantize.model.matrix_groups import groups_of
 from localq.quantize.model.sensitivity import inputs_of, linears_of
 from localq.quantize.model.source import Source
 from localq.quantize.output.shards import write_file

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -12,9 +11,7 @@ from localq.models.attention import Pass
 from localq.models.decoder import Block
 from localq.quantize.model import calibration_stream, expert_tokens
 from localq.quantize.model.fold import minus_signs
-
-if TYPE_CHECKING:
-    from localq.quantize.codebooks.layer import Settings
+from localq.quantize.settings import Settings
 
 OUT = ("self_attn.o_proj",)
 FIRST_OF_MLP, DOWN = 2, 3  # numbers of groups

@@ -33,13 +33,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from localq.errors import bad_file
 from localq.models.decoder import Block, Decoder
-from localq.quantize.codebooks.layer import Group, Settings, groups_of, rotate_metric_
 from localq.quantize.model import linear_algebra
 from localq.quantize.model.calibration_stream import Streams
 from localq.quantize.model.fold import plain
+from localq.quantize.model.matrix_groups import Group, groups_of
 from localq.quantize.model.source import Source
-from localq.quantize.model.statistics import F64_COLUMNS
+from localq.quantize.model.statistics import F64_COLUMNS, rotate_metric_
 from localq.quantize.output.sensitivity_log import Point, Trail
+from localq.quantize.settings import Settings
 
 WINDOWS, TRACED = 16, 4  # of the text, for the metrics; of these for the gradients
 HELD_BYTES = 4 * 2**30  # of what the layers read of the traced ones, on the disk
@@ -58,7 +59,7 @@ def sensitivities(
     *,
     feedback: bool = True,
 ) -> list[list[float]]:
-    """Of each layer its four groups (`layer.groups_of`), in nats a token for weights that are lost altogether.
+    """Of each layer its four groups (`matrix_groups.groups_of`), in nats a token for weights that are lost altogether.
 
     begin   the text as the first layer reads it, by window [T, hidden]; not asked where `trail` is beyond that
     before  is called with the numbers of what is still to be read of the source, before each of it: 0 for the

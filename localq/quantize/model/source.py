@@ -18,10 +18,10 @@ from localq.formats.codebooks import vq2
 from localq.models.decoder import Block, Decoder
 from localq.models.experts import Mixture, Router
 from localq.models.unstacked_experts import open_
-from localq.quantize.codebooks.layer import Made
 from localq.quantize.model import expert_source, fold
 from localq.quantize.model.linear_algebra import pieces
 from localq.quantize.output.tensor_jobs import published
+from localq.quantize.settings import Made
 from localq.quantize.target import Target
 
 STREAM = 1_000_003  # what the seed of the stream's rotation is set apart by

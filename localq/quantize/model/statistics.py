@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from localq.errors import bad_file
+from localq.formats.codebooks import rotation
 from localq.quantize.model import linear_algebra
 from localq.quantize.model.linear_algebra import pieces
 
@@ -124,3 +125,11 @@ def _upper(metric: Tensor) -> Tensor:
         more = max(1e-4, 10 * more)
     why = "on the calibration text the model computes values that are not finite"
     raise bad_file("weights", why, "Fetch the model again.")
+
+
+def rotate_metric_(metric: Tensor, signs: Tensor) -> None:
+    """Both sides of it, in place."""
+    for rows in pieces(*metric.shape):
+        metric[rows] = rotation.rotate(metric[rows], signs)
+    for columns in pieces(*metric.shape):
+        metric[:, columns] = rotation.rotate(metric[:, columns].T.contiguous(), signs).T

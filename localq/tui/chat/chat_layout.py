@@ -19,14 +19,13 @@ from localq.tui.chat.conversation_view import ConversationView
 from localq.tui.chat.sidebar import Sidebar
 from localq.tui.chat.status_line import StatusLine
 from localq.tui.instruments.instrument_panel import InstrumentsPanel, Mode
+from localq.tui.jobs.chat_app import ChatApp
 from localq.tui.jobs.command_host import TuiHost
 from localq.tui.keys import first
-from localq.tui.terminal.input_priority import KeysFirstScreen
-from localq.tui.terminal.terminal_app import TerminalScreen
+from localq.tui.terminal.terminal_app import KeysFirstScreen, TerminalScreen
 
 if TYPE_CHECKING:
     from localq.chat.history.record import Session
-    from localq.tui.app import LocalqApp
 
 WIDE = 120  # columns, from which on the instruments stand at the side
 
@@ -38,7 +37,7 @@ class ChatParts(KeysFirstScreen, TerminalScreen, Screen[None]):
     HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (60, "-middle"), (WIDE, "-wide")]  # noqa: RUF012 - as its base has it
     VERTICAL_BREAKPOINTS = [(0, "-low"), (16, "-high")]  # noqa: RUF012
 
-    app: LocalqApp
+    app: ChatApp
 
     def __init__(self, past: InputHistory, record: Session | None, empty: bool) -> None:
         """record: shown until there is a model. empty: until `fill`, because another screen is seen first."""

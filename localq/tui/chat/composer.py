@@ -15,14 +15,15 @@ from textual.widgets import TextArea
 from localq.chat.terminal.input_history import InputHistory
 from localq.sanitize import sanitize
 from localq.tui.keys import bindings
-from localq.tui.terminal.input_priority import KeysFirstScreen, is_typed
+from localq.tui.terminal.input_priority import TakesInputFirst, is_typed
+from localq.tui.terminal.terminal_app import KeysFirstScreen
 
 PLACEHOLDER = "Message, or / for commands"
 QUOTES = '"' * 3
 LONGEST = 20_000  # characters of a line that is broken into rows: Textual (8.2) counts all of it again at every key
 
 
-class Composer(TextArea):
+class Composer(TakesInputFirst, TextArea):
     """A text of 1 to 10 rows; grows with what is in it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from textual.app import SystemCommand
 from textual.screen import Screen
@@ -12,13 +12,11 @@ from textual.screen import Screen
 from localq import keymap
 from localq.chat.commands import completion
 from localq.tui.chat.chat_screen import ChatScreen
+from localq.tui.jobs.chat_app import ChatApp
 from localq.tui.keys import shown
 
-if TYPE_CHECKING:
-    from localq.tui.app import LocalqApp
 
-
-def of(app: LocalqApp, screen: Screen[Any]) -> Iterator[SystemCommand]:
+def of(app: ChatApp, screen: Screen[Any]) -> Iterator[SystemCommand]:
     """Of `screen`; what has no key there is not listed."""
     yield from _of_keys(app, screen)
     yield SystemCommand("Theme", "choose another", app.action_change_theme)
@@ -28,7 +26,7 @@ def of(app: LocalqApp, screen: Screen[Any]) -> Iterator[SystemCommand]:
             yield SystemCommand(f"{name}: {what}", told, partial(screen.take_command, name, usage == name))
 
 
-def _of_keys(app: LocalqApp, screen: Screen[Any]) -> Iterator[SystemCommand]:
+def _of_keys(app: ChatApp, screen: Screen[Any]) -> Iterator[SystemCommand]:
     known = keymap.in_force(app.settings.keys)
     bound = {each.binding.id for each in screen.active_bindings.values()}
     places = {known[name].where for name in bound if name in known}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from textual.command import CommandPalette
 from textual.errors import NoWidget
@@ -14,10 +14,8 @@ from textual.theme import ThemeProvider
 from localq import settings, settings_file
 from localq.errors import LocalqError
 from localq.sanitize import sanitize
+from localq.tui.jobs.chat_app import ChatApp
 from localq.tui.terminal.terminal_app import TerminalScreen
-
-if TYPE_CHECKING:
-    from localq.tui.app import LocalqApp
 
 
 class KeptThemes(ThemeProvider):
@@ -26,7 +24,7 @@ class KeptThemes(ThemeProvider):
     @property
     def commands(self) -> list[tuple[str, Callable[[], None]]]:
         """Names, and what choosing them does."""
-        app = cast("LocalqApp", self.app)
+        app = cast("ChatApp", self.app)
         return [(name, partial(keep, app, name)) for name in sorted(settings.CHOICES["theme"])]
 
 
@@ -49,7 +47,7 @@ class ThemePalette(_Searched):
         super().__init__(providers=[KeptThemes], placeholder="Look for a theme")
 
 
-def keep(app: LocalqApp, name: str) -> None:
+def keep(app: ChatApp, name: str) -> None:
     """Take it; a config.toml that cannot be written is told, and the theme lasts until the end then."""
     app.settings = app.settings.replace(theme=name)
     app.theme = name

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from localq.chat.terminal import clipboard as osc52
 from localq.errors import usage_error
 from localq.sanitize import sanitize
-
-if TYPE_CHECKING:
-    from localq.tui.app import LocalqApp
+from localq.tui.jobs.chat_app import ChatApp
 
 
 class TuiHost:
     """A `commands.Host` over the app."""
 
-    def __init__(self, app: LocalqApp) -> None:
+    def __init__(self, app: ChatApp) -> None:
         self._app = app
 
     def copy(self, text: str) -> str:

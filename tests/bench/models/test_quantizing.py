@@ -11,8 +11,7 @@ import torch
 from localq import kernels
 from localq.bench.models import quantizing
 from localq.bench.models.quantizing import Asked, Stopwatch, Way
-from localq.quantize.codebooks.encode import Effort
-from localq.quantize.codebooks.finetune import Tuning
+from localq.quantize.settings import Effort, Tuning
 
 QUICK = Way(Effort(beam=2, columns=64, steps=1), Tuning(), 2, 32)
 BEST = Way(Effort(beam=3, columns=64, rounds=2, steps=1), Tuning(6, 1), 3, 32)

@@ -97,7 +97,7 @@ def test_the_size_of_a_model_is_all_of_its_weights(plain, nf4):
 
 def test_a_reply_is_timed_when_asked_for(plain, monkeypatch):
     monkeypatch.setattr(speed, "CASE", speed.Case(0, 5, 0))
-    (found,), _ = compared(plain, speed=True)
+    (found,), _ = compared(plain, speed=speed.speed_test())
     timed = found["speed"]
     assert timed["test"] == "tg5"
     assert timed["tok_per_s_min"] <= timed["tok_per_s"] <= timed["tok_per_s_max"]
@@ -109,11 +109,11 @@ def test_a_reply_is_timed_when_asked_for(plain, monkeypatch):
 
 
 def test_the_context_holds_the_reply(plain):
-    (request,) = asked(plain, speed=True)
+    (request,) = asked(plain, speed=speed.speed_test())
     assert evaluation._options(request).ctx == speed.CASE.positions > WINDOW
-    (short,) = asked(plain, speed=True)
+    (short,) = asked(plain, speed=speed.speed_test())
     with pytest.raises(LocalqError, match="does not hold a reply of 128"):
-        evaluation._options(Request(short.files, Options(ctx=100), b"", "x", WINDOW, speed=True))
+        evaluation._options(Request(short.files, Options(ctx=100), b"", "x", WINDOW, speed=speed.speed_test()))
 
 
 # ---- the plot

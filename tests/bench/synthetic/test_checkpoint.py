@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from localq.bench.models.dense import dequantized
 from localq.bench.synthetic import checkpoint as synthetic
 from localq.bench.synthetic import formats as random_formats
 from localq.bench.synthetic import tensors as random_tensors
@@ -19,6 +18,7 @@ from localq.files import catalog
 from localq.files.model_folder import ModelFiles, check_config, open_model
 from localq.formats import FORMATS
 from localq.formats.checkpoint import Checkpoint, open_checkpoint
+from localq.formats.dense_checkpoint import dequantized
 from localq.models import architecture
 from localq.sampling import Sampling
 from tests.support.models.tiny_checkpoints import make_checkpoint

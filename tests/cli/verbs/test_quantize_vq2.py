@@ -26,9 +26,8 @@ from localq.files.hub import fetch as hub
 from localq.files.model_folder import open_model
 from localq.planner import prepare
 from localq.quantize import by_layer, calibration
-from localq.quantize.codebooks.encode import Effort
-from localq.quantize.codebooks.finetune import Tuning
 from localq.quantize.codebooks.initial_codebooks import SCHEMES
+from localq.quantize.settings import Effort, Tuning
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.vq2_conversions import converted
 

@@ -7,9 +7,9 @@ import json
 import pytest
 import torch
 
+from localq.engine.arena import ALIGNMENT, Arena, arena_bytes
 from localq.engine.load import weights
 from localq.engine.load.load import Options, load
-from localq.engine.load.placing import ALIGNMENT, Arena, arena_bytes
 from localq.files.model_folder import open_model
 from localq.formats import int8, nf4
 from localq.formats.checkpoint import Checkpoint, info, open_checkpoint

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from localq.bench.models.dense import dequantized
 from localq.bench.quality import bits
 from localq.engine.load import weights
 from localq.engine.load.load import Options, load, share_scratch
@@ -21,6 +20,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.formats.checkpoint import open_checkpoint
 from localq.formats.codebooks import aqlm
+from localq.formats.dense_checkpoint import dequantized
 from tests.support.engine.engine_runs import logits_of, prompt_of
 from tests.support.engine.packed_models import packed_model
 from tests.support.formats import aqlm_package

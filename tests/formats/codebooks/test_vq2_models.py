@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from localq.bench.models.dense import dequantized
 from localq.bench.quality import bits
 from localq.engine.load import weights
 from localq.engine.load.load import Options, load, share_scratch
@@ -23,6 +22,7 @@ from localq.files.model_folder import ModelFiles, open_model
 from localq.formats.checkpoint import open_checkpoint
 from localq.formats.codebooks import vq2
 from localq.formats.codebooks.vq2 import Packed
+from localq.formats.dense_checkpoint import dequantized
 from tests.support.engine.engine_runs import GREEDY, logits_of, prompt_of
 from tests.support.engine.packed_models import packed_model
 from tests.support.formats.vq2_checkpoints import exact, write

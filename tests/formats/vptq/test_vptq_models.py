@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from localq.bench.models.dense import dequantized
 from localq.bench.quality import bits
 from localq.engine.load import weights
 from localq.engine.load.load import Options, load, share_scratch
@@ -24,6 +23,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import ModelFiles, open_model
 from localq.formats import vptq
 from localq.formats.checkpoint import open_checkpoint
+from localq.formats.dense_checkpoint import dequantized
 from tests.support.engine.engine_runs import GREEDY, logits_of, prompt_of
 from tests.support.engine.packed_models import packed_model
 from tests.support.formats.vptq_checkpoints import SCHEMES, write

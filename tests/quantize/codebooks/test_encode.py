@@ -9,7 +9,8 @@ from torch import Tensor
 from localq import kernels
 from localq.formats.codebooks import vq2
 from localq.formats.codebooks.search_kernel import Book
-from localq.quantize.codebooks.encode import Effort, decode, encode
+from localq.quantize.codebooks.encode import decode, encode
+from localq.quantize.settings import Effort
 from tests.support.kernels.search_operands import block
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")

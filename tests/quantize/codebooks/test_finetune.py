@@ -12,10 +12,11 @@ from localq.formats.codebooks.vq2 import dequantize
 from localq.models.decoder import Block
 from localq.models.unstacked_experts import open_
 from localq.quantize.codebooks import finetune
-from localq.quantize.codebooks.finetune import Trained, Tuning, tune
+from localq.quantize.codebooks.finetune import Trained, tune
 from localq.quantize.codebooks.layer import put
 from localq.quantize.codebooks.refine import gathered
 from localq.quantize.model import calibration_stream
+from localq.quantize.settings import Tuning
 from tests.support.quantize.tiny_layers import packed_block, tiny_decoder
 
 CPU = torch.device("cpu")

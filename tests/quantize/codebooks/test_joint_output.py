@@ -14,8 +14,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.quantize import by_layer
 from localq.quantize.codebooks import joint_output, joint_training
-from localq.quantize.codebooks.encode import Effort
-from localq.quantize.codebooks.finetune import Tuning
+from localq.quantize.settings import Effort, Tuning
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.conversions import digests
 from tests.support.quantize.vq2_conversions import converted, loaded, logits, request, windows

@@ -12,10 +12,11 @@ from torch.nn import functional as F
 from localq.errors import ExitCode, LocalqError
 from localq.models.decoder import Decoder
 from localq.quantize.codebooks import joint_training
-from localq.quantize.codebooks.finetune import Trained, Tuning
+from localq.quantize.codebooks.finetune import Trained
 from localq.quantize.model import calibration_stream, sensitivity
 from localq.quantize.model.sensitivity import Ending, ending_of
 from localq.quantize.output.resume_files import Kept
+from localq.quantize.settings import Tuning
 from tests.support.quantize.tiny_layers import packed_block, tiny_decoder
 
 CPU = torch.device("cpu")

@@ -12,8 +12,9 @@ from torch import Tensor
 from localq import kernels
 from localq.formats.codebooks.search_kernel import Book, events, vq_search
 from localq.quantize.codebooks import encode
-from localq.quantize.codebooks.encode import Effort, choose, decode
+from localq.quantize.codebooks.encode import choose, decode
 from localq.quantize.model.statistics import factor
+from localq.quantize.settings import Effort
 from tests.support.kernels.search_operands import Block, block, followed, search
 
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from localq.models.decoder import Decoder
-from localq.quantize.codebooks.layer import groups_of
 from localq.quantize.model import calibration_stream
 from localq.quantize.model.calibration_stream import NoCache, Streams
+from localq.quantize.model.matrix_groups import groups_of
 from tests.support.models.tiny_models import DENSE, ours, reference_logits, token_ids
 
 CPU = torch.device("cpu")

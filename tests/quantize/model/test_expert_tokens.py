@@ -17,10 +17,8 @@ from localq.formats.checkpoint import open_checkpoint
 from localq.models import ARCHITECTURES
 from localq.models.unstacked_experts import open_
 from localq.quantize import by_layer, memory
-from localq.quantize.codebooks.encode import Effort
-from localq.quantize.codebooks.finetune import Tuning
-from localq.quantize.codebooks.layer import Settings
 from localq.quantize.model import expert_tokens
+from localq.quantize.settings import Effort, Settings, Tuning
 from tests.support.formats.expert_checkpoints import fused, logits, read, source, write
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.conversions import digests

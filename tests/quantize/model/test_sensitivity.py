@@ -12,12 +12,13 @@ from torch import Tensor
 from localq.files.model_folder import open_model
 from localq.formats.checkpoint import open_checkpoint
 from localq.models import ARCHITECTURES
-from localq.quantize.codebooks.layer import Settings, groups_of
 from localq.quantize.model import sensitivity
 from localq.quantize.model.calibration_stream import Streams
 from localq.quantize.model.fold import plain
+from localq.quantize.model.matrix_groups import groups_of
 from localq.quantize.model.source import Source
 from localq.quantize.output.sensitivity_log import Trail
+from localq.quantize.settings import Settings
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.vq2_conversions import QUICK, ended, loaded, windows
 

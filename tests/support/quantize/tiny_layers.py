@@ -8,7 +8,7 @@ from localq.formats.codebooks.rotation import packed_signs
 from localq.formats.codebooks.vq2 import Packed
 from localq.models import ARCHITECTURES
 from localq.models.decoder import Block, Decoder
-from localq.quantize.codebooks.layer import groups_of
+from localq.quantize.model.matrix_groups import groups_of
 
 
 def tiny_decoder(model_type: str) -> Decoder:

@@ -13,8 +13,8 @@ from torch import Tensor
 from localq.engine.load.load import LoadedModel, Options, load
 from localq.files.model_folder import open_model
 from localq.quantize import by_layer
-from localq.quantize.codebooks.encode import Effort
 from localq.quantize.model.calibration_stream import NoCache, Streams
+from localq.quantize.settings import Effort
 
 COUNT, TOKENS, VOCAB = 6, 64, 256  # of calibration windows
 QUICK = Effort(beam=4, columns=64)

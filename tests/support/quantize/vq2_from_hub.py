@@ -16,9 +16,9 @@ from localq.files.hub import download
 from localq.files.hub import shards as hub_shards
 from localq.files.model_folder import open_model
 from localq.quantize import by_layer
-from localq.quantize.codebooks.encode import Effort
 from localq.quantize.model import sensitivity
 from localq.quantize.output import shards as shard_writer
+from localq.quantize.settings import Effort
 from tests.support.files import fake_hub, hub_server
 from tests.support.files.fake_hub import FakeHub
 from tests.support.files.hub_server import REPO
