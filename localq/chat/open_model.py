@@ -112,19 +112,7 @@ def load_now(opened: Opened, watcher: Watcher) -> Loaded:
 
 def load_request(path: str, name: str, settings: Settings, force: bool = False) -> Load:
     """What the engine is asked to load, by the settings."""
-    return Load(
-        path,
-        name,
-        settings.device,
-        settings.dtype,
-        settings.ctx,
-        kv_bits=settings.kv_bits,
-        vram_bytes=memory_budget.allowed(settings),
-        embed=settings.embed,
-        head=settings.head,
-        reserve_bytes=memory_budget.reserved(settings),
-        force=force,
-    )
+    return Load(path, memory_budget.load_options(settings, name, force=force))
 
 
 def check_converses(opened: Opened, name: str) -> None:

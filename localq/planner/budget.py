@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from localq import wording
 from localq.errors import usage_error
+from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 
 MIB = 2**20
@@ -29,3 +30,19 @@ def allowed(settings: Settings) -> int | None:
 def reserved(settings: Settings) -> int:
     """The bytes that the setting `reserve` keeps free, 0 where it is unset."""
     return 0 if settings.reserve is None else wording.parse_bytes(settings.reserve)
+
+
+def load_options(settings: Settings, name: str, *, force: bool = False) -> LoadOptions:
+    """Return the options of a load by the settings. Raises LocalqError (exit 2) for sizes that are none."""
+    return LoadOptions(
+        name,
+        settings.device,
+        settings.dtype,
+        settings.ctx,
+        settings.kv_bits,
+        vram_bytes=allowed(settings),
+        embed=settings.embed,
+        head=settings.head,
+        reserve_bytes=reserved(settings),
+        force=force,
+    )

@@ -81,22 +81,10 @@ class TorchBackend:
         self.unload()
         self._files = files = model_folder.open_model(Path(request.path))
         self._weights = snapshot.weights_of(files)
-        options = load.Options(
-            request.name,
-            request.device,
-            request.dtype,
-            request.ctx,
-            request.kv_bits,
-            request.vram_bytes,
-            request.embed,
-            request.head,
-            request.reserve_bytes,
-            request.force,
-        )
-        model = load.load(files, options, on_progress)
+        model = load.load(files, request.options, on_progress)
         self._engine = engine = generate.Engine(model, on_progress=on_progress)
         return Loaded(
-            name=request.name or files.name,
+            name=request.options.name or files.name,
             device=model.device.type,
             device_name=device.device_name(model.device),
             dtype=str(model.dtype).removeprefix("torch."),

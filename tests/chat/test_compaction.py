@@ -12,6 +12,7 @@ from localq.chat.history.conversation import Compacted, summarised
 from localq.chat.history.store import SessionStore
 from localq.chat.session import ChatSession, Message, Piece
 from localq.errors import ExitCode, LocalqError
+from localq.planner.load_options import LoadOptions
 from localq.worker.messages import Load
 from tests.support.chat.scripted_client import DEAD, CharTokenizer, ScriptedClient, streamed
 from tests.support.chat.scripted_turns import command, said, session_over
@@ -58,7 +59,7 @@ class Narrow(CharTokenizer):
 def test_a_conversation_longer_than_its_template_takes_is_summed_up(tmp_path, last):
     store = SessionStore(tmp_path / "sessions.db")
     client = ScriptedClient(*[["short"]] * 9, context_size=1200)
-    session = ChatSession(client, Load("path", "model"), Narrow(), store=store)
+    session = ChatSession(client, Load("path", LoadOptions("model")), Narrow(), store=store)
     for size in (200, 200, last):
         session.conversation.add(Message("assistant", "y" * size), session.conversation.say("x" * size))
     _, _, told = streamed(command(session, "/compact"))

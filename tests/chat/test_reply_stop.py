@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from localq.chat.session import ChatSession
+from localq.planner.load_options import LoadOptions
 from localq.worker.messages import Generate, Load
 from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 
@@ -29,7 +30,7 @@ class Remembers(ScriptedClient):
 
 @pytest.fixture
 def session():
-    return ChatSession(Remembers(["one"], ["two"]), Load("path", "model"), CharTokenizer())
+    return ChatSession(Remembers(["one"], ["two"]), Load("path", LoadOptions("model")), CharTokenizer())
 
 
 def test_stopped_between_the_message_and_the_first_step(session):

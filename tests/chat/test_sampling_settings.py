@@ -16,6 +16,7 @@ from localq.cli import execute
 from localq.cli.line.session import TerminalWatcher
 from localq.errors import ExitCode
 from localq.planner import prepare
+from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
 from localq.settings import DESCRIPTIONS, Settings
 from localq.text.tokenizer import BREAKERS, Tokenizer
@@ -41,7 +42,7 @@ def test_what_has_no_effect_because_the_likeliest_token_is_taken_is_told():
     assert sampling.idle(["top_p", "top_k", "xtc_probability"]).startswith("top_p, xtc_probability: no effect while")
     assert sampling.idle(["seed", "min_p", "dry_multiplier"]) == ""
     assert dataclasses.replace(sampling, temperature=0.1).idle(["top_p"]) == ""
-    session = ChatSession(ScriptedClient(), Load("path", "tiny"), CharTokenizer())
+    session = ChatSession(ScriptedClient(), Load("path", LoadOptions("tiny")), CharTokenizer())
     told = commands.COMMANDS["/set"](session, "xtc_probability 0.5", None)
     assert told.splitlines()[0] == "xtc_probability = 0.5"
     assert "no effect" in told.splitlines()[1]
@@ -66,7 +67,7 @@ def test_a_setting_without_effect_is_told_when_a_model_is_opened(tmp_path, monke
 def test_every_sampling_setting_is_a_setting_and_can_be_set_in_a_chat():
     names = {field.name for field in dataclasses.fields(Sampling)}
     assert set(NEW) < names <= set(DESCRIPTIONS)
-    session = ChatSession(ScriptedClient(), Load("path", "tiny"), CharTokenizer())
+    session = ChatSession(ScriptedClient(), Load("path", LoadOptions("tiny")), CharTokenizer())
     for name, value in NEW.items():
         told = commands.COMMANDS["/set"](session, f"{name} {value}", None)
         assert told.splitlines()[0] == f"{name} = {value}"
@@ -85,7 +86,9 @@ def test_they_are_kept_with_a_conversation(tmp_path):
     store = SessionStore(tmp_path / "sessions.db")
     tokenizer = CharTokenizer()
     tokenizer.breaker_ids = frozenset({10})
-    session = ChatSession(ScriptedClient(["yes"]), Load("path", "tiny"), tokenizer, Sampling(**NEW), store=store)
+    session = ChatSession(
+        ScriptedClient(["yes"]), Load("path", LoadOptions("tiny")), tokenizer, Sampling(**NEW), store=store
+    )
     list(session.ask("is it?"))
     record = store.find(None)
     assert record.settings.sampling == Sampling(**NEW)
@@ -97,7 +100,7 @@ def test_they_are_kept_with_a_conversation(tmp_path):
 def test_a_conversation_saved_before_they_were_still_loads(tmp_path):
     path = tmp_path / "sessions.db"
     store = SessionStore(path)
-    session = ChatSession(ScriptedClient(["yes"]), Load("path", "tiny"), CharTokenizer(), store=store)
+    session = ChatSession(ScriptedClient(["yes"]), Load("path", LoadOptions("tiny")), CharTokenizer(), store=store)
     list(session.ask("is it?"))
     old = {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.0, "repeat_penalty": 1.1, "seed": 3}
     with sqlite3.connect(path) as database:
@@ -111,7 +114,7 @@ def test_a_conversation_saved_before_they_were_still_loads(tmp_path):
 def test_breakers_are_asked_for_only_where_dry_is_on(sampling):
     client = ScriptedClient(["a"], ["b"])
     tokenizer = CharTokenizer()  # which has none
-    session = ChatSession(client, Load("path", "tiny"), tokenizer, sampling)
+    session = ChatSession(client, Load("path", LoadOptions("tiny")), tokenizer, sampling)
     assert isinstance(list(session.ask("x"))[-1], Reply)
     assert client.generated[-1].breaker_ids == []
     tokenizer.breaker_ids = frozenset({58, 10})

@@ -6,12 +6,13 @@ import pytest
 
 from localq.chat.session import ChatSession, Message, Piece, Reply
 from localq.errors import LocalqError
+from localq.planner.load_options import LoadOptions
 from localq.worker.messages import Load
 from tests.support.chat.scripted_client import DEAD, CharTokenizer, ScriptedClient, streamed
 
 
 def session_over(client: ScriptedClient) -> ChatSession:
-    return ChatSession(client, Load("path", "model"), CharTokenizer())
+    return ChatSession(client, Load("path", LoadOptions("model")), CharTokenizer())
 
 
 def texts(parts: object) -> tuple[str, Reply]:

@@ -19,6 +19,7 @@ import pytest
 from localq.chat.session import ChatSession, Piece
 from localq.cli import execute
 from localq.files.model_folder import open_model
+from localq.planner.load_options import LoadOptions
 from localq.sanitize import marked, sanitize
 from localq.text import template
 from localq.text.tokenizer import Tokenizer
@@ -105,7 +106,7 @@ def test_a_folder_of_any_name_is_shown_and_opened(tmp_path, capsys, name):
 
 def test_paths_and_prompts_cross_the_pipe_as_they_are():
     for text in texts(300):
-        assert decode(encode(Load(text, text))) == Load(text, text)
+        assert decode(encode(Load(text, LoadOptions(text)))) == Load(text, LoadOptions(text))
     assert decode(encode(Generate(1, [1, 2]))) == Generate(1, [1, 2])
 
 
@@ -127,7 +128,9 @@ def test_a_conversation_of_any_kind_is_rendered():
 
 def test_a_reply_of_any_kind_is_clean_and_kept():
     replies = texts(100)
-    session = ChatSession(ScriptedClient(*[[text] for text in replies]), Load("path", "model"), CharTokenizer())
+    session = ChatSession(
+        ScriptedClient(*[[text] for text in replies]), Load("path", LoadOptions("model")), CharTokenizer()
+    )
     for text in replies:
         parts = list(session.ask(text))
         assert is_clean("".join(part.text for part in parts if isinstance(part, Piece)))

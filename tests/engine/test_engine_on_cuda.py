@@ -9,13 +9,14 @@ import torch
 
 from localq.engine.generate import Engine
 from localq.engine.load.device import Choice
-from localq.engine.load.load import LoadedModel, Options, free_memory, load
+from localq.engine.load.load import LoadedModel, free_memory, load
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.formats import nf4
 from localq.formats.checkpoint import open_checkpoint
 from localq.formats.dense_checkpoint import dequantized
 from localq.planner.footprint import MIB
+from localq.planner.load_options import LoadOptions
 from localq.quantize.by_tensor import convert
 from localq.sampling import Sampling
 from tests.support.engine.engine_runs import GREEDY, bare_device, ids_of, prompt_of
@@ -36,7 +37,7 @@ def long_checkpoint(tmp_path_factory):
 def on_gpu(folder, dtype: str = "bfloat16", opened=open_checkpoint, **options) -> LoadedModel:
     files = open_model(folder)
     gpu = Choice(torch.device("cuda", 0))
-    return load(files, Options(device="cuda", dtype=dtype, **options), pick=lambda word: gpu, opened=opened)
+    return load(files, LoadOptions(device="cuda", dtype=dtype, **options), pick=lambda word: gpu, opened=opened)
 
 
 def assert_same_cache(one: Engine, other: Engine) -> None:
@@ -79,7 +80,7 @@ def test_float32_runs_without_graphs_and_says_so(long_checkpoint):
 
 
 def test_greedy_equals_the_cpu(long_checkpoint):
-    here = Engine(load(open_model(long_checkpoint), Options(device="cpu")))
+    here = Engine(load(open_model(long_checkpoint), LoadOptions(device="cpu")))
     there = Engine(on_gpu(long_checkpoint, dtype="float32"))
     for length in (1, 100, 1200):
         prompt = prompt_of(length, seed=length)
@@ -87,7 +88,7 @@ def test_greedy_equals_the_cpu(long_checkpoint):
 
 
 def test_sampled_equals_the_cpu(long_checkpoint):
-    here = Engine(load(open_model(long_checkpoint), Options(device="cpu")))
+    here = Engine(load(open_model(long_checkpoint), LoadOptions(device="cpu")))
     there = Engine(on_gpu(long_checkpoint, dtype="float32"))
     prompt = prompt_of(50)
     assert ids_of(there, prompt, SAMPLED, max_tokens=64) == ids_of(here, prompt, SAMPLED, max_tokens=64)
@@ -223,7 +224,7 @@ def logits_of(model: LoadedModel, ids: list[int]) -> torch.Tensor:
 
 def test_nf4_is_as_near_to_the_reference_as_dense_weights_of_the_same_type(nf4_checkpoint):
     ids = prompt_of(45)
-    exact = logits_of(load(open_model(nf4_checkpoint), Options(device="cpu")), ids)
+    exact = logits_of(load(open_model(nf4_checkpoint), LoadOptions(device="cpu")), ids)
     packed = on_gpu(nf4_checkpoint, dtype="bfloat16")
     assert any(isinstance(module, nf4.Linear) for module in packed.model.modules())
     got = logits_of(packed, ids)

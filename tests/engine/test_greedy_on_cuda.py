@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from localq.engine.generate import Engine
-from localq.engine.load.load import Options, load
+from localq.engine.load.load import load
 from localq.files.model_folder import open_model
+from localq.planner.load_options import LoadOptions
 from localq.quantize.by_tensor import convert
 from localq.sampling import Sampling
 from localq.text.tokenizer import Tokenizer
@@ -40,7 +41,7 @@ def prompts(nf4_folder) -> list[list[int]]:
 
 
 def replies(folder, prompts: list[list[int]], device: str, dtype: str) -> list[list[int]]:
-    engine = Engine(load(open_model(folder), Options(device=device, dtype=dtype, ctx=512)))
+    engine = Engine(load(open_model(folder), LoadOptions(device=device, dtype=dtype, ctx=512)))
     assert engine.graphs == (device == "cuda")
     found = []
     for prompt in prompts:
@@ -61,7 +62,7 @@ def gap_at_difference(folder, prompt: list[int], ours: list[int], expected: list
     """Where the replies part, and by how much the reference prefers its own token to ours there (f32, CPU)."""
     at = next((i for i, (a, b) in enumerate(zip(ours, expected, strict=False)) if a != b), None)
     at = min(len(ours), len(expected)) if at is None else at
-    loaded = load(open_model(folder), Options(device="cpu", dtype="float32", ctx=512))
+    loaded = load(open_model(folder), LoadOptions(device="cpu", dtype="float32", ctx=512))
     ids = torch.tensor([*prompt, *expected[:at]])
     logits = loaded.model(ids, torch.arange(len(ids)), loaded.cache, len(ids))[0]
     wanted = expected[at] if at < len(expected) else 2

@@ -9,9 +9,10 @@ import torch
 
 from localq import kv_bits
 from localq.engine.cache import KVCache
-from localq.engine.load.load import Options, load
+from localq.engine.load.load import load
 from localq.files.model_folder import open_model
 from localq.kv_bits import K8V4, KvBits
+from localq.planner.load_options import LoadOptions
 from localq.text.tokenizer import Tokenizer
 from tests.support.files.real_model import smollm2
 
@@ -24,7 +25,7 @@ BOUNDS: dict[KvBits, tuple[float, float]] = {8: (4e-4, 0.98), K8V4: (0.012, 0.92
 
 @pytest.fixture(scope="module")
 def model():
-    return load(open_model(smollm2()), Options(device="cpu", ctx=TOKENS)).model
+    return load(open_model(smollm2()), LoadOptions(device="cpu", ctx=TOKENS)).model
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from localq.engine.generate import Engine
-from localq.engine.load.load import LoadedModel, Options, load
+from localq.engine.load.load import LoadedModel, load
 from localq.engine.step import fused
 from localq.engine.step.graph import StepGraphs
 from localq.files.model_folder import open_model
 from localq.formats import nf4
 from localq.models.decoder import Decoder
 from localq.models.experts import Mixture, Router
+from localq.planner.load_options import LoadOptions
 from localq.quantize import by_tensor
 from tests.support.engine.engine_runs import GREEDY, ids_of, prompt_of
 from tests.support.engine.fused_models import assert_as_good_as_the_modules, by_modules, step_of, text_of
@@ -44,7 +45,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def loaded(folder: Path, device: str) -> LoadedModel:
-    return load(open_model(folder), Options(device=device, dtype="float16" if device == "cuda" else "float32", ctx=512))
+    return load(
+        open_model(folder), LoadOptions(device=device, dtype="float16" if device == "cuda" else "float32", ctx=512)
+    )
 
 
 def settled_seed(exact: Decoder) -> int:

@@ -8,9 +8,10 @@ import torch
 
 from localq.engine.generate import Engine
 from localq.engine.load.device import Choice
-from localq.engine.load.load import LoadedModel, Options, load
+from localq.engine.load.load import LoadedModel, load
 from localq.errors import LocalqError
 from localq.files.model_folder import open_model
+from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
 from tests.support.engine.engine_runs import GREEDY, ids_of, prompt_of
 from tests.support.engine.scripted_constraint import VOCAB, Script
@@ -37,7 +38,7 @@ def folder(tmp_path_factory):
 
 def on_gpu(folder, dtype: str = "bfloat16") -> LoadedModel:
     gpu = Choice(torch.device("cuda", 0))
-    return load(open_model(folder), Options(device="cuda", dtype=dtype), pick=lambda word: gpu)
+    return load(open_model(folder), LoadOptions(device="cuda", dtype=dtype), pick=lambda word: gpu)
 
 
 def reply_of(engine: Engine, name: str, count: int = 150) -> list[int]:
@@ -65,7 +66,7 @@ def test_behind_a_graph_as_launch_by_launch(folder, name):
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_as_on_the_cpu(folder, name):
-    here = Engine(load(open_model(folder), Options(device="cpu")))
+    here = Engine(load(open_model(folder), LoadOptions(device="cpu")))
     there = Engine(on_gpu(folder, dtype="float32"))
     assert reply_of(there, name, 64) == reply_of(here, name, 64)
 

@@ -24,11 +24,12 @@ WRITER = """
     import torch
     from localq.engine import cache_blocks, snapshot
     from localq.engine.generate import Engine
-    from localq.engine.load.load import Options, load
+    from localq.engine.load.load import load
+    from localq.planner.load_options import LoadOptions
     from localq.files.model_folder import open_model
     snapshot.BLOCK = cache_blocks.BLOCK = 4096
     torch.set_num_threads(1)
-    engine = Engine(load(open_model(Path(sys.argv[1])), Options(device="cpu")))
+    engine = Engine(load(open_model(Path(sys.argv[1])), LoadOptions(device="cpu")))
 
     def die_at(name, left):
         call = getattr(os, name)

@@ -12,12 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from localq import kernels
-from localq.engine.load.load import Options, load
+from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.files.schemes import scheme_of
 from localq.formats.checkpoint import open_checkpoint
 from localq.formats.codebooks import aqlm
+from localq.planner.load_options import LoadOptions
 from localq.quantize import by_layer
 from localq.quantize.by_layer import Request, convert
 from localq.quantize.model.calibration_stream import check_range
@@ -30,7 +31,7 @@ from tests.support.quantize.conversions import digests
 pytestmark = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
 
 CPU = torch.device("cpu")
-F32 = Options(device="cpu", dtype="float32")
+F32 = LoadOptions(device="cpu", dtype="float32")
 UP, Q = "model.layers.1.mlp.up_proj", "model.layers.0.self_attn.q_proj"
 
 

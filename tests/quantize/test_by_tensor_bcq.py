@@ -14,13 +14,14 @@ from torch import Tensor
 from localq.bench.quality import bits
 from localq.cli import execute
 from localq.cli.verbs import quantize_bcq
-from localq.engine.load.load import Options, load
+from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
 from localq.files import schemes
 from localq.files.local_models import format_of_config
 from localq.files.model_folder import open_model
 from localq.formats import bcq
 from localq.formats.checkpoint import open_checkpoint
+from localq.planner.load_options import LoadOptions
 from localq.quantize import by_tensor
 from localq.quantize.binary import layers as binary_layers
 from localq.quantize.bits import binary_mixture
@@ -71,7 +72,7 @@ def test_the_configuration_and_the_shapes_say_what_it_is(made: Path) -> None:
 
 
 def test_it_loads_and_computes_what_its_bytes_stand_for(made: Path) -> None:
-    loaded = load(open_model(made), Options(device="cpu"))
+    loaded = load(open_model(made), LoadOptions(device="cpu"))
     assert loaded.format == "bcq"
     with open_checkpoint(open_model(made)) as checkpoint:
         prefixes = [name.removesuffix(".signs") for name in checkpoint.tensors if name.endswith(".signs")]
@@ -116,7 +117,7 @@ def test_a_mixture_takes_no_more_than_asked_and_fills_it(source: Path, tmp_path:
             assert len({found[f"model.layers.{layer}.{name}.alphas"][1:] for name in names}) == 1
     assert len({each[1] for name, each in found.items() if name.endswith(".signs")}) > 1
     assert not (out / bit_mixture.FILE).exists()
-    assert load(open_model(out), Options(device="cpu")).format == "bcq"
+    assert load(open_model(out), LoadOptions(device="cpu")).format == "bcq"
 
 
 def test_a_mixture_that_was_stopped_keeps_its_choice(
@@ -202,7 +203,7 @@ def test_options_that_are_refused(given: tuple) -> None:
 
 def logits(folder: Path, ids: Tensor) -> Tensor:
     """f32 [T, vocab], of the whole prompt."""
-    loaded = load(open_model(folder), Options(device="cpu"))
+    loaded = load(open_model(folder), LoadOptions(device="cpu"))
     with torch.inference_mode():
         hidden = loaded.model(ids, torch.arange(len(ids)), loaded.cache, len(ids))
     return hidden.float()
@@ -235,7 +236,7 @@ def test_rows_that_are_no_multiple_of_8_are_copied_on_a_text_too(
     with open_checkpoint(uneven) as before, open_checkpoint(open_model(mixed)) as after:
         name = "model.layers.1.mlp.down_proj.weight"
         assert torch.equal(after.read(name), before.read(name))
-    assert load(open_model(mixed), Options(device="cpu")).format == "bcq"
+    assert load(open_model(mixed), LoadOptions(device="cpu")).format == "bcq"
 
     def written(prefix: str) -> bcq.Packed | None:
         names = [prefix + suffix for suffix in bcq.suffixes]

@@ -10,12 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 from localq.bench.quality import bits
-from localq.engine.load.load import Options, load
+from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
 from localq.files.local_models import format_of_config
 from localq.files.model_folder import open_model
 from localq.formats import mxfp4
 from localq.formats.checkpoint import open_checkpoint
+from localq.planner.load_options import LoadOptions
 from localq.quantize import by_tensor
 from localq.quantize.output.tensor_jobs import is_block_linear
 from tests.support.models.tiny_checkpoints import make_checkpoint
@@ -56,7 +57,7 @@ def test_the_configuration_says_what_it_is(made: Path) -> None:
 
 
 def test_it_loads_and_computes_what_its_bytes_stand_for(made: Path, tmp_path: Path) -> None:
-    loaded = load(open_model(made), Options(device="cpu"))
+    loaded = load(open_model(made), LoadOptions(device="cpu"))
     assert loaded.format == "mxfp4"
     tensors: dict[str, torch.Tensor] = {}
     for shard in made.glob("*.safetensors"):
@@ -81,7 +82,7 @@ def test_a_damaged_scale_is_refused_by_name(made: Path, tmp_path: Path) -> None:
     shard = next(path for path in tmp_path.glob("*.safetensors") if scales in path.read_bytes())
     shard.write_bytes(shard.read_bytes().replace(scales, scales[:-1] + b"\xff"))
     with pytest.raises(LocalqError, match="NaN") as caught:
-        load(open_model(tmp_path), Options(device="cpu"))
+        load(open_model(tmp_path), LoadOptions(device="cpu"))
     assert caught.value.exit_code == ExitCode.BAD_FILE
     assert "layers.1.mlp.up_proj" in caught.value.what
 

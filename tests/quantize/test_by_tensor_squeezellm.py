@@ -11,14 +11,15 @@ import torch
 from localq.bench.quality import bits
 from localq.cli import execute
 from localq.engine.load import weights
-from localq.engine.load.load import Options, load, share_scratch
+from localq.engine.load.load import load, share_scratch
 from localq.engine.step.operands import fusable, halves, operand
 from localq.errors import ExitCode, LocalqError
 from localq.files.local_models import format_of_config
 from localq.files.model_folder import open_model
 from localq.formats import squeezellm
 from localq.formats.checkpoint import open_checkpoint
-from localq.formats.squeezellm.kernel import RowLutMatrix
+from localq.formats.squeezellm.kernel import RowLutOperand
+from localq.planner.load_options import LoadOptions
 from localq.quantize import by_tensor
 from localq.quantize.model import input_moments
 from localq.quantize.model.calibration_stream import NoCache
@@ -46,7 +47,7 @@ def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def moments_of(source: Path) -> dict[str, torch.Tensor]:
     """Mean squares of the inputs of all linears, by hooks on the loaded model."""
-    model = load(open_model(source), Options(device="cpu", dtype="float32")).model
+    model = load(open_model(source), LoadOptions(device="cpu", dtype="float32")).model
     sums: dict[str, torch.Tensor] = {}
 
     def look(name: str):
@@ -98,7 +99,7 @@ def test_the_configuration_says_what_it_is_and_it_loads(made: Path) -> None:
         "quant_method": "squeezellm", "wbits": 4, "modules_to_not_convert": ["lm_head"],
     }  # fmt: skip
     assert format_of_config(config) == "squeezellm"
-    loaded = load(open_model(made), Options(device="cpu"))
+    loaded = load(open_model(made), LoadOptions(device="cpu"))
     assert loaded.format == "squeezellm"
     with open_checkpoint(open_model(made)) as checkpoint:
         packed = squeezellm.from_checkpoint(checkpoint, "model.layers.1.mlp.up_proj")
@@ -111,7 +112,7 @@ def test_packed_linears_give_the_same_logits(made: Path, monkeypatch) -> None:
     """What a GPU holds, on the CPU: tensors in one arena, slabs in the shared scratch; one launch for what shares x."""
     files = open_model(made)
     model, sizes, _ = packed_model(files)
-    plain = load(files, Options(device="cpu", dtype="float32")).model
+    plain = load(files, LoadOptions(device="cpu", dtype="float32")).model
     linears = [module for module in model.modules() if isinstance(module, squeezellm.Linear)]
     assert len(linears) == 14
     assert {each.in_features for each in linears if each.tiled} == {128, 256}  # the others have 64 columns
@@ -129,7 +130,7 @@ def test_packed_linears_give_the_same_logits(made: Path, monkeypatch) -> None:
     assert (slabs - expected).norm() / expected.norm() < 3e-5
     attention = model.layers[0].self_attn
     operands = [operand(each) for each in (attention.q_proj, attention.k_proj, attention.v_proj)]
-    assert all(isinstance(each.matrix, RowLutMatrix) for each in operands)
+    assert all(isinstance(each.matrix, RowLutOperand) for each in operands)
     assert fusable(operands)
     assert not operands[0].readable()  # on a CPU
     assert operands[0].bytes() == attention.q_proj.packed.nbytes + attention.q_proj.bias.nbytes

@@ -16,6 +16,7 @@ from localq.chat.history.record import ChatSettings
 from localq.chat.session import ChatSession
 from localq.disk import text_of
 from localq.errors import ExitCode, LocalqError
+from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
 from localq.text import grammar
 from localq.text.grammar import Grammar, check
@@ -197,7 +198,7 @@ def test_the_engine_is_told_where_a_grammar_begins():
     told = []
     for tokenizer, script in ((CharTokenizer(), ["ab"]), (ThinkingTokenizer(), ["hm</think>", "ab"])):
         client = ScriptedClient(script)
-        *_, reply = ChatSession(client, Load("path", "model"), tokenizer, grammar=wanted).ask("x")
+        *_, reply = ChatSession(client, Load("path", LoadOptions("model")), tokenizer, grammar=wanted).ask("x")
         assert reply.text == "ab"
         told += [(each.grammar, each.grammar_begun, each.grammar_after) for each in client.generated]
     assert told == [(wanted, "", ""), (wanted, "", "</think>")]

@@ -86,9 +86,10 @@ def record_safetensors(recorder: Recorder) -> None:
 
 def drive(folder: Path) -> None:
     """What `localq run` does with a model folder, up to a model in memory. Raises what the product raises."""
-    from localq.engine.load.load import Options, load
+    from localq.engine.load.load import load
     from localq.files.architecture import Architecture
     from localq.files.model_folder import open_model
+    from localq.planner.load_options import LoadOptions
     from localq.sampling import Sampling
     from localq.text.tokenizer import Tokenizer
 
@@ -98,7 +99,7 @@ def drive(folder: Path) -> None:
     tokenizer.prompt_ids(PROMPT)
     tokenizer.stream().push(range(300))
     Architecture.from_config(files.config)
-    load(files, Options(device="cpu", dtype="float32", ctx=64))
+    load(files, LoadOptions(device="cpu", dtype="float32", ctx=64))
 
 
 def show(folder: Path) -> None:

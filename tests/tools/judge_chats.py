@@ -16,9 +16,10 @@ from pathlib import Path
 
 from localq.bench.quality.perplexity import score
 from localq.engine.generate import Engine
-from localq.engine.load.load import LoadedModel, Options, load
+from localq.engine.load.load import LoadedModel, load
 from localq.engine.scoring import Prefill
 from localq.files.model_folder import open_model
+from localq.planner.load_options import LoadOptions
 from localq.text.token_windows import Windows
 from localq.text.tokenizer import Tokenizer
 from tests.support.engine.engine_runs import ids_of
@@ -38,7 +39,7 @@ class Turn:
 
 def opened(path: Path, device: str, dtype: str = "auto") -> LoadedModel:
     """The model at `path`."""
-    return load(open_model(path), Options(path.name, device, dtype, CONTEXT))
+    return load(open_model(path), LoadOptions(path.name, device, dtype, CONTEXT))
 
 
 def answers(model: LoadedModel, prompts: Sequence[list[int]], stops: frozenset[int], most: int) -> list[list[int]]:

@@ -129,9 +129,10 @@ class GpuLab:
 
     def _engine(self, files: Any, opened: Any, case: Case, budget: int | None) -> Any:
         from localq.engine.generate import Engine
-        from localq.engine.load.load import Options, load
+        from localq.engine.load.load import load
+        from localq.planner.load_options import LoadOptions
 
-        options = Options(case.name, "cuda", "auto", case.ctx, case.kv_bits, budget, case.embed, case.head)
+        options = LoadOptions(case.name, "cuda", "auto", case.ctx, case.kv_bits, budget, case.embed, case.head)
         return Engine(load(files, options, opened=lambda each: opened(each, self.device)))
 
     def _machine(self) -> Machine:

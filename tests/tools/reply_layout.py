@@ -19,6 +19,7 @@ from localq.chat.history.conversation import Message
 from localq.chat.history.record import Session
 from localq.chat.open_conversation import Start
 from localq.chat.session import ChatSession
+from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
 from localq.worker.messages import Load
@@ -70,7 +71,7 @@ async def steps(replies: int, sections: int) -> None:
         record.conversation.add(Message("user", f"question {number}"), 2 * number - 1 if number else None)
         text = "".join(SECTION.format(each) for each in range(sections))
         record.conversation.add(Message("assistant", text), 2 * number)
-    session = ChatSession(ScriptedClient(["new"]), Load("path", "model"), CharTokenizer())
+    session = ChatSession(ScriptedClient(["new"]), Load("path", LoadOptions("model")), CharTokenizer())
     app = LocalqApp(Settings(), Start(record), session=session)
     start = time.process_time()
 

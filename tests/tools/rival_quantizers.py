@@ -26,10 +26,10 @@ from torch import Tensor
 from localq.bench.quality import evaluation
 from localq.cli.verbs.eval import DEFAULT_TEXT
 from localq.cli.verbs.quantize_calibrated import WEIGHED_WINDOWS
-from localq.engine.load.load import Options
 from localq.files.model_folder import ModelFiles, open_model
 from localq.formats import nf4 as nf4_format
 from localq.formats.checkpoint import open_checkpoint
+from localq.planner.load_options import LoadOptions
 from localq.quantize import by_tensor, calibration
 from localq.quantize.model.input_moments import Text
 from localq.quantize.output.folder import write_small_files
@@ -69,7 +69,7 @@ class Work:
         """By `localq eval`; None: the model itself."""
         files = self.files if folder is None else open_model(folder)
         dtype = "float16" if self.device.type == "cuda" else "float32"
-        options = Options(folder.name if folder else "reference", str(self.device), dtype)
+        options = LoadOptions(folder.name if folder else "reference", str(self.device), dtype)
         found = evaluation.run(
             evaluation.Request(files, options, DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name, WINDOW, self.most)
         )

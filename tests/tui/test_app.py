@@ -15,6 +15,7 @@ from localq.chat.history.store import SessionStore
 from localq.chat.open_conversation import Start
 from localq.chat.session import ChatSession
 from localq.errors import ExitCode
+from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.tui import preload
 from localq.tui.app import LocalqApp
@@ -206,7 +207,7 @@ def test_other_ways_to_leave(keys):
 
 def test_every_turn_is_saved_and_gone_on_with(tmp_path):
     store = SessionStore(tmp_path / "sessions.db")
-    session = ChatSession(ScriptedClient(["one"]), Load("path", "model"), CharTokenizer())
+    session = ChatSession(ScriptedClient(["one"]), Load("path", LoadOptions("model")), CharTokenizer())
     app = LocalqApp(Settings(), Start(None, store), session=session)
 
     async def first(pilot):
@@ -215,7 +216,7 @@ def test_every_turn_is_saved_and_gone_on_with(tmp_path):
         assert [turn.message.content for turn in store.find(None).conversation.turns] == ["question", "one"]
 
     drive(app, first)
-    session = ChatSession(ScriptedClient(["two"]), Load("path", "model"), CharTokenizer())
+    session = ChatSession(ScriptedClient(["two"]), Load("path", LoadOptions("model")), CharTokenizer())
     again = LocalqApp(Settings(), Start(store.find(None), store), session=session)
 
     async def second(pilot):

@@ -20,9 +20,10 @@ import torch
 from localq.chat.session import ChatSession, Message, Reply
 from localq.engine.generate import Engine
 from localq.engine.load.device import Choice
-from localq.engine.load.load import Options, load
+from localq.engine.load.load import load
 from localq.errors import LocalqError
 from localq.files.model_folder import open_model
+from localq.planner.load_options import LoadOptions
 from localq.worker.client import EngineClient
 from localq.worker.messages import Load
 from localq.worker.recovery import RESTART_S, Recovery
@@ -70,7 +71,7 @@ class Machine:
         self.orders("")
         command = (sys.executable, str(Path(gpu_faults.__file__)), str(library), str(order), str(STEP_LIMIT_S))
         self.client = EngineClient(command, Recovery(lambda: self.now))
-        request = Load(str(folder), "tiny", device="cuda", ctx=CONTEXT)
+        request = Load(str(folder), LoadOptions("tiny", device="cuda", ctx=CONTEXT))
         self.session = ChatSession(self.client, request, LetterTokenizer(), max_tokens=TOKENS)
 
     def __enter__(self) -> Machine:
@@ -117,7 +118,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def unbroken(folder) -> Callable[[list[int]], str]:
     """What an engine that never failed says to a prompt that it has read nothing of."""
-    options = Options(device="cuda", ctx=CONTEXT)
+    options = LoadOptions(device="cuda", ctx=CONTEXT)
     engine = Engine(load(open_model(folder), options, pick=lambda word: Choice(torch.device("cuda", 0))))
 
     def answer(prompt: list[int]) -> str:

@@ -23,13 +23,14 @@ from localq.bench.models.report import BASELINE, OURS, Report, Row
 from localq.bench.quality import bits, evaluation
 from localq.bench.synthetic import sources
 from localq.engine.load import device as devices
-from localq.engine.load.load import Options, free_memory
+from localq.engine.load.load import free_memory
 from localq.errors import LocalqError
 from localq.files import schemes
 from localq.files.model_folder import ModelFiles, open_model
 from localq.formats import nf4
 from localq.formats.checkpoint import open_checkpoint
 from localq.formats.dense_checkpoint import dequantized
+from localq.planner.load_options import LoadOptions
 
 OnState = Callable[[str], None]
 STOPPED = "stopped by Ctrl-C"
@@ -56,7 +57,7 @@ class Asked:
     name: str
     base: Path | None
     candidates: tuple[Candidate, ...]
-    options: Options
+    options: LoadOptions
     plan: Plan
     text: Text | None = None
 
@@ -163,7 +164,7 @@ class _Formats:
         return sources.from_files(each.path)
 
     def _request(
-        self, files: ModelFiles, opened: sources.Opened, options: Options, baseline: bool = False
+        self, files: ModelFiles, opened: sources.Opened, options: LoadOptions, baseline: bool = False
     ) -> model_bench.Request:
         return model_bench.Request(files, opened, replace(options, name=files.name), self._asked.plan, (), baseline)
 

@@ -28,13 +28,14 @@ from localq.bench.models.rows import rows_of
 from localq.bench.synthetic.checkpoint import checkpoint, with_layers
 from localq.engine.generate import Engine
 from localq.engine.load import device as devices
-from localq.engine.load.load import LoadedModel, Options, free_memory, load
+from localq.engine.load.load import LoadedModel, free_memory, load
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.dense_checkpoint import dequantized
 from localq.models.experts import Experts
 from localq.models.layers import RMSNorm
+from localq.planner.load_options import LoadOptions
 
 TRANSFORMERS, BITSANDBYTES = RIVALS
 OnState = Callable[[str], None]  # what is going on now
@@ -51,7 +52,7 @@ class Request:
 
     files: ModelFiles
     opened: Callable[[ModelFiles, torch.device], Checkpoint]
-    options: Options
+    options: LoadOptions
     plan: Plan
     against: tuple[str, ...] = ()
     baseline: bool = True
@@ -147,7 +148,7 @@ class _Bench:
         self.ledger: dict[str, int] = {}
         self.same_tokens: dict[str, int] = {}
 
-    def ours(self, options: Options) -> LoadedModel:
+    def ours(self, options: LoadOptions) -> LoadedModel:
         """localq itself, then those who can run on the tensors that it has loaded."""
         request = self.request
         model = self._loaded(request.files, options, lambda files: request.opened(files, self.device))
@@ -205,14 +206,14 @@ class _Bench:
 
     # ---- parts
 
-    def _timed_cut(self, layers: int, options: Options, dtype: torch.dtype) -> Timed:
+    def _timed_cut(self, layers: int, options: LoadOptions, dtype: torch.dtype) -> Timed:
         config = {**with_layers(self.request.files.config, layers), "dtype": name_of(dtype)}
         config.pop("quantization_config", None)
         files = ModelFiles(path=Path(), kind="safetensors", config=config, name=self.request.files.name)
         return self._timed_plain(files, options, lambda each: checkpoint(each, "fp16", self.device, self._seed))
 
     def _timed_plain(
-        self, files: ModelFiles, options: Options, opened: Callable[[ModelFiles], Checkpoint], whole: bool = False
+        self, files: ModelFiles, options: LoadOptions, opened: Callable[[ModelFiles], Checkpoint], whole: bool = False
     ) -> Timed:
         """See `_timed_on`, on a model that is loaded for it and gone afterwards."""
         timed = self._timed_on(self._loaded(files, options, opened), files, whole)
@@ -233,7 +234,9 @@ class _Bench:
                 self.rows += rows_of(TRANSFORMERS, format, timed.get(TRANSFORMERS, []), self.roof)
         return timed
 
-    def _loaded(self, files: ModelFiles, options: Options, opened: Callable[[ModelFiles], Checkpoint]) -> LoadedModel:
+    def _loaded(
+        self, files: ModelFiles, options: LoadOptions, opened: Callable[[ModelFiles], Checkpoint]
+    ) -> LoadedModel:
         self._on_state(f"loading {files.name}")
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)

@@ -13,12 +13,13 @@ import torch
 from localq.bench.conditions.conditions import conditions
 from localq.bench.quality import bits
 from localq.bench.quality.perplexity import Scores, score
-from localq.engine.load.load import LoadedModel, Options, free_memory, is_out_of_memory, load, out_of_memory
+from localq.engine.load.load import LoadedModel, free_memory, is_out_of_memory, load, out_of_memory
 from localq.engine.scoring import Decode, Prefill
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import open_checkpoint
 from localq.formats.dense_checkpoint import dequantized
+from localq.planner.load_options import LoadOptions
 from localq.text import token_windows
 from localq.text.token_windows import Windows
 from localq.text.tokenizer import Tokenizer
@@ -49,7 +50,7 @@ class Request:
     """
 
     files: ModelFiles
-    options: Options
+    options: LoadOptions
     raw: bytes
     text: str
     window: int = 2048
@@ -177,7 +178,7 @@ def _check_vocabulary(request: Request, rival: ModelFiles, ours: Tokenizer) -> N
     raise usage_error(subject, why, "Compare models with the same tokenizer.")
 
 
-def _options(request: Request) -> Options:
+def _options(request: Request) -> LoadOptions:
     """With the context that a window and a timed reply take, unless a larger one is asked for."""
     needed = max(request.window, 0 if request.speed is None else request.speed.positions)
     if request.options.ctx is None:
@@ -222,7 +223,7 @@ def _reference(
     return found, (*found.notes, f"the reference is in {own.dtype}, because it does not fit in float32")
 
 
-def _dense(files: ModelFiles, options: Options, device: torch.device, on_progress: OnProgress) -> LoadedModel:
+def _dense(files: ModelFiles, options: LoadOptions, device: torch.device, on_progress: OnProgress) -> LoadedModel:
     return load(
         files, options, on_progress, opened=lambda each: dequantized(open_checkpoint(each), device, torch.float32)
     )

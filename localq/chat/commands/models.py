@@ -31,7 +31,7 @@ def model(session: ChatSession, argument: str, host: Host) -> str | SwitchModel:
     from localq.files import local_models  # start-up cost: only asked for here
 
     rows = [[each.name, each.format] for each in local_models.list_local() if each.complete]
-    held = [f"this is {session.record.model or session.request.name}"]
+    held = [f"this is {session.record.model or session.request.options.name}"]
     return "\n".join([*held, *(["on this machine:", *table_lines(["MODEL", "FORMAT"], rows)] if rows else [])])
 
 
@@ -66,7 +66,7 @@ def info(session: ChatSession) -> str:
     """What is known of the model: `/show info`."""
     from localq.planner import model_facts  # start-up cost: only asked for here
 
-    name = session.record.model or session.request.name
+    name = session.record.model or session.request.options.name
     try:
         lines = model_facts.lines(model_facts.of_name(name, settings.load()))
     except LocalqError as error:  # the files went after they were loaded

@@ -104,8 +104,8 @@ def bench(
     flags = dict(zip(MODES, (kernels, profile, crossover, patched, quantize, bcq, formats), strict=True))
     asked = _Asked(model, synthetic, "json" if json else output, plot, force, quiet)
     mode = _mode(flags, asked, context)
-    ctx = options.given("ctx", ctx)
-    settings = options.effective(
+    ctx = options.flag_or_environment("ctx", ctx)
+    settings = options.load_settings(
         device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
     )
     if mode in PARTS:
@@ -229,7 +229,6 @@ def _request(
             note(choice.note)
     from localq.bench.models.model_bench import Request
     from localq.bench.synthetic.sources import from_files, random  # torch loads only now
-    from localq.engine.load.load import Options
 
     if synthetic:
         files, opened = random(name, plan.seed)
@@ -241,10 +240,7 @@ def _request(
         files, opened = from_files(path)
         if not Path(name).exists():
             files = replace(files, name=name)  # as it was asked for, not as its file is called
-    loading = Options(
-        files.name, settings.device, settings.dtype, ctx, settings.kv_bits, vram, settings.embed, settings.head,
-        reserved, asked.force,
-    )  # fmt: skip
+    loading = replace(budget.load_options(settings, files.name, force=asked.force), ctx=ctx)
     return Request(files, opened, loading, plan, against, baseline)
 
 

@@ -4,7 +4,7 @@ and the table written."""
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -60,12 +60,8 @@ def run(asked: Asked, plan: Plan, settings: Settings) -> None:
     text = None if asked.synthetic or asked.windows == 0 else _text(asked.windows)
     from localq.bench.models import format_report, formats  # torch loads only now
     from localq.cli.progress import run_bar
-    from localq.engine.load.load import Options
 
-    loading = Options(
-        name, settings.device, settings.dtype, asked.ctx, settings.kv_bits, budget.allowed(settings),
-        settings.embed, settings.head, budget.reserved(settings), asked.force,
-    )  # fmt: skip
+    loading = replace(budget.load_options(settings, name, force=asked.force), ctx=asked.ctx)
     with run_bar(plan.repetitions + 1, asked.quiet) as tell:
         wanted = formats.Asked(name, found.base if found else None, candidates, loading, plan, text)
         table = formats.run(wanted, tell)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,15 +61,12 @@ def eval(
 
     Several models make a table; `--against reference` then means the weights of the first.
     """
-    ctx = options.given("ctx", ctx)
-    settings = options.effective(
+    ctx = options.flag_or_environment("ctx", ctx)
+    settings = options.load_settings(
         device=device, dtype=dtype, offline=offline, vram=vram, kv=kv, embed=embed, head=head, reserve=reserve
     )
     raw, name = _read(text)
-    memory = (
-        ctx, settings.kv_bits, budget.allowed(settings), settings.embed, settings.head,
-        budget.reserved(settings), force,
-    )  # fmt: skip
+    loading = replace(budget.load_options(settings, "", force=force), ctx=ctx)
     from localq.bench import plot as plots  # start-up cost: --help must not pay for what follows
 
     plots.check_target(plot)
@@ -77,12 +75,10 @@ def eval(
         from localq.bench.models.speed import speed_test  # torch loads only now
         from localq.bench.quality import comparison
         from localq.bench.quality.evaluation import Request
-        from localq.engine.load.load import Options
 
         wanted = (raw, name, window, max_windows, against, rival, decode, speed_test() if speed else None)
         requests = [
-            Request(each, Options(model, settings.device, settings.dtype, *memory), *wanted)
-            for model, each in zip(models, files, strict=True)
+            Request(each, replace(loading, name=model), *wanted) for model, each in zip(models, files, strict=True)
         ]
         results, failed = comparison.run_all(requests, on_progress or (lambda stage, done, total: None))
     _tell(results, failed, len(models), json, plot)

@@ -18,7 +18,6 @@ from localq.engine.cache import KVCache
 from localq.engine.load import device as devices
 from localq.engine.load import plan as planning
 from localq.engine.load import vram, weights
-from localq.engine.load.plan import Options as Options
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files import schemes
 from localq.files.model_folder import ModelFiles
@@ -31,6 +30,7 @@ from localq.models import ARCHITECTURES
 from localq.models.decoder import Decoder
 from localq.planner import footprint
 from localq.planner import plan as planner
+from localq.planner.load_options import LoadOptions
 
 OnProgress = Callable[[str, int, int], None]  # stage, bytes done, bytes in total
 
@@ -66,7 +66,7 @@ class LoadedModel:
 
 def load(
     files: ModelFiles,
-    options: Options,
+    options: LoadOptions,
     on_progress: OnProgress = lambda stage, done, total: None,
     pick: Callable[[str], devices.Choice] = devices.pick,
     opened: Callable[[ModelFiles], Checkpoint] = open_checkpoint,
@@ -97,7 +97,7 @@ def load(
 
 def _load(
     files: ModelFiles,
-    options: Options,
+    options: LoadOptions,
     checkpoint: Checkpoint,
     choice: devices.Choice,
     dtype: torch.dtype,
@@ -162,7 +162,7 @@ def _notes(plan: planner.Plan, non_finite: list[str]) -> list[str]:
     return notes
 
 
-def _begin(device: torch.device, options: Options, before: dict[str, int]) -> vram.Held:
+def _begin(device: torch.device, options: LoadOptions, before: dict[str, int]) -> vram.Held:
     # cuDNN's attention plans anew for every length: 40 ms a prefill pass on an H200, 0.6 s the first time. Torch's
     # own kernels take 10 to 25 % longer on lengths seen before, but a chat hardly ever sees one again.
     torch.backends.cuda.enable_cudnn_sdp(False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import psutil  # type: ignore[import-untyped]  # ships no types
 import torch
@@ -13,37 +13,16 @@ from localq.engine.load import vram, weights
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files.architecture import Architecture
 from localq.files.model_folder import ModelFiles
-from localq.kv_bits import KvBits
 from localq.planner import footprint, placement
 from localq.planner import plan as planner
+from localq.planner.load_options import LoadOptions
 
 LESS = "Use a smaller model, a shorter context (--ctx), or close other programs."
 
 
-@dataclass(frozen=True)
-class Options:
-    """What the user may decide: see `worker.messages.Load`, whose fields these are."""
-
-    name: str = ""
-    device: str = "auto"
-    dtype: str = "auto"
-    ctx: int | None = None
-    kv_bits: KvBits | None = None
-    vram_bytes: int | None = None
-    embed: str = "auto"
-    head: str = "auto"
-    reserve_bytes: int = 0
-    force: bool = False
-
-    @property
-    def wishes(self) -> placement.Wishes:
-        """As the planner takes them. Raises LocalqError (exit 2) for values that there are not."""
-        return placement.Wishes(self.ctx, self.kv_bits, self.embed, self.head)
-
-
 def planned(
     files: ModelFiles,
-    options: Options,
+    options: LoadOptions,
     assignment: weights.Assignment,
     block_bytes: int,
     dtype: torch.dtype,
@@ -78,7 +57,7 @@ def planned(
     return plan, held
 
 
-def _wishes(options: Options, assignment: weights.Assignment, packed: bool, name: str) -> placement.Wishes:
+def _wishes(options: LoadOptions, assignment: weights.Assignment, packed: bool, name: str) -> placement.Wishes:
     """Those of the user, with what the files decide already. A head in few bits stays as they have it."""
     wishes = options.wishes
     if (head := assignment.quantized.get(weights.HEAD)) is not None:

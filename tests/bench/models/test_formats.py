@@ -15,9 +15,9 @@ from localq.bench.models import format_list, formats
 from localq.bench.models import plan as plans
 from localq.bench.models.format_report import SIXTEEN
 from localq.bench.models.report import BASELINE, OURS, Report, Row
-from localq.engine.load.load import Options
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
+from localq.planner.load_options import LoadOptions
 from localq.planner.speed import local_measurements
 from localq.quantize import by_tensor
 
@@ -43,7 +43,7 @@ def model(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-CPU, PLAN = Options(device="cpu"), plans.make("8", "4", "0", 1)
+CPU, PLAN = LoadOptions(device="cpu"), plans.make("8", "4", "0", 1)
 
 
 def report_of(request) -> Report:
@@ -273,7 +273,7 @@ def test_on_a_gpu_16_bit_is_timed_beside_the_first_format_that_runs(model, monke
     monkeypatch.setattr(formats.devices, "pick", lambda name: SimpleNamespace(device=torch.device("cuda")))
     listed = format_list.find(str(model), quiet, None, True)
     plan = plans.make("8", "4", "0", 1)
-    table = formats.run(formats.Asked("m", listed.base, listed.candidates, Options(), plan), quiet)
+    table = formats.run(formats.Asked("m", listed.base, listed.candidates, LoadOptions(), plan), quiet)
     assert asked == [("tiny@nf4", True), ("tiny@bcq", fails)]
     plain, bcq = table.lines[0], next(line for line in table.lines if line.format == "bcq")
     assert (plain.format, plain.variant, plain.tok_per_s, plain.extrapolated) == (SIXTEEN, "bf16", 50.0, True)

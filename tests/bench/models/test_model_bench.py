@@ -15,11 +15,12 @@ from localq.bench.models.measure import EngineSubject, Run
 from localq.bench.models.plan import Case
 from localq.bench.synthetic import sources
 from localq.engine.generate import Engine
-from localq.engine.load.load import LoadedModel, Options, load
+from localq.engine.load.load import LoadedModel, load
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import ModelFiles, open_model
 from localq.formats import nf4
 from localq.formats.checkpoint import open_checkpoint
+from localq.planner.load_options import LoadOptions
 from localq.quantize.by_tensor import convert
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
@@ -34,7 +35,7 @@ def one_thread() -> None:
 
 def request(folder, tests: plan.Plan, against: tuple[str, ...] = (), device: str = "cpu") -> model_bench.Request:
     files, opened = sources.from_files(folder)
-    return model_bench.Request(files, opened, Options(device=device), tests, against)
+    return model_bench.Request(files, opened, LoadOptions(device=device), tests, against)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text", "phi3"])
@@ -62,7 +63,7 @@ def test_same_tokens_as_transformers_and_one_json_line(tmp_path, model_type):
 
 
 def test_prefill_computes_all_of_its_tokens_and_none_of_the_depth(tmp_path):
-    engine = Engine(load(open_model(make_checkpoint(tmp_path)), Options(device="cpu", ctx=128)))
+    engine = Engine(load(open_model(make_checkpoint(tmp_path)), LoadOptions(device="cpu", ctx=128)))
     subject = EngineSubject(engine, seed=0)
     for case in (Case(40, 0, 0), Case(40, 0, 30)):
         for repetition in (-1, 0, 1):
@@ -75,9 +76,9 @@ def test_prefill_computes_all_of_its_tokens_and_none_of_the_depth(tmp_path):
 
 def test_bytes_are_those_of_the_tensors(tmp_path):
     hidden, vocab, ctx, length = 128, 320, 100, 50
-    untied = load(open_model(make_checkpoint(tmp_path / "untied")), Options(device="cpu", ctx=ctx))
+    untied = load(open_model(make_checkpoint(tmp_path / "untied")), LoadOptions(device="cpu", ctx=ctx))
     tied = load(
-        open_model(make_checkpoint(tmp_path / "tied", tie_word_embeddings=True)), Options(device="cpu", ctx=ctx)
+        open_model(make_checkpoint(tmp_path / "tied", tie_word_embeddings=True)), LoadOptions(device="cpu", ctx=ctx)
     )
     kv = 3 * 2 * 2 * 32 * 4 * length  # layers, k and v, heads, head_dim, bytes
     layer = hidden * (128 + 64 + 64 + 128) + 3 * hidden * 192 + 2 * hidden
@@ -100,7 +101,7 @@ def test_bytes_of_nf4_are_codes_and_both_levels_of_scales_and_tables_once(tmp_pa
     hidden, vocab, length = 128, 320, 50
     folder = convert(open_model(make_checkpoint(tmp_path / "dense")), "nf4", tmp_path / "nf4")
     files = open_model(folder)
-    model = load(files, Options(device="cpu", ctx=100, kv_bits=8))
+    model = load(files, LoadOptions(device="cpu", ctx=100, kv_bits=8))
     put_back_nf4(model, files)
     matrices = 0
     for out, columns in ((128, 128), (64, 128), (64, 128), (128, 128), (192, 128), (192, 128), (128, 192)):
@@ -120,7 +121,7 @@ def test_bytes_of_nf4_are_codes_and_both_levels_of_scales_and_tables_once(tmp_pa
 
 def test_a_windowed_layer_reads_its_window(tmp_path):
     folder = make_checkpoint(tmp_path, "gemma2")  # a window of 16 on layers 0 and 2 of 3
-    model = load(open_model(folder), Options(device="cpu", ctx=100))
+    model = load(open_model(folder), LoadOptions(device="cpu", ctx=100))
     slot = 2 * 2 * 32 * 4
     assert counted.kv(model, 50) == slot * (16 + 50 + 16)
     assert counted.kv(model, 10) == slot * 30
@@ -133,7 +134,7 @@ def test_bitsandbytes_runs_on_our_codes(tmp_path):
     folder = make_checkpoint(tmp_path / "dense", initializer_range=0.15)
     convert(open_model(folder), "nf4", tmp_path / "nf4")
     files = open_model(tmp_path / "nf4")
-    model = load(files, Options(device="cpu", ctx=64))
+    model = load(files, LoadOptions(device="cpu", ctx=64))
     ids = measure.greedy_ids(Engine(model), 0)
     put_back_nf4(model, files)
     theirs = rivals.Transformers(rivals.bitsandbytes_model(model, files), 64, 0, static=False)
@@ -188,7 +189,7 @@ def test_a_baseline_that_fails_leaves_what_was_measured_and_the_first_line_says_
 def test_a_small_synthetic_model_on_the_gpu(monkeypatch):
     files, opened = sources.random("smollm2-135m", seed=0)
     tests = plan.make("600", "32", "0", repetitions=2)
-    asked = model_bench.Request(files, opened, Options(device="cuda"), tests)
+    asked = model_bench.Request(files, opened, LoadOptions(device="cuda"), tests)
     measured = model_bench.run(asked, lambda text: None)
     ours, dense = (measured.row(name, tests.headline) for name in (report.OURS, report.BASELINE))
     assert ours is not None

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from localq.bench.quality import evaluation
 from localq.bench.quality.evaluation import REFERENCE, Request
 from localq.cli.verbs.eval import DEFAULT_TEXT
-from localq.engine.load.load import Options
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
+from localq.planner.load_options import LoadOptions
 from localq.quantize.by_tensor import convert
 from localq.text.tokenizer import Tokenizer
 from tests.support.files.real_model import smollm2
@@ -33,7 +33,7 @@ def one_thread() -> None:
 
 
 def evaluated(folder: Path, device: str = "cpu", **asked: Any) -> dict[str, Any]:
-    options = Options(device=device, **asked.pop("options", {}))
+    options = LoadOptions(device=device, **asked.pop("options", {}))
     raw = asked.pop("raw", TEXT.read_bytes())
     asked = {"text": "LICENSE", "window": WINDOW, "most": 3, **asked}
     if asked.get("against") not in (None, REFERENCE):
@@ -155,7 +155,7 @@ def test_the_text_that_comes_along_is_the_one_that_is_described():
 def test_the_real_model_on_the_text_that_comes_along():
     files = open_model(smollm2())
     found = evaluation.run(
-        Request(files, Options(device="cpu"), DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name, window=128, most=1)
+        Request(files, LoadOptions(device="cpu"), DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name, window=128, most=1)
     )
     assert 8 < found["perplexity"] < 40
     assert math.isfinite(found["perplexity_llamacpp"])
@@ -168,7 +168,7 @@ def test_the_real_model_on_the_text_that_comes_along():
 def test_on_a_gpu_nf4_is_as_near_to_its_definition_as_16_bits_allow(tmp_path):
     folder = convert(open_model(smollm2()), "nf4", tmp_path / "nf4")
     request = Request(
-        open_model(folder), Options(device="cuda", dtype="float16"), DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name,
+        open_model(folder), LoadOptions(device="cuda", dtype="float16"), DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name,
         window=512, most=2, against=REFERENCE, decode=256,
     )  # fmt: skip
     found = evaluation.run(request)

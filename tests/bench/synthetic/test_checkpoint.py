@@ -12,7 +12,7 @@ from localq.bench.synthetic import checkpoint as synthetic
 from localq.bench.synthetic import formats as random_formats
 from localq.bench.synthetic import tensors as random_tensors
 from localq.engine.generate import Engine
-from localq.engine.load.load import Options, load
+from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog
 from localq.files.model_folder import ModelFiles, check_config, open_model
@@ -20,6 +20,7 @@ from localq.formats import FORMATS
 from localq.formats.checkpoint import Checkpoint, open_checkpoint
 from localq.formats.dense_checkpoint import dequantized
 from localq.models import architecture
+from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.vq2_conversions import converted
@@ -76,7 +77,7 @@ def test_every_catalogued_shape_makes_a_model_with_that_many_weights(entry):
 def test_the_loader_reads_it_and_logits_stay_finite(model_type, format):
     files = tiny(model_type, format)
     model = load(
-        files, Options(device="cpu", ctx=320), opened=lambda each: synthetic.checkpoint(each, format, CPU, seed=1)
+        files, LoadOptions(device="cpu", ctx=320), opened=lambda each: synthetic.checkpoint(each, format, CPU, seed=1)
     )
     assert model.format == format
     prompt = [5 + 7 * i % 300 for i in range(263)]  # in passes, which take a tenth of the time that steps do
@@ -137,8 +138,8 @@ def test_the_dense_form_holds_the_same_weights(model_type, format):
     files = tiny(model_type, format)
     plain = dequantized(synthetic.checkpoint(files, format, CPU, 0), CPU, torch.float32)
     assert not any(quantized_in(plain, name.removesuffix(".weight")) for name in plain.tensors)
-    quantized = load(files, Options(device="cpu", ctx=64), opened=lambda f: synthetic.checkpoint(f, format, CPU, 0))
-    dense = load(files, Options(device="cpu", ctx=64), opened=lambda f: plain)
+    quantized = load(files, LoadOptions(device="cpu", ctx=64), opened=lambda f: synthetic.checkpoint(f, format, CPU, 0))
+    dense = load(files, LoadOptions(device="cpu", ctx=64), opened=lambda f: plain)
     assert dense.format in ("fp16", "bf16")
     pairs = zip(quantized.model.parameters(), dense.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)

@@ -16,6 +16,7 @@ from localq.chat.session import ChatSession, Piece, Reply
 from localq.cli.line import line_chat
 from localq.cli.line.session import TerminalWatcher
 from localq.errors import LocalqError
+from localq.planner.load_options import LoadOptions
 from localq.worker.client import EngineClient
 from localq.worker.messages import Generate, Load, Tokens
 from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
@@ -52,7 +53,7 @@ def told_by(parts) -> Reply:
 
 def test_a_chat_writes_what_it_leaves_and_takes_up_what_it_goes_on_with():
     client, store = KeepingClient(["one"], ["two"], ["three"]), SessionStore()
-    session = ChatSession(client, Load("path", "model"), CharTokenizer(), store=store)
+    session = ChatSession(client, Load("path", LoadOptions("model")), CharTokenizer(), store=store)
     session.keeper = SnapshotKeeper(store.path, 2**30)
     told_by(session.ask("a"))
     session.go_on(Session())
@@ -72,7 +73,7 @@ def test_a_chat_writes_what_it_leaves_and_takes_up_what_it_goes_on_with():
 @pytest.mark.parametrize("failure", [None, LocalqError("engine", "it ran out of memory")])
 def test_what_was_written_before_something_else_was_read_comes_back(failure):
     client, store = KeepingClient(["one"], [failure or "besides"], ["two"]), SessionStore()
-    session = ChatSession(client, Load("path", "model"), CharTokenizer(), store=store)
+    session = ChatSession(client, Load("path", LoadOptions("model")), CharTokenizer(), store=store)
     session.keeper = SnapshotKeeper(store.path, 2**30)
     told_by(session.ask("a"))
     with contextlib.suppress(LocalqError):
@@ -83,7 +84,7 @@ def test_what_was_written_before_something_else_was_read_comes_back(failure):
 
 
 def test_a_chat_without_a_keeper_leaves_at_once():
-    session = ChatSession(KeepingClient(), Load("path", "model"), CharTokenizer())
+    session = ChatSession(KeepingClient(), Load("path", LoadOptions("model")), CharTokenizer())
     session.leave()
     assert session.client.engine.since() == []
 
@@ -95,7 +96,7 @@ def test_a_chat_without_a_keeper_leaves_at_once():
 )
 def test_the_line_chat_ends_whatever_becomes_of_the_snapshot(error, told, capsys):
     client, store = KeepingClient(["one"]), SessionStore()
-    session = ChatSession(client, Load("path", "model"), CharTokenizer(), store=store)
+    session = ChatSession(client, Load("path", LoadOptions("model")), CharTokenizer(), store=store)
     session.keeper = SnapshotKeeper(store.path, 2**30)
     told_by(session.ask("a"))
     client.engine.error = error
@@ -128,7 +129,9 @@ def test_a_continued_chat_shares_what_was_read_and_says_the_same(tmp_path, monke
     path, found = snapshot_files.path_of(store.path, 1), []
     for name in ("writes", "restores"):
         with Recording() as client:
-            session = ChatSession(client, Load(str(checkpoint), "m", "cpu"), tokenizer, max_tokens=12, store=store)
+            session = ChatSession(
+                client, Load(str(checkpoint), LoadOptions("m", "cpu")), tokenizer, max_tokens=12, store=store
+            )
             session.keeper = SnapshotKeeper(store.path, 2**30)
             if name == "writes":
                 told_by(session.ask("Remember " + "many words " * 12))

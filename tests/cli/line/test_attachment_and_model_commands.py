@@ -15,8 +15,9 @@ from localq.chat.history.store import SessionStore
 from localq.chat.open_conversation import Start
 from localq.chat.session import ChatSession
 from localq.cli.line import line_chat
-from localq.cli.options import Given
+from localq.cli.options import PromptText
 from localq.errors import ExitCode, LocalqError
+from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
 from localq.settings import Settings
 from localq.worker.messages import Load
@@ -33,7 +34,7 @@ class Host:
 
 
 def session_over(*replies: list) -> ChatSession:
-    session = ChatSession(ScriptedClient(*replies), Load("path", "tiny"), CharTokenizer())
+    session = ChatSession(ScriptedClient(*replies), Load("path", LoadOptions("tiny")), CharTokenizer())
     session.record.model = "smollm2-135m"
     return session
 
@@ -189,7 +190,7 @@ def talk(monkeypatch, tmp_path, capsys):
             if name == fails:
                 raise LocalqError(name, "it does not fit", "Take a smaller one.", ExitCode.DOES_NOT_FIT)
             client = ScriptedClient(*(replies or [["a"], ["b"]]))
-            session = ChatSession(client, Load("path", name), CharTokenizer(), Sampling(top_k=len(name)))
+            session = ChatSession(client, Load("path", LoadOptions(name)), CharTokenizer(), Sampling(top_k=len(name)))
             session.record.model, session.system = name, settings.system
             opened.append(session)
             yield open_model.Opened(session, client)
@@ -209,7 +210,7 @@ def test_the_conversation_goes_on_with_another_model(talk, own_folder):
     (own_folder / "f.txt").write_text("file")
     opened, code, out, err = talk("one", "/system S", "/read f.txt", "/model qwen3-8b", "two")
     assert code == ExitCode.OK
-    assert [session.request.name for session in opened] == ["smollm2-135m", "qwen3-8b"]
+    assert [session.request.options.name for session in opened] == ["smollm2-135m", "qwen3-8b"]
     assert opened[1].client.prompts == ["<system>S<user>one<assistant>a<user>f.txt:\n\nfile\n\ntwo<assistant>"]
     assert (out, opened[1].stop_strings, opened[1].sampling.top_k) == ("a\na\n", ("END",), 8)
     record = SessionStore(own_folder / "sessions.db").find(None)
@@ -219,7 +220,7 @@ def test_the_conversation_goes_on_with_another_model(talk, own_folder):
 
 def test_a_model_that_does_not_open_leaves_the_one_at_hand(talk):
     opened, code, out, err = talk("one", "/model qwen3-8b", "two", fails="qwen3-8b")
-    assert [session.request.name for session in opened] == ["smollm2-135m", "smollm2-135m"]
+    assert [session.request.options.name for session in opened] == ["smollm2-135m", "smollm2-135m"]
     assert "it does not fit" in err
     assert "going on with smollm2-135m" in err
     assert (code, out) == (0, "a\na\n")
@@ -229,14 +230,14 @@ def test_a_model_that_does_not_open_leaves_the_one_at_hand(talk):
 
 
 def test_a_first_message_then_more_at_a_terminal_and_no_more_from_a_pipe(talk):
-    opened, _, out, _ = talk("two", first=Given("/one"))
+    opened, _, out, _ = talk("two", first=PromptText("/one"))
     assert (out, opened[0].client.prompts[0]) == ("a\nb\n", "<user>/one<assistant>")
-    opened, code, out, _ = talk("two", first=Given("one"), terminal=False)
+    opened, code, out, _ = talk("two", first=PromptText("one"), terminal=False)
     assert (code, out) == (0, "a\n")
     dead = LocalqError("engine process", "ended", "")
     with pytest.raises(LocalqError, match="ended"):
-        talk(first=Given("one"), terminal=False, replies=[["x", dead]])
-    _, code, out, err = talk("two", first=Given("one"), replies=[["x", dead], ["b"]])
+        talk(first=PromptText("one"), terminal=False, replies=[["x", dead]])
+    _, code, out, err = talk("two", first=PromptText("one"), replies=[["x", dead], ["b"]])
     assert (code, out) == (0, "x\nb\n")
     assert "engine process: ended" in err
 

@@ -13,6 +13,7 @@ from localq.chat.open_conversation import Start
 from localq.chat.session import ChatSession
 from localq.cli.line import line_chat
 from localq.errors import ExitCode, LocalqError
+from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.worker.messages import Load
 from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
@@ -50,7 +51,7 @@ def leave(monkeypatch, tmp_path, capsys):
         @contextlib.contextmanager
         def opened(*_):
             client = ScriptedClient(["a"])
-            talk = ChatSession(client, Load("path", "tiny"), CharTokenizer())
+            talk = ChatSession(client, Load("path", LoadOptions("tiny")), CharTokenizer())
             yield open_model.Opened(talk, client)
 
         monkeypatch.setattr(open_model, "open_session", opened)

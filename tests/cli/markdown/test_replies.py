@@ -18,6 +18,7 @@ from localq.cli import execute
 from localq.cli.line.reply_printer import printing, tell
 from localq.cli.line.session import StatusLine, print_reply
 from localq.cli.line.thinking_lines import Thoughts
+from localq.planner.load_options import LoadOptions
 from localq.stats import Stats
 from localq.worker.messages import Load
 from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
@@ -50,7 +51,7 @@ def run(page, monkeypatch):
     @contextlib.contextmanager
     def open_session(name, settings, watcher, wanted):
         client = ScriptedClient([SAID])
-        yield open_model.Opened(ChatSession(client, Load("path", name), tokenizer), client)
+        yield open_model.Opened(ChatSession(client, Load("path", LoadOptions(name)), tokenizer), client)
 
     monkeypatch.setattr(open_model, "open_session", open_session)
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))

@@ -17,6 +17,7 @@ from localq.chat.session import ChatSession
 from localq.cli import execute
 from localq.cli.line import line_chat
 from localq.errors import ExitCode
+from localq.planner.load_options import LoadOptions
 from localq.worker.messages import Load
 from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 
@@ -32,7 +33,7 @@ def answered(monkeypatch, capsys):
 
         @contextlib.contextmanager
         def open_session(name, settings, watcher, wanted):
-            session = ChatSession(client, Load("path", name), CharTokenizer())
+            session = ChatSession(client, Load("path", LoadOptions(name)), CharTokenizer())
             session.system = settings.system
             yield open_model.Opened(session, client)
 

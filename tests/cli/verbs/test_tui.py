@@ -13,6 +13,7 @@ from localq.cli import execute, main, output
 from localq.cli.verbs import chat as verb
 from localq.cli.verbs import tui
 from localq.errors import ExitCode, LocalqError
+from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
 from localq.tui.jobs.model_handle import Model
@@ -89,7 +90,7 @@ def shown(monkeypatch, run, store=None) -> int:
 
 
 def with_model(app: LocalqApp, store: SessionStore | None, closed: list[str]) -> ChatSession:
-    session = ChatSession(ScriptedClient(["yes"]), Load("path", "model"), CharTokenizer(), store=store)
+    session = ChatSession(ScriptedClient(["yes"]), Load("path", LoadOptions("model")), CharTokenizer(), store=store)
     model = Model.over(session)
     app.model = Model(session, model.load, lambda: closed.append("closed"), model.profile)
     return session

@@ -18,14 +18,15 @@ from torch.utils._pytree import tree_leaves
 
 from localq.engine.generate import Engine
 from localq.engine.load import load as loading
-from localq.engine.load.load import LoadedModel, Options
+from localq.engine.load.load import LoadedModel
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import ModelFiles, open_model
 from localq.formats.checkpoint import Checkpoint, open_checkpoint
+from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
 from tests.support.files.hostile_models import FORMATS, write_sound
 
-CPU = Options(device="cpu", dtype="float32", ctx=64)
+CPU = LoadOptions(device="cpu", dtype="float32", ctx=64)
 INJECTIONS = 50  # in each of the quantized formats; in the plain one every allocation fails
 PROMPT = [72, 101, 108, 108, 111]
 

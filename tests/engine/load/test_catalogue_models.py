@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from localq.engine.load.load import LoadedModel, Options, load
+from localq.engine.load.load import LoadedModel, load
 from localq.files import catalog
 from localq.files.architecture import Architecture
 from localq.files.model_folder import open_model
 from localq.formats import FORMATS
 from localq.planner import offers
+from localq.planner.load_options import LoadOptions
 from localq.planner.offers import Offer
 from tests.support.models import catalogue_checkpoints
 
@@ -47,7 +48,7 @@ def tiny(folder: Path, arch: Architecture, format: str, scheme: str) -> tuple[Lo
     if made is None:
         return None
     files = open_model(made)
-    return load(files, Options(device="cpu")), Architecture.from_config(files.config)
+    return load(files, LoadOptions(device="cpu")), Architecture.from_config(files.config)
 
 
 @pytest.mark.parametrize("name", OFFERS)

@@ -18,7 +18,7 @@ from localq.bench.quality import bits
 from localq.engine.load import load as loading
 from localq.engine.load import plan as planning
 from localq.engine.load import weights
-from localq.engine.load.load import LoadedModel, Options, load
+from localq.engine.load.load import LoadedModel, load
 from localq.engine.sampler import SamplerState
 from localq.engine.step import fused_experts
 from localq.engine.step.fused import FusedStep
@@ -29,6 +29,7 @@ from localq.files.model_folder import open_model
 from localq.formats import mxfp4, nf4
 from localq.formats.linear import SlabStack
 from localq.planner import footprint
+from localq.planner.load_options import LoadOptions
 from localq.planner.placement import Placement
 from localq.quantize import by_layer, by_tensor
 from localq.quantize.request import Request
@@ -36,7 +37,7 @@ from tests.support.engine import step_stand_ins
 from tests.support.engine.packed_models import packed_model
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
-CPU = Options(device="cpu")
+CPU = LoadOptions(device="cpu")
 IDS = torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(1))
 EXPERTS = "model.layers.1.mlp.experts"
 PUBLISHED_CONFIG = {  # what openai/gpt-oss-20b's config.json has in the spelling of transformers 4
@@ -124,7 +125,7 @@ def test_experts_are_bit_by_bit_those_of_transformers(published: Path) -> None:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     tensors = read(published)
-    model = load(open_model(published), Options(device="cpu", dtype="bfloat16")).model
+    model = load(open_model(published), LoadOptions(device="cpu", dtype="bfloat16")).model
     for name in ("gate_up_proj", "down_proj"):
         blocks, scales = tensors[f"{EXPERTS}.{name}_blocks"], tensors[f"{EXPERTS}.{name}_scales"]
         ours = model.get_parameter(f"layers.1.mlp.experts.{name}")
@@ -155,7 +156,7 @@ def test_too_little_host_memory_names_the_smaller_type(
 ) -> None:
     monkeypatch.setattr(planning.psutil, "virtual_memory", lambda: SimpleNamespace(available=2**20))
     with pytest.raises(LocalqError, match="are free") as caught:
-        load(open_model(published), Options(device="cpu", dtype=dtype))
+        load(open_model(published), LoadOptions(device="cpu", dtype=dtype))
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
     assert ("--dtype bfloat16" in caught.value.next_step) is half
 

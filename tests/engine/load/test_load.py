@@ -16,15 +16,16 @@ from localq.driver import Driver, Machine
 from localq.engine.load import plan as planning
 from localq.engine.load import weights
 from localq.engine.load.device import NO_DRIVER_NOTE, pick
-from localq.engine.load.load import Options, load, pick_dtype
+from localq.engine.load.load import load, pick_dtype
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.formats import int8, nf4
 from localq.kv_bits import KV_BITS
+from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import prompt_of
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
-CPU = Options(device="cpu")
+CPU = LoadOptions(device="cpu")
 
 
 def logits_of(loaded, ids) -> torch.Tensor:
@@ -125,9 +126,9 @@ def test_tied_head(tmp_path):
 
 def test_context_as_asked_and_beyond_the_model(checkpoint):
     files = open_model(checkpoint)
-    assert load(files, Options(device="cpu", ctx=77)).cache.capacity == 77
+    assert load(files, LoadOptions(device="cpu", ctx=77)).cache.capacity == 77
     with pytest.raises(LocalqError, match="513") as caught:
-        load(files, Options(device="cpu", ctx=513))
+        load(files, LoadOptions(device="cpu", ctx=513))
     assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -176,12 +177,12 @@ def test_progress_is_told(checkpoint):
 
 def test_notes_of_the_device_are_kept(checkpoint):
     machine = Machine(Driver(present=False), None)
-    loaded = load(open_model(checkpoint), Options(), pick=lambda word: pick(word, lambda: machine))
+    loaded = load(open_model(checkpoint), LoadOptions(), pick=lambda word: pick(word, lambda: machine))
     assert loaded.notes == (NO_DRIVER_NOTE,)
 
 
 def test_a_budget_for_a_gpu_is_noted_where_there_is_none(checkpoint):
-    assert load(open_model(checkpoint), Options(device="cpu", vram_bytes=2**33)).notes == (
+    assert load(open_model(checkpoint), LoadOptions(device="cpu", vram_bytes=2**33)).notes == (
         "--vram has no meaning on the CPU",
     )
 
@@ -211,7 +212,7 @@ def test_dtype(edit, device, wanted, config, dtype):
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_reduced_head_has_the_values_of_its_dequantized_form(tmp_path, tied, form, module, relative):
     folder = make_checkpoint(tmp_path, dtype=torch.float32, initializer_range=0.15, tie_word_embeddings=tied)
-    plain, quantized = load(open_model(folder), CPU), load(open_model(folder), Options(device="cpu", head=form))
+    plain, quantized = load(open_model(folder), CPU), load(open_model(folder), LoadOptions(device="cpu", head=form))
     assert quantized.head_bits == form
     head = plain.model.embed_tokens.weight if tied else plain.model.lm_head.weight
     expected = module.dequantize(module.quantize(head.detach()), torch.float32)
@@ -230,7 +231,7 @@ def test_quantized_caches_on_the_cpu(checkpoint, loaded):
     ids = prompt_of(40)
     exact, errors = logits_of(loaded, ids), []
     for bits in KV_BITS[1:]:
-        quantized = load(open_model(checkpoint), Options(device="cpu", kv_bits=bits))
+        quantized = load(open_model(checkpoint), LoadOptions(device="cpu", kv_bits=bits))
         assert (quantized.kv_bits, quantized.cache.bits) == (bits, bits)
         assert quantized.ledger["kv_cache"] == quantized.plan.ledger.components["kv_cache"]
         assert quantized.ledger["kv_cache"] < loaded.ledger["kv_cache"]
@@ -240,7 +241,7 @@ def test_quantized_caches_on_the_cpu(checkpoint, loaded):
 
 
 def test_host_memory_for_the_embedding_changes_nothing_on_the_cpu(checkpoint, loaded):
-    same = load(open_model(checkpoint), Options(device="cpu", embed="host"))
+    same = load(open_model(checkpoint), LoadOptions(device="cpu", embed="host"))
     assert (same.embed, same.ledger) == ("device", loaded.ledger)
 
 
@@ -251,7 +252,7 @@ def test_a_head_that_the_files_hold_in_nf4(edit):
     files = edit(change)
     assert load(files, CPU).head_bits == "nf4"
     with pytest.raises(LocalqError, match="hold the head in NF4") as caught:
-        load(files, Options(device="cpu", head="8"))
+        load(files, LoadOptions(device="cpu", head="8"))
     assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -261,10 +262,11 @@ def test_a_load_and_a_reply_import_nothing_of_the_compiler_of_torch(checkpoint):
 import sys
 from pathlib import Path
 from localq.engine.generate import Engine
-from localq.engine.load.load import Options, load
+from localq.engine.load.load import load
+from localq.planner.load_options import LoadOptions
 from localq.files.model_folder import open_model
 from localq.sampling import Sampling
-engine = Engine(load(open_model(Path(sys.argv[1])), Options(device="cpu")))
+engine = Engine(load(open_model(Path(sys.argv[1])), LoadOptions(device="cpu")))
 assert list(engine.generate([3, 4, 5], Sampling(), max_tokens=3))
 print([each for each in ("torch._dynamo", "torch._inductor", "sympy", "transformers") if each in sys.modules])
 """

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from localq.engine.generate import Engine
-from localq.engine.load.load import Options, load
+from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.formats import nf4
+from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import GREEDY, prompt_of
 
-CPU = Options(device="cpu")
+CPU = LoadOptions(device="cpu")
 
 
 def drop(key):
@@ -78,7 +79,7 @@ def test_overflow_of_the_computing_type_is_noted(edit, dtype, notes):
     def change(tensors, config):
         tensors[UP][0, 0] = 1e5  # beyond float16
 
-    assert len(load(edit(change), Options(device="cpu", dtype=dtype)).notes) == notes
+    assert len(load(edit(change), LoadOptions(device="cpu", dtype=dtype)).notes) == notes
 
 
 @pytest.mark.parametrize(
@@ -97,8 +98,8 @@ def test_what_is_not_supported_is_named(edit, config, why):
 
 def test_what_does_not_exist_is_a_usage_error(checkpoint):
     with pytest.raises(LocalqError, match="'int8' is not a type"):
-        load(open_model(checkpoint), Options(device="cpu", dtype="int8"))
+        load(open_model(checkpoint), LoadOptions(device="cpu", dtype="int8"))
     for wrong in ({"kv_bits": 5}, {"embed": "disk"}, {"head": "32"}):
         with pytest.raises(LocalqError) as caught:
-            load(open_model(checkpoint), Options(device="cpu", **wrong))
+            load(open_model(checkpoint), LoadOptions(device="cpu", **wrong))
         assert caught.value.exit_code == ExitCode.USAGE

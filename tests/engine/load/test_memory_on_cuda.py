@@ -12,10 +12,11 @@ from localq.bench.synthetic import sources
 from localq.engine.generate import Engine
 from localq.engine.load import vram
 from localq.engine.load.device import Choice
-from localq.engine.load.load import LoadedModel, Options, free_memory, load
+from localq.engine.load.load import LoadedModel, free_memory, load
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.planner.footprint import MIB
+from localq.planner.load_options import LoadOptions
 from localq.quantize.by_tensor import convert
 from tests.support.engine.engine_runs import bare_device, ids_of, prompt_of
 from tests.support.models.tiny_checkpoints import make_checkpoint
@@ -35,7 +36,7 @@ def nf4_folder(tmp_path_factory):
 
 def on_gpu(folder, **options) -> LoadedModel:
     return load(
-        open_model(folder), Options(device="cuda", **options), pick=lambda word: Choice(torch.device("cuda", 0))
+        open_model(folder), LoadOptions(device="cuda", **options), pick=lambda word: Choice(torch.device("cuda", 0))
     )
 
 
@@ -111,7 +112,7 @@ def test_a_model_of_real_shape_takes_what_was_predicted(options):
     bare_device()
     torch.cuda.reset_peak_memory_stats()
     others = torch.cuda.memory_reserved()
-    loaded = load(files, Options(device="cuda", ctx=2048, **options), opened=lambda each: opened(each, device))
+    loaded = load(files, LoadOptions(device="cuda", ctx=2048, **options), opened=lambda each: opened(each, device))
     planned = loaded.plan.ledger
     outside = planned.components["cuda_context"] + planned.components["graphs"]
     assert torch.cuda.max_memory_reserved() - others <= planned.total - outside

@@ -14,7 +14,7 @@ from torch import Tensor
 from localq.bench.quality import bits
 from localq.engine.cache import KVCache
 from localq.engine.load import expert_pieces, weights
-from localq.engine.load.load import LoadedModel, Options, load
+from localq.engine.load.load import LoadedModel, load
 from localq.engine.step import fused_experts
 from localq.errors import ExitCode, LocalqError
 from localq.files.hub import remote as hub_remote
@@ -23,6 +23,7 @@ from localq.formats import mxfp4, nf4
 from localq.formats.checkpoint import open_checkpoint
 from localq.models import ARCHITECTURES
 from localq.models.experts import Router
+from localq.planner.load_options import LoadOptions
 from localq.quantize import by_tensor
 from tests.support.engine.engine_runs import logits_of
 from tests.support.engine.live_memory import LiveMemory
@@ -31,7 +32,7 @@ from tests.support.formats.expert_checkpoints import FORMATS, fused, logits, qua
 from tests.support.quantize.conversions import digests
 
 KINDS = ("mixtral", "qwen3_moe")
-CPU = Options(device="cpu")
+CPU = LoadOptions(device="cpu")
 IDS = tuple(torch.randint(0, 256, (40,), generator=torch.Generator().manual_seed(1)).tolist())
 every_kind = pytest.mark.parametrize("kind", KINDS)
 

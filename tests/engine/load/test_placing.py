@@ -9,7 +9,7 @@ import torch
 
 from localq.engine.arena import ALIGNMENT, Arena, arena_bytes
 from localq.engine.load import weights
-from localq.engine.load.load import Options, load
+from localq.engine.load.load import load
 from localq.files.model_folder import open_model
 from localq.formats import int8, nf4
 from localq.formats.checkpoint import Checkpoint, info, open_checkpoint
@@ -17,6 +17,7 @@ from localq.formats.nf4 import codec as nf4_codec
 from localq.formats.nf4 import linear as nf4_linear
 from localq.formats.nf4 import tiles as nf4_tiles
 from localq.models import architecture
+from localq.planner.load_options import LoadOptions
 from localq.planner.placement import Placement
 from localq.quantize.by_tensor import convert
 from tests.support.engine.engine_runs import prompt_of
@@ -66,7 +67,7 @@ def test_the_arena_holds_the_blocks_exactly(tmp_path, model_type, nested):
     source = make_checkpoint(tmp_path / "source", model_type, dtype=torch.float32, initializer_range=0.15)
     convert(open_model(source), "nf4", tmp_path / "nf4")
     files = open_model(tmp_path / "nf4")
-    expected = load(files, Options(device="cpu"))
+    expected = load(files, LoadOptions(device="cpu"))
     family = architecture(files.config)
     with torch.device("meta"):
         model = family.Model(family.Config.from_dict(files.config))

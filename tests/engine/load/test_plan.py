@@ -11,11 +11,11 @@ import torch
 from localq import gpus
 from localq.engine.load import plan as planning
 from localq.engine.load import vram, weights
-from localq.engine.load.plan import Options
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.formats.checkpoint import open_checkpoint
 from localq.models import architecture
+from localq.planner.load_options import LoadOptions
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
 MIB = 2**20
@@ -39,7 +39,7 @@ def plan(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="aa"))
     monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (CARD,)))
 
-    def planned(budget: int, options: Options, available: int, hard: bool):
+    def planned(budget: int, options: LoadOptions, available: int, hard: bool):
         with torch.device("meta"):
             model = family.Model(family.Config.from_dict(files.config))
         held = vram.Held(torch.device("cuda", 0), budget, hard, 0, 300 * MIB, 0, budget, 0, available)
@@ -51,7 +51,7 @@ def plan(tmp_path, monkeypatch):
 
 
 def test_a_plan_that_fits_limits_the_allocator(plan):
-    made, held, limits = plan(2000 * MIB, Options(), 2000 * MIB, False)
+    made, held, limits = plan(2000 * MIB, LoadOptions(), 2000 * MIB, False)
     assert (made.fits, held.hard) == (True, False)
     assert limits == [made.ledger.components["cuda_context"] + made.ledger.components["graphs"]]
 
@@ -62,12 +62,12 @@ def test_a_plan_that_fits_limits_the_allocator(plan):
 ])  # fmt: skip
 def test_a_refusal_names_whoever_holds_the_memory_or_the_budget(plan, available, hard, way):
     with pytest.raises(LocalqError, match=way) as raised:
-        plan(330 * MIB, Options(), available, hard)
+        plan(330 * MIB, LoadOptions(), available, hard)
     assert raised.value.exit_code == ExitCode.DOES_NOT_FIT
 
 
 def test_by_force_nothing_is_limited(plan):
-    made, held, limits = plan(330 * MIB, Options(force=True, ctx=64), 330 * MIB, True)
+    made, held, limits = plan(330 * MIB, LoadOptions(force=True, ctx=64), 330 * MIB, True)
     assert (made.fits, made.ctx, held.hard, limits) == (False, 64, False, [])
 
 

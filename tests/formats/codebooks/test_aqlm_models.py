@@ -14,19 +14,20 @@ from torch import Tensor, nn
 
 from localq.bench.quality import bits
 from localq.engine.load import weights
-from localq.engine.load.load import Options, load, share_scratch
+from localq.engine.load.load import load, share_scratch
 from localq.engine.step import fused
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.formats.checkpoint import open_checkpoint
 from localq.formats.codebooks import aqlm
 from localq.formats.dense_checkpoint import dequantized
+from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import logits_of, prompt_of
 from tests.support.engine.packed_models import packed_model
 from tests.support.formats import aqlm_package
 from tests.support.formats.aqlm_checkpoints import LAYOUTS, write
 
-CPU = Options(device="cpu")
+CPU = LoadOptions(device="cpu")
 UP, Q = "model.layers.1.mlp.up_proj", "model.layers.0.self_attn.q_proj"
 
 
@@ -136,7 +137,7 @@ def test_a_quantized_head_is_dequantized(edit, folder):
     assert loaded.head_bits == "16"
     assert torch.equal(loaded.model.lm_head.weight, plain.model.lm_head.weight)
     with pytest.raises(LocalqError, match="its files hold the head in AQLM, not in 8 bit") as caught:
-        load(files, Options(device="cpu", head="8"))
+        load(files, LoadOptions(device="cpu", head="8"))
     assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -174,7 +175,7 @@ def test_a_reply_on_the_gpu(tmp_path, name):
 
     write(tmp_path, LAYOUTS[name], num_hidden_layers=2)
     files = open_model(tmp_path)
-    engine = Engine(load(files, Options(device="cuda")))
+    engine = Engine(load(files, LoadOptions(device="cuda")))
     slow = [note for note in engine.notes if "none reads a Linear in AQLM" in note]
     assert bool(slow) == (name == "8x8g32")
     assert list(engine.generate(prompt_of(50), GREEDY))

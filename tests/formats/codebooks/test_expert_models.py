@@ -13,7 +13,7 @@ import torch
 from localq.bench.quality import bits
 from localq.engine.arena import arena_bytes
 from localq.engine.load import expert_pieces, weights
-from localq.engine.load.load import Options, load
+from localq.engine.load.load import load
 from localq.engine.load.shared import Shared
 from localq.engine.step import fused_experts
 from localq.files import format_sizes, schemes
@@ -29,6 +29,7 @@ from localq.formats.expert_linears import LinearStack
 from localq.models import architecture
 from localq.models.experts import Mixture
 from localq.planner import footprint
+from localq.planner.load_options import LoadOptions
 from localq.planner.placement import Placement
 from localq.quantize import by_tensor
 from tests.support.engine import step_stand_ins
@@ -94,7 +95,7 @@ def put_into_tiles(model) -> None:
 @every_format
 def test_experts_stay_as_they_are_stored_and_compute_what_they_stand_for(format, folders):
     files = open_model(folders[format])
-    exact = load(files, Options(device="cpu", dtype="float32"))
+    exact = load(files, LoadOptions(device="cpu", dtype="float32"))
     assert exact.format == format
     model, sizes, places = packed_model(files)
     assert places._arena is not None
@@ -206,7 +207,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_experts_of_every_other_format_lie_on_a_gpu_as_they_are_stored(format, others):
     """AWQ, GPTQ and the rest: one Linear after the other, in memory that was counted before, with the same logits."""
     files = open_model(others[format])
-    exact = load(files, Options(device="cpu", dtype="float32"))
+    exact = load(files, LoadOptions(device="cpu", dtype="float32"))
     model, sizes, places = packed_model(files)
     assert places._arena is not None
     assert places._arena._used == arena_bytes(sizes), "as planned, to the byte"

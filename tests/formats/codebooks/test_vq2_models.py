@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from localq.bench.quality import bits
 from localq.engine.load import weights
-from localq.engine.load.load import Options, load, share_scratch
+from localq.engine.load.load import load, share_scratch
 from localq.engine.load.shared import Shared
 from localq.engine.step import fused
 from localq.errors import ExitCode, LocalqError
@@ -23,11 +23,12 @@ from localq.formats.checkpoint import open_checkpoint
 from localq.formats.codebooks import vq2
 from localq.formats.codebooks.vq2 import Packed
 from localq.formats.dense_checkpoint import dequantized
+from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import GREEDY, logits_of, prompt_of
 from tests.support.engine.packed_models import packed_model
 from tests.support.formats.vq2_checkpoints import exact, write
 
-CPU = Options(device="cpu")
+CPU = LoadOptions(device="cpu")
 UP, Q = "model.layers.1.mlp.up_proj", "model.layers.0.self_attn.q_proj"
 BOOK = 2 * 256 * 16  # bytes of a codebook of 16 weights
 
@@ -189,7 +190,7 @@ def test_a_reply_on_the_gpu(tmp_path, signs):
 
     write(tmp_path, "s4l16+s8l16", signs=signs, home=of_layer, num_hidden_layers=2)
     files = open_model(tmp_path)
-    engine = Engine(load(files, Options(device="cuda")))
+    engine = Engine(load(files, LoadOptions(device="cuda")))
     assert list(engine.generate(prompt_of(50), GREEDY))
     exactly, loaded, ids = load(files, CPU), engine.model, prompt_of(50)
     got = logits_of(loaded.model, loaded, ids)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from localq.bench.quality import bits
 from localq.engine.generate import Engine
 from localq.engine.load import weights
-from localq.engine.load.load import Options, load, share_scratch
+from localq.engine.load.load import load, share_scratch
 from localq.engine.step import fused
 from localq.engine.step.graph import StepGraphs
 from localq.engine.step.operands import operand
@@ -32,12 +32,13 @@ from localq.files.model_folder import ModelFiles, open_model
 from localq.files.schemes import scheme_of
 from localq.formats.int4.linear import Int4Linear
 from localq.planner import footprint, uncatalogued
+from localq.planner.load_options import LoadOptions
 from tests.support.engine import fused_models
 from tests.support.engine.engine_runs import GREEDY, ids_of, logits_of, prompt_of
 from tests.support.engine.packed_models import packed_model
 from tests.support.formats.int4_checkpoints import Int4, reference, tensors, write
 
-CPU = Options(device="cpu")
+CPU = LoadOptions(device="cpu")
 AWQ, ORDERED = Int4("awq", 64), Int4("gptq", 64, True)
 Q, O_BIAS = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.o_proj.bias"
 
@@ -182,7 +183,7 @@ def test_sizes_before_a_download_are_those_of_the_files(folders, method):
 def test_a_reply_on_the_gpu(folders, method):
     """By the kernels: every token is the CPU's, but where that has another within roundings of 16 bit."""
     files = open_model(folders[method])
-    engine = Engine(load(files, Options(device="cuda")))
+    engine = Engine(load(files, LoadOptions(device="cuda")))
     assert engine.graphs
     assert not [note for note in engine.notes if "slow" in note]
     prompt = prompt_of(50)
@@ -201,7 +202,7 @@ def test_a_reply_on_the_gpu(folders, method):
 @pytest.mark.parametrize("method", ["awq", "gptq"])
 @torch.inference_mode()
 def test_graph_equals_eager_bit_for_bit(folders, method):
-    loaded = load(open_model(folders[method]), Options(device="cuda"))
+    loaded = load(open_model(folders[method]), LoadOptions(device="cuda"))
     step, cache = fused_models.step_of(loaded.model, 256)
     k, v = (torch.randn(256, *shape, dtype=loaded.dtype, device="cuda") for shape in 2 * loaded.model.kv_layout()[:1])
     for layer in range(2):

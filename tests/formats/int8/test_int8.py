@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from localq.engine.cache import KVCache
-from localq.engine.load.load import Options, load
+from localq.engine.load.load import load
 from localq.files.model_folder import open_model
 from localq.formats import int8, nf4
+from localq.planner.load_options import LoadOptions
 from localq.text.tokenizer import Tokenizer
 from tests.support.files.real_model import smollm2
 
@@ -80,7 +81,7 @@ def coded_heads(head: Tensor) -> dict[str, Tensor]:
 @torch.inference_mode()
 def test_the_logits_of_a_real_head_stay_near():
     """The figures are in the docstring of quant/int8.py; the bounds leave room for other orders of summation."""
-    model = load(open_model(smollm2()), Options(device="cpu", ctx=TOKENS)).model
+    model = load(open_model(smollm2()), LoadOptions(device="cpu", ctx=TOKENS)).model
     ids = torch.tensor(Tokenizer.load(open_model(smollm2())).encode(TEXT.read_text()[1000:])[:TOKENS])
     hidden = []
     model.norm.register_forward_hook(lambda module, inputs, output: hidden.append(output))

@@ -18,18 +18,19 @@ from torch import Tensor, nn
 
 from localq.bench.quality import bits
 from localq.engine.load import weights
-from localq.engine.load.load import Options, load, share_scratch
+from localq.engine.load.load import load, share_scratch
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import ModelFiles, open_model
 from localq.formats import vptq
 from localq.formats.checkpoint import open_checkpoint
 from localq.formats.dense_checkpoint import dequantized
+from localq.planner.load_options import LoadOptions
 from tests.support.engine.engine_runs import GREEDY, logits_of, prompt_of
 from tests.support.engine.packed_models import packed_model
 from tests.support.formats.vptq_checkpoints import SCHEMES, write
 from tests.support.formats.vptq_layers import Layer, by_package, package_dequant
 
-CPU = Options(device="cpu")
+CPU = LoadOptions(device="cpu")
 Q, UP = "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.up_proj"
 
 
@@ -150,7 +151,7 @@ def test_a_reply_on_the_gpu(folder):
     from localq.engine.generate import Engine
 
     files = open_model(folder)
-    engine = Engine(load(files, Options(device="cuda")))
+    engine = Engine(load(files, LoadOptions(device="cuda")))
     assert [note for note in engine.notes if "none reads a Linear in VPTQ" in note]
     assert list(engine.generate(prompt_of(50), GREEDY))
     exact, loaded, ids = load(files, CPU), engine.model, prompt_of(50)

@@ -9,6 +9,7 @@ from typing import Any
 from localq.chat.history.store import SessionStore
 from localq.chat.session import ChatSession, Piece, Reply
 from localq.errors import LocalqError
+from localq.planner.load_options import LoadOptions
 from localq.stats import Stats
 from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
 
@@ -66,7 +67,7 @@ class ScriptedClient:
     def load(self, request: Load, on_event: Callable[[Event], None] | None = None) -> Loaded:
         self.loads += 1
         self.alive = True
-        return Loaded(request.name, "cpu", "test CPU", "float32", "bf16", self.context_size, 256, False, 0.0)
+        return Loaded(request.options.name, "cpu", "test CPU", "float32", "bf16", self.context_size, 256, False, 0.0)
 
     def cancel(self, id: int) -> None:
         self.cancelled.set()
@@ -102,7 +103,7 @@ def session_over(
 ) -> ChatSession:
     """A chat with a `ScriptedClient`, which takes what is in `more`."""
     client = ScriptedClient(*scripts, **more)
-    return ChatSession(client, Load("path", "model"), tokenizer or CharTokenizer(), store=store)
+    return ChatSession(client, Load("path", LoadOptions("model")), tokenizer or CharTokenizer(), store=store)
 
 
 def streamed(parts: Iterable[Piece | Reply]) -> tuple[str, Reply, list[str]]:

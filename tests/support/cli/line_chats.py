@@ -12,6 +12,7 @@ from localq.chat.session import ChatSession
 from localq.cli.line.line_chat import LineChat
 from localq.cli.line.session import TerminalWatcher
 from localq.errors import LocalqError
+from localq.planner.load_options import LoadOptions
 from localq.worker.messages import Load
 from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 
@@ -28,7 +29,7 @@ class Chat:
 
     def __init__(self, capsys, replies: tuple, store: SessionStore | None) -> None:
         self.client = ScriptedClient(*[reply if isinstance(reply, list) else [reply] for reply in replies])
-        self.session = ChatSession(self.client, Load("path", "tiny"), CharTokenizer(), store=store)
+        self.session = ChatSession(self.client, Load("path", LoadOptions("tiny")), CharTokenizer(), store=store)
         self.session.record.model = "tiny"
         self.capsys = capsys
         self.loop = LineChat(Opened(self.session, self.client), TerminalWatcher(quiet=True), show_stats=False)

@@ -86,9 +86,9 @@ class ScriptedBackend:
             on_progress("reading weights", int(spent * 1e9), int(script.load_s * 1e9))
             time.sleep(TICK_S)
         if script.load_fails:
-            raise LocalqError(request.name, script.load_fails, "Try other weights.", ExitCode.BAD_FILE)
+            raise LocalqError(request.options.name, script.load_fails, "Try other weights.", ExitCode.BAD_FILE)
         return Loaded(
-            request.name, "cpu", script.device_name, "float32", "bf16", request.ctx or script.context, 320, False,
+            request.options.name, "cpu", script.device_name, "float32", "bf16", request.options.ctx or script.context, 320, False,
             script.load_s, {"weights": 10**8}, list(script.notes),
         )  # fmt: skip
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from localq.engine.load.load import LoadedModel, Options, load
+from localq.engine.load.load import LoadedModel, load
 from localq.files.model_folder import open_model
+from localq.planner.load_options import LoadOptions
 from localq.quantize import by_layer
 from localq.quantize.model.calibration_stream import NoCache, Streams
 from localq.quantize.settings import Effort
@@ -58,7 +59,7 @@ def watched(source: Path, out: Path, **changes: Any) -> Made:
 
 
 def loaded(folder: Path) -> LoadedModel:
-    return load(open_model(folder), Options(device="cpu", dtype="float32"))
+    return load(open_model(folder), LoadOptions(device="cpu", dtype="float32"))
 
 
 def logits(model: LoadedModel, window: list[int]) -> Tensor:

@@ -11,6 +11,7 @@ from textual.pilot import Pilot
 
 from localq.chat.session import ChatSession
 from localq.gpus import Process, Reading
+from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.stats import Operation, Stats, StepProfile
 from localq.tui.app import LocalqApp
@@ -131,7 +132,7 @@ class TimedClient(ScriptedClient):
 
 def chat_app(client: TimedClient, settings: Settings, profile: Callable[[], dict[str, Any]]) -> LocalqApp:
     """The chat over that engine, its model loaded."""
-    session = ChatSession(client, Load("", client.as_loaded.name), CharTokenizer())
+    session = ChatSession(client, Load("", LoadOptions(client.as_loaded.name)), CharTokenizer())
     app = LocalqApp(settings, session=session)
     session.ensure_loaded()
     app.model = Model(session, session.ensure_loaded, lambda: None, profile)

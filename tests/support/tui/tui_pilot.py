@@ -14,6 +14,7 @@ from textual.widget import Widget
 
 from localq.chat.session import ChatSession
 from localq.errors import LocalqError
+from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
 from localq.worker.messages import Load
@@ -54,7 +55,7 @@ def drive(
 
 def chat_app(*scripts: Iterable[str | LocalqError], **settings: Any) -> LocalqApp:
     """The app over a scripted engine that answers with `scripts` in turn; nothing is saved."""
-    session = ChatSession(ScriptedClient(*scripts), Load("path", "model"), CharTokenizer())
+    session = ChatSession(ScriptedClient(*scripts), Load("path", LoadOptions("model")), CharTokenizer())
     return LocalqApp(Settings(**settings), session=session)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from localq.chat.session import ChatSession
 from localq.files.model_folder import open_model
+from localq.planner.load_options import LoadOptions
 from localq.text.tokenizer import Tokenizer
 from localq.worker.backend import TorchBackend
 from localq.worker.messages import Done, Event, Generate, Load, Loaded, Progress, Tokens
@@ -36,5 +37,5 @@ class InProcessClient:
 
 def session_over(path: Path, ctx: int = 512) -> ChatSession:
     """A chat with the model at `path`, on the CPU."""
-    request = Load(str(path), "model", device="cpu", ctx=ctx)
+    request = Load(str(path), LoadOptions("model", device="cpu", ctx=ctx))
     return ChatSession(InProcessClient(), request, Tokenizer.load(open_model(path)))

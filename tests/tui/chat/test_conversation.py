@@ -9,6 +9,7 @@ import pytest
 
 from localq.chat.session import ChatSession
 from localq.errors import LocalqError
+from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
 from localq.tui.chat.transcript_lines import Notice
@@ -328,7 +329,7 @@ def test_the_end_of_a_reply_breaks_off_nothing_that_is_being_drawn(monkeypatch):
         await grow(self, thought, text)
 
     monkeypatch.setattr(TurnView, "grow", slow)
-    session = ChatSession(client, Load("path", "model"), CharTokenizer())
+    session = ChatSession(client, Load("path", LoadOptions("model")), CharTokenizer())
     app = LocalqApp(Settings(), session=session)
 
     async def script(pilot):

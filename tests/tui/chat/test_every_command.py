@@ -7,6 +7,7 @@ import pytest
 from localq.chat.history.store import SessionStore
 from localq.chat.session import ChatSession
 from localq.chat.terminal import clipboard as osc52
+from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
 from localq.tui.chat.transcript_lines import Notice
@@ -24,7 +25,7 @@ def session(tmp_path, monkeypatch):
         monkeypatch.setenv(f"LOCALQ_{name}", str(tmp_path / name.lower()))
     monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
     store = SessionStore()
-    found = ChatSession(ScriptedClient(*REPLIES), Load("path", "tiny"), CharTokenizer(), store=store)
+    found = ChatSession(ScriptedClient(*REPLIES), Load("path", LoadOptions("tiny")), CharTokenizer(), store=store)
     found.record.model = "tiny"
     put_files(tmp_path)
     return found

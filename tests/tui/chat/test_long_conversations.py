@@ -6,6 +6,7 @@ from localq.chat.history.conversation import Message
 from localq.chat.history.record import Session
 from localq.chat.open_conversation import Start
 from localq.chat.session import ChatSession
+from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
 from localq.tui.chat.transcript_lines import Earlier
@@ -27,7 +28,7 @@ def long_session(turns: int) -> Session:
 
 
 def app_with(record: Session) -> LocalqApp:
-    session = ChatSession(ScriptedClient(["new"]), Load("path", "model"), CharTokenizer())
+    session = ChatSession(ScriptedClient(["new"]), Load("path", LoadOptions("model")), CharTokenizer())
     return LocalqApp(Settings(), Start(record), session=session)
 
 

@@ -10,6 +10,7 @@ from localq.chat.history.record import Session
 from localq.chat.history.store import SessionStore
 from localq.chat.open_conversation import Start
 from localq.chat.session import ChatSession
+from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
 from localq.tui.chat.status_line import StatusLine
@@ -29,7 +30,7 @@ def store(tmp_path):
 
 
 def app_over(store: SessionStore, *scripts: list[str]) -> LocalqApp:
-    session = ChatSession(ScriptedClient(*scripts), Load("path", "model"), CharTokenizer())
+    session = ChatSession(ScriptedClient(*scripts), Load("path", LoadOptions("model")), CharTokenizer())
     return LocalqApp(Settings(), Start(None, store), session=session)
 
 

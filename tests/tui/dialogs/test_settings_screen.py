@@ -14,6 +14,7 @@ from textual.widgets import Input, Select, Static, TextArea
 
 from localq import settings
 from localq.chat.session import ChatSession
+from localq.planner.load_options import LoadOptions
 from localq.sampling import LIMITS, Sampling
 from localq.settings import Settings
 from localq.tui.dialogs import settings_form
@@ -58,7 +59,9 @@ def session(tmp_path) -> ChatSession:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     own = Sampling.from_generation_config(OWN)
-    return ChatSession(ScriptedClient(["hi"]), Load(str(folder), "tiny"), CharTokenizer(), own, 100, ("###",))
+    return ChatSession(
+        ScriptedClient(["hi"]), Load(str(folder), LoadOptions("tiny")), CharTokenizer(), own, 100, ("###",)
+    )
 
 
 def driven(host: Host, script: Script, size: tuple[int, int] = (80, 24)) -> None:

@@ -14,6 +14,7 @@ from textual.widgets import Static
 from localq.chat import open_model
 from localq.chat.open_model import Opened, Wanted
 from localq.errors import LocalqError
+from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.tui.jobs.model_jobs import Opening
 from localq.tui.jobs.thread_messages import StoppedError
@@ -36,7 +37,9 @@ class SlowClient:
         while not self.going.wait(0.01):
             if self.closed.is_set():
                 raise LocalqError("engine process", "not running", "The next message starts one.")
-        return Loaded(request.name, "cpu", "test CPU", "float32", "bf16", 100, 256, False, 0.0, notes=["on the CPU"])
+        return Loaded(
+            request.options.name, "cpu", "test CPU", "float32", "bf16", 100, 256, False, 0.0, notes=["on the CPU"]
+        )
 
     def close(self) -> None:
         self.alive = False
@@ -51,7 +54,7 @@ class FakeSession:
         self.chat_template: str | None = "a template"
 
     def ensure_loaded(self, on_event: Any) -> Loaded:
-        self.loaded = self.client.load(Load("path", self.name), on_event)
+        self.loaded = self.client.load(Load("path", LoadOptions(self.name)), on_event)
         return self.loaded
 
 

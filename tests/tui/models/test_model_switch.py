@@ -12,6 +12,7 @@ from localq.chat.open_model import Opened
 from localq.chat.open_options import Wanted
 from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
+from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
 from localq.tui.app import LocalqApp
 from localq.tui.chat.session_job import SwitchWanted
@@ -50,7 +51,7 @@ def opened(monkeypatch):
         watcher.loading(Loading("reading weights", 1, 2))
         client = Client([f"{name} says"], [f"{name} again"])
         client.wanted = wanted
-        session = ChatSession(client, Load("path", name), CharTokenizer())
+        session = ChatSession(client, Load("path", LoadOptions(name)), CharTokenizer())
         session.system, session.record.model = settings.system, name
         sessions[name] = session
         yield Opened(session, client)
