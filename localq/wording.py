@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 import textwrap
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from localq.errors import usage_error
 from localq.sanitize import sanitize
 from localq.stats import Stats
+
+# The stage in words; bytes, layers or steps done, and in total (0: not counted).
+OnProgress = Callable[[str, int, int], None]
+Say = Callable[[str], None]  # one line for the user
 
 _LEAST_BESIDE, _BELOW = 24, 4  # cells of a last column that goes on in its place, and before one that stands below
 _UNITS = {"": 2**30, "g": 2**30, "gib": 2**30, "gb": 10**9, "m": 2**20, "mib": 2**20, "mb": 10**6}

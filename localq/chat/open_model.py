@@ -14,17 +14,17 @@ from typing import Protocol
 
 from localq.chat import default_sampling
 from localq.chat.open_options import (
-    Wanted as Wanted,  # in a file of its own: a front end draws before all of this is imported
+    OpenOptions as OpenOptions,  # in a file of its own: a front end draws before all of this is imported
 )
 from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog
+from localq.files import catalog, format_facts
 from localq.planner import budget as memory_budget
 from localq.planner import choose, prepare
-from localq.planner.prepare import OnProgress
 from localq.planner.speed import local_measurements
 from localq.sampling import Sampling
 from localq.settings import Settings
+from localq.wording import OnProgress
 from localq.worker.client import EngineClient
 from localq.worker.messages import Event, Load, Loaded
 
@@ -43,7 +43,7 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenSession:
     """A session with the client it runs on."""
 
     session: ChatSession
@@ -55,8 +55,8 @@ def open_session(
     name: str,
     settings: Settings,
     watcher: Watcher,
-    wanted: Wanted = Wanted(),  # noqa: B008 - it is frozen
-) -> Iterator[Opened]:
+    wanted: OpenOptions = OpenOptions(),  # noqa: B008 - it is frozen
+) -> Iterator[OpenSession]:
     """A session over `name`. The engine process starts at once and imports while the files are found.
 
     Raises LocalqError: exit 4 for an unknown name, 3 for what does not fit, else as fetching and reading files do.
@@ -83,7 +83,7 @@ def open_session(
         except LocalqError as error:  # a setting for all models need not fit each
             watcher.say(str(error))
         session.record.model = str(target.path.absolute()) if target.path is not None else target.name
-        yield Opened(session, client)
+        yield OpenSession(session, client)
     finally:
         client.close()
 
@@ -94,7 +94,7 @@ def _tell_idle(sampling: Sampling, settings: Settings, watcher: Watcher) -> None
         watcher.say(idle)
 
 
-def load_now(opened: Opened, watcher: Watcher) -> Loaded:
+def load_now(opened: OpenSession, watcher: Watcher) -> Loaded:
     """Load the model unless it is, with progress, and tell what the engine says the user must know."""
     if opened.session.loaded is not None and opened.client.alive:
         return opened.session.loaded
@@ -115,14 +115,14 @@ def load_request(path: str, name: str, settings: Settings, force: bool = False) 
     return Load(path, memory_budget.load_options(settings, name, force=force))
 
 
-def check_converses(opened: Opened, name: str) -> None:
+def check_chat_template(opened: OpenSession, name: str) -> None:
     """Raises LocalqError for a base model, which cannot hold a conversation."""
     if opened.session.tokenizer.chat_template is None:
         why = "it is a base model: it has no chat template, so it cannot hold a conversation"
         raise LocalqError(name, why, f"`localq run {name} TEXT` completes a text.")
 
 
-def _target(name: str, settings: Settings, wanted: Wanted, watcher: Watcher) -> catalog.Target:
+def _target(name: str, settings: Settings, wanted: OpenOptions, watcher: Watcher) -> catalog.Target:
     """What `name` means here; where it is another format than the usual, it is said why.
 
     Raises LocalqError (exit 3) for what does not fit and would have to be fetched first.
@@ -135,13 +135,13 @@ def _target(name: str, settings: Settings, wanted: Wanted, watcher: Watcher) -> 
     if not choice.taken.offer.preferred and wanted.format is None and target.name != name:
         watcher.say(f"{target.name}: {choice.why}")
     refusal = None if choice.taken.here or wanted.force else choose.too_large(choice.taken.offer, budget, settings)
-    if refusal is not None and choice.taken.offer.not_yet is None:
+    if refusal is not None and choice.taken.offer.unsupported is None:
         raise refusal
     return target
 
 
 def _refuse_what_does_not_run(target: catalog.Target) -> None:
     """Before a download of many gigabytes: what the catalogue knows and this version cannot run."""
-    reason = catalog.not_yet(target.entry.arch, target.format) if target.entry and target.format else None
+    reason = format_facts.unsupported(target.entry.arch, target.format) if target.entry and target.format else None
     if reason is not None:
         raise LocalqError(target.name, reason, "`localq fit --vram SIZE` lists what does run.", ExitCode.FAILURE)

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from localq.chat.terminal.transfer_rate import LEAP_BYTES
 from localq.cli.output import is_rich_terminal, note, stderr_console
+from localq.wording import OnProgress
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-OnProgress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in total (0: not counted)
 
 
 @contextlib.contextmanager

@@ -18,15 +18,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from localq import disk, places
 from localq.errors import ExitCode, LocalqError, bad_file
 from localq.files.catalog_file import Source
+from localq.wording import OnProgress
 
-OnProgress = Callable[[str, int, int], None]  # file, bytes done, bytes in total
 PART_PREFIX = ".part-"
 LOCK_NAME = ".lock"
 CHUNK_BYTES = 2**20

@@ -22,7 +22,7 @@ from localq.planner.speed.cards import Card
 from localq.planner.speed.predict import Machine
 
 if TYPE_CHECKING:
-    from localq.planner.prepare import Say  # start-up cost: the hub and all that fetches
+    from localq.wording import Say
 
 TIMEOUT_S = 60.0  # torch and CUDA start in 3 s, the measurement takes 0.2 s
 

@@ -13,19 +13,17 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
 from localq import places, processes
 from localq.errors import ExitCode, LocalqError, bad_file, usage_error
-from localq.files import catalog
+from localq.files import catalog, format_facts
 from localq.files.hub import client as hub_client
 from localq.files.hub import fetch as hub
 from localq.planner.speed import measurements
-
-Say = Callable[[str], None]
-OnProgress = Callable[[str, int, int], None]  # file, bytes done, bytes in total
+from localq.wording import OnProgress, Say
 
 # `localq quantize smollm2-135m` on two CPU cores: 134.5 M parameters in 3.8 s, reading and writing included.
 NF4_PARAMETERS_PER_S = 35e6
@@ -111,7 +109,7 @@ def check_can_make(format: str, source: str = "") -> None:
     a model like `source`, as far as the catalogue knows that one."""
     entry = catalog.resolve(source).entry if source and format in CALIBRATED else None
     if entry is not None and entry.arch.model_type == "gpt_oss":
-        raise usage_error(source, catalog.NO_SEARCH_OF_EXPERTS, "Use --format nf4.")
+        raise usage_error(source, format_facts.NO_SEARCH_OF_EXPERTS, "Use --format nf4.")
     if format in CALIBRATED and importlib.util.find_spec("localq._C") is None:
         raise cannot_search(format, "this installation was built without it")
 

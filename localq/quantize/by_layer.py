@@ -40,9 +40,8 @@ from localq.quantize.request import Request as Request
 from localq.quantize.request import changed, opened, origin, task_of
 from localq.quantize.settings import Made, Settings, Tuning, inputs_rotated
 from localq.quantize.target import target_of
+from localq.wording import OnProgress, Say
 
-OnProgress = Callable[[str, int, int], None]  # what is done, weights done, weights in total
-Say = Callable[[str], None]  # one-line notes for the user
 # What is done: layers made, layers that were there already, and before them what bits are worth where.
 QUANTIZING, CATCHING_UP, MEASURING = "quantizing", "catching up", "measuring where bits are worth most"
 FETCHING, TRAINING = "fetching", "training all layers"  # followed by what: work waits for it; at the end: steps

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from localq import __version__
 from localq.errors import LocalqError, bad_file, usage_error
-from localq.files import schemes
+from localq.files import stored_format
 from localq.files.model_folder import ModelFiles
 from localq.formats import FORMATS, bcq
 from localq.formats.checkpoint import Checkpoint, in_memory, open_checkpoint
@@ -34,10 +34,9 @@ from localq.quantize.model import input_moments
 from localq.quantize.output.folder import claimed, source_facts, stated_dtype, write_small_files
 from localq.quantize.output.shards import SHARD_BYTES, ShardWriter, plan_shards, start_state
 from localq.quantize.output.tensor_jobs import Job, maker_of, notes, plan_jobs, skipped_modules
+from localq.wording import OnProgress, Say
 
 MADE = ("nf4", "mxfp4", "bcq", "squeezellm")  # formats that are made tensor by tensor; `vq_convert` makes others
-OnProgress = Callable[[str, int, int], None]  # what is done, source bytes done, source bytes in total
-Say = Callable[[str], None]  # one-line notes for the user
 
 
 def convert(
@@ -101,7 +100,7 @@ def convert(
 def _format_module(source: ModelFiles, format: str) -> ModuleType:
     if format not in MADE:
         raise usage_error(format, "localq does not write this format tensor by tensor", f"Formats: {', '.join(MADE)}.")
-    if "quantization_config" in source.config and not (format == "nf4" and schemes.only_experts(source)):
+    if "quantization_config" in source.config and not (format == "nf4" and stored_format.only_experts(source)):
         method = source.config["quantization_config"]
         name = method.get("quant_method", "unknown") if isinstance(method, dict) else "unknown"
         why = f"its weights are quantized already ({name})"

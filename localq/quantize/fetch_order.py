@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from localq.files.hub.shards import AHEAD, Shards
 from localq.quantize.model.source import Source
+from localq.wording import Say
 
-Tell = Callable[[str], None]  # what is waited for
 Release = Callable[[Sequence[int]], None]  # to be called with the numbers that are left, before each of them
 
 
-def making(shards: Shards | None, model: Source, rest: Sequence[str], numbers: Sequence[int], tell: Tell) -> Release:
+def making(shards: Shards | None, model: Source, rest: Sequence[str], numbers: Sequence[int], tell: Say) -> Release:
     """For what is written under these numbers; with the embedding goes the `rest`, tensors that are copied."""
     if shards is None:
         return lambda left: None
@@ -25,7 +25,7 @@ def making(shards: Shards | None, model: Source, rest: Sequence[str], numbers: S
     return lambda left: shards.keep(shards.holding(_made(model, rest, left)))
 
 
-def measuring(shards: Shards | None, model: Source, rest: Sequence[str], tell: Tell) -> Release:
+def measuring(shards: Shards | None, model: Source, rest: Sequence[str], tell: Say) -> Release:
     """For the way of `sensitivity.sensitivities`, behind which all is made."""
     if shards is None:
         return lambda left: None

@@ -16,6 +16,7 @@ from localq.cli.line.session import TerminalWatcher
 from localq.errors import LocalqError
 from localq.files.catalog import Target
 from localq.planner import prepare
+from localq.wording import OnProgress
 
 MB = 10**6
 SEEN = r"model\.safetensors .* 2\.\d/4\.0 MB .*\d MB/s 0:00:\d\d"
@@ -31,7 +32,7 @@ def terminal(monkeypatch) -> io.StringIO:
     return written
 
 
-def transfer(show: progress.OnProgress, upto: int) -> None:
+def transfer(show: OnProgress, upto: int) -> None:
     for done in range(0, upto + 1, MB // 2):
         show("model.safetensors", done, 4 * MB)
         time.sleep(0.02)

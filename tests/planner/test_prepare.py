@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from localq.planner import prepare
+from localq.wording import OnProgress
 
 LINES = "import sys, time; print('on stdout'); print('layer 1 of 2', file=sys.stderr, flush=True)"
 
@@ -25,7 +26,7 @@ class Captured:
     def flush(self) -> None: ...
 
 
-def run_under_a_full_screen(monkeypatch, script: str, show: prepare.OnProgress) -> tuple[int, str]:
+def run_under_a_full_screen(monkeypatch, script: str, show: OnProgress) -> tuple[int, str]:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", Captured())  # not in a fixture: pytest puts its own back before the test begins
         return prepare._run([sys.executable, "-c", script], show)

@@ -10,24 +10,24 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localq import places
 from localq.errors import LocalqError, usage_error
-from localq.files import catalog, local_models
+from localq.files import catalog, stored_format
 from localq.files.catalog import FULL_PRECISION, Target
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import fetch as hub
 from localq.files.model_folder import open_model
 from localq.planner import prepare
 from localq.planner.speed import local_measurements
+from localq.wording import OnProgress, Say
 
 ORDER = ("nf4", "vq2", "aqlm", "aqlm2x8", "vptq", "mxfp4", "bcq", "squeezellm", "awq", "gptq")  # of the table
 MADE = ("nf4", "vq2", "aqlm2x8", "mxfp4", "bcq", "squeezellm")  # by `localq quantize`
 VARIANTS = {"vq2": "s4l16", "aqlm": "2x8g8", "vptq": "v8-k65536-256", "bcq": "q3g128"}  # of random weights
-OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,14 @@ def random() -> tuple[Candidate, ...]:
     return tuple(Candidate(format) for format in ORDER if format != "aqlm2x8")
 
 
-def find(name: str, say: prepare.Say, on_progress: OnProgress | None, offline: bool) -> Found:
+def find(name: str, say: Say, on_progress: OnProgress | None, offline: bool) -> Found:
     """The formats of the model `name`. Its own weights are fetched if need be; raises as `prepare.source_path` does."""
     target = catalog.resolve(name)
     base = _full_precision(target) or prepare.model_path(target, say, on_progress, offline)
     if target.entry:
         return Found(target.entry.name, base, tuple(_candidate(format, target, base) for format in ORDER))
     with contextlib.suppress(LocalqError):  # of what cannot be read every line says why
-        own = local_models.format_of_config(open_model(base).config)
+        own = stored_format.format_of_config(open_model(base).config)
         candidates = (Candidate(each, base) if each == own else _candidate(each, target, base) for each in ORDER)
         return Found(target.name, base, tuple(candidates))
     return Found(target.name, base, tuple(_candidate(format, target, base) for format in ORDER))
@@ -90,7 +90,7 @@ def to_make(words: str) -> tuple[str, ...]:
     return named
 
 
-def make(found: Found, wanted: Sequence[str], say: prepare.Say, on_progress: OnProgress | None, offline: bool) -> Found:
+def make(found: Found, wanted: Sequence[str], say: Say, on_progress: OnProgress | None, offline: bool) -> Found:
     """The same, with the formats `wanted` made where they are missing; what cannot be made has the reason."""
     made = (
         _made(each, found, say, on_progress, offline) if each.format in wanted else each for each in found.candidates
@@ -134,7 +134,7 @@ def _folder(format: str, target: Target) -> Path:
     return places.quantized_dir() / f"{name}@{format}"
 
 
-def _made(each: Candidate, found: Found, say: prepare.Say, on_progress: OnProgress | None, offline: bool) -> Candidate:
+def _made(each: Candidate, found: Found, say: Say, on_progress: OnProgress | None, offline: bool) -> Candidate:
     if each.path is not None or each.folder is None:
         return each
     target = catalog.resolve(each.made_as) if each.made_as else None

@@ -13,9 +13,10 @@ from functools import partial
 from typing import Any, TextIO
 
 from localq.bench import plot
-from localq.bench.quality.evaluation import REFERENCE, OnProgress, Request, run
+from localq.bench.quality.evaluation import REFERENCE, Request, run
 from localq.engine.load.load import free_memory
 from localq.errors import LocalqError
+from localq.wording import OnProgress
 
 Point = tuple[str, float, float]  # what, bytes, perplexity
 

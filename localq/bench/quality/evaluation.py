@@ -23,9 +23,9 @@ from localq.planner.load_options import LoadOptions
 from localq.text import token_windows
 from localq.text.token_windows import Windows
 from localq.text.tokenizer import Tokenizer
+from localq.wording import OnProgress
 
 REFERENCE = "reference"
-OnProgress = Callable[[str, int, int], None]  # stage, done, in total
 
 
 @dataclass(frozen=True)

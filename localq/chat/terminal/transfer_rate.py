@@ -1,6 +1,6 @@
 """What bytes that come in tell: how many were here before, how fast the others come, how long the rest takes.
 
-Pure arithmetic over (bytes done, bytes in total) as `prepare.OnProgress` gets them; the clock is the caller's.
+Pure arithmetic over (bytes done, bytes in total) as `OnProgress` gets them; the clock is the caller's.
 """
 
 from __future__ import annotations

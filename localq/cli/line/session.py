@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from types import FrameType
 
 from localq.chat import open_model
-from localq.chat.open_model import Opened
+from localq.chat.open_model import OpenSession
 from localq.chat.reply import MEASURED
 from localq.chat.session import ChatSession, Piece, Reply
 from localq.cli import progress
@@ -21,10 +21,9 @@ from localq.cli.line.reply_printer import Printer
 from localq.cli.line.thinking_lines import Thoughts
 from localq.cli.output import is_rich_terminal, note
 from localq.errors import LocalqError
-from localq.planner.prepare import OnProgress
 from localq.planner.speed import roofline
 from localq.stats import Stats
-from localq.wording import human_bytes, stats_line
+from localq.wording import OnProgress, human_bytes, stats_line
 from localq.worker.messages import Event, Loaded, Loading
 
 
@@ -87,7 +86,7 @@ class TerminalWatcher:
         """The stage and its share."""
         self.status.event(event)
 
-    def load(self, opened: Opened) -> Loaded:
+    def load(self, opened: OpenSession) -> Loaded:
         """`opening.load_now`, shown here."""
         try:
             return open_model.load_now(opened, self)

@@ -19,7 +19,7 @@ from localq.engine.load import device as devices
 from localq.engine.load import plan as planning
 from localq.engine.load import vram, weights
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.files import schemes
+from localq.files import stored_format
 from localq.files.model_folder import ModelFiles
 from localq.formats import FORMATS, expert_linears, nf4
 from localq.formats.checkpoint import Checkpoint, open_checkpoint
@@ -31,8 +31,7 @@ from localq.models.decoder import Decoder
 from localq.planner import footprint
 from localq.planner import plan as planner
 from localq.planner.load_options import LoadOptions
-
-OnProgress = Callable[[str, int, int], None]  # stage, bytes done, bytes in total
+from localq.wording import OnProgress
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -113,7 +112,7 @@ def _load(
         model = architecture.Model(config)
     assignment = weights.assign(checkpoint, model, architecture.rename, name)
     sizes = weights.block_sizes(assignment, checkpoint, model, dtype, packed=held is not None)
-    scheme = schemes.scheme_in(files, {name: each.shape for name, each in checkpoint.tensors.items()})
+    scheme = stored_format.scheme_in(files, {name: each.shape for name, each in checkpoint.tensors.items()})
     plan, held = planning.planned(files, options, assignment, sum(sizes), dtype, held, scheme)
     non_finite = weights.fill(
         model,
@@ -198,7 +197,7 @@ def _architecture(files: ModelFiles, name: str) -> ModuleType:
         what = "bitsandbytes in 8 bit" if in_8_bit else f"{method!r}"
         step = f"Use {', '.join(FORMATS)} or bf16."
         raise LocalqError(name, f"its weights are quantized by {what[:80]}, which localq does not read", step)
-    if isinstance(quantization, dict) and (variant := schemes.not_read(quantization)):
+    if isinstance(quantization, dict) and (variant := stored_format.unreadable(quantization)):
         raise LocalqError(name, f"its weights are {variant}", "Use another repository of this model.")
     return ARCHITECTURES[model_type]
 

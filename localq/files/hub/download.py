@@ -28,12 +28,12 @@ from localq.files.hub import records as hub_records
 from localq.files.hub.client import Listing, RemoteFile
 from localq.files.hub.parts import Part
 from localq.files.hub.records import Store
+from localq.wording import Say
 
 TRIES = len(hub_errors.PAUSES_S) + 1  # without a byte more than before
 _RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
 
 OnBytes = Callable[[int], None]  # bytes that are here since the last call; negative when a file starts again
-Tell = Callable[[str], None]
 
 
 class _OtherContentError(Exception):
@@ -53,7 +53,7 @@ def _nobody(what: object) -> None:
 
 
 def get(
-    listing: Listing, file: RemoteFile, on_bytes: OnBytes = _nobody, store: Store | None = None, tell: Tell = _nobody
+    listing: Listing, file: RemoteFile, on_bytes: OnBytes = _nobody, store: Store | None = None, tell: Say = _nobody
 ) -> Path:
     """`file` in the snapshot of `store` (the user's, unless one is given), with the right content.
 
@@ -97,7 +97,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _is_here(store: Store, listing: Listing, file: RemoteFile, tell: Tell) -> bool:
+def _is_here(store: Store, listing: Listing, file: RemoteFile, tell: Say) -> bool:
     """The right content is in the cache and is linked. Wrong content of ours is removed; another tool's is refused."""
     pointer = store.pointer(listing.repo, listing.commit, file.name)
     blob = store.blob(listing.repo, file.content_id)
@@ -112,7 +112,7 @@ def _is_here(store: Store, listing: Listing, file: RemoteFile, tell: Tell) -> bo
     return True
 
 
-def is_right(store: Store, repo: str, content_id: str, path: Path, tell: Tell = _nobody) -> bool:
+def is_right(store: Store, repo: str, content_id: str, path: Path, tell: Say = _nobody) -> bool:
     """The content of `path` is what `content_id` names: as recorded, or hashed now."""
     if hub_records.is_known(store, repo, content_id, path):
         return True

@@ -11,7 +11,7 @@ again when it was written to. Torch-free.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +26,7 @@ from localq.files.hub import records as hub_records
 from localq.files.hub.client import Listing, RemoteFile
 from localq.files.hub.records import Store
 from localq.files.safetensors_headers import INDEX_NAME, SHARD_NAME, SINGLE_NAME, read_index, shard_paths
-
-OnProgress = Callable[[str, int, int], None]  # what is done, with the file; bytes done, in total (of all files)
+from localq.wording import OnProgress
 
 # Besides the weights, these files are fetched; nothing else is ever read.
 SMALL_FILES = re.compile(

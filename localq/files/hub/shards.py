@@ -28,8 +28,8 @@ from localq.files.hub import remote as hub_remote
 from localq.files.hub.client import Listing, RemoteFile
 from localq.files.hub.records import Store
 from localq.files.safetensors_headers import INDEX_NAME, SINGLE_NAME, Header, read_header, read_index
+from localq.wording import Say
 
-Tell = Callable[[str], None]  # what is waited for
 AHEAD = 2  # files at a time: one that is read, one that is fetched meanwhile
 LOOK_EVERY_S = 0.5
 WAITS_S = (10.0, *[30.0] * 20)  # for a hub that does not answer, when hours of work hang on it
@@ -58,7 +58,7 @@ class Shards:
         self._store = Store(cache, cache / ".parts", cache / ".records")
         for file in listing.files.values():
             hub.check_recorded(listing.repo, file, recorded)
-        self.tell: Tell = _silent
+        self.tell: Say = _silent
         self._owner: dict[str, str] = {}  # of every tensor, its file
         self._headers: dict[str, Header] = {}
         self._good: dict[str, Path] = {}

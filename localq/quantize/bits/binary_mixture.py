@@ -11,7 +11,7 @@ A conversion keeps its choice in `mixture.FILE` while it lasts, so that one that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from localq.errors import LocalqError
-from localq.files.format_sizes import BCQ_GROUPS
 from localq.files.model_folder import ModelFiles
+from localq.files.schemes import BCQ_GROUPS
 from localq.formats import bcq
 from localq.formats.bcq.codec import MOST_PLANES
 from localq.formats.checkpoint import Checkpoint
@@ -36,14 +36,13 @@ from localq.quantize.model.sensitivity import WINDOWS, linears_of, sensitivities
 from localq.quantize.model.source import Source
 from localq.quantize.output.sensitivity_log import Trail
 from localq.quantize.settings import Effort, Settings
+from localq.wording import OnProgress, Say
 
 ROWS = 8  # of a matrix, on which a scheme is tried
 TRIED = 3  # turns of the solver there: which scheme is better shows soon
 CANDIDATES = tuple(f"q{planes}g{group}" for planes in range(1, MOST_PLANES + 1) for group in BCQ_GROUPS)
 MEASURING = "measuring what bits are worth"
 PLAIN = Settings(Effort(), (), rotate="none", shares=False)
-OnProgress = Callable[[str, int, int], None]  # what is done, steps done, steps in total
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from localq.quantize.model.matrix_groups import groups_of
 from localq.quantize.model.source import Source
 from localq.quantize.output.sensitivity_log import Trail
 from localq.quantize.output.shards import write_file
+from localq.wording import Say
 
 # What each scheme leaves of Gaussian noise, with 16 paths: `books.error` (tests/quantize/bits/test_mixture.py).
 LEFT = {"s4l16": 0.0824, "s4l16+s16l16": 0.0508, "s4l16+s8l16": 0.0282, "s4l16+s4l16": 0.00792}
@@ -37,7 +38,6 @@ MAX_FILE_BYTES = 2**20
 MOST_BITS = 4  # that can be asked for
 _DENSE = ("weight", "bias")
 Schemes = list[list[str]]  # of each layer, of each group
-Say = Callable[[str], None]
 Layout = Callable[[int, list[str]], dict[str, TensorInfo]]  # of a layer, whose groups have these schemes: its tensors
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from localq import places
 from localq.errors import usage_error
-from localq.files.format_sizes import vq2_books
+from localq.files.schemes import vq2_codebooks
 from localq.formats.codebooks.search_kernel import ENTRIES, Book
 from localq.quantize.codebooks.encode import choose
 from localq.quantize.codebooks.refine import decode, fit_books
@@ -35,7 +35,7 @@ def universal(scheme: str, device: torch.device) -> tuple[Book, ...]:
 
     Raises LocalqError (exit 2) for other schemes.
     """
-    sizes = vq2_books(scheme)
+    sizes = vq2_codebooks(scheme)
     if scheme not in SCHEMES:
         raise usage_error(f"vq2 {scheme}", "there are no codebooks to begin with", f"There are: {', '.join(SCHEMES)}.")
     tensors = load_file(FILE)
@@ -47,7 +47,7 @@ def universal(scheme: str, device: torch.device) -> tuple[Book, ...]:
 def train(scheme: str, rows: int, rounds: int, beam: int, seed: int = 0) -> tuple[Book, ...]:
     """Codebooks for Gaussian weights of mean square 1, on the CPU; `rows` of 512 weights in every round."""
     generator = torch.Generator().manual_seed(seed)
-    sizes = vq2_books(scheme)
+    sizes = vq2_codebooks(scheme)
     books = _first(sizes, generator)
     for number in range(rounds):
         noise = torch.randn(rows, COLUMNS, generator=generator)

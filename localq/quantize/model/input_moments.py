@@ -25,6 +25,7 @@ from localq.quantize.model.matrix_groups import groups_of
 from localq.quantize.model.sensitivity import inputs_of, linears_of
 from localq.quantize.model.source import Source
 from localq.quantize.output.shards import write_file
+from localq.wording import OnProgress
 
 
 def importances(model: Source, streams: Streams, on_layer: Callable[[], None]) -> dict[str, Tensor]:
@@ -58,7 +59,6 @@ def importances(model: Source, streams: Streams, on_layer: Callable[[], None]) -
 
 FILE = "conversion.moments.safetensors"
 MEASURING = "measuring inputs"
-OnProgress = Callable[[str, int, int], None]  # what is done, layers done, layers in total
 
 
 @dataclass(frozen=True)

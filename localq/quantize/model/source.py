@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from localq.engine.load import weights
 from localq.errors import bad_file, usage_error
-from localq.files import catalog
+from localq.files import format_facts
 from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import Checkpoint, TensorInfo, info
 from localq.formats.codebooks import vq2
@@ -48,7 +48,7 @@ class Source:
         with torch.device("meta"):
             self.model: Decoder = architecture.Model(architecture.Config.from_dict(files.config))
         if self.model.config.experts and not turned:
-            raise usage_error(files.name, catalog.NO_WEIGHING_OF_EXPERTS, "Give --calibration none.")
+            raise usage_error(files.name, format_facts.NO_WEIGHING_OF_EXPERTS, "Give --calibration none.")
         self._assignment = weights.assign(checkpoint, self.model, architecture.rename, files.name)
         self._checkpoint, self._rename = checkpoint, architecture.rename
         self._open_experts(files)
@@ -71,7 +71,7 @@ class Source:
         """Experts are linears of their own from here on."""
         mixtures = [module for module in self.model.modules() if isinstance(module, Mixture)]
         if any(each.experts.interleaved for each in mixtures):
-            raise usage_error(files.name, catalog.NO_SEARCH_OF_EXPERTS, "Use --format nf4.")
+            raise usage_error(files.name, format_facts.NO_SEARCH_OF_EXPERTS, "Use --format nf4.")
         model_type = str(files.config.get("model_type")) if mixtures else ""
         self._experts = expert_source.matrices(self._assignment, self._checkpoint, model_type) if mixtures else {}
         self._model_type = model_type

@@ -19,7 +19,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.sanitize import sanitize
 
 if TYPE_CHECKING:  # start-up cost: the one knows the hub
-    from localq.planner.prepare import OnProgress
+    from localq.wording import OnProgress
     from localq.worker.messages import Event
 
 EVERY_S = 0.05  # between two messages of a transfer that goes on; a local disk would post thousands a second

@@ -15,7 +15,6 @@ from localq.planner import choose, fit_rows, footprint, offers, placement, uncat
 from localq.planner import plan as planner
 from localq.planner.fit_rows import Memory, Row
 from localq.planner.offers import Offer
-from localq.planner.prepare import Say
 from localq.planner.speed.predict import Machine
 from localq.settings import Settings
 from localq.tui.models.picker_rows import (  # fmt: skip
@@ -29,7 +28,7 @@ from localq.tui.models.picker_rows import (  # fmt: skip
     PickerRow,
     local_rows,
 )
-from localq.wording import human_bytes
+from localq.wording import Say, human_bytes
 
 CPU_ITEM_BYTES = 4  # weights and KV cache are float32 there, whatever the format
 
@@ -113,7 +112,7 @@ def _fitted(offer: Offer, outlook: Outlook, settings: Settings) -> Row:
 def _of_row(row: Row) -> PickerRow:
     offer = row.offer
     usable = row.ctx_max >= min(planner.USABLE_CONTEXT, offer.arch.max_context)
-    verdict = TOO_LARGE if not row.fits else NOT_YET if offer.not_yet else FITS if usable else SHORT
+    verdict = TOO_LARGE if not row.fits else NOT_YET if offer.unsupported else FITS if usable else SHORT
     rate = row.tok_s if row.fits else None
     return PickerRow(offer.name, offer.format, verdict, row.reason, row.ctx_max or None, rate, offer=offer)
 
@@ -121,8 +120,8 @@ def _of_row(row: Row) -> PickerRow:
 def _on_cpu(row: PickerRow, outlook: Outlook) -> PickerRow:
     assert row.offer is not None
     offer, needed = row.offer, _cpu_bytes(row.offer)
-    if offer.not_yet:
-        return replace(row, verdict=NOT_YET, why=offer.not_yet)
+    if offer.unsupported:
+        return replace(row, verdict=NOT_YET, why=offer.unsupported)
     sized = f"{fit_rows.human_count(offer.arch.parameters)} parameters take about {human_bytes(needed)} of memory"
     if needed > outlook.host_bytes:
         return replace(row, verdict=TOO_LARGE, why=f"{sized}, and {human_bytes(outlook.host_bytes)} are free")
