@@ -16,8 +16,8 @@ TORCH ?= $(if $(DRIVER),torch>=2.8,torch==2.13.0)
 export LOCALQ_NO_CUDA
 # Words that mean no, as the build reads them (scikit-build-core), lead to kernels.
 BUILD := $(if $(filter-out 0 n no f false off,$(LOCALQ_NO_CUDA)),cpu,cuda)
-SOURCES := pyproject.toml localq/__init__.py $(wildcard csrc/*)
-CLANG_SOURCES := $(filter-out csrc/README.md csrc/CMakeLists.txt,$(wildcard csrc/*))
+CLANG_SOURCES := $(wildcard $(addprefix csrc/*/*.,cu cuh h cpp))
+SOURCES := pyproject.toml localq/__init__.py csrc/CMakeLists.txt $(wildcard csrc/*/sources.cmake) $(CLANG_SOURCES)
 
 # As many tests at a time as there are processors, each in one thread; one after the other beside a GPU, because some
 # measure its memory.

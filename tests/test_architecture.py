@@ -18,6 +18,20 @@ from tests.tools import readme_blocks
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "localq").rglob("*.py"))
 FILE_LINES, FUNCTION_LINES, KERNEL_FILE_LINES = 400, 60, 400
+KERNEL_FOLDERS = {  # of csrc, and what each includes besides its own files
+    "common": (),
+    "rows": ("common",),
+    "nf4": ("common",),
+    "int4": ("common",),
+    "rowlut": ("common", "rows"),
+    "lookup": ("common",),
+    "gather": ("common", "rows"),
+    "bcq": ("common", "lookup"),
+    "experts": ("common", "nf4"),
+    "search": ("common",),
+    "attention": ("common",),
+    "step": ("common",),
+}
 
 
 def python(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -71,7 +85,7 @@ def test_modules_say_what_they_are(path):
 def operations() -> list[str]:
     """Bindings that launch kernels: those that take a stream."""
     found = []
-    for path in sorted((ROOT / "csrc").glob("bind_*.cpp")):
+    for path in sorted((ROOT / "csrc").rglob("bind.cpp")):
         for definition in path.read_text().split("m.def(")[1:]:
             if 'py::arg("stream")' in definition:
                 found += re.findall(r'^\s*"(\w+)"', definition)
@@ -99,8 +113,22 @@ def test_every_binding_has_a_wrapper_a_test_a_bench_row_a_self_test_and_an_entry
 
 
 def test_every_kernel_source_is_built():
-    listed = (ROOT / "csrc/CMakeLists.txt").read_text()
-    assert [p.name for p in (ROOT / "csrc").glob("*.cu") if p.name not in listed] == []
+    """In the list of its folder, by the name without the folder."""
+    csrc = ROOT / "csrc"
+    listed = {path.parent: re.findall(r"[\w.]+", path.read_text()) for path in csrc.glob("*/sources.cmake")}
+    sources = [path for suffix in ("cu", "cpp") for path in csrc.rglob(f"*.{suffix}")]
+    assert [str(path.relative_to(csrc)) for path in sources if path.name not in listed[path.parent]] == []
+
+
+def test_a_folder_of_kernels_includes_only_those_it_may():
+    csrc, found = ROOT / "csrc", []
+    for path in sorted(csrc.glob("*/*.*")):
+        folder = path.parent.name
+        for included in re.findall(r'^#include "([^"]+)"', path.read_text(), re.MULTILINE):
+            if included.split("/")[0] not in (folder, *KERNEL_FOLDERS[folder]) or not (csrc / included).is_file():
+                found.append((str(path.relative_to(csrc)), included))
+    assert found == []
+    assert sorted(KERNEL_FOLDERS) == sorted(path.name for path in csrc.iterdir() if path.is_dir())
 
 
 def test_the_sanitizer_runs_every_list_of_cases():

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-
 @contextlib.contextmanager
 def fetch_bar(name: str, quiet: bool, *, announced: bool = False) -> Iterator[OnProgress]:
     """What is called as `name` is fetched. No terminal: one line, if it is to be announced; nothing with -q."""

@@ -1,4 +1,4 @@
-"""Keys and values in 8 and 4 bit: the definition, in torch, for the CPU and as the reference of csrc/kv_codes.cuh.
+"""Keys and values in 8 and 4 bit: the definition, in torch, for the CPU; reference of csrc/attention/kv_codes.cuh.
 
 A vector of head_dim elements (a multiple of 8) is turned by a Hadamard matrix over runs of w = 32, 16 or 8 elements,
 the largest that divides head_dim: outliers of single channels spread over their run. The matrix is symmetric and its

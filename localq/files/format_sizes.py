@@ -12,7 +12,7 @@ MIX = "mix"  # before the bits per weight, where schemes of vq2 (of codes alone)
 # Of vq2 besides its weights: codewords as operands (`vq_tiles.fragments`), 16 weights of each of the 256 of a book, and
 # where slices of columns meet (`kernels.vq.meeting_place`).
 FRAGMENT_BYTES, MEETING_BYTES = 2 * 256 * 16, 8 * 2**20
-PLACE_BYTES = 48  # of a matrix of an expert in codebooks: where it is (csrc/vq_experts.h)
+PLACE_BYTES = 48  # of a matrix of an expert in codebooks: where it is (csrc/lookup/experts.h)
 MOST_FRAGMENTS = 4  # of a matrix: two books of up to 32 weights, which it may have for itself
 BCQ_GROUPS = (32, 64, 128, 256, 512)  # columns that share scales
 

@@ -238,7 +238,7 @@ def _norm(op: str, name: str, norm: Norm | None, qkv: Tensor, width: int) -> tup
 
 
 def _arguments(layer: KVLayer) -> tuple[int, ...]:
-    """The layer as csrc/bind_attention.cpp takes it."""
+    """The layer as csrc/attention/bind.cpp takes it."""
     k_scales = 0 if layer.k_scales is None else layer.k_scales.data_ptr()
     v_scales = 0 if layer.v_scales is None else layer.v_scales.data_ptr()
     return (

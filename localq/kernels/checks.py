@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}  # csrc/launchers.h, enum Type
+TYPES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2}  # csrc/nf4/nf4.h, enum Type
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 

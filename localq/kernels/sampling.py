@@ -15,7 +15,7 @@ from localq import kernels
 from localq.kernels.checks import check, check_cuda, place
 
 LARGEST_VOCAB = 2**24 - 1  # ids share 64 bits with scores
-_WORK_BYTES = 1024 * (8 + 4) + 256  # csrc/sample.cu, struct Work and room for more
+_WORK_BYTES = 1024 * (8 + 4) + 256  # csrc/step/sample.cu, struct Work and room for more
 
 
 class State(Protocol):

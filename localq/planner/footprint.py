@@ -32,7 +32,7 @@ SPARE_BYTES = 32 * MIB  # what the allocator's blocks of 20 and 2 MiB hold unuse
 # Where a soft cap rules out fused attention: scores of a block of queries, and copies, in 16 bit.
 SCORES_BYTES = 80 * MIB
 MULTIPROCESSORS = 192  # of the largest card that is planned for
-MOST_SPLITS, CLUSTER = 64, 8  # attention: parts of a kv head's slots (csrc/attention_decode.cu)
+MOST_SPLITS, CLUSTER = 64, 8  # attention: parts of a kv head's slots (csrc/attention/decode.cu)
 # Per entry of the vocabulary, a bit of a mask apart: seen, breakers, matches, its place in a list; and besides.
 SAMPLER_BYTES, SAMPLER_FIXED = 14, 12_848
 LOGITS_BYTES = 6  # per entry of the vocabulary: a row in 16 bit and in f32

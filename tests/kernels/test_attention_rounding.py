@@ -13,7 +13,7 @@ from localq.models.rope import rotate
 from tests.support.kernels.attention_operands import Case, Operands, assert_as_good_as_16_bit
 
 F16 = torch.float16
-LIFT = 2.0**6  # csrc/attention_block.cuh: what P is too large by
+LIFT = 2.0**6  # csrc/attention/decode.cuh: what P is too large by
 # Of those at head_dim 64 the farthest off: the rounding of the turned q hits the one head that hangs on few scores.
 CASES = {
     "sinks and window, 4 bit": Case(12, 4, 64, 700, 1024, bits=4, rotary=64, sinks=1.0, window=128),

@@ -22,10 +22,10 @@ from localq.kernels import logit_adjust, sampling
 from localq.kernels.sampling import workspace_elements
 from localq.sampling import Sampling
 from tests.support.engine.scripted_constraint import mask_of
-from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.cuda_headers import built, copy_to
 
 ROOT = Path(__file__).parents[2]
-KERNELS = ["sample.cu", "adjust.cu"]
+KERNELS = ["step/sample.cu", "step/logit_adjust.cu"]
 CPU = torch.device("cpu")
 
 
@@ -34,7 +34,7 @@ def fields_of(**kinds):
 
 
 POINTER, LONG, FLOAT, INT, BOOL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int, ctypes.c_bool
-STRUCTS = {  # csrc/sampling.h
+STRUCTS = {  # csrc/step/sampling.h
     "sample": fields_of(
         logits=POINTER, vocab=LONG, softcap=FLOAT, seen=POINTER, uniforms=POINTER, capacity=LONG, step=POINTER,
         floats=POINTER, top_k=POINTER, chosen=POINTER, token=POINTER, position=POINTER, workspace=POINTER,
@@ -54,9 +54,9 @@ STRUCTS = {  # csrc/sampling.h
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    shutil.copy(ROOT / "tests/support/kernels/sample_on_cpu.h", folder / "launch.h")
+    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/sample_on_cpu.h")
     shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder)
-    found = built(folder, ["check.h", "sampling.h", *KERNELS], "sample_on_cpu.cpp", KERNELS)
+    found = built(folder, "sample_on_cpu.cpp", KERNELS)
     for name in STRUCTS:
         getattr(found, f"{name}_on_cpu").restype = ctypes.c_char_p
     return found

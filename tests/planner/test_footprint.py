@@ -45,7 +45,7 @@ def test_a_table_that_leaves_the_device_needs_a_head_that_can_be_made():
     ("phi-3.5-mini", 132, True), ("smollm2-135m", 170, True), ("llama-2-7b", 192, True),
 ])  # fmt: skip
 def test_the_workspace_of_attention_is_enough_for_every_card(name, multiprocessors, clusters):
-    """`attention_splits` and `attention_partials` of csrc/attention_decode.cu, once more."""
+    """`attention_splits` and `attention_partials` of csrc/attention/decode.cu, once more."""
     shape = shape_of(name)
     ranks = 8 if clusters else 1
     splits = min(max(3 * multiprocessors // shape.kv_heads // ranks * ranks, ranks), 64)

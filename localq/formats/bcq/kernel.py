@@ -1,4 +1,4 @@
-"""Products with matrices in binary codes, and their weights for prefill. Checks, then the kernels (csrc/bcq_gemv.cu).
+"""Products with matrices in binary codes, and their weights for prefill. Checks, then the kernels (csrc/bcq/gemv.cu).
 
 Works under CUDA graph capture and allocates nothing but its result. What a matrix must look like (codes and scales in
 tiles) is made by `quant.bcq_tiles`.
@@ -152,6 +152,6 @@ def check_matrix(op: str, matrix: BcqMatrix, x: Tensor) -> None:
 
 
 def _arguments(matrix: BcqMatrix) -> tuple[int, int, int, bool, int, int, int]:
-    """As csrc/bind_bcq.cpp takes it."""
+    """As csrc/bcq/bind.cpp takes it."""
     held = matrix.codes.data_ptr(), matrix.scales.data_ptr()
     return (*held, matrix.planes, matrix.zero_point, matrix.group, matrix.out_features, matrix.in_features)

@@ -1,4 +1,4 @@
-"""Binary codes in the order that their kernels read (csrc/bcq_gemv.h); `untile` undoes it bit for bit.
+"""Binary codes in the order that their kernels read (csrc/bcq/gemv.h); `untile` undoes it bit for bit.
 
 Codes of 16 rows are [tile][block of 128 columns][plane][row g of 8][word of 32 columns][rows g and g + 8]: what tensor
 cores take as an operand, 8 bytes of a lane and 256 of a warp behind each other. Scales are [tile][group][plane][row g]

@@ -22,7 +22,7 @@ def vq_adjoint(matrix: Tensor, codes: Tensor, stride: int, length: int) -> Tenso
     It is the gradient of <matrix, decoded weights> to a codebook. Sums have one order. Raises ValueError by the
     argument's name.
 
-    Bound by the latency of shared memory (csrc/vq_adjoint.cu); `vq_adjoint_bytes` are what it must read.
+    Bound by the latency of shared memory (csrc/search/adjoint.cu); `vq_adjoint_bytes` are what it must read.
     """
     rows, positions = codes.shape if codes.dim() == 2 else (0, 0)
     check(OP, "codes", codes, codes.device, (torch.uint8,), rows * positions)

@@ -1,7 +1,7 @@
 """Mixtures of experts in additive codebooks of 256 codewords: vq2, and AQLM's 1x8 and 2x8. Checks, then the kernel.
 
-The matrices of the experts lie anywhere: a table on the device says where (csrc/vq_experts.h). `kernels.experts` has
-the functions that take a stack of any format.
+The matrices of the experts lie anywhere: a table on the device says where (csrc/lookup/experts.h). `kernels.experts`
+has the functions that take a stack of any format.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from localq.formats.codebooks.lookup_kernel import (
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
 from localq.kernels.gemv import Norm, norm_arguments
 
-WORDS = 6  # of 8 bytes, of a matrix in the table: csrc/vq_experts.h, VqPlace
+WORDS = 6  # of 8 bytes, of a matrix in the table: csrc/lookup/experts.h, VqPlace
 LOADED = 16  # bytes of codes and of codewords that a lane loads at once
 
 
@@ -181,7 +181,7 @@ def _fragments(matrix: VqMatrix) -> tuple[int, ...]:
 
 
 def _words(matrix: VqMatrix) -> list[int]:
-    """A matrix as csrc/vq_experts.h, VqPlace, has it."""
+    """A matrix as csrc/lookup/experts.h, VqPlace, has it."""
     spare = [0] * (BOOKS - len(matrix.books))
     factor = ctypes.c_uint32.from_buffer(ctypes.c_float(matrix.factor)).value
     codes = [book.codes.data_ptr() for book in matrix.books]

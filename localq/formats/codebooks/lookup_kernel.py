@@ -164,8 +164,8 @@ def _meeting(device: torch.device) -> Tensor | None:
 
 
 def meeting_place(device: torch.device) -> tuple[int, int]:
-    """Where slices of columns meet, as csrc/bind_vq.cpp takes it: allocated at the first call for a device, which is
-    when a matrix is loaded. Every launch leaves it as it was made, all bits set (csrc/vq_join.cuh)."""
+    """Where slices of columns meet, as csrc/lookup/bind.cpp takes it: allocated at the first call for a device, when a
+    matrix is loaded. Every launch leaves all its bits set, as they are at first (csrc/lookup/slice_reduce.cuh)."""
     made = _meeting(device)
     return (0, 0) if made is None else (made.data_ptr(), MEETING_WORDS)
 
@@ -177,7 +177,7 @@ def meeting_bytes(device: torch.device) -> int:
 
 
 def matrix_arguments(matrix: VqMatrix) -> tuple[list[tuple[int, int, int, int, int, int]], int, bool, float, int, int]:
-    """The matrix as csrc/bind_vq.cpp takes it."""
+    """The matrix as csrc/lookup/bind.cpp takes it."""
     books = [
         (
             book.codes.data_ptr(),

@@ -1,4 +1,4 @@
-"""Additive codebooks in the order that their kernel reads (csrc/vq_gemv.h): codes in tiles, codewords as fragments.
+"""Additive codebooks in the order that their kernel reads (csrc/lookup/gemv.h): codes in tiles, codewords as fragments.
 
 Codes of 16 rows are turned into [book][position][row], so that a warp's lanes, one position each, read 16 rows in one
 load of 512 bytes that lie behind each other. `untile` undoes it bit for bit; the bytes are as many, but for a last tile

@@ -234,7 +234,7 @@ def _bits(count: int) -> int:
 
 
 def vptq_arguments(matrix: VptqMatrix) -> tuple[list[int], list[int]]:
-    """The matrix as csrc/bind_gather.cpp takes it: addresses and sizes."""
+    """The matrix as csrc/gather/bind.cpp takes it: addresses and sizes."""
     held = (
         matrix.indices, matrix.res_indices, matrix.centroids, matrix.res_centroids, matrix.outlier_indices,
         matrix.outlier_centroids, matrix.places, matrix.weight_scale, matrix.weight_bias,

@@ -2,7 +2,7 @@
 
 Three launches are a whole mixture: `router`, `experts_gate_up`, `experts_down`. Which experts were
 chosen is read on the device, so that a graph of a step stays the same. All work under CUDA graph capture, allocate
-nothing, and give the same bits run after run. What a stack is: `stacks.py`; how the kernels work: csrc/experts.cuh.
+nothing, and give the same bits run after run. What a stack is: `stacks.py`; the kernels: csrc/experts/gemv.cuh.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ __all__ = [
 # How the chosen experts are weighed: by the softmax over them alone (gpt-oss, mixtral, qwen3_moe with norm_topk_prob),
 # or over all experts (qwen3_moe without).
 HOW = {"softmax_of_chosen": 0, "softmax_of_all": 1}
-GATES = {"silu": 0, "clamped": 1}  # csrc/experts.h, enum Gate
+GATES = {"silu": 0, "clamped": 1}  # csrc/experts/experts.h, enum Gate
 MOST_EXPERTS, MOST_CHOSEN = 512, 16
 ITEM_COLUMNS = 384  # of MXFP4 in shared memory: rows of x go on with zeros to a multiple of them
 

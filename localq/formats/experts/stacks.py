@@ -15,7 +15,7 @@ from localq.kernels.checks import HALF_TYPES, check
 MXFP4_BLOCK = 32
 COLUMNS = 64  # a row of a packed stack is a whole number of them
 PLAIN_COLUMNS = 8  # of one in 16 bit: a row is a whole number of 16-byte loads
-MXFP4, NF4, PLAIN = 0, 1, 2  # csrc/experts.h, enum ExpertFormat
+MXFP4, NF4, PLAIN = 0, 1, 2  # csrc/experts/experts.h, enum ExpertFormat
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def check_stack(op: str, stack: Stack, dtype: torch.dtype, device: torch.device)
 
 
 def arguments(stack: Mxfp4Stack | Nf4Stack | Tensor) -> tuple[int, int, int, int, int, float, int, int, int, int]:
-    """The stack as csrc/bind_experts.cpp takes it: format, addresses (0 where there is none), offset, sizes."""
+    """The stack as csrc/experts/bind.cpp takes it: format, addresses (0 where there is none), offset, sizes."""
     sizes = shape_of(stack)
     if isinstance(stack, Tensor):
         return (PLAIN, stack.data_ptr(), 0, 0, 0, 0.0, 0, *sizes)

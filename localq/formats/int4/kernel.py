@@ -1,7 +1,7 @@
 """Operations on 4-bit weights of AWQ and GPTQ: checks of the tensors, then the kernel on torch's stream.
 
-All work under CUDA graph capture and allocate nothing but their result. A matrix is in tiled order (csrc/int4.cuh;
-`localq.formats.int4.tiles` makes it).
+All work under CUDA graph capture and allocate nothing but their result. A matrix is in tiled order
+(csrc/int4/layout.cuh; `localq.formats.int4.tiles` makes it).
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def check_matrix(op: str, matrix: Int4Matrix) -> None:
 
 
 def arguments(matrix: Int4Matrix) -> tuple[int, int, int, int, int, int, int]:
-    """The matrix as csrc/bind_int4.cpp takes it: addresses, sizes, columns of a group."""
+    """The matrix as csrc/int4/bind.cpp takes it: addresses, sizes, columns of a group."""
     return (
         matrix.codes.data_ptr(),
         matrix.scales.data_ptr(),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-ROWS_AT_ONCE = 64  # csrc/nf4_gemm.cu, kRowsAtOnce
+ROWS_AT_ONCE = 64  # csrc/nf4/gemm.cu, kRowsAtOnce
 BOUNDS = (2**24, 2**26)  # weights of a matrix, up to which the first, the second class go; the third has no end
 DEFAULT = (ROWS_AT_ONCE + 1,) * (len(BOUNDS) + 1)
 

@@ -1,7 +1,7 @@
 """Operations on NF4 weights: each checks its tensors, then calls the kernel on torch's current stream.
 
 All work under CUDA graph capture and allocate nothing but their result. A matrix is stored row by row as bitsandbytes
-does, or `tiled`: the same bytes in the order in which the kernels read them (csrc/nf4.cuh).
+does, or `tiled`: the same bytes in the order in which the kernels read them (csrc/nf4/layout.cuh).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Nf4Matrix:
     nested_map     f32 [256]
     offset         added to every decoded absmax
     code_map       f32 [16]
-    tiled          codes and absmax are in the order of csrc/nf4.cuh, "tiled"
+    tiled          codes and absmax are in the order of csrc/nf4/layout.cuh, "tiled"
     """
 
     codes: Tensor
@@ -185,7 +185,7 @@ def check_matrix(op: str, matrix: Nf4Matrix) -> None:
 
 
 def arguments(matrix: Nf4Matrix) -> tuple[int, int, int, int, float, int, int, int, bool]:
-    """The matrix as csrc/bind_nf4.cpp takes it: addresses, offset, sizes, order."""
+    """The matrix as csrc/nf4/bind.cpp takes it: addresses, offset, sizes, order."""
     nested = matrix.nested_absmax
     return (
         matrix.codes.data_ptr(),

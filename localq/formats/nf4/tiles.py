@@ -1,4 +1,4 @@
-"""The tiled order of NF4: the bytes of a matrix in the order in which the kernels read them (csrc/nf4.cuh).
+"""The tiled order of NF4: the bytes of a matrix as the kernels read them (csrc/nf4/layout.cuh).
 
 Only codes and absmax are reordered, and only within 16 whole rows at a time, so `untile` undoes `tile` bit for bit and
 both take as much memory as before. Works on any device; a matrix needs one copy of its codes while it is reordered.

@@ -1,4 +1,4 @@
-"""SqueezeLLM's codes in the order that the product reads (csrc/rowlut.h), in place; `untile` undoes it bit for bit.
+"""SqueezeLLM's codes in the order of the product (csrc/rowlut/rowlut.h), in place; `untile` undoes it bit for bit.
 
 The codes of 8 rows lie in steps of 64 bytes of each, [out / 8][step][row of the 8][64 bytes]: what a warp loads at a
 time are 512 bytes behind each other. 8 and not 16 rows, because a tile of gate and up takes 8 rows of each. Rows that

@@ -8,7 +8,6 @@ are counted: none meet in a bank. Operands end where memory ends, so that nothin
 from __future__ import annotations
 
 import ctypes
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,22 +20,20 @@ from localq.formats.bcq import codec as bcq_codec
 from localq.formats.bcq import kernel as bcq_kernel
 from localq.kernels import gemv
 from tests.support.kernels.bcq_operands import BcqOperand, by_bits, make
-from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.cuda_headers import built, copy_to
 from tests.support.kernels.gemv_structs import Extras
 from tests.support.kernels.guarded_memory import guarded
 from tests.support.kernels.nf4_operands import bits, inputs
 from tests.support.kernels.row_operands import normed
 
 ROOT = Path(__file__).parents[3]
-HEADERS = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "hadamard.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h")
-SOURCES = (*HEADERS, "bcq_gemv.h", "bcq_check.h", "bcq_plan.h", "bcq_gemv_launch.cu", "bcq_dequantize.cu")
 # Multiprocessors, shared memory of a block: of an H200, of a consumer card, and one with room for a part of x only.
 LARGE, SMALL, ONE, NARROW = (16, 232_448), (6, 101_376), (1, 101_376), (4, 4096)
 SUMS = 2e-6  # of some hundred blocks in f32, over the sum of magnitudes
 
 
 class Matrix(ctypes.Structure):
-    """csrc/bcq_gemv.h, BcqMatrix."""
+    """csrc/bcq/gemv.h, BcqMatrix."""
 
     _fields_ = (
         ("codes", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("planes", ctypes.c_int),
@@ -47,8 +44,8 @@ class Matrix(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder / "launch.h")
-    found = built(folder, SOURCES, "bcq_on_cpu.cpp", ["bcq_gemv_launch.cu", "bcq_dequantize.cu"])
+    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/launch_on_cpu.h")
+    found = built(folder, "bcq_on_cpu.cpp", ["bcq/gemv_launch.cu", "bcq/dequantize.cu"])
     found.bcq_gemv_on_cpu.restype = found.bcq_dequantize_on_cpu.restype = ctypes.c_char_p
     return found
 

@@ -47,7 +47,7 @@ def test_bytes():
 
 
 class Adjoint(ctypes.Structure):
-    """csrc/vq_adjoint.cuh."""
+    """csrc/search/adjoint_kernel.cuh."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("matrix", "codes", "sums")),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import ctypes
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +17,13 @@ from localq.formats.codebooks import aqlm, vq2, vq2_codec
 from localq.formats.codebooks import dequantize_kernel as wrapper
 from localq.formats.codebooks.dequantize_kernel import vq_dequantize, vq_dequantize_bytes
 from localq.formats.codebooks.linear import VqLinear
-from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.cuda_headers import built, copy_to
 from tests.support.kernels.gather_operands import aqlm_packed, integers, normal
 from tests.support.kernels.nf4_operands import bits
 from tests.support.kernels.refusals import refused_by_name
 
 ROOT = Path(__file__).parents[3]
-KERNELS = ("vq_dequantize.cu", "additive_dequantize.cu")
-SOURCES = ("vq_dequantize.h", "unpack.h", "launchers.h", "gemv.h", "check.h", *KERNELS)
+KERNELS = ("lookup/dequantize.cu", "lookup/additive_dequantize.cu")
 HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 LARGE, SMALL = (3, 232_448), (2, 101_376)  # multiprocessors, shared memory of a block: of an H200, of a consumer card
 FAST = {
@@ -40,7 +38,7 @@ SIZES = ("scales", "out_features", "in_features", "rounded")
 
 
 class Book(ctypes.Structure):
-    """csrc/vq_dequantize.h, TiledBook."""
+    """csrc/lookup/dequantize.h, TiledBook."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("codes", "codebook")),
@@ -60,8 +58,8 @@ class Matrix(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder / "launch.h")
-    found = built(folder, SOURCES, "vq_dequantize_on_cpu.cpp", KERNELS)
+    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/launch_on_cpu.h")
+    found = built(folder, "vq_dequantize_on_cpu.cpp", KERNELS)
     found.vq_dequantize_on_cpu.restype = ctypes.c_char_p
     return found
 

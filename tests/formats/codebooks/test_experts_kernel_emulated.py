@@ -7,7 +7,6 @@ slot is off by far more than rounding. What only a GPU shows is tested where the
 from __future__ import annotations
 
 import ctypes
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +19,7 @@ from localq.formats.codebooks import experts_kernel as codebook_experts
 from localq.formats.codebooks.rotation import packed_signs, rotate
 from localq.formats.experts import kernel as expert_kernel
 from localq.kernels import gemv
-from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.cuda_headers import built, copy_to
 from tests.support.kernels.expert_operands import chosen_of
 from tests.support.kernels.gemv_structs import Extras, Matrix, Workspace, matrix_of
 from tests.support.kernels.nf4_operands import bits, inputs
@@ -29,8 +28,6 @@ from tests.support.kernels.vq_operands import SCHEMES, by_tables
 from tests.support.kernels.vq_stacks import VqExperts, stack_of
 
 ROOT = Path(__file__).parents[3]
-SOURCES = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "hadamard.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h",
-           "vq_experts.h", "vq_experts.cu")  # fmt: skip
 # Multiprocessors, shared memory of a block: of an H200, of a consumer card, and one as small as there can be.
 LARGE, SMALL, FEW = (6, 232_448), (4, 101_376), (3, 101_376)
 MEETING = 2**18
@@ -39,7 +36,7 @@ DTYPES = [torch.float16, torch.bfloat16]
 
 
 class Stack(ctypes.Structure):
-    """csrc/vq_experts.h, VqExperts."""
+    """csrc/lookup/experts.h, VqExperts."""
 
     _fields_ = (("like", Matrix), ("places", ctypes.c_void_p), ("experts", ctypes.c_int64), ("shared", ctypes.c_bool))
 
@@ -47,8 +44,8 @@ class Stack(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    shutil.copy(ROOT / "tests/support/kernels/vq_launch_on_cpu.h", folder / "launch.h")
-    found = built(folder, SOURCES, "vq_experts_on_cpu.cpp", ["vq_experts.cu"])
+    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/vq_launch_on_cpu.h")
+    found = built(folder, "vq_experts_on_cpu.cpp", ["lookup/experts.cu"])
     found.gate_up_on_cpu.restype = found.down_on_cpu.restype = ctypes.c_char_p
     found.bank_conflicts_on_cpu.restype = ctypes.c_int64
     return found

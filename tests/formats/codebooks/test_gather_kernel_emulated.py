@@ -6,7 +6,6 @@ How much shared memory there is says whether codewords are kept there: all, some
 from __future__ import annotations
 
 import ctypes
-import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from localq.formats.codebooks.unpack_kernel import vptq_arguments
 from localq.formats.vptq import codec as vptq_codec
 from localq.kernels import gemv
 from localq.kernels.checks import TYPES
-from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.cuda_headers import built, copy_to
 from tests.support.kernels.gather_operands import aqlm_packed, gather_matrix, unrounded, vptq_matrix, vptq_packed
 from tests.support.kernels.gemv_structs import Extras
 from tests.support.kernels.guarded_memory import guarded
@@ -26,15 +25,14 @@ from tests.support.kernels.nf4_operands import inputs
 from tests.support.kernels.row_operands import normed
 
 ROOT = Path(__file__).parents[3]
-KERNELS = ("gather_gemv.cu", "vptq_gemv.cu")
-SOURCES = ("gather_gemv.h", "unpack.h", "launchers.h", "gemv.h", "check.h", *KERNELS)
+KERNELS = ("gather/aqlm_gemv.cu", "gather/vptq_gemv.cu")
 HALF, BF16 = torch.float16, torch.bfloat16
 POINTER, LONG = ctypes.c_void_p, ctypes.c_int64
 LARGE = 232_448  # shared memory of a block, of an H200
 
 
 class Aqlm(ctypes.Structure):
-    """csrc/gather_gemv.h, GatherMatrix."""
+    """csrc/gather/gemv.h, GatherMatrix."""
 
     _fields_ = (
         *((name, POINTER) for name in ("codes", "codebook", "scales")),
@@ -43,7 +41,7 @@ class Aqlm(ctypes.Structure):
 
 
 class Vptq(ctypes.Structure):
-    """csrc/unpack.h, Vptq: addresses, then sizes, as `vptq_arguments` has them."""
+    """csrc/lookup/additive.h, Vptq: addresses, then sizes, as `vptq_arguments` has them."""
 
     _fields_ = (*((f"held{i}", POINTER) for i in range(9)), *((f"size{i}", LONG) for i in range(11)))
 
@@ -51,8 +49,8 @@ class Vptq(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder / "launch.h")
-    found = built(folder, SOURCES, "gather_on_cpu.cpp", KERNELS)
+    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/launch_on_cpu.h")
+    found = built(folder, "gather_on_cpu.cpp", KERNELS)
     found.gather_gemv_on_cpu.restype = found.vptq_gemv_on_cpu.restype = ctypes.c_char_p
     return found
 

@@ -25,8 +25,6 @@ from tests.support.kernels.row_operands import normed
 from tests.support.kernels.vq_operands import SCHEMES, VqOperand, by_tables, make
 
 ROOT = Path(__file__).parents[3]
-SOURCES = ("gemv.h", "gemv.cuh", "launchers.h", "check.h", "hadamard.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h",
-           "vq_gemv_launch.cu")  # fmt: skip
 # Multiprocessors, shared memory of a block: of an H200, with room for two tables, and of a consumer card.
 LARGE, SMALL, ONE = (16, 232_448), (6, 101_376), (1, 101_376)
 MEETING = 2**18
@@ -35,7 +33,7 @@ SUMS = 2e-6  # of at most 288 entries in f32, over the sum of magnitudes
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
-    found = built(tmp_path_factory.mktemp("library"), SOURCES, "vq_on_cpu.cpp", ["vq_gemv_launch.cu"])
+    found = built(tmp_path_factory.mktemp("library"), "vq_on_cpu.cpp", ["lookup/gemv_launch.cu"])
     found.vq_gemv_on_cpu.restype = ctypes.c_char_p
     return found
 

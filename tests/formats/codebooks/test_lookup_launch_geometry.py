@@ -1,4 +1,4 @@
-"""How vq_gemv cuts a launch into stripes of rows and slices of columns (csrc/vq_cut.h), compiled for the CPU.
+"""How vq_gemv cuts a launch into stripes of rows and slices of columns (csrc/lookup/gemv_plan.h), compiled for the CPU.
 
 The cuts of what an H200 measured stay as they were. Elsewhere any number of slices is right that costs less than powers
 of two do: 5,120 columns are ten times 512, which one table holds, and with 8 or 16 slices tables are partly filled.
@@ -16,7 +16,6 @@ from localq.files import catalog
 from localq.formats.codebooks.lookup_kernel import MEETING_WORDS
 from tests.support.kernels.cuda_headers import built
 
-SOURCES = ("gemv.h", "launchers.h", "check.h", "vq_gemv.h", "vq_plan.h", "vq_cut.h", "hadamard.h", "vq_gemv_launch.cu")
 H200, CONSUMER = (132, 232_448), (82, 101_376)  # multiprocessors, shared memory of a block
 VQ2, AQLM_2X8 = (4, 0), (8, 8)  # strides of the books: 2 bits a weight
 VQ2_2_5, VQ2_3 = (4, 16), (4, 8)
@@ -27,7 +26,7 @@ WORTH = 1.01  # kWorth
 @pytest.fixture(scope="module")
 def cut(tmp_path_factory):
     """out, in, matrices (2: gate and up), rows of x, strides, device -> how that is cut."""
-    library = built(tmp_path_factory.mktemp("library"), SOURCES, "vq_cut_on_cpu.cpp", ["vq_gemv_launch.cu"])
+    library = built(tmp_path_factory.mktemp("library"), "vq_cut_on_cpu.cpp", ["lookup/gemv_launch.cu"])
     library.vq_cut_on_cpu.restype = ctypes.c_char_p
 
     def of(out, columns, count=1, rows=1, strides=VQ2, device=H200):

@@ -24,13 +24,13 @@ ROUNDING = 96 * 2**-24  # of f32, in sums of at most 96 numbers around 1
 
 
 class Event(ctypes.Structure):
-    """csrc/vq_search.h, SearchEvent."""
+    """csrc/search/beam_search.h, SearchEvent."""
 
     _fields_ = (("book", ctypes.c_int), ("last", ctypes.c_bool))
 
 
 class SearchBlock(ctypes.Structure):
-    """csrc/vq_search.h."""
+    """csrc/search/beam_search.h."""
 
     _fields_ = (
         ("rows", ctypes.c_int64),

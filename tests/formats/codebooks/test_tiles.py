@@ -1,4 +1,4 @@
-"""Codes in tiles and codewords as fragments: the order that csrc/vq_gemv.h describes, and the way back."""
+"""Codes in tiles and codewords as fragments: the order that csrc/lookup/gemv.h describes, and the way back."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ single weights, which come out exactly: a wrong nibble, lane or scale cannot hid
 from __future__ import annotations
 
 import ctypes
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,14 +19,13 @@ from localq import kernels
 from localq.formats.int4 import codec as int4_codec
 from localq.formats.int4 import kernel as int4_kernel
 from localq.kernels import gemv
-from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.cuda_headers import built, copy_to
 from tests.support.kernels.int4_operands import Int4Operand, make
 from tests.support.kernels.nf4_operands import bits, inputs
 from tests.support.kernels.row_operands import normed
 
 ROOT = Path(__file__).parents[3]
-KERNELS = ("int4_gemv.cu", "int4_dequantize.cu")
-SOURCES = ("gemv.h", "launchers.h", "check.h", "int4.h", *KERNELS)
+KERNELS = ("int4/gemv.cu", "int4/dequantize.cu")
 HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 # Multiprocessors, shared memory of a block: of an H200; of a consumer card; too little for x, or for many tiles.
 LARGE, SMALL, TINY = (3, 232_448), (2, 101_376), (1, 12_000)
@@ -35,7 +33,7 @@ SUMS = 1e-5  # of sums in f32, over the sum of magnitudes
 
 
 class Matrix(ctypes.Structure):
-    """csrc/int4.h, Int4."""
+    """csrc/int4/int4.h, Int4."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("codes", "scales", "zeros", "order")),
@@ -44,7 +42,7 @@ class Matrix(ctypes.Structure):
 
 
 class Extras(ctypes.Structure):
-    """csrc/gemv.h, GemvExtras."""
+    """csrc/common/gemv.h, GemvExtras."""
 
     _fields_ = (
         ("norm", ctypes.c_int), ("norm_weight", ctypes.c_void_p), ("eps", ctypes.c_float),
@@ -56,8 +54,8 @@ class Extras(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder / "launch.h")
-    found = built(folder, SOURCES, "int4_on_cpu.cpp", KERNELS)
+    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/launch_on_cpu.h")
+    found = built(folder, "int4_on_cpu.cpp", KERNELS)
     found.int4_gemv_on_cpu.restype = found.int4_dequantize_on_cpu.restype = ctypes.c_char_p
     return found
 

@@ -1,4 +1,4 @@
-"""The tiled order of AWQ and GPTQ: a word by hand, every nibble where csrc/int4.cuh says, and back bit for bit."""
+"""The tiled order of AWQ and GPTQ: a word by hand, every nibble as in csrc/int4/layout.cuh, and back bit for bit."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def module():
 
 
 def stored(changes):
-    """The matrix as csrc/bind_nf4.cpp takes it, 16 x 64 unless changed, and the changes that are left."""
+    """The matrix as csrc/nf4/bind.cpp takes it, 16 x 64 unless changed, and the changes that are left."""
     given = {**dict.fromkeys((*POINTERS, "code_map"), 4096), "out": 16, "in": 64, "tiled": False}
     given.update({name: value for name, value in changes.items() if name in given})
     rest = {name: value for name, value in changes.items() if name not in given}

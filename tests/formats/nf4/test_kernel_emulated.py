@@ -9,7 +9,6 @@ nibble, lane or scale cannot hide in a sum. How often each byte of codes is read
 from __future__ import annotations
 
 import ctypes
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,24 +22,23 @@ from localq.formats import nf4
 from localq.formats.nf4 import kernel as wrapper
 from localq.formats.nf4.kernel import Nf4Matrix
 from localq.kernels import gemv
-from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.cuda_headers import built, copy_to
 from tests.support.kernels.gemv_structs import Extras
 from tests.support.kernels.nf4_operands import Operands, bits, in_order, inputs, operands
 from tests.support.kernels.row_operands import normed
 
 ROOT = Path(__file__).parents[3]
-KERNELS = ("nf4_gemv.cu", "nf4_gemv_rows.cu", "nf4_gemv_launch.cu")
-SOURCES = ("gemv.h", "launchers.h", "check.h", "nf4_gemv.h", *KERNELS)
+KERNELS = ("nf4/gemv.cu", "nf4/gemv_rows.cu", "nf4/gemv_launch.cu")
 HALF, BF16 = torch.float16, torch.bfloat16
 # Multiprocessors, shared memory of a block: of an H200; of a consumer card; too little for x.
 LARGE, SMALL, TINY = (3, 232_448), (2, 101_376), (1, 72_000)
-TABLE_SCALE = {HALF: 1.6384992599487305, BF16: 1.1888107061386108}  # csrc/nf4_mma.cuh
+TABLE_SCALE = {HALF: 1.6384992599487305, BF16: 1.1888107061386108}  # csrc/nf4/mma.cuh
 SUMS = 1e-5  # of at most 200 sums in f32, one behind the other, over the sum of magnitudes
 ITEM = 8 * 32 * 16 + 128  # bytes of a whole chunk of a tile: codes and absmax
 
 
 class Matrix(ctypes.Structure):
-    """csrc/launchers.h, Nf4."""
+    """csrc/nf4/nf4.h, Nf4."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("codes", "absmax", "nested_absmax", "nested_map")),
@@ -52,8 +50,8 @@ class Matrix(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder / "launch.h")
-    found = built(folder, SOURCES, "nf4_on_cpu.cpp", KERNELS)
+    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/launch_on_cpu.h")
+    found = built(folder, "nf4_on_cpu.cpp", KERNELS)
     found.nf4_gemv_on_cpu.restype = ctypes.c_char_p
     return found
 

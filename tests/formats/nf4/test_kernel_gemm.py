@@ -21,7 +21,7 @@ ORDERS = pytest.mark.parametrize("tiled", [True, False], ids=["tiled", "row-wise
 SHAPES = [(1, 64), (15, 320), (577, 576), (33, 1088), (1001, 2112), (272, 4096), (5003, 4160), (40009, 192)]
 # Tiles of 8 rows of x that are full and not, every size of the kernel, and 64 rows at once exceeded by one and by many.
 ROWS = (1, 9, 16, 17, 31, 32, 33, 64, 65, 129)
-TABLE_SCALE = 1.6384992599487305  # of the float16 table, csrc/nf4_mma.cuh
+TABLE_SCALE = 1.6384992599487305  # of the float16 table, csrc/nf4/mma.cuh
 
 
 @ORDERS

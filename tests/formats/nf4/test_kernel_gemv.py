@@ -25,7 +25,7 @@ ACTIVATIONS = {
     "gelu_pytorch_tanh": partial(torch.nn.functional.gelu, approximate="tanh"),
 }
 SHAPES = [(1, 64), (15, 320), (48, 512), (577, 576), (33, 1088), (1001, 2112), (5003, 4160), (77, 28672), (40009, 192)]
-TABLE_SCALE = 1.6384992599487305  # of the float16 table, csrc/nf4_mma.cuh
+TABLE_SCALE = 1.6384992599487305  # of the float16 table, csrc/nf4/mma.cuh
 
 
 LAST = {}  # the matrix made last: making one waits for the device, which a capture must not

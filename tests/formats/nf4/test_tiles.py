@@ -11,7 +11,7 @@ SHAPES = [(16, 64), (15, 128), (48, 576), (33, 512), (17, 1088), (32, 1024)]
 
 
 def expected_codes(codes, shape):
-    """As the page of facts of csrc/nf4.cuh has it."""
+    """As the page of facts of csrc/nf4/layout.cuh has it."""
     out, blocks = shape[0], shape[1] // 64
     result = codes.clone().view(-1)
     for row in range(out // 16 * 16):

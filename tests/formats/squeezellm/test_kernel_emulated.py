@@ -7,7 +7,6 @@ Conflicts between banks are counted, where tables are made and where they and x 
 from __future__ import annotations
 
 import ctypes
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,27 +16,26 @@ from torch.nn import functional as F
 
 from localq.kernels import gemv
 from localq.kernels.checks import TYPES
-from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.cuda_headers import built, copy_to
 from tests.support.kernels.guarded_memory import guarded
 from tests.support.kernels.nf4_operands import inputs
 from tests.support.kernels.row_operands import ROWLUT, ROWLUT_TILES, normed, rowlut_weights
 
 ROOT = Path(__file__).parents[3]
-KERNELS = ("rowlut_gemv.cu", "rowlut_dequantize.cu")
-SOURCES = ("rowlut.h", "launchers.h", "gemv.h", "check.h", *KERNELS)
+KERNELS = ("rowlut/gemv.cu", "rowlut/dequantize.cu")
 HALF, BF16 = torch.float16, torch.bfloat16
 LARGE, SMALL = 232_448, 101_376  # shared memory of a block, of an H200 and of a consumer card
 POINTER, LONG, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
 class Matrix(ctypes.Structure):
-    """csrc/rowlut.h, RowLut."""
+    """csrc/rowlut/rowlut.h, RowLut."""
 
     _fields_ = (("codes", POINTER), ("table", POINTER), ("out", LONG), ("columns", LONG), ("tiled", ctypes.c_bool))
 
 
 class Extras(ctypes.Structure):
-    """csrc/gemv.h, GemvExtras."""
+    """csrc/common/gemv.h, GemvExtras."""
 
     _fields_ = (
         ("norm", INT), ("norm_weight", POINTER), ("eps", ctypes.c_float), ("residual", POINTER), ("activation", INT),
@@ -48,8 +46,8 @@ class Extras(ctypes.Structure):
 @pytest.fixture(scope="module")
 def library(tmp_path_factory) -> ctypes.CDLL:
     folder = tmp_path_factory.mktemp("library")
-    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder / "launch.h")
-    found = built(folder, SOURCES, "rowlut_on_cpu.cpp", KERNELS)
+    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/launch_on_cpu.h")
+    found = built(folder, "rowlut_on_cpu.cpp", KERNELS)
     found.rowlut_gemv_on_cpu.restype = found.rowlut_dequantize_on_cpu.restype = ctypes.c_char_p
     return found
 

@@ -1,7 +1,7 @@
-// In place of csrc/bcq_machine.cuh: what bcq_gemv takes from a GPU, on a CPU.
+// In place of csrc/bcq/intrinsics.cuh: what bcq_gemv takes from a GPU, on a CPU.
 #pragma once
 
-#include "vq_machine.cuh"
+#include "lookup/intrinsics.cuh"
 
 namespace localq::bcq {
 
@@ -33,7 +33,7 @@ inline int add_halves(uint32_t pair, int sum) {
   return sum + int16_t(pair) + int16_t(pair >> 16);
 }
 inline uint2 load_bits(const uint8_t* from) {
-  on_cpu::count(on_cpu::lookups, vq::shared_address(from), 8);
+  on_cpu::count(on_cpu::lookups, shared_address(from), 8);
   return *reinterpret_cast<const uint2*>(from);
 }
 inline void store_bits(uint8_t* to, uint2 bits) {  // by some lanes of a warp: not counted

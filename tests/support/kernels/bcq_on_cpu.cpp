@@ -3,9 +3,9 @@
 #include <stdexcept>
 #include <type_traits>
 
-#include "bcq_dequantize.cuh"
-#include "bcq_kernel.cuh"
-#include "bcq_plan.h"
+#include "bcq/dequantize_kernel.cuh"
+#include "bcq/gemv_kernel.cuh"
+#include "bcq/gemv_plan.h"
 #include "facts_on_cpu.h"
 
 namespace localq {

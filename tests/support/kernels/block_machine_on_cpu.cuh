@@ -1,7 +1,7 @@
-// In place of csrc/block_machine.cuh, over row_machine_on_cpu.cuh. Conflicts between banks are counted.
+// In place of csrc/common/block_loads.cuh, over row_machine_on_cpu.cuh. Conflicts between banks are counted.
 #pragma once
 
-#include "row_machine.cuh"
+#include "common/row_loads.cuh"
 
 namespace localq {
 

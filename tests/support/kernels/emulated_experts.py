@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
 from localq import kernels
 from localq.formats.experts import kernel as experts
 from localq.formats.mxfp4 import kernel as mxfp4_kernel
-from tests.support.kernels.cuda_headers import built
+from tests.support.kernels.cuda_headers import built, copy_to
 
 ROOT = Path(__file__).parents[3]
-KERNELS = ["experts.cu", "experts_route.cu", "mxfp4_gemv.cu", "mxfp4_dequantize.cu"]
-HEADERS = ("experts.h", "block_gemv.h", "gemv.h", "launchers.h", "check.h")
+KERNELS = ["experts/gemv.cu", "experts/router.cu", "experts/mxfp4_gemv.cu", "experts/mxfp4_dequantize.cu"]
 # Multiprocessors, and shared memory of a block: room for all tiles; for one or two with the rest in later waves.
 ROOMY, NARROW = (3, 232_448), (2, 1_600)
 POINTER, LONG, FLOAT, INT, BOOL = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int, ctypes.c_bool
@@ -28,7 +26,7 @@ STACK = fields_of(
     format=INT, codes=POINTER, scales=POINTER, nested_absmax=POINTER, nested_map=POINTER, offset=FLOAT,
     code_map=POINTER, experts=LONG, out=LONG, in_features=LONG,
 )  # fmt: skip
-STRUCTS = {  # csrc/experts.h
+STRUCTS = {  # csrc/experts/experts.h
     "router": fields_of(
         x=POINTER, weight=POINTER, bias=POINTER, norm=INT, norm_weight=POINTER, eps=FLOAT, in_features=LONG,
         experts=LONG, active=INT, how=INT, workspace=POINTER, weights=POINTER, chosen=POINTER,
@@ -50,8 +48,8 @@ EXTRAS = fields_of(
 
 def library(folder: Path) -> ctypes.CDLL:
     """All of them; `folder` is an empty one."""
-    shutil.copy(ROOT / "tests/support/kernels/launch_on_cpu.h", folder / "launch.h")
-    found = built(folder, [*HEADERS, *KERNELS], "experts_on_cpu.cpp", KERNELS)
+    copy_to(folder / "common/launch.h", ROOT / "tests/support/kernels/launch_on_cpu.h")
+    found = built(folder, "experts_on_cpu.cpp", KERNELS)
     for name in ("route", *STRUCTS, "mxfp4_gemv", "mxfp4_dequantize"):
         getattr(found, f"{name}_on_cpu").restype = ctypes.c_char_p
     return found

@@ -1,8 +1,8 @@
 // Mixtures of experts and MXFP4 on a CPU: launchers and kernels (tests/formats/experts/test_kernel_emulated.py puts the files
 // together).
-#include "experts.h"
+#include "experts/experts.h"
 #include "facts_on_cpu.h"
-#include "launch.h"
+#include "common/launch.h"
 
 using localq::Type;
 

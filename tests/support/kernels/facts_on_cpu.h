@@ -5,7 +5,7 @@
 #include <exception>
 #include <string>
 
-#include "check.cpp"
+#include "common/check.cpp"
 
 namespace on_cpu {
 

@@ -1,7 +1,7 @@
-// In place of csrc/gather_machine.cuh, behind vq_machine_on_cpu.cuh: what products that gather take from a GPU.
+// In place of csrc/gather/intrinsics.cuh, behind vq_machine_on_cpu.cuh: what products that gather take from a GPU.
 #pragma once
 
-#include "row_machine.cuh"
+#include "common/row_loads.cuh"
 
 inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, uint32_t shift) {
   return uint32_t((uint64_t(high) << 32 | low) >> (shift % 32));

@@ -1,7 +1,7 @@
 // gather_gemv and vptq_gemv on a CPU (tests/formats/codebooks/test_gather_kernel_emulated.py puts the files together).
 #include "facts_on_cpu.h"
-#include "gather_gemv.h"
-#include "launch.h"
+#include "gather/gemv.h"
+#include "common/launch.h"
 
 // What went wrong, or null.
 extern "C" const char* gather_gemv_on_cpu(const localq::GatherMatrix* matrices, int count,

@@ -6,7 +6,7 @@ import ctypes
 
 
 class Extras(ctypes.Structure):
-    """csrc/gemv.h, GemvExtras."""
+    """csrc/common/gemv.h, GemvExtras."""
 
     _fields_ = (
         ("norm", ctypes.c_int), ("norm_weight", ctypes.c_void_p), ("eps", ctypes.c_float),
@@ -16,13 +16,13 @@ class Extras(ctypes.Structure):
 
 
 class Workspace(ctypes.Structure):
-    """csrc/vq_gemv.h, VqWorkspace."""
+    """csrc/lookup/gemv.h, VqWorkspace."""
 
     _fields_ = (("meeting", ctypes.c_void_p), ("words", ctypes.c_int64))
 
 
 class Book(ctypes.Structure):
-    """csrc/vq_gemv.h, VqBook."""
+    """csrc/lookup/gemv.h, VqBook."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("codes", "fragments")),

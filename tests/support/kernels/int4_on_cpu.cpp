@@ -1,7 +1,7 @@
 // int4_gemv and int4_dequantize on a CPU (tests/formats/int4/test_kernel_emulated.py puts the files together).
 #include "facts_on_cpu.h"
-#include "int4.h"
-#include "launch.h"
+#include "int4/int4.h"
+#include "common/launch.h"
 
 // What went wrong, or null.
 extern "C" const char* int4_gemv_on_cpu(const localq::Int4* matrices, int count, const localq::GemvExtras* extras,

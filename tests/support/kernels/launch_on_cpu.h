@@ -1,7 +1,7 @@
-// In place of csrc/launch.h, behind vq_machine_on_cpu.cuh: kernels of one block after the other, as they are launched.
+// In place of csrc/common/launch.h, behind vq_machine_on_cpu.cuh: runs the blocks of a kernel one after the other.
 #pragma once
 
-#include "vq_machine.cuh"
+#include "lookup/intrinsics.cuh"
 
 inline float __fadd_rn(float a, float b) {
   return a + b;

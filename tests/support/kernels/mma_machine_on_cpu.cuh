@@ -1,4 +1,4 @@
-// In place of csrc/mma_machine.cuh: vq_machine_on_cpu.cuh has all of it.
+// In place of csrc/common/mma.cuh and csrc/common/shared_memory.cuh: vq_machine_on_cpu.cuh has all of them.
 #pragma once
 
-#include "vq_machine.cuh"
+#include "lookup/intrinsics.cuh"

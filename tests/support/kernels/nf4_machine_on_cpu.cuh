@@ -1,8 +1,8 @@
-// In place of csrc/nf4_machine.cuh, over block_machine_on_cpu.cuh. Reads of codes and stored absmax (__ldcs) are
+// In place of csrc/nf4/intrinsics.cuh, over block_machine_on_cpu.cuh. Reads of codes and stored absmax (__ldcs) are
 // counted byte by byte and warp by warp, and may not be anywhere else.
 #pragma once
 
-#include "block_machine.cuh"
+#include "common/block_loads.cuh"
 
 namespace on_cpu {
 
@@ -33,9 +33,6 @@ T read_stored(const T* from) {
 
 namespace localq {
 
-inline uint32_t fresh_lane() {
-  return threadIdx.x % 32;
-}
 inline void load_four(uint32_t& a, uint32_t& b, uint32_t& c, uint32_t& d, const uint4* from) {
   a = from->x, b = from->y, c = from->z, d = from->w;
 }

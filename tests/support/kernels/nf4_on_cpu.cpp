@@ -1,8 +1,8 @@
 // nf4_gemv on a CPU (tests/formats/nf4/test_kernel_emulated.py puts the files together).
 #include "facts_on_cpu.h"
-#include "launch.h"
-#include "launchers.h"
-#include "nf4_machine.cuh"
+#include "common/launch.h"
+#include "nf4/nf4.h"
+#include "nf4/intrinsics.cuh"
 
 // What went wrong, or null. `reads`: the least and the most that a byte of codes was read, and the bytes that the warps
 // of all blocks read, codes and absmax: the least and the most of a warp.

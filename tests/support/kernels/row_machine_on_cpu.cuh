@@ -1,7 +1,7 @@
-// In place of csrc/row_machine.cuh, behind vq_machine_on_cpu.cuh: what products row by row take from a GPU.
+// In place of csrc/common/row_loads.cuh, behind vq_machine_on_cpu.cuh: what products row by row take from a GPU.
 #pragma once
 
-#include "vq_machine.cuh"
+#include "lookup/intrinsics.cuh"
 
 inline uint32_t __float_as_uint(float value) {
   return on_cpu::bits<uint32_t>(value);
@@ -36,12 +36,6 @@ inline void prefetch_bytes(const void* from, uint32_t bytes) {
 }
 inline uint32_t made_here(uint32_t value) {
   return value;
-}
-inline uint32_t address_in_shared(const void* pointer) {
-  return uint32_t(static_cast<const uint8_t*>(pointer) - on_cpu::now->block->memory.data());
-}
-inline uint8_t* dynamic_memory() {
-  return on_cpu::now->block->memory.data();
 }
 
 }  // namespace localq

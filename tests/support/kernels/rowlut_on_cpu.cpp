@@ -1,7 +1,7 @@
 // rowlut_gemv and rowlut_dequantize on a CPU (tests/formats/squeezellm/test_kernel_emulated.py puts the files together).
 #include "facts_on_cpu.h"
-#include "launch.h"
-#include "rowlut.h"
+#include "common/launch.h"
+#include "rowlut/rowlut.h"
 
 // What went wrong, or null; `counts`: accesses and conflicts of look-ups, then of 16-byte stores of tables.
 extern "C" const char* rowlut_gemv_on_cpu(const localq::RowLut* matrices, int count, const localq::GemvExtras* extras,

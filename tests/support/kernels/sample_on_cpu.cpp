@@ -1,8 +1,8 @@
 // sample, dry_match and adjust on a CPU: launchers and kernels (tests/kernels/test_sampling_emulated.py puts the files
 // together).
 #include "facts_on_cpu.h"
-#include "launch.h"
-#include "sampling.h"
+#include "common/launch.h"
+#include "step/sampling.h"
 
 // What went wrong, or null.
 extern "C" const char* sample_on_cpu(const localq::Sample* s, bool greedy, int multiprocessors) {

@@ -1,4 +1,5 @@
-// In place of csrc/launch.h, over launch_on_cpu.h: the words of CUDA that sample.cu and adjust.cu use besides.
+// In place of csrc/common/launch.h, over launch_on_cpu.h: the other CUDA functions of step/sample.cu and
+// step/logit_adjust.cu.
 #pragma once
 
 #include "launch_on_cpu.h"

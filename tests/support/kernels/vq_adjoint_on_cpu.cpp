@@ -1,10 +1,10 @@
-// csrc/vq_adjoint.cuh on the CPU, as a library for tests/formats/codebooks/test_adjoint_kernel.py.
+// csrc/search/adjoint_kernel.cuh on the CPU, as a library for tests/formats/codebooks/test_adjoint_kernel.py.
 #include <vector>
 
 #define __device__
 #define __forceinline__ inline
 // after the above, which says what the words of CUDA mean
-#include "vq_adjoint.cuh"
+#include "search/adjoint_kernel.cuh"
 
 // A launch: every share, and of it the lanes one after the other, since none looks at another's column.
 extern "C" void adjoint_on_cpu(const localq::Adjoint* given, uint32_t shares) {

@@ -1,6 +1,6 @@
 // How vq_gemv cuts a launch, without running it (tests/formats/codebooks/test_lookup_launch_geometry.py puts the files together).
 #include "facts_on_cpu.h"
-#include "vq_cut.h"
+#include "lookup/gemv_plan.h"
 
 static localq::VqWorkspace workspace;
 static int64_t* taken;

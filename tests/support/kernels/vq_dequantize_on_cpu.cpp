@@ -1,7 +1,7 @@
 // vq_dequantize on a CPU (tests/formats/codebooks/test_dequantize_kernel.py puts the files together).
 #include "facts_on_cpu.h"
-#include "launch.h"
-#include "vq_dequantize.h"
+#include "common/launch.h"
+#include "lookup/dequantize.h"
 
 // What went wrong, or null; `counts`: accesses and conflicts of look-ups, then of stores.
 extern "C" const char* vq_dequantize_on_cpu(const localq::TiledMatrix* matrix, int stored, void* out, int type,

@@ -1,7 +1,7 @@
 // vq_experts on a CPU: its launchers and its kernel (tests/formats/codebooks/test_experts_kernel_emulated.py puts the files
-// together; launch.h is vq_launch_on_cpu.h).
-#include "check.cpp"
-#include "vq_experts.h"
+// together; common/launch.h is vq_launch_on_cpu.h).
+#include "common/check.cpp"
+#include "lookup/experts.h"
 
 namespace on_cpu {
 localq::DeviceFacts facts;

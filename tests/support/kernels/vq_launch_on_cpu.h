@@ -1,10 +1,10 @@
-// In place of csrc/launch.h, behind vq_machine_on_cpu.cuh: blocks that meet in a result run together, as
+// In place of csrc/common/launch.h, behind vq_machine_on_cpu.cuh: blocks that meet in a result run together, as
 // `slices` of a launch's arguments says.
 #pragma once
 
 #include <tuple>
 
-#include "vq_machine.cuh"
+#include "lookup/intrinsics.cuh"
 
 namespace localq {
 

@@ -1,6 +1,6 @@
-// In place of csrc/vq_machine.cuh and csrc/launch.h, before all others: what vq_gemv takes from a GPU, on a CPU, to
-// test the kernel and its launcher without one. Threads are coroutines that run until they meet others; blocks that
-// wait for each other run together. Counts wavefronts of shared memory: what they are above one each are bank
+// In place of csrc/lookup/intrinsics.cuh and csrc/common/launch.h, before all others: what vq_gemv takes from a GPU, on a
+// CPU, to test the kernel and its launcher without one. Threads are coroutines that run until they meet others; blocks
+// that wait for each other run together. Counts wavefronts of shared memory: what they are above one each are bank
 // conflicts.
 #pragma once
 
@@ -17,7 +17,7 @@
 #include <set>
 #include <vector>
 
-#include "check.h"
+#include "common/check.h"
 #include "coroutine_on_cpu.h"
 
 // The runtime has one device, and no errors.
@@ -302,10 +302,6 @@ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T) {
   on_cpu::meet_lanes([] {});
 }
 
-}  // namespace localq
-
-namespace localq::vq {
-
 inline uint8_t* shared_memory() {
   return on_cpu::now->block->memory.data();
 }
@@ -331,6 +327,11 @@ inline void store_words(uint8_t* to, uint4 words) {
   on_cpu::count(on_cpu::stores, shared_address(to), 16);
   std::memcpy(to, &words, 16);
 }
+
+}  // namespace localq
+
+namespace localq::vq {
+
 inline uint4 load_codes(const uint8_t* from) {
   return *reinterpret_cast<const uint4*>(from);
 }

@@ -1,7 +1,7 @@
 // vq_gemv on a CPU: its launcher and its kernel (tests/formats/codebooks/test_lookup_kernel_emulated.py puts the files together).
 #include "facts_on_cpu.h"
-#include "vq_kernel.cuh"
-#include "vq_plan.h"
+#include "lookup/gemv_kernel.cuh"
+#include "lookup/gemv_launch.h"
 
 namespace localq {
 

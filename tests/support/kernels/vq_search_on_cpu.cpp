@@ -1,7 +1,7 @@
-// csrc/vq_search.cuh on the CPU, as a library for tests/formats/codebooks/test_search_kernel_emulated.py.
+// csrc/search/beam_search_kernel.cuh on the CPU, as a library for tests/formats/codebooks/test_search_kernel_emulated.py.
 #include "cuda_on_cpu.h"
 // after the above, which says what the words of CUDA mean
-#include "vq_search.cuh"
+#include "search/beam_search_kernel.cuh"
 
 namespace {
 

@@ -1,0 +1,69 @@
+// Decode attention and the stored forms of the KV cache.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "common/gemv.h"
+#include "common/types.h"
+
+namespace localq {
+
+// One layer's keys and values. Vectors of head_dim lie behind each other: [kv_heads, capacity, ...].
+//   bits 16     k, v T [head_dim]; scales null
+//   bits 8, 4   k, v u8 [head_dim * bits / 8]; scales f16 [scales_of(head_dim)]; see kv_codes.cuh
+// Keys and values have the same bits, or keys 8 and values 4.
+struct KvLayer {
+  void* k;
+  void* v;
+  void* k_scales;
+  void* v_scales;
+  int key_bits;
+  int kv_heads, head_dim;
+  int value_bits;
+  int64_t capacity;
+};
+
+// One token's attention in one layer.
+//   qkv       T [(heads + 2 kv_heads) * head_dim]: q, k, v behind each other, before norm and rotation
+//   position  i64 [1] on the device
+//   rotary    T [ctx, 2, rotary_dim], cos and signed sin, or null
+//   sinks     T [heads], scores that join the sum of each head's softmax and bring no value, or null
+//   out       T [heads * head_dim]
+//   partials  f32 [attention_partials(...)]
+//   arrived   i32 [kv_heads * 16], all zero before and after
+struct AttentionStep {
+  const void* qkv;
+  const int64_t* position;
+  const void* rotary;
+  int rotary_dim;
+  const void* sinks;
+  int heads;
+  NormKind q_norm, k_norm;
+  const void* q_norm_weight;
+  const void* k_norm_weight;
+  float q_eps, k_eps;
+  float scale, softcap;  // softcap 0 = none
+  int window;            // 0 = all
+  void* out;
+  float* partials;
+  int* arrived;
+  int splits;  // at most, see attention_splits
+};
+
+// Blocks per kv head that fill the device about three times, in whole clusters where the device has them.
+int attention_splits(int kv_heads, int device);
+// Floats of `partials` for the largest of the layers.
+int64_t attention_partials(int heads, int kv_heads, int head_dim, int splits);
+
+void attention_decode(const AttentionStep& step, const KvLayer& layer, Type type, int device, cudaStream_t stream);
+
+// Stores k, v [tokens, kv_heads, head_dim] (rows `k_stride`, `v_stride` elements apart) at positions i64 [tokens].
+void kv_write(const KvLayer& layer, const void* k, const void* v, int64_t k_stride, int64_t v_stride,
+              const int64_t* positions, int tokens, Type type, int device, cudaStream_t stream);
+
+// k, v [kv_heads, live, head_dim] = the first `live` slots, dequantized.
+void kv_read(const KvLayer& layer, void* k, void* v, int64_t live, Type type, int device, cudaStream_t stream);
+
+}  // namespace localq

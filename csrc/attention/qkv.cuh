@@ -1,0 +1,196 @@
+// Decode attention (decode.cu): the token's own q, k and v, from the projections to where they are used.
+#pragma once
+
+#include <type_traits>
+
+#include "attention/decode.cuh"
+#include "attention/kv_codes.cuh"
+
+namespace localq::decoding {
+
+// Brings q of the block's heads, k and v from `qkv` into shared memory. The block must synchronise afterwards.
+template <int kDim, int kHeadTiles>
+__device__ __forceinline__ void stage_rows(Shared<kDim, kHeadTiles>& shared, const Arguments& a, int kv_head,
+                                           int first_head, int heads) {
+  const int chunks = a.layer.head_dim / 8;
+  const auto* qkv = static_cast<const uint4*>(a.step.qkv);
+  for (int i = threadIdx.x; i < (heads + 2) * chunks; i += kThreads) {
+    const int row = i / chunks, chunk = i % chunks;
+    const int head = row < heads ? first_head + row : a.step.heads + kv_head + (row - heads) * a.layer.kv_heads;
+    *reinterpret_cast<uint4*>(&shared.row[row][8 * chunk]) = __ldcg(qkv + int64_t(head) * chunks + chunk);
+  }
+}
+
+// The sink of the thread's head, for the first `heads` threads, in units of log2.
+__device__ __forceinline__ float load_sink(const Arguments& a, int first_head, int heads) {
+  if (a.step.sinks == nullptr || int(threadIdx.x) >= heads) return kNegInf;
+  return kLog2e * value_of(static_cast<const uint16_t*>(a.step.sinks)[first_head + threadIdx.x], a.bf16);
+}
+
+// What a lane needs of the tables for its elements lane + 32 i; loaded before anything waits for them.
+template <int kDim>
+struct Tables {
+  static constexpr int kEach = kDim / 32;
+  unsigned turn[kEach];  // cos in the lower half, sin in the upper, as in the table; 1 and 0 past rotary_dim
+  float q_weight[kEach], k_weight[kEach];  // of the norms; for wide heads read when needed: registers would spill
+
+  __device__ __forceinline__ void load_weights(const Arguments& a, int lane) {
+    if constexpr (kDim < 256) {
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        const int e = min(lane + 32 * i, a.layer.head_dim - 1);
+        q_weight[i] = weight(a.step.q_norm, a.step.q_norm_weight, e, a.bf16);
+        k_weight[i] = weight(a.step.k_norm, a.step.k_norm_weight, e, a.bf16);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void load_turns(const Arguments& a, int position, int lane) {
+    const int rotary_dim = a.step.rotary_dim;
+    const auto* turns = static_cast<const uint16_t*>(a.step.rotary) + int64_t(position) * 2 * rotary_dim;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int e = lane + 32 * i;
+      turn[i] = e < rotary_dim ? turns[e] | unsigned(turns[rotary_dim + e]) << 16 : bits_of(1.f, a.bf16);
+    }
+  }
+
+  __device__ __forceinline__ static float weight(NormKind kind, const void* weights, int e, bool bf16) {
+    if (kind == NormKind::kNone) return 1.f;
+    if (kind == NormKind::kOffset) return static_cast<const float*>(weights)[e];
+    return value_of(static_cast<const uint16_t*>(weights)[e], bf16);
+  }
+};
+
+// x[i] = element lane + 32 i of one row of the token, as it is in `row`.
+template <int kDim>
+__device__ __forceinline__ void read_row(float (&x)[kDim / 32], const uint16_t* row, const Arguments& a, int lane) {
+#pragma unroll
+  for (int i = 0; i < kDim / 32; ++i) {
+    x[i] = lane + 32 * i < a.layer.head_dim ? value_of(row[lane + 32 * i], a.bf16) : 0.f;
+  }
+}
+
+// The same normed and rotated, rounded to T after each as the modules do; the warp that calls owns `row`.
+template <int kDim>
+__device__ __forceinline__ void prepare(float (&x)[kDim / 32], uint16_t* row, const Arguments& a, bool is_k,
+                                        const Tables<kDim>& tables, int lane) {
+  const NormKind norm = is_k ? a.step.k_norm : a.step.q_norm;
+  const void* weights = is_k ? a.step.k_norm_weight : a.step.q_norm_weight;
+  const float eps = is_k ? a.step.k_eps : a.step.q_eps;
+  const int head_dim = a.layer.head_dim, half = a.step.rotary_dim / 2;
+  read_row<kDim>(x, row, a, lane);
+  if (norm != NormKind::kNone) {
+    float squares = 0.f;
+#pragma unroll
+    for (int i = 0; i < kDim / 32; ++i) squares += x[i] * x[i];
+    const float inverse_rms = rsqrtf(warp_sum(squares) / head_dim + eps);
+#pragma unroll
+    for (int i = 0; i < kDim / 32; ++i) {
+      float quotient = x[i] * inverse_rms;
+      if (norm == NormKind::kPlain) quotient = rounded(quotient, a.bf16);
+      float weight;
+      if constexpr (kDim < 256) {
+        weight = is_k ? tables.k_weight[i] : tables.q_weight[i];
+      } else {
+        weight = tables.weight(norm, weights, min(lane + 32 * i, head_dim - 1), a.bf16);
+      }
+      x[i] = rounded(quotient * weight, a.bf16);
+      if (lane + 32 * i < head_dim) row[lane + 32 * i] = bits_of(x[i], a.bf16);
+    }
+    __syncwarp();
+  }
+  if (half == 0) return;
+#pragma unroll
+  for (int i = 0; i < kDim / 32; ++i) {
+    const int e = lane + 32 * i;
+    const int partner = e < half ? e + half : e < 2 * half ? e - half : 0;
+    const float cos = value_of(uint16_t(tables.turn[i]), a.bf16), sin = value_of(tables.turn[i] >> 16, a.bf16);
+    x[i] = rounded(x[i] * cos + value_of(row[partner], a.bf16) * sin, a.bf16);
+  }
+}
+
+// Writes the token's k or v, given as x[i] = element lane + 32 i, at `slot`, and leaves what later steps will read in
+// `fresh`. One warp; all lanes must call.
+template <int kDim, int kBits>
+__device__ __forceinline__ void write_own(float (&x)[kDim / 32], float* fresh, const Arguments& a, void* cache,
+                                          void* scales, int64_t slot, bool write, int lane) {
+  const int head_dim = a.layer.head_dim;
+  Code code[kDim / 32];
+  if constexpr (kBits != 16) {
+    turn(x, hadamard_width(head_dim), lane);
+    encode(code, x, kBits, lane);
+  }
+#pragma unroll
+  for (int i = 0; i < kDim / 32; ++i) {
+    const int e = lane + 32 * i;
+    if constexpr (kBits == 16) {
+      fresh[e] = x[i];
+      if (write && e < head_dim) static_cast<uint16_t*>(cache)[slot * head_dim + e] = bits_of(x[i], a.bf16);
+    } else {
+      const int count = max(0, min(32, head_dim - 32 * i));  // a block without elements gets a scale of 0
+      fresh[e] = lane < count ? code[i].value : 0.f;
+      if (!write) continue;
+      auto* codes = static_cast<uint8_t*>(cache) + slot * (head_dim * kBits / 8);
+      store_codes(codes, 32 * i, lane, count, code[i].code, kBits);
+      if (lane == 0)
+        static_cast<__half*>(scales)[slot * (kDim / 32) + scale_place(i, kDim / 32)] = __float2half_rn(code[i].scale);
+    }
+  }
+}
+
+// Zeros where Q has no head.
+template <int kDim, int kHeadTiles>
+__device__ __forceinline__ void clear_q(Shared<kDim, kHeadTiles>& shared, int heads) {
+  constexpr int kChunks = kDim / 8;
+  for (int i = threadIdx.x; i < (8 * kHeadTiles - heads) * kChunks; i += kThreads) {
+    *reinterpret_cast<uint4*>(&shared.q[heads + i / kChunks][i % kChunks * 8]) = make_uint4(0, 0, 0, 0);
+  }
+}
+
+// Q of the heads in the type and order of the tensor cores, one warp per head; in the last split one warp each has the
+// token's own k and v meanwhile.
+template <typename T, int kKeyBits, int kValueBits, int kDim, int kHeadTiles>
+__device__ __forceinline__ void prepare_token(Shared<kDim, kHeadTiles>& shared, const Arguments& a, int kv_head,
+                                              int heads, int position, bool own, bool write,
+                                              const Tables<kDim>& tables) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head_dim = a.layer.head_dim;
+  const int64_t slot = int64_t(kv_head) * a.layer.capacity + position;
+  float x[kDim / 32];
+  if (own && warp == 0) {
+    prepare<kDim>(x, shared.row[heads], a, true, tables, lane);
+    write_own<kDim, kKeyBits>(x, shared.fresh_k, a, a.layer.k, a.layer.k_scales, slot, write, lane);
+  } else if (own && warp == 1) {
+    read_row<kDim>(x, shared.row[heads + 1], a, lane);
+    write_own<kDim, kValueBits>(x, shared.fresh_v, a, a.layer.v, a.layer.v_scales, slot, write, lane);
+  } else {
+    const int others = own ? 2 : 0;
+    for (int head = warp - others; head < heads; head += kWarps - others) {
+      prepare<kDim>(x, shared.row[head], a, false, tables, lane);
+      if (kKeyBits != 16) turn(x, hadamard_width(head_dim), lane);
+#pragma unroll
+      for (int i = 0; i < kDim / 32; ++i) {
+        const float value = lane + 32 * i < head_dim ? x[i] : 0.f;
+        shared.q[head][lane + 32 * i] = bits_of(value, std::is_same_v<T, __nv_bfloat16>);
+      }
+    }
+  }
+}
+
+// Scores of the token's own k, one warp per head.
+template <typename T, int kDim, int kHeadTiles>
+__device__ __forceinline__ void score_own(Shared<kDim, kHeadTiles>& shared, const Arguments& a, int heads) {
+  const int lane = threadIdx.x % 32;
+  for (int head = threadIdx.x / 32; head < heads; head += kWarps) {
+    float sum = 0.f;
+#pragma unroll
+    for (int i = 0; i < kDim / 32; ++i) {
+      const float q = value_of(shared.q[head][lane + 32 * i], std::is_same_v<T, __nv_bfloat16>);
+      sum += q * shared.fresh_k[lane + 32 * i];
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) shared.fresh_score[head] = score(sum, a.step);
+  }
+}
+
+}  // namespace localq::decoding

@@ -1,0 +1,3 @@
+set(LONG decode.cu)
+set(SHORT kv_cache.cu)
+set(BINDINGS bind.cpp)

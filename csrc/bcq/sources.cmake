@@ -1,0 +1,3 @@
+set(LONG gemv.cu)
+set(SHORT dequantize.cu gemv_launch.cu)
+set(BINDINGS bind.cpp)

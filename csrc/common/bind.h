@@ -1,0 +1,31 @@
+// What every */bind.cpp shares: pointers come from Python as integers, and each family of operations adds itself.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+
+namespace localq {
+
+template <typename T>
+T* pointer(uintptr_t address) {
+  return reinterpret_cast<T*>(address);
+}
+inline cudaStream_t stream_of(uintptr_t address) {
+  return reinterpret_cast<cudaStream_t>(address);
+}
+
+void bind_nf4(pybind11::module_& m);
+void bind_dense(pybind11::module_& m);
+void bind_experts(pybind11::module_& m);
+void bind_gather(pybind11::module_& m);
+void bind_int4(pybind11::module_& m);
+void bind_attention(pybind11::module_& m);
+void bind_step(pybind11::module_& m);
+void bind_rowlut(pybind11::module_& m);
+void bind_vq(pybind11::module_& m);
+void bind_bcq(pybind11::module_& m);
+void bind_search(pybind11::module_& m);
+
+}  // namespace localq

@@ -1,0 +1,3 @@
+set(LONG)
+set(SHORT check.cpp device.cpp)
+set(BINDINGS bindings.cpp)

@@ -1,0 +1,140 @@
+// Bindings of mixtures of experts and of MXFP4; no logic.
+#include "common/bind.h"
+
+#include <pybind11/stl.h>
+
+#include <tuple>
+#include <vector>
+
+#include "common/bind_gemv.h"
+#include "experts/experts.h"
+
+namespace py = pybind11;
+
+namespace localq {
+namespace {
+
+// format, codes, scales, nested_absmax, nested_map, offset, code_map, experts, out, in
+using StackArguments =
+    std::tuple<int, uintptr_t, uintptr_t, uintptr_t, uintptr_t, float, uintptr_t, int64_t, int64_t, int64_t>;
+
+ExpertStack stack_of(const StackArguments& s) {
+  return {static_cast<ExpertFormat>(std::get<0>(s)),
+          pointer<const void>(std::get<1>(s)),
+          pointer<const void>(std::get<2>(s)),
+          pointer<const float>(std::get<3>(s)),
+          pointer<const float>(std::get<4>(s)),
+          std::get<5>(s),
+          pointer<const float>(std::get<6>(s)),
+          std::get<7>(s),
+          std::get<8>(s),
+          std::get<9>(s)};
+}
+
+}  // namespace
+
+void bind_experts(py::module_& m) {
+  m.def(
+      "route",
+      [](uintptr_t logits, int64_t experts, int active, int how, uintptr_t weights, uintptr_t chosen, int device,
+         uintptr_t stream) {
+        route(pointer<const float>(logits), experts, active, static_cast<Weighing>(how), pointer<float>(weights),
+              pointer<int32_t>(chosen), device, stream_of(stream));
+      },
+      py::arg("logits"), py::arg("experts"), py::arg("active"), py::arg("how"), py::arg("weights"), py::arg("chosen"),
+      py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "router",
+      [](uintptr_t x, uintptr_t weight, uintptr_t bias, int norm, uintptr_t norm_weight, float eps, int64_t in_features,
+         int64_t experts, int active, int how, uintptr_t workspace, uintptr_t weights, uintptr_t chosen, int type,
+         int device, uintptr_t stream) {
+        const Router r = {pointer<const void>(x),
+                          pointer<const void>(weight),
+                          pointer<const void>(bias),
+                          static_cast<NormKind>(norm),
+                          pointer<const void>(norm_weight),
+                          eps,
+                          in_features,
+                          experts,
+                          active,
+                          static_cast<Weighing>(how),
+                          pointer<int32_t>(workspace),
+                          pointer<float>(weights),
+                          pointer<int32_t>(chosen)};
+        router(r, static_cast<Type>(type), device, stream_of(stream));
+      },
+      py::arg("x"), py::arg("weight"), py::arg("bias"), py::arg("norm"), py::arg("norm_weight"), py::arg("eps"),
+      py::arg("in_features"), py::arg("experts"), py::arg("active"), py::arg("how"), py::arg("workspace"),
+      py::arg("weights"), py::arg("chosen"), py::arg("type"), py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "experts_gate_up",
+      [](uintptr_t x, const StackArguments& stack, uintptr_t bias, uintptr_t chosen, int active, int norm,
+         uintptr_t norm_weight, float eps, int gate, float alpha, float limit, bool interleaved, uintptr_t y, int type,
+         int device, uintptr_t stream) {
+        const ExpertsGateUp e = {stack_of(stack),
+                                 pointer<const void>(x),
+                                 static_cast<NormKind>(norm),
+                                 pointer<const void>(norm_weight),
+                                 eps,
+                                 pointer<const void>(bias),
+                                 pointer<const int32_t>(chosen),
+                                 active,
+                                 static_cast<Gate>(gate),
+                                 alpha,
+                                 limit,
+                                 interleaved,
+                                 pointer<void>(y)};
+        experts_gate_up(e, static_cast<Type>(type), device, stream_of(stream));
+      },
+      py::arg("x"), py::arg("stack"), py::arg("bias"), py::arg("chosen"), py::arg("active"), py::arg("norm"),
+      py::arg("norm_weight"), py::arg("eps"), py::arg("gate"), py::arg("alpha"), py::arg("limit"),
+      py::arg("interleaved"), py::arg("y"), py::arg("type"), py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "experts_down",
+      [](uintptr_t x, const StackArguments& stack, uintptr_t bias, uintptr_t chosen, int active, uintptr_t weights,
+         uintptr_t residual, bool early, uintptr_t y, int type, int device, uintptr_t stream) {
+        const ExpertsDown e = {stack_of(stack),
+                               pointer<const void>(x),
+                               pointer<const void>(bias),
+                               pointer<const int32_t>(chosen),
+                               pointer<const float>(weights),
+                               active,
+                               pointer<const void>(residual),
+                               early,
+                               pointer<void>(y)};
+        experts_down(e, static_cast<Type>(type), device, stream_of(stream));
+      },
+      py::arg("x"), py::arg("stack"), py::arg("bias"), py::arg("chosen"), py::arg("active"), py::arg("weights"),
+      py::arg("residual"), py::arg("early"), py::arg("y"), py::arg("type"), py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "mxfp4_gemv",
+      [](uintptr_t x, const std::vector<std::tuple<uintptr_t, uintptr_t, int64_t, int64_t>>& matrices, uintptr_t y,
+         int type, int rows, int norm, uintptr_t norm_weight, float eps, uintptr_t residual, int activation,
+         const std::vector<uintptr_t>& biases, bool y_is_f32, int device, uintptr_t stream) {
+        const GemvExtras extras = gemv_extras(norm, norm_weight, eps, residual, activation, biases, y_is_f32);
+        std::vector<Mxfp4Matrix> all;
+        for (const auto& [codes, scales, out, in] : matrices) {
+          all.push_back({pointer<const uint8_t>(codes), pointer<const uint8_t>(scales), out, in});
+        }
+        mxfp4_gemv(all.data(), int(all.size()), extras, pointer<const void>(x), pointer<void>(y),
+                   static_cast<Type>(type), rows, device, stream_of(stream));
+      },
+      py::arg("x"), py::arg("matrices"), py::arg("y"), py::arg("type"), py::arg("rows"), py::arg("norm"),
+      py::arg("norm_weight"), py::arg("eps"), py::arg("residual"), py::arg("activation"), py::arg("biases"),
+      py::arg("y_is_f32"), py::arg("device"), py::arg("stream"));
+
+  m.def(
+      "mxfp4_dequantize",
+      [](uintptr_t codes, uintptr_t scales, uintptr_t out, int type, int64_t count, int device, uintptr_t stream) {
+        mxfp4_dequantize(pointer<const uint8_t>(codes), pointer<const uint8_t>(scales), pointer<void>(out),
+                         static_cast<Type>(type), count, device, stream_of(stream));
+      },
+      py::arg("codes"), py::arg("scales"), py::arg("out"), py::arg("type"), py::arg("count"), py::arg("device"),
+      py::arg("stream"));
+}
+
+}  // namespace localq

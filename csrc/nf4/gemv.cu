@@ -1,0 +1,232 @@
+// y = extras(x W^T) for one row of x, W stored as NF4 (layout.cuh) in either order, up to three matrices that share x;
+// x, bias and residual in f16 or bf16, sums in f32, rounded once. Needs in % 64 == 0; out is free. Deterministic: every
+// sum has one order, there are no atomics.
+//
+// A tile is 16 results, an item is 8 blocks (512 columns) of a tile. A block of threads owns consecutive tiles and
+// keeps the look-up table; its warps take the items in turn, whatever tile they belong to, so that they all end
+// together, and leave 16 sums per item in shared memory, which are added in the order of the columns at the end. Where
+// the last item of a row is shorter, a kernel of its own (gemv_pipeline.cuh, kRagged) loads it as the others.
+//
+// The 8 blocks of an item share their x operand: column c of the product's B is x of block c, so that lane (g, t) holds
+// x of block g once, and of a product of block u only column u counts: it lies in the lanes with t = u / 2, which are
+// the lanes that hold the scales of blocks 2 t and 2 t + 1. So a block costs 16 PRMT, 16 look-ups, 4 products and 2
+// FFMA.
+//
+// Bound: memory. Reads out*in*(1/2 + 1/64 + 4/16384) bytes once, 16 bytes a lane, kDepth loads in flight through all
+// items; the first are issued before the kernel that makes x has ended. csrc/README.md has the counts of instructions.
+#include "nf4/gemv_kernel.cuh"
+#include "nf4/gemv_launch.h"
+
+namespace localq {
+namespace {
+
+using namespace nf4_row;
+
+constexpr int kPrefetch = 1;  // items per warp that are brought to L2 before x is there
+
+// The sums of rows g and g + 8 over the lane's share of an item that is not quick, block by block: a short tile, or a
+// short chunk in row-wise order.
+template <typename T>
+__device__ __forceinline__ void sum_short_item(float (&sum)[2], const Nf4Gemv& p, const Shared& s, const T* x,
+                                               const Cursor& cursor) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const TilePlace place = s.tiles.places[cursor.tile];
+  const Nf4Segment& w = p.segment[place.segment()];
+  const uint32_t end = min((cursor.chunk + 1) * kChunk, p.blocks);
+#pragma unroll 1
+  for (uint32_t block = cursor.chunk * kChunk; block < end; ++block) {
+    const uint4 codes = load_codes(w, place.tile(), block, p.blocks);
+    const float low = load_scale(p, w, place.tile(), g, block), high = load_scale(p, w, place.tile(), g + 8, block);
+    uint32_t b[8];
+    x_operand(b, s, x, block);
+    if (g != 0) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) b[k] = 0;
+    }
+    float c[4] = {};
+    multiply_block<T>(c, s.table, 4 * lane, codes, b);
+    if (t == 0) sum[0] += low * c[0], sum[1] += high * c[2];
+  }
+}
+
+// Blocks u0 .. u0 + 3 of a quick item, whose codes are in `ring`; refills it with four blocks from `codes` on, of which
+// so many are left.
+template <typename T, Order kOrder, int u0>
+__device__ __forceinline__ void sum_half(float (&sum)[2], uint4 (&ring)[kDepth], const Nf4Gemv& p, const Shared& s,
+                                         const uint32_t (&b)[8], const float (&scale)[4], const uint8_t* codes,
+                                         uint32_t left) {
+  const uint32_t lane = threadIdx.x % 32, t = lane % 4;
+#pragma unroll
+  for (int i = 0; i < kDepth; i += 2) {
+    float c[2][4] = {};
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      multiply_block<T>(c[k], s.table, 4 * lane, ring[i + k], b);
+      refill<kOrder>(ring[i + k], p, codes, i + k, left);
+    }
+    add_pair(sum, scale, c[0], c[1], t == (u0 + i) / 2);
+  }
+}
+
+template <Order kOrder>
+__device__ __forceinline__ Item next_item(const Nf4Gemv& p, const Shared& s, Cursor& cursor) {
+  cursor.advance<kOrder>(p.chunks, kOrder == Order::kRagged ? s.tiles.range[1] : 0);
+  return item_at<kOrder>(p, s.tiles.places[cursor.tile], cursor.chunk);
+}
+
+// A quick item in order kRagged, whose first blocks the ring holds; `item` and the ring are left with the next one.
+template <typename T>
+__device__ __forceinline__ void sum_ragged_item(float (&sum)[2], uint4 (&ring)[kDepth], const Nf4Gemv& p,
+                                                const Shared& s, const T* x, Cursor& cursor, Item& item) {
+  constexpr Order kOrder = Order::kRagged;
+  const uint32_t g = threadIdx.x % 32 / 4, blocks = blocks_of<kOrder>(p, cursor.chunk);
+  float scale[4];
+  decode_scales<kOrder>(scale, p, s.table, s.tiles, cursor.tile, cursor.chunk, item);
+  uint32_t b[8];
+  x_operand(b, s, x, cursor.chunk * kChunk + min(g, blocks - 1));
+  if (g >= blocks) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) b[k] = 0;
+  }
+  if (blocks <= kDepth) {
+    item = next_item<kOrder>(p, s, cursor);
+    sum_half<T, kOrder, 0>(sum, ring, p, s, b, scale, item.codes, left_of<kOrder>(p, item, cursor.chunk));
+    return;
+  }
+  sum_half<T, kOrder, 0>(sum, ring, p, s, b, scale, item.codes + kDepth * block_stride<kOrder>(), blocks - kDepth);
+  item = next_item<kOrder>(p, s, cursor);
+  sum_half<T, kOrder, kDepth>(sum, ring, p, s, b, scale, item.codes, left_of<kOrder>(p, item, cursor.chunk));
+}
+
+// All items of a block: partial sums into shared memory. `item` is that at the cursor, the ring holds its first half.
+template <typename T, Order kOrder>
+__device__ __forceinline__ void sum_group(const Nf4Gemv& p, const Shared& s, const T* x, Cursor cursor, Item item,
+                                          uint4 (&ring)[kDepth]) {
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  float* partial = s.partial + threadIdx.x / 32 * kTile + g;
+#pragma unroll 1
+  for (; item.place.word != kNowhere.word; partial += kWarps * kTile) {
+    if (kOrder == Order::kRagged) partial = s.partial + (cursor.tile * p.chunks + cursor.chunk) * kTile + g;
+    float sum[2] = {};
+    if (item.quick) {
+      if constexpr (kOrder == Order::kRagged) {
+        sum_ragged_item(sum, ring, p, s, x, cursor, item);
+      } else {
+        float scale[4];
+        decode_scales<kOrder>(scale, p, s.table, s.tiles, cursor.tile, cursor.chunk, item);
+        uint32_t b[8];
+        x_operand(b, s, x, cursor.chunk * kChunk + g);
+        sum_half<T, kOrder, 0>(sum, ring, p, s, b, scale, item.codes + kDepth * block_stride<kOrder>(), kDepth);
+        item = next_item<kOrder>(p, s, cursor);
+        sum_half<T, kOrder, kDepth>(sum, ring, p, s, b, scale, item.codes, item.quick);
+      }
+    } else {
+      sum_short_item(sum, p, s, x, cursor);
+      item = next_item<kOrder>(p, s, cursor);
+      load_ring<kOrder>(ring, p, item, cursor.chunk);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      sum[i] += __shfl_xor_sync(~0u, sum[i], 1);
+      sum[i] += __shfl_xor_sync(~0u, sum[i], 2);
+    }
+    if (t == 0) partial[0] = sum[0], partial[8] = sum[1];
+  }
+}
+
+// Brings the first items of the warp to L2: the memory works while the table is filled and x is awaited.
+template <Order kOrder>
+__device__ __forceinline__ void prefetch_items(const Nf4Gemv& p, uint32_t unit, uint32_t tiles, Cursor cursor) {
+  const uint32_t lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int i = 0; i < kPrefetch && cursor.tile < tiles; ++i, cursor.advance<kOrder>(p.chunks, tiles)) {
+    const TilePlace place = place_of(p, unit + cursor.tile / p.parts, cursor.tile % p.parts);
+    const Nf4Segment& w = p.segment[place.segment()];
+    if (!is_full(w, place.tile()) || (cursor.chunk + 1) * kChunk > p.blocks) continue;
+    const uint64_t first = uint64_t(cursor.chunk) * kChunk;
+    constexpr bool kTiled = kOrder != Order::kRowWise;
+    const uint64_t block = kTiled ? (uint64_t(place.tile()) * p.blocks + first) * kTile
+                                  : uint64_t(place.tile() * kTile + lane / 2) * p.blocks + first;
+    const uint8_t* line = w.codes + block * (kBlock / 2) + (kTiled ? lane : lane % 2) * 128;
+    prefetch(line);
+  }
+}
+
+__device__ __forceinline__ float sum_chunks(const float* partial, uint32_t chunks) {
+  float sum = 0.f;
+#pragma unroll 8
+  for (uint32_t c = 0; c < chunks; ++c) sum += partial[c * kTile];
+  return sum;
+}
+
+template <typename T>
+__device__ __forceinline__ void write_group(const Nf4Gemv& p, const Shared& s, uint32_t tiles, void* y) {
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < tiles / p.parts * kTile; i += kThreads) {
+    const uint32_t tile = i / kTile * p.parts, r = i % kTile;
+    const TilePlace place = s.tiles.places[tile];
+    const uint32_t o = place.tile() * kTile + r;
+    if (o >= p.segment[place.segment()].out) continue;
+    const float* partial = s.partial + tile * p.chunks * kTile + r;
+    const float sum = sum_chunks(partial, p.chunks);
+    const float second = p.parts == 2 ? sum_chunks(partial + p.chunks * kTile, p.chunks) : 0.f;
+    write_result<T>(p, place, o, 0, sum, second, y);
+  }
+}
+
+template <typename T, Order kOrder>
+__global__ void __launch_bounds__(kThreads, 1)
+    nf4_gemv_kernel(const __grid_constant__ Nf4Gemv p, const __grid_constant__ Layout layout, const T* x, void* y) {
+  LOCALQ_DYNAMIC_MEMORY(memory);
+  const Shared s = carve(memory, layout, p.blocks);
+  const uint32_t unit = uint64_t(p.units) * blockIdx.x / gridDim.x;
+  const uint32_t tiles = (uint32_t(uint64_t(p.units) * (blockIdx.x + 1) / gridDim.x) - unit) * p.parts;
+  const Cursor first = first_of<kOrder>(threadIdx.x / 32, p.chunks, tiles);
+  TilePlace place = kNowhere;
+  if (first.tile < tiles) place = place_of(p, unit + first.tile / p.parts, first.tile % p.parts);
+  const Item item = item_at<kOrder>(p, place, first.chunk);
+  uint4 ring[kDepth];
+  load_ring<kOrder>(ring, p, item, first.chunk);
+  float nested = 0.f;
+  if (threadIdx.x < tiles * s.tiles.stride) nested = nested_at(place, p, s.tiles.stride, unit, threadIdx.x);
+  prefetch_items<kOrder>(p, unit, tiles, first);
+  fill_table<T>(s.table, p.code_map, p.nested_map);
+  fill_tiles(s.tiles, p, unit, tiles, nested, place);
+  dependency_wait();
+  release_dependents();
+  if (s.x != nullptr) stage(p, s, x);
+  __syncthreads();
+  sum_group<T, kOrder>(p, s, x, first, item, ring);
+  __syncthreads();
+  write_group<T>(p, s, tiles, y);
+}
+
+template <typename T>
+void launch_typed(const Nf4Gemv& p, const void* x, void* y, bool tiled, int device, cudaStream_t stream) {
+  constexpr const char* op = "nf4_gemv";
+  const DeviceFacts& facts = device_facts(device, op);
+  const uint32_t budget = facts.shared_bytes_per_block;
+  Layout layout = {p.parts, (p.blocks + 1) / 2 * 256};
+  if (layout.bytes(p.blocks, p.chunks) > budget && p.extras.norm == NormKind::kNone) layout.x_bytes = 0;
+  const uint32_t smallest = layout.bytes(p.blocks, p.chunks);
+  require(smallest <= budget, op, "in", p.blocks * kBlock, "is too large for the shared memory of this device");
+  layout.tiles += 1;
+  const uint32_t per_tile = layout.bytes(p.blocks, p.chunks) - smallest;
+  const uint32_t fit = (budget - smallest) / per_tile / p.parts + 1;  // units of a block
+  const uint32_t sms = facts.multiprocessors, waves = (p.units + sms * fit - 1) / (sms * fit);
+  const uint32_t grid = p.units < sms * waves ? p.units : sms * waves;
+  layout.tiles = (p.units + grid - 1) / grid * p.parts;
+  auto* kernel = nf4_gemv_kernel<T, Order::kRowWise>;
+  if (tiled) kernel = p.blocks % kChunk == 0 ? nf4_gemv_kernel<T, Order::kTiled> : nf4_gemv_kernel<T, Order::kRagged>;
+  launch(op, device, kernel, grid, kThreads, layout.bytes(p.blocks, p.chunks), stream, p, layout,
+         static_cast<const T*>(x), y);
+}
+
+}  // namespace
+
+void nf4_gemv_row(const Nf4Gemv& p, const void* x, void* y, Type type, bool tiled, int device, cudaStream_t stream) {
+  if (type == Type::kFloat16) return launch_typed<__half>(p, x, y, tiled, device, stream);
+  launch_typed<__nv_bfloat16>(p, x, y, tiled, device, stream);
+}
+
+}  // namespace localq

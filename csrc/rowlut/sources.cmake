@@ -1,0 +1,3 @@
+set(LONG gemv.cu)
+set(SHORT dequantize.cu)
+set(BINDINGS bind.cpp)

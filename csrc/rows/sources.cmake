@@ -1,0 +1,3 @@
+set(LONG)
+set(SHORT int8_gemv.cu dense_gemv.cu)
+set(BINDINGS bind.cpp)

@@ -1,0 +1,3 @@
+set(LONG)
+set(SHORT sample.cu rmsnorm.cu embed.cu logit_adjust.cu)
+set(BINDINGS bind.cpp)
