@@ -5,6 +5,7 @@ A block stands between `<!-- NAME -->` and `<!-- /NAME -->`. Run this file to wr
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -18,6 +19,7 @@ import results_tables
 
 ROOT = Path(__file__).parents[2]
 CUT = "[...]"
+CARDS = ("RTX 4060", "RTX 3060", "RTX 4070", "RTX 4080", "RTX 3090", "RTX 4090", "RTX 5090")
 
 
 def run(*arguments: str) -> str:
@@ -39,6 +41,22 @@ def example(*arguments: str, lines: int | None = None) -> str:
     shown = run(*arguments).splitlines()
     cut = [*shown[:lines], CUT] if lines and lines < len(shown) else shown
     return "\n".join(["```", f"$ localq {' '.join(arguments)}", *cut, "```"])
+
+
+def cards() -> str:
+    """For common cards: what `localq fit` puts first, and the largest model at 2 bits."""
+    lines = [
+        "| card | first in `localq fit` | context | tok/s | largest at 2 bits | context | tok/s |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for card in CARDS:
+        found = json.loads(run("fit", "--gpu", card, "--json"))
+        rows = [row for row in found["rows"] if row["fits"] and row["runs"] and not row["last"]]
+        two_bits = [row for row in rows if row["bits_per_weight"] < 2.5]
+        largest = max(two_bits, key=lambda row: row["weights_bytes"] / row["bits_per_weight"])
+        cells = [f"{row['name']} | {row['ctx_max']:,} | {row['tok_s']:.0f}" for row in (rows[0], largest)]
+        lines.append(f"| {card}, {found['vram_bytes'] / 2**30:.0f} GB | {cells[0]} | {cells[1]} |")
+    return "\n".join(lines)
 
 
 def help_text() -> str:
@@ -67,7 +85,8 @@ TABLES = list(results_tables.results()["tables"])
 PAGES: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {
         "dry-run": partial(example, "chat", "llama-3.3-70b", "--vram", "24", "--dry-run"),
-        "fit": partial(example, "fit", "--vram", "24", lines=12),
+        "fit": partial(example, "fit", "--vram", "24", lines=9),
+        "cards": cards,
         "speed": results_tables.at_a_glance,
         "help": help_text,
         "exit-codes": exit_codes,
@@ -77,7 +96,7 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
 }
 BLOCKS = [(page, name) for page, blocks in PAGES.items() for name in blocks]
 # What these print depends on the GPU of the machine: they are made, and compared, where there is none.
-WITHOUT_GPU = {"dry-run", "fit"}
+WITHOUT_GPU = {"dry-run", "fit", "cards"}
 
 
 def has_gpu() -> bool:
