@@ -17,6 +17,7 @@ import readme_blocks
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "localq").rglob("*.py"))
 FILE_LINES, FUNCTION_LINES, KERNEL_FILE_LINES = 400, 60, 400
+README_BYTES = 25_000
 
 
 def python(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -102,10 +103,36 @@ def test_the_sanitizer_runs_every_list_of_cases():
     assert lists - called == set()
 
 
-@pytest.mark.parametrize("name", readme_blocks.BLOCKS)
-def test_readme_blocks_are_current(name):
-    current = readme_blocks.current((ROOT / "README.md").read_text(), name)
-    assert current == readme_blocks.BLOCKS[name](), "run: python tests/support/readme_blocks.py"
+@pytest.mark.parametrize(("page", "name"), readme_blocks.BLOCKS)
+def test_blocks_of_documents_are_current(page, name):
+    if name in readme_blocks.WITHOUT_GPU and readme_blocks.has_gpu():
+        pytest.skip("made on a machine without a GPU")
+    assert readme_blocks.current(page, name) == readme_blocks.PAGES[page][name](), "run: make readme"
+
+
+def test_readme_is_short():
+    assert (ROOT / "README.md").stat().st_size <= README_BYTES
+
+
+def test_readme_quotes_what_the_program_prints():
+    """The first column of Troubleshooting: each text in backquotes stands in the sources, its line breaks left out."""
+    (rows,) = re.findall(r"## Troubleshooting\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.DOTALL)
+    seen = [row.split(" | ")[0] for row in rows.splitlines() if row.startswith("| ")][2:]
+    assert len(seen) == 10
+    quoted = [text for cell in seen for text in re.findall(r"`([^`]+)`", cell) if text not in ("fit", "NAME")]
+    sources = texts("localq/**/*.py", "csrc/CMakeLists.txt")
+    assert [text for text in quoted if text not in sources] == []
+
+
+def test_links_of_documents_lead_somewhere():
+    pages = [each for each in ROOT.rglob("*.md") if not {".venv", "build", ".git"} & set(each.parts)]
+    broken = [
+        f"{page.relative_to(ROOT)}: {link}"
+        for page in pages
+        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL))
+        if "://" not in link and not (page.parent / link).exists()
+    ]
+    assert broken == []
 
 
 def test_help_is_quick(bytecode):

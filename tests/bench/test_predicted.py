@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from results_tables import recorded_models
 
 from localq import catalog, measured, planner
 from localq.bench import rows
@@ -27,7 +28,7 @@ def loaded(name: str, format: str, device: str = "cuda", head: str = "16", **cha
 
 
 def test_it_is_what_fit_says_for_the_bandwidth_of_the_run():
-    model = next(each for each in measured.WHOLE_MODELS if each.name == "llama-3.1-8b@nf4")
+    model = next(each for each in recorded_models() if each.name == "llama-3.1-8b@nf4")
     told = rows.predicted(loaded("llama-3.1-8b", "nf4"), TG, measured.READ_BYTES_PER_S)
     assert told == pytest.approx(model.tok_s, rel=0.10)
     deep = rows.predicted(loaded("llama-3.1-8b", "nf4"), Case(0, 128, 30_000), 4.42e12)

@@ -92,7 +92,10 @@ PAGES: dict[str, dict[str, Callable[[], str]]] = {
         "exit-codes": exit_codes,
     },
     "localq/tui/README.md": {"keys": keys},
-    "localq/bench/README.md": {name: partial(results_tables.table, name) for name in TABLES},
+    "localq/bench/README.md": {
+        **{name: partial(results_tables.table, name) for name in TABLES},
+        "launches": results_tables.launches,
+    },
 }
 BLOCKS = [(page, name) for page, blocks in PAGES.items() for name in blocks]
 # What these print depends on the GPU of the machine: they are made, and compared, where there is none.

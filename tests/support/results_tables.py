@@ -1,4 +1,5 @@
-"""The figures of localq/data/results.toml: as Markdown tables, and as the rates that predictions are tested against."""
+"""The figures of localq/data/results.toml and measurements.toml as Markdown tables, and the rates that predictions are
+tested against."""
 
 from __future__ import annotations
 
@@ -9,17 +10,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[2] / "localq/data/results.toml"
+DATA = Path(__file__).parents[2] / "localq/data"
 FIT = "by `fit`"
 
 Row = dict[str, Any]
 
 
 @cache
-def results() -> dict[str, Any]:
-    """The file; fractions keep their digits, so that 2.50 is printed as such."""
-    with RESULTS.open("rb") as file:
+def data(name: str) -> dict[str, Any]:
+    """A file; fractions keep their digits, so that 2.50 is printed as such."""
+    with (DATA / name).open("rb") as file:
         return tomllib.load(file, parse_float=Decimal)
+
+
+def results() -> dict[str, Any]:
+    """Figures for readers."""
+    return data("results.toml")
 
 
 def rows(name: str) -> list[Row]:
@@ -96,6 +102,32 @@ def table(name: str) -> str:
     return f"{body}\n\n" + "\n".join(f"- {_letter(at)}: {each}" for at, each in enumerate(sources))
 
 
+def launches() -> str:
+    """The kernel times that `localq fit` predicts from."""
+    found = data("measurements.toml")
+    sources = list(found["sources"])
+    lines = ["| kernel | out x in: µs, run |", "| --- | --- |"]
+    for kernel, timed in found["products"].items():
+        cells = [f"{out} x {columns}: {us} {_letter(sources.index(source))}" for out, columns, us, source in timed]
+        lines.append(f"| {kernel} | {'; '.join(cells)} |")
+    attended = [
+        f"{bits} bit, {heads} heads, {slots} slots: {us} {_letter(sources.index(source))}"
+        for bits, heads, slots, us, source in found["attention"]["rows"]
+    ]
+    lines.append(f"| attention | {'; '.join(attended)} |")
+    for name, part in found["step"].items():
+        lines.append(f"| {name.removesuffix('_us').replace('_', ' ')} | {part['value']} "
+                     f"{_letter(sources.index(part['source']))} |")  # fmt: skip
+    notes = [_of_launches(found["device"]["name"], at, found["sources"][name]) for at, name in enumerate(sources)]
+    return "\n".join([*lines, "", *notes])
+
+
+def _of_launches(card: str, at: int, source: Row) -> str:
+    command = f": `{source['command']}`" if "command" in source else ""
+    conditions = f"; {source['conditions']}" if "conditions" in source else ""
+    return f"- {_letter(at)}: {card}, {source['date']}{command}{conditions}."
+
+
 def at_a_glance() -> str:
     """The table of README.md: figures of other tables, each beside that of others in the same run."""
     lines = ["| what | localq | beside it, in the same run | card, date |", "| --- | --- | --- | --- |"]
@@ -115,7 +147,7 @@ def _source(row: Row) -> str:
 
 
 def _letter(at: int) -> str:
-    return "abcdefghijklm"[at]
+    return "abcdefghijklmnopqrstuvwxyz"[at]
 
 
 def _beside(columns: list[str], lines: list[list[str]], behind: str, column: str, values: list[str]) -> None:
