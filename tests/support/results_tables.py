@@ -130,7 +130,7 @@ def _of_launches(card: str, at: int, source: Row) -> str:
 
 def at_a_glance() -> str:
     """The table of README.md: figures of other tables, each beside that of others in the same run."""
-    lines = ["| what | localq | beside it, in the same run | card, date |", "| --- | --- | --- | --- |"]
+    lines = ["| what | localq | beside it | card, date |", "| --- | --- | --- | --- |"]
     for entry in results()["glance"]:
         row, raw = rows(entry["table"])[entry["row"]], results()["tables"][entry["table"]]["rows"]
         told = [predicted(recorded(row))] if FIT in entry["beside"] else []
