@@ -124,6 +124,19 @@ def test_readme_quotes_what_the_program_prints():
     assert [text for text in quoted if text not in sources] == []
 
 
+def test_paths_in_documents_exist():
+    """In backquotes, from the top of the tree; in localq/README.md from there too. `x` stands for a new name."""
+    missing = []
+    for page in [*ROOT.glob("*.md"), *(ROOT / "localq").rglob("README.md"), ROOT / "tests/README.md"]:
+        base = page.parent if page == ROOT / "localq/README.md" else ROOT
+        for path in re.findall(r"`([\w.-]+/[\w./-]+)`", page.read_text()):
+            inside = path.startswith(("localq/", "tests/", "csrc/")) or base != ROOT
+            places = (ROOT / path, base / path, base / f"{path}.py")
+            if inside and "x" not in re.split(r"[/._]", path) and not any(each.exists() for each in places):
+                missing.append(f"{page.relative_to(ROOT)}: {path}")
+    assert missing == []
+
+
 def test_links_of_documents_lead_somewhere():
     pages = [each for each in ROOT.rglob("*.md") if not {".venv", "build", ".git"} & set(each.parts)]
     broken = [

@@ -1,6 +1,6 @@
 """The parts of documents that are made from code and data, so that no fact is stated twice.
 
-A block stands between `<!-- NAME -->` and `<!-- /NAME -->`. Run this file to write all of them anew.
+A block stands between `<!-- NAME -->` and `<!-- /NAME -->`. Run this file to rewrite all of them.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def current(page: str, name: str) -> str:
 
 
 def main() -> None:
-    """Write every block anew."""
+    """Rewrite every block."""
     for page, name in BLOCKS:
         if name in WITHOUT_GPU and has_gpu():
             print(f"{page}: {name} is left as it is: it is made on a machine without a GPU", file=sys.stderr)
