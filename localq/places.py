@@ -11,6 +11,9 @@ from pathlib import Path
 
 import platformdirs
 
+PACKAGE_DATA = Path(__file__).parent / "data"  # texts, codebooks, layers, the catalogue
+PACKAGE_PARENT = Path(__file__).resolve().parents[1]  # what a child process needs on its path
+
 
 def config_file() -> Path:
     """`config.toml` of the user (`LOCALQ_CONFIG` overrides)."""

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from localq.disk import text_of
 from localq.errors import usage_error
-from localq.text_file import text_of
 
 NAME = "localq.toml"
 SWITCH = "LOCALQ_NOPROJECT"

@@ -12,6 +12,8 @@ from typing import Any
 
 from localq.errors import LocalqError, bad_file, usage_error
 
+THINK_LEVELS = ("low", "medium", "high")
+THINK_CHOICES = ("auto", "on", "off", *THINK_LEVELS)
 LONGEST_MATCH = 50  # tokens of a repetition that DRY follows, as text-generation-webui does: bounds work and penalty
 
 

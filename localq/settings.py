@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from localq import keymap, kv_form, places, project_file, thinking
+from localq import keymap, places, project_file
+from localq import kv_bits as kv_form
 from localq.errors import LocalqError, bad_file, usage_error
-from localq.sampling import Sampling
+from localq.sampling import THINK_CHOICES, Sampling
 
 SAMPLING = (
     *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
@@ -32,7 +33,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "kv": ("auto", *map(str, kv_form.KV_BITS)),
     "embed": ("auto", "device", "host"),
     "head": ("auto", "16", "8", "nf4"),
-    "think": thinking.CHOICES,
+    "think": THINK_CHOICES,
     "ui": ("auto", "plain", "tui"),
     "theme": (
         "textual-dark", "textual-light", "nord", "gruvbox", "catppuccin-mocha", "dracula", "tokyo-night",

@@ -10,14 +10,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pace
 import pytest
-import readme_blocks
+
+from tests.support.common import pace
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "localq").rglob("*.py"))
 FILE_LINES, FUNCTION_LINES, KERNEL_FILE_LINES = 400, 60, 400
-README_BYTES = 25_000
 
 
 def python(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
@@ -33,7 +32,18 @@ def test_imports_point_down():
 
 @pytest.mark.parametrize(
     "module",
-    ["cli", "chat", "prepare", "hub", "catalog", "planner", "modelfiles", "tokenizer", "template", "worker.client"],
+    [
+        "cli",
+        "chat.session",
+        "planner.prepare",
+        "files.hub.fetch",
+        "files.catalog",
+        "planner.plan",
+        "files.model_folder",
+        "text.tokenizer",
+        "text.template",
+        "worker.client",
+    ],
 )
 def test_the_front_end_never_loads_torch(module):
     code = f"import sys, localq.{module}; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
@@ -75,10 +85,10 @@ def test_every_binding_has_a_wrapper_a_test_a_bench_row_a_self_test_and_an_entry
     names = operations()
     assert len(names) >= 8
     places = {
-        "wrapper": ("def {}(", texts("localq/kernels/*.py")),
-        "test": ("{}", texts("tests/kernels/test_*.py", "tests/engine/test_*.py")),
-        "bench row": ('"{}"', texts("localq/bench/*_rows.py")),
-        "self-test": ("{}", texts("localq/engine/selftest_checks.py")),
+        "wrapper": ("def {}(", texts("localq/kernels/*.py", "localq/formats/*/*.py")),
+        "test": ("{}", texts("tests/kernels/test_*.py", "tests/engine/**/test_*.py", "tests/formats/**/test_*.py")),
+        "bench row": ('"{}"', texts("localq/bench/kernels/*.py", "localq/bench/kernels/rows/*.py")),
+        "self-test": ("{}", texts("localq/engine/selftest/checks.py")),
         "index": ("`{}`", texts("csrc/README.md")),
     }
     missing = [
@@ -93,59 +103,14 @@ def test_every_kernel_source_is_built():
 
 
 def test_the_sanitizer_runs_every_list_of_cases():
-    """Of tests/support/every_kernel.py, which needs a GPU: a list that `main` leaves out is missed by nothing else."""
-    functions = [each for each in ast.parse(texts("tests/support/every_kernel.py")).body
+    """Of tests/tools/every_kernel.py, which needs a GPU: a list that `main` leaves out is missed by nothing else."""
+    functions = [each for each in ast.parse(texts("tests/tools/every_kernel.py")).body
                  if isinstance(each, ast.FunctionDef)]  # fmt: skip
     (main,) = (each for each in functions if each.name == "main")
     called = {node.func.id for node in ast.walk(main) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     lists = {each.name for each in functions if each.name.endswith("_cases")}
     assert len(lists) >= 10
     assert lists - called == set()
-
-
-@pytest.mark.parametrize(("page", "name"), readme_blocks.BLOCKS)
-def test_blocks_of_documents_are_current(page, name):
-    if name in readme_blocks.WITHOUT_GPU and readme_blocks.has_gpu():
-        pytest.skip("made on a machine without a GPU")
-    assert readme_blocks.current(page, name) == readme_blocks.PAGES[page][name](), "run: make readme"
-
-
-def test_readme_is_short():
-    assert (ROOT / "README.md").stat().st_size <= README_BYTES
-
-
-def test_readme_quotes_what_the_program_prints():
-    """The first column of Troubleshooting: each text in backquotes stands in the sources, its line breaks left out."""
-    (rows,) = re.findall(r"## Troubleshooting\n(.*?)\n## ", (ROOT / "README.md").read_text(), re.DOTALL)
-    seen = [row.split(" | ")[0] for row in rows.splitlines() if row.startswith("| ")][2:]
-    assert len(seen) == 10
-    quoted = [text for cell in seen for text in re.findall(r"`([^`]+)`", cell) if text not in ("fit", "NAME")]
-    sources = texts("localq/**/*.py", "csrc/CMakeLists.txt")
-    assert [text for text in quoted if text not in sources] == []
-
-
-def test_paths_in_documents_exist():
-    """In backquotes, from the top of the tree; in localq/README.md from there too. `x` stands for a new name."""
-    missing = []
-    for page in [*ROOT.glob("*.md"), *(ROOT / "localq").rglob("README.md"), ROOT / "tests/README.md"]:
-        base = page.parent if page == ROOT / "localq/README.md" else ROOT
-        for path in re.findall(r"`([\w.-]+/[\w./-]+)`", page.read_text()):
-            inside = path.startswith(("localq/", "tests/", "csrc/")) or base != ROOT
-            places = (ROOT / path, base / path, base / f"{path}.py")
-            if inside and "x" not in re.split(r"[/._]", path) and not any(each.exists() for each in places):
-                missing.append(f"{page.relative_to(ROOT)}: {path}")
-    assert missing == []
-
-
-def test_links_of_documents_lead_somewhere():
-    pages = [each for each in ROOT.rglob("*.md") if not {".venv", "build", ".git"} & set(each.parts)]
-    broken = [
-        f"{page.relative_to(ROOT)}: {link}"
-        for page in pages
-        for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL))
-        if "://" not in link and not (page.parent / link).exists()
-    ]
-    assert broken == []
 
 
 def test_help_is_quick(bytecode):
@@ -164,7 +129,9 @@ def test_a_misspelt_name_loads_no_more_than_the_catalogue(arguments):
 import sys
 from localq.cli import execute
 assert execute({arguments}) == 4
-late = [f"localq.{{each}}" for each in ("hub", "hub_client", "planner", "chat", "worker", "local_models", "tokenizer")]
+late = [f"localq.{{each}}" for each in (
+    "files.hub.fetch", "files.hub.client", "planner.plan", "chat.session", "worker", "files.local_models",
+    "text.tokenizer")]
 print([each for each in (*late, "pynvml", "rich", "pydantic") if each in sys.modules])
 """
     result = python("-c", code, stdin=subprocess.DEVNULL)

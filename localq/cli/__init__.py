@@ -20,9 +20,9 @@ import typer
 from typer._click.exceptions import ClickException  # typer carries its parser and exports only parts of it
 
 from localq import __version__
-from localq.cli import characters
+from localq.cli import stream_encoding
 from localq.cli.output import has_screen, is_hung_up, note, tell_lost
-from localq.cli.verbs import Verbs
+from localq.cli.registry import Verbs
 from localq.errors import ExitCode, LocalqError
 
 app = typer.Typer(
@@ -58,7 +58,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` asks to go on
         signal.signal(signal.SIGHUP, _terminate)  # the terminal is gone
     sys.unraisablehook = _stop_again
-    characters.prepare(sys.stdin, sys.stdout, sys.stderr)
+    stream_encoding.prepare(sys.stdin, sys.stdout, sys.stderr)
     try:
         code = execute(sys.argv[1:] or _without_arguments())
     except KeyboardInterrupt:  # one that came while another was being answered

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 from localq.cli.output import note
+from localq.disk import text_of
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.text_file import text_of
 
 _TOKEN = re.compile("[!-~]{1,1000}")
 _SEEN = "the token stands in the list of processes and in the shell's history; --token - and --token @FILE keep it out"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localq import settings
+from localq.chat.attachments import system_text
 from localq.errors import usage_error
-from localq.prompt_files import system_text
 
 if TYPE_CHECKING:
-    from localq.grammar import Grammar
+    from localq.text.grammar import Grammar
 
 MIB = 2**20
 LARGEST = 0  # of --ctx: "max", as large as fits, whatever the settings say
@@ -45,7 +45,7 @@ def _use_token(context: typer.Context, value: str | None) -> None:
 
 def known_names(incomplete: str) -> list[str]:
     """Shell completion of a model: the catalogue's names that begin so. Files are the shell's own business."""
-    from localq import catalog  # start-up cost: only verbs about models read the catalogue
+    from localq.files import catalog  # start-up cost: only verbs about models read the catalogue
 
     return [entry.name for entry in catalog.load_catalogue() if entry.name.startswith(incomplete)]
 
@@ -183,8 +183,8 @@ def checked_grammar(json_schema: str | None, grammar: str | None, regex: str | N
         raise usage_error(said[1][0], f"it goes with no {said[0][0]}", "Give one of them.")
     if not said:
         return None
-    from localq import grammar as grammars  # start-up cost: most runs have none
     from localq.cli.output import note
+    from localq.text import grammar as grammars  # start-up cost: most runs have none
 
     makers = {"--json-schema": grammars.json_schema, "--grammar": grammars.grammar, "--regex": grammars.regex}
     name, value = said[0]

@@ -16,7 +16,7 @@ import termios
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from localq.cli import characters
+from localq.cli import stream_encoding
 from localq.sanitize import sanitize
 from localq.wording import table_lines
 
@@ -33,7 +33,7 @@ def print_json(body: dict[str, Any]) -> None:
     and everything where stdout has no UTF-8.
     """
     text = json.dumps({"schema": SCHEMA, **body}, ensure_ascii=False)
-    if sanitize(text) != text or not characters.is_utf8(sys.stdout):
+    if sanitize(text) != text or not stream_encoding.is_utf8(sys.stdout):
         text = json.dumps({"schema": SCHEMA, **body})
     print(text, flush=True)
 
@@ -45,7 +45,7 @@ def note(text: str) -> None:
 
 def tell_lost() -> None:
     """What the streams could not take or give since the last time, on stderr."""
-    for line in characters.lost():
+    for line in stream_encoding.lost():
         with contextlib.suppress(OSError):
             note(f"({line})")
 
@@ -72,7 +72,7 @@ def has_screen() -> bool:
     In UTF-8: with other encodings frames are question marks and what is typed is lost.
     """
     terminals = sys.stdin.isatty() and is_rich_terminal(sys.stdout) and is_rich_terminal(sys.stderr)
-    return terminals and characters.is_utf8(sys.stdout)
+    return terminals and stream_encoding.is_utf8(sys.stdout)
 
 
 def takes_colour(stream: TextIO) -> bool:

@@ -13,15 +13,16 @@ from pathlib import Path
 
 import torch
 
-from localq import footprint
-from localq.engine import fused, profile, snapshot
+from localq.engine import profile, snapshot
 from localq.engine.constraint import Constraint
-from localq.engine.load import LoadedModel, OnProgress, free_memory, out_of_memory
+from localq.engine.load.load import LoadedModel, OnProgress, free_memory, out_of_memory
 from localq.engine.reply import Reply
 from localq.engine.reply import Step as Step
 from localq.engine.sampler import NON_FINITE
-from localq.engine.steps import Steps
+from localq.engine.step import fused
+from localq.engine.step.steps import Steps
 from localq.errors import ExitCode, LocalqError, usage_error
+from localq.planner import footprint
 from localq.sampling import Sampling
 from localq.stats import StepProfile
 

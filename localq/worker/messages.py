@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localq.errors import ExitCode, LocalqError
-from localq.grammar import Grammar
-from localq.kv_form import KvBits
+from localq.kv_bits import KvBits
 from localq.sampling import Sampling
 from localq.stats import Stats
+from localq.text.grammar import Grammar
 
 MAX_LINE_BYTES = 64 * 2**20  # a 1M-token prompt is about 8 MB of JSON
 STEP_LIMIT_S = 30.0  # a GPU that finishes no step for so long hangs

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 
 from localq import driver, gpus
-from localq.worker.spawn import ending, environment
+from localq.processes import ending, environment
 
 COMMAND = (sys.executable, "-P", "-m", "localq.worker.probe")
 SECONDS = 2.5  # with the end of the engine process, the user knows within 5 s

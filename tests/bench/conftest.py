@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_checkpoints import make_checkpoint
 
-from localq.convert import convert
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
+from localq.quantize.by_tensor import convert
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 
 @pytest.fixture(scope="package")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from line_chats import Chat
 
-from localq.sessions import SessionStore
+from localq.chat.history.store import SessionStore
+from tests.support.cli.line_chats import Chat
 
 
 @pytest.fixture

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from localq import choosing, gpus
+from localq import gpus
+from localq.chat.open_model import load_request
 from localq.cli import execute, options
 from localq.errors import ExitCode, LocalqError
-from localq.opening import load_request
-from localq.planner import MIB
+from localq.planner import choose
+from localq.planner.footprint import MIB
 from localq.worker import messages
 from localq.worker.messages import Load
 
@@ -85,7 +86,7 @@ def test_what_stays_free_is_taken_from_what_is_free_and_not_from_the_budget(monk
     monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (card,), ()))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for vram, reserve, expected in (("24GiB", "1", 24), ("24GiB", "8", 22), (None, "1", 29), (None, "40", 0)):
-        assert choosing.budget_here(options.effective(vram=vram, reserve=reserve)) == expected * 2**30
+        assert choose.budget_here(options.effective(vram=vram, reserve=reserve)) == expected * 2**30
 
 
 def test_completion_offers_the_values():

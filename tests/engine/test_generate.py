@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 import torch
-from engine_runs import GREEDY, greedy_of, ids_of, prompt_of, steps_of
 
 from localq.engine.generate import CPU_CHUNK, Engine
-from localq.engine.load import Options, load
+from localq.engine.load.load import Options, load
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
 from localq.sampling import Sampling
+from tests.support.engine.engine_runs import GREEDY, greedy_of, ids_of, prompt_of, steps_of
 
 CONTEXT = 512
 

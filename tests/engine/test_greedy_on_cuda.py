@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from real_model import smollm2
 
-from localq.convert import convert
 from localq.engine.generate import Engine
-from localq.engine.load import Options, load
-from localq.modelfiles import open_model
+from localq.engine.load.load import Options, load
+from localq.files.model_folder import open_model
+from localq.quantize.by_tensor import convert
 from localq.sampling import Sampling
-from localq.tokenizer import Tokenizer
+from localq.text.tokenizer import Tokenizer
+from tests.support.files.real_model import smollm2
 
 pytestmark = pytest.mark.cuda
 

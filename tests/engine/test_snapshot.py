@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_runs import ids_of, prompt_of, steps_of
-from snapshot_files import TOKENS, WEIGHTS, behind, refusal, restored, stored, with_cache
 
 from localq.engine import cache_blocks, snapshot
 from localq.engine.generate import Engine
-from localq.engine.load import Options, load
+from localq.engine.load.load import Options, load
 from localq.errors import LocalqError
-from localq.kv_form import KV_BITS
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
+from localq.kv_bits import KV_BITS
+from tests.support.engine.engine_runs import ids_of, prompt_of, steps_of
+from tests.support.engine.snapshot_files import TOKENS, WEIGHTS, behind, refusal, restored, stored, with_cache
 
 FORMS = [
     (torch.float32, 16), (torch.bfloat16, 16), (torch.float16, 16), (torch.float32, 8), (torch.float32, "k8v4"),

@@ -9,21 +9,20 @@ from __future__ import annotations
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from broken_replies import failed_reply
-from faulty_engine import ALLOCATIONS, CONTEXT, KINDS, answer
-from scripted_client import CharTokenizer
 
-from localq.chat import ChatSession, Message, Reply
+from localq.chat.session import ChatSession, Message, Reply
 from localq.errors import ExitCode, LocalqError
 from localq.worker import faults
 from localq.worker.client import EngineClient
 from localq.worker.messages import Load, Profile
 from localq.worker.recovery import RESTART_S, Recovery
+from tests.support.chat.broken_replies import failed_reply
+from tests.support.chat.scripted_client import CharTokenizer
+from tests.support.worker.faulty_engine import ALLOCATIONS, CONTEXT, KINDS, answer
 
-ENGINE = str(Path(__file__).parents[1] / "support" / "faulty_engine.py")
+ENGINE = "tests.support.worker.faulty_engine"
 INJECTIONS = 50
 LETTERS = 8  # of an answer
 
@@ -43,7 +42,7 @@ class Machine:
 
     def __init__(self, *arguments: str, step_limit_s: float = 30.0, silence_s: float = 35.0) -> None:
         self.clock, self.gone = Clock(), ""
-        command = (sys.executable, ENGINE, str(step_limit_s), *arguments)
+        command = (sys.executable, "-m", ENGINE, str(step_limit_s), *arguments)
         self.client = EngineClient(command, Recovery(self.clock, lambda: self.gone), silence_s)
         self.session = ChatSession(self.client, Load("path", "model"), CharTokenizer())
 

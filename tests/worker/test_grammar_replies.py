@@ -7,14 +7,14 @@ import re
 from typing import Any
 
 import pytest
-from in_process import session_over
-from real_model import smollm2
-from tiny_checkpoints import make_checkpoint
 
-from localq.chat import ChatSession, Piece, Reply
+from localq.chat.session import ChatSession, Piece, Reply
 from localq.errors import ExitCode, LocalqError
-from localq.grammar import Grammar, grammar, json_schema, regex
 from localq.sampling import Sampling
+from localq.text.grammar import Grammar, grammar, json_schema, regex
+from tests.support.files.real_model import smollm2
+from tests.support.models.tiny_checkpoints import make_checkpoint
+from tests.support.worker.in_process_client import session_over
 
 PERSON: dict[str, Any] = {
     "type": "object",

@@ -8,17 +8,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from engine_runs import ids_of, prompt_of
-from tiny_checkpoints import make_checkpoint
 
 from localq.engine.generate import Engine
-from localq.engine.load import Options, load
+from localq.engine.load.load import Options, load
 from localq.errors import ExitCode, LocalqError
-from localq.modelfiles import open_model
+from localq.files.model_folder import open_model
 from localq.sampling import Sampling
 from localq.worker import backend
 from localq.worker.client import EngineClient
 from localq.worker.messages import Done, Generate, Load, Loading, Tokens
+from tests.support.engine.engine_runs import ids_of, prompt_of
+from tests.support.models.tiny_checkpoints import make_checkpoint
 
 SAMPLING = Sampling(temperature=0.9, top_k=50, top_p=0.95, repeat_penalty=1.1, seed=11)
 

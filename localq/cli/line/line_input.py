@@ -1,0 +1,76 @@
+"""Reading a message: from the line editor at a terminal, or plain lines from a pipe or a dumb terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from types import TracebackType
+
+from localq.cli.line.interrupts import Presses
+from localq.cli.line.session import Discarded
+from localq.cli.output import is_rich_terminal
+
+PROMPT, CONTINUED = ">>> ", "... "
+
+
+class Reader:
+    """Called, it reads one message. Raises EOFError at the end and KeyboardInterrupt on Ctrl-C: `Discarded` where a
+    part of the message was there. Within, what is typed between two messages is kept for the next."""
+
+    def __init__(self, remember: bool = True, presses: Presses | None = None) -> None:
+        """remember: keep what is typed in the input history on disk, unless LOCALQ_NOHISTORY is set. presses: of
+        Ctrl-C, that a prompt is to answer."""
+        self._presses, self._stack = presses or Presses(), contextlib.ExitStack()
+        self._editor = None
+        if sys.stdin.isatty() and is_rich_terminal(sys.stdout):
+            from localq.cli.line.line_editor import LineEditor  # start-up cost: a pipe needs none
+
+            self._editor = LineEditor(remember, self._presses)
+
+    def __call__(self) -> str:
+        """One message."""
+        return _joined_lines(self._line)
+
+    def _line(self, continued: bool) -> str:
+        prompt = CONTINUED if continued else PROMPT
+        if self._editor is not None:
+            return self._editor.read(prompt)
+        with self._presses.raised():
+            return input(prompt if sys.stdin.isatty() else "")
+
+    def aside(self) -> contextlib.AbstractContextManager[None]:
+        """Another program has the terminal."""
+        return self._editor.ahead.aside() if self._editor is not None else contextlib.nullcontext()
+
+    def __enter__(self) -> Reader:
+        if self._editor is not None:
+            self._stack.enter_context(self._editor.ahead.kept())
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stack.close()
+
+
+def _joined_lines(read: Callable[[bool], str]) -> str:
+    r"""One message: a line, lines that end in a backslash, or everything between two lines of triple quotes."""
+    line = read(False)
+    try:
+        return _continued(line, lambda: read(True))
+    except KeyboardInterrupt:
+        raise Discarded from None  # of the lines before it
+
+
+def _continued(line: str, more: Callable[[], str]) -> str:
+    if line.strip().startswith('"""'):
+        rest = line.strip()[3:]
+        lines: list[str] = []
+        while not rest.rstrip().endswith('"""'):
+            lines.append(rest)
+            rest = more()
+        return "\n".join([*lines, rest.rstrip()[:-3]]).strip("\n")
+    lines = []
+    while line.endswith("\\"):
+        lines.append(line[:-1])
+        line = more()
+    return "\n".join([*lines, line])

@@ -1,0 +1,1 @@
+"""Markdown drawn as terminal rows."""

@@ -1,0 +1,1 @@
+"""Binary-coding quantization of whole models."""

@@ -1,0 +1,1 @@
+"""Formats mixed by bits."""

@@ -1,0 +1,1 @@
+"""Codebooks fitted layer by layer."""

@@ -1,0 +1,100 @@
+"""Codebooks for weights that look like Gaussian noise: where every search begins.
+
+Rotated weights do look so, whatever the model, so one set of codebooks for each scheme is kept in the package
+(`localq/data/codebooks.safetensors`, f16 [256, length] under "s4l16.0" and so on), made by
+
+    python -m localq.quantize.codebooks.initial_codebooks localq/data/codebooks.safetensors
+
+`train` chooses codes for rows of noise and fits the codebooks to them, again and again: fresh noise each time, and the
+mean of old and new codebooks in the second half, so that the last noise does not decide.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from localq import places
+from localq.errors import usage_error
+from localq.files.format_sizes import vq2_books
+from localq.formats.codebooks.search_kernel import ENTRIES, Book
+from localq.quantize.codebooks.encode import choose
+from localq.quantize.codebooks.refine import decode, fit_books
+from localq.quantize.model.statistics import Factor
+from localq.quantize.settings import Effort
+
+SCHEMES = ("s4l16", "s4l16+s16l16", "s4l16+s8l16", "s4l16+s4l16", "s8l8+s8l8")
+COLUMNS = 512
+FILE = places.PACKAGE_DATA / "codebooks.safetensors"
+
+
+def universal(scheme: str, device: torch.device) -> tuple[Book, ...]:
+    """The codebooks of a scheme of `SCHEMES`, for weights of mean square 1; f32 on `device`.
+
+    Raises LocalqError (exit 2) for other schemes.
+    """
+    sizes = vq2_books(scheme)
+    if scheme not in SCHEMES:
+        raise usage_error(f"vq2 {scheme}", "there are no codebooks to begin with", f"There are: {', '.join(SCHEMES)}.")
+    tensors = load_file(FILE)
+    return tuple(
+        Book(stride, tensors[f"{scheme}.{number}"].float().to(device)) for number, (stride, _) in enumerate(sizes)
+    )
+
+
+def train(scheme: str, rows: int, rounds: int, beam: int, seed: int = 0) -> tuple[Book, ...]:
+    """Codebooks for Gaussian weights of mean square 1, on the CPU; `rows` of 512 weights in every round."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = vq2_books(scheme)
+    books = _first(sizes, generator)
+    for number in range(rounds):
+        noise = torch.randn(rows, COLUMNS, generator=generator)
+        effort = Effort(beam=beam if number >= rounds // 4 else max(beam // 4, 4), columns=COLUMNS)
+        codes = choose(noise, torch.ones(rows, 1), _plain(min(stride for stride, _ in sizes)), books, effort)
+        fitted = fit_books(noise, torch.eye(COLUMNS), codes, books, torch.ones(rows, 1), 12)
+        late = number >= rounds // 2
+        books = [
+            Book(new.stride, (old.codewords + new.codewords) / 2 if late else new.codewords)
+            for old, new in zip(books, fitted, strict=True)
+        ]
+    return tuple(books)
+
+
+def error(books: tuple[Book, ...], rows: int, beam: int, seed: int = 1) -> float:
+    """Mean square error on fresh Gaussian weights; the least that so many bits allow is 4^-bits."""
+    noise = torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(seed))
+    step = min(book.stride for book in books)
+    codes = choose(noise, torch.ones(rows, 1), _plain(step), books, Effort(beam=beam, columns=COLUMNS))
+    return float((noise - decode(codes, books, COLUMNS)).square().mean())
+
+
+def _first(sizes: list[tuple[int, int]], generator: torch.Generator) -> list[Book]:
+    """Noise that falls off along every codeword, books of finer steps larger; together of mean square 0.9."""
+    books = []
+    for number, (stride, length) in enumerate(sizes):
+        lags = torch.arange(length) // stride
+        words = torch.randn(ENTRIES, length, generator=generator) * 0.6**lags * 0.5**number
+        books.append(Book(stride, words))
+    power = sum(float(book.codewords.square().sum(1).mean()) / book.stride for book in books)
+    return [Book(book.stride, book.codewords * (0.9 / power) ** 0.5) for book in books]
+
+
+def _plain(step: int) -> Factor:
+    """Of the unit matrix: no error reaches another column."""
+    return Factor(torch.zeros(COLUMNS, COLUMNS), torch.eye(step).expand(COLUMNS // step, step, step))
+
+
+def main(path: str) -> None:
+    """Train all schemes and write them to `path`; prints the error of each."""
+    tensors: dict[str, torch.Tensor] = {}
+    for scheme in SCHEMES:
+        books = train(scheme, rows=256, rounds=40, beam=16)
+        tensors |= {f"{scheme}.{number}": book.codewords.half() for number, book in enumerate(books)}
+        print(f"{scheme}: mean square error {error(books, 512, 32):.5f} with 32 paths", flush=True)
+    save_file(tensors, path)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

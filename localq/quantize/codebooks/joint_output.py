@@ -1,0 +1,142 @@
+"""The end of `--best`: layers that were made one by one are trained together (`quantizer/whole.py`), and written.
+
+Until then they lie beside the model as drafts, shards under names of their own.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from localq.errors import usage_error
+from localq.formats.checkpoint import in_memory
+from localq.formats.codebooks.vq2 import Packed
+from localq.models.decoder import Block
+from localq.models.layers import RMSNorm
+from localq.quantize.codebooks import joint_training
+from localq.quantize.codebooks.joint_training import OnStep
+from localq.quantize.model.calibration_stream import Streams
+from localq.quantize.model.matrix_groups import groups_of
+from localq.quantize.model.sensitivity import Ending, ending_of
+from localq.quantize.model.source import Source
+from localq.quantize.output.resume_files import Kept
+from localq.quantize.output.shards import Shard
+from localq.quantize.settings import Made, Settings, Tuning
+from localq.quantize.target import Target
+
+DRAFT = "conversion.layer-{:05d}.safetensors"
+# Weights of the decoder's layers. Codes and streams of all of them lie on the host: of a 70B 36 GB, by count.
+LARGEST = 10**10
+
+Windows = Sequence[Sequence[int]]
+
+
+def applies(tuning: Tuning, model: Source) -> bool:
+    """Is `model` trained as a whole?"""
+    return tuning.steps > 0 and model.weights() <= LARGEST
+
+
+def left_out(tuning: Tuning, model: Source, name: str, *, ready: bool) -> str:
+    """What the user, who asked for it, must know where it is not; "" else.
+
+    Raises LocalqError (exit 2) where that leaves nothing to do, since the layers of `name` are `ready`.
+    """
+    if tuning.steps == 0 or applies(tuning, model):
+        return ""
+    why = (
+        f"models of more than {LARGEST // 10**9} billion weights are not trained as a whole, "
+        "which takes half a gigabyte of this machine's memory for every billion"
+    )
+    if ready:
+        raise usage_error("--best", f"{name}: {why}", "Leave it out.")
+    return f"{name}: layer by layer alone, for {why}."
+
+
+def drafts_of(shards: Sequence[Shard]) -> list[Shard]:
+    """Of these layers, in their order."""
+    return [Shard(DRAFT.format(number), shard.tensors) for number, shard in enumerate(shards, 1)]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A conversion's files: of the embedding, of the layers in their order, of a head; config: the source's."""
+
+    model: Source
+    target: Target
+    folder: Path
+    files: list[Shard]
+    config: dict[str, Any]
+
+    def layer(self, index: int, *, trained: bool) -> tuple[dict[str, Packed], dict[str, Tensor]]:
+        """Its matrices, and what else of it was `trained`, by name."""
+        stored = in_memory(load_file(self.folder / self.files[1 + index].name), self.config)
+        model = self.model
+        packed = {name: self.target.from_checkpoint(stored, model.prefix(index, name)) for name in model.linears(index)}
+        others = model.other_names(index).items() if trained else ()
+        return packed, {name: stored.read(key) for name, key in others}
+
+    def shell(self, index: int, others: dict[str, Tensor], device: torch.device) -> Block:
+        """The layer in f32 on the device, but for its matrices, which are on none."""
+        block = copy.deepcopy(self.model.meta_block(index)).float()
+        for name, value in others.items():
+            owner, _, last = name.rpartition(".")
+            parameter = nn.Parameter(value.to(device, torch.float32), requires_grad=False)
+            setattr(block.get_submodule(owner), last, parameter)
+        for module in block.modules():
+            if isinstance(module, RMSNorm):
+                module.finish()
+        return block
+
+    def end(self, name: str) -> Tensor:
+        """A tensor of the embedding, the last norm or the head."""
+        (shard,) = {each.name for each in self.files if name in each.tensors}
+        with safe_open(self.folder / shard, framework="pt") as file:
+            found: Tensor = file.get_tensor(name)
+        return found
+
+    def ending(self, device: torch.device) -> Ending:
+        """What makes predictions of the stream behind the last layer."""
+        table, norm, *head = self.model.end_shapes()
+        return ending_of(self.model.model, self.end(norm), self.end(head[0] if head else table), device)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What became of the layers, with what of a layer did not change; `said` of it."""
+
+    layers: list[tuple[Made, Block]]
+    said: str
+
+
+def train(
+    written: Written, streams: Streams, windows: Windows, settings: Settings, kept: Kept, on_step: OnStep, name: str
+) -> Trained:
+    """Train the layers that are `written`; streams: behind the last of them. name: of the model, for errors."""
+    device, model = streams.device, written.model
+    table = written.end(next(iter(model.end_shapes())))
+
+    def first(number: int) -> Tensor:
+        return table[torch.tensor(windows[number])].to(device).float() * model.model.embed_scale
+
+    def aim(number: int) -> Tensor:
+        return streams.full[number].to(device).float()
+
+    layers = []
+    for index in range(model.layers):
+        packed, others = written.layer(index, trained=True)
+        layers.append((written.shell(index, others, device), packed))
+    texts = joint_training.Texts(len(windows), first, aim, streams.step, name, settings.dtype)
+    outcome = joint_training.train(layers, texts, written.ending(device), settings.whole, settings.seed, kept, on_step)
+    made = []
+    for (block, _), (packed, others) in zip(layers, outcome.layers, strict=True):
+        homes = {name: home for group in groups_of(block) for name, home in group.homes(settings.shares).items()}
+        made.append((Made(packed, homes, {name: value.to(settings.dtype) for name, value in others.items()}), block))
+    return Trained(made, str(outcome))

@@ -1,0 +1,228 @@
+"""All layers trained together, to say what the full model says: what `--best` ends with.
+
+Layer by layer (`finetune.py`) each has learned to leave the stream as the full model has it, every direction of it
+alike. Codebooks, scales and norms of all of them go on from there, by what comes out in the end: the Kullback-Leibler
+divergence of the distribution of the next token from that of the full model, whose stream behind the last layer has
+been kept. The codes stay. QuIP# ends in the same way (Tseng et al. 2024, section 5).
+
+Of the device it takes no more than one layer does, and the head: a batch goes layer by layer, what every layer reads
+waits on the host, and on the way back a layer is computed again. Every `KEPT_EVERY` steps all that the rest follows
+from is on the disk (`kept.py`), so a killed training ends as if it had not been. What ends further from the full model
+than it began, on a few of the sequences, is left as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from localq.formats.codebooks.vq2 import Packed
+from localq.models.attention import Pass
+from localq.models.decoder import Block
+from localq.quantize.codebooks.finetune import Trained, learned, passed
+from localq.quantize.model.calibration_stream import check_range
+from localq.quantize.model.sensitivity import HEAD_BYTES, Ending, logits, spread
+from localq.quantize.output.resume_files import Kept
+from localq.quantize.settings import Tuning
+
+FILE = "conversion.training.safetensors"
+KEPT_EVERY = 10  # steps
+JUDGED = 4  # sequences, before and after
+BETAS = (0.9, 0.95)
+_KNOWN = ("step", "exp_avg", "exp_avg_sq")  # by Adam, of a parameter
+
+OnStep = Callable[[int, int], None]  # steps done, and of how many
+Layer = tuple[Block, dict[str, Packed]]  # norms and biases on the device in f32, whatever its linears hold; matrices
+Result = tuple[dict[str, Packed], dict[str, Tensor]]  # see `finetune.Trained.result`
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Sequences of one length: f32 [T, hidden] on the device, by number below `count`.
+
+    first  what the first layer reads
+    aim    what the full model's last layer leaves
+    step   of a pass over one of them
+    name, dtype  of the model, and what it is to compute in
+    """
+
+    count: int
+    first: Callable[[int], Tensor]
+    aim: Callable[[int], Tensor]
+    step: Pass
+    name: str = "the model"
+    dtype: torch.dtype = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What becomes of every layer; before, after: the mean divergence, nats a token, of some of the texts; losses by
+    step."""
+
+    layers: list[Result]
+    before: float
+    after: float
+    losses: list[float]
+
+    def __str__(self) -> str:
+        if not self.after < self.before:
+            return (
+                f"trained together, which did not help ({self.before:.3g} nats a token from the full model): left out"
+            )
+        return f"trained together, {self.before:.3g} -> {self.after:.3g} nats a token from the full model"
+
+
+def train(
+    layers: Sequence[Layer], texts: Texts, ending: Ending, tuning: Tuning, seed: int, kept: Kept, on_step: OnStep
+) -> Outcome:
+    """Train `layers`, from where `kept` is on.
+
+    Raises LocalqError: exit 8 where values are no numbers, 2 where they are beyond `Texts.dtype`.
+    """
+    device = ending[1].device
+    with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(_attention(device)):
+        blocks = [block for block, _ in layers]
+        trained = [Trained(packed, block, device, lent=True) for block, packed in layers]
+        optimizer = torch.optim.Adam([group for each in trained for group in each.parameters_of(tuning)], betas=BETAS)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        before, losses = _gone_on(optimizer, kept) or (_judged(blocks, trained, texts, ending), list[float]())
+        for step in range(len(losses), tuning.steps):
+            on_step(step, tuning.steps)
+            chosen = _chosen(texts.count, tuning.sequences, seed, step)
+            losses.append(_step(blocks, trained, texts, ending, chosen))
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate * (1 + math.cos(math.pi * step / tuning.steps)) / 2
+            optimizer.step()
+            optimizer.zero_grad()
+            if (step + 1) % KEPT_EVERY == 0 or step + 1 == tuning.steps:
+                _keep(optimizer, kept, before, losses)
+        on_step(tuning.steps, tuning.steps)
+        after = _judged(blocks, trained, texts, ending)
+        if not after < before:
+            trained = [Trained(packed, block, device, lent=True) for block, packed in layers]
+        return Outcome([each.result() for each in trained], before, after, losses)
+
+
+def _attention(device: torch.device) -> list[SDPBackend]:
+    """Kernels that always add in the same order: the fused one of a CPU does, heads by themselves; a GPU's does not."""
+    return [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH] if device.type == "cpu" else [SDPBackend.MATH]
+
+
+def _chosen(count: int, most: int, seed: int, step: int) -> list[int]:
+    """The sequences of a step: shuffled anew whenever all have been read."""
+    size = min(count, most)
+    found = []
+    for place in range(step * size, (step + 1) * size):
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 4096 + place // count))
+        found.append(int(order[place % count]))
+    return found
+
+
+def _step(
+    blocks: Sequence[Block], trained: Sequence[Trained], texts: Texts, ending: Ending, chosen: list[int]
+) -> float:
+    """Gradients of the mean divergence of some sequences."""
+    stream, read = [texts.first(number) for number in chosen], list[list[Tensor]]()
+    for index, (block, each) in enumerate(zip(blocks, trained, strict=True)):
+        read.append([_away(x) for x in stream])
+        stream = _through(block, each, stream, texts.step)
+        check_range(stream, index, texts.name, texts.dtype)
+    total, slopes = 0.0, list[Tensor]()
+    for x, number in zip(stream, chosen, strict=True):
+        loss, slope = _divergence(ending, x, texts.aim(number), len(chosen))
+        total += loss
+        slopes.append(slope)
+    for block, each in zip(reversed(blocks), reversed(trained), strict=True):
+        slopes = _back(block, each, read.pop(), slopes, texts.step)
+    return total
+
+
+def _judged(blocks: Sequence[Block], trained: Sequence[Trained], texts: Texts, ending: Ending) -> float:
+    """The mean divergence of some sequences from all over the texts."""
+    chosen = spread(texts.count, JUDGED)
+    stream = [texts.first(number) for number in chosen]
+    for block, each in zip(blocks, trained, strict=True):
+        stream = _through(block, each, stream, texts.step)
+    pairs = zip(stream, chosen, strict=True)
+    return sum(_divergence(ending, x, texts.aim(number), len(chosen))[0] for x, number in pairs)
+
+
+def _away(x: Tensor) -> Tensor:
+    """A copy on the host, in memory that a GPU reads by itself."""
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=x.is_cuda).copy_(x)
+
+
+@torch.no_grad()
+def _through(block: Block, trained: Trained, stream: list[Tensor], step: Pass) -> list[Tensor]:
+    weights = trained.weights()
+    return [passed(block, weights, x.clone(), step) for x in stream]
+
+
+def _back(block: Block, trained: Trained, read: list[Tensor], slopes: list[Tensor], step: Pass) -> list[Tensor]:
+    """The slopes to what a layer read, from those to what it left; gradients to what is trained of it are added up."""
+
+    def slopes_through(weights: dict[str, Tensor]) -> list[Tensor]:
+        found = []
+        for x, slope in zip(read, slopes, strict=True):
+            leaf = x.to(slope.device).requires_grad_()
+            torch.autograd.backward(passed(block, weights, leaf.clone(), step), slope)
+            assert leaf.grad is not None
+            found.append(leaf.grad)
+        return found
+
+    return learned(trained, slopes_through)
+
+
+def _divergence(ending: Ending, x: Tensor, aim: Tensor, count: int) -> tuple[float, Tensor]:
+    """Of one sequence of so many: its share of their mean, and the gradient of that to x [T, hidden]."""
+    rows = max(1, HEAD_BYTES // (4 * len(ending[1])))
+    leaf = x.detach().requires_grad_()
+    total = torch.zeros((), device=x.device)
+    for begin in range(0, len(x), rows):
+        with torch.no_grad():
+            wanted = torch.log_softmax(logits(ending, aim[begin : begin + rows]), -1)
+        said = torch.log_softmax(logits(ending, leaf[begin : begin + rows]), -1)
+        loss = F.kl_div(said, wanted, reduction="sum", log_target=True) / (len(x) * count)
+        loss.backward()  # type: ignore[no-untyped-call]
+        total += loss.detach()
+    assert leaf.grad is not None
+    return float(total), leaf.grad
+
+
+# ---- on the disk
+
+
+def _keep(optimizer: torch.optim.Adam, kept: Kept, before: float, losses: list[float]) -> None:
+    """All that the steps that are left follow from."""
+    tensors = {}
+    for number, value in enumerate(_values(optimizer)):
+        tensors[f"{number}.value"] = value.detach()
+        tensors |= {f"{number}.{name}": each for name, each in optimizer.state.get(value, {}).items()}
+    kept.write(FILE, {name: each.cpu() for name, each in tensors.items()}, {"before": before, "losses": losses})
+
+
+def _gone_on(optimizer: torch.optim.Adam, kept: Kept) -> tuple[float, list[float]] | None:
+    """Where the training began, and the losses of the steps that are done, whose outcome is put in place."""
+    found = kept.read(FILE)
+    if found is None:
+        return None
+    state, tensors = found
+    losses: list[float] = state["losses"]
+    for number, value in enumerate(_values(optimizer)):
+        value.data.copy_(tensors[f"{number}.value"])
+        known = {name: tensors[f"{number}.{name}"] for name in _KNOWN if f"{number}.{name}" in tensors}
+        if known:  # not of an expert that no token has gone through
+            optimizer.state[value] = {
+                name: each.to(value.device) if each.dim() else each for name, each in known.items()
+            }
+    return state["before"], losses
+
+
+def _values(optimizer: torch.optim.Adam) -> list[Tensor]:
+    return [value for group in optimizer.param_groups for value in group["params"]]

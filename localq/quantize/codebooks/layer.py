@@ -1,0 +1,206 @@
+"""One layer: its matrices quantized one after the other, each on what the ones before it have left of its input.
+
+Four groups in the order in which the layer computes: q, k and v; o; gate and up; down. Those of a group read the same
+input and share their codebooks. Of a mixture every expert has the last two for itself (`experts.py`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from localq.errors import bad_file
+from localq.formats.codebooks import rotation
+from localq.formats.codebooks.vq2 import Packed, dequantize
+from localq.models.decoder import Block
+from localq.quantize.codebooks.encode import encode
+from localq.quantize.codebooks.finetune import tune
+from localq.quantize.model import calibration_stream, expert_tokens
+from localq.quantize.model.calibration_stream import Streams
+from localq.quantize.model.fold import plain
+from localq.quantize.model.linear_algebra import pieces
+from localq.quantize.model.matrix_groups import DOWN, Group, groups_of
+from localq.quantize.model.offload import lent
+from localq.quantize.model.statistics import Statistics, rotate_metric_
+from localq.quantize.settings import Made, Settings
+
+OnGroup = Callable[[int], None]  # weights of the group
+
+
+def quantize_layer(
+    block: Block, index: int, streams: Streams, settings: Settings, on_group: OnGroup = lambda weights: None
+) -> Made:
+    """Quantize a dense `block`, f32 on the device of `streams`, and take both streams through it; a mixture is opened.
+
+    On return `block` is as it was, but for where it lies (`Settings.on_host`); the streams are behind the layer.
+    `on_group` hears of every group that is done.
+    """
+    block.to("cpu" if settings.on_host else streams.device)
+    made, found = copy.deepcopy(block), Made()
+    before = [each.clone() for each in streams.x] if settings.tuning.steps else []
+    groups = groups_of(block)
+    for group in groups[:2]:
+        on_group(_quantize(group, block, made, index, streams, settings, found))
+    settings.watch("passes")
+    _through_attention(block, made, streams)
+    last = 0
+    chosen = _choices(made, streams)
+    for group in groups[2:]:
+        on_group(last)
+        last = _quantize(group, block, made, index, streams, settings, found, chosen)
+    settings.watch("passes")
+    _through_mlp(block, made, streams)
+    if before:
+        _tune(made, index, before, streams, settings, found)
+    on_group(last)
+    return found
+
+
+def _choices(made: Block, streams: Streams) -> list[Tensor]:
+    if expert_tokens.mixture_of(made) is None:
+        return []
+    with lent(made, (), streams.device):
+        return expert_tokens.choices(made, streams)
+
+
+def _through_attention(block: Block, made: Block, streams: Streams) -> None:
+    names, step = [name for group in groups_of(block)[:2] for name in group.names], streams.step
+    with lent(made, names, streams.device), lent(block, names, streams.device):
+        streams.advance(
+            lambda x: calibration_stream.after_attention(made, x, step),
+            lambda full: calibration_stream.after_attention(block, full, step),
+        )
+
+
+def _through_mlp(block: Block, made: Block, streams: Streams) -> None:
+    names = [name for group in groups_of(block)[2:] for name in group.names]
+    with lent(made, names, streams.device), lent(block, names, streams.device):
+        streams.advance(
+            lambda x: calibration_stream.after_mlp(made, x), lambda full: calibration_stream.after_mlp(block, full)
+        )
+
+
+def _tune(made: Block, index: int, before: list[Tensor], streams: Streams, settings: Settings, found: Made) -> None:
+    """Fine-tune `made`, which read `before`; what then comes out of it replaces the quantized stream."""
+    device, step = streams.device, streams.step
+
+    def sequence(number: int) -> tuple[Tensor, Tensor]:
+        return before[number].to(device).float(), streams.full[number].to(device).float()
+
+    seed = settings.seed * 4096 + index
+    packed, others, _ = tune(
+        made, found.packed, sequence, len(before), step, settings.tuning, seed, device, settings.watch
+    )
+    found.packed.update(packed)
+    found.others.update({name: value.to(settings.dtype).cpu() for name, value in others.items()})
+    for name, matrix in packed.items():
+        put(made, name, matrix, device)
+    _put_others(made, found.others)
+    with lent(made, list(packed), device):
+        for kept, x in zip(streams.x, before, strict=True):  # rounded where `pass_layer` rounds
+            kept.copy_(calibration_stream.after_attention(made, x.to(device, torch.float32), step))
+            kept.copy_(calibration_stream.after_mlp(made, kept.to(device, torch.float32)))
+
+
+def _put_others(block: Block, others: dict[str, Tensor]) -> None:
+    for name, value in others.items():
+        parameter = block.get_parameter(name)
+        parameter.data = value.to(parameter.device, parameter.dtype)
+
+
+def pass_layer(
+    block: Block, packed: dict[str, Packed], others: dict[str, Tensor], streams: Streams, settings: Settings
+) -> None:
+    """Take the streams through a layer that was quantized before; block as in `quantize_layer`, others of `Made`."""
+    block.to("cpu" if settings.on_host else streams.device)
+    made = copy.deepcopy(block)
+    for name, matrix in packed.items():
+        put(made, name, matrix, streams.device)
+    _put_others(made, others)
+    _through_attention(block, made, streams)
+    _through_mlp(block, made, streams)
+
+
+def pass_full(block: Block, streams: Streams, settings: Settings) -> None:
+    """Take the full text alone through a layer, as `pass_layer` does."""
+    block.to("cpu" if settings.on_host else streams.device)
+    names, step = [[name for group in some for name in group.names] for some in _halves(block)], streams.step
+    with lent(block, names[0], streams.device):
+        streams.advance(None, lambda full: calibration_stream.after_attention(block, full, step))
+    with lent(block, names[1], streams.device):
+        streams.advance(None, lambda full: calibration_stream.after_mlp(block, full))
+
+
+def _halves(block: Block) -> tuple[list[Group], list[Group]]:
+    """The groups of attention, and those of the MLP."""
+    groups = groups_of(block)
+    return groups[:2], groups[2:]
+
+
+def put(block: Block, name: str, packed: Packed, device: torch.device) -> None:
+    """Give the linear `name` of a dense block the weights that `packed` stands for, made on `device`."""
+    linear = plain(block.get_submodule(name))
+    linear.weight.data = dequantize(packed.to(device), linear.weight.dtype).to(linear.weight.device)
+
+
+def _quantize(
+    group: Group,
+    block: Block,
+    made: Block,
+    index: int,
+    streams: Streams,
+    settings: Settings,
+    found: Made,
+    chosen: list[Tensor] | None = None,
+) -> int:
+    """The matrices of a group go into `made` and `found`; returns how many weights they have. `chosen`: the experts of
+    every token."""
+    linears = [plain(block.get_submodule(name)) for name in group.names]
+    columns, rows = linears[0].in_features, [linear.out_features for linear in linears]
+    settings.watch("statistics")
+    device, statistics = streams.device, _gather(group, block, made, streams, chosen or [])
+    settings.watch("goals")
+    weight = torch.empty(sum(rows), columns, device=device)
+    for part, linear in zip(torch.split(weight, rows), linears, strict=True):
+        part.copy_(linear.weight.data)
+    metric = statistics.finish(weight, settings.correction)
+    if not all(bool(torch.isfinite(weight[some]).all()) for some in pieces(*weight.shape)):
+        why = "on the calibration text the model computes values that are not finite"
+        raise bad_file(f"layer {index}, {group.names[0]}", why, "Fetch the model again.")
+    signs = group.signs(columns, index, settings)
+    if signs is not None:
+        _rotate_(weight, metric, signs.to(device))
+    found.homes.update(group.homes(settings.shares))
+    whole = [(group.names, rows, weight)]
+    alone = [((name,), [len(part)], part) for name, part in zip(group.names, torch.split(weight, rows), strict=True)]
+    for names, counts, part in whole if settings.shares else alone:
+        encoded = encode(part, metric, settings.books[group.number], settings.effort, settings.watch)
+        for name, packed in zip(names, encoded.matrices(counts, signs, columns), strict=True):
+            found.packed[name] = packed
+            put(made, name, packed, device)
+    return weight.numel()
+
+
+def _gather(group: Group, block: Block, made: Block, streams: Streams, chosen: list[Tensor]) -> Statistics:
+    """What the text tells about the matrices of a group."""
+    first, device, step = plain(block.get_submodule(group.names[0])), streams.device, streams.step
+    if group.expert is not None:
+        with lent(made, group.after, device), lent(block, group.after, device):
+            down = group.number == DOWN
+            return expert_tokens.gather(block, made, group.expert, down, chosen, streams, first.in_features)
+    statistics = Statistics(first.in_features, first.out_features if group.writes else 0, device)
+    with lent(made, group.after, device), lent(block, group.after, device):
+        for x, full in streams.pairs():
+            owed = full - x if group.writes else None
+            statistics.add(group.x(made, x, step), group.x(block, full, step), owed)
+    return statistics
+
+
+def _rotate_(weight: Tensor, metric: Tensor, signs: Tensor) -> None:
+    """Both, in place, as inputs have it that are rotated."""
+    for rows in pieces(*weight.shape):
+        weight[rows] = rotation.rotate(weight[rows], signs)
+    rotate_metric_(metric, signs)

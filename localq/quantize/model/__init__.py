@@ -1,0 +1,1 @@
+"""The model while it is quantized: source, calibration stream, statistics."""

@@ -1,0 +1,119 @@
+"""What a text tells about the inputs of every Linear, for formats that are then made tensor by tensor.
+
+Measured once for a conversion (`quantizer/importance.py`) and kept beside what is written until that is done, so that a
+conversion that goes on has it at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from localq.errors import LocalqError, bad_file
+from localq.files.model_folder import ModelFiles
+from localq.formats.checkpoint import Checkpoint
+from localq.models import ARCHITECTURES
+from localq.quantize.model.calibration_stream import Streams, kept_dtype
+from localq.quantize.model.matrix_groups import groups_of
+from localq.quantize.model.sensitivity import inputs_of, linears_of
+from localq.quantize.model.source import Source
+from localq.quantize.output.shards import write_file
+
+
+def importances(model: Source, streams: Streams, on_layer: Callable[[], None]) -> dict[str, Tensor]:
+    """Of every Linear of the blocks, by its prefix in the checkpoint, f32 [in] on the CPU.
+
+    model: not turned. streams: the text as the first layer reads it; `full` is used up.
+    """
+    found: dict[str, Tensor] = {}
+    for index in range(model.layers):
+        block = model.block(index)
+        groups = groups_of(block)
+        readers = [linears_of(block, group)[0] for group in groups]
+        sums = [torch.zeros(each.in_features, dtype=torch.float64, device=streams.device) for each in readers]
+        tokens = 0
+        with inputs_of(readers) as read:
+            for number, x in enumerate(streams.full):
+                out = block(x.to(streams.device, torch.float32).clone(), streams.step)
+                streams.full[number].copy_(out)
+                tokens += len(out)
+                for total, linear in zip(sums, readers, strict=True):
+                    total += read[linear].double().square().sum(0)
+        for group, total in zip(groups, sums, strict=True):
+            mean = (total / tokens).float().cpu()
+            if not bool(torch.isfinite(mean).all()):
+                why = "on the calibration text the model computes values that are not finite"
+                raise bad_file(f"layer {index}, {group.names[0]}", why, "Fetch the model again.")
+            found |= {model.root(index) + name: mean for name in group.names}
+        on_layer()
+    return found
+
+
+FILE = "conversion.moments.safetensors"
+MEASURING = "measuring inputs"
+OnProgress = Callable[[str, int, int], None]  # what is done, layers done, layers in total
+
+
+@dataclass(frozen=True)
+class Text:
+    """Token ids in windows of one length, and where the model runs on them."""
+
+    windows: Sequence[Sequence[int]]
+    device: torch.device
+
+    @property
+    def facts(self) -> list[str]:
+        """What tells it from another."""
+        ids = json.dumps([list(window) for window in self.windows]).encode()
+        return [hashlib.sha256(ids).hexdigest(), self.device.type]
+
+
+def kept(out: Path, text: Text, source: ModelFiles, checkpoint: Checkpoint, tell: OnProgress) -> dict[str, Tensor]:
+    """Of every Linear, by its prefix, the mean squares of its inputs f32 [in], on the device of `text`.
+
+    Those that lie in `out`, which belongs to a conversion on this text, or measured now. Raises LocalqError: exit 2 for
+    a mixture of experts, 8 for damaged weights.
+    """
+    path = out / FILE
+    if path.is_file():  # placed whole
+        return load_file(path, device=str(text.device))
+    with torch.inference_mode():
+        found = _measured(text, source, checkpoint, tell)
+    write_file(path, save({name: each.clone() for name, each in found.items()}))
+    return {name: each.to(text.device) for name, each in found.items()}
+
+
+def begun(text: Text, source: ModelFiles, checkpoint: Checkpoint) -> tuple[Source, Streams]:
+    """The model as it is, and the text as its first layer reads it.
+
+    Raises LocalqError: exit 2 for a mixture of experts, or an architecture that is not supported.
+    """
+    model_type = source.config.get("model_type")
+    if model_type not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        raise LocalqError(source.name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
+    model = Source(source, checkpoint, ARCHITECTURES[model_type], text.device, seed=0, turned=False)
+    model.model.make_tables(len(text.windows[0]), text.device)
+    dtype = kept_dtype(len(text.windows), len(text.windows[0]), model.model.config.hidden)
+    rows = [(each * model.model.embed_scale).to(dtype) for each in model.embedded(text.windows)]
+    return model, Streams(model.model, rows, text.device)
+
+
+def _measured(text: Text, source: ModelFiles, checkpoint: Checkpoint, tell: OnProgress) -> dict[str, Tensor]:
+    model, streams = begun(text, source, checkpoint)
+    done = 0
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        tell(MEASURING, done, model.layers)
+
+    tell(MEASURING, 0, model.layers)
+    return importances(model, streams, advance)

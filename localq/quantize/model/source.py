@@ -1,0 +1,298 @@
+"""The full model, a layer at a time, turned (`fold.py`), and where each of its tensors belongs in a checkpoint."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Container, Iterator, Sequence
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from localq.engine.load import weights
+from localq.errors import bad_file, usage_error
+from localq.files import catalog
+from localq.files.model_folder import ModelFiles
+from localq.formats.checkpoint import Checkpoint, TensorInfo, info
+from localq.formats.codebooks import vq2
+from localq.models.decoder import Block, Decoder
+from localq.models.experts import Mixture, Router
+from localq.models.unstacked_experts import open_
+from localq.quantize.model import expert_source, fold
+from localq.quantize.model.linear_algebra import pieces
+from localq.quantize.output.tensor_jobs import published
+from localq.quantize.settings import Made
+from localq.quantize.target import Target
+
+STREAM = 1_000_003  # what the seed of the stream's rotation is set apart by
+
+
+class Source:
+    """A model whose layers are read when they are asked for.
+
+    turned   the stream is rotated, and head and embedding are no longer the same matrix
+    model    its modules, on the meta device; tables of passes are made by who runs it
+    """
+
+    def __init__(
+        self,
+        files: ModelFiles,
+        checkpoint: Checkpoint,
+        architecture: ModuleType,
+        device: torch.device,
+        seed: int,
+        *,
+        turned: bool = True,
+    ) -> None:
+        """turned: layers as the search for codes reads them, else as they are."""
+        with torch.device("meta"):
+            self.model: Decoder = architecture.Model(architecture.Config.from_dict(files.config))
+        if self.model.config.experts and not turned:
+            raise usage_error(files.name, catalog.NO_WEIGHING_OF_EXPERTS, "Give --calibration none.")
+        self._assignment = weights.assign(checkpoint, self.model, architecture.rename, files.name)
+        self._checkpoint, self._rename = checkpoint, architecture.rename
+        self._open_experts(files)
+        self._device, self._seed = device, seed
+        self._folds = turned
+        self.turned = turned and fold.foldable(self.model)
+        self.layers = len(self.model.layers)
+        turn = fold.rotation(self.model.config.hidden, STREAM + seed) if self.turned else None
+        kept = torch.float64 if device.type == "cpu" else torch.float32
+        self._turn = None if turn is None else turn.to(device, kept)
+        self._linears = [_linears_of(self.meta_block(index)) for index in range(self.layers)]
+        for index, names in enumerate(self._linears):
+            for name in names if turned else ():
+                columns = fold.plain(self.meta_block(index).get_submodule(name)).in_features
+                if columns % vq2.BLOCK:
+                    why = f"{name} has rows of {columns} weights, and 2 bits need a multiple of {vq2.BLOCK}"
+                    raise usage_error(files.name, why, "Use --format nf4.")
+
+    def _open_experts(self, files: ModelFiles) -> None:
+        """Experts are linears of their own from here on."""
+        mixtures = [module for module in self.model.modules() if isinstance(module, Mixture)]
+        if any(each.experts.interleaved for each in mixtures):
+            raise usage_error(files.name, catalog.NO_SEARCH_OF_EXPERTS, "Use --format nf4.")
+        model_type = str(files.config.get("model_type")) if mixtures else ""
+        self._experts = expert_source.matrices(self._assignment, self._checkpoint, model_type) if mixtures else {}
+        self._model_type = model_type
+        for block in self.model.layers:
+            assert isinstance(block, Block)
+            open_(block)
+
+    @property
+    def origin(self) -> str:
+        """The format that the weights are read from, "" for plain ones."""
+        return self._assignment.format or ""
+
+    def meta_block(self, index: int) -> Block:
+        """Layer `index` without data."""
+        block = self.model.layers[index]
+        assert isinstance(block, Block)
+        return block
+
+    def block(self, index: int) -> Block:
+        """Layer `index`: plain linears, f32, on the device, turned."""
+        block = copy.deepcopy(self.meta_block(index)).to_empty(device=self._device).float()
+        for name, _ in list(block.named_parameters()):
+            owner, _, last = name.rpartition(".")
+            tensor = self._read(f"layers.{index}.{name}")
+            setattr(block.get_submodule(owner), last, nn.Parameter(tensor, requires_grad=False))
+        for module in block.modules():
+            if callable(finish := getattr(module, "finish", None)):  # norms that derive something from their weights
+                finish()
+        if self._folds:
+            fold.fold_block(block, self._turn, self._seed * self.layers + index)
+        return block
+
+    def embedded(self, windows: Sequence[Sequence[int]]) -> Iterator[Tensor]:
+        """For each of `windows`, of ids, its rows of the embedding f32 [T, hidden] on the CPU, turned.
+
+        Without what a family multiplies rows with.
+        """
+        table = self._stored(weights.TABLE)
+        for ids in windows:
+            yield self._turned(self._wide(weights.TABLE, table[torch.tensor(ids)]))
+
+    def ending(self) -> tuple[Tensor, Tensor]:
+        """The last norm's scale [hidden], and the head, the embedding or its own, [vocab, hidden]; f32 on the CPU."""
+        rows = self.end_rows({norm := self._key("norm.weight")})
+        head = rows.get(self.head_name(), self._rows(weights.TABLE))
+        return torch.cat(list(rows[norm])), torch.cat(list(head))
+
+    def end_rows(self, names: Container[str]) -> dict[str, Iterator[Tensor]]:
+        """Embedding, or last norm and head with it, f32 on the CPU, where they are named: some rows at a time."""
+        tied, turned = self.model.lm_head is None, self._turn is not None
+        table, norm = self._key(weights.TABLE), self._key("norm.weight")
+        found: dict[str, Iterator[Tensor]] = {}
+        if table in names:
+            found[table] = self._rows(weights.TABLE)
+        if norm in names:
+            before = self._read("norm.weight")  # goes into a turned head
+            found[norm] = iter([(torch.ones_like(before) if turned else before).cpu()])
+            if turned or not tied:
+                head = weights.TABLE if tied else "lm_head.weight"
+                found[self.head_name()] = self._rows(head, before if turned else None)
+        return found
+
+    def end_names(self) -> tuple[list[str], list[str]]:
+        """The names of `end_rows`: those before the first layer, or all of a tied model; those behind the last."""
+        table, norm = self._key(weights.TABLE), self._key("norm.weight")
+        names = list(self.end_shapes())
+        return (names, []) if self.model.lm_head is None else ([table], [norm, self.head_name()])
+
+    def read_for(self, layer: int | None, *, head: bool = False) -> list[str]:
+        """Checkpoint tensors that a layer is made of; of None, the embedding and what stands with it, or the `head`."""
+        if layer is not None:
+            targets = [f"layers.{layer}.{name}" for name, _ in self.meta_block(layer).named_parameters()]
+        elif self.model.lm_head is None:
+            targets = [] if head else [weights.TABLE, "norm.weight"]
+        else:
+            targets = ["norm.weight", "lm_head.weight"] if head else [weights.TABLE]
+        return [key for target in targets for key in self._keys(target)]
+
+    def head_name(self) -> str:
+        """Of the head's weight in the checkpoint."""
+        return "lm_head.weight" if self.model.lm_head is None else self._key("lm_head.weight")
+
+    # ---- names and sizes
+
+    def root(self, index: int) -> str:
+        """What stands before a module's name in the checkpoint: "model.layers.3."."""
+        name = self._linears[index][0]
+        return self._prefix(f"layers.{index}.{name}").removesuffix(name)
+
+    def other_names(self, index: int) -> dict[str, str]:
+        """Parameters of a block that are not quantized (norms, biases) -> their checkpoint names."""
+        quantized = {f"{name}.weight" for name in self._linears[index]}
+        names = [name for name, _ in self.meta_block(index).named_parameters() if name not in quantized]
+        return {name: published(self._key(f"layers.{index}.{name}"), self._model_type) for name in names}
+
+    def linears(self, index: int) -> list[str]:
+        """Names of the modules of a layer that are quantized."""
+        return self._linears[index]
+
+    def prefix(self, index: int, name: str) -> str:
+        """What the names of the tensors of a module of a layer begin with where it is written: of a linear, or of an
+        expert."""
+        path = f"layers.{index}.{name}"
+        if path in self._experts:
+            return self._experts[path].prefix
+        if f"{path}.gate_proj" in self._experts:
+            return self._experts[f"{path}.gate_proj"].prefix.rpartition(".")[0]
+        return self.root(index) + name
+
+    def others(self, block: Block, index: int) -> dict[str, Tensor]:
+        """The same of a block, by their checkpoint names."""
+        return {key: block.get_parameter(name).detach().cpu() for name, key in self.other_names(index).items()}
+
+    def layout(
+        self, index: int, targets: dict[str, Target], signed: set[str], homes: dict[str, str], dtype: torch.dtype
+    ) -> dict[str, TensorInfo]:
+        """Every tensor that is written for a layer. By linear: targets, homes of codebooks; signed: with rotations."""
+        block = self.meta_block(index)
+        planned: dict[str, TensorInfo] = {}
+        for name in self._linears[index]:
+            linear = fold.plain(block.get_submodule(name))
+            parts = targets[name].layout(linear.out_features, linear.in_features, signs=name in signed)
+            for suffix, (kind, shape) in parts.items():
+                home = homes[name] if suffix.startswith(".codebook") else name
+                planned[f"{self.prefix(index, home)}{suffix}"] = info(kind, shape)
+        others = self.other_names(index).items()
+        return planned | {key: info(dtype, tuple(block.get_parameter(name).shape)) for name, key in others}
+
+    def end_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of embedding, last norm and head, by their checkpoint names."""
+        config = self.model.config
+        table = (config.vocab_size, config.hidden)
+        shapes = {self._key(weights.TABLE): table, self._key("norm.weight"): (config.hidden,)}
+        return shapes if self.model.lm_head is None and not self.turned else {**shapes, self.head_name(): table}
+
+    def unread(self) -> list[str]:
+        """Checkpoint tensors that are no part of the decoder, which a conversion copies."""
+        used = set(self._assignment.dense.values())
+        read = (*self._assignment.quantized.values(), *self._assignment.stacks.values())
+        used |= {key for entry in read for key in (*entry.keys, *entry.shared)}
+        redundant = {key for key in self._checkpoint.tensors if self._rename(key) in self.model.redundant}
+        return sorted(set(self._checkpoint.tensors) - used - redundant)
+
+    def weights(self) -> int:
+        """Weights of all linears of the blocks."""
+        return sum(
+            fold.plain(self.meta_block(index).get_submodule(name)).weight.numel()
+            for index in range(self.layers)
+            for name in self._linears[index]
+        )
+
+    def tensors(self, made: Made, block: Block, index: int, target: Target) -> dict[str, Tensor]:
+        """The tensors of a layer that was made."""
+        written = self.others(block, index)
+        written |= {self.other_names(index)[name]: value for name, value in made.others.items()}
+        for name, packed in made.packed.items():
+            written |= target.to_tensors(packed, self.prefix(index, name), self.prefix(index, made.homes[name]))
+        return written
+
+    # ---- inside
+
+    def _key(self, target: str) -> str:
+        """The checkpoint's name of a parameter."""
+        path = target.removesuffix(".weight")
+        if path in self._assignment.quantized and path != target:
+            return f"{self._assignment.quantized[path].prefix}.weight"
+        return self._assignment.dense[target]
+
+    def _keys(self, target: str) -> tuple[str, ...]:
+        """All checkpoint tensors of a parameter."""
+        path = target.removesuffix(".weight")
+        if path in self._experts:
+            return self._experts[path].keys
+        if path in self._assignment.quantized and path != target:
+            entry = self._assignment.quantized[path]
+            return (*entry.keys, *entry.shared)
+        return (self._assignment.dense[target],)
+
+    def _prefix(self, path: str) -> str:
+        return self._key(f"{path}.weight").removesuffix(".weight")
+
+    def _rows(self, target: str, norm: Tensor | None = None) -> Iterator[Tensor]:
+        """Of the embedding or the head, turned; the norm before a head goes into it."""
+        stored = self._stored(target)
+        for rows in pieces(*stored.shape):
+            part = self._wide(target, stored[rows])
+            yield self._turned(part if norm is None else part.mul_(norm))
+
+    def _turned(self, rows: Tensor) -> Tensor:
+        return (rows if self._turn is None else fold.turned_rows(rows, self._turn)).cpu()
+
+    def _stored(self, target: str) -> Tensor:
+        """A parameter as it lies in a file, on the CPU; of a quantized one what it stands for."""
+        path = target.removesuffix(".weight")
+        if path in self._assignment.quantized and path != target:
+            entry = self._assignment.quantized[path]
+            packed = entry.module.from_checkpoint(self._checkpoint, entry.prefix)
+            dense: Tensor = entry.module.dequantize(packed, torch.float32)
+            return dense
+        return self._checkpoint.read(self._assignment.dense[target])
+
+    def _wide(self, target: str, stored: Tensor) -> Tensor:
+        """A copy of some of it, f32 on the device, which widens it faster than the host."""
+        dense = stored.to(self._device).to(torch.float32, copy=True)
+        if not bool(torch.isfinite(dense).all()):
+            raise bad_file(self._keys(target)[0], "it holds NaN or infinity", "Fetch the model again.")
+        return dense
+
+    def _read(self, target: str) -> Tensor:
+        """A parameter, f32 on the device."""
+        path = target.removesuffix(".weight")
+        if path in self._experts:
+            return self._wide(target, self._experts[path].read())
+        if path in self._assignment.quantized and path != target:
+            entry = self._assignment.quantized[path]
+            packed = entry.module.from_checkpoint(self._checkpoint, entry.prefix)
+            return self._wide(target, entry.module.dequantize(packed.to(self._device), torch.float32))
+        return self._wide(target, self._stored(target))
+
+
+def _linears_of(block: Block) -> list[str]:
+    """Names of the linears of a block that are quantized: all but a router."""
+    found = block.named_modules()
+    return [name for name, module in found if isinstance(module, nn.Linear) and not isinstance(module, Router)]

@@ -1,0 +1,1 @@
+"""What a conversion writes: shards, folders, files to resume from."""

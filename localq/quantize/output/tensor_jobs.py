@@ -1,0 +1,138 @@
+"""What a conversion does to each tensor, and what it tells transformers about it. Pure functions of the headers.
+
+Quantized are the Linear weights of the decoder blocks; everything else is copied. Experts that the source holds as one
+tensor become one matrix for each, under the names that are published: so bitsandbytes' layout has them, which is of
+matrices. transformers 4 reads that; transformers 5, which joins experts, does not (5.23 tried, from any source).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from localq.formats.checkpoint import TensorInfo, info
+
+_BLOCK_LINEAR = re.compile(
+    r"(?:(?:model|language_model|text_model)\.)*layers\.\d+\.(?:\w+\.)*"
+    r"(?:q_proj|k_proj|v_proj|o_proj|qkv_proj|gate_proj|up_proj|down_proj|gate_up_proj|w1|w2|w3)\.weight"
+)
+_STACK = re.compile(r"((?:(?:model|language_model)\.)*layers\.\d+\.)mlp\.experts\.(gate_up_proj|down_proj)")
+# model_type -> the module of a mixture in files, and what they call the parts of a stack, by rows. Of gpt-oss the rows
+# of gate and up alternate, and nobody has its experts in matrices.
+_PUBLISHED = {
+    "qwen3_moe": ("mlp", {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}),
+    "mixtral": ("block_sparse_moe", {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}),
+}
+_TOWER = re.compile(r"(?:model\.)?(\w*(?:vision|visual|audio|projector)\w*)\.")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One source tensor: what it is, and what is written for it (names and descriptions, quantized or copied).
+
+    experts   prefixes of the matrices of a stack [experts, parts * out, in], of each expert the parts; else empty
+    """
+
+    name: str
+    source: TensorInfo
+    outputs: dict[str, TensorInfo]
+    quantized: bool
+    experts: tuple[tuple[str, ...], ...] = ()
+
+    def matrices(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """(prefix, matrix) of all that are quantized of the source's `tensor`."""
+        if not self.experts:
+            yield self.name.removesuffix(".weight"), tensor
+        for prefixes, weight in zip(self.experts, tensor if self.experts else (), strict=True):
+            yield from zip(prefixes, weight.chunk(len(prefixes)), strict=True)
+
+
+def is_block_linear(name: str, shape: tuple[int, ...]) -> bool:
+    """Is this checkpoint tensor the weight of a Linear within a decoder block? Holds for every known family.
+
+    Covers separate and fused projections (llama, phi3) and two-dimensional experts; not embeddings, the head, norms,
+    biases, router gates ("mlp.gate"), nor any layer of a vision or audio tower.
+    """
+    return len(shape) == 2 and _BLOCK_LINEAR.fullmatch(name) is not None
+
+
+def plan_jobs(tensors: dict[str, TensorInfo], module: ModuleType, kind: str, model_type: str = "") -> list[Job]:
+    """What becomes of each tensor, in the order in which they are worked on."""
+    jobs = []
+    for name, source in sorted(tensors.items(), key=lambda item: _natural(item[0])):
+        experts = experts_of(name, source.shape, model_type)
+        if (experts or is_block_linear(name, source.shape)) and source.shape[-1] % module.BLOCK == 0:
+            prefixes = [each for expert in experts for each in expert] or [name.removesuffix(".weight")]
+            rows = source.shape[-2] // len(experts[0]) if experts else source.shape[0]
+            parts = maker_of(module, prefixes[0]).layout(rows, source.shape[-1]).items()
+            outputs = {prefix + suffix: info(*of_suffix) for prefix in prefixes for suffix, of_suffix in parts}
+            jobs.append(Job(name, source, outputs, quantized=True, experts=experts))
+        else:
+            # What GGUF stores is dequantized to float32; bfloat16 is the type that these models were published in.
+            kept = info(torch.bfloat16, source.shape) if kind == "gguf" else source
+            jobs.append(Job(name, source, {published(name, model_type): kept}, quantized=False))
+    return jobs
+
+
+def maker_of(module: Any, prefix: str) -> Any:
+    """What makes the matrix `prefix`: the format, or its numbers for that one (`bcq_mixture.Mixed`)."""
+    return module.of_matrix(prefix) if hasattr(module, "of_matrix") else module
+
+
+def experts_of(name: str, shape: tuple[int, ...], model_type: str) -> tuple[tuple[str, ...], ...]:
+    """Of the stack `name`, the prefixes of each expert's matrices; empty where it is none that can be taken apart."""
+    match = _STACK.fullmatch(name) if model_type in _PUBLISHED and len(shape) == 3 and all(shape) else None
+    if match is None:
+        return ()
+    home, names = _PUBLISHED[model_type]
+    parts = names[match[2]]
+    if shape[1] % len(parts):
+        return ()
+    return tuple(tuple(f"{match[1]}{home}.experts.{expert}.{part}" for part in parts) for expert in range(shape[0]))
+
+
+def published(name: str, model_type: str) -> str:
+    """A router that the source calls as transformers 5 does, as the files of this family call it."""
+    home = _PUBLISHED[model_type][0] if model_type in _PUBLISHED else "mlp"
+    return name.replace(".mlp.gate.", f".{home}.gate.")
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Sort key that puts layer 2 before layer 10."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in name.split(".")]
+
+
+def skipped_modules(jobs: list[Job]) -> list[str]:
+    """The Linear modules that stay unquantized, matched by the end of a name or by a tower's."""
+    names = {"lm_head"}
+    for job in jobs:
+        if job.quantized or len(job.source.shape) != 2 or not job.name.endswith(".weight") or "embed" in job.name:
+            continue
+        if tower := _TOWER.match(job.name):
+            names |= {tower[1], f"model.{tower[1]}"}
+        else:
+            written = next(iter(job.outputs))
+            names.add(re.sub(r"^((model|language_model)\.)*", "", written.removesuffix(".weight")))
+    return sorted(names)
+
+
+def notes(jobs: list[Job], block: int) -> list[str]:
+    """What the user must know: matrices that the format, in blocks of so many weights, cannot take, and experts."""
+    copied = [job for job in jobs if not job.quantized]
+    stacks = [job for job in copied if _STACK.fullmatch(job.name)]
+    uneven = [job for job in copied if job.source.shape[-1:] and job.source.shape[-1] % block]
+    found = []
+    if kept := [job for job in uneven if is_block_linear(job.name, job.source.shape) or job in stacks]:
+        found.append(
+            f"{len(kept)} matrices stay unquantized: their rows are no multiple of {block} long "
+            f"(the first: {kept[0].name}, {kept[0].source.shape[-1]} columns)."
+        )
+    if whole := [job for job in stacks if job not in uneven]:
+        found.append(f"{len(whole)} tensors of experts stay unquantized: they cannot be taken apart into matrices.")
+    return found
