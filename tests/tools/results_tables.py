@@ -133,12 +133,20 @@ def at_a_glance() -> str:
     """The table of README.md: figures of other tables, each beside that of others in the same run."""
     lines = ["| what | localq | beside it | card, date |", "| --- | --- | --- | --- |"]
     for entry in results()["glance"]:
-        row, raw = rows(entry["table"])[entry["row"]], results()["tables"][entry["table"]]["rows"]
-        told = [predicted(recorded(row))] if FIT in entry["beside"] else []
-        values = {"row": raw[entry["row"]], "table": raw, "predicted": told}
+        row, cells = _named(entry["table"], entry["row"])
+        values = {"row": cells, "predicted": [predicted(recorded(row))] if FIT in entry["beside"] else []}
+        if "other" in entry:
+            values["other"] = _named(entry["table"], entry["other"])[1]
         cells = [entry["what"], entry["ours"].format(**values), entry["beside"].format(**values)]
         lines.append(f"| {' | '.join(cells)} | {row['source']['card']}, {row['source']['date']} |")
     return "\n".join(lines)
+
+
+def _named(table: str, first: list[Any]) -> tuple[Row, list[Any]]:
+    """The row that begins with these cells, by its columns and as it is."""
+    raw = results()["tables"][table]["rows"]
+    (at,) = [at for at, cells in enumerate(raw) if cells[: len(first)] == first]
+    return rows(table)[at], raw[at]
 
 
 def _source(row: Row) -> str:
