@@ -104,29 +104,30 @@ def table(name: str) -> str:
 
 
 def launches() -> str:
-    """The kernel times that `localq fit` predicts from."""
+    """The kernel times that `localq fit` predicts from; of those that a command repeats."""
     found = data("measurements.toml")
-    sources = list(found["sources"])
-    lines = ["| kernel | out x in: µs, run |", "| --- | --- |"]
-    for kernel, timed in found["products"].items():
-        cells = [f"{out} x {columns}: {us} {_letter(sources.index(source))}" for out, columns, us, source in timed]
-        lines.append(f"| {kernel} | {'; '.join(cells)} |")
-    attended = [
-        f"{bits} bit, {heads} heads, {slots} slots: {us} {_letter(sources.index(source))}"
+    parts: dict[str, list[tuple[str, str]]] = {
+        kernel: [(f"{out} x {columns}: {us}", source) for out, columns, us, source in timed]
+        for kernel, timed in found["products"].items()
+    }
+    parts["attention"] = [
+        (f"{bits} bit, {heads} heads, {slots} slots: {us}", source)
         for bits, heads, slots, us, source in found["attention"]["rows"]
+        if "command" in found["sources"][source]
     ]
-    lines.append(f"| attention | {'; '.join(attended)} |")
     for name, part in found["step"].items():
-        lines.append(f"| {name.removesuffix('_us').replace('_', ' ')} | {part['value']} "
-                     f"{_letter(sources.index(part['source']))} |")  # fmt: skip
-    notes = [_of_launches(found["device"]["name"], at, found["sources"][name]) for at, name in enumerate(sources)]
+        parts[name.removesuffix("_us").replace("_", " ")] = [(str(part["value"]), part["source"])]
+    used = list(dict.fromkeys(source for cells in parts.values() for _, source in cells))
+    lines = ["| kernel | out x in: µs, run |", "| --- | --- |"]
+    for kernel, cells in parts.items():
+        lines.append(f"| {kernel} | {'; '.join(f'{text} {_letter(used.index(source))}' for text, source in cells)} |")
+    notes = [_of_launches(found["device"]["name"], at, found["sources"][name]) for at, name in enumerate(used)]
     return "\n".join([*lines, "", *notes])
 
 
 def _of_launches(card: str, at: int, source: Row) -> str:
-    command = f": `{source['command']}`" if "command" in source else ""
     conditions = f"; {source['conditions']}" if "conditions" in source else ""
-    return f"- {_letter(at)}: {card}, {source['date']}{command}{conditions}."
+    return f"- {_letter(at)}: {card}, {source['date']}: `{source['command']}`{conditions}."
 
 
 def at_a_glance() -> str:
