@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.common import pace
-from tests.tools import readme_blocks
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "localq").rglob("*.py"))
@@ -140,12 +139,6 @@ def test_the_sanitizer_runs_every_list_of_cases():
     lists = {each.name for each in functions if each.name.endswith("_cases")}
     assert len(lists) >= 10
     assert lists - called == set()
-
-
-@pytest.mark.parametrize("name", readme_blocks.BLOCKS)
-def test_readme_blocks_are_current(name):
-    current = readme_blocks.current((ROOT / "README.md").read_text(), name)
-    assert current == readme_blocks.BLOCKS[name](), "run: python -m tests.tools.readme_blocks"
 
 
 def test_help_is_quick(bytecode):

@@ -15,6 +15,7 @@ from localq.files import catalog
 from localq.planner import placement
 from localq.planner import plan as planner
 from localq.planner.speed import measurements
+from tests.tools.results_tables import recorded_models
 
 TG = Case(0, 128, 0)
 
@@ -30,7 +31,7 @@ def loaded(name: str, format: str, device: str = "cuda", head: str = "16", **cha
 
 
 def test_it_is_what_fit_says_for_the_bandwidth_of_the_run():
-    model = next(each for each in measurements.WHOLE_MODELS if each.name == "llama-3.1-8b@nf4")
+    model = next(each for each in recorded_models() if each.name == "llama-3.1-8b@nf4")
     told = rows.predicted(loaded("llama-3.1-8b", "nf4"), TG, measurements.READ_BYTES_PER_S)
     assert told == pytest.approx(model.tok_s, rel=0.10)
     deep = rows.predicted(loaded("llama-3.1-8b", "nf4"), Case(0, 128, 30_000), 4.42e12)

@@ -16,6 +16,8 @@ from localq.planner import footprint
 from localq.planner.placement import Placement
 from localq.planner.speed import cards, measurements, predict
 from localq.planner.speed.predict import MEASURED_ON, Machine
+from tests.tools import results_tables
+from tests.tools.results_tables import recorded_models
 
 LAUNCHES = [(kernel, *row) for kernel, rows in measurements.PRODUCTS.items() for row in rows]
 
@@ -29,13 +31,10 @@ def predicted(name: str, format: str, scheme: str = "", placement: Placement | N
 
 
 @pytest.mark.parametrize(
-    "model", measurements.WHOLE_MODELS, ids=lambda model: f"{model.name} {model.kv_bits} {model.depth}"
+    "model", recorded_models(), ids=lambda model: f"{model.name} {model.kv_bits} {model.depth} {model.tok_s:g}"
 )
 def test_every_model_that_was_measured_is_predicted_within_10_percent(model):
-    name, _, format = model.name.partition("@")
-    placement = Placement(model.kv_bits, model.embed, model.head)
-    told = predict.tokens_per_s(arch(name), format, model.scheme, placement, MEASURED_ON, model.depth + predict.LIVE)
-    assert told == pytest.approx(model.tok_s, rel=0.10)
+    assert results_tables.predicted(model) == pytest.approx(model.tok_s, rel=0.10)
 
 
 @pytest.mark.parametrize(("kernel", "rows", "columns", "us"), LAUNCHES)
@@ -66,18 +65,32 @@ def test_attention_over_keys_and_values_of_different_bits_is_taken_to_cost_the_m
     assert predict._attention(shape, "k8v4", 32_768, MEASURED_ON) == pytest.approx(sum(both) / 2)
 
 
-def test_recorded_figures_stand_in_the_readmes():
-    """The data and the pages that people read say the same."""
-    root = Path(__file__).parents[3]
-    page, kernels = (root / "README.md").read_text(), (root / "csrc/README.md").read_text()
-    for model in measurements.WHOLE_MODELS:
+def test_recorded_figures_stand_in_the_results():
+    """The data and the page that people read say the same."""
+    page = (Path(__file__).parents[3] / "localq/bench/README.md").read_text()
+    models = recorded_models()
+    assert len(models) >= 37
+    for model in models:
         lines = [line for line in page.splitlines() if line.startswith(f"| {model.name} |")]
-        behind = f"| {model.kv_bits} bit, {model.depth} |" if model.depth else "| tg128 |"
-        assert any(f"| {model.tok_s:g}" in line and behind in line and model.commit in line for line in lines), model
-    for out, columns, us in measurements.PRODUCTS["nf4"][:-1]:
-        assert f"| {out} x {columns} | {us:g} |" in kernels
-    for us in (us for *_, slots, us in measurements.ATTENTION if slots in (1000, 4096)):
-        assert f"| {us:g} |" in kernels
+        behind = f"| {model.kv_bits} | {model.depth} |" if model.depth else "|"
+        assert any(f"| {model.tok_s:g} |" in line and behind in line for line in lines), model
+    for kernel, rows in measurements.PRODUCTS.items():
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {kernel} | ") and " x " in line]
+        assert all(f"{out} x {columns}: {us:g} " in line.replace(".0 ", " ") for out, columns, us in rows)
+    for bits, heads, slots, us in (
+        row for row in measurements.ATTENTION if row[2] != 1000
+    ):  # no command has that depth
+        assert f"{bits} bit, {heads} heads, {slots} slots: {us:g} " in page
+
+
+def test_every_figure_has_a_card_a_date_and_a_command():
+    found = results_tables.results()
+    used = {row[-1] for table in found["tables"].values() for row in table["rows"]}
+    assert used == found["sources"].keys()
+    assert all({"card", "date", "command"} <= source.keys() for source in found["sources"].values())
+    timed = results_tables.data("measurements.toml")
+    assert {row[-1] for rows in timed["products"].values() for row in rows} <= timed["sources"].keys()
+    assert all("date" in source for source in timed["sources"].values())
 
 
 @pytest.mark.parametrize(("name", "format"), [("llama-3.1-8b", "nf4"), ("gpt-oss-20b", "mxfp4"), ("phi-4", "vq2")])
