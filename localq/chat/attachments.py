@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from localq.disk import text_of
+from localq.disk import read_text
 from localq.errors import LocalqError, usage_error
 from localq.sanitize import sanitize
 from localq.wording import human_bytes
@@ -21,10 +21,10 @@ _ESCAPED = re.compile(r"(?<!\S)\\@")
 
 
 def system_text(value: str | None) -> str | None:
-    """The system prompt of `--system`: text, or the content of @FILE. Raises as `text_file.text_of`."""
+    """The system prompt of `--system`: text, or the content of @FILE. Raises as `text_file.read_text`."""
     if value is None or not value.startswith("@"):
         return value
-    return text_of(Path(value[1:])).rstrip("\n")
+    return read_text(Path(value[1:])).rstrip("\n")
 
 
 @dataclass(frozen=True)
@@ -35,21 +35,21 @@ class Attachment:
     told: str
 
 
-def attachment(path: Path, name: str | None = None) -> Attachment:
-    """`path`, called `name` or as its last part is. Raises as `text_file.text_of`."""
-    text, called = sanitize(text_of(path)), sanitize(name or path.name)
+def read_attachment(path: Path, name: str | None = None) -> Attachment:
+    """`path`, called `name` or as its last part is. Raises as `text_file.read_text`."""
+    text, called = sanitize(read_text(path)), sanitize(name or path.name)
     return Attachment(f"{called}:\n\n{text}", f"{called}: {human_bytes(len(text.encode()))}")
 
 
 @dataclass(frozen=True)
-class Expanded:
+class ExpandedMessage:
     """A message with the texts of the files that it names with an @ in front, and what to tell of each."""
 
     text: str
     told: tuple[str, ...] = ()
 
 
-def expanded(text: str) -> Expanded:
+def expand_mentions(text: str) -> ExpandedMessage:
     r"""`@path` words (`@"a b.txt"` with spaces) that name text files here put these before the message, as /read does.
 
     The words stay. What names no file is text like any other, such as a mail address or @someone; `\@` is an @.
@@ -61,13 +61,13 @@ def expanded(text: str) -> Expanded:
         if name is None or name in attached:
             continue
         try:
-            attached[name] = attachment(Path(name))
+            attached[name] = read_attachment(Path(name))
         except LocalqError as error:
             told.append(f"@{sanitize(name)} stays a word: {error.why}")
             continue
         told.append(f"{attached[name].told} go before the message")
     plain = _ESCAPED.sub("@", text)
-    return Expanded("\n\n".join([*(each.text for each in attached.values()), plain]), tuple(told))
+    return ExpandedMessage("\n\n".join([*(each.text for each in attached.values()), plain]), tuple(told))
 
 
 def _existing(name: str) -> str | None:
@@ -81,7 +81,7 @@ def _existing(name: str) -> str | None:
     return None
 
 
-def matching(pattern: str) -> Iterator[Path]:
+def matching_files(pattern: str) -> Iterator[Path]:
     """The files that fit `pattern`, as a shell with globstar has it: ** stands for all folders below, hidden ones and
     links to folders left out, and ~ for the home folder.
 

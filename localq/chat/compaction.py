@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from localq.chat import side_request
 from localq.chat.history.conversation import Conversation, Message
-from localq.chat.session import ChatSession, Piece, Replies, Reply
+from localq.chat.session import ChatSession, ReplyPiece, Replies, Reply
 from localq.errors import LocalqError, usage_error
 from localq.stats import Stats
 from localq.text import thinking
@@ -50,9 +50,9 @@ def _compacting(session: ChatSession) -> Replies:
     text, end, cut = summary.text if summary is not None else "", None, False
     for number, piece in enumerate(passes, 1):
         of = f", pass {number} of {len(passes)}" if len(passes) > 1 else ""
-        yield Piece("", Stats(context_size=size), f"summing up the oldest {count} messages{of}; a stop changes nothing")
+        yield ReplyPiece("", Stats(context_size=size), f"summing up the oldest {count} messages{of}; a stop changes nothing")
         end = None
-        for part in side_request.aside(session, _request(text, piece), longest):
+        for part in side_request.ask(session, _request(text, piece), longest):
             if isinstance(part, Reply):
                 end = part
             elif number == len(passes) or not part.text:

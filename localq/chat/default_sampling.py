@@ -14,7 +14,7 @@ from localq.settings import Origin
 MODELS, MAKER = "models.toml", "generation_config.json"
 
 
-def entry_of(model: str) -> ModelEntry | None:
+def catalog_entry(model: str) -> ModelEntry | None:
     """The entry of a model by its name; None for paths, and for names that mean nothing any more."""
     try:
         return catalog.resolve(model).entry

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from localq.chat import stop_strings
 from localq.chat.history import snapshot_keeper
-from localq.chat.history.store import SessionStore
+from localq.chat.history.store import ConversationStore
 from localq.errors import ExitCode, LocalqError
 from localq.settings import Settings
 
 if TYPE_CHECKING:  # start-up cost
-    from localq.chat.history.record import Session
+    from localq.chat.history.record import Record
     from localq.chat.history.snapshot_keeper import SnapshotKeeper
     from localq.chat.session import ChatSession
     from localq.text.grammar import Grammar
@@ -29,18 +29,18 @@ class Start:
     grammar  that answers keep to
     """
 
-    record: Session | None = None
-    store: SessionStore | None = None
+    record: Record | None = None
+    store: ConversationStore | None = None
     stop: tuple[str, ...] = ()
     keeper: SnapshotKeeper | None = None
     grammar: Grammar | None = None
 
     @property
-    def known(self) -> SessionStore:
+    def known(self) -> ConversationStore:
         """Where conversations to go on with are: also for a chat that is not kept."""
-        return self.store or SessionStore()
+        return self.store or ConversationStore()
 
-    def take_up(self, session: ChatSession) -> Session | None:
+    def take_up(self, session: ChatSession) -> Record | None:
         """Give `session`, which was just opened, what it starts with; returns the conversation gone on with."""
         session.store, session.stop_strings, session.keeper = self.store, self.stop, self.keeper
         session.grammar = self.grammar
@@ -51,7 +51,7 @@ class Start:
 
 
 def start(
-    record: Session | None,
+    record: Record | None,
     settings: Settings,
     stop: list[str] | None,
     say: Callable[[str], None],
@@ -60,12 +60,12 @@ def start(
     """Where the chat begins. `stop`, `grammar`: as asked for now, else as saved. Raises as `saving`, and exit 2."""
     saved = record.settings if record is not None else None
     kept, kept_grammar = (saved.stop, saved.grammar) if saved is not None else ((), None)
-    store = saving(settings, say)
+    store = open_store(settings, say)
     keeper = None if store is None else snapshot_keeper.keeper(store.path, settings)
-    return Start(record, store, kept if stop is None else stop_strings.checked(stop), keeper, grammar or kept_grammar)
+    return Start(record, store, kept if stop is None else stop_strings.validate(stop), keeper, grammar or kept_grammar)
 
 
-def saving(settings: Settings, say: Callable[[str], None]) -> SessionStore | None:
+def open_store(settings: Settings, say: Callable[[str], None]) -> ConversationStore | None:
     """Where conversations are saved; None where they are not.
 
     Raises LocalqError (exit 8) where the file is damaged or of a newer version. A disk that cannot be written is told,
@@ -73,7 +73,7 @@ def saving(settings: Settings, say: Callable[[str], None]) -> SessionStore | Non
     """
     if not settings.save:
         return None
-    store = SessionStore()
+    store = ConversationStore()
     try:
         store.check()
     except LocalqError as error:
@@ -83,7 +83,7 @@ def saving(settings: Settings, say: Callable[[str], None]) -> SessionStore | Non
     return store
 
 
-def settings_of(record: Session, settings: Settings, flags: dict[str, Any]) -> Settings:
+def resumed_settings(record: Record, settings: Settings, flags: dict[str, Any]) -> Settings:
     """`settings` with what was saved with the conversation laid over it, and `flags` over that.
 
     With another model than before, that one's own sampling holds.
@@ -95,7 +95,7 @@ def settings_of(record: Session, settings: Settings, flags: dict[str, Any]) -> S
     return dataclasses.replace(settings, **saved).replace(**flags)
 
 
-def saved_at_last(session: ChatSession, say: Callable[[str], None]) -> bool:
+def save_at_exit(session: ChatSession, say: Callable[[str], None]) -> bool:
     """Try once more to save what could not be saved; where that fails, say so."""
     try:
         session.save_the_rest()

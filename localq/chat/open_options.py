@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Wanted:
+class OpenOptions:
     """Weights in this format (None = as the catalogue or the name says), and a load that the plan advises against."""
 
     format: str | None = None

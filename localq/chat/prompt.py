@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from localq.chat.history.conversation import Conversation, Message, summarised
+from localq.chat.history.conversation import Conversation, Message, with_summary
 from localq.errors import usage_error
 from localq.text import harmony, template, thinking
 
@@ -27,7 +27,7 @@ class Prompt:
     left_out: int
 
 
-def fitting(
+def fit(
     prompt: Callable[[int], list[int] | None], exchanges: int, left_out: int, size: int, max_tokens: int | None
 ) -> Prompt:
     """The prompt for a context of `size` tokens.
@@ -61,7 +61,7 @@ def fitting(
     return Prompt(ids, exchanges)
 
 
-def said(prompt: Prompt, left_out: int) -> str:
+def omission_notice(prompt: Prompt, left_out: int) -> str:
     """What to tell when `prompt` leaves out other exchanges than the `left_out` before; empty where it does not."""
     if prompt.left_out == left_out:
         return ""
@@ -76,7 +76,7 @@ def said(prompt: Prompt, left_out: int) -> str:
     )
 
 
-def warning(used: int, size: int) -> str:
+def fill_warning(used: int, size: int) -> str:
     """That the context will soon be full."""
     return (
         f"the context is {used / size:.0%} full ({used} of {size} tokens): when it is full, the model "
@@ -98,7 +98,7 @@ class Tokenizer(Protocol):
 
 
 @dataclass(frozen=True)
-class Exact:
+class ExactIds:
     """The ids of a reply as they came, and where it is; they stand behind a prompt for the same `think` only."""
 
     conversation: Conversation
@@ -108,7 +108,7 @@ class Exact:
 
 
 @dataclass
-class Reading:
+class PromptBuilder:
     """The state of it. exact: of the last reply.
 
     first    the oldest turn that is read, where older ones are left out; it stays the same as long as it can, which
@@ -117,14 +117,14 @@ class Reading:
 
     tokenizer: Tokenizer
     first: int | None = None
-    exact: Exact | None = None
+    exact: ExactIds | None = None
 
     def messages(self, conversation: Conversation) -> list[Message]:
         """Of the path to the head. Raises LocalqError (exit 2) where that ends with what was summed up."""
         summary, turns = conversation.read()
         if summary is not None and not turns:
             raise usage_error("the prompt", "nothing was said behind the summary yet", "Say something first.")
-        return framed(conversation, turns[2 * self._left_out(turns) :])
+        return messages_of(conversation, turns[2 * self._left_out(turns) :])
 
     def text(self, messages: Sequence[Message], think: str) -> str:
         """These messages as the template writes them, special tokens too, up to where the model answers."""
@@ -173,24 +173,24 @@ class Reading:
         before = self._left_out(turns)
 
         def without(left_out: int) -> list[int] | None:
-            messages = framed(conversation, turns[2 * left_out :])
+            messages = messages_of(conversation, turns[2 * left_out :])
             length = sum(len(each.content.encode("utf-8", "replace")) + FRAME_BYTES for each in messages)
             return ids(messages) if length <= template.MAX_CONVERSATION_BYTES else None
 
-        found = fitting(without, len(turns) // 2, before, size, max_tokens)
+        found = fit(without, len(turns) // 2, before, size, max_tokens)
         self.first = turns[2 * found.left_out] if found.left_out else None
-        return found.ids, said(found, before)
+        return found.ids, omission_notice(found, before)
 
     def _left_out(self, turns: list[int]) -> int:
         """Exchanges at the beginning of `turns` that the model does not read."""
         return turns.index(self.first) // 2 if self.first is not None and self.first in turns else 0
 
 
-def framed(conversation: Conversation, turns: Sequence[int]) -> list[Message]:
+def messages_of(conversation: Conversation, turns: Sequence[int]) -> list[Message]:
     """The system prompt and these turns; a summary of what came before stands in the first message of the user."""
     system = [Message("system", conversation.system)] if conversation.system else []
     said = [conversation.turns[turn].message for turn in turns]
     summary, _ = conversation.read()
     if said and summary is not None:
-        said[0] = Message(said[0].role, summarised(summary.text, said[0].content))
+        said[0] = Message(said[0].role, with_summary(summary.text, said[0].content))
     return system + said

@@ -24,7 +24,7 @@ _CUT = ", so it is incomplete: it does not keep to {} yet"
 
 
 @dataclass(frozen=True)
-class Piece:
+class ReplyPiece:
     """Part of a reply as it streams; `text` may be empty while the prompt is read. `notice`: a line for the user.
 
     thinking  the text is part of the thought, not of the answer
@@ -54,19 +54,19 @@ class Reply:
     unmet: Grammar | None = None
 
 
-class Retold(str):
+class Recap(str):
     """What to tell that has replies in it. parts: texts, each beginning a line, and whether it is a reply."""
 
     parts: tuple[tuple[str, bool], ...]
 
-    def __new__(cls, *parts: tuple[str, bool]) -> Retold:
+    def __new__(cls, *parts: tuple[str, bool]) -> Recap:
         """All of it is the text."""
         told = super().__new__(cls, "\n".join(text for text, _ in parts))
         told.parts = parts
         return told
 
 
-Replies = Generator[Piece | Reply, None, None]
+Replies = Generator[ReplyPiece | Reply, None, None]
 
 
 def notices(
@@ -78,11 +78,11 @@ def notices(
     what = _REASONS.get(reason, ended)
     told = [what + cut] if what else []
     if reason != "context" and stats.context_fill >= prompts.WARNING and not warned_before:
-        told.append(prompts.warning(stats.context_used, stats.context_size))
+        told.append(prompts.fill_warning(stats.context_used, stats.context_size))
     return tuple(told)
 
 
-def check_whole(reply: Reply) -> None:
+def check_complete(reply: Reply) -> None:
     """Raise LocalqError where an answer was cut short of its grammar: half of a JSON text is none, and a program that
     reads it must see that. Who stopped it knows."""
     if reply.unmet is None or reply.reason == "cancelled":

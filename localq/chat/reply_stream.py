@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from localq.chat.reply import Piece, Replies, Reply, notices
+from localq.chat.reply import ReplyPiece, Replies, Reply, notices
 from localq.chat.stop_strings import Matcher
 from localq.sanitize import sanitize
 from localq.text import harmony, thinking
@@ -26,7 +26,7 @@ class Detokenizer(Protocol):
     def finish(self) -> str: ...
 
 
-class Incoming:
+class ReplyDecoder:
     """Ids in, pieces out: (text, whether it is thought), none of them empty.
 
     thought, answer   so far
@@ -107,34 +107,34 @@ class Client(Protocol):
     def restore_cache(self, path: str) -> int: ...
 
 
-def incoming(tokenizer: Tokenizer, prompt: list[int], stop_strings: tuple[str, ...] = (), begun: str = "") -> Incoming:
+def reply_decoder(tokenizer: Tokenizer, prompt: list[int], stop_strings: tuple[str, ...] = (), begun: str = "") -> ReplyDecoder:
     """For the reply to `prompt` (token ids), which may have the beginning of it: `begun`, or an opened thought."""
     last = prompt[-thinking.TAIL_TOKENS :]
     if harmony.is_template(tokenizer.chat_template):
-        made = Incoming(harmony.Marked(tokenizer, begun, last), stop_strings)
+        made = ReplyDecoder(harmony.Marked(tokenizer, begun, last), stop_strings)
         if begun:
             made.begin(begun, ())
         return made
     opened = "" if begun else thinking.opened(tokenizer.decode(last))
-    made = Incoming(tokenizer.stream(), stop_strings, opened, channels=False)
+    made = ReplyDecoder(tokenizer.stream(), stop_strings, opened, channels=False)
     if begun:
         made.begin(begun, last)
     return made
 
 
-def streamed(client: Client, request: Generate, into: Incoming, warned_before: bool) -> Replies:
+def stream(client: Client, request: Generate, into: ReplyDecoder, warned_before: bool) -> Replies:
     """Stream the reply to `request`. warned_before: a context nearly full was told of. Raises as the client does."""
     for event in client.generate(request):
         if isinstance(event, Progress):
-            yield Piece("", event.stats)
+            yield ReplyPiece("", event.stats)
         elif isinstance(event, Tokens) and not into.ended():
             pieces = into.push(event.ids)
             if into.ended():
                 client.cancel(request.id)
-            yield from (Piece(text, event.stats, thinking=thinks) for text, thinks in pieces or [("", False)])
+            yield from (ReplyPiece(text, event.stats, thinking=thinks) for text, thinks in pieces or [("", False)])
         elif isinstance(event, Done):
             yield from (
-                Piece(text, event.stats, thinking=thinks) for text, thinks in into.finish(cut=event.reason != "stop")
+                ReplyPiece(text, event.stats, thinking=thinks) for text, thinks in into.finish(cut=event.reason != "stop")
             )
             reason = "stop" if into.ended() else event.reason
             cut = into.ended() or reason != "stop"  # else the engine saw to it, also to what only a model can tell

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 from localq.chat import prompt as prompts
 from localq.chat import reply_stream
 from localq.chat.history.conversation import Conversation, Message
-from localq.chat.history.record import ChatSettings, Session
+from localq.chat.history.record import ChatSettings, Record
 from localq.chat.history.snapshot_keeper import SnapshotKeeper
-from localq.chat.history.store import SessionStore
-from localq.chat.prompt import Exact, Reading, framed
-from localq.chat.reply import Piece, Replies, Reply
-from localq.chat.reply_stream import Client, Incoming
+from localq.chat.history.store import ConversationStore
+from localq.chat.prompt import ExactIds, PromptBuilder, messages_of
+from localq.chat.reply import ReplyPiece, Replies, Reply
+from localq.chat.reply_stream import Client, ReplyDecoder
 from localq.errors import LocalqError, usage_error
 from localq.sampling import Sampling
 from localq.stats import Stats
@@ -60,19 +60,19 @@ class ChatSession:
     stop_strings: tuple[str, ...] = ()
     grammar: Grammar | None = None
     think: str = "auto"
-    record: Session = field(default_factory=Session)
-    store: SessionStore | None = None
+    record: Record = field(default_factory=Record)
+    store: ConversationStore | None = None
     keeper: SnapshotKeeper | None = None
     attached: list[str] = field(default_factory=list)
     loaded: Loaded | None = None
     last: Reply | None = None
-    unsaved: list[Session] = field(default_factory=list)
+    unsaved: list[Record] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.request_ids = itertools.count(1)
         self._running: int | None = None
         self._stopping = False
-        self._reading = Reading(self.tokenizer)
+        self._reading = PromptBuilder(self.tokenizer)
 
     # ---- the engine
 
@@ -111,7 +111,7 @@ class ChatSession:
     @property
     def messages(self) -> list[Message]:
         """The system prompt, and the turns of the current branch as far as they are answered."""
-        return [*framed(self.conversation, []), *self.conversation.messages()]
+        return [*messages_of(self.conversation, []), *self.conversation.messages()]
 
     @property
     def system(self) -> str | None:
@@ -170,7 +170,7 @@ class ChatSession:
         conversation, before, think = record.conversation, record.conversation.head, self.think
         begun, exact = self._reading.begun(conversation, extended, think, self.grammar is not None)
         conversation.head, ended = turn, False
-        incoming = Incoming(self.tokenizer.stream())
+        incoming = ReplyDecoder(self.tokenizer.stream())
         try:
             loaded = self.ensure_loaded()
             prompt, notice = self._reading.fitting(
@@ -182,10 +182,10 @@ class ChatSession:
             if self.keeper is not None:
                 self.keeper.take_up(self.client, record, loaded)
             if notice:
-                yield Piece("", Stats(context_size=loaded.context_size), notice)
-            incoming = reply_stream.incoming(self.tokenizer, prompt, self.stop_strings, begun)
+                yield ReplyPiece("", Stats(context_size=loaded.context_size), notice)
+            incoming = reply_stream.reply_decoder(self.tokenizer, prompt, self.stop_strings, begun)
             for part in self.streamed(self.request_of(prompt, incoming), incoming):
-                if isinstance(part, Piece):
+                if isinstance(part, ReplyPiece):
                     yield part
                     continue
                 ended = True
@@ -199,7 +199,7 @@ class ChatSession:
                 message = Message("assistant", incoming.raw, part.reason == "stop")
                 told = self._said(record, message, turn, part.stats)
                 if not incoming.ended() and (exact or not begun):
-                    self._reading.exact = Exact(conversation, len(conversation.turns) - 1, think, exact + incoming.ids)
+                    self._reading.exact = ExactIds(conversation, len(conversation.turns) - 1, think, exact + incoming.ids)
                 yield dataclasses.replace(part, notices=(*part.notices, *told))
         finally:
             if incoming.grown and not ended:  # nothing is lost: what had arrived stays, marked as cut
@@ -207,7 +207,7 @@ class ChatSession:
             elif not ended and before != turn:
                 conversation.head = before  # a reply that is not replaced stays where it was
 
-    def _said(self, record: Session, message: Message, turn: int, stats: Stats | None = None) -> tuple[str, ...]:
+    def _said(self, record: Record, message: Message, turn: int, stats: Stats | None = None) -> tuple[str, ...]:
         record.conversation.add(message, turn, stats)
         return tuple(filter(None, (self.keep(record),)))
 
@@ -227,7 +227,7 @@ class ChatSession:
 
     # ---- keeping
 
-    def go_on(self, record: Session) -> None:
+    def go_on(self, record: Record) -> None:
         """Leave this conversation, which is saved, for another. What its answers keep to holds with every model, the
         other settings with the same."""
         if (chosen := record.settings) is not None:
@@ -238,7 +238,7 @@ class ChatSession:
         self.record, self.last, self._reading.first = record, None, None
         self.attached.clear()
 
-    def save(self, record: Session | None = None) -> None:
+    def save(self, record: Record | None = None) -> None:
         """Save this conversation, or `record`, where there is a store. Raises LocalqError where that fails."""
         record = record or self.record
         if self.store is not None and record.conversation.turns:
@@ -254,7 +254,7 @@ class ChatSession:
         for each in self.unsaved:
             self.save(each)
 
-    def keep(self, record: Session | None = None) -> str:
+    def keep(self, record: Record | None = None) -> str:
         """`save`; where it fails, what to tell: the turns are kept here and saved with the next that can be."""
         try:
             self.save(record)
@@ -267,10 +267,10 @@ class ChatSession:
 
     def complete(self, prompt: list[int], loaded: Loaded) -> Replies:
         """Stream the continuation of `prompt` (token ids) without touching the conversation."""
-        incoming = reply_stream.incoming(self.tokenizer, prompt, self.stop_strings)
+        incoming = reply_stream.reply_decoder(self.tokenizer, prompt, self.stop_strings)
         return self.streamed(self.request_of(prompt, incoming), incoming)
 
-    def request_of(self, prompt: list[int], incoming: Incoming) -> Generate:
+    def request_of(self, prompt: list[int], incoming: ReplyDecoder) -> Generate:
         """For the continuation of `prompt` (token ids), which `incoming` will take."""
         breakers = sorted(self.tokenizer.breaker_ids) if self.sampling.dry else []
         return Generate(
@@ -279,14 +279,14 @@ class ChatSession:
             grammar_after=incoming.closing if self.grammar and incoming.thinking else "",
         )  # fmt: skip
 
-    def streamed(self, generate: Generate, incoming: Incoming) -> Replies:
+    def streamed(self, generate: Generate, incoming: ReplyDecoder) -> Replies:
         """Stream what is requested; `stop` ends it."""
         warned_before = self.last is not None and self.last.stats.context_fill >= prompts.WARNING
         self._running = generate.id
         if self._stopping:  # while there was nothing to cancel yet
             self.client.cancel(generate.id)
         try:
-            for part in reply_stream.streamed(self.client, generate, incoming, warned_before):
+            for part in reply_stream.stream(self.client, generate, incoming, warned_before):
                 if isinstance(part, Reply):
                     self.last = part
                 yield part

@@ -10,26 +10,26 @@ import dataclasses
 from localq.chat import reply_stream
 from localq.chat.history.conversation import Message
 from localq.chat.reply import Replies
-from localq.chat.reply_stream import Incoming
+from localq.chat.reply_stream import ReplyDecoder
 from localq.chat.session import ChatSession
 from localq.sampling import Sampling
 from localq.text import thinking
 from localq.worker.messages import Generate
 
 
-def aside(session: ChatSession, text: str, max_tokens: int) -> Replies:
+def ask(session: ChatSession, text: str, max_tokens: int) -> Replies:
     """Stream an answer to `text` alone, sampled as replies are. Little thought, no stop strings."""
     tokenizer = session.tokenizer
     told = Message("user", text).to_dict(tokenizer.chat_template)
     prompt = tokenizer.chat_ids([told], **thinking.least(tokenizer.chat_template))
-    request = session.request_of(prompt, reply_stream.incoming(tokenizer, prompt))
+    request = session.request_of(prompt, reply_stream.reply_decoder(tokenizer, prompt))
     generate = dataclasses.replace(request, max_tokens=max_tokens, grammar=None, grammar_begun="", grammar_after="")
-    yield from _beside(session, generate, reply_stream.incoming(tokenizer, prompt))
+    yield from _beside(session, generate, reply_stream.reply_decoder(tokenizer, prompt))
 
 
 def measure(session: ChatSession, prompt: list[int], tokens: int) -> Replies:
     """Stream exactly `tokens` tokens behind `prompt` (token ids), greedy; `session.last` stays as it was."""
-    last, incoming = session.last, Incoming(session.tokenizer.stream())  # no mark ends it
+    last, incoming = session.last, ReplyDecoder(session.tokenizer.stream())  # no mark ends it
     try:
         generate = Generate(next(session.request_ids), prompt, Sampling(), [], tokens)
         yield from _beside(session, generate, incoming)
@@ -37,7 +37,7 @@ def measure(session: ChatSession, prompt: list[int], tokens: int) -> Replies:
         session.last = last
 
 
-def _beside(session: ChatSession, generate: Generate, incoming: Incoming) -> Replies:
+def _beside(session: ChatSession, generate: Generate, incoming: ReplyDecoder) -> Replies:
     session.ensure_loaded()
     if session.keeper is not None:
         session.keeper.leave(session.client)

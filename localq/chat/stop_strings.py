@@ -9,7 +9,7 @@ from localq.errors import usage_error
 MOST, LONGEST = 16, 1000  # strings, characters of each
 
 
-def checked(strings: Sequence[str]) -> tuple[str, ...]:
+def validate(strings: Sequence[str]) -> tuple[str, ...]:
     """`strings`, or LocalqError (exit 2) where they cannot be stop strings."""
     if len(strings) > MOST:
         raise usage_error("--stop", f"{len(strings)} strings are too many", f"Give {MOST} at most.")

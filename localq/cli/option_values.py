@@ -1,10 +1,9 @@
-"""What the command line gives, taken without pydantic where there is nothing to check: text, and what nobody gave.
+"""Values of options: plain text and absent ones bypass pydantic, and LOCALQ_<OPTION> stands in for absent ones.
 
-An option that is not given may be in the environment: `--think-out` as LOCALQ_THINK_OUT. Where there is a setting of
-that name, the settings look there (`settings.py`).
+`--think-out` is also LOCALQ_THINK_OUT. Options that are settings are read from the environment by `settings.py`.
 
-Typer has pydantic check every value, an absent one too; importing it and building its checks are 0.1 s of every start,
-as much as all of localq that answers a misspelt name. Numbers, parsers and what is missing are left to typer.
+Typer checks every value with pydantic, whose import costs 0.1 s of every start. Numbers, parsers and missing required
+values still go through typer.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from localq.sampling import THINK_CHOICES
 
 
 class Command(TyperCommand):
-    """A verb with such options."""
+    """A verb with options whose value may be omitted: --think, --no-think, --resume."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """`args` with the values that were left out."""
-        return super().parse_args(ctx, list(_spelt_out(args)))
+        """Parse `args` with the omitted values filled in."""
+        return super().parse_args(ctx, list(_fill_in(args)))
 
 
-def _spelt_out(args: list[str]) -> Iterator[str]:
-    """What follows `--` is left as it is. A word behind `--think` is its value only where it can be one."""
+def _fill_in(args: list[str]) -> Iterator[str]:
+    """Arguments after `--` stay as they are. A word after `--think` is its value only if it is a valid one."""
     options = args[: args.index("--")] if "--" in args else args
     for each, following in itertools.pairwise([*options, "-"]):
         if each == "--resume" and following.startswith("-"):
@@ -47,14 +46,14 @@ Check = Callable[[Any, Any], Any]
 
 
 def accept_plain_values(command: TyperCommand | TyperGroup) -> None:
-    """Let the parameters of `command` take their values so, `--help` included.
+    """Let the parameters of `command` accept plain values without pydantic, `--help` included.
 
-    Instances are changed, because typer makes its parameters itself and knows no other class for them.
+    Patches instances, because typer creates its parameters itself.
     """
-    every = command.get_params
+    original = command.get_params
 
     def get_params(context: Any) -> Any:
-        found = every(context)
+        found = original(context)
         for parameter in found:
             _look_in_environment(parameter)
             if "process_value" not in vars(parameter):
@@ -87,7 +86,7 @@ def _value(parameter: Any, check: Check, context: Any, value: Any) -> Any:
 
 
 def _is_plain(parameter: Any, value: Any) -> bool:
-    """It is text that is wanted as text."""
+    """The value is text, and the parameter takes text."""
     described = parameter.type_descriptor
     if described.parameter_info.parser is not None:
         return False

@@ -1,4 +1,4 @@
-"""`chat --dry-run` and `run --dry-run`: the whole plan, with its reasons, before anything is fetched or loaded."""
+"""`chat --dry-run` and `run --dry-run`: the plan and its reasons, before anything is fetched or loaded."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Report:
-    """A plan: for people (`lines`), for programs (`to_dict`), and the refusal where it does not fit.
+    """The plan for a model: format, memory and predicted speed.
 
-    machines   name of a GPU -> how fast it reads; basis says what that rests on
+    machines   name of a GPU -> its bandwidth; `basis` names the source of these figures
     """
 
     choice: Choice
@@ -40,27 +40,27 @@ class Report:
     basis: str
 
     @property
-    def explained(self) -> list[explain.Line]:
-        """Everything that was decided below the format."""
+    def decisions(self) -> list[explain.Line]:
+        """Decisions besides the format: context, KV cache, embedding, head."""
         taken = self.choice.taken
         wishes = choose.wishes_of(self.settings)
         return explain.lines(taken.plan, wishes, taken.offer.arch, self.budget, taken.offer.scheme)
 
     @property
-    def not_yet(self) -> str | None:
-        """Why what was taken cannot run; None when it can."""
-        return self.choice.taken.offer.not_yet
+    def unsupported(self) -> str | None:
+        """Why the chosen format cannot run; None when it can."""
+        return self.choice.taken.offer.unsupported
 
     def rates(self, each: Considered) -> dict[str, float]:
-        """GPU -> predicted tok/s; without those that nothing is known of."""
+        """GPU -> predicted tok/s, for GPUs with a known bandwidth."""
         offer, placement = each.offer, each.plan.placement
-        if offer.not_yet is not None or not each.plan.fits:
+        if offer.unsupported is not None or not each.plan.fits:
             return {}
-        told = {
+        rates = {
             name: predict.tokens_per_s(offer.arch, offer.format, offer.scheme, placement, machine)
             for name, machine in self.machines.items()
         }
-        return {name: rate for name, rate in told.items() if rate is not None}
+        return {name: rate for name, rate in rates.items() if rate is not None}
 
     @property
     def alternatives(self) -> list[Considered]:
@@ -68,12 +68,12 @@ class Report:
         return [each for each in self.choice.considered if each.usable and each is not self.choice.taken]
 
 
-def planned(name: str, format: str | None, settings: Settings, as_json: bool = False, force: bool = False) -> int:
-    """Print the plan, as one JSON object if wished; the exit code that the command itself would end with.
+def print_plan(name: str, format: str | None, settings: Settings, as_json: bool = False, force: bool = False) -> int:
+    """Print the plan and return the exit code that the command itself would end with.
 
-    Raises LocalqError behind the plan where that is not 0; with `as_json` it is returned.
+    Raises LocalqError after the plan where that is not 0; with `as_json` the code is returned instead.
     """
-    report = made(name, format, settings)
+    report = make_report(name, format, settings)
     too_large = choose.too_large(report.choice.taken.offer, report.budget, settings)
     refusal = _refusal(report, None if force else too_large)
     if as_json:
@@ -89,12 +89,12 @@ def planned(name: str, format: str | None, settings: Settings, as_json: bool = F
 
 
 def _refusal(report: Report, too_large: LocalqError | None) -> LocalqError | None:
-    """What ends the command before its first byte, as `opening` and `hub.fetch` say it; None where nothing does."""
+    """The error that ends the command before its first byte, as `chat` and `hub.fetch` raise it; None without one."""
     taken = report.choice.taken
     source = taken.offer.source or taken.offer.base
-    if report.not_yet and source is not None:
-        step = "`localq fit --vram SIZE` lists what does run."
-        return LocalqError(taken.offer.name, report.not_yet, step, ExitCode.FAILURE)
+    if report.unsupported and source is not None:
+        step = "`localq fit --vram SIZE` lists formats that run."
+        return LocalqError(taken.offer.name, report.unsupported, step, ExitCode.FAILURE)
     if too_large is not None:
         return too_large
     if source and not _is_here(taken) and (report.settings.offline or hub_client.is_offline()):
@@ -103,7 +103,7 @@ def _refusal(report: Report, too_large: LocalqError | None) -> LocalqError | Non
 
 
 def _is_here(each: Considered) -> bool:
-    """Nothing has to be fetched: it is on this machine, or what it is made of, or in a package that is installed."""
+    """Nothing must be fetched: the model, its source or its package is on this machine."""
     source = each.offer.source or each.offer.base
     if each.here is not None or source is None:
         return True
@@ -112,8 +112,8 @@ def _is_here(each: Considered) -> bool:
     return each.offer.source is None and hub.local_source(source) is not None
 
 
-def made(name: str, format: str | None, settings: Settings) -> Report:
-    """The report. A size that --vram names is planned for as it is, whatever is in this machine."""
+def make_report(name: str, format: str | None, settings: Settings) -> Report:
+    """The plan of a model. --vram SIZE is planned as given, whatever GPU this machine has."""
     named = memory_budget.allowed(settings)
     machines, basis = dict[str, Machine](), ""
     if named is not None:
@@ -126,7 +126,7 @@ def made(name: str, format: str | None, settings: Settings) -> Report:
         budget = choose.budget_here(settings)
         here = gpus.first_visible(gpus.probe().gpus) if budget is not None else None
         memory = (
-            f"{budget / MIB:,.0f} MiB free on {here.name}" if here and budget is not None else "of the host, no GPU"
+            f"{budget / MIB:,.0f} MiB free on {here.name}" if here and budget is not None else "host memory, no GPU"
         )
         machine, basis = planner_card.machine_here(here, note) if here else (None, "")
         machines = {here.name: machine} if here and machine else {}
@@ -138,24 +138,24 @@ def made(name: str, format: str | None, settings: Settings) -> Report:
             offer.arch, offer.format, budget, wishes=wishes, weights=offer.block_bytes, scheme=offer.scheme,
             name=target.name,
         )  # fmt: skip
-        alone = Considered(offer, plan, hub.local_path(target), plan.fits and offer.not_yet is None)
-        choice = Choice(alone, "as it is stored", (alone,))
+        alone = Considered(offer, plan, hub.local_path(target), plan.fits and offer.unsupported is None)
+        choice = Choice(alone, "as stored", (alone,))
     return Report(choice, settings, budget, memory, machines, basis)
 
 
 def lines(report: Report) -> list[tuple[str, str]]:
-    """Title and text of every line."""
+    """(title, text) of every line."""
     taken = report.choice.taken
     offer, plan = taken.offer, taken.plan
     rows = [("model", f"{offer.name}, {fit_rows.human_count(offer.arch.parameters)} parameters")]
     rows += [("memory", report.memory)]
     rows += [("format", f"{offer.format}, {offer.bits:.2f} bits per weight: {report.choice.why}")]
     rows += [("source", _source(taken)), ("download", _download(taken))]
-    rows += [(line.what, f"{line.value}: {line.why} ({line.option})") for line in report.explained]
+    rows += [(line.what, f"{line.value}: {line.why} ({line.option})") for line in report.decisions]
     parts = [f"{part.replace('_', ' ')} {size / MIB:,.0f}" for part, size in plan.ledger.components.items() if size]
-    rows += [("takes", f"{plan.ledger.total / MIB:,.0f} MiB: {', '.join(parts)}")]
-    if report.not_yet:
-        rows += [("runs", f"no: {report.not_yet}")]
+    rows += [("uses", f"{plan.ledger.total / MIB:,.0f} MiB: {', '.join(parts)}")]
+    if report.unsupported:
+        rows += [("runs", f"no: {report.unsupported}")]
     rows += [("speed", _rates(report, taken))]
     rows += [("quality", _quality(offer))]
     rows += [row for each in report.alternatives for row in _alternative(report, each)]
@@ -167,27 +167,27 @@ def _alternative(report: Report, each: Considered) -> list[tuple[str, str]]:
     rows = [("or", f"{offer.name}: {each.plan.ctx:,} tokens, {_rates(report, each)}; {_download(each)}")]
     rows.append(("", f"quality: {_quality(offer)}"))
     if offer.is_calibrated and each.here is None:
-        rows.append(("", f"made by: {offers.making(offer)}"))
+        rows.append(("", f"make it: {offers.making(offer)}"))
     return rows
 
 
 def _rates(report: Report, each: Considered) -> str:
     rates = report.rates(each)
-    told = ", ".join(f"{rate:.0f} tok/s on {name}" for name, rate in rates.items())
-    return f"about {told}" if told else "tok/s not known"
+    text = ", ".join(f"{rate:.0f} tok/s on {name}" for name, rate in rates.items())
+    return f"about {text}" if text else "tok/s unknown"
 
 
 def _quality(offer: Offer) -> str:
-    """What is left of it, and what is known of that from measurements."""
-    told = measurements.QUALITY_NOTES.get(offer.format) if offers.ratio(offer) is None else None
-    return f"{fit_rows.kept(offer)}{f'; {told}' if told else ''}"
+    """Measured quality, or the note on the format without a measurement."""
+    remark = measurements.load().quality_notes.get(offer.format) if offers.ratio(offer) is None else None
+    return f"{fit_rows.kept(offer)}{f'; {remark}' if remark else ''}"
 
 
 def _source(taken: Considered) -> str:
     offer, source = taken.offer, taken.offer.source
     if source is None:
         return f"made here from {offer.base.repo or offer.base.package}" if offer.base else str(taken.here)
-    checked = "" if source.verified else ", never compared with the hub"
+    checked = "" if source.verified else ", not verified against the hub"
     origin = f"{source.repo} at {source.revision}" if source.kind == "hub" else f"{source.package} {source.version}"
     return f"{origin}{checked}{', gated' if source.gated else ''}"
 
@@ -196,13 +196,13 @@ def _download(each: Considered) -> str:
     if each.here is not None:
         return f"on this machine: {each.here}"
     if _is_here(each):
-        return "nothing to fetch: what it comes from is on this machine"
+        return "none: the source is on this machine"
     size = each.offer.download_bytes
-    return f"{human_bytes(size)} to fetch" if size else "a size that is not known"
+    return human_bytes(size) if size else "unknown size"
 
 
 def to_dict(report: Report, fits: bool) -> dict[str, Any]:
-    """The form of `--json`; sizes in bytes, the source as in `localq show --json`."""
+    """The object of `--json`; sizes in bytes, the source as in `localq show --json`."""
     taken = report.choice.taken
     offer, plan, source = taken.offer, taken.plan, taken.offer.source
 
@@ -214,8 +214,8 @@ def to_dict(report: Report, fits: bool) -> dict[str, Any]:
         "format": offer.format,
         "why": report.choice.why,
         "fits": fits,
-        "runs": report.not_yet is None,
-        "reason": plan.reason or report.not_yet,
+        "runs": report.unsupported is None,
+        "reason": plan.reason or report.unsupported,
         "budget_bytes": report.budget,
         "source": (source.repo or source.package) if source else None,
         "revision": (source.revision if source.kind == "hub" else source.version) if source else None,
@@ -225,7 +225,7 @@ def to_dict(report: Report, fits: bool) -> dict[str, Any]:
         "kv_bits": plan.kv_bits,
         "embed": plan.embed,
         "head": plan.head,
-        "choices": [{"what": line.what, "value": line.value, "why": line.why} for line in report.explained],
+        "choices": [{"what": line.what, "value": line.value, "why": line.why} for line in report.decisions],
         "ledger_bytes": plan.ledger.components,
         "tok_s": rounded(taken),
         "tok_s_basis": report.basis,

@@ -1,6 +1,6 @@
-"""Progress of a conversion that takes minutes to hours: its share, and how long it still takes.
+"""Progress bars of the command line: downloads, benchmarks, quantization.
 
-A bar at a terminal; elsewhere, as in a log file, a line now and then.
+Bars are drawn at a terminal. Elsewhere, as in a log file, quantization prints a line every minute.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def fetch_bar(name: str, quiet: bool, *, announced: bool = False) -> Iterator[OnProgress]:
-    """What is called as `name` is fetched. No terminal: one line, if it is to be announced; nothing with -q."""
-    if quiet or not is_rich_terminal(sys.stderr) or _unwanted():
+    """A bar for fetching `name`; without a terminal one line if `announced`, with -q nothing."""
+    if quiet or not is_rich_terminal(sys.stderr) or _disabled():
         if announced and not quiet:
             note(f"fetching {name}")
         yield lambda what, done, total: None
@@ -37,13 +37,13 @@ def fetch_bar(name: str, quiet: bool, *, announced: bool = False) -> Iterator[On
         bar.close()
 
 
-def _unwanted() -> bool:
-    """As the hub's own client reads it."""
+def _disabled() -> bool:
+    """HF_HUB_DISABLE_PROGRESS_BARS, read as the hub's own client does."""
     return os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS", "").lower() in ("1", "true", "yes", "on")
 
 
 class _Bar:
-    """There only while something is fetched or checked: what is here already costs no start of rich."""
+    """A download bar, created at the first progress: files already here cost no import of rich."""
 
     def __init__(self, name: str) -> None:
         self._name, self._before = name, 0
@@ -52,14 +52,14 @@ class _Bar:
 
     def show(self, what: str, done: int, total: int) -> None:
         if self._progress is None or self._task is None:
-            self._progress = _started()
+            self._progress = _start()
             self._task = self._progress.add_task(self._name, total=None)
-        if done - self._before > LEAP_BYTES:  # it was here: the rate and what is left are of what comes in
+        if done - self._before > LEAP_BYTES:  # a part was here: rate and remaining time count new bytes only
             self._progress.reset(self._task, completed=done, total=total or None)
         self._progress.update(self._task, description=what, completed=done, total=total or None)
         self._before = done
         if 0 < total <= done:
-            self.close()  # what follows may want the terminal
+            self.close()  # free the terminal for what follows
 
     def close(self) -> None:
         if self._progress is not None:
@@ -67,7 +67,7 @@ class _Bar:
         self._progress, self._task = None, None
 
 
-def _started() -> Progress:
+def _start() -> Progress:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
     text = TextColumn("{task.description}", markup=False)
@@ -79,7 +79,7 @@ def _started() -> Progress:
 
 @contextlib.contextmanager
 def run_bar(runs: int, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Gives the function that is told what is going on. A text said again is the next of `runs` runs of one test."""
+    """A bar for benchmark runs: calling it with the same text again counts the next of `runs` runs."""
     if quiet or not is_rich_terminal(sys.stderr):
         yield lambda text: None
         return
@@ -88,19 +88,19 @@ def run_bar(runs: int, quiet: bool) -> Iterator[Callable[[str], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr_console(), transient=True) as bar:
         task = bar.add_task("starting", total=None)
-        said: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
 
-        def tell(text: str) -> None:
-            bar.update(task, description=text, completed=said[text], total=runs if said[text] else None)
-            said[text] += 1
+        def update(text: str) -> None:
+            bar.update(task, description=text, completed=counts[text], total=runs if counts[text] else None)
+            counts[text] += 1
 
-        yield tell
+        yield update
 
 
 def case_bar(quiet: bool) -> Callable[[str, int, int], AbstractContextManager[Any]]:
-    """Gives the `on_case` of `bench.kernels.run`: a bar while a case is measured.
+    """The `on_case` of `bench.kernels.kernel_bench.run`: a bar while a case is measured.
 
-    It is gone before a line of the table is printed, which may go to the same terminal.
+    It disappears before a line of the table is printed to the same terminal.
     """
     if quiet or not is_rich_terminal(sys.stderr):
         return lambda kernel, done, total: contextlib.nullcontext()
@@ -111,43 +111,42 @@ def case_bar(quiet: bool) -> Callable[[str, int, int], AbstractContextManager[An
     bar = Progress(*columns, console=console, transient=True, redirect_stdout=False, redirect_stderr=False)
     task = bar.add_task("starting", total=None)
 
-    def shown(kernel: str, done: int, total: int) -> Progress:
+    def show(kernel: str, done: int, total: int) -> Progress:
         bar.update(task, description=kernel, completed=done, total=total)
         return bar
 
-    return shown
+    return show
 
 
-WAITING = "fetching"  # how what is done begins where a download is waited for
+WAITING = "fetching"  # prefix of the activity while a download blocks the work
 LINE_EVERY_S = 60.0
-LEAST_SHARE = 0.02  # of the work, before it tells how long the rest takes
+LEAST_SHARE = 0.02  # of the work, before an estimate is given
 
 
 class Remaining:
-    """Seconds that the work still takes, at the pace since its present kind began.
+    """Estimated seconds left, at the pace of the current activity.
 
-    What was made before an interruption is caught up with quicker than the rest is made, so it has a pace of its own,
-    and until that is done nothing is said.
+    Skipping finished work after an interruption is faster than the rest, so it does not count for the estimate.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._what, self._begun, self._first = "", 0.0, 0
+        self._what, self._started, self._first = "", 0.0, 0
 
     def seconds(self, what: str, done: int, total: int) -> float | None:
-        """None while it is too early to tell."""
+        """Seconds left; None while it is too early for an estimate."""
         now = self._clock()
-        if what.startswith(WAITING) and self._what:  # the time for it is part of the work
+        if what.startswith(WAITING) and self._what:  # the wait is part of the work
             what = self._what
         if what != self._what:
-            self._what, self._begun, self._first = what, now, done
+            self._what, self._started, self._first = what, now, done
             return None
-        made = done - self._first
-        return None if made < LEAST_SHARE * total else (now - self._begun) / made * (total - done)
+        advance = done - self._first
+        return None if advance < LEAST_SHARE * total else (now - self._started) / advance * (total - done)
 
 
-def text_of(seconds: float | None) -> str:
-    """Rounded as a person would: "about 35 min left"; empty for None."""
+def time_left(seconds: float | None) -> str:
+    """Rounded text: "about 35 min left"; empty for None."""
     if seconds is None:
         return ""
     if seconds < 90:
@@ -157,7 +156,7 @@ def text_of(seconds: float | None) -> str:
 
 @contextmanager
 def quantize_bar(quiet: bool) -> Iterator[OnProgress | None]:
-    """What to call as the work goes on; None where nobody wants to know."""
+    """A bar with the estimated time left, or lines in a log; None if quiet."""
     if quiet:
         yield None
         return
@@ -178,7 +177,7 @@ def quantize_bar(quiet: bool) -> Iterator[OnProgress | None]:
         task = bar.add_task("", total=None, left="")
 
         def update(what: str, done: int, total: int) -> None:
-            left = text_of(remaining.seconds(what, done, total))
+            left = time_left(remaining.seconds(what, done, total))
             bar.update(task, description=what, completed=done, total=total, left=left)
 
         yield update
@@ -189,7 +188,7 @@ def _lines(clock: Callable[[], float] = time.monotonic) -> OnProgress:
 
     def update(what: str, done: int, total: int) -> None:
         nonlocal last
-        left = text_of(remaining.seconds(what, done, total))
+        left = time_left(remaining.seconds(what, done, total))
         if clock() - last >= LINE_EVERY_S:
             last = clock()
             note(", ".join(filter(None, (f"{what}: {done / total:.0%}", left))))

@@ -1,4 +1,4 @@
-"""The verbs, one line each, and how they are loaded: the file of a verb is imported when the verb is asked for.
+"""The list of verbs, and how they are loaded: the file of a verb is imported when the verb is used.
 
 No verb pays for the start-up of another; only `localq --help`, which shows the first line of each, imports them all.
 """
@@ -12,18 +12,23 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from localq.cli.option_values import taken_as_given
+from localq.cli import help_page
+from localq.cli.option_values import accept_plain_values
 
-# Verb `x` is the function `x` (or the group of verbs `x`) of `localq/cli/x.py`; in the order of `localq --help`.
-VERBS = (
-    "chat", "tui", "run", "pull", "ls", "show", "verify", "rm", "prune", "fit", "quantize", "bench", "eval", "doctor",
-    "config", "help",
-)  # fmt: skip
-ALIASES = {  # understood, not listed
+# Panel of `localq --help` -> its verbs. Verb `x` is the function `x` (or the group of verbs `x`) of
+# `localq/cli/verbs/x.py`.
+GROUPS = {
+    "Chat": ("chat", "tui", "run"),
+    "Models": ("pull", "ls", "show", "verify", "rm", "prune", "fit"),
+    "Quantize and measure": ("quantize", "bench", "eval"),
+    "Setup": ("doctor", "config", "help"),
+}
+VERBS = tuple(verb for group in GROUPS.values() for verb in group)
+ALIASES = {  # accepted, not listed
     "get": "pull", "download": "pull", "list": "ls", "info": "show", "remove": "rm", "recommend": "fit",
     "env": "doctor", "collect-env": "doctor",
 }  # fmt: skip
-_AS_JSON = ("env", "collect-env")  # these mean the verb with --json: what is pasted into a report
+_AS_JSON = ("env", "collect-env")  # these mean the verb with --json: the output goes into a bug report
 
 
 class _Commands(Mapping[str, TyperCommand | TyperGroup]):
@@ -42,7 +47,8 @@ class _Commands(Mapping[str, TyperCommand | TyperGroup]):
             app.command(name=verb, cls=getattr(module, "Command", TyperCommand))(implementation)
         command = typer.main.get_command(app)
         assert isinstance(command, TyperCommand | TyperGroup)
-        taken_as_given(command)
+        _prepare(command)
+        command.rich_help_panel = next(group for group, verbs in GROUPS.items() if verb in verbs)
         if name in _AS_JSON:
             parse = command.parse_args
             command.parse_args = lambda context, args: parse(context, [*args, "--json"])  # type: ignore[method-assign, assignment]
@@ -55,10 +61,19 @@ class _Commands(Mapping[str, TyperCommand | TyperGroup]):
         return len(VERBS)
 
 
+def _prepare(command: TyperCommand | TyperGroup) -> None:
+    accept_plain_values(command)
+    help_page.use(command)
+    if isinstance(command, TyperGroup) and not isinstance(command.commands, _Commands):
+        for each in command.commands.values():
+            assert isinstance(each, TyperCommand)
+            help_page.use(each)
+
+
 class Verbs(TyperGroup):
     """The group of all verbs, for `typer.Typer(cls=Verbs)`."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = _Commands()  # type: ignore[assignment]  # the base class never writes to it after this
-        taken_as_given(self)
+        _prepare(self)

@@ -1,7 +1,6 @@
-"""Standard streams in another encoding than UTF-8: what they cannot take or give is replaced, and told of once.
+"""Standard streams with another encoding than UTF-8: characters that do not fit are replaced, with one warning.
 
-Neither bytes that are no text nor a poor terminal end a command; but an answer that lost letters on its way must not
-look whole.
+Invalid bytes or a limited terminal never end a command, and an answer that lost characters is marked as such.
 """
 
 from __future__ import annotations
@@ -14,12 +13,12 @@ from typing import TextIO
 
 _ERRORS = "localq.replaced"
 _SURROGATE = re.compile("[\ud800-\udfff]")
-_lost: dict[str, str] = {}  # way -> what to tell
+_warnings: dict[str, str] = {}  # direction -> the warning, "" once it is printed
 
 
 def prepare(*streams: TextIO | None) -> None:
-    """From now on these streams replace, and `lost` knows of it. ASCII is read as UTF-8, which has it in it."""
-    codecs.register_error(_ERRORS, _replaced)
+    """Make these streams replace characters and record it for `take_warnings`. ASCII input is read as UTF-8."""
+    codecs.register_error(_ERRORS, _replace)
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_ERRORS)
@@ -27,15 +26,15 @@ def prepare(*streams: TextIO | None) -> None:
                 stream.reconfigure(encoding="utf-8", errors=_ERRORS)
 
 
-def lost() -> list[str]:
-    """What is to be told and was not told yet: a line for what was written, one for what was read."""
-    lines = [line for line in _lost.values() if line]
-    _lost.update(dict.fromkeys(_lost, ""))
+def take_warnings() -> list[str]:
+    """New warnings since the last call: one about output, one about input."""
+    lines = [line for line in _warnings.values() if line]
+    _warnings.update(dict.fromkeys(_warnings, ""))
     return lines
 
 
 def is_utf8(stream: TextIO) -> bool:
-    """Every character can be written there."""
+    """The stream can take every character."""
     return _is(stream, "utf-8")
 
 
@@ -46,11 +45,11 @@ def _is(stream: TextIO, encoding: str) -> bool:
         return False
 
 
-def _replaced(error: UnicodeError) -> tuple[str | bytes, int]:
+def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
     if isinstance(error, UnicodeEncodeError):
-        if not _SURROGATE.match(error.object, error.start):  # half a character is none in any encoding
-            why = f"some characters are not in {error.encoding}, which this locale writes: they became ?"
-            _lost.setdefault("written", f"{why}; LC_ALL=C.UTF-8 keeps them")
+        if not _SURROGATE.match(error.object, error.start):  # a lone surrogate fits no encoding
+            why = f"characters missing from this locale's encoding ({error.encoding}) are shown as ?"
+            _warnings.setdefault("written", f"{why}; set LC_ALL=C.UTF-8 to keep them")
     elif isinstance(error, UnicodeDecodeError):
-        _lost.setdefault("read", f"some bytes that were read are no {error.encoding} text: they became U+FFFD")
+        _warnings.setdefault("read", f"input that is not valid {error.encoding} was replaced by U+FFFD")
     return codecs.replace_errors(error)

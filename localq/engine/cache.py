@@ -121,7 +121,7 @@ def _check(layout: Layout, bits: KvBits) -> None:
         raise usage_error("--kv", f"a KV cache of {bits} bits is not defined", "Use 16, 8, k8v4 or 4.")
     for _, width in layout:
         if bits != 16 and (width % 8 or width > attention.MOST_COLUMNS):
-            why = f"heads of {width} columns cannot be stored in {kv_bits.told(bits)} (a multiple of 8 up to 256 can)"
+            why = f"heads of {width} columns cannot be stored in {kv_bits.text(bits)} (a multiple of 8 up to 256 can)"
             raise usage_error("--kv", why, "Use 16.")
 
 

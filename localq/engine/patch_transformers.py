@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from torch.nn import functional as F
 from localq import kernels
 from localq.engine import selftest
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.formats.nf4.kernel import BLOCK, NESTED_BLOCK, Nf4Matrix, check_matrix, nf4_dequantize, nf4_gemv
+from localq.formats.nf4.kernel import BLOCK, NESTED_BLOCK, Nf4Operand, check_matrix, nf4_dequantize, nf4_gemv
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES
 
@@ -92,11 +93,11 @@ class _Forward:
         """x [rows, in] in the compute dtype -> [rows, out]."""
         matrix = self._current()
         if 1 <= x.shape[0] <= gemv.ROWS and x.dtype in HALF_TYPES:
-            return nf4_gemv(x, [matrix], biases=[bias])
+            return nf4_gemv(x, [replace(matrix, bias=bias)])
         dense = nf4_dequantize(matrix, self._stored)  # in bitsandbytes' dtype first: the same bits in the product
         return F.linear(x, dense.to(x.dtype), bias)
 
-    def _current(self) -> Nf4Matrix:
+    def _current(self) -> Nf4Operand:
         """The matrix, laid out again if the model has moved it."""
         if self._module.weight.data_ptr() != self._matrix.codes.data_ptr():
             self._matrix = _matrix(self._module, self._path)
@@ -117,7 +118,7 @@ def _linears(model: nn.Module) -> dict[str, nn.Module]:
     return {path: module for path, module in model.named_modules() if isinstance(module, kind)}
 
 
-def _matrix(module: Any, path: str) -> Nf4Matrix:
+def _matrix(module: Any, path: str) -> Nf4Operand:
     """bitsandbytes' tensors of `module` as the kernels take them; raises LocalqError where they cannot."""
     state = getattr(module.weight, "quant_state", None)
     device = module.weight.device
@@ -148,10 +149,10 @@ def why_not_readable(state: Any) -> str:
     return ""
 
 
-def matrix_of(codes: Tensor, state: Any) -> Nf4Matrix:
-    """Codes of any storage dtype and their QuantState as `Nf4Matrix`, over the same memory."""
+def matrix_of(codes: Tensor, state: Any) -> Nf4Operand:
+    """Codes of any storage dtype and their QuantState as `Nf4Operand`, over the same memory."""
     nested = state.state2 if state.nested else None
-    return Nf4Matrix(
+    return Nf4Operand(
         codes=codes.reshape(-1).view(torch.uint8),
         absmax=state.absmax,
         nested_absmax=None if nested is None else nested.absmax,

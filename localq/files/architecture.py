@@ -1,7 +1,7 @@
-"""The facts about a model's shape that planning needs, and the counts that follow from them. Torch-free.
+"""The shape of a decoder, and the counts of weights that follow from it. Torch-free.
 
 Knows no format and no memory: bytes are the planner's. Counts follow the tensors of the Hugging Face checkpoints
-(transformers' modelling files of the model types in `MODEL_TYPES`), text part only.
+(transformers' modelling files of the types in `model_types`), text part only.
 """
 
 from __future__ import annotations
@@ -10,83 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from localq import kv_bits
-from localq.errors import LocalqError, bad_file
+from localq.errors import bad_file
+from localq.files.model_types import MODEL_TYPES, Traits, dense_layers, traits_of, windows
 from localq.kv_bits import KvBits
-
-
-def dense_layers(text: dict[str, Any], layers: int) -> int:
-    """Layers without experts: those that are named, and all but every `decoder_sparse_step`-th.
-
-    Raises LocalqError (exit 8).
-    """
-    named, step = text.get("mlp_only_layers", []), text.get("decoder_sparse_step", 1)
-    if type(step) is not int or step < 1 or not isinstance(named, list) or any(type(each) is not int for each in named):
-        why = f"mlp_only_layers {str(named)[:40]} and decoder_sparse_step {str(step)[:40]} name no layers"
-        raise bad_file("config.json", why, "Fetch the model again.")
-    return len({layer for layer in range(layers) if (layer + 1) % step} | ({*named} & {*range(layers)}))
-
-
-def windows(model_type: str, text: dict[str, Any], layers: int) -> tuple[int, int]:
-    """(window in tokens, windowed layers). transformers 5 lists `layer_types`; before, the family's rule holds.
-
-    Raises LocalqError (exit 8).
-    """
-    window = text.get("sliding_window") or 0
-    optional = model_type in ("qwen2", "qwen3", "qwen3_moe", "smollm3")  # a window is stated there, and inert
-    if not window or (optional and not text.get("use_sliding_window", False)):
-        return 0, 0
-    if types := text.get("layer_types"):
-        count = sum(kind == "sliding_attention" for kind in types)
-    elif model_type in ("gemma2", "gpt_oss"):
-        count = (layers + 1) // 2  # layers 0, 2, 4, ...
-    elif model_type in ("gemma3", "gemma3_text"):
-        pattern = text.get("sliding_window_pattern") or 6
-        if type(pattern) is not int or pattern < 1:  # other families write letters here
-            raise bad_file("config.json", f"sliding_window_pattern is {str(pattern)[:40]}", "Fetch the model again.")
-        count = layers - layers // pattern
-    elif model_type in ("qwen2", "qwen3"):
-        count = max(layers - (text.get("max_window_layers") or 0), 0)
-    elif model_type == "smollm3":  # the layers without a rotary embedding, for which its list has zeros
-        turning, interval = text.get("no_rope_layers"), text.get("no_rope_layer_interval")
-        every = interval if type(interval) is int and interval > 0 else 4
-        count = turning.count(0) if isinstance(turning, list) else layers // every
-    else:
-        count = layers  # mistral, mixtral, phi3, qwen3_moe: every layer
-    return (window, count) if count else (0, 0)
-
-
-# model_type -> what sets its checkpoints apart from "llama": four norms a layer, q and k norms, fused projections,
-# and biases that the family always has.
-MODEL_TYPES: dict[str, frozenset[str]] = {
-    "llama": frozenset(),
-    "mistral": frozenset(),
-    "mixtral": frozenset({"moe"}),
-    "qwen2": frozenset({"qkv_bias"}),
-    "qwen3": frozenset({"qk_norm"}),
-    "qwen3_moe": frozenset({"qk_norm", "moe"}),
-    "gemma2": frozenset({"four_norms"}),
-    "gemma3": frozenset({"four_norms", "qk_norm"}),
-    "gemma3_text": frozenset({"four_norms", "qk_norm"}),
-    "phi3": frozenset({"fused"}),
-    "smollm3": frozenset(),
-    "gpt_oss": frozenset({"moe", "mlp_bias", "sinks"}),
-}
-# What config.json may leave out because it is the default of transformers' configuration class.
-_GEMMA3 = {
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262_208,
-    "max_position_embeddings": 131_072, "sliding_window": 4096, "tie_word_embeddings": True,
-}  # fmt: skip
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma2": {"head_dim": 256, "max_position_embeddings": 8192, "sliding_window": 4096, "tie_word_embeddings": True},
-    "gemma3": _GEMMA3,
-    "gemma3_text": _GEMMA3,
-    "smollm3": {"tie_word_embeddings": True},
-    "qwen3": {"head_dim": 128},
-    "gpt_oss": {"head_dim": 64, "sliding_window": 128, "attention_bias": True, "num_experts_per_tok": 4},
-    "mixtral": {"num_experts_per_tok": 2},
-    "qwen3_moe": {"num_experts_per_tok": 8, "moe_intermediate_size": 768},
-}
-_EXPERTS = {"gpt_oss": 128, "mixtral": 8, "qwen3_moe": 128}  # where neither name of their count is there
 
 
 @dataclass(frozen=True)
@@ -146,29 +72,30 @@ class Architecture:
     def from_config(cls, config: dict[str, Any]) -> Architecture:
         """From a Hugging Face config.json, flat or with `text_config`, of transformers 4 or 5.
 
-        Raises LocalqError: exit 1 for a model type that is not in `MODEL_TYPES`, exit 8 for a missing field and for
+        Raises LocalqError: exit 1 for a model type that is not in `model_types`, exit 8 for a missing field and for
         numbers that no model has together. Each number by itself is checked where the file is read (`modelfiles`).
         """
-        outer = config.get("model_type")
+        traits, model_type = traits_of(config), str(config["model_type"])
         inner = config.get("text_config")
-        if outer not in MODEL_TYPES:
-            known, named = ", ".join(sorted(MODEL_TYPES)), repr(outer)[:80]
-            raise LocalqError("config.json", f"the architecture {named} is not supported", f"Supported: {known}.")
-        model_type = str(outer)
         text = inner if isinstance(inner, dict) else config
         tied = config.get("tie_word_embeddings")  # a wrapper's own word counts where its text part has none
         outside = {} if tied is None else {"tie_word_embeddings": tied}
         stated = {key: value for key, value in text.items() if value is not None}
         try:
-            return _sound(_from_text_config(model_type, {**_DEFAULTS.get(model_type, {}), **outside, **stated}))
+            return _sound(_from_text_config(model_type, {**traits.defaults, **outside, **stated}))
         except KeyError as error:
             raise bad_file("config.json", f"{error} is missing", "Fetch the model again.") from error
+
+    @property
+    def traits(self) -> Traits:
+        """Of its model type."""
+        return MODEL_TYPES[self.model_type]
 
     @property
     def linears(self) -> tuple[Linears, ...]:
         """The block matrices that formats may quantize (no embedding, head, norm, router), over all layers."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        if "fused" in MODEL_TYPES[self.model_type]:
+        if self.traits.fused:
             inputs: tuple[Linears, ...] = (Linears("qkv", q + 2 * kv, self.hidden, self.layers),)
         else:
             inputs = (Linears("q", q, self.hidden, self.layers), Linears("k and v", kv, self.hidden, 2 * self.layers))
@@ -182,7 +109,7 @@ class Architecture:
         down = Linears("down", self.hidden, width, copies, expert)
         if not copies:
             return ()
-        if "fused" in MODEL_TYPES[self.model_type]:
+        if self.traits.fused:
             return Linears("gate and up", 2 * width, self.hidden, copies, expert), down
         return Linears("gate, up", width, self.hidden, 2 * copies, expert), down
 
@@ -218,13 +145,13 @@ class Architecture:
     @property
     def other_parameters(self) -> int:
         """Norms, biases, routers and attention sinks: kept in 16 bit by every format."""
-        traits = MODEL_TYPES[self.model_type]
+        traits = self.traits
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        layer = self.hidden * (4 if "four_norms" in traits else 2)
-        layer += 2 * self.head_dim if "qk_norm" in traits else 0
+        layer = self.hidden * (4 if traits.four_norms else 2)
+        layer += 2 * self.head_dim if traits.qk_norm else 0
         layer += q + 2 * kv if self.qkv_bias else 0
         layer += self.hidden if self.output_bias else 0
-        layer += self.heads if "sinks" in traits else 0
+        layer += self.heads if traits.sinks else 0
         routers = self.expert_layers * self.experts * self.hidden
         if self.mlp_bias:
             width = self.expert_intermediate if self.experts else self.intermediate
@@ -252,12 +179,12 @@ def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
     traits = MODEL_TYPES[model_type]
     layers, heads, hidden = text["num_hidden_layers"], text["num_attention_heads"], text["hidden_size"]
     counts = (text[name] for name in ("num_local_experts", "num_experts") if text.get(name) is not None)
-    experts = next(counts, _EXPERTS[model_type]) if "moe" in traits else 0
-    dense = dense_layers(text, layers) if experts and model_type == "qwen3_moe" else 0
+    experts = next(counts, traits.experts) if traits.experts else 0
+    dense = dense_layers(text, layers) if experts and traits.own_expert_width else 0
     experts = 0 if dense == layers else experts
     active = _first(text, "num_experts_per_tok", "experts_per_token") or 0
     # gpt-oss and mixtral call the width of an expert intermediate_size; qwen3_moe has both.
-    named = "moe_intermediate_size" if model_type == "qwen3_moe" else "intermediate_size"
+    named = "moe_intermediate_size" if traits.own_expert_width else "intermediate_size"
     expert_width = text.get(named) or text["intermediate_size"]
     attention_bias = bool(text.get("attention_bias", False))
     window, window_layers = windows(model_type, text, layers)
@@ -278,9 +205,9 @@ def _from_text_config(model_type: str, text: dict[str, Any]) -> Architecture:
         experts_active=active if experts else 0,
         expert_intermediate=expert_width if experts else 0,
         dense_layers=dense if experts else 0,
-        qkv_bias=attention_bias or "qkv_bias" in traits,
+        qkv_bias=attention_bias or traits.qkv_bias,
         output_bias=attention_bias,
-        mlp_bias=bool(text.get("mlp_bias", False)) or "mlp_bias" in traits,
+        mlp_bias=bool(text.get("mlp_bias", False)) or traits.mlp_bias,
     )
 
 

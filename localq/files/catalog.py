@@ -20,33 +20,11 @@ from pathlib import Path
 
 from localq import places
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.files import catalog_file
+from localq.files import catalog_file, format_facts
 from localq.files.architecture import Architecture
-from localq.files.catalog_file import FORMATS, ModelEntry, Source
+from localq.files.catalog_file import ModelEntry, Source
 
-__all__ = ["Architecture", "ModelEntry", "Source", "Target", "find", "load_catalogue", "not_yet", "resolve"]
-
-# What this version of the engine runs. The catalogue also holds what later versions will.
-RUNNABLE_FORMATS = frozenset(
-    {"bf16", "fp16", "nf4", "mxfp4", "aqlm", "vptq", "vq2", "awq", "gptq", "bcq", "gguf",
-     "squeezellm"}
-)  # fmt: skip
-RUNNABLE_MODEL_TYPES = frozenset(
-    {"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "phi3",
-     "smollm3"}
-)  # fmt: skip
-LAST_FORMATS = {  # what runs but is offered behind all else, and why
-    "aqlm": "slow, gathers its codewords",  # from L2: most of them sixteen times the bytes of their codes
-    "vptq": "slow, gathers its codewords",
-    "squeezellm": "slower than nf4",
-    "bcq": "of 3 bits, not judged on a whole model since it is made on a text",
-}
-MADE_FORMATS = ("nf4", "vq2", "bcq", "squeezellm")  # formats that NAME@FORMAT makes here where nobody publishes it
-# Of mixtures, those that a decode step takes with the router on the device; in others the host waits for every layer.
-EXPERTS_TOGETHER = frozenset({"bf16", "fp16", "nf4", "mxfp4", "vq2", "aqlm"})
-NO_SEARCH_OF_EXPERTS = "gate and up of its experts alternate and have biases, and experts in 2 bits have neither"
-NO_WEIGHING_OF_EXPERTS = "the columns of mixtures of experts are not weighed on a text"
-FULL_PRECISION = ("bf16", "fp16")
+__all__ = ["Architecture", "ModelEntry", "Source", "Target", "find", "load_catalogue", "resolve"]
 
 _HUB_PREFIX = re.compile(r"^(https?://)?(www\.)?(huggingface\.co|hf\.co)/+", re.IGNORECASE)
 _REPO = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$", re.ASCII)
@@ -131,33 +109,17 @@ def resolve(name: str) -> Target:
     raise _unknown(name)
 
 
-def not_yet(arch: Architecture, format: str) -> str | None:
-    """Why this version cannot run models of this shape in `format` yet, in a few words; None when it can."""
-    if arch.model_type not in RUNNABLE_MODEL_TYPES:
-        return f"the {arch.model_type} architecture does not run in this version yet"
-    if format not in RUNNABLE_FORMATS:
-        return f"the {format} format does not run in this version yet"
-    if arch.model_type == "gpt_oss" and format in ("vq2", "aqlm"):
-        return f"{NO_SEARCH_OF_EXPERTS} ({format})"
-    if arch.model_type == "gpt_oss" and format not in (*FULL_PRECISION, "mxfp4", "nf4"):
-        return f"the experts of gpt-oss are read in 16 bit and MXFP4, not in {format}"
-    if arch.experts and format == "gguf":
-        return "mixtures of experts are not read from GGUF"
-    return None
-
-
-def one_by_one(arch: Architecture, format: str) -> bool:
-    """Does a GPU decode these experts in `format` one after the other, slowly? 1x16 of AQLM too, which is not asked."""
-    return bool(arch.experts) and format not in EXPERTS_TOGETHER
-
-
 def made_formats(entry: ModelEntry) -> tuple[str, ...]:
-    """Those of `MADE_FORMATS` that are made of it."""
-    if entry.source(entry.base_format) is None:
+    """The formats that NAME@FORMAT makes of it here, where they are not published."""
+    base = entry.source(entry.base_format)
+    if base is None:
         return ()
-    if entry.base_format == "mxfp4":  # experts, the rest in 16 bit
-        return ("nf4",)
-    return tuple(format for format in MADE_FORMATS if format != "bcq" or not entry.arch.experts)
+    made = [each for each in format_facts.FORMATS.values() if each.made_by_name]
+    if entry.arch.experts:
+        made = [each for each in made if each.made_of_mixtures]
+    if format_facts.FORMATS[base.format].experts_only:  # the rest of it is in 16 bit
+        made = [each for each in made if each.keeps_experts]
+    return tuple(each.name for each in made)
 
 
 def _lookup(name: str) -> ModelEntry | None:
@@ -175,11 +137,11 @@ def _split(name: str) -> tuple[ModelEntry | None, str | None]:
         return entry, None
     stem, mark, suffix = name.rpartition("@")
     if mark and (entry := _lookup(stem)) is not None:
-        if suffix.casefold() not in FORMATS:
+        if suffix.casefold() not in format_facts.FORMATS:
             raise _no_such_format(entry, suffix)
         return entry, suffix.casefold()
     stem, mark, suffix = name.rpartition(":")
-    if mark and suffix.casefold() in (*FORMATS, "latest") and (entry := _lookup(stem)) is not None:
+    if mark and suffix.casefold() in (*format_facts.FORMATS, "latest") and (entry := _lookup(stem)) is not None:
         return entry, None if suffix.casefold() == "latest" else suffix.casefold()
     return None, None
 
@@ -187,9 +149,9 @@ def _split(name: str) -> tuple[ModelEntry | None, str | None]:
 def _catalogue_target(entry: ModelEntry, asked: str | None) -> Target:
     format = asked or entry.default_format
     source = entry.source(format)
-    if source is None and format in FULL_PRECISION:
+    if source is None and format_facts.FORMATS[format].full_precision:
         # Either 16-bit type is what people mean by full precision; the file's own type is kept.
-        source = next((found for each in FULL_PRECISION if (found := entry.source(each))), None)
+        source = next((found for each in format_facts.full_precision() if (found := entry.source(each))), None)
         format = source.format if source else format
     name = entry.name if format == entry.default_format else f"{entry.name}@{format}"
     if source is not None:
@@ -204,8 +166,12 @@ def _no_such_format(entry: ModelEntry, format: str) -> LocalqError:
     formats = dict.fromkeys((*(source.format for source in entry.sources), *made_formats(entry)))
     offers = ", ".join(f"{entry.name}@{each}" for each in formats)
     why = f"there are no {format!r} weights of it, and localq does not make them"
-    if entry.base_format == "mxfp4" and format == "vq2":
-        why += f": {NO_SEARCH_OF_EXPERTS}"
+    if (
+        entry.arch.traits.interleaved_experts
+        and format in format_facts.FORMATS
+        and format_facts.FORMATS[format].made_from == "text"
+    ):
+        why += f": {format_facts.NO_SEARCH_OF_EXPERTS}"
     return LocalqError(entry.name, why, f"There is {offers}.", ExitCode.UNKNOWN_MODEL)
 
 

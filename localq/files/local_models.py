@@ -13,11 +13,10 @@ import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from localq import disk, places
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.files import catalog
+from localq.files import catalog, stored_format
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import parts as download_parts
 from localq.files.hub import records as hub_records
@@ -27,8 +26,6 @@ from localq.files.hub.records import Store
 from localq.files.json_files import inside, read_object
 
 MAX_CONFIG_BYTES = 8 * 2**20
-UNKNOWN_FORMAT = "unknown"
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class LocalModel:
     """One model on the disk.
 
     name       what the catalogue calls it, else org/repo, org/repo@COMMIT for a revision that no branch names
-    format     as in `catalog_file.FORMATS`, or what its configuration says
+    format     a name of `format_facts.FORMATS`, or what its configuration states
     path       the folder or file; the repository's folder where nothing of a download is usable yet
     bytes      on the disk, links followed, shared content of one model counted once; with the other `paths_of` it
     where      "hub", "embedded" or "quantized"
@@ -110,7 +107,7 @@ def _in_hub_cache() -> Iterator[LocalModel]:
     for repo in dict.fromkeys((*folders, *parts)):
         snapshots = hub_cache.snapshots(repo)
         paths = [*hub_cache.incomplete_files(repo), *(part.path for part in parts.get(repo, ()))]
-        left = disk.bytes_of(paths)
+        left = disk.total_bytes(paths)
         rows = [row for each in snapshots for row in _of_snapshot(each, bool(left), len(snapshots) == 1)]
         if rows and left:
             owner = next((row for row in rows if not row.complete), rows[0])
@@ -118,7 +115,7 @@ def _in_hub_cache() -> Iterator[LocalModel]:
         elif left:
             path = folders.get(repo, paths[0])
             with contextlib.suppress(FileNotFoundError):  # done meanwhile
-                rows = [LocalModel(repo, UNKNOWN_FORMAT, path, left, "hub", False, path.stat().st_mtime, repo)]
+                rows = [LocalModel(repo, stored_format.UNKNOWN, path, left, "hub", False, path.stat().st_mtime, repo)]
         yield from rows
 
 
@@ -190,22 +187,8 @@ def _format_of(folder: Path) -> str:
         path = inside(folder, hub_cache.MARKER_NAME)
         config = read_object(path, MAX_CONFIG_BYTES) if path else {}
     except LocalqError:  # listed all the same: `rm` must be able to name it
-        return UNKNOWN_FORMAT
-    return format_of_config(config)
-
-
-def format_of_config(config: dict[str, Any]) -> str:
-    """The format that a config.json states: its quantization's, else its dtype's."""
-    quantization = config.get("quantization_config")
-    if isinstance(quantization, dict):
-        method = str(quantization.get("quant_method", UNKNOWN_FORMAT))
-        if method == "bitsandbytes":
-            return str(quantization.get("bnb_4bit_quant_type", "fp4")) if quantization.get("load_in_4bit") else "int8"
-        return method.removeprefix("localq_")
-    inner = config.get("text_config")
-    parts = (config, inner if isinstance(inner, dict) else {})
-    named = (part.get(key) for part in parts for key in ("dtype", "torch_dtype"))
-    return next((_DTYPES[name] for name in named if isinstance(name, str) and name in _DTYPES), UNKNOWN_FORMAT)
+        return stored_format.UNKNOWN
+    return stored_format.format_of_config(config)
 
 
 # ---- the other two places
@@ -273,7 +256,7 @@ def _remove_from_hub_cache(model: LocalModel) -> int:
         why = "another localq is fetching it"
         raise LocalqError(model.name, why, "Stop that one first, or wait for it.")
     incomplete = hub_cache.incomplete_files(model.repo)
-    left = disk.bytes_of(incomplete)
+    left = disk.total_bytes(incomplete)
     freed = _delete_revision(model) if model.commit else 0
     if all(each.commit == model.commit for each in revisions):  # the last one: nothing of the repository stays
         if folder.is_dir():  # nothing but a begun download, or a state that the client does not touch

@@ -17,7 +17,7 @@ A format module has
   idle_biases                          where files may hold P.bias, all zeros, for a Linear that has none: True
   Linear(packed, bias)                 a `slabs.SlabLinear`: x [T, in] -> [T, out]
 
-and one that is made tensor by tensor (`convert.MADE`) besides
+and one that is made tensor by tensor (`Format.made_from`) besides
   quantize(weight) -> Packed           weight f32 | bf16 | f16 [out, in]
   to_tensors(packed, P) -> dict, layout(out, in) -> dict
   quantization_config(dtype, skipped)  what config.json says about a checkpoint in this format

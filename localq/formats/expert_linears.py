@@ -7,16 +7,13 @@ them, matrix by matrix, and `stack` says where, for the kernels that choose amon
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from localq.formats.codebooks.experts_kernel import VqStack, vq_stack
 from localq.formats.codebooks.linear import VqLinear
 from localq.formats.linear import SlabLinear
-
-if TYPE_CHECKING:
-    from localq.formats.codebooks.experts_kernel import VqStack
 
 
 class LinearStack(nn.Module):
@@ -63,12 +60,10 @@ def table_bytes(model: nn.Module) -> int:
 
 
 def _stack_of(linears: Sequence[Sequence[SlabLinear]]) -> VqStack | None:
-    matrices = [[each.matrix if isinstance(each, VqLinear) else None for each in some] for some in linears]
+    matrices = [[each.tiles if isinstance(each, VqLinear) else None for each in some] for some in linears]
     known = [[each for each in some if each is not None] for some in matrices]
     if [len(each) for each in known] != [len(each) for each in linears]:
         return None
-    from localq.formats.codebooks.experts_kernel import vq_stack  # the compiled part: loaded where there is a GPU
-
     try:
         return vq_stack(known)
     except ValueError:  # experts of several layouts

@@ -11,8 +11,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from localq.kernels.operand import Operand
 
-class SlabLinear(nn.Module, ABC):
+
+class PackedLinear(nn.Module, ABC):
+    """y = W x + b with W [out_features, in_features] in a quantized format."""
+
+    out_features: int
+    in_features: int
+
+    @abstractmethod
+    def operand(self) -> Operand | None:
+        """The matrix and its bias as a product of few rows takes them; None where no kernel reads their layout."""
+        ...
+
+
+class SlabLinear(PackedLinear):
     """y = W x + b with W [out_features, in_features] in a quantized format; a format says how rows are dequantized.
 
     format   its name, for people

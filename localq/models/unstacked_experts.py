@@ -10,7 +10,7 @@ from localq.models.experts import Mixture, Router
 from localq.models.layers import GatedMLP
 
 
-class OpenMixture(nn.Module):
+class UnstackedMixture(nn.Module):
     """A `Mixture` whose experts have linears of their own."""
 
     def __init__(self, router: Router, hidden: int, width: int, count: int) -> None:
@@ -44,12 +44,12 @@ class OpenMixture(nn.Module):
         return y.to(x.dtype)
 
 
-def open_(block: Block) -> Block:
-    """`block`, whose mixture, if it has one, is an `OpenMixture` from now on; without data."""
+def unstack(block: Block) -> Block:
+    """`block`, whose mixture, if it has one, is an `UnstackedMixture` from now on; without data."""
     part: nn.Module = block.mlp
     if isinstance(part, Mixture):
         with torch.device("meta"):
             of = part.experts
-            opened = OpenMixture(part.router, part.router.in_features, of.width, of.count)
+            opened = UnstackedMixture(part.router, part.router.in_features, of.width, of.count)
         block.mlp = opened  # type: ignore[assignment]  # what works on an MLP asks first what it is
     return block

@@ -17,7 +17,7 @@ from localq.gpus import Gpu
 from localq.planner import budget, footprint
 from localq.planner import plan as planner
 from localq.planner.fit_rows import Memory
-from localq.planner.speed import cards, local_measurements, measurements
+from localq.planner.speed import cards, local_measurements
 from localq.planner.speed.cards import Card
 from localq.planner.speed.predict import Machine
 
@@ -41,8 +41,7 @@ def measured() -> float | None:
     return float(found) if isinstance(found, int | float) and found > 0 else None
 
 
-_H200 = f"efficiency of the kernels as measured on an {measurements.GPU}"
-BASIS = f"{_H200}; elsewhere bytes take no larger share of the bandwidth, and launches the time that they took there"
+BASIS = "from H200 measurements, no consumer card measured yet"
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def _here() -> tuple[Gpu, int, int]:
     found = gpus.probe()
     gpu = gpus.first_visible(found.gpus)
     if gpu is None or gpu.total is None or gpu.free is None:
-        why = f"no NVIDIA GPU can be asked ({'; '.join(found.untold) or 'none is visible'})"
+        why = f"no NVIDIA GPU can be asked ({'; '.join(found.unavailable) or 'none is visible'})"
         raise usage_error("fit", why, "Say how much memory the card has: localq fit --vram 24.")
     return gpu, gpu.total, gpu.free
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from localq import gpus
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.files import catalog
+from localq.files import catalog, format_facts
 from localq.files.catalog import ModelEntry, Target
 from localq.planner import budget as memory_budget
 from localq.planner import offers
@@ -70,7 +70,7 @@ def check_unlisted(target: Target, budget: int | None, settings: Settings, force
     if hub.local_path(target) is not None:
         return
     offer = uncatalogued.remote(target, settings.offline)
-    reason = catalog.not_yet(offer.arch, offer.format)
+    reason = format_facts.unsupported(offer.arch, offer.format)
     if reason is not None:
         step = "`localq fit --vram SIZE` lists what does run."
         raise LocalqError(target.name, reason, step, ExitCode.FAILURE)
@@ -82,7 +82,7 @@ def too_large(offer: Offer, budget: int | None, settings: Settings) -> LocalqErr
     """The refusal of a plan that does not fit, with its three ways out; None for one that does."""
     if budget is None:
         return None
-    freeing = "with a larger --vram" if settings.vram else gpus.closing(gpus.first_visible(gpus.probe().gpus))
+    freeing = "with a larger --vram" if settings.vram else gpus.closing_hint(gpus.first_visible(gpus.probe().gpus))
     try:
         planner.plan(
             offer.arch, offer.format, budget, wishes=wishes_of(settings), weights=offer.block_bytes,

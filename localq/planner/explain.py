@@ -33,7 +33,7 @@ def lines(plan: Plan, wishes: Wishes, arch: Architecture, budget_bytes: int | No
     return [
         Line("embedding", places[plan.embed], asking.why("embed", wishes.embed != "auto"), "--embed"),
         Line("head", HEAD_NAMES[plan.head] + own + shared, asking.why("head", wishes.head != "auto"), "--head"),
-        Line("KV cache", kv_bits.told(plan.kv_bits), asking.why("kv_bits", wishes.kv_bits is not None), "--kv"),
+        Line("KV cache", kv_bits.text(plan.kv_bits), asking.why("kv_bits", wishes.kv_bits is not None), "--kv"),
         Line("context", f"{plan.ctx:,} tokens", _context(plan, wishes, arch, budget_bytes), "--ctx"),
     ]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from localq.errors import LocalqError, usage_error
-from localq.files import catalog, catalog_file
+from localq.files import catalog, format_facts
 from localq.planner import footprint, offers
 from localq.planner import plan as planner
 from localq.planner.offers import Offer, ratio
@@ -80,7 +80,7 @@ def of_catalogue(format: str | None = None) -> list[Offer]:
     """Every offer, or those in one format. Raises LocalqError (exit 2) for a format that nothing is in."""
     found = [offer for offer in offers.of_catalogue() if format in (None, offer.format)]
     if not found:
-        raise usage_error("--format", f"no model is in {format!r}", f"Formats: {', '.join(catalog_file.FORMATS)}.")
+        raise usage_error("--format", f"no model is in {format!r}", f"Formats: {', '.join(format_facts.FORMATS)}.")
     return found
 
 
@@ -135,7 +135,7 @@ def row_of(offer: Offer, memory: Memory, wishes: Wishes, machine: Machine | None
 
 
 def _tok_s(offer: Offer, plan: Plan, machine: Machine | None) -> float | None:
-    if machine is None or offer.not_yet is not None:
+    if machine is None or offer.unsupported is not None:
         return None
     return predict.tokens_per_s(offer.arch, offer.format, offer.scheme, plan.placement, machine)
 
@@ -144,7 +144,7 @@ def _reason(offer: Offer, plan: Plan) -> str:
     """Of what fits: whether it runs, what it keeps, what gave way, what else to know."""
     bits = "16 bits" if offer.bits >= 6 else f"{offer.bits:.1f} bits"
     sized = f"{human_count(offer.arch.parameters)} at {bits}: {kept(offer)}"
-    return "; ".join(filter(None, (offer.not_yet, sized, plan.choice, offer.remark)))
+    return "; ".join(filter(None, (offer.unsupported, sized, plan.choice, offer.remark)))
 
 
 def kept(offer: Offer) -> str:
@@ -177,7 +177,7 @@ def ordered(rows: list[Row]) -> list[Row]:
         if not row.fits:
             return 4
         usable = row.ctx_max >= min(planner.USABLE_CONTEXT, row.offer.arch.max_context)
-        return 3 if row.offer.not_yet else 2 if row.offer.last else 0 if usable else 1
+        return 3 if row.offer.unsupported else 2 if row.offer.last else 0 if usable else 1
 
     def within(row: Row) -> tuple[bool, float]:
         return (not row.offer.preferred, -row.offer.bits)

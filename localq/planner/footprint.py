@@ -6,16 +6,9 @@ the engine reserves just that; what CUDA takes for itself is an assumption until
 
 from __future__ import annotations
 
-from localq.files.architecture import MODEL_TYPES, Architecture, Linears
-from localq.files.format_facts import UNPACK_BYTES, linear_bytes
-from localq.files.format_sizes import (
-    FRAGMENT_BYTES,
-    MEETING_BYTES,
-    MOST_FRAGMENTS,
-    expert_tables,
-    sign_padding,
-    small_books,
-)
+from localq.files import format_facts
+from localq.files.architecture import Architecture, Linears
+from localq.files.format_facts import Format
 from localq.planner.placement import Placement
 
 MIB = 2**20
@@ -36,7 +29,6 @@ MOST_SPLITS, CLUSTER = 64, 8  # attention: parts of a kv head's slots (csrc/atte
 # Per entry of the vocabulary, a bit of a mask apart: seen, breakers, matches, its place in a list; and besides.
 SAMPLER_BYTES, SAMPLER_FIXED = 14, 12_848
 LOGITS_BYTES = 6  # per entry of the vocabulary: a row in 16 bit and in f32
-_PLAIN = ("bf16", "fp16", "gguf")
 
 
 def weights_bytes(arch: Architecture, format: str, scheme: str = "") -> dict[str, int]:
@@ -45,34 +37,25 @@ def weights_bytes(arch: Architecture, format: str, scheme: str = "") -> dict[str
     Norms, biases and routers count to "weights" and, like embedding and head, take 16 bit. `scheme` as in
     `catalog.Source`; GGUF weights are 16-bit once imported.
     """
-    blocks = sum(each.count * linear_bytes(each, _format_of(arch, each, format), scheme) for each in arch.linears)
     return {
-        "weights": blocks + 2 * arch.other_parameters,
+        "weights": _stored_bytes(arch, format, scheme) + 2 * arch.other_parameters,
         "embedding": 2 * arch.embedding_parameters,
         "head": 2 * arch.head_parameters,
     }
 
 
-def format_outside_experts(arch: Architecture, format: str) -> str:
-    """The format of all other matrices of a model in `format`: of mixtures in MXFP4 only the experts are in it."""
-    return "bf16" if format == "mxfp4" and arch.experts else format
-
-
-def format_of_experts(arch: Architecture, format: str) -> str:
-    """The format of the experts of a model in `format`: in NF4 those of gpt-oss stay as they are published."""
-    return "mxfp4" if format == "nf4" and arch.model_type == "gpt_oss" else format
-
-
-def _format_of(arch: Architecture, linear: Linears, format: str) -> str:
-    return format_of_experts(arch, format) if linear.expert else format_outside_experts(arch, format)
+def _stored_bytes(arch: Architecture, format: str, scheme: str) -> int:
+    """Bytes of the block matrices in files."""
+    formats = ((each, format_facts.of_linear(arch, each, format)) for each in arch.linears)
+    return sum(each.count * of.matrix_bytes(each, scheme) for each, of in formats)
 
 
 def idle_bytes(arch: Architecture, format: str, scheme: str = "") -> int:
     """Bytes of the weights that one token does not go through: of all experts but the active ones."""
     if not arch.experts:
         return 0
-    of = format_of_experts(arch, format)
-    experts = sum(each.count * placed_bytes(each, of, scheme) for each in arch.linears if each.expert)
+    of = format_facts.of_experts(arch, format)
+    experts = sum(each.count * of.placed_bytes(each, scheme) for each in arch.linears if each.expert)
     if arch.mlp_bias:
         experts += 2 * arch.expert_layers * arch.experts * (2 * arch.expert_intermediate + arch.hidden)
     return experts - experts * arch.experts_active // arch.experts
@@ -80,30 +63,21 @@ def idle_bytes(arch: Architecture, format: str, scheme: str = "") -> int:
 
 def bits_per_weight(arch: Architecture, format: str, scheme: str = "") -> float:
     """Stored bits per weight over the block matrices."""
-    stored = sum(each.count * linear_bytes(each, _format_of(arch, each, format), scheme) for each in arch.linears)
-    return 8 * stored / arch.linear_parameters
+    return 8 * _stored_bytes(arch, format, scheme) / arch.linear_parameters
 
 
 def placed_weights(arch: Architecture, format: str, scheme: str = "") -> int:
     """Bytes of the blocks' weights in memory."""
-    of = format_of_experts(arch, format)
-    more = (each.count * (placed_bytes(each, of, scheme) - linear_bytes(each, of, scheme))
+    of = format_facts.of_experts(arch, format)
+    more = (each.count * (of.placed_bytes(each, scheme) - of.matrix_bytes(each, scheme))
             for each in arch.linears if each.expert)  # fmt: skip
     return weights_bytes(arch, format, scheme)["weights"] + sum(more)
-
-
-def placed_bytes(linear: Linears, format: str, scheme: str = "") -> int:
-    """Bytes of one matrix in memory. NF4 experts lie there as rows of one matrix, and were quantized each around a mean
-    of its own: their scales are f32. All else takes what it takes in files."""
-    if format == "nf4" and linear.expert:
-        return linear.rows * linear.columns // 2 * 9 // 8
-    return linear_bytes(linear, format, scheme)
 
 
 def head_bytes(arch: Architecture, head: str, itemsize: int = 2) -> int:
     """Bytes of the head alone: 0 where it is the embedding table. `itemsize` of the model's type."""
     if head == "nf4":
-        return linear_bytes(Linears("head", arch.vocab, arch.hidden, 1), "nf4")
+        return format_facts.matrix_bytes(Linears("head", arch.vocab, arch.hidden, 1), "nf4")
     if head == "8":
         return arch.embedding_parameters + 4 * arch.vocab  # codes, and one f32 scale for each row
     return itemsize * arch.head_parameters
@@ -145,56 +119,49 @@ def per_token_bytes(arch: Architecture, placement: Placement, itemsize: int) -> 
 def _launches(arch: Architecture) -> int:
     """Of a layer in a decode step, at most."""
     launches = 6 if arch.experts else 5  # experts: a router
-    return launches + (2 if "four_norms" in MODEL_TYPES[arch.model_type] else 0)
+    return launches + (2 if arch.traits.four_norms else 0)
 
 
 def _fixed_tables(arch: Architecture, format: str, scheme: str) -> int:
     """Tables that the context does not lengthen."""
-    norms = 4 * arch.other_parameters if "four_norms" in MODEL_TYPES[arch.model_type] else 0  # 1 + weight in f32
-    if arch.model_type == "gpt_oss":  # the weight in f32
+    norms = 4 * arch.other_parameters if arch.traits.four_norms else 0  # 1 + weight in f32
+    if arch.traits.norms_in_f32:
         norms = 4 * arch.hidden * (2 * arch.layers + 1)
-    if format == "bcq":
-        return norms + sum(each.count * sign_padding(each, scheme) for each in arch.linears)
-    most = MOST_FRAGMENTS if format == "vq2" else small_books(format, scheme)
-    if not most:
-        return norms
-    dense = most * FRAGMENT_BYTES * sum(each.count for each in arch.linears if not each.expert)
-    experts = sum(expert_tables(each, format, scheme) for each in arch.linears if each.expert)
-    return norms + MEETING_BYTES + dense + experts
+    return norms + format_facts.of(format).tables(arch.linears, scheme)
 
 
 def _scratch(arch: Architecture, format: str, itemsize: int) -> int:
     """What prefill holds besides the masks: dequantized weights, and all that a chunk computes."""
-    formats = ((each, _format_of(arch, each, format)) for each in arch.linears)
-    largest = max(_slab_weights(each, of) if of not in _PLAIN else 0 for each, of in formats)
+    formats = ((each, format_facts.of_linear(arch, each, format)) for each in arch.linears)
+    largest, own = max(_slab_weights(each, of) for each, of in formats), format_facts.of(format)
     chunk = _chunk(arch, itemsize) * 9 // 8  # an eighth lies in between
-    if format in ("vq2", "gptq"):  # the inputs of a Linear, rotated, or in the order of its groups
+    if own.copies_inputs:
         chunk += itemsize * PREFILL_CHUNK * max(each.columns for each in arch.linears)
-    unpacking = 0 if format in ("vq2", "bcq") and itemsize == 2 else UNPACK_BYTES.get(format, 0)
+    unpacking = own.unpack_bytes if own.unpacks_16_bit or itemsize != 2 else 0
     return slab_bytes(largest, itemsize) + unpacking + chunk + SPARE_BYTES
 
 
-def _slab_weights(linear: Linears, format: str) -> int:
+def _slab_weights(linear: Linears, format: Format) -> int:
     """The most weights that a product with such a matrix needs dequantized: of an expert, gate and up are one where
     all are rows of one matrix, else two."""
-    together = linear.expert and linear.name == "gate, up" and format in ("nf4", "mxfp4")
+    if not format.is_quantized:
+        return 0
+    together = linear.expert and linear.name == "gate, up" and format.stacks_experts
     return linear.rows * linear.columns * (2 if together else 1)
 
 
 def _chunk(arch: Architecture, itemsize: int) -> int:
     """What a prefill chunk holds at the widest moment of a block, besides the masks."""
     q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-    fused = "fused" in MODEL_TYPES[arch.model_type]
     turning = 2 * arch.hidden + (q + 2 * kv) + 3 * (q + kv)  # x, its norm; q, k, v; what rotates them
-    gated = 3 * arch.hidden + (3 if fused else 2) * arch.intermediate  # x before, x, its norm; gate and up
+    gated = 3 * arch.hidden + (3 if arch.traits.fused else 2) * arch.intermediate  # x before, x, its norm; gate and up
     if arch.experts:  # x before, its norm, the sum in f32; x of tokens that all chose one expert, and its MLP
-        clamped = "sinks" in MODEL_TYPES[arch.model_type]
         turning += 2 * arch.hidden  # the sum was elsewhere than x before: that lies in between
-        gated = max(gated, 5 * arch.hidden + (5 if clamped else 3) * arch.expert_intermediate)
+        gated = max(gated, 5 * arch.hidden + (5 if arch.traits.sinks else 3) * arch.expert_intermediate)
     normed = 8 * arch.hidden  # gemma's norms compute in f32
     rows = itemsize * PREFILL_CHUNK
     widest = rows * max(turning, gated, normed)
-    if arch.model_type == "gemma2":
+    if arch.traits.soft_cap:
         widest = max(widest, rows * (2 * arch.hidden + 2 * kv + 3 * q) + SCORES_BYTES * itemsize // 2)
     return widest + rows * _rotary(arch) + LOGITS_BYTES * arch.vocab
 
@@ -206,7 +173,7 @@ def slab_bytes(largest: int, itemsize: int) -> int:
 
 def _rotary(arch: Architecture) -> int:
     """Elements that a position has in the rotary tables: cos and sin for each column of a head."""
-    kinds = _kinds(arch) if arch.model_type.startswith("gemma3") else 1  # its windowed layers turn otherwise
+    kinds = _kinds(arch) if arch.traits.two_rotary_tables else 1
     return kinds * 2 * arch.head_dim
 
 

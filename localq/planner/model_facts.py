@@ -12,13 +12,12 @@ from typing import Any
 
 from localq import kv_bits
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog
+from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
 from localq.files.catalog import Source
 from localq.files.hub import fetch as hub
-from localq.files.local_models import format_of_config
 from localq.files.model_folder import open_model
-from localq.files.schemes import scheme_of
+from localq.files.stored_format import format_of_config, scheme_of
 from localq.planner import budget as memory_budget
 from localq.planner import choose
 from localq.planner import plan as planner
@@ -56,9 +55,9 @@ def _facts(target: catalog.Target, path: Path | None, settings: Settings) -> dic
         except LocalqError as error:  # shown all the same: this is where a user looks for the reason
             reason = error.why
     if entry is not None:
-        reason = catalog.not_yet(entry.arch, target.format or entry.default_format)
+        reason = format_facts.unsupported(entry.arch, target.format or entry.default_format)
     elif arch is not None:
-        reason = catalog.not_yet(arch, "bf16")  # of the architecture: loading looks at the weights
+        reason = format_facts.unsupported(arch, "bf16")  # of the architecture: loading looks at the weights
     format = target.format or _stated_format(path)
     scheme = scheme or (target.source.scheme if target.source else "")
     return {
@@ -166,7 +165,7 @@ def lines(facts: dict[str, Any], width: int | None = None) -> list[str]:
 
 def _memory_lines(memory: dict[str, Any]) -> list[str]:
     where = f"when it was last loaded on {memory['device']}" if memory["device"] else "as planned, never loaded here"
-    cache, embed, head = kv_bits.told(memory["kv_bits"]), memory["embed"], memory["head"]
+    cache, embed, head = kv_bits.text(memory["kv_bits"]), memory["embed"], memory["head"]
     form = f"{memory['format']}, {memory['ctx']:,} tokens, KV {cache}, embedding {embed}, head {head}"
     measured, predicted = memory["measured_bytes"], memory["predicted_bytes"]
     parts = memory_lines(measured, predicted) if measured else memory_lines(predicted, {})

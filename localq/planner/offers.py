@@ -14,7 +14,7 @@ from pathlib import Path
 
 from localq import places
 from localq.errors import usage_error
-from localq.files import catalog
+from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
 from localq.files.catalog import ModelEntry, Source, Target
 from localq.planner import footprint
@@ -30,7 +30,7 @@ class Offer:
 
     source     the published weights; None where they are made here, or are a folder or file
     base       what they are made from then
-    not_yet    why this version cannot run it, None when it can
+    unsupported  why localq cannot run it, None when it can
     preferred  this is what the bare name of the model means
     block_bytes  exact bytes of the weights but embedding and head, None where they are only computed
     """
@@ -41,7 +41,7 @@ class Offer:
     scheme: str = ""
     source: Source | None = None
     base: Source | None = None
-    not_yet: str | None = None
+    unsupported: str | None = None
     preferred: bool = True
     block_bytes: int | None = None
 
@@ -59,14 +59,14 @@ class Offer:
     @property
     def last(self) -> bool:
         """Offered behind all else: see the catalogue."""
-        return self.format in catalog.LAST_FORMATS or catalog.one_by_one(self.arch, self.format)
+        one_by_one = format_facts.one_by_one(self.arch, self.format)
+        return one_by_one or bool(format_facts.of(self.format).offered_last)
 
     @property
     def is_calibrated(self) -> bool:
         """It must be made here, on a text, which takes hours of a large model."""
-        from localq.planner import prepare  # start-up cost: the table of all offers does without what fetches them
-
-        return self.source is None and self.base is not None and self.format in prepare.CALIBRATED
+        made_here = self.source is None and self.base is not None
+        return made_here and format_facts.of(self.format).made_from == "text"
 
     @functools.cached_property
     def bits(self) -> float:
@@ -78,8 +78,8 @@ class Offer:
         """What to know before choosing it, in a few words."""
         made = f"quantized here, from {self.base.format}" if self.source is None and self.base else ""
         gated = "gated" if self.source is not None and self.source.gated else ""
-        slow = "slow, experts one by one" if catalog.one_by_one(self.arch, self.format) else ""
-        return ", ".join(filter(None, (slow or catalog.LAST_FORMATS.get(self.format), made or gated)))
+        slow = "slow, experts one by one" if format_facts.one_by_one(self.arch, self.format) else ""
+        return ", ".join(filter(None, (slow or format_facts.of(self.format).offered_last, made or gated)))
 
 
 def of_catalogue() -> list[Offer]:
@@ -97,8 +97,8 @@ def of_entry(entry: ModelEntry, only: str | None = None) -> list[Offer]:
             continue
         preferred = format == entry.default_format
         name = entry.name if preferred else f"{entry.name}@{format}"
-        scheme, not_yet = source.scheme if source else "", catalog.not_yet(entry.arch, format)
-        offers.append(Offer(name, entry.arch, format, scheme, source, base, not_yet, preferred))
+        scheme, unsupported = source.scheme if source else "", format_facts.unsupported(entry.arch, format)
+        offers.append(Offer(name, entry.arch, format, scheme, source, base, unsupported, preferred))
     return offers
 
 
@@ -151,24 +151,25 @@ def choose(entry: ModelEntry, budget_bytes: int | None, wishes: Wishes, only: st
         return Choice(default, "nothing that is ready fits", considered)
     taken = min(ready, key=lambda each: (each.here is None, each.offer.last, -each.offer.bits))
     where = "is published" if taken.offer.source else "is made here"
-    left_out = f"{default.offer.format} {default.offer.not_yet or default.plan.reason or 'leaves too little context'}"
+    reason = default.offer.unsupported or default.plan.reason or "leaves too little context"
+    left_out = f"{default.offer.format} {reason}"
     why = f"{left_out}; {taken.offer.format} {'is on this machine' if taken.here else where}, and it fits"
     return Choice(taken, why, considered)
 
 
 def _considered(offer: Offer, budget_bytes: int | None, wishes: Wishes) -> Considered:
-    from localq.files.hub import fetch as hub  # as in `is_calibrated`
+    from localq.files.hub import fetch as hub  # start-up cost: the table of all offers does without
 
     plan = planner.assess(offer.arch, offer.format, budget_bytes, wishes=wishes, scheme=offer.scheme, name=offer.name)
     wanted = wishes.ctx or min(planner.USABLE_CONTEXT, offer.arch.max_context)
-    usable = offer.not_yet is None and plan.fits and plan.ctx >= wanted
+    usable = offer.unsupported is None and plan.fits and plan.ctx >= wanted
     return Considered(offer, plan, hub.local_path(catalog.resolve(offer.name)), usable)
 
 
 def making(offer: Offer) -> str:
     """The command that makes what nobody publishes, so that its name finds it, with an estimate for this machine."""
     from localq import driver
-    from localq.planner import prepare  # as in `is_calibrated`
+    from localq.planner import prepare
 
     name = f"{offer.model}@{offer.format}"
     if prepare.ready_layers(catalog.resolve(name)):
@@ -183,4 +184,4 @@ def making(offer: Offer) -> str:
 
 def ratio(offer: Offer) -> float | None:
     """Perplexity over that of the full weights, where it was measured."""
-    return measurements.PERPLEXITY_RATIO.get((offer.model, offer.format))
+    return measurements.load().perplexity_ratio.get((offer.model, offer.format))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from localq import kv_bits as kv_form
 from localq.errors import ExitCode, LocalqError, usage_error
-from localq.files import catalog
+from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
 from localq.kv_bits import KvBits
 from localq.planner import footprint
@@ -144,7 +144,7 @@ def plan(
     weights        exact bytes of all weights but embedding and head, where they are known
     itemsize       bytes of an element of the type to compute in
     context_bytes  what CUDA takes for itself
-    freeing        for a refusal: how the budget could grow, such as `gpus.closing`
+    freeing        for a refusal: how the budget could grow, such as `gpus.closing_hint`
     force          a plan that does not fit is returned instead of refused
 
     Raises LocalqError: exit 3 when it does not fit, naming the bytes and three ways out; exit 2 for what this model
@@ -166,7 +166,7 @@ def plan(
 def _check(arch: Architecture, wishes: Wishes) -> None:
     """What this shape cannot be asked for is a usage error."""
     if wishes.kv_bits not in (None, 16) and not kv_storable(arch):
-        why = f"heads of {arch.head_dim} columns cannot be stored in {kv_form.told(wishes.kv_bits)}"
+        why = f"heads of {arch.head_dim} columns cannot be stored in {kv_form.text(wishes.kv_bits)}"
         raise usage_error("--kv", why, "Use 16.")
     head = wishes.placements(arch)[0].head
     columns = HEAD_COLUMNS[head]
@@ -210,7 +210,7 @@ def _choice(wishes: Wishes, chosen: Plan, target: int) -> str:
     changes = (
         (wishes.embed == "auto" and chosen.embed != "device", "the embedding in host memory (--embed)"),
         (wishes.head == "auto" and chosen.head != "16", f"the head in {HEAD_NAMES[chosen.head]} (--head)"),
-        (wishes.kv_bits is None and chosen.kv_bits != 16, f"the KV cache in {kv_form.told(chosen.kv_bits)} (--kv)"),
+        (wishes.kv_bits is None and chosen.kv_bits != 16, f"the KV cache in {kv_form.text(chosen.kv_bits)} (--kv)"),
     )
     made = [text for is_made, text in changes if is_made]
     return f"to make room for {target} tokens of context: {', '.join(made)}" if made else ""
@@ -243,9 +243,9 @@ def _that_fits(
     candidates = []
     for order, entry in enumerate(catalog.load_catalogue()):
         for format in dict.fromkeys((*(each.format for each in entry.sources), *catalog.made_formats(entry))):
-            if catalog.not_yet(entry.arch, format) or format in catalog.LAST_FORMATS:
+            if format_facts.unsupported(entry.arch, format) or format_facts.of(format).offered_last:
                 continue
-            if catalog.one_by_one(entry.arch, format):
+            if format_facts.one_by_one(entry.arch, format):
                 continue
             if entry.arch == arch and format == made.format:
                 continue

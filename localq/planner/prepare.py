@@ -25,20 +25,12 @@ from localq.files.hub import fetch as hub
 from localq.planner.speed import measurements
 from localq.wording import OnProgress, Say
 
-# `localq quantize smollm2-135m` on two CPU cores: 134.5 M parameters in 3.8 s, reading and writing included.
-NF4_PARAMETERS_PER_S = 35e6
 # The first layer of smollm2-135m with 131,072 tokens, 77 s on two cores with other work on them: not timed to the end.
-VQ2_PARAMETERS_PER_S_AND_CORE = 30e3
+SEARCH_PARAMETERS_PER_S_AND_CORE = 30e3
 # On an H200: a layer of llama-3.3-70b, 856 M parameters, 47 s (8272b55); the whole of smollm2-135m about 30 s, alone,
 # most of which are launches of small layers.
-VQ2_PARAMETERS_PER_S_ON_AN_H200, VQ2_LAUNCHES_S = 18e6, 25
-BCQ_PARAMETERS_PER_S_AND_CORE = 5e4  # of binary codes in 3 planes on 32,768 tokens: by count of operations, never timed
-# Formats that are made tensor by tensor, and may be on a text: it says how much each column counts, or what errors do.
-WEIGHED = ("bcq", "squeezellm")
-# squeezellm on one core of a busy machine: 1.3 ms a row of 576 to 1,536 columns; without the text.
-WEIGHED_PARAMETERS_PER_S_AND_CORE = 5e5
+SEARCH_PARAMETERS_PER_S_ON_AN_H200, SEARCH_LAUNCHES_S = 18e6, 25
 POLL_S = 0.2  # between two looks at a process that quantizes
-CALIBRATED = ("vq2", "aqlm2x8")  # formats that are made on a text, with a search that is compiled
 
 
 def model_path(target: catalog.Target, say: Say, on_progress: OnProgress | None = None, offline: bool = False) -> Path:
@@ -70,23 +62,21 @@ def remote_source(name: str, offline: bool = False) -> catalog.Source | None:
 
 def estimate(format: str, parameters: int) -> str:
     """How long it takes to make `format` here of so many parameters: "about 40 min"."""
-    rate, besides = NF4_PARAMETERS_PER_S, 0
-    if format in WEIGHED:
-        of_a_core = BCQ_PARAMETERS_PER_S_AND_CORE if format == "bcq" else WEIGHED_PARAMETERS_PER_S_AND_CORE
-        rate = of_a_core * len(os.sched_getaffinity(0))
-    if format in CALIBRATED:
+    made, cores = format_facts.writable()[format], len(os.sched_getaffinity(0))
+    rate, besides = made.parameters_per_s * (cores if made.per_core else 1), 0
+    if made.made_from == "text":
         from localq import driver  # start-up cost: only what is made here needs it
 
         found = driver.probe_driver()
-        rate = VQ2_PARAMETERS_PER_S_AND_CORE * len(os.sched_getaffinity(0))
+        rate = SEARCH_PARAMETERS_PER_S_AND_CORE * cores
         if found.present and not found.why_not:
-            rate, besides = VQ2_PARAMETERS_PER_S_ON_AN_H200 * _share_of_an_h200(), VQ2_LAUNCHES_S
+            rate, besides = SEARCH_PARAMETERS_PER_S_ON_AN_H200 * _share_of_an_h200(), SEARCH_LAUNCHES_S
     return _in_words(parameters / rate + besides)
 
 
 def estimate_on_an_h200(parameters: int) -> str:
     """The same of vq2 where there is no GPU."""
-    return _in_words(parameters / VQ2_PARAMETERS_PER_S_ON_AN_H200 + VQ2_LAUNCHES_S)
+    return _in_words(parameters / SEARCH_PARAMETERS_PER_S_ON_AN_H200 + SEARCH_LAUNCHES_S)
 
 
 def _in_words(seconds: float) -> str:
@@ -101,16 +91,19 @@ def _share_of_an_h200() -> float:
 
     here = gpus.first_visible(gpus.probe().gpus)
     card = cards.known(here.name) if here else None
-    return card.multiprocessors * card.boost_ghz / measurements.MULTIPROCESSOR_GHZ if card else 1.0
+    return card.multiprocessors * card.boost_ghz / measurements.load().multiprocessor_ghz if card else 1.0
 
 
 def check_can_make(format: str, source: str = "") -> None:
     """Raises LocalqError: exit 7 where `format` needs the compiled part and it was not built, 2 where it is not made of
     a model like `source`, as far as the catalogue knows that one."""
-    entry = catalog.resolve(source).entry if source and format in CALIBRATED else None
-    if entry is not None and entry.arch.model_type == "gpt_oss":
+    made = format_facts.writable().get(format)
+    if made is None or made.made_from != "text":
+        return
+    entry = catalog.resolve(source).entry if source else None
+    if entry is not None and entry.arch.traits.interleaved_experts:
         raise usage_error(source, format_facts.NO_SEARCH_OF_EXPERTS, "Use --format nf4.")
-    if format in CALIBRATED and importlib.util.find_spec("localq._C") is None:
+    if importlib.util.find_spec("localq._C") is None:
         raise cannot_search(format, "this installation was built without it")
 
 

@@ -73,8 +73,8 @@ def verdict(target: Target, settings: Settings, revision: str | None, *, force: 
         return Verdict(None, f"{target.name}: whether it fits is not known: {error.why}; it is fetched all the same")
     if offer is None:
         return None
-    if offer.not_yet:
-        return Verdict(None, f"{target.name}: {offer.not_yet}; it is fetched all the same")
+    if offer.unsupported:
+        return Verdict(None, f"{target.name}: {offer.unsupported}; it is fetched all the same")
     plan = planner.assess(
         offer.arch, offer.format, budget, wishes=choose.wishes_of(settings), weights=offer.block_bytes,
         scheme=offer.scheme, name=target.name,

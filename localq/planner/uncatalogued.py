@@ -9,18 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog, local_models
+from localq.files import format_facts, stored_format
 from localq.files.architecture import Architecture
 from localq.files.catalog import Source, Target
-from localq.files.catalog_file import FORMATS
 from localq.files.hub import client as hub_client
 from localq.files.hub import fetch as hub
 from localq.files.hub import remote as hub_remote
 from localq.files.model_folder import open_model
-from localq.files.schemes import not_read, scheme_of
 from localq.planner.offers import Offer
 
-_AS_BF16 = ("fp32", local_models.UNKNOWN_FORMAT)  # in memory, whatever they take on the disk
+_AS_BF16 = ("fp32", stored_format.UNKNOWN)  # in memory, whatever they take on the disk
 
 
 def offer(target: Target, offline: bool) -> Offer:
@@ -51,14 +49,15 @@ def remote(target: Target, offline: bool = False, revision: str | None = None) -
 
 def _of_files(name: str, path: Path, source: Source | None) -> Offer:
     files = open_model(path)
-    format = "gguf" if files.kind == "gguf" else local_models.format_of_config(files.config)
-    arch, scheme = Architecture.from_config(files.config), scheme_of(files)
+    format = "gguf" if files.kind == "gguf" else stored_format.format_of_config(files.config)
+    arch, scheme = Architecture.from_config(files.config), stored_format.scheme_of(files)
     exact = None if format in _AS_BF16 or format == "gguf" else hub_remote.block_bytes(path)
     format = "bf16" if format in _AS_BF16 else format
-    if format not in FORMATS:
-        step = f"localq reads {', '.join(FORMATS)}."
+    if format not in format_facts.FORMATS:
+        step = f"localq reads {', '.join(format_facts.FORMATS)}."
         raise LocalqError(name, f"its weights are in {format!r}, which localq does not read", step, ExitCode.FAILURE)
-    if variant := not_read(files.quantization):
+    if variant := stored_format.unreadable(files.quantization):
         why, step = f"its weights are {variant}", "Use another repository of this model."
         raise LocalqError(name, why, step, ExitCode.FAILURE)
-    return Offer(name, arch, format, scheme, source, not_yet=catalog.not_yet(arch, format), block_bytes=exact)
+    unsupported = format_facts.unsupported(arch, format)
+    return Offer(name, arch, format, scheme, source, unsupported=unsupported, block_bytes=exact)

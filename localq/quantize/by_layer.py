@@ -1,8 +1,8 @@
-"""A model becomes one of 2 bits (`quantizer/target.py`): layer by layer on calibration text, restartable after a kill.
+"""Quantize a model layer by layer on calibration text (`target.py`); an interrupted conversion resumes.
 
-Every layer is a shard of its own. A conversion that goes on takes the text through the layers that are done, with the
-weights that were written for them, and so makes what it would have made. Memory: `quantizer/memory.py` counts that of
-the device; on the host lies the text, twice, as wide as the model's residual stream.
+Every layer is a shard of its own. A resumed conversion runs the text through the finished layers, with the weights
+that were written for them, so the result is the same. Memory: `memory.py` counts that of the device; the host holds the
+text twice, as wide as the model's residual stream.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from localq.planner import prepare
 from localq.quantize import fetch_order, memory, prequantized_layers
 from localq.quantize.bits import mixture as bit_mixture
 from localq.quantize.codebooks import joint_output, joint_training
-from localq.quantize.codebooks.initial_codebooks import universal
+from localq.quantize.codebooks.initial_codebooks import load_initial
 from localq.quantize.codebooks.layer import pass_full, pass_layer, quantize_layer
-from localq.quantize.model.calibration_stream import Streams, kept_dtype
+from localq.quantize.model.calibration_stream import Streams, stream_dtype
 from localq.quantize.model.matrix_groups import groups_of
-from localq.quantize.model.sensitivity import sensitivities, spread
-from localq.quantize.model.source import Source
-from localq.quantize.output.folder import claimed, stated_dtype, write_small_files
-from localq.quantize.output.resume_files import Kept
-from localq.quantize.output.sensitivity_log import Trail
+from localq.quantize.model.sensitivity import sensitivities, spread_indices
+from localq.quantize.model.source import SourceModel
+from localq.quantize.output.folder import claim_folder, stated_dtype, write_small_files
+from localq.quantize.output.resume_files import ResumeFiles
+from localq.quantize.output.sensitivity_log import SensitivityLog
 from localq.quantize.output.shards import Shard, ShardWriter, plan_shards, start_state
-from localq.quantize.request import Request as Request
-from localq.quantize.request import changed, opened, origin, task_of
-from localq.quantize.settings import Made, Settings, Tuning, inputs_rotated
-from localq.quantize.target import target_of
+from localq.quantize.request import LayerwiseRequest
+from localq.quantize.request import config_changes, open_source, source_note
+from localq.quantize.settings import ConversionSettings, QuantizedLayer, Tuning, rotate_mode
+from localq.quantize.target import target_format
 from localq.wording import OnProgress, Say
 
-# What is done: layers made, layers that were there already, and before them what bits are worth where.
-QUANTIZING, CATCHING_UP, MEASURING = "quantizing", "catching up", "measuring where bits are worth most"
-FETCHING, TRAINING = "fetching", "training all layers"  # followed by what: work waits for it; at the end: steps
-FOLLOWS = f"{QUANTIZING} (then {TRAINING})"  # what of it is left is not all
+# Stages: layers quantized, finished layers run through, and before both the sensitivities of a mixture.
+QUANTIZING, CATCHING_UP, MEASURING = "quantizing", "resuming", "measuring sensitivity"
+FETCHING, TRAINING = "downloading", "training all layers"  # FETCHING is followed by a file name
+QUANTIZING_FIRST = f"{QUANTIZING} (then {TRAINING})"  # the time left is not the whole
 
 
-def convert(request: Request, on_progress: OnProgress | None = None, say: Say | None = None) -> Path:
-    """Quantize into `request.out` and return it. The same call goes on where a killed one stopped.
+def convert(request: LayerwiseRequest, on_progress: OnProgress | None = None, say: Say | None = None) -> Path:
+    """Quantize into `request.out` and return it. The same call resumes an interrupted conversion.
 
-    Raises LocalqError: exit 2 for a source or a text that does not do, or an `out` that holds something else, 7 where
-    the compiled part is missing, 3 for memory, 8 for damaged weights, 9 for the disk.
+    Raises LocalqError: exit 2 for an unusable source or text, or an `out` that holds something else, 7 without the
+    compiled part, 3 for memory, 8 for damaged weights, 9 for the disk.
     """
     if request.layers is None and (why := kernels.why_not()):
         raise prepare.cannot_search(request.format, why)
@@ -62,34 +62,34 @@ def convert(request: Request, on_progress: OnProgress | None = None, say: Say | 
         known = ", ".join(sorted(ARCHITECTURES))
         raise LocalqError(source.name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
     if not request.windows and request.layers is None:
-        raise usage_error("--calibration", "the text is shorter than one window", "Give a longer one.")
-    with opened(request) as checkpoint, torch.no_grad():
-        model = Source(source, checkpoint, ARCHITECTURES[model_type], request.device, request.seed)
+        raise usage_error("--calibration", "the text is shorter than one window", "Use a longer text.")
+    with open_source(request) as checkpoint, torch.no_grad():
+        model = SourceModel(source, checkpoint, ARCHITECTURES[model_type], request.device, request.seed)
         if request.bits is not None and model.model.config.experts:
-            why = "bits are not mixed among the matrices of a mixture of experts"
-            raise usage_error("--bits", why, "Give 2, 2.5, 3 or 4.")
-        note = origin(source, checkpoint, model.origin)
-        not_whole = joint_output.left_out(request.whole, model, source.name, ready=request.layers is not None)
-        work = _Work(request, model, checkpoint)
-        task = task_of(request, work.planned)
-        tell, hear = on_progress or (lambda what, done, total: None), say or (lambda line: None)
-        with claimed(source, out, task, request.force):
-            for line in filter(None, (note, not_whole, request.begun)):
-                hear(line)
-            with memory.within(out):
+            why = "a mixture of experts takes the same bits for all of its matrices"
+            raise usage_error("--bits", why, "Use 2, 2.5, 3 or 4.")
+        on_source = source_note(source, checkpoint, model.origin)
+        not_joint = joint_output.why_not(request.joint_tuning, model, source.name, ready=request.layers is not None)
+        work = _Conversion(request, model, checkpoint)
+        task = layerwise_task(request, work.layouts)
+        report, note = on_progress or (lambda what, done, total: None), say or (lambda line: None)
+        with claim_folder(source, out, task, request.force):
+            for line in filter(None, (on_source, not_joint, request.start_note)):
+                note(line)
+            with memory.guard(out):
                 work.place()
                 if request.bits is not None:
                     start_state(out, task)
-                    work.mix(task, tell, hear)
-                shards = plan_shards(work.planned, 1)
+                    work.mix(task, report, note)
+                shards = plan_shards(work.layouts, 1)
                 writer = ShardWriter(out, shards, task, work.drafts(shards))
                 writer.check_space()
                 start_state(out, task)
                 if request.layers is not None:
-                    prequantized_layers.adopt(
+                    prequantized_layers.copy_layers(
                         request.layers, writer, work.drafts(shards) or shards[1 : 1 + model.layers]
                     )
-                work.run(writer, shards, Kept(out, task), tell, hear)
+                work.run(writer, shards, ResumeFiles(out, task), report, note)
             write_small_files(source, work.quantization_config(), out, work.changes())
             (out / joint_training.FILE).unlink(missing_ok=True)
             writer.finish()
@@ -97,16 +97,18 @@ def convert(request: Request, on_progress: OnProgress | None = None, say: Say | 
     return out
 
 
-class _Work:
-    """One conversion."""
+class _Conversion:
+    """One layer-by-layer conversion: its settings, the layout of its shards, and its steps."""
 
-    def __init__(self, request: Request, model: Source, checkpoint: Checkpoint) -> None:
+    def __init__(self, request: LayerwiseRequest, model: SourceModel, checkpoint: Checkpoint) -> None:
         self._request, self._model = request, model
-        self._target = target_of(request.format, request.scheme)
+        self._target = target_format(request.format, request.scheme)
         self._stated = self._target.dtype(stated_dtype(request.source))
         self._dtype = getattr(torch, self._stated)
-        rotate = inputs_rotated(model.turned, self._target.rotates)
-        self._settings = Settings(
+        rotate = rotate_mode(model.rotated, self._target.rotates)
+        is_joint = joint_output.is_trained_jointly(request.joint_tuning, model)
+        joint_tuning = request.joint_tuning if is_joint else Tuning()
+        self._settings = ConversionSettings(
             request.effort,
             (),
             request.correction,
@@ -115,7 +117,7 @@ class _Work:
             self._target.shares,
             request.tuning,
             self._dtype,
-            whole=request.whole if joint_output.applies(request.whole, model) else Tuning(),
+            joint_tuning=joint_tuning,
         )
         self._groups = [groups_of(model.meta_block(index)) for index in range(model.layers)]
         self._rest = model.unread()
@@ -125,50 +127,50 @@ class _Work:
         self._first |= {name: checkpoint.tensors[name] for name in self._rest}
         self._last = {name: info(self._dtype, shapes[name]) for name in last}
         self._schemes = [[self._target.scheme] * len(groups) for groups in self._groups]
-        self._books = {self._target.scheme: universal(self._target.scheme, request.device)}
-        bit_mixture.check(model, self._settings.shares, self._layout, request.bits)
+        self._books = {self._target.scheme: load_initial(self._target.scheme, request.device)}
+        bit_mixture.check_budget(model, self._settings.shares, self._layout, request.bits)
 
     @property
-    def planned(self) -> list[dict[str, TensorInfo]]:
-        """The tensors of every shard: the embedding, the layers, the head where it is no embedding."""
+    def layouts(self) -> list[dict[str, TensorInfo]]:
+        """The tensors of every shard: embedding, layers, and the head where it is not the embedding."""
         layers = [self._layout(index, schemes) for index, schemes in enumerate(self._schemes)]
         return [self._first, *layers, *([self._last] if self._last else [])]
 
     def _layout(self, index: int, schemes: list[str]) -> dict[str, TensorInfo]:
-        """Of a layer whose groups have these schemes."""
+        """Return the tensors of a layer whose groups have these schemes."""
         groups, rotate, shares = self._groups[index], self._settings.rotate, self._target.shares
         signed = {name for group in groups if group.rotated(rotate) for name in group.names}
         homes = {name: home for group in groups for name, home in group.homes(shares).items()}
-        each = [target_of(self._target.name, scheme) for scheme in schemes]
+        each = [target_format(self._target.name, scheme) for scheme in schemes]
         targets = {name: target for group, target in zip(groups, each, strict=True) for name in group.names}
         return self._model.layout(index, targets, signed, homes, self._dtype)
 
     def place(self) -> None:
-        """Decide what waits on the host, and hold the allocator of a GPU to what may be used.
+        """Decide what waits on the host, and limit the allocator of a GPU.
 
         Raises LocalqError (exit 3) where a layer does not fit.
         """
         request, model = self._request, self._model
-        if request.device.type != "cuda" or not (request.layers is None or self._settings.whole.steps):
+        if request.device.type != "cuda" or not (request.layers is None or self._settings.joint_tuning.steps):
             return
         held = vram.begin(request.device, request.vram_bytes, {})
         block, hidden, tokens = model.meta_block(0), model.model.config.hidden, len(request.windows[0])
-        counted = partial(memory.count, block, hidden, tokens, device="cuda", turned=model.turned)
+        counted = partial(memory.count, block, hidden, tokens, device="cuda", rotated=model.rotated)
         counted = partial(counted, vocab=model.model.config.vocab_size, made=request.layers is not None)
-        self._settings = memory.placed(request.source.name, counted, self._settings, held.budget)
+        self._settings = memory.place(request.source.name, counted, self._settings, held.budget)
         held.hold(held.context)
 
     def mix(self, task: dict[str, Any], on_progress: OnProgress, say: Say) -> None:
-        """Choose the schemes for the bits that are asked for, or find what was chosen; see `mixture`."""
+        """Choose the schemes for the requested bits, or load the choice of an interrupted run; see `mixture`."""
         request = self._request
-        self._schemes = bit_mixture.kept(
+        self._schemes = bit_mixture.load_or_choose(
             request.out, task, self._model.layers, lambda trail: self._mixed(trail, on_progress, say)
         )
         every = {scheme for schemes in self._schemes for scheme in schemes}
-        self._books = {scheme: universal(scheme, request.device) for scheme in every}
+        self._books = {scheme: load_initial(scheme, request.device) for scheme in every}
 
-    def _mixed(self, trail: Trail, on_progress: OnProgress, say: Say) -> bit_mixture.Schemes:
-        """The choice, from what `trail` has of the measuring on."""
+    def _mixed(self, trail: SensitivityLog, on_progress: OnProgress, say: Say) -> bit_mixture.Schemes:
+        """Return the choice; the measuring resumes from `trail`."""
         request, model, total = self._request, self._model, 2 * self._model.layers
         done = 0
 
@@ -179,35 +181,39 @@ class _Work:
             on_progress(MEASURING, done, total)
 
         source = (request.shards, model, self._rest)
-        release = fetch_order.measuring(*source, lambda what: on_progress(f"{FETCHING} {what}", done, total))
-        rows = partial(self._embedded, spread(len(request.windows)))
+        release = fetch_order.release_while_measuring(
+            *source, lambda what: on_progress(f"{FETCHING} {what}", done, total)
+        )
+        rows = partial(self._embedded, spread_indices(len(request.windows)))
         prices = sensitivities(model, rows, request.device, self._settings, trail, before)
-        return bit_mixture.schemes_for(model, prices, self._settings.shares, self._layout, request.bits or 0.0, say)
+        return bit_mixture.choose_schemes(model, prices, self._settings.shares, self._layout, request.bits or 0.0, say)
 
     def quantization_config(self) -> dict[str, Any]:
-        """What config.json says of the weights."""
-        modules = [name.removesuffix(".weight") for group in self.planned for name in group if name.endswith(".weight")]
+        """Return the `quantization_config` of config.json."""
+        modules = [name.removesuffix(".weight") for group in self.layouts for name in group if name.endswith(".weight")]
         return self._target.quantization_config(self._stated, modules)
 
     def changes(self) -> dict[str, Any]:
-        """What config.json says otherwise than the source's: a turned head is no longer the embedding."""
-        untied = {"tie_word_embeddings": False} if self._model.turned else {}
-        return {"dtype": self._stated, **changed(self._request.source.config, untied)}
+        """Return changes of config.json: a rotated head is no longer the embedding."""
+        untied = {"tie_word_embeddings": False} if self._model.rotated else {}
+        return {"dtype": self._stated, **config_changes(self._request.source.config, untied)}
 
     def drafts(self, shards: Sequence[Shard]) -> list[Shard]:
-        """Of the layers among `shards`, where these are trained together before they are written."""
+        """Return draft shards of the layers where these are trained together before they are written, else none."""
         layers = shards[1 : 1 + self._model.layers]
-        return joint_output.drafts_of(layers) if self._settings.whole.steps else []
+        return joint_output.draft_shards(layers) if self._settings.joint_tuning.steps else []
 
-    def run(self, writer: ShardWriter, shards: list[Shard], kept: Kept, on_progress: OnProgress, say: Say) -> None:
-        """Write all of `shards` that are not there."""
+    def run(
+        self, writer: ShardWriter, shards: list[Shard], kept: ResumeFiles, on_progress: OnProgress, say: Say
+    ) -> None:
+        """Write the pending shards."""
         pending = {shard.name for shard in writer.pending()}
         layers, total, done = self._model.layers, self._model.weights(), 0
         final = shards[1 : 1 + layers]
         drafts = self.drafts(shards) if any(shard.name in pending for shard in final) else []
         files = [shards[0], *(drafts or final), *shards[1 + layers :]]
 
-        def advance(weights: int, what: str = FOLLOWS if drafts else QUANTIZING) -> None:
+        def advance(weights: int, what: str = QUANTIZING_FIRST if drafts else QUANTIZING) -> None:
             nonlocal done
             done += weights
             on_progress(what, done, total)
@@ -215,10 +221,12 @@ class _Work:
         advance(0)
         wanted = [index for index, shard in enumerate(files) if shard.name in pending]
         last = layers if drafts else max((index for index in wanted if index <= layers), default=0)
-        units = sorted({*range(last + 1 if last else 0), *wanted})  # the text goes through every layer before the last
+        units = sorted({*range(last + 1 if last else 0), *wanted})  # the text runs through every layer before the last
         source = (self._request.shards, self._model, self._rest)
-        release = fetch_order.making(*source, units, lambda what: on_progress(f"{FETCHING} {what}", done, total))
-        written = joint_output.Written(self._model, self._target, writer.folder, files, self._request.source.config)
+        release = fetch_order.release_while_quantizing(
+            *source, units, lambda what: on_progress(f"{FETCHING} {what}", done, total)
+        )
+        written = joint_output.LayerFiles(self._model, self._target, writer.folder, files, self._request.source.config)
         for at, unit in enumerate(units):
             release(units[at:])
             if not 0 < unit <= layers and unit in wanted:
@@ -230,12 +238,12 @@ class _Work:
             elif 0 < unit <= layers:
                 self._pass(unit - 1, streams, written, read_on=any(unit < later <= layers for later in wanted))
                 advance(total // layers, CATCHING_UP)
-        advance(total - done)  # of layers at the end that were there
+        advance(total - done)  # finished layers at the end
         if drafts:
             self._train(written, streams, writer, final, kept, on_progress, say)
 
     def _end_tensors(self, shard: Shard) -> Iterator[tuple[str, Tensor | Iterator[Tensor]]]:
-        """Embedding or head, some rows at a time, and what is no part of the decoder."""
+        """Embedding or head, some rows at a time, and the tensors outside the decoder."""
         for name, rows in self._model.end_rows(shard.tensors).items():
             yield name, (self._kept(name, part, self._stated) for part in rows)
         for name in self._rest:
@@ -245,17 +253,17 @@ class _Work:
     def _quantize(
         self, index: int, streams: Streams, writer: ShardWriter, shard: Shard, on_group: Callable[[int], None]
     ) -> None:
-        block, books = self._model.block(index), tuple(self._books[scheme] for scheme in self._schemes[index])
-        made = quantize_layer(block, index, streams, replace(self._settings, books=books), on_group)
+        block, codebooks = self._model.block(index), tuple(self._books[scheme] for scheme in self._schemes[index])
+        made = quantize_layer(block, index, streams, replace(self._settings, codebooks=codebooks), on_group)
         streams.check(index, self._request.source.name, self._dtype)
         self._write(index, made, block, writer, shard)
 
-    def _write(self, index: int, made: Made, block: Block, writer: ShardWriter, shard: Shard) -> None:
+    def _write(self, index: int, made: QuantizedLayer, block: Block, writer: ShardWriter, shard: Shard) -> None:
         tensors = self._model.tensors(made, block, index, self._target).items()
         writer.write(shard, ((name, self._kept(name, each, shard.tensors[name].dtype)) for name, each in tensors))
 
-    def _pass(self, index: int, streams: Streams, written: joint_output.Written, *, read_on: bool) -> None:
-        """Through a layer that was made before; read_on: there is one to be made on what the quantized layers leave."""
+    def _pass(self, index: int, streams: Streams, written: joint_output.LayerFiles, *, read_on: bool) -> None:
+        """Run the text through a finished layer; read_on: a later layer is quantized on the result."""
         if not read_on:
             pass_full(self._model.block(index), streams, self._settings)
             return
@@ -265,42 +273,42 @@ class _Work:
 
     def _train(
         self,
-        written: joint_output.Written,
+        written: joint_output.LayerFiles,
         streams: Streams,
         writer: ShardWriter,
         shards: Sequence[Shard],
-        kept: Kept,
+        kept: ResumeFiles,
         on_progress: OnProgress,
         say: Say,
     ) -> None:
-        """The layers, all made, become those that are written."""
-        streams.x.clear()  # what the layers read that are made by now
+        """Train the quantized layers together, and write the result."""
+        streams.x.clear()  # inputs of layers, which are all quantized now
         request, on_step = self._request, partial(on_progress, TRAINING)
         trained = joint_output.train(
             written, streams, request.windows, self._settings, kept, on_step, request.source.name
         )
-        say(f"{request.source.name}: {trained.said}")
+        say(f"{request.source.name}: {trained.summary}")
         pending = {shard.name for shard in writer.pending()}
         for index, ((made, block), shard) in enumerate(zip(trained.layers, shards, strict=True)):
             if shard.name in pending:
                 self._write(index, made, block, writer, shard)
 
     def _kept(self, name: str, tensor: Tensor, dtype: str) -> Tensor:
-        """As it is written."""
+        """Return the tensor in its output dtype."""
         kept = tensor.to(getattr(torch, dtype))
         if kept.is_floating_point() and not bool(torch.isfinite(kept).all()):
-            why = f"it has values beyond {dtype}, in which {self._request.format} would have it"
-            raise LocalqError(name, why, "If the source is sound, use another --format.", ExitCode.BAD_FILE)
+            why = f"it has values outside the range of {dtype}, which {self._request.format} stores"
+            raise LocalqError(name, why, "If the source is undamaged, use another --format.", ExitCode.BAD_FILE)
         return kept
 
     def _streams(self) -> Streams:
-        """The text as the first layer reads it."""
+        """Return the text as the input of the first layer."""
         windows, model = self._request.windows, self._model.model
         model.make_tables(len(windows[0]), self._request.device)
         return Streams(model, self._embedded(range(len(windows))), self._request.device)
 
     def _embedded(self, numbers: Sequence[int]) -> list[Tensor]:
-        """By window, of those with these numbers: [T, hidden], what the first layer reads."""
+        """Return the input of the first layer [T, hidden] for the windows with these numbers."""
         windows, model = [self._request.windows[number] for number in numbers], self._model.model
-        dtype = kept_dtype(len(windows), len(windows[0]), model.config.hidden)
+        dtype = stream_dtype(len(windows), len(windows[0]), model.config.hidden)
         return [(each * model.embed_scale).to(dtype) for each in self._model.embedded(windows)]

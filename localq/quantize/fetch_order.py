@@ -1,8 +1,8 @@
-"""What a conversion of 2 bits reads of its source, in which order, where that comes file by file (`hub_shards.py`).
+"""The order in which a layer-by-layer conversion reads a source that is downloaded file by file (`files/hub/shards.py`).
 
-Numbers stand for the embedding, 0, for the layers, from 1, and for a head of its own behind them. Measuring a mixture
-reads the layers there and back, and making reads them again: of what was removed meanwhile every file is fetched anew,
-so that as few are on the disk as with one pass.
+Step 0 is the embedding, steps from 1 are the layers, and the last one is an untied head. Measuring a mixture reads the
+layers forwards and backwards, and quantizing reads them again: deleted files are downloaded again, so that no more
+files are on disk at once than with one pass.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from localq.files.hub.shards import AHEAD, Shards
-from localq.quantize.model.source import Source
+from localq.quantize.model.source import SourceModel
 from localq.wording import Say
 
-Release = Callable[[Sequence[int]], None]  # to be called with the numbers that are left, before each of them
+Release = Callable[[Sequence[int]], None]  # called before each step, with the steps that are left
 
 
-def making(shards: Shards | None, model: Source, rest: Sequence[str], numbers: Sequence[int], tell: Say) -> Release:
-    """For what is written under these numbers; with the embedding goes the `rest`, tensors that are copied."""
+def release_while_quantizing(
+    shards: Shards | None, model: SourceModel, rest: Sequence[str], numbers: Sequence[int], tell: Say
+) -> Release:
+    """Keep the files on disk that these steps read next; `rest`: tensors that are copied with the embedding."""
     if shards is None:
         return lambda left: None
     shards.tell = tell
@@ -25,8 +27,8 @@ def making(shards: Shards | None, model: Source, rest: Sequence[str], numbers: S
     return lambda left: shards.keep(shards.holding(_made(model, rest, left)))
 
 
-def measuring(shards: Shards | None, model: Source, rest: Sequence[str], tell: Say) -> Release:
-    """For the way of `sensitivity.sensitivities`, behind which all is made."""
+def release_while_measuring(shards: Shards | None, model: SourceModel, rest: Sequence[str], tell: Say) -> Release:
+    """Keep the files on disk that `sensitivity.sensitivities` and the conversion after it read next."""
     if shards is None:
         return lambda left: None
     made = list(_made(model, rest, range(model.layers + 2)))
@@ -45,16 +47,16 @@ def measuring(shards: Shards | None, model: Source, rest: Sequence[str], tell: S
     return release
 
 
-def _made(model: Source, rest: Sequence[str], numbers: Iterable[int]) -> Iterator[str]:
-    """Tensors of the source, in the order in which they are read."""
+def _made(model: SourceModel, rest: Sequence[str], numbers: Iterable[int]) -> Iterator[str]:
+    """Tensors of the source, in reading order."""
     for number in numbers:
         layer = number - 1 if 0 < number <= model.layers else None
         yield from model.read_for(layer, head=number > model.layers)
         yield from rest if number == 0 else ()
 
 
-def _measured(model: Source, numbers: Iterable[int]) -> Iterator[str]:
-    """The same where a head that is the embedding is read behind the layers again."""
+def _measured(model: SourceModel, numbers: Iterable[int]) -> Iterator[str]:
+    """The same for measuring, which reads a tied head again after the layers."""
     for number in numbers:
         layer = number - 1 if 0 < number <= model.layers else None
         yield from model.read_for(layer, head=number > model.layers) or model.read_for(None)

@@ -1,9 +1,9 @@
-"""Layers that were quantized before, from the same source: 2 bits without the hours of the search.
+"""Layers that are already quantized, from the same source: 2 bits without the hours of the search.
 
-A folder holds `layers.safetensors`, every tensor of every layer by its name in the checkpoint, and `made.json`: what
-they were made from (sha256 of the weights, seed of the rotations) and sha256 of the tensors. A conversion
-that is given one (`localq quantize --layers`) writes them as they are and makes only the embedding and the head, which
-are the source's own, turned. The model that comes with localq has such a folder in `localq/data/`.
+A folder holds `layers.safetensors`, every tensor of every layer by its checkpoint name, and `made.json`: sha256 of the
+source's weights, seed of the rotations, and sha256 of the tensors. A conversion with such a folder (`localq quantize
+--layers`) copies the layers and converts only embedding and head, which are the source's, rotated. The packaged model
+has such a folder in `localq/data/`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from localq.quantize.output.shards import Shard, ShardWriter
 
 TENSORS, RECORD = "layers.safetensors", "made.json"
 MAX_RECORD_BYTES = 2**16
-AGAIN = "Fetch localq again, or quantize without --layers."
+AGAIN = "Reinstall localq, or quantize without --layers."
 
 
 @dataclass(frozen=True)
-class ReadyLayers:
-    """What `made.json` says.
+class PrequantizedLayers:
+    """A folder of quantized layers, with the fields of its `made.json`.
 
     sha256         of layers.safetensors
     source_sha256  see `source_sha256`
@@ -41,33 +41,33 @@ class ReadyLayers:
     seed: int
 
 
-def open_ready(folder: Path) -> ReadyLayers:
-    """Raises LocalqError: exit 2 where `folder` is none, 8 where its record is damaged."""
+def open_layers(folder: Path) -> PrequantizedLayers:
+    """Open `folder`. Raises LocalqError: exit 2 where it holds no layers, 8 where its record is damaged."""
     if not (folder / RECORD).is_file() or not (folder / TENSORS).is_file():
-        step = f"Give a folder with {TENSORS} and {RECORD}."
-        raise usage_error(f"--layers {folder}", "it holds no quantized layers", step)
+        step = f"Use a folder with {TENSORS} and {RECORD}."
+        raise usage_error(f"--layers {folder}", "the folder holds no quantized layers", step)
     record = read_object(folder / RECORD, MAX_RECORD_BYTES)
     sha256, source, seed = (record.get(key) for key in ("sha256", "source_sha256", "seed"))
     if not isinstance(sha256, str) or not isinstance(source, str) or type(seed) is not int:
-        raise bad_file(str(folder / RECORD), "sha256, source_sha256 or seed is missing or no such value", AGAIN)
-    return ReadyLayers(folder, sha256, source, seed)
+        raise bad_file(str(folder / RECORD), "sha256, source_sha256 or seed is missing or malformed", AGAIN)
+    return PrequantizedLayers(folder, sha256, source, seed)
 
 
-def check(ready: ReadyLayers, source: ModelFiles, shards: Shards | None = None) -> None:
-    """Before anything is written. shards: where the weights of `source` are, when they are not on the disk.
+def check(ready: PrequantizedLayers, source: ModelFiles, shards: Shards | None = None) -> None:
+    """Check the layers against their record and `source`; shards: its weights, where they are not on disk.
 
-    Raises LocalqError: exit 2 unless `source` is what the layers were made from, 8 unless they are what was recorded.
+    Raises LocalqError: exit 2 unless the layers belong to `source`, 8 where they differ from their record.
     """
     if sha256_of(ready.folder / TENSORS) != ready.sha256:
-        raise bad_file(str(ready.folder / TENSORS), "its sha256 is not the one that was recorded", AGAIN)
+        raise bad_file(str(ready.folder / TENSORS), "its sha256 differs from its record", AGAIN)
     if source_sha256(source, shards) != ready.source_sha256:
-        why = f"{source.name} is not the model that they were made from"
-        raise usage_error(f"--layers {ready.folder}", why, "Leave out --layers.")
+        why = f"the layers belong to another model than {source.name}"
+        raise usage_error(f"--layers {ready.folder}", why, "Remove --layers.")
 
 
-def adopt(ready: ReadyLayers, writer: ShardWriter, shards: Sequence[Shard]) -> None:
-    """Write those of `shards`, the layers', that are not there yet. Raises LocalqError (exit 8) for other tensors."""
-    from safetensors import SafetensorError, safe_open  # reads whole tensors without a checkpoint around them
+def copy_layers(ready: PrequantizedLayers, writer: ShardWriter, shards: Sequence[Shard]) -> None:
+    """Write the pending `shards` of the layers. Raises LocalqError (exit 8) for missing or other tensors."""
+    from safetensors import SafetensorError, safe_open  # reads single tensors without a checkpoint
 
     path = ready.folder / TENSORS
     pending = {shard.name for shard in writer.pending()}
@@ -84,7 +84,7 @@ def adopt(ready: ReadyLayers, writer: ShardWriter, shards: Sequence[Shard]) -> N
 
 
 def source_sha256(source: ModelFiles, shards: Shards | None = None) -> str:
-    """Of the weights of a model: of its one file; of several, of their hashes one behind the other, by name."""
+    """Return the sha256 of a model's weights: of its one file, or of the files' hashes joined in the order of names."""
     if shards is not None:
         hashes = [shards.sha256(name) for name in sorted(shards.names)]
     else:

@@ -1,4 +1,4 @@
-"""Settings of a conversion layer by layer, and its result for one layer."""
+"""Settings of a layer-by-layer conversion, and its result for one layer."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from torch import Tensor
 from localq.formats.codebooks.search_kernel import Book
 from localq.formats.codebooks.vq2 import Packed
 
-Watch = Callable[[str], None]  # what begins, for who measures it
+OnStage = Callable[[str], None]  # the stage that begins; for measurements
 
 
-def unwatched(stage: str) -> None:
-    """Nobody measures."""
+def ignore_stage(stage: str) -> None:
+    """Ignore the stage: the default `OnStage`."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard the encoder tries.
+    """Effort of the encoder.
 
-    beam     paths of a row that the search follows
+    beam     candidate paths per row in the search
     columns  of a block; the search looks back and ahead within it
     rounds   of choosing codes and fitting codebooks
-    steps    of conjugate gradients of a fit
-    damping  of the metric, in parts of its mean diagonal
+    steps    of conjugate gradients in a fit
+    damping  of the metric, as a fraction of its mean diagonal
     """
 
     beam: int = 32
@@ -38,39 +38,39 @@ class Effort:
 
 @dataclass(frozen=True)
 class Tuning:
-    """How long, and how fast.
+    """Length and learning rates of a fine-tuning.
 
-    steps      of Adam, 0 = none; each sees `sequences` of the text
-    books, scales, norms  learning rates at the start; they fall to nothing along a cosine. Scales and norms are
-               multiplied by what is learned, codebooks of weights near 1 learn what is added
+    steps      of Adam, 0 = no fine-tuning; each step sees `sequences` of the text
+    codebooks, scales, norms  learning rates at the start of a cosine schedule that ends at 0. Scales and norms are
+               multiplied by what is learned; to codebooks it is added
     """
 
     steps: int = 0
     sequences: int = 8
-    books: float = 2e-3
+    codebooks: float = 2e-3
     scales: float = 1e-3
     norms: float = 1e-3
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a conversion is made with.
+class ConversionSettings:
+    """Settings of a layer-by-layer conversion.
 
-    effort      of the encoder
-    books       where the search begins, on the device: of each group of a layer
-    correction  damping of the goals (`Statistics.finish`), in parts of the metric's mean diagonal
-    rotate      inputs that are rotated when the model runs: "down", "all" where the stream cannot be turned, or "none"
-    seed        of all rotations, and of the order of the text in fine-tuning
-    shares      matrices that read one input share their codebooks
-    tuning      fine-tuning of every layer
-    dtype       in which norms and biases are written
-    on_host     weights wait on the host while they are not needed (`memory.py`); it changes no result
-    whole       training of all layers together (`whole.py`)
-    watch       hears what begins: "statistics", "goals", "search", "codebooks", "passes", "fine-tuning"
+    effort        of the encoder
+    codebooks     where the search starts, on the device: for each group of a layer
+    correction    damping of the targets (`Statistics.finish`), as a fraction of the metric's mean diagonal
+    rotate        inputs that are rotated at run time: "down", "all" where the stream cannot be rotated, or "none"
+    seed          of all rotations, and of the order of the text in fine-tuning
+    shares        matrices that read one input share their codebooks
+    tuning        fine-tuning of every layer
+    dtype         of norms and biases in the output
+    on_host       weights wait on the host while they are not needed (`memory.py`); the result is the same
+    on_stage      called with each stage: "statistics", "targets", "search", "codebooks", "forward", "fine-tuning"
+    joint_tuning  training of all layers together (`codebooks/joint_training.py`)
     """
 
     effort: Effort
-    books: tuple[tuple[Book, ...], ...]
+    codebooks: tuple[tuple[Book, ...], ...]
     correction: float = 0.03
     rotate: str = "down"
     seed: int = 0
@@ -78,22 +78,22 @@ class Settings:
     tuning: Tuning = field(default_factory=Tuning)
     dtype: torch.dtype = torch.bfloat16
     on_host: bool = False
-    watch: Watch = unwatched
-    whole: Tuning = field(default_factory=Tuning)
+    on_stage: OnStage = ignore_stage
+    joint_tuning: Tuning = field(default_factory=Tuning)
 
 
-def inputs_rotated(turned: bool, possible: bool = True) -> str:
-    """`Settings.rotate` of a model whose stream is `turned` or not, in a format in which it is `possible` at all."""
-    return ("down" if turned else "all") if possible else "none"
+def rotate_mode(stream_rotated: bool, possible: bool = True) -> str:
+    """Return `ConversionSettings.rotate` for a model; possible: the format can rotate inputs at run time."""
+    return ("down" if stream_rotated else "all") if possible else "none"
 
 
 @dataclass(frozen=True)
-class Made:
-    """What is made of a layer.
+class QuantizedLayer:
+    """A quantized layer.
 
     packed  matrices by module name
-    homes   of their codebooks
-    others  parameters that fine-tuning changed, by name, as they are written
+    homes   module name -> the module that holds its codebooks
+    others  parameters that fine-tuning changed, by name, in their output dtype
     """
 
     packed: dict[str, Packed] = field(default_factory=dict)

@@ -1,11 +1,11 @@
-"""The formats that the encoder writes, and what each of them leaves to it.
+"""The formats that the encoder writes, and their constraints on it.
 
-    vq2      `quant/vq2.py`, all of its schemes
-    aqlm2x8  AQLM with two codebooks of 8 bits for groups of 8 columns (`quant/aqlm.py`), for programs that read AQLM
+    vq2      `formats/codebooks/vq2.py`, all of its schemes
+    aqlm2x8  AQLM with two codebooks of 8 bits for groups of 8 columns (`formats/codebooks/aqlm.py`), for other programs
 
-AQLM's is the scheme s8l8+s8l8 of vq2 stored otherwise: every matrix has codebooks of its own, and nothing is rotated
-when the model runs, so only what can be folded into the weights is. A model in it computes in float16, as those that
-are published do. AQLM rounds a sum of codewords to 16 bits before it multiplies with the scale; the encoder does not.
+aqlm2x8 stores the scheme s8l8+s8l8 of vq2 in another layout: every matrix has its own codebooks, and nothing is rotated
+at run time, so only rotations that fold into the weights are used. A model in it computes in float16, like published
+ones. AQLM rounds a sum of codewords to 16 bits before it multiplies with the scale; the encoder does not.
 """
 
 from __future__ import annotations
@@ -26,53 +26,53 @@ Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 GROUP = 8  # columns of a codeword of aqlm2x8
 
 
-class Target(Protocol):
-    """A format to write. Matrices are those of vq2, with books of `scheme`, whatever the format."""
+class TargetFormat(Protocol):
+    """A format that the encoder writes. Matrices arrive in vq2, with codebooks of `scheme`, for every format."""
 
     @property
     def scheme(self) -> str:
-        """Of vq2: strides and lengths of the books."""
+        """The vq2 scheme: strides and lengths of the codebooks."""
         ...
 
     @property
     def name(self) -> str:
-        """What `--format` calls it."""
+        """The name that `--format` takes."""
         ...
 
     @property
     def rotates(self) -> bool:
-        """May inputs of matrices be rotated when the model runs?"""
+        """Inputs of matrices may be rotated at run time."""
         ...
 
     @property
     def shares(self) -> bool:
-        """Do matrices that read the same input have their codebooks in common?"""
+        """Matrices that read the same input share their codebooks."""
         ...
 
     def dtype(self, stated: str) -> str:
-        """Of what stays unquantized; stated: the source's."""
+        """Return the dtype of unquantized tensors; stated: the source's."""
         ...
 
     def layout(self, out: int, columns: int, *, signs: bool) -> Layout:
-        """Suffix -> (dtype, shape) of what `to_tensors` makes of a matrix [out, columns]."""
+        """Return suffix -> (dtype, shape) of the tensors of a matrix [out, columns]."""
         ...
 
     def to_tensors(self, packed: Packed, prefix: str, home: str) -> dict[str, Tensor]:
-        """The checkpoint tensors of the Linear `prefix`, on the CPU; home: whose codebooks they are."""
+        """Return the checkpoint tensors of the Linear `prefix`, on the CPU; home: the Linear that holds the codebooks."""
         ...
 
     def from_checkpoint(self, checkpoint: Checkpoint, prefix: str) -> Packed:
-        """What `to_tensors` took."""
+        """Read the matrix that `to_tensors` wrote."""
         ...
 
     def quantization_config(self, dtype: str, unquantized: Iterable[str]) -> dict[str, Any]:
-        """config.json's entry of that name. unquantized: modules with weights that stay as they are."""
+        """Return that entry of config.json; unquantized: modules whose weights are copied."""
         ...
 
 
 @dataclass(frozen=True)
-class Vq2:
-    """See the module."""
+class Vq2Format:
+    """vq2 in one of its schemes."""
 
     scheme: str = "s4l16"
     name = "vq2"
@@ -80,29 +80,29 @@ class Vq2:
     shares = True
 
     def dtype(self, stated: str) -> str:
-        """See `Target`."""
+        """Return the source's dtype."""
         return stated
 
     def layout(self, out: int, columns: int, *, signs: bool) -> Layout:
-        """See `Target`."""
+        """Return the tensors of a matrix by suffix; with signs where its input is rotated."""
         return vq2.layout(out, columns, self.scheme, signs=signs)
 
     def to_tensors(self, packed: Packed, prefix: str, home: str) -> dict[str, Tensor]:
-        """See `Target`."""
+        """Return the checkpoint tensors of the Linear `prefix`, on the CPU."""
         return vq2.to_tensors(packed, prefix, home)
 
     def from_checkpoint(self, checkpoint: Checkpoint, prefix: str) -> Packed:
-        """See `Target`."""
+        """Read the matrix `prefix`."""
         return vq2.from_checkpoint(checkpoint, prefix)
 
     def quantization_config(self, dtype: str, unquantized: Iterable[str]) -> dict[str, Any]:
-        """See `Target`."""
+        """Return that entry of config.json, which names the head alone as unquantized."""
         return vq2.quantization_config(dtype, ["lm_head"])
 
 
 @dataclass(frozen=True)
-class Aqlm2x8:
-    """See the module."""
+class Aqlm2x8Format:
+    """AQLM with two codebooks of 8 bits."""
 
     scheme: str = "s8l8+s8l8"
     name = "aqlm2x8"
@@ -110,11 +110,11 @@ class Aqlm2x8:
     shares = False
 
     def dtype(self, stated: str) -> str:
-        """See `Target`."""
+        """Return float16, in which AQLM's kernels compute."""
         return "float16"
 
     def layout(self, out: int, columns: int, *, signs: bool) -> Layout:
-        """See `Target`."""
+        """Return the tensors of a matrix by suffix. Raises ValueError for signs."""
         if signs:
             raise ValueError("AQLM has no signs")
         shapes = (out, columns // GROUP, 2), (2, ENTRIES, 1, GROUP), (out, 1, 1, 1)
@@ -122,14 +122,14 @@ class Aqlm2x8:
         return dict(zip(aqlm.suffixes, zip(dtypes, shapes, strict=True), strict=True))
 
     def to_tensors(self, packed: Packed, prefix: str, home: str) -> dict[str, Tensor]:
-        """See `Target`; home is the Linear itself."""
+        """Return the checkpoint tensors of the Linear `prefix`, which is its own home."""
         codes = torch.stack([codes for codes, _ in packed.books], -1).view(torch.int8)
         codebooks = torch.stack([codebook[:, None] for _, codebook in packed.books])
         parts = codes, codebooks, packed.scales.view(-1, 1, 1, 1)
         return {prefix + suffix: part.cpu() for suffix, part in zip(aqlm.suffixes, parts, strict=True)}
 
     def from_checkpoint(self, checkpoint: Checkpoint, prefix: str) -> Packed:
-        """See `Target`."""
+        """Read the matrix `prefix` as one of vq2."""
         stored = aqlm.from_checkpoint(checkpoint, prefix)
         codes = stored.codes.view(torch.uint8).unbind(-1)
         books = zip(codes, stored.codebooks.flatten(2), strict=True)
@@ -137,7 +137,7 @@ class Aqlm2x8:
         return Packed(pairs, stored.scales.flatten(), None, stored.shape)
 
     def quantization_config(self, dtype: str, unquantized: Iterable[str]) -> dict[str, Any]:
-        """See `Target`. transformers compared names of weights before its release 5, and those of modules since."""
+        """See `TargetFormat`. transformers compared names of weights before its release 5, and those of modules since."""
         modules = sorted({*unquantized, "lm_head"})
         return {
             "quant_method": aqlm.quant_method,
@@ -149,9 +149,9 @@ class Aqlm2x8:
         }
 
 
-def target_of(format: str, scheme: str = "s4l16") -> Target:
-    """The target that `--format` names; scheme: of vq2 alone. Raises LocalqError (exit 2) for others."""
-    targets: dict[str, Target] = {each.name: each for each in (Vq2(scheme), Aqlm2x8())}
+def target_format(format: str, scheme: str = "s4l16") -> TargetFormat:
+    """Return the format that `--format` names; scheme: of vq2 only. Raises LocalqError (exit 2) for other formats."""
+    targets: dict[str, TargetFormat] = {each.name: each for each in (Vq2Format(scheme), Aqlm2x8Format())}
     if format not in targets:
-        raise usage_error(format, "this is not made on calibration text", f"Formats that are: {', '.join(targets)}.")
+        raise usage_error(format, "this format is not quantized layer by layer", f"Formats: {', '.join(targets)}.")
     return targets[format]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from localq.disk import text_of
+from localq.disk import read_text
 from localq.errors import LocalqError, usage_error
 from localq.processes import within
 from localq.sanitize import sanitize
@@ -96,7 +96,7 @@ def regex(pattern: str) -> Grammar:
 
 
 def _content(value: str) -> str:
-    return text_of(Path(value.removeprefix("@")))
+    return read_text(Path(value.removeprefix("@")))
 
 
 # ---- llguidance

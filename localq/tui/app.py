@@ -18,8 +18,8 @@ from textual.binding import BindingType
 from textual.screen import Screen
 
 from localq import keymap
-from localq.chat.open_conversation import Start, settings_of
-from localq.chat.open_options import Wanted
+from localq.chat.open_conversation import Start, resumed_settings
+from localq.chat.open_options import OpenOptions
 from localq.chat.terminal import editor, input_history
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.settings import Settings
@@ -58,7 +58,7 @@ class LocalqApp(ChatApp):
         self,
         settings: Settings,
         start: Start | None = None,
-        wanted: Wanted | None = None,
+        wanted: OpenOptions | None = None,
         session: ChatSession | None = None,
         pick: bool = False,
     ) -> None:
@@ -103,7 +103,7 @@ class LocalqApp(ChatApp):
 
     # ---- a model
 
-    def open(self, name: str, wanted: Wanted | None) -> None:
+    def open(self, name: str, wanted: OpenOptions | None) -> None:
         """Open it in a thread; the screen of the conversation shows how far it is."""
         from localq.tui.jobs.model_jobs import Opening, open_and_load  # they know the hub: the first frame comes first
 
@@ -111,7 +111,7 @@ class LocalqApp(ChatApp):
         settings = self.settings
 
         def work(watcher: PostingWatcher) -> Opening:
-            return open_and_load(name, settings, wanted or Wanted(), watcher)
+            return open_and_load(name, settings, wanted or OpenOptions(), watcher)
 
         self._opening = Job(name, work, self.chat.post_message, Opening.close)
         self._opening.start()
@@ -144,7 +144,7 @@ class LocalqApp(ChatApp):
 
     @work(exclusive=True, group="models")
     async def _switch_to(self, name: str, format: str | None) -> None:
-        await self._switch(name, Wanted(format))
+        await self._switch(name, OpenOptions(format))
 
     def _is_free_to_switch(self) -> bool:
         """No other model is being opened: breaking that off would leave the conversation without one."""
@@ -152,14 +152,14 @@ class LocalqApp(ChatApp):
             self.notify("Another model is being opened.", markup=False)
         return not self._switching
 
-    async def _switch(self, name: str, wanted: Wanted) -> None:
+    async def _switch(self, name: str, wanted: OpenOptions) -> None:
         self._switching = True
         try:
             await self._switched(name, wanted)
         finally:
             self._switching = False
 
-    async def _switched(self, name: str, wanted: Wanted) -> None:
+    async def _switched(self, name: str, wanted: OpenOptions) -> None:
         """Go on with the conversation with another model. The one that is open gives back its memory first; where the
         other cannot be opened, the next message loads it again."""
         from localq.tui.models.opening_screen import OpeningScreen
@@ -171,7 +171,7 @@ class LocalqApp(ChatApp):
         if old is not None:
             record = old.session.record
             self.start_with = Start(record, old.session.store, old.session.stop_strings)
-            settings = settings_of(record, settings, {"model": name})
+            settings = resumed_settings(record, settings, {"model": name})
             self.chat.conversation.model = None
             await asyncio.to_thread(old.close)
         outcome = await self.push_screen_wait(OpeningScreen(name, settings, wanted))
@@ -260,7 +260,7 @@ class LocalqApp(ChatApp):
         picked = await self.push_screen_wait(PickerScreen(self.settings))
         if picked is not None:
             await self.chat.fill()
-            await self._switch(picked.name, Wanted(picked.format, picked.force))
+            await self._switch(picked.name, OpenOptions(picked.format, picked.force))
         elif self.model is None and self._opening is None:
             self.leave()  # nothing to go back to
 

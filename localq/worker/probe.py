@@ -44,7 +44,7 @@ def look() -> str:
         return "there is no driver any more"
     if found.why_not:
         return found.why_not
-    return next((each for each in gpus.probe().untold if "lost" in each.casefold()), "")  # NVML: "GPU is lost"
+    return next((each for each in gpus.probe().unavailable if "lost" in each.casefold()), "")  # NVML: "GPU is lost"
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ import pytest
 
 from localq.chat import compaction
 from localq.chat import prompt as prompts
-from localq.chat.history.conversation import Compacted, summarised
-from localq.chat.history.store import SessionStore
-from localq.chat.session import ChatSession, Message, Piece
+from localq.chat.history.conversation import TurnSummary, with_summary
+from localq.chat.history.store import ConversationStore
+from localq.chat.session import ChatSession, Message, ReplyPiece
 from localq.errors import ExitCode, LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.worker.messages import Load
@@ -19,7 +19,7 @@ from tests.support.chat.scripted_turns import command, said, session_over
 
 
 def test_the_oldest_turns_are_read_as_their_summary_and_kept_as_they_were(tmp_path):
-    store = SessionStore(tmp_path / "sessions.db")
+    store = ConversationStore(tmp_path / "sessions.db")
     session = session_over(["1"], ["2"], ["3"], ["<think>h</think>short"], ["4"], store=store)
     session.system = "Be brief."
     said(session, "a", "b", "c")
@@ -36,11 +36,11 @@ def test_the_oldest_turns_are_read_as_their_summary_and_kept_as_they_were(tmp_pa
     assert "in place of the oldest 4 messages" in told[-1]
     assert [m.content for m in session.messages] == ["Be brief.", "a", "1", "b", "2", "c", "3"]
     said(session, "d")
-    read = f"<system>Be brief.<user>{summarised('short', 'c')}<assistant>3<user>d<assistant>"
+    read = f"<system>Be brief.<user>{with_summary('short', 'c')}<assistant>3<user>d<assistant>"
     assert session.client.prompts[-1] == read
     assert "4 messages are summed up" in command(session, "/tokens")
     again = store.find(None)
-    assert again.conversation.summaries == session.conversation.summaries == [Compacted("short", 3, 5)]
+    assert again.conversation.summaries == session.conversation.summaries == [TurnSummary("short", 3, 5)]
     assert ChatSession(session.client, Load("path"), CharTokenizer(), record=again).prompt_messages() == (
         session.prompt_messages()
     )
@@ -57,14 +57,14 @@ class Narrow(CharTokenizer):
 
 @pytest.mark.parametrize("last", [200, 600])
 def test_a_conversation_longer_than_its_template_takes_is_summed_up(tmp_path, last):
-    store = SessionStore(tmp_path / "sessions.db")
+    store = ConversationStore(tmp_path / "sessions.db")
     client = ScriptedClient(*[["short"]] * 9, context_size=1200)
     session = ChatSession(client, Load("path", LoadOptions("model")), Narrow(), store=store)
     for size in (200, 200, last):
         session.conversation.add(Message("assistant", "y" * size), session.conversation.say("x" * size))
     _, _, told = streamed(command(session, "/compact"))
     assert "in place of the oldest 4 messages from now on; the" in told[-1]
-    assert store.find(None).conversation.summaries == [Compacted("short", 3, 5)]
+    assert store.find(None).conversation.summaries == [TurnSummary("short", 3, 5)]
 
 
 @pytest.mark.parametrize("reason", ["length", "context"])
@@ -74,7 +74,7 @@ def test_a_summary_that_was_cut_is_told_of(reason):
     _, _, told = streamed(command(session, "/compact"))
     assert told[1].startswith("the summary was cut before its end (it may have 1024 tokens)")
     assert "in place of the oldest 2 messages" in told[2]
-    assert session.prompt_messages()[0].content == summarised("the passw", "b")
+    assert session.prompt_messages()[0].content == with_summary("the passw", "b")
 
 
 def test_nothing_is_read_right_behind_what_was_summed_up():
@@ -99,7 +99,7 @@ def test_a_message_without_a_reply_is_no_reply_to_go_on_with_or_to_edit():
 
 
 def test_undo_right_behind_it_takes_it_back_and_later_takes_back_messages_first(tmp_path):
-    store = SessionStore(tmp_path / "sessions.db")
+    store = ConversationStore(tmp_path / "sessions.db")
     session = said(session_over(["1"], ["2"], ["sum"], ["3"], ["sum"], store=store), "a", "b")
     streamed(command(session, "/compact"))
     said(session, "c")
@@ -125,10 +125,10 @@ def test_a_second_summary_takes_the_first_into_account_and_other_branches_do_wit
     assert "one" in asked
     assert "User: b" in asked
     assert "User: a" not in asked
-    assert session.prompt_messages()[0].content == summarised("two", "d")
+    assert session.prompt_messages()[0].content == with_summary("two", "d")
     for _ in range(3):
         command(session, "/undo")  # the second summary, d, c
-    assert session.prompt_messages()[0].content == summarised("one", "b")
+    assert session.prompt_messages()[0].content == with_summary("one", "b")
     session.clear()
     said(session, "anew")
     assert session.client.prompts[-1] == "<user>anew<assistant>"
@@ -147,7 +147,7 @@ def test_a_summary_that_fails_changes_nothing(script):
 def test_an_interrupted_summary_changes_nothing():
     session = said(session_over(["1"], ["2"], ["half ", "a sum"], ["sum"]), "a", "b")
     for part in command(session, "/compact"):
-        if isinstance(part, Piece) and part.text:
+        if isinstance(part, ReplyPiece) and part.text:
             session.stop()
     assert (part.reason, part.notices) == ("cancelled", ("stopped: nothing was changed",))
     assert session.conversation.summaries == []
@@ -193,21 +193,21 @@ def test_a_context_without_room_for_a_summary_is_said():
 
 
 def test_a_full_context_offers_it_by_name():
-    assert "/compact" in prompts.warning(95, 100)
-    assert "/compact" in prompts.said(prompts.Prompt([1], 2), 0)
+    assert "/compact" in prompts.fill_warning(95, 100)
+    assert "/compact" in prompts.omission_notice(prompts.Prompt([1], 2), 0)
 
 
 def test_a_file_from_before_there_were_summaries_gets_them_and_stays_readable_by_what_wrote_it(tmp_path):
     path = tmp_path / "sessions.db"
-    session = said(session_over(["1"], ["2"], ["sum"], store=SessionStore(path)), "a", "b")
+    session = said(session_over(["1"], ["2"], ["sum"], store=ConversationStore(path)), "a", "b")
     with sqlite3.connect(path) as db:
         db.execute("DROP TABLE summaries")
-    assert SessionStore(path).find(None).conversation.messages() == session.messages
+    assert ConversationStore(path).find(None).conversation.messages() == session.messages
     streamed(command(session, "/compact"))
     with sqlite3.connect(path) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (1,)
         assert db.execute("SELECT content FROM summaries").fetchall() == [("sum",)]
-    store = SessionStore(path)
+    store = ConversationStore(path)
     store.delete(session.record.id)
     with sqlite3.connect(path) as db:
         db.execute("UPDATE sessions SET deleted_s = 1")
@@ -217,14 +217,14 @@ def test_a_file_from_before_there_were_summaries_gets_them_and_stays_readable_by
 
 
 def test_two_processes_may_sum_up_the_same_turns(tmp_path):
-    store = SessionStore(tmp_path / "sessions.db")
+    store = ConversationStore(tmp_path / "sessions.db")
     one = said(session_over(["1"], ["2"], ["one"], ["3"], store=store), "a", "b")
     other = session_over(["other"], store=store)
     other.record = store.find(None)
     streamed(command(one, "/compact"))
     streamed(command(other, "/compact"))
     said(one, "c")
-    assert one.prompt_messages()[0].content == summarised("one", "b")
+    assert one.prompt_messages()[0].content == with_summary("one", "b")
     both = store.find(None)
     assert [each.text for each in both.conversation.summaries] == ["one", "other"]
     assert both.conversation.read()[0].text == "other"
@@ -235,14 +235,14 @@ def test_two_processes_may_sum_up_the_same_turns(tmp_path):
 
 def test_a_summary_in_the_middle_of_an_exchange_is_damage(tmp_path):
     path = tmp_path / "sessions.db"
-    said(session_over(["1"], store=SessionStore(path)), "a")
+    said(session_over(["1"], store=ConversationStore(path)), "a")
     for upto, code in ((1, ExitCode.BAD_FILE), (99, ExitCode.BAD_FILE), (2, None)):
         with sqlite3.connect(path) as db:
             db.execute("DELETE FROM summaries")
             db.execute("INSERT INTO summaries VALUES (NULL, 1, ?, 2, 'x')", (upto,))
         if code is None:
-            assert SessionStore(path).find(None).conversation.read() == (Compacted("x", 1, 1), [])
+            assert ConversationStore(path).find(None).conversation.read() == (TurnSummary("x", 1, 1), [])
             continue
         with pytest.raises(LocalqError) as caught:
-            SessionStore(path).find(None)
+            ConversationStore(path).find(None)
         assert caught.value.exit_code == code

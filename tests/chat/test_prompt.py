@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from localq.chat import prompt as prompts
-from localq.chat.history.store import SessionStore
+from localq.chat.history.store import ConversationStore
 from localq.chat.session import Message
 from localq.errors import ExitCode, LocalqError
 from tests.support.chat.scripted_client import session_over, streamed
 
 
 @pytest.fixture
-def store(tmp_path) -> SessionStore:
-    return SessionStore(tmp_path / "sessions.db")
+def store(tmp_path) -> ConversationStore:
+    return ConversationStore(tmp_path / "sessions.db")
 
 
 SOON = (
@@ -81,9 +81,9 @@ def test_as_many_exchanges_are_read_again_as_fit_below_the_target():
         return [0] * (10 * (10 - without))
 
     for before, after in ((6, 6), (7, 3), (9, 3)):  # 40, 30 and 10 of 100 tokens: half of the target is 37.5
-        assert prompts.fitting(read, 9, before, 100, None) == prompts.Prompt(read(after), after)
-    found = prompts.fitting(read, 9, 7, 100, None)
-    assert prompts.said(found, 4).startswith("an older exchange fits")
+        assert prompts.fit(read, 9, before, 100, None) == prompts.Prompt(read(after), after)
+    found = prompts.fit(read, 9, 7, 100, None)
+    assert prompts.omission_notice(found, 4).startswith("an older exchange fits")
 
 
 def test_a_message_that_does_not_fit_alone_is_refused_and_the_conversation_goes_on():

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from localq.chat.history.store import SessionStore
-from localq.chat.session import ChatSession, Piece, Reply
+from localq.chat.history.store import ConversationStore
+from localq.chat.session import ChatSession, ReplyPiece, Reply
 from localq.errors import LocalqError
 from localq.worker.messages import Load
 from tests.support.chat.scripted_client import DEAD, CharTokenizer, ScriptedClient
@@ -19,7 +19,7 @@ STEPS = 120
 class Walk:
     """A session, and all that was said in it: `said` by the user, `heard` from the model."""
 
-    def __init__(self, rng: random.Random, store: SessionStore) -> None:
+    def __init__(self, rng: random.Random, store: ConversationStore) -> None:
         self.rng, self.store, self.count = rng, store, 0
         self.said: list[str] = []
         self.heard: list[str] = []
@@ -45,7 +45,7 @@ class Walk:
                 if isinstance(part, Reply):
                     assert part.text == got
                     break
-                assert isinstance(part, Piece)
+                assert isinstance(part, ReplyPiece)
                 got += part.text
                 if part.text and way == "stop":
                     self.session.stop()
@@ -107,7 +107,7 @@ class Walk:
 @pytest.mark.parametrize("seed", range(12))
 def test_nothing_is_lost(tmp_path, seed):
     rng = random.Random(seed)
-    walk = Walk(rng, SessionStore(tmp_path / "sessions.db"))
+    walk = Walk(rng, ConversationStore(tmp_path / "sessions.db"))
     steps = [walk.say] * 5 + [walk.edit, walk.regenerate, walk.undo, walk.take, walk.clear]
     for _ in range(STEPS):
         rng.choice(steps)()

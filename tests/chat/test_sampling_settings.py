@@ -10,7 +10,7 @@ import pytest
 
 from localq.chat import commands, open_conversation, open_model
 from localq.chat.history.record import ChatSettings
-from localq.chat.history.store import SessionStore
+from localq.chat.history.store import ConversationStore
 from localq.chat.session import ChatSession, Reply
 from localq.cli import execute
 from localq.cli.line.session import TerminalWatcher
@@ -83,7 +83,7 @@ def test_flags_reach_the_limits_of_sampling(verb, name, capsys):
 
 
 def test_they_are_kept_with_a_conversation(tmp_path):
-    store = SessionStore(tmp_path / "sessions.db")
+    store = ConversationStore(tmp_path / "sessions.db")
     tokenizer = CharTokenizer()
     tokenizer.breaker_ids = frozenset({10})
     session = ChatSession(
@@ -92,14 +92,14 @@ def test_they_are_kept_with_a_conversation(tmp_path):
     list(session.ask("is it?"))
     record = store.find(None)
     assert record.settings.sampling == Sampling(**NEW)
-    assert open_conversation.settings_of(record, Settings(), {"xtc_threshold": 0.3}).sampling(Sampling()) == Sampling(
+    assert open_conversation.resumed_settings(record, Settings(), {"xtc_threshold": 0.3}).sampling(Sampling()) == Sampling(
         **NEW | {"xtc_threshold": 0.3}
     )
 
 
 def test_a_conversation_saved_before_they_were_still_loads(tmp_path):
     path = tmp_path / "sessions.db"
-    store = SessionStore(path)
+    store = ConversationStore(path)
     session = ChatSession(ScriptedClient(["yes"]), Load("path", LoadOptions("tiny")), CharTokenizer(), store=store)
     list(session.ask("is it?"))
     old = {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.0, "repeat_penalty": 1.1, "seed": 3}
@@ -107,7 +107,7 @@ def test_a_conversation_saved_before_they_were_still_loads(tmp_path):
         database.execute(
             "UPDATE sessions SET settings = ?", [json.dumps({"sampling": old, "max_tokens": 9, "stop": []})]
         )
-    assert SessionStore(path).find(None).settings == ChatSettings(Sampling(**old), 9)
+    assert ConversationStore(path).find(None).settings == ChatSettings(Sampling(**old), 9)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(xtc_probability=0.5, temperature=1.0)])

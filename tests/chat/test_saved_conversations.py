@@ -10,9 +10,9 @@ import time
 import pytest
 
 from localq.chat import open_conversation
-from localq.chat.history.record import Session
-from localq.chat.history.store import SessionStore
-from localq.chat.session import ChatSession, Message, Piece, Reply
+from localq.chat.history.record import Record
+from localq.chat.history.store import ConversationStore
+from localq.chat.session import ChatSession, Message, ReplyPiece, Reply
 from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
 from localq.sanitize import sanitize
@@ -25,11 +25,11 @@ from tests.support.text import tiny_tokenizers
 
 
 @pytest.fixture
-def store(tmp_path) -> SessionStore:
-    return SessionStore(tmp_path / "sessions.db")
+def store(tmp_path) -> ConversationStore:
+    return ConversationStore(tmp_path / "sessions.db")
 
 
-def kept(store: SessionStore) -> list[tuple[str, bool]]:
+def kept(store: ConversationStore) -> list[tuple[str, bool]]:
     conversation = store.find(None).conversation
     return [(conversation.turns[turn].message.content, conversation.turns[turn].message.complete)
             for turn in conversation.path()]  # fmt: skip
@@ -43,7 +43,7 @@ def test_the_question_is_saved_before_the_answer_and_the_answer_when_it_ends(sto
     parts = session.ask("hi")
     assert kept(store) == [("hi", True)]  # before anything was loaded
     for part in parts:
-        if isinstance(part, Piece) and part.text:
+        if isinstance(part, ReplyPiece) and part.text:
             assert kept(store) == [("hi", True)]
     assert kept(store) == [("hi", True), ("Hello", True)]
     saved = store.find(None).conversation
@@ -56,7 +56,7 @@ def test_what_came_of_a_reply_is_saved_when_the_engine_dies_or_nobody_listens_an
         streamed(session.ask("one"))
     assert kept(store)[-1] == ("par", False)
     parts = session.ask("two")
-    while not (isinstance(part := next(parts), Piece) and part.text):
+    while not (isinstance(part := next(parts), ReplyPiece) and part.text):
         pass
     parts.close()
     assert kept(store)[-2:] == [("two", True), ("left ", False)]
@@ -68,7 +68,7 @@ def test_what_came_of_a_reply_is_saved_when_the_engine_dies_or_nobody_listens_an
 def test_a_stalled_reply_is_stopped_and_saved(store):
     session = session_over(["a", "b", "c"], store=store)
     for part in session.ask("go"):
-        if isinstance(part, Piece) and part.text == "b":
+        if isinstance(part, ReplyPiece) and part.text == "b":
             session.stop()
     assert kept(store) == [("go", True), ("ab", False)]
 
@@ -93,7 +93,7 @@ def test_a_stall_is_ended_from_another_thread_within_200_ms(store):
             session.stop()
 
         for part in session.ask("go"):
-            if isinstance(part, Piece) and part.text:
+            if isinstance(part, ReplyPiece) and part.text:
                 threading.Timer(0.01, stop).start()
         took.append(time.perf_counter() - asked[0])
         assert kept(store) == [("go", True), ("word", False)]
@@ -120,8 +120,8 @@ def test_a_reply_that_ends_after_the_user_went_elsewhere_belongs_where_it_was_as
     session = session_over(["one ", "two"], ["other"], store=store)
     first = session.record
     for part in session.ask("count"):
-        if isinstance(part, Piece) and part.text == "one ":
-            session.go_on(Session())
+        if isinstance(part, ReplyPiece) and part.text == "one ":
+            session.go_on(Record())
     assert session.messages == []
     assert [turn.message.content for turn in store.load(first.id).conversation.turns] == ["count", "one two"]
     streamed(session.ask("new"))
@@ -164,7 +164,7 @@ def test_a_message_whose_answer_never_began_can_be_answered_after_a_restart(stor
 
 
 def test_a_save_that_fails_is_told_and_made_up_for(store, tmp_path):
-    session = session_over(["a"], ["b"], store=SessionStore(tmp_path / "file" / "sessions.db"))
+    session = session_over(["a"], ["b"], store=ConversationStore(tmp_path / "file" / "sessions.db"))
     (tmp_path / "file").write_text("in the way")
     _, _, notices = streamed(session.ask("one"))
     assert len(notices) == 1
@@ -180,7 +180,7 @@ def test_a_save_that_fails_is_not_forgotten_over_another_conversation(store, mon
     session = session_over(["one"], ["two"], store=store)
     first, parts = session.record, session.ask("a question")
     next(parts)
-    session.go_on(Session(model="tiny"))
+    session.go_on(Record(model="tiny"))
     with monkeypatch.context() as patch:
         patch.setattr(store, "save", failing)
         notices = [notice for part in parts if isinstance(part, Reply) for notice in part.notices]
@@ -190,12 +190,12 @@ def test_a_save_that_fails_is_not_forgotten_over_another_conversation(store, mon
         assert "not saved" in session.keep()
         assert len(session.unsaved) == 2
         told: list[str] = []
-        assert not open_conversation.saved_at_last(session, told.append)
+        assert not open_conversation.save_at_exit(session, told.append)
         assert "is not saved" in told[0]
     assert session.keep() == ""
     assert session.unsaved == []
     assert store.load(first.id).conversation.messages()[-1].content == "one"
-    assert open_conversation.saved_at_last(session, told.append)
+    assert open_conversation.save_at_exit(session, told.append)
 
 
 def failing(record):
@@ -261,5 +261,5 @@ def test_what_streams_is_what_stays_over_many_languages(kind):
         session = ChatSession(ScriptedClient(pieces, context_size=10**6), Load("path"), tokenizer, stop_strings=stop)
         text = ""
         for part in session.complete([1], session.ensure_loaded()):
-            text += part.text if isinstance(part, Piece) else ""
+            text += part.text if isinstance(part, ReplyPiece) else ""
         assert text == session.last.text == (final.split(stop[0])[0] if stop else final)

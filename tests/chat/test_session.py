@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localq.chat.session import ChatSession, Message, Piece, Reply
+from localq.chat.session import ChatSession, Message, ReplyPiece, Reply
 from localq.errors import LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.worker.messages import Load
@@ -36,7 +36,7 @@ def test_stop_ends_the_reply_and_keeps_what_arrived():
     session = session_over(ScriptedClient(["one ", "two ", "three"]))
     streamed = ""
     for part in session.ask("count"):
-        if isinstance(part, Piece) and part.text:
+        if isinstance(part, ReplyPiece) and part.text:
             streamed += part.text
             session.stop()
         elif isinstance(part, Reply):

@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from localq.chat.session import ChatSession, Piece
+from localq.chat.session import ChatSession, ReplyPiece
 from localq.cli import execute
 from localq.files.model_folder import open_model
 from localq.planner.load_options import LoadOptions
-from localq.sanitize import marked, sanitize
+from localq.sanitize import replace_unsafe, sanitize
 from localq.text import template
 from localq.text.tokenizer import Tokenizer
 from localq.worker.messages import Generate, Load, decode, encode
@@ -73,8 +73,8 @@ def test_nothing_that_acts_gets_through_and_everything_else_does():
         assert clean == "".join(letter for letter in text if is_clean(letter))
         half = len(text) // 2
         assert sanitize(text[:half]) + sanitize(text[half:]) == clean
-        assert is_clean(marked(text))
-        assert [a if a == b else "" for a, b in zip(text, marked(text), strict=True)] == [
+        assert is_clean(replace_unsafe(text))
+        assert [a if a == b else "" for a, b in zip(text, replace_unsafe(text), strict=True)] == [
             letter if is_clean(letter) else "" for letter in text
         ]
 
@@ -133,7 +133,7 @@ def test_a_reply_of_any_kind_is_clean_and_kept():
     )
     for text in replies:
         parts = list(session.ask(text))
-        assert is_clean("".join(part.text for part in parts if isinstance(part, Piece)))
+        assert is_clean("".join(part.text for part in parts if isinstance(part, ReplyPiece)))
         assert session.messages[-1].content == sanitize(text)
         assert session.messages[-2].content == text
 

@@ -87,7 +87,7 @@ def test_help_names_them(capsys, verb):
 
 def test_what_stays_free_is_taken_from_what_is_free_and_not_from_the_budget(monkeypatch):
     card = gpus.Gpu(0, "card", "GPU-aaaa", (8, 9), 80 * 2**30, 30 * 2**30, None)
-    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (card,), ()))
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (card,), ()))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for vram, reserve, expected in (("24GiB", "1", 24), ("24GiB", "8", 22), (None, "1", 29), (None, "40", 0)):
         assert choose.budget_here(options.load_settings(vram=vram, reserve=reserve)) == expected * 2**30

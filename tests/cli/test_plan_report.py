@@ -11,7 +11,7 @@ import pytest
 from localq import gpus
 from localq.cli import execute
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog, packaged_model
+from localq.files import catalog, format_facts, packaged_model
 from localq.files.hub import fetch as hub
 from localq.planner import card as planner_card
 from localq.planner import choose, uncatalogued
@@ -33,7 +33,7 @@ def bare_machine(tmp_path, monkeypatch):
                        ("LOCALQ_CONFIG", "config.toml"), ("HF_HUB_CACHE", "hub")):  # fmt: skip
         monkeypatch.setenv(name, str(tmp_path / path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found(untold=("NVML: none",)))
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport(untold=("NVML: none",)))
     monkeypatch.setattr(planner_card, "measured", lambda: None)
     monkeypatch.setattr(EngineClient, "start", lambda self: pytest.fail("the engine was started"))
     monkeypatch.setattr(hub, "fetch", lambda *arguments, **options: pytest.fail("something was fetched"))
@@ -129,7 +129,7 @@ def test_a_model_of_an_installed_package_needs_no_network(capsys, monkeypatch, t
 
 
 def test_the_gpu_that_is_here_counts_without_a_size(capsys, monkeypatch):
-    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (CARD,)))
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (CARD,)))
     body = plan_of(capsys, "qwen3-14b")
     assert body["budget_bytes"] == 20_000 * MIB
     assert list(body["tok_s"]) == ["NVIDIA GeForce RTX 3090"]
@@ -169,7 +169,7 @@ def test_experts_run_on_a_gpu_in_every_format_and_where_they_were_not_measured_t
 @pytest.mark.parametrize(("name", "refused"), [("gpt-oss-20b", True), ("mixtral-8x7b", False)])
 def test_an_unlisted_mixture_is_refused_before_it_is_fetched(monkeypatch, name, refused):
     arch = catalog.find(name).arch
-    offer = Offer("org/repo", arch, "gptq", "", None, not_yet=catalog.not_yet(arch, "gptq"))
+    offer = Offer("org/repo", arch, "gptq", "", None, unsupported=format_facts.unsupported(arch, "gptq"))
     monkeypatch.setattr(uncatalogued, "remote", lambda target, offline: offer)
     with pytest.raises(LocalqError, match="not in gptq") if refused else contextlib.nullcontext():
         choose.check_unlisted(catalog.resolve("org/repo"), None, Settings(device="cpu"), force=False)
@@ -198,7 +198,7 @@ def test_wrong_use_is_one_line(capsys, tmp_path, monkeypatch, arguments):
 
 
 def test_a_load_that_cannot_fit_is_refused_before_anything_is_fetched(capsys, monkeypatch):
-    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (CARD,)))
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (CARD,)))
     monkeypatch.setattr("sys.stdin", None)
     assert execute(["run", "qwen3-32b@bf16", "hi"]) == ExitCode.DOES_NOT_FIT
     captured = capsys.readouterr()
@@ -207,7 +207,7 @@ def test_a_load_that_cannot_fit_is_refused_before_anything_is_fetched(capsys, mo
 
 
 def test_a_small_card_takes_another_format_and_says_why(capsys, monkeypatch):
-    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (CARD,)))
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (CARD,)))
     monkeypatch.setattr("sys.stdin", None)
     monkeypatch.setattr(EngineClient, "start", lambda self: None)
     asked = []

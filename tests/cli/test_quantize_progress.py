@@ -19,7 +19,7 @@ def test_the_rest_is_told_at_the_pace_of_its_own_kind() -> None:
     assert remaining.seconds("quantizing", 315, 1000) is None  # too little to tell
     now = 31.0
     assert remaining.seconds("quantizing", 360, 1000) == pytest.approx(640 * 20 / 50)
-    assert [progress.text_of(each) for each in (None, 0.2, 89, 91, 5000, 9000)] == [
+    assert [progress.time_left(each) for each in (None, 0.2, 89, 91, 5000, 9000)] == [
         "", "about 1 s left", "about 89 s left", "about 2 min left", "about 83 min left", "about 2.5 h left"
     ]  # fmt: skip
 

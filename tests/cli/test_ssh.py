@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from localq.chat.history.store import SessionStore
+from localq.chat.history.store import ConversationStore
 from tests.support.cli.ssh_server import OPENSSH, Session, SshServer
 from tests.support.cli.terminal import ENTER, Terminal
 from tests.support.cli.terminal_engine import Script
@@ -153,6 +153,6 @@ def test_a_connection_that_is_cut_amid_a_reply(tmp_path, face, before):
         while (running := still_running(tmp_path)) and time.monotonic() < end:
             time.sleep(0.02)
         assert running == []
-    turns = SessionStore(tmp_path / "data" / "sessions.db").load(1).conversation.turns
+    turns = ConversationStore(tmp_path / "data" / "sessions.db").load(1).conversation.turns
     assert [turn.message.role for turn in turns] == ["user", "assistant"]
     assert turns[1].message.content.count("one line of") >= 3

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from localq.chat.history.store import SessionStore
+from localq.chat.history.store import ConversationStore
 from localq.cli import stream_encoding
 from tests.support.cli.terminal import Terminal
 from tests.support.cli.terminal_engine import Script, latin
@@ -111,12 +111,12 @@ def test_half_characters_and_unknown_encodings_are_no_fault_of_the_locale(monkey
     stream_encoding.prepare(out, None)
     print("\udc80 é", file=out, flush=True)
     assert out.buffer.getvalue() == "? é\n".encode()
-    assert stream_encoding.lost() == []
+    assert stream_encoding.take_warnings() == []
     assert not stream_encoding.is_utf8(type("Odd", (), {"encoding": "no such"})())
     assert stream_encoding.is_utf8(type("Unknown", (), {"encoding": None})())
 
 
 def kept(place: Place) -> list[str]:
     """The turns of the last conversation."""
-    store = SessionStore(place.home / "data" / "sessions.db")
+    store = ConversationStore(place.home / "data" / "sessions.db")
     return [turn.message.content for turn in store.find(None).conversation.turns]

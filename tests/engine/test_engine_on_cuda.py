@@ -18,6 +18,7 @@ from localq.formats.dense_checkpoint import dequantized
 from localq.planner.footprint import MIB
 from localq.planner.load_options import LoadOptions
 from localq.quantize.by_tensor import convert
+from localq.quantize.request import TensorwiseRequest
 from localq.sampling import Sampling
 from tests.support.engine.engine_runs import GREEDY, bare_device, ids_of, prompt_of
 from tests.support.models.tiny_checkpoints import make_checkpoint
@@ -208,7 +209,7 @@ def test_ledger_is_what_the_allocator_holds(long_checkpoint):
 def nf4_checkpoint(long_checkpoint, tmp_path_factory):
     """The same weights, bfloat16, with every block Linear in NF4."""
     out = tmp_path_factory.mktemp("nf4")
-    convert(open_model(long_checkpoint), "nf4", out, force=True)
+    convert(TensorwiseRequest(open_model(long_checkpoint), "nf4", out, force=True))
     return out
 
 

@@ -10,6 +10,7 @@ from localq.engine.load.load import load
 from localq.files.model_folder import open_model
 from localq.planner.load_options import LoadOptions
 from localq.quantize.by_tensor import convert
+from localq.quantize.request import TensorwiseRequest
 from localq.sampling import Sampling
 from localq.text.tokenizer import Tokenizer
 from tests.support.files.real_model import smollm2
@@ -31,7 +32,7 @@ NEAR_TIE = {"float16": 0.05, "bfloat16": 0.4}
 
 @pytest.fixture(scope="module")
 def nf4_folder(tmp_path_factory):
-    return convert(open_model(smollm2()), "nf4", tmp_path_factory.mktemp("smollm2") / "nf4")
+    return convert(TensorwiseRequest(open_model(smollm2()), "nf4", tmp_path_factory.mktemp("smollm2") / "nf4"))
 
 
 @pytest.fixture(scope="module")

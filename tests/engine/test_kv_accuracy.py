@@ -50,7 +50,7 @@ def test_logits_stay_near_those_of_the_16_bit_cache(model, ids, reference, bits)
     logits = log_probabilities(model, ids, bits)
     kl = (reference.exp() * (reference - logits)).sum(-1)
     same = (reference.argmax(-1) == logits.argmax(-1)).float().mean().item()
-    print(f"{kv_bits.told(bits)}: mean KL {kl.mean().item():.2e}, top-1 agreement {same:.4f}")
+    print(f"{kv_bits.text(bits)}: mean KL {kl.mean().item():.2e}, top-1 agreement {same:.4f}")
     most, least = BOUNDS[bits]
     assert kl.mean().item() <= most
     assert same >= least

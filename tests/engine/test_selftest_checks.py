@@ -25,6 +25,7 @@ from localq.formats.int8 import kernel as int8_kernel
 from localq.formats.mxfp4 import kernel as mxfp4_kernel
 from localq.formats.nf4 import kernel as nf4_kernel
 from localq.formats.squeezellm import kernel as squeezellm_kernel
+from localq.formats.vptq import kernel as vptq_kernel
 from localq.kernels import attention, dense, embed, logit_adjust, rmsnorm, sampling
 from tests.support.kernels import reference_experts, reference_kernels
 
@@ -79,9 +80,9 @@ WRONG = {
     "experts_gate_up": (expert_kernel, off(reference_experts.experts_gate_up)),
     "experts_down": (expert_kernel, off(reference_experts.experts_down)),
     "additive_dequantize": (unpack_kernel, off(reference_kernels.additive_dequantize)),
-    "vptq_dequantize": (unpack_kernel, off(reference_kernels.vptq_dequantize)),
+    "vptq_dequantize": (vptq_kernel, off(reference_kernels.vptq_dequantize)),
     "gather_gemv": (gather_kernel, off(reference_kernels.gather_gemv)),
-    "vptq_gemv": (gather_kernel, off(reference_kernels.vptq_gemv)),
+    "vptq_gemv": (vptq_kernel, off(reference_kernels.vptq_gemv)),
     "gather_roof": (gather_kernel, lambda table, step, loads, sums: sums.fill_(1)),
     "vq_gemv": (lookup_kernel, off(reference_kernels.vq_gemv)),
     "vq_dequantize": (tiled, off(reference_kernels.vq_dequantize)),

@@ -8,7 +8,8 @@ import torch
 
 from localq.errors import ExitCode, LocalqError
 from localq.files import catalog
-from localq.files.architecture import MODEL_TYPES, Architecture
+from localq.files.architecture import Architecture
+from localq.files.model_types import MODEL_TYPES
 from localq.models import ARCHITECTURES
 from tests.support.files.hub_configs import HUB
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog
-from localq.files.catalog_file import FORMATS, read
+from localq.files import catalog, format_facts
+from localq.files.catalog_file import read
+from localq.files.model_types import MODEL_TYPES
 from localq.planner import footprint
 from localq.planner.offers import Offer
 from tests.support.files.real_model import smollm2
@@ -209,20 +210,23 @@ def test_find_takes_names_and_aliases_only():
 
 
 def test_what_this_version_cannot_run_is_said_plainly():
-    assert catalog.not_yet(catalog.find("llama-3.1-8b").arch, "nf4") is None
-    assert "hqq format" in catalog.not_yet(catalog.find("llama-3.1-8b").arch, "hqq")
+    assert format_facts.unsupported(catalog.find("llama-3.1-8b").arch, "nf4") is None
+    with pytest.raises(LocalqError, match="does not know this format"):
+        format_facts.unsupported(catalog.find("llama-3.1-8b").arch, "hqq")
     mixtral, oss = (catalog.find(name).arch for name in ("mixtral-8x7b", "gpt-oss-20b"))
-    assert [catalog.not_yet(mixtral, format) for format in ("aqlm", "vq2", "awq", "gptq", "squeezellm")] == [None] * 5
-    assert "GGUF" in catalog.not_yet(mixtral, "gguf")
-    assert "alternate" in catalog.not_yet(oss, "vq2")
-    assert "not in gptq" in catalog.not_yet(oss, "gptq")
-    assert catalog.not_yet(catalog.find("gpt-oss-20b").arch, "mxfp4") is None
+    read = ("aqlm", "vq2", "awq", "gptq", "squeezellm")
+    assert [format_facts.unsupported(mixtral, format) for format in read] == [None] * 5
+    assert "GGUF" in format_facts.unsupported(mixtral, "gguf")
+    assert "alternate" in format_facts.unsupported(oss, "vq2")
+    assert "not in gptq" in format_facts.unsupported(oss, "gptq")
+    assert format_facts.unsupported(catalog.find("gpt-oss-20b").arch, "mxfp4") is None
 
 
 def test_experts_that_are_taken_one_after_the_other_come_last():
     mixtral, dense = (catalog.find(name).arch for name in ("mixtral-8x7b", "llama-3.1-8b"))
-    assert [catalog.one_by_one(mixtral, format) for format in ("nf4", "vq2", "gptq", "bcq")] == [False] * 2 + [True] * 2
-    assert not catalog.one_by_one(dense, "gptq")
+    slow = [format for format in ("nf4", "vq2", "gptq", "bcq") if format_facts.one_by_one(mixtral, format)]
+    assert slow == ["gptq", "bcq"]
+    assert not format_facts.one_by_one(dense, "gptq")
     offer = Offer("org/repo", mixtral, "gptq", "g128")
     assert offer.last
     assert offer.remark == "slow, experts one by one"
@@ -232,9 +236,11 @@ def test_what_runs_is_what_the_engine_has():
     from localq.formats import FORMATS as QUANTIZED
     from localq.models import ARCHITECTURES
 
-    assert set(ARCHITECTURES) == catalog.RUNNABLE_MODEL_TYPES
-    assert {*QUANTIZED, *catalog.FULL_PRECISION, "gguf"} == catalog.RUNNABLE_FORMATS
-    assert set(FORMATS) >= catalog.RUNNABLE_FORMATS
+    assert set(ARCHITECTURES) == set(MODEL_TYPES)
+    assert {*QUANTIZED, *format_facts.full_precision(), "gguf"} == set(format_facts.FORMATS)
+    for name, module in QUANTIZED.items():
+        assert module.quant_method == format_facts.FORMATS[name].quant_method
+        assert hasattr(module, "quantize") == (format_facts.FORMATS[name].made_from == "tensors"), name
 
 
 def test_a_misspelt_name_costs_no_torch():

@@ -8,7 +8,8 @@ import pytest
 
 from localq.errors import LocalqError
 from localq.files.model_folder import open_model
-from localq.files.schemes import layout_of, not_read, scheme_of
+from localq.files.schemes import int4_layout
+from localq.files.stored_format import scheme_of, unreadable
 from tests.support.files.raw_safetensors import entry, write_raw
 
 
@@ -140,7 +141,7 @@ def test_a_damaged_header_is_an_error(tmp_path):
     ],
 )
 def test_variants_of_awq_and_gptq_that_are_not_read(said, layout, refused):
-    assert layout in (None, layout_of(said))
-    assert not_read(said).startswith(refused)
-    assert bool(not_read(said)) == bool(refused)
-    assert len(not_read(said)) < 120
+    assert layout in (None, int4_layout(said))
+    assert unreadable(said).startswith(refused)
+    assert bool(unreadable(said)) == bool(refused)
+    assert len(unreadable(said)) < 120

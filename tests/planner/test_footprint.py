@@ -62,11 +62,11 @@ def test_vq2_in_16_bit_has_tables_and_no_temporaries():
         footprint.fixed_bytes(shape, format, "", None, Placement(), itemsize)
         for format, itemsize in (("nf4", 2), ("vq2", 2), ("vq2", 4))
     )
-    assert half["tables"] == format_sizes.MEETING_BYTES + 560 * 4 * 8192
+    assert half["tables"] == format_sizes.WORKSPACE_BYTES + 560 * 4 * 8192
     assert half["scratch"] - plain["scratch"] == 2 * 1024 * 28_672  # inputs of down, rotated
     rotated = 4 * 1024 * 28_672
     plain = footprint.fixed_bytes(shape, "nf4", "", None, Placement(), 4)
-    assert full["scratch"] - plain["scratch"] == format_facts.UNPACK_BYTES["vq2"] + rotated
+    assert full["scratch"] - plain["scratch"] == format_facts.FORMATS["vq2"].unpack_bytes + rotated
 
 
 @pytest.mark.parametrize(("length", "fragments"), [(4, 1), (16, 1), (32, 2)])
@@ -74,7 +74,7 @@ def test_what_vq_gemv_has_besides_the_weights(length, fragments):
     book = torch.randn(256, length, generator=torch.Generator().manual_seed(0))
     assert codebook_tiles.fragments(book, 4096.0).nbytes == fragments * format_sizes.FRAGMENT_BYTES
     assert 2 * fragments <= format_sizes.MOST_FRAGMENTS
-    assert 4 * lookup_kernel.MEETING_WORDS == format_sizes.MEETING_BYTES
+    assert 4 * lookup_kernel.MEETING_WORDS == format_sizes.WORKSPACE_BYTES
 
 
 def test_tables_that_matrices_share_are_counted_once():

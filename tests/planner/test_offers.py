@@ -8,7 +8,7 @@ import pytest
 
 from localq import places
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog
+from localq.files import catalog, format_facts
 from localq.files.hub import fetch as hub
 from localq.planner import offers
 from localq.planner import plan as planner
@@ -80,7 +80,7 @@ def test_every_offer_resolves_to_itself():
         target = catalog.resolve(offer.name)
         assert (target.name, target.source, offer.source or offer.base) == (
             offer.name, offer.source, target.source or target.base,
-        ) or offer.format in catalog.FULL_PRECISION  # fmt: skip
+        ) or offer.format in format_facts.full_precision()  # fmt: skip
         assert offer.is_calibrated == (offer.format == "vq2" and offer.source is None)
 
 

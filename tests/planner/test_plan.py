@@ -106,7 +106,7 @@ def test_mixture_of_experts_with_four_bit_experts():
 
 def test_nf4_experts_take_half_a_byte_and_an_f32_for_64_weights_in_memory():
     shape, experts = arch("qwen3-30b-a3b"), 48 * 128 * 3 * 768 * 2048
-    rest = sum(each.count * format_facts.linear_bytes(each, "nf4") for each in shape.linears if not each.expert)
+    rest = sum(each.count * format_facts.matrix_bytes(each, "nf4") for each in shape.linears if not each.expert)
     assert planned(shape, "nf4") == experts // 2 + experts // 16 + rest + 2 * shape.other_parameters
     shape = arch("gpt-oss-20b")  # of other formats memory holds what the files hold
     assert planned(shape, "mxfp4") == footprint.weights_bytes(shape, "mxfp4")["weights"]
@@ -124,19 +124,19 @@ def test_nf4_bytes_are_those_of_the_tensors_that_bitsandbytes_stores(shape):
     stored = {name: each for name, each in state.as_dict(packed=True).items() if "bitsandbytes__" not in name}
     assert "nested_absmax" in stored
     expected = codes.nbytes + sum(each.nbytes for each in stored.values())
-    assert format_facts.linear_bytes(Linears("x", *shape, count=7), "nf4") == expected
+    assert format_facts.matrix_bytes(Linears("x", *shape, count=7), "nf4") == expected
 
 
 def test_linear_bytes_by_hand():
     linear = Linears("x", rows=24, columns=256, count=1)
-    assert format_facts.linear_bytes(linear, "bf16") == 12_288
-    assert format_facts.linear_bytes(linear, "nf4") == 3072 + 96 + 4 + 4 * 272
-    assert format_facts.linear_bytes(linear, "aqlm", "2x8g8") == 24 * 32 * 2 + 48 + 2 * 2 * 256 * 8
-    assert format_facts.linear_bytes(linear, "awq") == 3072 + 48 * 2 + 24
-    assert format_facts.linear_bytes(linear, "vptq", "v8-k256-16") == 3 * 256 * 12 // 8 + 2 * 8 * (256 + 16) + 6 * 256
-    assert format_facts.linear_bytes(linear, "mxfp4") == 3072 + 192
+    assert format_facts.matrix_bytes(linear, "bf16") == 12_288
+    assert format_facts.matrix_bytes(linear, "nf4") == 3072 + 96 + 4 + 4 * 272
+    assert format_facts.matrix_bytes(linear, "aqlm", "2x8g8") == 24 * 32 * 2 + 48 + 2 * 2 * 256 * 8
+    assert format_facts.matrix_bytes(linear, "awq") == 3072 + 48 * 2 + 24
+    assert format_facts.matrix_bytes(linear, "vptq", "v8-k256-16") == 3 * 256 * 12 // 8 + 2 * 8 * (256 + 16) + 6 * 256
+    assert format_facts.matrix_bytes(linear, "mxfp4") == 3072 + 192
     with pytest.raises(LocalqError, match="not known"):
-        format_facts.linear_bytes(linear, "aqlm", "nonsense")
+        format_facts.matrix_bytes(linear, "aqlm", "nonsense")
 
 
 def test_bits_per_weight():
@@ -153,8 +153,8 @@ def test_kv_vectors():
         kv_form.vector_bytes(128, 5)
     assert kv_form.pair_bytes(128, "k8v4") == 136 + 72
     assert [kv_form.split(bits) for bits in kv_form.KV_BITS] == [(16, 16), (8, 8), (8, 4), (4, 4)]
-    assert [kv_form.parsed(str(bits)) for bits in kv_form.KV_BITS] == [*kv_form.KV_BITS]
-    assert [kv_form.told(bits) for bits in (8, "k8v4")] == ["8 bit", "8 bit with values in 4"]
+    assert [kv_form.parse(str(bits)) for bits in kv_form.KV_BITS] == [*kv_form.KV_BITS]
+    assert [kv_form.text(bits) for bits in (8, "k8v4")] == ["8 bit", "8 bit with values in 4"]
     with pytest.raises(ValueError, match="k4v8 bits"):
         kv_form.split("k4v8")
 

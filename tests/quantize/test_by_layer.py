@@ -17,12 +17,12 @@ from torch import Tensor
 from localq import kernels
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
-from localq.files.schemes import scheme_of
+from localq.files.stored_format import scheme_of
 from localq.formats.checkpoint import open_checkpoint
 from localq.formats.codebooks import vq2
 from localq.models import ARCHITECTURES
 from localq.quantize import by_layer
-from localq.quantize.model.source import Source
+from localq.quantize.model.source import SourceModel
 from localq.quantize.output.tensor_jobs import is_block_linear
 from localq.quantize.settings import Tuning
 from localq.text.tokenizer import Tokenizer
@@ -263,7 +263,7 @@ def test_without_the_compiled_part_two_ways_are_named(source_of, tmp_path, monke
 def test_a_layer_that_was_read_is_not_kept(source_of) -> None:
     files = open_model(source_of("llama"))
     with open_checkpoint(files) as checkpoint:
-        source = Source(files, checkpoint, ARCHITECTURES["llama"], torch.device("cpu"), seed=0)
+        source = SourceModel(files, checkpoint, ARCHITECTURES["llama"], torch.device("cpu"), seed=0)
         block = source.block(1)
     assert not any(parameter.is_meta for parameter in block.parameters())
     assert all(parameter.is_meta for parameter in source.model.parameters())

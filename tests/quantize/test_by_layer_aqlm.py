@@ -15,14 +15,15 @@ from localq import kernels
 from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
-from localq.files.schemes import scheme_of
+from localq.files.stored_format import scheme_of
 from localq.formats.checkpoint import open_checkpoint
 from localq.formats.codebooks import aqlm
 from localq.planner.load_options import LoadOptions
 from localq.quantize import by_layer
-from localq.quantize.by_layer import Request, convert
+from localq.quantize.by_layer import convert
 from localq.quantize.model.calibration_stream import check_range
 from localq.quantize.settings import Effort, Tuning
+from localq.quantize.request import LayerwiseRequest
 from tests.support.engine.engine_runs import logits_of, prompt_of
 from tests.support.formats import aqlm_package
 from tests.support.models.tiny_checkpoints import make_checkpoint
@@ -35,7 +36,7 @@ F32 = LoadOptions(device="cpu", dtype="float32")
 UP, Q = "model.layers.1.mlp.up_proj", "model.layers.0.self_attn.q_proj"
 
 
-def request(source: Path, out: Path, **options: Any) -> Request:
+def request(source: Path, out: Path, **options: Any) -> LayerwiseRequest:
     windows = [prompt_of(48, seed) for seed in range(16)]
     options = {
         "format": "aqlm2x8",
@@ -43,7 +44,7 @@ def request(source: Path, out: Path, **options: Any) -> Request:
         "tuning": Tuning(steps=4, sequences=2),
         **options,
     }
-    return Request(open_model(source), out, windows, CPU, **options)
+    return LayerwiseRequest(open_model(source), out, windows, CPU, **options)
 
 
 def made(folder: Path, model_type: str = "llama", **overrides: Any) -> Path:

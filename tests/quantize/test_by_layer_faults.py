@@ -57,7 +57,7 @@ def finished(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All layers together at the end: what is killed is killed in the midst of that, too."""
-    return converted(llama, tmp_path_factory.mktemp("out") / "trained", **SETTINGS, whole=Tuning(steps=2, sequences=2))
+    return converted(llama, tmp_path_factory.mktemp("out") / "trained", **SETTINGS, joint_tuning=Tuning(steps=2, sequences=2))
 
 
 # One process that has loaded everything makes children: each converts and is killed, and another goes on.
@@ -69,13 +69,13 @@ from tests.support.quantize.conversions import digests
 from tests.support.quantize.vq2_conversions import converted, windows
 from localq.errors import LocalqError
 from localq.files.model_folder import open_model
-from localq.quantize.codebooks import joint_output
+from localq.quantize.codebooks import joint_training
 from localq.quantize.settings import Effort
 from localq.quantize.settings import Tuning
 torch.set_num_threads(1)
-joint_output.KEPT_EVERY = 1
+joint_training.KEPT_EVERY = 1
 source, folder = map(pathlib.Path, sys.argv[2:4])
-training = dict(tuning=Tuning(steps=2, sequences=2), whole=Tuning(steps=2, sequences=2))
+training = dict(tuning=Tuning(steps=2, sequences=2), joint_tuning=Tuning(steps=2, sequences=2))
 settings = dict(windows=windows(3, 32), effort=Effort(2, 32), seed=5, **training)
 
 converted(source, folder / "first", **settings)  # what is imported on the way is imported once

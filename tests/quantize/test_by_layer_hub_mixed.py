@@ -15,7 +15,7 @@ from localq.errors import ExitCode
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import shards as hub_shards
 from localq.files.model_folder import open_model
-from localq.files.schemes import scheme_of
+from localq.files.stored_format import scheme_of
 from localq.quantize.model import sensitivity
 from localq.quantize.output import sensitivity_log
 from tests.support.files import hub_server
@@ -84,7 +84,7 @@ class Interrupted(Exception):
 
 def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: int, out: Path) -> None:
     """A mixture whose measuring ends before this step of its way is recorded."""
-    real, left = sensitivity_log.Trail.reach, [step]
+    real, left = sensitivity_log.SensitivityLog.reach, [step]
 
     def reach(*arguments: Any) -> None:
         left[0] -= 1
@@ -93,7 +93,7 @@ def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: int, out: Path) -> Non
         real(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sensitivity_log.Trail, "reach", reach)
+        patch.setattr(sensitivity_log.SensitivityLog, "reach", reach)
         with pytest.raises(Interrupted):
             made(out, **MIXED)
     for thread in threading.enumerate():

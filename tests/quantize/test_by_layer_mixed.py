@@ -14,7 +14,7 @@ from localq.bench.quality import bits
 from localq.errors import ExitCode, LocalqError
 from localq.files.architecture import Architecture
 from localq.files.model_folder import open_model
-from localq.files.schemes import scheme_of
+from localq.files.stored_format import scheme_of
 from localq.planner import footprint
 from localq.quantize import by_layer
 from localq.quantize.bits import mixture as bit_mixture

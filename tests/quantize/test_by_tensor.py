@@ -16,7 +16,8 @@ from localq.formats.checkpoint import info, open_checkpoint
 from localq.quantize import by_tensor
 from localq.quantize.output.folder import LOCK_NAME
 from localq.quantize.output.shards import STATE_NAME, plan_shards
-from localq.quantize.output.tensor_jobs import Job, is_block_linear, plan_jobs, skipped_modules
+from localq.quantize.output.tensor_jobs import TensorJob, is_block_linear, plan_jobs, skipped_modules
+from localq.quantize.request import TensorwiseRequest
 from tests.support.files.real_model import smollm2
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.conversions import SHARD, quantized
@@ -82,7 +83,7 @@ def test_skipped_modules_name_towers_and_routers() -> None:
     names = ["vision_tower.encoder.fc1.weight", "model.multi_modal_projector.linear.weight", "lm_head.weight",
              "model.layers.0.mlp.gate.weight", "model.embed_tokens.weight"]  # fmt: skip
     shape = info(torch.bfloat16, (8, 64))
-    jobs = [Job(name, shape, {name: shape}, quantized=False) for name in names]
+    jobs = [TensorJob(name, shape, {name: shape}, quantized=False) for name in names]
     assert skipped_modules(jobs) == ["layers.0.mlp.gate", "lm_head", "model.multi_modal_projector",
                                      "model.vision_tower", "multi_modal_projector", "vision_tower"]  # fmt: skip
 
@@ -143,7 +144,7 @@ def test_shards_are_sound_and_aligned(finished: Path) -> None:
 
 
 def test_one_shard_needs_no_index(llama: Path, tmp_path: Path) -> None:
-    out = by_tensor.convert(open_model(llama), "nf4", tmp_path / "out")
+    out = by_tensor.convert(TensorwiseRequest(open_model(llama), "nf4", tmp_path / "out"))
     assert [path.name for path in out.glob("*.safetensors*")] == ["model.safetensors"]
 
 
@@ -184,7 +185,7 @@ def test_a_gguf_file_becomes_a_model_folder(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     source = open_model(smollm2())
-    out = by_tensor.convert(source, "nf4", tmp_path / "out")
+    out = by_tensor.convert(TensorwiseRequest(source, "nf4", tmp_path / "out"))
     files = open_model(out)
     assert files.eos_ids == source.eos_ids
     assert files.chat_template == source.chat_template

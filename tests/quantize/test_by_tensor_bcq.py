@@ -16,9 +16,9 @@ from localq.cli import execute
 from localq.cli.verbs import quantize_bcq
 from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
-from localq.files import schemes
-from localq.files.local_models import format_of_config
+from localq.files import stored_format
 from localq.files.model_folder import open_model
+from localq.files.stored_format import format_of_config
 from localq.formats import bcq
 from localq.formats.checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
@@ -27,9 +27,10 @@ from localq.quantize.binary import layers as binary_layers
 from localq.quantize.bits import binary_mixture
 from localq.quantize.bits import mixture as bit_mixture
 from localq.quantize.model import sensitivity
-from localq.quantize.model.input_moments import Text, begun
+from localq.quantize.model.input_moments import CalibrationText, open_streams
 from localq.quantize.output import sensitivity_log
 from localq.quantize.output.tensor_jobs import is_block_linear
+from localq.quantize.request import TensorwiseRequest
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.conversions import digests
 
@@ -67,7 +68,7 @@ def test_the_configuration_and_the_shapes_say_what_it_is(made: Path) -> None:
     assert config["quantization_config"]["quant_method"] == "localq_bcq"
     assert config["quantization_config"]["modules_to_not_convert"] == ["lm_head"]
     assert format_of_config(config) == "bcq"
-    assert schemes.scheme_of(open_model(made)) == "q2g32z"
+    assert stored_format.scheme_of(open_model(made)) == "q2g32z"
     assert bits.per_weight(open_model(made)) == 2 + 3 * 16 / 32
 
 
@@ -87,16 +88,16 @@ def test_it_loads_and_computes_what_its_bytes_stand_for(made: Path) -> None:
 
 def test_another_scheme_does_not_go_on_with_it(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    by_tensor.convert(open_model(source), "bcq", out, scheme="q1row")
-    assert schemes.scheme_of(open_model(out)) == "q1row"
+    by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", out, scheme="q1row"))
+    assert stored_format.scheme_of(open_model(out)) == "q1row"
     with pytest.raises(LocalqError) as caught:
-        by_tensor.convert(open_model(source), "bcq", out, scheme="q3g128")
+        by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", out, scheme="q3g128"))
     assert caught.value.exit_code == ExitCode.USAGE
-    by_tensor.convert(open_model(source), "bcq", out, force=True)
-    assert schemes.scheme_of(open_model(out)) in ("q3g128", "q3row")  # rows of 64 and 128 columns
+    by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", out, force=True))
+    assert stored_format.scheme_of(open_model(out)) in ("q3g128", "q3row")  # rows of 64 and 128 columns
 
 
-TEXT = Text([list(range(3, 35)), list(range(40, 72)), [7, 9] * 16], torch.device("cpu"))
+TEXT = CalibrationText([list(range(3, 35)), list(range(40, 72)), [7, 9] * 16], torch.device("cpu"))
 
 
 def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -106,11 +107,11 @@ def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def test_a_mixture_takes_no_more_than_asked_and_fills_it(source: Path, tmp_path: Path) -> None:
     told: list[str] = []
-    wish = binary_mixture.Wish(3.5, TEXT)
-    out = by_tensor.convert(open_model(source), "bcq", tmp_path / "out", None, told.append, wish=wish)
+    wish = binary_mixture.BitBudget(3.5, TEXT)
+    out = by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", tmp_path / "out", budget=wish), None, told.append)
     assert 3.3 < bits.per_weight(open_model(out)) <= 3.5
     assert any("bits a weight of 3.5" in line for line in told)
-    assert re.fullmatch(r"mix3\.[345]\d?", schemes.scheme_of(open_model(out)))
+    assert re.fullmatch(r"mix3\.[345]\d?", stored_format.scheme_of(open_model(out)))
     found = shapes(out)
     for layer in range(2):  # what reads one input has one scheme, and goes into one launch
         for names in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")):
@@ -123,14 +124,14 @@ def test_a_mixture_takes_no_more_than_asked_and_fills_it(source: Path, tmp_path:
 def test_a_mixture_that_was_stopped_keeps_its_choice(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wish, out = binary_mixture.Wish(3.5, TEXT), tmp_path / "out"
+    wish, out = binary_mixture.BitBudget(3.5, TEXT), tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(by_tensor, "_write_shards", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            by_tensor.convert(open_model(source), "bcq", out, wish=wish)
+            by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", out, budget=wish))
     assert (out / bit_mixture.FILE).is_file()
     monkeypatch.setattr(binary_mixture, "sensitivities", lambda *given, **named: pytest.fail("measured again"))
-    by_tensor.convert(open_model(source), "bcq", out, wish=wish)
+    by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", out, budget=wish))
     assert not (out / bit_mixture.FILE).exists()
 
 
@@ -138,8 +139,8 @@ def test_a_mixture_that_was_stopped_keeps_its_choice(
 def test_a_mixture_that_was_killed_while_it_measured_goes_on(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    wish, out, left, steps = binary_mixture.Wish(3.5, TEXT), tmp_path / "out", [step], []
-    real, read = sensitivity_log.Trail.reach, sensitivity.Source.block
+    wish, out, left, steps = binary_mixture.BitBudget(3.5, TEXT), tmp_path / "out", [step], []
+    real, read = sensitivity_log.SensitivityLog.reach, sensitivity.Source.block
 
     def reach(*given: Any) -> None:
         if not left[0]:
@@ -148,21 +149,21 @@ def test_a_mixture_that_was_killed_while_it_measured_goes_on(
         real(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(sensitivity_log.Trail, "reach", reach)
+        patch.setattr(sensitivity_log.SensitivityLog, "reach", reach)
         with pytest.raises(KeyboardInterrupt):
-            by_tensor.convert(open_model(source), "bcq", out, wish=wish)
+            by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", out, budget=wish))
     assert (out / sensitivity_log.FILE).is_file()
     monkeypatch.setattr(sensitivity.Source, "block", lambda model, layer: (steps.append(layer), read(model, layer))[1])
-    by_tensor.convert(open_model(source), "bcq", out, lambda what, *_: steps.append(what), wish=wish)
+    by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", out, budget=wish), lambda what, *_: steps.append(what))
     measured = [each for each in steps[: steps.index("quantizing")] if isinstance(each, int)]
     assert measured == {1: [1, 1, 0, 0, 1], 3: [1, 0, 0, 1]}[step]  # the last two: where schemes are tried
     assert not list(out.glob("conversion.*"))
-    assert digests(out) == digests(by_tensor.convert(open_model(source), "bcq", tmp_path / "whole", wish=wish))
+    assert digests(out) == digests(by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", tmp_path / "whole", budget=wish)))
 
 
 def test_too_few_bits_for_a_mixture(source: Path, tmp_path: Path) -> None:
     with pytest.raises(LocalqError, match="the least that this model takes") as caught:
-        by_tensor.convert(open_model(source), "bcq", tmp_path / "out", wish=binary_mixture.Wish(1.01, TEXT))
+        by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", tmp_path / "out", budget=binary_mixture.BitBudget(1.01, TEXT)))
     assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -212,10 +213,10 @@ def logits(folder: Path, ids: Tensor) -> Tensor:
 def test_on_a_text_the_model_computes_more_nearly_what_it_did(source: Path, tmp_path: Path) -> None:
     """Of the text itself; and only the codes differ, not what is written besides or how it is called."""
     ids = torch.tensor(TEXT.windows[0])
-    plain = by_tensor.convert(open_model(source), "bcq", tmp_path / "plain", scheme="q2g32")
-    on_text = by_tensor.convert(open_model(source), "bcq", tmp_path / "text", scheme="q2g32", text=TEXT)
+    plain = by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", tmp_path / "plain", scheme="q2g32"))
+    on_text = by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", tmp_path / "text", scheme="q2g32", text=TEXT))
     assert shapes(on_text) == shapes(plain)
-    assert schemes.scheme_of(open_model(on_text)) == schemes.scheme_of(open_model(plain)) == "q2g32"
+    assert stored_format.scheme_of(open_model(on_text)) == stored_format.scheme_of(open_model(plain)) == "q2g32"
     assert (on_text / "config.json").read_bytes() == (plain / "config.json").read_bytes()
     exact = logits(source, ids)
     lost = [(logits(folder, ids) - exact).square().mean() for folder in (plain, on_text)]
@@ -228,10 +229,10 @@ def test_rows_that_are_no_multiple_of_8_are_copied_on_a_text_too(
 ) -> None:
     """As without one; and what is written already is not searched again for the lack of them."""
     uneven = open_model(make_checkpoint(tmp_path / "uneven", "llama", num_hidden_layers=2, intermediate_size=100))
-    plain = by_tensor.convert(uneven, "bcq", tmp_path / "plain", scheme="q2g32")
-    whole = by_tensor.convert(uneven, "bcq", tmp_path / "text", scheme="q2g32", text=TEXT)
+    plain = by_tensor.convert(TensorwiseRequest(uneven, "bcq", tmp_path / "plain", scheme="q2g32"))
+    whole = by_tensor.convert(TensorwiseRequest(uneven, "bcq", tmp_path / "text", scheme="q2g32", text=TEXT))
     assert shapes(whole) == shapes(plain)
-    mixed = by_tensor.convert(uneven, "bcq", tmp_path / "mixed", wish=binary_mixture.Wish(3.5, TEXT))
+    mixed = by_tensor.convert(TensorwiseRequest(uneven, "bcq", tmp_path / "mixed", budget=binary_mixture.BitBudget(3.5, TEXT)))
     assert shapes(mixed).keys() == shapes(plain).keys()
     with open_checkpoint(uneven) as before, open_checkpoint(open_model(mixed)) as after:
         name = "model.layers.1.mlp.down_proj.weight"
@@ -245,7 +246,9 @@ def test_rows_that_are_no_multiple_of_8_are_copied_on_a_text_too(
 
     monkeypatch.setattr(binary_layers, "_packed", lambda *given: pytest.fail("searched again"))
     with open_checkpoint(uneven) as checkpoint, torch.inference_mode():
-        made = binary_layers.Layers(*begun(TEXT, uneven, checkpoint), lambda prefix: bcq.of_scheme("q2g32"), written)
+        made = binary_layers.LayerCodes(
+            *open_streams(TEXT, uneven, checkpoint), lambda prefix: bcq.of_scheme("q2g32"), written
+        )
         again = made.packed("model.layers.1.mlp.up_proj")
     stored = written("model.layers.1.mlp.up_proj")
     assert stored is not None
@@ -256,18 +259,18 @@ def test_one_that_was_stopped_goes_on_to_the_same_bytes(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With what was written of the layers before, which are not searched again."""
-    whole = by_tensor.convert(open_model(source), "bcq", tmp_path / "whole", shard_bytes=5_000, text=TEXT)
-    out, packed = tmp_path / "out", binary_layers.Layers.packed
+    whole = by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", tmp_path / "whole", shard_bytes=5_000, text=TEXT))
+    out, packed = tmp_path / "out", binary_layers.LayerCodes.packed
 
-    def stopped(layers: binary_layers.Layers, prefix: str) -> bcq.Packed:
+    def stopped(layers: binary_layers.LayerCodes, prefix: str) -> bcq.Packed:
         if "layers.1.mlp" in prefix:
             raise KeyboardInterrupt
         return packed(layers, prefix)
 
     with monkeypatch.context() as patch:
-        patch.setattr(binary_layers.Layers, "packed", stopped)
+        patch.setattr(binary_layers.LayerCodes, "packed", stopped)
         with pytest.raises(KeyboardInterrupt):
-            by_tensor.convert(open_model(source), "bcq", out, shard_bytes=5_000, text=TEXT)
+            by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", out, shard_bytes=5_000, text=TEXT))
     searched: list[str] = []
     search = binary_layers._packed
 
@@ -276,7 +279,7 @@ def test_one_that_was_stopped_goes_on_to_the_same_bytes(
         return search(*given)
 
     monkeypatch.setattr(binary_layers, "_packed", told)
-    by_tensor.convert(open_model(source), "bcq", out, shard_bytes=5_000, text=TEXT)
+    by_tensor.convert(TensorwiseRequest(open_model(source), "bcq", out, shard_bytes=5_000, text=TEXT))
     assert set(searched) == {"model.layers.1."}
     files = sorted(path.name for path in whole.glob("*.safetensors"))
     assert len(files) > 3

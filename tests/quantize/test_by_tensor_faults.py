@@ -22,6 +22,7 @@ from localq.files.model_folder import open_model
 from localq.quantize import by_tensor
 from localq.quantize.output import shards as shard_writer
 from localq.quantize.output.folder import LOCK_NAME
+from localq.quantize.request import TensorwiseRequest
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.conversions import digests, quantized
 
@@ -39,8 +40,9 @@ def finished(llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- kills, resumes, determinism
 CONVERT_AND_DIE = """
 import os, pathlib, signal, sys
-from localq import convert, shard_writer
 from localq.files.model_folder import open_model
+from localq.quantize import by_tensor
+from localq.quantize.request import TensorwiseRequest
 left = int(sys.argv[4])
 def count(*_):
     global left
@@ -53,7 +55,7 @@ else:  # die around a rename: before it and after it in turn
     on_progress, replace = None, os.replace
     os.replace = lambda *names: (count(), replace(*names), count())
 source, out = map(pathlib.Path, sys.argv[1:3])
-convert.convert(open_model(source), "nf4", out, on_progress, shard_bytes=60_000)
+by_tensor.convert(TensorwiseRequest(open_model(source), "nf4", out, shard_bytes=60_000), on_progress)
 """
 
 
@@ -191,7 +193,7 @@ def test_the_source_is_never_the_output(llama: Path) -> None:
 def test_usage_errors(llama: Path, finished: Path, tmp_path: Path) -> None:
     for source, format, why in ((llama, "nf5", "does not write"), (finished, "nf4", "bitsandbytes")):
         with pytest.raises(LocalqError, match=why) as caught:
-            by_tensor.convert(open_model(source), format, tmp_path / "out")
+            by_tensor.convert(TensorwiseRequest(open_model(source), format, tmp_path / "out"))
         assert caught.value.exit_code == ExitCode.USAGE
 
 
@@ -248,8 +250,9 @@ def test_a_model_without_known_linears_is_refused(tmp_path: Path) -> None:
 
 MEASURE = """
 import pathlib, sys, torch
-from localq import convert
 from localq.files.model_folder import open_model
+from localq.quantize import by_tensor
+from localq.quantize.request import TensorwiseRequest
 torch.set_num_threads(1)
 def anonymous():
     lines = pathlib.Path("/proc/self/status").read_text().splitlines()
@@ -259,7 +262,7 @@ peak, start = 0, anonymous()
 def watch(*_):
     global peak
     peak = max(peak, anonymous() - start)
-convert.convert(files, "nf4", pathlib.Path(sys.argv[2]), watch)
+by_tensor.convert(TensorwiseRequest(files, "nf4", pathlib.Path(sys.argv[2])), watch)
 print(peak)
 """
 

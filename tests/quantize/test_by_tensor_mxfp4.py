@@ -12,13 +12,14 @@ from safetensors.torch import load_file
 from localq.bench.quality import bits
 from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
-from localq.files.local_models import format_of_config
 from localq.files.model_folder import open_model
+from localq.files.stored_format import format_of_config
 from localq.formats import mxfp4
 from localq.formats.checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from localq.quantize import by_tensor
 from localq.quantize.output.tensor_jobs import is_block_linear
+from localq.quantize.request import TensorwiseRequest
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
 
@@ -30,7 +31,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out") / "qwen2-mxfp4"
-    return by_tensor.convert(open_model(source), "mxfp4", out, shard_bytes=60_000)
+    return by_tensor.convert(TensorwiseRequest(open_model(source), "mxfp4", out, shard_bytes=60_000))
 
 
 def test_every_matrix_of_the_blocks_is_quantized_and_all_else_is_copied(source: Path, made: Path) -> None:
@@ -89,9 +90,9 @@ def test_a_damaged_scale_is_refused_by_name(made: Path, tmp_path: Path) -> None:
 
 def test_it_is_not_quantized_again_and_odd_rows_are_told(source: Path, made: Path, tmp_path: Path) -> None:
     with pytest.raises(LocalqError, match="already \\(mxfp4\\)"):
-        by_tensor.convert(open_model(made), "mxfp4", tmp_path / "again")
+        by_tensor.convert(TensorwiseRequest(open_model(made), "mxfp4", tmp_path / "again"))
     odd = make_checkpoint(tmp_path / "odd", "llama", intermediate_size=200, num_hidden_layers=1)
     notes: list[str] = []
-    by_tensor.convert(open_model(odd), "mxfp4", tmp_path / "out", say=notes.append)
+    by_tensor.convert(TensorwiseRequest(open_model(odd), "mxfp4", tmp_path / "out"), say=notes.append)
     assert len(notes) == 1
     assert "no multiple of 32 long" in notes[0]

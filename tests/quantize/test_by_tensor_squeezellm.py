@@ -12,10 +12,10 @@ from localq.bench.quality import bits
 from localq.cli import execute
 from localq.engine.load import weights
 from localq.engine.load.load import load, share_scratch
-from localq.engine.step.operands import fusable, halves, operand
+from localq.engine.step.operands import fusable, operand
 from localq.errors import ExitCode, LocalqError
-from localq.files.local_models import format_of_config
 from localq.files.model_folder import open_model
+from localq.files.stored_format import format_of_config
 from localq.formats import squeezellm
 from localq.formats.checkpoint import open_checkpoint
 from localq.formats.squeezellm.kernel import RowLutOperand
@@ -24,12 +24,13 @@ from localq.quantize import by_tensor
 from localq.quantize.model import input_moments
 from localq.quantize.model.calibration_stream import NoCache
 from localq.quantize.output.tensor_jobs import is_block_linear
+from localq.quantize.request import TensorwiseRequest
 from tests.support.engine.packed_models import packed_model
 from tests.support.formats import expert_checkpoints
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
-TEXT = input_moments.Text([list(range(3, 35)), list(range(40, 72)), [7, 9] * 16], CPU)
+TEXT = input_moments.CalibrationText([list(range(3, 35)), list(range(40, 72)), [7, 9] * 16], CPU)
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 
 
@@ -42,7 +43,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out") / "made"
-    return by_tensor.convert(open_model(source), "squeezellm", out, shard_bytes=60_000, text=TEXT)
+    return by_tensor.convert(TensorwiseRequest(open_model(source), "squeezellm", out, shard_bytes=60_000, text=TEXT))
 
 
 def moments_of(source: Path) -> dict[str, torch.Tensor]:
@@ -68,8 +69,10 @@ def moments_of(source: Path) -> dict[str, torch.Tensor]:
 def test_columns_count_as_their_inputs_do(source: Path, tmp_path: Path) -> None:
     files = open_model(source)
     with open_checkpoint(files) as checkpoint:
-        found = input_moments.kept(tmp_path, TEXT, files, checkpoint, lambda what, done, total: None)
-        again = input_moments.kept(tmp_path, TEXT, files, checkpoint, lambda *told: pytest.fail("measured again"))
+        found = input_moments.load_or_measure(tmp_path, TEXT, files, checkpoint, lambda what, done, total: None)
+        again = input_moments.load_or_measure(
+            tmp_path, TEXT, files, checkpoint, lambda *told: pytest.fail("measured again")
+        )
     assert len(found) == 2 * 7
     assert all(torch.equal(found[name], again[name]) for name in found)
     for name, expected in moments_of(source).items():
@@ -160,12 +163,12 @@ def test_what_was_killed_goes_on_with_what_it_measured(source: Path, made: Path,
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        by_tensor.convert(files, "squeezellm", tmp_path / "out", stop, shard_bytes=60_000, text=TEXT)
+        by_tensor.convert(TensorwiseRequest(files, "squeezellm", tmp_path / "out", shard_bytes=60_000, text=TEXT), stop)
     assert input_moments.MEASURING in told
     assert (tmp_path / "out" / input_moments.FILE).is_file()
     told.clear()
     again = {"shard_bytes": 60_000, "text": TEXT}
-    by_tensor.convert(files, "squeezellm", tmp_path / "out", lambda what, *_: told.append(what), **again)
+    by_tensor.convert(TensorwiseRequest(files, "squeezellm", tmp_path / "out", **again), lambda what, *_: told.append(what))
     assert set(told) == {"quantizing"}
     for path in made.iterdir():
         assert (tmp_path / "out" / path.name).read_bytes() == path.read_bytes()
@@ -179,13 +182,13 @@ def test_another_text_is_another_conversion(source: Path, tmp_path: Path) -> Non
 
     files = open_model(source)
     with pytest.raises(KeyboardInterrupt):
-        by_tensor.convert(files, "squeezellm", tmp_path / "out", stop, text=TEXT)
-    other = input_moments.Text(TEXT.windows[:1], CPU)
+        by_tensor.convert(TensorwiseRequest(files, "squeezellm", tmp_path / "out", text=TEXT), stop)
+    other = input_moments.CalibrationText(TEXT.windows[:1], CPU)
     for text in (other, None):
         with pytest.raises(LocalqError, match="unfinished conversion of something else") as caught:
-            by_tensor.convert(files, "squeezellm", tmp_path / "out", text=text)
+            by_tensor.convert(TensorwiseRequest(files, "squeezellm", tmp_path / "out", text=text))
         assert caught.value.exit_code is ExitCode.USAGE
-    by_tensor.convert(files, "squeezellm", tmp_path / "out", force=True)
+    by_tensor.convert(TensorwiseRequest(files, "squeezellm", tmp_path / "out", force=True))
     assert not (tmp_path / "out" / input_moments.FILE).exists()
 
 

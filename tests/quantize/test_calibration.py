@@ -16,7 +16,7 @@ from localq.files.model_folder import open_model
 from localq.formats.checkpoint import info
 from localq.planner import prepare
 from localq.quantize import by_layer, calibration
-from localq.quantize.request import Request, task_of
+from localq.quantize.request import LayerwiseRequest, layerwise_task
 from localq.text.tokenizer import Tokenizer
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.chat_prompts import read_prompts
@@ -122,8 +122,10 @@ def test_the_chats_tell_a_conversion_from_others(source, chats, tmp_path) -> Non
     planned = [{"layer": info(torch.float16, (3, 5))}]
 
     def fingerprint(*paths: Path) -> str:
-        request = Request(open_model(source), tmp_path / "out", windows_of(source, *paths), torch.device("cpu"))
-        return str(task_of(request, planned)["fingerprint"])
+        request = LayerwiseRequest(
+            open_model(source), tmp_path / "out", windows_of(source, *paths), torch.device("cpu")
+        )
+        return str(layerwise_task(request, planned)["fingerprint"])
 
     known = fingerprint(TEXT, chats)
     assert known == fingerprint(TEXT, chats)
@@ -204,11 +206,11 @@ def test_nothing_that_models_are_judged_on_was_calibrated_on() -> None:
 
 
 @pytest.fixture
-def asked(monkeypatch, tmp_path) -> list[by_layer.Request]:
+def asked(monkeypatch, tmp_path) -> list[LayerwiseRequest]:
     """What is asked of the encoder."""
-    found: list[by_layer.Request] = []
+    found: list[LayerwiseRequest] = []
 
-    def convert(request: by_layer.Request, on_progress: Any, say: Any) -> Path:
+    def convert(request: LayerwiseRequest, on_progress: Any, say: Any) -> Path:
         found.append(request)
         return request.out
 
@@ -222,7 +224,7 @@ def test_the_option_may_be_repeated(source, chats, tmp_path, asked) -> None:
     command = ["quantize", str(source), "--format", "vq2", "--best", "--device", "cpu", "--out", str(tmp_path / "out")]
     assert execute([*command, "--calibration", str(TEXT), "--calibration", str(chats)]) == ExitCode.OK
     assert asked[0].windows == windows_of(source, TEXT, chats)
-    assert f"{len(asked[0].windows)} windows of {SIZE} tokens" in asked[0].begun
+    assert f"{len(asked[0].windows)} windows of {SIZE} tokens" in asked[0].start_note
     assert execute([*command, "--calibration", "default", "--calibration", str(chats), "--windows", "5"]) == ExitCode.OK
     assert len(asked[1].windows) == 5
 

@@ -20,15 +20,15 @@ from localq.quantize import memory
 from localq.quantize.codebooks import encode
 from localq.quantize.codebooks import joint_training as whole
 from localq.quantize.codebooks import layer as codebook_layer
-from localq.quantize.codebooks.initial_codebooks import universal
+from localq.quantize.codebooks.initial_codebooks import load_initial
 from localq.quantize.codebooks.layer import quantize_layer
 from localq.quantize.model import linear_algebra, statistics
 from localq.quantize.model.calibration_stream import Streams
-from localq.quantize.model.fold import plain
+from localq.quantize.model.fold import plain_linear
 from localq.quantize.model.matrix_groups import groups_of
-from localq.quantize.model.sensitivity import ending_of
-from localq.quantize.output.resume_files import Kept
-from localq.quantize.settings import Effort, Made, Settings, Tuning
+from localq.quantize.model.sensitivity import make_ending
+from localq.quantize.output.resume_files import ResumeFiles
+from localq.quantize.settings import ConversionSettings, Effort, QuantizedLayer, Tuning
 from tests.support.engine.live_memory import LiveMemory
 from tests.support.quantize.tiny_layers import packed_block
 
@@ -69,9 +69,9 @@ def text(model: Decoder, tokens: int, device: torch.device) -> Streams:
     return Streams(model, rows, device)
 
 
-def settings(device: str = "cpu", **changes: Any) -> Settings:
-    books = (universal("s4l16", torch.device(device)),) * 4
-    return Settings(Effort(beam=4, columns=64, steps=2), books, **changes)
+def settings(device: str = "cpu", **changes: Any) -> ConversionSettings:
+    books = (load_initial("s4l16", torch.device(device)),) * 4
+    return ConversionSettings(Effort(beam=4, columns=64, steps=2), books, **changes)
 
 
 class Stages(LiveMemory):
@@ -86,7 +86,7 @@ class Stages(LiveMemory):
         marks += [(encode, "fit_books", "codebooks"), (codebook_layer, "put", "weights")]
         for owner, name, stage in marks:
             patch.setattr(owner, name, self._marked(getattr(owner, name), stage))
-        passes = dict.fromkeys(("_through_attention", "_through_mlp"), "a pass through it")
+        passes = dict.fromkeys(("_through_attention", "_through_mlp"), "a forward pass")
         for name, stage in {**passes, "tune": "fine-tuning"}.items():
             patch.setattr(codebook_layer, name, self._marked(getattr(codebook_layer, name), stage, whole=True))
 
@@ -139,11 +139,13 @@ def test_the_count_is_the_measured_peak(intermediate, tokens, steps):
         begun = measured.now
         made = quantize_layer(block, 0, streams, chosen)
         measured.mark("after")
-        counted = memory.count(block, HIDDEN, tokens, chosen, device="cpu", turned=False)
+        counted = memory.count(block, HIDDEN, tokens, chosen, device="cpu", rotated=False)
     # On a CPU what is done, and what fine-tuning begins with, lies in the same memory. Both layers are not seen.
     on_host = sum(each.numel() for packed in made.packed.values() for each, _ in packed.books)
     on_host += begun + (2 * WINDOWS * tokens * HIDDEN if steps else 0)
-    weights = sum(plain(block.get_submodule(name)).weight.numel() for each in groups_of(block) for name in each.names)
+    weights = sum(
+        plain_linear(block.get_submodule(name)).weight.numel() for each in groups_of(block) for name in each.names
+    )
     peaks = {stage: peak - on_host + 8 * weights for stage, peak in measured.peaks.items()}
     highest = max(peaks.values())
     assert counted.stages[counted.widest] == pytest.approx(highest, rel=WITHIN)
@@ -152,7 +154,9 @@ def test_the_count_is_the_measured_peak(intermediate, tokens, steps):
             assert counted.stages[stage] == pytest.approx(peak, abs=WITHIN * highest), stage
 
 
-def made_of(model: Decoder, tokens: int, chosen: Settings, device: torch.device) -> tuple[Made, Streams]:
+def made_of(
+    model: Decoder, tokens: int, chosen: ConversionSettings, device: torch.device
+) -> tuple[QuantizedLayer, Streams]:
     """A layer that is quantized, and the text behind it."""
     with torch.no_grad():
         block, streams = copy.deepcopy(model.layers[0]).to(device), text(model, tokens, device)
@@ -187,7 +191,7 @@ def test_the_count_is_what_the_allocator_of_a_gpu_tells(on_host, steps):
     hidden, tokens, device = 2048, 1024, torch.device("cuda", 0)
     model = decoder(7168, tokens, hidden)
     chosen = settings("cuda", tuning=Tuning(steps, 2), on_host=on_host)
-    counted = memory.count(model.layers[0], hidden, tokens, chosen, device="cuda", turned=False)
+    counted = memory.count(model.layers[0], hidden, tokens, chosen, device="cuda", rotated=False)
     torch.ones(16, 16, device=device).mm(torch.ones(16, 16, device=device))  # cuBLAS takes its workspace
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -205,7 +209,7 @@ def test_a_70b_fits_a_card_of_24_gb_and_moved_to_the_host_one_of_16():
         block = llama.Model(llama.Config.from_dict({**config, "max_position_embeddings": 2048})).layers[0]
     quick, best = (
         [
-            memory.count(block, 8192, 2048, settings(tuning=tuning, on_host=on_host), device="cuda", turned=True).peak
+            memory.count(block, 8192, 2048, settings(tuning=tuning, on_host=on_host), device="cuda", rotated=True).peak
             for on_host in (False, True)
         ]
         for tuning in (Tuning(), Tuning(200, 4))
@@ -215,15 +219,15 @@ def test_a_70b_fits_a_card_of_24_gb_and_moved_to_the_host_one_of_16():
 
 
 def test_weights_go_to_the_host_where_they_do_not_fit_else_and_what_does_not_fit_at_all_is_refused():
-    def counted(chosen: Settings) -> memory.Count:
-        return memory.Count({"a pass": 50 if chosen.on_host else 100, "the goal": 40}, always=8)
+    def counted(chosen: ConversionSettings) -> memory.MemoryCount:
+        return memory.MemoryCount({"a pass": 50 if chosen.on_host else 100, "the goal": 40}, always=8)
 
     given = settings()
-    assert memory.placed("tiny", counted, given, 113) is given
+    assert memory.place("tiny", counted, given, 113) is given
     for budget in (112, 60):
-        assert memory.placed("tiny", counted, given, budget) == replace(given, on_host=True)
+        assert memory.place("tiny", counted, given, budget) == replace(given, on_host=True)
     with pytest.raises(LocalqError, match="widest moment \\(a pass\\)") as caught:
-        memory.placed("tiny", counted, given, 59)
+        memory.place("tiny", counted, given, 59)
     assert caught.value.exit_code == ExitCode.DOES_NOT_FIT
 
 
@@ -233,14 +237,14 @@ def test_the_count_of_training_is_what_the_allocator_of_a_gpu_tells(tmp_path):
     hidden, tokens, vocab, device = 2048, 1024, 40960, torch.device("cuda", 0)
     model, tuning = decoder(7168, tokens, hidden), Tuning(2, 2)
     counted = memory.count(
-        model.layers[0], hidden, tokens, settings("cuda", whole=tuning), device="cuda", turned=False, vocab=vocab
+        model.layers[0], hidden, tokens, settings("cuda", joint_tuning=tuning), device="cuda", rotated=False, vocab=vocab
     )
     streams = text(model, tokens, device)
     layers = [(copy.deepcopy(block).to(device), packed_block(block, 1)) for block in model.layers]
     for block, packed in layers:
         for name in packed:
-            plain(block.get_submodule(name)).weight.data = torch.empty(0, device=device)
-    ending = ending_of(model, torch.ones(hidden), torch.randn(vocab, hidden), device)
+            plain_linear(block.get_submodule(name)).weight.data = torch.empty(0, device=device)
+    ending = make_ending(model, torch.ones(hidden), torch.randn(vocab, hidden), device)
 
     def rows(number: int) -> Tensor:
         return streams.x[number].to(device).float()
@@ -248,7 +252,7 @@ def test_the_count_of_training_is_what_the_allocator_of_a_gpu_tells(tmp_path):
     torch.ones(16, 16, device=device).mm(torch.ones(16, 16, device=device))  # cuBLAS takes its workspace
     before = torch.cuda.memory_allocated(device) - 4 * vocab * hidden
     torch.cuda.reset_peak_memory_stats(device)
-    texts = whole.Texts(len(streams.x), rows, rows, streams.step)
-    whole.train(layers, texts, ending, tuning, 0, Kept(tmp_path, {}), lambda done, total: None)
+    texts = whole.Sequences(len(streams.x), rows, rows, streams.step)
+    whole.train(layers, texts, ending, tuning, 0, ResumeFiles(tmp_path, {}), lambda done, total: None)
     measured = torch.cuda.max_memory_allocated(device) - before
     assert measured / memory.SPARE <= counted.stages["training all layers"] <= 1.3 * measured

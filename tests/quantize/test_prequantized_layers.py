@@ -70,8 +70,8 @@ def test_one_command_makes_the_model_and_packs_its_layers(made, packed, tmp_path
     text.write_text("The way of a word through a model is long. " * 200)
     options = ["--windows", "1", "--calibration", str(text), "--device", "cpu"]
     folder = pack(monkeypatch, tmp_path / "model", source, tmp_path / "layers", "--make", *options, "--seed", "7")
-    ready = prequantized_layers.open_ready(folder)
-    assert (ready.seed, ready.source_sha256) == (7, prequantized_layers.open_ready(packed).source_sha256)
+    ready = prequantized_layers.open_layers(folder)
+    assert (ready.seed, ready.source_sha256) == (7, prequantized_layers.open_layers(packed).source_sha256)
     arguments = ["quantize", str(source), "--format", "vq2", "--out", str(tmp_path / "again")]
     assert execute([*arguments, "--layers", str(folder)]) == ExitCode.OK
     assert digests(tmp_path / "again") == digests(tmp_path / "model")
@@ -87,7 +87,7 @@ def test_one_command_makes_the_model_and_packs_its_layers(made, packed, tmp_path
 def test_it_needs_no_search(made, packed, tmp_path, monkeypatch):
     source, model = made
     monkeypatch.setattr(kernels, "why_not", lambda: "a test took it away")
-    ready = prequantized_layers.open_ready(packed)
+    ready = prequantized_layers.open_layers(packed)
     asked = request(source, tmp_path / "again", windows=(), layers=ready, seed=ready.seed)
     assert digests(by_layer.convert(asked)) == digests(model)
 
@@ -96,9 +96,9 @@ def test_it_needs_no_search(made, packed, tmp_path, monkeypatch):
 def test_trained_further_they_are_what_a_conversion_ends_with(made, packed, tmp_path):
     """The same windows, the same steps: the same bytes, whether the layers were made in one go or lay ready."""
     source, model = made
-    ready, whole = prequantized_layers.open_ready(packed), Tuning(6, 2, 1e-3, 5e-4, 5e-4)
-    again = converted(source, tmp_path / "again", layers=ready, whole=whole, seed=ready.seed)
-    assert digests(again) == digests(converted(source, tmp_path / "model", whole=whole, seed=3))
+    ready, whole = prequantized_layers.open_layers(packed), Tuning(6, 2, 1e-3, 5e-4, 5e-4)
+    again = converted(source, tmp_path / "again", layers=ready, joint_tuning=whole, seed=ready.seed)
+    assert digests(again) == digests(converted(source, tmp_path / "model", joint_tuning=whole, seed=3))
     assert digests(again) != digests(model)
 
 
@@ -155,7 +155,7 @@ def test_damaged_ones_are_refused(made, packed, tmp_path, capsys):
 @made_here
 def test_layers_of_another_shape_are_refused(made, packed, tmp_path):
     source, _ = made
-    ready = prequantized_layers.open_ready(packed)
+    ready = prequantized_layers.open_layers(packed)
     asked = request(source, tmp_path / "out", windows=(), layers=ready, seed=3, scheme="s4l16+s8l16")
     with pytest.raises(LocalqError, match="is missing") as caught:
         by_layer.convert(asked)
@@ -171,7 +171,7 @@ def test_tensors_of_another_shape_and_other_files_are_refused(made, packed, tmp_
     path.write_bytes(save(tensors) if what == "wide" else b"no tensors at all")
     record = json.loads((packed / prequantized_layers.RECORD).read_text())
     (packed / prequantized_layers.RECORD).write_text(json.dumps({**record, "sha256": sha256_of(path)}))
-    asked = request(source, tmp_path / "out", windows=(), layers=prequantized_layers.open_ready(packed), seed=3)
+    asked = request(source, tmp_path / "out", windows=(), layers=prequantized_layers.open_layers(packed), seed=3)
     with pytest.raises(LocalqError) as caught:
         by_layer.convert(asked)
     assert caught.value.exit_code == ExitCode.BAD_FILE
@@ -201,7 +201,7 @@ def test_those_that_come_with_localq_are_what_their_record_says():
     target = catalog.resolve("smollm2-135m@vq2")
     folder = prepare.ready_layers(target)
     assert folder is not None
-    ready = prequantized_layers.open_ready(folder)
+    ready = prequantized_layers.open_layers(folder)
     assert sha256_of(folder / prequantized_layers.TENSORS) == ready.sha256
     assert sha256_of(smollm2()) == ready.source_sha256
     assert prepare.ready_layers(catalog.resolve("smollm2-135m@nf4")) is None

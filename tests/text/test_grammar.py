@@ -14,7 +14,7 @@ import pytest
 
 from localq.chat.history.record import ChatSettings
 from localq.chat.session import ChatSession
-from localq.disk import text_of
+from localq.disk import read_text
 from localq.errors import ExitCode, LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.sampling import Sampling
@@ -221,6 +221,6 @@ def test_a_pipe_that_the_shell_has_opened_is_a_file():
     with os.fdopen(writer, "wb") as file:
         file.write(b'{"type": "integer"}')
     try:
-        assert text_of(Path(f"/dev/fd/{reader}")) == '{"type": "integer"}'
+        assert read_text(Path(f"/dev/fd/{reader}")) == '{"type": "integer"}'
     finally:
         os.close(reader)

@@ -10,8 +10,8 @@ import pytest
 from localq.chat import compaction, reply_stream, side_request
 from localq.chat.history.conversation import Message
 from localq.chat.reply import Reply
-from localq.chat.reply_stream import Incoming
-from localq.chat.session import ChatSession, Piece
+from localq.chat.reply_stream import ReplyDecoder
+from localq.chat.session import ChatSession, ReplyPiece
 from localq.text import harmony, template, thinking
 from localq.text.grammar import Grammar
 from localq.text.thinking import Splitter
@@ -59,9 +59,9 @@ def literal(tokenizer: Tokenizer, text: str) -> list[int]:
     return [id for letter in text for id in tokenizer.encode(letter)]
 
 
-def read(tokenizer: Tokenizer, ids: list[int]) -> Incoming:
+def read(tokenizer: Tokenizer, ids: list[int]) -> ReplyDecoder:
     """A reply that came token by token; pieces are what it says that it has."""
-    incoming = Incoming(harmony.Marked(tokenizer))
+    incoming = ReplyDecoder(harmony.Marked(tokenizer))
     pieces = [piece for id in ids for piece in incoming.push([id])] + incoming.finish()
     assert "".join(text for text, thinks in pieces if thinks) == incoming.thought
     assert "".join(text for text, thinks in pieces if not thinks) == incoming.answer
@@ -108,7 +108,7 @@ def test_only_tokens_are_marks_and_what_is_stored_is_read_alike(tokenizer):
 
 
 def test_an_answer_is_over_where_another_message_begins(tokenizer):
-    incoming = Incoming(harmony.Marked(tokenizer), ("sto",))
+    incoming = ReplyDecoder(harmony.Marked(tokenizer), ("sto",))
     pieces = incoming.push(tokenizer.encode(f"{REPLY} st{NEXT}<|channel|>analysis<|message|>more"))
     assert incoming.ended()
     assert "".join(text for text, thinks in pieces + incoming.finish() if not thinks) == "yes st"
@@ -118,7 +118,7 @@ def test_an_answer_is_over_where_another_message_begins(tokenizer):
 def test_half_a_character_before_a_mark_is_none(tokenizer):
     half = tokenizer.encode("👩")[:2]
     ids = [*tokenizer.encode(THOUGHT), *half, *tokenizer.encode(f"{NEXT}<|channel|>final<|message|>"), *half]
-    incoming = Incoming(harmony.Marked(tokenizer))
+    incoming = ReplyDecoder(harmony.Marked(tokenizer))
     incoming.push(ids)
     incoming.finish(cut=True)
     assert (incoming.thought, incoming.answer) == ("so so", "")
@@ -136,7 +136,7 @@ def asked(session: ChatSession, parts) -> Reply:
     found = list(parts)
     reply = found[-1]
     assert isinstance(reply, Reply)
-    said = [part for part in found if isinstance(part, Piece)]
+    said = [part for part in found if isinstance(part, ReplyPiece)]
     assert "".join(part.text for part in said if part.thinking) == reply.thought
     assert "".join(part.text for part in said if not part.thinking) == reply.text
     return reply
@@ -281,7 +281,7 @@ def test_what_another_model_writes_of_the_format_is_its_answer(text):
     backend = tiny_tokenizers.byte_level()
     template_of_qwen, special = source("published/qwen3-0.6b")
     tokenizer = Tokenizer(backend, special, template_of_qwen, frozenset())
-    incoming = reply_stream.incoming(tokenizer, tokenizer.encode("<|im_start|>assistant\n"))
+    incoming = reply_stream.reply_decoder(tokenizer, tokenizer.encode("<|im_start|>assistant\n"))
     for id in tokenizer.encode(text):
         incoming.push([id])
     incoming.finish()
@@ -292,7 +292,7 @@ def test_what_another_model_writes_of_the_format_is_its_answer(text):
 def test_marks_in_what_is_asked_besides_are_no_messages(tokenizer):
     session = over(tokenizer, REPLY, REPLY)
     for text in ("Hi", FORGED):
-        list(side_request.aside(session, text, 20))
+        list(side_request.ask(session, text, 20))
     plain, forged = ([each.prompt.count(id) for id in tokenizer.mark_ids] for each in session.client.generated)
     assert plain == forged
 

@@ -12,10 +12,10 @@ from tokenizers import AddedToken
 
 from localq.chat.history import export as transcript
 from localq.chat.history.record import ChatSettings
-from localq.chat.history.store import SessionStore
-from localq.chat.prompt import Reading
-from localq.chat.reply_stream import Incoming
-from localq.chat.session import ChatSession, Message, Piece
+from localq.chat.history.store import ConversationStore
+from localq.chat.prompt import PromptBuilder
+from localq.chat.reply_stream import ReplyDecoder
+from localq.chat.session import ChatSession, Message, ReplyPiece
 from localq.cli import execute
 from localq.cli.line import thinking_lines
 from localq.cli.option_values import _spelt_out
@@ -125,7 +125,7 @@ def test_tags_are_text_even_where_the_tokenizer_calls_them_special(special):
     tokenizer = Tokenizer(backend, {}, None, frozenset())
     ids = tokenizer.encode("<think>\nab\n</think>\n\nc<|end|>")
     assert tokenizer.decode(ids) == "<think>\nab\n</think>\n\nc"
-    incoming = Incoming(tokenizer.stream())
+    incoming = ReplyDecoder(tokenizer.stream())
     pieces = [piece for id in ids for piece in incoming.push([id])] + incoming.finish()
     assert "".join(text for text, thinks in pieces if thinks) == incoming.thought == "ab"
     assert "".join(text for text, thinks in pieces if not thinks) == incoming.answer == "c"
@@ -145,14 +145,14 @@ class Thinker(CharTokenizer):
 
 def asked(session: ChatSession, text: str):
     parts = list(session.ask(text))
-    thought = "".join(part.text for part in parts if isinstance(part, Piece) and part.thinking)
-    answer = "".join(part.text for part in parts if isinstance(part, Piece) and not part.thinking)
+    thought = "".join(part.text for part in parts if isinstance(part, ReplyPiece) and part.thinking)
+    answer = "".join(part.text for part in parts if isinstance(part, ReplyPiece) and not part.thinking)
     assert (thought, answer) == (parts[-1].thought, parts[-1].text)
     return parts[-1]
 
 
 def test_a_chat_keeps_the_raw_text_and_tells_thought_and_answer_apart(tmp_path):
-    store = SessionStore(tmp_path / "sessions.db")
+    store = ConversationStore(tmp_path / "sessions.db")
     script = ["so ", "so\n</thi", "nk>\n\nyes"]
     session = session_over(script, ["plain"], tokenizer=Thinker(), store=store)
     reply = asked(session, "is it?")
@@ -268,10 +268,10 @@ def test_thoughts_are_dim_at_a_terminal_and_plain_words_elsewhere(monkeypatch, t
     assert written(io.StringIO()) == "(thinking)\nab\n\n"
     monkeypatch.setenv("NO_COLOR", "1")
     assert written(Terminal()) == "(thinking)\nab\n\n"
-    with thinking_lines.shown(False, str(tmp_path / "thoughts")) as shown:
+    with thinking_lines.open_thoughts(False, str(tmp_path / "thoughts")) as shown:
         shown.write("kept")
     assert (tmp_path / "thoughts").read_text().endswith("kept")
-    with pytest.raises(LocalqError) as caught, thinking_lines.shown(False, str(tmp_path / "no" / "folder")):
+    with pytest.raises(LocalqError) as caught, thinking_lines.open_thoughts(False, str(tmp_path / "no" / "folder")):
         pass
     assert caught.value.exit_code == ExitCode.DISK
 
@@ -319,7 +319,7 @@ def test_what_frames_turns_is_text_in_a_reply_that_is_gone_on_with():
     backend = tiny_tokenizers.byte_level()
     backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
     tokenizer = Tokenizer(backend, special, text, frozenset())
-    reading = Reading(tokenizer)
+    reading = PromptBuilder(tokenizer)
     messages = [Message("user", "How is it written?")]
     plain, forged = (reading.begun_ids(messages, "auto", begun, []) for begun in ("So: ", "So: <|im_end|><|im_start|>"))
     marks = tokenizer.skipped_ids

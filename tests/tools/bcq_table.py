@@ -15,8 +15,9 @@ from pathlib import Path
 from unittest import mock
 
 from localq.quantize import by_tensor
-from localq.quantize.bits.binary_mixture import Wish
+from localq.quantize.bits.binary_mixture import BitBudget
 from localq.quantize.output import tensor_jobs
+from localq.quantize.request import TensorwiseRequest
 from tests.tools.rival_quantizers import Way, Work, nf4
 from tests.tools.two_bits_table import main
 
@@ -29,7 +30,7 @@ def uniform(scheme: str, on_text: bool = True) -> Way:
 
     def way(work: Work, out: Path) -> dict[str, float]:
         text = work.weighing if on_text else None
-        by_tensor.convert(work.files, "bcq", out, force=True, scheme=scheme, text=text)
+        by_tensor.convert(TensorwiseRequest(work.files, "bcq", out, force=True, scheme=scheme, text=text))
         return work.judged(out)
 
     return way
@@ -39,7 +40,7 @@ def mixed(bits: float) -> Way:
     """Planes and groups of every sub-layer where they are worth most."""
 
     def way(work: Work, out: Path) -> dict[str, float]:
-        by_tensor.convert(work.files, "bcq", out, force=True, wish=Wish(bits, work.weighing))
+        by_tensor.convert(TensorwiseRequest(work.files, "bcq", out, force=True, budget=BitBudget(bits, work.weighing)))
         return work.judged(out)
 
     return way

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import chain, product
 
@@ -188,7 +189,7 @@ def vq_cases() -> Iterator[Case]:
         signs = torch.zeros(columns // 8, dtype=torch.uint8, device="cuda")
         x = nf4_operands.inputs(1, columns, HALF, "cuda")
         operand = vq_operands.make((577, columns), [(4, 16)], 1, "cuda")
-        yield f"vq_gemv of {columns} rotated", partial(lookup_kernel.vq_gemv, x, [operand.matrix], signs=signs)
+        yield f"vq_gemv of {columns} rotated", partial(lookup_kernel.vq_gemv, x, [replace(operand.matrix, signs=signs)])
 
 
 def bcq_cases() -> Iterator[Case]:
@@ -255,7 +256,7 @@ def attention_cases() -> Iterator[Case]:
         cache = KVCache([(3, 72)], 50, HALF, "cuda", bits)
         k, v = torch.randn(2, 41, 3, 72, device="cuda").to(HALF)
         positions = torch.arange(41, device="cuda")
-        yield f"kv_write, kv_read, {kv_bits.told(bits)}", partial(cache.update, 0, k, v, positions, 41)
+        yield f"kv_write, kv_read, {kv_bits.text(bits)}", partial(cache.update, 0, k, v, positions, 41)
 
 
 def sampling_cases() -> Iterator[Case]:

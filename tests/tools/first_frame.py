@@ -27,8 +27,8 @@ from pathlib import Path
 import psutil
 
 from localq.chat.history.conversation import Message
-from localq.chat.history.record import Session
-from localq.chat.history.store import SessionStore
+from localq.chat.history.record import Record
+from localq.chat.history.store import ConversationStore
 from localq.chat.terminal import input_history
 from localq.stats import Stats
 from tests.support.cli.terminal import Gave, Terminal
@@ -66,7 +66,7 @@ def long(home: Path) -> None:
 
 def _talk(home: Path, turns: int, about: str) -> None:
     """What was said, and what was typed for it."""
-    record, typed = Session(model=MODEL), home / "state" / "localq" / "history"
+    record, typed = Record(model=MODEL), home / "state" / "localq" / "history"
     conversation = record.conversation
     typed.parent.mkdir(parents=True, exist_ok=True)
     for turn in range(0, turns, 2):
@@ -74,7 +74,7 @@ def _talk(home: Path, turns: int, about: str) -> None:
         answer = NEWEST if turn + 2 >= turns else f"answer {turn} {'of a kind ' * 20}"
         conversation.add(Message("assistant", answer), conversation.say(question), FIGURES)
         input_history.append(typed, question)
-    SessionStore(home / "data" / "sessions.db").save(record)
+    ConversationStore(home / "data" / "sessions.db").save(record)
 
 
 # ---- what is seen

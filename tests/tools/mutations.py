@@ -145,9 +145,8 @@ def read_config(text: str) -> None:
     """All that the product makes of a config.json."""
     from localq.files.architecture import Architecture
     from localq.files.json_files import parse_object
-    from localq.files.local_models import format_of_config
     from localq.files.model_folder import ModelFiles, check_config
-    from localq.files.schemes import scheme_of
+    from localq.files.stored_format import format_of_config, scheme_of
     from localq.models import architecture
 
     config = parse_object(text, "config.json")

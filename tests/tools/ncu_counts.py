@@ -74,7 +74,7 @@ CASES: list[tuple[str, int]] = [
     ("bcq_gemv, 1 row, 2 planes", SHAPE[0] * SHAPE[1]),
     ("rowlut_gemv, 1 row", SHAPE[0] * SHAPE[1]),
     ("rowlut_gemv, 8 rows", SHAPE[0] * SHAPE[1]),
-    *((f"attention_decode, {kv_bits.told(bits)}", 2 * 8 * 128 * DEPTH) for bits in KV_BITS),
+    *((f"attention_decode, {kv_bits.text(bits)}", 2 * 8 * 128 * DEPTH) for bits in KV_BITS),
 ]
 
 
@@ -105,20 +105,20 @@ def _case(name: str, device: Any) -> Callable[[], object]:
 
     from localq.bench.kernels.nf4_weights import Weights
     from localq.formats.int8 import kernel as int8_kernel
-    from localq.formats.int8.kernel import Int8Matrix
+    from localq.formats.int8.kernel import Int8Operand
     from localq.formats.nf4 import kernel as nf4_kernel
     from localq.kernels import dense
 
     op, shape = name.partition(",")[0], SHAPE[::-1] if name.endswith(TURNED) else SHAPE
     if op == "attention_decode":
-        return _attention(next(bits for bits in KV_BITS if name.endswith(f", {kv_bits.told(bits)}")), device)
+        return _attention(next(bits for bits in KV_BITS if name.endswith(f", {kv_bits.text(bits)}")), device)
     if op == "dense_gemv":
         weight = torch.randn(SHAPE, dtype=torch.float16, device=device)
-        return partial(dense.dense_gemv, _x(1, device), [weight])
+        return partial(dense.dense_gemv, _x(1, device), [dense.DenseOperand(weight)])
     if op == "int8_gemv":
         codes = torch.randint(-127, 128, SHAPE, dtype=torch.int8, device=device)
         scales = torch.rand(SHAPE[0], dtype=torch.float32, device=device)
-        return partial(int8_kernel.int8_gemv, _x(1, device), [Int8Matrix(codes, scales)])
+        return partial(int8_kernel.int8_gemv, _x(1, device), [Int8Operand(codes, scales)])
     if op.startswith("int4"):
         return _int4(0 if op == "int4_dequantize" else int(name.split()[1]), device)
     if op == "vq_gemv":
@@ -142,12 +142,12 @@ def _int4(rows: int, device: Any) -> Callable[[], object]:
     """Groups of 128; a product with so many rows of x, or with none the weights in f16."""
     import torch
 
-    from localq.formats.int4.kernel import Int4Matrix, int4_dequantize, int4_gemv
+    from localq.formats.int4.kernel import Int4Operand, int4_dequantize, int4_gemv
 
     (out, columns), groups = SHAPE, SHAPE[1] // 128
     codes = torch.randint(256, (out, columns // 2), dtype=torch.uint8, device=device)
     zeros = torch.randint(256, (groups, out // 2), dtype=torch.uint8, device=device)
-    matrix = Int4Matrix(codes, torch.ones(groups, out, dtype=torch.float16, device=device), zeros, None, 128)
+    matrix = Int4Operand(codes, torch.ones(groups, out, dtype=torch.float16, device=device), zeros, None, 128)
     if rows == 0:
         return partial(int4_dequantize, matrix, 0, torch.empty(SHAPE, dtype=torch.float16, device=device))
     return partial(int4_gemv, _x(rows, device), [matrix])
@@ -158,7 +158,7 @@ def _vq(rows: int, shape: tuple[int, int], device: Any) -> Callable[[], object]:
     import torch
 
     from localq.formats.codebooks import tiles as codebook_tiles
-    from localq.formats.codebooks.lookup_kernel import VqBook, VqMatrix, vq_gemv
+    from localq.formats.codebooks.lookup_kernel import VqBook, VqOperand, vq_gemv
 
     positions = shape[1] // 4
     codes = torch.randint(256, (shape[0] * positions,), dtype=torch.uint8, device=device)
@@ -166,7 +166,7 @@ def _vq(rows: int, shape: tuple[int, int], device: Any) -> Callable[[], object]:
     factor = codebook_tiles.factor_of([codebook])
     book = VqBook(codes, codebook_tiles.fragments(codebook, factor), 4, 0, positions)
     scales = torch.ones(shape[0], dtype=torch.float16, device=device)
-    return partial(vq_gemv, _x(rows, device, shape[1]), [VqMatrix((book,), scales, factor, *shape)])
+    return partial(vq_gemv, _x(rows, device, shape[1]), [VqOperand((book,), scales, factor, *shape)])
 
 
 def _bcq(device: Any) -> Callable[[], object]:
@@ -174,13 +174,13 @@ def _bcq(device: Any) -> Callable[[], object]:
     import torch
 
     from localq.formats import bcq
-    from localq.formats.bcq.kernel import BcqMatrix, bcq_gemv
+    from localq.formats.bcq.kernel import BcqOperand, bcq_gemv
 
     (out, columns), planes = SHAPE, 2
     codes = torch.randint(256, (out, planes, columns // 8), dtype=torch.uint8, device=device)
     scales = torch.ones(out, planes, columns // 128, dtype=torch.float16, device=device)
-    matrix = bcq.Linear(bcq.Packed(codes, scales)).put_into_tiles().matrix
-    assert isinstance(matrix, BcqMatrix)
+    matrix = bcq.Linear(bcq.Packed(codes, scales)).put_into_tiles().operand()
+    assert isinstance(matrix, BcqOperand)
     return partial(bcq_gemv, _x(1, device), [matrix])
 
 
@@ -192,7 +192,7 @@ def _rowlut(rows: int, device: Any) -> Callable[[], object]:
 
     codes = torch.randint(256, (SHAPE[0], SHAPE[1] // 2), dtype=torch.uint8, device=device)
     packed = squeezellm.Packed(codes, torch.randn(SHAPE[0], 16).half().to(device))
-    return partial(rowlut_gemv, _x(rows, device), [squeezellm.Linear(packed).tile_().matrix])
+    return partial(rowlut_gemv, _x(rows, device), [squeezellm.Linear(packed).tile_().operand()])
 
 
 def _x(rows: int, device: Any, columns: int = SHAPE[1]) -> Any:

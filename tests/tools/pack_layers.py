@@ -23,7 +23,7 @@ from localq import cli
 from localq.disk import sha256_of
 from localq.files.model_folder import open_model
 from localq.planner import prepare
-from localq.quantize.prequantized_layers import RECORD, TENSORS, open_ready, source_sha256
+from localq.quantize.prequantized_layers import RECORD, TENSORS, open_layers, source_sha256
 
 
 def pack(model: Path, source: Path, out: Path, made_by: str, seed: int) -> Path:
@@ -59,7 +59,7 @@ def seed_of(options: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--layers", type=Path)
     asked = parser.parse_known_args(options)[0]
-    return int(asked.seed) if asked.layers is None else open_ready(asked.layers).seed
+    return int(asked.seed) if asked.layers is None else open_layers(asked.layers).seed
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from asyncio import events
 from typing import Any
 
 from localq.chat.history.conversation import Message
-from localq.chat.history.record import Session
+from localq.chat.history.record import Record
 from localq.chat.open_conversation import Start
 from localq.chat.session import ChatSession
 from localq.planner.load_options import LoadOptions
@@ -66,7 +66,7 @@ async def settled() -> None:
 
 async def steps(replies: int, sections: int) -> None:
     """Open it, then each of the sizes."""
-    longest, record = Longest(), Session()
+    longest, record = Longest(), Record()
     for number in range(replies):
         record.conversation.add(Message("user", f"question {number}"), 2 * number - 1 if number else None)
         text = "".join(SECTION.format(each) for each in range(sections))

@@ -31,9 +31,10 @@ from localq.formats import nf4 as nf4_format
 from localq.formats.checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from localq.quantize import by_tensor, calibration
-from localq.quantize.model.input_moments import Text
+from localq.quantize.model.input_moments import CalibrationText
 from localq.quantize.output.folder import write_small_files
 from localq.quantize.output.tensor_jobs import is_block_linear
+from localq.quantize.request import TensorwiseRequest
 from tests.support.files.real_model import FILE
 
 WINDOW = 2048
@@ -61,9 +62,11 @@ class Work:
         return calibration.read_text(calibration.DEFAULT_TEXT)
 
     @functools.cached_property
-    def weighing(self) -> Text:
+    def weighing(self) -> CalibrationText:
         """The windows on which formats of `prepare.WEIGHED` are made."""
-        return Text(calibration.token_windows(self.files, self.text, self.calibrated, WEIGHED_WINDOWS), self.device)
+        return CalibrationText(
+            calibration.token_windows(self.files, self.text, self.calibrated, WEIGHED_WINDOWS), self.device
+        )
 
     def judged(self, folder: Path | None) -> dict[str, float]:
         """By `localq eval`; None: the model itself."""
@@ -82,7 +85,7 @@ Change = Callable[[Tensor], tuple[Tensor, int]]
 
 def nf4(work: Work, out: Path) -> dict[str, float]:
     """localq's NF4."""
-    by_tensor.convert(work.files, "nf4", out, force=True)
+    by_tensor.convert(TensorwiseRequest(work.files, "nf4", out, force=True))
     return work.judged(out)
 
 

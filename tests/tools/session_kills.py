@@ -28,8 +28,8 @@ from pathlib import Path
 
 from localq.chat.history import store as conversation_store
 from localq.chat.history.conversation import Message
-from localq.chat.history.record import Session
-from localq.chat.history.store import SessionStore
+from localq.chat.history.record import Record
+from localq.chat.history.store import ConversationStore
 
 WAYS = ("time", "instruction", "size")
 TURNS_A_LIFE = 12
@@ -50,7 +50,7 @@ def said(turn: int) -> str:
     return f"turn {turn} " + "x" * (turn * 997 % 9000)
 
 
-def add_turn(session: Session) -> None:
+def add_turn(session: Record) -> None:
     """The next turn of the conversation that is saved again and again."""
     count = len(session.conversation.turns)
     role = "assistant" if count % 2 else "user"
@@ -82,16 +82,16 @@ def die_at_size(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
-def live(store: SessionStore, tell: int) -> None:
+def live(store: ConversationStore, tell: int) -> None:
     """Save turn after turn and tell of each; what the process that is to be killed does."""
-    session = store.load(1) if store.summaries() else Session()
+    session = store.load(1) if store.summaries() else Record()
     for _ in range(TURNS_A_LIFE):
         add_turn(session)
         store.save(session)
         os.write(tell, b".")
 
 
-def told_before_death(store: SessionStore, prepare: Callable[[], None], moment: tuple[int, float] | None) -> int:
+def told_before_death(store: ConversationStore, prepare: Callable[[], None], moment: tuple[int, float] | None) -> int:
     """How many turns a process told of before it died: so many turns and seconds later, or of what `prepare` set up."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -116,7 +116,7 @@ def told_before_death(store: SessionStore, prepare: Callable[[], None], moment: 
     return told
 
 
-def killed(store: SessionStore, rng: random.Random, way: str, before: int) -> int:
+def killed(store: ConversationStore, rng: random.Random, way: str, before: int) -> int:
     """One life; the number of turns that it told of. before: bytes of the file."""
     if way == "time":
         return told_before_death(store, lambda: None, (rng.randint(0, 3), rng.uniform(0.0, 0.02)))
@@ -127,7 +127,7 @@ def killed(store: SessionStore, rng: random.Random, way: str, before: int) -> in
     return told_before_death(store, lambda: die_at_size(size), None)
 
 
-def look(store: SessionStore, least: int, report: Report) -> int:
+def look(store: ConversationStore, least: int, report: Report) -> int:
     """The number of turns there are; what is wrong with them goes to the report."""
     with sqlite3.connect(store.path) as database:
         ((sound,),) = database.execute("PRAGMA integrity_check").fetchall()
@@ -146,7 +146,7 @@ def look(store: SessionStore, least: int, report: Report) -> int:
 def campaign(folder: Path, kills: int, seed: int) -> Report:
     """`kills` processes, one after the other, on files in `folder`; every so often a new one begins."""
     rng, report, turns, file = random.Random(seed), Report(), 0, 0
-    store = SessionStore(folder / "0.db")
+    store = ConversationStore(folder / "0.db")
     while report.kills < kills:
         way = WAYS[report.kills % len(WAYS)]
         before = store.path.stat().st_size if store.path.exists() else 0
@@ -156,7 +156,7 @@ def campaign(folder: Path, kills: int, seed: int) -> Report:
         turns = look(store, turns + told, report)
         if turns > 150 or report.wrong:
             file, turns = file + 1, 0
-            store = SessionStore(folder / f"{file}.db")
+            store = ConversationStore(folder / f"{file}.db")
         if len(report.wrong) > 10:
             break
     return report

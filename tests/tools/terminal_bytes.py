@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from localq.chat.history.conversation import Message
-from localq.chat.history.record import Session
-from localq.chat.history.store import SessionStore
+from localq.chat.history.record import Record
+from localq.chat.history.store import ConversationStore
 from tests.support.cli.hostile_sequences import ACTING, Watch, random_text
 from tests.support.cli.terminal import ESCAPE, Gave
 from tests.support.cli.terminal_engine import Script, latin
@@ -149,9 +149,9 @@ def views(seen: Watched) -> None:
 
 def store(home: Path) -> None:
     """Conversations as an older program or another user may have kept them, nothing taken out; the last holds all."""
-    kept, last = SessionStore(home / "data" / "sessions.db"), Session(model="model", title="all of it")
+    kept, last = ConversationStore(home / "data" / "sessions.db"), Record(model="model", title="all of it")
     for way, payload in ACTING.items():
-        session = Session(model=f"{payload} {way}", title=f"{payload} {way}")
+        session = Record(model=f"{payload} {way}", title=f"{payload} {way}")
         session.conversation.system = payload
         for content in (payload, f"```{payload}\n{payload}\n```", f"<think>{payload}</think>{payload}"):
             for conversation in (session.conversation, last.conversation):

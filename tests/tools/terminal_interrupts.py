@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localq.chat.history.store import SessionStore
+from localq.chat.history.store import ConversationStore
 from tests.support.cli.terminal import CTRL_C, ESCAPE, Gave, Terminal
 from tests.support.cli.terminal_engine import Script, latin
 from tests.support.cli.terminal_faces import Line, Place
@@ -160,7 +160,7 @@ class Life:
 
     def kept(self) -> None:
         """Every reply of which something had come is stored, as far as it came, and marked as cut."""
-        store = SessionStore(self.place.home / "data" / "sessions.db")
+        store = ConversationStore(self.place.home / "data" / "sessions.db")
         for turn in store.load(store.summaries()[0].id).conversation.turns if self.replies else []:
             message = turn.message
             if message.role != "assistant":

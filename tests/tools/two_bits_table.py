@@ -41,6 +41,7 @@ from localq.cli.verbs.quantize_calibrated import together as training
 from localq.errors import LocalqError
 from localq.quantize import by_layer, by_tensor, calibration
 from localq.quantize.model import fold
+from localq.quantize.request import LayerwiseRequest, TensorwiseRequest
 from localq.quantize.settings import Effort, Tuning
 from tests.tools.rival_quantizers import Way, Work, dense, finer_nf4, glq, hqq, nf4, residual_kmeans
 
@@ -63,7 +64,7 @@ def ours(
         count = work.calibrated
         ids = calibration.token_windows(work.files, work.text, count, None if all_text else QUICK_WINDOWS)
         whole = training(len(ids), best=together)
-        request = by_layer.Request(work.files, out, ids, work.device, whole=whole, force=True, **settings)
+        request = LayerwiseRequest(work.files, out, ids, work.device, joint_tuning=whole, force=True, **settings)
         with patches():
             by_layer.convert(request, say=lambda line: print(line, file=sys.stderr))
         return work.judged(out)
@@ -73,13 +74,13 @@ def ours(
 
 def squeezellm(work: Work, out: Path) -> dict[str, float]:
     """16 values a row, columns weighed by their inputs."""
-    by_tensor.convert(work.files, "squeezellm", out, force=True, text=work.weighing)
+    by_tensor.convert(TensorwiseRequest(work.files, "squeezellm", out, force=True, text=work.weighing))
     return work.judged(out)
 
 
 def squeezellm_without_text(work: Work, out: Path) -> dict[str, float]:
     """The same, all columns alike."""
-    by_tensor.convert(work.files, "squeezellm", out, force=True)
+    by_tensor.convert(TensorwiseRequest(work.files, "squeezellm", out, force=True))
     return work.judged(out)
 
 

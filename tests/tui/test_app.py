@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from localq.chat.history.conversation import Message
-from localq.chat.history.store import SessionStore
+from localq.chat.history.store import ConversationStore
 from localq.chat.open_conversation import Start
 from localq.chat.session import ChatSession
 from localq.errors import ExitCode
@@ -61,7 +61,7 @@ execute(sys.argv[2:])
     ids=["chat", "tui", "continue"],
 )
 def test_the_first_frame_is_there_before_torch_and_within_600_ms(tmp_path, screen, arguments):
-    SessionStore(tmp_path / "sessions.db").save(talk(model="smollm2-135m"))
+    ConversationStore(tmp_path / "sessions.db").save(talk(model="smollm2-135m"))
     environment = {
         **os.environ,
         "PYTHONPYCACHEPREFIX": str(tmp_path),
@@ -206,7 +206,7 @@ def test_other_ways_to_leave(keys):
 
 
 def test_every_turn_is_saved_and_gone_on_with(tmp_path):
-    store = SessionStore(tmp_path / "sessions.db")
+    store = ConversationStore(tmp_path / "sessions.db")
     session = ChatSession(ScriptedClient(["one"]), Load("path", LoadOptions("model")), CharTokenizer())
     app = LocalqApp(Settings(), Start(None, store), session=session)
 

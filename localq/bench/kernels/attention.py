@@ -62,7 +62,7 @@ def attention_row(bench: Bench, heads: Heads, depth: int, bits: KvBits, dtype: t
             scale=heads.head_dim**-0.5, softcap=0.0, window=0, workspace=workspace, out=out,
         )  # fmt: skip
 
-    what = f"{heads.name}, depth {depth}, {kv_bits.told(bits)}"
+    what = f"{heads.name}, depth {depth}, {kv_bits.text(bits)}"
     measured = cache.layer(0)
     got = attend(measured).clone()
     keys, values = _stored(cache, heads, qkv, depth)
@@ -113,7 +113,7 @@ def kv_write_row(bench: Bench, heads: Heads, bits: KvBits, dtype: torch.dtype) -
     _check_stored(layers[0], k[0], v[0], heads, bits)
     launches = [partial(attention.kv_write, *each, positions) for each in zip(layers, k, v, strict=True)]
     moved = attention.kv_write_bytes(layers[0], TOKENS)
-    what = f"{heads.name}, {TOKENS} tokens, {kv_bits.told(bits)}"
+    what = f"{heads.name}, {TOKENS} tokens, {kv_bits.text(bits)}"
     return Row("attention", "kv_write", what, TOKENS, type_name(dtype), moved, bench.time(launches))
 
 
@@ -128,7 +128,7 @@ def kv_read_row(bench: Bench, heads: Heads, bits: KvBits, dtype: torch.dtype) ->
     results = [torch.empty(2, heads.kv_heads, TOKENS, heads.head_dim, dtype=dtype, device=bench.device) for _ in k]
     launches = [partial(attention.kv_read, layer, out[0], out[1]) for layer, out in zip(layers, results, strict=True)]
     moved = attention.kv_read_bytes(layers[0], TOKENS)
-    what = f"{heads.name}, {TOKENS} slots, {kv_bits.told(bits)}"
+    what = f"{heads.name}, {TOKENS} slots, {kv_bits.text(bits)}"
     return Row("attention", "kv_read", what, TOKENS, type_name(dtype), moved, bench.time(launches))
 
 

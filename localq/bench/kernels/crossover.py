@@ -23,7 +23,7 @@ from localq.engine.load import device as devices
 from localq.errors import ExitCode, LocalqError
 from localq.formats.nf4 import crossover
 from localq.formats.nf4 import kernel as nf4_kernel
-from localq.formats.nf4.kernel import Nf4Matrix
+from localq.formats.nf4.kernel import Nf4Operand
 
 # Class by class, as `nf4_crossover.BOUNDS` cuts them: 8B's q and k, 70B's q and 8B's MLP, 70B's MLP.
 SHAPES = (((4096, 4096), (1024, 4096)), ((8192, 8192), (4096, 14336)), ((28672, 8192), (8192, 28672)))
@@ -112,11 +112,11 @@ def _measure(bench: Bench, shape: tuple[int, int], rows: Sequence[int], out: Tex
 
 
 def _times(
-    bench: Bench, weights: Weights, matrices: Sequence[Nf4Matrix], x: Tensor, y: Tensor, dense: Tensor
+    bench: Bench, weights: Weights, matrices: Sequence[Nf4Operand], x: Tensor, y: Tensor, dense: Tensor
 ) -> tuple[float, float]:
     """Microseconds of `nf4_gemm` and of the other way, which dequantizes into the scratch `dense`; all write `y`."""
 
-    def dequantized(matrix: Nf4Matrix) -> None:
+    def dequantized(matrix: Nf4Operand) -> None:
         nf4_kernel.nf4_dequantize(matrix, DTYPE, dense)
         torch.mm(x, dense.T, out=y)
 

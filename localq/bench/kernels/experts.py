@@ -22,11 +22,11 @@ from localq.bench.kernels.table import Row
 from localq.bench.kernels.timing import SEED, Bench, check, clones, type_name, wrong
 from localq.formats import mxfp4 as mxfp4_format
 from localq.formats.codebooks.experts_kernel import VqStack, vq_stack
-from localq.formats.codebooks.lookup_kernel import VqBook, VqMatrix
+from localq.formats.codebooks.lookup_kernel import VqBook, VqOperand
 from localq.formats.experts import kernel as expert_kernel
 from localq.formats.experts.stacks import Mxfp4Stack, Nf4Stack, Stack, shape_of
 from localq.formats.mxfp4 import kernel as mxfp4_kernel
-from localq.formats.mxfp4.kernel import Mxfp4Matrix
+from localq.formats.mxfp4.kernel import Mxfp4Operand
 from localq.kernels.gemv import Norm
 
 HALF = torch.float16
@@ -98,7 +98,7 @@ def _in_codebooks(bench: Bench, count: int, out: int, columns: int, parts: int, 
     return vq_stack(made)
 
 
-def _books_of(first: VqMatrix, other: VqMatrix) -> tuple[VqBook, ...]:
+def _books_of(first: VqOperand, other: VqOperand) -> tuple[VqBook, ...]:
     pairs = zip(first.books, other.books, strict=True)
     return tuple(replace(theirs, fragments=mine.fragments) for mine, theirs in pairs)
 
@@ -255,7 +255,7 @@ def mixture_row(bench: Bench, mixture: Mixture) -> Row:
     return Row("experts", "mixture", what, 1, type_name(of.x.dtype), moved, bench.time(launches))
 
 
-def _matrix(bench: Bench, product: Product) -> tuple[Mxfp4Matrix, Tensor]:
+def _matrix(bench: Bench, product: Product) -> tuple[Mxfp4Operand, Tensor]:
     """Random, and its weights f32."""
     generator = torch.Generator(bench.device).manual_seed(SEED)
     out, columns = product.outs[0], product.columns
@@ -265,13 +265,13 @@ def _matrix(bench: Bench, product: Product) -> tuple[Mxfp4Matrix, Tensor]:
 
     codes, scales = random(0, 256, columns // 2), random(118, 124, columns // 32)
     packed = mxfp4_format.Packed(codes, scales)
-    return Mxfp4Matrix(codes, scales), mxfp4_format.dequantize(packed, torch.float32)
+    return Mxfp4Operand(codes, scales), mxfp4_format.dequantize(packed, torch.float32)
 
 
-def _copies(bench: Bench, matrix: Mxfp4Matrix) -> list[Mxfp4Matrix]:
+def _copies(bench: Bench, matrix: Mxfp4Operand) -> list[Mxfp4Operand]:
     count = bench.copies(matrix.codes.nbytes)
     pairs = zip(clones(matrix.codes, count), clones(matrix.scales, count), strict=True)
-    return [Mxfp4Matrix(codes, scales) for codes, scales in pairs]
+    return [Mxfp4Operand(codes, scales) for codes, scales in pairs]
 
 
 def gemv_row(bench: Bench, product: Product, rows: int) -> Row:

@@ -11,7 +11,7 @@ from torch import Tensor
 from localq.formats import nf4
 from localq.formats.nf4 import Packed
 from localq.formats.nf4 import tiles as nf4_tiles
-from localq.formats.nf4.kernel import Nf4Matrix
+from localq.formats.nf4.kernel import Nf4Operand
 
 OFFSET = 0.05
 
@@ -21,7 +21,7 @@ class Weights:
     """A matrix [out, in]: `packed` is its form in `quant.nf4`, `matrix` what the kernels take (row by row)."""
 
     packed: Packed
-    matrix: Nf4Matrix
+    matrix: Nf4Operand
 
     @classmethod
     def random(cls, shape: tuple[int, int], device: torch.device, seed: int) -> Weights:
@@ -36,7 +36,7 @@ class Weights:
         packed = Packed(codes, absmax, nested_absmax, nested_map, offset, shape, torch.float16)
         code_map = nf4.CODE_MAP.to(device)
         # The kernels add the offset as the f32 that it is, not as the double that was written down.
-        matrix = Nf4Matrix(codes, absmax, nested_absmax, nested_map, offset.item(), code_map, *shape)
+        matrix = Nf4Operand(codes, absmax, nested_absmax, nested_map, offset.item(), code_map, *shape)
         return cls(packed, matrix)
 
     @property
@@ -54,13 +54,13 @@ class Weights:
         """[out, in], by the reference."""
         return nf4.dequantize(self.packed, dtype)
 
-    def tiled(self) -> Nf4Matrix:
+    def tiled(self) -> Nf4Operand:
         """The same weights in the order in which the kernels read them."""
         codes, absmax = nf4_tiles.tile(self.matrix.codes, self.matrix.absmax, self.packed.shape)
         return replace(self.matrix, codes=codes, absmax=absmax, tiled=True)
 
 
-def copies(matrix: Nf4Matrix, count: int) -> list[Nf4Matrix]:
+def copies(matrix: Nf4Operand, count: int) -> list[Nf4Operand]:
     """`matrix` and `count` - 1 equal ones at addresses of their own; only the two small tables are shared."""
     nested = matrix.nested_absmax
     return [
@@ -77,7 +77,7 @@ def copies(matrix: Nf4Matrix, count: int) -> list[Nf4Matrix]:
     ]
 
 
-def for_bitsandbytes(matrix: Nf4Matrix, dtype: torch.dtype) -> tuple[Tensor, Any]:
+def for_bitsandbytes(matrix: Nf4Operand, dtype: torch.dtype) -> tuple[Tensor, Any]:
     """The codes of a row-by-row matrix and their QuantState; bitsandbytes must be installed."""
     from bitsandbytes.functional import QuantState  # a rival that need not be there
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from localq.errors import usage_error
 from localq.files import catalog
-from localq.files.architecture import MODEL_TYPES, Architecture
+from localq.files.architecture import Architecture
 
 PLAIN, NORM, GATE_UP, RESIDUAL = "", "norm", "norm, silu(gate) * up", "residual"
 _SHAPE = re.compile(r"^(\d+)x(\d+)$")
@@ -159,12 +159,12 @@ def of_shapes(shapes: list[tuple[int, int]]) -> Workload:
 
 def of_architecture(arch: Architecture) -> Workload:
     """The launches of one decode step of `arch`, each once. Of a model with experts: those of one expert."""
-    traits, hidden = MODEL_TYPES[arch.model_type], arch.hidden
+    traits, hidden = arch.traits, arch.hidden
     q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     middle = arch.intermediate or arch.expert_intermediate
-    after = PLAIN if "four_norms" in traits else RESIDUAL
+    after = PLAIN if traits.four_norms else RESIDUAL
     products = (
-        Product((q + 2 * kv,) if "fused" in traits else (q, kv, kv), hidden, NORM),
+        Product((q + 2 * kv,) if traits.fused else (q, kv, kv), hidden, NORM),
         Product((hidden,), q, after),
         Product((middle, middle), hidden, GATE_UP),
         Product((hidden,), middle, after),
@@ -189,7 +189,8 @@ def _mixtures(arch: Architecture) -> tuple[Mixture, ...]:
     if not arch.experts:
         return ()
     ours = (arch.model_type, arch.hidden, arch.expert_intermediate, arch.experts, arch.experts_active)
-    return (Mixture(*ours, "mxfp4", "clamped", True) if arch.model_type == "gpt_oss" else Mixture(*ours, "nf4"),)
+    published = arch.traits.published_experts
+    return (Mixture(*ours, published, "clamped", True) if published else Mixture(*ours, "nf4"),)
 
 
 def _by_width(work: Workload) -> Workload:

@@ -14,13 +14,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from localq.formats.nf4.kernel import BLOCK, NESTED_BLOCK, Nf4Matrix
+from localq.formats.nf4.kernel import BLOCK, NESTED_BLOCK, Nf4Operand
 
 BYTES = 1024  # codes that one program takes
 SCALES = 1024  # scales that one program of the first step takes
 
 
-def _two_step(matrix: Nf4Matrix, out: Tensor) -> None:
+def _two_step(matrix: Nf4Operand, out: Tensor) -> None:
     from localq.bench.kernels import triton_kernels as kernels  # needs triton
 
     count = matrix.codes.numel()
@@ -35,7 +35,7 @@ def _two_step(matrix: Nf4Matrix, out: Tensor) -> None:
     )
 
 
-def _fused(matrix: Nf4Matrix, out: Tensor, joined: bool = False) -> None:
+def _fused(matrix: Nf4Operand, out: Tensor, joined: bool = False) -> None:
     from localq.bench.kernels import triton_kernels as kernels  # needs triton
 
     count = matrix.codes.numel()
@@ -45,12 +45,12 @@ def _fused(matrix: Nf4Matrix, out: Tensor, joined: bool = False) -> None:
     )  # fmt: skip
 
 
-def _joined(matrix: Nf4Matrix, out: Tensor) -> None:
+def _joined(matrix: Nf4Operand, out: Tensor) -> None:
     _fused(matrix, out, joined=True)
 
 
 # Name -> dequantize(matrix row by row and double-quantized, out [out, in]).
-VARIANTS: dict[str, Callable[[Nf4Matrix, Tensor], None]] = {
+VARIANTS: dict[str, Callable[[Nf4Operand, Tensor], None]] = {
     "triton two-step": _two_step,
     "triton fused": _fused,
     "triton joined": _joined,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from localq import driver, gpus
 from localq.errors import LocalqError, usage_error
-from localq.files import catalog, local_models, schemes
+from localq.files import catalog, format_facts, local_models, stored_format
 from localq.files.architecture import Architecture
 from localq.files.catalog import ModelEntry
 from localq.files.local_models import LocalModel
@@ -21,8 +21,6 @@ from localq.planner import plan as planner
 from localq.planner.placement import Wishes
 
 CPU_MODEL = "smollm2-135m"
-# Of one model in several formats the first is measured; bf16, fp16 and gguf, dequantized when loaded, run in 16 bit.
-QUANTIZED = ("nf4", "vq2", "mxfp4", "awq", "gptq", "bcq", "squeezellm", "aqlm", "vptq")
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,7 @@ def card_bytes() -> int:
     found = gpus.probe()
     gpu = gpus.first_visible(found.gpus)
     if gpu is None or gpu.free is None:
-        why = f"how much memory the GPU has is not told ({'; '.join(found.untold) or 'none is visible'})"
+        why = f"how much memory the GPU has is not told ({'; '.join(found.unavailable) or 'none is visible'})"
         raise usage_error("bench", why, "Name a model: `localq bench MODEL`.")
     return gpu.free
 
@@ -64,7 +62,7 @@ def architecture_of(model: LocalModel) -> Architecture | None:
     """The shape of a model on the disk; None where its files cannot be read, or are in a layout that is not."""
     try:
         files = open_model(model.path)
-        return None if schemes.not_read(files.quantization) else Architecture.from_config(files.config)
+        return None if stored_format.unreadable(files.quantization) else Architecture.from_config(files.config)
     except LocalqError:  # damaged or of another kind: `localq ls` and `localq show` tell about it
         return None
 
@@ -77,22 +75,32 @@ def from_facts(
     shape: Callable[[LocalModel], Architecture | None],
 ) -> Choice:
     """As the module says, for a card with `budget` bytes. Raises LocalqError (exit 2) where nothing fits."""
-    on_disk = []
+    on_disk, order = [], quantized()
     for model in local:
-        arch = shape(model) if model.complete and model.format in QUANTIZED else None
-        if arch is None or catalog.not_yet(arch, model.format) or catalog.one_by_one(arch, model.format):
+        arch = shape(model) if model.complete and model.format in order else None
+        if arch is None or format_facts.unsupported(arch, model.format) or format_facts.one_by_one(arch, model.format):
             continue
         if _fits(arch, budget, ctx):
-            on_disk.append((arch.parameters, -QUANTIZED.index(model.format), model.name, model))
+            on_disk.append((arch.parameters, -order.index(model.format), model.name, model))
     if on_disk:
         chosen = max(on_disk, key=lambda each: each[:3])[3]
         return Choice(chosen.name, path=str(chosen.path))
-    catalogued = [each for each in entries if not catalog.not_yet(each.arch, "nf4") and _fits(each.arch, budget, ctx)]
+    in_nf4 = (each for each in entries if not format_facts.unsupported(each.arch, "nf4"))
+    catalogued = [each for each in in_nf4 if _fits(each.arch, budget, ctx)]
     if not catalogued:
         raise usage_error("bench", "no catalogued model fits this card in fp16", "Name a model: `localq bench MODEL`.")
     entry = max(catalogued, key=lambda each: planner.size_class(each.arch))  # the first of equals
     note = f"no quantized model found that fits in fp16 too: random weights of the shape of {entry.name}"
     return Choice(entry.name, synthetic=True, note=note)
+
+
+def quantized() -> list[str]:
+    """The formats that are measured; of one model in several, the first. Those in 16 bit have no speedup to show.
+
+    Formats that are offered last come last; before others come those that localq makes for a name.
+    """
+    formats = [each for each in format_facts.FORMATS.values() if each.is_quantized]
+    return [each.name for each in sorted(formats, key=lambda each: (bool(each.offered_last), not each.made_by_name))]
 
 
 def _fits(arch: Architecture, budget: int, ctx: int) -> bool:

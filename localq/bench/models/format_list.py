@@ -16,18 +16,14 @@ from pathlib import Path
 
 from localq import places
 from localq.errors import LocalqError, usage_error
-from localq.files import catalog, stored_format
-from localq.files.catalog import FULL_PRECISION, Target
+from localq.files import catalog, format_facts, stored_format
+from localq.files.catalog import Target
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import fetch as hub
 from localq.files.model_folder import open_model
 from localq.planner import prepare
 from localq.planner.speed import local_measurements
 from localq.wording import OnProgress, Say
-
-ORDER = ("nf4", "vq2", "aqlm", "aqlm2x8", "vptq", "mxfp4", "bcq", "squeezellm", "awq", "gptq")  # of the table
-MADE = ("nf4", "vq2", "aqlm2x8", "mxfp4", "bcq", "squeezellm")  # by `localq quantize`
-VARIANTS = {"vq2": "s4l16", "aqlm": "2x8g8", "vptq": "v8-k65536-256", "bcq": "q3g128"}  # of random weights
 
 
 @dataclass(frozen=True)
@@ -63,9 +59,15 @@ class Found:
     candidates: tuple[Candidate, ...]
 
 
+def names() -> list[str]:
+    """The rows of the table: every quantized format, and what `localq quantize` calls a variant of one."""
+    quantized = (each for each in format_facts.FORMATS.values() if each.is_quantized)
+    return [name for each in quantized for name in filter(None, (each.name, each.quantize_name))]
+
+
 def random() -> tuple[Candidate, ...]:
     """What random weights may be made in: all that is not the same as another."""
-    return tuple(Candidate(format) for format in ORDER if format != "aqlm2x8")
+    return tuple(Candidate(each.name) for each in format_facts.FORMATS.values() if each.is_quantized)
 
 
 def find(name: str, say: Say, on_progress: OnProgress | None, offline: bool) -> Found:
@@ -73,20 +75,21 @@ def find(name: str, say: Say, on_progress: OnProgress | None, offline: bool) -> 
     target = catalog.resolve(name)
     base = _full_precision(target) or prepare.model_path(target, say, on_progress, offline)
     if target.entry:
-        return Found(target.entry.name, base, tuple(_candidate(format, target, base) for format in ORDER))
+        return Found(target.entry.name, base, tuple(_candidate(format, target, base) for format in names()))
     with contextlib.suppress(LocalqError):  # of what cannot be read every line says why
         own = stored_format.format_of_config(open_model(base).config)
-        candidates = (Candidate(each, base) if each == own else _candidate(each, target, base) for each in ORDER)
+        candidates = (Candidate(each, base) if each == own else _candidate(each, target, base) for each in names())
         return Found(target.name, base, tuple(candidates))
-    return Found(target.name, base, tuple(_candidate(format, target, base) for format in ORDER))
+    return Found(target.name, base, tuple(_candidate(format, target, base) for format in names()))
 
 
 def to_make(words: str) -> tuple[str, ...]:
     """Of `--make`: names with commas between, or "all". Raises LocalqError (exit 2) for what is not made here."""
-    named = MADE if words == "all" else tuple(filter(None, words.split(",")))
+    made = format_facts.writable()
+    named = tuple(made) if words == "all" else tuple(filter(None, words.split(",")))
     for format in named:
-        if format not in MADE:
-            raise usage_error("--make", f"{format[:40]!r} is not made here", f"Use {', '.join(MADE)}, or all.")
+        if format not in made:
+            raise usage_error("--make", f"{format[:40]!r} is not made here", f"Use {', '.join(made)}, or all.")
     return named
 
 
@@ -102,7 +105,7 @@ def _full_precision(target: Target) -> Path | None:
     """Weights of a catalogued model that others are made from, if they are here: the reference of all."""
     if target.entry is None:
         return None
-    for format in (*FULL_PRECISION, target.entry.base_format):
+    for format in (*format_facts.full_precision(), target.entry.base_format):
         source = target.entry.source(format)
         if source is not None and (path := hub.local_source(source)) is not None:
             return path
@@ -114,7 +117,7 @@ def _candidate(format: str, target: Target, base: Path) -> Candidate:
         command = f"localq pull {target.entry.name}@{format}"
         path = hub.local_path(catalog.resolve(f"{target.entry.name}@{format}"))
         return Candidate(format, path, "" if path else "not fetched", command)
-    if format not in MADE:
+    if format not in format_facts.writable():
         return Candidate(format, reason="nobody publishes it, as far as the catalogue knows" if target.entry else
                          "localq does not write it")  # fmt: skip
     folder = _folder(format, target)

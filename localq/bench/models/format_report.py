@@ -36,7 +36,7 @@ class Point(NamedTuple):
 class Line:
     """One format. None = not measured, or not known.
 
-    format             a name of `format_list.ORDER`, or `SIXTEEN`
+    format             one of `format_list.names()`, or `SIXTEEN`
     variant            in the catalogue's words: "s4l16"; of `SIXTEEN` the type
     bits_per_weight    over all quantized linears, with scales, tables and codebooks; weights_bytes: of all weights
     memory_bytes       of the process while it was timed, as the driver tells; else by the engine's ledger

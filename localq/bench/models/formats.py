@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from localq.bench.models import model_bench
-from localq.bench.models.format_list import VARIANTS, Candidate, defect
+from localq.bench.models.format_list import Candidate, defect
 from localq.bench.models.format_report import SIXTEEN, Line, Table
 from localq.bench.models.plan import Plan
 from localq.bench.models.report import BASELINE, OURS, Report, Row
@@ -25,7 +25,7 @@ from localq.bench.synthetic import sources
 from localq.engine.load import device as devices
 from localq.engine.load.load import free_memory
 from localq.errors import LocalqError
-from localq.files import schemes
+from localq.files import format_facts, stored_format
 from localq.files.model_folder import ModelFiles, open_model
 from localq.formats import nf4
 from localq.formats.checkpoint import open_checkpoint
@@ -245,7 +245,7 @@ class _Formats:
 
 
 def _variant(each: Candidate, files: ModelFiles) -> str:
-    return VARIANTS.get(each.format, "") if each.path is None else schemes.scheme_of(files)
+    return format_facts.of(each.format).random_scheme if each.path is None else stored_format.scheme_of(files)
 
 
 def _memory(row: Row, report: Report | None) -> int | None:

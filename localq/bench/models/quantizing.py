@@ -1,7 +1,7 @@
 """`localq bench --quantize MODEL`: what `localq quantize MODEL --format vq2` takes, measured on one layer.
 
 The layer has the catalogued shape and random weights, the text is noise, and everything else is what quantizing does:
-the layer is read and turned, and quantized with all windows. Times the number of layers; the download, embedding, head
+the layer is read and rotated, and quantized with all windows. Times the number of layers; the download, embedding, head
 and writing (a few hundred MB a layer) come on top. Of fine-tuning some steps are timed, and all of them counted.
 """
 
@@ -23,11 +23,11 @@ from localq.engine.load import vram
 from localq.files import catalog
 from localq.models import architecture
 from localq.quantize import memory
-from localq.quantize.codebooks.initial_codebooks import universal
+from localq.quantize.codebooks.initial_codebooks import load_initial
 from localq.quantize.codebooks.layer import quantize_layer
-from localq.quantize.model.calibration_stream import Streams, kept_dtype
-from localq.quantize.model.source import Source
-from localq.quantize.settings import Effort, Settings, Tuning, inputs_rotated
+from localq.quantize.model.calibration_stream import Streams, stream_dtype
+from localq.quantize.model.source import SourceModel
+from localq.quantize.settings import ConversionSettings, Effort, Tuning, rotate_mode
 
 TIMED_STEPS = 10  # of fine-tuning
 ALL_WINDOWS = 113  # of 2048 tokens, that the text has which comes with localq
@@ -108,18 +108,18 @@ def _measure(asked: Asked, way: Way, device: torch.device, layers: int) -> dict[
     steps = min(way.tuning.steps, TIMED_STEPS)
     watch = Stopwatch(device)
     with torch.no_grad():
-        source = Source(files, checkpoint, architecture(files.config), device, asked.seed)
-        rotate = inputs_rotated(source.turned)
-        books = (universal(SCHEME, device),) * 4
+        source = SourceModel(files, checkpoint, architecture(files.config), device, asked.seed)
+        rotate = rotate_mode(source.rotated)
+        books = (load_initial(SCHEME, device),) * 4
         tuning = replace(way.tuning, steps=steps)
-        settings = Settings(way.effort, books, rotate=rotate, seed=asked.seed, tuning=tuning, watch=watch)
+        settings = ConversionSettings(way.effort, books, rotate=rotate, seed=asked.seed, tuning=tuning, on_stage=watch)
         hidden = source.model.config.hidden
         counted = partial(
-            memory.count, source.meta_block(0), hidden, way.tokens, device=device.type, turned=source.turned
+            memory.count, source.meta_block(0), hidden, way.tokens, device=device.type, rotated=source.rotated
         )
         if device.type == "cuda":
             held = vram.begin(device, asked.vram_bytes, {})
-            settings = memory.placed(asked.model, counted, settings, held.budget)
+            settings = memory.place(asked.model, counted, settings, held.budget)
             held.hold(held.context)
         streams = _noise(source, way, device)
         watch("reading")
@@ -129,17 +129,17 @@ def _measure(asked: Asked, way: Way, device: torch.device, layers: int) -> dict[
     return _facts(watch, way, counted(settings), settings.on_host, device, layers)
 
 
-def _noise(source: Source, way: Way, device: torch.device) -> Streams:
+def _noise(source: SourceModel, way: Way, device: torch.device) -> Streams:
     """A text of random rows."""
     source.model.make_tables(way.tokens, device)
     hidden, generator = source.model.config.hidden, torch.Generator(device).manual_seed(0)
-    dtype, shape = kept_dtype(way.windows, way.tokens, hidden), (way.tokens, hidden)
+    dtype, shape = stream_dtype(way.windows, way.tokens, hidden), (way.tokens, hidden)
     rows = [torch.randn(shape, generator=generator, device=device).to(dtype).cpu() for _ in range(way.windows)]
     return Streams(source.model, rows, device)
 
 
 def _facts(
-    watch: Stopwatch, way: Way, counted: memory.Count, on_host: bool, device: torch.device, layers: int
+    watch: Stopwatch, way: Way, counted: memory.MemoryCount, on_host: bool, device: torch.device, layers: int
 ) -> dict[str, Any]:
     seconds = dict(watch.seconds)
     if way.tuning.steps > TIMED_STEPS:

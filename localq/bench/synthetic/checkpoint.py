@@ -17,7 +17,7 @@ from localq.bench.synthetic import experts as random_experts
 from localq.bench.synthetic import formats as random_formats
 from localq.bench.synthetic.tensors import Part, RandomTensors, filled, normal, on_host, part
 from localq.errors import usage_error
-from localq.files import catalog
+from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
 from localq.files.model_folder import ModelFiles
 from localq.formats import nf4
@@ -85,7 +85,7 @@ def files_of(name: str, dtype: str = "float16") -> tuple[ModelFiles, str]:
     format = format if separator else "mxfp4" if entry.default_format == "mxfp4" else "nf4"
     if format not in FORMATS:
         raise usage_error("--synthetic", f"random {format} weights are not made", f"Use one of {', '.join(FORMATS)}.")
-    if reason := catalog.not_yet(entry.arch, format):
+    if reason := format_facts.unsupported(entry.arch, format):
         raise usage_error("--synthetic", f"{entry.name}: {reason}", "`localq fit` lists others.")
     if entry.arch.experts and format == "vptq":
         raise usage_error("--synthetic", "random experts in vptq are not made", "Use --synthetic with @aqlm or @vq2.")

@@ -36,12 +36,12 @@ from localq.formats.int4 import read as int4_read
 from localq.formats.vptq import read as vptq_read
 from localq.models.decoder import Block, Decoder
 from localq.models.experts import Router
-from localq.models.unstacked_experts import open_
-from localq.quantize.codebooks.initial_codebooks import universal
-from localq.quantize.model.fold import foldable
+from localq.models.unstacked_experts import unstack
+from localq.quantize.codebooks.initial_codebooks import load_initial
+from localq.quantize.model.fold import can_rotate_stream
 from localq.quantize.model.matrix_groups import groups_of
-from localq.quantize.settings import Effort, Settings, inputs_rotated
-from localq.quantize.target import Target, target_of
+from localq.quantize.settings import ConversionSettings, Effort, rotate_mode
+from localq.quantize.target import TargetFormat, target_format
 
 TARGETS = {"vq2": "vq2", "aqlm": "aqlm2x8"}  # what `localq quantize --format` calls it
 GROUPS = (128, 64)  # of AWQ and GPTQ: the first that divides all columns
@@ -71,7 +71,7 @@ def parts(format: str, model: Decoder, seed: int) -> dict[str, Part]:
     """Every tensor of `linears`, and of experts, by its name in a checkpoint. `model` may be on the meta device."""
     found = linears(model, format)
     if format in TARGETS:
-        return _additive(target_of(TARGETS[format]), model, set(found), seed)
+        return _additive(target_format(TARGETS[format]), model, set(found), seed)
     makes: dict[str, Callable[[int, int], Suffixed]] = {
         "vptq": _vptq, "bcq": _bcq, "mxfp4": random_experts.linear, "squeezellm": _squeezellm,
     }  # fmt: skip
@@ -102,26 +102,28 @@ def changes(format: str, model: Decoder, dtype: str) -> dict[str, Any]:
         return {"quantization_config": mxfp4.quantization_config(dtype, [])}
     if format not in TARGETS:
         return {}
-    target = target_of(TARGETS[format])
+    target = target_format(TARGETS[format])
     if target.dtype(dtype) != dtype:
         raise usage_error(format, f"its models are made in {target.dtype(dtype)}, not in {dtype}")
-    untied = {"tie_word_embeddings": False} if foldable(model) else {}
+    untied = {"tie_word_embeddings": False} if can_rotate_stream(model) else {}
     return {**untied, "quantization_config": target.quantization_config(dtype, [])}
 
 
 # ---- vq2 and AQLM
 
 
-def _additive(target: Target, model: Decoder, paths: set[str], seed: int) -> dict[str, Part]:
+def _additive(target: TargetFormat, model: Decoder, paths: set[str], seed: int) -> dict[str, Part]:
     """With the books that the encoder begins with."""
-    books = universal(target.scheme, torch.device("cpu"))
+    books = load_initial(target.scheme, torch.device("cpu"))
     codebooks = [(book.stride, book.codewords.half()) for book in books]
     power = sum(float(book.codewords.square().sum(1).mean()) / book.stride for book in books)
-    settings = Settings(Effort(), (), rotate=inputs_rotated(foldable(model), target.rotates), seed=seed)
+    settings = ConversionSettings(
+        Effort(), (), rotate=rotate_mode(can_rotate_stream(model), target.rotates), seed=seed
+    )
     found: dict[str, Part] = {}
     for index, block in enumerate(model.layers):
         assert isinstance(block, Block)
-        block = open_(copy.deepcopy(block))
+        block = unstack(copy.deepcopy(block))
         for group in groups_of(block):
             homes, of_expert = group.homes(target.shares), group.expert is not None
             for name in (each for each in group.names if of_expert or f"layers.{index}.{each}" in paths):

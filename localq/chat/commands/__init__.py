@@ -10,7 +10,7 @@ from typing import Any
 
 from localq import settings
 from localq.chat import stop_strings
-from localq.chat.attachments import expanded, system_text
+from localq.chat.attachments import expand_mentions, system_text
 from localq.chat.commands import bench as measuring
 from localq.chat.commands import models, sessions, texts
 from localq.chat.commands.host import Host
@@ -96,7 +96,7 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
         if name in _LISTED_TOO:
             return _LISTED_TOO[name](session, text.strip(), host)
         if name == "stop" and text.strip():
-            session.stop_strings = () if text.strip() == "none" else stop_strings.checked([text.strip()])
+            session.stop_strings = () if text.strip() == "none" else stop_strings.validate([text.strip()])
             session.keep()
             return f"stop = {text.strip()}"
         if name not in (*_SETTABLE, "stop"):
@@ -163,12 +163,12 @@ def stats(session: ChatSession, argument: str, host: Host) -> str:
     return "\n".join(lines)
 
 
-def asked(session: ChatSession, text: str, before: str = "") -> tuple[tuple[str, ...], Replies]:
+def ask_with_files(session: ChatSession, text: str, before: str = "") -> tuple[tuple[str, ...], Replies]:
     """What a front end does with a message: (what to tell of the files that it names, the reply).
 
     before   goes before it as it is: who wrote it is not known, so it must not put files of this machine into a prompt
     """
-    message = expanded(text)
+    message = expand_mentions(text)
     return message.told, session.ask("\n\n".join(filter(None, (before, message.text))))
 
 

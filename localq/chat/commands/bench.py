@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from localq.chat import side_request
 from localq.chat.commands.host import Host
 from localq.chat.reply import MEASURED
-from localq.chat.session import ChatSession, Piece, Replies, Reply
+from localq.chat.session import ChatSession, ReplyPiece, Replies, Reply
 from localq.errors import LocalqError, usage_error
 from localq.planner.speed import roofline
 from localq.stats import Stats
@@ -46,7 +46,7 @@ def _measuring(session: ChatSession) -> Replies:
     written = min(WRITTEN, size // 4)
     lengths = _Lengths(WARM_READ, WARM_WRITTEN)
     ids, runs, began_s = random.Random(0), list[Stats](), 0.0
-    yield Piece("", Stats(context_size=size), "measuring; a stop ends it")
+    yield ReplyPiece("", Stats(context_size=size), "measuring; a stop ends it")
     for run in range(1 + RUNS):  # the first is to warm up
         if run > 1 and time.monotonic() - began_s >= LIMIT_S:
             break

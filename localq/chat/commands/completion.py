@@ -14,7 +14,7 @@ LOOKED_AT = 5_000  # entries of a folder
 _WHAT = 23  # column of the help, in which stands what a command does
 
 
-def usages() -> dict[str, tuple[str, str]]:
+def command_usages() -> dict[str, tuple[str, str]]:
     """Command -> (how it is written, what it does), from the help of the commands."""
     found: dict[str, tuple[str, str]] = {}
     names: list[str] = []
@@ -30,17 +30,17 @@ def usages() -> dict[str, tuple[str, str]]:
 
 def command_help() -> dict[str, str]:
     """Command -> what it does; an alias says what it stands for."""
-    known = {name: what for name, (_, what) in usages().items()}
+    known = {name: what for name, (_, what) in command_usages().items()}
     return known | {alias: f"as {name}" for alias, name in commands.ALIASES.items()}
 
 
-def of_command(word: str) -> list[tuple[str, str]]:
+def command_completions(word: str) -> list[tuple[str, str]]:
     """(command, what it does) of those that begin with `word`; nothing where it is one, so that Enter sends it."""
     known = command_help()
     return [] if word in known else [(name, what) for name, what in known.items() if name.startswith(word)][:MOST]
 
 
-def of_file(word: str) -> list[tuple[str, str]]:
+def file_completions(word: str) -> list[tuple[str, str]]:
     """("@path", kind) of the files and folders that begin with `word`, which begins with an @; nothing where it is a
     file, so that Enter sends it. Reads the disk."""
     given = word[1:]

@@ -89,7 +89,7 @@ def parameters(session: ChatSession) -> str:
     return "\n".join(f"{name} = {value}" for name, value in values.items())
 
 
-def no_such(name: str) -> LocalqError:
+def unknown_page(name: str) -> LocalqError:
     """For `/show NAME`."""
     named = f", not '{name[:20]}'" if name else ""
     return usage_error("/show", f"it shows `info`, `params`, `prompt` or `template`{named}", "Name one of them.")

@@ -11,9 +11,9 @@ from rich.cells import cell_len, set_cell_size
 from localq import disk
 from localq.chat.commands.host import Host
 from localq.chat.history import export as transcript
-from localq.chat.history.record import Session, Summary
-from localq.chat.history.store import SessionStore
-from localq.chat.reply import Retold
+from localq.chat.history.record import Record, RecordSummary
+from localq.chat.history.store import ConversationStore
+from localq.chat.reply import Recap
 from localq.chat.session import ChatSession
 from localq.errors import usage_error
 from localq.sanitize import sanitize
@@ -23,12 +23,12 @@ SHOWN = 20  # of the last conversations
 LEAST = 20  # cells of a title that are shown
 
 
-def store_of(session: ChatSession) -> SessionStore:
+def store_of(session: ChatSession) -> ConversationStore:
     """Where conversations are, also when this one is not saved."""
-    return session.store or SessionStore()
+    return session.store or ConversationStore()
 
 
-def table(summaries: list[Summary], current: int | None = None) -> str:
+def table(summaries: list[RecordSummary], current: int | None = None) -> str:
     """One line each: number, when, turns, model, title, which is cut where the terminal ends."""
     room = shutil.get_terminal_size((1000, 24)).columns
     models = [each.model.rpartition("/")[2] for each in summaries]
@@ -70,16 +70,16 @@ def resume(session: ChatSession, argument: str, host: Host) -> str:
     was_with = record.model
     session.save()
     session.go_on(record)
-    told = taken_up(record)
+    told = recap(record)
     if was_with == record.model:
         return told
-    return Retold(*told.parts, (f"it was with {was_with}; it goes on with {record.model}", False))
+    return Recap(*told.parts, (f"it was with {was_with}; it goes on with {record.model}", False))
 
 
 def new(session: ChatSession, argument: str, host: Host) -> str:
     """Begin another conversation; the system prompt stays."""
     session.save()
-    record = Session(model=session.record.model)
+    record = Record(model=session.record.model)
     record.conversation.system = session.system
     session.go_on(record)
     return "a new conversation"
@@ -120,7 +120,7 @@ def export(session: ChatSession, argument: str, host: Host) -> str:
     return f"{path}: {human_bytes(len(text.encode('utf-8', 'replace')))}"
 
 
-def taken_up(record: Session) -> Retold:
+def recap(record: Record) -> Recap:
     """What to tell of a conversation that is gone on with: its name, and how it ended."""
     messages = record.conversation.messages()
     parts = [(f"{record.name()} ({len(messages)} messages)", False)]
@@ -129,4 +129,4 @@ def taken_up(record: Session) -> Retold:
         parts.append((f"{'' if is_reply else '>>> '}{message.answer}", is_reply))
     if len(record.conversation.path()) > len(messages):
         parts.append(("(the last message has no answer: /regen answers it)", False))
-    return Retold(*((sanitize(text), is_reply) for text, is_reply in parts))
+    return Recap(*((sanitize(text), is_reply) for text, is_reply in parts))

@@ -6,14 +6,14 @@ import itertools
 from pathlib import Path
 
 from localq.chat import compaction
-from localq.chat.attachments import attachment, matching
+from localq.chat.attachments import matching_files, read_attachment
 from localq.chat.commands import models
 from localq.chat.commands.host import Host
-from localq.chat.commands.sessions import taken_up
+from localq.chat.commands.sessions import recap
 from localq.chat.history import export as transcript
-from localq.chat.reply import Retold
+from localq.chat.reply import Recap
 from localq.chat.session import ChatSession, Replies
-from localq.disk import MOST_BYTES
+from localq.disk import MOST_TEXT_BYTES
 from localq.errors import LocalqError, usage_error
 from localq.wording import human_bytes
 
@@ -81,7 +81,7 @@ def alternatives(session: ChatSession, argument: str, host: Host) -> str:
         conversation.take(taken)
         is_end = taken == conversation.head == conversation.last_reply()
         return session.keep() or (
-            Retold((conversation.turns[taken].message.answer, True)) if is_end else taken_up(session.record)
+            Recap((conversation.turns[taken].message.answer, True)) if is_end else recap(session.record)
         )
     lines, path = [], conversation.path()
     for number, turn in enumerate(found, 1):
@@ -120,7 +120,7 @@ def show(session: ChatSession, argument: str, host: Host) -> str:
     if argument == "template":
         return session.tokenizer.chat_template or "this model has no chat template"
     if argument != "prompt":
-        raise models.no_such(argument)
+        raise models.unknown_page(argument)
     if not session.conversation.path():
         return "nothing said yet"
     return host.show(session.prompt_text(), f"({len(session.prompt())} tokens)")
@@ -156,7 +156,7 @@ def read(session: ChatSession, argument: str, host: Host) -> str:
     """Put a file before the next message."""
     if not argument:
         raise usage_error("/read", "there is no file", "/read FILE puts it before your next message.")
-    attached = attachment(Path(argument))
+    attached = read_attachment(Path(argument))
     session.attached.append(attached.text)
     return f"{attached.told} go before your next message"
 
@@ -168,7 +168,7 @@ def glob_files(session: ChatSession, argument: str, host: Host) -> str:
             "/glob", "there is no pattern", "/glob src/**/*.py puts those files before your next message."
         )
     try:
-        files = sorted(set(itertools.islice(matching(argument), MOST_FILES + 1)))
+        files = sorted(set(itertools.islice(matching_files(argument), MOST_FILES + 1)))
     except (ValueError, RecursionError) as error:
         raise usage_error("/glob", f"the pattern cannot be used ({error})", "/glob src/*.py") from error
     if not files:
@@ -178,15 +178,15 @@ def glob_files(session: ChatSession, argument: str, host: Host) -> str:
     lines, attached = [], []
     for path in files:
         try:
-            each = attachment(path, str(path))
+            each = read_attachment(path, str(path))
         except LocalqError as error:
             lines.append(f"left out: {error}")
             continue
         attached.append(each.text)
         lines.append(each.told)
     size = sum(len(text.encode()) for text in attached)
-    if size > MOST_BYTES:
-        why = f"{len(attached)} files have {human_bytes(size)} together, more than {human_bytes(MOST_BYTES)}"
+    if size > MOST_TEXT_BYTES:
+        why = f"{len(attached)} files have {human_bytes(size)} together, more than {human_bytes(MOST_TEXT_BYTES)}"
         raise usage_error("/glob", why, "Give a narrower pattern.")
     session.attached += attached
     return "\n".join([*lines, f"{len(attached)} files go before your next message"])

@@ -54,7 +54,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Compacted:
+class TurnSummary:
     """Stands for all turns up to `upto`, a reply, where the model reads a path that has it. made_at: the head then."""
 
     text: str
@@ -62,7 +62,7 @@ class Compacted:
     made_at: int
 
 
-def summarised(summary: str, message: str) -> str:
+def with_summary(summary: str, message: str) -> str:
     """A message of the user as the model reads it behind a summary. In the message, not beside it: templates want turns
     of the user and replies to take turns, and some know no system prompt."""
     return f"What was said before, in short:\n\n{summary}\n\n(End of what was said before.)\n\n{message}"
@@ -79,7 +79,7 @@ class Conversation:
     turns: list[Turn] = field(default_factory=list)
     head: int | None = None
     system: str | None = None
-    summaries: list[Compacted] = field(default_factory=list)
+    summaries: list[TurnSummary] = field(default_factory=list)
 
     # ---- reading
 
@@ -96,7 +96,7 @@ class Conversation:
         path = self.path()
         return path[:-1] if path and self.turns[path[-1]].message.role == "user" else path
 
-    def read(self) -> tuple[Compacted | None, list[int]]:
+    def read(self) -> tuple[TurnSummary | None, list[int]]:
         """What is read of the path: the summary of its beginning, if there is one, and the turns behind it."""
         path = self.path()
         place = {turn: index for index, turn in enumerate(path)}
@@ -194,7 +194,7 @@ class Conversation:
         """From now on `text` is read in place of the turns up to `upto`, which stay. Takes the place of one made so."""
         self.summaries = [each for each in self.summaries if each.upto != upto]
         assert self.head is not None
-        self.summaries.append(Compacted(text, upto, self.head))
+        self.summaries.append(TurnSummary(text, upto, self.head))
 
     def unsummarise(self) -> bool:
         """Read what the summary stands for again; False where there is none."""

@@ -6,19 +6,19 @@ import dataclasses
 import json
 import re
 
-from localq.chat.history.record import Session
+from localq.chat.history.record import Record
 from localq.sanitize import sanitize
 
 SCHEMA = 1
 FORMATS = ("md", "json")
 
 
-def export(session: Session, format: str) -> str:
+def export(session: Record, format: str) -> str:
     """The path that is read by the model, as "md" or "json"; without characters that act on a terminal."""
     return markdown(session) if format == "md" else as_json(session)
 
 
-def markdown(session: Session) -> str:
+def markdown(session: Record) -> str:
     """A heading for each turn; what was said stands as it was said, since replies are Markdown themselves.
 
     A thought is folded: a <details> that readers of Markdown show closed.
@@ -41,7 +41,7 @@ def _folded(thought: str) -> list[str]:
     return ["<details><summary>Thought</summary>", thought, "</details>"] if thought else []
 
 
-def as_json(session: Session) -> str:
+def as_json(session: Record) -> str:
     """One object with `"schema": 1`; statistics with each reply, Unix seconds with each turn, thoughts apart."""
     conversation = session.conversation
     turns = [conversation.turns[index] for index in conversation.answered()]

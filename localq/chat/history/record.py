@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from localq.chat.history.conversation import Compacted, Conversation, Message, Turn
-from localq.chat.stop_strings import checked
+from localq.chat.history.conversation import Conversation, Message, Turn, TurnSummary
+from localq.chat.stop_strings import validate
 from localq.sampling import Sampling
 from localq.stats import Stats
 from localq.text import thinking
@@ -32,12 +32,12 @@ class ChatSettings:
     def from_dict(cls, fields: dict[str, Any]) -> ChatSettings:
         """Inverse of `dataclasses.asdict` through JSON. Raises LocalqError for values that are none."""
         think, grammar = thinking.checked(fields.get("think", "auto")), fields.get("grammar")
-        chosen = Sampling(**fields["sampling"]), fields["max_tokens"], checked(fields["stop"])
+        chosen = Sampling(**fields["sampling"]), fields["max_tokens"], validate(fields["stop"])
         return cls(*chosen, think, Grammar(**grammar) if grammar is not None else None)
 
 
 @dataclass
-class Session:
+class Record:
     """A conversation with what belongs to it. `id` is None, and `rows` (of its turns and summaries) are empty, until it
     is saved."""
 
@@ -47,7 +47,7 @@ class Session:
     settings: ChatSettings | None = None
     id: int | None = None
     rows: list[int] = field(default_factory=list)
-    summary_rows: dict[Compacted, int] = field(default_factory=dict)
+    summary_rows: dict[TurnSummary, int] = field(default_factory=dict)
 
     def name(self) -> str:
         """Its title, or what the user said first."""
@@ -55,7 +55,7 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Summary:
+class RecordSummary:
     """A line in a list of conversations. `turns` counts those of all branches; `changed_s` is Unix time."""
 
     id: int
@@ -67,7 +67,7 @@ class Summary:
 
 def from_rows(
     id: int, found: tuple[Any, ...], turns: list[tuple[Any, ...]], summaries: list[tuple[Any, ...]]
-) -> Session:
+) -> Record:
     """The conversation `id` from its rows in the file (`sessions`). Raises several errors where they make none."""
     title, model, system, settings, head = found
     place = {row[0]: index for index, row in enumerate(turns)}
@@ -84,13 +84,13 @@ def from_rows(
         before = "assistant" if turn.parent is None else read[turn.parent].message.role
         if {before, turn.message.role} != {"user", "assistant"} or (turn.parent or 0) > index:
             raise ValueError("turns that do not follow each other")
-    known_rows = {Compacted(str(text), place[upto], place[made_at]): int(row) for row, upto, made_at, text in summaries}
+    known_rows = {TurnSummary(str(text), place[upto], place[made_at]): int(row) for row, upto, made_at, text in summaries}
     if any(read[each.upto].message.role != "assistant" for each in known_rows):
         raise ValueError("a summary that ends within an exchange")
     conversation = Conversation(read, None if head is None else place[head], system, list(known_rows))
     known = json.loads(settings)
     chosen = None if known is None else ChatSettings.from_dict(known)
-    return Session(conversation, str(model), str(title), chosen, id, [row[0] for row in turns], known_rows)
+    return Record(conversation, str(model), str(title), chosen, id, [row[0] for row in turns], known_rows)
 
 
 def _stats(known: dict[str, Any]) -> Stats:

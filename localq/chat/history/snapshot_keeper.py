@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from localq.chat.history import snapshot_files
-from localq.chat.history.store import SessionStore
+from localq.chat.history.store import ConversationStore
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.settings import Settings
 from localq.stats import Stats
 from localq.wording import parse_bytes
 
 if TYPE_CHECKING:  # start-up cost
-    from localq.chat.history.record import Session
+    from localq.chat.history.record import Record
     from localq.worker.messages import Loaded
 
 WORTH_S = 1.0
@@ -43,7 +43,7 @@ class SnapshotKeeper:
     def __init__(self, database: Path, cap_bytes: int) -> None:
         """`database`: where the conversations are saved; all snapshots together take `cap_bytes` at most."""
         self._database, self._cap_bytes = database, cap_bytes
-        self._record: Session | None = None  # the conversation in the cache
+        self._record: Record | None = None  # the conversation in the cache
         self._loaded: Loaded | None = None  # the load that the cache belongs to
         self._stats = Stats()  # of its last reply; context_used 0: nothing to write
         self._read, self._read_s = 0, 0.0  # tokens, and the time that reading them took, since the load
@@ -54,7 +54,7 @@ class SnapshotKeeper:
         told, self._told = self._told, ""
         return told
 
-    def take_up(self, client: Client, record: Session, loaded: Loaded) -> None:
+    def take_up(self, client: Client, record: Record, loaded: Loaded) -> None:
         """Called before a reply in `record`: bring what was read of it back, unless the cache holds it.
 
         Raises LocalqError only where the engine process died of it.
@@ -72,7 +72,7 @@ class SnapshotKeeper:
             return
         try:
             client.restore_cache(str(path))
-            snapshot_files.used(path)
+            snapshot_files.mark_used(path)
         except LocalqError as error:
             if not client.alive:
                 self._loaded = None
@@ -114,10 +114,10 @@ class SnapshotKeeper:
         except LocalqError as error:
             self._told = str(error) if error.what == snapshot_files.NOT_KEPT else f"{snapshot_files.NOT_KEPT}: {error}"
 
-    def _is_gone(self, record: Session | None) -> bool:
+    def _is_gone(self, record: Record | None) -> bool:
         """`record` was deleted, here or by another process: nothing of it shall come back to the disk."""
         with contextlib.suppress(LocalqError):  # conversations that cannot be read: they are not gone
-            store = SessionStore(self._database)
+            store = ConversationStore(self._database)
             return record is not None and store.path.exists() and record.id not in store.ids()
         return False
 
@@ -127,29 +127,29 @@ class SnapshotKeeper:
             return False
         return tokens * self._read_s / self._read >= WORTH_S + needed_bytes / FILE_BYTES_PER_S
 
-    def _same(self, record: Session) -> bool:
+    def _same(self, record: Record) -> bool:
         known = self._record
         return known is record or (known is not None and record.id is not None and known.id == record.id)
 
-    def _path(self, record: Session) -> Path | None:
-        return None if record.id is None else snapshot_files.path_of(self._database, record.id)
+    def _path(self, record: Record) -> Path | None:
+        return None if record.id is None else snapshot_files.snapshot_path(self._database, record.id)
 
 
 def keeper(database: Path, settings: Settings) -> SnapshotKeeper | None:
     """By the setting `snapshots`; None where it is off. Raises LocalqError (exit 2) for what is no size."""
-    cap_bytes = allowed(settings)
+    cap_bytes = size_limit(settings)
     return SnapshotKeeper(database, cap_bytes) if cap_bytes else None
 
 
-def unused(settings: Settings) -> list[snapshot_files.Unused]:
+def unused_snapshots(settings: Settings) -> list[snapshot_files.UnusedFile]:
     """What can go of the snapshots of the user's conversations. Raises LocalqError (exit 9)."""
-    store, ids = SessionStore(), None
+    store, ids = ConversationStore(), None
     with contextlib.suppress(LocalqError):  # conversations that cannot be read: they are not gone
         ids = store.ids() if store.path.exists() else set()
-    return snapshot_files.unused(store.path, ids, allowed(settings))
+    return snapshot_files.unused_files(store.path, ids, size_limit(settings))
 
 
-def allowed(settings: Settings) -> int:
+def size_limit(settings: Settings) -> int:
     """Bytes that all snapshots together may take. Raises LocalqError (exit 2) for what is no size."""
     text = settings.snapshots.strip().lower()
     if text == "off":

@@ -28,8 +28,8 @@ from pathlib import Path
 
 from localq import disk, places, processes
 from localq.chat.history import snapshot_files
-from localq.chat.history.conversation import Compacted, Conversation, Turn
-from localq.chat.history.record import Session, Summary, from_rows
+from localq.chat.history.conversation import Conversation, Turn, TurnSummary
+from localq.chat.history.record import Record, RecordSummary, from_rows
 from localq.errors import ExitCode, LocalqError, bad_file
 
 SCHEMA = 1
@@ -53,7 +53,7 @@ _DAMAGED = (
 )
 
 
-class SessionStore:
+class ConversationStore:
     """The file at `path`. Every method may be called from any thread, and raises LocalqError where it fails."""
 
     def __init__(self, path: Path | None = None) -> None:
@@ -67,18 +67,18 @@ class SessionStore:
             db.execute("DELETE FROM sessions WHERE deleted_s < ?", old)
             db.execute("DELETE FROM summaries WHERE session NOT IN (SELECT id FROM sessions)")
 
-    def save(self, session: Session) -> None:
+    def save(self, session: Record) -> None:
         """Write what is new, all of it or nothing. A conversation that was deleted meanwhile is saved anew.
 
         Ctrl-C comes through and the save goes on: what was written is always known, and never written twice.
         """
         processes.uncut(lambda: self._save(session))
 
-    def _save(self, session: Session) -> None:
+    def _save(self, session: Record) -> None:
         with _ONE_AT_A_TIME:  # up to the rows: another thread that saves the same conversation goes on behind them
             session.id, session.rows, session.summary_rows = self._saved(session)
 
-    def _saved(self, session: Session) -> tuple[int, list[int], dict[Compacted, int]]:
+    def _saved(self, session: Record) -> tuple[int, list[int], dict[TurnSummary, int]]:
         """Save it; returns its id and the rows of its turns and summaries."""
         now = session.conversation  # it may grow meanwhile: what points at turns is read before them
         conversation = Conversation(head=now.head, system=now.system, summaries=list(now.summaries))
@@ -107,7 +107,7 @@ class SessionStore:
             )
         return id, rows, summary_rows
 
-    def load(self, id: int) -> Session:
+    def load(self, id: int) -> Record:
         """The conversation `id`. Raises LocalqError (exit 2) where there is none."""
         with self._transaction() as db:
             query = "SELECT title, model, system, settings, head FROM sessions WHERE id = ? AND deleted_s IS NULL"
@@ -121,7 +121,7 @@ class SessionStore:
         with self._damage_named():
             return from_rows(id, found, turns, summaries)
 
-    def summaries(self, matching: str = "", limit: int = 1000) -> list[Summary]:
+    def summaries(self, matching: str = "", limit: int = 1000) -> list[RecordSummary]:
         """Conversations with `matching` in the title or in any turn, the last used first."""
         escaped = matching.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
         query = """SELECT id, title, model, (SELECT count(*) FROM turns WHERE session = sessions.id), changed_s
@@ -131,9 +131,9 @@ class SessionStore:
         with self._transaction() as db:
             rows = db.execute(query, (*[f"%{_clean(escaped)}%"] * 3, limit)).fetchall()
         with self._damage_named():
-            return [Summary(int(id), str(title), str(model), int(n), float(s)) for id, title, model, n, s in rows]
+            return [RecordSummary(int(id), str(title), str(model), int(n), float(s)) for id, title, model, n, s in rows]
 
-    def find(self, wanted: str | None) -> Session:
+    def find(self, wanted: str | None) -> Record:
         """The conversation with this number, this title, or else the last used with it in its title; None = the last.
 
         A number is no part of a title. Raises LocalqError (exit 2) where there is none.
@@ -161,7 +161,7 @@ class SessionStore:
     def delete(self, id: int) -> None:
         """Put it away; `restore` brings it back within KEPT_S, then it is gone for good. Its snapshot goes at once."""
         self._change(id, "UPDATE sessions SET deleted_s = ? WHERE id = ? AND deleted_s IS NULL", time.time())
-        snapshot_files.remove(snapshot_files.path_of(self.path, id))
+        snapshot_files.remove(snapshot_files.snapshot_path(self.path, id))
 
     def ids(self) -> set[int]:
         """The numbers of all conversations."""
@@ -250,7 +250,7 @@ def _insert(db: sqlite3.Connection, session: int, parent: int | None, turn: Turn
 
 
 def _save_summaries(
-    db: sqlite3.Connection, session: int, conversation: Conversation, rows: list[int], known: dict[Compacted, int]
+    db: sqlite3.Connection, session: int, conversation: Conversation, rows: list[int], known: dict[TurnSummary, int]
 ) -> None:
     """Write those that are new, remove those that were taken back; `known` is the row of each, and kept up to date."""
     for summary in [each for each in known if each not in conversation.summaries]:

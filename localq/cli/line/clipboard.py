@@ -1,4 +1,4 @@
-"""Copying to the clipboard of the terminal, or printing where there is no such terminal."""
+"""Copy to the terminal's clipboard, or print where the terminal has none."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from localq.sanitize import sanitize
 
 
 def copy(text: str) -> str:
-    """Copy `text`, or print it as it is where there is no such terminal or it is too long. Returns what to tell."""
-    text = sanitize(text)  # whatever pastes it may be a terminal
+    """Copy `text`; print it where the terminal has no clipboard or the text is too long. Returns the message."""
+    text = sanitize(text)  # it may be pasted into a terminal
     code = sequence(text)
     if code is not None and is_rich_terminal(sys.stdout):
         sys.stdout.write(code)
         sys.stdout.flush()
         return copied(text)
     print(text, flush=True)
-    return f"{'no terminal with a clipboard' if code is not None else TOO_LONG}: printed instead"
+    return f"{'this terminal has no clipboard' if code is not None else TOO_LONG}: printed instead"

@@ -1,4 +1,4 @@
-"""The line chat as slash commands see it: its clipboard, its editor, its stdout."""
+"""What slash commands use of the line chat: clipboard, editor, stdout."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from localq.sanitize import sanitize
 
 
 class TerminalHost:
-    """A terminal, or a pipe. aside: within, another program has the terminal. markdown: a terminal draws replies."""
+    """Host of slash commands at a terminal or a pipe.
+
+    aside      context in which another program uses the terminal
+    markdown   draw replies as Markdown
+    """
 
     def __init__(
         self, aside: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext, markdown: bool = True
@@ -20,20 +24,20 @@ class TerminalHost:
         self._aside, self.markdown = aside, markdown
 
     def copy(self, text: str) -> str:
-        """To the terminal's clipboard, or printed."""
+        """Copy to the terminal's clipboard, or print."""
         return clipboard.copy(text)
 
     def edited(self, text: str, otherwise: str) -> str:
-        """In $VISUAL or $EDITOR."""
+        """Edit `text` in $VISUAL or $EDITOR."""
         with self._aside():
             return editor.edited(text, otherwise)
 
     def draws(self, wanted: bool | None) -> bool:
-        """From the next reply on."""
+        """Switch Markdown from the next reply on; returns whether it is on."""
         self.markdown = self.markdown if wanted is None else wanted
         return self.markdown
 
     def show(self, text: str, remark: str) -> str:
-        """On stdout."""
+        """Print `text` on stdout."""
         print(sanitize(text), flush=True)
         return remark

@@ -1,8 +1,8 @@
-"""Keys as kitty's keyboard protocol tells them, taken for what terminals have always sent instead of them.
+"""Keys in kitty's keyboard protocol, translated to the sequences that terminals send without it.
 
-In it Shift-Enter is no Enter; but Ctrl and Alt come in another form too, and the line editor knows none of it. Asked
-for are distinct keys and, beside the letter of another keyboard, that of a Latin one: Ctrl-C is where it always was.
-See sw.kovidgoyal.net/kitty/keyboard-protocol (progressive enhancements 1 and 4).
+The protocol distinguishes Shift-Enter from Enter, but sends Ctrl and Alt in another form, which the line editor does
+not know. Enhancements 1 (distinct keys) and 4 (the Latin letter besides that of another layout, for Ctrl-C) are used.
+See sw.kovidgoyal.net/kitty/keyboard-protocol.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import sys
 
 _ON, OFF = "\x1b[>5u", "\x1b[<u"
 _SHIFT, _ALT, _CTRL, _LOCKS = 1, 2, 4, 64 | 128
-# ESC [ code:shifted:latin ; modifiers u | a key of old, which has modifiers where a lock is on
+# ESC [ code:shifted:latin ; modifiers u | a legacy key, with modifiers while a lock is on
 KEY = re.compile("\x1b\\[(?:(\\d+)(?::(\\d*))?(?::(\\d*))?(?:;(\\d+))?u|(\\d+);(\\d+)([A-HPQS~]))")
-CUT = re.compile("\x1b\\[[\\d;:]*\\Z")  # such a key, of which the rest is still to come
+CUT = re.compile("\x1b\\[[\\d;:]*\\Z")  # an incomplete key at the end of the input
 _CONTROLS = dict(
     zip(" @2[3\\4]5^6_-7/8?", "\0\0\0\x1b\x1b\x1c\x1c\x1d\x1d\x1e\x1e\x1f\x1f\x1f\x1f\x7f\x7f", strict=True)
 )
 _KEYPAD = dict(zip(range(57417, 57427), ["D", "C", "A", "B", "5~", "6~", "H", "F", "2~", "3~"], strict=True))
 _ENTER, _TAB, _ESCAPE, _BACKSPACE, _KEYPAD_ENTER = 13, 9, 27, 127, 57414
-_PRIVATE = range(57344, 63744)  # keys that are no letters
+_PRIVATE = range(57344, 63744)  # keys other than letters
 
 
 def on() -> str:
-    """What asks for it; the console of Linux takes it for something else."""
+    """The sequence that enables the protocol; empty on the Linux console, which misreads it."""
     return "" if os.environ.get("TERM") == "linux" else _ON
 
 
 def off() -> str:
-    """What ends it again."""
+    """The sequence that disables it."""
     return OFF if on() else ""
 
 
-def as_ever(key: re.Match[str]) -> str:
-    """What a terminal without the protocol sends for it; nothing where there is nothing for it."""
+def legacy_sequence(key: re.Match[str]) -> str:
+    """The sequence of a terminal without the protocol for this key; empty if there is none."""
     if key[5]:
         return _with_locks(key)
     code, bits = int(key[1][:7]), int((key[4] or "1")[:4]) - 1 & ~_LOCKS
@@ -65,7 +65,7 @@ def _letter(code: int) -> str:
 
 
 def _with_locks(key: re.Match[str]) -> str:
-    """Without caps lock and num lock, which other keys do not have to do with."""
+    """The key without caps lock and num lock."""
     bits = int(key[6][:4]) - 1
     if not bits & _LOCKS:
         return key[0]

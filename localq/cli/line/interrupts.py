@@ -1,4 +1,4 @@
-"""Ctrl-C in the line chat: a press is held until something answers it, and raises only where that is wanted."""
+"""Ctrl-C in the line chat: a press stays pending until something handles it, and raises only where that is safe."""
 
 from __future__ import annotations
 
@@ -8,41 +8,44 @@ from collections.abc import Iterator
 from types import FrameType
 
 
-class Presses:
-    """Those that nothing has answered yet. A KeyboardInterrupt wherever a press happens to fall would end the chat:
-    one that was meant for a reply falls behind its end, or before its beginning."""
+class Interrupts:
+    """Pending presses of Ctrl-C.
+
+    A KeyboardInterrupt at an arbitrary point would end the chat: a press meant for a reply may come just before or
+    after it.
+    """
 
     def __init__(self) -> None:
         self._held: list[bool] = []
         self._raises = False
 
-    def hear(self, number: int = signal.SIGINT, frame: FrameType | None = None) -> None:
-        """One press; a signal's handler."""
+    def add(self, number: int = signal.SIGINT, frame: FrameType | None = None) -> None:
+        """Handle one press; usable as a signal handler."""
         if self._raises:
-            self._raises = False  # once: what puts things back is not interrupted again
+            self._raises = False  # once: clean-up code is not interrupted again
             raise KeyboardInterrupt
         self._held.append(True)
 
-    def taken(self) -> bool:
-        """Whether there was a press, which is answered by whoever asks."""
-        held, self._held = self._held, []  # a press that comes amid this is in one of the two
+    def take(self) -> bool:
+        """Whether a press is pending; clears it."""
+        held, self._held = self._held, []  # a press at this moment is in one of the two
         return bool(held)
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[None]:
-        """Signals are heard here."""
-        before = signal.signal(signal.SIGINT, self.hear)
+    def listen(self) -> Iterator[None]:
+        """Collect SIGINT as presses inside."""
+        before = signal.signal(signal.SIGINT, self.add)
         try:
             yield
         finally:
             signal.signal(signal.SIGINT, before)
 
     @contextlib.contextmanager
-    def raised(self) -> Iterator[None]:
-        """Within, a press raises KeyboardInterrupt, and so does one that is held."""
+    def raise_inside(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt for a press inside, and at once for a pending one."""
         self._raises = True
         try:
-            if self.taken():
+            if self.take():
                 raise KeyboardInterrupt
             yield
         finally:

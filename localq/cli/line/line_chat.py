@@ -1,4 +1,4 @@
-"""The line chat: reads a message or a command, prints the reply as it streams, until the user leaves."""
+"""The line chat: reads messages and commands and prints replies until the user quits."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ from typing import TYPE_CHECKING
 
 from localq.chat import commands, open_conversation, open_model
 from localq.chat.commands.models import SwitchModel
-from localq.chat.commands.sessions import taken_up
+from localq.chat.commands.sessions import recap
 from localq.chat.open_conversation import Start
-from localq.chat.open_model import Opened, Wanted
-from localq.chat.reply import MEASURED, Reply, check_whole
+from localq.chat.open_model import OpenOptions, OpenSession
+from localq.chat.reply import MEASURED, Reply, check_complete
 from localq.cli.line.command_host import TerminalHost
-from localq.cli.line.interrupts import Presses
+from localq.cli.line.interrupts import Interrupts
 from localq.cli.line.line_input import Reader
-from localq.cli.line.reply_printer import printing, tell
+from localq.cli.line.reply_printer import open_printer, print_message
 from localq.cli.line.session import (
-    Discarded,
-    TakenBack,
+    InputDiscarded,
+    SendCancelled,
     TerminalWatcher,
-    interruptible,
     memory_line,
     print_reply,
     speed_line,
+    stop_on_interrupt,
 )
-from localq.cli.line.thinking_lines import shown
-from localq.cli.options import Given
-from localq.cli.output import note, tell_lost
+from localq.cli.line.thinking_lines import open_thoughts
+from localq.cli.options import PromptText
+from localq.cli.output import note, note_lost_characters
 from localq.errors import ExitCode, LocalqError
 from localq.settings import Settings
 
 if TYPE_CHECKING:
     from localq.chat.session import ChatSession, Replies
 
-LEAVE_WITHIN_S = 2.0  # a second Ctrl-C at the empty prompt within this time leaves
+LEAVE_WITHIN_S = 2.0  # a second Ctrl-C on an empty prompt within this time quits
 
 
 @dataclasses.dataclass(frozen=True)
 class _Place:
-    """Where a chat stands: what to open, and what the session begins with. attached: texts before the next message."""
+    """The model to open and the state to start from. attached: texts that precede the next message."""
 
     settings: Settings
-    wanted: Wanted
+    wanted: OpenOptions
     start: Start
     attached: tuple[str, ...] = ()
 
     def switched(self, wish: SwitchModel, session: ChatSession) -> _Place:
-        """With another model: the conversation and its settings go on, the sampling is that model's own."""
-        said = dataclasses.replace(
+        """This state with another model: conversation and settings stay, sampling is that model's default."""
+        settings = dataclasses.replace(
             self.settings, model=wish.name, system=session.system, max_tokens=session.max_tokens, think=session.think
         )
-        return dataclasses.replace(self.of(session), settings=said, wanted=Wanted(wish.format, self.wanted.force))
+        return dataclasses.replace(self.of(session), settings=settings, wanted=OpenOptions(wish.format, self.wanted.force))
 
     def of(self, session: ChatSession) -> _Place:
-        """The same model, where `session` is now."""
+        """The same model, at the current state of `session`."""
         start = dataclasses.replace(
             self.start, record=session.record, store=session.store, stop=session.stop_strings, grammar=session.grammar
         )
@@ -65,11 +65,13 @@ class _Place:
 
 
 def converse(
-    settings: Settings, start: Start, quiet: bool, wanted: Wanted | None = None, first: Given | None = None
+    settings: Settings, start: Start, quiet: bool, wanted: OpenOptions | None = None, first: PromptText | None = None
 ) -> int:
-    """Open the model and read messages until the user leaves. first: a message to begin with; where stdin is no
-    terminal, it is the only one, and what fails ends with its exit code."""
-    place, back = _Place(settings, wanted or Wanted(), start), None
+    """Open the model and read messages until the user quits; returns the exit code.
+
+    first   the first message; without a terminal at stdin it is the only one, and a failure is raised
+    """
+    place, back = _Place(settings, wanted or OpenOptions(), start), None
     while True:
         try:
             outcome = _talk(place, quiet, first, again=back is not None)
@@ -77,7 +79,7 @@ def converse(
             if back is None:
                 raise
             note(f"localq: {error}")
-            note(f"going on with {back.settings.model}")
+            note(f"staying with {back.settings.model}")
             place, back = back, None
             continue
         if isinstance(outcome, int):
@@ -86,40 +88,41 @@ def converse(
         place, back = place.switched(wish, session), place.of(session)
 
 
-def _talk(place: _Place, quiet: bool, first: Given | None, again: bool) -> int | tuple[SwitchModel, ChatSession]:
-    """With one model; returns the exit code, or the wish for another. again: the conversation was on the screen."""
+def _talk(place: _Place, quiet: bool, first: PromptText | None, again: bool) -> int | tuple[SwitchModel, ChatSession]:
+    """Chat with one model; returns the exit code or a switch to another. again: the conversation is on the screen."""
     watcher, settings = TerminalWatcher(quiet), place.settings
     with watcher, open_model.open_session(settings.model, settings, watcher, place.wanted) as opened:
-        open_model.check_converses(opened, settings.model)
+        open_model.check_chat_template(opened, settings.model)
         loaded = watcher.load(opened)
         if settings.stats and not quiet and (line := memory_line(loaded)):
             note(line)
         at_terminal = sys.stdin.isatty() and not quiet
         if at_terminal:
             note(
-                f"{loaded.name} ({loaded.format}) on {loaded.device_name}, context {loaded.context_size}. /help, Ctrl-D"
+                f"{loaded.name} ({loaded.format}) on {loaded.device_name}, context {loaded.context_size}. "
+                "Help: /help. Quit: Ctrl-D."
             )
         record = place.start.take_up(opened.session)
         opened.session.attached += place.attached
         if record is not None and not quiet and not again:
-            tell(taken_up(record), settings.markdown and place.start.grammar is None)
+            print_message(recap(record), settings.markdown and place.start.grammar is None)
         try:
             outcome = LineChat(opened, watcher, settings.stats and not quiet, settings.markdown).run(first)
-        finally:  # a signal leaves too
-            saved = open_conversation.saved_at_last(opened.session, note)
+        finally:  # also after a signal
+            saved = open_conversation.save_at_exit(opened.session, note)
         record = opened.session.record
         if isinstance(outcome, SwitchModel):
             _leave(opened, watcher, settings.stats and not quiet)
             return outcome, opened.session
         if at_terminal and saved and opened.session.store is not None and record.id is not None:
-            note(f"kept as {record.id}: `localq chat --resume {record.id}` or `localq chat --continue` goes on")
+            note(f"Saved as conversation {record.id}. Resume: localq chat --resume {record.id}")
         _leave(opened, watcher, settings.stats and not quiet)
         return outcome
 
 
-def _leave(opened: Opened, watcher: TerminalWatcher, show_stats: bool) -> None:
-    """Keep what the model has read, for the next time; Ctrl-C leaves without it."""
-    watcher.status.show("keeping what the model has read")
+def _leave(opened: OpenSession, watcher: TerminalWatcher, show_stats: bool) -> None:
+    """Save the KV cache for the next time; Ctrl-C skips that."""
+    watcher.status.show("saving the KV cache")
     with contextlib.suppress(KeyboardInterrupt):
         opened.session.leave()
     watcher.status.clear()
@@ -129,27 +132,27 @@ def _leave(opened: Opened, watcher: TerminalWatcher, show_stats: bool) -> None:
 
 
 class LineChat:
-    """Read a line, do what it says, until the end of input. `interrupted`: the last reply was stopped by Ctrl-C."""
+    """Read lines and act on them until the end of input. `interrupted`: Ctrl-C stopped the last reply."""
 
-    def __init__(self, opened: Opened, watcher: TerminalWatcher, show_stats: bool, markdown: bool = True) -> None:
+    def __init__(self, opened: OpenSession, watcher: TerminalWatcher, show_stats: bool, markdown: bool = True) -> None:
         self.opened, self.session, self.watcher, self.show_stats = opened, opened.session, watcher, show_stats
-        self.presses = Presses()
-        self.read = Reader(self.session.store is not None, self.presses)
+        self.interrupts = Interrupts()
+        self.read = Reader(self.session.store is not None, self.interrupts)
         self.host = TerminalHost(self.read.aside, markdown)
         self.interrupted_at = -LEAVE_WITHIN_S
         self.interrupted = False
 
-    def run(self, first: Given | None = None) -> int | SwitchModel:
-        """Until the user leaves (an exit code) or wants another model. first: as for `converse`."""
+    def run(self, first: PromptText | None = None) -> int | SwitchModel:
+        """Chat until the user quits (an exit code) or switches the model. first: as for `converse`."""
         if first is not None and not sys.stdin.isatty():
             reply = self.ask(first.words, first.piped)
             if reply is not None:
-                check_whole(reply)
+                check_complete(reply)
             return ExitCode.INTERRUPTED if self.interrupted else ExitCode.OK
-        # Where nobody is at a terminal, a Ctrl-C ends the program wherever it falls.
-        with self.presses.heard() if sys.stdin.isatty() else contextlib.nullcontext(), self.read:
+        # Without a terminal, Ctrl-C ends the program at any point.
+        with self.interrupts.listen() if sys.stdin.isatty() else contextlib.nullcontext(), self.read:
             if first is not None:
-                with self._told():
+                with self._report_errors():
                     self.ask(first.words, first.piped)
             while True:
                 outcome = self.turn()
@@ -157,31 +160,31 @@ class LineChat:
                     return outcome
 
     def turn(self) -> int | SwitchModel | None:
-        """Read one message or command and act on it; None means go on."""
-        since, self.interrupted_at = self.interrupted_at, -LEAVE_WITHIN_S  # only two in a row are two
+        """Read one message or command and act on it; None continues the chat."""
+        since, self.interrupted_at = self.interrupted_at, -LEAVE_WITHIN_S  # presses count in a row only
         try:
             line = self.read()
         except EOFError:
             return ExitCode.OK
-        except TakenBack:
+        except SendCancelled:
             note("(stopped)")
             return None
-        except Discarded:
+        except InputDiscarded:
             return None
         except KeyboardInterrupt:
             if time.monotonic() - since < LEAVE_WITHIN_S or not sys.stdin.isatty():
                 return ExitCode.INTERRUPTED
             self.interrupted_at = time.monotonic()
-            note("Ctrl-C again or Ctrl-D leaves")
+            note("Press Ctrl-C again or Ctrl-D to quit")
             return None
         outcome = None
-        with self._told():
+        with self._report_errors():
             outcome = self.handle(line)
         return outcome
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """An expected failure is told, and the conversation goes on; a closed pipe or Ctrl-C ends it."""
+    def _report_errors(self) -> Iterator[None]:
+        """Print an expected failure and continue; a closed pipe or Ctrl-C ends the chat."""
         try:
             yield
         except LocalqError as error:
@@ -189,7 +192,7 @@ class LineChat:
             note(f"localq: {error}")
 
     def handle(self, line: str) -> int | SwitchModel | None:
-        """Act on one message or command; None means go on."""
+        """Act on one message or command; None continues the chat."""
         if not line.strip():
             return None
         if not line.startswith("/") or line.startswith("//"):
@@ -200,7 +203,7 @@ class LineChat:
             return ExitCode.OK
         said = self.session.messages[-1].answer if name == "/continue" and self.session.messages else ""
         try:
-            with self.presses.raised():
+            with self.interrupts.raise_inside():
                 result = commands.COMMANDS[name](self.session, argument, self.host)
         except KeyboardInterrupt:
             if not sys.stdin.isatty():
@@ -210,17 +213,17 @@ class LineChat:
         if isinstance(result, SwitchModel):
             return result
         if isinstance(result, str):
-            tell(result, self._draws())
+            print_message(result, self._draws_markdown())
         else:
             self.stream(result, said)
         return None
 
     def ask(self, text: str, piped: str = "") -> Reply | None:
-        """Send a message, with the files that it names, behind what was piped in, which names none; what came."""
+        """Send piped text and a message with the files it names; returns the reply."""
         try:
-            with self.presses.raised():
-                told, parts = commands.asked(self.session, text, piped)
-            for line in told:
+            with self.interrupts.raise_inside():
+                notes, parts = commands.ask_with_files(self.session, text, piped)
+            for line in notes:
                 note(f"({line})")
         except KeyboardInterrupt:  # before there is a reply to stop
             if not sys.stdin.isatty():
@@ -229,20 +232,24 @@ class LineChat:
             return None
         return self.stream(parts)
 
-    def _draws(self) -> bool:
-        """As Markdown; what keeps to a grammar is none."""
+    def _draws_markdown(self) -> bool:
+        """Replies are drawn as Markdown; those by a grammar never are."""
         return self.host.markdown and self.session.grammar is None
 
     def stream(self, parts: Replies, said: str = "") -> Reply | None:
-        """Print a reply, or what comes behind `said`, as it arrives; Ctrl-C stops it and keeps it. Returns its end."""
-        with shown(self.watcher.quiet) as thoughts, interruptible(self.session) as pressed, contextlib.closing(parts):
-            if self.presses.taken():  # behind what was asked for and before this
-                pressed.told = True
+        """Print a reply, or its continuation after `said`, as it arrives; Ctrl-C stops it and keeps the text."""
+        with (
+            open_thoughts(self.watcher.quiet) as thoughts,
+            stop_on_interrupt(self.session) as interruption,
+            contextlib.closing(parts),
+        ):
+            if self.interrupts.take():  # after sending and before this
+                interruption.is_requested = True
                 self.session.stop()
             self.watcher.load(self.opened)
-            with printing(self._draws(), said) as printer:
-                reply = print_reply(parts, self.watcher.status, thoughts, printer)  # closed: what came of it is kept
-        self.interrupted = pressed.told
+            with open_printer(self._draws_markdown(), said) as printer:
+                reply = print_reply(parts, self.watcher.status, thoughts, printer)  # a partial reply is kept
+        self.interrupted = interruption.is_requested
         if reply is not None:
             for line in reply.notices:
                 note(f"({line})")
@@ -250,5 +257,5 @@ class LineChat:
                 note(speed_line(reply.stats, self.session.loaded))
                 if self.session.keeper is not None and (why := self.session.keeper.told()):
                     note(f"[{why}]")
-        tell_lost()
+        note_lost_characters()
         return reply

@@ -1,7 +1,4 @@
-"""The line editor of a chat at a terminal: prompt_toolkit with several lines, paste, completions, history, an editor.
-
-Imported where lines are edited: a pipe needs none of it.
-"""
+"""The line editor of a chat at a terminal: prompt_toolkit with multi-line input, paste, completion and history."""
 
 from __future__ import annotations
 
@@ -26,53 +23,58 @@ from prompt_toolkit.search import stop_search
 from localq.chat.commands import completion
 from localq.chat.terminal import editor, input_history
 from localq.cli.line import extended_keys
-from localq.cli.line.interrupts import Presses
-from localq.cli.line.session import Discarded, TakenBack
-from localq.cli.line.type_ahead import Parser, TypedAhead
+from localq.cli.line.interrupts import Interrupts
+from localq.cli.line.session import InputDiscarded, SendCancelled
+from localq.cli.line.type_ahead import KeyParser, TypeAhead
 from localq.cli.output import note
 from localq.errors import LocalqError
-from localq.sanitize import marked
+from localq.sanitize import replace_unsafe
 
-# Shift-Enter is Ctrl-J in terminals that tell it from Enter: as xterm writes it where it is set to, unasked.
+# Shift-Enter as Ctrl-J, in the form that xterm sends if configured to.
 ANSI_SEQUENCES["\x1b[27;2;13~"] = Keys.ControlJ
 
 
 class LineEditor:
-    """Reads lines. Ctrl-C is answered by whoever reads: nothing is raised amid asyncio."""
+    """Reads lines. Ctrl-C is raised from `read`, never inside asyncio."""
 
-    def __init__(self, remember: bool, presses: Presses | None = None) -> None:
-        """remember: keep what is typed in the input history on disk, unless LOCALQ_NOHISTORY is set. presses: of
-        Ctrl-C, that no editor was there to answer."""
-        self._presses = presses or Presses()
-        self._typed = False  # since this prompt is there
+    def __init__(self, remember: bool, interrupts: Interrupts | None = None) -> None:
+        """Set up the editor.
+
+        remember     save input to the history on disk, unless LOCALQ_NOHISTORY is set
+        interrupts   presses of Ctrl-C that came while no editor was running
+        """
+        self._interrupts = interrupts or Interrupts()
+        self._typed = False  # since the prompt appeared
         self._session: PromptSession[str] = PromptSession(
-            history=_kept_history() if remember and input_history.kept() else InMemoryHistory(),
+            history=_history_on_disk() if remember and input_history.kept() else InMemoryHistory(),
             key_bindings=self._keys(),
-            input_processors=[Marked()],
-            completer=Words(),
+            input_processors=[UnsafeCharacters()],
+            completer=ChatCompleter(),
             complete_while_typing=False,  # Tab asks
         )
         self._session.default_buffer.on_text_changed += self._changed
         if isinstance(self._session.input, Vt100Input):
-            self._session.input.vt100_parser = Parser(self._session.input.vt100_parser.feed_key_callback)
-        self.ahead = TypedAhead(self._session.input, self._session.output)
+            self._session.input.vt100_parser = KeyParser(self._session.input.vt100_parser.feed_key_callback)
+        self.ahead = TypeAhead(self._session.input, self._session.output)
 
     def read(self, prompt: str) -> str:
-        """What is typed. Raises EOFError, and KeyboardInterrupt on Ctrl-C: `Discarded` where something was typed,
-        `TakenBack` right behind Enter."""
+        """Read a line. Raises EOFError, and KeyboardInterrupt on Ctrl-C.
+
+        `InputDiscarded` if text was typed, `SendCancelled` right after Enter.
+        """
         self.ahead.stop()
-        if (pressed := self._pressed_before()) is not None:  # a second time, while the first was answered
+        if (pressed := self._pressed_before()) is not None:  # a second press, while the first was handled
             raise pressed
-        # For all of it: a KeyboardInterrupt from amid asyncio leaves its loop in pieces, and words about that.
-        before = signal.signal(signal.SIGINT, self._hear)
+        # A KeyboardInterrupt inside asyncio would break its loop and print a traceback.
+        before = signal.signal(signal.SIGINT, self._handle_signal)
         try:
             with self._extended_keys():
                 line = self._session.prompt(prompt, handle_sigint=False, pre_run=self._begun)
             self.ahead.start()
         finally:
             signal.signal(signal.SIGINT, before)
-        if self._presses.taken():
-            raise TakenBack
+        if self._interrupts.take():
+            raise SendCancelled
         return line
 
     def _keys(self) -> KeyBindings:
@@ -86,14 +88,14 @@ class LineEditor:
         @keys.add("c-c")
         @keys.add("<sigint>")
         def _interrupt(event: KeyPressEvent) -> None:
-            answer = event.app.future  # none before it reads and after: prompt_toolkit would print a traceback
+            answer = event.app.future  # None outside of reading, where prompt_toolkit would print a traceback
             if answer is not None and not answer.done():
-                typed = self._typed or bool(event.current_buffer.text)  # a search has a text of its own
-                if event.app.layout.is_searching:  # else the next prompt would be one
+                typed = self._typed or bool(event.current_buffer.text)  # a search has its own text
+                if event.app.layout.is_searching:  # else the next prompt would be a search
                     stop_search()
-                event.app.exit(exception=Discarded if typed else KeyboardInterrupt, style="class:aborting")
+                event.app.exit(exception=InputDiscarded if typed else KeyboardInterrupt, style="class:aborting")
             else:
-                self._presses.hear()
+                self._interrupts.add()
 
         @keys.add("c-g")
         def _editor(event: KeyPressEvent) -> None:
@@ -103,7 +105,7 @@ class LineEditor:
 
     @contextlib.contextmanager
     def _extended_keys(self) -> Iterator[None]:
-        """Shift-Enter is told from Enter, where the terminal can; as long as nobody else reads keys."""
+        """Enable kitty's keyboard protocol while the editor reads keys."""
         try:
             self._write(extended_keys.on())
             yield
@@ -116,20 +118,20 @@ class LineEditor:
             self._session.output.flush()
 
     def _edit(self, buffer: Buffer) -> None:
-        """Have the message written in the user's editor, which gets the keys as it knows them."""
+        """Edit the message in the user's editor, with the keyboard protocol off."""
         self._write(extended_keys.off())
         try:
             _edit(buffer)
         finally:
             self._write(extended_keys.on())
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
-        """A signal's handler, in any frame of this thread."""
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
+        """Handle SIGINT in any frame of this thread."""
         app = self._session.app
         if app.is_running and app.loop is not None and app.future is not None and not app.future.done():
             app.loop.call_soon_threadsafe(app.key_processor.send_sigint)
         else:
-            self._presses.hear()
+            self._interrupts.add()
 
     def _changed(self, buffer: Buffer) -> None:
         self._typed = True
@@ -140,22 +142,24 @@ class LineEditor:
             self._session.app.exit(exception=pressed, style="class:aborting")
 
     def _pressed_before(self) -> KeyboardInterrupt | None:
-        """What a press means that came before the prompt is there; which of it and of what is typed ahead was first is
-        not known, and none of that is lost."""
-        if not self._presses.taken():
+        """The exception for a press that came before the prompt; None without one.
+
+        The order of the press and of keys typed ahead is unknown; no key is lost.
+        """
+        if not self._interrupts.take():
             return None
         ahead = [key.key for key in self.ahead.waiting()]
         if Keys.ControlM in ahead:
-            self._presses.hear()  # of that message, once it is read: taken back
+            self._interrupts.add()  # cancels that message once it is read
             return None
-        return Discarded() if ahead else KeyboardInterrupt()
+        return InputDiscarded() if ahead else KeyboardInterrupt()
 
 
 def _edit(buffer: Buffer) -> None:
-    """Have the message written in the user's editor, to which a Ctrl-C belongs meanwhile."""
+    """Edit the message in the user's editor, which handles Ctrl-C meanwhile."""
     before = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        buffer.text = editor.edited(buffer.text, "Go on here.")
+        buffer.text = editor.edited(buffer.text, "Continue typing here.")
         buffer.cursor_position = len(buffer.text)
     except LocalqError as error:
         note(f"localq: {error}")
@@ -163,43 +167,43 @@ def _edit(buffer: Buffer) -> None:
         signal.signal(signal.SIGINT, before)
 
 
-class Marked(Processor):
-    """What is pasted may turn text around; prompt_toolkit takes only control characters apart."""
+class UnsafeCharacters(Processor):
+    """Shows bidi overrides of pasted text as U+FFFD; prompt_toolkit handles control characters only."""
 
     def apply_transformation(self, line: TransformationInput) -> Transformation:
-        """The fragments of a line, with marks."""
-        return Transformation([(part[0], marked(part[1]), *part[2:]) for part in line.fragments])
+        """Replace unsafe characters in a line."""
+        return Transformation([(part[0], replace_unsafe(part[1]), *part[2:]) for part in line.fragments])
 
 
-class Words(Completer):
-    """Commands at the beginning of a message, names of files behind an @."""
+class ChatCompleter(Completer):
+    """Completes commands at the start of a message and file names after @."""
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        """Of the word before the cursor."""
+        """Completions of the word before the cursor."""
         word = document.text_before_cursor.split(" ")[-1].split("\n")[-1]
         if word.startswith("/") and word == document.text_before_cursor:
-            found = completion.of_command(word)
+            found = completion.command_completions(word)
         else:
-            found = completion.of_file(word) if word.startswith("@") else []
+            found = completion.file_completions(word) if word.startswith("@") else []
         for text, what in found:
             yield Completion(text, -len(word), display_meta=what)
 
 
-def _kept_history() -> History:
-    """The input history, which the full screen shares; one that goes with the process where it cannot be kept."""
+def _history_on_disk() -> History:
+    """The input history, shared with the full screen; in memory if the file cannot be written."""
     try:
         path = input_history.opened()
     except OSError as error:
-        note(f"{error.filename}: the input history cannot be kept ({error.strerror})")
+        note(f"{error.filename}: cannot save the input history ({error.strerror})")
         return InMemoryHistory()
 
-    class Kept(History):
+    class FileHistory(History):
         def load_history_strings(self) -> Iterable[str]:
             with contextlib.suppress(OSError):
                 yield from reversed(input_history.read(path))
 
         def store_string(self, string: str) -> None:
-            with contextlib.suppress(OSError):  # a full disk takes no line more, and none of the chat
+            with contextlib.suppress(OSError):  # a full disk must not end the chat
                 input_history.append(path, string)
 
-    return Kept()
+    return FileHistory()

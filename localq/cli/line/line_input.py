@@ -1,4 +1,4 @@
-"""Reading a message: from the line editor at a terminal, or plain lines from a pipe or a dumb terminal."""
+"""Reads a message: from the line editor at a terminal, or plain lines from a pipe or a dumb terminal."""
 
 from __future__ import annotations
 
@@ -7,45 +7,50 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
-from localq.cli.line.interrupts import Presses
-from localq.cli.line.session import Discarded
+from localq.cli.line.interrupts import Interrupts
+from localq.cli.line.session import InputDiscarded
 from localq.cli.output import is_rich_terminal
 
 PROMPT, CONTINUED = ">>> ", "... "
 
 
 class Reader:
-    """Called, it reads one message. Raises EOFError at the end and KeyboardInterrupt on Ctrl-C: `Discarded` where a
-    part of the message was there. Within, what is typed between two messages is kept for the next."""
+    """Reads one message a call; as a context, keeps what is typed between two messages for the next.
 
-    def __init__(self, remember: bool = True, presses: Presses | None = None) -> None:
-        """remember: keep what is typed in the input history on disk, unless LOCALQ_NOHISTORY is set. presses: of
-        Ctrl-C, that a prompt is to answer."""
-        self._presses, self._stack = presses or Presses(), contextlib.ExitStack()
+    Raises EOFError at the end and KeyboardInterrupt on Ctrl-C: `InputDiscarded` if a part of the message was typed.
+    """
+
+    def __init__(self, remember: bool = True, interrupts: Interrupts | None = None) -> None:
+        """Set up the reader.
+
+        remember     save input to the history on disk, unless LOCALQ_NOHISTORY is set
+        interrupts   pending presses of Ctrl-C, which the prompt handles
+        """
+        self._interrupts, self._stack = interrupts or Interrupts(), contextlib.ExitStack()
         self._editor = None
         if sys.stdin.isatty() and is_rich_terminal(sys.stdout):
             from localq.cli.line.line_editor import LineEditor  # start-up cost: a pipe needs none
 
-            self._editor = LineEditor(remember, self._presses)
+            self._editor = LineEditor(remember, self._interrupts)
 
     def __call__(self) -> str:
-        """One message."""
+        """Read one message."""
         return _joined_lines(self._line)
 
     def _line(self, continued: bool) -> str:
         prompt = CONTINUED if continued else PROMPT
         if self._editor is not None:
             return self._editor.read(prompt)
-        with self._presses.raised():
+        with self._interrupts.raise_inside():
             return input(prompt if sys.stdin.isatty() else "")
 
     def aside(self) -> contextlib.AbstractContextManager[None]:
-        """Another program has the terminal."""
-        return self._editor.ahead.aside() if self._editor is not None else contextlib.nullcontext()
+        """A context in which another program uses the terminal."""
+        return self._editor.ahead.suspend() if self._editor is not None else contextlib.nullcontext()
 
     def __enter__(self) -> Reader:
         if self._editor is not None:
-            self._stack.enter_context(self._editor.ahead.kept())
+            self._stack.enter_context(self._editor.ahead.hold())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -53,12 +58,12 @@ class Reader:
 
 
 def _joined_lines(read: Callable[[bool], str]) -> str:
-    r"""One message: a line, lines that end in a backslash, or everything between two lines of triple quotes."""
+    r"""One message: a line, lines that end in a backslash, or text between triple quotes."""
     line = read(False)
     try:
         return _continued(line, lambda: read(True))
     except KeyboardInterrupt:
-        raise Discarded from None  # of the lines before it
+        raise InputDiscarded from None  # the earlier lines
 
 
 def _continued(line: str, more: Callable[[], str]) -> str:

@@ -1,4 +1,4 @@
-"""How a reply is printed: drawn as Markdown at a terminal that can show it, as it was written anywhere else."""
+"""Printers of a reply: Markdown at a terminal that can show it, raw text elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from localq.chat.reply import Retold
+from localq.chat.reply import Recap
 from localq.cli.output import is_rich_terminal, note, takes_colour
 from localq.cli.stream_encoding import is_utf8
 
@@ -16,96 +16,96 @@ if TYPE_CHECKING:
 
 
 class Printer(Protocol):
-    """Takes a reply piece by piece."""
+    """Prints a reply piece by piece."""
 
     def write(self, text: str) -> None:
-        """More of it."""
+        """Print the next piece."""
 
     def pause(self) -> None:
-        """Something else is about to be written to the terminal."""
+        """Prepare for other output to the terminal."""
 
     def end(self) -> None:
-        """It is all there; the line that was begun ends."""
+        """Finish a complete reply; ends the line."""
 
     def cut(self) -> None:
-        """It has failed; a line that was begun ends."""
+        """Finish a failed reply; ends an open line."""
 
 
-class AsWritten:
-    """To a pipe, a file, a terminal of which nothing is known; or to a terminal for a user who wants it so."""
+class RawPrinter:
+    """Prints the raw text: to a pipe, a file, a dumb terminal, or with --no-markdown."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._open = stream, False
 
     def write(self, text: str) -> None:
-        """As it is: the sanitizer has seen it, whoever reads a pipe wants nothing else done to it."""
+        """Print the text unchanged; it is sanitized already."""
         self._stream.write(text)
         self._stream.flush()
         self._open = not text.endswith("\n") if text else self._open
 
     def pause(self) -> None:
-        """Nothing of what is written moves."""
+        """Nothing to do: raw text is never redrawn."""
 
     def end(self) -> None:
-        """One end of a line, whatever there was."""
+        """Print one newline, also after an empty reply."""
         self.write("\n")
 
     def cut(self) -> None:
-        """Where one was begun."""
+        """End an open line."""
         if self._open:
             self.write("\n")
 
 
-class Drawn:
-    """As Markdown."""
+class MarkdownPrinter:
+    """Draws the reply as Markdown."""
 
     def __init__(self, drawing: MarkdownStream, stream: TextIO) -> None:
         self.write, self.pause, self.cut = drawing.write, drawing.end, drawing.end
         self._drawing, self._stream = drawing, stream
 
     def end(self) -> None:
-        """An empty reply is an empty line."""
+        """Finish the reply; an empty one is an empty line."""
         self._drawing.end()
         if self._drawing.is_empty:
             self._stream.write("\n")
             self._stream.flush()
 
 
-class Nowhere:
-    """What is made of the reply is printed when it is there."""
+class NullPrinter:
+    """Prints nothing: the caller prints a part of the finished reply."""
 
     def write(self, text: str) -> None:
-        """Not now."""
+        """Ignore the text."""
 
     pause = end = cut = lambda self: None
 
 
 @contextlib.contextmanager
-def printing(markdown: bool, said: str = "", stream: TextIO | None = None) -> Iterator[Printer]:
-    """A printer to `stream`, by default stdout; Markdown where that is wanted and can be shown.
+def open_printer(markdown: bool, said: str = "", stream: TextIO | None = None) -> Iterator[Printer]:
+    """A printer to `stream` (default stdout); Markdown if it is wanted and the terminal can show it.
 
-    said   what of this reply was printed before: a block of code that is open there goes on
+    said   the part of the reply printed before: a code block open there continues
     """
     stream = sys.stdout if stream is None else stream
     if not markdown or not is_rich_terminal(stream) or not is_utf8(stream):
-        yield AsWritten(stream)
+        yield RawPrinter(stream)
         return
-    from localq.cli.markdown.stream import MarkdownStream  # start-up cost: a pipe needs none of it
-    from localq.cli.markdown.terminal_rows import Watch
+    from localq.cli.markdown.stream import MarkdownStream  # start-up cost: not for a pipe
+    from localq.cli.markdown.terminal_rows import TerminalWatch
 
-    with Watch(stream).heard() as watch:
+    with TerminalWatch(stream).listen() as watch:
         if watch.size is None:
-            yield AsWritten(stream)
+            yield RawPrinter(stream)
         else:
-            yield Drawn(MarkdownStream(stream, watch, takes_colour(stream), said), stream)
+            yield MarkdownPrinter(MarkdownStream(stream, watch, takes_colour(stream), said), stream)
 
 
-def tell(text: str, markdown: bool) -> None:
-    """What a command or a conversation that is gone on with has to tell, on stderr; replies in it as they are shown."""
-    for part, is_reply in text.parts if isinstance(text, Retold) else [(text, False)]:
+def print_message(text: str, markdown: bool) -> None:
+    """Print the message of a command or a resumed conversation on stderr; replies in it may be Markdown."""
+    for part, is_reply in text.parts if isinstance(text, Recap) else [(text, False)]:
         if not is_reply:
             note(part)
             continue
-        with printing(markdown, stream=sys.stderr) as printer:
+        with open_printer(markdown, stream=sys.stderr) as printer:
             printer.write(part)
             printer.end()

@@ -1,4 +1,4 @@
-"""What `chat` and `run` show on a terminal: a model that is opened, a reply that streams, and how Ctrl-C stops it."""
+"""What `chat` and `run` print: loading a model, a streaming reply, and Ctrl-C that stops it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import FrameType
 from localq.chat import open_model
 from localq.chat.open_model import OpenSession
 from localq.chat.reply import MEASURED
-from localq.chat.session import ChatSession, Piece, Reply
+from localq.chat.session import ChatSession, ReplyPiece, Reply
 from localq.cli import progress
 from localq.cli.line.reply_printer import Printer
 from localq.cli.line.thinking_lines import Thoughts
@@ -27,67 +27,67 @@ from localq.wording import OnProgress, human_bytes, stats_line
 from localq.worker.messages import Event, Loaded, Loading
 
 
-class TakenBack(KeyboardInterrupt):
-    """A Ctrl-C right behind the Enter that sent a message; the input history has it."""
+class SendCancelled(KeyboardInterrupt):
+    """Ctrl-C right after Enter: the message is not sent and stays in the input history."""
 
 
-class Discarded(KeyboardInterrupt):
-    """A Ctrl-C at a message that is being written: that is gone, and nothing else."""
+class InputDiscarded(KeyboardInterrupt):
+    """Ctrl-C while a message is typed: discards only that message."""
 
 
 class StatusLine:
-    """One line on stderr that is drawn over while work goes on; silent unless stderr is a terminal."""
+    """One line on stderr that shows progress; silent unless stderr is a terminal."""
 
     def __init__(self, quiet: bool = False) -> None:
         self._shown = 0
         self._active = is_rich_terminal(sys.stderr) and not quiet
 
     def show(self, text: str) -> None:
-        """Draw `text` over what stood there."""
+        """Replace the line by `text`."""
         if self._active:
             sys.stderr.write("\r" + text[:100].ljust(self._shown))
             sys.stderr.flush()
             self._shown = len(text[:100])
 
     def clear(self) -> None:
-        """Leave an empty line."""
+        """Erase the line."""
         if self._active and self._shown:
             sys.stderr.write("\r" + " " * self._shown + "\r")
             sys.stderr.flush()
             self._shown = 0
 
     def bytes(self, stage: str, done: int, total: int) -> None:
-        """`stage` with its share in percent."""
+        """Show `stage` with its percentage."""
         share = f" {done / total:4.0%} of {human_bytes(total)}" if total else ""
         self.show(f"{stage}{share}")
 
     def event(self, event: Event) -> None:
-        """Progress of a load."""
+        """Show the progress of a load."""
         if isinstance(event, Loading):
             self.bytes(event.stage, event.done_bytes, event.total_bytes)
 
 
 class TerminalWatcher:
-    """Shows on stderr how a model is opened: a bar for what is fetched, a status line while it is loaded."""
+    """Shows on stderr how a model opens: a bar for downloads, a status line while it loads."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet, self.status = quiet, StatusLine(quiet)
 
     def say(self, text: str) -> None:
-        """One line, on a line of its own."""
+        """Print one line below the status line."""
         self.status.clear()
         note(text)
 
     def fetching(self, name: str) -> AbstractContextManager[OnProgress]:
-        """A bar."""
+        """A download bar."""
         return progress.fetch_bar(name, self.quiet)
 
     def loading(self, event: Event) -> None:
-        """The stage and its share."""
+        """Show the stage and its percentage."""
         self.status.event(event)
 
     def load(self, opened: OpenSession) -> Loaded:
-        """`opening.load_now`, shown here."""
+        """Load the model with progress (`open_model.load_now`)."""
         try:
             return open_model.load_now(opened, self)
         finally:
@@ -101,7 +101,7 @@ class TerminalWatcher:
 
 
 def memory_line(loaded: Loaded) -> str:
-    """What the model takes beside what was predicted: "[memory 17.9 GiB, predicted 17.8, +0.5 %]"; empty on the CPU."""
+    """Measured and predicted memory: "[memory 17.9 GiB, predicted 17.8 GiB, +0.5 %]"; empty on the CPU."""
     measured, predicted = sum(loaded.ledger.values()), sum(loaded.predicted.values())
     if loaded.device != "cuda" or not predicted:
         return ""
@@ -110,22 +110,22 @@ def memory_line(loaded: Loaded) -> str:
 
 
 def speed_line(stats: Stats, loaded: Loaded | None) -> str:
-    """The figures of a reply, on a GPU with its share of what the memory's bandwidth allows."""
+    """The figures of a reply; on a GPU with its share of the bandwidth limit."""
     roof = roofline.of_loaded(loaded) if loaded is not None else None
     return stats_line(stats, roof.said(stats) if roof is not None else "")
 
 
 @dataclass
-class Pressed:
-    """told: Ctrl-C was pressed."""
+class Interruption:
+    """Whether Ctrl-C was pressed during a reply."""
 
-    told: bool = False
+    is_requested: bool = False
 
 
 @contextlib.contextmanager
-def interruptible(session: ChatSession) -> Iterator[Pressed]:
-    """While a reply streams, Ctrl-C stops the reply instead of the program; yields whether it was pressed."""
-    pressed = Pressed()
+def stop_on_interrupt(session: ChatSession) -> Iterator[Interruption]:
+    """Let Ctrl-C stop the streaming reply instead of the program."""
+    interruption = Interruption()
     presses: SimpleQueue[bool] = SimpleQueue()
 
     def wait() -> None:
@@ -133,26 +133,25 @@ def interruptible(session: ChatSession) -> Iterator[Pressed]:
             session.stop()
 
     def stop(signal_number: int, frame: FrameType | None) -> None:
-        # What is interrupted here may hold any lock, that of a press just before too: none is taken.
-        if pressed.told:
-            raise KeyboardInterrupt  # twice: the reply does not matter any more
+        # The interrupted code may hold any lock, so none is taken here.
+        if interruption.is_requested:
+            raise KeyboardInterrupt  # a second press quits
         presses.put(True)
-        pressed.told = True
+        interruption.is_requested = True
 
     threading.Thread(target=wait, daemon=True).start()
     previous = signal.signal(signal.SIGINT, stop)
     try:
-        yield pressed
+        yield interruption
     finally:
         signal.signal(signal.SIGINT, previous)
         presses.put(False)
 
 
 def print_reply(
-    parts: Iterator[Piece | Reply], status: StatusLine, thoughts: Thoughts, printer: Printer
+    parts: Iterator[ReplyPiece | Reply], status: StatusLine, thoughts: Thoughts, printer: Printer
 ) -> Reply | None:
-    """Stream the answer of a reply as it arrives; returns its end, or None when the stream had none. Where it fails,
-    the line that was begun ends before the error is told."""
+    """Print a reply as it streams; returns its end, or None without one. A failure ends an open line first."""
     reply = None
     try:
         for part in parts:
@@ -172,7 +171,7 @@ def print_reply(
     return reply
 
 
-def _show_piece(part: Piece, status: StatusLine, thoughts: Thoughts, printer: Printer) -> None:
+def _show_piece(part: ReplyPiece, status: StatusLine, thoughts: Thoughts, printer: Printer) -> None:
     if part.notice:
         status.clear()
         printer.pause()

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, as the command line shows it: on stderr, never among the answers."""
+"""Thinking of a model, printed on stderr or to a file, never on stdout."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class Thoughts:
-    """Takes thoughts piece by piece. stream None = they are not shown."""
+    """Prints thinking piece by piece. stream None: prints nothing."""
 
     def __init__(self, stream: TextIO | None, path: Path | None = None) -> None:
-        """`path` where the stream is that file: then what fails is a LocalqError (exit 9)."""
+        """`path`: the file of the stream, for errors (LocalqError, exit 9)."""
         self._stream, self._path = stream, path
         self._dim = stream is not None and takes_colour(stream)
         self._open = False
 
     def write(self, text: str) -> None:
-        """A piece of a thought. Each piece ends its own dimming: whatever happens next, the terminal is as it was."""
+        """Print a piece. Each piece resets its dim style, so that a failure leaves the terminal in order."""
         if self._stream is None:
             return
-        begun = "" if self._open or self._dim else "(thinking)\n"
+        heading = "" if self._open or self._dim else "(thinking)\n"
         self._open = True
-        self._write(begun + (f"{_DIM}{text}{_PLAIN}" if self._dim else text))
+        self._write(heading + (f"{_DIM}{text}{_PLAIN}" if self._dim else text))
 
     def end(self) -> None:
-        """The thought is over: an empty line parts it from what follows."""
+        """End the thinking with an empty line."""
         was_open, self._open = self._open, False
         if was_open:
             self._write("\n\n")
@@ -45,10 +45,10 @@ class Thoughts:
 
 
 @contextlib.contextmanager
-def shown(quiet: bool, path: str | None = None) -> Iterator[Thoughts]:
-    """Thoughts go to the file `path`, else to stderr unless it shall be quiet.
+def open_thoughts(quiet: bool, path: str | None = None) -> Iterator[Thoughts]:
+    """Print thinking to the file `path`, else to stderr unless `quiet`.
 
-    Raises LocalqError (exit 9) for a file that cannot be opened, written or closed.
+    Raises LocalqError (exit 9) for a file that cannot be written.
     """
     if path is None:
         yield Thoughts(None if quiet else sys.stderr)
@@ -59,7 +59,7 @@ def shown(quiet: bool, path: str | None = None) -> Iterator[Thoughts]:
     try:
         yield Thoughts(file, place)
     except BaseException:
-        with contextlib.suppress(OSError):  # what could not be written cannot be written now either
+        with contextlib.suppress(OSError):  # the first failure counts
             file.close()
         raise
     with disk.disk_errors(place):

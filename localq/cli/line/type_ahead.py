@@ -1,8 +1,8 @@
-"""What is typed while no line editor reads: it waits, unseen, for the next one, and a Ctrl-C acts at once.
+"""Keys typed while no line editor reads: they wait, not echoed, for the next prompt; Ctrl-C acts at once.
 
-In between prompt_toolkit leaves a terminal to the kernel's own editing. That writes what is typed amid a reply, makes
-Ctrl-J of Enter, so that a message is not sent, and at a Ctrl-C throws away what waits: where that has the end of a
-paste, the next editor takes every key for a part of the paste, Ctrl-C too.
+Between two prompts prompt_toolkit leaves the terminal to the kernel, which echoes keys into the reply, turns Enter into
+Ctrl-J (so a message is not sent) and drops pending input at Ctrl-C. If that drops the end of a paste, the next editor
+takes every key, Ctrl-C included, for a part of the paste.
 """
 
 from __future__ import annotations
@@ -29,20 +29,19 @@ from localq.cli.line import extended_keys
 
 _PASTE = "\x1b[200~"
 _PASTE_OR_KEY = re.compile(f"{re.escape(_PASTE)}|{extended_keys.KEY.pattern}")
-BACKGROUND_S = 0.2  # as often as this a chat in the background looks whether the terminal is its own again
+BACKGROUND_S = 0.2  # how often a chat in the background checks for the terminal
 
 
-class Parser(Vt100Parser):
-    """Knows kitty's keyboard protocol. A Ctrl-C ends a paste whose own end was lost; prompt_toolkit's takes it for a
-    part of that, and all keys after it."""
+class KeyParser(Vt100Parser):
+    """prompt_toolkit's parser with kitty's keyboard protocol; Ctrl-C ends a paste whose end was lost."""
 
-    _cut = ""  # a key that has not come whole
+    _cut = ""  # an incomplete key
 
     def feed(self, data: str) -> None:
-        """As prompt_toolkit's."""
+        """Feed input, as in prompt_toolkit."""
         data, self._cut = self._cut + data, ""
         while not self._in_bracketed_paste and (found := _PASTE_OR_KEY.search(data)) and found[0] != _PASTE:
-            super().feed(data[: found.start()] + extended_keys.as_ever(found))
+            super().feed(data[: found.start()] + extended_keys.legacy_sequence(found))
             data = data[found.end() :]
         if not self._in_bracketed_paste and _PASTE not in data and (cut := extended_keys.CUT.search(data)):
             data, self._cut = data[: cut.start()], cut[0]
@@ -54,28 +53,31 @@ class Parser(Vt100Parser):
             self.feed_key_callback(KeyPress(Keys.ControlC, "\x03"))
 
     def flush(self) -> None:
-        """As prompt_toolkit's: nothing more comes of what has begun."""
+        """Treat an incomplete key as complete, as in prompt_toolkit."""
         cut, self._cut = self._cut, ""
         super().feed(cut)
         super().flush()
 
 
-class TypedAhead:
-    """Reads the terminal from `start` to `stop`, for the editor that reads it next."""
+class TypeAhead:
+    """Reads the terminal from `start` to `stop`, and keeps the keys for the next editor."""
 
     def __init__(self, input: Input, output: Output) -> None:
         self._input, self._output = input, output
-        self._before: list[Any] | None = None  # what the terminal was like; None: it is not taken
+        self._before: list[Any] | None = None  # attributes of the terminal to restore; None: not taken
         self._listening: threading.Thread | None = None
         self._wake, self._woken = -1, -1
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Has the terminal, from `start` on. What was typed while a model loaded is kept too: there the kernel has made
-        Ctrl-J of every Enter, and the last key is taken for one."""
+    def hold(self) -> Iterator[None]:
+        """Hold the terminal, from `start` on.
+
+        Keys typed while a model loaded are kept too. There the kernel turned Enter into Ctrl-J, so a final Ctrl-J is
+        taken for Enter.
+        """
         try:
             self._before = termios.tcgetattr(self._input.fileno())
-        except (termios.error, OSError, NotImplementedError):  # no terminal: the editor is fed by a test
+        except (termios.error, OSError, NotImplementedError):  # no terminal: a test feeds the editor
             yield
             return
         try:
@@ -92,8 +94,8 @@ class TypedAhead:
             self._give_back(before)
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """Another program has the terminal, as it was before."""
+    def suspend(self) -> Iterator[None]:
+        """Give the terminal to another program, with its original attributes."""
         listening = self._listening is not None
         self.stop()
         if self._before is not None:
@@ -107,19 +109,19 @@ class TypedAhead:
                 self.start()
 
     def start(self) -> None:
-        """No editor reads: a line has been typed, and is acted upon. A Ctrl-C behind that is one now."""
+        """Start reading: no editor is active. A Ctrl-C already typed becomes a signal."""
         if self._before is None or self._listening is not None:
             return
         self._keep(get_typeahead(self._input))
-        self._be_quiet()  # somebody may have changed it, such as a shell that took the chat to the foreground
-        self._output.enable_bracketed_paste()  # else a paste would be so many messages
+        self._be_quiet()  # a shell may have changed it, when it brought the chat to the foreground
+        self._output.enable_bracketed_paste()  # else a paste would be several messages
         self._output.flush()
         self._woken, self._wake = os.pipe()
         self._listening = threading.Thread(target=self._listen, daemon=True)
         self._listening.start()
 
     def stop(self) -> None:
-        """An editor reads, or nobody."""
+        """Stop reading: an editor takes over, or the chat ends."""
         if self._listening is None:
             return
         os.write(self._wake, b".")
@@ -129,19 +131,19 @@ class TypedAhead:
         os.close(self._woken)
 
     def waiting(self) -> list[KeyPress]:
-        """What the next editor will take first."""
+        """Keys that the next editor will read first."""
         keys = [*get_typeahead(self._input), *self._read()]
         store_typeahead(self._input, keys)
         return keys
 
     def _give_back(self, attributes: list[Any]) -> None:
-        with contextlib.suppress(OSError, termios.error):  # it may be gone
+        with contextlib.suppress(OSError, termios.error):  # the terminal may be gone
             self._output.disable_bracketed_paste()
-            self._output.flush()  # before a Ctrl-C throws away again what nobody has read yet
+            self._output.flush()  # before Ctrl-C can drop unread input again
             termios.tcsetattr(self._input.fileno(), termios.TCSANOW, attributes)
 
     def _be_quiet(self) -> None:
-        """Keys are not shown and not edited, Enter is no Ctrl-J; Ctrl-C is a signal, and what waits stays."""
+        """No echo, no editing, Enter stays Enter, Ctrl-C is a signal and drops no input."""
         quiet = termios.tcgetattr(self._input.fileno())
         quiet[tty.LFLAG] &= ~(termios.ECHO | termios.ICANON | termios.IEXTEN)
         quiet[tty.LFLAG] |= termios.ISIG | termios.NOFLSH
@@ -150,7 +152,7 @@ class TypedAhead:
         termios.tcsetattr(self._input.fileno(), termios.TCSANOW, quiet)
 
     def _listen(self) -> None:
-        """A terminal of which nobody reads is full at 4 KB, and hears no Ctrl-C behind that."""
+        """Read continuously: an unread terminal buffer is full at 4 KB, and Ctrl-C is lost after that."""
         waits = select.poll()
         waits.register(self._woken, select.POLLIN)
         waits.register(self._input.fileno(), select.POLLIN)
@@ -160,18 +162,18 @@ class TypedAhead:
                 return
             if self._is_ours():
                 self._keep(self._read())
-            elif select.select([self._woken], [], [], BACKGROUND_S)[0]:  # what is typed is the shell's
+            elif select.select([self._woken], [], [], BACKGROUND_S)[0]:  # the shell owns the input
                 return
 
     def _is_ours(self) -> bool:
-        """In the background reading would stop the process; a terminal of another session has none."""
+        """The chat is in the foreground; reading in the background would stop the process."""
         try:
             return os.tcgetpgrp(self._input.fileno()) == os.getpgrp()
         except OSError:
             return True
 
     def _read(self) -> list[KeyPress]:
-        """What can be read at once."""
+        """Keys that can be read without waiting."""
         waits, keys = select.poll(), list[KeyPress]()
         waits.register(self._input.fileno(), select.POLLIN)
         while not self._input.closed and [event for _, event in waits.poll(0)] == [select.POLLIN]:
@@ -179,7 +181,7 @@ class TypedAhead:
         return [key for key in keys if key.key is not Keys.CPRResponse]
 
     def _keep(self, keys: list[KeyPress]) -> None:
-        """For the next editor; a Ctrl-C that the last one did not read becomes a signal."""
+        """Store keys for the next editor; an unread Ctrl-C becomes a signal."""
         presses = (Keys.ControlC, Keys.SIGINT)
         store_typeahead(self._input, [key for key in keys if key.key not in presses])
         if any(key.key in presses for key in keys):

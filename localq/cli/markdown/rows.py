@@ -1,7 +1,7 @@
-"""A block of Markdown as rows for a terminal, drawn by rich. Imported where a reply is drawn: rich takes its time.
+"""A Markdown block as terminal rows, drawn by Rich.
 
-What can be copied stays as it was written: code has no frame and no blanks around it. A link is its text and its
-address, an image too; HTML stands as it was written. Whatever is decoded here (`&#27;`) passes the sanitizer again.
+Copying keeps the original: code has no frame and no padding. Links and images show their text and URL; HTML stays as
+text. Decoded entities (`&#27;`) pass the sanitizer again.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from rich.text import Text
 from rich.theme import Theme
 
 from localq.cli.markdown.split import Block
-from localq.cli.markdown.wrap import wrapped
+from localq.cli.markdown.wrap import wrap
 from localq.sanitize import sanitize
 
-LONGEST = 20_000  # characters of a block; what is longer is left as it was written
-_NARROWEST = 10  # columns, however deep a list is
+LONGEST = 20_000  # characters of a block; longer ones stay raw
+_NARROWEST = 10  # columns, however deep the list
 _RULE = 40
 _QUOTED = "▌ "
-_UNKNOWN = Style(color="cyan")  # code in no known language
+_UNKNOWN = Style(color="cyan")  # code in an unknown language
 _STYLES = {
     "markdown.h1": "bold underline",
     "markdown.h2": "bold",
@@ -58,21 +58,21 @@ _STYLES = {
 
 
 class _Paragraph(Paragraph):
-    """Broken into rows here."""
+    """A paragraph, wrapped by `wrap`."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _wrapped(self.text, options)
 
 
 class _Heading(Heading):
-    """At the left, whatever its level."""
+    """A heading, always left-aligned."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from _wrapped(self.text, options)
 
 
 class _Quote(BlockQuote):
-    """Rows that are too wide are left to the terminal."""
+    """A quote; the terminal wraps rows that are too wide."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         within = options.update(width=max(_NARROWEST, options.max_width - len(_QUOTED)))
@@ -83,14 +83,14 @@ class _Quote(BlockQuote):
 
 
 class _Rule(HorizontalRule):
-    """Not as wide as the terminal, which may become narrower."""
+    """A short rule, which stays intact in a narrower terminal."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Text("─" * min(_RULE, options.max_width))
 
 
 class _Code(CodeBlock):
-    """As it was written."""
+    """Code without decoration."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for line in str(self.text).rstrip("\n").split("\n"):
@@ -98,7 +98,7 @@ class _Code(CodeBlock):
 
 
 class _Table(TableElement):
-    """Without a frame, and with all that its cells hold."""
+    """A table without a frame, with complete cells."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="markdown.table.header")
@@ -127,7 +127,7 @@ class _Markdown(Markdown):
 
 
 class Renderer:
-    """Draws blocks. colour: styles may have colours; bold and italics are there without."""
+    """Draws blocks. colour: allow colours; bold and italics are always used."""
 
     def __init__(self, colour: bool) -> None:
         self._colour = colour
@@ -136,16 +136,15 @@ class Renderer:
             legacy_windows=False, highlight=False, markup=False, emoji=False, theme=Theme(_STYLES),
         )  # fmt: skip
         self._parser = MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
-        self._parser.disable("reference")  # one that stands in another block would not be found
+        self._parser.disable("reference")  # definitions in other blocks are not found
         self._syntaxes: dict[str, Syntax] = {}
 
     def rows(self, block: Block, columns: int) -> list[str] | None:
-        """The block in so many columns, one string per row; None where it is better left as it was written: it is
-        too long, or something of it would be lost."""
+        """The block in `columns`, one string per row; None if it is too long or drawing would lose text."""
         if len(block.source) > LONGEST:
             return None
         tokens = self._parser.parse(block.source)
-        has_table = any(token.type == "table_open" for token in tokens)  # cells that its head has none for are dropped
+        has_table = any(token.type == "table_open" for token in tokens)  # Rich drops cells beyond the header
         wanted = _letters(block.source) if has_table else sum(map(_letters, _texts(tokens)))
         options = self._console.options.update(width=max(_NARROWEST, columns - cell_len(block.first)))
         lines = list(Segment.split_lines(self._console.render(_Markdown(_plain_links(tokens)), options)))
@@ -156,8 +155,7 @@ class Renderer:
         return [f"{block.rest if number else block.first}{row}".rstrip(" ") for number, row in enumerate(rows)]
 
     def code(self, lines: list[str], language: str, before: list[str]) -> list[str] | None:
-        """Lines of code with colours, by what it means where the language is known; None where they are not to be
-        drawn otherwise than they are. before: lines that stand above them."""
+        """Lines of code with syntax colours; None if they must stay as they are. before: the lines above them."""
         if not self._colour:
             return None
         syntax = self._syntaxes.setdefault(language, Syntax("", language or "text", theme="ansi_dark", tab_size=0))
@@ -170,7 +168,7 @@ class Renderer:
         return [self._row([each for each in line.render(self._console) if not each.control]) for line in found]
 
     def _row(self, line: Iterable[Segment]) -> str:
-        """One row, without the blanks at its end; each part of it ends its own style."""
+        """One row, without trailing blanks; each part resets its style."""
         parts = [(sanitize(text), style) for text, style, control in line if not control and text != "\n"]
         while parts and not parts[-1][0].rstrip(" "):
             parts.pop()
@@ -184,13 +182,13 @@ class Renderer:
 
 
 def _wrapped(text: Text, options: ConsoleOptions) -> Iterable[Text]:
-    for row in wrapped(text, options.max_width):
+    for row in wrap(text, options.max_width):
         row.no_wrap, row.overflow = True, "ignore"
         yield row
 
 
 def _texts(tokens: Iterable[Token]) -> Iterable[str]:
-    """What must be seen of them."""
+    """Texts that must be visible."""
     for token in tokens:
         if token.children:
             yield from _texts(token.children)
@@ -203,7 +201,7 @@ def _letters(text: str) -> int:
 
 
 def _plain_links(tokens: list[Token]) -> list[Token]:
-    """With the address of each link and image behind it, as text."""
+    """The tokens, with each link's and image's URL as text after it."""
     for token in tokens:
         if token.type == "inline" and token.children:
             token.children = list(_inline(token.children))
@@ -211,19 +209,19 @@ def _plain_links(tokens: list[Token]) -> list[Token]:
 
 
 def _inline(tokens: Iterable[Token]) -> Iterable[Token]:
-    opened: list[tuple[str, list[str]]] = []  # addresses, and the texts behind them so far
+    opened: list[tuple[str, list[str]]] = []  # (URL, texts so far) of open links
     for token in tokens:
         if token.type == "link_open":
             opened.append((str(token.attrs.get("href", "")), []))
             continue
         if token.type == "link_close" and opened:
-            address, said = opened.pop()
-            shown = "".join(said)
+            address, parts = opened.pop()
+            shown = "".join(parts)
             token = _text("" if address in (shown, f"mailto:{shown}") else f" ({address})")
         elif token.type == "image":
             token = _text(f"{token.content} ({token.attrs.get('src', '')})")
-        for _, said in opened:
-            said.append(token.content)
+        for _, parts in opened:
+            parts.append(token.content)
         yield token
 
 

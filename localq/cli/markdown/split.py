@@ -1,8 +1,8 @@
-"""Takes a reply apart into blocks of Markdown while it streams, line by line: each can be drawn once it has ended.
+"""Splits a streaming reply into Markdown blocks, line by line; a block can be drawn once it ends.
 
-Block structure by CommonMark 0.31.2 and GFM's tables, flat: an item of a list is a block with a mark before its first
-row, and what follows within it is indented. So no block is long because a list is, and every line is looked at once.
-Other than there, a fence ends where it is closed, however its lines are indented, since that is what models mean.
+Block structure of CommonMark 0.31.2 and GFM tables, flattened: a list item is a block with a marker before its first
+row, and its continuation is indented. Blocks stay short in long lists, and every line is read once. Unlike CommonMark,
+a fence ends only at its closing line, whatever the indentation, as models intend.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ _HEADING = re.compile(r"#{1,6}(?:[ \t]|\Z)")
 _UNDERLINE = re.compile(r"(?:=+|-+)[ \t]*\Z")
 _RULE = re.compile(r"(?:(?:-[ \t]*){3,}|(?:\*[ \t]*){3,}|(?:_[ \t]*){3,})\Z")
 _ITEM = re.compile(r"(?:[-*+]|(\d{1,9})([.)]))(?=[ \t]|\Z)")
-_CODE = 4  # columns from which on a line is code
+_CODE = 4  # indentation that makes a line code
 _TAB = 4
-_NOWHERE = 10**9  # columns that no line begins at
-_DEEPEST = 20  # lists within lists; what is deeper is text
+_NOWHERE = 10**9  # an indentation that no line has
+_DEEPEST = 20  # nested lists; deeper ones are text
 
 
 @dataclass(frozen=True)
 class Block:
-    """What has ended: Markdown of its own, without the indentation of the lists that it is in.
+    """A finished block, without the indentation of its lists.
 
-    raw           as it was written
-    first, rest   what goes before its first row, and before the others: marks of items, blanks
+    raw           the original text
+    first, rest   prefix of its first row and of the others: list markers, blanks
     """
 
     source: str
@@ -36,30 +36,30 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A fence: what follows is code, by its first word in `language`."""
+class FenceStart:
+    """An opening fence; `language` is its first word."""
 
     language: str
 
 
 @dataclass(frozen=True)
-class Code:
-    """A line of it."""
+class CodeLine:
+    """A line of code inside a fence."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class Closed:
-    """The end of the code."""
+class FenceEnd:
+    """A closing fence."""
 
 
-Event = Block | Opened | Code | Closed
+Event = Block | FenceStart | CodeLine | FenceEnd
 
 
 @dataclass(frozen=True)
 class _Item:
-    """Lines of it begin `offset` columns behind those of what it is in; `mark` is shown before its first."""
+    """A list item: its lines are indented by `offset`, `mark` precedes the first."""
 
     offset: int
     mark: str
@@ -74,44 +74,44 @@ class _Fence:
 
 
 class Splitter:
-    """Lines in, what has ended out. `raw`: the lines of the block that has not."""
+    """Takes lines, returns finished blocks. `raw`: lines of the open block."""
 
     def __init__(self) -> None:
         self.raw: list[str] = []
-        self._lines: list[str] = []  # of that block, without the indentation of its lists
+        self._lines: list[str] = []  # of the open block, without list indentation
         self._kind = ""  # "text", "quote" or "indented"
         self._items: list[_Item] = []
-        self._marks = 0  # of the innermost items, that are not shown yet
+        self._marks = 0  # innermost items whose marker is not shown yet
         self._fence: _Fence | None = None
 
     @property
     def in_code(self) -> bool:
-        """A fence is open."""
+        """Whether a fence is open."""
         return self._fence is not None
 
-    def dedented(self, line: str) -> str:
+    def dedent(self, line: str) -> str:
         """A line of code without the indentation of its fence."""
         return "" if self._fence is None else _without(line, self._fence.indent)
 
     def may_close(self, begun: str) -> bool:
-        """What has come of a line may be the end of the code."""
+        """Whether the start of a line may become a closing fence."""
         assert self._fence is not None
         body = begun.strip(" \t")
         return not body.strip(self._fence.mark[0]) and _indent(begun) < self._fence.indent + _CODE
 
     def closes(self, line: str) -> bool:
-        """This line is the end of the code."""
+        """Whether this line closes the fence."""
         return self._fence is not None and self.may_close(line) and line.strip(" \t").startswith(self._fence.mark)
 
     def line(self, line: str) -> list[Event]:
-        """One line, without its end; what has ended by it."""
+        """Take one line, without its newline; returns what it ends."""
         if self._fence is not None:
             if self.closes(line):
                 self._fence = None
-                return [Closed()]
-            return [Code(self.dedented(line))]
+                return [FenceEnd()]
+            return [CodeLine(self.dedent(line))]
         if not line.strip(" \t"):
-            if self._lines == [""]:  # an item that begins with two empty lines ends there
+            if self._lines == [""]:  # an item that starts with two empty lines ends there
                 self._items[-1:] = [_Item(_NOWHERE, self._items[-1].mark)]
             return self._ended()
         depth, rest = self._place(line)
@@ -128,14 +128,14 @@ class Splitter:
         return self._begun(line, depth, rest)
 
     def end(self) -> list[Event]:
-        """There is no more."""
+        """End the text."""
         if self._fence is None:
             return self._ended()
         self._fence = None
-        return [Closed()]
+        return [FenceEnd()]
 
     def _place(self, line: str) -> tuple[int, str]:
-        """Of how many lists the line is a part, and what it is there."""
+        """Number of list items that the line belongs to, and its content there."""
         depth, rest = 0, line
         for item in self._items:
             if _indent(rest) < item.offset:
@@ -144,7 +144,7 @@ class Splitter:
         return depth, rest
 
     def _starts(self, rest: str, depth: int) -> bool:
-        """Whether the open block ends here by what this line is."""
+        """Whether this line starts a new block."""
         within = depth == len(self._items)
         if _indent(rest) >= _CODE:
             return self._kind == "indented" and not within
@@ -158,10 +158,10 @@ class Splitter:
         if (item := _ITEM.match(body)) and depth < _DEEPEST:
             amid = self._kind == "text" and within and self._lines
             return not amid or (item.end() < len(body) and item[1] in (None, "1"))
-        return self._kind == "indented" or (self._lines == [""] and not within)  # no item is empty and goes on
+        return self._kind == "indented" or (self._lines == [""] and not within)  # an empty item does not continue
 
     def _begun(self, line: str, depth: int, rest: str) -> list[Event]:
-        """The open block has ended, and others begin in this line."""
+        """End the open block and start the blocks of this line."""
         events = self._ended()
         before = self._items[depth] if depth < len(self._items) else None
         del self._items[depth:]
@@ -175,7 +175,7 @@ class Splitter:
                     events.append(Block("", line, *self._prefixes()))
                 self._fence = _Fence(fence[1] or fence[3], sum(item.offset for item in self._items) + _indent(rest))
                 language = (fence[2] or fence[4] or "").split()
-                return [*events, Opened(language[0] if language else "")]
+                return [*events, FenceStart(language[0] if language else "")]
             is_rule = _RULE.match(body)
             if not is_rule and (found := _ITEM.match(body)) and len(self._items) < _DEEPEST:
                 rest = self._item(rest, found, before)
@@ -188,7 +188,7 @@ class Splitter:
             return [*events, *self._ended()] if is_rule or _HEADING.match(body) else events
 
     def _item(self, rest: str, found: re.Match[str], before: _Item | None) -> str:
-        """One more list; what stands in it. before: the item before, where there is one."""
+        """Start a list item; returns its content. before: the previous item, if any."""
         indent = _indent(rest)
         behind = _expanded(rest)[indent + found.end() :]
         blanks = len(behind) - len(behind.lstrip(" "))
@@ -209,7 +209,7 @@ class Splitter:
         self._lines.append(rest)
 
     def _prefixes(self) -> tuple[str, str]:
-        """Before the first row of a block here, and before the others."""
+        """Prefix of the first row of a block here, and of the others."""
         marks, self._marks = self._marks, 0
         shown = len(self._items) - marks
         blank = "".join(" " * len(item.mark) for item in self._items[:shown])
@@ -217,7 +217,7 @@ class Splitter:
         return blank + new, blank + " " * len(new)
 
     def _ended(self) -> list[Event]:
-        """The open block, if there is one."""
+        """End the open block, if any."""
         if not self._lines:
             return []
         block = Block("\n".join(self._lines), "\n".join(self.raw), *self._prefixes())
@@ -226,16 +226,16 @@ class Splitter:
 
 
 def open_code(said: str) -> tuple[Splitter, str]:
-    """For what goes on behind `said`: a splitter, and the language of the code where a fence is open there."""
+    """A splitter that continues `said`, and the language of a fence open there."""
     splitter, language = Splitter(), ""
     for line in said.split("\n")[:-1]:
         for event in splitter.line(line):
-            language = event.language if isinstance(event, Opened) else language
+            language = event.language if isinstance(event, FenceStart) else language
     return (splitter, language) if splitter.in_code else (Splitter(), "")
 
 
 def _expanded(line: str) -> str:
-    """With blanks for the tabs that it begins with."""
+    """The line with its leading tabs expanded."""
     body = line.lstrip(" \t")
     return line[: len(line) - len(body)].expandtabs(_TAB) + body
 
@@ -246,7 +246,7 @@ def _indent(line: str) -> int:
 
 
 def _without(line: str, columns: int) -> str:
-    """`line` without at most so many columns of blanks at its beginning; the tabs of a code's own stay."""
+    """`line` without up to `columns` leading blanks; further tabs stay."""
     if columns == 0:
         return line
     indent = _indent(line)

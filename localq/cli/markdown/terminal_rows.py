@@ -1,8 +1,7 @@
-"""Where the cursor of a terminal is after what was written there, and whether anybody else has written meanwhile.
+"""The cursor of a terminal after a text, and whether the terminal changed meanwhile.
 
-Terminals differ in how wide they draw a character. So what is to be overwritten is broken into rows here, at the
-largest width that a character may have: the rows are as many as are counted, and no line is overwritten that is not
-known to be one of them.
+Terminals differ in the width of some characters. Text that will be redrawn is therefore wrapped here, at the largest
+width each character may have, so that the number of rows is certain and no other line is overwritten.
 """
 
 from __future__ import annotations
@@ -25,15 +24,17 @@ _EAST_ASIAN = ("ja", "ko", "zh")  # languages whose terminals may draw Greek, Cy
 
 
 class Cursor:
-    """Breaks text into rows of `columns`. row, column: where it has got to, from where it began."""
+    """Wraps text into rows of `columns`. row, column: the position, relative to the start."""
 
     def __init__(self, columns: int) -> None:
         self.columns, self.row, self.column = columns, 0, 0
         self._ambiguous = 2 if _language() in _EAST_ASIAN else 1
 
-    def broken(self, text: str) -> str:
-        """`text` with an end of line wherever the next character may not fit; a tab is blanks. The last column stays
-        free: behind a character there, terminals disagree about where the cursor is."""
+    def wrap(self, text: str) -> str:
+        """`text` with a newline wherever the next character may not fit, and tabs as blanks.
+
+        The last column stays free: terminals disagree about the cursor after a character there.
+        """
         written = []
         for letter in text.replace("\t", _TAB):
             if letter == "\n":
@@ -60,16 +61,16 @@ class Cursor:
 
 
 def rows_of(line: str, columns: int) -> int | None:
-    """How many rows a line takes that the terminal breaks; None where that is not certain."""
+    """Rows of a line that the terminal wraps; None if uncertain."""
     if line.isascii() and "\t" not in line:
         return max(1, -(-len(line) // columns))
     cursor = Cursor(columns)
-    cursor.broken(line.replace("\t", 2 * _TAB))
+    cursor.wrap(line.replace("\t", 2 * _TAB))
     return 1 if cursor.row == 0 else None
 
 
 def size_of(stream: TextIO) -> os.terminal_size | None:
-    """Columns and rows; None where they are not known."""
+    """Columns and rows of a terminal; None if unknown."""
     try:
         size = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
@@ -78,42 +79,42 @@ def size_of(stream: TextIO) -> os.terminal_size | None:
 
 
 def width_of(size: os.terminal_size) -> int:
-    """Columns to draw in: COLUMNS may say that they are fewer."""
-    said = os.environ.get("COLUMNS", "")
-    wanted = int(said) if said.isascii() and said.isdigit() and len(said) < 6 else 0
-    return min(size.columns, wanted or size.columns)
+    """Columns to draw in; COLUMNS may reduce them."""
+    text = os.environ.get("COLUMNS", "")
+    columns = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
+    return min(size.columns, columns or size.columns)
 
 
-class Watch:
-    """Tells whether a terminal is as it was: of the same size all the time, and nothing written by others."""
+class TerminalWatch:
+    """Detects changes of a terminal: its size, and output of others."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._signals = stream, 0
         self.size = size_of(stream)
-        self._was = self._now()
+        self._start = self._state()
 
     def begin(self) -> None:
-        """From here on."""
+        """Start watching from here."""
         self.size = size_of(self._stream)
-        self._was = self._now()
+        self._start = self._state()
 
-    def is_as_it_was(self) -> bool:
-        """Since `begin`: no resize, no stop and going on (Ctrl-Z), and no Enter that the terminal has echoed."""
-        return self._was == self._now()
+    def is_unchanged(self) -> bool:
+        """Since `begin`: no resize, no suspend (Ctrl-Z), and no echoed Enter."""
+        return self._start == self._state()
 
-    def _now(self) -> tuple[int, os.terminal_size | None, int]:
+    def _state(self) -> tuple[int, os.terminal_size | None, int]:
         return self._signals, size_of(self._stream), _lines_typed(self._stream)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _count(self, number: int, frame: FrameType | None) -> None:
         self._signals += 1
 
     @contextlib.contextmanager
-    def heard(self) -> Iterator[Watch]:
-        """Signals are heard within, where they can be."""
+    def listen(self) -> Iterator[TerminalWatch]:
+        """Count signals inside, on the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        before = {number: signal.signal(number, self._hear) for number in (signal.SIGWINCH, signal.SIGCONT)}
+        before = {number: signal.signal(number, self._count) for number in (signal.SIGWINCH, signal.SIGCONT)}
         try:
             yield self
         finally:
@@ -122,7 +123,7 @@ class Watch:
 
 
 def _lines_typed(stream: TextIO) -> int:
-    """Bytes of whole lines that nobody has read yet, at a terminal that shows what is typed; else 0."""
+    """Bytes of unread lines at a terminal that echoes input; else 0."""
     try:
         if not termios.tcgetattr(stream.fileno())[3] & termios.ECHO:
             return 0

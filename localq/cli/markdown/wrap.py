@@ -1,4 +1,4 @@
-"""Breaks a styled text into rows: at blanks and between wide characters; an address is never broken, to be copied."""
+"""Wraps styled text at blanks and between wide characters; a URL is never broken, so that it can be copied."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from rich.text import Text
 _JOINER, _MODIFIERS = "\u200d", ("\U0001f3fb", "\U0001f3ff")
 
 
-def wrapped(text: Text, columns: int) -> Iterator[Text]:
-    """The rows of `text`, without the blanks that they end with. A row is wider than `columns` where it is one address,
-    which the terminal breaks."""
+def wrap(text: Text, columns: int) -> Iterator[Text]:
+    """The rows of `text`, without trailing blanks. A row that is one long URL may be wider than `columns`."""
     for line in text.split("\n", allow_blank=True):
         for row in line.divide(_breaks(line.plain, columns)):
             row.rstrip()
@@ -21,7 +20,7 @@ def wrapped(text: Text, columns: int) -> Iterator[Text]:
 
 
 def _breaks(line: str, columns: int) -> list[int]:
-    """Where rows begin, but for the first."""
+    """Start positions of all rows but the first."""
     found, column, place = list[int](), 0, 0
     for part in _parts(line):
         width, shown = cell_len(part), cell_len(part.rstrip(" "))
@@ -39,7 +38,7 @@ def _breaks(line: str, columns: int) -> list[int]:
 
 
 def _parts(line: str) -> Iterator[str]:
-    """What stays on one row, with the blanks behind it."""
+    """Unbreakable parts, each with its trailing blanks."""
     begin = 0
     for place in range(1, len(line)):
         before, after = line[place - 1], line[place]
@@ -50,25 +49,25 @@ def _parts(line: str) -> Iterator[str]:
 
 
 def _breaks_between(before: str, after: str) -> bool:
-    """Two characters that no blank parts may stand on two rows: one is wide, and the second goes with none before."""
+    """A row may break between two characters: one is wide, and the second does not attach to the first."""
     if before.isascii() and after.isascii():
         return False
-    if before == _JOINER or _goes_with_the_one_before(after) or unicodedata.category(before) in ("Ps", "Pi"):
+    if before == _JOINER or _attaches_to_previous(after) or unicodedata.category(before) in ("Ps", "Pi"):
         return False
     return any(unicodedata.east_asian_width(each) in "WF" for each in (before, after))
 
 
-def _goes_with_the_one_before(letter: str) -> bool:
+def _attaches_to_previous(letter: str) -> bool:
     is_mark = letter == _JOINER or _MODIFIERS[0] <= letter <= _MODIFIERS[1]
     return is_mark or unicodedata.category(letter) in ("Mn", "Me", "Mc", "Pe", "Pf", "Po")
 
 
 def _folded(part: str, columns: int) -> Iterator[tuple[int, int]]:
-    """Where rows of one long word begin, and how many columns each takes."""
+    """(start, columns) of each row of one long word."""
     begin, column = 0, 0
     for place, letter in enumerate(part.rstrip(" ")):
         width = cell_len(letter)
-        if column and column + width > columns and not _goes_with_the_one_before(letter):
+        if column and column + width > columns and not _attaches_to_previous(letter):
             yield begin, column
             begin, column = place, 0
         column += width

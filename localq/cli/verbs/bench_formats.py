@@ -1,5 +1,4 @@
-"""`localq bench --formats MODEL` as the command line has it: what is here is found, what is missing made if asked for,
-and the table written."""
+"""`localq bench --formats MODEL`: find or make the formats, measure them, write the table."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from localq.cli import progress
+from localq.cli import help_page, progress
 from localq.cli.output import note
 from localq.errors import LocalqError, usage_error
 from localq.planner import budget
@@ -20,15 +19,18 @@ if TYPE_CHECKING:
     from localq.bench.models.plan import Plan
     from localq.settings import Settings
 
-_MAKE = "With --formats: quantize these first where they are missing, minutes to hours: nf4,vq2,... or all."
-_WINDOWS = "With --formats: judge quality on so many windows, 0 = not at all."
-Make = Annotated[str, typer.Option("--make", metavar="LIST", help=_MAKE, show_default=False)]
-Windows = Annotated[int | None, typer.Option("--max-windows", min=0, help=_WINDOWS)]
+_MAKE = "--formats: quantize missing ones: nf4,vq2 or all."
+_WINDOWS = "--formats: windows for perplexity, 0 = none."
+Make = Annotated[
+    str,
+    typer.Option("--make", metavar="LIST", help=_MAKE, show_default=False, rich_help_panel=help_page.MODES),
+]
+Windows = Annotated[int | None, typer.Option("--max-windows", min=0, help=_WINDOWS, rich_help_panel=help_page.MODES)]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What the command line says, less the tests and the settings."""
+class Arguments:
+    """Arguments of the command line, without tests and settings."""
 
     model: str | None
     synthetic: bool
@@ -41,33 +43,36 @@ class Asked:
     windows: int | None
 
 
-def run(asked: Asked, plan: Plan, settings: Settings) -> None:
-    """Measure and tell. Raises LocalqError where nothing could be measured, and (exit 1) after the table where a format
-    failed in a way that it should not; after a table that Ctrl-C has cut short KeyboardInterrupt."""
-    if asked.model is None:
-        raise usage_error("bench --formats", "no model is named", "Give MODEL, such as smollm2-135m.")
-    if asked.synthetic and (asked.make or asked.windows is not None):
-        word = "--make" if asked.make else "--max-windows"
-        raise usage_error("bench", f"{word} has no meaning for random weights", "Leave it out.")
+def run(arguments: Arguments, plan: Plan, settings: Settings) -> None:
+    """Measure every format and print the table.
+
+    Raises LocalqError where nothing could be measured, and (exit 1) after the table where a format failed
+    unexpectedly; KeyboardInterrupt after a table that Ctrl-C cut short.
+    """
+    if arguments.model is None:
+        raise usage_error("bench --formats", "no model given", "Give MODEL, such as smollm2-135m.")
+    if arguments.synthetic and (arguments.make or arguments.windows is not None):
+        word = "--make" if arguments.make else "--max-windows"
+        raise usage_error("bench", f"{word} has no effect on random weights", "Remove it.")
     if not any(case.generate for case in plan.cases):
-        raise usage_error("-n", "the table is about decode, and 0 leaves it out", "Give it a number of tokens.")
+        raise usage_error("-n", "the table needs decode tests, and 0 skips them", "Give a number of tokens.")
     from localq.bench.models import format_list
 
-    wanted_made = format_list.to_make(asked.make)
-    found = None if asked.synthetic else _found(asked, settings, wanted_made)
+    wanted_made = format_list.to_make(arguments.make)
+    found = None if arguments.synthetic else _found(arguments, settings, wanted_made)
     candidates = found.candidates if found else format_list.random()
-    name = found.name if found else _catalogued(asked.model)
-    text = None if asked.synthetic or asked.windows == 0 else _text(asked.windows)
+    name = found.name if found else _catalogued(arguments.model)
+    text = None if arguments.synthetic or arguments.windows == 0 else _text(arguments.windows)
     from localq.bench.models import format_report, formats  # torch loads only now
     from localq.cli.progress import run_bar
 
-    loading = replace(budget.load_options(settings, name, force=asked.force), ctx=asked.ctx)
-    with run_bar(plan.repetitions + 1, asked.quiet) as tell:
+    loading = replace(budget.load_options(settings, name, force=arguments.force), ctx=arguments.ctx)
+    with run_bar(plan.repetitions + 1, arguments.quiet) as tell:
         wanted = formats.Asked(name, found.base if found else None, candidates, loading, plan, text)
         table = formats.run(wanted, tell)
-    format_report.write(table, asked.output, sys.stdout, sys.stderr)
-    if asked.plot is not None:
-        format_report.draw(table, asked.plot, sys.stderr)
+    format_report.write(table, arguments.output, sys.stdout, sys.stderr)
+    if arguments.plot is not None:
+        format_report.draw(table, arguments.plot, sys.stderr)
     if table.stopped:
         raise KeyboardInterrupt
     if table.failures:
@@ -75,17 +80,17 @@ def run(asked: Asked, plan: Plan, settings: Settings) -> None:
         raise LocalqError("bench --formats", why, "Report this as a bug.")
 
 
-def _found(asked: Asked, settings: Settings, wanted: tuple[str, ...]) -> Found:
+def _found(arguments: Arguments, settings: Settings, wanted: tuple[str, ...]) -> Found:
     from localq.bench.models import format_list
 
-    assert asked.model is not None
-    with progress.fetch_bar(asked.model, asked.quiet) as show:
-        found = format_list.find(asked.model, note, show, settings.offline)
+    assert arguments.model is not None
+    with progress.fetch_bar(arguments.model, arguments.quiet) as show:
+        found = format_list.find(arguments.model, note, show, settings.offline)
     return format_list.make(found, wanted, note, None, settings.offline)
 
 
 def _catalogued(name: str) -> str:
-    """The model whose shape random weights have. Raises LocalqError (exit 4) for another than a catalogued one."""
+    """The catalogue model whose shape random weights have. Raises LocalqError (exit 4) for any other."""
     from localq.files import catalog
 
     return catalog.find(name.rpartition("@")[0] or name).name

@@ -1,4 +1,4 @@
-"""`localq doctor`: what is installed, what the GPU is, and whether the two work together. Loads no torch."""
+"""`localq doctor`: check the installation, the driver and the GPU. Loads no torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from localq.sanitize import sanitize
 
 
 def doctor(json: options.Json = False) -> None:
-    """Say what is installed, which GPU there is, and what is wrong."""
-    from localq.cli.verbs import doctor_facts  # start-up cost: the other verbs do without NVML and package metadata
+    """Check the installation, the driver and the GPU."""
+    from localq.cli.verbs import doctor_facts  # start-up cost: NVML and package metadata
 
     facts = doctor_facts.gather()
     problem = doctor_facts.problem(facts)

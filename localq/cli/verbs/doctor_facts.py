@@ -1,6 +1,6 @@
-"""What `localq doctor` finds and how it judges it. Asks package metadata, libcuda and NVML; loads no torch.
+"""Facts of `localq doctor` and their verdict, from package metadata, libcuda and NVML; loads no torch.
 
-Apart from the verb because the verb's file is imported at every start.
+Separate from the verb, whose file `localq --help` imports.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from localq import __version__, disk, driver, gpus, kernels, places, settings
-from localq.driver import Driver, Machine
+from localq.driver import CudaStack, Driver
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog
-from localq.files import packaged_model as embedded
-from localq.gpus import Found, Gpu
+from localq.files import catalog, packaged_model
+from localq.gpus import Gpu, NvmlReport
 from localq.kernels import BuildInfo, selftest_results
 from localq.kernels.selftest_results import Place, Verdict
 from localq.wording import human_bytes
@@ -39,7 +38,7 @@ class Torch:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder that localq uses, there or not, and the free bytes of its disk (None where that cannot be asked)."""
+    """A folder that localq uses, existing or not, and the free bytes of its disk (None: unknown)."""
 
     path: Path
     free: int | None
@@ -50,9 +49,9 @@ class Facts:
     """Everything that `localq doctor` prints.
 
     torch          None: not installed
-    kernels        None: there are none, and `kernels_why` says why
+    kernels        None: not available, for the reason `kernels_why`
     first          the GPU that localq would use
-    settings       None: they cannot be read, and `settings_error` says why
+    settings       None: unreadable, for the reason `settings_error`
     embedded       model name -> whether its file is on this machine
     """
 
@@ -60,7 +59,7 @@ class Facts:
     kernels: BuildInfo | None
     kernels_why: str
     driver: Driver
-    nvml: Found
+    nvml: NvmlReport
     first: Gpu | None
     folders: dict[str, Folder]
     embedded: dict[str, bool]
@@ -72,7 +71,7 @@ class Facts:
 def gather() -> Facts:
     """The facts of this machine."""
     found = driver.probe_driver()
-    nvml = gpus.probe() if found.present else Found()
+    nvml = gpus.probe() if found.present else NvmlReport()
     try:
         in_force, settings_error = settings.load(), None
     except LocalqError as error:
@@ -98,11 +97,11 @@ def gather() -> Facts:
     )
 
 
-def _selftest(first: Gpu | None, nvml: Found, found: Driver) -> Verdict | None:
+def _selftest(first: Gpu | None, nvml: NvmlReport, found: Driver) -> Verdict | None:
     if first is None or first.capability is None:
         return None
-    told = nvml.driver_version or ".".join(map(str, found.cuda_version))
-    return selftest_results.recall(Place(first.name, first.uuid or "", first.capability, told))
+    version = nvml.driver_version or ".".join(map(str, found.cuda_version))
+    return selftest_results.recall(Place(first.name, first.uuid or "", first.capability, version))
 
 
 def installed_torch() -> Torch | None:
@@ -127,7 +126,7 @@ def _embedded() -> dict[str, bool]:
     sources = {
         entry.name: source for entry in catalog.load_catalogue() for source in entry.sources if source.kind == "pypi"
     }
-    return {name: embedded.local_path(source) is not None for name, source in sources.items()}
+    return {name: packaged_model.local_path(source) is not None for name, source in sources.items()}
 
 
 # ---- judgement
@@ -139,7 +138,7 @@ def problem(facts: Facts) -> LocalqError | None:
     Exit codes: 1 (torch is missing), 7 (a driver is there and the GPU cannot be used), 8 (config.toml is broken).
     """
     if facts.torch is None:
-        return LocalqError("torch", "it is not installed in this environment", "Run `python -m pip install torch`.")
+        return LocalqError("torch", "not installed in this environment", "Run `python -m pip install torch`.")
     if facts.settings_error is not None:
         return facts.settings_error
     if not facts.driver.present:
@@ -148,19 +147,19 @@ def problem(facts: Facts) -> LocalqError | None:
         kernels_why = kernels.why_not_on(facts.first.capability)
     else:
         kernels_why = facts.kernels_why
-    cause = driver.cause(Machine(facts.driver, facts.torch.cuda, kernels_why=kernels_why))
+    cause = driver.diagnose(CudaStack(facts.driver, facts.torch.cuda, kernels_why=kernels_why))
     if cause is None and facts.selftest is not None and facts.selftest.failed:
-        cause = f"the kernel {facts.selftest.failed} gave wrong results in its self-test", "Update the driver."
+        cause = f"the self-test of kernel {facts.selftest.failed} failed", "Update the driver."
     if cause is None:
         return None
     why, step = cause
-    return LocalqError("GPU", why, f"{step} `--device cpu` runs without the GPU.", ExitCode.NO_DEVICE)
+    return LocalqError("GPU", why, f"{step} To run without the GPU: --device cpu.", ExitCode.NO_DEVICE)
 
 
 def verdict(facts: Facts) -> str:
-    """One line about a machine without a problem."""
+    """The verdict on a machine without a problem."""
     if not facts.driver.present:
-        return "yes, on the CPU only: no NVIDIA driver was found"
+        return "yes, on the CPU only: no NVIDIA driver found"
     return f"yes, on {facts.first.name}" if facts.first else "yes, on the GPU"
 
 
@@ -180,16 +179,16 @@ def lines(facts: Facts) -> list[tuple[str, str]]:
         rows.append(("self-test", _selftest_text(facts.selftest)))
     for gpu in facts.nvml.gpus:
         rows += _gpu_lines(gpu, facts)
-    rows += [("not told", each) for each in facts.nvml.untold]
+    rows += [("unavailable", each) for each in facts.nvml.unavailable]
     for name, folder in facts.folders.items():
         free = "" if folder.free is None else f" ({human_bytes(folder.free)} free)"
         rows.append((name, f"{folder.path}{free}"))
     rows += [
-        ("embedded", f"{name}: {'present' if there else f'not here yet; `localq pull {name}` fetches it'}")
+        ("embedded", f"{name}: {'present' if there else f'not on this machine; `localq pull {name}` fetches it'}")
         for name, there in facts.embedded.items()
     ]
     if facts.settings is not None:
-        rows.append(("network", "off (the setting `offline`)" if facts.settings.offline else "allowed"))
+        rows.append(("network", "off (setting `offline`)" if facts.settings.offline else "allowed"))
     return rows
 
 
@@ -208,16 +207,16 @@ def _kernels_text(facts: Facts) -> str:
 
 def _selftest_text(verdict: Verdict | None) -> str:
     if verdict is None:
-        return "has not run yet with this GPU, driver and build; the first load runs it"
-    return f"failed: {verdict.failed} gives wrong results" if verdict.failed else "passed"
+        return "not run yet for this GPU, driver and build; the first load runs it"
+    return f"failed: wrong results from {verdict.failed}" if verdict.failed else "passed"
 
 
 def _driver_text(facts: Facts) -> str:
     if not facts.driver.present:
         return "none found"
-    version = facts.nvml.driver_version or "of unknown version"
+    version = facts.nvml.driver_version or "(unknown version)"
     major, minor = facts.driver.cuda_version
-    served = f", serves CUDA {major}.{minor}" if major else ""
+    served = f", supports CUDA {major}.{minor}" if major else ""
     return f"NVIDIA {version}{served}{f'; {facts.driver.why_not}' if facts.driver.why_not else ''}"
 
 
@@ -232,11 +231,11 @@ def _gpu_lines(gpu: Gpu, facts: Facts) -> list[tuple[str, str]]:
     rows = [(f"GPU {gpu.index}", ", ".join(parts))]
     held = gpu.processes or ()
     for process in held[:_SHOWN_PROCESSES]:
-        size = "an untold amount" if process.bytes is None else f"{process.bytes // MIB:,} MiB"
+        size = "an unknown amount" if process.bytes is None else f"{process.bytes // MIB:,} MiB"
         name = f" ({process.name})" if process.name else ""
-        rows.append(("", f"process {process.pid}{name} holds {size}"))
+        rows.append(("", f"process {process.pid}{name}: {size}"))
     if len(held) > _SHOWN_PROCESSES:
-        rows.append(("", f"and {len(held) - _SHOWN_PROCESSES} processes more"))
+        rows.append(("", f"and {len(held) - _SHOWN_PROCESSES} more processes"))
     return rows
 
 
@@ -252,7 +251,7 @@ def as_json(facts: Facts) -> dict[str, Any]:
         "selftest": asdict(facts.selftest) if facts.selftest else None,
         "driver": {**asdict(facts.driver), "version": facts.nvml.driver_version} if facts.driver.present else None,
         "gpus": [_gpu_json(gpu, facts) for gpu in facts.nvml.gpus],
-        "untold": list(facts.nvml.untold),
+        "untold": list(facts.nvml.unavailable),
         "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "folders": {name: {"path": str(each.path), "free_bytes": each.free} for name, each in facts.folders.items()},
         "embedded": facts.embedded,

@@ -1,9 +1,9 @@
-"""`localq eval`: how good a model is, beside the weights it was made from or another model."""
+"""`localq eval`: perplexity of a model, and its distance from a reference."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from localq import kv_bits, places
-from localq.cli import options
+from localq.cli import help_page, options
 from localq.cli import progress as progress_lines
 from localq.cli.output import is_rich_terminal, note, print_json, stderr_console, stdout_table
 from localq.errors import LocalqError, usage_error
 from localq.planner import budget
+from localq.wording import OnProgress
 
 if TYPE_CHECKING:
     from localq.files.model_folder import ModelFiles
@@ -24,25 +25,41 @@ if TYPE_CHECKING:
 
 DEFAULT_TEXT = places.PACKAGE_DATA / "wikitext-2-valid-slice.txt"
 UNQUANTIZED = 16  # bits, as `bench.bits` has it
-_MODELS = "Names, NAME@FORMAT, ORG/REPO, folders or .gguf files; several are compared."
-_PLOT = "Perplexity over size: NAME.png, - = here."
-_AGAINST = "reference (the same weights dequantized), or a model with the same vocabulary."
-_DECODE = "Also feed the first N tokens one by one, and compare with reading them at once."
-OnProgress = Callable[[str, int, int], None]
+_MODELS = "Name, NAME@FORMAT, ORG/REPO, folder or .gguf file."
+_PLOT = "Plot perplexity over size to NAME.png; - = terminal."
+_AGAINST = "reference (dequantized weights), or another model."
+_DECODE = "Compare N single-token steps with prefill."
 
 
 def eval(
     models: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL...", help=_MODELS, autocompletion=options.known_names),
+        typer.Argument(metavar="MODEL", help=_MODELS, autocompletion=options.known_names),
     ],
-    text: Annotated[str | None, typer.Option("--text", metavar="FILE|-", help="Plain text; - reads stdin.")] = None,
-    window: Annotated[int, typer.Option("--window", min=4, help="Tokens of a window.")] = 2048,
-    max_windows: Annotated[int | None, typer.Option("--max-windows", min=1, help="Read no more windows.")] = None,
-    against: Annotated[str | None, typer.Option("--against", metavar="MODEL|reference", help=_AGAINST)] = None,
-    decode: Annotated[int, typer.Option("--decode", min=0, metavar="N", help=_DECODE)] = 0,
-    speed: Annotated[bool, typer.Option("--speed", help="Also time a reply of 128 tokens, as bench does.")] = False,
-    plot: Annotated[str | None, typer.Option("--plot", metavar="FILE|-", help=_PLOT)] = None,
+    text: Annotated[
+        str | None,
+        typer.Option("--text", metavar="FILE|-", help="Text to read; - reads stdin.", rich_help_panel=help_page.TESTS),
+    ] = None,
+    window: Annotated[
+        int, typer.Option("--window", min=4, help="Tokens per window.", rich_help_panel=help_page.TESTS)
+    ] = 2048,
+    max_windows: Annotated[
+        int | None,
+        typer.Option("--max-windows", min=1, help="Read at most N windows.", rich_help_panel=help_page.TESTS),
+    ] = None,
+    against: Annotated[
+        str | None, typer.Option("--against", metavar="MODEL", help=_AGAINST, rich_help_panel=help_page.TESTS)
+    ] = None,
+    decode: Annotated[
+        int,
+        typer.Option("--decode", min=0, metavar="N", help=_DECODE, show_default=False, rich_help_panel=help_page.TESTS),
+    ] = 0,
+    speed: Annotated[
+        bool, typer.Option("--speed", help="Also time a reply of 128 tokens.", rich_help_panel=help_page.TESTS)
+    ] = False,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE|-", help=_PLOT, rich_help_panel=help_page.OUTPUT)
+    ] = None,
     ctx: options.Context = None,
     kv: options.KvBits = None,
     embed: options.Embed = None,
@@ -57,9 +74,9 @@ def eval(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:
-    """Measure MODEL's perplexity on a text, and how far it is from a reference.
+    """Measure perplexity and distance from a reference.
 
-    Several models make a table; `--against reference` then means the weights of the first.
+    Several models make a table. `--against reference` then means the weights of the first model.
     """
     ctx = options.flag_or_environment("ctx", ctx)
     settings = options.load_settings(
@@ -67,7 +84,7 @@ def eval(
     )
     raw, name = _read(text)
     loading = replace(budget.load_options(settings, "", force=force), ctx=ctx)
-    from localq.bench import plot as plots  # start-up cost: --help must not pay for what follows
+    from localq.bench import plot as plots  # start-up cost: not for --help
 
     plots.check_target(plot)
     files, rival = _opened(models, against, settings, quiet)
@@ -85,7 +102,7 @@ def eval(
 
 
 def _tell(results: list[dict[str, Any]], failed: list[LocalqError], models: int, json: bool, plot: str | None) -> None:
-    """Notes, figures and plot; then what failed, the first of it raised."""
+    """Print notes, figures and plot; raise the first failure at the end."""
     for line in dict.fromkeys(line for each in results for line in each["notes"]):
         note(line)
     _report(results, failed, models, json)
@@ -102,7 +119,7 @@ def _tell(results: list[dict[str, Any]], failed: list[LocalqError], models: int,
 def _opened(
     models: list[str], against: str | None, settings: Settings, quiet: bool
 ) -> tuple[list[ModelFiles], ModelFiles | None]:
-    """The files of all models, and those of another one to compare with."""
+    """The files of all models, and those of the model to compare with."""
     from localq.files.model_folder import open_model
     from localq.planner import prepare  # start-up cost, as above
 
@@ -115,7 +132,7 @@ def _opened(
 
 
 def _report(results: list[dict[str, Any]], failed: list[LocalqError], models: int, json: bool) -> None:
-    """On stdout: all about one model, or a table of several."""
+    """Print one model in detail, or several as a table, on stdout."""
     if json:
         print_json(results[0] if models == 1 else {"models": results, "failed": [str(each) for each in failed]})
     elif models == 1:
@@ -128,23 +145,23 @@ def _report(results: list[dict[str, Any]], failed: list[LocalqError], models: in
 
 
 def _read(text: str | None) -> tuple[bytes, str]:
-    """The bytes of `--text` and what to call them. Raises LocalqError (exit 2) for a file that cannot be read."""
+    """The bytes of `--text` and their name. Raises LocalqError (exit 2) for an unreadable file."""
     if text == "-":
         return sys.stdin.buffer.read(), "stdin"
     path = DEFAULT_TEXT if text is None else Path(text).expanduser()
     try:
         return path.read_bytes(), path.name if text is None else text
     except OSError as error:
-        raise usage_error(text or path.name, f"the text cannot be read ({error.strerror})", "Check the path.") from None
+        raise usage_error(text or path.name, f"cannot read it ({error.strerror})", "Check the path.") from None
 
 
 def _print(result: dict[str, Any]) -> None:
-    """What people want to know, in a table."""
+    """Print the figures of one model as a table."""
     windows = "1 window" if result["n_windows"] == 1 else f"{result['n_windows']} windows"
     counts = f"{windows} of {result['window']} tokens of {result['text']}"
     rows = [
         ("perplexity", f"{result['perplexity']:.4f}", counts),
-        ("perplexity, llama.cpp", f"{result['perplexity_llamacpp']:.4f}", "second half of each window, BOS in front"),
+        ("perplexity, llama.cpp", f"{result['perplexity_llamacpp']:.4f}", "second half of each window, after BOS"),
     ]
     if result["against"] is not None:
         against = f"{result['against']} in {result['against_dtype']}"
@@ -154,30 +171,30 @@ def _print(result: dict[str, Any]) -> None:
             ("same first choice", f"{result['top1']:.2%}", ""),
         ]
     if result["decode_tokens"]:
-        steps = f"{result['decode_tokens']} single steps against passes of many tokens"
+        steps = f"{result['decode_tokens']} single-token steps against prefill"
         rows += [
             ("KL of decode", f"{result['decode_kl']:.3e}", steps),
             ("same first choice", f"{result['decode_top1']:.2%}", ""),
         ]
-    counted = "all quantized linears" if result["bits_per_weight"] < UNQUANTIZED else "nothing is quantized"
+    counted = "all quantized matrices" if result["bits_per_weight"] < UNQUANTIZED else "not quantized"
     rows.append(("bits per weight", f"{result['bits_per_weight']:.3f}", counted))
-    rows.append(("weights", f"{result['weights_bytes'] / 1e6:.1f} MB", "what is not quantized in 16 bit"))
+    rows.append(("weights", f"{result['weights_bytes'] / 1e6:.1f} MB", "unquantized parts in 16 bit"))
     if timed := result["speed"]:
         rate = (
             f"{timed['test']}, {timed['tok_per_s_min']:.1f} to {timed['tok_per_s_max']:.1f} in {timed['repetitions']}"
         )
         rows.append(("tok/s", f"{timed['tok_per_s']:.1f}", rate))
-        rows.append(("peak memory", f"{timed['peak_bytes'] / 2**30:.2f} GiB", "by the ledger"))
+        rows.append(("peak memory", f"{timed['peak_bytes'] / 2**30:.2f} GiB", "of all allocations"))
     facts = result["conditions"]
-    cache = kv_bits.told(result["kv_bits"])
-    where = f"{facts['device']}, {result['dtype']}, KV cache in {cache}, head {result['head']}"
+    cache = kv_bits.text(result["kv_bits"])
+    where = f"{facts['device']}, {result['dtype']}, KV cache {cache}, head {result['head']}"
     rows.append(("conditions", result["format"], where))
     stdout_table((result["model"], "", ""), rows, right=frozenset({1}))
 
 
 @contextmanager
 def _progress(quiet: bool) -> Iterator[OnProgress | None]:
-    """A progress bar on stderr, where that is a terminal."""
+    """A progress bar on stderr, if it is a terminal."""
     if quiet or not is_rich_terminal(sys.stderr):
         yield None
         return

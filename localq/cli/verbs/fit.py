@@ -1,6 +1,6 @@
-"""`localq fit`: what a card can hold, and how fast, computed from the catalogue. No torch, no network, no download.
+"""`localq fit`: which models fit a card, and how fast, computed from the catalogue. No torch, no network, no download.
 
-Only a repository that neither the catalogue nor this machine has is asked of the hub.
+Only the headers of a repository that is neither in the catalogue nor on this machine are read from the hub.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from localq.cli import options
+from localq.cli import help_page, options
 from localq.cli.output import note, print_json, stdout_table
-from localq.cli.pager import paged
+from localq.cli.pager import page_output
 from localq.planner import budget
 from localq.wording import human_bytes
 
@@ -20,18 +20,34 @@ if TYPE_CHECKING:
     from localq.planner.fit_rows import Row
 
 MIB = 2**20
-_MODEL_HELP = "Only this model, part by part, in every format; ORG/REPO is read off the hub."
-Model = Annotated[str | None, typer.Argument(help=_MODEL_HELP, autocompletion=options.known_names)]
-Vram = Annotated[str | None, typer.Option("--vram", metavar="SIZE", help="Of a card you do not have here, such as 24.")]
-Desktop = Annotated[
-    str | None, typer.Option("--desktop", metavar="SIZE", help="What other programs take, such as 1.2.")
+_MODEL_HELP = "Details of this model in every format; ORG/REPO also works."
+Model = Annotated[str | None, typer.Argument(metavar="MODEL", help=_MODEL_HELP, autocompletion=options.known_names)]
+_CARD = "Card"
+Vram = Annotated[
+    str | None,
+    typer.Option("--vram", metavar="SIZE", help="Plan for a card with this much memory (GiB).", rich_help_panel=_CARD),
 ]
-GpuName = Annotated[str | None, typer.Option("--gpu", metavar="NAME", help='A card by name, such as "RTX 4090".')]
+Desktop = Annotated[
+    str | None,
+    typer.Option(
+        "--desktop", metavar="SIZE", help="Memory that other programs use, such as 1.2.", rich_help_panel=_CARD
+    ),
+]
+GpuName = Annotated[
+    str | None,
+    typer.Option("--gpu", metavar="NAME", help='A card by name, such as "RTX 4090".', rich_help_panel=_CARD),
+]
 Bandwidth = Annotated[
     float | None,
-    typer.Option("--bandwidth", min=1.0, max=1e6, metavar="GB/s", help="Read bandwidth to predict speed from."),
+    typer.Option(
+        "--bandwidth", min=1.0, max=1e6, metavar="GB/S", help="Read bandwidth for the speed prediction.",
+        rich_help_panel=_CARD,
+    ),
+]  # fmt: skip
+Everything = Annotated[
+    bool,
+    typer.Option("--all", help="List every format, not only the best one.", rich_help_panel=help_page.OUTPUT),
 ]
-Everything = Annotated[bool, typer.Option("--all", help="Every format of every model, not the best one of each.")]
 
 
 def fit(
@@ -51,12 +67,12 @@ def fit(
     token: options.Token = None,
     json: options.Json = False,
 ) -> None:
-    """Say which models fit a GPU, in which format, with how much context, how fast."""
-    from localq.planner import card as planner_card  # start-up cost: the other verbs do without the planner
+    """List the models that fit a GPU, with context and speed."""
+    from localq.planner import card as planner_card  # start-up cost: the other verbs skip the planner
     from localq.planner import fit_rows, placement
 
-    settings = options.effective(kv=kv, embed=embed, head=head, reserve=reserve, offline=offline)
-    ctx, vram = options.given("ctx", ctx), options.given("vram", vram)
+    settings = options.load_settings(kv=kv, embed=embed, head=head, reserve=reserve, offline=offline)
+    ctx, vram = options.flag_or_environment("ctx", ctx), options.flag_or_environment("vram", vram)
     wishes = placement.Wishes(ctx, settings.kv_bits, settings.embed, settings.head)
     looked = planner_card.look(note, vram, desktop, gpu, bandwidth, budget.reserved(settings))
     candidates = fit_rows.of_model(model, format, settings.offline) if model else fit_rows.of_catalogue(format)
@@ -68,7 +84,7 @@ def fit(
     elif model:
         _print_ledgers(rows, looked)
     else:
-        with paged():
+        with page_output():
             _print_table(rows if everything else fit_rows.best_of_each(rows), looked)
 
 
@@ -81,7 +97,7 @@ def _as_json(rows: list[Row], looked: Looked, ctx: int | None, with_ledger: bool
             "name": row.offer.name,
             "format": row.offer.format,
             "fits": row.fits,
-            "runs": row.offer.not_yet is None,
+            "runs": row.offer.unsupported is None,
             "last": row.offer.last,
             "bits_per_weight": round(row.offer.bits, 3),
             "weights_bytes": row.weights,
@@ -122,7 +138,7 @@ def _print_table(rows: list[Row], looked: Looked) -> None:
         ])  # fmt: skip
     stdout_table(headers, lines, right=frozenset(range(2, len(headers) - 1)))
     if any(row.quality is not None for row in rows):
-        note("quality: perplexity over that of the full weights, where it was measured")
+        note("quality: perplexity relative to the unquantized model, where measured")
 
 
 def _print_ledgers(rows: list[Row], looked: Looked) -> None:
@@ -138,13 +154,13 @@ def _print_ledgers(rows: list[Row], looked: Looked) -> None:
         name, format, bits = row.offer.name, row.offer.format, str(row.now.kv_bits)
         lines.append([name, format, _tokens(row.now.ctx), bits, *sizes, _rate(row), _verdict(row)])
     stdout_table(headers, lines, right=frozenset(range(2, len(headers) - 1)))
-    note("sizes in MiB, with the context shown")
+    note("sizes in MiB, at the context shown")
 
 
 def _print_memory(looked: Looked) -> None:
     memory = looked.memory
-    taken = f", {memory.desktop / MIB:,.0f} MiB of it taken by other programs" if memory.desktop else ""
-    kept = f", {memory.reserve / MIB:,.0f} MiB kept free" if memory.reserve else ""
+    taken = f", {memory.desktop / MIB:,.0f} MiB used by other programs" if memory.desktop else ""
+    kept = f", {memory.reserve / MIB:,.0f} MiB reserved" if memory.reserve else ""
     note(f"GPU memory {memory.total / MIB:,.0f} MiB{taken}{kept}")
     note(f"tok/s: {looked.basis}")
 

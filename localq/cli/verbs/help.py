@@ -1,4 +1,4 @@
-"""`localq help`: topics that belong to no single verb."""
+"""`localq help`: help pages of verbs, topics, and a search over all options."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ import typer
 
 from localq import keymap, settings
 from localq.cli.output import print_json, stdout_table
-from localq.cli.pager import paged
+from localq.cli.pager import page_output
 from localq.errors import EXIT_CODE_MEANINGS, usage_error
 
 Table = list[tuple[str, ...]]  # the headers first
 
 LINE_KEYS = (
     ("Enter", "send"),
-    ("Alt-Enter, Ctrl-J", "a new line; Shift-Enter too, in terminals that tell it from Enter"),
-    ('\\ at the end, or """ around', "more lines, also where nothing is known of the terminal"),
-    ("Tab", "complete a /command or the @name of a file"),
-    ("Up, Down, Ctrl-R", "what was said before; look for it"),
-    ("Ctrl-G", "write the message in $VISUAL or $EDITOR"),
-    ("Ctrl-A, Ctrl-E, Alt-B, Alt-F", "to the beginning, the end, a word back, a word on"),
-    ("Ctrl-U, Ctrl-K, Ctrl-W, Ctrl-Y", "cut to the beginning, to the end, a word; put it back"),
+    ("Alt-Enter, Ctrl-J", "new line; Shift-Enter too, in terminals that report it"),
+    ('\\ at the end, or """ around', "several lines, in any terminal"),
+    ("Tab", "complete a /command or an @file"),
+    ("Up, Down, Ctrl-R", "previous and next message; search the history"),
+    ("Ctrl-G", "edit the message in $VISUAL or $EDITOR"),
+    ("Ctrl-A, Ctrl-E, Alt-B, Alt-F", "go to the start, to the end, one word back, one word forward"),
+    ("Ctrl-U, Ctrl-K, Ctrl-W, Ctrl-Y", "cut to the start, to the end, one word; paste"),
     ("Ctrl-L", "clear the screen"),
-    ("Ctrl-C", "stop the reply and keep it; twice at the prompt: leave"),
-    ("Ctrl-D", "leave, where nothing is written"),
+    ("Ctrl-C", "stop the reply (text is kept); twice on an empty prompt: quit"),
+    ("Ctrl-D", "quit, on an empty prompt"),
 )
-# What other tools have named, and is honoured here. Settings and options have LOCALQ_<NAME> each.
+# Variables of other tools that localq honours. Every setting and option also has LOCALQ_<NAME>.
 VARIABLES = (
-    ("LOCALQ_<SETTING>, LOCALQ_<OPTION>", "any setting and any option: LOCALQ_CTX=8k, LOCALQ_THINK_OUT=FILE"),
-    ("LOCALQ_CONFIG, LOCALQ_MODELS", "the files of settings and of models of your own"),
-    ("LOCALQ_DATA, LOCALQ_CACHE", "the folders of conversations, and of what can be made again"),
-    ("LOCALQ_NOHISTORY", "keep nothing of what is typed"),
-    ("LOCALQ_NOPROJECT", "read no localq.toml of a project"),
-    ("HF_HOME, HF_HUB_CACHE, XDG_CACHE_HOME", "where weights lie"),
-    ("HF_TOKEN, HF_TOKEN_PATH", "the token for gated models, where --token gives none; else that of `hf auth login`"),
-    ("HF_ENDPOINT", "another hub"),
-    ("HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE", "never touch the network"),
-    ("HF_HUB_DISABLE_PROGRESS_BARS", "no bars"),
-    ("HF_HUB_DISABLE_XET, HF_XET_HIGH_PERFORMANCE", "nothing to do: files come by plain HTTPS"),
-    ("HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE", "the way to the hub"),
-    ("CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER", "which GPU is the first"),
-    ("NO_COLOR, CLICOLOR_FORCE, TERM=dumb, COLUMNS", "how text is shown"),
-    ("ESCDELAY", "milliseconds that the full screen waits after an ESC for the rest of a key; 50"),
+    ("LOCALQ_<SETTING>, LOCALQ_<OPTION>", "any setting or option: LOCALQ_CTX=8k, LOCALQ_THINK_OUT=FILE"),
+    ("LOCALQ_CONFIG, LOCALQ_MODELS", "your config.toml and models.toml"),
+    ("LOCALQ_DATA, LOCALQ_CACHE", "folders of conversations and quantized models, and of caches"),
+    ("LOCALQ_NOHISTORY", "do not save typed messages to the input history"),
+    ("LOCALQ_NOPROJECT", "ignore a project's localq.toml"),
+    ("HF_HOME, HF_HUB_CACHE, XDG_CACHE_HOME", "folder of downloaded weights"),
+    ("HF_TOKEN, HF_TOKEN_PATH", "token for gated models; --token wins, `hf auth login` is used last"),
+    ("HF_ENDPOINT", "URL of another hub"),
+    ("HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE", "never use the network"),
+    ("HF_HUB_DISABLE_PROGRESS_BARS", "no download bars"),
+    ("HF_HUB_DISABLE_XET, HF_XET_HIGH_PERFORMANCE", "no effect: files come over plain HTTPS"),
+    ("HTTPS_PROXY, NO_PROXY, SSL_CERT_FILE", "connection to the hub"),
+    ("CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER", "GPU to use"),
+    ("NO_COLOR, CLICOLOR_FORCE, TERM=dumb, COLUMNS", "colours, escape sequences, width"),
+    ("ESCDELAY", "milliseconds the full screen waits for the rest of a key after ESC (default 50)"),
     ("VISUAL, EDITOR", "your editor"),
-    ("PAGER, LESS", "what shows tables that are longer than the terminal; PAGER=cat prints them"),
-    ("DO_NOT_TRACK", "nothing to do: nothing is ever reported"),
+    ("PAGER, LESS", "pager for long tables; PAGER=cat prints them"),
+    ("DO_NOT_TRACK", "no effect: localq reports nothing"),
 )
 
 
@@ -56,26 +56,26 @@ def _exit_codes() -> tuple[dict[str, Any], list[Table]]:
 
 
 def _keys() -> tuple[dict[str, Any], list[Table]]:
-    screen = keymap.in_force(settings.load().keys)
+    screen = keymap.bindings(settings.load().keys)
     rows = [(key.keys, key.where, name, key.what) for name, key in screen.items()]
     named = {name: {"keys": key.keys, "where": key.where, "what": key.what} for name, key in screen.items()}
     body = {"line_chat": dict(LINE_KEYS), "screen": named}
-    return body, [[("line chat", ""), *LINE_KEYS], [("full screen", "where", "name in [keys]", ""), *rows]]
+    return body, [[("line chat", "action"), *LINE_KEYS], [("full screen", "where", "name in [keys]", "action"), *rows]]
 
 
 def _commands() -> tuple[dict[str, Any], list[Table]]:
     from localq.chat.commands import completion  # start-up cost
 
-    rows = list(completion.usages().values())
-    return {"commands": dict(rows)}, [[("in a conversation", ""), *rows]]
+    rows = list(completion.command_usages().values())
+    return {"commands": dict(rows)}, [[("command", "action"), *rows]]
 
 
 def _environment() -> tuple[dict[str, Any], list[Table]]:
     return {"environment": dict(VARIABLES)}, [[("variable", "meaning"), *VARIABLES]]
 
 
-def _found(word: str) -> tuple[dict[str, Any], list[Table]]:
-    """The options of all verbs, and the settings, that have `word` in their names or in what they do."""
+def _search(word: str) -> tuple[dict[str, Any], list[Table]]:
+    """The options and settings with `word` in their name or description."""
     from localq.cli.registry import VERBS, Verbs  # they import this file
 
     commands, rows = Verbs(name="localq").commands, list[tuple[str, ...]]()
@@ -98,7 +98,7 @@ TOPICS: dict[str, Callable[[], tuple[dict[str, Any], list[Table]]]] = {
 }
 
 
-def _of_verb(name: str, context: typer.Context) -> str | None:
+def _verb_page(name: str, context: typer.Context) -> str | None:
     from localq.cli.registry import ALIASES, VERBS, Verbs  # as above
 
     if name not in (*VERBS, *ALIASES):
@@ -110,23 +110,24 @@ def _of_verb(name: str, context: typer.Context) -> str | None:
 def help(
     context: typer.Context,
     topic: Annotated[
-        str, typer.Argument(help=f"One of {', '.join(TOPICS)}; a verb; or a word, such as vram.")
+        str,
+        typer.Argument(metavar="TOPIC", help=f"A verb, {', '.join(TOPICS)}, or any word to search for, such as vram."),
     ] = "exit-codes",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Explain a verb, exit-codes, keys, commands or environment, or find the options that are about a word."""
-    if not json and (told := _of_verb(topic, context)) is not None:
-        with paged():
-            print(told)
+    """Explain a verb or topic, or search all options."""
+    if not json and (page := _verb_page(topic, context)) is not None:
+        with page_output():
+            print(page)
         return
-    body, tables = TOPICS[topic]() if topic in TOPICS else _found(topic)
+    body, tables = TOPICS[topic]() if topic in TOPICS else _search(topic)
     if not tables:
-        why = "there is no such help topic, and no option has this word in it"
-        raise usage_error(topic[:80], why, f"Topics: {', '.join(TOPICS)}; verbs: localq help VERB.")
+        why = "no help topic, verb, option or setting matches"
+        raise usage_error(topic[:80], why, f"Topics: {', '.join(TOPICS)}. Verbs: localq --help.")
     if json:
         print_json(body)
         return
-    with paged():
+    with page_output():
         for number, (headers, *rows) in enumerate(tables):
             if number:
                 print()

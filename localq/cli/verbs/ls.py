@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 def ls(json: options.Json = False) -> None:
-    """List the models on this machine, the last used first.
+    """List the models on this machine, most recently used first.
 
-    SHARED: another tool put it into the Hugging Face cache, and may use it.
+    SHARED: another tool put the model into the Hugging Face cache and may use it.
     """
     from localq.files import local_models  # start-up cost: `localq --help` does without it
 
@@ -24,7 +24,7 @@ def ls(json: options.Json = False) -> None:
         print_json({"models": [fields(model) for model in models]})
         return
     if not models:
-        note("no models yet: `localq pull smollm2-135m` fetches one, `localq fit` lists what your card can take")
+        note("no models yet: `localq fit` lists what your card can run, `localq pull smollm2-135m` fetches one")
         return
     rows = [
         [each.name, _format(each), human_bytes(each.bytes), "yes" if each.shared else "no", _day(each), str(each.path)]
@@ -34,7 +34,7 @@ def ls(json: options.Json = False) -> None:
 
 
 def fields(model: LocalModel) -> dict[str, Any]:
-    """A model as `--json` shows it."""
+    """A model as `--json` prints it."""
     return {
         "name": model.name,
         "format": model.format,

@@ -1,4 +1,4 @@
-"""`localq pull`: fetch models before they are needed."""
+"""`localq pull`: fetch models and verify them."""
 
 from __future__ import annotations
 
@@ -11,27 +11,39 @@ from typing import Annotated, Any
 
 import typer
 
-from localq.cli import options, progress
+from localq.cli import help_page, options, progress
 from localq.cli.output import note, print_json
-from localq.cli.progress import OnProgress
 from localq.errors import ExitCode, usage_error
 from localq.files import catalog
 from localq.settings import Settings
-from localq.wording import human_bytes
+from localq.wording import OnProgress, human_bytes
 
 
 def pull(
     name: Annotated[
-        list[str], typer.Argument(help="Names, NAME@FORMAT or ORG/REPO.", autocompletion=options.known_names)
+        list[str],
+        typer.Argument(metavar="NAME", help="Name, NAME@FORMAT or ORG/REPO.", autocompletion=options.known_names),
     ],
     revision: Annotated[
-        str | None, typer.Option("--revision", help="Branch, tag or commit instead of the catalogue's; asks the hub.")
+        str | None,
+        typer.Option(
+            "--revision",
+            metavar="REVISION",
+            help="Branch, tag or commit instead of the catalogue's.",
+            rich_help_panel=help_page.ADVANCED,
+        ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Fetch also what will not fit the GPU, or looks damaged.")
+        bool,
+        typer.Option(
+            "--force", help="Fetch even if the model does not fit or looks damaged.", rich_help_panel=help_page.MODEL
+        ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", "--estimate-only", help="Say what would come and whether it fits; no more.")
+        bool,
+        typer.Option(
+            "--dry-run", "--estimate-only", help="Print size and fit; fetch nothing.", rich_help_panel=help_page.MODEL
+        ),
     ] = False,
     vram: options.Vram = None,
     offline: options.Offline = None,
@@ -39,15 +51,15 @@ def pull(
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> int:
-    """Fetch models and verify them; prints where each one is.
+    """Download models and print where they are.
 
-    Says before the first byte whether a model will fit, and fetches none that will not. A download that was cut off
-    goes on where it stopped. The files lie in the Hugging Face cache, where other tools find them too.
+    Checks first that the model fits the GPU, and verifies hashes afterwards. An interrupted download resumes. Files go
+    to the Hugging Face cache, shared with other tools.
     """
-    targets = [catalog.resolve(each) for each in name]  # a misspelt name stops before the first byte
+    targets = [catalog.resolve(each) for each in name]  # a misspelt name fails before the first byte
     for target in targets:
         _check(target, revision)
-    settings = options.effective(offline=offline, vram=vram)
+    settings = options.load_settings(offline=offline, vram=vram)
     if revision is None:
         targets = [_chosen(each, settings, quiet) for each in name]
     if dry_run:
@@ -61,10 +73,10 @@ def pull(
             with progress.fetch_bar(target.name, quiet, announced=target in missing) as show:
                 path, was_here = _pull(target, revision, settings.offline, quiet, show)
         except (KeyboardInterrupt, SystemExit):
-            with contextlib.suppress(OSError):  # after a hangup nobody reads it
+            with contextlib.suppress(OSError):  # the terminal may be gone
                 if sys.stderr.isatty():
                     print(file=sys.stderr)  # the terminal wrote ^C
-                note(f"{target.name}: stopped; the same command goes on where this one was")
+                note(f"{target.name}: stopped; run the same command to resume")
             raise
         fetched.append(_fields(target, path, was_here))
         if not quiet:
@@ -78,7 +90,7 @@ def pull(
 
 
 def _plans(targets: list[catalog.Target], revision: str | None, settings: Settings, force: bool, json: bool) -> int:
-    """Print what pulling would do; it ends as pulling would, with the first refusal behind all that was printed."""
+    """Print what a pull would do; raise the first refusal at the end, as a pull would."""
     from localq.planner import pull_report  # start-up cost, as above
 
     plans = [pull_report.planned(each, settings, revision, force=force) for each in targets]
@@ -95,14 +107,14 @@ def _plans(targets: list[catalog.Target], revision: str | None, settings: Settin
 
 def _check(target: catalog.Target, revision: str | None) -> None:
     if target.path is not None:
-        raise usage_error(target.name, "this is a path, there is nothing to fetch", "Give a name or ORG/REPO.")
+        raise usage_error(target.name, "a local path needs no download", "Give a name or ORG/REPO.")
     if revision is not None and (target.source is None or target.source.kind != "hub") and target.repo is None:
-        raise usage_error("--revision", f"{target.name} does not come from the hub", "Leave the option out.")
+        raise usage_error("--revision", f"{target.name} does not come from the hub", "Remove the option.")
 
 
 def _chosen(name: str, settings: Settings, quiet: bool) -> catalog.Target:
-    """What `localq chat` would load under this name."""
-    from localq.planner import pull_report  # start-up cost: a wrong name must be answered without it
+    """The target that `localq chat` would load for this name."""
+    from localq.planner import pull_report  # start-up cost: a wrong name fails without it
 
     target, why = pull_report.chosen(name, settings)
     if why and not quiet:
@@ -117,12 +129,12 @@ def _here(target: catalog.Target) -> Path | None:
 
 
 def _judge(target: catalog.Target, revision: str | None, settings: Settings, force: bool, quiet: bool) -> None:
-    """Say whether `target` will fit. Raises LocalqError (exit 3) where it will not."""
+    """Print whether `target` fits. Raises LocalqError (exit 3) where it does not."""
     from localq.files.hub import client as hub_client
     from localq.planner import pull_report  # start-up cost, as above
 
     if target.entry is None and (settings.offline or hub_client.is_offline()):
-        return  # what follows will say that it is not here
+        return  # the fetch reports that it is missing
     verdict = pull_report.verdict(target, settings, revision, force=force)
     if verdict is not None and verdict.refusal is not None:
         raise verdict.refusal
@@ -133,30 +145,30 @@ def _judge(target: catalog.Target, revision: str | None, settings: Settings, for
 def _pull(
     target: catalog.Target, revision: str | None, offline: bool, quiet: bool, show: OnProgress
 ) -> tuple[Path, bool]:
-    """(path, nothing of it had to be fetched)."""
+    """The path, and whether every file was already here."""
     from localq.files.hub import fetch as hub
     from localq.planner import prepare  # start-up cost, as above
 
     was_here = True
 
-    def tell(what: str, done: int, total: int) -> None:
+    def count(what: str, done: int, total: int) -> None:
         nonlocal was_here
-        was_here = was_here and not total  # nothing is counted where files are only checked
+        was_here = was_here and not total  # a check of local files has no total
         show(what, done, total)
 
     if revision is None:
-        return prepare.model_path(target, _say(quiet), tell, offline), was_here
+        return prepare.model_path(target, _say(quiet), count, offline), was_here
     if target.source is not None:  # the catalogue's hashes are of its own revision
         source = dataclasses.replace(target.source, revision=revision, sha256={})
     else:
         assert target.repo is not None, "checked by _check"
         source = catalog.Source(format="", repo=target.repo, revision=revision)
-    return hub.fetch(source, tell, offline=offline, refresh=True), was_here
+    return hub.fetch(source, count, offline=offline, refresh=True), was_here
 
 
 def _say(quiet: bool) -> Callable[[str], None]:
     def nothing(text: str) -> None:
-        """-q asks for silence."""
+        """-q: print nothing."""
 
     return nothing if quiet else note
 

@@ -1,4 +1,4 @@
-"""`localq rm`: remove models from this machine, and nothing else."""
+"""`localq rm`: remove models from this machine."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def rm(
-    name: Annotated[list[str], typer.Argument(help="Names as `localq ls` shows them.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    name: Annotated[list[str], typer.Argument(metavar="NAME", help="Names from `localq ls`.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json: options.Json = False,
 ) -> int:
-    """Remove models from this machine."""
+    """Delete models from this machine."""
     from localq.cli.verbs.ls import fields
     from localq.files import local_models  # start-up cost: `localq --help` does without it
 
     found = {str(model.path): model for each in name for model in local_models.matching(each)}
     models = list(found.values())
     if not yes and not _confirmed(models):
-        note("nothing was removed")
+        note("nothing removed")
         return ExitCode.FAILURE
     freed = 0
     for model in models:
@@ -44,7 +44,7 @@ def rm(
 
 def _confirmed(models: list[LocalModel]) -> bool:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise usage_error("localq rm", "there is no terminal to ask at", "Give -y to remove without a question.")
+        raise usage_error("localq rm", "no terminal to confirm at", "Use --yes to remove without confirmation.")
     from localq.files.local_models import paths_of
 
     for model in models:

@@ -1,4 +1,4 @@
-"""`localq run`: one prompt in, one answer out, made for pipes."""
+"""`localq run`: answer one prompt; made for pipes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import typer
 
 from localq.chat import stop_strings
 from localq.chat.history import export as transcript
-from localq.cli import options
+from localq.cli import help_page, options
 from localq.cli.option_values import Command as Command
 from localq.cli.output import note, print_json
 from localq.errors import ExitCode, LocalqError, usage_error
@@ -22,20 +22,32 @@ from localq.files import catalog
 from localq.settings import Settings
 
 if TYPE_CHECKING:
-    from localq.chat.session import ChatSession, Piece, Reply
+    from localq.chat.session import ChatSession, ReplyPiece, Reply
     from localq.cli.line.reply_printer import Printer
     from localq.text.grammar import Grammar
     from localq.worker.messages import Loaded
 
-Prompt = Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="As the argument.")]
-Extract = Annotated[bool, typer.Option("--extract", "-x", help="Print the last block of code of the answer, no more.")]
+PromptOption = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt", "-p", metavar="TEXT", help="Same as the argument.", rich_help_panel=help_page.CONVERSATION
+    ),
+]
+Extract = Annotated[
+    bool,
+    typer.Option(
+        "--extract", "-x", help="Print only the last code block of the answer.", rich_help_panel=help_page.ANSWER
+    ),
+]
 
 
 def run(
     model: options.Model = None,
-    prompt: Annotated[list[str] | None, typer.Argument(help="The prompt; what comes on stdin goes before it.")] = None,
-    model_named: options.ModelNamed = None,
-    prompt_named: Prompt = None,
+    prompt: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT", help="The prompt; piped text goes before it.")
+    ] = None,
+    model_named: options.ModelOption = None,
+    prompt_named: PromptOption = None,
     system: options.System = None,
     ctx: options.Context = None,
     max_tokens: options.MaxTokens = None,
@@ -74,26 +86,29 @@ def run(
     extract: Extract = False,
     json: options.Json = False,
 ) -> int:
-    """Answer one prompt; only the answer goes to stdout. Without a prompt, at a terminal, this is `localq chat`."""
+    """Answer one prompt; only the answer goes to stdout.
+
+    Without a prompt at a terminal it opens a chat.
+    """
     words = [*(prompt or []), *([] if prompt_named is None else [prompt_named])]
     if model_named is not None:  # then every word is part of the prompt
         words, model = [*([] if model is None else [model]), *words], model_named
-    settings = options.settled(options.among_settings(locals()), quiet)
+    settings = options.load_reply_settings(options.setting_flags(locals()), quiet)
     if dry_run:
-        from localq.cli.plan_report import planned  # start-up cost: only asked for here
+        from localq.cli.plan_report import print_plan  # start-up cost: only --dry-run needs it
 
-        return planned(settings.model, format, settings, json, force)
-    stops = stop_strings.checked(stop or ())
-    wanted = options.checked_grammar(json_schema, grammar, regex)
-    asked = _Asked(words, stops, wanted, format, force, think_out, quiet, extract, json)
+        return print_plan(settings.model, format, settings, json, force)
+    stops = stop_strings.validate(stop or ())
+    wanted = options.parse_grammar(json_schema, grammar, regex)
+    request = _Request(words, stops, wanted, format, force, think_out, quiet, extract, json)
     if not words and not json and not extract and sys.stdin.isatty():
-        return _converse(settings, asked)
-    return _answer(settings, asked)
+        return _converse(settings, request)
+    return _answer(settings, request)
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What is wanted of the answer besides what settings say."""
+class _Request:
+    """The prompt, and what shapes the answer besides the settings."""
 
     words: list[str]
     stops: tuple[str, ...]
@@ -106,92 +121,94 @@ class _Asked:
     json: bool
 
 
-def _converse(settings: Settings, asked: _Asked) -> int:
-    """Nobody pipes anything in: this is a conversation."""
-    if asked.think_out is not None:
-        why, step = "without a prompt this is a conversation, which has no such file", "Give a prompt."
+def _converse(settings: Settings, request: _Request) -> int:
+    """No prompt at a terminal: start a chat."""
+    if request.think_out is not None:
+        why, step = "without a prompt this opens a chat, which writes no such file", "Give a prompt."
         raise usage_error("--think-out", why, step)
-    from localq.chat import open_conversation  # start-up cost: only asked for here
-    from localq.cli.verbs.chat import begun
+    from localq.chat import open_conversation  # start-up cost: only a chat needs it
+    from localq.cli.verbs.chat import start_chat
 
     catalog.resolve(settings.model)
-    start = open_conversation.start(None, settings, list(asked.stops) or None, note, asked.grammar)
-    return begun(settings, start, asked.format, asked.force, plain=False, quiet=asked.quiet, first=None)
+    start = open_conversation.start(None, settings, list(request.stops) or None, note, request.grammar)
+    return start_chat(settings, start, request.format, request.force, plain=False, quiet=request.quiet, first=None)
 
 
-def _answer(settings: Settings, asked: _Asked) -> int:
-    text = options.prompt(asked.words, "localq run", 'localq run MODEL "PROMPT"').text
-    catalog.resolve(settings.model)  # a wrong name is answered before the rest is imported
+def _answer(settings: Settings, request: _Request) -> int:
+    text = options.read_prompt(request.words, "localq run", 'localq run MODEL "PROMPT"').text
+    catalog.resolve(settings.model)  # a wrong name fails before the rest is imported
     from localq.chat import open_model
-    from localq.cli.line.session import TerminalWatcher, interruptible, print_reply
-    from localq.cli.line.thinking_lines import shown
+    from localq.cli.line.session import TerminalWatcher, stop_on_interrupt, print_reply
+    from localq.cli.line.thinking_lines import open_thoughts
 
-    watcher, wanted = TerminalWatcher(asked.quiet), open_model.Wanted(asked.format, asked.force)
+    watcher, wanted = TerminalWatcher(request.quiet), open_model.OpenOptions(request.format, request.force)
     with (
-        shown(asked.quiet or asked.json, asked.think_out) as thoughts,  # first: a model takes long to load
+        open_thoughts(
+            request.quiet or request.json, request.think_out
+        ) as thoughts,  # first: a model takes long to load
         watcher,
         open_model.open_session(settings.model, settings, watcher, wanted) as opened,
     ):
-        opened.session.stop_strings, opened.session.grammar = asked.stops, asked.grammar
+        opened.session.stop_strings, opened.session.grammar = request.stops, request.grammar
         loaded = watcher.load(opened)
-        with interruptible(opened.session) as pressed:
-            parts = _parts(opened.session, text, asked.quiet)
-            with _printing(settings, asked, opened.session) as printer:
+        with stop_on_interrupt(opened.session) as interruption:
+            parts = _parts(opened.session, text, request.quiet)
+            with _printing(settings, request, opened.session) as printer:
                 reply = print_reply(parts, watcher.status, thoughts, printer)
     if reply is None:
         return ExitCode.FAILURE
-    _tell(settings, asked, reply, loaded)
-    return ExitCode.INTERRUPTED if pressed.told else ExitCode.OK
+    _tell(settings, request, reply, loaded)
+    return ExitCode.INTERRUPTED if interruption.is_requested else ExitCode.OK
 
 
-def _printing(settings: Settings, asked: _Asked, session: ChatSession) -> AbstractContextManager[Printer]:
-    """Where the answer goes as it comes. What keeps to a grammar, or goes on with a text, is no Markdown."""
-    from localq.cli.line.reply_printer import Nowhere, printing
+def _printing(settings: Settings, request: _Request, session: ChatSession) -> AbstractContextManager[Printer]:
+    """The printer of the answer; answers by a grammar and completions of a base model are not Markdown."""
+    from localq.cli.line.reply_printer import NullPrinter, open_printer
 
-    if asked.json or asked.extract:
-        return contextlib.nullcontext(Nowhere())
-    is_markdown = asked.grammar is None and session.tokenizer.chat_template is not None
-    return printing(settings.markdown and is_markdown)
+    if request.json or request.extract:
+        return contextlib.nullcontext(NullPrinter())
+    is_markdown = request.grammar is None and session.tokenizer.chat_template is not None
+    return open_printer(settings.markdown and is_markdown)
 
 
-def _tell(settings: Settings, asked: _Asked, reply: Reply, loaded: Loaded) -> None:
-    """What goes out behind the reply. Raises LocalqError where it was cut and had a grammar to keep to."""
-    from localq.chat.reply import check_whole
+def _tell(settings: Settings, request: _Request, reply: Reply, loaded: Loaded) -> None:
+    """Print what follows the reply. Raises LocalqError where a grammar's answer was cut off."""
+    from localq.chat.reply import check_complete
     from localq.cli.line.session import memory_line, speed_line
     from localq.planner.speed import roofline
 
-    text = _last_block(reply) if asked.extract else reply.text
-    if asked.extract and not asked.json and text is not None:
+    text = _last_block(reply) if request.extract else reply.text
+    if request.extract and not request.json and text is not None:
         print(text)
-    if asked.json:
+    if request.json:
         body = {"model": settings.model, "text": text, "thought": reply.thought, "reason": reply.reason}
         roof = roofline.of_loaded(loaded)
         rates = {"tokens_per_s": reply.stats.tokens_per_s, "roofline_share": roof and roof.share(reply.stats)}
         print_json({**body, "stats": {**dataclasses.asdict(reply.stats), **rates}})
-    if not asked.quiet:
+    if not request.quiet:
         for line in () if reply.unmet and reply.reason != "cancelled" else reply.notices:
             note(line)
-        if settings.stats and not asked.json:
+        if settings.stats and not request.json:
             for line in filter(None, (speed_line(reply.stats, loaded), memory_line(loaded))):
                 note(line)
-    check_whole(reply)
+    check_complete(reply)
 
 
 def _last_block(reply: Reply) -> str | None:
-    """None where the user stopped the reply before there was one."""
+    """The last code block of the answer; None where the user stopped the reply before one."""
     blocks = transcript.code_blocks(reply.text)
     if not blocks and reply.reason == "cancelled":
         return None
     if not blocks:
-        raise LocalqError("the answer", "it has no block of code", "Without --extract all of it is printed.")
+        raise LocalqError("--extract", "the answer has no code block", "Remove --extract to print the whole answer.")
     return blocks[-1]
 
 
-def _parts(session: ChatSession, text: str, quiet: bool) -> Iterator[Piece | Reply]:
+def _parts(session: ChatSession, text: str, quiet: bool) -> Iterator[ReplyPiece | Reply]:
     if session.tokenizer.chat_template is not None:
         return session.ask(text)
     if not quiet:
-        note("this is a base model without a chat template: it continues the text as it stands")
+        note("base model without a chat template: it continues the text")
         if session.system:
-            note("the system prompt is left out: only a chat template has a place for it")
+            note("the system prompt is not used: it needs a chat template")
     return session.complete(session.tokenizer.prompt_ids(text), session.ensure_loaded())

@@ -1,4 +1,4 @@
-"""`localq show`: what is known about one model, from the catalogue and from its files where they are here."""
+"""`localq show`: facts of one model, from the catalogue and from its files on this machine."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from localq.files import catalog
 
 
 def show(model: options.Model = None, vram: options.Vram = None, json: options.Json = False) -> None:
-    """Show what a model is, where it comes from, what of it is on this machine, and what it takes of a GPU."""
+    """Show a model's size, source, local files and memory use."""
     if model is None:
-        raise usage_error("localq show", "no model is named", "`localq ls` and `localq fit` list them.")
+        raise usage_error("localq show", "no model given", "`localq ls` and `localq fit` list models.")
     catalog.resolve(model)
-    from localq.planner import model_facts  # start-up cost: a wrong name is answered without it
+    from localq.planner import model_facts  # start-up cost: a wrong name fails without it
 
-    facts = model_facts.of_name(model, options.effective(vram=vram))
+    facts = model_facts.of_name(model, options.load_settings(vram=vram))
     if json:
         print_json(facts)
     else:

@@ -1,4 +1,4 @@
-"""`localq verify`: are the models on this machine what they were published as?"""
+"""`localq verify`: check the files of models on this machine against their recorded hashes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from localq.files.local_models import LocalModel
     from localq.files.verification import Checked, Tell
 
-Names = Annotated[list[str] | None, typer.Argument(help="Names as `localq ls` shows them; all models without one.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Names from `localq ls`; without one, all.")]
 
 
 def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json = False) -> int:
-    """Hash the models on this machine and say what is damaged.
+    """Check model files against their recorded hashes.
 
-    Every file whose hash is recorded is read to its end. Nothing is changed; the command that repairs a model is named.
+    Reads every file that has a recorded hash and changes nothing. For a damaged model it prints the repair command.
     """
     from localq.files import local_models, verification  # start-up cost: only this verb hashes
 
@@ -49,7 +49,7 @@ def verify(name: Names = None, quiet: options.Quiet = False, json: options.Json 
 def _print(found: list[tuple[LocalModel, list[Checked]]]) -> None:
     from localq.files.verification import UNRECORDED, repair
 
-    rows, said = [], []
+    rows, messages = [], []
     for model, checked in found:
         bad = [each for each in checked if each.state not in ("right", UNRECORDED)]
         unknown = [each for each in checked if each.state == UNRECORDED]
@@ -58,11 +58,11 @@ def _print(found: list[tuple[LocalModel, list[Checked]]]) -> None:
         if command is None and len(unknown) == len(checked):
             state = "nothing recorded"
         rows.append([model.name, state, str(len(checked)), human_bytes(sum(each.bytes for each in checked))])
-        said += [f"{model.name}: {each.path} is {each.state}" for each in bad]
-        said += [f"{model.name}: `{command}` repairs it"] if command else []
+        messages += [f"{model.name}: {each.path} is {each.state}" for each in bad]
+        messages += [f"{model.name}: run `{command}` to repair it"] if command else []
     if rows:
         stdout_table(["NAME", "STATE", "FILES", "SIZE"], rows, right=frozenset({2, 3}))
-    for line in said:
+    for line in messages:
         note(line)
 
 
@@ -76,7 +76,7 @@ def _fields(model: LocalModel, checked: list[Checked]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _progress(models: list[LocalModel], quiet: bool) -> Iterator[Tell]:
-    """A bar on a terminal, nothing elsewhere."""
+    """A progress bar at a terminal, nothing elsewhere."""
     if quiet or not is_rich_terminal(sys.stderr):
         yield lambda what, size: None
         return

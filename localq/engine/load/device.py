@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from localq import driver, kernels
-from localq.driver import Machine
+from localq.driver import CudaStack
 from localq.errors import ExitCode, LocalqError, usage_error
 
 NO_DRIVER_NOTE = "no NVIDIA driver found: running on the CPU"
@@ -30,15 +30,15 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
-def probe() -> Machine:
+def probe() -> CudaStack:
     """The facts of this machine. Starts the CUDA context where one can be had."""
     found = driver.probe_driver()
     if not found.present or found.why_not:
-        return Machine(found, torch.version.cuda)
+        return CudaStack(found, torch.version.cuda)
     torch_why = _torch_why()
     if torch.version.cuda is None or torch_why:
-        return Machine(found, torch.version.cuda, torch_why, kernels.why_not())
-    return Machine(found, torch.version.cuda, "", kernels.why_not_on(torch.cuda.get_device_capability(0)))
+        return CudaStack(found, torch.version.cuda, torch_why, kernels.why_not())
+    return CudaStack(found, torch.version.cuda, "", kernels.why_not_on(torch.cuda.get_device_capability(0)))
 
 
 def _torch_why() -> str:
@@ -60,7 +60,7 @@ def _capability(name: str) -> tuple[int, int]:
     return int(digits[:-1]), int(digits[-1])
 
 
-def pick(device: str, machine: Callable[[], Machine] = probe) -> Choice:
+def pick(device: str, machine: Callable[[], CudaStack] = probe) -> Choice:
     """The device that "auto", "cpu" or "cuda" means here.
 
     Raises LocalqError: exit 2 for another word, exit 7 when a GPU is wanted (or a driver is there) and cannot be used.
@@ -72,7 +72,7 @@ def pick(device: str, machine: Callable[[], Machine] = probe) -> Choice:
     facts = machine()
     if not facts.driver.present and device == "auto":
         return Choice(torch.device("cpu"), (NO_DRIVER_NOTE,))
-    if cause := driver.cause(facts):
+    if cause := driver.diagnose(facts):
         why, next_step = cause
         raise LocalqError("GPU", why, f"{next_step} {_CPU_WAY}".strip(), ExitCode.NO_DEVICE)
     return Choice(torch.device("cuda", 0))

@@ -31,7 +31,7 @@ def planned(
 ) -> tuple[planner.Plan, vram.Held | None]:
     """The context, what is reduced, and the predicted ledger; exit 3 when it does not fit. Sets the limit on a GPU.
 
-    block_bytes: exact bytes of all weights but embedding and head; scheme: as of `schemes.scheme_in`. Where
+    block_bytes: exact bytes of all weights but embedding and head; scheme: as of `stored_format.scheme_in`. Where
     `options.force` has a plan that does not fit, nothing is limited and `held` is no hard budget any more.
     """
     packed, name = held is not None, options.name or files.name
@@ -74,7 +74,7 @@ def _freeing(held: vram.Held) -> str:
     if held.hard and held.budget + held.others < held.available:
         return "with a larger --vram"
     gpu = gpus.of_uuid(f"GPU-{torch.cuda.get_device_properties(held.device).uuid}")
-    return gpus.closing(gpu, os.getpid())
+    return gpus.closing_hint(gpu, os.getpid())
 
 
 def _check_host_memory(plan: planner.Plan, name: str, force: bool, dtype: torch.dtype) -> None:

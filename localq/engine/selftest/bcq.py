@@ -10,7 +10,7 @@ from torch import Tensor
 from localq.engine.selftest.compare import HALF, near_gated, near_product, normal, same
 from localq.formats import bcq as bcq_format
 from localq.formats.bcq import kernel as bcq_kernel
-from localq.formats.bcq.kernel import BcqMatrix
+from localq.formats.bcq.kernel import BcqOperand
 from localq.kernels.gemv import Norm
 
 OUT, COLUMNS = 83, 1312  # tiles of 16 rows and a rest; a whole block of 1,024 columns and a rest
@@ -25,9 +25,9 @@ def packed(planes: int, group: int, zero_point: bool, seed: int = 1) -> bcq_form
     return bcq_format.Packed(codes, scales.to(HALF))
 
 
-def on(device: torch.device, of: bcq_format.Packed) -> BcqMatrix:
+def on(device: torch.device, of: bcq_format.Packed) -> BcqOperand:
     """As the kernels take it; rows that fill no tile leave `of` as it is."""
-    matrix = bcq_format.Linear(of.to(device)).put_into_tiles().matrix
+    matrix = bcq_format.Linear(of.to(device)).put_into_tiles().operand()
     assert matrix is not None  # put_into_tiles makes it
     return matrix
 
@@ -44,7 +44,7 @@ def check_products(device: torch.device) -> None:
         near_gated(_gated(both), x, gate, up, device)
 
 
-def _gated(both: list[BcqMatrix]) -> Callable[[Norm, Tensor], Tensor]:
+def _gated(both: list[BcqOperand]) -> Callable[[Norm, Tensor], Tensor]:
     return lambda norm, x: bcq_kernel.bcq_gemv(x, both, norm=norm, activation="silu")
 
 

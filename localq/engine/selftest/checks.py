@@ -37,8 +37,9 @@ from localq.engine.selftest.compare import (
 from localq.formats import int8 as int8_format
 from localq.formats.codebooks import rotation, rotation_kernel
 from localq.formats.int8 import kernel as int8_kernel
-from localq.formats.int8.kernel import Int8Matrix
+from localq.formats.int8.kernel import Int8Operand
 from localq.kernels import attention, dense, embed, logit_adjust, rmsnorm, sampling
+from localq.kernels.dense import DenseOperand
 from localq.kernels.gemv import Norm
 from localq.kv_bits import K8V4, KV_BITS
 from localq.sampling import Sampling
@@ -47,15 +48,15 @@ from localq.sampling import Sampling
 def _dense_gemv(device: torch.device) -> None:
     x, weight = normal(8, COLUMNS).to(HALF), normal(OUT, COLUMNS, seed=2).to(HALF)
     for rows in (1, 8):
-        near_product(dense.dense_gemv(x[:rows].to(device), [weight.to(device)]), x[:rows], weight)
+        near_product(dense.dense_gemv(x[:rows].to(device), [DenseOperand(weight.to(device))]), x[:rows], weight)
     up = normal(OUT, COLUMNS, seed=4).to(HALF)
-    matrices = [weight.to(device), up.to(device)]
+    matrices = [DenseOperand(each.to(device)) for each in (weight, up)]
     near_gated(lambda norm, x: dense.dense_gemv(x, matrices, norm=norm, activation="silu"), x, weight, up, device)
 
 
 def _int8_gemv(device: torch.device) -> None:
     x, packed = normal(8, COLUMNS).to(HALF), int8_format.quantize(normal(OUT, COLUMNS, seed=2))
-    matrix = Int8Matrix(packed.codes.to(device), packed.scales.to(device))
+    matrix = Int8Operand(packed.codes.to(device), packed.scales.to(device))
     weight = int8_format.dequantize(packed, torch.float32)
     for rows in (1, 8):
         near_product(int8_kernel.int8_gemv(x[:rows].to(device), [matrix]), x[:rows], weight)

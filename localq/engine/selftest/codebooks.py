@@ -6,7 +6,7 @@ Matrices are random, small, of odd sizes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -23,11 +23,13 @@ from localq.formats.codebooks import (
     vq2,
     vq2_codec,
 )
-from localq.formats.codebooks.gather_kernel import GatherMatrix
+from localq.formats.codebooks.gather_kernel import GatherOperand
 from localq.formats.codebooks.linear import VqLinear
-from localq.formats.codebooks.lookup_kernel import VqMatrix
-from localq.formats.codebooks.unpack_kernel import CodeSet, VptqMatrix
+from localq.formats.codebooks.lookup_kernel import VqOperand
+from localq.formats.codebooks.unpack_kernel import CodeSet
 from localq.formats.vptq import codec as vptq_codec
+from localq.formats.vptq import kernel as vptq_kernel
+from localq.formats.vptq.kernel import VptqOperand
 from localq.kernels.gemv import Norm
 
 LAYOUTS = ((1, 4096, 1, 8), (1, 512, 1, 16), (2, 256, 1, 8), (3, 16, 2, 8))  # books, entries, rows and columns of AQLM
@@ -55,11 +57,11 @@ def aqlm_packed(layout: tuple[int, int, int, int], out: int, columns: int, seed:
     return aqlm.Packed(codes.to(torch.int16 if wide else torch.int8), codebooks, scales)
 
 
-def gather_matrix(packed: aqlm.Packed, device: torch.device) -> tuple[GatherMatrix, Tensor]:
+def gather_matrix(packed: aqlm.Packed, device: torch.device) -> tuple[GatherOperand, Tensor]:
     """As `gather_gemv` takes it on the device, and the weights that it multiplies: f32, their products not rounded."""
     moved = packed.to(device)
     unscaled = aqlm.dequantize(replace(packed, scales=torch.ones_like(packed.scales)), torch.float32)
-    return GatherMatrix(moved.codes, moved.codebooks, moved.scales), unscaled * packed.scales.view(-1, 1).float()
+    return GatherOperand(moved.codes, moved.codebooks, moved.scales), unscaled * packed.scales.view(-1, 1).float()
 
 
 def vq2_packed(out: int, columns: int, seed: int = 1, number: int = 2) -> vq2_codec.Packed:
@@ -83,11 +85,11 @@ def tiled_linear(
     return vq2.Linear(packed.to(device)).put_into_tiles(), partial(vq2_codec.dequantize, packed)
 
 
-def vq_matrix(scheme: str, out: int, columns: int, device: torch.device, seed: int) -> tuple[VqMatrix, Tensor]:
+def vq_matrix(scheme: str, out: int, columns: int, device: torch.device, seed: int) -> tuple[VqOperand, Tensor]:
     """As `vq_gemv` takes it on the device, and its weights f32."""
     linear, definition = tiled_linear(scheme, out, columns, device, seed)
-    assert linear.matrix is not None  # a layout that the kernel reads
-    return linear.matrix, definition(torch.float32)
+    assert linear.tiles is not None  # a layout that the kernel reads
+    return linear.tiles, definition(torch.float32)
 
 
 def vptq_packed(scheme: tuple[int, int, int], out: int, columns: int, seed: int = 1) -> vptq_codec.Packed:
@@ -103,10 +105,10 @@ def vptq_packed(scheme: tuple[int, int, int], out: int, columns: int, seed: int 
     )  # fmt: skip
 
 
-def vptq_matrix(packed: vptq_codec.Packed, device: torch.device) -> VptqMatrix:
+def vptq_matrix(packed: vptq_codec.Packed, device: torch.device) -> VptqOperand:
     """As the kernels take it on the device."""
     moved = packed.to(device)
-    return VptqMatrix(**{each.name: getattr(moved, each.name) for each in fields(moved)})
+    return VptqOperand.of(moved)
 
 
 def check_additive_dequantize(device: torch.device) -> None:
@@ -132,7 +134,7 @@ def check_vptq_dequantize(device: torch.device) -> None:
         packed = vptq_packed(scheme, 83, 328)
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
             out = torch.full((83, 328), torch.nan, dtype=dtype, device=device)
-            unpack_kernel.vptq_dequantize(vptq_matrix(packed, device), 0, out)
+            vptq_kernel.vptq_dequantize(vptq_matrix(packed, device), 0, out)
             same(out, vptq_codec.dequantize(packed, dtype))
 
 
@@ -148,7 +150,7 @@ def check_gather_gemv(device: torch.device) -> None:
         for rows in (1, 8):
             near_product(gather_kernel.gather_gemv(x[:rows].to(device), [pair[0][0]]), x[:rows], pair[0][1])
         both = [matrix for matrix, _ in pair]
-        run = partial(_fused, partial(gather_kernel.gather_gemv, matrices=both, activation="silu"))
+        run = partial(_fused, partial(gather_kernel.gather_gemv, operands=both, activation="silu"))
         near_gated(run, x, pair[0][1], pair[1][1], device)
 
 
@@ -160,8 +162,8 @@ def check_vptq_gemv(device: torch.device) -> None:
         both = [vptq_matrix(packed, device) for packed in pair]
         gate, up = (vptq_codec.dequantize(packed, torch.float32) for packed in pair)
         for rows in (1, 8):
-            near_product(gather_kernel.vptq_gemv(x[:rows].to(device), both[:1]), x[:rows], gate)
-        run = partial(_fused, partial(gather_kernel.vptq_gemv, matrices=both, activation="silu"))
+            near_product(vptq_kernel.vptq_gemv(x[:rows].to(device), both[:1]), x[:rows], gate)
+        run = partial(_fused, partial(vptq_kernel.vptq_gemv, operands=both, activation="silu"))
         near_gated(run, x, gate, up, device)
 
 
@@ -181,23 +183,23 @@ def check_vq_gemv(device: torch.device) -> None:
         for rows in (1, 2, 3, 8):
             near_product(lookup_kernel.vq_gemv(x[:rows].to(device), [pair[0][0]]), x[:rows], pair[0][1])
         run = partial(
-            _fused, partial(lookup_kernel.vq_gemv, matrices=[matrix for matrix, _ in pair], activation="silu")
+            _fused, partial(lookup_kernel.vq_gemv, operands=[matrix for matrix, _ in pair], activation="silu")
         )
         near_gated(run, x, pair[0][1], pair[1][1], device)
     for columns in TURNED_COLUMNS:
         matrix, weight = vq_matrix("vq2", OUT, columns, device, 1)
         given, signs = normal(1, columns).to(HALF), rotation.packed_signs(normal(columns, seed=2) < 0)
         turned = rotation.rotate(given, signs)
-        near_product(lookup_kernel.vq_gemv(given.to(device), [matrix], signs=signs.to(device)), turned, weight)
+        near_product(lookup_kernel.vq_gemv(given.to(device), [replace(matrix, signs=signs.to(device))]), turned, weight)
 
 
 def check_vq_dequantize(device: torch.device) -> None:
     """Books that the fast kernel reads, and others."""
     for scheme in TILED_SCHEMES:
         linear, definition = tiled_linear(scheme, 83, 304, device)
-        assert linear.matrix is not None  # a layout that the kernel reads
+        assert linear.tiles is not None  # a layout that the kernel reads
         codebooks = [book.values for book in linear.books()]
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
             out = torch.full((51, 304), torch.nan, dtype=dtype, device=device)
-            dequantize_kernel.vq_dequantize(linear.matrix, codebooks, 32, out, rounded=linear.format == "AQLM")
+            dequantize_kernel.vq_dequantize(linear.tiles, codebooks, 32, out, rounded=linear.format == "AQLM")
             same(out, definition(dtype)[32:])

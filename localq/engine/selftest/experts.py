@@ -17,8 +17,8 @@ from localq.formats import nf4 as nf4_format
 from localq.formats.experts import kernel as expert_kernel
 from localq.formats.experts.stacks import Mxfp4Stack, Nf4Stack, Stack
 from localq.formats.mxfp4 import kernel as mxfp4_kernel
-from localq.formats.mxfp4.kernel import Mxfp4Matrix
-from localq.formats.nf4.kernel import Nf4Matrix
+from localq.formats.mxfp4.kernel import Mxfp4Operand
+from localq.formats.nf4.kernel import Nf4Operand
 from localq.kernels.gemv import Norm
 
 EXPERTS, ACTIVE, OUT, COLUMNS = 5, 3, 38, 704  # no whole units; five steps and a half
@@ -46,7 +46,7 @@ def stacks(device: torch.device) -> Iterator[tuple[Stack, Tensor]]:
         _bytes(0, 256, rows, COLUMNS // 2, seed=3), _bytes(0, 256, count, seed=4), *tables, torch.tensor(0.02),
         (rows, COLUMNS), torch.float32,
     )  # fmt: skip
-    matrix = Nf4Matrix(
+    matrix = Nf4Operand(
         coded.codes.to(device), coded.absmax.to(device), tables[0].to(device), tables[1].to(device),
         torch.tensor(0.02).item(), nf4_format.CODE_MAP.to(device), rows, COLUMNS,
     )  # fmt: skip
@@ -133,10 +133,10 @@ def router(device: torch.device) -> None:
         _check_route(logits.cpu(), weights, chosen)
 
 
-def matrix(device: torch.device, seed: int = 1) -> tuple[Mxfp4Matrix, Tensor]:
+def matrix(device: torch.device, seed: int = 1) -> tuple[Mxfp4Operand, Tensor]:
     """On the device, and its weights f32 on the CPU."""
     packed = mxfp4_packed(83, COLUMNS, seed)
-    return Mxfp4Matrix(packed.codes.to(device), packed.scales.to(device)), mxfp4_format.dequantize(
+    return Mxfp4Operand(packed.codes.to(device), packed.scales.to(device)), mxfp4_format.dequantize(
         packed, torch.float32
     )
 
@@ -159,6 +159,6 @@ def dequantize(device: torch.device) -> None:
     """Every scale that is a number, to each type."""
     packed = mxfp4_packed(83, COLUMNS)
     packed.scales.view(-1)[:] = torch.arange(packed.scales.numel()).fmod(255).to(torch.uint8)
-    on_device = Mxfp4Matrix(packed.codes.to(device), packed.scales.to(device))
+    on_device = Mxfp4Operand(packed.codes.to(device), packed.scales.to(device))
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         same(mxfp4_kernel.mxfp4_dequantize(on_device, dtype), mxfp4_format.dequantize(packed, dtype))

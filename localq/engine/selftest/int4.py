@@ -13,7 +13,7 @@ from localq.engine.selftest.compare import HALF, near_gated, near_product, norma
 from localq.formats.int4 import codec as int4_codec
 from localq.formats.int4 import kernel as int4_kernel
 from localq.formats.int4 import tiles as int4_tiles
-from localq.formats.int4.kernel import Int4Matrix
+from localq.formats.int4.kernel import Int4Operand
 from localq.kernels.gemv import Norm
 
 OUT = 80
@@ -31,11 +31,11 @@ def packed(group: int, columns: int, ordered: bool, seed: int = 1) -> int4_codec
     return int4_codec.Packed(codes, scales, zeros, order if ordered else None, group, not ordered)
 
 
-def on(device: torch.device, of: int4_codec.Packed, like: Int4Matrix | None = None) -> Int4Matrix:
+def on(device: torch.device, of: int4_codec.Packed, like: Int4Operand | None = None) -> Int4Operand:
     """As the kernels take it; `like`: the matrix whose order it shares, as those of one launch must."""
     tiled = int4_tiles.tile(of.to(device))
     order = tiled.order if like is None else like.order
-    return Int4Matrix(tiled.codes, tiled.scales, tiled.zeros, order, tiled.group)
+    return Int4Operand(tiled.codes, tiled.scales, tiled.zeros, order, tiled.group)
 
 
 def weight(of: int4_codec.Packed) -> Tensor:
@@ -56,7 +56,7 @@ def check_products(device: torch.device) -> None:
         near_gated(_gated([matrix, on(device, other, matrix)]), wide.to(HALF), weight(of), weight(other), device)
 
 
-def _gated(pair: list[Int4Matrix]) -> Callable[[Norm, Tensor], Tensor]:
+def _gated(pair: list[Int4Operand]) -> Callable[[Norm, Tensor], Tensor]:
     return lambda norm, x: int4_kernel.int4_gemv(x, pair, norm=norm, activation="silu")
 
 

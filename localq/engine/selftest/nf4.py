@@ -12,10 +12,10 @@ from localq.formats import nf4 as nf4_format
 from localq.formats.nf4 import Packed
 from localq.formats.nf4 import kernel as nf4_kernel
 from localq.formats.nf4 import tiles as nf4_tiles
-from localq.formats.nf4.kernel import Nf4Matrix
+from localq.formats.nf4.kernel import Nf4Operand
 
 
-def _matrix(device: torch.device, tiled: bool, seed: int = 1) -> tuple[Nf4Matrix, Tensor]:
+def _matrix(device: torch.device, tiled: bool, seed: int = 1) -> tuple[Nf4Operand, Tensor]:
     """A matrix of random codes and scales on the device, and its weights f32 on the CPU."""
     generator = torch.Generator().manual_seed(seed)
     blocks = OUT * COLUMNS // nf4_kernel.BLOCK
@@ -26,7 +26,7 @@ def _matrix(device: torch.device, tiled: bool, seed: int = 1) -> tuple[Nf4Matrix
     packed = Packed(codes, absmax, nested_absmax, nested_map, offset, (OUT, COLUMNS), torch.float32)
     if tiled:
         codes, absmax = nf4_tiles.tile(codes, absmax, packed.shape)
-    matrix = Nf4Matrix(
+    matrix = Nf4Operand(
         codes.to(device), absmax.to(device), nested_absmax.to(device), nested_map.to(device), offset.item(),
         nf4_format.CODE_MAP.to(device), OUT, COLUMNS, tiled,
     )  # fmt: skip

@@ -29,12 +29,13 @@ from localq.engine.cache import KVCache
 from localq.engine.step.fused_experts import ExpertLaunches
 from localq.engine.step.fused_experts import why_not as why_no_experts
 from localq.engine.step.launch import Launch as Launch
-from localq.engine.step.operands import Operand, dense_operand, fusable, halves, operand, product, with_shared_tables
+from localq.engine.step.operands import bytes_read, dense_operand, fusable, operand, product, share_tables
 from localq.engine.step.state import StepState
 from localq.formats.linear import SlabLinear
 from localq.kernels import attention, embed, rmsnorm, sampling
 from localq.kernels.checks import HALF_TYPES
 from localq.kernels.gemv import Norm
+from localq.kernels.operand import Operand
 from localq.models.attention import Attention
 from localq.models.decoder import Block, Decoder
 from localq.models.experts import Mixture
@@ -152,7 +153,7 @@ class FusedStep:
         )
 
     def _add_attention(self, model: Decoder, part: Attention, layer: attention.KVLayer, norm: RMSNorm) -> None:
-        operands = with_shared_tables([_known(operand(module)) for module in part.inputs()])
+        operands = share_tables([_known(operand(module)) for module in part.inputs()])
         self._add_product("qkv", self._x, operands, self._qkv, norm=_norm(norm))
         rotary = None if part.rope_kind is None else model.rotary_tables[part.rope_kind]
         q_norm, k_norm = (_norm(part.q_norm), _norm(part.k_norm)) if part.qk_norm else (None, None)
@@ -181,8 +182,8 @@ class FusedStep:
         self._launches.append(Launch("attention", attend, moved))
 
     def _add_mlp(self, part: GatedMLP, norm: RMSNorm) -> None:
-        operands = with_shared_tables([_known(operand(module)) for module in part.inputs()])
-        pair = halves(operands[0]) if len(operands) == 1 else operands
+        operands = share_tables([_known(operand(module)) for module in part.inputs()])
+        pair = operands[0].halves() if len(operands) == 1 else operands
         if pair is not None and fusable(pair):
             self._add_product("gate_up", self._x, pair, self._gated, norm=_norm(norm), activation=self._activation)
             return
@@ -222,8 +223,7 @@ class FusedStep:
         residual: Tensor | None = None,
         activation: str | None = None,
     ) -> None:
-        moved = sum(each.bytes() for each in operands) + x.nbytes + out.nbytes
-        moved += sum({each.signs.data_ptr(): each.signs.nbytes for each in operands if each.signs is not None}.values())
+        moved = bytes_read(operands) + x.nbytes + out.nbytes
         moved += (0 if norm is None else norm.weight.nbytes) + (0 if residual is None else residual.nbytes)
 
         def run() -> None:

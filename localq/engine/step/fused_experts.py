@@ -34,7 +34,7 @@ def stack_of(part: nn.Parameter | PackedStack) -> stacks.Stack | None:
     if isinstance(part.tall, mxfp4.Linear):
         blocks = part.tall.codes.view(part.count, part.out_features, -1, mxfp4.BLOCK // 2)
         return stacks.Mxfp4Stack(blocks, part.tall.scales.view(blocks.shape[:3]))
-    return stacks.Nf4Stack(part.tall.matrix, part.count) if isinstance(part.tall, nf4.Linear) else None
+    return stacks.Nf4Stack(part.tall.operand(), part.count) if isinstance(part.tall, nf4.Linear) else None
 
 
 def why_not(mixture: Mixture, dtype: torch.dtype) -> str:

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from localq.errors import bad_file
-from localq.files import format_sizes
+from localq.files import schemes
 from localq.files.json_files import DAMAGED
 from localq.formats.bcq import solve as bcq_solve
 from localq.formats.bcq.codec import EIGHT, MOST_PLANES, Packed, dequantize, group_of, packed_bits
@@ -99,7 +99,7 @@ class Maker:
 def of_scheme(scheme: str) -> Maker:
     """ "q3g128" for 3 planes in groups of 128, "row" instead of "g128" for one group a row, "z" behind for zero points;
     "" is "q3g128". Raises LocalqError (exit 2)."""
-    planes, group, zero_point = format_sizes.bcq_scheme(scheme)
+    planes, group, zero_point = schemes.bcq_scheme(scheme)
     return Maker(planes, group, zero_point)
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 EIGHT = 8  # signs of a code
 MOST_PLANES = 5
 GROUPS = (32, 64, 128, 256, 512)  # columns that may share a scale; else all of a row do
-# Weights that are worked on together. On a GPU their temporaries stay within `format_facts.UNPACK_BYTES`.
+# Weights that are worked on together. On a GPU their temporaries stay within `Format.unpack_bytes`.
 CHUNK_WEIGHTS = {"cpu": 2**18, "cuda": 2**21}
 
 

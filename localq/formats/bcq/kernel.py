@@ -1,12 +1,12 @@
 """Products with matrices in binary codes, and their weights for prefill. Checks, then the kernels (csrc/bcq/gemv.cu).
 
 Works under CUDA graph capture and allocates nothing but its result. What a matrix must look like (codes and scales in
-tiles) is made by `quant.bcq_tiles`.
+tiles) is made by `formats.bcq.tiles`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from localq import kernels
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
+from localq.kernels.operand import Operand
 
 PLANES, TILE = 5, 16  # of one matrix, at most; rows of a tile
 SMALLEST_GROUP = 32  # columns that share a scale
@@ -23,8 +24,8 @@ BLOCK = 128  # columns that codes are padded to
 
 
 @dataclass(frozen=True)
-class BcqMatrix:
-    """The tensors of one matrix [out, in], in % 8 == 0.
+class BcqOperand(Operand):
+    """A matrix [out, in] in binary codes, in % 8 == 0.
 
     codes       u8 [ceil(out/16) * planes * ceil(in/128) * 256], in tiles: [tile][block of 128 columns][plane][row g of
                 8][word of 32 columns][rows g and g + 8], bit i of a word set where column i of its 32 has a +
@@ -58,20 +59,33 @@ class BcqMatrix:
         codes = self.out_features * self.planes * (self.in_features // COLUMNS)
         return codes + 2 * self.out_features * self.layers * self.groups
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """One launch has planes and groups of one kind."""
+        return self.planes, self.zero_point, self.group
+
+    @property
+    def launch(self) -> Callable[..., Tensor]:
+        """`bcq_gemv`."""
+        return bcq_gemv
+
+    def readable(self, dtype: torch.dtype = torch.float16) -> bool:
+        """On a GPU, in 16 bit."""
+        return self.codes.is_cuda and dtype in HALF_TYPES
+
 
 def bcq_gemv(
     x: Tensor,
-    matrices: Sequence[BcqMatrix],
+    operands: Sequence[BcqOperand],
     *,
-    biases: Sequence[Tensor | None] | None = None,
     norm: gemv.Norm | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """y = residual + norm(x) W^T + bias for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
+    """y = residual + norm(x) W^T + biases for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
 
-    `matrices` share x and have as many planes and groups: one, or q, k and v, or gate and up; their results lie behind
+    `operands` share x and have as many planes and groups: one, or q, k and v, or gate and up; their results lie behind
     each other. With `activation` there are two of one size and y = activation(first) * second. `norm` needs one row.
     `out` may be float32 (logits); else the dtype of x. x is rounded to 2^-15 of the largest of its 128 columns or
     better, what is added up of it exact until a scale multiplies it, in f32, and rounded once; the same bits run after
@@ -80,14 +94,13 @@ def bcq_gemv(
     Memory-bound: `bcq_gemv_bytes` over the memory bandwidth is the floor.
     """
     op = "bcq_gemv"
-    gemv.check_x(op, x, [matrix.codes for matrix in matrices])
-    for matrix in matrices:
+    gemv.check_x(op, x, [matrix.codes for matrix in operands])
+    for matrix in operands:
         check_matrix(op, matrix, x)
-    outs = [matrix.out_features for matrix in matrices]
-    out, arguments = gemv.prepared(op, x, outs, biases, norm, residual, activation, out)
-    check_cuda(op, "codes", matrices[0].codes)
+    out, arguments = gemv.prepare(op, x, operands, norm, residual, activation, out)
+    check_cuda(op, "codes", operands[0].codes)
     kernels.module().bcq_gemv(
-        matrices=[_arguments(matrix) for matrix in matrices],
+        matrices=[_arguments(matrix) for matrix in operands],
         **arguments,
         **place(x),
     )
@@ -105,10 +118,10 @@ def bcq_gemv_bytes(
     return out * (planes * columns // COLUMNS + 2 * scales) + itemsize * rows * (out + columns)
 
 
-def bcq_dequantize(matrix: BcqMatrix, first: int, out: Tensor) -> Tensor:
+def bcq_dequantize(matrix: BcqOperand, first: int, out: Tensor) -> Tensor:
     """Rows of `matrix` from `first` on, a multiple of 16, into `out` [count, in] of f16 or bf16, and `out`.
 
-    Bit for bit what `quant.bcq` defines. Memory-bound: `bcq_dequantize_bytes`. Raises ValueError by name.
+    Bit for bit what `formats.bcq` defines. Memory-bound: `bcq_dequantize_bytes`. Raises ValueError by name.
     """
     op = "bcq_dequantize"
     if out.dim() != 2 or out.shape[1] != matrix.in_features or len(out) < 1:
@@ -134,7 +147,7 @@ def bcq_dequantize_bytes(out: int, columns: int, planes: int = 3, group: int = 1
     return out * columns * planes // 8 + 2 * planes * out * -(-columns // group) + 2 * out * columns
 
 
-def check_matrix(op: str, matrix: BcqMatrix, x: Tensor) -> None:
+def check_matrix(op: str, matrix: BcqOperand, x: Tensor) -> None:
     """Raises ValueError, naming the tensor, unless `matrix` is one that the kernels read beside x [rows, in]."""
     out, columns, group = matrix.out_features, matrix.in_features, matrix.group
     if columns != x.shape[1]:
@@ -151,7 +164,7 @@ def check_matrix(op: str, matrix: BcqMatrix, x: Tensor) -> None:
     check(op, "scales", matrix.scales, x.device, (torch.float16,), tiles * TILE * matrix.layers * matrix.groups)
 
 
-def _arguments(matrix: BcqMatrix) -> tuple[int, int, int, bool, int, int, int]:
+def _arguments(matrix: BcqOperand) -> tuple[int, int, int, bool, int, int, int]:
     """As csrc/bcq/bind.cpp takes it."""
     held = matrix.codes.data_ptr(), matrix.scales.data_ptr()
     return (*held, matrix.planes, matrix.zero_point, matrix.group, matrix.out_features, matrix.in_features)

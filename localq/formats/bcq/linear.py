@@ -5,30 +5,28 @@ At load codes and scales are put into tiles (`bcq_tiles`), from which both kerne
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from localq.formats.bcq import kernel as bcq_kernel
 from localq.formats.bcq import tiles as bcq_tiles
 from localq.formats.bcq.codec import CHUNK_WEIGHTS, Packed, dequantize
+from localq.formats.bcq.kernel import BcqOperand
 from localq.formats.linear import SlabLinear
-
-if TYPE_CHECKING:
-    from localq.formats.bcq.kernel import BcqMatrix
+from localq.kernels import gemv
 
 
 class Linear(SlabLinear):
     """y = W x + b with W in binary codes. x [T, in] of any float dtype -> [T, out] of the same dtype.
 
-    matrix   the tensors as the kernels take them, once they are in tiles; None before
+    tiled    codes and scales are in tiles (`tile_`); `packed` always has them row by row
     On the CPU it is the reference; the loader replaces it there by a dequantized nn.Linear.
     """
 
     format = "BCQ"
     row_step = bcq_tiles.ROWS
-    matrix: BcqMatrix | None = None
+    tiled = False
     codes: Tensor
     scales: Tensor
 
@@ -46,7 +44,7 @@ class Linear(SlabLinear):
 
     def _rows(self, first: int, count: int) -> Packed:
         """Rows from `first` on, a multiple of 16."""
-        if self.matrix is None:
+        if not self.tiled:
             return Packed(self.codes, self.scales).rows(first, count)
         codes = bcq_tiles.untile_codes(self.codes.view(-1), self.shapes[0], first, count)
         scales = bcq_tiles.untile_scales(self.scales.view(-1), self.shapes[1], self.planes, first, count)
@@ -58,42 +56,35 @@ class Linear(SlabLinear):
 
     def put_into_tiles(self) -> Linear:
         """The same anywhere: in place where rows are a multiple of 16 and columns of 128."""
-        if self.matrix is not None:
-            return self
-        from localq.formats.bcq.kernel import BcqMatrix  # the compiled part: loaded where there is a GPU
-
-        self.codes, self.scales = bcq_tiles.tile_(self.codes, self.scales)
-        self.matrix = BcqMatrix(
-            self.codes,
-            self.scales,
-            self.planes,
-            self.zero_point,
-            self.group,
-            self.out_features,
-            self.in_features,
-        )
+        if not self.tiled:
+            self.codes, self.scales = bcq_tiles.tile_(self.codes, self.scales)
+            self.tiled = True
         return self
+
+    def operand(self) -> BcqOperand | None:
+        """The buffers; None where they are not in tiles."""
+        if not self.tiled:
+            return None
+        kind = (self.planes, self.zero_point, self.group)
+        return BcqOperand(self.codes, self.scales, *kind, self.out_features, self.in_features, bias=self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
-        from localq.formats.bcq.kernel import bcq_gemv
-        from localq.kernels import gemv  # as in `put_into_tiles`
-
-        if self.matrix is None or x.shape[0] > gemv.ROWS or x.dtype == torch.float32:
+        operand = self.operand()
+        if operand is None or x.shape[0] > gemv.ROWS or x.dtype == torch.float32:
             return self._by_slabs(x)
-        return bcq_gemv(x, [self.matrix], biases=[self.bias])
+        return bcq_kernel.bcq_gemv(x, [operand])
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """See `SlabLinear`. Where no kernel reads tiles, some rows at a time: they are put back row by row before."""
         device = self.codes.device
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=device)
-        if self.matrix is not None and dtype != torch.float32 and self.codes.is_cuda:
-            from localq.formats.bcq.kernel import bcq_dequantize  # as in `put_into_tiles`
-
-            return bcq_dequantize(self.matrix, first, out)
+        operand = self.operand()
+        if operand is not None and dtype != torch.float32 and self.codes.is_cuda:
+            return bcq_kernel.bcq_dequantize(operand, first, out)
         tiles = CHUNK_WEIGHTS.get(device.type, 2**18) // (self.row_step * self.in_features)
         rows = max(1, tiles) * self.row_step
         for start in range(0, count, rows):

@@ -36,7 +36,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,20 +45,20 @@ from torch.nn import functional as F
 from localq.errors import bad_file
 from localq.files.json_files import DAMAGED
 from localq.formats.checkpoint import Checkpoint
-from localq.formats.codebooks import gather_order
+from localq.formats.codebooks import gather_kernel, gather_order, unpack_kernel
 from localq.formats.codebooks import tiles as codebook_tiles
 from localq.formats.codebooks.definition import dequantize_codes
-from localq.formats.codebooks.linear import Book, VqLinear, multiplies
-
-if TYPE_CHECKING:
-    from localq.formats.codebooks.gather_kernel import GatherMatrix
+from localq.formats.codebooks.gather_kernel import GatherOperand
+from localq.formats.codebooks.linear import Book, VqLinear
+from localq.kernels import gemv
+from localq.kernels.operand import Operand
 
 quant_method = "aqlm"
 suffixes = (".codes", ".codebooks", ".scales")
 CODES = {"int8": 256, "int16": 65_536}  # type of codes -> entries that they can tell apart
 VALUES = ("float16", "bfloat16", "float32")
 HALF_TYPES = (torch.float16, torch.bfloat16)
-# Weights that are dequantized together. On a GPU their temporaries stay within `format_facts.UNPACK_BYTES`.
+# Weights that are dequantized together. On a GPU their temporaries stay within `Format.unpack_bytes`.
 CHUNK_WEIGHTS = {"cpu": 2**20, "cuda": 2**22}
 
 
@@ -134,8 +134,8 @@ def _dequantize_chunk(codes: Tensor, table: Tensor, scales: Tensor, out: Tensor)
 class Linear(VqLinear):
     """y = W x + b with W in AQLM. x [T, in] of any float dtype -> [T, out] of the same dtype.
 
-    On a GPU `vq_gemv` multiplies up to `gemv.ROWS` rows of x with one or two books of 8-bit codes (`matrix`), and
-    `gather_gemv`, for x in the type of the codebooks, with one of 16-bit codes (`gather`); else slabs of rows are
+    On a GPU `vq_gemv` multiplies up to `gemv.ROWS` rows of x with one or two books of 8-bit codes (`tile_`), and
+    `gather_gemv`, for x in the type of the codebooks, with one of 16-bit codes (`operand`); else slabs of rows are
     dequantized and multiplied by cuBLAS. On the CPU it is the reference; the loader replaces it there by a dequantized
     nn.Linear.
     """
@@ -166,34 +166,30 @@ class Linear(VqLinear):
 
     def tile_(self) -> Linear:
         """See `VqLinear`. Codewords that are gathered are put into the order of how often codes name them."""
-        if self.gather is not None:
+        if gather_kernel.reads(self._gathered):
             gather_order.by_frequency_(self.codes, self.codebooks)
         super().tile_()
         return self
 
-    @property
-    def gather(self) -> GatherMatrix | None:
-        """The buffers as `gather_gemv` takes them; None for layouts that it does not read."""
-        from localq.formats.codebooks.gather_kernel import (  # the compiled part: loaded where there is a GPU
-            GatherMatrix,
-            reads,
-        )
+    def operand(self) -> Operand | None:
+        """The buffers in tiles, else as `gather_gemv` takes them; None for layouts that neither reads."""
+        if self.tiles is not None:
+            return replace(self.tiles, bias=self.bias)
+        return self._gathered if gather_kernel.reads(self._gathered) else None
 
-        matrix = GatherMatrix(self.codes, self.codebooks, self.scales)
-        return matrix if reads(matrix) else None
+    @property
+    def _gathered(self) -> GatherOperand:
+        return GatherOperand(self.codes, self.codebooks, self.scales, bias=self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
-        from localq.formats.codebooks.gather_kernel import gather_gemv
-        from localq.formats.codebooks.lookup_kernel import vq_gemv
-        from localq.kernels import gemv  # as in `gather`
-
-        if self.matrix is not None and multiplies(self, x):
-            return vq_gemv(x, [self.matrix], biases=[self.bias])
-        matrix = self.gather if x.shape[0] <= gemv.ROWS and x.dtype == self.codebooks.dtype else None
-        return self._by_slabs(x) if matrix is None else gather_gemv(x, [matrix], biases=[self.bias])
+        operand = self.operand() if x.shape[0] <= gemv.ROWS else None
+        if operand is None or not operand.readable(x.dtype):
+            return self._by_slabs(x)
+        product: Tensor = operand.launch(x, [operand])
+        return product
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """See `SlabLinear`."""
@@ -203,22 +199,15 @@ class Linear(VqLinear):
             return done
         books, entries, out_group, in_group = self.codebooks.shape
         packed = Packed(self.codes, self.codebooks, self.scales)
-        if self.matrix is not None:
+        if self.tiles is not None:
             part = self.scales[first : first + count]
             packed, first = Packed(self.codes_of("codes", first, count), self.codebooks, part), 0
         if not out.is_cuda:
             return dequantize_rows(packed, first, out)
-        from localq.formats.codebooks.unpack_kernel import (  # as in `gather`
-            LONGEST,
-            MOST_BOOKS,
-            CodeSet,
-            additive_dequantize,
-        )
-
-        if books > MOST_BOOKS or out_group * in_group > LONGEST:
+        if books > unpack_kernel.MOST_BOOKS or out_group * in_group > unpack_kernel.LONGEST:
             return dequantize_rows(packed, first, out)
-        codes = CodeSet(packed.codes, self.codebooks.view(books, entries, out_group * in_group), in_group)
-        return additive_dequantize([codes], packed.scales, first, out, out_group=out_group, rounded=True)
+        codes = unpack_kernel.CodeSet(packed.codes, self.codebooks.view(books, entries, out_group * in_group), in_group)
+        return unpack_kernel.additive_dequantize([codes], packed.scales, first, out, out_group=out_group, rounded=True)
 
 
 # ---- checkpoints

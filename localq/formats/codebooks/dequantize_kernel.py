@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from localq import kernels
-from localq.formats.codebooks.lookup_kernel import BOOKS, ENTRIES, LONGEST, TILE, VqMatrix, check_matrix
+from localq.formats.codebooks.lookup_kernel import BOOKS, ENTRIES, LONGEST, TILE, VqOperand, check_matrix
 from localq.kernels.checks import TYPES, check, check_cuda, place
 
 OP = "vq_dequantize"
 
 
-def vq_dequantize(matrix: VqMatrix, codebooks: Sequence[Tensor], first: int, out: Tensor, *, rounded: bool) -> Tensor:
+def vq_dequantize(matrix: VqOperand, codebooks: Sequence[Tensor], first: int, out: Tensor, *, rounded: bool) -> Tensor:
     """Rows of `matrix` from `first` on, a multiple of 16, into `out` [count, in] of f16, bf16 or f32, and `out`.
 
     codebooks  of its books, [entries, length] of the type of the scales; at most 256 entries, a power of two, which

@@ -16,7 +16,7 @@ from torch import Tensor
 from localq import kernels
 from localq.formats.codebooks.lookup_kernel import (
     BOOKS,
-    VqMatrix,
+    VqOperand,
     check_signs,
     check_tensors,
     matrix_arguments,
@@ -38,7 +38,7 @@ class VqStack:
     shared    gate and up of every expert have the same fragments
     """
 
-    matrices: tuple[tuple[VqMatrix, ...], ...]
+    matrices: tuple[tuple[VqOperand, ...], ...]
     table: Tensor
     shared: bool
 
@@ -72,7 +72,7 @@ class VqStack:
         return self.nbytes // self.experts * active
 
 
-def vq_stack(matrices: Sequence[Sequence[VqMatrix]]) -> VqStack:
+def vq_stack(matrices: Sequence[Sequence[VqOperand]]) -> VqStack:
     """The stack of matrices [E][1 or 2], which stay where they are. Raises ValueError where they differ in kind, and by
     the name of a tensor that the kernel cannot read: it meets addresses only, and a launch sees but the first."""
     held = tuple(tuple(each) for each in matrices)
@@ -163,24 +163,24 @@ def _stack(stack: VqStack) -> tuple[object, int, int, bool]:
     return matrix_arguments(stack.matrices[0][0]), stack.table.data_ptr(), stack.experts, stack.shared
 
 
-def _kind(matrix: VqMatrix) -> tuple[object, ...]:
+def _kind(matrix: VqOperand) -> tuple[object, ...]:
     """Equal for matrices that one stack can have."""
     books = tuple((book.stride, book.steps, book.before, book.tile_positions) for book in matrix.books)
     return books, matrix.out_features, matrix.in_features, matrix.scales.dtype, matrix.codes.device
 
 
-def _check_aligned(matrix: VqMatrix) -> None:
+def _check_aligned(matrix: VqOperand) -> None:
     for book in matrix.books:
         for name, tensor in (("codes", book.codes), ("fragments", book.fragments)):
             if past := tensor.data_ptr() % LOADED:
                 raise ValueError(f"vq_stack: {name} = {past}, bytes past an aligned address")
 
 
-def _fragments(matrix: VqMatrix) -> tuple[int, ...]:
+def _fragments(matrix: VqOperand) -> tuple[int, ...]:
     return tuple(book.fragments.data_ptr() for book in matrix.books)
 
 
-def _words(matrix: VqMatrix) -> list[int]:
+def _words(matrix: VqOperand) -> list[int]:
     """A matrix as csrc/lookup/experts.h, VqPlace, has it."""
     spare = [0] * (BOOKS - len(matrix.books))
     factor = ctypes.c_uint32.from_buffer(ctypes.c_float(matrix.factor)).value

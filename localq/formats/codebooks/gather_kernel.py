@@ -1,4 +1,4 @@
-"""Products whose codewords are gathered from L2: AQLM with one codebook of 16-bit codes, and VPTQ; and their roof.
+"""AQLM with one codebook of 16-bit codes, whose codewords are gathered from L2: products, and what bounds gathers.
 
 Checks of the tensors, then the kernels on torch's stream. They work under CUDA graph capture and allocate nothing but
 their result. Codebooks and x are of one 16-bit type.
@@ -6,27 +6,25 @@ their result. Codebooks and x are of one 16-bit type.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from localq import kernels
-from localq.formats.codebooks.unpack_kernel import VptqMatrix, check_vptq, vptq_arguments
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES, PackedRows, check, check_cuda, place
+from localq.kernels.operand import Operand
 
 GROUPS = (8, 16)  # columns of a codeword of AQLM
-VECTORS = (8, 16)  # rows of a codeword of VPTQ
-VPTQ_COLUMNS = 2**16
 SECTOR = 32  # bytes that L2 moves at least
 ROOF_STEPS = (16, 32)
 
 
 @dataclass(frozen=True)
-class GatherMatrix(PackedRows):
-    """The tensors of one matrix [out, in] in AQLM with one codebook (`localq/quant/aqlm.py`), in groups of one row.
+class GatherOperand(PackedRows, Operand):
+    """A matrix [out, in] of AQLM with one codebook (`formats.codebooks.aqlm`), in groups of one row.
 
     codes      i16 [out, in / group, 1]
     codebooks  T   [1, entries, 1, group]    entries a power of two; group 8 or 16, two of them divide `in`
@@ -56,35 +54,45 @@ class GatherMatrix(PackedRows):
         """All of them."""
         return [self.codes, self.codebooks, self.scales]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(each.nbytes for each in self.tensors())
 
-def reads(matrix: GatherMatrix) -> bool:
+    @property
+    def key(self) -> tuple[object, ...]:
+        """One launch has codebooks of one size and type."""
+        return self.codebooks.shape, self.codebooks.dtype
+
+    @property
+    def launch(self) -> Callable[..., Tensor]:
+        """`gather_gemv`."""
+        return gather_gemv
+
+    def readable(self, dtype: torch.dtype = torch.float16) -> bool:
+        """On a GPU, beside x of the type of the codebook."""
+        return self.codes.is_cuda and self.codebooks.dtype == dtype
+
+
+def reads(matrix: GatherOperand) -> bool:
     """Whether `gather_gemv` reads a matrix of this layout: other layouts of AQLM have other kernels or none."""
     codes, books = matrix.codes, matrix.codebooks
     one = codes.dtype == torch.int16 and books.shape[0] == 1 and books.shape[2] == 1 and books.dtype in HALF_TYPES
     return one and matrix.group in GROUPS and codes.shape[1] % 2 == 0
 
 
-def reads_vptq(matrix: VptqMatrix) -> bool:
-    """Whether `vptq_gemv` reads a matrix of this layout."""
-    groups, _, length = matrix.centroids.shape
-    columns = matrix.shape[1]
-    plain = groups == 1 and length in VECTORS and not matrix.outliers and columns % 8 == 0 and columns <= VPTQ_COLUMNS
-    return plain and len(matrix.dtypes()) == 1 and matrix.centroids.dtype in HALF_TYPES
-
-
 def gather_gemv(
     x: Tensor,
-    matrices: Sequence[GatherMatrix],
+    operands: Sequence[GatherOperand],
     *,
-    biases: Sequence[Tensor | None] | None = None,
     norm: gemv.Norm | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """y = residual + norm(x) W^T + bias for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
+    """y = residual + norm(x) W^T + biases for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
 
-    `matrices` share x and have entries and groups of one size: one, or q, k and v, or gate and up; their results lie
+    `operands` share x and have entries and groups of one size: one, or q, k and v, or gate and up; their results lie
     behind each other. With `activation` there are two of one size and y = activation(first) * second. `norm` needs one
     row. `out` may be float32 (logits); else the dtype of x. Sums of codeword * x in f32, then the scale, rounded once:
     W itself is not rounded, as the definition of the format does. The same bits run after run. Raises ValueError by
@@ -93,48 +101,17 @@ def gather_gemv(
     Bound by sectors of L2: `gather_gemv_sectors` over the roof that `gather_roof` measures is the floor.
     """
     op = "gather_gemv"
-    gemv.check_x(op, x, [matrix.codes for matrix in matrices])
-    for matrix in matrices:
+    gemv.check_x(op, x, [matrix.codes for matrix in operands])
+    for matrix in operands:
         _check_matrix(op, matrix, x)
-    outs = [matrix.out_features for matrix in matrices]
-    out, arguments = gemv.prepared(op, x, outs, biases, norm, residual, activation, out)
-    check_cuda(op, "codes", matrices[0].codes)
+    out, arguments = gemv.prepare(op, x, operands, norm, residual, activation, out)
+    check_cuda(op, "codes", operands[0].codes)
     of_kernel = [
         (*(each.data_ptr() for each in matrix.tensors()), matrix.out_features, matrix.in_features, matrix.entries,
          matrix.group)
-        for matrix in matrices
+        for matrix in operands
     ]  # fmt: skip
     kernels.module().gather_gemv(matrices=of_kernel, **arguments, **place(x))
-    return out
-
-
-def vptq_gemv(
-    x: Tensor,
-    matrices: Sequence[VptqMatrix],
-    *,
-    biases: Sequence[Tensor | None] | None = None,
-    norm: gemv.Norm | None = None,
-    residual: Tensor | None = None,
-    activation: str | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """As `gather_gemv`, of matrices in VPTQ: vectors of 8 or 16, one group, no outliers.
-
-    They have vectors, codebooks and indices of one size; each has its own permutation and norm. W is rounded as the
-    definition of the format says; products are added in f32.
-    """
-    op = "vptq_gemv"
-    gemv.check_x(op, x, [matrix.indices for matrix in matrices])
-    for matrix in matrices:
-        if matrix.shape[1] != x.shape[1]:
-            raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {matrix.shape[1]}")
-        if not reads_vptq(matrix):
-            raise ValueError(f"{op}: a matrix has groups, vectors, columns, outliers or types that it does not read")
-        check_vptq(op, matrix, (x.dtype,))
-    outs = [matrix.out_features for matrix in matrices]
-    out, arguments = gemv.prepared(op, x, outs, biases, norm, residual, activation, out)
-    check_cuda(op, "indices", matrices[0].indices)
-    kernels.module().vptq_gemv(matrices=[vptq_arguments(each) for each in matrices], **arguments, **place(x))
     return out
 
 
@@ -169,31 +146,18 @@ def gather_roof_bytes(loads: int, threads: int) -> int:
     return SECTOR * loads * threads
 
 
-def gather_gemv_bytes(rows: int, matrix: GatherMatrix) -> int:
+def gather_gemv_bytes(rows: int, matrix: GatherOperand) -> int:
     """Bytes of memory that `gather_gemv` must move: codes, codebook and scales once, x once, y once."""
     size = matrix.scales.element_size()
     return sum(each.nbytes for each in matrix.tensors()) + size * rows * (matrix.out_features + matrix.in_features)
 
 
-def gather_gemv_sectors(matrix: GatherMatrix) -> int:
+def gather_gemv_sectors(matrix: GatherOperand) -> int:
     """Bytes of L2 that gathers of all codewords move, a sector each."""
     return SECTOR * matrix.codes.numel()
 
 
-def vptq_gemv_bytes(rows: int, matrix: VptqMatrix) -> int:
-    """As `gather_gemv_bytes`."""
-    size = matrix.centroids.element_size()
-    return sum(each.nbytes for each in matrix.tensors()) + size * rows * sum(matrix.shape)
-
-
-def vptq_gemv_sectors(matrix: VptqMatrix) -> int:
-    """As `gather_gemv_sectors`: one for each index of each table."""
-    count, length = matrix.centroids.shape[1:]
-    tables = 1 + bool(matrix.residuals)
-    return SECTOR * tables * -(-matrix.shape[0] // length) * matrix.shape[1] if count else 0
-
-
-def _check_matrix(op: str, matrix: GatherMatrix, x: Tensor) -> None:
+def _check_matrix(op: str, matrix: GatherOperand, x: Tensor) -> None:
     """Raises ValueError, naming the tensor, unless `matrix` is one that the kernel reads beside x [rows, in]."""
     codes, books = matrix.codes, matrix.codebooks
     if codes.dim() != 3 or books.dim() != 4 or codes.shape[2] != 1:

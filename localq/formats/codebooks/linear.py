@@ -7,18 +7,19 @@ multiplied by `vq_gemv`; for more, slabs of rows are dequantized and multiplied 
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from localq.formats.codebooks import dequantize_kernel, lookup_kernel
 from localq.formats.codebooks import tiles as codebook_tiles
+from localq.formats.codebooks.lookup_kernel import VqBook, VqOperand
 from localq.formats.linear import SlabLinear
-
-if TYPE_CHECKING:
-    from localq.formats.codebooks.lookup_kernel import VqBook, VqMatrix
+from localq.kernels import gemv
+from localq.kernels.checks import HALF_TYPES
+from localq.kernels.operand import Operand
 
 # Codebook -> factor -> its fragments: matrices that share a codebook share them too, which saves a launch tables.
 _fragments: Any = WeakIdKeyDictionary()
@@ -43,12 +44,16 @@ class Book:
 class VqLinear(SlabLinear):
     """A `SlabLinear` with codes in tiles, once `tile_` has found a kernel that reads them.
 
-    matrix   the tensors as `vq_gemv` takes them; None before, and where the layout has no kernel. 8 KB of fragments for
-             each codebook are all that it has besides the buffers
+    tiles   the buffers as `vq_gemv` takes them; None before, and where the layout has no kernel. 8 KB of fragments for
+            each codebook are all that it has besides the buffers
     """
 
-    matrix: VqMatrix | None = None
+    tiles: VqOperand | None = None
     scales: Tensor
+
+    def operand(self) -> Operand | None:
+        """The buffers in tiles; None where they are in none."""
+        return None if self.tiles is None else replace(self.tiles, bias=self.bias)
 
     @abstractmethod
     def books(self) -> list[Book]:
@@ -62,26 +67,19 @@ class VqLinear(SlabLinear):
     def put_into_tiles(self) -> VqLinear:
         """The same anywhere: in place, but that rows which are no multiple of 16 get their codes anew."""
         books = self.books()
-        if self.matrix is not None or not books:
+        if self.tiles is not None or not books:
             return self
-        from localq.formats.codebooks.lookup_kernel import (  # the compiled part: loaded where there is a GPU
-            VqMatrix,
-            meeting_place,
-        )
-
         self.code_shapes = {book.codes: tuple(getattr(self, book.codes).shape) for book in books}
         for name in self.code_shapes:
             setattr(self, name, codebook_tiles.tile_(getattr(self, name)))
         factor = codebook_tiles.factor_of([book.values for book in books])
         held = tuple(self._book(book, factor) for book in books)
-        self.matrix = VqMatrix(held, self.scales.view(-1), factor, self.out_features, self.in_features)
+        self.tiles = VqOperand(held, self.scales.view(-1), factor, self.out_features, self.in_features)
         self.row_step = codebook_tiles.ROWS
-        meeting_place(self.scales.device)  # allocates it now
+        lookup_kernel.meeting_place(self.scales.device)  # allocates it now
         return self
 
     def _book(self, book: Book, factor: float) -> VqBook:
-        from localq.formats.codebooks.lookup_kernel import VqBook  # as in `tile_`
-
         positions = self.code_shapes[book.codes][1]
         together = sum(other.codes == book.codes for other in self.books())
         tiles = getattr(self, book.codes)
@@ -93,29 +91,26 @@ class VqLinear(SlabLinear):
 
         None where codes do not lie in tiles, or on the CPU.
         """
-        if self.matrix is None or not out.is_cuda:
+        if self.tiles is None or not out.is_cuda:
             return None
-        from localq.formats.codebooks.dequantize_kernel import vq_dequantize  # as in `tile_`
-
-        return vq_dequantize(self.matrix, [book.values for book in self.books()], first, out, rounded=rounded)
+        codebooks = [book.values for book in self.books()]
+        return dequantize_kernel.vq_dequantize(self.tiles, codebooks, first, out, rounded=rounded)
 
     def codes_of(self, name: str, first: int = 0, count: int | None = None) -> Tensor:
         """Rows first .. first + count - 1 (all by default) of the buffer `name`, row by row; first a multiple of 16."""
         codes: Tensor = getattr(self, name)
-        if self.matrix is None:
+        if self.tiles is None:
             return codes[first : None if count is None else first + count]
         return codebook_tiles.untile(codes, self.code_shapes[name], first, count)
 
 
 def table_bytes(model: nn.Module) -> int:
     """Device bytes of what the matrices of `model` have besides their buffers: `MOST_FRAGMENTS` of each."""
-    matrices = [module.matrix for module in model.modules() if isinstance(module, VqLinear) and module.matrix]
+    matrices = [module.tiles for module in model.modules() if isinstance(module, VqLinear) and module.tiles]
     shared = {book.fragments.data_ptr(): book.fragments.nbytes for matrix in matrices for book in matrix.books}
     if not matrices:
         return 0
-    from localq.formats.codebooks.lookup_kernel import meeting_bytes  # as in `tile_`
-
-    return sum(shared.values()) + meeting_bytes(matrices[0].codes.device)
+    return sum(shared.values()) + lookup_kernel.meeting_bytes(matrices[0].codes.device)
 
 
 def _fragments_of(book: Book, factor: float) -> Tensor:
@@ -127,7 +122,5 @@ def _fragments_of(book: Book, factor: float) -> Tensor:
 
 def multiplies(linear: VqLinear, x: Tensor) -> bool:
     """Whether `vq_gemv` multiplies x [T, in]: few rows of 16 bit."""
-    from localq.kernels import gemv  # as in `tile_`
-
-    few = x.shape[0] <= gemv.ROWS and x.dtype in (torch.float16, torch.bfloat16)
-    return linear.matrix is not None and x.is_cuda and few
+    few = x.shape[0] <= gemv.ROWS and x.dtype in HALF_TYPES
+    return linear.tiles is not None and x.is_cuda and few

@@ -1,14 +1,14 @@
 """Products with additive codebooks of 256 codewords: vq2, and AQLM's 1x8 and 2x8. Checks, then the kernel.
 
 Works under CUDA graph capture and allocates nothing but its result. What a matrix must look like (codes in tiles,
-codewords as fragments) is made by `quant.vq_tiles`.
+codewords as fragments) is made by `formats.codebooks.tiles`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from localq import kernels
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES, check, check_cuda, place
+from localq.kernels.operand import Operand, address, equal
 
 ENTRIES, TILE = 256, 16  # codewords of a book; rows of a tile
 STRIDES = (2, 4, 8, 16)
@@ -30,7 +31,7 @@ class VqBook:
     """A codebook and its codes: weight j of a row gets codeword[code of h][j - stride * h] of every h that reaches it.
 
     codes           u8 or i8 [ceil(out/16) * tile_positions * 16], in tiles of 16 rows: [tile][position][row in it]
-    fragments       f16 [16, steps, 32, 8]: the codewords times 1 / factor, see `quant.vq_tiles.fragments`
+    fragments       f16 [16, steps, 32, 8]: the codewords times 1 / factor, see `formats.codebooks.tiles.fragments`
     stride          columns from one code to the next
     before          positions of other books that come first in a tile; of this book there are in / stride
     tile_positions  positions of all books whose codes lie in `codes`
@@ -49,10 +50,11 @@ class VqBook:
 
 
 @dataclass(frozen=True)
-class VqMatrix:
-    """The tensors of one matrix [out, in], in % 8 == 0: weight = scales[row] * factor * sum of codewords.
+class VqOperand(Operand):
+    """A matrix [out, in] in codebooks of 256 codewords, in % 8 == 0: weight = scales[row] * factor * sum of codewords.
 
     scales  f16 or bf16 [out]
+    signs   u8 [in / 8] where the matrix multiplies a rotated x (`formats.codebooks.rotation`): the launch rotates it
     """
 
     books: tuple[VqBook, ...]
@@ -60,6 +62,7 @@ class VqMatrix:
     factor: float
     out_features: int
     in_features: int
+    signs: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def codes(self) -> Tensor:
@@ -72,43 +75,67 @@ class VqMatrix:
         codes = sum(self.out_features * (self.in_features // book.stride) for book in self.books)
         return codes + sum(book.fragments.nbytes for book in self.books) + self.scales.nbytes
 
+    @property
+    def around_x(self) -> Tensor | None:
+        """The signs of the rotation."""
+        return self.signs
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """One launch has one x, rotated or not, and books of one kind."""
+        places = tuple((book.stride, book.steps, book.before, book.tile_positions) for book in self.books)
+        return places, self.scales.dtype, address(self.signs)
+
+    @property
+    def launch(self) -> Callable[..., Tensor]:
+        """`vq_gemv`."""
+        return vq_gemv
+
+    def readable(self, dtype: torch.dtype = torch.float16) -> bool:
+        """On a GPU, in 16 bit."""
+        return self.codes.is_cuda and dtype in HALF_TYPES
+
+    def sharing(self, first: VqOperand) -> VqOperand:
+        """The signs of the rotation."""
+        return replace(self, signs=first.signs) if equal(self.signs, first.signs) else self
+
 
 def vq_gemv(
     x: Tensor,
-    matrices: Sequence[VqMatrix],
+    operands: Sequence[VqOperand],
     *,
-    biases: Sequence[Tensor | None] | None = None,
     norm: gemv.Norm | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
-    signs: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """y = residual + norm(x) W^T + bias for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
+    """y = residual + norm(x) W^T + biases for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
 
-    `matrices` share x and have books of the same strides: one, or q, k and v, or gate and up; their results lie behind
-    each other. With `activation` there are two of one size and y = activation(first) * second. `norm` needs one row.
-    So do `signs` u8 [in / 8], with which norm(x) is rotated before it is multiplied, to the bits of
-    `kernels.hadamard`; in % 16 == 0. `out` may be float32 (logits); else the dtype of x. Inner products of x with
+    `operands` share x, its signs, and have books of the same strides: one, or q, k and v, or gate and up; their
+    results lie behind each other. With `activation` there are two of one size and y = activation(first) * second.
+    `norm` needs one row. So do signs, with which norm(x) is rotated before it is multiplied, to the bits of
+    `hadamard`; in % 16 == 0. `out` may be float32 (logits); else the dtype of x. Inner products of x with
     codewords in f32, each rounded to f16 at its own scale, then sums in f32, rounded once; the same bits run after run.
     Raises ValueError by the argument's name.
 
     One stream of a device at a time. Memory-bound: `vq_gemv_bytes` over the memory bandwidth is the floor.
     """
     op = "vq_gemv"
-    for matrix in matrices:
+    for matrix in operands:
         if not 1 <= len(matrix.books) <= BOOKS:
             raise ValueError(f"{op}: {len(matrix.books)} books, must be 1 or {BOOKS}")
-    gemv.check_x(op, x, [matrix.codes for matrix in matrices])
-    for matrix in matrices:
+    gemv.check_x(op, x, [matrix.codes for matrix in operands])
+    for matrix in operands:
         check_matrix(op, matrix, x)
-    outs = [matrix.out_features for matrix in matrices]
-    out, arguments = gemv.prepared(op, x, outs, biases, norm, residual, activation, out)
+    out, arguments = gemv.prepare(op, x, operands, norm, residual, activation, out)
+    signs = operands[0].signs
+    if any(address(each.signs) != address(signs) for each in operands):
+        raise ValueError(f"{op}: signs of operands differ, must be one tensor or None")
     if signs is not None:
         check_signs(op, signs, x)
-    check_cuda(op, "codes", matrices[0].codes)
+    check_cuda(op, "codes", operands[0].codes)
     kernels.module().vq_gemv(
-        matrices=[matrix_arguments(matrix) for matrix in matrices],
+        matrices=[matrix_arguments(matrix) for matrix in operands],
         workspace=meeting_place(x.device),
         signs=0 if signs is None else signs.data_ptr(),
         **arguments,
@@ -132,14 +159,14 @@ def check_signs(op: str, signs: Tensor, x: Tensor) -> None:
     check(op, "signs", signs, x.device, (torch.uint8,), columns // 8)
 
 
-def check_matrix(op: str, matrix: VqMatrix, x: Tensor) -> None:
+def check_matrix(op: str, matrix: VqOperand, x: Tensor) -> None:
     """Raises ValueError, naming the tensor, unless `matrix` is one that the kernel reads beside x [rows, in]."""
     if matrix.in_features != x.shape[1]:
         raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {matrix.in_features}")
     check_tensors(op, matrix, x.device)
 
 
-def check_tensors(op: str, matrix: VqMatrix, device: torch.device) -> None:
+def check_tensors(op: str, matrix: VqOperand, device: torch.device) -> None:
     """The same beside any x on `device`."""
     out, columns = matrix.out_features, matrix.in_features
     if out <= 0 or columns <= 0 or columns % COLUMNS:
@@ -176,7 +203,7 @@ def meeting_bytes(device: torch.device) -> int:
     return 0 if made is None else made.nbytes
 
 
-def matrix_arguments(matrix: VqMatrix) -> tuple[list[tuple[int, int, int, int, int, int]], int, bool, float, int, int]:
+def matrix_arguments(matrix: VqOperand) -> tuple[list[tuple[int, int, int, int, int, int]], int, bool, float, int, int]:
     """The matrix as csrc/lookup/bind.cpp takes it."""
     books = [
         (

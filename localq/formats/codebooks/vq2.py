@@ -41,16 +41,18 @@ the reading.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from localq.files import format_facts, format_sizes
+from localq.files import format_facts, schemes
 from localq.files.architecture import Linears
 from localq.files.schemes import codebook_name
-from localq.formats.codebooks import rotation
+from localq.formats.codebooks import lookup_kernel, rotation, rotation_kernel, unpack_kernel
 from localq.formats.codebooks.linear import Book, VqLinear, multiplies
+from localq.formats.codebooks.lookup_kernel import VqOperand
 from localq.formats.codebooks.vq2_codec import BLOCK, ENTRIES, Packed, decode_rows, dequantize
 from localq.formats.codebooks.vq2_read import BOOKS, SUFFIXES, from_checkpoint, stored_shape
 
@@ -81,7 +83,7 @@ suffixes = SUFFIXES
 
 def bytes(out: int, columns: int, scheme: str = "s4l16") -> int:
     """Bytes of a matrix on the device, with signs and codebooks of its own."""
-    return format_facts.linear_bytes(Linears("", out, columns, 1), "vq2", scheme)
+    return format_facts.matrix_bytes(Linears("", out, columns, 1), "vq2", scheme)
 
 
 def bits_per_weight(matrices: Iterable[Packed]) -> float:
@@ -124,7 +126,7 @@ def layout(
     codebooks   P has its own; where it shares them, they are written for the module around
     """
     described: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
-    for (codes, codebook), (stride, length) in zip(BOOKS, format_sizes.vq2_books(scheme), strict=False):
+    for (codes, codebook), (stride, length) in zip(BOOKS, schemes.vq2_codebooks(scheme), strict=False):
         described[codes] = (torch.uint8, (out, columns // stride))
         if codebooks:
             described[codebook] = (torch.float16, (ENTRIES, length))
@@ -197,21 +199,22 @@ class Linear(VqLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
-        few, signs = self.matrix is not None and multiplies(self, x), self.signs
-        if signs is not None and not (few and x.shape[0] == 1):  # one row is rotated by its product
-            x, signs = self._rotated(x, signs), None
-        if self.matrix is None or not few:
+        operand = self.operand() if multiplies(self, x) else None
+        alone = operand is not None and x.shape[0] == 1  # one row is rotated by its product
+        if self.signs is not None and not alone:
+            x = self._rotated(x, self.signs)
+        if operand is None:
             return self._by_slabs(x)
-        from localq.formats.codebooks.lookup_kernel import vq_gemv  # the compiled part: loaded where there is a GPU
+        return lookup_kernel.vq_gemv(x, [operand if alone else replace(operand, signs=None)])
 
-        return vq_gemv(x, [self.matrix], biases=[self.bias], signs=signs)
+    def operand(self) -> VqOperand | None:
+        """The buffers in tiles, which multiply a rotated x where there are signs; None where they are in none."""
+        return None if self.tiles is None else replace(self.tiles, bias=self.bias, signs=self.signs)
 
     def _rotated(self, x: Tensor, signs: Tensor) -> Tensor:
         if not x.is_cuda or x.dtype == torch.float32:
             return rotation.rotate(x, signs)
-        from localq.formats.codebooks import rotation_kernel as kernel  # as in `forward`
-
-        return kernel.hadamard(x.contiguous(), signs)
+        return rotation_kernel.hadamard(x.contiguous(), signs)
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """See `SlabLinear`; of the decoded matrix, for an x that has been rotated."""
@@ -222,13 +225,8 @@ class Linear(VqLinear):
         packed = self._packed_rows(first, count)
         if not out.is_cuda:
             return decode_rows(packed, 0, out)
-        from localq.formats.codebooks.unpack_kernel import (  # the compiled part: loaded where there is a GPU
-            CodeSet,
-            additive_dequantize,
-        )
-
         sets = [
-            CodeSet(codes.unsqueeze(-1), codebook.unsqueeze(0), stride)
+            unpack_kernel.CodeSet(codes.unsqueeze(-1), codebook.unsqueeze(0), stride)
             for (codes, codebook), stride in zip(packed.books, packed.strides, strict=True)
         ]
-        return additive_dequantize(sets, packed.scales, 0, out, rounded=False)
+        return unpack_kernel.additive_dequantize(sets, packed.scales, 0, out, rounded=False)

@@ -19,7 +19,7 @@ ENTRIES = 256
 STRIDES = (2, 4, 8, 16)
 LONGEST = 32
 MOST_BOOKS = 2
-# Weights that are decoded together. On a GPU their temporaries stay within `format_facts.UNPACK_BYTES`.
+# Weights that are decoded together. On a GPU their temporaries stay within `Format.unpack_bytes`.
 CHUNK_WEIGHTS = {"cpu": 2**20, "cuda": 2**21}
 
 

@@ -25,7 +25,7 @@ from localq.formats.experts.stacks import (
     shape_of,
     stack_bytes,
 )
-from localq.formats.mxfp4.kernel import WIDEST, Mxfp4Matrix, mxfp4_dequantize
+from localq.formats.mxfp4.kernel import WIDEST, Mxfp4Operand, mxfp4_dequantize
 from localq.formats.nf4 import kernel as nf4_kernel
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, place
 from localq.kernels.gemv import Norm, norm_arguments
@@ -269,7 +269,7 @@ def experts_dequantize(stack: Stack, expert: int, out: Tensor) -> Tensor:
         raise ValueError(f"{op}: the stack is of codebooks, must be of another format")
     check_expert(op, stack, expert)
     if isinstance(stack, Mxfp4Stack):
-        matrix = Mxfp4Matrix(stack.blocks[expert].view(stack.out_features, -1), stack.scales[expert])
+        matrix = Mxfp4Operand(stack.blocks[expert].view(stack.out_features, -1), stack.scales[expert])
         return mxfp4_dequantize(matrix, out.dtype, out)
     if isinstance(stack, Nf4Stack):
         rows = (expert * stack.out_features, stack.out_features)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from localq.formats.codebooks.experts_kernel import VqStack, check_vq_stack
 from localq.formats.nf4 import kernel as nf4_kernel
-from localq.formats.nf4.kernel import Nf4Matrix
+from localq.formats.nf4.kernel import Nf4Operand
 from localq.kernels.checks import HALF_TYPES, check
 
 MXFP4_BLOCK = 32
@@ -58,7 +58,7 @@ class Mxfp4Stack:
 class Nf4Stack:
     """Experts in NF4: `matrix` [E * out, in], row by row (not tiled), scales in u8 or f32."""
 
-    matrix: Nf4Matrix
+    matrix: Nf4Operand
     experts: int
 
     @property

@@ -15,7 +15,7 @@ weight[r, k] = (code[k, r] - zero[k // G, r]) * scale[k // G, r], rounded once t
 This is AutoAWQ's `dequantize_gemm` (awq/utils/packing_utils.py; the packing is that of awq/modules/linear/gemm.py), bit
 for bit; transformers 5 runs the same in GPTQModel. In memory the codes lie along the input, as `int4_codec` says.
 4 + 20 / G bits per weight: 4.16 in groups of 128. The layouts `gemv`, `gemv_fast`, `exllama`, `marlin` and `llm-awq`
-are refused by name (`schemes.not_read`); what is left in 16 bit says so by its tensors.
+are refused by name (`stored_format.unreadable`); what is left in 16 bit says so by its tensors.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-# Weights that are unpacked together. On a GPU their temporaries stay within `format_facts.UNPACK_BYTES`.
+# Weights that are unpacked together. On a GPU their temporaries stay within `Format.unpack_bytes`.
 CHUNK_WEIGHTS = {"cpu": 2**20, "cuda": 2**22}
 ROWS = 8  # chunks and slabs begin at multiples of so many rows: their zero points lie in whole words
 

@@ -22,7 +22,7 @@ quantization, 0x77777777 throughout, have none.
 This is `dequantize_weight` of GPTQModel's torch path (nn_modules/qlinear/__init__.py), which transformers 5 runs, bit
 for bit. In memory columns lie in the order of their groups, with the permutation beside them (`int4_codec`).
 4 + 20 / G bits per weight and 16 for each column: 4.16 in groups of 128. Old files have biases of zeros where the model
-has none (`idle_biases`). The layouts `marlin`, `bitblas` and others are refused by name (`schemes.not_read`).
+has none (`idle_biases`). The layouts `marlin`, `bitblas` and others are refused by name (`stored_format.unreadable`).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def from_checkpoint(checkpoint: Checkpoint, prefix: str) -> Packed:
         codes = words[:, rows].T.contiguous().view(torch.uint8)
         return codes if in_order else bytes_of(nibbles(codes)[:, order])
 
-    if schemes.layout_of(checkpoint.quantization) != "gptq_v2":
+    if schemes.int4_layout(checkpoint.quantization) != "gptq_v2":
         zeros = (zeros.long() + ONES).to(torch.int32)
     packed_order = None if order is None else as_order(order)
     return Packed(int4_read.repacked(of, part), scales, zeros.view(torch.uint8), packed_order, of.group, in_order)

@@ -6,8 +6,8 @@ All work under CUDA graph capture and allocate nothing but their result. A matri
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from localq import kernels
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES, TYPES, NibbleRows, check, check_cuda, place
+from localq.kernels.operand import Operand, address, equal
 
 ROWS, COLUMNS = 16, 64  # out and in are multiples of them
 WIDEST_ORDER = 49_152  # columns of x that are gathered into shared memory, which is 99 KiB on the smallest card
@@ -22,8 +23,8 @@ GROUP_COLUMNS = 32  # groups of `int4_gemv` have a multiple of so many columns; 
 
 
 @dataclass(frozen=True)
-class Int4Matrix(NibbleRows):
-    """The tensors of one matrix [out, in] in tiled order; groups = ceil(in / group).
+class Int4Operand(NibbleRows, Operand):
+    """A matrix [out, in] of AWQ or GPTQ in tiled order; groups = ceil(in / group).
 
     codes    u8 [out, in/2]
     scales   float16, bfloat16 or float32 [groups, out]; `int4_gemv` takes the first two
@@ -40,12 +41,30 @@ class Int4Matrix(NibbleRows):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that a product reads of it."""
+        """Codes, scales, zero points and the order of columns."""
         order = 0 if self.order is None else self.order.nbytes
         return self.codes.nbytes + self.scales.nbytes + self.zeros.nbytes + order
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """One launch has one x, in one order, and groups and scales of one kind."""
+        return self.group, self.scales.dtype, address(self.order)
 
-def reads(matrix: Int4Matrix) -> bool:
+    @property
+    def launch(self) -> Callable[..., Tensor]:
+        """`int4_gemv`."""
+        return int4_gemv
+
+    def readable(self, dtype: torch.dtype = torch.float16) -> bool:
+        """On a GPU, of the shapes and types of `reads`."""
+        return self.codes.is_cuda and reads(self)
+
+    def sharing(self, first: Int4Operand) -> Int4Operand:
+        """The order of columns."""
+        return replace(self, order=first.order) if equal(self.order, first.order) else self
+
+
+def reads(matrix: Int4Operand) -> bool:
     """`int4_gemv` has a kernel for its shape, its groups, its order and the type of its scales, with one row of x on
     every card."""
     gathers = matrix.order is None or matrix.in_features <= WIDEST_ORDER
@@ -58,17 +77,16 @@ def reads(matrix: Int4Matrix) -> bool:
 
 def int4_gemv(
     x: Tensor,
-    matrices: Sequence[Int4Matrix],
+    operands: Sequence[Int4Operand],
     *,
-    biases: Sequence[Tensor | None] | None = None,
     norm: gemv.Norm | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """y = residual + norm(x) W^T + bias for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
+    """y = residual + norm(x) W^T + biases for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
 
-    `matrices` share x, its order and the size of groups: one, or q, k and v, or gate and up; their results lie behind
+    `operands` share x, its order and the size of groups: one, or q, k and v, or gate and up; their results lie behind
     each other. With `activation` there are two of one size and y = activation(first) * second. `norm` needs one row,
     `order` so few that x fits into shared memory. `out` may be float32; else the dtype of x. Sums of (code - zero) * x
     in f32, then the scale, rounded once; the same bits run after run. Raises ValueError by the argument's name.
@@ -76,9 +94,9 @@ def int4_gemv(
     Memory-bound: `int4_gemv_bytes` over the memory bandwidth is the floor.
     """
     op = "int4_gemv"
-    gemv.check_x(op, x, [matrix.codes for matrix in matrices])
-    first = matrices[0]
-    for matrix in matrices:
+    gemv.check_x(op, x, [matrix.codes for matrix in operands])
+    first = operands[0]
+    for matrix in operands:
         check_matrix(op, matrix)
         check(op, "codes", matrix.codes, x.device, (torch.uint8,), matrix.codes.numel())
         if matrix.in_features != x.shape[1]:
@@ -90,11 +108,10 @@ def int4_gemv(
             )
         if matrix.scales.dtype != first.scales.dtype:
             raise ValueError(f"{op}: scales are {matrix.scales.dtype}, those of the first {first.scales.dtype}")
-    outs = [matrix.out_features for matrix in matrices]
-    out, prepared = gemv.prepared(op, x, outs, biases, norm, residual, activation, out)
+    out, prepared = gemv.prepare(op, x, operands, norm, residual, activation, out)
     check_cuda(op, "codes", first.codes)
     kernels.module().int4_gemv(
-        matrices=[arguments(matrix) for matrix in matrices],
+        matrices=[arguments(matrix) for matrix in operands],
         stored=TYPES[first.scales.dtype],
         **prepared,
         **place(x),
@@ -102,7 +119,7 @@ def int4_gemv(
     return out
 
 
-def int4_dequantize(matrix: Int4Matrix, first: int, out: Tensor) -> Tensor:
+def int4_dequantize(matrix: Int4Operand, first: int, out: Tensor) -> Tensor:
     """Rows of the weights from `first` on, a multiple of 16, into `out` [count, in] and `out`; count is one as well.
 
     Columns lie as in the codes: `order` says where they belong. Of any float dtype of 16 or 32 bits; bit-exact with
@@ -142,7 +159,7 @@ def int4_dequantize_bytes(out: int, columns: int, group: int, dtype: torch.dtype
     return int4_weight_bytes(out, columns, group) + out * columns * dtype.itemsize
 
 
-def check_matrix(op: str, matrix: Int4Matrix) -> None:
+def check_matrix(op: str, matrix: Int4Operand) -> None:
     """Raises ValueError, naming the tensor, unless all of them have the dtype, size and device that they must."""
     out, columns, device = matrix.out_features, matrix.in_features, matrix.codes.device
     if matrix.codes.dim() != 2 or out % ROWS or columns % COLUMNS or out * columns == 0:
@@ -157,7 +174,7 @@ def check_matrix(op: str, matrix: Int4Matrix) -> None:
         check(op, "order", matrix.order, device, (torch.int16,), columns)
 
 
-def arguments(matrix: Int4Matrix) -> tuple[int, int, int, int, int, int, int]:
+def arguments(matrix: Int4Operand) -> tuple[int, int, int, int, int, int, int]:
     """The matrix as csrc/int4/bind.cpp takes it: addresses, sizes, columns of a group."""
     return (
         matrix.codes.data_ptr(),

@@ -6,18 +6,18 @@ At load codes, scales and zero points are put into the order that the kernels re
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from localq.formats.int4 import kernel as int4_kernel
 from localq.formats.int4 import tiles as int4_tiles
 from localq.formats.int4.codec import Packed, columns_of, dequantize, dequantize_rows
+from localq.formats.int4.kernel import Int4Operand
 from localq.formats.linear import SlabLinear
-
-if TYPE_CHECKING:
-    from localq.formats.int4.kernel import Int4Matrix
+from localq.kernels import gemv
+from localq.kernels.checks import HALF_TYPES
 
 
 class Int4Linear(SlabLinear):
@@ -50,16 +50,11 @@ class Int4Linear(SlabLinear):
         """The buffers in the form of the codec; copies where they are tiled."""
         return int4_tiles.untile(self._held) if self.tiled else self._held
 
-    @property
-    def matrix(self) -> Int4Matrix | None:
-        """The buffers as the kernels take them; None where they are not tiled."""
+    def operand(self) -> Int4Operand | None:
+        """The buffers; None where they are not tiled."""
         if not self.tiled:
             return None
-        from localq.formats.int4.kernel import (
-            Int4Matrix,  # the compiled part: loaded where there is a GPU, for start-up cost
-        )
-
-        return Int4Matrix(self.codes, self.scales, self.zeros, self._order, self.group)
+        return Int4Operand(self.codes, self.scales, self.zeros, self._order, self.group, bias=self.bias)
 
     @property
     def _order(self) -> Tensor | None:
@@ -77,17 +72,13 @@ class Int4Linear(SlabLinear):
         """See the class."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
-        from localq.formats.int4.kernel import int4_gemv, reads
-        from localq.kernels import gemv  # as in `matrix`
-        from localq.kernels.checks import HALF_TYPES
-
-        matrix = self.matrix
+        operand = self.operand()
         few = x.shape[0] <= gemv.ROWS and x.dtype in HALF_TYPES
-        if matrix is None or not few or not reads(replace(matrix, order=None)):
+        if operand is None or not few or not int4_kernel.reads(replace(operand, order=None)):
             return self._by_slabs(x)
-        if x.shape[0] > 1 or not reads(matrix):  # which may be too much for the kernel to gather
-            x, matrix = self._ordered(x), replace(matrix, order=None)
-        return int4_gemv(x, [matrix], biases=[self.bias])
+        if x.shape[0] > 1 or not int4_kernel.reads(operand):  # which may be too much for the kernel to gather
+            x, operand = self._ordered(x), replace(operand, order=None)
+        return int4_kernel.int4_gemv(x, [operand])
 
     def product_of_rows(self, x: Tensor, first: int, count: int, bias: Tensor | None) -> Tensor:
         """See `SlabLinear`."""
@@ -97,11 +88,9 @@ class Int4Linear(SlabLinear):
         """See `SlabLinear`; columns lie as they are packed, in the order of their groups."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
-        matrix = self.matrix
-        if matrix is not None and out.is_cuda:
-            from localq.formats.int4.kernel import int4_dequantize  # as in `matrix`
-
-            return int4_dequantize(matrix, first, out)
+        operand = self.operand()
+        if operand is not None and out.is_cuda:
+            return int4_kernel.int4_dequantize(operand, first, out)
         packed = self._held
         if self.tiled:
             packed, first = int4_tiles.untile_rows(packed, first, count), 0

@@ -21,10 +21,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from localq.formats.int8.kernel import COLUMNS, Int8Matrix, int8_gemv
+from localq.formats.int8 import kernel as int8_kernel
+from localq.formats.int8.kernel import COLUMNS, Int8Operand
+from localq.formats.linear import PackedLinear
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES
 
@@ -73,7 +75,7 @@ def bytes(out: int, columns: int) -> int:
     return out * columns + 4 * out
 
 
-class Linear(nn.Module):
+class Linear(PackedLinear):
     """y = W x + b with W in 8 bits. x [T, in] of any float dtype -> [T, out] of the same dtype.
 
     CUDA: up to 8 rows of float16 or bfloat16 the kernel reads the codes; above, and on the CPU, W is dequantized into a
@@ -91,13 +93,12 @@ class Linear(nn.Module):
         for name, tensor in (("codes", codes), ("scales", scales), ("bias", bias)):
             self.register_buffer(name, tensor)
 
-    @property
-    def matrix(self) -> Int8Matrix:
-        """The tensors as the kernels take them."""
-        return Int8Matrix(self.codes, self.scales)
+    def operand(self) -> Int8Operand:
+        """The tensors as they are."""
+        return Int8Operand(self.codes, self.scales, bias=self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
         if x.is_cuda and x.dtype in HALF_TYPES and x.shape[0] <= gemv.ROWS:
-            return int8_gemv(x, [self.matrix], biases=[self.bias])
+            return int8_kernel.int8_gemv(x, [self.operand()])
         return F.linear(x, dequantize(Packed(self.codes, self.scales), x.dtype), self.bias)

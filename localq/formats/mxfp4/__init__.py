@@ -23,7 +23,7 @@ code, and saturate at 6 (a block's largest may lie at up to 8). So do the refere
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,10 +33,10 @@ from localq.errors import bad_file
 from localq.files.json_files import DAMAGED
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.linear import SlabLinear
+from localq.formats.mxfp4 import kernel as mxfp4_kernel
 from localq.formats.mxfp4.codec import BLOCK, NOT_A_NUMBER, VALUES, Packed, dequantize, quantize
-
-if TYPE_CHECKING:
-    from localq.formats.mxfp4.kernel import Mxfp4Matrix
+from localq.formats.mxfp4.kernel import Mxfp4Operand
+from localq.kernels import gemv
 
 __all__ = [
     "BLOCK",
@@ -85,33 +85,28 @@ class Linear(SlabLinear):
         """The buffers in the form of the codec."""
         return Packed(self.codes, self.scales)
 
-    @property
-    def matrix(self) -> Mxfp4Matrix:
-        """The buffers as the kernels take them."""
-        from localq.formats.mxfp4.kernel import (
-            Mxfp4Matrix,  # the compiled part: only where there is a GPU, for start-up cost
-        )
+    def operand(self) -> Mxfp4Operand | None:
+        """The buffers, where their columns are whole steps of the product."""
+        return self._operand if mxfp4_kernel.reads(self._operand) else None
 
-        return Mxfp4Matrix(self.codes, self.scales)
+    @property
+    def _operand(self) -> Mxfp4Operand:
+        return Mxfp4Operand(self.codes, self.scales, bias=self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
-        from localq.formats.mxfp4.kernel import mxfp4_gemv, reads
-        from localq.kernels import gemv  # as in `matrix`
-
-        if x.shape[0] > gemv.ROWS or x.dtype == torch.float32 or not reads(self.matrix):
+        operand = self.operand()
+        if x.shape[0] > gemv.ROWS or x.dtype == torch.float32 or operand is None:
             return self._by_slabs(x)
-        return mxfp4_gemv(x, [self.matrix], biases=[self.bias])
+        return mxfp4_kernel.mxfp4_gemv(x, [operand])
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """See `SlabLinear`."""
         if not self.codes.is_cuda:
             return dequantize(self.packed.rows(slice(first, first + count)), dtype, out)
-        from localq.formats.mxfp4.kernel import mxfp4_dequantize  # as in `matrix`
-
-        return mxfp4_dequantize(self.matrix, dtype, out, (first, count))
+        return mxfp4_kernel.mxfp4_dequantize(self._operand, dtype, out, (first, count))
 
 
 def bytes(out: int, columns: int) -> int:

@@ -1,11 +1,11 @@
-"""Operations on MXFP4 weights (localq/quant/mxfp4.py): checks of the tensors, then the kernels on torch's stream.
+"""Operations on MXFP4 weights (`formats.mxfp4`): checks of the tensors, then the kernels on torch's stream.
 
 All work under CUDA graph capture and allocate nothing but their result. Stacks of experts: `experts.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import TYPES, NibbleRows, check, check_cuda, check_slab, place
+from localq.kernels.checks import HALF_TYPES, TYPES, NibbleRows, check, check_cuda, check_slab, place
+from localq.kernels.operand import Operand
 
 BLOCK = 32
 COLUMNS = 64  # a row that `mxfp4_gemv` reads is a whole number of them
@@ -21,8 +22,8 @@ WIDEST = 49_152  # columns: one row of x in shared memory, which is 99 KiB on th
 
 
 @dataclass(frozen=True)
-class Mxfp4Matrix(NibbleRows):
-    """The tensors of one matrix [out, in], in % 32 == 0 (of products in % 64 == 0); codes 16-byte aligned.
+class Mxfp4Operand(NibbleRows, Operand):
+    """A matrix [out, in] in MXFP4, in % 32 == 0 (of products in % 64 == 0); codes 16-byte aligned.
 
     codes   u8 [out, in/2]    the even column is the low nibble
     scales  u8 [out, in/32]   E8M0
@@ -31,25 +32,43 @@ class Mxfp4Matrix(NibbleRows):
     codes: Tensor
     scales: Tensor
 
+    @property
+    def nbytes(self) -> int:
+        """Codes and scales."""
+        return self.codes.nbytes + self.scales.nbytes
 
-def reads(matrix: Mxfp4Matrix) -> bool:
+    @property
+    def key(self) -> tuple[object, ...]:
+        """All go together."""
+        return ()
+
+    @property
+    def launch(self) -> Callable[..., Tensor]:
+        """`mxfp4_gemv`."""
+        return mxfp4_gemv
+
+    def readable(self, dtype: torch.dtype = torch.float16) -> bool:
+        """On a GPU, in 16 bit."""
+        return self.codes.is_cuda and dtype in HALF_TYPES
+
+
+def reads(matrix: Mxfp4Operand) -> bool:
     """`mxfp4_gemv` has a kernel for its columns, on every card."""
     return matrix.in_features % COLUMNS == 0 and matrix.in_features <= WIDEST
 
 
 def mxfp4_gemv(
     x: Tensor,
-    matrices: Sequence[Mxfp4Matrix],
+    operands: Sequence[Mxfp4Operand],
     *,
-    biases: Sequence[Tensor | None] | None = None,
     norm: gemv.Norm | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """y = residual + norm(x) W^T + bias for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
+    """y = residual + norm(x) W^T + biases for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
 
-    `matrices` share x: one, or q, k and v, or gate and up; their results lie behind each other. With `activation` there
+    `operands` share x: one, or q, k and v, or gate and up; their results lie behind each other. With `activation` there
     are two of one size and y = activation(first) * second. `norm` needs one row. `out` may be float32 (logits); else
     the dtype of x. Sums in f32, rounded once, the same bits run after run. Raises ValueError by the argument's name,
     also where one row of x does not fit into shared memory (`reads`).
@@ -58,26 +77,25 @@ def mxfp4_gemv(
     more are multiplied some at a time, which reads the weights as often.
     """
     op = "mxfp4_gemv"
-    gemv.check_x(op, x, [matrix.codes for matrix in matrices])
-    for matrix in matrices:
+    gemv.check_x(op, x, [matrix.codes for matrix in operands])
+    for matrix in operands:
         check_matrix(op, matrix, COLUMNS)
         if matrix.in_features != x.shape[1]:
             raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {matrix.in_features}")
         check(op, "codes", matrix.codes, x.device, (torch.uint8,), matrix.codes.numel())
-    outs = [matrix.out_features for matrix in matrices]
-    out, arguments = gemv.prepared(op, x, outs, biases, norm, residual, activation, out)
-    check_cuda(op, "codes", matrices[0].codes)
+    out, arguments = gemv.prepare(op, x, operands, norm, residual, activation, out)
+    check_cuda(op, "codes", operands[0].codes)
     of_kernel = [
-        (each.codes.data_ptr(), each.scales.data_ptr(), each.out_features, each.in_features) for each in matrices
+        (each.codes.data_ptr(), each.scales.data_ptr(), each.out_features, each.in_features) for each in operands
     ]
     kernels.module().mxfp4_gemv(matrices=of_kernel, **arguments, **place(x))
     return out
 
 
 def mxfp4_dequantize(
-    matrix: Mxfp4Matrix, dtype: torch.dtype, out: Tensor | None = None, rows: tuple[int, int] | None = None
+    matrix: Mxfp4Operand, dtype: torch.dtype, out: Tensor | None = None, rows: tuple[int, int] | None = None
 ) -> Tensor:
-    """The weights in `dtype` (float16, bfloat16 or float32) -> [out, in], bit for bit `quant.mxfp4.dequantize`.
+    """The weights in `dtype` (float16, bfloat16 or float32) -> [out, in], bit for bit `mxfp4.dequantize`.
 
     `rows` = (first, count): only a slab of them.
 
@@ -116,7 +134,7 @@ def mxfp4_dequantize_bytes(out: int, columns: int, dtype: torch.dtype) -> int:
     return mxfp4_weight_bytes(out * columns) + out * columns * dtype.itemsize
 
 
-def check_matrix(op: str, matrix: Mxfp4Matrix, step: int) -> None:
+def check_matrix(op: str, matrix: Mxfp4Operand, step: int) -> None:
     """Raises ValueError, naming the tensor, unless both fit together and the columns are a multiple of `step`."""
     codes, scales = matrix.codes, matrix.scales
     if codes.dim() != 2 or not codes.numel() or 2 * codes.shape[1] % step:

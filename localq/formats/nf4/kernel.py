@@ -7,8 +7,8 @@ does, or `tiled`: the same bytes in the order in which the kernels read them (cs
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -16,13 +16,15 @@ from torch import Tensor
 from localq import kernels
 from localq.kernels import gemv
 from localq.kernels.checks import HALF_TYPES, TYPES, check, check_cuda, check_slab, place
+from localq.kernels.operand import Operand, address, equal
 
 BLOCK, NESTED_BLOCK, VALUES = 64, 256, 16
+TILE_ROWS = 16  # that the tiled order keeps together
 
 
 @dataclass(frozen=True)
-class Nf4Matrix:
-    """The tensors of one matrix [out, in], in % 64 == 0. Shapes of codes and absmax count elements only.
+class Nf4Operand(Operand):
+    """A matrix [out, in] in NF4, in % 64 == 0. Shapes of codes and absmax count elements only.
 
     codes          u8  [out*in/2]        the even column is the high nibble
     absmax         u8  [out*in/64], or f32 where nested_absmax is None
@@ -48,9 +50,55 @@ class Nf4Matrix:
         """Weights."""
         return self.out_features * self.in_features
 
+    @property
+    def nbytes(self) -> int:
+        """Codes and scales; the two small tables are left out."""
+        return nf4_weight_bytes(self.count, self.nested_absmax is not None)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """One launch has one order and one of each table."""
+        return self.tiled, self.code_map.data_ptr(), address(self.nested_map)
+
+    @property
+    def launch(self) -> Callable[..., Tensor]:
+        """`nf4_gemv`."""
+        return nf4_gemv
+
+    def readable(self, dtype: torch.dtype = torch.float16) -> bool:
+        """On a GPU, in 16 bit."""
+        return self.codes.is_cuda and dtype in HALF_TYPES
+
+    def sharing(self, first: Nf4Operand) -> Nf4Operand:
+        """Both small tables."""
+        code_map = first.code_map if equal(self.code_map, first.code_map) else self.code_map
+        nested_map = first.nested_map if equal(self.nested_map, first.nested_map) else self.nested_map
+        return replace(self, code_map=code_map, nested_map=nested_map)
+
+    def halves(self) -> tuple[Nf4Operand, Nf4Operand] | None:
+        """Cut between tiles, and between the groups of blocks that share a nested scale."""
+        rows = self.out_features // 2
+        blocks = rows * self.in_features // BLOCK
+        if self.out_features % (2 * TILE_ROWS) or (self.nested_absmax is not None and blocks % NESTED_BLOCK):
+            return None
+        return self._rows(slice(0, rows)), self._rows(slice(rows, self.out_features))
+
+    def _rows(self, rows: slice) -> Nf4Operand:
+        weights = slice(rows.start * self.in_features, rows.stop * self.in_features)
+        codes, blocks = (slice(weights.start // step, weights.stop // step) for step in (2, BLOCK))
+        groups = slice(blocks.start // NESTED_BLOCK, -(-blocks.stop // NESTED_BLOCK))
+        return replace(
+            self,
+            codes=self.codes.view(-1)[codes],
+            absmax=self.absmax.view(-1)[blocks],
+            nested_absmax=None if self.nested_absmax is None else self.nested_absmax[groups],
+            out_features=rows.stop - rows.start,
+            bias=None if self.bias is None else self.bias[rows],
+        )
+
 
 def nf4_dequantize(
-    matrix: Nf4Matrix,
+    matrix: Nf4Operand,
     dtype: torch.dtype,
     out: Tensor | None = None,
     rows: tuple[int, int] | None = None,
@@ -81,42 +129,40 @@ def nf4_dequantize(
 
 def nf4_gemv(
     x: Tensor,
-    matrices: Sequence[Nf4Matrix],
+    operands: Sequence[Nf4Operand],
     *,
-    biases: Sequence[Tensor | None] | None = None,
     norm: gemv.Norm | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """y = residual + norm(x) W^T + bias for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
+    """y = residual + norm(x) W^T + biases for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
 
-    `matrices` share x: one, or q, k and v, or gate and up; their results lie behind each other. With `activation` there
+    `operands` share x: one, or q, k and v, or gate and up; their results lie behind each other. With `activation` there
     are two of one size and y = activation(first) * second. `norm` needs one row. `out` may be float32 (logits); else
     the dtype of x. Sums in f32, rounded once, the same bits run after run.
 
     Memory-bound: `nf4_gemv_bytes` over the memory bandwidth is the floor.
     """
     op = "nf4_gemv"
-    gemv.check_x(op, x, [matrix.codes for matrix in matrices])
-    for matrix in matrices:
+    gemv.check_x(op, x, [matrix.codes for matrix in operands])
+    for matrix in operands:
         if matrix.in_features != x.shape[1]:
             raise ValueError(f"{op}: x has {x.shape[1]} columns, a matrix has {matrix.in_features}")
         check_matrix(op, matrix)
-    outs = [matrix.out_features for matrix in matrices]
-    out, prepared = gemv.prepared(op, x, outs, biases, norm, residual, activation, out)
-    check_cuda(op, "codes", matrices[0].codes)
-    kernels.module().nf4_gemv(matrices=[arguments(matrix) for matrix in matrices], **prepared, **place(x))
+    out, prepared = gemv.prepare(op, x, operands, norm, residual, activation, out)
+    check_cuda(op, "codes", operands[0].codes)
+    kernels.module().nf4_gemv(matrices=[arguments(matrix) for matrix in operands], **prepared, **place(x))
     return out
 
 
-def nf4_gemm(x: Tensor, matrix: Nf4Matrix, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+def nf4_gemm(x: Tensor, matrix: Nf4Operand, out: Tensor | None = None) -> Tensor:
     """y = x W^T + bias for 9 and more rows. x [rows, in] float16 or bfloat16 -> [rows, out] of the same type.
 
     Takes fewer rows as well, for which `nf4_gemv` is faster. Sums in f32, rounded once, the same bits run after run.
 
     Memory-bound for few rows, then bound by tensor cores: W is read and decoded again for every 64 rows, so that from
-    some number of rows on `nf4_dequantize` and cuBLAS are faster (`quant.nf4_crossover`).
+    some number of rows on `nf4_dequantize` and cuBLAS are faster (`formats.nf4.crossover`).
     """
     op = "nf4_gemm"
     if x.dim() != 2 or x.shape[0] < 1:
@@ -126,6 +172,7 @@ def nf4_gemm(x: Tensor, matrix: Nf4Matrix, bias: Tensor | None = None, out: Tens
         raise ValueError(f"{op}: x has {columns} columns, the matrix has {matrix.in_features}")
     check_matrix(op, matrix)
     check(op, "x", x, matrix.codes.device, HALF_TYPES, rows * columns)
+    bias = matrix.bias
     if bias is not None:
         check(op, "bias", bias, x.device, (x.dtype,), matrix.out_features)
     if out is None:
@@ -166,7 +213,7 @@ def nf4_gemm_bytes(rows: int, out: int, columns: int, nested: bool = True, items
     return nf4_gemv_bytes(rows, out, columns, nested, itemsize)
 
 
-def check_matrix(op: str, matrix: Nf4Matrix) -> None:
+def check_matrix(op: str, matrix: Nf4Operand) -> None:
     """Raises ValueError, naming the tensor, unless all of them have the dtype, size and device that they must."""
     if matrix.in_features % BLOCK or matrix.count <= 0:
         shape = (matrix.out_features, matrix.in_features)
@@ -184,7 +231,7 @@ def check_matrix(op: str, matrix: Nf4Matrix) -> None:
     check(op, "nested_map", matrix.nested_map, device, (torch.float32,), NESTED_BLOCK)
 
 
-def arguments(matrix: Nf4Matrix) -> tuple[int, int, int, int, float, int, int, int, bool]:
+def arguments(matrix: Nf4Operand) -> tuple[int, int, int, int, float, int, int, int, bool]:
     """The matrix as csrc/nf4/bind.cpp takes it: addresses, offset, sizes, order."""
     nested = matrix.nested_absmax
     return (

@@ -8,7 +8,6 @@ the loader replaces it there by a dequantized nn.Linear.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,11 +15,11 @@ from torch.nn import functional as F
 
 from localq.formats.linear import SlabLinear
 from localq.formats.nf4 import crossover
+from localq.formats.nf4 import kernel as nf4_kernel
 from localq.formats.nf4 import tiles as nf4_tiles
 from localq.formats.nf4.codec import CODE_MAP, Packed, dequantize
-
-if TYPE_CHECKING:
-    from localq.formats.nf4.kernel import Nf4Matrix
+from localq.formats.nf4.kernel import Nf4Operand
+from localq.kernels import gemv
 
 TILED_AT_A_TIME = 2**24  # weights, of which the copy takes 8 MiB
 _shared_tables: dict[torch.device, list[Tensor]] = {}
@@ -70,14 +69,9 @@ class Linear(SlabLinear):
             codes, absmax = nf4_tiles.untile(codes, absmax, self.shape)
         return Packed(codes, absmax, self.nested_absmax, self.nested_map, self.offset, self.shape, self.dtype)
 
-    @property
-    def matrix(self) -> Nf4Matrix:
-        """The buffers as the kernels take them."""
-        from localq.formats.nf4.kernel import (
-            Nf4Matrix,  # the compiled part: loaded where there is a GPU, for start-up cost
-        )
-
-        return Nf4Matrix(
+    def operand(self) -> Nf4Operand:
+        """The buffers; every layout is read."""
+        return Nf4Operand(
             self.codes,
             self.absmax,
             self.nested_absmax,
@@ -87,6 +81,7 @@ class Linear(SlabLinear):
             self.out_features,
             self.in_features,
             self.tiled,
+            bias=self.bias,
         )
 
     def tile_(self) -> Linear:
@@ -108,21 +103,18 @@ class Linear(SlabLinear):
         """See the class."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
-        from localq.formats.nf4.kernel import nf4_gemm, nf4_gemv
-        from localq.kernels import gemv  # as in `matrix`
-
         rows = x.shape[0]
         if x.dtype == torch.float32 or rows >= _rows_from(x.device, self.out_features * self.in_features):
             return self._by_slabs(x)
         if rows > gemv.ROWS:
-            return nf4_gemm(x, self.matrix, bias=self.bias)
-        return nf4_gemv(x, [self.matrix], biases=[self.bias])
+            return nf4_kernel.nf4_gemm(x, self.operand())
+        return nf4_kernel.nf4_gemv(x, [self.operand()])
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """See `SlabLinear`."""
-        from localq.formats.nf4.kernel import nf4_dequantize  # as in `matrix`
-
-        return nf4_dequantize(self.matrix, dtype, out, None if count == self.out_features else (first, count))
+        return nf4_kernel.nf4_dequantize(
+            self.operand(), dtype, out, None if count == self.out_features else (first, count)
+        )
 
 
 @functools.cache

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,11 +38,12 @@ from localq.files.json_files import DAMAGED
 from localq.formats.checkpoint import Checkpoint
 from localq.formats.int4.codec import bytes_of, nibbles
 from localq.formats.linear import SlabLinear
+from localq.formats.squeezellm import kernel as squeezellm_kernel
 from localq.formats.squeezellm import tiles as squeezellm_tiles
 from localq.formats.squeezellm.fit import VALUES, fitted
-
-if TYPE_CHECKING:
-    from localq.formats.squeezellm.kernel import RowLutMatrix
+from localq.formats.squeezellm.kernel import RowLutOperand
+from localq.kernels import gemv
+from localq.kernels.checks import HALF_TYPES
 
 BLOCK = 32  # rows are made whose columns are a multiple of it: those that the kernel multiplies
 WORD = 8  # codes of an int32
@@ -219,19 +220,13 @@ class Linear(SlabLinear):
         """The buffers in the form of the codec, row by row; a copy of the codes where they are tiled."""
         return Packed(squeezellm_tiles.untile(self.codes) if self.tiled else self.codes, self.table)
 
-    @property
-    def matrix(self) -> RowLutMatrix:
-        """The buffers as the kernels take them."""
-        from localq.formats.squeezellm.kernel import RowLutMatrix  # the compiled part: loaded where there is a GPU
-
-        return RowLutMatrix(self.codes, self.table, self.tiled)
+    def operand(self) -> RowLutOperand | None:
+        """The buffers, where their columns are whole loads of the product."""
+        return None if self.in_features % squeezellm_kernel.COLUMNS else self._operand
 
     @property
-    def multiplies(self) -> bool:
-        """`rowlut_gemv` takes it, on a GPU."""
-        from localq.formats.squeezellm import kernel as squeezellm_kernel  # as in `matrix`
-
-        return self.in_features % squeezellm_kernel.COLUMNS == 0
+    def _operand(self) -> RowLutOperand:
+        return RowLutOperand(self.codes, self.table, self.tiled, bias=self.bias)
 
     def tile_(self) -> Linear:
         """Put the codes into tiles, in place, where rows and columns allow it."""
@@ -244,11 +239,8 @@ class Linear(SlabLinear):
         """See the class."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
-        from localq.formats.squeezellm.kernel import rowlut_gemv
-        from localq.kernels import gemv  # as in `matrix`
-
-        few = x.shape[0] <= gemv.ROWS and x.dtype in (torch.float16, torch.bfloat16)
-        return rowlut_gemv(x, [self.matrix], biases=[self.bias]) if few and self.multiplies else self._by_slabs(x)
+        operand = self.operand() if x.shape[0] <= gemv.ROWS and x.dtype in HALF_TYPES else None
+        return self._by_slabs(x) if operand is None else squeezellm_kernel.rowlut_gemv(x, [operand])
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """See `SlabLinear`."""
@@ -256,6 +248,4 @@ class Linear(SlabLinear):
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.codes.device)
         if not out.is_cuda:
             return dequantize_rows(Packed(self.codes, self.table), first, out, self.tiled)
-        from localq.formats.squeezellm.kernel import rowlut_dequantize  # as in `matrix`
-
-        return rowlut_dequantize(self.matrix, first, out)
+        return squeezellm_kernel.rowlut_dequantize(self._operand, first, out)

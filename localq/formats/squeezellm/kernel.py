@@ -1,11 +1,11 @@
-"""Weights of 4 bits with 16 values a row (localq/quant/squeezellm.py): checks of the tensors, then the kernels.
+"""Weights of 4 bits with 16 values a row (`formats.squeezellm`): checks of the tensors, then the kernels.
 
 Work under CUDA graph capture and allocate nothing but their results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from localq import kernels
 from localq.kernels import gemv
-from localq.kernels.checks import TYPES, NibbleRows, check, check_cuda, place
+from localq.kernels.checks import HALF_TYPES, TYPES, NibbleRows, check, check_cuda, place
+from localq.kernels.operand import Operand
 
 COLUMNS = 32  # of a load of 16 bytes: a product takes whole ones
 WORD = 8  # codes that are unpacked together
@@ -22,12 +23,12 @@ GROUP, STEP = 8, 64  # rows of a tile, and bytes of each that lie behind each ot
 
 
 @dataclass(frozen=True)
-class RowLutMatrix(NibbleRows):
-    """The tensors of one matrix [out, in].
+class RowLutOperand(NibbleRows, Operand):
+    """A matrix [out, in] of SqueezeLLM.
 
     codes   u8  [out, in / 2]   byte j of a row: column 2j in the low nibble, 2j + 1 in the high one
     table   f16 [out, 16]       what the codes of a row stand for
-    tiled   the bytes of `codes` are in the order of localq/quant/squeezellm_tiles.py, which is faster
+    tiled   the bytes of `codes` are in the order of `formats.squeezellm.tiles`, which is faster
     """
 
     codes: Tensor
@@ -39,20 +40,33 @@ class RowLutMatrix(NibbleRows):
         """Bytes of both."""
         return self.codes.nbytes + self.table.nbytes
 
+    @property
+    def key(self) -> tuple[object, ...]:
+        """One launch has one order."""
+        return (self.tiled,)
+
+    @property
+    def launch(self) -> Callable[..., Tensor]:
+        """`rowlut_gemv`."""
+        return rowlut_gemv
+
+    def readable(self, dtype: torch.dtype = torch.float16) -> bool:
+        """On a GPU, in 16 bit."""
+        return self.codes.is_cuda and dtype in HALF_TYPES
+
 
 def rowlut_gemv(
     x: Tensor,
-    matrices: Sequence[RowLutMatrix],
+    operands: Sequence[RowLutOperand],
     *,
-    biases: Sequence[Tensor | None] | None = None,
     norm: gemv.Norm | None = None,
     residual: Tensor | None = None,
     activation: str | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """y = residual + norm(x) W^T + bias for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
+    """y = residual + norm(x) W^T + biases for few rows. x [rows <= 8, in] float16 or bfloat16 -> [rows, sum of outs].
 
-    `matrices` share x and are all tiled or none: one, or q, k and v, or gate and up; their results lie behind each
+    `operands` share x and are all tiled or none: one, or q, k and v, or gate and up; their results lie behind each
     other. With `activation` there are two of one size and y = activation(first) * second. `norm` needs one row. `out`
     may be float32 (logits); else the dtype of x. in % 32 == 0; a row that is normed must fit into shared memory beside
     a table of 64 KB, which on cards with 99 KB are 16,000 columns.
@@ -64,19 +78,18 @@ def rowlut_gemv(
     Memory-bound: `rowlut_gemv_bytes` over the memory bandwidth is the floor.
     """
     op = "rowlut_gemv"
-    gemv.check_x(op, x, [matrix.codes for matrix in matrices])
-    for matrix in matrices:
+    gemv.check_x(op, x, [matrix.codes for matrix in operands])
+    for matrix in operands:
         _check_matrix(op, matrix, x.device, COLUMNS)
         if matrix.in_features != x.shape[1]:
             raise ValueError(f"{op}: codes have {matrix.in_features} columns, x has {x.shape[1]}")
-        if matrix.tiled != matrices[0].tiled:
+        if matrix.tiled != operands[0].tiled:
             raise ValueError(f"{op}: some matrices are tiled and some are not")
-    outs = [matrix.out_features for matrix in matrices]
-    out, arguments = gemv.prepared(op, x, outs, biases, norm, residual, activation, out)
-    check_cuda(op, "codes", matrices[0].codes)
+    out, arguments = gemv.prepare(op, x, operands, norm, residual, activation, out)
+    check_cuda(op, "codes", operands[0].codes)
     of_kernel = [
         (each.codes.data_ptr(), each.table.data_ptr(), each.out_features, each.in_features, each.tiled)
-        for each in matrices
+        for each in operands
     ]
     kernels.module().rowlut_gemv(matrices=of_kernel, **arguments, **place(x))
     return out
@@ -87,7 +100,7 @@ def rowlut_gemv_bytes(rows: int, out: int, columns: int, itemsize: int = 2) -> i
     return out * columns // 2 + 2 * VALUES * out + itemsize * rows * (out + columns)
 
 
-def rowlut_dequantize(matrix: RowLutMatrix, first: int, out: Tensor) -> Tensor:
+def rowlut_dequantize(matrix: RowLutOperand, first: int, out: Tensor) -> Tensor:
     """Rows of `matrix` from `first` on into `out` [count, in] of f16, bf16 or f32, and `out`; in % 8 == 0.
 
     Bit for bit `squeezellm.dequantize`. Memory-bound: `rowlut_dequantize_bytes`. Raises ValueError by name.
@@ -120,7 +133,7 @@ def rowlut_dequantize_bytes(out: int, columns: int, dtype: torch.dtype) -> int:
     return out * columns // 2 + 2 * VALUES * out + dtype.itemsize * out * columns
 
 
-def _check_matrix(op: str, matrix: RowLutMatrix, device: torch.device, step: int) -> None:
+def _check_matrix(op: str, matrix: RowLutOperand, device: torch.device, step: int) -> None:
     codes = matrix.codes
     if codes.dim() != 2 or codes.numel() == 0 or matrix.in_features % step:
         shape = tuple(codes.shape)

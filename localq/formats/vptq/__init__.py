@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,11 +50,11 @@ from torch.nn import functional as F
 
 from localq.errors import usage_error
 from localq.formats.linear import SlabLinear
+from localq.formats.vptq import kernel as vptq_kernel
 from localq.formats.vptq.codec import FIELDS, Packed, dequantize, dequantize_rows, index_bits, unpack, words_of
+from localq.formats.vptq.kernel import VptqOperand
 from localq.formats.vptq.read import SUFFIXES, from_checkpoint, stored_shape
-
-if TYPE_CHECKING:
-    from localq.formats.codebooks.unpack_kernel import VptqMatrix
+from localq.kernels import gemv
 
 __all__ = [
     "Linear",
@@ -110,7 +110,7 @@ class Linear(SlabLinear):
     """y = W x + b with W in VPTQ. x [T, in] of any float dtype -> [T, out] of the same dtype.
 
     On a GPU `vptq_gemv` multiplies up to `gemv.ROWS` rows of x in the type of the tables where it reads the layout
-    (`gather`); else slabs of rows are dequantized and multiplied by cuBLAS. On the CPU it is the reference; the loader
+    (`operand`); else slabs of rows are dequantized and multiplied by cuBLAS. On the CPU it is the reference; the loader
     replaces it there by a dequantized nn.Linear.
     """
 
@@ -129,38 +129,26 @@ class Linear(SlabLinear):
         """The buffers in the form of the codec."""
         return Packed(**{name: getattr(self, name) for name in FIELDS}, shape=self.shape)
 
-    @property
-    def matrix(self) -> VptqMatrix:
-        """The buffers as the kernels take them."""
-        from localq.formats.codebooks.unpack_kernel import VptqMatrix  # the compiled part: loaded where there is a GPU
-
-        return VptqMatrix(**{name: getattr(self, name) for name in FIELDS}, shape=self.shape)
+    def operand(self) -> VptqOperand | None:
+        """The buffers; None for layouts that the product does not read."""
+        return self._operand if vptq_kernel.reads(self._operand) else None
 
     @property
-    def gather(self) -> VptqMatrix | None:
-        """The same for `vptq_gemv`; None for layouts that it does not read."""
-        from localq.formats.codebooks.gather_kernel import reads_vptq  # as in `matrix`
-
-        matrix = self.matrix
-        return matrix if reads_vptq(matrix) else None
+    def _operand(self) -> VptqOperand:
+        return VptqOperand.of(self.packed, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """See the class."""
         if not x.is_cuda:
             return F.linear(x, dequantize(self.packed, x.dtype), self.bias)
-        from localq.formats.codebooks.gather_kernel import vptq_gemv
-        from localq.kernels import gemv  # as in `matrix`
-
-        matrix = self.gather if x.shape[0] <= gemv.ROWS and x.dtype == self.dtype else None
-        return self._by_slabs(x) if matrix is None else vptq_gemv(x, [matrix], biases=[self.bias])
+        operand = self.operand() if x.shape[0] <= gemv.ROWS and x.dtype == self.dtype else None
+        return self._by_slabs(x) if operand is None else vptq_kernel.vptq_gemv(x, [operand])
 
     def dequantized_rows(self, first: int, count: int, dtype: torch.dtype, out: Tensor | None) -> Tensor:
         """See `SlabLinear`. The kernel reads tables and norms of one type; torch does the rest."""
         if out is None:
             out = torch.empty(count, self.in_features, dtype=dtype, device=self.indices.device)
-        matrix = self.matrix
-        if not out.is_cuda or len(matrix.dtypes()) > 1:
+        operand = self._operand
+        if not out.is_cuda or len(operand.dtypes()) > 1:
             return dequantize_rows(self.packed, first, count, dtype, out)
-        from localq.formats.codebooks.unpack_kernel import vptq_dequantize  # as in `matrix`
-
-        return vptq_dequantize(matrix, first, out)
+        return vptq_kernel.vptq_dequantize(operand, first, out)

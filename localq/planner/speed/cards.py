@@ -12,7 +12,6 @@ from localq.errors import usage_error
 from localq.planner.speed import measurements
 
 H200_PUBLISHED = 4.8e12
-REACHED = measurements.READ_BYTES_PER_S / H200_PUBLISHED  # of the published bandwidth: 0.92
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,8 @@ class Card:
     @property
     def read_bytes_per_s(self) -> float:
         """What a kernel may read, expected."""
-        return self.published_gb_per_s * 1e9 * REACHED
+        reached = measurements.load().read_bytes_per_s / H200_PUBLISHED  # of the published bandwidth: 0.92
+        return self.published_gb_per_s * 1e9 * reached
 
 
 CARDS = (

@@ -15,18 +15,20 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 from localq import kv_bits
-from localq.files.architecture import MODEL_TYPES, Architecture, Linears
+from localq.files import format_facts
+from localq.files.architecture import Architecture, Linears
+from localq.files.format_facts import Format
 from localq.kv_bits import KvBits
 from localq.planner import footprint
 from localq.planner.placement import Placement
 from localq.planner.speed import measurements
 from localq.planner.speed.cards import Card
+from localq.planner.speed.measurements import Variant
 
 
 def least_squares(points: Sequence[tuple[float, ...]], values: Sequence[float]) -> tuple[float, float, float]:
@@ -65,9 +67,7 @@ def _solved(rows: list[list[float]]) -> list[float] | None:
     return [line[-1] for line in table]
 
 
-SECTOR = 32  # bytes that a gathered codeword moves, of a table that lies in L2
-SHARED_TABLE = 256  # entries: such a table stays in shared memory
-GATHERS = ("1x16", "vptq", "vptq + 256")
+INT8 = "int8"  # of a head: the codes
 NEAREST = 1e-3  # squared octaves: shapes nearer than this count alike
 LIVE = 64.5  # slots that attention reads, the mean of 128 tokens at depth 0
 
@@ -89,14 +89,17 @@ class Machine:
         and latency by the clock, never downwards; of an unknown card L2 by the bandwidth."""
         assert card is not None or read_bytes_per_s is not None
         read = read_bytes_per_s or (card.read_bytes_per_s if card else 0.0)
+        there = measurements.load()
         if card is None:
-            return cls(read, measurements.GATHER_BYTES_PER_S * min(1.0, read / measurements.READ_BYTES_PER_S))
-        share = card.multiprocessors * card.boost_ghz / measurements.MULTIPROCESSOR_GHZ
-        latency = max(1.0, measurements.CLOCK_GHZ / card.boost_ghz)
-        return cls(read, measurements.GATHER_BYTES_PER_S * min(1.0, share), latency)
+            return cls(read, there.gather_bytes_per_s * min(1.0, read / there.read_bytes_per_s))
+        share = card.multiprocessors * card.boost_ghz / there.multiprocessor_ghz
+        latency = max(1.0, there.clock_ghz / card.boost_ghz)
+        return cls(read, there.gather_bytes_per_s * min(1.0, share), latency)
 
 
-MEASURED_ON = Machine(measurements.READ_BYTES_PER_S, measurements.GATHER_BYTES_PER_S)
+def measured_on() -> Machine:
+    """The card that all times are of."""
+    return Machine(measurements.load().read_bytes_per_s, measurements.load().gather_bytes_per_s)
 
 
 @dataclass(frozen=True)
@@ -114,8 +117,9 @@ class Cost:
 
     def gathered_us(self, columns: float, count: float, machine: Machine) -> float:
         """Of one that moves `count` bytes of sectors."""
-        there = self.fixed_us + self.column_us * columns + self.times * 1e6 * count / measurements.GATHER_BYTES_PER_S
-        return there * measurements.GATHER_BYTES_PER_S / machine.gather_bytes_per_s
+        rate = measurements.load().gather_bytes_per_s
+        there = self.fixed_us + self.column_us * columns + self.times * 1e6 * count / rate
+        return there * rate / machine.gather_bytes_per_s
 
 
 def tokens_per_s(
@@ -123,7 +127,7 @@ def tokens_per_s(
 ) -> float | None:
     """Decoding one conversation at `live` positions; None where no kernel of the format was measured, or none for
     experts in it."""
-    kernel = product_kernel(format, scheme)
+    kernel = format_facts.of(format).speed_key(scheme)
     if kernel is None or (arch.experts and not _of_experts(arch, format, scheme)):
         return None
     return 1e6 / sum(_launches(arch, format, scheme, placement, machine, live))
@@ -131,8 +135,8 @@ def tokens_per_s(
 
 def _of_experts(arch: Architecture, format: str, scheme: str) -> bool:
     """Was it measured how long products with chosen experts take?"""
-    kernel = product_kernel(footprint.format_of_experts(arch, format), scheme)
-    return kernel == "16 bit" or f"{kernel} experts" in measurements.PRODUCTS
+    kernel = format_facts.of_experts(arch, format).speed_key(scheme)
+    return kernel == "16 bit" or f"{kernel} experts" in measurements.load().products
 
 
 def bytes_per_token(arch: Architecture, format: str, scheme: str, placement: Placement) -> int:
@@ -142,25 +146,12 @@ def bytes_per_token(arch: Architecture, format: str, scheme: str, placement: Pla
     return blocks + head + 2 * arch.hidden
 
 
-def product_kernel(format: str, scheme: str) -> str | None:
-    """The key of `measured.PRODUCTS` for block matrices in `format`; None where there is none."""
-    if format in ("bf16", "fp16", "gguf"):
-        return "16 bit"
-    if format == "aqlm":
-        return "1x16" if _aqlm(scheme)[1] > 8 else "2x8" if _aqlm(scheme)[0] > 1 else "vq2"
-    if format == "vptq":
-        return "vptq + 256" if _vptq(scheme)[1] else "vptq"
-    if format in ("awq", "gptq"):
-        return None if scheme == "g16" else "int4"  # for which there is no kernel
-    return format if format in ("nf4", "vq2", "mxfp4", "squeezellm", "bcq") else None
-
-
 def _launches(
     arch: Architecture, format: str, scheme: str, placement: Placement, machine: Machine, live: float
 ) -> Iterator[float]:
     """Microseconds of the launches of a step; equal ones together."""
     q, kv = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-    around = footprint.format_outside_experts(arch, format)
+    around = format_facts.outside_experts(arch, format)
     projections = _products(((q + 2 * kv, arch.hidden), (arch.hidden, q)), around, scheme, machine)
     yield arch.layers * projections
     windowed = arch.window_layers if arch.window else 0
@@ -170,58 +161,64 @@ def _launches(
     width, dense = arch.intermediate, arch.layers - arch.expert_layers
     yield dense * _products(((2 * width, arch.hidden), (arch.hidden, width)), around, scheme, machine) if dense else 0.0
     yield arch.expert_layers * _mixture(arch, format, scheme, machine) if arch.experts else 0.0
-    head = {"16": "16 bit", "8": "8 bit", "nf4": "nf4"}[placement.head]
-    yield _product(head, arch.vocab, arch.hidden, head, "", machine)
-    yield machine.latency * measurements.EMBED_AND_CHOICE_US
+    yield _head(arch, placement.head, machine)
+    yield machine.latency * measurements.load().embed_and_choice_us
 
 
 def _mixture(arch: Architecture, format: str, scheme: str, machine: Machine) -> float:
     """Router, gate and up of the chosen experts, down of the same: the latter as products of so many rows."""
-    format, width = footprint.format_of_experts(arch, format), arch.expert_intermediate
-    kernel = product_kernel(format, scheme)
+    own, width = format_facts.of_experts(arch, format), arch.expert_intermediate
+    opened = _product(2 * arch.experts_active * width, arch.hidden, own, scheme, machine, expert=True)
+    closed = _product(arch.experts_active * arch.hidden, width, own, scheme, machine, expert=True)
+    return machine.latency * measurements.load().router_us + opened + closed
+
+
+def _products(shapes: Sequence[tuple[int, int]], format: Format, scheme: str, machine: Machine) -> float:
+    return sum(_product(rows, columns, format, scheme, machine) for rows, columns in shapes)
+
+
+def _product(rows: int, columns: int, format: Format, scheme: str, machine: Machine, expert: bool = False) -> float:
+    kernel = format.speed_key(scheme)
     assert kernel is not None
-    opened = _product(kernel, 2 * arch.experts_active * width, arch.hidden, format, scheme, machine, expert=True)
-    closed = _product(kernel, arch.experts_active * arch.hidden, width, format, scheme, machine, expert=True)
-    return machine.latency * measurements.ROUTER_US + opened + closed
-
-
-def _products(shapes: Sequence[tuple[int, int]], format: str, scheme: str, machine: Machine) -> float:
-    kernel = product_kernel(format, scheme)
-    assert kernel is not None
-    return sum(_product(kernel, rows, columns, format, scheme, machine) for rows, columns in shapes)
-
-
-def _product(
-    kernel: str, rows: int, columns: int, format: str, scheme: str, machine: Machine, expert: bool = False
-) -> float:
-    if expert and f"{kernel} experts" in measurements.PRODUCTS:
+    if expert and f"{kernel} experts" in measurements.load().products:
         kernel = f"{kernel} experts"
-    cost, moved = fitted(kernel), _moved(rows, columns, format, scheme, expert)
+    return launch_us(kernel, rows, columns, Variant(format.name, scheme, expert), machine)
+
+
+def _head(arch: Architecture, head: str, machine: Machine) -> float:
+    kernel = {"16": "16 bit", "8": "8 bit", "nf4": "nf4"}[head]
+    return launch_us(kernel, arch.vocab, arch.hidden, measurements.load().variant(kernel), machine)
+
+
+def launch_us(kernel: str, rows: int, columns: int, variant: Variant, machine: Machine) -> float:
+    """Microseconds of one product with a matrix [rows, columns] in `variant`, by what was measured of `kernel`."""
+    cost, moved = fitted(kernel), _moved(rows, columns, variant)
     off = off_fit(kernel, rows, columns)
-    return off * (cost.gathered_us if kernel in GATHERS else cost.us)(columns, moved, machine)
+    return off * (cost.gathered_us if _gathers(variant) else cost.us)(columns, moved, machine)
 
 
-def _moved(rows: int, columns: int, format: str, scheme: str, expert: bool = False) -> float:
-    """Bytes of one product: of the weights, or where codewords are gathered the sectors that they move."""
-    if format in ("16 bit", "8 bit"):
-        return rows * columns * (2 if format == "16 bit" else 1)
-    if format == "vptq":
-        length, residual = _vptq(scheme)
-        return -(-rows // length) * columns * SECTOR * (2 if residual > SHARED_TABLE else 1)
-    if format == "aqlm" and product_kernel(format, scheme) == "1x16":
-        books, _, group = _aqlm(scheme)
-        return rows * -(-columns // group) * SECTOR * books
-    return footprint.placed_bytes(Linears("", rows, columns, 1, expert), format, scheme)
+def _gathers(variant: Variant) -> bool:
+    """Whether its codewords are gathered from L2."""
+    return variant.format != INT8 and format_facts.of(variant.format).gathered_bytes(1, 1, variant.scheme) > 0
+
+
+def _moved(rows: int, columns: int, variant: Variant) -> int:
+    """Bytes of one measured product: of the weights, or where codewords are gathered of the sectors that they move."""
+    if variant.format == INT8:
+        return rows * columns
+    format = format_facts.of(variant.format)
+    gathered = format.gathered_bytes(rows, columns, variant.scheme)
+    return gathered or format.placed_bytes(Linears("", rows, columns, 1, variant.expert), variant.scheme)
 
 
 def _between(arch: Architecture, format: str, scheme: str) -> float:
     """What a layer takes besides products and attention: norms behind, rotations of inputs; of AQLM further tables."""
-    four_norms = "four_norms" in MODEL_TYPES[arch.model_type]
-    spent = 2 * measurements.NORM_US if four_norms else 0.0
-    if format == "vq2":  # down; where the model cannot be turned all but o, whose input is turned with the values
-        spent += measurements.ROTATION_US * (3 if four_norms else 1)
-    if format == "aqlm" and product_kernel(format, scheme) not in GATHERS:  # k, v and up
-        spent += 3 * measurements.OWN_BOOKS_US
+    four_norms, own, known = arch.traits.four_norms, format_facts.of(format), measurements.load()
+    spent = 2 * known.norm_us if four_norms else 0.0
+    if own.rotates_inputs:  # down; where the model cannot be turned all but o, whose input is turned with the values
+        spent += known.rotation_us * (3 if four_norms else 1)
+    if own.own_codebooks and not own.gathered_bytes(1, 1, scheme):  # k, v and up
+        spent += 3 * known.own_codebooks_us
     return spent
 
 
@@ -230,39 +227,20 @@ def _attention(arch: Architecture, bits: KvBits, live: float, machine: Machine) 
         return sum(_attention(arch, part, live, machine) for part in kv_bits.split(bits)) / 2
     cost = fitted_attention(bits)
     moved = arch.kv_bytes_per_token(bits) / arch.layers * live
-    norms = measurements.QK_NORM_US if "qk_norm" in MODEL_TYPES[arch.model_type] else 0.0
+    norms = measurements.load().qk_norm_us if arch.traits.qk_norm else 0.0
     return machine.latency * norms + cost.us(arch.heads * arch.head_dim, moved, machine)
-
-
-def _aqlm(scheme: str) -> tuple[int, int, int]:
-    match = re.fullmatch(r"(\d+)x(\d+)g(\d+)", scheme or "1x16g8")
-    return (int(match[1]), int(match[2]), int(match[3])) if match else (1, 16, 8)
-
-
-def _vptq(scheme: str) -> tuple[int, int]:
-    """(length of a vector, entries of the residual table)"""
-    match = re.fullmatch(r"v(\d+)-k\d+-(\d+)", scheme or "v8-k65536-0")
-    return (int(match[1]), int(match[2])) if match else (8, 0)
 
 
 # ---- costs from what was measured
 
 
-def variant_of(kernel: str) -> tuple[str, str, bool]:
-    """Format, scheme and whether of experts, of what was measured of `kernel`."""
-    known = {"2x8": ("aqlm", "2x8g8"), "1x16": ("aqlm", "1x16g8"), "vptq": ("vptq", "v8-k65536-0"),
-             "vptq + 256": ("vptq", "v8-k65536-256"), "int4": ("gptq", "g128"), "bcq": ("bcq", "q3g128")}  # fmt: skip
-    plain = kernel.removesuffix(" experts")
-    return *known.get(plain, (plain, "")), plain != kernel
-
-
 @functools.cache
 def _points(kernel: str) -> list[tuple[float, ...]]:
     """Of every measured launch: 1, columns, and us of its bytes at the measured rate."""
-    format, scheme, expert = variant_of(kernel)
-    rate = measurements.GATHER_BYTES_PER_S if kernel in GATHERS else measurements.READ_BYTES_PER_S
-    rows = measurements.PRODUCTS[kernel]
-    return [(1.0, columns, 1e6 * _moved(out, columns, format, scheme, expert) / rate) for out, columns, _ in rows]
+    known = measurements.load()
+    variant = known.variant(kernel)
+    rate = known.gather_bytes_per_s if _gathers(variant) else known.read_bytes_per_s
+    return [(1.0, columns, 1e6 * _moved(out, columns, variant) / rate) for out, columns, _ in known.products[kernel]]
 
 
 @functools.cache
@@ -270,10 +248,10 @@ def fitted(kernel: str) -> Cost:
     """The cost that is nearest to all measured launches of `kernel`, in parts of each. One launch does not tell bytes
     from latency: then the efficiency is that of the format's experts."""
     experts = f"{kernel} experts"
-    if len(measurements.PRODUCTS[kernel]) == 1 and experts in measurements.PRODUCTS:
-        (*_, us), (*_, moved) = measurements.PRODUCTS[kernel][0], _points(kernel)[0]
+    if len(measurements.load().products[kernel]) == 1 and experts in measurements.load().products:
+        (*_, us), (*_, moved) = measurements.load().products[kernel][0], _points(kernel)[0]
         return Cost(us - fitted(experts).times * moved, 0.0, fitted(experts).times)
-    return Cost(*least_squares(_points(kernel), [us for *_, us in measurements.PRODUCTS[kernel]]))
+    return Cost(*least_squares(_points(kernel), [us for *_, us in measurements.load().products[kernel]]))
 
 
 @functools.cache
@@ -284,7 +262,7 @@ def off_fit(kernel: str, rows: int, columns: int, without: tuple[int, int] | Non
     two-dimensional interpolation function for irregularly-spaced data, 1968). `without`: a shape to leave out.
     """
     cost, total, weights = fitted(kernel), 0.0, 0.0
-    for (out, inner, us), point in zip(measurements.PRODUCTS[kernel], _points(kernel), strict=True):
+    for (out, inner, us), point in zip(measurements.load().products[kernel], _points(kernel), strict=True):
         if (out, inner) != without:
             apart = math.log2(rows / out) ** 2 + math.log2(columns / inner) ** 2
             near = (apart + NEAREST) ** -2
@@ -297,9 +275,9 @@ def off_fit(kernel: str, rows: int, columns: int, without: tuple[int, int] | Non
 @functools.cache
 def fitted_attention(bits: int) -> Cost:
     """Of a cache of so many bits. What more query heads cost was seen in 16 bit only, and counts for all."""
-    rows = [(heads * 128, slots, us) for of, heads, slots, us in measurements.ATTENTION if of == bits]
+    rows = [(heads * 128, slots, us) for of, heads, slots, us in measurements.load().attention if of == bits]
     moved = 2 * 8 * (128 * bits // 8 + (0 if bits == 16 else 8))  # of a slot: k and v of 8 heads, scales
-    points = [(1.0, columns, 1e6 * slots * moved / measurements.READ_BYTES_PER_S) for columns, slots, _ in rows]
+    points = [(1.0, columns, 1e6 * slots * moved / measurements.load().read_bytes_per_s) for columns, slots, _ in rows]
     if bits == 16:
         return Cost(*least_squares(points, [us for *_, us in rows]))
     of_columns = fitted_attention(16).column_us

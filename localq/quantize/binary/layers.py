@@ -25,8 +25,8 @@ from localq.quantize.binary import matrix as binary
 from localq.quantize.model import calibration_stream
 from localq.quantize.model.calibration_stream import Streams
 from localq.quantize.model.matrix_groups import Group, groups_of
-from localq.quantize.model.sensitivity import linears_of
-from localq.quantize.model.source import Source
+from localq.quantize.model.sensitivity import group_linears
+from localq.quantize.model.source import SourceModel
 from localq.quantize.model.statistics import Statistics
 
 CORRECTION = 0.03  # damping of the goals, in parts of the metric's mean diagonal
@@ -34,10 +34,10 @@ MakerOf = Callable[[str], bcq.Maker]  # planes and group of the Linear of that p
 Written = Callable[[str], bcq.Packed | None]  # what an earlier run has made of it, if it has
 
 
-class Layers:
+class LayerCodes:
     """The matrices of a model that is not turned, made when they are asked for, each layer once."""
 
-    def __init__(self, model: Source, streams: Streams, maker_of: MakerOf, written: Written) -> None:
+    def __init__(self, model: SourceModel, streams: Streams, maker_of: MakerOf, written: Written) -> None:
         """streams: the text as the first layer reads it; they are used up."""
         self._model, self._streams, self._maker_of, self._written = model, streams, maker_of, written
         self._next = 0
@@ -45,7 +45,7 @@ class Layers:
         self._layer_of: dict[str, int] = {}
         for index in range(model.layers):
             block = model.meta_block(index)
-            names = [name for group in groups_of(block) if takes(block, group) for name in group.names]
+            names = [name for group in groups_of(block) if is_supported(block, group) for name in group.names]
             self._layer_of |= {model.root(index) + name: index for name in names}
 
     def __contains__(self, prefix: str) -> bool:
@@ -65,30 +65,30 @@ class Layers:
         return self._made[prefix]
 
 
-def takes(block: Block, group: Group) -> bool:
+def is_supported(block: Block, group: Group) -> bool:
     """Can the format take the matrices of `group`? Rows that are no multiple of 8 long are copied (`convert`)."""
-    return linears_of(block, group)[0].in_features % bcq.BLOCK == 0
+    return group_linears(block, group)[0].in_features % bcq.BLOCK == 0
 
 
 def _take_through(
-    model: Source, index: int, streams: Streams, maker_of: MakerOf, written: Written
+    model: SourceModel, index: int, streams: Streams, maker_of: MakerOf, written: Written
 ) -> dict[str, bcq.Packed]:
     """Both streams through layer `index`, and its matrices by prefix."""
     block, root = model.block(index), model.root(index)
     made, found = copy.deepcopy(block), dict[str, bcq.Packed]()
     groups = groups_of(block)
-    names = [name for group in groups if takes(block, group) for name in group.names]
+    names = [name for group in groups if is_supported(block, group) for name in group.names]
     before = {root + name: written(root + name) for name in names}
     known = {prefix: packed for prefix, packed in before.items() if packed is not None}
 
     def quantize(group: Group) -> None:
-        if not takes(block, group):
+        if not is_supported(block, group):
             return
         if known.keys() == before.keys():
             packed = [known[root + name] for name in group.names]
         else:
             packed = _packed(group, block, made, streams, root, maker_of)
-        for name, linear, each in zip(group.names, linears_of(made, group), packed, strict=True):
+        for name, linear, each in zip(group.names, group_linears(made, group), packed, strict=True):
             linear.weight.data = bcq.dequantize(each.to(streams.device), torch.float32)
             found[root + name] = each
 
@@ -109,7 +109,7 @@ def _packed(
     group: Group, block: Block, made: Block, streams: Streams, root: str, maker_of: MakerOf
 ) -> list[bcq.Packed]:
     """The matrices of a group, which read one input, on the CPU."""
-    linears = linears_of(block, group)
+    linears = group_linears(block, group)
     weight = torch.cat([linear.weight for linear in linears])
     statistics = _gathered(group, linears[0], block, made, streams)
     metric = statistics.finish(weight, CORRECTION)

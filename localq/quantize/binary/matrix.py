@@ -27,7 +27,7 @@ from torch import Tensor
 from localq.formats import bcq
 from localq.formats.bcq import solve as bcq_solve
 from localq.quantize.model.linear_algebra import pieces
-from localq.quantize.model.statistics import factor, raised
+from localq.quantize.model.statistics import damped_in_place, factor
 
 TURNS = 2  # of step 2: a third lessens the loss by about a hundredth more (tests/quantize/binary/test_matrix.py)
 FIRST_TURNS = 5  # of `bcq_solve` at most, for scales that are fitted again
@@ -38,27 +38,27 @@ TAKEN = 64
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedMatrix:
     """A matrix in binary codes, and its loss: trace(E H E^T) over trace(W H W^T), without damping."""
 
     packed: bcq.Packed
     loss: float
 
 
-def encode(weight: Tensor, metric: Tensor, maker: bcq.Maker, turns: int = TURNS) -> Encoded:
+def encode(weight: Tensor, metric: Tensor, maker: bcq.Maker, turns: int = TURNS) -> EncodedMatrix:
     """weight f32 [rows, in], finite; metric f32 [in, in], of the same device -> its codes there.
 
-    The metric is raised while this lasts (`statistics.raised`). Raises LocalqError (exit 8) where it is not finite.
+    The metric is raised while this lasts (`statistics.damped_in_place`). Raises LocalqError (exit 8) where it is not finite.
     """
     rows, columns = weight.shape
     size = min(maker.group or columns, columns)
     cuts = [slice(first, min(first + size, columns)) for first in range(0, columns, size)]
-    with raised(metric, DAMPING):
+    with damped_in_place(metric, DAMPING):
         feedback = factor(metric, 1).feedback
         parts = [_chosen(weight[some], maker, cuts, feedback, metric, turns) for some in _pieces(rows, columns)]
     numbers, scales = (torch.cat(each) for each in zip(*parts, strict=True))
     packed = bcq.packed(numbers, scales, maker.planes)
-    return Encoded(packed, _loss(weight, packed, metric))
+    return EncodedMatrix(packed, _loss(weight, packed, metric))
 
 
 def _pieces(rows: int, columns: int) -> list[slice]:

@@ -26,31 +26,31 @@ from localq.formats import bcq
 from localq.formats.bcq.codec import MOST_PLANES
 from localq.formats.checkpoint import Checkpoint
 from localq.models import ARCHITECTURES
-from localq.quantize.binary.layers import takes
+from localq.quantize.binary.layers import is_supported
 from localq.quantize.bits import mixture as bit_mixture
-from localq.quantize.bits.mixture import Part, Schemes
-from localq.quantize.model.calibration_stream import kept_dtype
-from localq.quantize.model.input_moments import Text
+from localq.quantize.bits.mixture import PricedGroup, Schemes
+from localq.quantize.model.calibration_stream import stream_dtype
+from localq.quantize.model.input_moments import CalibrationText
 from localq.quantize.model.matrix_groups import groups_of
-from localq.quantize.model.sensitivity import WINDOWS, linears_of, sensitivities, spread
-from localq.quantize.model.source import Source
-from localq.quantize.output.sensitivity_log import Trail
-from localq.quantize.settings import Effort, Settings
+from localq.quantize.model.sensitivity import WINDOWS, group_linears, sensitivities, spread_indices
+from localq.quantize.model.source import SourceModel
+from localq.quantize.output.sensitivity_log import SensitivityLog
+from localq.quantize.settings import ConversionSettings, Effort
 from localq.wording import OnProgress, Say
 
 ROWS = 8  # of a matrix, on which a scheme is tried
 TRIED = 3  # turns of the solver there: which scheme is better shows soon
 CANDIDATES = tuple(f"q{planes}g{group}" for planes in range(1, MOST_PLANES + 1) for group in BCQ_GROUPS)
 MEASURING = "measuring what bits are worth"
-PLAIN = Settings(Effort(), (), rotate="none", shares=False)
+PLAIN = ConversionSettings(Effort(), (), rotate="none", shares=False)
 
 
 @dataclass(frozen=True)
-class Wish:
+class BitBudget:
     """So many bits per weight at most, with all scales, decided on a text."""
 
     bits: float
-    text: Text
+    text: CalibrationText
 
     @property
     def facts(self) -> list[str]:
@@ -59,7 +59,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Mixed:
+class MixedFormat:
     """The format with numbers of its own for each matrix, as `convert` makes it; see `bcq.Maker`."""
 
     makers: dict[str, bcq.Maker]
@@ -74,9 +74,15 @@ class Mixed:
         return bcq.quantization_config(compute_dtype, skipped)
 
 
-def mixed(
-    out: Path, task: dict[str, Any], wish: Wish, source: ModelFiles, checkpoint: Checkpoint, tell: OnProgress, say: Say
-) -> Mixed:
+def choose_format(
+    out: Path,
+    task: dict[str, Any],
+    wish: BitBudget,
+    source: ModelFiles,
+    checkpoint: Checkpoint,
+    tell: OnProgress,
+    say: Say,
+) -> MixedFormat:
     """What the conversion `task` into `out` makes, or has made already, of each matrix.
 
     Raises LocalqError: exit 2 for a mixture of experts, or too few bits, 8 for damaged weights.
@@ -87,44 +93,46 @@ def mixed(
         raise LocalqError(source.name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
     architecture = ARCHITECTURES[model_type]
     with torch.no_grad():
-        model = Source(source, checkpoint, architecture, wish.text.device, seed=0, turned=False)
-        schemes = bit_mixture.kept(out, task, model.layers, lambda trail: _chosen(model, wish, trail, tell, say))
+        model = SourceModel(source, checkpoint, architecture, wish.text.device, seed=0, rotated=False)
+        schemes = bit_mixture.load_or_choose(
+            out, task, model.layers, lambda trail: _chosen(model, wish, trail, tell, say)
+        )
     makers: dict[str, bcq.Maker] = {}
     for layer, row in enumerate(schemes):
         for group, scheme in zip(groups_of(model.meta_block(layer)), row, strict=True):
             makers |= {model.root(layer) + name: bcq.of_scheme(scheme) for name in group.names}
-    return Mixed(makers)
+    return MixedFormat(makers)
 
 
-def _chosen(model: Source, wish: Wish, trail: Trail, tell: OnProgress, say: Say) -> Schemes:
+def _chosen(model: SourceModel, wish: BitBudget, trail: SensitivityLog, tell: OnProgress, say: Say) -> Schemes:
     steps = 3 * model.layers
-    windows = [wish.text.windows[index] for index in spread(len(wish.text.windows), WINDOWS)]
+    windows = [wish.text.windows[index] for index in spread_indices(len(wish.text.windows), WINDOWS)]
 
     def rows() -> list[Tensor]:
-        dtype = kept_dtype(len(windows), len(windows[0]), model.model.config.hidden)
+        dtype = stream_dtype(len(windows), len(windows[0]), model.model.config.hidden)
         return [(each * model.model.embed_scale).to(dtype) for each in model.embedded(windows)]
 
     def before(left: Sequence[int]) -> None:
         tell(MEASURING, 2 * model.layers - sum(0 < number <= model.layers for number in left), steps)
 
     prices = sensitivities(model, rows, wish.text.device, PLAIN, trail, before)
-    offered: dict[tuple[int, int], tuple[Part, list[str]]] = {}  # by layer and group
+    offered: dict[tuple[int, int], tuple[PricedGroup, list[str]]] = {}  # by layer and group
     for layer, row in enumerate(prices):
         block = model.block(layer)
         for number, (group, price) in enumerate(zip(groups_of(block), row, strict=True)):
-            if takes(block, group):
-                offered[layer, number] = _part(group.names, linears_of(block, group), price)
+            if is_supported(block, group):
+                offered[layer, number] = _part(group.names, group_linears(block, group), price)
         tell(MEASURING, 2 * model.layers + layer + 1, steps)
     parts = [part for part, _ in offered.values()]
     chosen = bit_mixture.choose(parts, wish.bits)
-    say(bit_mixture.told(parts, chosen, wish.bits))
+    say(bit_mixture.summary(parts, chosen, wish.bits))
     schemes = [[""] * len(row) for row in prices]  # "" where the format cannot take the matrices, which are copied
     for ((layer, number), (_, names)), each in zip(offered.items(), chosen, strict=True):
         schemes[layer][number] = names[each]
     return schemes
 
 
-def _part(names: tuple[str, ...], linears: list[nn.Linear], price: float) -> tuple[Part, list[str]]:
+def _part(names: tuple[str, ...], linears: list[nn.Linear], price: float) -> tuple[PricedGroup, list[str]]:
     """A sub-layer, and the schemes that its numbers count: those that no other beats in size and in loss."""
     sampled = torch.cat([linear.weight[_spread_rows(linear.out_features)].float() for linear in linears])
     energy = float(sampled.double().square().sum()) or 1.0
@@ -142,11 +150,11 @@ def _part(names: tuple[str, ...], linears: list[nn.Linear], price: float) -> tup
         if not kept or (left < kept[-1][1] and size > kept[-1][0]):
             kept.append((size, left, scheme))
     sizes, lefts, schemes = zip(*kept, strict=True)
-    return Part(names, price, sizes, sum(each.weight.numel() for each in linears), lefts), list(schemes)
+    return PricedGroup(names, price, sizes, sum(each.weight.numel() for each in linears), lefts), list(schemes)
 
 
 def _spread_rows(count: int) -> Tensor:
-    return torch.tensor(spread(count, ROWS))
+    return torch.tensor(spread_indices(count, ROWS))
 
 
 def _error(maker: bcq.Maker, rows: Tensor) -> float:

@@ -23,16 +23,16 @@ from typing import Any
 from localq.errors import usage_error
 from localq.files.json_files import read_object
 from localq.formats.checkpoint import TensorInfo
-from localq.quantize.model.fold import plain
+from localq.quantize.model.fold import plain_linear
 from localq.quantize.model.matrix_groups import groups_of
-from localq.quantize.model.source import Source
-from localq.quantize.output.sensitivity_log import Trail
+from localq.quantize.model.source import SourceModel
+from localq.quantize.output.sensitivity_log import SensitivityLog
 from localq.quantize.output.shards import write_file
 from localq.wording import Say
 
 # What each scheme leaves of Gaussian noise, with 16 paths: `books.error` (tests/quantize/bits/test_mixture.py).
-LEFT = {"s4l16": 0.0824, "s4l16+s16l16": 0.0508, "s4l16+s8l16": 0.0282, "s4l16+s4l16": 0.00792}
-SCHEMES = tuple(LEFT)
+NOISE_LEFT = {"s4l16": 0.0824, "s4l16+s16l16": 0.0508, "s4l16+s8l16": 0.0282, "s4l16+s4l16": 0.00792}
+SCHEMES = tuple(NOISE_LEFT)
 FILE = "conversion.bits.json"
 MAX_FILE_BYTES = 2**20
 MOST_BITS = 4  # that can be asked for
@@ -42,7 +42,7 @@ Layout = Callable[[int, list[str]], dict[str, TensorInfo]]  # of a layer, whose 
 
 
 @dataclass(frozen=True)
-class Part:
+class PricedGroup:
     """A group of a layer.
 
     sensitivity  nats a token
@@ -55,7 +55,7 @@ class Part:
     sensitivity: float
     sizes: tuple[int, ...]
     weights: int
-    left: tuple[float, ...] = tuple(LEFT.values())
+    left: tuple[float, ...] = tuple(NOISE_LEFT.values())
 
     def loss(self, scheme: int) -> float:
         """Nats a token."""
@@ -75,7 +75,7 @@ class Part:
         return (self.loss(before) - self.loss(after)) / (self.sizes[after] - self.sizes[before])
 
 
-def choose(parts: Sequence[Part], bits: float) -> list[int]:
+def choose(parts: Sequence[PricedGroup], bits: float) -> list[int]:
     """A number of `SCHEMES` for each part, of at most `bits` per weight over all of them.
 
     Raises LocalqError (exit 2) where even the smallest takes more.
@@ -96,7 +96,7 @@ def choose(parts: Sequence[Part], bits: float) -> list[int]:
         chosen[index] = waiting[index].pop(0)
 
 
-def _least(parts: Sequence[Part], bits: float) -> tuple[int, int]:
+def _least(parts: Sequence[PricedGroup], bits: float) -> tuple[int, int]:
     """Bytes of all parts in the smallest scheme, and those that there may be. See `choose`."""
     weights, size = sum(part.weights for part in parts), sum(part.sizes[0] for part in parts)
     budget = int(bits * weights / 8)
@@ -108,11 +108,11 @@ def _least(parts: Sequence[Part], bits: float) -> tuple[int, int]:
     return size, budget
 
 
-def _more(part: Part, before: int, after: int) -> int:
+def _more(part: PricedGroup, before: int, after: int) -> int:
     return part.sizes[after] - part.sizes[before]
 
 
-def told(parts: Sequence[Part], chosen: Sequence[int], bits: float) -> str:
+def summary(parts: Sequence[PricedGroup], chosen: Sequence[int], bits: float) -> str:
     """For the user: bits per weight in all, and of each kind of group."""
     kinds: dict[str, list[int]] = {}
     for part, scheme in zip(parts, chosen, strict=True):
@@ -125,12 +125,14 @@ def told(parts: Sequence[Part], chosen: Sequence[int], bits: float) -> str:
     return f"{8 * size / weights:.3f} bits a weight of {bits:g}: {each}"
 
 
-def kept(folder: Path, job: dict[str, Any], layers: int, make: Callable[[Trail], Schemes]) -> Schemes:
+def load_or_choose(
+    folder: Path, job: dict[str, Any], layers: int, make: Callable[[SensitivityLog], Schemes]
+) -> Schemes:
     """The choice that the conversion `job` into `folder` has made already, or the one it makes now.
 
     make: is given what lies in `folder` of a measuring that was killed.
     """
-    path, trail = folder / FILE, Trail(folder, job)
+    path, trail = folder / FILE, SensitivityLog(folder, job)
     found = read_object(path, MAX_FILE_BYTES) if path.is_file() else {}
     schemes = found.get("schemes") if found.get("job") == job else None
     if not isinstance(schemes, list) or len(schemes) != layers:
@@ -140,18 +142,18 @@ def kept(folder: Path, job: dict[str, Any], layers: int, make: Callable[[Trail],
     return schemes
 
 
-def schemes_for(
-    model: Source, prices: Sequence[Sequence[float]], shares: bool, layout: Layout, bits: float, say: Say
+def choose_schemes(
+    model: SourceModel, prices: Sequence[Sequence[float]], shares: bool, layout: Layout, bits: float, say: Say
 ) -> Schemes:
     """The choice for at most `bits` per weight, which `say` is told of; prices: `sensitivity.sensitivities`."""
     parts = _parts(model, prices, shares, layout)
     best = choose(parts, bits)
-    say(told(parts, best, bits))
+    say(summary(parts, best, bits))
     schemes, count = [SCHEMES[each] for each in best], len(prices[0])
     return [schemes[first : first + count] for first in range(0, len(schemes), count)]
 
 
-def check(model: Source, shares: bool, layout: Layout, bits: float | None) -> None:
+def check_budget(model: SourceModel, shares: bool, layout: Layout, bits: float | None) -> None:
     """Raises LocalqError (exit 2) where `bits` are too few: known before anything is written or measured.
 
     None: nothing is mixed.
@@ -162,17 +164,17 @@ def check(model: Source, shares: bool, layout: Layout, bits: float | None) -> No
     _least(_parts(model, rows, shares, layout), bits)
 
 
-def _parts(model: Source, rows: Sequence[Sequence[float]], shares: bool, layout: Layout) -> list[Part]:
-    """The groups of all layers; rows: their sensitivities. `shares` as in `settings.Settings`."""
-    parts: list[Part] = []
+def _parts(model: SourceModel, rows: Sequence[Sequence[float]], shares: bool, layout: Layout) -> list[PricedGroup]:
+    """The groups of all layers; rows: their sensitivities. `shares` as in `settings.ConversionSettings`."""
+    parts: list[PricedGroup] = []
     for layer, row in enumerate(rows):
         planned = [layout(layer, [scheme] * len(row)) for scheme in SCHEMES]
         block, root = model.meta_block(layer), model.root(layer)
         for group, sensitivity in zip(groups_of(block), row, strict=True):
             modules = {root + name for name in (*group.names, *group.homes(shares).values())}
             sizes = tuple(_bytes_of(tensors, modules) for tensors in planned)
-            weights = sum(plain(block.get_submodule(name)).weight.numel() for name in group.names)
-            parts.append(Part(group.names, sensitivity, sizes, weights))
+            weights = sum(plain_linear(block.get_submodule(name)).weight.numel() for name in group.names)
+            parts.append(PricedGroup(group.names, sensitivity, sizes, weights))
     return parts
 
 

@@ -1,6 +1,6 @@
 """Codes, codebooks and scales for matrices that read the same input and share their codebooks.
 
-`choose` searches the codes of all rows block by block of columns, every block fed what the errors of those before cost
+`search_codes` searches the codes of all rows block by block of columns, every block fed what the errors of those before cost
 (kernels/search.py); `fit` then finds, for these codes, the codebooks and scales with the least loss trace(E H E^T).
 Both again, as often as it is asked for; the best of all is kept.
 """
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from localq.formats.codebooks.search_kernel import Book, vq_search
 from localq.formats.codebooks.vq2 import Packed
-from localq.quantize.codebooks.refine import decode, fit_books
+from localq.quantize.codebooks.refine import decode, fit_codebooks
 from localq.quantize.model.linear_algebra import pieces
-from localq.quantize.model.statistics import Factor, factor, raised
-from localq.quantize.settings import Effort, Watch, unwatched
+from localq.quantize.model.statistics import Factor, damped_in_place, factor
+from localq.quantize.settings import Effort, OnStage, ignore_stage
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedMatrices:
     """Codes of each book u8 [rows, positions]; books, f32 but of 16-bit values; scales f32 [rows, 1], likewise.
 
     loss   trace(E H E^T) over trace(W H W^T), without damping
@@ -46,35 +46,37 @@ class Encoded:
         return found
 
 
-def encode(weight: Tensor, metric: Tensor, books: Sequence[Book], effort: Effort, watch: Watch = unwatched) -> Encoded:
+def encode(
+    weight: Tensor, metric: Tensor, books: Sequence[Book], effort: Effort, on_stage: OnStage = ignore_stage
+) -> EncodedMatrices:
     """weight f32 [rows, in], metric f32 [in, in] -> its codes. `books` are where the search begins; all on one device.
 
     in is a multiple of 16. Beside its operands it holds one more matrix [in, in], and pieces of the weight.
     """
-    watch("search")
-    with raised(metric, effort.damping):
+    on_stage("search")
+    with damped_in_place(metric, effort.damping):
         found: Factor | None = factor(metric, min(book.stride for book in books))
     scales = _positive(weight.square().mean(1, keepdim=True).sqrt())
     whole = _energy(weight, metric).clamp_min(1e-30)
-    best: Encoded | None = None
+    best: EncodedMatrices | None = None
     for number in range(effort.rounds):
         assert found is not None  # it goes after the last round
-        codes = choose(weight, scales, found, books, effort)
+        codes = search_codes(weight, scales, found, books, effort)
         found = found if number + 1 < effort.rounds else None
-        watch("codebooks")
-        with raised(metric, effort.damping):
-            books = fit_books(weight, metric, codes, books, scales, effort.steps)
+        on_stage("codebooks")
+        with damped_in_place(metric, effort.damping):
+            books = fit_codebooks(weight, metric, codes, books, scales, effort.steps)
             books = [Book(book.stride, _sixteen(book.codewords)) for book in books]
             scales = _positive(_fitted_scales(weight, codes, books, metric, scales))
         loss = float(_lost(weight, codes, books, metric, scales) / whole)
         if best is None or loss < best.loss:
-            best = Encoded(tuple(codes), tuple(books), scales, loss)
-        watch("search" if found else "codebooks")
+            best = EncodedMatrices(tuple(codes), tuple(books), scales, loss)
+        on_stage("search" if found else "codebooks")
     assert best is not None  # there is at least one round
     return best
 
 
-def choose(weight: Tensor, scales: Tensor, found: Factor, books: Sequence[Book], effort: Effort) -> list[Tensor]:
+def search_codes(weight: Tensor, scales: Tensor, found: Factor, books: Sequence[Book], effort: Effort) -> list[Tensor]:
     """Codes u8 [rows, positions] of each book for weight f32 [rows, in]; scales f32 [rows, 1], of rows of unit size."""
     rows, columns = weight.shape
     cuts = pieces(rows, columns, 2)  # a row is a block of threads: fewer rows would leave a large GPU idle
@@ -83,7 +85,7 @@ def choose(weight: Tensor, scales: Tensor, found: Factor, books: Sequence[Book],
 
 
 def _chosen(left: Tensor, found: Factor, books: Sequence[Book], effort: Effort) -> list[Tensor]:
-    """`choose` for scaled rows, which are used up."""
+    """`search_codes` for scaled rows, which are used up."""
     rows, columns = left.shape
     step = found.white.shape[1]
     tails = torch.zeros(rows, max(book.length for book in books), device=left.device)

@@ -28,13 +28,13 @@ from localq.formats.codebooks.vq2 import Packed
 from localq.models.attention import Pass
 from localq.models.decoder import Block
 from localq.models.layers import RMSNorm
-from localq.quantize.codebooks.refine import decode, gathered
-from localq.quantize.settings import Tuning, Watch, unwatched
+from localq.quantize.codebooks.refine import adjoint, decode
+from localq.quantize.settings import OnStage, Tuning, ignore_stage
 
 T = TypeVar("T")
 
 
-def products(device: torch.device) -> torch.dtype:
+def product_dtype(device: torch.device) -> torch.dtype:
     """In which matrices are multiplied while a layer is trained on `device`."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
@@ -69,16 +69,16 @@ class _Decode(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor, None, None, None]:
         (codes,) = ctx.saved_tensors
-        return gathered(gradients[0].contiguous(), [codes], [ctx.book])[0], None, None, None
+        return adjoint(gradients[0].contiguous(), [codes], [ctx.book])[0], None, None, None
 
 
-class Trained(nn.Module):
+class TrainableLayer(nn.Module):
     """The matrices of a layer as functions of what is trained."""
 
     def __init__(self, packed: dict[str, Packed], block: Block, device: torch.device, *, lent: bool = False) -> None:
         """lent: codes are on the device only while they are decoded."""
         super().__init__()
-        self._device, self._dtype = device, products(device)
+        self._device, self._dtype = device, product_dtype(device)
         self._packed = packed if lent else {name: each.to(device) for name, each in packed.items()}
         places: dict[int, int] = {}
         self.books = nn.ParameterList()
@@ -100,11 +100,11 @@ class Trained(nn.Module):
 
     def parameters_of(self, rates: Tuning) -> list[dict[str, Any]]:
         """For the optimizer."""
-        groups = ((self.books, rates.books), (self.scales, rates.scales), (self.norms, rates.norms))
+        groups = ((self.books, rates.codebooks), (self.scales, rates.scales), (self.norms, rates.norms))
         return [{"params": list(part), "lr": rate} for part, rate in groups]
 
     def weights(self) -> dict[str, Tensor]:
-        """Every parameter of the block by name, with gradients: matrices in `products`, the others f32."""
+        """Every parameter of the block by name, with gradients: matrices in `product_dtype`, the others f32."""
         found = {name: value * factor for (name, value), factor in zip(self.kept.items(), self.norms, strict=True)}
         for name, factor in zip(self._packed, self.scales, strict=True):
             # What lies between codes and weights is made again on the way back: it would be as large as the layer.
@@ -169,13 +169,13 @@ def tune(
     tuning: Tuning,
     seed: int,
     device: torch.device,
-    watch: Watch = unwatched,
+    on_stage: OnStage = ignore_stage,
 ) -> tuple[dict[str, Packed], dict[str, Tensor], float]:
     """Train a layer on `device`. block: f32, of plain linears, with the norms and biases to begin with, anywhere.
 
     sequences(i), i < count: x and aim of a sequence, f32 [T, hidden] on the device. Returns the matrices, the other
-    parameters by name, and the loss, in parts of the aims' energy, over the last tenth of the steps. `watch` hears
-    when the steps begin ("fine-tuning") and end ("passes").
+    parameters by name, and the loss, in parts of the aims' energy, over the last tenth of the steps. `on_stage` hears
+    when the steps begin ("fine-tuning") and end ("forward").
     """
     generator = torch.Generator().manual_seed(seed)
     losses = []
@@ -184,47 +184,47 @@ def tune(
         torch.enable_grad(),
         sdpa_kernel(SDPBackend.MATH),
     ):  # the others add as threads come
-        trained = Trained(packed, block, device)
+        trained = TrainableLayer(packed, block, device)
         optimizer = torch.optim.Adam(trained.parameters_of(tuning), betas=(0.9, 0.95))
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda at: (1 + math.cos(math.pi * at / tuning.steps)) / 2
         )
-        watch("fine-tuning")
+        on_stage("fine-tuning")
         for _ in range(tuning.steps):
             chosen = torch.randperm(count, generator=generator)[: tuning.sequences].tolist()
             losses.append(_step(block, trained, [sequences(index) for index in chosen], step))
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-        watch("passes")
+        on_stage("forward")
         tenth = max(1, len(losses) // 10)
         made, others = trained.result()
     return made, others, sum(losses[-tenth:]) / tenth
 
 
-def _step(block: Block, trained: Trained, batch: list[tuple[Tensor, Tensor]], step: Pass) -> float:
+def _step(block: Block, trained: TrainableLayer, batch: list[tuple[Tensor, Tensor]], step: Pass) -> float:
     """Gradients of the mean loss of some sequences; the matrices are decoded once for all of them."""
 
     def losses(weights: dict[str, Tensor]) -> float:
         total = 0.0
         for x, aim in batch:
-            out = passed(block, weights, x.clone(), step)
+            out = run_block(block, weights, x.clone(), step)
             loss = (out - aim).square().sum() / (aim.square().sum() * len(batch))
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         return total
 
-    return learned(trained, losses)
+    return backpropagate(trained, losses)
 
 
-def passed(block: Block, weights: dict[str, Tensor], x: Tensor, step: Pass) -> Tensor:
+def run_block(block: Block, weights: dict[str, Tensor], x: Tensor, step: Pass) -> Tensor:
     """x f32 [T, hidden] -> what a block with these weights leaves of it, f32. x may be written over."""
     with _Mixed():
         out: Tensor = torch.func.functional_call(block, weights, (x, step))
     return out
 
 
-def learned(trained: Trained, work: Callable[[dict[str, Tensor]], T]) -> T:
+def backpropagate(trained: TrainableLayer, work: Callable[[dict[str, Tensor]], T]) -> T:
     """What `work` gives with the weights; the gradients that it leaves on them go on to what is trained."""
     weights = trained.weights()
     leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}

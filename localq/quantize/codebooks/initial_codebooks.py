@@ -20,8 +20,8 @@ from localq import places
 from localq.errors import usage_error
 from localq.files.schemes import vq2_codebooks
 from localq.formats.codebooks.search_kernel import ENTRIES, Book
-from localq.quantize.codebooks.encode import choose
-from localq.quantize.codebooks.refine import decode, fit_books
+from localq.quantize.codebooks.encode import search_codes
+from localq.quantize.codebooks.refine import decode, fit_codebooks
 from localq.quantize.model.statistics import Factor
 from localq.quantize.settings import Effort
 
@@ -30,7 +30,7 @@ COLUMNS = 512
 FILE = places.PACKAGE_DATA / "codebooks.safetensors"
 
 
-def universal(scheme: str, device: torch.device) -> tuple[Book, ...]:
+def load_initial(scheme: str, device: torch.device) -> tuple[Book, ...]:
     """The codebooks of a scheme of `SCHEMES`, for weights of mean square 1; f32 on `device`.
 
     Raises LocalqError (exit 2) for other schemes.
@@ -52,8 +52,8 @@ def train(scheme: str, rows: int, rounds: int, beam: int, seed: int = 0) -> tupl
     for number in range(rounds):
         noise = torch.randn(rows, COLUMNS, generator=generator)
         effort = Effort(beam=beam if number >= rounds // 4 else max(beam // 4, 4), columns=COLUMNS)
-        codes = choose(noise, torch.ones(rows, 1), _plain(min(stride for stride, _ in sizes)), books, effort)
-        fitted = fit_books(noise, torch.eye(COLUMNS), codes, books, torch.ones(rows, 1), 12)
+        codes = search_codes(noise, torch.ones(rows, 1), _plain(min(stride for stride, _ in sizes)), books, effort)
+        fitted = fit_codebooks(noise, torch.eye(COLUMNS), codes, books, torch.ones(rows, 1), 12)
         late = number >= rounds // 2
         books = [
             Book(new.stride, (old.codewords + new.codewords) / 2 if late else new.codewords)
@@ -62,11 +62,11 @@ def train(scheme: str, rows: int, rounds: int, beam: int, seed: int = 0) -> tupl
     return tuple(books)
 
 
-def error(books: tuple[Book, ...], rows: int, beam: int, seed: int = 1) -> float:
+def mean_square_error(books: tuple[Book, ...], rows: int, beam: int, seed: int = 1) -> float:
     """Mean square error on fresh Gaussian weights; the least that so many bits allow is 4^-bits."""
     noise = torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(seed))
     step = min(book.stride for book in books)
-    codes = choose(noise, torch.ones(rows, 1), _plain(step), books, Effort(beam=beam, columns=COLUMNS))
+    codes = search_codes(noise, torch.ones(rows, 1), _plain(step), books, Effort(beam=beam, columns=COLUMNS))
     return float((noise - decode(codes, books, COLUMNS)).square().mean())
 
 
@@ -92,7 +92,7 @@ def main(path: str) -> None:
     for scheme in SCHEMES:
         books = train(scheme, rows=256, rounds=40, beam=16)
         tensors |= {f"{scheme}.{number}": book.codewords.half() for number, book in enumerate(books)}
-        print(f"{scheme}: mean square error {error(books, 512, 32):.5f} with 32 paths", flush=True)
+        print(f"{scheme}: mean square error {mean_square_error(books, 512, 32):.5f} with 32 paths", flush=True)
     save_file(tensors, path)
 
 

@@ -25,12 +25,12 @@ from localq.quantize.codebooks import joint_training
 from localq.quantize.codebooks.joint_training import OnStep
 from localq.quantize.model.calibration_stream import Streams
 from localq.quantize.model.matrix_groups import groups_of
-from localq.quantize.model.sensitivity import Ending, ending_of
-from localq.quantize.model.source import Source
-from localq.quantize.output.resume_files import Kept
+from localq.quantize.model.sensitivity import Ending, make_ending
+from localq.quantize.model.source import SourceModel
+from localq.quantize.output.resume_files import ResumeFiles
 from localq.quantize.output.shards import Shard
-from localq.quantize.settings import Made, Settings, Tuning
-from localq.quantize.target import Target
+from localq.quantize.settings import ConversionSettings, QuantizedLayer, Tuning
+from localq.quantize.target import TargetFormat
 
 DRAFT = "conversion.layer-{:05d}.safetensors"
 # Weights of the decoder's layers. Codes and streams of all of them lie on the host: of a 70B 36 GB, by count.
@@ -39,17 +39,17 @@ LARGEST = 10**10
 Windows = Sequence[Sequence[int]]
 
 
-def applies(tuning: Tuning, model: Source) -> bool:
+def is_trained_jointly(tuning: Tuning, model: SourceModel) -> bool:
     """Is `model` trained as a whole?"""
     return tuning.steps > 0 and model.weights() <= LARGEST
 
 
-def left_out(tuning: Tuning, model: Source, name: str, *, ready: bool) -> str:
+def why_not(tuning: Tuning, model: SourceModel, name: str, *, ready: bool) -> str:
     """What the user, who asked for it, must know where it is not; "" else.
 
     Raises LocalqError (exit 2) where that leaves nothing to do, since the layers of `name` are `ready`.
     """
-    if tuning.steps == 0 or applies(tuning, model):
+    if tuning.steps == 0 or is_trained_jointly(tuning, model):
         return ""
     why = (
         f"models of more than {LARGEST // 10**9} billion weights are not trained as a whole, "
@@ -60,17 +60,17 @@ def left_out(tuning: Tuning, model: Source, name: str, *, ready: bool) -> str:
     return f"{name}: layer by layer alone, for {why}."
 
 
-def drafts_of(shards: Sequence[Shard]) -> list[Shard]:
+def draft_shards(shards: Sequence[Shard]) -> list[Shard]:
     """Of these layers, in their order."""
     return [Shard(DRAFT.format(number), shard.tensors) for number, shard in enumerate(shards, 1)]
 
 
 @dataclass(frozen=True)
-class Written:
+class LayerFiles:
     """A conversion's files: of the embedding, of the layers in their order, of a head; config: the source's."""
 
-    model: Source
-    target: Target
+    model: SourceModel
+    target: TargetFormat
     folder: Path
     files: list[Shard]
     config: dict[str, Any]
@@ -105,20 +105,26 @@ class Written:
     def ending(self, device: torch.device) -> Ending:
         """What makes predictions of the stream behind the last layer."""
         table, norm, *head = self.model.end_shapes()
-        return ending_of(self.model.model, self.end(norm), self.end(head[0] if head else table), device)
+        return make_ending(self.model.model, self.end(norm), self.end(head[0] if head else table), device)
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedLayers:
     """What became of the layers, with what of a layer did not change; `said` of it."""
 
-    layers: list[tuple[Made, Block]]
+    layers: list[tuple[QuantizedLayer, Block]]
     said: str
 
 
 def train(
-    written: Written, streams: Streams, windows: Windows, settings: Settings, kept: Kept, on_step: OnStep, name: str
-) -> Trained:
+    written: LayerFiles,
+    streams: Streams,
+    windows: Windows,
+    settings: ConversionSettings,
+    kept: ResumeFiles,
+    on_step: OnStep,
+    name: str,
+) -> TrainedLayers:
     """Train the layers that are `written`; streams: behind the last of them. name: of the model, for errors."""
     device, model = streams.device, written.model
     table = written.end(next(iter(model.end_shapes())))
@@ -133,10 +139,12 @@ def train(
     for index in range(model.layers):
         packed, others = written.layer(index, trained=True)
         layers.append((written.shell(index, others, device), packed))
-    texts = joint_training.Texts(len(windows), first, aim, streams.step, name, settings.dtype)
-    outcome = joint_training.train(layers, texts, written.ending(device), settings.whole, settings.seed, kept, on_step)
+    texts = joint_training.Sequences(len(windows), first, aim, streams.step, name, settings.dtype)
+    outcome = joint_training.train(layers, texts, written.ending(device), settings.joint_tuning, settings.seed, kept, on_step)
     made = []
     for (block, _), (packed, others) in zip(layers, outcome.layers, strict=True):
         homes = {name: home for group in groups_of(block) for name, home in group.homes(settings.shares).items()}
-        made.append((Made(packed, homes, {name: value.to(settings.dtype) for name, value in others.items()}), block))
-    return Trained(made, str(outcome))
+        made.append(
+            (QuantizedLayer(packed, homes, {name: value.to(settings.dtype) for name, value in others.items()}), block)
+        )
+    return TrainedLayers(made, str(outcome))

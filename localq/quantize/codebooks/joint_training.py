@@ -25,10 +25,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from localq.formats.codebooks.vq2 import Packed
 from localq.models.attention import Pass
 from localq.models.decoder import Block
-from localq.quantize.codebooks.finetune import Trained, learned, passed
+from localq.quantize.codebooks.finetune import TrainableLayer, backpropagate, run_block
 from localq.quantize.model.calibration_stream import check_range
-from localq.quantize.model.sensitivity import HEAD_BYTES, Ending, logits, spread
-from localq.quantize.output.resume_files import Kept
+from localq.quantize.model.sensitivity import HEAD_BYTES, Ending, logits, spread_indices
+from localq.quantize.output.resume_files import ResumeFiles
 from localq.quantize.settings import Tuning
 
 FILE = "conversion.training.safetensors"
@@ -39,11 +39,11 @@ _KNOWN = ("step", "exp_avg", "exp_avg_sq")  # by Adam, of a parameter
 
 OnStep = Callable[[int, int], None]  # steps done, and of how many
 Layer = tuple[Block, dict[str, Packed]]  # norms and biases on the device in f32, whatever its linears hold; matrices
-Result = tuple[dict[str, Packed], dict[str, Tensor]]  # see `finetune.Trained.result`
+Result = tuple[dict[str, Packed], dict[str, Tensor]]  # see `finetune.TrainableLayer.result`
 
 
 @dataclass(frozen=True)
-class Texts:
+class Sequences:
     """Sequences of one length: f32 [T, hidden] on the device, by number below `count`.
 
     first  what the first layer reads
@@ -61,7 +61,7 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrainingResult:
     """What becomes of every layer; before, after: the mean divergence, nats a token, of some of the texts; losses by
     step."""
 
@@ -79,8 +79,14 @@ class Outcome:
 
 
 def train(
-    layers: Sequence[Layer], texts: Texts, ending: Ending, tuning: Tuning, seed: int, kept: Kept, on_step: OnStep
-) -> Outcome:
+    layers: Sequence[Layer],
+    texts: Sequences,
+    ending: Ending,
+    tuning: Tuning,
+    seed: int,
+    kept: ResumeFiles,
+    on_step: OnStep,
+) -> TrainingResult:
     """Train `layers`, from where `kept` is on.
 
     Raises LocalqError: exit 8 where values are no numbers, 2 where they are beyond `Texts.dtype`.
@@ -88,7 +94,7 @@ def train(
     device = ending[1].device
     with torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(_attention(device)):
         blocks = [block for block, _ in layers]
-        trained = [Trained(packed, block, device, lent=True) for block, packed in layers]
+        trained = [TrainableLayer(packed, block, device, lent=True) for block, packed in layers]
         optimizer = torch.optim.Adam([group for each in trained for group in each.parameters_of(tuning)], betas=BETAS)
         rates = [group["lr"] for group in optimizer.param_groups]
         before, losses = _gone_on(optimizer, kept) or (_judged(blocks, trained, texts, ending), list[float]())
@@ -105,8 +111,8 @@ def train(
         on_step(tuning.steps, tuning.steps)
         after = _judged(blocks, trained, texts, ending)
         if not after < before:
-            trained = [Trained(packed, block, device, lent=True) for block, packed in layers]
-        return Outcome([each.result() for each in trained], before, after, losses)
+            trained = [TrainableLayer(packed, block, device, lent=True) for block, packed in layers]
+        return TrainingResult([each.result() for each in trained], before, after, losses)
 
 
 def _attention(device: torch.device) -> list[SDPBackend]:
@@ -125,7 +131,7 @@ def _chosen(count: int, most: int, seed: int, step: int) -> list[int]:
 
 
 def _step(
-    blocks: Sequence[Block], trained: Sequence[Trained], texts: Texts, ending: Ending, chosen: list[int]
+    blocks: Sequence[Block], trained: Sequence[TrainableLayer], texts: Sequences, ending: Ending, chosen: list[int]
 ) -> float:
     """Gradients of the mean divergence of some sequences."""
     stream, read = [texts.first(number) for number in chosen], list[list[Tensor]]()
@@ -143,9 +149,9 @@ def _step(
     return total
 
 
-def _judged(blocks: Sequence[Block], trained: Sequence[Trained], texts: Texts, ending: Ending) -> float:
+def _judged(blocks: Sequence[Block], trained: Sequence[TrainableLayer], texts: Sequences, ending: Ending) -> float:
     """The mean divergence of some sequences from all over the texts."""
-    chosen = spread(texts.count, JUDGED)
+    chosen = spread_indices(texts.count, JUDGED)
     stream = [texts.first(number) for number in chosen]
     for block, each in zip(blocks, trained, strict=True):
         stream = _through(block, each, stream, texts.step)
@@ -159,24 +165,24 @@ def _away(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _through(block: Block, trained: Trained, stream: list[Tensor], step: Pass) -> list[Tensor]:
+def _through(block: Block, trained: TrainableLayer, stream: list[Tensor], step: Pass) -> list[Tensor]:
     weights = trained.weights()
-    return [passed(block, weights, x.clone(), step) for x in stream]
+    return [run_block(block, weights, x.clone(), step) for x in stream]
 
 
-def _back(block: Block, trained: Trained, read: list[Tensor], slopes: list[Tensor], step: Pass) -> list[Tensor]:
+def _back(block: Block, trained: TrainableLayer, read: list[Tensor], slopes: list[Tensor], step: Pass) -> list[Tensor]:
     """The slopes to what a layer read, from those to what it left; gradients to what is trained of it are added up."""
 
     def slopes_through(weights: dict[str, Tensor]) -> list[Tensor]:
         found = []
         for x, slope in zip(read, slopes, strict=True):
             leaf = x.to(slope.device).requires_grad_()
-            torch.autograd.backward(passed(block, weights, leaf.clone(), step), slope)
+            torch.autograd.backward(run_block(block, weights, leaf.clone(), step), slope)
             assert leaf.grad is not None
             found.append(leaf.grad)
         return found
 
-    return learned(trained, slopes_through)
+    return backpropagate(trained, slopes_through)
 
 
 def _divergence(ending: Ending, x: Tensor, aim: Tensor, count: int) -> tuple[float, Tensor]:
@@ -198,7 +204,7 @@ def _divergence(ending: Ending, x: Tensor, aim: Tensor, count: int) -> tuple[flo
 # ---- on the disk
 
 
-def _keep(optimizer: torch.optim.Adam, kept: Kept, before: float, losses: list[float]) -> None:
+def _keep(optimizer: torch.optim.Adam, kept: ResumeFiles, before: float, losses: list[float]) -> None:
     """All that the steps that are left follow from."""
     tensors = {}
     for number, value in enumerate(_values(optimizer)):
@@ -207,7 +213,7 @@ def _keep(optimizer: torch.optim.Adam, kept: Kept, before: float, losses: list[f
     kept.write(FILE, {name: each.cpu() for name, each in tensors.items()}, {"before": before, "losses": losses})
 
 
-def _gone_on(optimizer: torch.optim.Adam, kept: Kept) -> tuple[float, list[float]] | None:
+def _gone_on(optimizer: torch.optim.Adam, kept: ResumeFiles) -> tuple[float, list[float]] | None:
     """Where the training began, and the losses of the steps that are done, whose outcome is put in place."""
     found = kept.read(FILE)
     if found is None:

@@ -20,38 +20,38 @@ from localq.quantize.codebooks.encode import encode
 from localq.quantize.codebooks.finetune import tune
 from localq.quantize.model import calibration_stream, expert_tokens
 from localq.quantize.model.calibration_stream import Streams
-from localq.quantize.model.fold import plain
+from localq.quantize.model.fold import plain_linear
 from localq.quantize.model.linear_algebra import pieces
 from localq.quantize.model.matrix_groups import DOWN, Group, groups_of
-from localq.quantize.model.offload import lent
+from localq.quantize.model.offload import on_device
 from localq.quantize.model.statistics import Statistics, rotate_metric_
-from localq.quantize.settings import Made, Settings
+from localq.quantize.settings import ConversionSettings, QuantizedLayer
 
 OnGroup = Callable[[int], None]  # weights of the group
 
 
 def quantize_layer(
-    block: Block, index: int, streams: Streams, settings: Settings, on_group: OnGroup = lambda weights: None
-) -> Made:
+    block: Block, index: int, streams: Streams, settings: ConversionSettings, on_group: OnGroup = lambda weights: None
+) -> QuantizedLayer:
     """Quantize a dense `block`, f32 on the device of `streams`, and take both streams through it; a mixture is opened.
 
     On return `block` is as it was, but for where it lies (`Settings.on_host`); the streams are behind the layer.
     `on_group` hears of every group that is done.
     """
     block.to("cpu" if settings.on_host else streams.device)
-    made, found = copy.deepcopy(block), Made()
+    made, found = copy.deepcopy(block), QuantizedLayer()
     before = [each.clone() for each in streams.x] if settings.tuning.steps else []
     groups = groups_of(block)
     for group in groups[:2]:
         on_group(_quantize(group, block, made, index, streams, settings, found))
-    settings.watch("passes")
+    settings.on_stage("forward")
     _through_attention(block, made, streams)
     last = 0
     chosen = _choices(made, streams)
     for group in groups[2:]:
         on_group(last)
         last = _quantize(group, block, made, index, streams, settings, found, chosen)
-    settings.watch("passes")
+    settings.on_stage("forward")
     _through_mlp(block, made, streams)
     if before:
         _tune(made, index, before, streams, settings, found)
@@ -62,13 +62,13 @@ def quantize_layer(
 def _choices(made: Block, streams: Streams) -> list[Tensor]:
     if expert_tokens.mixture_of(made) is None:
         return []
-    with lent(made, (), streams.device):
+    with on_device(made, (), streams.device):
         return expert_tokens.choices(made, streams)
 
 
 def _through_attention(block: Block, made: Block, streams: Streams) -> None:
     names, step = [name for group in groups_of(block)[:2] for name in group.names], streams.step
-    with lent(made, names, streams.device), lent(block, names, streams.device):
+    with on_device(made, names, streams.device), on_device(block, names, streams.device):
         streams.advance(
             lambda x: calibration_stream.after_attention(made, x, step),
             lambda full: calibration_stream.after_attention(block, full, step),
@@ -77,13 +77,15 @@ def _through_attention(block: Block, made: Block, streams: Streams) -> None:
 
 def _through_mlp(block: Block, made: Block, streams: Streams) -> None:
     names = [name for group in groups_of(block)[2:] for name in group.names]
-    with lent(made, names, streams.device), lent(block, names, streams.device):
+    with on_device(made, names, streams.device), on_device(block, names, streams.device):
         streams.advance(
             lambda x: calibration_stream.after_mlp(made, x), lambda full: calibration_stream.after_mlp(block, full)
         )
 
 
-def _tune(made: Block, index: int, before: list[Tensor], streams: Streams, settings: Settings, found: Made) -> None:
+def _tune(
+    made: Block, index: int, before: list[Tensor], streams: Streams, settings: ConversionSettings, found: QuantizedLayer
+) -> None:
     """Fine-tune `made`, which read `before`; what then comes out of it replaces the quantized stream."""
     device, step = streams.device, streams.step
 
@@ -92,14 +94,14 @@ def _tune(made: Block, index: int, before: list[Tensor], streams: Streams, setti
 
     seed = settings.seed * 4096 + index
     packed, others, _ = tune(
-        made, found.packed, sequence, len(before), step, settings.tuning, seed, device, settings.watch
+        made, found.packed, sequence, len(before), step, settings.tuning, seed, device, settings.on_stage
     )
     found.packed.update(packed)
     found.others.update({name: value.to(settings.dtype).cpu() for name, value in others.items()})
     for name, matrix in packed.items():
-        put(made, name, matrix, device)
+        set_weights(made, name, matrix, device)
     _put_others(made, found.others)
-    with lent(made, list(packed), device):
+    with on_device(made, list(packed), device):
         for kept, x in zip(streams.x, before, strict=True):  # rounded where `pass_layer` rounds
             kept.copy_(calibration_stream.after_attention(made, x.to(device, torch.float32), step))
             kept.copy_(calibration_stream.after_mlp(made, kept.to(device, torch.float32)))
@@ -112,25 +114,25 @@ def _put_others(block: Block, others: dict[str, Tensor]) -> None:
 
 
 def pass_layer(
-    block: Block, packed: dict[str, Packed], others: dict[str, Tensor], streams: Streams, settings: Settings
+    block: Block, packed: dict[str, Packed], others: dict[str, Tensor], streams: Streams, settings: ConversionSettings
 ) -> None:
-    """Take the streams through a layer that was quantized before; block as in `quantize_layer`, others of `Made`."""
+    """Take the streams through a layer that was quantized before; block as in `quantize_layer`, others of `QuantizedLayer`."""
     block.to("cpu" if settings.on_host else streams.device)
     made = copy.deepcopy(block)
     for name, matrix in packed.items():
-        put(made, name, matrix, streams.device)
+        set_weights(made, name, matrix, streams.device)
     _put_others(made, others)
     _through_attention(block, made, streams)
     _through_mlp(block, made, streams)
 
 
-def pass_full(block: Block, streams: Streams, settings: Settings) -> None:
+def pass_full(block: Block, streams: Streams, settings: ConversionSettings) -> None:
     """Take the full text alone through a layer, as `pass_layer` does."""
     block.to("cpu" if settings.on_host else streams.device)
     names, step = [[name for group in some for name in group.names] for some in _halves(block)], streams.step
-    with lent(block, names[0], streams.device):
+    with on_device(block, names[0], streams.device):
         streams.advance(None, lambda full: calibration_stream.after_attention(block, full, step))
-    with lent(block, names[1], streams.device):
+    with on_device(block, names[1], streams.device):
         streams.advance(None, lambda full: calibration_stream.after_mlp(block, full))
 
 
@@ -140,9 +142,9 @@ def _halves(block: Block) -> tuple[list[Group], list[Group]]:
     return groups[:2], groups[2:]
 
 
-def put(block: Block, name: str, packed: Packed, device: torch.device) -> None:
+def set_weights(block: Block, name: str, packed: Packed, device: torch.device) -> None:
     """Give the linear `name` of a dense block the weights that `packed` stands for, made on `device`."""
-    linear = plain(block.get_submodule(name))
+    linear = plain_linear(block.get_submodule(name))
     linear.weight.data = dequantize(packed.to(device), linear.weight.dtype).to(linear.weight.device)
 
 
@@ -152,17 +154,17 @@ def _quantize(
     made: Block,
     index: int,
     streams: Streams,
-    settings: Settings,
-    found: Made,
+    settings: ConversionSettings,
+    found: QuantizedLayer,
     chosen: list[Tensor] | None = None,
 ) -> int:
     """The matrices of a group go into `made` and `found`; returns how many weights they have. `chosen`: the experts of
     every token."""
-    linears = [plain(block.get_submodule(name)) for name in group.names]
+    linears = [plain_linear(block.get_submodule(name)) for name in group.names]
     columns, rows = linears[0].in_features, [linear.out_features for linear in linears]
-    settings.watch("statistics")
+    settings.on_stage("statistics")
     device, statistics = streams.device, _gather(group, block, made, streams, chosen or [])
-    settings.watch("goals")
+    settings.on_stage("targets")
     weight = torch.empty(sum(rows), columns, device=device)
     for part, linear in zip(torch.split(weight, rows), linears, strict=True):
         part.copy_(linear.weight.data)
@@ -177,22 +179,22 @@ def _quantize(
     whole = [(group.names, rows, weight)]
     alone = [((name,), [len(part)], part) for name, part in zip(group.names, torch.split(weight, rows), strict=True)]
     for names, counts, part in whole if settings.shares else alone:
-        encoded = encode(part, metric, settings.books[group.number], settings.effort, settings.watch)
+        encoded = encode(part, metric, settings.codebooks[group.number], settings.effort, settings.on_stage)
         for name, packed in zip(names, encoded.matrices(counts, signs, columns), strict=True):
             found.packed[name] = packed
-            put(made, name, packed, device)
+            set_weights(made, name, packed, device)
     return weight.numel()
 
 
 def _gather(group: Group, block: Block, made: Block, streams: Streams, chosen: list[Tensor]) -> Statistics:
     """What the text tells about the matrices of a group."""
-    first, device, step = plain(block.get_submodule(group.names[0])), streams.device, streams.step
+    first, device, step = plain_linear(block.get_submodule(group.names[0])), streams.device, streams.step
     if group.expert is not None:
-        with lent(made, group.after, device), lent(block, group.after, device):
+        with on_device(made, group.after, device), on_device(block, group.after, device):
             down = group.number == DOWN
             return expert_tokens.gather(block, made, group.expert, down, chosen, streams, first.in_features)
     statistics = Statistics(first.in_features, first.out_features if group.writes else 0, device)
-    with lent(made, group.after, device), lent(block, group.after, device):
+    with on_device(made, group.after, device), on_device(block, group.after, device):
         for x, full in streams.pairs():
             owed = full - x if group.writes else None
             statistics.add(group.x(made, x, step), group.x(block, full, step), owed)

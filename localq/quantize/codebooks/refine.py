@@ -24,7 +24,7 @@ RIDGE = 1e-3  # of the mean diagonal, for codewords that are hardly used
 ROUNDING = 1e-11
 
 
-def fit_books(
+def fit_codebooks(
     weight: Tensor, metric: Tensor, codes: Sequence[Tensor], books: Sequence[Book], scales: Tensor, steps: int
 ) -> list[Book]:
     """Better codebooks after `steps` steps from `books`; weight f32 [rows, in], scales f32 [rows, 1]."""
@@ -76,7 +76,7 @@ def decode(codes: Sequence[Tensor], books: Sequence[Book], columns: int) -> Tens
     return total
 
 
-def gathered(matrix: Tensor, codes: Sequence[Tensor], books: Sequence[Book]) -> list[Tensor]:
+def adjoint(matrix: Tensor, codes: Sequence[Tensor], books: Sequence[Book]) -> list[Tensor]:
     """The adjoint of decoding: matrix f32 [rows, in] -> f32 [256, length] of each book."""
     return _gathered(lambda rows: matrix[rows], matrix.shape, codes, books)
 
@@ -84,7 +84,7 @@ def gathered(matrix: Tensor, codes: Sequence[Tensor], books: Sequence[Book]) -> 
 def _gathered(
     rows_of: Callable[[slice], Tensor], shape: Sequence[int], codes: Sequence[Tensor], books: Sequence[Book]
 ) -> list[Tensor]:
-    """`gathered` of a matrix of this shape, of which `rows_of` gives some rows."""
+    """`adjoint` of a matrix of this shape, of which `rows_of` gives some rows."""
     found = [torch.zeros_like(book.codewords) for book in books]
     for rows in pieces(*shape):
         part = rows_of(rows)

@@ -22,7 +22,7 @@ SLAB_BYTES = 2**29
 HOST_BYTES = 8 * 2**30  # of both streams; longer texts are kept in 16 bits
 
 
-def kept_dtype(windows: int, tokens: int, hidden: int) -> torch.dtype:
+def stream_dtype(windows: int, tokens: int, hidden: int) -> torch.dtype:
     """In which the streams of a text wait on the host."""
     return torch.float32 if 8 * windows * tokens * hidden <= HOST_BYTES else torch.bfloat16
 
@@ -105,7 +105,7 @@ def attention_input(block: Block, x: Tensor) -> Tensor:
     return normed
 
 
-def attended(block: Block, x: Tensor, step: Pass) -> Tensor:
+def output_projection_input(block: Block, x: Tensor, step: Pass) -> Tensor:
     """What the output projection reads."""
     with _without(block.self_attn, "o_proj"):
         found: Tensor = block.self_attn(attention_input(block, x), step)
@@ -123,7 +123,7 @@ def mlp_input(block: Block, x: Tensor) -> Tensor:
     return normed
 
 
-def gated(block: Block, x: Tensor) -> Tensor:
+def down_projection_input(block: Block, x: Tensor) -> Tensor:
     """What the down projection reads."""
     with _without(block.mlp, "down_proj"):
         found: Tensor = block.mlp(mlp_input(block, x))

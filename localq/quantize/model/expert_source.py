@@ -28,7 +28,7 @@ class ExpertMatrix:
     read: Callable[[], Tensor]
 
 
-def matrices(assignment: Assignment, checkpoint: Checkpoint, model_type: str) -> dict[str, ExpertMatrix]:
+def expert_matrices(assignment: Assignment, checkpoint: Checkpoint, model_type: str) -> dict[str, ExpertMatrix]:
     """Path in the model ("layers.0.mlp.experts.7.gate_proj") -> the matrix."""
     found: dict[str, ExpertMatrix] = {}
     for target, stack in assignment.stacks.items():

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from localq.models.decoder import Block
-from localq.models.unstacked_experts import OpenMixture
+from localq.models.unstacked_experts import UnstackedMixture
 from localq.quantize.model import calibration_stream
 from localq.quantize.model.calibration_stream import Streams
 from localq.quantize.model.statistics import Statistics
@@ -25,10 +25,10 @@ LEAST = 1024  # tokens that an expert is quantized on, where the text has as man
 BORROWED = 0.5
 
 
-def mixture_of(block: Block) -> OpenMixture | None:
+def mixture_of(block: Block) -> UnstackedMixture | None:
     """Of a block that has one."""
     part: nn.Module = block.mlp
-    return part if isinstance(part, OpenMixture) else None
+    return part if isinstance(part, UnstackedMixture) else None
 
 
 def choices(made: Block, streams: Streams) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""A model turned so that no weight stands out, with nothing to pay for it when it runs.
+"""A model rotated so that no weight stands out, with nothing to pay for it when it runs.
 
 A codebook fits weights best that look like noise. Three rotations make them so, and a product with its transpose
 somewhere else takes each back (QuaRot, Ashkboos et al. 2024, sections 3 and 4):
@@ -22,20 +22,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from localq.formats.codebooks import rotation as hadamard
+from localq.formats.codebooks import rotation
 from localq.models.attention import Attention
 from localq.models.decoder import Block, Decoder
 from localq.models.layers import GatedMLP, RMSNorm
-from localq.models.unstacked_experts import OpenMixture
+from localq.models.unstacked_experts import UnstackedMixture
 
 
-def foldable(model: Decoder) -> bool:
+def can_rotate_stream(model: Decoder) -> bool:
     """Can the stream be rotated? Norms behind attention or the MLP would see it."""
     norms = [block.norms() for block in model.layers if isinstance(block, Block)]
     return all(each.after_attention is None and each.after_mlp is None for each in norms)
 
 
-def rotation(width: int, seed: int) -> Tensor:
+def random_rotation(width: int, seed: int) -> Tensor:
     """Q f64 [width, width], orthogonal, the same for the same seed."""
     power = width & -width
     generator = torch.Generator().manual_seed(seed)
@@ -47,8 +47,8 @@ def rotation(width: int, seed: int) -> Tensor:
 
 
 def minus_signs(columns: int, seed: int) -> Tensor:
-    """The signs of the rotation of an input, u8 [columns / 8] as `hadamard.packed_signs` has them."""
-    return hadamard.packed_signs(torch.randint(0, 2, (columns,), generator=torch.Generator().manual_seed(seed)).bool())
+    """The signs of the rotation of an input, u8 [columns / 8] as `rotation.packed_signs` has them."""
+    return rotation.packed_signs(torch.randint(0, 2, (columns,), generator=torch.Generator().manual_seed(seed)).bool())
 
 
 def fold_block(block: Block, turn: Tensor | None, seed: int) -> None:
@@ -60,42 +60,42 @@ def fold_block(block: Block, turn: Tensor | None, seed: int) -> None:
     readers_of_mlp, writers = _ends_of(mlp)
     for norm, readers in ((norms.before_attention, attention.inputs()), (norms.before_mlp, readers_of_mlp)):
         for reader in readers:
-            _read(plain(reader), norm.weight, turn)
+            _read(plain_linear(reader), norm.weight, turn)
         _reset(norm)
     for writer in (attention.o_proj, *writers):
-        _write(plain(writer), turn)
+        _write(plain_linear(writer), turn)
 
 
 def _ends_of(mlp: nn.Module) -> tuple[Sequence[nn.Module], Sequence[nn.Module]]:
     """What reads the stream in an MLP, and what writes it."""
-    if isinstance(mlp, OpenMixture):
+    if isinstance(mlp, UnstackedMixture):
         return mlp.readers(), mlp.writers()
     assert isinstance(mlp, GatedMLP)
     return mlp.inputs(), (mlp.down_proj,)
 
 
-def turned_rows(rows: Tensor, turn: Tensor) -> Tensor:
-    """rows [n, hidden], of the embedding or of a head into which its norm has gone -> the same, turned, f32."""
+def rotate_rows(rows: Tensor, turn: Tensor) -> Tensor:
+    """rows [n, hidden], of the embedding or of a head into which its norm has gone -> the same, rotated, f32."""
     return _times(rows, turn)
 
 
 def _fold_values(attention: Attention, seed: int) -> None:
     """v and o, by a rotation of the width of a head for every key/value head."""
     width, heads, kv_heads = attention.head_dim, attention.heads, attention.kv_heads
-    last = plain(attention.inputs()[-1])  # v, or q, k and v behind each other
+    last = plain_linear(attention.inputs()[-1])  # v, or q, k and v behind each other
     weight, out = last.weight.data, attention.o_proj.weight.data
-    turns = torch.stack([rotation(width, seed * kv_heads + head) for head in range(kv_heads)]).to(weight.device)
+    rotations = torch.stack([random_rotation(width, seed * kv_heads + head) for head in range(kv_heads)]).to(weight.device)
     rows = weight[-kv_heads * width :].double().view(kv_heads, width, -1)
-    weight[-kv_heads * width :] = (turns @ rows).reshape(kv_heads * width, -1).to(weight.dtype)
+    weight[-kv_heads * width :] = (rotations @ rows).reshape(kv_heads * width, -1).to(weight.dtype)
     if last.bias is not None:
         bias = last.bias.data[-kv_heads * width :].double().view(kv_heads, width, 1)
-        last.bias.data[-kv_heads * width :] = (turns @ bias).flatten().to(weight.dtype)
+        last.bias.data[-kv_heads * width :] = (rotations @ bias).flatten().to(weight.dtype)
     columns = out.double().view(-1, kv_heads, heads // kv_heads, width)
-    turned = torch.einsum("rkgd,ked->rkge", columns, turns)
-    attention.o_proj.weight.data = turned.reshape(out.shape).to(out.dtype)
+    rotated = torch.einsum("rkgd,ked->rkge", columns, rotations)
+    attention.o_proj.weight.data = rotated.reshape(out.shape).to(out.dtype)
 
 
-def plain(module: nn.Module) -> nn.Linear:
+def plain_linear(module: nn.Module) -> nn.Linear:
     """`module`, which is a linear with plain weights."""
     if not isinstance(module, nn.Linear):
         raise TypeError(f"{type(module).__name__} is no plain linear")

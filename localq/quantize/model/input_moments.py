@@ -20,24 +20,24 @@ from localq.errors import LocalqError, bad_file
 from localq.files.model_folder import ModelFiles
 from localq.formats.checkpoint import Checkpoint
 from localq.models import ARCHITECTURES
-from localq.quantize.model.calibration_stream import Streams, kept_dtype
+from localq.quantize.model.calibration_stream import Streams, stream_dtype
 from localq.quantize.model.matrix_groups import groups_of
-from localq.quantize.model.sensitivity import inputs_of, linears_of
-from localq.quantize.model.source import Source
+from localq.quantize.model.sensitivity import group_linears, inputs_of
+from localq.quantize.model.source import SourceModel
 from localq.quantize.output.shards import write_file
 from localq.wording import OnProgress
 
 
-def importances(model: Source, streams: Streams, on_layer: Callable[[], None]) -> dict[str, Tensor]:
+def measure(model: SourceModel, streams: Streams, on_layer: Callable[[], None]) -> dict[str, Tensor]:
     """Of every Linear of the blocks, by its prefix in the checkpoint, f32 [in] on the CPU.
 
-    model: not turned. streams: the text as the first layer reads it; `full` is used up.
+    model: not rotated. streams: the text as the first layer reads it; `full` is used up.
     """
     found: dict[str, Tensor] = {}
     for index in range(model.layers):
         block = model.block(index)
         groups = groups_of(block)
-        readers = [linears_of(block, group)[0] for group in groups]
+        readers = [group_linears(block, group)[0] for group in groups]
         sums = [torch.zeros(each.in_features, dtype=torch.float64, device=streams.device) for each in readers]
         tokens = 0
         with inputs_of(readers) as read:
@@ -62,7 +62,7 @@ MEASURING = "measuring inputs"
 
 
 @dataclass(frozen=True)
-class Text:
+class CalibrationText:
     """Token ids in windows of one length, and where the model runs on them."""
 
     windows: Sequence[Sequence[int]]
@@ -75,7 +75,9 @@ class Text:
         return [hashlib.sha256(ids).hexdigest(), self.device.type]
 
 
-def kept(out: Path, text: Text, source: ModelFiles, checkpoint: Checkpoint, tell: OnProgress) -> dict[str, Tensor]:
+def load_or_measure(
+    out: Path, text: CalibrationText, source: ModelFiles, checkpoint: Checkpoint, tell: OnProgress
+) -> dict[str, Tensor]:
     """Of every Linear, by its prefix, the mean squares of its inputs f32 [in], on the device of `text`.
 
     Those that lie in `out`, which belongs to a conversion on this text, or measured now. Raises LocalqError: exit 2 for
@@ -90,7 +92,7 @@ def kept(out: Path, text: Text, source: ModelFiles, checkpoint: Checkpoint, tell
     return {name: each.to(text.device) for name, each in found.items()}
 
 
-def begun(text: Text, source: ModelFiles, checkpoint: Checkpoint) -> tuple[Source, Streams]:
+def open_streams(text: CalibrationText, source: ModelFiles, checkpoint: Checkpoint) -> tuple[SourceModel, Streams]:
     """The model as it is, and the text as its first layer reads it.
 
     Raises LocalqError: exit 2 for a mixture of experts, or an architecture that is not supported.
@@ -99,15 +101,15 @@ def begun(text: Text, source: ModelFiles, checkpoint: Checkpoint) -> tuple[Sourc
     if model_type not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
         raise LocalqError(source.name, f"the architecture {model_type!r} is not supported", f"Supported: {known}.")
-    model = Source(source, checkpoint, ARCHITECTURES[model_type], text.device, seed=0, turned=False)
+    model = SourceModel(source, checkpoint, ARCHITECTURES[model_type], text.device, seed=0, rotated=False)
     model.model.make_tables(len(text.windows[0]), text.device)
-    dtype = kept_dtype(len(text.windows), len(text.windows[0]), model.model.config.hidden)
+    dtype = stream_dtype(len(text.windows), len(text.windows[0]), model.model.config.hidden)
     rows = [(each * model.model.embed_scale).to(dtype) for each in model.embedded(text.windows)]
     return model, Streams(model.model, rows, text.device)
 
 
-def _measured(text: Text, source: ModelFiles, checkpoint: Checkpoint, tell: OnProgress) -> dict[str, Tensor]:
-    model, streams = begun(text, source, checkpoint)
+def _measured(text: CalibrationText, source: ModelFiles, checkpoint: Checkpoint, tell: OnProgress) -> dict[str, Tensor]:
+    model, streams = open_streams(text, source, checkpoint)
     done = 0
 
     def advance() -> None:
@@ -116,4 +118,4 @@ def _measured(text: Text, source: ModelFiles, checkpoint: Checkpoint, tell: OnPr
         tell(MEASURING, done, model.layers)
 
     tell(MEASURING, 0, model.layers)
-    return importances(model, streams, advance)
+    return measure(model, streams, advance)

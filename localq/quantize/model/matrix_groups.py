@@ -11,7 +11,7 @@ from localq.models.attention import Pass
 from localq.models.decoder import Block
 from localq.quantize.model import calibration_stream, expert_tokens
 from localq.quantize.model.fold import minus_signs
-from localq.quantize.settings import Settings
+from localq.quantize.settings import ConversionSettings
 
 OUT = ("self_attn.o_proj",)
 FIRST_OF_MLP, DOWN = 2, 3  # numbers of groups
@@ -46,7 +46,7 @@ class Group:
         """The module whose codebooks each matrix has."""
         return {name: (self.home if shares else "") or name for name in self.names}
 
-    def signs(self, columns: int, layer: int, settings: Settings) -> Tensor | None:
+    def signs(self, columns: int, layer: int, settings: ConversionSettings) -> Tensor | None:
         """Of the rotation of the input when the model runs, u8 [columns / 8]; None without one."""
         if not self.rotated(settings.rotate):
             return None
@@ -60,7 +60,7 @@ def groups_of(block: Block) -> list[Group]:
     norms = block.norms()
     of_attention = [
         Group(attention, lambda b, x, step: calibration_stream.attention_input(b, x), "self_attn", False, 0),
-        Group(OUT, calibration_stream.attended, "", norms.after_attention is None, 1, attention),
+        Group(OUT, calibration_stream.output_projection_input, "", norms.after_attention is None, 1, attention),
     ]
     if (mixture := expert_tokens.mixture_of(block)) is not None:
         return of_attention + [group for number in range(len(mixture.experts)) for group in _of_expert(number)]
@@ -70,7 +70,7 @@ def groups_of(block: Block) -> list[Group]:
         Group(mlp, lambda b, x, step: calibration_stream.mlp_input(b, x), "mlp", False, 2),
         Group(
             ("mlp.down_proj",),
-            lambda b, x, step: calibration_stream.gated(b, x),
+            lambda b, x, step: calibration_stream.down_projection_input(b, x),
             "",
             norms.after_mlp is None,
             DOWN,

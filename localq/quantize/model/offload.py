@@ -16,7 +16,7 @@ from localq.models.experts import Router
 
 
 @contextmanager
-def lent(block: Block, linears: Collection[str], device: torch.device) -> Iterator[None]:
+def on_device(block: Block, linears: Collection[str], device: torch.device) -> Iterator[None]:
     """While it is entered all parameters of `block` are on `device`, but for those of linears that are not named. A
     router is no such linear."""
     held = []

@@ -35,12 +35,12 @@ from localq.errors import bad_file
 from localq.models.decoder import Block, Decoder
 from localq.quantize.model import linear_algebra
 from localq.quantize.model.calibration_stream import Streams
-from localq.quantize.model.fold import plain
+from localq.quantize.model.fold import plain_linear
 from localq.quantize.model.matrix_groups import Group, groups_of
-from localq.quantize.model.source import Source
+from localq.quantize.model.source import SourceModel
 from localq.quantize.model.statistics import F64_COLUMNS, rotate_metric_
-from localq.quantize.output.sensitivity_log import Point, Trail
-from localq.quantize.settings import Settings
+from localq.quantize.output.sensitivity_log import MeasuringState, SensitivityLog
+from localq.quantize.settings import ConversionSettings
 
 WINDOWS, TRACED = 16, 4  # of the text, for the metrics; of these for the gradients
 HELD_BYTES = 4 * 2**30  # of what the layers read of the traced ones, on the disk
@@ -50,11 +50,11 @@ Ending = tuple[nn.Module, Tensor, float]  # norm, head [vocab, hidden], soft cap
 
 
 def sensitivities(
-    model: Source,
+    model: SourceModel,
     begin: Callable[[], list[Tensor]],
     device: torch.device,
-    settings: Settings,
-    trail: Trail,
+    settings: ConversionSettings,
+    trail: SensitivityLog,
     before: OnStep,
     *,
     feedback: bool = True,
@@ -68,7 +68,7 @@ def sensitivities(
 
     Raises LocalqError: exit 8 for damaged weights, 9 for the disk.
     """
-    point, way = trail.found(), route(model.layers)
+    point, way = trail.found(), reading_order(model.layers)
     if point is None:
         before(way)
         rows = begin()
@@ -78,12 +78,12 @@ def sensitivities(
     if not point.back:
         for layer in range(point.layer, model.layers):
             before(way[1 + layer :])
-            _there(model, layer, streams, settings, trail, feedback)
+            _forward_layer(model, layer, streams, settings, trail, feedback)
         before(way[1 + model.layers :])
-        point = _turned(model, streams, trail)
+        point = _start_backward(model, streams, trail)
     while point.layer >= 0:
         before(way[len(way) - 1 - point.layer :])
-        _back(model, point, streams, trail)
+        _backward_layer(model, point, streams, trail)
     before([])
     if not all(math.isfinite(each) for layer in point.prices for each in layer):
         why = "on the calibration text the model computes values that are not finite"
@@ -91,7 +91,7 @@ def sensitivities(
     return point.prices[::-1]
 
 
-def route(layers: int) -> list[int]:
+def reading_order(layers: int) -> list[int]:
     """What is read of the source, in this order; see `before` of `sensitivities`."""
     return [*range(layers + 2), *range(layers, 0, -1)]
 
@@ -101,24 +101,31 @@ def _traced(text: list[Tensor], layers: int) -> int:
     return min(TRACED, len(text), max(1, HELD_BYTES // (layers * 4 * text[0].numel())))
 
 
-def _there(model: Source, layer: int, streams: Streams, settings: Settings, trail: Trail, feedback: bool) -> None:
+def _forward_layer(
+    model: SourceModel,
+    layer: int,
+    streams: Streams,
+    settings: ConversionSettings,
+    trail: SensitivityLog,
+    feedback: bool,
+) -> None:
     """Take the full text through a layer."""
     read = [x.clone() for x in streams.full[: _traced(streams.full, model.layers)]]
     energies = _forward(model.block(layer), layer, streams, settings, feedback)
     trail.passed(layer, read, energies, streams.full)
 
 
-def _turned(model: Source, streams: Streams, trail: Trail) -> Point:
+def _start_backward(model: SourceModel, streams: Streams, trail: SensitivityLog) -> MeasuringState:
     """From the text behind the last layer to the slopes there."""
-    ending, text = ending_of(model.model, *model.ending(), streams.device), streams.full
+    ending, text = make_ending(model.model, *model.ending(), streams.device), streams.full
     traced = text[: _traced(text, model.layers)]
     slopes = [_slope_of_end(ending, x, seed) for seed, x in enumerate(traced)]
-    point = Point(slopes, model.layers - 1, back=True)
+    point = MeasuringState(slopes, model.layers - 1, back=True)
     trail.reach(point)
     return point
 
 
-def _back(model: Source, point: Point, streams: Streams, trail: Trail) -> None:
+def _backward_layer(model: SourceModel, point: MeasuringState, streams: Streams, trail: SensitivityLog) -> None:
     """Take the slopes of `point` back through its layer, which gets its prices."""
     text, energies = trail.layer(point.layer)
     squares = _backward(model.block(point.layer), text, point.rows, streams)
@@ -127,16 +134,16 @@ def _back(model: Source, point: Point, streams: Streams, trail: Trail) -> None:
     trail.reach(point)
 
 
-def spread(count: int, most: int = WINDOWS) -> list[int]:
+def spread_indices(count: int, most: int = WINDOWS) -> list[int]:
     """Numbers of at most `most` of so many windows, from all over the text."""
     wanted = min(count, most)
     return [index * count // wanted for index in range(wanted)]
 
 
-def _forward(block: Block, index: int, streams: Streams, settings: Settings, feedback: bool) -> list[Tensor]:
+def _forward(block: Block, index: int, streams: Streams, settings: ConversionSettings, feedback: bool) -> list[Tensor]:
     """Take the full text through a layer; of each group f64 [rows]: mean squares of the weights times sum of V_ii^2."""
     groups, device = groups_of(block), streams.device
-    readers = [linears_of(block, group)[0] for group in groups]
+    readers = [group_linears(block, group)[0] for group in groups]
     moments = [torch.zeros(each.in_features, each.in_features, device=device) for each in readers]
     tokens = 0
     with inputs_of(readers) as read:
@@ -150,14 +157,14 @@ def _forward(block: Block, index: int, streams: Streams, settings: Settings, fee
 
 
 def _energy(
-    block: Block, group: Group, metric: Tensor, tokens: int, index: int, settings: Settings, feedback: bool
+    block: Block, group: Group, metric: Tensor, tokens: int, index: int, settings: ConversionSettings, feedback: bool
 ) -> Tensor:
     """metric: sums over so many tokens; it is used up."""
     linear_algebra.mean_transpose_(metric, 2 * tokens)
     signs = group.signs(len(metric), index, settings)
     if signs is not None:
         rotate_metric_(metric, signs.to(metric.device))
-    rows = torch.cat([linear.weight.square().mean(1) for linear in linears_of(block, group)])
+    rows = torch.cat([linear.weight.square().mean(1) for linear in group_linears(block, group)])
     if not feedback:
         return rows.double().cpu() * float(metric.diagonal().double().sum())
     return rows.double().cpu() * _left_by_feedback(metric, settings.effort.damping)
@@ -198,7 +205,7 @@ def logits(ending: Ending, x: Tensor) -> Tensor:
     return torch.tanh(found / cap) * cap if cap else found
 
 
-def ending_of(model: Decoder, scale: Tensor, head: Tensor, device: torch.device) -> Ending:
+def make_ending(model: Decoder, scale: Tensor, head: Tensor, device: torch.device) -> Ending:
     """On the device, in f32. scale: of the last norm; head [vocab, hidden]."""
     norm = copy.deepcopy(model.norm).to_empty(device=device).float()
     norm.weight = nn.Parameter(scale.to(device).float(), requires_grad=False)
@@ -209,7 +216,7 @@ def ending_of(model: Decoder, scale: Tensor, head: Tensor, device: torch.device)
 def _backward(block: Block, text: list[Tensor], slopes: list[Tensor], streams: Streams) -> list[Tensor]:
     """Take the slopes back through a layer, in place; of each group f64 [rows], mean squares of those to its output."""
     groups, device = groups_of(block), streams.device
-    linears = [linears_of(block, group) for group in groups]
+    linears = [group_linears(block, group) for group in groups]
     sums: dict[nn.Module, Tensor] = {
         each: torch.zeros(each.out_features, device=device) for group in linears for each in group
     }
@@ -230,9 +237,9 @@ def _backward(block: Block, text: list[Tensor], slopes: list[Tensor], streams: S
     return [torch.cat([sums[each] for each in group]).double().cpu() / tokens for group in linears]
 
 
-def linears_of(block: Block, group: Group) -> list[nn.Linear]:
+def group_linears(block: Block, group: Group) -> list[nn.Linear]:
     """The linears of a group."""
-    return [plain(block.get_submodule(name)) for name in group.names]
+    return [plain_linear(block.get_submodule(name)) for name in group.names]
 
 
 @contextmanager

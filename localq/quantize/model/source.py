@@ -1,4 +1,4 @@
-"""The full model, a layer at a time, turned (`fold.py`), and where each of its tensors belongs in a checkpoint."""
+"""The full model, a layer at a time, rotated (`fold.py`), and where each of its tensors belongs in a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from localq.formats.checkpoint import Checkpoint, TensorInfo, info
 from localq.formats.codebooks import vq2
 from localq.models.decoder import Block, Decoder
 from localq.models.experts import Mixture, Router
-from localq.models.unstacked_experts import open_
+from localq.models.unstacked_experts import unstack
 from localq.quantize.model import expert_source, fold
 from localq.quantize.model.linear_algebra import pieces
-from localq.quantize.output.tensor_jobs import published
-from localq.quantize.settings import Made
-from localq.quantize.target import Target
+from localq.quantize.output.tensor_jobs import published_name
+from localq.quantize.settings import QuantizedLayer
+from localq.quantize.target import TargetFormat
 
 STREAM = 1_000_003  # what the seed of the stream's rotation is set apart by
 
 
-class Source:
+class SourceModel:
     """A model whose layers are read when they are asked for.
 
-    turned   the stream is rotated, and head and embedding are no longer the same matrix
+    rotated   the stream is rotated, and head and embedding are no longer the same matrix
     model    its modules, on the meta device; tables of passes are made by who runs it
     """
 
@@ -42,27 +42,27 @@ class Source:
         device: torch.device,
         seed: int,
         *,
-        turned: bool = True,
+        rotated: bool = True,
     ) -> None:
-        """turned: layers as the search for codes reads them, else as they are."""
+        """rotated: layers as the search for codes reads them, else as they are."""
         with torch.device("meta"):
             self.model: Decoder = architecture.Model(architecture.Config.from_dict(files.config))
-        if self.model.config.experts and not turned:
+        if self.model.config.experts and not rotated:
             raise usage_error(files.name, format_facts.NO_WEIGHING_OF_EXPERTS, "Give --calibration none.")
         self._assignment = weights.assign(checkpoint, self.model, architecture.rename, files.name)
         self._checkpoint, self._rename = checkpoint, architecture.rename
         self._open_experts(files)
         self._device, self._seed = device, seed
-        self._folds = turned
-        self.turned = turned and fold.foldable(self.model)
+        self._folds = rotated
+        self.rotated = rotated and fold.can_rotate_stream(self.model)
         self.layers = len(self.model.layers)
-        turn = fold.rotation(self.model.config.hidden, STREAM + seed) if self.turned else None
+        turn = fold.random_rotation(self.model.config.hidden, STREAM + seed) if self.rotated else None
         kept = torch.float64 if device.type == "cpu" else torch.float32
         self._turn = None if turn is None else turn.to(device, kept)
         self._linears = [_linears_of(self.meta_block(index)) for index in range(self.layers)]
         for index, names in enumerate(self._linears):
-            for name in names if turned else ():
-                columns = fold.plain(self.meta_block(index).get_submodule(name)).in_features
+            for name in names if rotated else ():
+                columns = fold.plain_linear(self.meta_block(index).get_submodule(name)).in_features
                 if columns % vq2.BLOCK:
                     why = f"{name} has rows of {columns} weights, and 2 bits need a multiple of {vq2.BLOCK}"
                     raise usage_error(files.name, why, "Use --format nf4.")
@@ -73,11 +73,13 @@ class Source:
         if any(each.experts.interleaved for each in mixtures):
             raise usage_error(files.name, format_facts.NO_SEARCH_OF_EXPERTS, "Use --format nf4.")
         model_type = str(files.config.get("model_type")) if mixtures else ""
-        self._experts = expert_source.matrices(self._assignment, self._checkpoint, model_type) if mixtures else {}
+        self._experts = (
+            expert_source.expert_matrices(self._assignment, self._checkpoint, model_type) if mixtures else {}
+        )
         self._model_type = model_type
         for block in self.model.layers:
             assert isinstance(block, Block)
-            open_(block)
+            unstack(block)
 
     @property
     def origin(self) -> str:
@@ -91,7 +93,7 @@ class Source:
         return block
 
     def block(self, index: int) -> Block:
-        """Layer `index`: plain linears, f32, on the device, turned."""
+        """Layer `index`: plain linears, f32, on the device, rotated."""
         block = copy.deepcopy(self.meta_block(index)).to_empty(device=self._device).float()
         for name, _ in list(block.named_parameters()):
             owner, _, last = name.rpartition(".")
@@ -105,13 +107,13 @@ class Source:
         return block
 
     def embedded(self, windows: Sequence[Sequence[int]]) -> Iterator[Tensor]:
-        """For each of `windows`, of ids, its rows of the embedding f32 [T, hidden] on the CPU, turned.
+        """For each of `windows`, of ids, its rows of the embedding f32 [T, hidden] on the CPU, rotated.
 
         Without what a family multiplies rows with.
         """
         table = self._stored(weights.TABLE)
         for ids in windows:
-            yield self._turned(self._wide(weights.TABLE, table[torch.tensor(ids)]))
+            yield self._rotated(self._wide(weights.TABLE, table[torch.tensor(ids)]))
 
     def ending(self) -> tuple[Tensor, Tensor]:
         """The last norm's scale [hidden], and the head, the embedding or its own, [vocab, hidden]; f32 on the CPU."""
@@ -121,17 +123,17 @@ class Source:
 
     def end_rows(self, names: Container[str]) -> dict[str, Iterator[Tensor]]:
         """Embedding, or last norm and head with it, f32 on the CPU, where they are named: some rows at a time."""
-        tied, turned = self.model.lm_head is None, self._turn is not None
+        tied, rotated = self.model.lm_head is None, self._turn is not None
         table, norm = self._key(weights.TABLE), self._key("norm.weight")
         found: dict[str, Iterator[Tensor]] = {}
         if table in names:
             found[table] = self._rows(weights.TABLE)
         if norm in names:
-            before = self._read("norm.weight")  # goes into a turned head
-            found[norm] = iter([(torch.ones_like(before) if turned else before).cpu()])
-            if turned or not tied:
+            before = self._read("norm.weight")  # goes into a rotated head
+            found[norm] = iter([(torch.ones_like(before) if rotated else before).cpu()])
+            if rotated or not tied:
                 head = weights.TABLE if tied else "lm_head.weight"
-                found[self.head_name()] = self._rows(head, before if turned else None)
+                found[self.head_name()] = self._rows(head, before if rotated else None)
         return found
 
     def end_names(self) -> tuple[list[str], list[str]]:
@@ -165,7 +167,7 @@ class Source:
         """Parameters of a block that are not quantized (norms, biases) -> their checkpoint names."""
         quantized = {f"{name}.weight" for name in self._linears[index]}
         names = [name for name, _ in self.meta_block(index).named_parameters() if name not in quantized]
-        return {name: published(self._key(f"layers.{index}.{name}"), self._model_type) for name in names}
+        return {name: published_name(self._key(f"layers.{index}.{name}"), self._model_type) for name in names}
 
     def linears(self, index: int) -> list[str]:
         """Names of the modules of a layer that are quantized."""
@@ -186,13 +188,13 @@ class Source:
         return {key: block.get_parameter(name).detach().cpu() for name, key in self.other_names(index).items()}
 
     def layout(
-        self, index: int, targets: dict[str, Target], signed: set[str], homes: dict[str, str], dtype: torch.dtype
+        self, index: int, targets: dict[str, TargetFormat], signed: set[str], homes: dict[str, str], dtype: torch.dtype
     ) -> dict[str, TensorInfo]:
         """Every tensor that is written for a layer. By linear: targets, homes of codebooks; signed: with rotations."""
         block = self.meta_block(index)
         planned: dict[str, TensorInfo] = {}
         for name in self._linears[index]:
-            linear = fold.plain(block.get_submodule(name))
+            linear = fold.plain_linear(block.get_submodule(name))
             parts = targets[name].layout(linear.out_features, linear.in_features, signs=name in signed)
             for suffix, (kind, shape) in parts.items():
                 home = homes[name] if suffix.startswith(".codebook") else name
@@ -205,7 +207,7 @@ class Source:
         config = self.model.config
         table = (config.vocab_size, config.hidden)
         shapes = {self._key(weights.TABLE): table, self._key("norm.weight"): (config.hidden,)}
-        return shapes if self.model.lm_head is None and not self.turned else {**shapes, self.head_name(): table}
+        return shapes if self.model.lm_head is None and not self.rotated else {**shapes, self.head_name(): table}
 
     def unread(self) -> list[str]:
         """Checkpoint tensors that are no part of the decoder, which a conversion copies."""
@@ -218,12 +220,12 @@ class Source:
     def weights(self) -> int:
         """Weights of all linears of the blocks."""
         return sum(
-            fold.plain(self.meta_block(index).get_submodule(name)).weight.numel()
+            fold.plain_linear(self.meta_block(index).get_submodule(name)).weight.numel()
             for index in range(self.layers)
             for name in self._linears[index]
         )
 
-    def tensors(self, made: Made, block: Block, index: int, target: Target) -> dict[str, Tensor]:
+    def tensors(self, made: QuantizedLayer, block: Block, index: int, target: TargetFormat) -> dict[str, Tensor]:
         """The tensors of a layer that was made."""
         written = self.others(block, index)
         written |= {self.other_names(index)[name]: value for name, value in made.others.items()}
@@ -254,14 +256,14 @@ class Source:
         return self._key(f"{path}.weight").removesuffix(".weight")
 
     def _rows(self, target: str, norm: Tensor | None = None) -> Iterator[Tensor]:
-        """Of the embedding or the head, turned; the norm before a head goes into it."""
+        """Of the embedding or the head, rotated; the norm before a head goes into it."""
         stored = self._stored(target)
         for rows in pieces(*stored.shape):
             part = self._wide(target, stored[rows])
-            yield self._turned(part if norm is None else part.mul_(norm))
+            yield self._rotated(part if norm is None else part.mul_(norm))
 
-    def _turned(self, rows: Tensor) -> Tensor:
-        return (rows if self._turn is None else fold.turned_rows(rows, self._turn)).cpu()
+    def _rotated(self, rows: Tensor) -> Tensor:
+        return (rows if self._turn is None else fold.rotate_rows(rows, self._turn)).cpu()
 
     def _stored(self, target: str) -> Tensor:
         """A parameter as it lies in a file, on the CPU; of a quantized one what it stands for."""

@@ -56,7 +56,7 @@ class Statistics:
         del self._drift, self._owed, self._moments
         linear_algebra.mean_transpose_(metric, 2 * self.tokens)
         owed /= self.tokens
-        with raised(metric, damping):
+        with damped_in_place(metric, damping):
             upper = _upper(metric)
         for rows in pieces(*owed.shape):
             part = owed[rows].to(upper.dtype)
@@ -78,7 +78,7 @@ class Factor:
 
 
 def factor(metric: Tensor, step: int) -> Factor:
-    """`metric` f32 [in, in], positive definite (`damped`); in a multiple of `step`. In f64 up to 8192 columns."""
+    """`metric` f32 [in, in], positive definite (`damp`); in a multiple of `step`. In f64 up to 8192 columns."""
     upper = _upper(metric)
     blocks = [upper[at : at + step, at : at + step] for at in range(0, len(upper), step)]
     white = torch.stack(blocks).float()
@@ -86,7 +86,7 @@ def factor(metric: Tensor, step: int) -> Factor:
     return Factor(upper.float(), white)
 
 
-def damped(metric: Tensor, damping: float) -> Tensor:
+def damp(metric: Tensor, damping: float) -> Tensor:
     """metric + damping times its mean diagonal; where that is nothing, the unit matrix."""
     heavy = metric.clone()
     _damp_(heavy.diagonal(), damping)
@@ -94,8 +94,8 @@ def damped(metric: Tensor, damping: float) -> Tensor:
 
 
 @contextmanager
-def raised(metric: Tensor, damping: float) -> Iterator[None]:
-    """While it is entered `metric` is what `damped` makes of it: there is no room for a second one."""
+def damped_in_place(metric: Tensor, damping: float) -> Iterator[None]:
+    """While it is entered `metric` is what `damp` makes of it: there is no room for a second one."""
     diagonal = metric.diagonal()
     before = diagonal.clone()
     _damp_(diagonal, damping)

@@ -1,21 +1,24 @@
-"""The folder that a conversion writes: whose it is, what may be in it, and the small files beside the weights."""
+"""The output folder of a conversion: its owner, its lock, and the small files beside the weights."""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from localq import __version__
 from localq.disk import disk_errors
 from localq.errors import ExitCode, LocalqError, usage_error
 from localq.files.json_files import inside
 from localq.files.model_folder import ModelFiles
 from localq.files.safetensors_headers import shard_paths
+from localq.formats.checkpoint import TensorInfo
 from localq.quantize.output.shards import STATE_NAME, load_state, write_file
 
 LOCK_NAME = "conversion.lock"
@@ -32,16 +35,37 @@ OURS = re.compile(
 
 
 def source_facts(source: ModelFiles) -> list[tuple[str, int, int]]:
-    """Name, size and time of every file of weights: what tells one source from another."""
+    """Return name, size and time of every file of weights."""
     paths = [source.path] if source.kind == "gguf" else list(shard_paths(source.path).values())
     return [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
 
 
-@contextmanager
-def claimed(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> Iterator[None]:
-    """Keep `out` for a conversion: new, empty, the same one interrupted, or with `force` cleared of an earlier model.
+def conversion_task(
+    source: ModelFiles,
+    format: str,
+    layout: Iterable[Mapping[str, TensorInfo]],
+    settings: Sequence[Any],
+    facts: Any = None,
+) -> dict[str, Any]:
+    """Return what identifies a conversion: source files, output layout, settings, and the version of localq.
 
-    Refuses before it writes anything, and once more behind the lock: another localq may have been at work until then.
+    Only the same conversion is resumed. facts: those of the source where its files are not on disk.
+    """
+    tensors = [[name, part.dtype, list(part.shape)] for group in layout for name, part in group.items()]
+    described = [source_facts(source) if facts is None else facts, tensors, *settings, source.config]
+    return {
+        "source": source.name,
+        "format": format,
+        "localq": __version__,
+        "fingerprint": hashlib.sha256(json.dumps(described, default=str).encode()).hexdigest(),
+    }
+
+
+@contextmanager
+def claim_folder(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> Iterator[None]:
+    """Hold `out` for a conversion: a new or empty folder, the same one interrupted, or with `force` an earlier model.
+
+    Checks before it writes anything, and again under the lock: another localq may have been writing until then.
     """
     _stale(source, out, task, force)
     with disk_errors(out):
@@ -60,12 +84,12 @@ def claimed(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) ->
 
 
 def _stale(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> list[Path]:
-    """The files of an earlier model in `out` that are to go; raises a usage error unless it may be written."""
+    """Return the files of an earlier model in `out` to delete; raises a usage error unless `out` may be written."""
     if out.resolve() == (source.path if source.kind == "safetensors" else source.path.parent).resolve():
-        raise usage_error(str(out), "this is the folder of the source", "Give another folder.")
+        raise usage_error(str(out), "this is the source's folder", "Choose another folder.")
     if out.exists() and not out.is_dir():
-        raise usage_error(str(out), "this is a file", "Give a folder.")
-    unstarted = {LOCK_NAME, f"{STATE_NAME}.part"}  # all that a kill before the first record leaves
+        raise usage_error(str(out), "this is a file, not a folder", "Choose a folder.")
+    unstarted = {LOCK_NAME, f"{STATE_NAME}.part"}  # left by a kill before the first record
     names = [path.name for path in out.iterdir() if path.name not in unstarted] if out.exists() else []
     if not names:
         return []
@@ -73,13 +97,13 @@ def _stale(source: ModelFiles, out: Path, task: dict[str, Any], force: bool) -> 
     if state is not None and state.get("job") == task:
         return []
     if not force:
-        why = "it holds an unfinished conversion of something else" if state else "the folder is not empty"
-        raise usage_error(str(out), why, "Give another folder, or --force to replace the model in it.")
+        why = "it holds another unfinished conversion" if state else "the folder is not empty"
+        raise usage_error(str(out), why, "Choose another folder, or use --force to replace the model in it.")
     return [out / name for name in names if OURS.fullmatch(name)]
 
 
 def _lock(out: Path) -> IO[str]:
-    """The file that keeps a second localq from writing into the same folder, as long as it is open."""
+    """Return the open lock file, which keeps a second localq from writing into the same folder."""
     path = out / LOCK_NAME
     while True:
         with disk_errors(out):
@@ -90,13 +114,13 @@ def _lock(out: Path) -> IO[str]:
                 return file
         except BlockingIOError as error:
             file.close()
-            why = "another localq is quantizing into it"
-            raise LocalqError(str(out), why, "Wait for it to end.", ExitCode.FAILURE) from error
-        file.close()  # whoever held it has ended, and removed it
+            why = "another localq is quantizing into this folder"
+            raise LocalqError(str(out), why, "Wait for it to finish.", ExitCode.FAILURE) from error
+        file.close()  # its owner has ended and deleted it
 
 
 def _is_at(path: Path, file: IO[str]) -> bool:
-    """`file` is still what lies at `path`."""
+    """True while `path` still names the open `file`."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -109,6 +133,7 @@ def _is_at(path: Path, file: IO[str]) -> bool:
 def write_small_files(
     source: ModelFiles, quantization: dict[str, Any], out: Path, changes: dict[str, Any] | None = None
 ) -> None:
+    """Write config.json, the tokenizer and the other small files; changes: of config.json, beside `quantization`."""
     if source.kind == "gguf":
         _write_gguf_text_files(source, out)
     else:
@@ -122,7 +147,7 @@ def write_small_files(
 
 
 def stated_dtype(source: ModelFiles) -> str:
-    """The dtype of the tensors that stay unquantized, and the one to compute in."""
+    """Return the dtype of unquantized tensors, which is also the one to compute in."""
     named = [part.get(key) for part in (source.config, source.text_config) for key in ("dtype", "torch_dtype")]
     known = [name for name in named if name in ("bfloat16", "float16", "float32")]
     return known[0] if known and source.kind != "gguf" else "bfloat16"

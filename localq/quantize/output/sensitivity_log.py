@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from localq.disk import check_free
-from localq.quantize.output.resume_files import Kept
+from localq.quantize.output.resume_files import ResumeFiles
 
 FILE = "conversion.measuring.safetensors"
 _LAYER = "conversion.measured-{:05d}.safetensors"
@@ -26,7 +26,7 @@ _LAYERS = "conversion.measured-*.safetensors"
 
 
 @dataclass
-class Point:
+class MeasuringState:
     """Where a measuring is.
 
     layer   the next one that the text, or on the way `back` the slopes, go through
@@ -40,26 +40,26 @@ class Point:
     prices: list[list[float]] = field(default_factory=list)
 
 
-class Trail:
+class SensitivityLog:
     """What lies in `folder` of the measuring for the conversion `job`."""
 
     def __init__(self, folder: Path, job: dict[str, Any]) -> None:
-        self._folder, self._kept = folder, Kept(folder, job)
+        self._folder, self._kept = folder, ResumeFiles(folder, job)
 
-    def begin(self, rows: list[Tensor], traced: int, layers: int) -> Point:
+    def begin(self, rows: list[Tensor], traced: int, layers: int) -> MeasuringState:
         """Raises LocalqError (exit 9) where the disk is too small for what `traced` of `rows` are in so many layers."""
         self.clear()
         size = rows[0].nbytes
         check_free(self._folder, (2 * len(rows) + layers * traced) * size, str(self._folder))  # a text replaces another
-        return Point(rows)
+        return MeasuringState(rows)
 
-    def found(self) -> Point | None:
+    def found(self) -> MeasuringState | None:
         """Where a killed measuring was; None for the beginning."""
         read = self._kept.read(FILE)
         if read is None:
             return None
         state, tensors = read
-        point = Point(_apart(tensors["rows"]), state["layer"], state["back"], state["prices"])
+        point = MeasuringState(_apart(tensors["rows"]), state["layer"], state["back"], state["prices"])
         needed = range(point.layer + 1 if point.back else point.layer)
         return point if all(self._kept.read(_LAYER.format(layer), "energies") for layer in needed) else None
 
@@ -67,7 +67,7 @@ class Trail:
         """The text has gone through a layer. read: by traced window; energies: f64 [rows] by group."""
         tensors = {"read": torch.stack(read), "energies": torch.cat(energies)}
         self._kept.write(_LAYER.format(layer), tensors, {"rows": [len(each) for each in energies]})
-        self.reach(Point(text, layer + 1))
+        self.reach(MeasuringState(text, layer + 1))
 
     def layer(self, layer: int) -> tuple[list[Tensor], list[Tensor]]:
         """`read` and `energies` of one that was passed, whose file `found` or `passed` has seen."""
@@ -76,7 +76,7 @@ class Trail:
         state, tensors = read
         return _apart(tensors["read"]), _apart(torch.split(tensors["energies"], state["rows"]))
 
-    def reach(self, point: Point) -> None:
+    def reach(self, point: MeasuringState) -> None:
         """Record it; layers behind it on the way back are not needed any more."""
         state = {"layer": point.layer, "back": point.back, "prices": point.prices}
         self._kept.write(FILE, {"rows": torch.stack(point.rows)}, state)

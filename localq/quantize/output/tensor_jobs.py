@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from localq.files.model_types import MODEL_TYPES
 from localq.formats.checkpoint import TensorInfo, info
 
 _BLOCK_LINEAR = re.compile(
@@ -23,17 +24,11 @@ _BLOCK_LINEAR = re.compile(
     r"(?:q_proj|k_proj|v_proj|o_proj|qkv_proj|gate_proj|up_proj|down_proj|gate_up_proj|w1|w2|w3)\.weight"
 )
 _STACK = re.compile(r"((?:(?:model|language_model)\.)*layers\.\d+\.)mlp\.experts\.(gate_up_proj|down_proj)")
-# model_type -> the module of a mixture in files, and what they call the parts of a stack, by rows. Of gpt-oss the rows
-# of gate and up alternate, and nobody has its experts in matrices.
-_PUBLISHED = {
-    "qwen3_moe": ("mlp", {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}),
-    "mixtral": ("block_sparse_moe", {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}),
-}
 _TOWER = re.compile(r"(?:model\.)?(\w*(?:vision|visual|audio|projector)\w*)\.")
 
 
 @dataclass(frozen=True)
-class Job:
+class TensorJob:
     """One source tensor: what it is, and what is written for it (names and descriptions, quantized or copied).
 
     experts   prefixes of the matrices of a stack [experts, parts * out, in], of each expert the parts; else empty
@@ -62,7 +57,7 @@ def is_block_linear(name: str, shape: tuple[int, ...]) -> bool:
     return len(shape) == 2 and _BLOCK_LINEAR.fullmatch(name) is not None
 
 
-def plan_jobs(tensors: dict[str, TensorInfo], module: ModuleType, kind: str, model_type: str = "") -> list[Job]:
+def plan_jobs(tensors: dict[str, TensorInfo], module: ModuleType, kind: str, model_type: str = "") -> list[TensorJob]:
     """What becomes of each tensor, in the order in which they are worked on."""
     jobs = []
     for name, source in sorted(tensors.items(), key=lambda item: _natural(item[0])):
@@ -72,11 +67,11 @@ def plan_jobs(tensors: dict[str, TensorInfo], module: ModuleType, kind: str, mod
             rows = source.shape[-2] // len(experts[0]) if experts else source.shape[0]
             parts = maker_of(module, prefixes[0]).layout(rows, source.shape[-1]).items()
             outputs = {prefix + suffix: info(*of_suffix) for prefix in prefixes for suffix, of_suffix in parts}
-            jobs.append(Job(name, source, outputs, quantized=True, experts=experts))
+            jobs.append(TensorJob(name, source, outputs, quantized=True, experts=experts))
         else:
             # What GGUF stores is dequantized to float32; bfloat16 is the type that these models were published in.
             kept = info(torch.bfloat16, source.shape) if kind == "gguf" else source
-            jobs.append(Job(name, source, {published(name, model_type): kept}, quantized=False))
+            jobs.append(TensorJob(name, source, {published_name(name, model_type): kept}, quantized=False))
     return jobs
 
 
@@ -87,19 +82,20 @@ def maker_of(module: Any, prefix: str) -> Any:
 
 def experts_of(name: str, shape: tuple[int, ...], model_type: str) -> tuple[tuple[str, ...], ...]:
     """Of the stack `name`, the prefixes of each expert's matrices; empty where it is none that can be taken apart."""
-    match = _STACK.fullmatch(name) if model_type in _PUBLISHED and len(shape) == 3 and all(shape) else None
-    if match is None:
+    traits = MODEL_TYPES.get(model_type)
+    match = _STACK.fullmatch(name) if traits and traits.expert_module and len(shape) == 3 and all(shape) else None
+    if traits is None or match is None:
         return ()
-    home, names = _PUBLISHED[model_type]
-    parts = names[match[2]]
+    home, parts = traits.expert_module, traits.expert_parts[match[2]]
     if shape[1] % len(parts):
         return ()
     return tuple(tuple(f"{match[1]}{home}.experts.{expert}.{part}" for part in parts) for expert in range(shape[0]))
 
 
-def published(name: str, model_type: str) -> str:
+def published_name(name: str, model_type: str) -> str:
     """A router that the source calls as transformers 5 does, as the files of this family call it."""
-    home = _PUBLISHED[model_type][0] if model_type in _PUBLISHED else "mlp"
+    traits = MODEL_TYPES.get(model_type)
+    home = (traits.expert_module if traits else "") or "mlp"
     return name.replace(".mlp.gate.", f".{home}.gate.")
 
 
@@ -108,7 +104,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in name.split(".")]
 
 
-def skipped_modules(jobs: list[Job]) -> list[str]:
+def skipped_modules(jobs: list[TensorJob]) -> list[str]:
     """The Linear modules that stay unquantized, matched by the end of a name or by a tower's."""
     names = {"lm_head"}
     for job in jobs:
@@ -122,7 +118,7 @@ def skipped_modules(jobs: list[Job]) -> list[str]:
     return sorted(names)
 
 
-def notes(jobs: list[Job], block: int) -> list[str]:
+def notes(jobs: list[TensorJob], block: int) -> list[str]:
     """What the user must know: matrices that the format, in blocks of so many weights, cannot take, and experts."""
     copied = [job for job in jobs if not job.quantized]
     stacks = [job for job in copied if _STACK.fullmatch(job.name)]

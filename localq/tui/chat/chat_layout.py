@@ -12,7 +12,7 @@ from textual.screen import Screen
 from textual.widget import Widget
 
 from localq.chat.terminal.input_history import InputHistory
-from localq.keymap import in_force
+from localq.keymap import bindings
 from localq.tui.chat.composer import Composer
 from localq.tui.chat.composer_area import ComposerArea
 from localq.tui.chat.conversation_view import ConversationView
@@ -25,7 +25,7 @@ from localq.tui.keys import first
 from localq.tui.terminal.terminal_app import KeysFirstScreen, TerminalScreen
 
 if TYPE_CHECKING:
-    from localq.chat.history.record import Session
+    from localq.chat.history.record import Record
 
 WIDE = 120  # columns, from which on the instruments stand at the side
 
@@ -39,7 +39,7 @@ class ChatParts(KeysFirstScreen, TerminalScreen, Screen[None]):
 
     app: ChatApp
 
-    def __init__(self, past: InputHistory, record: Session | None, empty: bool) -> None:
+    def __init__(self, past: InputHistory, record: Record | None, empty: bool) -> None:
         """record: shown until there is a model. empty: until `fill`, because another screen is seen first."""
         super().__init__()
         self._empty, self._filling = empty, asyncio.Lock()
@@ -62,7 +62,7 @@ class ChatParts(KeysFirstScreen, TerminalScreen, Screen[None]):
         conversation = ConversationView(TuiHost(self.app), self._record, id="conversation")
         main = Vertical(conversation, ComposerArea(self._past, id="writing"), id="main")
         instruments = InstrumentsPanel(id="instruments", mode=_mode(self.app.size.width))
-        status = StatusLine(id="status", hint=f"{first(in_force(self.app.settings.keys)['help'])} help")
+        status = StatusLine(id="status", hint=f"{first(bindings(self.app.settings.keys)['help'])} help")
         return [Horizontal(Sidebar(id="sidebar"), main, instruments, id="body"), status]
 
     def _classify(self) -> None:

@@ -28,7 +28,7 @@ from localq.tui.jobs.thread_messages import Fetching, LoadingStage, Said
 from localq.tui.keys import bindings
 
 if TYPE_CHECKING:
-    from localq.chat.history.record import Session
+    from localq.chat.history.record import Record
     from localq.tui.chat.sessions_panel import SessionsPanel
     from localq.tui.jobs.model_handle import Model
     from localq.worker.messages import Loaded
@@ -45,7 +45,7 @@ class ChatScreen(ChatParts):
         *bindings("profile", "page_up", "page_down", priority=True),
     ]
 
-    def __init__(self, past: InputHistory, record: Session | None = None, empty: bool = False) -> None:
+    def __init__(self, past: InputHistory, record: Record | None = None, empty: bool = False) -> None:
         """record: shown until there is a model. empty: until `fill`, because another screen is seen first."""
         super().__init__(past, record, empty)
         self._interrupted_at = -LEAVE_WITHIN_S

@@ -53,11 +53,11 @@ def of_command(word: str) -> list[tuple[str, str]]:
     """See `commands.completing`."""
     from localq.chat.commands import completion  # start-up cost
 
-    return completion.of_command(word)
+    return completion.command_completions(word)
 
 
 def of_file(word: str) -> list[tuple[str, str]]:
     """See `commands.completing`. Reads the disk."""
     from localq.chat.commands import completion  # as above
 
-    return completion.of_file(word)
+    return completion.file_completions(word)

@@ -24,8 +24,8 @@ from localq.tui.jobs.model_handle import Model
 if TYPE_CHECKING:  # start-up cost: `beforehand` imports them when the first frame is there
     from localq.chat.commands.host import Host
     from localq.chat.history.conversation import Message as ChatMessage
-    from localq.chat.history.record import Session
-    from localq.chat.history.store import SessionStore
+    from localq.chat.history.record import Record
+    from localq.chat.history.store import ConversationStore
     from localq.chat.session import Replies
     from localq.tui.reply.reply_text import CopyWanted, ReplyText
     from localq.tui.terminal.terminal_app import TerminalApp
@@ -46,7 +46,7 @@ class ConversationView(ConversationJobs):
             super().__init__()
             self.number, self.text = number, text
 
-    def __init__(self, host: Host, record: Session | None = None, id: str | None = None) -> None:
+    def __init__(self, host: Host, record: Record | None = None, id: str | None = None) -> None:
         """host: for commands. record: shown until there is a model."""
         super().__init__(id=id)
         self._host, self._record = host, record
@@ -97,7 +97,7 @@ class ConversationView(ConversationJobs):
         def ask() -> Replies:
             if edited is not None:
                 return session.edit(text, edited)
-            told, replies = commands.asked(session, text)
+            told, replies = commands.ask_with_files(session, text)
             for line in told:
                 self.post_message(session_job.Told(line))
             return replies
@@ -119,7 +119,7 @@ class ConversationView(ConversationJobs):
         self._extends = None if last is None else session.conversation.turns[last].message
         self.start(lambda: commands.COMMANDS[name](session, argument, host))
 
-    def resume(self, store: SessionStore, id: int) -> None:
+    def resume(self, store: ConversationStore, id: int) -> None:
         """Go on with another conversation."""
         if self.model is None:
             self.notify("Not now: there is no model yet.", markup=False)

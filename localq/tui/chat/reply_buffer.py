@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from localq.stats import Stats
 
 if TYPE_CHECKING:
-    from localq.chat.reply import Piece, Reply
+    from localq.chat.reply import ReplyPiece, Reply
 
 EVERY_S = 0.05  # between two looks
 
@@ -40,7 +40,7 @@ class Feed:
         self._stats: Stats | None = None
         self._reply: Reply | None = None
 
-    def put(self, part: Piece | Reply) -> None:
+    def put(self, part: ReplyPiece | Reply) -> None:
         """The next part of the reply."""
         from localq.chat.reply import Reply  # start-up cost; whoever has one has imported it
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from localq.chat.history.record import Summary
+from localq.chat.history.record import RecordSummary
 from localq.sanitize import sanitize
 from localq.wording import local_time
 
 
-def prompt(each: Summary, current: int | None, now_s: float) -> str:
+def prompt(each: RecordSummary, current: int | None, now_s: float) -> str:
     """Two lines; ">" before the title of the conversation that is shown."""
     mark = ">" if each.id == current else " "
     turns = "1 turn" if each.turns == 1 else f"{each.turns} turns"

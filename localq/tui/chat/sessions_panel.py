@@ -19,8 +19,8 @@ from textual.widget import Widget
 from textual.widgets import Button, Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from localq.chat.history.record import Summary
-from localq.chat.history.store import SessionStore
+from localq.chat.history.record import RecordSummary
+from localq.chat.history.store import ConversationStore
 from localq.errors import LocalqError
 from localq.sanitize import sanitize
 from localq.tui.chat.session_lines import one_line, prompt
@@ -34,7 +34,7 @@ PAUSE_S = 0.15  # of the typist, before the search begins
 
 @dataclass(frozen=True)
 class _Listed:
-    summaries: list[Summary]
+    summaries: list[RecordSummary]
     note: str
 
 
@@ -71,12 +71,12 @@ class SessionsPanel(Widget):
     class New(Message):
         """A new one is wanted."""
 
-    def __init__(self, store: SessionStore, current_id: int | None = None) -> None:
+    def __init__(self, store: ConversationStore, current_id: int | None = None) -> None:
         super().__init__()
         self._store, self._current = store, current_id
-        self._summaries: list[Summary] = []
-        self._deleted: list[Summary] = []
-        self._renaming: Summary | None = None
+        self._summaries: list[RecordSummary] = []
+        self._deleted: list[RecordSummary] = []
+        self._renaming: RecordSummary | None = None
         self._note = ""
         self._job: Job[_Listed] | None = None
         self._pause: Timer | None = None
@@ -139,7 +139,7 @@ class SessionsPanel(Widget):
     # ---- what is shown
 
     @property
-    def summary(self) -> Summary | None:
+    def summary(self) -> RecordSummary | None:
         """The one under the cursor."""
         at = self.query_one("#list", OptionList).highlighted
         return self._summaries[at] if at is not None and at < len(self._summaries) else None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from textual.containers import Vertical
 
-from localq.chat.history.store import SessionStore
+from localq.chat.history.store import ConversationStore
 
 
 class Sidebar(Vertical):
     """Beside the conversation, or in its place where the screen is narrow."""
 
-    async def open(self, store: SessionStore, current: int | None, search: bool = False) -> None:
+    async def open(self, store: ConversationStore, current: int | None, search: bool = False) -> None:
         """The conversations of `store`, with the focus on them or on their search; `current` is marked."""
         from localq.tui.chat.sessions_panel import SessionsPanel
 

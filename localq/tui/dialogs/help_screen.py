@@ -30,7 +30,7 @@ WHERE = {
 
 def key_rows(chosen: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
     """(where, keys, what they do, name in `[keys]`), in the order of `keymap.KEYS`."""
-    return [(WHERE[key.where], shown(key), key.what, name) for name, key in keymap.in_force(chosen).items()]
+    return [(WHERE[key.where], shown(key), key.what, name) for name, key in keymap.bindings(chosen).items()]
 
 
 def page(chosen: Mapping[str, str]) -> Group:

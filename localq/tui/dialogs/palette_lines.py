@@ -21,13 +21,13 @@ def of(app: ChatApp, screen: Screen[Any]) -> Iterator[SystemCommand]:
     yield from _of_keys(app, screen)
     yield SystemCommand("Theme", "choose another", app.action_change_theme)
     if isinstance(screen, ChatScreen):
-        for name, (usage, what) in completion.usages().items():
+        for name, (usage, what) in completion.command_usages().items():
             told = usage.replace("[", "\\[")  # Textual reads it as markup
             yield SystemCommand(f"{name}: {what}", told, partial(screen.take_command, name, usage == name))
 
 
 def _of_keys(app: ChatApp, screen: Screen[Any]) -> Iterator[SystemCommand]:
-    known = keymap.in_force(app.settings.keys)
+    known = keymap.bindings(app.settings.keys)
     bound = {each.binding.id for each in screen.active_bindings.values()}
     places = {known[name].where for name in bound if name in known}
     elsewhere = () if isinstance(screen, ChatScreen) else ("models", "settings")  # they open from the conversation

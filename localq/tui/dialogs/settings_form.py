@@ -42,7 +42,7 @@ def own_defaults(session: ChatSession | None) -> Sampling:
     """What models.toml or the model's maker says; greedy where there is no model, or its files say nothing sound."""
     if session is None or not session.request.path:
         return Sampling()
-    entry = default_sampling.entry_of(session.record.model)
+    entry = default_sampling.catalog_entry(session.record.model)
     try:
         return default_sampling.sampling(entry, model_folder.open_model(Path(session.request.path)).generation_config)
     except LocalqError:  # opening it has told
@@ -79,7 +79,7 @@ def read(written: Mapping[str, str], defaults: Sampling) -> Form:
     except LocalqError as error:
         errors["max_tokens"] = error
     try:
-        stop = stop_strings.checked([_unescaped(line) for line in written["stop"].split("\n") if line])
+        stop = stop_strings.validate([_unescaped(line) for line in written["stop"].split("\n") if line])
     except LocalqError as error:
         errors["stop"] = error
     return Form(Sampling(**values), max_tokens, stop, written["system"].strip() or None, errors)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from localq.chat import open_model
-from localq.chat.open_model import Opened, Wanted
+from localq.chat.open_model import OpenOptions, OpenSession
 from localq.files.hub import fetch as hub
 from localq.planner import prepare, pull_report
 from localq.settings import Settings
@@ -19,7 +19,7 @@ from localq.worker.messages import Loaded
 class Opening:
     """A model that is open and loaded; whoever takes it closes it, which ends its engine process."""
 
-    opened: Opened
+    opened: OpenSession
     loaded: Loaded
     stack: ExitStack = field(default_factory=ExitStack)
 
@@ -28,11 +28,11 @@ class Opening:
         self.stack.close()
 
 
-def open_and_load(name: str, settings: Settings, wanted: Wanted, watcher: PostingWatcher) -> Opening:
+def open_and_load(name: str, settings: Settings, wanted: OpenOptions, watcher: PostingWatcher) -> Opening:
     """`name`, ready for a conversation. Raises LocalqError as opening and loading do."""
     with ExitStack() as stack:
         opened = stack.enter_context(open_model.open_session(name, settings, watcher, wanted))
-        open_model.check_converses(opened, name)
+        open_model.check_chat_template(opened, name)
         watcher.at_stop = opened.client.close  # a load may say nothing for long
         loaded = open_model.load_now(opened, watcher)
         watcher.at_stop = None

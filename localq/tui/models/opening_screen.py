@@ -13,7 +13,7 @@ from textual.containers import Horizontal, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Button, Static
 
-from localq.chat.open_model import Wanted
+from localq.chat.open_model import OpenOptions
 from localq.errors import LocalqError
 from localq.sanitize import sanitize
 from localq.settings import Settings
@@ -153,7 +153,7 @@ class JobScreen(TerminalScreen, ModalScreen["T | LocalqError"], Generic[T]):
 class OpeningScreen(JobScreen[Opening]):
     """Opens and loads `name` for a conversation."""
 
-    def __init__(self, name: str, settings: Settings, wanted: Wanted) -> None:
+    def __init__(self, name: str, settings: Settings, wanted: OpenOptions) -> None:
         self._settings, self._wanted = settings, wanted
         super().__init__("Opening", name)
 

@@ -12,7 +12,7 @@ from localq import driver, gpus
 from localq.bench.models import choose
 from localq.bench.models.choose import Choice, from_facts
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog
+from localq.files import catalog, format_facts
 from localq.files.local_models import LocalModel
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
@@ -37,14 +37,14 @@ def test_the_largest_quantized_model_on_the_disk_that_fits_in_fp16():
     assert from_facts(24 * GIB, CTX, broken, ENTRIES, shape).name == "llama-3.2-1b"
 
 
-@pytest.mark.parametrize("format", choose.QUANTIZED)
+@pytest.mark.parametrize("format", choose.quantized())
 def test_whatever_format_it_is_quantized_in(format):
     disk = [local("llama-3.2-1b"), local("llama-3.1-8b", format)]
     assert from_facts(24 * GIB, CTX, disk, ENTRIES, shape).name == "llama-3.1-8b"
 
 
 def test_all_that_is_quantized_and_runs_counts():
-    assert {*choose.QUANTIZED, *catalog.FULL_PRECISION, "gguf"} == catalog.RUNNABLE_FORMATS
+    assert {*choose.quantized(), *format_facts.full_precision(), "gguf"} == set(format_facts.FORMATS)
 
 
 def test_of_one_model_in_two_formats_that_with_the_faster_kernels():
@@ -99,7 +99,7 @@ def test_without_a_gpu_the_embedded_model_is_measured_and_that_is_said(monkeypat
 def test_what_stays_free_is_not_filled(monkeypatch):
     card = gpus.Gpu(0, "card", "GPU-aaaa", (8, 9), 24 * GIB, 24 * GIB, None)
     monkeypatch.setattr(driver, "probe_driver", lambda: driver.Driver(present=True))
-    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (card,), ()))
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (card,), ()))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert choose.bare(CTX, synthetic=True) == from_facts(24 * GIB, CTX, [], ENTRIES, shape)
     reserving = choose.bare(CTX, synthetic=True, reserve_bytes=16 * GIB)

@@ -16,10 +16,12 @@ from localq.bench.models import plan as plans
 from localq.bench.models.format_report import SIXTEEN
 from localq.bench.models.report import BASELINE, OURS, Report, Row
 from localq.errors import ExitCode, LocalqError
+from localq.files import format_facts
 from localq.files.model_folder import open_model
 from localq.planner.load_options import LoadOptions
 from localq.planner.speed import local_measurements
 from localq.quantize import by_tensor
+from localq.quantize.request import TensorwiseRequest
 
 SHORT = ("--device", "cpu", "-p", "8", "-n", "4", "-r", "1")
 
@@ -39,7 +41,7 @@ def model(plain: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("formats") / "tiny"
     shutil.copytree(plain, folder)
     for format in ("nf4", "bcq"):
-        by_tensor.convert(open_model(folder), format, folder.with_name(f"tiny@{format}"))
+        by_tensor.convert(TensorwiseRequest(open_model(folder), format, folder.with_name(f"tiny@{format}")))
     return folder
 
 
@@ -74,7 +76,7 @@ def found(model: Path) -> dict[str, format_list.Candidate]:
 
 def test_what_is_made_is_found_by_its_name_and_the_rest_has_its_command(model):
     candidates = found(model)
-    assert list(candidates) == list(format_list.ORDER)
+    assert list(candidates) == format_list.names()
     assert candidates["nf4"].path == model.with_name("tiny@nf4")
     assert candidates["nf4"].reason == ""
     missing = candidates["mxfp4"]
@@ -105,7 +107,7 @@ def test_only_what_is_asked_for_is_made_and_its_time_is_remembered(model, monkey
         made.append((name, format, out))
         if format == "squeezellm":
             raise LocalqError(name, "no room", "Make some.", ExitCode.DISK)
-        by_tensor.convert(open_model(source), format, out)
+        by_tensor.convert(TensorwiseRequest(open_model(source), format, out))
 
     monkeypatch.setattr(format_list.prepare, "quantize", quantize)
     listed = format_list.find(str(base), quiet, None, True)
@@ -160,7 +162,7 @@ def test_a_defect_while_one_format_is_made_ends_no_other(model, monkeypatch):
 
 def test_what_cannot_be_made_is_a_wrong_use():
     assert format_list.to_make("") == ()
-    assert format_list.to_make("all") == format_list.MADE
+    assert format_list.to_make("all") == tuple(format_facts.writable())
     with pytest.raises(LocalqError, match="'awq' is not made here") as caught:
         format_list.to_make("nf4,awq")
     assert caught.value.exit_code == ExitCode.USAGE
@@ -175,7 +177,7 @@ def test_every_format_has_a_line_with_size_speed_and_quality(model, capsys):
     shown = capsys.readouterr()
     body = json.loads(shown.out.splitlines()[-1])
     rows = {row["format"]: row for row in body["rows"]}
-    assert list(rows) == [SIXTEEN, *format_list.ORDER]
+    assert list(rows) == [SIXTEEN, *format_list.names()]
     assert (body["window"], body["n_windows"], body["dequantized"], body["synthetic"]) == (512, 1, True, False)
     plain, nf4, bcq = rows[SIXTEEN], rows["nf4"], rows["bcq"]
     assert plain["bits_per_weight"] == 16
@@ -198,7 +200,7 @@ def test_every_format_has_a_line_with_size_speed_and_quality(model, capsys):
 def test_a_format_that_is_damaged_is_a_line_and_no_end(model, tmp_path, capsys):
     base = tmp_path / "own"
     shutil.copytree(model, base)
-    broken = by_tensor.convert(open_model(base), "nf4", tmp_path / "own@nf4")
+    broken = by_tensor.convert(TensorwiseRequest(open_model(base), "nf4", tmp_path / "own@nf4"))
     (shard,) = broken.glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-100])
     assert cli.execute(["bench", "--formats", str(base), *SHORT, "--max-windows", "0", "--json"]) == 0
@@ -338,7 +340,8 @@ def test_ctrl_c_before_anything_was_measured_is_no_table(model, monkeypatch, cap
 
 
 def test_random_weights_of_a_catalogued_shape_in_every_format(monkeypatch, capsys):
-    monkeypatch.setattr(format_list, "ORDER", ("bcq", "vptq", "nf4"))
+    few = {name: format_facts.FORMATS[name] for name in ("bcq", "vptq", "nf4", "fp16", "bf16")}
+    monkeypatch.setattr(format_facts, "FORMATS", few)
     opened = formats.sources.random
 
     def small(name, seed):

@@ -22,6 +22,7 @@ from localq.formats import nf4
 from localq.formats.checkpoint import open_checkpoint
 from localq.planner.load_options import LoadOptions
 from localq.quantize.by_tensor import convert
+from localq.quantize.request import TensorwiseRequest
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
 CPU = torch.device("cpu")
@@ -99,7 +100,7 @@ def put_back_nf4(model: LoadedModel, files: ModelFiles) -> None:
 
 def test_bytes_of_nf4_are_codes_and_both_levels_of_scales_and_tables_once(tmp_path):
     hidden, vocab, length = 128, 320, 50
-    folder = convert(open_model(make_checkpoint(tmp_path / "dense")), "nf4", tmp_path / "nf4")
+    folder = convert(TensorwiseRequest(open_model(make_checkpoint(tmp_path / "dense")), "nf4", tmp_path / "nf4"))
     files = open_model(folder)
     model = load(files, LoadOptions(device="cpu", ctx=100, kv_bits=8))
     put_back_nf4(model, files)
@@ -132,7 +133,7 @@ def test_a_windowed_layer_reads_its_window(tmp_path):
 def test_bitsandbytes_runs_on_our_codes(tmp_path):
     pytest.importorskip("bitsandbytes")
     folder = make_checkpoint(tmp_path / "dense", initializer_range=0.15)
-    convert(open_model(folder), "nf4", tmp_path / "nf4")
+    convert(TensorwiseRequest(open_model(folder), "nf4", tmp_path / "nf4"))
     files = open_model(tmp_path / "nf4")
     model = load(files, LoadOptions(device="cpu", ctx=64))
     ids = measure.greedy_ids(Engine(model), 0)

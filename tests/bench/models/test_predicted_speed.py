@@ -32,14 +32,14 @@ def loaded(name: str, format: str, device: str = "cuda", head: str = "16", **cha
 
 def test_it_is_what_fit_says_for_the_bandwidth_of_the_run():
     model = next(each for each in recorded_models() if each.name == "llama-3.1-8b@nf4")
-    told = rows.predicted(loaded("llama-3.1-8b", "nf4"), TG, measurements.READ_BYTES_PER_S)
+    told = rows.predicted(loaded("llama-3.1-8b", "nf4"), TG, measurements.load().read_bytes_per_s)
     assert told == pytest.approx(model.tok_s, rel=0.10)
     deep = rows.predicted(loaded("llama-3.1-8b", "nf4"), Case(0, 128, 30_000), 4.42e12)
     assert deep < 0.8 * told
 
 
 def test_it_is_silent_where_fit_has_nothing():
-    roof = measurements.READ_BYTES_PER_S
+    roof = measurements.load().read_bytes_per_s
     assert rows.predicted(loaded("llama-3.1-8b", "nf4", device="cpu"), TG, roof) is None
     assert rows.predicted(loaded("llama-3.1-8b", "nf4", arch=None), TG, roof) is None
     assert rows.predicted(loaded("llama-3.1-8b", "vptq"), TG, roof) is None  # its tables are not known here

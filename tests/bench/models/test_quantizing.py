@@ -15,7 +15,7 @@ from localq.quantize.settings import Effort, Tuning
 
 QUICK = Way(Effort(beam=2, columns=64, steps=1), Tuning(), 2, 32)
 BEST = Way(Effort(beam=3, columns=64, rounds=2, steps=1), Tuning(6, 1), 3, 32)
-STAGES = ["reading", "statistics", "goals", "search", "codebooks", "passes"]
+STAGES = ["reading", "statistics", "targets", "search", "codebooks", "forward"]
 
 
 @pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")

@@ -10,6 +10,7 @@ from localq.files.model_folder import open_model
 from localq.formats import nf4
 from localq.formats.checkpoint import TensorInfo
 from localq.quantize.by_tensor import convert
+from localq.quantize.request import TensorwiseRequest
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
 
@@ -40,7 +41,7 @@ def test_without_double_quantization():
 def test_whole_models(tmp_path):
     plain = open_model(make_checkpoint(tmp_path / "plain"))
     assert bits.per_weight(plain) == 16
-    files = open_model(convert(plain, "nf4", tmp_path / "nf4"))
+    files = open_model(convert(TensorwiseRequest(plain, "nf4", tmp_path / "nf4")))
     # the linears of one of the three blocks of `tiny_checkpoints.TINY`
     shapes = [(128, 128), (64, 128), (64, 128), (128, 128), (192, 128), (192, 128), (128, 192)]
     count = sum(out * columns for out, columns in shapes)

@@ -18,6 +18,7 @@ from localq.errors import ExitCode, LocalqError
 from localq.files.model_folder import open_model
 from localq.planner.load_options import LoadOptions
 from localq.quantize.by_tensor import convert
+from localq.quantize.request import TensorwiseRequest
 from localq.text.tokenizer import Tokenizer
 from tests.support.files.real_model import smollm2
 from tests.support.models.tiny_checkpoints import make_checkpoint
@@ -166,7 +167,7 @@ def test_the_real_model_on_the_text_that_comes_along():
 
 @pytest.mark.cuda
 def test_on_a_gpu_nf4_is_as_near_to_its_definition_as_16_bits_allow(tmp_path):
-    folder = convert(open_model(smollm2()), "nf4", tmp_path / "nf4")
+    folder = convert(TensorwiseRequest(open_model(smollm2()), "nf4", tmp_path / "nf4"))
     request = Request(
         open_model(folder), LoadOptions(device="cuda", dtype="float16"), DEFAULT_TEXT.read_bytes(), DEFAULT_TEXT.name,
         window=512, most=2, against=REFERENCE, decode=256,

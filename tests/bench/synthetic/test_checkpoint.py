@@ -14,7 +14,7 @@ from localq.bench.synthetic import tensors as random_tensors
 from localq.engine.generate import Engine
 from localq.engine.load.load import load
 from localq.errors import ExitCode, LocalqError
-from localq.files import catalog
+from localq.files import catalog, format_facts
 from localq.files.model_folder import ModelFiles, check_config, open_model
 from localq.formats import FORMATS
 from localq.formats.checkpoint import Checkpoint, open_checkpoint
@@ -26,7 +26,7 @@ from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.vq2_conversions import converted
 
 CPU = torch.device("cpu")
-RUNNABLE = [entry for entry in catalog.load_catalogue() if not catalog.not_yet(entry.arch, "nf4")]
+RUNNABLE = [entry for entry in catalog.load_catalogue() if not format_facts.unsupported(entry.arch, "nf4")]
 FAMILIES = sorted({entry.arch.model_type for entry in RUNNABLE})
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from localq.chat.commands import COMMANDS, parse
 from localq.chat.commands import bench as measuring
-from localq.chat.session import ChatSession, Piece
+from localq.chat.session import ChatSession, ReplyPiece
 from localq.errors import ExitCode, LocalqError
 from localq.sampling import Sampling
 from localq.stats import Stats
@@ -98,7 +98,7 @@ def test_a_stop_ends_it_and_an_engine_without_times_is_named():
     session = over()
     parts = bench(session)
     for part in parts:
-        if isinstance(part, Piece) and part.stats.generated_tokens:
+        if isinstance(part, ReplyPiece) and part.stats.generated_tokens:
             session.stop()
     assert part.notices == ("stopped: nothing was measured",)
     assert len(session.client.generated) == 1

@@ -16,8 +16,8 @@ import localq
 from localq.chat.commands import COMMANDS
 from localq.chat.history import export as transcript
 from localq.chat.history.conversation import Message
-from localq.chat.history.record import Session
-from localq.chat.history.store import KEPT_S, SessionStore
+from localq.chat.history.record import Record
+from localq.chat.history.store import KEPT_S, ConversationStore
 from localq.chat.open_conversation import Start
 from localq.chat.session import Reply
 from localq.settings import Settings
@@ -66,8 +66,8 @@ def jumps(monkeypatch):
 
 
 @pytest.fixture
-def store(tmp_path) -> SessionStore:
-    return SessionStore(tmp_path / "sessions.db")
+def store(tmp_path) -> ConversationStore:
+    return ConversationStore(tmp_path / "sessions.db")
 
 
 def test_conversations_stay_whole_and_in_order(store, jumps):
@@ -93,7 +93,7 @@ def test_conversations_stay_whole_and_in_order(store, jumps):
 
 def test_what_was_deleted_is_kept_for_a_day_by_the_clock_and_no_jump_loses_another(store, monkeypatch):
     for number in range(3):
-        record = Session(title=f"talk {number}")
+        record = Record(title=f"talk {number}")
         record.conversation.say("hello")
         store.save(record)
     real = time.time

@@ -8,7 +8,7 @@ import pytest
 
 from localq.chat.history.conversation import Conversation, Message
 from localq.chat.history.export import code_blocks
-from localq.chat.stop_strings import Matcher, checked
+from localq.chat.stop_strings import Matcher, validate
 from localq.errors import LocalqError
 
 
@@ -135,7 +135,7 @@ def test_what_cannot_begin_a_stop_string_is_not_held_back():
 @pytest.mark.parametrize("strings", [[""], ["x" * 1001], ["x"] * 17])
 def test_what_cannot_be_a_stop_string_is_refused(strings):
     with pytest.raises(LocalqError, match="stop") as caught:
-        checked(strings)
+        validate(strings)
     assert caught.value.exit_code == 2
 
 

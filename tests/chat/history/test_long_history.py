@@ -16,8 +16,8 @@ from textual.widgets import OptionList
 
 from localq.chat.commands import COMMANDS
 from localq.chat.history.conversation import Message
-from localq.chat.history.record import Session
-from localq.chat.history.store import SessionStore
+from localq.chat.history.record import Record
+from localq.chat.history.store import ConversationStore
 from localq.chat.open_conversation import Start
 from localq.settings import Settings
 from localq.stats import Stats
@@ -33,9 +33,9 @@ LONG = 1  # the conversation that has half of them; the others have TALK each
 TALK = 50
 
 
-def fill(path: Path) -> SessionStore:
+def fill(path: Path) -> ConversationStore:
     """Half of the turns in one conversation, the others in a thousand."""
-    store = SessionStore(path)
+    store = ConversationStore(path)
     store.check()
     figures = str(Stats("done", 50, generated_tokens=40, decode_s=1.0).to_dict()).replace("'", '"')
     with sqlite3.connect(path) as db:
@@ -59,7 +59,7 @@ def fill(path: Path) -> SessionStore:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory) -> SessionStore:
+def store(tmp_path_factory) -> ConversationStore:
     return fill(tmp_path_factory.mktemp("long") / "sessions.db")
 
 
@@ -127,7 +127,7 @@ def test_what_is_drawn_of_a_chat_that_goes_on_for_hours_is_bounded(monkeypatch):
     window, most = 10, 25
     monkeypatch.setattr(transcript_view, "WINDOW", window)
     monkeypatch.setattr(transcript_view, "MOST_DRAWN", most)
-    record = Session()
+    record = Record()
     for number in range(40):
         record.conversation.say(f"question {number}")
         record.conversation.edit_user(f"question {number}, again")

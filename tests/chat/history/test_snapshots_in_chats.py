@@ -8,11 +8,11 @@ import pytest
 
 from localq.chat import side_request
 from localq.chat.history import snapshot_files, snapshot_keeper
-from localq.chat.history.record import Session
+from localq.chat.history.record import Record
 from localq.chat.history.snapshot_keeper import SnapshotKeeper
-from localq.chat.history.store import SessionStore
-from localq.chat.open_model import Opened
-from localq.chat.session import ChatSession, Piece, Reply
+from localq.chat.history.store import ConversationStore
+from localq.chat.open_model import OpenSession
+from localq.chat.session import ChatSession, ReplyPiece, Reply
 from localq.cli.line import line_chat
 from localq.cli.line.session import TerminalWatcher
 from localq.errors import LocalqError
@@ -48,15 +48,15 @@ class KeepingClient(ScriptedClient):
 
 
 def told_by(parts) -> Reply:
-    return next(part for part in parts if not isinstance(part, Piece))
+    return next(part for part in parts if not isinstance(part, ReplyPiece))
 
 
 def test_a_chat_writes_what_it_leaves_and_takes_up_what_it_goes_on_with():
-    client, store = KeepingClient(["one"], ["two"], ["three"]), SessionStore()
+    client, store = KeepingClient(["one"], ["two"], ["three"]), ConversationStore()
     session = ChatSession(client, Load("path", LoadOptions("model")), CharTokenizer(), store=store)
     session.keeper = SnapshotKeeper(store.path, 2**30)
     told_by(session.ask("a"))
-    session.go_on(Session())
+    session.go_on(Record())
     assert client.engine.since() == []  # nothing has taken its place so far
     told_by(session.ask("b"))
     assert client.engine.since() == [("save", "1")]
@@ -72,12 +72,12 @@ def test_a_chat_writes_what_it_leaves_and_takes_up_what_it_goes_on_with():
 
 @pytest.mark.parametrize("failure", [None, LocalqError("engine", "it ran out of memory")])
 def test_what_was_written_before_something_else_was_read_comes_back(failure):
-    client, store = KeepingClient(["one"], [failure or "besides"], ["two"]), SessionStore()
+    client, store = KeepingClient(["one"], [failure or "besides"], ["two"]), ConversationStore()
     session = ChatSession(client, Load("path", LoadOptions("model")), CharTokenizer(), store=store)
     session.keeper = SnapshotKeeper(store.path, 2**30)
     told_by(session.ask("a"))
     with contextlib.suppress(LocalqError):
-        told_by(side_request.aside(session, "sum it up", 9))
+        told_by(side_request.ask(session, "sum it up", 9))
     client.alive = True  # the error ends the scripted engine, and not the real one
     told_by(session.ask("b"))
     assert client.engine.since() == [("save", "1"), ("restore", "1")]
@@ -95,12 +95,12 @@ def test_a_chat_without_a_keeper_leaves_at_once():
     ids=["Ctrl-C", "a failure"],
 )
 def test_the_line_chat_ends_whatever_becomes_of_the_snapshot(error, told, capsys):
-    client, store = KeepingClient(["one"]), SessionStore()
+    client, store = KeepingClient(["one"]), ConversationStore()
     session = ChatSession(client, Load("path", LoadOptions("model")), CharTokenizer(), store=store)
     session.keeper = SnapshotKeeper(store.path, 2**30)
     told_by(session.ask("a"))
     client.engine.error = error
-    line_chat._leave(Opened(session, client), TerminalWatcher(), True)
+    line_chat._leave(OpenSession(session, client), TerminalWatcher(), True)
     assert client.engine.since() == [("save", "1")]
     assert capsys.readouterr().err == told
 
@@ -125,8 +125,8 @@ def test_a_continued_chat_shares_what_was_read_and_says_the_same(tmp_path, monke
 
     monkeypatch.setattr(snapshot_keeper, "WORTH_S", -1.0)
     checkpoint = tiny_checkpoints.make_checkpoint(tmp_path / "model")
-    store, tokenizer = SessionStore(), Tokenizer.load(open_model(checkpoint))
-    path, found = snapshot_files.path_of(store.path, 1), []
+    store, tokenizer = ConversationStore(), Tokenizer.load(open_model(checkpoint))
+    path, found = snapshot_files.snapshot_path(store.path, 1), []
     for name in ("writes", "restores"):
         with Recording() as client:
             session = ChatSession(

@@ -8,16 +8,16 @@ import time
 import pytest
 
 from localq.chat.history.conversation import Conversation, Message
-from localq.chat.history.record import ChatSettings, Session
-from localq.chat.history.store import SessionStore
+from localq.chat.history.record import ChatSettings, Record
+from localq.chat.history.store import ConversationStore
 from localq.errors import LocalqError
 from localq.sampling import Sampling
 from tests.support.chat.stored_conversations import STATS, talk
 
 
 @pytest.fixture
-def store(tmp_path) -> SessionStore:
-    return SessionStore(tmp_path / "data" / "sessions.db")
+def store(tmp_path) -> ConversationStore:
+    return ConversationStore(tmp_path / "data" / "sessions.db")
 
 
 def test_everything_comes_back(store):
@@ -29,7 +29,7 @@ def test_everything_comes_back(store):
     session.conversation.edit_user("unanswered", 0)
     store.save(session)
     found = store.load(session.id)
-    assert found == Session(
+    assert found == Record(
         session.conversation, session.model, "Grüße \0\U0001f600", session.settings, session.id, session.rows
     )
     assert [turn.stats for turn in found.conversation.replies()] == [STATS, STATS]
@@ -114,7 +114,7 @@ def test_renamed_deleted_restored_and_at_last_gone(store, monkeypatch):
 
 def test_ten_thousand_stored_turns_do_not_slow_the_start(store):
     for number in range(100):
-        session = Session(Conversation(), "tiny", f"talk {number}")
+        session = Record(Conversation(), "tiny", f"talk {number}")
         for turn in range(50):
             session.conversation.add(Message("assistant", "y" * 300), session.conversation.say(f"{turn} " + "x" * 200))
         store.save(session)

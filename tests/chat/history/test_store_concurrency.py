@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from localq.chat.history.conversation import Message
-from localq.chat.history.store import SessionStore
+from localq.chat.history.store import ConversationStore
 from localq.errors import LocalqError
 from tests.support.chat.stored_conversations import talk
 
@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
-def store(tmp_path) -> SessionStore:
-    return SessionStore(tmp_path / "data" / "sessions.db")
+def store(tmp_path) -> ConversationStore:
+    return ConversationStore(tmp_path / "data" / "sessions.db")
 
 
 def test_two_processes_in_one_conversation_add_branches(store):
@@ -94,7 +94,7 @@ def test_threads_do_not_disturb_each_other_or_give_up_the_lock_of_the_file(store
     assert len(store.summaries()) == 21
 
 
-def counted(store: SessionStore) -> tuple[int, int]:
+def counted(store: ConversationStore) -> tuple[int, int]:
     """Conversations and turns in the file."""
     with store._transaction() as db:
         return tuple(db.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in ("sessions", "turns"))
@@ -102,7 +102,7 @@ def counted(store: SessionStore) -> tuple[int, int]:
 
 def saves_that_wait_behind_the_commit(monkeypatch) -> tuple[threading.Event, threading.Event]:
     """The first transaction from now on stops between its COMMIT and what is remembered: (it is there, let go)."""
-    ended, go_on, whole = threading.Event(), threading.Event(), SessionStore._transaction
+    ended, go_on, whole = threading.Event(), threading.Event(), ConversationStore._transaction
 
     @contextlib.contextmanager
     def stopping(self):
@@ -112,7 +112,7 @@ def saves_that_wait_behind_the_commit(monkeypatch) -> tuple[threading.Event, thr
             ended.set()
             go_on.wait(20)
 
-    monkeypatch.setattr(SessionStore, "_transaction", stopping)
+    monkeypatch.setattr(ConversationStore, "_transaction", stopping)
     return ended, go_on
 
 

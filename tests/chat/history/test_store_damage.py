@@ -10,15 +10,15 @@ import sqlite3
 import pytest
 
 from localq.chat.history.conversation import Message
-from localq.chat.history.store import APPLICATION_ID, SCHEMA, SessionStore
+from localq.chat.history.store import APPLICATION_ID, SCHEMA, ConversationStore
 from localq.errors import LocalqError
 from tests.support.chat.stored_conversations import talk
 from tests.tools import session_kills
 
 
 @pytest.fixture
-def store(tmp_path) -> SessionStore:
-    return SessionStore(tmp_path / "data" / "sessions.db")
+def store(tmp_path) -> ConversationStore:
+    return ConversationStore(tmp_path / "data" / "sessions.db")
 
 
 def test_a_process_that_is_killed_while_it_saves_leaves_the_state_before_or_after(tmp_path):
@@ -116,7 +116,7 @@ def test_damage_is_a_clear_error_and_changes_nothing(store, tmp_path):
         else:
             place = rng.randrange(len(whole))
             damaged[place : place + 4096] = bytes(len(damaged[place : place + 4096]))
-        other = SessionStore(tmp_path / "damaged.db")
+        other = ConversationStore(tmp_path / "damaged.db")
         other.path.write_bytes(damaged)
         for use in (other.summaries, lambda at=other: at.load(session.id)):
             code = 0

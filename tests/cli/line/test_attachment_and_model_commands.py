@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from localq.chat import attachments, commands, open_model, side_request
-from localq.chat.attachments import expanded
+from localq.chat.attachments import expand_mentions
 from localq.chat.commands.models import SwitchModel
-from localq.chat.history.store import SessionStore
+from localq.chat.history.store import ConversationStore
 from localq.chat.open_conversation import Start
 from localq.chat.session import ChatSession
 from localq.cli.line import line_chat
@@ -51,13 +51,13 @@ def test_files_named_with_an_at_go_before_the_message(own_folder):
     (own_folder / "a.txt").write_text("alpha\n")
     (own_folder / "b c.txt").write_text("beta")
     (own_folder / "data.bin").write_bytes(b"\0\1")
-    message = expanded('compare @a.txt, with @"b c.txt"? and @a.txt')
+    message = expand_mentions('compare @a.txt, with @"b c.txt"? and @a.txt')
     assert message.text == 'a.txt:\n\nalpha\n\n\nb c.txt:\n\nbeta\n\ncompare @a.txt, with @"b c.txt"? and @a.txt'
     assert message.told == ("a.txt: 6 B go before the message", "b c.txt: 4 B go before the message")
     for text in ("mail me@a.txt", "ask @nobody", "@", "in @sub/", 'and @"', "@" + "x" * 5000):
-        assert expanded(text) == expanded(text).__class__(text)
-    assert expanded("\\@a.txt is a name").text == "@a.txt is a name"
-    binary = expanded("what is @data.bin")
+        assert expand_mentions(text) == expand_mentions(text).__class__(text)
+    assert expand_mentions("\\@a.txt is a name").text == "@a.txt is a name"
+    binary = expand_mentions("what is @data.bin")
     assert binary.text == "what is @data.bin"
     assert binary.told == ("@data.bin stays a word: it is no text",)
 
@@ -65,7 +65,7 @@ def test_files_named_with_an_at_go_before_the_message(own_folder):
 def test_a_message_of_a_front_end_takes_files_along(own_folder):
     (own_folder / "a.txt").write_text("alpha")
     session = session_over(["fine"])
-    told, parts = commands.asked(session, "read @a.txt")
+    told, parts = commands.ask_with_files(session, "read @a.txt")
     list(parts)
     assert told == ("a.txt: 5 B go before the message",)
     assert session.client.prompts == ["<user>a.txt:\n\nalpha\n\nread @a.txt<assistant>"]
@@ -193,12 +193,12 @@ def talk(monkeypatch, tmp_path, capsys):
             session = ChatSession(client, Load("path", LoadOptions(name)), CharTokenizer(), Sampling(top_k=len(name)))
             session.record.model, session.system = name, settings.system
             opened.append(session)
-            yield open_model.Opened(session, client)
+            yield open_model.OpenSession(session, client)
 
         monkeypatch.setattr(sys, "stdin", type("Stdin", (io.StringIO,), {"isatty": lambda self: terminal})())
         monkeypatch.setattr(open_model, "open_session", open_session)
         monkeypatch.setattr(line_chat.Reader, "__call__", lambda _: read())
-        start = Start(store=SessionStore(tmp_path / "sessions.db"), stop=("END",))
+        start = Start(store=ConversationStore(tmp_path / "sessions.db"), stop=("END",))
         capsys.readouterr()
         code = line_chat.converse(Settings(model="smollm2-135m"), start, quiet=False, **more)
         return opened, code, *capsys.readouterr()
@@ -213,7 +213,7 @@ def test_the_conversation_goes_on_with_another_model(talk, own_folder):
     assert [session.request.options.name for session in opened] == ["smollm2-135m", "qwen3-8b"]
     assert opened[1].client.prompts == ["<system>S<user>one<assistant>a<user>f.txt:\n\nfile\n\ntwo<assistant>"]
     assert (out, opened[1].stop_strings, opened[1].sampling.top_k) == ("a\na\n", ("END",), 8)
-    record = SessionStore(own_folder / "sessions.db").find(None)
+    record = ConversationStore(own_folder / "sessions.db").find(None)
     assert (record.id, record.model) == (1, "qwen3-8b")
     assert err.count("kept as 1") == 1
 
@@ -259,6 +259,6 @@ def test_an_answer_besides_the_conversation_is_sampled_as_its_replies_are_and_fr
     session.tokenizer.breaker_ids = {7}
     session.sampling = Sampling(dry_multiplier=0.8)
     command(session, "/grammar regex a+")
-    list(side_request.aside(session, "sum up", 5))
+    list(side_request.ask(session, "sum up", 5))
     made = session.client.generated[0]
     assert (made.breaker_ids, made.max_tokens, made.grammar, made.grammar_begun) == ([7], 5, None, "")

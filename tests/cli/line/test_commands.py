@@ -11,7 +11,7 @@ import stat
 import pytest
 
 from localq.chat import commands, open_conversation
-from localq.chat.history.store import SessionStore
+from localq.chat.history.store import ConversationStore
 from localq.chat.session import ChatSession
 from localq.cli.line import line_editor
 from localq.errors import LocalqError
@@ -53,7 +53,7 @@ def test_edit_regenerate_undo_and_going_back(start):
     assert talk.session.messages == []
     assert "nothing to undo" in talk.refuses("/undo")
     talk.says("three")
-    saved = SessionStore().find(None).conversation
+    saved = ConversationStore().find(None).conversation
     assert [message.content for message in saved.messages()] == ["three", "d"]
     assert len(saved.turns) == 8
 
@@ -149,7 +149,7 @@ def test_a_disk_that_cannot_be_written_is_told_and_the_chat_goes_on(start, monke
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("LOCALQ_DATA", str(tmp_path / "file" / "data"))
     said: list[str] = []
-    store = open_conversation.saving(Settings(), said.append)
+    store = open_conversation.open_store(Settings(), said.append)
     assert "not saved so far" in said[0]
     talk = start("a", "b")
     talk.session.store = store
@@ -158,7 +158,7 @@ def test_a_disk_that_cannot_be_written_is_told_and_the_chat_goes_on(start, monke
     assert told.startswith("(not saved, and tried again with the next turn: ")
     assert told.count("\n") == 1
     assert "not saved" in talk.says("/undo")[1]
-    assert open_conversation.saving(Settings(save=False), said.append) is None
+    assert open_conversation.open_store(Settings(save=False), said.append) is None
 
 
 def test_what_commands_change_is_saved_at_once(start):
@@ -166,7 +166,7 @@ def test_what_commands_change_is_saved_at_once(start):
     talk.says("one")
     for line in ("/set temperature 0.5", "/set stop ##", "/system Be brief.", "/clear"):
         talk.says(line)
-    saved = SessionStore().find(None)
+    saved = ConversationStore().find(None)
     assert (saved.settings.sampling.temperature, saved.settings.stop) == (0.5, ("##",))
     assert (saved.conversation.system, saved.conversation.messages()) == ("Be brief.", [])
     assert len(saved.conversation.turns) == 2
@@ -195,7 +195,7 @@ def test_a_second_ctrl_c_leaves_and_what_came_of_the_reply_is_kept(start, monkey
     monkeypatch.setattr(screen, "write", write)
     with pytest.raises(KeyboardInterrupt):
         talk.loop.handle("go")
-    last = SessionStore().find(None).conversation.messages()[-1]
+    last = ConversationStore().find(None).conversation.messages()[-1]
     assert (last.content, last.complete) == ("partial", False)
 
 
@@ -219,7 +219,7 @@ def test_the_input_history_is_private_and_can_do_without_a_disk(start, monkeypat
 def test_a_clock_that_is_far_off_is_no_error(start):
     talk = start("a")
     talk.says("one")
-    with contextlib.closing(sqlite3.connect(SessionStore().path)) as database, database:
+    with contextlib.closing(sqlite3.connect(ConversationStore().path)) as database, database:
         database.execute("UPDATE sessions SET changed_s = 1e300")
     assert "????-??-??" in talk.says("/sessions")[1]
 

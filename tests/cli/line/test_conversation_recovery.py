@@ -10,8 +10,8 @@ import pexpect
 import pytest
 
 from localq.chat.history.conversation import Message
-from localq.chat.history.record import ChatSettings, Session
-from localq.chat.history.store import SessionStore
+from localq.chat.history.record import ChatSettings, Record
+from localq.chat.history.store import ConversationStore
 from localq.sampling import Sampling
 from tests.support.cli.cli_processes import LOCALQ, ROOT, environment_of, localq
 from tests.support.files.real_model import smollm2
@@ -26,8 +26,8 @@ def environment(tmp_path) -> dict[str, str]:
 
 
 @pytest.fixture
-def store(environment) -> SessionStore:
-    return SessionStore(Path(environment["LOCALQ_DATA"]) / "sessions.db")
+def store(environment) -> ConversationStore:
+    return ConversationStore(Path(environment["LOCALQ_DATA"]) / "sessions.db")
 
 
 def stopped_in_a_reply(environment: dict[str, str], number: signal.Signals) -> int:
@@ -46,7 +46,7 @@ def stopped_in_a_reply(environment: dict[str, str], number: signal.Signals) -> i
 
 
 def test_after_kill_9_the_question_is_there_and_can_be_answered(environment, store):
-    earlier = Session(model=environment["LOCALQ_MODEL"], settings=ChatSettings(Sampling(), max_tokens=8))
+    earlier = Record(model=environment["LOCALQ_MODEL"], settings=ChatSettings(Sampling(), max_tokens=8))
     earlier.conversation.system = "You are Ada."
     earlier.conversation.add(Message("assistant", "Ada"), earlier.conversation.say("What is your name?"))
     store.save(earlier)
@@ -99,7 +99,7 @@ def test_what_there_is_to_go_on_with_is_checked_first(environment, store):
         done = localq(environment, "chat", *arguments)
         assert done.returncode == 2, (arguments, done.stderr)
         assert done.stderr.count("\n") == 1
-    session = Session(model="smolm2-135m")
+    session = Record(model="smolm2-135m")
     session.conversation.add(Message("assistant", "a"), session.conversation.say("q"))
     store.save(session)
     assert localq(environment, "chat", "--continue").returncode == 4  # of a model that is gone
@@ -107,7 +107,7 @@ def test_what_there_is_to_go_on_with_is_checked_first(environment, store):
 
 def test_at_a_terminal_it_asks_shows_how_it_ended_and_copies(environment, store):
     for title in ("ships", "trees"):
-        session = Session(model=environment["LOCALQ_MODEL"])
+        session = Record(model=environment["LOCALQ_MODEL"])
         session.conversation.add(Message("assistant", f"reply \x1b]0;on {title}\x07"), session.conversation.say(title))
         store.save(session)
     plain = {**environment, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}

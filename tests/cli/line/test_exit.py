@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from localq.chat import open_model
-from localq.chat.history.store import SessionStore
+from localq.chat.history.store import ConversationStore
 from localq.chat.open_conversation import Start
 from localq.chat.session import ChatSession
 from localq.cli.line import line_chat
@@ -19,7 +19,7 @@ from localq.worker.messages import Load
 from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 
 
-class Disk(SessionStore):
+class Disk(ConversationStore):
     """Saves are refused while `full`."""
 
     full, saves = True, 0
@@ -52,7 +52,7 @@ def leave(monkeypatch, tmp_path, capsys):
         def opened(*_):
             client = ScriptedClient(["a"])
             talk = ChatSession(client, Load("path", LoadOptions("tiny")), CharTokenizer())
-            yield open_model.Opened(talk, client)
+            yield open_model.OpenSession(talk, client)
 
         monkeypatch.setattr(open_model, "open_session", opened)
         monkeypatch.setattr(line_chat.Reader, "__call__", lambda _: read())

@@ -15,7 +15,7 @@ from prompt_toolkit.key_binding import KeyPress
 from prompt_toolkit.keys import Keys
 
 from localq.cli.line import extended_keys
-from localq.cli.line.type_ahead import Parser
+from localq.cli.line.type_ahead import KeyParser
 from tests.support.cli.terminal_stream import Modes, tokens
 
 ROOT = Path(__file__).parents[3]

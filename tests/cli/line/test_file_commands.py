@@ -11,8 +11,8 @@ import stat
 from rich.cells import cell_len
 
 from localq.chat.commands.sessions import table
-from localq.chat.history.record import Summary
-from localq.chat.history.store import SessionStore
+from localq.chat.history.record import RecordSummary
+from localq.chat.history.store import ConversationStore
 from localq.chat.terminal import clipboard as osc52
 from localq.cli.line import clipboard
 from tests.support.cli.line_chats import Terminal
@@ -21,9 +21,9 @@ from tests.support.cli.line_chats import Terminal
 def test_a_line_of_the_list_ends_where_the_terminal_does(monkeypatch):
     long = "a title of words " * 3
     found = [
-        Summary(7, long, "maker/some-model", 1, 1_700_000_000.0),
-        Summary(12, "船" * 30, "phi", 12, 1_700_000_000.0),
-        Summary(3, "short", "phi", 2, 1_700_000_000.0),
+        RecordSummary(7, long, "maker/some-model", 1, 1_700_000_000.0),
+        RecordSummary(12, "船" * 30, "phi", 12, 1_700_000_000.0),
+        RecordSummary(3, "short", "phi", 2, 1_700_000_000.0),
     ]
     monkeypatch.setenv("COLUMNS", "80")
     first, second, third = table(found, 12).splitlines()
@@ -54,9 +54,9 @@ def test_a_conversation_is_named_found_changed_to_and_removed(start):
     assert talk.client.prompts[-1] == "<user>about ships<assistant>a<user>more<assistant>"
     assert "the conversation you are in" in talk.refuses("/sessions rm 1")
     assert "removed" in talk.says("/sessions rm 2")[1]
-    assert [each.id for each in SessionStore().summaries()] == [1]
+    assert [each.id for each in ConversationStore().summaries()] == [1]
     talk.says("/sessions restore 2")
-    assert len(SessionStore().summaries()) == 2
+    assert len(ConversationStore().summaries()) == 2
     assert "no such conversation" in talk.refuses("/resume 99")
 
 
@@ -66,7 +66,7 @@ def test_what_is_not_saved_stays_off_the_disk_until_it_is_named(start, tmp_path)
     assert not (tmp_path / "data").exists()
     talk.says("/save kept")
     talk.says("two")
-    assert len(SessionStore().find("kept").conversation.turns) == 4
+    assert len(ConversationStore().find("kept").conversation.turns) == 4
 
 
 def test_export_to_a_file_or_stdout_without_a_character_that_acts(start, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from localq import cli
 from localq.cli.line import line_chat
-from localq.cli.line.interrupts import Presses
+from localq.cli.line.interrupts import Interrupts
 
 
 def press() -> None:
@@ -24,20 +24,20 @@ def twice() -> None:
 
 
 def test_a_press_is_held_until_it_is_answered_and_raises_once_where_it_may():
-    presses, before = Presses(), signal.getsignal(signal.SIGINT)
-    with presses.heard():
+    presses, before = Interrupts(), signal.getsignal(signal.SIGINT)
+    with presses.listen():
         press()
         press()
-        assert presses.taken()
-        assert not presses.taken()
-        with pytest.raises(KeyboardInterrupt), presses.raised():
+        assert presses.take()
+        assert not presses.take()
+        with pytest.raises(KeyboardInterrupt), presses.raise_inside():
             twice()
-        with pytest.raises(KeyboardInterrupt), presses.raised():
+        with pytest.raises(KeyboardInterrupt), presses.raise_inside():
             pytest.fail("the second press was not heard")
-        with presses.raised():
+        with presses.raise_inside():
             pass
         press()
-        assert presses.taken()
+        assert presses.take()
     assert signal.getsignal(signal.SIGINT) is before
 
 
@@ -55,13 +55,13 @@ def typed(start, monkeypatch):
 
 
 def test_a_press_right_behind_a_reply_does_not_leave(typed, monkeypatch):
-    monkeypatch.setattr(line_chat, "tell_lost", press)
+    monkeypatch.setattr(line_chat, "note_lost_characters", press)
     _, run = typed("one", "/exit")
     assert run() == (0, "a\n", "")
 
 
 def test_a_press_before_a_reply_has_begun_stops_it(typed, monkeypatch):
-    original = line_chat.interruptible
+    original = line_chat.stop_on_interrupt
     chat, run = typed("one", "/exit")
     stopped = []
 
@@ -69,7 +69,7 @@ def test_a_press_before_a_reply_has_begun_stops_it(typed, monkeypatch):
         press()
         return original(session)
 
-    monkeypatch.setattr(line_chat, "interruptible", before)
+    monkeypatch.setattr(line_chat, "stop_on_interrupt", before)
     monkeypatch.setattr(chat.session, "stop", lambda: stopped.append(True))
     assert run()[0] == 0
     assert stopped
@@ -89,7 +89,7 @@ def test_a_press_before_a_message_is_sent_takes_it_back(typed, monkeypatch):
     assert chat.client.prompts == []
 
 
-@pytest.mark.parametrize("amid", ["execute", "tell_lost", "signal"])
+@pytest.mark.parametrize("amid", ["execute", "note_lost_characters", "signal"])
 def test_a_press_while_the_program_ends_changes_its_code_alone(monkeypatch, amid):
     """It ended by the signal, with a traceback, where it had kept the code until then."""
     pressed = []

@@ -16,7 +16,7 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
 from localq.cli.line import line_editor
-from localq.cli.line.session import TakenBack
+from localq.cli.line.session import SendCancelled
 
 ROOT = Path(__file__).parents[3]
 READ = """
@@ -134,7 +134,7 @@ def test_ctrl_c_raises_nothing_amid_the_line_editor_and_is_answered_by_it_or_beh
     with pytest.raises(KeyboardInterrupt):
         read()
     does(behind_a_line)
-    with pytest.raises(TakenBack):
+    with pytest.raises(SendCancelled):
         read()
     does(twice)
     with pytest.raises(KeyboardInterrupt):

@@ -8,7 +8,7 @@ import sys
 # At the first to the last thing that the handler of a press does, one more press.
 PRESSES = """
 import signal, sys, threading
-from localq.cli.line.session import interruptible
+from localq.cli.line.session import stop_on_interrupt
 
 class Session:
     stopped = threading.Event()
@@ -30,7 +30,7 @@ def press_within(number):
     def inside(frame):
         return frame is not None and (frame.f_code is handler.__code__ or inside(frame.f_back))
 
-    with interruptible(session) as pressed:
+    with stop_on_interrupt(session) as pressed:
         handler = signal.getsignal(signal.SIGINT)
         try:
             sys.setprofile(within)

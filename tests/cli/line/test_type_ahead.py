@@ -15,13 +15,13 @@ ROOT = Path(__file__).parents[3]
 READ = """
 import signal, sys
 from localq.cli.line.line_input import Reader
-from localq.cli.line.interrupts import Presses
-presses = Presses()
-with presses.heard(), Reader(False, presses) as read:
+from localq.cli.line.interrupts import Interrupts
+presses = Interrupts()
+with presses.listen(), Reader(False, presses) as read:
     while True:
         try:
             print("<" + repr(read()) + ">", flush=True)
-            with presses.raised(), open(sys.argv[1]) as pipe:
+            with presses.raise_inside(), open(sys.argv[1]) as pipe:
                 pipe.read()
         except EOFError:
             break
@@ -100,7 +100,7 @@ def test_a_paste_that_ends_while_ctrl_c_is_pressed_has_ended(child):
 
 
 def test_ctrl_c_ends_a_paste_whose_end_was_lost(child):
-    said(child, "\x1b[200~pasted\nand cut\x03", "Discarded")
+    said(child, "\x1b[200~pasted\nand cut\x03", "InputDiscarded")
     said(child, "typed\r", "'typed'")
 
 
@@ -113,20 +113,20 @@ def test_ctrl_c_is_heard_behind_more_than_a_terminal_keeps(child):
 
 def test_ctrl_c_right_behind_enter_takes_the_message_back(child):
     """Read together with it, it waited for the next prompt."""
-    said(child, "one\r\x03", "TakenBack")
+    said(child, "one\r\x03", "SendCancelled")
     said(child, "two\r", "'two'")
 
 
 def test_ctrl_c_where_something_was_typed_is_for_that(child):
     for keys in ("typed\x03", "\x12searched\x03", "typed\x15\x03"):
-        said(child, keys, "Discarded")
+        said(child, keys, "InputDiscarded")
         child.expect_exact(">>>")  # without: a signal, and of several one
         said(child, "\x03", "KeyboardInterrupt")
         child.expect_exact(">>>")
     for first in ("first\\", '"""'):
         child.send(f"{first}\r")
         child.expect_exact("...")
-        said(child, "\x03", "Discarded")
+        said(child, "\x03", "InputDiscarded")
         child.expect_exact(">>>")
     said(child, "typed\r", "'typed'")
 

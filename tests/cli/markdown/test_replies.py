@@ -11,9 +11,9 @@ import pytest
 
 from localq import settings
 from localq.chat import open_model
-from localq.chat.commands.sessions import taken_up
-from localq.chat.history.record import Session
-from localq.chat.session import ChatSession, Message, Piece
+from localq.chat.commands.sessions import recap
+from localq.chat.history.record import Record
+from localq.chat.session import ChatSession, Message, ReplyPiece
 from localq.cli import execute
 from localq.cli.line.reply_printer import printing, tell
 from localq.cli.line.session import StatusLine, print_reply
@@ -51,7 +51,7 @@ def run(page, monkeypatch):
     @contextlib.contextmanager
     def open_session(name, settings, watcher, wanted):
         client = ScriptedClient([SAID])
-        yield open_model.Opened(ChatSession(client, Load("path", LoadOptions(name)), tokenizer), client)
+        yield open_model.OpenSession(ChatSession(client, Load("path", LoadOptions(name)), tokenizer), client)
 
     monkeypatch.setattr(open_model, "open_session", open_session)
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
@@ -143,10 +143,10 @@ def test_what_goes_on_with_code_that_was_cut_is_code(start, page):
 
 def test_replies_of_a_conversation_that_is_gone_on_with_are_drawn(page):
     page.takes("stderr")
-    record = Session(model="tiny", title="Ships")
+    record = Record(model="tiny", title="Ships")
     for role, content in (("user", "**hi**"), ("assistant", SAID)):
         record.conversation.add(Message(role, content), record.conversation.head)
-    told = taken_up(record)
+    told = recap(record)
     assert told == f"Ships (2 messages)\n>>> **hi**\n{SAID}"
     tell(told, markdown=True)
     assert page.text == f"Ships (2 messages)\n>>> **hi**\n{DRAWN}"
@@ -155,7 +155,7 @@ def test_replies_of_a_conversation_that_is_gone_on_with_are_drawn(page):
 def test_a_note_amid_a_reply_stands_on_rows_of_its_own_and_nothing_is_drawn_over_it(page):
     page.takes("stdout", "stderr")
     stats = Stats("decode")
-    parts = [Piece("**a** b", stats), Piece("", stats, notice="told"), Piece("c **d**", stats)]
+    parts = [ReplyPiece("**a** b", stats), ReplyPiece("", stats, notice="told"), ReplyPiece("c **d**", stats)]
     with printing(True) as printer:
         print_reply(iter(parts), StatusLine(True), Thoughts(None), printer)
     assert page.text == "a b\n(told)\nc d"

@@ -140,7 +140,7 @@ def test_a_block_during_which_something_happens_stays_as_it_was_written(disturbe
     watch = Watch(page)
     page.write("above\n")
     page.echoes(disturbed == "Enter")
-    with watch.heard():
+    with watch.listen():
         stream = MarkdownStream(page, watch, colour=True)
         stream.write("**one**\n\n**two** and")
         if disturbed in ("narrower", "wider"):
@@ -246,7 +246,7 @@ import io, os, sys
 from localq.cli.markdown.stream import MarkdownStream
 class Watch:
     size = os.terminal_size((80, 24))
-    begin = is_as_it_was = lambda self: True
+    begin = is_unchanged = lambda self: True
 stream = MarkdownStream(io.StringIO(), Watch(), True)
 stream.write("a word")
 print("rich" in sys.modules, "markdown_it" in sys.modules)

@@ -12,7 +12,7 @@ from localq import driver, gpus, kernels
 from localq.cli import execute
 from localq.cli.verbs import doctor_facts
 from localq.cli.verbs.doctor_facts import Torch
-from localq.gpus import Found
+from localq.gpus import NvmlReport
 from localq.kernels import BuildInfo
 
 INJECTIONS = 50
@@ -66,7 +66,7 @@ def install(monkeypatch, tmp_path):
         library = Libcuda(status, version)
         monkeypatch.setattr(ctypes, "CDLL", lambda name: library if name == "libcuda.so.1" else real(name))
         told = ("NVML: Driver/library version mismatch",) if status else ()
-        monkeypatch.setattr(gpus, "probe", lambda: Found(None, (), told))
+        monkeypatch.setattr(gpus, "probe", lambda: NvmlReport(None, (), told))
 
     return install
 

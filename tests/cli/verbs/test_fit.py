@@ -30,7 +30,7 @@ def fake_gpu(monkeypatch, total: int | None, free: int = 0) -> None:
     cards = [] if total is None else [(0, "GPU-aaaa", total, free), (1, "GPU-bbbb", total // 10, free // 10)]
     known = tuple(gpus.Gpu(index, "card", uuid, (8, 9), size, left, None) for index, uuid, size, left in cards)
     untold = () if cards else ("NVML: NVML Shared Library Not Found",)
-    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", known, untold))
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", known, untold))
 
 
 @pytest.fixture(autouse=True)

@@ -52,7 +52,7 @@ def test_speed_is_that_of_the_card_that_is_meant(capsys):
 
 
 def test_the_bandwidth_of_a_gpu_is_measured_once(capsys, monkeypatch):
-    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (UNKNOWN,)))
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (UNKNOWN,)))
     runs = []
     monkeypatch.setattr(planner_card, "measured", lambda: runs.append(1) or 9.1e11)
     bodies = [fit_json(capsys) for _ in range(3)]
@@ -63,10 +63,10 @@ def test_the_bandwidth_of_a_gpu_is_measured_once(capsys, monkeypatch):
 
 
 def test_a_gpu_that_cannot_be_measured_has_no_speed_or_that_of_its_name(capsys, monkeypatch):
-    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (UNKNOWN,)))
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (UNKNOWN,)))
     monkeypatch.setattr(planner_card, "measured", lambda: None)
     body = fit_json(capsys)
     assert body["read_bytes_per_s"] is None
     assert {row["tok_s"] for row in body["rows"]} == {None}
-    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (NAMED,)))
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (NAMED,)))
     assert "expected of RTX 4070" in fit_json(capsys)["tok_s_basis"]

@@ -211,7 +211,7 @@ def test_a_header_that_is_cut_off_is_none(tmp_path):
 
 def on_a_gpu_of(monkeypatch: pytest.MonkeyPatch, mib: int) -> None:
     card = gpus.Gpu(0, "card", "GPU-aaaa", (8, 9), mib * 2**20, mib * 2**20, None)
-    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (card,), ()))
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (card,), ()))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 

@@ -28,6 +28,7 @@ from localq.planner import prepare
 from localq.quantize import by_layer, calibration
 from localq.quantize.codebooks.initial_codebooks import SCHEMES
 from localq.quantize.settings import Effort, Tuning
+from localq.quantize.request import LayerwiseRequest
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.vq2_conversions import converted
 
@@ -94,11 +95,11 @@ def test_a_model_is_made_and_every_verb_takes_it(source, tmp_path, capsys, monke
 # ---- options
 
 
-def asked(monkeypatch, capsys, source: str, *arguments: object) -> by_layer.Request:
+def asked(monkeypatch, capsys, source: str, *arguments: object) -> LayerwiseRequest:
     """What the options ask of the encoder."""
-    found: list[by_layer.Request] = []
+    found: list[LayerwiseRequest] = []
 
-    def convert(request: by_layer.Request, on_progress: Any, say: Any) -> Path:
+    def convert(request: LayerwiseRequest, on_progress: Any, say: Any) -> Path:
         found.append(request)
         return request.out
 
@@ -112,14 +113,14 @@ def asked(monkeypatch, capsys, source: str, *arguments: object) -> by_layer.Requ
 def test_options_reach_the_encoder(source, monkeypatch, capsys) -> None:
     quick = asked(monkeypatch, capsys, source, "--format", "vq2")
     assert (quick.format, quick.scheme, quick.seed, quick.force) == ("vq2", "s4l16", 0, False)
-    assert (quick.effort, quick.tuning, quick.whole) == (Effort(), Tuning(), Tuning())
+    assert (quick.effort, quick.tuning, quick.joint_tuning) == (Effort(), Tuning(), Tuning())
     assert quick == asked(monkeypatch, capsys, source, "--format", "vq2", "--quick", "--bits", "2", "--seed", "0")
     best = asked(monkeypatch, capsys, source, "--format", "vq2", "--best", "--seed", "9", "--force")
     assert best.effort.beam > quick.effort.beam
     assert best.effort.rounds > quick.effort.rounds
     assert best.tuning.steps > quick.tuning.steps == 0
     read = quantize_calibrated.WHOLE_PASSES * len(best.windows)  # by training all layers
-    assert best.whole.steps * best.whole.sequences - read in range(best.whole.sequences)
+    assert best.joint_tuning.steps * best.joint_tuning.sequences - read in range(best.joint_tuning.sequences)
     assert (best.seed, best.force) == (9, True)
     aqlm = asked(monkeypatch, capsys, source, "--format", "aqlm2x8", "--windows", "2")
     assert (aqlm.format, len(aqlm.windows)) == ("aqlm2x8", 2)

@@ -30,7 +30,7 @@ def bare_machine(tmp_path, monkeypatch):
     for name, path in (("LOCALQ_MODELS", "none.toml"), ("LOCALQ_CACHE", "cache"), ("LOCALQ_CONFIG", "config.toml"),
                        ("HF_HUB_CACHE", "hub"), ("LOCALQ_DATA", "data")):  # fmt: skip
         monkeypatch.setenv(name, str(tmp_path / path))
-    monkeypatch.setattr(gpus, "probe", gpus.Found)
+    monkeypatch.setattr(gpus, "probe", gpus.NvmlReport)
 
 
 def loaded(device: str = "cuda") -> Loaded:
@@ -50,8 +50,8 @@ class FakeSession:
         return self._answer
 
 
-def opened(answer: Loaded) -> open_model.Opened:
-    return open_model.Opened(FakeSession(answer), object())
+def opened(answer: Loaded) -> open_model.OpenSession:
+    return open_model.OpenSession(FakeSession(answer), object())
 
 
 def shown(capsys, *arguments: str) -> dict:

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from localq.chat import open_model
-from localq.chat.history.record import Session
-from localq.chat.history.store import SessionStore
+from localq.chat.history.record import Record
+from localq.chat.history.store import ConversationStore
 from localq.chat.session import ChatSession
 from localq.cli import execute
 from localq.cli.line import line_chat
@@ -35,7 +35,7 @@ def answered(monkeypatch, capsys):
         def open_session(name, settings, watcher, wanted):
             session = ChatSession(client, Load("path", LoadOptions(name)), CharTokenizer())
             session.system = settings.system
-            yield open_model.Opened(session, client)
+            yield open_model.OpenSession(session, client)
 
         monkeypatch.setattr(open_model, "open_session", open_session)
         monkeypatch.setattr(sys, "stdin", type("Stdin", (io.StringIO,), {"isatty": lambda self: terminal})(stdin))
@@ -167,8 +167,8 @@ def test_a_base_model_says_that_it_reads_no_system_prompt(answered, monkeypatch)
 
 
 def test_a_plan_for_a_conversation_is_that_of_its_model(capsys):
-    record = Session(model="qwen3-8b")
+    record = Record(model="qwen3-8b")
     record.conversation.say("hello")
-    SessionStore().save(record)
+    ConversationStore().save(record)
     assert execute(["chat", "--resume", "1", "--vram", "24", "--dry-run"]) == 0
     assert capsys.readouterr().out.startswith("model       qwen3-8b")

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from localq.chat.history.store import SessionStore
+from localq.chat.history.store import ConversationStore
 from localq.chat.open_conversation import Start
 from localq.chat.session import ChatSession
 from localq.cli import execute, main, output
@@ -31,7 +31,7 @@ def apart(tmp_path, monkeypatch):
 def opened(monkeypatch):
     """Which front end was opened."""
     found: list[str] = []
-    monkeypatch.setattr("localq.cli.verbs.tui.shown", lambda *_, **more: found.append("full screen") or 0)
+    monkeypatch.setattr("localq.cli.verbs.tui.run_app", lambda *_, **more: found.append("full screen") or 0)
     monkeypatch.setattr("localq.cli.line.line_chat.converse", lambda *_, **more: found.append("lines") or 0)
     monkeypatch.setattr(verb, "has_screen", lambda: True)
     return found
@@ -89,7 +89,7 @@ def shown(monkeypatch, run, store=None) -> int:
     return tui.shown(Settings(), Start(None, store))
 
 
-def with_model(app: LocalqApp, store: SessionStore | None, closed: list[str]) -> ChatSession:
+def with_model(app: LocalqApp, store: ConversationStore | None, closed: list[str]) -> ChatSession:
     session = ChatSession(ScriptedClient(["yes"]), Load("path", LoadOptions("model")), CharTokenizer(), store=store)
     model = Model.over(session)
     app.model = Model(session, model.load, lambda: closed.append("closed"), model.profile)
@@ -97,7 +97,7 @@ def with_model(app: LocalqApp, store: SessionStore | None, closed: list[str]) ->
 
 
 def test_afterwards_it_says_where_the_conversation_is_kept(monkeypatch, tmp_path, capsys):
-    store, closed = SessionStore(tmp_path / "sessions.db"), []
+    store, closed = ConversationStore(tmp_path / "sessions.db"), []
 
     def run(app):
         list(with_model(app, store, closed).ask("hello"))

@@ -90,6 +90,6 @@ def test_a_70b_is_planned_with_what_it_takes():
     wide = planner.assess(arch, "vq2", None, scheme="s4l16").ledger.components
     plain = planner.assess(arch, "aqlm", None, scheme="2x8g8").ledger.components
     assert wide["weights"] > plain["weights"]  # the signs
-    unpacked = format_facts.UNPACK_BYTES["aqlm"]  # by torch, where vq2 is read by kernels
+    unpacked = format_facts.FORMATS["aqlm"].unpack_bytes  # by torch, where vq2 is read by kernels
     assert wide["scratch"] - plain["scratch"] == 2 * 1024 * arch.intermediate - unpacked  # x rotated
     assert wide["tables"] > plain["tables"]

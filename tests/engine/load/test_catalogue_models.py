@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from localq.engine.load.load import LoadedModel, load
-from localq.files import catalog
+from localq.files import catalog, format_facts
 from localq.files.architecture import Architecture
 from localq.files.model_folder import open_model
 from localq.formats import FORMATS
@@ -54,7 +54,7 @@ def tiny(folder: Path, arch: Architecture, format: str, scheme: str) -> tuple[Lo
 @pytest.mark.parametrize("name", OFFERS)
 def test_an_entry_loads_as_a_tiny_model_of_its_shape_and_answers(name, folder):
     offer = OFFERS[name]
-    assert catalog.not_yet(offer.arch, offer.format) is None
+    assert format_facts.unsupported(offer.arch, offer.format) is None
     arch = catalogue_checkpoints.shrunk(offer.arch)
     found = tiny(folder, arch, offer.format, offer.scheme)
     if found is None:
@@ -63,7 +63,7 @@ def test_an_entry_loads_as_a_tiny_model_of_its_shape_and_answers(name, folder):
     if offer.format != "gguf":  # its facts are those of a tiny file of its own
         assert stated == arch, "the facts of the catalogue are not those of such a model's config.json"
     assert loaded.format == OTHER_NAMES.get(offer.format, offer.format)
-    assert (loaded.format in FORMATS) == (offer.format not in (*catalog.FULL_PRECISION, "gguf"))
+    assert (loaded.format in FORMATS) == (offer.format not in (*format_facts.full_precision(), "gguf"))
     loaded.cache.clear()
     ids = IDS % loaded.vocab
     with torch.inference_mode():

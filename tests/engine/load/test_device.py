@@ -9,14 +9,14 @@ import subprocess
 import pytest
 
 from localq import driver, kernels
-from localq.driver import Driver, Machine, probe_driver
+from localq.driver import Driver, CudaStack, probe_driver
 from localq.engine.load.device import NO_DRIVER_NOTE, pick
 from localq.errors import ExitCode, LocalqError
 
 WORKING = Driver(present=True, cuda_version=(13, 0))
 
 
-def unprobed() -> Machine:
+def unprobed() -> CudaStack:
     raise AssertionError("the CPU was asked for: nothing needs probing")
 
 
@@ -26,23 +26,23 @@ def test_cpu_is_taken_without_looking():
 
 
 def test_auto_without_a_driver_takes_the_cpu_and_says_so():
-    choice = pick("auto", lambda: Machine(Driver(present=False), torch_cuda=None))
+    choice = pick("auto", lambda: CudaStack(Driver(present=False), torch_cuda=None))
     assert (choice.device.type, choice.notes) == ("cpu", (NO_DRIVER_NOTE,))
 
 
 @pytest.mark.parametrize("word", ["auto", "cuda"])
 def test_a_working_gpu_is_taken(word):
-    choice = pick(word, lambda: Machine(WORKING, "12.8"))
+    choice = pick(word, lambda: CudaStack(WORKING, "12.8"))
     assert (str(choice.device), choice.notes) == ("cuda:0", ())
 
 
 BROKEN = [
-    (Machine(WORKING, None), "torch is a CPU build"),
-    (Machine(Driver(present=True, cuda_version=(12, 4)), "13.0"), "too old: it serves CUDA 12.4, .* needs 13.0"),
-    (Machine(Driver(present=True, why_not="it finds no GPU"), "13.0"), "it finds no GPU"),
-    (Machine(Driver(present=True, why_not="CUDA error 803", cuda_version=(13, 0)), "13.0"), "CUDA error 803"),
-    (Machine(WORKING, "13.0", torch_why="no machine code for X (sm_61)"), "torch cannot use the GPU: no machine code"),
-    (Machine(WORKING, "13.0", kernels_why="built without CUDA"), "kernels cannot be used: built without CUDA"),
+    (CudaStack(WORKING, None), "torch is a CPU build"),
+    (CudaStack(Driver(present=True, cuda_version=(12, 4)), "13.0"), "too old: it serves CUDA 12.4, .* needs 13.0"),
+    (CudaStack(Driver(present=True, why_not="it finds no GPU"), "13.0"), "it finds no GPU"),
+    (CudaStack(Driver(present=True, why_not="CUDA error 803", cuda_version=(13, 0)), "13.0"), "CUDA error 803"),
+    (CudaStack(WORKING, "13.0", torch_why="no machine code for X (sm_61)"), "torch cannot use the GPU: no machine code"),
+    (CudaStack(WORKING, "13.0", kernels_why="built without CUDA"), "kernels cannot be used: built without CUDA"),
 ]
 
 
@@ -57,7 +57,7 @@ def test_a_gpu_that_cannot_be_used_is_an_error_never_the_cpu(word, machine, why)
 
 def test_cuda_without_a_driver_is_an_error():
     with pytest.raises(LocalqError, match="no NVIDIA driver found") as caught:
-        pick("cuda", lambda: Machine(Driver(present=False), None))
+        pick("cuda", lambda: CudaStack(Driver(present=False), None))
     assert caught.value.exit_code == ExitCode.NO_DEVICE
 
 

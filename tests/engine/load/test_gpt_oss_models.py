@@ -32,7 +32,7 @@ from localq.planner import footprint
 from localq.planner.load_options import LoadOptions
 from localq.planner.placement import Placement
 from localq.quantize import by_layer, by_tensor
-from localq.quantize.request import Request
+from localq.quantize.request import LayerwiseRequest, TensorwiseRequest
 from tests.support.engine import step_stand_ins
 from tests.support.engine.packed_models import packed_model
 from tests.support.models.tiny_checkpoints import make_checkpoint
@@ -300,7 +300,7 @@ def test_a_step_of_launches_over_packed_experts_gives_the_same_logits(
 
 
 def test_nf4_takes_all_but_the_experts(plain: Path, tmp_path: Path) -> None:
-    made = by_tensor.convert(open_model(plain), "nf4", tmp_path / "nf4")
+    made = by_tensor.convert(TensorwiseRequest(open_model(plain), "nf4", tmp_path / "nf4"))
     loaded = load(open_model(made), CPU)
     assert loaded.format == "nf4"
     original = load(open_model(plain), CPU)
@@ -310,7 +310,7 @@ def test_nf4_takes_all_but_the_experts(plain: Path, tmp_path: Path) -> None:
 
 
 def test_nf4_of_the_published_layout_leaves_its_experts_as_they_are(published: Path, tmp_path: Path) -> None:
-    made = open_model(by_tensor.convert(open_model(published), "nf4", tmp_path / "nf4"))
+    made = open_model(by_tensor.convert(TensorwiseRequest(open_model(published), "nf4", tmp_path / "nf4")))
     before, after = read(published), read(made.path)
     copied = {name for name in before if name.endswith(("_blocks", "_scales", "_bias", "router.weight", "sinks"))}
     assert len(copied) == 3 * 8
@@ -331,7 +331,7 @@ def test_nf4_of_the_published_layout_leaves_its_experts_as_they_are(published: P
 
 
 def test_two_bits_are_not_made_of_it(plain: Path, tmp_path: Path) -> None:
-    request = Request(open_model(plain), tmp_path / "vq2", [list(range(64))], torch.device("cpu"))
+    request = LayerwiseRequest(open_model(plain), tmp_path / "vq2", [list(range(64))], torch.device("cpu"))
     with pytest.raises(LocalqError, match="alternate and have biases") as caught:
         by_layer.convert(request)
     assert caught.value.exit_code == ExitCode.USAGE

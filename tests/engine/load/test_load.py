@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from localq.driver import Driver, Machine
+from localq.driver import Driver, CudaStack
 from localq.engine.load import plan as planning
 from localq.engine.load import weights
 from localq.engine.load.device import NO_DRIVER_NOTE, pick
@@ -176,7 +176,7 @@ def test_progress_is_told(checkpoint):
 
 
 def test_notes_of_the_device_are_kept(checkpoint):
-    machine = Machine(Driver(present=False), None)
+    machine = CudaStack(Driver(present=False), None)
     loaded = load(open_model(checkpoint), LoadOptions(), pick=lambda word: pick(word, lambda: machine))
     assert loaded.notes == (NO_DRIVER_NOTE,)
 

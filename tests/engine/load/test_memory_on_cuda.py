@@ -18,6 +18,7 @@ from localq.files.model_folder import open_model
 from localq.planner.footprint import MIB
 from localq.planner.load_options import LoadOptions
 from localq.quantize.by_tensor import convert
+from localq.quantize.request import TensorwiseRequest
 from tests.support.engine.engine_runs import bare_device, ids_of, prompt_of
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
@@ -30,7 +31,7 @@ def nf4_folder(tmp_path_factory):
     """An untied llama in NF4 whose logits differ, 16-bit head and table."""
     folder = tmp_path_factory.mktemp("memory")
     source = make_checkpoint(folder / "source", initializer_range=0.08, max_position_embeddings=CONTEXT)
-    convert(open_model(source), "nf4", folder / "nf4", force=True)
+    convert(TensorwiseRequest(open_model(source), "nf4", folder / "nf4", force=True))
     return folder / "nf4"
 
 

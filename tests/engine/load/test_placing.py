@@ -20,6 +20,7 @@ from localq.models import architecture
 from localq.planner.load_options import LoadOptions
 from localq.planner.placement import Placement
 from localq.quantize.by_tensor import convert
+from localq.quantize.request import TensorwiseRequest
 from tests.support.engine.engine_runs import prompt_of
 from tests.support.models.tiny_checkpoints import make_checkpoint
 
@@ -65,7 +66,7 @@ def test_quantizing_elsewhere_is_quantizing(monkeypatch, device):
 @pytest.mark.parametrize("nested", [True, False])
 def test_the_arena_holds_the_blocks_exactly(tmp_path, model_type, nested):
     source = make_checkpoint(tmp_path / "source", model_type, dtype=torch.float32, initializer_range=0.15)
-    convert(open_model(source), "nf4", tmp_path / "nf4")
+    convert(TensorwiseRequest(open_model(source), "nf4", tmp_path / "nf4"))
     files = open_model(tmp_path / "nf4")
     expected = load(files, LoadOptions(device="cpu"))
     family = architecture(files.config)

@@ -37,7 +37,7 @@ def plan(tmp_path, monkeypatch):
 
     monkeypatch.setattr(vram.Held, "hold", hold)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="aa"))
-    monkeypatch.setattr(gpus, "probe", lambda: gpus.Found("580", (CARD,)))
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport("580", (CARD,)))
 
     def planned(budget: int, options: LoadOptions, available: int, hard: bool):
         with torch.device("meta"):
@@ -73,6 +73,6 @@ def test_by_force_nothing_is_limited(plan):
 
 def test_nobody_else_is_on_the_card():
     alone = gpus.Gpu(0, "card", "GPU-aa", None, 1, 1, (gpus.Process(5, 3),))
-    assert gpus.closing(alone, 5) == gpus.closing(None) == "by closing other programs that use the GPU"
+    assert gpus.closing_hint(alone, 5) == gpus.closing_hint(None) == "by closing other programs that use the GPU"
     assert gpus._name(os.getpid())
     assert gpus._name(2**30) == ""

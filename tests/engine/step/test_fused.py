@@ -15,13 +15,14 @@ from localq.engine.cache import KVCache
 from localq.engine.sampler import SamplerState
 from localq.engine.step import fused
 from localq.engine.step.fused import OPERATIONS, FusedStep
-from localq.engine.step.operands import Operand, dense_operand, fusable, halves, operand, with_shared_tables
+from localq.engine.step.operands import dense_operand, fusable, operand, share_tables
 from localq.engine.step.state import StepState
 from localq.formats import mxfp4, nf4, vptq
 from localq.formats.codebooks import aqlm
 from localq.formats.mxfp4 import kernel as mxfp4_kernels
 from localq.formats.nf4 import tiles as nf4_tiles
-from localq.formats.nf4.kernel import Nf4Matrix
+from localq.formats.nf4.kernel import Nf4Operand
+from localq.kernels.dense import DenseOperand
 from tests.support.engine import step_stand_ins
 from tests.support.kernels.gather_operands import aqlm_packed, vptq_packed
 from tests.support.kernels.nf4_operands import operands
@@ -101,7 +102,7 @@ def test_bytes_of_the_launches_are_all_weights_once_and_the_cache(monkeypatch):
 
 def test_gate_and_up_of_one_matrix_that_cannot_be_cut(monkeypatch):
     step_stand_ins.install(monkeypatch)
-    monkeypatch.setattr(fused, "halves", lambda whole: None)
+    monkeypatch.setattr(DenseOperand, "halves", lambda whole: None)
     model = tiny_models.ours("phi3-window")
     with torch.inference_mode():
         logits = logits_of_launches(model)
@@ -115,25 +116,24 @@ def test_a_model_without_kernels_says_what_is_missing():
 
 def test_halves_of_plain_weights_are_views():
     linear = nn.Linear(8, 6)
-    first, second = halves(dense_operand(linear.weight, linear.bias))
-    assert torch.equal(torch.cat((first.matrix, second.matrix)), linear.weight)
+    first, second = dense_operand(linear.weight, linear.bias).halves()
+    assert torch.equal(torch.cat((first.weight, second.weight)), linear.weight)
     assert torch.equal(torch.cat((first.bias, second.bias)), linear.bias)
-    assert second.matrix.data_ptr() == linear.weight[3:].data_ptr()
+    assert second.weight.data_ptr() == linear.weight[3:].data_ptr()
     assert fusable([first, second])
-    assert halves(dense_operand(nn.Linear(8, 5).weight)) is None
+    assert dense_operand(nn.Linear(8, 5).weight).halves() is None
 
 
-def nf4_operand(shape: tuple[int, int], nested: bool = True) -> Operand:
+def nf4_operand(shape: tuple[int, int], nested: bool = True) -> Nf4Operand:
     """A matrix of NF4 in the tiled order."""
     packed = operands(shape, nested).packed
     codes, absmax = nf4_tiles.tile(packed.codes, packed.absmax, shape)
     offset = 0.0 if packed.offset is None else float(packed.offset)
     scales = (absmax, packed.nested_absmax, packed.nested_map)
-    matrix = Nf4Matrix(codes, *scales, offset, nf4.CODE_MAP, *shape, tiled=True)
-    return Operand(matrix, None, *shape)
+    return Nf4Operand(codes, *scales, offset, nf4.CODE_MAP, *shape, tiled=True)
 
 
-def weights_of(matrix: Nf4Matrix) -> torch.Tensor:
+def weights_of(matrix: Nf4Operand) -> torch.Tensor:
     shape = (matrix.out_features, matrix.in_features)
     codes, absmax = nf4_tiles.untile(matrix.codes, matrix.absmax, shape)
     offset = None if matrix.nested_absmax is None else torch.tensor(matrix.offset)
@@ -145,27 +145,27 @@ def weights_of(matrix: Nf4Matrix) -> torch.Tensor:
 @pytest.mark.parametrize(("shape", "nested"), [((128, 256), True), ((64, 1024), True), ((96, 192), False)])
 def test_halves_of_tiled_nf4_are_the_halves_of_its_rows(shape, nested):
     whole = nf4_operand(shape, nested)
-    first, second = halves(whole)
-    joined = torch.cat((weights_of(first.matrix), weights_of(second.matrix)))
-    assert torch.equal(joined, weights_of(whole.matrix))
+    first, second = whole.halves()
+    joined = torch.cat((weights_of(first), weights_of(second)))
+    assert torch.equal(joined, weights_of(whole))
     assert first.bytes() + second.bytes() == whole.bytes()
 
 
 def test_nf4_of_one_launch_reads_one_set_of_tables():
     pair = [nf4_operand((64, 128)), nf4_operand((32, 128))]
-    pair[1] = replace(pair[1], matrix=replace(pair[1].matrix, code_map=nf4.CODE_MAP.clone()))
+    pair[1] = replace(pair[1], code_map=nf4.CODE_MAP.clone())
     assert not fusable(pair)
-    assert fusable(with_shared_tables(pair))
-    other = replace(pair[1], matrix=replace(pair[1].matrix, nested_map=pair[1].matrix.nested_map + 1))
-    assert not fusable(with_shared_tables([pair[0], other]))
-    row_wise = replace(pair[1], matrix=replace(pair[1].matrix, tiled=False))
-    assert not fusable(with_shared_tables([pair[0], row_wise]))
+    assert fusable(share_tables(pair))
+    other = replace(pair[1], nested_map=pair[1].nested_map + 1)
+    assert not fusable(share_tables([pair[0], other]))
+    row_wise = replace(pair[1], tiled=False)
+    assert not fusable(share_tables([pair[0], row_wise]))
     assert not fusable([pair[0], dense_operand(torch.empty(32, 128))])
 
 
 @pytest.mark.parametrize("shape", [(80, 512), (64, 192)], ids=["inside a tile", "inside a nested block"])
 def test_nf4_that_cannot_be_cut_in_half_is_left_whole(shape):
-    assert halves(nf4_operand(shape)) is None
+    assert nf4_operand(shape).halves() is None
 
 
 def test_what_is_gathered_is_an_operand_of_its_own_kind():
@@ -174,7 +174,7 @@ def test_what_is_gathered_is_an_operand_of_its_own_kind():
     for linears in (gathered, permuted):
         pair = [operand(linear) for linear in linears]
         assert fusable(pair)
-        assert halves(pair[0]) is None
+        assert pair[0].halves() is None
         assert pair[0].bytes() == sum(each.nbytes for each in linears[0].buffers())
         assert not pair[0].readable(torch.float16)  # on the CPU
     assert not fusable([operand(gathered[0]), operand(permuted[0])])
@@ -192,10 +192,10 @@ def test_linears_in_mxfp4_go_into_one_launch(monkeypatch):
     assert [each.bytes() for each in pair] == [out * 128 * 17 // 32 + 4 * out for out in (40, 24)]
     assert operand(mxfp4.Linear(mxfp4.quantize(torch.randn(8, 96)))) is None  # no whole 64 columns
     asked = []
-    monkeypatch.setattr(mxfp4_kernels, "mxfp4_gemv", lambda x, matrices, **around: asked.append((matrices, around)))
+    monkeypatch.setattr(mxfp4_kernels, "mxfp4_gemv", lambda x, operands, **around: asked.append(operands))
     fused.product(torch.zeros(1, 128), pair, out=torch.empty(1, 64))
-    assert [matrix.codes.shape for matrix in asked[0][0]] == [(40, 64), (24, 64)]
-    assert asked[0][1]["biases"] == [linear.bias for linear in linears]
+    assert [each.codes.shape for each in asked[0]] == [(40, 64), (24, 64)]
+    assert [each.bias for each in asked[0]] == [linear.bias for linear in linears]
 
 
 def test_codebooks_are_read_beside_x_of_their_type(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from localq.engine.step.operands import fusable, halves, operand, with_shared_tables
+from localq.engine.step.operands import fusable, operand, share_tables
 from localq.formats.codebooks import aqlm, lookup_kernel, rotation, vq2
 from localq.formats.codebooks import rotation_kernel as kernel
 from localq.models.decoder import Decoder
@@ -49,9 +49,9 @@ def stand_ins(monkeypatch):
     step_stand_ins.install(monkeypatch)
     calls = []
 
-    def product(x, matrices, *, signs=None, **around):
-        calls.append((len(matrices), signs is not None))
-        step_stand_ins.vq_gemv(x, matrices, signs=signs, **around)
+    def product(x, operands, **around):
+        calls.append((len(operands), operands[0].signs is not None))
+        step_stand_ins.vq_gemv(x, operands, **around)
 
     monkeypatch.setattr(lookup_kernel, "vq_gemv", product)
     return calls
@@ -86,10 +86,10 @@ def test_what_one_launch_takes():
     pair = [operand(random_vq2(out, 64, signs.clone())) for out in (48, 16)]
     other = operand(random_vq2(48, 64, ~signs))
     assert not fusable(pair)  # their signs lie at two places
-    shared = with_shared_tables([*pair, other])
+    shared = share_tables([*pair, other])
     assert fusable(shared[:2])
     assert not fusable(shared)
-    assert halves(pair[0]) is None
+    assert pair[0].halves() is None
     assert pair[0].bytes() == 48 * 16 + 8192 + 2 * 48
     assert not pair[0].readable(torch.float16)  # on the CPU
 
@@ -97,7 +97,7 @@ def test_what_one_launch_takes():
 def test_a_module_rotates_several_rows_and_leaves_one_to_its_product(monkeypatch):
     linear, x = random_vq2(48, 64, torch.randint(256, (8,), dtype=torch.uint8)), torch.randn(3, 64).half()
     calls = []
-    monkeypatch.setattr(lookup_kernel, "vq_gemv", lambda x, matrices, biases, signs: calls.append((x, signs)))
+    monkeypatch.setattr(lookup_kernel, "vq_gemv", lambda x, operands: calls.append((x, operands[0].signs)))
     monkeypatch.setattr(kernel, "hadamard", rotation.rotate)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: True))
     linear(x[:1])
@@ -117,8 +117,6 @@ def test_aqlm_of_8_bit_codes_is_an_operand_once_in_tiles():
     linear.put_into_tiles()
     found = operand(linear)
     assert found is not None
-    torch.testing.assert_close(
-        weights_of(found.matrix), aqlm.dequantize(linear.packed, torch.float32), rtol=1e-3, atol=1e-3
-    )
+    torch.testing.assert_close(weights_of(found), aqlm.dequantize(linear.packed, torch.float32), rtol=1e-3, atol=1e-3)
     assert fusable([found, found])
     assert not fusable([found, operand(random_vq2(40, 64, None))])

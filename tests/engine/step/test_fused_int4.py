@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from localq.engine.step.operands import fusable, halves, operand, with_shared_tables
+from localq.engine.step.operands import fusable, operand, share_tables
 from localq.formats.int4 import codec as int4_codec
 from localq.formats.int4 import kernel as int4_kernel
 from localq.formats.int4.linear import Int4Linear
@@ -55,10 +55,10 @@ def test_launches_give_the_logits_of_the_modules(order, monkeypatch):
     step_stand_ins.install(monkeypatch)
     seen = []
 
-    def product(x, matrices, **around):
-        weights = [int4_codec.dequantize(int4_packed(matrix), torch.float32) for matrix in matrices]
-        seen.append(len(matrices))
-        step_stand_ins.dense_gemv(x, weights, **around)
+    def product(x, operands, **around):
+        weights = [int4_codec.dequantize(int4_packed(each), torch.float32) for each in operands]
+        seen.append(len(operands))
+        step_stand_ins.products(x, weights, operands, **around)
 
     monkeypatch.setattr(int4_kernel, "int4_gemv", product)
     model = small_qwen3(intermediate_size=192, num_attention_heads=8, num_key_value_heads=4)
@@ -75,13 +75,13 @@ def test_what_one_launch_takes():
     pair = [operand(linear_of(out, 64, out, like=1)) for out in (48, 16)]
     assert not fusable(pair)  # their orders lie at two places
     others = [operand(linear_of(48, 64, 3, like)) for like in (2, None)]
-    shared = with_shared_tables([*pair, *others])
+    shared = share_tables([*pair, *others])
     assert fusable(shared[:2])
     assert not fusable([shared[0], shared[2]])
     assert not fusable([shared[0], shared[3]])
     plain = Int4Linear(packed_of((48, 64), 64)).tile_()
     assert not fusable([operand(plain), others[1]])  # groups of other sizes
-    assert halves(pair[0]) is None
+    assert pair[0].halves() is None
     assert pair[0].bytes() == 48 * 32 + 2 * 48 * 2 + 2 * 24 + 2 * 64
     assert not pair[0].readable(torch.float16)  # on the CPU
 
@@ -92,8 +92,8 @@ def test_a_row_too_wide_for_the_kernel_to_gather_is_put_in_order_before(monkeypa
     monkeypatch.setattr(int4_kernel, "WIDEST_ORDER", 128)
     gathered = []
 
-    def product(x, matrices, biases):
-        (matrix,) = matrices
+    def product(x, operands):
+        (matrix,) = operands
         gathered.append(matrix.order is not None)
         return nn.functional.linear(x, int4_codec.dequantize(int4_packed(matrix), torch.float16))
 

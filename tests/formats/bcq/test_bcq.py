@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from localq.errors import ExitCode, LocalqError
-from localq.files import format_facts, format_sizes
+from localq.files import format_facts, format_sizes, schemes
 from localq.files.architecture import Linears
 from localq.formats import FORMATS, bcq, owner
 from localq.formats.bcq import codec as bcq_codec
@@ -87,7 +87,7 @@ def test_sizes_and_tiles(scheme: str, shape: tuple[int, int]) -> None:
     maker = bcq.of_scheme(scheme)
     packed = random_packed(shape, maker.planes, maker.group, maker.zero_point)
     assert bcq.bytes(*shape, maker.planes, maker.group, maker.zero_point) == packed.nbytes
-    assert format_facts.linear_bytes(Linears("", *shape, 1), "bcq", scheme) == packed.nbytes
+    assert format_facts.matrix_bytes(Linears("", *shape, 1), "bcq", scheme) == packed.nbytes
     tensors = bcq.to_tensors(packed, "P")
     described = {f"P{suffix}": form for suffix, form in maker.layout(*shape).items()}
     assert {name: (each.dtype, tuple(each.shape)) for name, each in tensors.items()} == described
@@ -110,7 +110,7 @@ def test_temporaries_are_those_that_are_planned(scheme: str, monkeypatch: pytest
     assert footprint.PREFILL_SCRATCH - 2048 < slab.nbytes <= footprint.PREFILL_SCRATCH
     with LiveMemory() as memory:
         linear.dequantized_rows(0, 8176, torch.float32, slab)
-    assert 0 < memory.peak <= format_facts.UNPACK_BYTES["bcq"]
+    assert 0 < memory.peak <= format_facts.FORMATS["bcq"].unpack_bytes
 
 
 def test_tiles_are_put_back_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,12 +164,12 @@ def test_what_fills_up_tiles_is_planned(scheme: str, planes: int) -> None:
 
 
 def test_schemes() -> None:
-    assert format_sizes.bcq_scheme("q4g64z") == (4, 64, True)
-    assert format_sizes.bcq_scheme("q2row") == (2, 0, False)
-    assert format_sizes.bcq_scheme("") == (3, 128, False)
+    assert schemes.bcq_scheme("q4g64z") == (4, 64, True)
+    assert schemes.bcq_scheme("q2row") == (2, 0, False)
+    assert schemes.bcq_scheme("") == (3, 128, False)
     for scheme in ("q6g128", "q3g100", "q3", "g128", "q3g128zz"):
         with pytest.raises(LocalqError, match="no scheme of bcq"):
-            format_sizes.bcq_scheme(scheme)
+            schemes.bcq_scheme(scheme)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

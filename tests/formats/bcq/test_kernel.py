@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from localq.formats import bcq
-from localq.formats.bcq.kernel import BcqMatrix, bcq_dequantize, bcq_dequantize_bytes, bcq_gemv, bcq_gemv_bytes
+from localq.formats.bcq.kernel import BcqOperand, bcq_dequantize, bcq_dequantize_bytes, bcq_gemv, bcq_gemv_bytes
 from tests.support.kernels.bcq_operands import by_bits, make, operand_of, random_packed, rounding_of_bits
 from tests.support.kernels.nf4_operands import assert_as_good_as_naive, bits, inputs
 from tests.support.kernels.refusals import refused_by_name
@@ -21,25 +21,25 @@ X = inputs(3, 80, torch.bfloat16)
 CODES, SCALES = torch.zeros(16 * 2 * 16, dtype=torch.uint8), torch.zeros(16 * 2 * 2).half()
 
 
-def matrix(codes=CODES, scales=SCALES, planes=2, zero=False, group=64, columns=80) -> BcqMatrix:
-    return BcqMatrix(codes, scales, planes, zero, group, 10, columns)
+def matrix(codes=CODES, scales=SCALES, planes=2, zero=False, group=64, columns=80) -> BcqOperand:
+    return BcqOperand(codes, scales, planes, zero, group, 10, columns)
 
 
 REFUSED = {
     "nine rows": ({"x": inputs(9, 80, torch.float16)}, r"x has shape \(9, 80\)"),
-    "no matrix": ({"matrices": []}, "0 matrices"),
-    "another width": ({"matrices": [matrix(columns=64)]}, "x has 80 columns, a matrix has 64"),
-    "six planes": ({"matrices": [matrix(planes=6)]}, "planes = 6, must be from 1 to 5"),
-    "an odd group": ({"matrices": [matrix(group=48)]}, "group = 48 of 80 columns"),
-    "a group beyond the row": ({"matrices": [matrix(group=128)]}, "group = 128 of 80 columns"),
-    "codes not in tiles": ({"matrices": [matrix(CODES[:200])]}, r"codes has shape \(200,\), must have 512"),
-    "scales without the zero point": ({"matrices": [matrix(zero=True)]}, r"scales has shape \(64,\), must have 96"),
-    "scales of floats": ({"matrices": [matrix(scales=SCALES.float())]}, "scales is torch.float32"),
+    "no matrix": ({"operands": []}, "0 matrices"),
+    "another width": ({"operands": [matrix(columns=64)]}, "x has 80 columns, a matrix has 64"),
+    "six planes": ({"operands": [matrix(planes=6)]}, "planes = 6, must be from 1 to 5"),
+    "an odd group": ({"operands": [matrix(group=48)]}, "group = 48 of 80 columns"),
+    "a group beyond the row": ({"operands": [matrix(group=128)]}, "group = 128 of 80 columns"),
+    "codes not in tiles": ({"operands": [matrix(CODES[:200])]}, r"codes has shape \(200,\), must have 512"),
+    "scales without the zero point": ({"operands": [matrix(zero=True)]}, r"scales has shape \(64,\), must have 96"),
+    "scales of floats": ({"operands": [matrix(scales=SCALES.float())]}, "scales is torch.float32"),
     "all on the CPU": ({}, "codes are on cpu, must be on a CUDA device"),
 }
 
 
-test_it_refuses_by_name = refused_by_name(bcq_gemv, {"x": X, "matrices": [matrix()]}, REFUSED)
+test_it_refuses_by_name = refused_by_name(bcq_gemv, {"x": X, "operands": [matrix()]}, REFUSED)
 
 
 OUT = torch.empty(10, 80, dtype=torch.float16)
@@ -125,7 +125,7 @@ def test_solving_gives_the_same_bits_on_a_gpu():
 def test_a_linear_of_few_and_of_many_rows():
     operand = operand_of(random_packed((321, 1360), 3, 128, True))
     linear = bcq.Linear(operand.packed.to("cuda"), torch.randn(321).half().cuda())
-    assert linear.tile_().matrix is not None
+    assert linear.tile_().operand() is not None
     for rows in (1, 8, 9, 70):
         x = inputs(rows, 1360, torch.float16, "cuda")
         assert_as_good_as_naive(linear(x), x, operand.dense.cuda(), linear.bias)

@@ -19,12 +19,12 @@ from localq import kernels
 from localq.formats.bcq import codec as bcq_codec
 from localq.formats.bcq import kernel as bcq_kernel
 from localq.kernels import gemv
-from tests.support.kernels.bcq_operands import BcqOperand, by_bits, make
+from tests.support.kernels.bcq_operands import BcqSample, by_bits, make
 from tests.support.kernels.cuda_headers import built, copy_to
 from tests.support.kernels.gemv_structs import Extras
 from tests.support.kernels.guarded_memory import guarded
 from tests.support.kernels.nf4_operands import bits, inputs
-from tests.support.kernels.row_operands import normed
+from tests.support.kernels.row_operands import biased, normed
 
 ROOT = Path(__file__).parents[3]
 # Multiprocessors, shared memory of a block: of an H200, of a consumer card, and one with room for a part of x only.
@@ -33,7 +33,7 @@ SUMS = 2e-6  # of some hundred blocks in f32, over the sum of magnitudes
 
 
 class Matrix(ctypes.Structure):
-    """csrc/bcq/gemv.h, BcqMatrix."""
+    """csrc/bcq/gemv.h, BcqOperand."""
 
     _fields_ = (
         ("codes", ctypes.c_void_p), ("scales", ctypes.c_void_p), ("planes", ctypes.c_int),
@@ -87,13 +87,13 @@ def emulated(library, patched):
     return run
 
 
-def at_the_end(operand: BcqOperand) -> BcqOperand:
+def at_the_end(operand: BcqSample) -> BcqSample:
     """The same in memory that ends behind each of its tensors."""
     of = operand.matrix
     return replace(operand, matrix=replace(of, codes=guarded(of.codes), scales=guarded(of.scales)))
 
 
-def close(got: torch.Tensor, operand: BcqOperand, x: torch.Tensor) -> None:
+def close(got: torch.Tensor, operand: BcqSample, x: torch.Tensor) -> None:
     """Within the rounding of sums in f32."""
     expected, size = by_bits(operand, x)
     assert ((got - expected).abs() <= SUMS * size + 1e-9).all(), float(((got - expected).abs() / size).max())
@@ -138,7 +138,7 @@ def test_three_matrices_with_norm_bias_and_residual(emulated, device):
     x, weight = inputs(1, columns, torch.float16), torch.rand(columns) + 0.5
     bias, residual = torch.randn(87).half(), torch.randn(1, 87).half()
     norm = gemv.Norm(weight, 1e-5)
-    got = emulated(device, x, [each.matrix for each in operands], biases=list(bias.split(outs)), norm=norm,
+    got = emulated(device, x, biased([each.matrix for each in operands], bias.split(outs)), norm=norm,
                    residual=residual, out=torch.empty(1, 87))  # fmt: skip
     parts, sizes = zip(*(by_bits(operand, normed(x, norm)) for operand in operands), strict=True)
     expected, size = torch.cat(parts, 1) + bias.float() + residual.float(), torch.cat(sizes, 1)

@@ -122,7 +122,7 @@ def test_temporaries_are_those_that_are_planned(monkeypatch, name, dtype):
     monkeypatch.setattr(aqlm, "CHUNK_WEIGHTS", {"meta": aqlm.CHUNK_WEIGHTS["cuda"]})
     with LiveMemory() as memory:
         weight = aqlm.dequantize(packed, dtype)
-    assert 0 < memory.peak - weight.nbytes <= format_facts.UNPACK_BYTES["aqlm"]
+    assert 0 < memory.peak - weight.nbytes <= format_facts.FORMATS["aqlm"].unpack_bytes
 
 
 # ---- checkpoints
@@ -158,7 +158,7 @@ def test_what_is_stored_is_what_is_read(name):
 @pytest.mark.parametrize("name", ["1x16g8", "1x16g16", "2x8g8", "1x8g8", "8x8g32"])
 def test_the_planner_counts_the_same_bytes(name):
     layout = LAYOUTS[name]
-    planned = format_facts.linear_bytes(Linears("q", 1152, 576, 1), "aqlm", name)
+    planned = format_facts.matrix_bytes(Linears("q", 1152, 576, 1), "aqlm", name)
     assert planned == aqlm.bytes(1152, 576, layout.books, layout.bits, layout.in_group)
 
 

@@ -85,7 +85,7 @@ def emulated(library, monkeypatch):
             patch.setattr(wrapper, "check_cuda", lambda *given: None)
             patch.setattr(wrapper, "place", lambda tensor: {"device": on, "stream": 0})
             linear = copy.deepcopy(linear).put_into_tiles()  # in place: the matrix may be asked for again
-            vq_dequantize(linear.matrix, [book.values for book in linear.books()], first, out, rounded=rounded)
+            vq_dequantize(linear.tiles, [book.values for book in linear.books()], first, out, rounded=rounded)
         assert list(counts)[1::2] == [0, 0], "conflicts between banks"
         return list(counts)[::2]
 
@@ -184,7 +184,7 @@ REFUSED = {
 
 test_it_refuses_by_name = refused_by_name(
     vq_dequantize,
-    {"matrix": LINEAR.matrix, "codebooks": [CODEBOOK], "first": 16, "out": OUT, "rounded": False},
+    {"matrix": LINEAR.tiles, "codebooks": [CODEBOOK], "first": 16, "out": OUT, "rounded": False},
     REFUSED,
 )
 

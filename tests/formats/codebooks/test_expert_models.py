@@ -16,7 +16,7 @@ from localq.engine.load import expert_pieces, weights
 from localq.engine.load.load import load
 from localq.engine.load.shared import Shared
 from localq.engine.step import fused_experts
-from localq.files import format_sizes, schemes
+from localq.files import format_sizes, stored_format
 from localq.files.architecture import Architecture
 from localq.files.model_folder import open_model
 from localq.formats import FORMATS as FORMAT_MODULES
@@ -32,6 +32,7 @@ from localq.planner import footprint
 from localq.planner.load_options import LoadOptions
 from localq.planner.placement import Placement
 from localq.quantize import by_tensor
+from localq.quantize.request import TensorwiseRequest
 from tests.support.engine import step_stand_ins
 from tests.support.engine.engine_runs import logits_of
 from tests.support.engine.fused_steps import logits_of_launches, operations
@@ -158,9 +159,9 @@ def test_the_planner_knows_tables_of_experts_to_the_byte(format, folders):
     put_into_tiles(model)
     arch, scheme = Architecture.from_config(files.config), {"aqlm": "2x8g8", "vq2": "s4l16"}[format]
     with open_checkpoint(files) as checkpoint:
-        assert schemes.scheme_in(files, {name: each.shape for name, each in checkpoint.tensors.items()}) == scheme
+        assert stored_format.scheme_in(files, {name: each.shape for name, each in checkpoint.tensors.items()}) == scheme
     fragments = {book.fragments.data_ptr(): book.fragments.nbytes for module in model.modules()
-                 if isinstance(module, VqLinear) for book in module.matrix.books}  # fmt: skip
+                 if isinstance(module, VqLinear) for book in module.tiles.books}  # fmt: skip
     made = sum(fragments.values()) + expert_linears.table_bytes(model)
     assert sum(format_sizes.expert_tables(each, format, scheme) for each in arch.linears if each.expert) == made
 
@@ -169,7 +170,7 @@ def test_the_planner_knows_tables_of_dense_matrices_of_aqlm():
     """As its ledger has counted them since they have a kernel."""
     arch = Architecture.from_config({**TINY, "model_type": "llama"})
     fixed = footprint.fixed_bytes(arch, "aqlm", "2x8g8", None, Placement(), 2)
-    assert fixed["tables"] == format_sizes.MEETING_BYTES + 2 * format_sizes.FRAGMENT_BYTES * 7 * arch.layers
+    assert fixed["tables"] == format_sizes.WORKSPACE_BYTES + 2 * format_sizes.FRAGMENT_BYTES * 7 * arch.layers
     assert footprint.fixed_bytes(arch, "aqlm", "1x16g8", None, Placement(), 2)["tables"] == 0
 
 
@@ -200,7 +201,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("others")
     plain = source(place / "plain", "qwen3_moe")
     made = {format: quantized(place / format, plain, format)[0] for format in ("awq", "gptq")}
-    return made | {each: by_tensor.convert(open_model(plain), each, place / each) for each in ("bcq", "squeezellm")}
+    return made | {each: by_tensor.convert(TensorwiseRequest(open_model(plain), each, place / each)) for each in ("bcq", "squeezellm")}
 
 
 @pytest.mark.parametrize("format", sorted(set(expert_pieces.LINEARS) - {*FORMATS, "vptq"}))

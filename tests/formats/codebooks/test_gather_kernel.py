@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from localq.formats.codebooks import gather_kernel
-from localq.formats.codebooks.gather_kernel import gather_gemv, gather_roof, reads, reads_vptq, vptq_gemv
+from localq.formats.codebooks.gather_kernel import gather_gemv, gather_roof, reads
+from localq.formats.vptq import kernel as vptq_kernel
+from localq.formats.vptq.kernel import vptq_gemv
 from tests.support.kernels import gather_operands
 from tests.support.kernels.gather_operands import AQLM, VPTQ, aqlm_packed, gather_matrix, vptq_matrix, vptq_packed
 from tests.support.kernels.nf4_operands import inputs
@@ -51,9 +53,9 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_it_refuses_by_name(case):
     matrix, changes, message = REFUSED[case]
-    multiply = gather_gemv if isinstance(matrix, gather_kernel.GatherMatrix) else vptq_gemv
+    multiply = gather_gemv if isinstance(matrix, gather_kernel.GatherOperand) else vptq_gemv
     with pytest.raises(ValueError, match=message):
-        multiply(**{"x": X, "matrices": [matrix], **changes})
+        multiply(**{"x": X, "operands": [matrix], **changes})
 
 
 @pytest.mark.parametrize("changes", [{"step": 8}, {"size": 3 * 512}, {"size": 16}], ids=str)
@@ -66,8 +68,8 @@ def test_the_roof_refuses_by_name(changes):
 def test_which_layouts_are_read():
     assert reads(AQLM_MATRIX)
     assert not reads(gather_matrix(aqlm_packed((10, 80), HALF, 1, (1, 256, 1, 8))))
-    assert reads_vptq(VPTQ_MATRIX)
-    assert not reads_vptq(vptq_matrix(vptq_packed((10, 84), HALF, 1, (8, 64, 0))))
+    assert vptq_kernel.reads(VPTQ_MATRIX)
+    assert not vptq_kernel.reads(vptq_matrix(vptq_packed((10, 84), HALF, 1, (8, 64, 0))))
 
 
 def test_bytes():
@@ -75,10 +77,10 @@ def test_bytes():
     assert gather_kernel.gather_gemv_bytes(3, matrix) == 2 * (96 * 20 + 512 * 8 + 96) + 2 * 3 * (96 + 160)
     assert gather_kernel.gather_gemv_sectors(matrix) == 32 * 96 * 20
     vptq = vptq_matrix(vptq_packed((90, 160), HALF, 1, (8, 256, 16)))
-    assert gather_kernel.vptq_gemv_bytes(1, vptq) == 12 * 160 * 12 // 8 + 2 * 8 * (256 + 16) + 3 * 2 * 160 + 2 * (
+    assert vptq_kernel.vptq_gemv_bytes(1, vptq) == 12 * 160 * 12 // 8 + 2 * 8 * (256 + 16) + 3 * 2 * 160 + 2 * (
         90 + 160
     )
-    assert gather_kernel.vptq_gemv_sectors(vptq) == 2 * 32 * 12 * 160
+    assert vptq_kernel.vptq_gemv_sectors(vptq) == 2 * 32 * 12 * 160
     assert gather_kernel.gather_roof_bytes(512, 1024) == 2**24
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from localq.formats.codebooks.gather_kernel import GatherMatrix
+from localq.formats.codebooks.gather_kernel import GatherOperand
 from localq.formats.codebooks.unpack_kernel import vptq_arguments
 from localq.formats.vptq import codec as vptq_codec
 from localq.kernels import gemv
@@ -22,7 +22,7 @@ from tests.support.kernels.gather_operands import aqlm_packed, gather_matrix, un
 from tests.support.kernels.gemv_structs import Extras
 from tests.support.kernels.guarded_memory import guarded
 from tests.support.kernels.nf4_operands import inputs
-from tests.support.kernels.row_operands import normed
+from tests.support.kernels.row_operands import biased, normed
 
 ROOT = Path(__file__).parents[3]
 KERNELS = ("gather/aqlm_gemv.cu", "gather/vptq_gemv.cu")
@@ -32,7 +32,7 @@ LARGE = 232_448  # shared memory of a block, of an H200
 
 
 class Aqlm(ctypes.Structure):
-    """csrc/gather/gemv.h, GatherMatrix."""
+    """csrc/gather/gemv.h, GatherOperand."""
 
     _fields_ = (
         *((name, POINTER) for name in ("codes", "codebook", "scales")),
@@ -61,20 +61,20 @@ def in_guarded_memory(matrix):
 
 
 def structure_of(matrix):
-    if isinstance(matrix, GatherMatrix):
+    if isinstance(matrix, GatherOperand):
         held = (each.data_ptr() for each in matrix.tensors())
         return Aqlm(*held, matrix.out_features, matrix.in_features, matrix.entries, matrix.group)
     addresses, sizes = vptq_arguments(matrix)
     return Vptq(*(each or None for each in addresses), *sizes)
 
 
-def multiply(library, x, matrices, *, multiprocessors=2, shared=LARGE, biases=None, norm=None, activation=None):
+def multiply(library, x, matrices, *, multiprocessors=2, shared=LARGE, norm=None, activation=None):
     """f32 [rows, results]; all that is read and written ends where memory ends."""
     matrices, x = [in_guarded_memory(each) for each in matrices], guarded(x)
     outs = [each.out_features for each in matrices]
     out = guarded(torch.full((len(x), outs[0] if activation else sum(outs)), torch.nan))
-    name = "gather_gemv" if isinstance(matrices[0], GatherMatrix) else "vptq_gemv"
-    _, told = gemv.prepared(name, x, outs, biases, norm, None, activation, out)
+    name = "gather_gemv" if isinstance(matrices[0], GatherOperand) else "vptq_gemv"
+    _, told = gemv.prepare(name, x, matrices, norm, None, activation, out)
     extras = Extras(*(told[each] for each in ("norm", "norm_weight", "eps", "residual", "activation")),
                     (POINTER * gemv.SEGMENTS)(*told["biases"]), told["y_is_f32"])  # fmt: skip
     given = [structure_of(each) for each in matrices]
@@ -202,7 +202,7 @@ def test_three_matrices_biases_and_norm(library, make):
     generator = torch.Generator().manual_seed(3)
     norm = gemv.Norm((torch.rand(columns, generator=generator) + 0.5).to(BF16), 1e-5)
     bias, x = torch.randn(sum(outs), generator=generator).to(BF16), inputs(1, columns, BF16)
-    got = multiply(library, x, matrices, multiprocessors=3, biases=list(bias.split(outs)), norm=norm)
+    got = multiply(library, x, biased(matrices, bias.split(outs)), multiprocessors=3, norm=norm)
     exact = normed(x, norm).double() @ dense.double().T
     assert ((got - exact - bias.double()).abs() <= 0.02 * exact.abs().mean()).all()  # a norm of 1 ulp more
 

@@ -3,12 +3,13 @@ the same bits every time."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
-from localq.formats.codebooks.lookup_kernel import VqBook, VqMatrix, vq_gemv, vq_gemv_bytes
+from localq.formats.codebooks.lookup_kernel import VqBook, VqOperand, vq_gemv, vq_gemv_bytes
 from localq.formats.codebooks.rotation import packed_signs, rotate
 from localq.kernels.gemv import Norm
 from localq.kernels.rmsnorm import rmsnorm
@@ -21,38 +22,45 @@ from tests.support.kernels.vq_operands import SCHEMES, by_tables, make, rounding
 
 X = inputs(3, 80, torch.bfloat16)
 CODES, FRAGMENTS, SCALES = torch.zeros(320, dtype=torch.uint8), torch.zeros(16, 1, 32, 8).half(), torch.ones(10).half()
+SIGNS = torch.zeros(10, dtype=torch.uint8)
 
 
-def matrix(codes=CODES, fragments=FRAGMENTS, scales=SCALES, stride=4, before=0, books=1, columns=80) -> VqMatrix:
-    return VqMatrix((VqBook(codes, fragments, stride, before, 20),) * books, scales, 1.0, 10, columns)
+def matrix(
+    codes=CODES, fragments=FRAGMENTS, scales=SCALES, stride=4, before=0, books=1, columns=80, signs=None
+) -> VqOperand:
+    return VqOperand((VqBook(codes, fragments, stride, before, 20),) * books, scales, 1.0, 10, columns, signs=signs)
 
 
 REFUSED = {
     "nine rows": ({"x": inputs(9, 80, torch.float16)}, r"x has shape \(9, 80\)"),
     "x of floats": ({"x": X.float()}, "x is torch.float32"),
-    "no matrix": ({"matrices": []}, "0 matrices"),
-    "no book": ({"matrices": [VqMatrix((), SCALES, 1.0, 10, 80)]}, "0 books"),
-    "three books": ({"matrices": [matrix(books=3)]}, "3 books, must be 1 or 2"),
-    "codes of 16 bits": ({"matrices": [matrix(CODES.short())]}, "codes is torch.int16"),
-    "codes not in tiles": ({"matrices": [matrix(CODES[:200])]}, r"codes has shape \(200,\), must have 320"),
-    "another width": ({"matrices": [matrix(columns=64)]}, "x has 80 columns, a matrix has 64"),
-    "an odd stride": ({"matrices": [matrix(stride=5)]}, r"stride = 5, must be one of \(2, 4, 8, 16\)"),
-    "books that overlap": ({"matrices": [matrix(before=1)]}, "before = 1, must leave room among 20"),
-    "long codewords": ({"matrices": [matrix(fragments=torch.zeros(16, 3, 32, 8).half())]}, "fragments have shape"),
-    "fragments of floats": ({"matrices": [matrix(fragments=FRAGMENTS.float())]}, "fragments is torch.float32"),
-    "too few scales": ({"matrices": [matrix(scales=SCALES[:9])]}, r"scales has shape \(9,\), must have 10"),
-    "signs for several rows": ({"signs": torch.zeros(10, dtype=torch.uint8)}, "x has 3 rows, must have one with signs"),
+    "no matrix": ({"operands": []}, "0 matrices"),
+    "no book": ({"operands": [VqOperand((), SCALES, 1.0, 10, 80)]}, "0 books"),
+    "three books": ({"operands": [matrix(books=3)]}, "3 books, must be 1 or 2"),
+    "codes of 16 bits": ({"operands": [matrix(CODES.short())]}, "codes is torch.int16"),
+    "codes not in tiles": ({"operands": [matrix(CODES[:200])]}, r"codes has shape \(200,\), must have 320"),
+    "another width": ({"operands": [matrix(columns=64)]}, "x has 80 columns, a matrix has 64"),
+    "an odd stride": ({"operands": [matrix(stride=5)]}, r"stride = 5, must be one of \(2, 4, 8, 16\)"),
+    "books that overlap": ({"operands": [matrix(before=1)]}, "before = 1, must leave room among 20"),
+    "long codewords": ({"operands": [matrix(fragments=torch.zeros(16, 3, 32, 8).half())]}, "fragments have shape"),
+    "fragments of floats": ({"operands": [matrix(fragments=FRAGMENTS.float())]}, "fragments is torch.float32"),
+    "too few scales": ({"operands": [matrix(scales=SCALES[:9])]}, r"scales has shape \(9,\), must have 10"),
+    "signs for several rows": ({"operands": [matrix(signs=SIGNS)]}, "x has 3 rows, must have one with signs"),
     "signs of half a block": (
-        {"x": X[:1, :72].contiguous(), "matrices": [matrix(columns=72)], "signs": SCALES.byte()[:9]},
+        {"x": X[:1, :72].contiguous(), "operands": [matrix(columns=72, signs=SIGNS[:9])]},
         "x has 72 columns, must have a multiple of 16 with signs",
     ),
-    "too few signs": ({"x": X[:1], "signs": SCALES.byte()[:9]}, r"signs has shape \(9,\), must have 10"),
-    "signs of floats": ({"x": X[:1], "signs": SCALES}, "signs is torch.float16"),
+    "signs of two rotations": (
+        {"x": X[:1], "operands": [matrix(signs=SIGNS), matrix(signs=SIGNS.clone())]},
+        "signs of operands differ",
+    ),
+    "too few signs": ({"x": X[:1], "operands": [matrix(signs=SIGNS[:9])]}, r"signs has shape \(9,\), must have 10"),
+    "signs of floats": ({"x": X[:1], "operands": [matrix(signs=SCALES)]}, "signs is torch.float16"),
     "all on the CPU": ({}, "codes are on cpu, must be on a CUDA device"),
 }
 
 
-test_it_refuses_by_name = refused_by_name(vq_gemv, {"x": X, "matrices": [matrix()]}, REFUSED)
+test_it_refuses_by_name = refused_by_name(vq_gemv, {"x": X, "operands": [matrix()]}, REFUSED)
 
 
 def test_bytes():
@@ -105,11 +113,12 @@ def test_it_rotates_x_as_a_launch_before_it_would(columns, dtype):
     for number, out in enumerate((33, 1040, 4099)):
         operand, x = make((out, columns), SCHEMES["s4l16"], out, "cuda"), inputs(1, columns, dtype, "cuda")
         signs = packed_signs(torch.rand(columns, generator=torch.Generator().manual_seed(out)) < 0.5).cuda()
+        rotated = replace(operand.matrix, signs=signs)
         norm = Norm((torch.rand(columns, device="cuda") + 0.5).to(dtype), 1e-5) if number else None
-        got = vq_gemv(x, [operand.matrix], norm=norm, signs=signs, out=torch.empty(1, out, device="cuda"))
+        got = vq_gemv(x, [rotated], norm=norm, out=torch.empty(1, out, device="cuda"))
         turned = rotate(x, signs) if norm is None else rotate(rmsnorm(x, norm, out=torch.empty_like(x)), signs)
         assert_as_good_as_naive(got.to(dtype), turned, operand.dense)
-        again = vq_gemv(x, [operand.matrix], norm=norm, signs=signs, out=torch.empty(1, out, device="cuda"))
+        again = vq_gemv(x, [rotated], norm=norm, out=torch.empty(1, out, device="cuda"))
         assert torch.equal(bits(got), bits(again))
         if norm is None:
             before = vq_gemv(turned, [operand.matrix], out=torch.empty(1, out, device="cuda"))

@@ -21,8 +21,8 @@ from localq.kernels import gemv
 from tests.support.kernels.cuda_headers import built
 from tests.support.kernels.gemv_structs import Extras, Matrix, Workspace, matrix_of
 from tests.support.kernels.nf4_operands import bits, inputs
-from tests.support.kernels.row_operands import normed
-from tests.support.kernels.vq_operands import SCHEMES, VqOperand, by_tables, make
+from tests.support.kernels.row_operands import biased, normed
+from tests.support.kernels.vq_operands import SCHEMES, VqSample, by_tables, make
 
 ROOT = Path(__file__).parents[3]
 # Multiprocessors, shared memory of a block: of an H200, with room for two tables, and of a consumer card.
@@ -68,7 +68,7 @@ def emulated(library, monkeypatch):
     return run
 
 
-def close(got: torch.Tensor, operand: VqOperand, x: torch.Tensor) -> None:
+def close(got: torch.Tensor, operand: VqSample, x: torch.Tensor) -> None:
     """Within the rounding of sums in f32: the scale of x may differ between slices, which changes no entry."""
     expected, size = by_tables(operand, x)
     assert ((got - expected).abs() <= SUMS * size).all(), float(((got - expected).abs() / size).max())
@@ -111,12 +111,12 @@ def test_three_matrices_with_norm_bias_and_residual(emulated, device, shared, co
     if shared:
         first = matrices[0].books[0]
         books = [lookup_kernel.VqBook(each.codes, first.fragments, 8, 0, columns // 8) for each in matrices]
-        matrices = [lookup_kernel.VqMatrix((book,), each.scales, each.factor, each.out_features, columns)
+        matrices = [lookup_kernel.VqOperand((book,), each.scales, each.factor, each.out_features, columns)
                     for book, each in zip(books, matrices, strict=True)]  # fmt: skip
-        operands = [VqOperand(matrix, weights(operand, operands[0]), operand.codes, operands[0].codebooks)
+        operands = [VqSample(matrix, weights(operand, operands[0]), operand.codes, operands[0].codebooks)
                     for matrix, operand in zip(matrices, operands, strict=True)]  # fmt: skip
     norm = gemv.Norm(weight, 1e-5)
-    got = emulated(device, x, matrices, biases=list(bias.split(outs)), norm=norm, residual=residual,
+    got = emulated(device, x, biased(matrices, bias.split(outs)), norm=norm, residual=residual,
                    out=torch.empty(1, 147))  # fmt: skip
     wide = normed(x, norm)
     parts, sizes = zip(*(by_tables(operand, wide) for operand in operands), strict=True)
@@ -124,7 +124,7 @@ def test_three_matrices_with_norm_bias_and_residual(emulated, device, shared, co
     assert ((got - expected).abs() <= 3e-4 * size + 1e-6).all()  # x/rms may round to its other neighbour
 
 
-def weights(operand: VqOperand, other: VqOperand) -> torch.Tensor:
+def weights(operand: VqSample, other: VqSample) -> torch.Tensor:
     """f32 [out, in] of the codes of one matrix with the codebook of another (8 columns each)."""
     rows = other.codebooks[0].float()[operand.codes[0][..., 0].long()].flatten(1)
     return rows * operand.matrix.scales[:, None].float()
@@ -137,8 +137,8 @@ def test_gate_and_up(emulated, rows, shared):
     if shared:
         one, two = pair
         books = (lookup_kernel.VqBook(two.matrix.books[0].codes, one.matrix.books[0].fragments, 8, 0, 72),)
-        matrix = lookup_kernel.VqMatrix(books, two.matrix.scales, one.matrix.factor, 101, 576)
-        pair[1] = VqOperand(matrix, weights(two, one), two.codes, one.codebooks)
+        matrix = lookup_kernel.VqOperand(books, two.matrix.scales, one.matrix.factor, 101, 576)
+        pair[1] = VqSample(matrix, weights(two, one), two.codes, one.codebooks)
     x = inputs(rows, 576, torch.float16) / 32
     for device in (LARGE, SMALL, ONE):
         got = emulated(device, x, [each.matrix for each in pair], activation="silu", out=torch.empty(rows, 101))
@@ -228,7 +228,7 @@ def test_unaligned_tensors_and_wrong_numbers_are_named(emulated):
     first = operand.matrix.books[0]
     x = inputs(1, 64, torch.float16)
     odd = torch.zeros(first.codes.numel() + 1, dtype=torch.uint8)[1:]
-    other = lookup_kernel.VqMatrix(
+    other = lookup_kernel.VqOperand(
         (lookup_kernel.VqBook(odd, first.fragments, 4, 0, 16),), operand.matrix.scales, 1.0, 16, 64
     )
     with pytest.raises(ValueError, match="vq_gemv: codes = 1, bytes past"):

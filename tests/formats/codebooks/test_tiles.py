@@ -79,12 +79,12 @@ LINEARS = {
 def test_a_linear_in_tiles_means_the_same(name):
     linear, x = LINEARS[name](), torch.randn(5, 96)
     packed, expected = linear.packed, linear(x)
-    assert linear.matrix is None
+    assert linear.tiles is None
     linear.put_into_tiles()
     assert linear.put_into_tiles() is linear
     assert torch.equal(linear(x), expected)
     for book in linear.books():
-        assert linear.matrix.books[0].tile_positions >= linear.code_shapes[book.codes][1]
+        assert linear.tiles.books[0].tile_positions >= linear.code_shapes[book.codes][1]
     assert torch.equal(type(linear)(packed).dequantized_rows(32, 51, torch.float32, None),
                        linear.dequantized_rows(32, 51, torch.float32, None))  # fmt: skip
     linear.scratch = torch.empty(20 * 96 * 4, dtype=torch.uint8)
@@ -97,7 +97,7 @@ def test_layouts_without_a_kernel_stay_as_they_are():
     codes = torch.randint(-128, 128, (83, 3, 2), dtype=torch.int8)
     packed = aqlm.Packed(codes, torch.randn(2, 256, 1, 32).half(), torch.ones(83, 1, 1, 1).half())
     linear = aqlm.Linear(packed).put_into_tiles()
-    assert linear.matrix is None
+    assert linear.tiles is None
     x = torch.randn(2, 96)
     assert torch.equal(linear(x), F.linear(x, aqlm.dequantize(packed, torch.float32)))
 
@@ -105,5 +105,5 @@ def test_layouts_without_a_kernel_stay_as_they_are():
 def test_matrices_that_share_a_codebook_share_its_fragments():
     first, second = vq2_linear(False), vq2_linear(False)
     second.codebook, second.codebook_2 = first.codebook, first.codebook_2
-    one, other = first.put_into_tiles().matrix, second.put_into_tiles().matrix
+    one, other = first.put_into_tiles().tiles, second.put_into_tiles().tiles
     assert [book.fragments.data_ptr() for book in one.books] == [book.fragments.data_ptr() for book in other.books]

@@ -13,10 +13,9 @@ from localq.formats.codebooks.unpack_kernel import (
     CodeSet,
     additive_dequantize,
     additive_dequantize_bytes,
-    vptq_dequantize,
-    vptq_dequantize_bytes,
 )
 from localq.formats.vptq import codec as vptq_codec
+from localq.formats.vptq.kernel import vptq_dequantize, vptq_dequantize_bytes
 from tests.support.kernels.gather_operands import aqlm_packed, integers, normal, vptq_matrix, vptq_packed
 from tests.support.kernels.nf4_operands import bits
 from tests.support.kernels.refusals import refused_by_name

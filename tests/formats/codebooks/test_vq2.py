@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from localq.errors import ExitCode, LocalqError
-from localq.files import format_facts, format_sizes
+from localq.files import format_facts, schemes
 from localq.formats.codebooks import aqlm, rotation, vq2, vq2_codec
 from localq.formats.codebooks.vq2 import Packed
 from localq.planner import footprint
@@ -113,7 +113,7 @@ def on_meta(shape: tuple[int, int], scheme: str) -> Packed:
             torch.empty(out, columns // stride, dtype=torch.uint8, device="meta"),
             torch.empty(256, length, dtype=torch.float16, device="meta"),
         )
-        for stride, length in format_sizes.vq2_books(scheme)
+        for stride, length in schemes.vq2_codebooks(scheme)
     )
     signs = torch.empty(columns // 8, dtype=torch.uint8, device="meta")
     return Packed(books, torch.empty(out, dtype=torch.float16, device="meta"), signs, shape)
@@ -126,11 +126,11 @@ def test_temporaries_are_those_that_are_planned(monkeypatch, scheme):
     monkeypatch.setattr(rotation, "CHUNK_VALUES", {"meta": rotation.CHUNK_VALUES["cuda"]})
     with LiveMemory() as memory:
         weight = vq2.dequantize(packed, torch.float16)
-    assert 0 < memory.peak - weight.nbytes <= format_facts.UNPACK_BYTES["vq2"]
+    assert 0 < memory.peak - weight.nbytes <= format_facts.FORMATS["vq2"].unpack_bytes
     x = torch.empty(footprint.PREFILL_CHUNK, 28_672, dtype=torch.float16, device="meta")
     with LiveMemory() as memory:
         rotated = rotation.rotate(x, torch.empty(28_672 // 8, dtype=torch.uint8, device="meta"))
-    assert 0 < memory.peak - rotated.nbytes <= format_facts.UNPACK_BYTES["vq2"]
+    assert 0 < memory.peak - rotated.nbytes <= format_facts.FORMATS["vq2"].unpack_bytes
 
 
 # ---- bytes

@@ -12,7 +12,7 @@ from localq.formats import mxfp4 as mxfp4_format
 from localq.formats.experts import kernel as expert_kernel
 from localq.formats.experts.stacks import Mxfp4Stack, Nf4Stack
 from localq.formats.mxfp4 import kernel as mxfp4_kernel
-from localq.formats.mxfp4.kernel import Mxfp4Matrix, mxfp4_dequantize, mxfp4_gemv
+from localq.formats.mxfp4.kernel import Mxfp4Operand, mxfp4_dequantize, mxfp4_gemv
 from localq.kernels import gemv
 from tests.support.kernels.expert_operands import (
     FORMATS,
@@ -98,7 +98,7 @@ def test_mxfp4_refuses_by_name():
     with pytest.raises(ValueError, match="rows = "):
         mxfp4_dequantize(matrix, HALF, rows=(8, 3))
     with pytest.raises(ValueError, match="scales has shape"):
-        mxfp4_dequantize(Mxfp4Matrix(matrix.codes, matrix.scales[:9]), HALF)
+        mxfp4_dequantize(Mxfp4Operand(matrix.codes, matrix.scales[:9]), HALF)
     with pytest.raises(ValueError, match="expert = 3"):
         expert_kernel.experts_dequantize(STACK, 3, torch.empty(16, 64))
 
@@ -113,7 +113,7 @@ def test_bytes():
 def _row_operand(shape, dtype, seed, device):
     packed = mxfp4_packed(*shape, seed, device)
     weight = mxfp4_format.dequantize(packed, torch.float32)
-    return RowOperand(Mxfp4Matrix(packed.codes, packed.scales), weight)
+    return RowOperand(Mxfp4Operand(packed.codes, packed.scales), weight)
 
 
 @pytest.mark.cuda

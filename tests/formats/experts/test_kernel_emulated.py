@@ -254,7 +254,7 @@ def test_rows_too_wide_for_two_at_a_time_go_one_by_one(emulated):
     x = inputs(1, mxfp4_kernel.WIDEST, torch.bfloat16) / 16
     assert_as_good_as_naive(mxfp4_kernel.mxfp4_gemv(x, [widest]), x, weight)
     assert mxfp4_kernel.reads(widest)
-    wider = mxfp4_kernel.Mxfp4Matrix(torch.empty(1, mxfp4_kernel.WIDEST // 2 + 32, dtype=torch.uint8), widest.scales)
+    wider = mxfp4_kernel.Mxfp4Operand(torch.empty(1, mxfp4_kernel.WIDEST // 2 + 32, dtype=torch.uint8), widest.scales)
     assert not mxfp4_kernel.reads(wider)
 
 

@@ -143,7 +143,7 @@ def test_temporaries_on_a_gpu_stay_within_the_plan(dtype):
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     int4_codec.dequantize_rows(int4_codec.Packed(codes, scales, zeros, order, 128, False), 0, out)
-    assert torch.cuda.max_memory_allocated() - before <= format_facts.UNPACK_BYTES["gptq"]
+    assert torch.cuda.max_memory_allocated() - before <= format_facts.FORMATS["gptq"].unpack_bytes
 
 
 @pytest.mark.parametrize("of", KINDS, ids=str)
@@ -161,4 +161,4 @@ def test_bytes(of):
     if of.g_idx or of.method == "awq":
         scheme = "row" if of.group == -1 else f"g{of.group}"
         assert module.bytes(*shape, of.group) == packed.nbytes
-        assert format_facts.linear_bytes(Linears("P", *shape, 1), of.method, scheme) == packed.nbytes
+        assert format_facts.matrix_bytes(Linears("P", *shape, 1), of.method, scheme) == packed.nbytes

@@ -25,11 +25,11 @@ from localq.engine.step import fused
 from localq.engine.step.graph import StepGraphs
 from localq.engine.step.operands import operand
 from localq.errors import ExitCode, LocalqError
-from localq.files import local_models
+from localq.files import stored_format
 from localq.files.architecture import Architecture
 from localq.files.catalog import resolve
 from localq.files.model_folder import ModelFiles, open_model
-from localq.files.schemes import scheme_of
+from localq.files.stored_format import scheme_of
 from localq.formats.int4.linear import Int4Linear
 from localq.planner import footprint, uncatalogued
 from localq.planner.load_options import LoadOptions
@@ -164,9 +164,9 @@ def test_sizes_before_a_download_are_those_of_the_files(folders, method):
     """`fit` and `show`: format, scheme, bits per weight and the plan's bytes."""
     files = open_model(folders[method])
     arch, scheme = Architecture.from_config(files.config), scheme_of(files)
-    assert (local_models.format_of_config(files.config), scheme) == (method, "g64")
+    assert (stored_format.format_of_config(files.config), scheme) == (method, "g64")
     offer = uncatalogued.offer(resolve(str(folders[method])), offline=True)
-    assert (offer.format, offer.scheme, offer.not_yet) == (method, "g64", None)
+    assert (offer.format, offer.scheme, offer.unsupported) == (method, "g64", None)
     assert offer.remark == ""
     exact = bits.per_weight(files)
     per_column = 16 if method == "gptq" else 0  # g_idx has 32 bits in files, 16 in memory

@@ -12,7 +12,7 @@ import torch
 from localq.formats.int4 import codec as int4_codec
 from localq.formats.int4.kernel import (
     WIDEST_ORDER,
-    Int4Matrix,
+    Int4Operand,
     int4_dequantize,
     int4_dequantize_bytes,
     int4_gemv,
@@ -20,10 +20,10 @@ from localq.formats.int4.kernel import (
     reads,
 )
 from localq.kernels import gemv
-from tests.support.kernels.int4_operands import Int4Operand, make
+from tests.support.kernels.int4_operands import Int4Sample, make
 from tests.support.kernels.nf4_operands import assert_as_good_as_naive, bits, inputs
 from tests.support.kernels.refusals import refused_by_name
-from tests.support.kernels.row_operands import normed
+from tests.support.kernels.row_operands import biased, normed
 
 HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 DTYPES = [HALF, BF16]
@@ -37,34 +37,34 @@ ACTIVATIONS = {
 SHAPES = [(16, 64), (48, 320), (32, 512), (576, 576), (48, 1088), (1008, 2112), (5008, 4160), (80, 28672), (40000, 192)]
 GROUPS = (32, 64, 128)
 X, MATRIX = inputs(3, 128, BF16), make((32, 128), 64).matrix
-ELSEWHERE = Int4Matrix(MATRIX.codes.to("meta"), MATRIX.scales.to("meta"), MATRIX.zeros.to("meta"), None, 64)
+ELSEWHERE = Int4Operand(MATRIX.codes.to("meta"), MATRIX.scales.to("meta"), MATRIX.zeros.to("meta"), None, 64)
 REFUSED = {
     "nine rows": ({"x": inputs(9, 128, HALF)}, r"x has shape \(9, 128\)"),
     "x of floats": ({"x": X.float()}, "x is torch.float32"),
-    "no matrix": ({"matrices": []}, "0 matrices"),
-    "codes with a sign": ({"matrices": [replace(MATRIX, codes=MATRIX.codes.to(torch.int8))]}, "codes is torch.int8"),
+    "no matrix": ({"operands": []}, "0 matrices"),
+    "codes with a sign": ({"operands": [replace(MATRIX, codes=MATRIX.codes.to(torch.int8))]}, "codes is torch.int8"),
     "codes of another width": ({"x": X[:, :64].contiguous()}, "x has 64 columns, a matrix has 128"),
-    "too few scales": ({"matrices": [replace(MATRIX, scales=MATRIX.scales[:1])]}, r"scales has shape \(1, 32\)"),
-    "scales of floats": ({"matrices": [replace(MATRIX, scales=MATRIX.scales.float())]}, "of 16 bits"),
+    "too few scales": ({"operands": [replace(MATRIX, scales=MATRIX.scales[:1])]}, r"scales has shape \(1, 32\)"),
+    "scales of floats": ({"operands": [replace(MATRIX, scales=MATRIX.scales.float())]}, "of 16 bits"),
     "scales of two types": (
-        {"matrices": [MATRIX, replace(MATRIX, scales=MATRIX.scales.bfloat16())]},
+        {"operands": [MATRIX, replace(MATRIX, scales=MATRIX.scales.bfloat16())]},
         "those of the first torch.float16",
     ),
     "half a tile": (
-        {"matrices": [Int4Matrix(MATRIX.codes[:8], MATRIX.scales[:, :8], MATRIX.zeros[:, :4], None, 64)]},
+        {"operands": [Int4Operand(MATRIX.codes[:8], MATRIX.scales[:, :8], MATRIX.zeros[:, :4], None, 64)]},
         "must be whole tiles",
     ),
-    "groups of 16": ({"matrices": [make((32, 128), 16).matrix]}, "groups of 16 columns"),
+    "groups of 16": ({"operands": [make((32, 128), 16).matrix]}, "groups of 16 columns"),
     "a short order": (
-        {"matrices": [replace(MATRIX, order=torch.zeros(64, dtype=torch.int16))]},
+        {"operands": [replace(MATRIX, order=torch.zeros(64, dtype=torch.int16))]},
         r"order has shape \(64,\)",
     ),
-    "one of them elsewhere": ({"matrices": [MATRIX, ELSEWHERE]}, "codes is on meta, must be on cpu"),
+    "one of them elsewhere": ({"operands": [MATRIX, ELSEWHERE]}, "codes is on meta, must be on cpu"),
     "all on the CPU": ({}, "codes are on cpu, must be on a CUDA device"),
 }
 
 
-test_it_refuses_by_name = refused_by_name(int4_gemv, {"x": X, "matrices": [MATRIX]}, REFUSED)
+test_it_refuses_by_name = refused_by_name(int4_gemv, {"x": X, "operands": [MATRIX]}, REFUSED)
 
 
 def test_bytes():
@@ -87,7 +87,7 @@ def test_it_gathers_what_fits_into_shared_memory_on_every_card():
     assert not reads(replace(wider, order=order))
 
 
-def multiply(operand: Int4Operand, x, **around):
+def multiply(operand: Int4Sample, x, **around):
     return int4_gemv(x, [operand.matrix], **around)
 
 
@@ -124,7 +124,7 @@ class TestOnTheDevice:
         operand = make((320, 1344), 64, rows, "cuda")
         bias = 5 * torch.randn(320, device="cuda", generator=torch.Generator("cuda").manual_seed(rows)).to(dtype)
         x = inputs(rows, 1344, dtype, "cuda", seed=rows)
-        assert_as_good_as_naive(multiply(operand, x, biases=[bias]), x, operand.dense, bias)
+        assert_as_good_as_naive(int4_gemv(x, biased([operand.matrix], [bias])), x, operand.dense, bias)
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     @pytest.mark.parametrize("group", GROUPS)
@@ -209,7 +209,7 @@ class TestOnTheDevice:
         operands = [make((out, columns), 64, out, "cuda", act_order=act_order) for out in outs]
         if act_order:  # as checkpoints have them: what reads one x has one order
             order = operands[0].packed.order
-            operands = [Int4Operand(replace(each.packed, order=order), replace(each.matrix, order=order))
+            operands = [Int4Sample(replace(each.packed, order=order), replace(each.matrix, order=order))
                         for each in operands]  # fmt: skip
         generator = torch.Generator("cuda").manual_seed(3)
         x = inputs(1, columns, dtype, "cuda", seed=columns)
@@ -218,7 +218,7 @@ class TestOnTheDevice:
         bias = torch.randn(704, device="cuda", generator=generator).to(dtype)
         residual = torch.randn(1, 704, device="cuda", generator=generator).to(dtype)
         matrices = [operand.matrix for operand in operands]
-        got = int4_gemv(x, matrices, biases=list(bias.split(outs)), norm=norm, residual=residual)
+        got = int4_gemv(x, biased(matrices, bias.split(outs)), norm=norm, residual=residual)
         dense = torch.cat([operand.dense for operand in operands])
         # The residual enters before the one rounding, so the sum as a whole is what a naive product with a bias gives.
         assert_as_good_as_naive(got, normed(x, norm), dense, bias=bias.float() + residual[0].float())

@@ -20,9 +20,9 @@ from localq.formats.int4 import codec as int4_codec
 from localq.formats.int4 import kernel as int4_kernel
 from localq.kernels import gemv
 from tests.support.kernels.cuda_headers import built, copy_to
-from tests.support.kernels.int4_operands import Int4Operand, make
+from tests.support.kernels.int4_operands import Int4Sample, make
 from tests.support.kernels.nf4_operands import bits, inputs
-from tests.support.kernels.row_operands import normed
+from tests.support.kernels.row_operands import biased, normed
 
 ROOT = Path(__file__).parents[3]
 KERNELS = ("int4/gemv.cu", "int4/dequantize.cu")
@@ -96,14 +96,14 @@ def raised(failure: bytes | None) -> None:
         raise ValueError(failure.decode())
 
 
-def close(got: torch.Tensor, operand: Int4Operand, x: torch.Tensor, slack: float = SUMS) -> None:
+def close(got: torch.Tensor, operand: Int4Sample, x: torch.Tensor, slack: float = SUMS) -> None:
     """f32 results against fp64 with weights that are not rounded to 16 bit: within the rounding of sums."""
     weight = unrounded(operand)
     exact, size = x.double() @ weight.T, x.double().abs() @ weight.abs().T
     assert ((got.double() - exact).abs() <= slack * size + 1e-30).all(), float(((got - exact).abs() / size).max())
 
 
-def unrounded(operand: Int4Operand) -> torch.Tensor:
+def unrounded(operand: Int4Sample) -> torch.Tensor:
     """f64 [out, in]: (code - zero) * scale."""
     wide = replace(operand.packed, scales=operand.packed.scales.double())
     return int4_codec.dequantize(wide, torch.float64)
@@ -196,12 +196,12 @@ def test_three_matrices_with_norm_bias_and_residual(emulated, act_order, kind):
     operands = [make((out, columns), 128, seed=out, act_order=act_order) for out in outs]
     if act_order:  # as checkpoints have them: what reads one x has one order
         order = operands[0].packed.order
-        operands = [Int4Operand(replace(each.packed, order=order), replace(each.matrix, order=order))
+        operands = [Int4Sample(replace(each.packed, order=order), replace(each.matrix, order=order))
                     for each in operands]  # fmt: skip
     x, weight = inputs(1, columns, HALF), torch.rand(columns) + 0.5
     norm = gemv.Norm(weight if kind == "offset" else weight.half(), 1e-5)
     bias, residual = torch.randn(160).half(), torch.randn(1, 160).half()
-    got = emulated.gemv(SMALL, x, [each.matrix for each in operands], biases=list(bias.split(outs)), norm=norm,
+    got = emulated.gemv(SMALL, x, biased([each.matrix for each in operands], bias.split(outs)), norm=norm,
                         residual=residual, out=torch.empty(1, 160))  # fmt: skip
     dense = torch.cat([unrounded(each) for each in operands])
     wide = normed(x, norm).double()
@@ -216,7 +216,7 @@ def test_gate_and_up(emulated, rows, dtype):
     x = inputs(rows, 576, dtype) / 4
     biases = [torch.randn(112).to(dtype) for _ in pair]
     for device in (LARGE, SMALL):
-        got = emulated.gemv(device, x, [each.matrix for each in pair], biases=biases, activation="silu",
+        got = emulated.gemv(device, x, biased([each.matrix for each in pair], biases), activation="silu",
                             out=torch.full((rows, 112), torch.nan))  # fmt: skip
         gate, up = (x.double() @ unrounded(each).T + bias.double() for each, bias in zip(pair, biases, strict=True))
         torch.testing.assert_close(got.double(), F.silu(gate) * up, rtol=2e-5, atol=2e-5)

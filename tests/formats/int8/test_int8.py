@@ -64,7 +64,7 @@ def test_linear_on_the_cpu_is_the_reference():
     linear = int8.Linear(packed.codes, packed.scales, bias)
     assert (linear.out_features, linear.in_features) == (7, 32)
     assert torch.equal(linear(x), F.linear(x, int8.dequantize(packed, torch.float32), bias))
-    stored = linear.matrix.codes.nbytes + linear.matrix.scales.nbytes
+    stored = linear.operand().codes.nbytes + linear.operand().scales.nbytes
     assert stored == int8.bytes(7, 32)
 
 

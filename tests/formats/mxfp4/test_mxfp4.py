@@ -172,7 +172,7 @@ def test_rows_that_no_kernel_takes_are_multiplied_in_slabs(monkeypatch) -> None:
 
 
 def test_bytes_are_those_that_are_planned() -> None:
-    assert mxfp4.bytes(24, 256) == format_facts.linear_bytes(Linears("x", 24, 256, 1), "mxfp4")
+    assert mxfp4.bytes(24, 256) == format_facts.matrix_bytes(Linears("x", 24, 256, 1), "mxfp4")
 
 
 # ---- checkpoints

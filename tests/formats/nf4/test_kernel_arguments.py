@@ -26,7 +26,7 @@ def dequantize(changed, **arguments):
 
 
 def multiply(changed, **arguments):
-    return nf4_gemv(**{"x": inputs(ROWS, IN, torch.float16), "matrices": [replace(MATRIX, **changed)], **arguments})
+    return nf4_gemv(**{"x": inputs(ROWS, IN, torch.float16), "operands": [replace(MATRIX, **changed)], **arguments})
 
 
 def multiply_many(changed, **arguments):
@@ -68,10 +68,10 @@ GEMV = {
     "x a vector": ({"x": inputs(1, IN, torch.float16)[0]}, r"x has shape \(192,\)"),
     "x of other columns": ({"x": inputs(ROWS, 128, torch.float16)}, "x has 128 columns, a matrix has 192"),
     "x with gaps": ({"x": every_second(inputs(ROWS, IN, torch.float16))}, "x has strides"),
-    "bias of another type": ({"biases": [torch.ones(OUT)]}, "bias is torch.float32"),
-    "bias of another size": ({"biases": [torch.ones(IN).half()]}, "bias has shape"),
-    "no matrix": ({"matrices": []}, "0 matrices, must be 1 to 3"),
-    "four matrices": ({"matrices": [MATRIX] * 4}, "4 matrices, must be 1 to 3"),
+    "bias of another type": ({"operands": [replace(MATRIX, bias=torch.ones(OUT))]}, "bias is torch.float32"),
+    "bias of another size": ({"operands": [replace(MATRIX, bias=torch.ones(IN).half())]}, "bias has shape"),
+    "no matrix": ({"operands": []}, "0 matrices, must be 1 to 3"),
+    "four matrices": ({"operands": [MATRIX] * 4}, "4 matrices, must be 1 to 3"),
     "residual of another size": ({"residual": torch.ones(OUT).half()}, "residual has shape"),
     "an unknown activation": ({"activation": "relu"}, "activation = 'relu'"),
     "an activation of one matrix": ({"activation": "silu"}, "an activation needs two matrices"),
@@ -85,8 +85,8 @@ GEMM = {
     "x a vector": ({"x": inputs(9, IN, torch.float16)[0]}, r"x has shape \(192,\)"),
     "x of other columns": ({"x": inputs(9, 128, torch.float16)}, r"x has (shape \(9, 128\)|128 columns)"),
     "x with gaps": ({"x": every_second(inputs(9, IN, torch.float16))}, "x has strides"),
-    "bias of another type": ({"bias": torch.ones(OUT)}, "bias is torch.float32"),
-    "bias of another size": ({"bias": torch.ones(IN).half()}, "bias has shape"),
+    "bias of another type": ({"matrix": replace(MATRIX, bias=torch.ones(OUT))}, "bias is torch.float32"),
+    "bias of another size": ({"matrix": replace(MATRIX, bias=torch.ones(IN).half())}, "bias has shape"),
     "out of another type": ({"out": torch.empty(9, OUT)}, "out is torch.float32"),
     "out of another size": ({"out": torch.empty(1, OUT).half()}, "out has shape"),
 }

@@ -20,12 +20,12 @@ from torch.nn import functional as F
 from localq import kernels
 from localq.formats import nf4
 from localq.formats.nf4 import kernel as wrapper
-from localq.formats.nf4.kernel import Nf4Matrix
+from localq.formats.nf4.kernel import Nf4Operand
 from localq.kernels import gemv
 from tests.support.kernels.cuda_headers import built, copy_to
 from tests.support.kernels.gemv_structs import Extras
 from tests.support.kernels.nf4_operands import Operands, bits, in_order, inputs, operands
-from tests.support.kernels.row_operands import normed
+from tests.support.kernels.row_operands import biased, normed
 
 ROOT = Path(__file__).parents[3]
 KERNELS = ("nf4/gemv.cu", "nf4/gemv_rows.cu", "nf4/gemv_launch.cu")
@@ -122,7 +122,7 @@ def test_every_number_of_rows(emulated, rows):
     dtype = BF16 if rows % 2 else HALF
     operand = operands((37, 832), seed=rows)  # a last chunk of 5 blocks, and a last tile of 5 rows
     x, bias = inputs(rows, 832, dtype, seed=rows), torch.randn(37).to(dtype)
-    got = emulated.gemv(LARGE, x, [in_order(operand.matrix, True)], biases=[bias], out=f32(rows, 37))
+    got = emulated.gemv(LARGE, x, biased([in_order(operand.matrix, True)], [bias]), out=f32(rows, 37))
     close(got - bias.float(), operand, x)
 
 
@@ -192,7 +192,7 @@ def test_three_matrices_with_norm_bias_and_residual(emulated, columns, kind):
     x, weight = inputs(1, columns, HALF), torch.rand(columns) + 0.5
     norm = gemv.Norm(weight if kind == "offset" else weight.half(), 1e-5)
     bias, residual = torch.randn(161).half(), torch.randn(1, 161).half()
-    got = emulated.gemv(SMALL, x, matrices, biases=list(bias.split(outs)), norm=norm, residual=residual,
+    got = emulated.gemv(SMALL, x, biased(matrices, bias.split(outs)), norm=norm, residual=residual,
                         out=f32(1, 161))  # fmt: skip
     dense = torch.cat([rounded(part, HALF) for part in parts])
     wide = normed(x, norm).double()
@@ -200,7 +200,7 @@ def test_three_matrices_with_norm_bias_and_residual(emulated, columns, kind):
     assert ((got - exact).abs() <= 3e-4 * size + 1e-6).all()  # x/rms may round to its other neighbour
 
 
-def sharing(matrices: list[Nf4Matrix]) -> list[Nf4Matrix]:
+def sharing(matrices: list[Nf4Operand]) -> list[Nf4Operand]:
     """Matrices of one launch share their tables."""
     first = matrices[0]
     return [replace(each, nested_map=first.nested_map, code_map=first.code_map) for each in matrices]
@@ -214,7 +214,7 @@ def test_gate_and_up(emulated, rows, dtype):
     biases = [torch.randn(101).to(dtype) for _ in pair]
     gate, up = (x.double() @ rounded(each, dtype).T + bias.double() for each, bias in zip(pair, biases, strict=True))
     for device in (LARGE, SMALL):
-        got = emulated.gemv(device, x, matrices, biases=biases, activation="silu", out=f32(rows, 101))
+        got = emulated.gemv(device, x, biased(matrices, biases), activation="silu", out=f32(rows, 101))
         torch.testing.assert_close(got.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
 
 

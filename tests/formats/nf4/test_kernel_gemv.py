@@ -10,9 +10,10 @@ import torch
 
 from localq.formats import nf4
 from localq.formats.nf4 import tiles as nf4_tiles
-from localq.formats.nf4.kernel import Nf4Matrix, nf4_gemv
+from localq.formats.nf4.kernel import Nf4Operand, nf4_gemv
 from localq.kernels import gemv
 from tests.support.kernels.nf4_operands import assert_as_good_as_naive, bits, inputs, operands, operands_of
+from tests.support.kernels.row_operands import biased
 
 pytestmark = pytest.mark.cuda
 
@@ -45,11 +46,11 @@ def make_matrix(packed, tiled=True, like=None):
     map = packed.nested_map if like is None else like.nested_map
     code_map = nf4.CODE_MAP.to(codes.device) if like is None else like.code_map
     offset = 0.0 if packed.offset is None else packed.offset.item()
-    return Nf4Matrix(codes, absmax, packed.nested_absmax, map, offset, code_map, *packed.shape, tiled)
+    return Nf4Operand(codes, absmax, packed.nested_absmax, map, offset, code_map, *packed.shape, tiled)
 
 
 def multiply(weight, x, bias=None, out=None, tiled=True):
-    return nf4_gemv(x, [matrix(weight, tiled)], biases=[bias], out=out)
+    return nf4_gemv(x, biased([matrix(weight, tiled)], [bias]), out=out)
 
 
 @pytest.mark.parametrize("tiled", [True, False], ids=["tiled", "row-wise"])
@@ -203,7 +204,7 @@ def test_norm_three_matrices_biases_and_residual_in_one_launch(columns, dtype, k
     norm = gemv.Norm(weight if kind == "offset" else weight.to(dtype), 1e-5)
     bias = torch.randn(706, device="cuda", generator=generator).to(dtype)
     residual = torch.randn(1, 706, device="cuda", generator=generator).to(dtype)
-    got = nf4_gemv(x, matrices, biases=list(bias.split((577, 96, 33))), norm=norm, residual=residual)
+    got = nf4_gemv(x, biased(matrices, bias.split((577, 96, 33))), norm=norm, residual=residual)
     # The residual enters before the one rounding, so the sum as a whole is what a naive product with a bias gives.
     assert_as_good_as_naive(got, normed(x, norm), dense, bias=(bias.float() + residual[0].float()).to(dtype))
 

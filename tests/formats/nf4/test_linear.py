@@ -69,7 +69,7 @@ def test_tiling_keeps_what_it_computes(out, nested):
     codes = module.codes.clone()
     assert module.tile_() is module
     assert module.tiled
-    assert module.matrix.tiled
+    assert module.operand().tiled
     assert addresses == (module.codes.data_ptr(), module.absmax.data_ptr())
     assert torch.equal(codes, module.codes) == (out < 16)
     assert torch.equal(module(x), expected)
@@ -80,7 +80,7 @@ def test_tiling_keeps_what_it_computes(out, nested):
 
 def test_the_matrix_is_made_of_the_buffers():
     module, _ = linear()
-    matrix = module.matrix
+    matrix = module.operand()
     assert (matrix.codes.data_ptr(), matrix.absmax.data_ptr()) == (module.codes.data_ptr(), module.absmax.data_ptr())
     assert (matrix.out_features, matrix.in_features, matrix.tiled) == (OUT, IN, False)
     assert matrix.offset == float(module.offset)

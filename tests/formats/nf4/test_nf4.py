@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from localq.errors import ExitCode, LocalqError
+from localq.files import format_facts
 from localq.formats import FORMATS, nf4, owner
 from localq.formats.checkpoint import info
 from localq.formats.nf4 import codec as nf4_codec
-from localq.quantize.by_tensor import MADE
 from tests.support.formats.memory_checkpoint import Held
 from tests.support.formats.nf4_weights import sample
 
@@ -213,7 +213,7 @@ def test_fp4_is_refused_by_name(bnb: Any) -> None:
 # ---- the contract of a format, and the module
 
 
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize("name", format_facts.made_from_tensors())
 def test_format_contract(name: str) -> None:
     module = FORMATS[name]
     weight = sample(33, 192, torch.bfloat16)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from localq.formats.squeezellm.kernel import (  # fmt: skip
-    RowLutMatrix,
+    RowLutOperand,
     rowlut_dequantize,
     rowlut_dequantize_bytes,
     rowlut_gemv,
@@ -24,19 +24,22 @@ TILES = torch.ones(8, 64, dtype=torch.uint8)
 REFUSED = {
     "nine rows": ({"x": inputs(9, 96, torch.float16)}, r"x has shape \(9, 96\)"),
     "x of floats": ({"x": X.float()}, "x is torch.float32"),
-    "no matrix": ({"matrices": []}, "0 matrices"),
-    "codes with a sign": ({"matrices": [RowLutMatrix(CODES.to(torch.int8), TABLE)]}, "codes is torch.int8"),
-    "codes of another width": ({"matrices": [RowLutMatrix(CODES[:, :32].contiguous(), TABLE)]}, "64 columns, x has 96"),
-    "columns that are no loads": ({"matrices": [RowLutMatrix(CODES[:, :20], TABLE)]}, "multiple of 32"),
-    "codes of one row": ({"matrices": [RowLutMatrix(CODES[0], TABLE)]}, r"codes have shape \(48,\)"),
-    "too few values": ({"matrices": [RowLutMatrix(CODES, TABLE[:, :15])]}, r"table has shape \(10, 15\)"),
-    "values of floats": ({"matrices": [RowLutMatrix(CODES, TABLE.float())]}, "table is torch.float32"),
-    "tiles of some rows": ({"matrices": [RowLutMatrix(CODES, TABLE, True)]}, r"\[10, 48\] cannot be tiled"),
-    "tiles of short steps": ({"matrices": [RowLutMatrix(CODES[:8], TABLE[:8], True)]}, r"\[8, 48\] cannot be tiled"),
+    "no matrix": ({"operands": []}, "0 matrices"),
+    "codes with a sign": ({"operands": [RowLutOperand(CODES.to(torch.int8), TABLE)]}, "codes is torch.int8"),
+    "codes of another width": (
+        {"operands": [RowLutOperand(CODES[:, :32].contiguous(), TABLE)]},
+        "64 columns, x has 96",
+    ),
+    "columns that are no loads": ({"operands": [RowLutOperand(CODES[:, :20], TABLE)]}, "multiple of 32"),
+    "codes of one row": ({"operands": [RowLutOperand(CODES[0], TABLE)]}, r"codes have shape \(48,\)"),
+    "too few values": ({"operands": [RowLutOperand(CODES, TABLE[:, :15])]}, r"table has shape \(10, 15\)"),
+    "values of floats": ({"operands": [RowLutOperand(CODES, TABLE.float())]}, "table is torch.float32"),
+    "tiles of some rows": ({"operands": [RowLutOperand(CODES, TABLE, True)]}, r"\[10, 48\] cannot be tiled"),
+    "tiles of short steps": ({"operands": [RowLutOperand(CODES[:8], TABLE[:8], True)]}, r"\[8, 48\] cannot be tiled"),
     "tiles beside rows": (
         {
             "x": inputs(1, 128, torch.float16),
-            "matrices": [RowLutMatrix(TILES, TABLE[:8], each) for each in (True, False)],
+            "operands": [RowLutOperand(TILES, TABLE[:8], each) for each in (True, False)],
         },
         "some matrices are tiled",
     ),
@@ -50,14 +53,14 @@ NOT_WRITTEN = {
 }
 
 
-test_it_refuses_by_name = refused_by_name(rowlut_gemv, {"x": X, "matrices": [RowLutMatrix(CODES, TABLE)]}, REFUSED)
+test_it_refuses_by_name = refused_by_name(rowlut_gemv, {"x": X, "operands": [RowLutOperand(CODES, TABLE)]}, REFUSED)
 
 
 @pytest.mark.parametrize("case", NOT_WRITTEN)
 def test_unpacking_refuses_by_name(case):
     first, out, message = NOT_WRITTEN[case]
     with pytest.raises(ValueError, match=message):
-        rowlut_dequantize(RowLutMatrix(CODES, TABLE), first, out)
+        rowlut_dequantize(RowLutOperand(CODES, TABLE), first, out)
 
 
 def test_bytes():
@@ -141,6 +144,6 @@ class TestOnTheDevice(RowLutChecks):
 
     def test_unaligned_tensors_are_named(self):
         codes = torch.zeros(3 * 32 + 1, dtype=torch.uint8, device="cuda")[1:].view(3, 32)
-        matrix = RowLutMatrix(codes, torch.ones(3, 16, device="cuda").half())
+        matrix = RowLutOperand(codes, torch.ones(3, 16, device="cuda").half())
         with pytest.raises(ValueError, match="rowlut_gemv: codes = 1, bytes past"):
             rowlut_gemv(torch.zeros(1, 64, dtype=torch.float16, device="cuda"), [matrix])

@@ -19,7 +19,7 @@ from localq.kernels.checks import TYPES
 from tests.support.kernels.cuda_headers import built, copy_to
 from tests.support.kernels.guarded_memory import guarded
 from tests.support.kernels.nf4_operands import inputs
-from tests.support.kernels.row_operands import ROWLUT, ROWLUT_TILES, normed, rowlut_weights
+from tests.support.kernels.row_operands import ROWLUT, ROWLUT_TILES, biased, normed, rowlut_weights
 
 ROOT = Path(__file__).parents[3]
 KERNELS = ("rowlut/gemv.cu", "rowlut/dequantize.cu")
@@ -69,12 +69,11 @@ class Machine:
         self.library, self.sizes = library, (multiprocessors, shared_bytes)
         self.conflicts = 0
 
-    def gemv(self, x, matrices, *, out, biases=None, norm=None, residual=None, activation=None):
+    def gemv(self, x, matrices, *, out, norm=None, residual=None, activation=None):
         """All that it reads and writes ends where memory ends."""
         given_out, out, x = out, guarded(out), guarded(x)
         matrices = [in_guarded_memory(each) for each in matrices]
-        outs = [each.out_features for each in matrices]
-        _, told = gemv.prepared("rowlut_gemv", x, outs, biases, norm, residual, activation, out)
+        _, told = gemv.prepare("rowlut_gemv", x, matrices, norm, residual, activation, out)
         bias = (POINTER * gemv.SEGMENTS)(*told["biases"])
         extras = Extras(*(told[name] for name in ("norm", "norm_weight", "eps", "residual", "activation")), bias,
                         told["y_is_f32"])  # fmt: skip
@@ -200,7 +199,7 @@ def test_norm_three_matrices_biases_and_residual(library, kind, form):
     bias, residual = (torch.randn(shape, generator=generator).to(dtype) for shape in ((sum(outs),), (1, sum(outs))))
     x = inputs(1, columns, dtype)
     got = Machine(library).gemv(
-        x, [each.matrix for each in operands], biases=list(bias.split(outs)), norm=norm, residual=residual,
+        x, biased([each.matrix for each in operands], bias.split(outs)), norm=norm, residual=residual,
         out=torch.empty(1, sum(outs)),
     )  # fmt: skip
     wide = normed(x, norm)

@@ -129,7 +129,7 @@ def test_a_tiled_module_has_the_same_weights_and_files() -> None:
 
 
 def test_sizes() -> None:
-    assert squeezellm.bytes(11008, 4096) == format_facts.linear_bytes(Linears("", 11008, 4096, 1), "squeezellm")
+    assert squeezellm.bytes(11008, 4096) == format_facts.matrix_bytes(Linears("", 11008, 4096, 1), "squeezellm")
     assert 8 * squeezellm.bytes(4096, 4096) / 4096**2 == 4 + 256 / 4096
     assert squeezellm.quantize(normal(7, 96)).nbytes == squeezellm.bytes(7, 96)
 

@@ -177,7 +177,7 @@ def test_temporaries_are_as_planned(
     with LiveMemory() as memory:
         weight = vptq.dequantize(packed, F16)
     assert memory.now == weight.nbytes
-    assert 0 < memory.peak - weight.nbytes <= format_facts.UNPACK_BYTES["vptq"]
+    assert 0 < memory.peak - weight.nbytes <= format_facts.FORMATS["vptq"].unpack_bytes
 
 
 # ---- the contract, and the module
@@ -190,7 +190,7 @@ def test_what_a_layer_takes() -> None:
         tensor.nbytes for name in vptq_codec.FIELDS if (tensor := getattr(packed, name)) is not None
     ]
     assert vptq.stored_bytes(held.tensors, "a.q_proj") == packed.nbytes == vptq.bytes(120, 64, "v8-k65536-256")
-    assert vptq.bytes(120, 64, "v8-k65536-256") == format_facts.linear_bytes(
+    assert vptq.bytes(120, 64, "v8-k65536-256") == format_facts.matrix_bytes(
         Linears("", 120, 64, 1), "vptq", "v8-k65536-256"
     )
     wide = make(Layout((8, 256, 0), 120, 64, perm=torch.int64))

@@ -15,11 +15,12 @@ from localq.files.architecture import Architecture
 from localq.planner import footprint
 from localq.planner.placement import Placement
 from localq.planner.speed import cards, measurements, predict
-from localq.planner.speed.predict import MEASURED_ON, Machine
-from tests.tools import results_tables
+from localq.planner.speed.measurements import Variant
+from localq.planner.speed.predict import Machine
 from tests.tools.results_tables import recorded_models
 
-LAUNCHES = [(kernel, *row) for kernel, rows in measurements.PRODUCTS.items() for row in rows]
+MEASURED_ON = predict.measured_on()
+LAUNCHES = [(kernel, *row) for kernel, rows in measurements.load().products.items() for row in rows]
 
 
 def arch(name: str) -> Architecture:
@@ -34,14 +35,16 @@ def predicted(name: str, format: str, scheme: str = "", placement: Placement | N
     "model", recorded_models(), ids=lambda model: f"{model.name} {model.kv_bits} {model.depth} {model.tok_s:g}"
 )
 def test_every_model_that_was_measured_is_predicted_within_10_percent(model):
-    assert results_tables.predicted(model) == pytest.approx(model.tok_s, rel=0.10)
+    name, _, format = model.name.partition("@")
+    placement = Placement(model.kv_bits, model.embed, model.head)
+    told = predict.tokens_per_s(arch(name), format, model.scheme, placement, MEASURED_ON, model.depth + predict.LIVE)
+    assert told == pytest.approx(model.tok_s, rel=0.10)
 
 
 @pytest.mark.parametrize(("kernel", "rows", "columns", "us"), LAUNCHES)
 def test_every_launch_is_near_its_measured_time(kernel, rows, columns, us):
-    format, scheme, expert = predict.variant_of(kernel)
-    plain = kernel.removesuffix(" experts")
-    assert predict._product(plain, rows, columns, format, scheme, MEASURED_ON, expert) == pytest.approx(us, rel=0.03)
+    variant = measurements.load().variant(kernel)
+    assert predict.launch_us(kernel, rows, columns, variant, MEASURED_ON) == pytest.approx(us, rel=0.03)
 
 
 @pytest.mark.parametrize(("kernel", "rows", "columns", "us"), [row for row in LAUNCHES if row[0] == "16 bit"])
@@ -53,7 +56,7 @@ def test_a_launch_is_near_what_the_others_say_of_it(kernel, rows, columns, us):
     assert fit * predict.off_fit(kernel, rows, columns, without=(rows, columns)) == pytest.approx(us, rel=0.08)
 
 
-@pytest.mark.parametrize(("bits", "heads", "slots", "us"), measurements.ATTENTION)
+@pytest.mark.parametrize(("bits", "heads", "slots", "us"), measurements.load().attention)
 def test_attention_is_near_its_measured_time(bits, heads, slots, us):
     shape = Architecture("llama", 1, heads * 128, heads, 8, 128, 1024, 32_000, False, 65_536)
     assert predict._attention(shape, bits, slots, MEASURED_ON) == pytest.approx(us, rel=0.16)
@@ -65,51 +68,35 @@ def test_attention_over_keys_and_values_of_different_bits_is_taken_to_cost_the_m
     assert predict._attention(shape, "k8v4", 32_768, MEASURED_ON) == pytest.approx(sum(both) / 2)
 
 
-def test_recorded_figures_stand_in_the_results():
-    """The data and the page that people read say the same."""
-    page = (Path(__file__).parents[3] / "localq/bench/README.md").read_text()
-    models = recorded_models()
-    assert len(models) >= 37
-    for model in models:
+def test_recorded_figures_stand_in_the_readmes():
+    """The data and the pages that people read say the same."""
+    root = Path(__file__).parents[3]
+    page, kernels = (root / "README.md").read_text(), (root / "csrc/README.md").read_text()
+    for model in recorded_models():
         lines = [line for line in page.splitlines() if line.startswith(f"| {model.name} |")]
-        behind = f"| {model.kv_bits} | {model.depth} |" if model.depth else "|"
-        assert any(f"| {model.tok_s:g} |" in line and behind in line for line in lines), model
-    for kernel, rows in measurements.PRODUCTS.items():
-        (line,) = [line for line in page.splitlines() if line.startswith(f"| {kernel} | ") and " x " in line]
-        assert all(f"{out} x {columns}: {us:g} " in line.replace(".0 ", " ") for out, columns, us in rows)
-    for bits, heads, slots, us in (
-        row for row in measurements.ATTENTION if row[2] != 1000
-    ):  # no command has that depth
-        assert f"{bits} bit, {heads} heads, {slots} slots: {us:g} " in page
-
-
-def test_every_figure_has_a_card_a_date_and_a_command():
-    found = results_tables.results()
-    used = {row[-1] for table in found["tables"].values() for row in table["rows"]}
-    assert used == found["sources"].keys()
-    assert all({"card", "date", "command"} <= source.keys() for source in found["sources"].values())
-    timed = results_tables.data("measurements.toml")
-    assert {row[-1] for rows in timed["products"].values() for row in rows} <= timed["sources"].keys()
-    assert all("date" in source for source in timed["sources"].values())
+        behind = f"| {model.kv_bits} bit, {model.depth} |" if model.depth else "| tg128 |"
+        assert any(f"| {model.tok_s:g}" in line and behind in line and model.commit in line for line in lines), model
+    for out, columns, us in measurements.load().products["nf4"][:-1]:
+        assert f"| {out} x {columns} | {us:g} |" in kernels
+    for us in (us for *_, slots, us in measurements.load().attention if slots in (1000, 4096)):
+        assert f"| {us:g} |" in kernels
 
 
 @pytest.mark.parametrize(("name", "format"), [("llama-3.1-8b", "nf4"), ("gpt-oss-20b", "mxfp4"), ("phi-4", "vq2")])
 def test_bytes_take_longer_on_a_slower_card_and_launches_do_not(name, format):
     """So a step is a line in the time of a byte, and less bandwidth brings a larger share of it."""
-    full, half, third = (
-        1 / predicted(name, format, on=Machine(measurements.READ_BYTES_PER_S / part, measurements.GATHER_BYTES_PER_S))
-        for part in (1, 2, 3)
-    )
+    rate, gathers = MEASURED_ON.read_bytes_per_s, MEASURED_ON.gather_bytes_per_s
+    full, half, third = (1 / predicted(name, format, on=Machine(rate / part, gathers)) for part in (1, 2, 3))
     assert third - half == pytest.approx(half - full, rel=1e-6)
     assert full / 2 < half - full < 0.95 * full
-    fast = Machine(measurements.READ_BYTES_PER_S * 2, measurements.GATHER_BYTES_PER_S)
+    fast = Machine(measurements.load().read_bytes_per_s * 2, measurements.load().gather_bytes_per_s)
     assert 1 / full < predicted(name, format, on=fast) < 1.8 / full
 
 
 @pytest.mark.parametrize("kernel", ["nf4", "16 bit", "8 bit", "vq2", "int4", "squeezellm", "bcq", "2x8"])
 def test_what_launches_take_besides_their_bytes_is_in_the_record(kernel):
     """The best share of the bandwidth that all launches could have leaves more than twice the error of the fit."""
-    cost, times = predict.fitted(kernel), [us for *_, us in measurements.PRODUCTS[kernel]]
+    cost, times = predict.fitted(kernel), [us for *_, us in measurements.load().products[kernel]]
     fits = [
         cost.fixed_us + cost.column_us * columns + cost.times * moved for _, columns, moved in predict._points(kernel)
     ]
@@ -121,7 +108,7 @@ def test_what_launches_take_besides_their_bytes_is_in_the_record(kernel):
 
 def test_every_card_has_more_cycles_for_a_byte_and_none_a_shorter_latency():
     """What an efficiency of the H200 is carried over with; the latency of a slower clock is longer."""
-    there = measurements.MULTIPROCESSOR_GHZ / cards.H200_PUBLISHED
+    there = measurements.load().multiprocessor_ghz / cards.H200_PUBLISHED
     for card in cards.CARDS:
         assert card.multiprocessors * card.boost_ghz / (card.published_gb_per_s * 1e9) >= there
     latencies = {card.name: Machine.of(card).latency for card in cards.CARDS}
@@ -143,7 +130,7 @@ def test_small_launches_are_not_slowed_by_the_bandwidth():
 
 def test_one_launch_does_not_tell_bytes_from_latency():
     """MXFP4 outside experts was measured at one small shape: a matrix 11 times as large is not 11 times as slow."""
-    small, large = (predict._product("mxfp4", rows, 2880, "mxfp4", "", MEASURED_ON) for rows in (2880, 11 * 2880))
+    small, large = (predict.launch_us("mxfp4", rows, 2880, Variant("mxfp4"), MEASURED_ON) for rows in (2880, 11 * 2880))
     assert small == pytest.approx(5.0)
     assert large == pytest.approx(small + predict.fitted("mxfp4 experts").times * 10 * 2880 * 2880 * 17 / 32 / 4.42e6)
 
@@ -157,7 +144,7 @@ def test_a_windowed_layer_reads_no_more_than_its_window(name, window):
         1 / predict.tokens_per_s(shape, format, "", Placement(), MEASURED_ON, live) for live in (window, 20_000)
     )
     whole = (shape.layers - shape.window_layers) * (20_000 - window) * shape.kv_bytes_per_token(16) / shape.layers
-    assert far - near == pytest.approx(predict.fitted_attention(16).times * whole / measurements.READ_BYTES_PER_S)
+    assert far - near == pytest.approx(predict.fitted_attention(16).times * whole / MEASURED_ON.read_bytes_per_s)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.3-70b", "qwen3-32b", "gemma-3-27b", "phi-4", "smollm2-135m"])
@@ -170,8 +157,8 @@ def test_nothing_is_faster_than_its_bytes(name, format):
 
 def test_what_is_gathered_depends_on_l2_and_not_on_memory():
     """All of it, latency too: half the sectors a second are half the speed of these products."""
-    plain = Machine(1e12, measurements.GATHER_BYTES_PER_S)
-    slower = Machine(1e12, measurements.GATHER_BYTES_PER_S / 2)
+    plain = Machine(1e12, measurements.load().gather_bytes_per_s)
+    slower = Machine(1e12, measurements.load().gather_bytes_per_s / 2)
     for format, scheme in (("vptq", "v8-k65536-0"), ("aqlm", "1x16g8"), ("vptq", "v16-k65536-65536")):
         one, other = (predicted("llama-3.3-70b", format, scheme, on=on) for on in (plain, slower))
         assert 1.6 < one / other <= 2.0
@@ -216,7 +203,7 @@ def test_idle_experts_are_those_of_the_published_files():
     assert footprint.idle_bytes(arch("llama-3.1-8b"), "nf4") == 0
     shape, of_one = arch("qwen3-30b-a3b"), 3 * 768 * 2048 * 9 // 16  # NF4 with f32 scales, as it lies in memory
     assert footprint.idle_bytes(shape, "nf4") == 48 * 120 * of_one
-    rest = sum(each.count * format_facts.linear_bytes(each, "nf4") for each in shape.linears if not each.expert)
+    rest = sum(each.count * format_facts.matrix_bytes(each, "nf4") for each in shape.linears if not each.expert)
     rest += 2 * shape.other_parameters + 2 * shape.head_parameters + 2 * shape.hidden
     assert predict.bytes_per_token(shape, "nf4", "", Placement()) == 48 * 8 * of_one + rest
 
@@ -251,7 +238,7 @@ def test_what_is_said_of_formats_that_come_last_is_what_was_measured():
     """Of squeezellm that it is slower than NF4, on a card and by the record."""
     arch = catalog.find("llama-3.1-8b").arch
     slower, nf4 = (predict.tokens_per_s(arch, each, "", Placement(), MEASURED_ON) for each in ("squeezellm", "nf4"))
-    assert (slower < nf4) == (catalog.LAST_FORMATS["squeezellm"] == "slower than nf4")
+    assert (slower < nf4) == (format_facts.FORMATS["squeezellm"].offered_last == "slower than nf4")
 
 
 def test_it_loads_no_torch():

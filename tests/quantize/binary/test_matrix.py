@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from localq.errors import ExitCode, LocalqError
 from localq.formats import bcq
 from localq.quantize.binary import matrix as binary
-from localq.quantize.model.statistics import damped
+from localq.quantize.model.statistics import damp
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -30,7 +30,7 @@ def metric_of(columns: int, seed: int = 1) -> Tensor:
 def loss(weight: Tensor, packed: bcq.Packed, metric: Tensor) -> Tensor:
     """f64 [rows]: of the damped metric, which is what is lessened."""
     error = weight.double() - bcq.dequantize(packed, torch.float32).double()
-    return ((error @ damped(metric, binary.DAMPING).double()) * error).sum(1)
+    return ((error @ damp(metric, binary.DAMPING).double()) * error).sum(1)
 
 
 @pytest.mark.parametrize("scheme", ["q2g32", "q3g64z", "q1row", "q4g128"])
@@ -59,7 +59,7 @@ def test_turns_end_where_no_sign_and_no_scale_can_be_changed_for_the_better() ->
     weight, metric = normal(3, 40, seed=7), metric_of(40)
     packed = binary.encode(weight, metric, bcq.of_scheme("q2g32"), 60).packed
     least = loss(weight, packed, metric)
-    heavy, dense = damped(metric, binary.DAMPING).double(), bcq.dequantize(packed, torch.float32).double()
+    heavy, dense = damp(metric, binary.DAMPING).double(), bcq.dequantize(packed, torch.float32).double()
     for row, column in itertools.product(range(3), range(40)):
         scales = packed.scales[row, :, column // 32].double()
         for signs in itertools.product((-1.0, 1.0), repeat=2):

@@ -12,21 +12,21 @@ import torch
 from localq import kernels
 from localq.errors import ExitCode, LocalqError
 from localq.quantize.bits import mixture as bit_mixture
-from localq.quantize.bits.mixture import LEFT, SCHEMES, Part
+from localq.quantize.bits.mixture import NOISE_LEFT, SCHEMES, PricedGroup
 from localq.quantize.codebooks import initial_codebooks
 
 SIZES = (2000, 2500, 3000, 4000)  # of 8000 weights
 
 
-def part(sensitivity: float, sizes: tuple[int, ...] = SIZES, name: str = "mlp.up_proj") -> Part:
-    return Part((name,), sensitivity, sizes, 8000)
+def part(sensitivity: float, sizes: tuple[int, ...] = SIZES, name: str = "mlp.up_proj") -> PricedGroup:
+    return PricedGroup((name,), sensitivity, sizes, 8000)
 
 
-def loss(parts: list[Part], chosen: list[int]) -> float:
+def loss(parts: list[PricedGroup], chosen: list[int]) -> float:
     return sum(each.loss(scheme) for each, scheme in zip(parts, chosen, strict=True))
 
 
-def size(parts: list[Part], chosen: list[int]) -> int:
+def size(parts: list[PricedGroup], chosen: list[int]) -> int:
     return sum(each.sizes[scheme] for each, scheme in zip(parts, chosen, strict=True))
 
 
@@ -53,7 +53,7 @@ def test_no_choice_of_the_size_that_was_reached_loses_less(bits: float) -> None:
     parts = []
     for factor in (1, 3, 2, 7, 1, 5):
         sensitivity = float(torch.rand((), generator=generator)) + 0.01
-        parts.append(Part(("a",), sensitivity, tuple(factor * each + 64 for each in SIZES), factor * 8000))
+        parts.append(PricedGroup(("a",), sensitivity, tuple(factor * each + 64 for each in SIZES), factor * 8000))
     chosen = bit_mixture.choose(parts, bits)
     reached, lost = size(parts, chosen), loss(parts, chosen)
     assert 8 * reached <= bits * sum(each.weights for each in parts)
@@ -81,15 +81,15 @@ def test_where_no_bits_on_offer_are_enough_the_way_without_a_mixture_is_named() 
 
 
 def test_bits_are_told_by_kind() -> None:
-    parts = [part(1.0), part(3.0), Part(("self_attn.q_proj", "self_attn.k_proj"), 1.0, SIZES, 8000)]
-    assert bit_mixture.told(parts, [0, 1, 3], 2.9) == "2.833 bits a weight of 2.9: up 2.25, q k 4.00"
+    parts = [part(1.0), part(3.0), PricedGroup(("self_attn.q_proj", "self_attn.k_proj"), 1.0, SIZES, 8000)]
+    assert bit_mixture.summary(parts, [0, 1, 3], 2.9) == "2.833 bits a weight of 2.9: up 2.25, q k 4.00"
 
 
 def test_what_was_chosen_stays_chosen(tmp_path: Path) -> None:
     job, other = {"fingerprint": "a"}, {"fingerprint": "b"}
-    first = bit_mixture.kept(tmp_path, job, 1, lambda trail: [["s4l16", SCHEMES[2]]])
-    assert bit_mixture.kept(tmp_path, job, 1, pytest.fail) == first == [["s4l16", SCHEMES[2]]]
-    assert bit_mixture.kept(tmp_path, other, 1, lambda trail: [["s4l16"]]) == [["s4l16"]]
+    first = bit_mixture.load_or_choose(tmp_path, job, 1, lambda trail: [["s4l16", SCHEMES[2]]])
+    assert bit_mixture.load_or_choose(tmp_path, job, 1, pytest.fail) == first == [["s4l16", SCHEMES[2]]]
+    assert bit_mixture.load_or_choose(tmp_path, other, 1, lambda trail: [["s4l16"]]) == [["s4l16"]]
     assert json.loads((tmp_path / bit_mixture.FILE).read_text())["job"] == other
 
 
@@ -97,6 +97,6 @@ def test_what_was_chosen_stays_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_schemes_leave_of_noise_is_what_the_codebooks_leave(scheme: str) -> None:
     torch.set_num_threads(1)
-    held = initial_codebooks.universal(scheme, torch.device("cpu"))
+    held = initial_codebooks.load_initial(scheme, torch.device("cpu"))
     # 32,768 squared errors: their mean is within 2 % (three standard deviations) of what it comes to
-    assert initial_codebooks.error(held, 64, 16) == pytest.approx(LEFT[scheme], rel=0.02)
+    assert initial_codebooks.mean_square_error(held, 64, 16) == pytest.approx(NOISE_LEFT[scheme], rel=0.02)

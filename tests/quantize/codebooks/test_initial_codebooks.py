@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 
 from localq import kernels
 from localq.errors import ExitCode, LocalqError
-from localq.files.format_sizes import vq2_books
+from localq.files.schemes import vq2_codebooks
 from localq.quantize.codebooks import initial_codebooks
-from localq.quantize.codebooks.initial_codebooks import SCHEMES, error, train, universal
+from localq.quantize.codebooks.initial_codebooks import SCHEMES, load_initial, mean_square_error, train
 
 CPU = torch.device("cpu")
 searching = pytest.mark.skipif(not kernels.available(), reason=f"no search: {kernels.why_not()}")
@@ -19,8 +19,8 @@ searching = pytest.mark.skipif(not kernels.available(), reason=f"no search: {ker
 @searching
 @pytest.mark.parametrize("scheme", ["s4l16", "s8l8+s8l8", "s4l16+s16l16"])
 def test_training_lowers_the_error(scheme):
-    first, later = (error(train(scheme, rows=40, rounds=rounds, beam=4), 16, 4) for rounds in (1, 6))
-    bits = sum(8 / stride for stride, _ in vq2_books(scheme))
+    first, later = (mean_square_error(train(scheme, rows=40, rounds=rounds, beam=4), 16, 4) for rounds in (1, 6))
+    bits = sum(8 / stride for stride, _ in vq2_codebooks(scheme))
     assert 4**-bits < later < 0.95 * first
 
 
@@ -33,10 +33,10 @@ def test_the_same_seed_makes_the_same_books():
 
 def test_every_scheme_is_in_the_package():
     held = load_file(initial_codebooks.FILE)
-    assert set(held) == {f"{scheme}.{number}" for scheme in SCHEMES for number, _ in enumerate(vq2_books(scheme))}
+    assert set(held) == {f"{scheme}.{number}" for scheme in SCHEMES for number, _ in enumerate(vq2_codebooks(scheme))}
     for scheme in SCHEMES:
-        found = universal(scheme, CPU)
-        assert [(book.stride, book.length) for book in found] == vq2_books(scheme)
+        found = load_initial(scheme, CPU)
+        assert [(book.stride, book.length) for book in found] == vq2_codebooks(scheme)
         for number, book in enumerate(found):
             assert book.codewords.shape == (256, book.length)
             assert book.codewords.dtype == torch.float32
@@ -49,12 +49,12 @@ SCALAR = {2: 0.1175, 3: 0.03454, 4: 0.009497}  # of the best quantizers of singl
 @searching
 @pytest.mark.parametrize("scheme", [each for each in SCHEMES if "s16" not in each])
 def test_books_of_the_package_beat_the_best_scalar_quantizers(scheme):
-    bits = sum(8 // stride for stride, _ in vq2_books(scheme))
-    assert 4**-bits < error(universal(scheme, CPU), 32, 32) < SCALAR[bits]
+    bits = sum(8 // stride for stride, _ in vq2_codebooks(scheme))
+    assert 4**-bits < mean_square_error(load_initial(scheme, CPU), 32, 32) < SCALAR[bits]
 
 
 @pytest.mark.parametrize("scheme", ["s4l12", "s2l8", "s4l4+s4l4", "s5l10", "2x8", "s4l16+s4l16+s4l16"])
 def test_other_schemes_have_none(scheme):
     with pytest.raises(LocalqError, match="vq2") as caught:
-        universal(scheme, CPU)
+        load_initial(scheme, CPU)
     assert caught.value.exit_code == ExitCode.USAGE

@@ -102,7 +102,7 @@ def test_what_is_stopped_goes_on_from_the_steps_that_are_kept(source: Path, fini
         open_model(out)
     told: list[tuple[str, int, int]] = []
     by_layer.convert(request(source, out, **SETTINGS), lambda *each: told.append(each))
-    assert {what for what, *_ in told[1:]} == {by_layer.CATCHING_UP, by_layer.TRAINING, by_layer.FOLLOWS}
+    assert {what for what, *_ in told[1:]} == {by_layer.CATCHING_UP, by_layer.TRAINING, by_layer.QUANTIZING_FIRST}
     steps = [done for what, done, _ in told if what == by_layer.TRAINING]
     assert steps == list(range(2 * joint_training.KEPT_EVERY, WHOLE.steps + 1))
     assert digests(out) == digests(finished)

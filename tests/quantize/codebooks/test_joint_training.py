@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from localq.errors import ExitCode, LocalqError
 from localq.models.decoder import Decoder
 from localq.quantize.codebooks import joint_training
-from localq.quantize.codebooks.finetune import Trained
+from localq.quantize.codebooks.finetune import TrainableLayer
 from localq.quantize.model import calibration_stream, sensitivity
-from localq.quantize.model.sensitivity import Ending, ending_of
-from localq.quantize.output.resume_files import Kept
+from localq.quantize.model.sensitivity import Ending, make_ending
+from localq.quantize.output.resume_files import ResumeFiles
 from localq.quantize.settings import Tuning
 from tests.support.quantize.tiny_layers import packed_block, tiny_decoder
 
@@ -26,10 +26,10 @@ RATES = (1e-2, 1e-2, 1e-3)
 
 def ending(model: Decoder) -> Ending:
     head = model.embed_tokens.weight if model.lm_head is None else model.lm_head.weight
-    return ending_of(model, model.norm.weight, head.detach() * 4, CPU)
+    return make_ending(model, model.norm.weight, head.detach() * 4, CPU)
 
 
-def model_and_texts(model_type: str) -> tuple[Decoder, list[joint_training.Layer], joint_training.Texts]:
+def model_and_texts(model_type: str) -> tuple[Decoder, list[joint_training.Layer], joint_training.Sequences]:
     """Two layers, matrices that have nothing to do with theirs, and texts with what the model makes of them."""
     model = tiny_decoder(model_type)
     layers = [(block, packed_block(block, seed)) for seed, block in enumerate(model.layers)]
@@ -38,10 +38,10 @@ def model_and_texts(model_type: str) -> tuple[Decoder, list[joint_training.Layer
     with torch.no_grad():
         for block in model.layers:
             streams.advance(lambda x: x, lambda full, block=block: block(full, streams.step))
-    return model, layers, joint_training.Texts(COUNT, lambda i: rows[i], lambda i: streams.full[i], streams.step)
+    return model, layers, joint_training.Sequences(COUNT, lambda i: rows[i], lambda i: streams.full[i], streams.step)
 
 
-def direct(model: Decoder, trained: list[Trained], texts: joint_training.Texts, chosen: list[int]) -> Tensor:
+def direct(model: Decoder, trained: list[TrainableLayer], texts: joint_training.Sequences, chosen: list[int]) -> Tensor:
     """The mean divergence of some texts, as one graph."""
     losses = []
     for number in chosen:
@@ -59,7 +59,7 @@ def direct(model: Decoder, trained: list[Trained], texts: joint_training.Texts, 
 def test_gradients_layer_by_layer_are_those_of_one_graph(model_type: str) -> None:
     model, layers, texts = model_and_texts(model_type)
     chosen = [4, 0, 5]
-    apart, joined = ([Trained(packed, block, CPU, lent=True) for block, packed in layers] for _ in range(2))
+    apart, joined = ([TrainableLayer(packed, block, CPU, lent=True) for block, packed in layers] for _ in range(2))
     loss = joint_training._step(list(model.layers), apart, texts, ending(model), chosen)
     expected = direct(model, joined, texts, chosen)
     expected.backward()
@@ -93,7 +93,7 @@ def test_the_divergence_falls_the_codes_stay_and_a_stopped_training_goes_on(mode
     model, layers, texts = model_and_texts(model_type)
     tuning = Tuning(34, 3, *RATES)
 
-    def trained(name: str, stop: int = 99) -> joint_training.Outcome:
+    def trained(name: str, stop: int = 99) -> joint_training.TrainingResult:
         (tmp_path / name).mkdir(exist_ok=True)
 
         def on_step(done: int, total: int) -> None:
@@ -101,7 +101,9 @@ def test_the_divergence_falls_the_codes_stay_and_a_stopped_training_goes_on(mode
             if done == stop:
                 raise KeyboardInterrupt
 
-        return joint_training.train(layers, texts, ending(model), tuning, 3, Kept(tmp_path / name, {"job": 1}), on_step)
+        return joint_training.train(
+            layers, texts, ending(model), tuning, 3, ResumeFiles(tmp_path / name, {"job": 1}), on_step
+        )
 
     finished = trained("whole")
     assert finished.after < 0.8 * finished.before
@@ -133,7 +135,7 @@ def test_every_text_is_read_before_one_is_read_again() -> None:
 def test_what_would_end_further_away_is_left_as_it_was(tmp_path) -> None:
     model, layers, texts = model_and_texts("llama")
     found = joint_training.train(
-        layers, texts, ending(model), Tuning(2, 3, 9.0, 9.0, 9.0), 3, Kept(tmp_path, {}), lambda *_: None
+        layers, texts, ending(model), Tuning(2, 3, 9.0, 9.0, 9.0), 3, ResumeFiles(tmp_path, {}), lambda *_: None
     )
     assert found.after > found.before
     assert "did not help" in str(found)
@@ -145,7 +147,7 @@ def test_what_would_end_further_away_is_left_as_it_was(tmp_path) -> None:
 
 def test_values_that_are_no_numbers_or_too_large_end_it(tmp_path) -> None:
     model, layers, texts = model_and_texts("llama")
-    kept = Kept(tmp_path, {})
+    kept = ResumeFiles(tmp_path, {})
     for factor, dtype, code in (
         (float("nan"), torch.bfloat16, ExitCode.BAD_FILE),
         (1e7, torch.float16, ExitCode.USAGE),

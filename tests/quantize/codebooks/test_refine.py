@@ -11,7 +11,7 @@ from torch import Tensor
 
 from localq.formats.codebooks.search_kernel import Book
 from localq.quantize.codebooks.encode import decode
-from localq.quantize.codebooks.refine import fit_books, gathered
+from localq.quantize.codebooks.refine import adjoint, fit_codebooks
 
 SCHEMES = {
     "s4l16": [(4, 16)],
@@ -26,7 +26,7 @@ ROWS = 13
 
 @dataclass(frozen=True)
 class Problem:
-    """What `fit_books` takes."""
+    """What `fit_codebooks` takes."""
 
     weight: Tensor
     metric: Tensor
@@ -35,7 +35,7 @@ class Problem:
     scales: Tensor
 
     def fitted(self, steps: int) -> list[Book]:
-        return fit_books(self.weight, self.metric, self.codes, self.books, self.scales, steps)
+        return fit_codebooks(self.weight, self.metric, self.codes, self.books, self.scales, steps)
 
     def loss(self, books: list[Book]) -> float:
         """trace(E H E^T), f64."""
@@ -66,7 +66,7 @@ def test_gathering_is_the_adjoint_of_decoding(shapes, columns):
     given = problem(shapes, columns)
     matrix = torch.randn(ROWS, columns, generator=torch.Generator().manual_seed(9))
     left = (decode(given.codes, given.books, columns).double() * matrix.double()).sum()
-    parts = gathered(matrix, given.codes, given.books)
+    parts = adjoint(matrix, given.codes, given.books)
     right = sum((book.codewords.double() * part.double()).sum() for book, part in zip(given.books, parts, strict=True))
     size = decode(given.codes, given.books, columns).norm() * matrix.norm()
     assert abs(left - right) <= 2**-22 * float(size)
@@ -81,8 +81,8 @@ def test_a_gpu_decodes_the_same_bits_and_gathers_within_rounding(shapes, columns
     books = [Book(book.stride, book.codewords.cuda()) for book in given.books]
     assert torch.equal(decode(codes, books, columns).cpu(), decode(given.codes, given.books, columns))
     matrix = torch.randn(ROWS, columns, generator=torch.Generator().manual_seed(9))
-    sizes = gathered(matrix.abs(), given.codes, given.books)
-    here, there = gathered(matrix, given.codes, given.books), gathered(matrix.cuda(), codes, books)
+    sizes = adjoint(matrix.abs(), given.codes, given.books)
+    here, there = adjoint(matrix, given.codes, given.books), adjoint(matrix.cuda(), codes, books)
     for one, other, size in zip(here, there, sizes, strict=True):  # no sum has more terms than there are weights
         assert ((one - other.cpu()).abs() <= 2 * 2**-24 * matrix.numel() * size).all()
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from localq import kernels
 from localq.formats.codebooks.search_kernel import Book, events, vq_search
 from localq.quantize.codebooks import encode
-from localq.quantize.codebooks.encode import choose, decode
+from localq.quantize.codebooks.encode import decode, search_codes
 from localq.quantize.model.statistics import factor
 from localq.quantize.settings import Effort
 from tests.support.kernels.search_operands import Block, block, followed, search
@@ -112,7 +112,7 @@ def test_squared_errors_of_joined_blocks_are_the_loss(shapes, columns, monkeypat
 
     monkeypatch.setattr(encode, "vq_search", spy)
     found = factor(metric, min(stride for stride, _ in shapes))
-    codes = choose(weight, torch.ones(5, 1), found, books, Effort(beam=6, columns=columns))
+    codes = search_codes(weight, torch.ones(5, 1), found, books, Effort(beam=6, columns=columns))
     assert len(squares) == -(-160 // columns)
     error = weight.double() - decode(codes, books, 160).double()
     loss = ((error @ metric.double()) * error).sum(1)
@@ -125,7 +125,7 @@ def test_squared_errors_of_joined_blocks_are_the_loss(shapes, columns, monkeypat
 def test_with_one_way_the_blocks_do_not_matter(shapes):
     weight, found, books = noise(6, 96), factor(metric_of(96), min(each[0] for each in shapes)), random_books(shapes)
     whole, parts = (
-        choose(weight, torch.ones(6, 1), found, books, Effort(beam=1, columns=columns)) for columns in (96, 32)
+        search_codes(weight, torch.ones(6, 1), found, books, Effort(beam=1, columns=columns)) for columns in (96, 32)
     )
     for one, other in zip(whole, parts, strict=True):
         assert torch.equal(one, other)

@@ -91,7 +91,11 @@ def _note(caught: dict[str, Tensor], name: str, module: object, arguments: tuple
 
 
 @pytest.mark.parametrize(
-    "part", [calibration_stream.attended, lambda block, x, step: calibration_stream.gated(block, x)]
+    "part",
+    [
+        calibration_stream.output_projection_input,
+        lambda block, x, step: calibration_stream.down_projection_input(block, x),
+    ],
 )
 def test_what_is_left_out_for_a_moment_is_put_back(part: Callable[..., Tensor], monkeypatch):
     model = ours("llama-biases")

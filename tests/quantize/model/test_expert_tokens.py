@@ -15,10 +15,10 @@ from localq.files.model_folder import open_model
 from localq.formats import FORMATS, owner
 from localq.formats.checkpoint import open_checkpoint
 from localq.models import ARCHITECTURES
-from localq.models.unstacked_experts import open_
+from localq.models.unstacked_experts import unstack
 from localq.quantize import by_layer, memory
 from localq.quantize.model import expert_tokens
-from localq.quantize.settings import Effort, Settings, Tuning
+from localq.quantize.settings import ConversionSettings, Effort, Tuning
 from tests.support.formats.expert_checkpoints import fused, logits, read, source, write
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.conversions import digests
@@ -55,7 +55,7 @@ def test_an_expert_has_its_tokens_and_borrows_evenly_where_they_are_few():
 def test_what_is_borrowed_counts_a_quarter(sources):
     files = open_model(sources["qwen3_moe"])
     model = ARCHITECTURES["qwen3_moe"].Model(ARCHITECTURES["qwen3_moe"].Config.from_dict(files.config))
-    block = open_(model.layers[0]).to_empty(device="cpu")
+    block = unstack(model.layers[0]).to_empty(device="cpu")
     for parameter in block.parameters():
         torch.nn.init.normal_(parameter.requires_grad_(False), std=0.1)
     full, x = torch.randn(6, 128), torch.randn(6, 128)
@@ -85,7 +85,7 @@ def test_a_mixture_with_linears_of_its_own_is_the_mixture(kind, sources):
     block = model.layers[0]
     x = torch.randn(9, 128)
     expected = block.mlp(x)
-    opened = open_(copy.deepcopy(block))
+    opened = unstack(copy.deepcopy(block))
     of, width = block.mlp.experts, block.mlp.experts.width
     opened.mlp.router = block.mlp.router
     for number in range(of.count):
@@ -100,12 +100,12 @@ def test_what_a_mixture_takes_of_the_device_is_counted_by_its_first_expert(sourc
     files = open_model(sources["mixtral"])
     with torch.device("meta"):
         model = ARCHITECTURES["mixtral"].Model(ARCHITECTURES["mixtral"].Config.from_dict(files.config))
-    settings = Settings(Effort(), (), on_host=True)
-    found = memory.count(open_(model.layers[0]), 128, 64, settings, device="cpu", turned=True)
+    settings = ConversionSettings(Effort(), (), on_host=True)
+    found = memory.count(unstack(model.layers[0]), 128, 64, settings, device="cpu", rotated=True)
     groups = {stage.removeprefix("search of ") for stage in found.stages if stage.startswith("search of ")}
     assert groups == {"self_attn.q_proj", "self_attn.o_proj", "mlp.experts.0.gate_proj", "mlp.experts.0.down_proj"}
     all_experts = 4 * 3 * 128 * 192
-    assert found.stages["a pass through it"] == 2 * 4 * all_experts + 4 * 64 * (4 * 128 + 2 * 192)
+    assert found.stages["a forward pass"] == 2 * 4 * all_experts + 4 * 64 * (4 * 128 + 2 * 192)
 
 
 # ---- whole models

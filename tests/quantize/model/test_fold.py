@@ -20,7 +20,7 @@ F64 = torch.float64
 
 @pytest.mark.parametrize("width", [1, 3, 14, 64, 576, 640, 896, 1152, 1536])
 def test_rotations_are_orthogonal(width):
-    turn = fold.rotation(width, 5)
+    turn = fold.random_rotation(width, 5)
     assert turn.dtype == F64
     assert (turn @ turn.T - torch.eye(width, dtype=F64)).abs().max() < 2**-52 * 16 * width**0.5
 
@@ -28,13 +28,13 @@ def test_rotations_are_orthogonal(width):
 @pytest.mark.parametrize("width", [576, 640, 896])
 def test_rotations_spread_an_outlier_over_all_that_a_block_reaches(width):
     """Every row has a Hadamard matrix as its factor: the power of two in the width divides its largest share."""
-    turn, power = fold.rotation(width, 5), width & -width
+    turn, power = fold.random_rotation(width, 5), width & -width
     assert turn.abs().max() <= power**-0.5 + 1e-12
     assert (turn.view(width, width // power, power).abs().std(2) < 1e-12).all()
 
 
 def test_seeds_decide():
-    one, same, other = (fold.rotation(72, seed) for seed in (1, 1, 2))
+    one, same, other = (fold.random_rotation(72, seed) for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     signs = [fold.minus_signs(192, seed) for seed in (1, 1, 2)]
@@ -48,7 +48,7 @@ FOLDABLE = [name for name, case in DENSE.items() if not case.config["model_type"
 
 
 def test_norms_behind_parts_of_a_block_forbid_turning_the_stream():
-    assert [name for name in DENSE if fold.foldable(ours(name))] == FOLDABLE
+    assert [name for name in DENSE if fold.can_rotate_stream(ours(name))] == FOLDABLE
 
 
 def logits_of(model: Decoder, table: Tensor, head: Tensor) -> Tensor:
@@ -76,12 +76,12 @@ def test_a_turned_model_has_the_same_logits(name):
     with torch.inference_mode():
         expected = logits_of(model, table, head)
         before = copy.deepcopy(model.layers)
-        turn = fold.rotation(model.config.hidden, 9)
+        turn = fold.random_rotation(model.config.hidden, 9)
         for index, block in enumerate(model.layers):
             fold.fold_block(block, turn, index)
-        turned_head = fold.turned_rows(head * model.norm.weight, turn).double()
+        turned_head = fold.rotate_rows(head * model.norm.weight, turn).double()
         model.norm.weight.data = torch.ones_like(model.norm.weight)
-        got = logits_of(model, fold.turned_rows(table, turn).double(), turned_head)
+        got = logits_of(model, fold.rotate_rows(table, turn).double(), turned_head)
     assert expected.std() > 0.5
     assert (got - expected).norm() <= 2**-24 * 40 * expected.norm()
     for one, other in zip(_weights(before), _weights(model.layers), strict=True):
@@ -109,6 +109,6 @@ def _weights(layers: nn.ModuleList) -> list[Tensor]:
 
 
 def test_only_plain_linears_are_turned():
-    assert isinstance(fold.plain(nn.Linear(2, 3)), nn.Linear)
+    assert isinstance(fold.plain_linear(nn.Linear(2, 3)), nn.Linear)
     with pytest.raises(TypeError, match="Embedding"):
-        fold.plain(nn.Embedding(2, 3))
+        fold.plain_linear(nn.Embedding(2, 3))

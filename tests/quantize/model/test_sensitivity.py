@@ -14,11 +14,11 @@ from localq.formats.checkpoint import open_checkpoint
 from localq.models import ARCHITECTURES
 from localq.quantize.model import sensitivity
 from localq.quantize.model.calibration_stream import Streams
-from localq.quantize.model.fold import plain
+from localq.quantize.model.fold import plain_linear
 from localq.quantize.model.matrix_groups import groups_of
-from localq.quantize.model.source import Source
-from localq.quantize.output.sensitivity_log import Trail
-from localq.quantize.settings import Settings
+from localq.quantize.model.source import SourceModel
+from localq.quantize.output.sensitivity_log import SensitivityLog
+from localq.quantize.settings import ConversionSettings
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.vq2_conversions import QUICK, ended, loaded, windows
 
@@ -36,23 +36,23 @@ def measured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     with open_checkpoint(files) as checkpoint, torch.no_grad(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(sensitivity, "_left_by_feedback", lambda metric, damping: float(metric.trace()))
         patch.setattr(sensitivity, "TRACED", 12)
-        model = Source(files, checkpoint, ARCHITECTURES[request.param], torch.device("cpu"), seed=0)
+        model = SourceModel(files, checkpoint, ARCHITECTURES[request.param], torch.device("cpu"), seed=0)
         model.model.make_tables(64, "cpu")
-        settings = Settings(QUICK, (), rotate="down" if model.turned else "all")
+        settings = ConversionSettings(QUICK, (), rotate="down" if model.rotated else "all")
         rows = [each * model.model.embed_scale for each in model.embedded(text)]
-        trail = Trail(tmp_path_factory.mktemp("trail"), {})
+        trail = SensitivityLog(tmp_path_factory.mktemp("trail"), {})
         prices = sensitivity.sensitivities(model, lambda: rows, torch.device("cpu"), settings, trail, lambda left: None)
         costs = _costs(model, Streams(model.model, rows, torch.device("cpu")), folder)
     return torch.tensor(prices).flatten() * NOISE**2, torch.tensor(costs)
 
 
-def _costs(model: Source, streams: Streams, folder: Path) -> list[float]:
+def _costs(model: SourceModel, streams: Streams, folder: Path) -> list[float]:
     """KL by noise of NOISE times each row's deviation, in one group after the other."""
     blocks, generator = [model.block(index) for index in range(model.layers)], torch.Generator().manual_seed(1)
     (norm, head), judge = model.ending(), loaded(folder)
     judge.model.norm.weight = torch.nn.Parameter(norm)
     judge.model.norm.finish()
-    if model.turned:
+    if model.rotated:
         judge.model.lm_head = torch.nn.Linear(*head.T.shape, bias=False)
         judge.model.lm_head.weight = torch.nn.Parameter(head)
 
@@ -71,7 +71,7 @@ def _costs(model: Source, streams: Streams, folder: Path) -> list[float]:
             for _ in range(DRAWS):
                 noisy = copy.deepcopy(block)
                 for name in group.names:
-                    weight = plain(noisy.get_submodule(name)).weight
+                    weight = plain_linear(noisy.get_submodule(name)).weight
                     deviation = weight.square().mean(1, keepdim=True).sqrt()
                     weight.data += NOISE * deviation * torch.randn(weight.shape, generator=generator)
                 got = predicted([*blocks[:index], noisy, *blocks[index + 1 :]])
@@ -105,5 +105,5 @@ def test_feedback_leaves_less_than_the_trace_and_nothing_of_what_is_known() -> N
 
 
 def test_windows_come_from_all_over_the_text() -> None:
-    assert sensitivity.spread(5) == [0, 1, 2, 3, 4]
-    assert sensitivity.spread(10, 4) == [0, 2, 5, 7]
+    assert sensitivity.spread_indices(5) == [0, 1, 2, 3, 4]
+    assert sensitivity.spread_indices(10, 4) == [0, 2, 5, 7]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from localq.errors import ExitCode, LocalqError
 from localq.quantize.model import statistics
-from localq.quantize.model.statistics import Statistics, damped, factor
+from localq.quantize.model.statistics import Statistics, damp, factor
 
 CPU = torch.device("cpu")
 TOKENS, COLUMNS, OUT = 150, 24, 10
@@ -47,7 +47,7 @@ def test_the_goal_is_the_least_squares_solution(residual, damping):
     ridge = (TOKENS * damping * metric.double().diagonal().mean()).sqrt() * torch.eye(COLUMNS, dtype=torch.float64)
     change = torch.linalg.lstsq(torch.cat((x, ridge)), torch.cat((wanted, torch.zeros(COLUMNS, OUT)))).solution.T
     # f32 sums over tokens, then a solution by a matrix of this condition
-    condition = float(torch.linalg.cond(damped(metric, damping).double()))
+    condition = float(torch.linalg.cond(damp(metric, damping).double()))
     bound = 2**-24 * TOKENS**0.5 * condition
     assert bound < 0.05
     assert (goal.double() - weight - change).norm() <= bound * change.norm()
@@ -96,7 +96,7 @@ def test_the_factor_multiplies_to_the_metric(step):
 
 
 def test_wide_matrices_are_factored_in_f32(monkeypatch):
-    metric = damped(metric_of(gathered(1)), 0.01)
+    metric = damp(metric_of(gathered(1)), 0.01)
     exact = factor(metric, 4)
     monkeypatch.setattr(statistics, "F64_COLUMNS", COLUMNS - 1)
     found = factor(metric, 4)
@@ -107,14 +107,14 @@ def test_wide_matrices_are_factored_in_f32(monkeypatch):
 
 def test_damping_adds_a_part_of_the_mean_diagonal():
     metric = torch.tensor([[3.0, 1.0], [1.0, 5.0]])
-    assert damped(metric, 0.25).tolist() == [[4.0, 1.0], [1.0, 6.0]]
+    assert damp(metric, 0.25).tolist() == [[4.0, 1.0], [1.0, 6.0]]
 
 
 def test_fewer_tokens_than_columns_do():
     """A metric of rank 5: damped it has its factor; as it is, one of a metric next to it."""
     x = normal(5, COLUMNS)
     metric = x.T @ x / 5
-    for given, off in ((damped(metric, 0.01), 1e-4), (metric, 2e-4 * COLUMNS**0.5)):
+    for given, off in ((damp(metric, 0.01), 1e-4), (metric, 2e-4 * COLUMNS**0.5)):
         found = factor(given, 4)
         assert torch.isfinite(found.feedback).all()
         upper = torch.linalg.inv(found.feedback.double())
@@ -132,7 +132,7 @@ def test_inputs_of_zeros_leave_the_matrix_and_the_plain_metric():
     goal = weight.clone()
     metric = found.finish(goal, 0.03)
     assert torch.equal(goal, weight)
-    assert torch.equal(factor(damped(metric, 0.03), 4).feedback, torch.eye(COLUMNS))
+    assert torch.equal(factor(damp(metric, 0.03), 4).feedback, torch.eye(COLUMNS))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

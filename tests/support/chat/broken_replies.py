@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localq.chat.session import ChatSession, Message, Piece
+from localq.chat.session import ChatSession, Message, ReplyPiece
 from localq.errors import LocalqError
 
 
@@ -12,7 +12,7 @@ def failed_reply(session: ChatSession, text: str) -> tuple[LocalqError, str]:
     error: LocalqError | None = None
     try:
         for part in session.ask(text):
-            got += part.text if isinstance(part, Piece) else ""
+            got += part.text if isinstance(part, ReplyPiece) else ""
     except LocalqError as caught:
         error = caught
     assert error is not None

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from localq.chat.history.store import SessionStore
-from localq.chat.session import ChatSession, Piece, Reply
+from localq.chat.history.store import ConversationStore
+from localq.chat.session import ChatSession, ReplyPiece, Reply
 from localq.errors import LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.stats import Stats
@@ -98,7 +98,7 @@ class ScriptedClient:
 def session_over(
     *scripts: list[str | list[int] | LocalqError],
     tokenizer: CharTokenizer | None = None,
-    store: SessionStore | None = None,
+    store: ConversationStore | None = None,
     **more: Any,
 ) -> ChatSession:
     """A chat with a `ScriptedClient`, which takes what is in `more`."""
@@ -106,11 +106,11 @@ def session_over(
     return ChatSession(client, Load("path", LoadOptions("model")), tokenizer or CharTokenizer(), store=store)
 
 
-def streamed(parts: Iterable[Piece | Reply]) -> tuple[str, Reply, list[str]]:
+def streamed(parts: Iterable[ReplyPiece | Reply]) -> tuple[str, Reply, list[str]]:
     """The text as it streamed, the end, and every notice."""
     text, told, reply = "", [], None
     for part in parts:
-        if isinstance(part, Piece):
+        if isinstance(part, ReplyPiece):
             text += part.text
             told += [part.notice] if part.notice else []
         else:

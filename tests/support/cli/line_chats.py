@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from localq.chat.history.store import SessionStore
-from localq.chat.open_model import Opened
+from localq.chat.history.store import ConversationStore
+from localq.chat.open_model import OpenSession
 from localq.chat.session import ChatSession
 from localq.cli.line.line_chat import LineChat
 from localq.cli.line.session import TerminalWatcher
@@ -27,12 +27,12 @@ class Terminal(io.StringIO):
 class Chat:
     """A line chat in the middle of the test: `says` handles one line and returns what came to stdout and to stderr."""
 
-    def __init__(self, capsys, replies: tuple, store: SessionStore | None) -> None:
+    def __init__(self, capsys, replies: tuple, store: ConversationStore | None) -> None:
         self.client = ScriptedClient(*[reply if isinstance(reply, list) else [reply] for reply in replies])
         self.session = ChatSession(self.client, Load("path", LoadOptions("tiny")), CharTokenizer(), store=store)
         self.session.record.model = "tiny"
         self.capsys = capsys
-        self.loop = LineChat(Opened(self.session, self.client), TerminalWatcher(quiet=True), show_stats=False)
+        self.loop = LineChat(OpenSession(self.session, self.client), TerminalWatcher(quiet=True), show_stats=False)
 
     def says(self, line: str) -> tuple[str, str]:
         self.capsys.readouterr()

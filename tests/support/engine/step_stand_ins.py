@@ -28,9 +28,14 @@ def normed(x: Tensor, norm: Any) -> Tensor:
     return F.rms_norm(x, norm.weight.shape, norm.weight.to(x.dtype), norm.eps)
 
 
-def dense_gemv(x, weights, *, biases=None, norm=None, residual=None, activation=None, out):
+def dense_gemv(x, operands, *, norm=None, residual=None, activation=None, out):
     """`kernels.dense.dense_gemv`."""
-    biases = biases or [None] * len(weights)
+    products(x, [each.weight for each in operands], operands, norm, residual, activation, out)
+
+
+def products(x, weights, operands, norm=None, residual=None, activation=None, out=None):
+    """With the biases of `operands`, whose weights [out, in] are `weights`."""
+    biases = [each.bias for each in operands]
     parts = [F.linear(normed(x, norm), weight, bias) for weight, bias in zip(weights, biases, strict=True)]
     if activation is not None:
         gate, up = parts
@@ -39,12 +44,12 @@ def dense_gemv(x, weights, *, biases=None, norm=None, residual=None, activation=
     out.copy_(result if residual is None else residual + result)
 
 
-def vq_gemv(x, matrices, *, norm=None, signs=None, **around):
-    """`kernels.vq.vq_gemv`."""
+def vq_gemv(x, operands, *, norm=None, **around):
+    """`formats.codebooks.lookup_kernel.vq_gemv`."""
     x = normed(x, norm)
-    if signs is not None:
-        x = rotation.rotate(x, signs)
-    dense_gemv(x, [weights_of(matrix) for matrix in matrices], **around)
+    if operands[0].signs is not None:
+        x = rotation.rotate(x, operands[0].signs)
+    products(x, [weights_of(each) for each in operands], operands, **around)
 
 
 def attention_decode(
@@ -119,10 +124,11 @@ def rmsnorm(x, norm, residual=None, *, out) -> None:
 
 def install(monkeypatch: Any) -> None:
     """Put them in the place of the kernels, for the fused step."""
-    from localq.engine.step import fused, fused_experts, operands
+    from localq.engine.step import fused, fused_experts
+    from localq.kernels import dense
 
     workspace = SimpleNamespace(bytes=lambda: 0)
-    monkeypatch.setattr(operands.dense, "dense_gemv", dense_gemv)
+    monkeypatch.setattr(dense, "dense_gemv", dense_gemv)
     monkeypatch.setattr(fused.attention, "attention_decode", attention_decode)
     monkeypatch.setattr(fused.attention, "Workspace", lambda *arguments: workspace)
     for stand_in in (router, experts_gate_up, experts_down):

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from localq.files.format_sizes import vq2_books
+from localq.files.schemes import vq2_codebooks
 from localq.formats.codebooks import vq2
 from localq.formats.codebooks.vq2 import Packed
 from tests.support.models.tiny_checkpoints import make_model, write_tokenizer
@@ -26,7 +26,7 @@ def packed_of(shape: tuple[int, int], scheme: str = "s4l16", signs: bool = True,
     out, columns = shape
     generator = torch.Generator().manual_seed(seed)
     books = []
-    for stride, length in vq2_books(scheme):
+    for stride, length in vq2_codebooks(scheme):
         codes = torch.randint(0, 256, (out, columns // stride), generator=generator, dtype=torch.uint8)
         codes[0, 0], codes[-1, -1] = 0, 255
         codebook = 0.1 * (stride / length) ** 0.5 * torch.randn(256, length, generator=generator)

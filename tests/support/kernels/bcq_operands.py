@@ -10,14 +10,14 @@ from torch import Tensor
 from localq.formats.bcq import codec as bcq_codec
 from localq.formats.bcq import tiles as bcq_tiles
 from localq.formats.bcq.codec import Packed
-from localq.formats.bcq.kernel import BcqMatrix
+from localq.formats.bcq.kernel import BcqOperand
 
 
 @dataclass(frozen=True)
-class BcqOperand:
+class BcqSample:
     """A matrix as the kernel takes it, its weights f32 [out, in] by the definition, and how it is stored."""
 
-    matrix: BcqMatrix
+    matrix: BcqOperand
     dense: Tensor
     packed: Packed
 
@@ -34,10 +34,10 @@ def random_packed(shape: tuple[int, int], planes: int, group: int, zero_point: b
     return Packed(codes, scales.half())
 
 
-def operand_of(packed: Packed, device: str = "cpu") -> BcqOperand:
+def operand_of(packed: Packed, device: str = "cpu") -> BcqSample:
     """`packed` in tiles, on `device`."""
     there = packed.to(device)
-    matrix = BcqMatrix(
+    matrix = BcqOperand(
         bcq_tiles.tile_codes(there.codes),
         bcq_tiles.tile_scales(there.scales, packed.planes),
         packed.planes,
@@ -45,16 +45,16 @@ def operand_of(packed: Packed, device: str = "cpu") -> BcqOperand:
         packed.group,
         *packed.shape,
     )
-    return BcqOperand(matrix, bcq_codec.dequantize(packed, torch.float32).to(device), packed)
+    return BcqSample(matrix, bcq_codec.dequantize(packed, torch.float32).to(device), packed)
 
 
 def make(shape: tuple[int, int], planes: int, group: int, zero_point: bool = False, seed: int = 0,
-         device: str = "cpu") -> BcqOperand:  # fmt: skip
+         device: str = "cpu") -> BcqSample:  # fmt: skip
     """See `random_packed`."""
     return operand_of(random_packed(shape, planes, group, zero_point, seed), device)
 
 
-def by_bits(operand: BcqOperand, x: Tensor) -> tuple[Tensor, Tensor]:
+def by_bits(operand: BcqSample, x: Tensor) -> tuple[Tensor, Tensor]:
     """The product as the kernel rounds it, but for its sums, and the sums of magnitudes: x [rows, in] -> two of f32
     [rows, out]. 128 columns of x are 16 bits of fixed point each, the largest between 2^14 and 2^15."""
     held = _in_bits(x)
@@ -77,7 +77,7 @@ def _last_bit(x: Tensor) -> Tensor:
     return torch.exp2(torch.floor(torch.log2(largest)) - 14).expand_as(blocks).flatten(1)[:, : x.shape[1]]
 
 
-def rounding_of_bits(operand: BcqOperand, x: Tensor) -> float:
+def rounding_of_bits(operand: BcqSample, x: Tensor) -> float:
     """What x in bits may add to the error of a product: each value is off by up to half of the last bit, which adds up
     like the steps of a walk; four deviations of the worst result. x [rows, in], on any device."""
     squares = _last_bit(x).square() @ operand.dense.cpu().double().square().T / 12

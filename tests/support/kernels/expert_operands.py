@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from localq.formats import mxfp4, nf4
 from localq.formats.experts.stacks import Mxfp4Stack, Nf4Stack, Stack
-from localq.formats.mxfp4.kernel import Mxfp4Matrix
+from localq.formats.mxfp4.kernel import Mxfp4Operand
 from localq.formats.nf4 import Packed as Nf4Packed
 from localq.kernels.gemv import Norm
 from tests.support.kernels.nf4_operands import operands_of
@@ -41,10 +41,10 @@ def mxfp4_packed(out: int, columns: int, seed: int, device: str = "cpu") -> mxfp
     return mxfp4.Packed(codes, scales).to(device)
 
 
-def mxfp4_matrix(out: int, columns: int, seed: int, device: str = "cpu") -> tuple[Mxfp4Matrix, Tensor]:
+def mxfp4_matrix(out: int, columns: int, seed: int, device: str = "cpu") -> tuple[Mxfp4Operand, Tensor]:
     """As the kernels take it, and its weights f32."""
     packed = mxfp4_packed(out, columns, seed, device)
-    return Mxfp4Matrix(packed.codes, packed.scales), mxfp4.dequantize(packed, torch.float32)
+    return Mxfp4Operand(packed.codes, packed.scales), mxfp4.dequantize(packed, torch.float32)
 
 
 def _mxfp4(shape: tuple[int, int, int], dtype: torch.dtype, seed: int, device: str) -> Experts:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from localq.formats.codebooks import aqlm
-from localq.formats.codebooks.gather_kernel import GatherMatrix, gather_gemv, vptq_gemv
-from localq.formats.codebooks.unpack_kernel import VptqMatrix
+from localq.formats.codebooks.gather_kernel import GatherOperand, gather_gemv
 from localq.formats.vptq import codec as vptq_codec
+from localq.formats.vptq.kernel import VptqOperand, vptq_gemv
 from tests.support.kernels.row_operands import RowFormat, RowOperand
 
 ENTRIES = 65_536
@@ -74,8 +74,8 @@ def vptq_packed(
     )
 
 
-def gather_matrix(packed: aqlm.Packed) -> GatherMatrix:
-    return GatherMatrix(packed.codes, packed.codebooks, packed.scales)
+def gather_matrix(packed: aqlm.Packed) -> GatherOperand:
+    return GatherOperand(packed.codes, packed.codebooks, packed.scales)
 
 
 def unrounded(packed: aqlm.Packed) -> torch.Tensor:
@@ -84,8 +84,8 @@ def unrounded(packed: aqlm.Packed) -> torch.Tensor:
     return plain * packed.scales.view(-1, 1).float()
 
 
-def vptq_matrix(packed: vptq_codec.Packed) -> VptqMatrix:
-    return VptqMatrix(**{each.name: getattr(packed, each.name) for each in fields(packed)})
+def vptq_matrix(packed: vptq_codec.Packed) -> VptqOperand:
+    return VptqOperand.of(packed)
 
 
 def _aqlm(layout, shape, dtype, seed, device) -> RowOperand:

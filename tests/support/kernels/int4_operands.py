@@ -10,15 +10,15 @@ from torch import Tensor
 from localq.formats.int4 import codec as int4_codec
 from localq.formats.int4 import tiles as int4_tiles
 from localq.formats.int4.codec import Packed
-from localq.formats.int4.kernel import Int4Matrix
+from localq.formats.int4.kernel import Int4Operand
 
 
 @dataclass(frozen=True)
-class Int4Operand:
+class Int4Sample:
     """A matrix as its format has it, and as the kernels take it, with tensors of its own."""
 
     packed: Packed
-    matrix: Int4Matrix
+    matrix: Int4Operand
 
     @property
     def dense(self) -> Tensor:
@@ -49,18 +49,18 @@ def packed_of(
     return Packed(codes, values.to(scales), zeros, order, group, not act_order)
 
 
-def operand_of(packed: Packed, device: str = "cpu") -> Int4Operand:
+def operand_of(packed: Packed, device: str = "cpu") -> Int4Sample:
     """A matrix that is there already, on `device`."""
     packed = packed.to(device)
-    return Int4Operand(packed, matrix_of(int4_tiles.tile(packed)))
+    return Int4Sample(packed, matrix_of(int4_tiles.tile(packed)))
 
 
-def matrix_of(tiled: Packed) -> Int4Matrix:
+def matrix_of(tiled: Packed) -> Int4Operand:
     """Tiled tensors as the kernels take them; without an order that changes nothing."""
     order = None if tiled.in_order else tiled.order
-    return Int4Matrix(tiled.codes, tiled.scales, tiled.zeros, order, tiled.group)
+    return Int4Operand(tiled.codes, tiled.scales, tiled.zeros, order, tiled.group)
 
 
-def make(shape: tuple[int, int], group: int, seed: int = 0, device: str = "cpu", **kind: object) -> Int4Operand:
+def make(shape: tuple[int, int], group: int, seed: int = 0, device: str = "cpu", **kind: object) -> Int4Sample:
     """`packed_of`, on `device`."""
     return operand_of(packed_of(shape, group, seed, **kind), device)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from torch import Tensor
 from localq.formats import nf4
 from localq.formats.nf4 import Packed
 from localq.formats.nf4 import tiles as nf4_tiles
-from localq.formats.nf4.kernel import Nf4Matrix
+from localq.formats.nf4.kernel import Nf4Operand
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Operands:
     """A matrix in NF4, row by row: `packed`, and `matrix` as the operations take it, of the same tensors."""
 
     packed: Packed
-    matrix: Nf4Matrix
+    matrix: Nf4Operand
 
     @property
     def dense(self) -> Tensor:
@@ -53,10 +53,10 @@ def operands_of(packed: Packed) -> Operands:
     offset = 0.0 if packed.offset is None else packed.offset.item()
     code_map = nf4.CODE_MAP.to(packed.codes.device)
     tensors = (packed.codes, packed.absmax, packed.nested_absmax, packed.nested_map)
-    return Operands(packed, Nf4Matrix(*tensors, offset, code_map, *packed.shape))
+    return Operands(packed, Nf4Operand(*tensors, offset, code_map, *packed.shape))
 
 
-def in_order(matrix: Nf4Matrix, tiled: bool) -> Nf4Matrix:
+def in_order(matrix: Nf4Operand, tiled: bool) -> Nf4Operand:
     """A row-wise matrix as it is, or the same weights tiled."""
     if not tiled:
         return matrix

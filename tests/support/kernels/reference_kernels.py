@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from localq.formats.nf4 import dequantize as nf4_values
 from localq.formats.nf4 import kernel as nf4_kernel
 from localq.formats.nf4 import tiles as nf4_tiles
 from localq.formats.vptq import codec as vptq_codec
+from localq.formats.vptq import kernel as vptq_kernel
 from localq.kernels import attention, dense, embed, logit_adjust, rmsnorm, sampling
 from tests.support.kernels import adjoint_operands, reference_experts
 from tests.support.kernels.vq_operands import weights_of
@@ -55,9 +56,9 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(int4_kernel, "int4_gemv", int4_gemv)
     monkeypatch.setattr(int4_kernel, "int4_dequantize", int4_dequantize)
     monkeypatch.setattr(unpack_kernel, "additive_dequantize", additive_dequantize)
-    monkeypatch.setattr(unpack_kernel, "vptq_dequantize", vptq_dequantize)
+    monkeypatch.setattr(vptq_kernel, "vptq_dequantize", vptq_dequantize)
     monkeypatch.setattr(gather_kernel, "gather_gemv", gather_gemv)
-    monkeypatch.setattr(gather_kernel, "vptq_gemv", vptq_gemv)
+    monkeypatch.setattr(vptq_kernel, "vptq_gemv", vptq_gemv)
     monkeypatch.setattr(gather_kernel, "gather_roof", lambda table, step, loads, sums: sums.zero_())
     monkeypatch.setattr(lookup_kernel, "vq_gemv", vq_gemv)
     monkeypatch.setattr(tiled, "vq_dequantize", vq_dequantize)
@@ -77,7 +78,7 @@ def install(monkeypatch) -> None:
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
 
 
-def nf4_weight(matrix: nf4_kernel.Nf4Matrix, dtype: torch.dtype) -> Tensor:
+def nf4_weight(matrix: nf4_kernel.Nf4Operand, dtype: torch.dtype) -> Tensor:
     shape = (matrix.out_features, matrix.in_features)
     codes, absmax = matrix.codes.view(shape[0], -1), matrix.absmax
     if matrix.tiled:
@@ -92,7 +93,7 @@ def nf4_dequantize(matrix, dtype, out=None):
     return weight if out is None else out.copy_(weight)
 
 
-def product(x, weights, biases=None, norm=None, residual=None, activation=None, out=None):
+def product(x, weights, norm=None, residual=None, activation=None, out=None):
     """In f32, rounded once."""
     wide = x.float()
     if norm is not None:
@@ -104,20 +105,20 @@ def product(x, weights, biases=None, norm=None, residual=None, activation=None, 
     return whole.to(x.dtype) if out is None else out.copy_(whole)
 
 
-def nf4_gemv(x, matrices, **around):
-    return product(x, [nf4_weight(matrix, torch.float32) for matrix in matrices], **around)
+def nf4_gemv(x, operands, **around):
+    return product(x, [nf4_weight(matrix, torch.float32) for matrix in operands], **around)
 
 
 def nf4_gemm(x, matrix, **around):
     return product(x, [nf4_weight(matrix, torch.float32)], **around)
 
 
-def dense_gemv(x, weights, **around):
-    return product(x, weights, **around)
+def dense_gemv(x, operands, **around):
+    return product(x, [each.weight for each in operands], **around)
 
 
-def int8_gemv(x, matrices, **around):
-    weights = [int8_format.dequantize(matrix, torch.float32) for matrix in matrices]
+def int8_gemv(x, operands, **around):
+    weights = [int8_format.dequantize(matrix, torch.float32) for matrix in operands]
     return product(x, weights, **around)
 
 
@@ -127,8 +128,8 @@ def int4_packed(matrix):
     return int4_tiles.untile(tiled)
 
 
-def int4_gemv(x, matrices, **around):
-    weights = [int4_codec.dequantize(int4_packed(each), torch.float32) for each in matrices]
+def int4_gemv(x, operands, **around):
+    weights = [int4_codec.dequantize(int4_packed(each), torch.float32) for each in operands]
     return product(x, weights, **around)
 
 
@@ -150,30 +151,27 @@ def additive_dequantize(sets, scales, first, out, *, out_group=1, rounded):
     return out.copy_(total * scales[rows, None].float())
 
 
-def vptq_packed(matrix):
-    return vptq_codec.Packed(**{each.name: getattr(matrix, each.name) for each in fields(matrix)})
-
-
 def vq_adjoint(matrix, codes, stride, length):
     return adjoint_operands.exact(matrix, codes, stride, length)[0].float()
 
 
 def vptq_dequantize(matrix, first, out):
-    return vptq_codec.dequantize_rows(vptq_packed(matrix), first, len(out), out.dtype, out)
+    return vptq_codec.dequantize_rows(matrix, first, len(out), out.dtype, out)
 
 
-def gather_gemv(x, matrices, **around):
-    ones = [aqlm.Packed(each.codes, each.codebooks, torch.ones_like(each.scales)) for each in matrices]
+def gather_gemv(x, operands, **around):
+    ones = [aqlm.Packed(each.codes, each.codebooks, torch.ones_like(each.scales)) for each in operands]
     weights = [aqlm.dequantize(one, torch.float32) for one in ones]
-    scaled = [weight * each.scales.view(-1, 1).float() for weight, each in zip(weights, matrices, strict=True)]
+    scaled = [weight * each.scales.view(-1, 1).float() for weight, each in zip(weights, operands, strict=True)]
     return product(x, scaled, **around)
 
 
-def vq_gemv(x, matrices, signs=None, norm=None, **around):
+def vq_gemv(x, operands, norm=None, **around):
+    signs = operands[0].signs
     if signs is not None:
         x, norm = rotation.rotate(x if norm is None else normed(x, norm, out=torch.empty_like(x)), signs), None
     around["norm"] = norm
-    return product(x, [weights_of(each) for each in matrices], **around)
+    return product(x, [weights_of(each) for each in operands], **around)
 
 
 def bcq_rows(matrix, first, count, dtype):
@@ -186,8 +184,8 @@ def bcq_rows(matrix, first, count, dtype):
     return bcq_codec.dequantize(packed, dtype)
 
 
-def bcq_gemv(x, matrices, **around):
-    return product(x, [bcq_rows(matrix, 0, matrix.out_features, torch.float32) for matrix in matrices], **around)
+def bcq_gemv(x, operands, **around):
+    return product(x, [bcq_rows(matrix, 0, matrix.out_features, torch.float32) for matrix in operands], **around)
 
 
 def bcq_dequantize(matrix, first, out):
@@ -210,8 +208,8 @@ def rotated(x, signs, out=None):
     return turned if out is None else out.copy_(turned)
 
 
-def vptq_gemv(x, matrices, **around):
-    return product(x, [vptq_codec.dequantize(vptq_packed(each), torch.float32) for each in matrices], **around)
+def vptq_gemv(x, operands, **around):
+    return product(x, [vptq_codec.dequantize(each, torch.float32) for each in operands], **around)
 
 
 def embedded(ids, table, scale=1.0, out=None):

@@ -9,7 +9,7 @@ import torch
 
 from localq.kernels import gemv
 from tests.support.kernels.nf4_operands import assert_as_good_as_naive, bits, inputs
-from tests.support.kernels.row_operands import RowFormat, normed
+from tests.support.kernels.row_operands import RowFormat, biased, normed
 
 DTYPES = [torch.float16, torch.bfloat16]
 ACTIVATIONS = {
@@ -50,7 +50,7 @@ class RowProductChecks:
         operand = self.format.make((out, columns), dtype, rows, "cuda")
         bias = 5 * torch.randn(out, device="cuda", generator=torch.Generator("cuda").manual_seed(rows)).to(dtype)
         x = inputs(rows, columns, dtype, "cuda", seed=rows)
-        assert_as_good_as_naive(self.multiply(operand, x, biases=[bias]), x, operand.dense, bias)
+        assert_as_good_as_naive(self.format.gemv(x, biased([operand.matrix], [bias])), x, operand.dense, bias)
 
     @pytest.mark.parametrize("rows", [1, 8])
     def test_f32_results_have_the_error_of_f32_sums(self, rows):
@@ -156,7 +156,7 @@ class RowProductChecks:
         bias = torch.randn(sum(outs), device="cuda", generator=generator).to(dtype)
         residual = torch.randn(1, sum(outs), device="cuda", generator=generator).to(dtype)
         matrices = [operand.matrix for operand in operands]
-        got = self.format.gemv(x, matrices, biases=list(bias.split(outs)), norm=norm, residual=residual)
+        got = self.format.gemv(x, biased(matrices, bias.split(outs)), norm=norm, residual=residual)
         dense = torch.cat([operand.dense for operand in operands])
         # The residual enters before the one rounding, so the sum as a whole is what a naive product with a bias gives.
         assert_as_good_as_naive(got, normed(x, norm), dense, bias=bias.float() + residual[0].float())
@@ -170,7 +170,7 @@ class RowProductChecks:
         biases = [torch.randn(width, device="cuda").half() for _ in operands]
         out = torch.full((rows, width), torch.nan, device="cuda")
         got = self.format.gemv(
-            x, [operand.matrix for operand in operands], biases=biases, activation=activation, out=out
+            x, biased([operand.matrix for operand in operands], biases), activation=activation, out=out
         )
         wide = [x.double() @ each.dense.double().T + bias.double() for each, bias in zip(operands, biases, strict=True)]
         exact = ACTIVATIONS[activation](wide[0]) * wide[1]

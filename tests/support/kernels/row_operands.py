@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from localq.formats import squeezellm
-from localq.formats.int8.kernel import Int8Matrix, int8_gemv
+from localq.formats.int8.kernel import Int8Operand, int8_gemv
 from localq.formats.squeezellm import tiles as squeezellm_tiles
-from localq.formats.squeezellm.kernel import RowLutMatrix, rowlut_gemv
+from localq.formats.squeezellm.kernel import RowLutOperand, rowlut_gemv
 from localq.kernels import gemv
-from localq.kernels.dense import dense_gemv
+from localq.kernels.dense import DenseOperand, dense_gemv
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _dense(shape: tuple[int, int], dtype: torch.dtype, seed: int, device: str) -
     weight[:, 3::101] *= 20
     weight[::7] *= 5
     stored = weight.to(dtype).to(device)
-    return RowOperand(stored, stored.float())
+    return RowOperand(DenseOperand(stored), stored.float())
 
 
 def _int8(shape: tuple[int, int], dtype: torch.dtype, seed: int, device: str) -> RowOperand:
@@ -71,7 +71,7 @@ def _int8(shape: tuple[int, int], dtype: torch.dtype, seed: int, device: str) ->
     scales = 1e-4 + 2e-4 * torch.rand(shape[0], generator=generator)
     scales[::5] *= 30
     scales = scales.to(device)
-    return RowOperand(Int8Matrix(codes, scales), codes.float() * scales.unsqueeze(1))
+    return RowOperand(Int8Operand(codes, scales), codes.float() * scales.unsqueeze(1))
 
 
 def _rowlut(shape: tuple[int, int], dtype: torch.dtype, seed: int, device: str) -> RowOperand:
@@ -82,16 +82,16 @@ def _rowlut(shape: tuple[int, int], dtype: torch.dtype, seed: int, device: str) 
     table[1::3] = table[1::3].sort(1).values
     table[2::7, 5], table[3::7], table[4::11] = 0.0, table[3::7].abs(), table[4::11, :1]
     table[::5] *= 30
-    matrix = RowLutMatrix(codes, table.half().to(device))
+    matrix = RowLutOperand(codes, table.half().to(device))
     return RowOperand(matrix, rowlut_weights(matrix, torch.float32))
 
 
 def _rowlut_in_tiles(shape: tuple[int, int], dtype: torch.dtype, seed: int, device: str) -> RowOperand:
     made = _rowlut(shape, dtype, seed, device)
-    return RowOperand(RowLutMatrix(squeezellm_tiles.tile(made.matrix.codes), made.matrix.table, True), made.dense)
+    return RowOperand(RowLutOperand(squeezellm_tiles.tile(made.matrix.codes), made.matrix.table, True), made.dense)
 
 
-def rowlut_weights(matrix: RowLutMatrix, dtype: torch.dtype) -> Tensor:
+def rowlut_weights(matrix: RowLutOperand, dtype: torch.dtype) -> Tensor:
     """[out, in] of `dtype` by the definition of the format."""
     codes = squeezellm_tiles.untile(matrix.codes) if matrix.tiled else matrix.codes
     return squeezellm.dequantize(squeezellm.Packed(codes, matrix.table), dtype)
@@ -108,3 +108,8 @@ def normed(x: Tensor, norm: gemv.Norm) -> Tensor:
     if norm.weight.dtype == torch.float32:
         return torch.nn.functional.rms_norm(x.float(), norm.weight.shape, norm.weight, norm.eps).to(x.dtype)
     return torch.nn.functional.rms_norm(x, norm.weight.shape, None, norm.eps) * norm.weight
+
+
+def biased(operands: Sequence[Any], biases: Sequence[Tensor | None] | None) -> list[Any]:
+    """The operands with these biases."""
+    return [replace(each, bias=bias) for each, bias in zip(operands, biases or [None] * len(operands), strict=True)]

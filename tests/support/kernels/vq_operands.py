@@ -11,7 +11,7 @@ from torch import Tensor
 
 from localq.formats.codebooks import tiles as codebook_tiles
 from localq.formats.codebooks.definition import dequantize_codes
-from localq.formats.codebooks.lookup_kernel import VqBook, VqMatrix
+from localq.formats.codebooks.lookup_kernel import VqBook, VqOperand
 
 Books = Sequence[tuple[int, int]]  # stride, length of each
 SCHEMES: dict[str, Books] = {
@@ -26,10 +26,10 @@ SCHEMES: dict[str, Books] = {
 
 
 @dataclass(frozen=True)
-class VqOperand:
+class VqSample:
     """A matrix as the kernel takes it, its weights f32 [out, in] by the definition, and how it was stored."""
 
-    matrix: VqMatrix
+    matrix: VqOperand
     dense: Tensor
     codes: list[Tensor]  # [out, positions, 1] of each book
     codebooks: list[Tensor]  # f16 [256, length]
@@ -42,7 +42,7 @@ def make(
     device: str = "cpu",
     scales: torch.dtype = torch.float16,
     together: bool = False,
-) -> VqOperand:
+) -> VqSample:
     """Random codes and codebooks, some codewords and some rows larger than the others; `together`: the codes of all
     books in one tensor, as AQLM has them (books of one stride)."""
     generator = torch.Generator().manual_seed(seed)
@@ -73,11 +73,11 @@ def make(
         )
         for number, ((stride, _), codebook, tile) in enumerate(zip(books, codebooks, tiles[: len(books)], strict=True))
     )
-    matrix = VqMatrix(held, scale.to(device), factor, out, columns)
-    return VqOperand(matrix, total * matrix.scales[:, None].float(), codes, codebooks)
+    matrix = VqOperand(held, scale.to(device), factor, out, columns)
+    return VqSample(matrix, total * matrix.scales[:, None].float(), codes, codebooks)
 
 
-def rounding_of_tables(operand: VqOperand, x: Tensor) -> float:
+def rounding_of_tables(operand: VqSample, x: Tensor) -> float:
     """What entries in f16 may add to the error of a product: each is off by up to 2^-11 of itself, which adds up like
     the steps of a walk; four deviations of the worst result. x [rows, in], on any device."""
     squares = torch.zeros(x.shape[0], operand.matrix.out_features, dtype=torch.float64)
@@ -91,7 +91,7 @@ def rounding_of_tables(operand: VqOperand, x: Tensor) -> float:
     return 4 * deviation.max().item()
 
 
-def by_tables(operand: VqOperand, x: Tensor) -> tuple[Tensor, Tensor]:
+def by_tables(operand: VqSample, x: Tensor) -> tuple[Tensor, Tensor]:
     """The product as the kernel rounds it, but for its sums, and the sums of magnitudes: x [rows, in] -> two of f32
     [rows, out]. Tables of inner products in f16, at the scale of the row; every code is looked up once."""
     matrix = operand.matrix
@@ -116,7 +116,7 @@ def by_tables(operand: VqOperand, x: Tensor) -> tuple[Tensor, Tensor]:
     return (sums * scale).float(), (sizes * scale).float()
 
 
-def weights_of(matrix: VqMatrix) -> Tensor:
+def weights_of(matrix: VqOperand) -> Tensor:
     """f32 [out, in] of a matrix as the kernel takes it: back from tiles and fragments."""
     total = None
     for book in matrix.books:

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from localq.formats.codebooks import experts_kernel as codebook_experts
 from localq.formats.codebooks.experts_kernel import VqStack, vq_stack
-from localq.formats.codebooks.lookup_kernel import VqBook, VqMatrix
+from localq.formats.codebooks.lookup_kernel import VqBook, VqOperand
 from localq.kernels.gemv import Norm
 from tests.support.kernels import expert_operands, nf4_operands
-from tests.support.kernels.vq_operands import SCHEMES, Books, VqOperand, make, weights_of
+from tests.support.kernels.vq_operands import SCHEMES, Books, VqSample, make, weights_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class VqExperts:
 
     stack: VqStack
     dense: Tensor
-    operands: list[list[VqOperand]]
+    operands: list[list[VqSample]]
 
 
 def stack_of(
@@ -51,15 +51,15 @@ def stack_of(
     return VqExperts(vq_stack(matrices), dense, operands)
 
 
-def with_books_of(first: VqOperand, other: VqOperand) -> VqOperand:
+def with_books_of(first: VqSample, other: VqSample) -> VqSample:
     """The codes and scales of `other` in the codebooks of `first`."""
     books = tuple(
         VqBook(mine.codes, theirs.fragments, mine.stride, mine.before, mine.tile_positions)
         for mine, theirs in zip(other.matrix.books, first.matrix.books, strict=True)
     )
     of = other.matrix
-    matrix = VqMatrix(books, of.scales, first.matrix.factor, of.out_features, of.in_features)
-    return VqOperand(matrix, weights_of(matrix), other.codes, first.codebooks)
+    matrix = VqOperand(books, of.scales, first.matrix.factor, of.out_features, of.in_features)
+    return VqSample(matrix, weights_of(matrix), other.codes, first.codebooks)
 
 
 def dense_of(stack: VqStack) -> Tensor:

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from localq.files import format_facts
 from localq.files.architecture import Architecture
 from localq.files.model_folder import open_model
 from localq.quantize import by_tensor
+from localq.quantize.request import TensorwiseRequest
 from tests.support.files.tiny_gguf_models import write_with_tokenizer
 from tests.support.formats import (
     aqlm_checkpoints,
@@ -96,7 +98,7 @@ def write(folder: Path, arch: Architecture, format: str, scheme: str) -> Path | 
     if format == "gguf":
         folder.mkdir(parents=True)
         return write_with_tokenizer(folder / "model.gguf", scheme)
-    if format in ("bf16", *by_tensor.MADE) or arch.experts:
+    if format in ("bf16", *format_facts.made_from_tensors()) or arch.experts:
         plain = make_checkpoint(folder / "plain", arch.model_type, shard_bytes=2**30, initializer_range=0.15, **fields)
         made = plain if format == "bf16" else _made_of(plain, folder, format, scheme)
     elif arch.model_type == "gemma3":  # writers below would take the Linears of its vision tower as well
@@ -112,8 +114,8 @@ def _made_of(plain: Path, folder: Path, format: str, scheme: str) -> Path:
         plain = expert_checkpoints.gpt_oss_published(folder / "published", plain)
         if format == "mxfp4":
             return plain
-    if format in by_tensor.MADE:
-        return by_tensor.convert(open_model(plain), format, folder / "made")
+    if format in format_facts.made_from_tensors():
+        return by_tensor.convert(TensorwiseRequest(open_model(plain), format, folder / "made"))
     scheme = scheme or ("s4l16" if format == "vq2" else "")
     return expert_checkpoints.quantized(folder, plain, f"{format} {scheme}")[0]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from localq.files.model_folder import open_model
 from localq.quantize import by_tensor
+from localq.quantize.request import TensorwiseRequest
 
 SHARD = 60_000  # bytes: the tiny models become five shards and more
 
@@ -17,4 +18,4 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def quantized(source: Path, out: Path, **options: Any) -> Path:
-    return by_tensor.convert(open_model(source), "nf4", out, shard_bytes=SHARD, **options)
+    return by_tensor.convert(TensorwiseRequest(open_model(source), "nf4", out, shard_bytes=SHARD, **options))

@@ -16,6 +16,7 @@ from localq.planner.load_options import LoadOptions
 from localq.quantize import by_layer
 from localq.quantize.model.calibration_stream import NoCache, Streams
 from localq.quantize.settings import Effort
+from localq.quantize.request import LayerwiseRequest
 
 COUNT, TOKENS, VOCAB = 6, 64, 256  # of calibration windows
 QUICK = Effort(beam=4, columns=64)
@@ -26,9 +27,9 @@ def windows(count: int = COUNT, tokens: int = TOKENS, vocab: int = VOCAB) -> lis
     return torch.randint(3, vocab, (count, tokens), generator=generator).tolist()
 
 
-def request(source: Path, out: Path, **changes: Any) -> by_layer.Request:
+def request(source: Path, out: Path, **changes: Any) -> LayerwiseRequest:
     settings = {"windows": windows(), "device": torch.device("cpu"), "effort": QUICK, **changes}
-    return by_layer.Request(open_model(source), out, **settings)
+    return LayerwiseRequest(open_model(source), out, **settings)
 
 
 def converted(source: Path, out: Path, **changes: Any) -> Path:

@@ -46,7 +46,7 @@ Script = Callable[[Pilot[Any], Host], Awaitable[None]]
 @contextlib.contextmanager
 def few_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     """No GPU, an empty cache, a hub; the catalogue has `FEW`: drawing all of them is what takes time."""
-    monkeypatch.setattr(gpus, "probe", gpus.Found)
+    monkeypatch.setattr(gpus, "probe", gpus.NvmlReport)
     monkeypatch.setenv("LOCALQ_MODELS", str(tmp_path / "none.toml"))
     few = [each for each in offers.of_catalogue() if each.model in FEW]
     monkeypatch.setattr(offers, "of_catalogue", lambda: few)

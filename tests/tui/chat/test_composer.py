@@ -198,7 +198,7 @@ def test_the_list_is_moved_in_and_closed_by_keys_and_taken_by_a_click():
     app = chat_app([])
 
     async def script(pilot):
-        found = [name for name, _ in completion.of_command("/s")]
+        found = [name for name, _ in completion.command_completions("/s")]
         await pilot.press(*"/s", "down", "tab")
         assert app.chat.composer.text == f"{found[1]} "
         app.chat.composer.put("")
@@ -227,13 +227,13 @@ def test_names_of_files_are_completed(tmp_path, monkeypatch):
     (tmp_path / ".hidden").touch()
     (tmp_path / "bad\x1b[2Jname").touch()
     os.mkfifo(tmp_path / "npipe")
-    assert completion.of_file("@not") == [("@notes.md", "file"), ("@nothing/", "folder")]
-    assert completion.of_file("@nothing/d") == [("@nothing/deep.txt", "file")]
-    assert completion.of_file("@notes.md") == completion.of_file("@nothing/deep.txt") == []  # Enter sends it
-    assert completion.of_file("@.h") == [("@.hidden", "file")]
-    assert completion.of_file("@bad") == []
-    assert completion.of_file("@no/such/x") == []
-    assert completion.of_file("@\0") == []
+    assert completion.file_completions("@not") == [("@notes.md", "file"), ("@nothing/", "folder")]
+    assert completion.file_completions("@nothing/d") == [("@nothing/deep.txt", "file")]
+    assert completion.file_completions("@notes.md") == completion.file_completions("@nothing/deep.txt") == []  # Enter sends it
+    assert completion.file_completions("@.h") == [("@.hidden", "file")]
+    assert completion.file_completions("@bad") == []
+    assert completion.file_completions("@no/such/x") == []
+    assert completion.file_completions("@\0") == []
     app = chat_app([])
 
     async def script(pilot):

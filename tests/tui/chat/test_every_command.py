@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localq.chat.history.store import SessionStore
+from localq.chat.history.store import ConversationStore
 from localq.chat.session import ChatSession
 from localq.chat.terminal import clipboard as osc52
 from localq.planner.load_options import LoadOptions
@@ -24,7 +24,7 @@ def session(tmp_path, monkeypatch):
     for name in ("DATA", "CACHE"):
         monkeypatch.setenv(f"LOCALQ_{name}", str(tmp_path / name.lower()))
     monkeypatch.setenv("LOCALQ_CONFIG", str(tmp_path / "config.toml"))
-    store = SessionStore()
+    store = ConversationStore()
     found = ChatSession(ScriptedClient(*REPLIES), Load("path", LoadOptions("tiny")), CharTokenizer(), store=store)
     found.record.model = "tiny"
     put_files(tmp_path)

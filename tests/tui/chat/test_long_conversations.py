@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localq.chat.history.conversation import Message
-from localq.chat.history.record import Session
+from localq.chat.history.record import Record
 from localq.chat.open_conversation import Start
 from localq.chat.session import ChatSession
 from localq.planner.load_options import LoadOptions
@@ -17,8 +17,8 @@ from tests.support.chat.scripted_client import CharTokenizer, ScriptedClient
 from tests.support.tui.tui_pilot import drive, say, screen_text, until
 
 
-def long_session(turns: int) -> Session:
-    record = Session()
+def long_session(turns: int) -> Record:
+    record = Record()
     for number in range(turns):
         if number % 2:
             record.conversation.add(Message("assistant", f"answer {number}"), number - 1)
@@ -27,7 +27,7 @@ def long_session(turns: int) -> Session:
     return record
 
 
-def app_with(record: Session) -> LocalqApp:
+def app_with(record: Record) -> LocalqApp:
     session = ChatSession(ScriptedClient(["new"]), Load("path", LoadOptions("model")), CharTokenizer())
     return LocalqApp(Settings(), Start(record), session=session)
 

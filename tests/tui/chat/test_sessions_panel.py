@@ -15,8 +15,8 @@ from textual.pilot import Pilot
 from textual.widgets import Input, OptionList, Static
 
 from localq.chat.history.conversation import Conversation, Message
-from localq.chat.history.record import Session
-from localq.chat.history.store import SessionStore
+from localq.chat.history.record import Record
+from localq.chat.history.store import ConversationStore
 from localq.tui.chat.session_lines import when
 from localq.tui.chat.sessions_panel import LIMIT, SessionsPanel
 from tests.support.tui.tui_layout import assert_sound
@@ -26,7 +26,7 @@ Script = Callable[[Pilot[Any]], Awaitable[None]]
 
 
 class Host(App[Any]):
-    def __init__(self, store: SessionStore, current: int | None = None) -> None:
+    def __init__(self, store: ConversationStore, current: int | None = None) -> None:
         super().__init__()
         self.panel, self.got = SessionsPanel(store, current), list[Any]()
 
@@ -40,8 +40,8 @@ class Host(App[Any]):
         self.got.append("new")
 
 
-def saved(store: SessionStore, title: str, said: str = "hello", model: str = "a-model") -> int:
-    session = Session(Conversation(), model, title)
+def saved(store: ConversationStore, title: str, said: str = "hello", model: str = "a-model") -> int:
+    session = Record(Conversation(), model, title)
     session.conversation.add(Message("user", said), None)
     store.save(session)
     assert session.id is not None
@@ -49,8 +49,8 @@ def saved(store: SessionStore, title: str, said: str = "hello", model: str = "a-
 
 
 @pytest.fixture
-def store(tmp_path) -> SessionStore:
-    store = SessionStore(tmp_path / "sessions.db")
+def store(tmp_path) -> ConversationStore:
+    store = ConversationStore(tmp_path / "sessions.db")
     saved(store, "Ships", "about the sea")
     saved(store, "Bricks", "three uses of [b]a brick[/b]", "/models/phi-4")
     saved(store, "[red]Evil\x1b[31m\ntitle\u202e[/red]", "said nothing of note")
@@ -231,7 +231,7 @@ def test_what_another_process_has_deleted_is_said_and_leaves_the_list(store):
 
 
 def test_many_conversations_are_listed_in_part_and_the_thread_of_the_screen_is_free(tmp_path, monkeypatch):
-    store = SessionStore(tmp_path / "sessions.db")
+    store = ConversationStore(tmp_path / "sessions.db")
     store.check()
     with sqlite3.connect(store.path) as db:
         now = time.time()
@@ -290,7 +290,7 @@ def test_when_in_words():
 
 
 def test_without_any(tmp_path):
-    host = Host(SessionStore(Path(tmp_path / "none.db")))
+    host = Host(ConversationStore(Path(tmp_path / "none.db")))
 
     async def script(pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: "None yet" in screen_text(host))

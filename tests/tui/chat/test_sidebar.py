@@ -6,8 +6,8 @@ import pytest
 from textual.widgets import OptionList
 
 from localq.chat.history.conversation import Message
-from localq.chat.history.record import Session
-from localq.chat.history.store import SessionStore
+from localq.chat.history.record import Record
+from localq.chat.history.store import ConversationStore
 from localq.chat.open_conversation import Start
 from localq.chat.session import ChatSession
 from localq.planner.load_options import LoadOptions
@@ -21,15 +21,15 @@ from tests.support.tui.tui_pilot import drive_chat, idle, say, screen_text, unti
 
 @pytest.fixture
 def store(tmp_path):
-    store = SessionStore(tmp_path / "sessions.db")
+    store = ConversationStore(tmp_path / "sessions.db")
     for title in ("about ships", "about bread"):
-        record = Session(title=title)
+        record = Record(title=title)
         record.conversation.add(Message("assistant", f"all {title}"), record.conversation.say(f"tell {title}"))
         store.save(record)
     return store
 
 
-def app_over(store: SessionStore, *scripts: list[str]) -> LocalqApp:
+def app_over(store: ConversationStore, *scripts: list[str]) -> LocalqApp:
     session = ChatSession(ScriptedClient(*scripts), Load("path", LoadOptions("model")), CharTokenizer())
     return LocalqApp(Settings(), Start(None, store), session=session)
 

@@ -8,7 +8,7 @@ import itertools
 import threading
 import time
 
-from localq.chat.session import Piece
+from localq.chat.session import ReplyPiece
 from localq.stats import Stats
 from localq.tui import preload
 from localq.tui.app import LocalqApp
@@ -55,7 +55,7 @@ def test_keys_arrive_while_thousands_of_pieces_stream(monkeypatch):
 def test_a_feed_loses_nothing_between_two_looks():
     feed = Feed()
     for number in range(100):
-        feed.put(Piece(f"t{number} ", Stats(generated_tokens=number), thinking=number < 50))
+        feed.put(ReplyPiece(f"t{number} ", Stats(generated_tokens=number), thinking=number < 50))
         if number == 70:
             first = feed.take()
     second = feed.take()

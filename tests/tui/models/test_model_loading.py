@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from localq.chat import open_model
-from localq.chat.open_model import Opened, Wanted
+from localq.chat.open_model import OpenOptions, OpenSession
 from localq.errors import LocalqError
 from localq.planner.load_options import LoadOptions
 from localq.settings import Settings
@@ -64,12 +64,14 @@ def client(monkeypatch) -> SlowClient:
     client = SlowClient()
 
     @contextlib.contextmanager
-    def open_session(name: str, settings: Settings, watcher: open_model.Watcher, wanted: Wanted) -> Iterator[Opened]:
+    def open_session(
+        name: str, settings: Settings, watcher: open_model.Watcher, wanted: OpenOptions
+    ) -> Iterator[OpenSession]:
         session = FakeSession(client, name)
         session.chat_template = None if "base" in name else session.chat_template
         watcher.say(f"{name}: the default is too large\x1b[31m")
         try:
-            yield Opened(session, client)
+            yield OpenSession(session, client)
         finally:
             client.close()
 
@@ -79,7 +81,7 @@ def client(monkeypatch) -> SlowClient:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_load_shows_stages_and_bytes_and_hands_over_what_is_open(client, size):
-    host = Host(OpeningScreen("a-model", SETTINGS, Wanted()))
+    host = Host(OpeningScreen("a-model", SETTINGS, OpenOptions()))
 
     async def script(pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: "Loading: reading weights" in screen_text(host))
@@ -102,7 +104,7 @@ def test_a_load_shows_stages_and_bytes_and_hands_over_what_is_open(client, size)
 
 
 def test_stopping_a_load_ends_the_engine_process(client):
-    host = Host(OpeningScreen("a-model", SETTINGS, Wanted()))
+    host = Host(OpeningScreen("a-model", SETTINGS, OpenOptions()))
 
     async def script(pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: "Loading" in screen_text(host))
@@ -123,7 +125,7 @@ def test_what_comes_after_it_was_left_is_closed(client):
             super().discard(made)
             discarded.set()
 
-    host = Host(Screen("a-model", SETTINGS, Wanted()))
+    host = Host(Screen("a-model", SETTINGS, OpenOptions()))
 
     async def script(pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: "Loading" in screen_text(host))
@@ -136,7 +138,7 @@ def test_what_comes_after_it_was_left_is_closed(client):
 
 
 def test_an_app_that_ends_stops_what_goes_on(client):
-    host = Host(OpeningScreen("a-model", SETTINGS, Wanted()))
+    host = Host(OpeningScreen("a-model", SETTINGS, OpenOptions()))
 
     async def script(pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: "Loading" in screen_text(host))
@@ -147,7 +149,7 @@ def test_an_app_that_ends_stops_what_goes_on(client):
 
 
 def test_a_base_model_is_refused_before_it_is_loaded(client):
-    host = Host(OpeningScreen("a-base-model", SETTINGS, Wanted()))
+    host = Host(OpeningScreen("a-base-model", SETTINGS, OpenOptions()))
 
     async def script(pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: host.first.error)
@@ -164,7 +166,7 @@ def test_a_bug_in_the_thread_ends_the_app(client, monkeypatch):
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(open_model, "load_now", broken)
-    host = Host(OpeningScreen("a-model", SETTINGS, Wanted()))
+    host = Host(OpeningScreen("a-model", SETTINGS, OpenOptions()))
 
     async def script(pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: client.closed.is_set())

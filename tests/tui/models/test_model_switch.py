@@ -8,8 +8,8 @@ import threading
 import pytest
 
 from localq.chat.commands.models import SwitchModel
-from localq.chat.open_model import Opened
-from localq.chat.open_options import Wanted
+from localq.chat.open_model import OpenSession
+from localq.chat.open_options import OpenOptions
 from localq.chat.session import ChatSession
 from localq.errors import ExitCode, LocalqError
 from localq.planner.load_options import LoadOptions
@@ -31,7 +31,7 @@ class Client(ScriptedClient):
     """Can be closed, as engine clients can."""
 
     closed = False
-    wanted = Wanted()  # what it was opened with
+    wanted = OpenOptions()  # what it was opened with
 
     def close(self) -> None:
         self.closed = True
@@ -54,7 +54,7 @@ def opened(monkeypatch):
         session = ChatSession(client, Load("path", LoadOptions(name)), CharTokenizer())
         session.system, session.record.model = settings.system, name
         sessions[name] = session
-        yield Opened(session, client)
+        yield OpenSession(session, client)
         client.close()
 
     monkeypatch.setattr(model_jobs.opening, "open_session", open_session)
@@ -140,7 +140,7 @@ def test_without_a_model_one_is_picked_first(opened):
         assert "one says" in screen_text(app)
 
     drive(app, script)
-    assert opened["one"].client.wanted == Wanted("nf4", force=True)
+    assert opened["one"].client.wanted == OpenOptions("nf4", force=True)
 
 
 def test_keys_before_there_is_a_list_to_pick_from_do_nothing(opened, monkeypatch):

@@ -28,7 +28,7 @@ MIB = 2**20
 
 @pytest.fixture
 def server(tmp_path, monkeypatch) -> Iterator[FakeHub]:
-    monkeypatch.setattr(gpus, "probe", gpus.Found)
+    monkeypatch.setattr(gpus, "probe", gpus.NvmlReport)
     with hub_server.running(tmp_path, monkeypatch) as server:
         yield server
 

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input, Static
 
 from localq import gpus
-from localq.gpus import Found, Gpu
+from localq.gpus import NvmlReport, Gpu
 from localq.planner import card as planner_card
 from localq.settings import Settings
 from localq.tui.models.picker import Picked
@@ -37,7 +37,7 @@ def server(tmp_path, monkeypatch) -> Iterator[FakeHub]:
 def card(monkeypatch, server) -> None:
     """A card of 24 GB, most of it free, as fast as was measured."""
     gpu = Gpu(0, "NVIDIA GeForce RTX 3090", "GPU-1", (8, 6), 24_564 * MIB, 23_000 * MIB, None)
-    monkeypatch.setattr(gpus, "probe", lambda: Found("580", (gpu,)))
+    monkeypatch.setattr(gpus, "probe", lambda: NvmlReport("580", (gpu,)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(planner_card, "measured", lambda: 8.5e11)
 

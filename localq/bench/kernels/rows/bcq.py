@@ -16,10 +16,10 @@ from localq.bench.kernels import products
 from localq.bench.kernels.shapes import Product, Workload
 from localq.bench.kernels.table import Row
 from localq.bench.kernels.timing import SEED, Bench, check, type_name, wrong
-from localq.files.format_sizes import bcq_scheme
+from localq.files.schemes import bcq_scheme
 from localq.formats import bcq as bcq_format
 from localq.formats.bcq import kernel as bcq_kernel
-from localq.formats.bcq.kernel import BcqMatrix
+from localq.formats.bcq.kernel import BcqOperand
 
 HALF = torch.float16
 SCHEME = "q3g128"
@@ -60,7 +60,7 @@ def gemv_row(bench: Bench, product: Product, scheme: str, rows: int, dtype: torc
     matrices = _tiled(made)
     out = torch.empty(rows, product.width, dtype=dtype, device=bench.device)
 
-    def multiply(of: Sequence[BcqMatrix]) -> Tensor:
+    def multiply(of: Sequence[BcqOperand]) -> Tensor:
         return bcq_kernel.bcq_gemv(
             given.x, of, norm=given.norm, residual=given.residual, activation=given.activation, out=out
         )
@@ -104,12 +104,12 @@ def _packed(bench: Bench, out: int, columns: int, scheme: str, seed: int) -> bcq
     return bcq_format.Packed(codes, (scales * halves[:, None] / columns**0.5).to(HALF))
 
 
-def _tiled(made: Sequence[bcq_format.Packed]) -> list[BcqMatrix]:
+def _tiled(made: Sequence[bcq_format.Packed]) -> list[BcqOperand]:
     """As the kernels take them; `made` stays as it is."""
     linears = [bcq_format.Linear(bcq_format.Packed(each.codes.clone(), each.scales.clone())) for each in made]
-    matrices = [linear.put_into_tiles().matrix for linear in linears]
+    matrices = [linear.put_into_tiles().operand() for linear in linears]
     return [matrix for matrix in matrices if matrix is not None]
 
 
-def _copied(matrices: Sequence[BcqMatrix]) -> list[BcqMatrix]:
+def _copied(matrices: Sequence[BcqOperand]) -> list[BcqOperand]:
     return [replace(each, codes=each.codes.clone(), scales=each.scales.clone()) for each in matrices]

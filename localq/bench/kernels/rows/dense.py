@@ -14,8 +14,9 @@ from localq.bench.kernels.table import Row
 from localq.bench.kernels.timing import SEED, Bench, check, clones, type_name
 from localq.formats import int8 as int8_format
 from localq.formats.int8 import kernel as int8_kernel
-from localq.formats.int8.kernel import Int8Matrix
+from localq.formats.int8.kernel import Int8Operand
 from localq.kernels import dense
+from localq.kernels.dense import DenseOperand
 
 PLAIN_CASES = ((1, torch.float16), (8, torch.float16), (1, torch.bfloat16))
 FUSED_CASES = ((1, torch.float16),)
@@ -49,7 +50,12 @@ def dense_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype) -> 
 
     def multiply(matrices: Sequence[Tensor]) -> Tensor:
         return dense.dense_gemv(
-            given.x, matrices, norm=given.norm, residual=given.residual, activation=given.activation, out=out
+            given.x,
+            [DenseOperand(each) for each in matrices],
+            norm=given.norm,
+            residual=given.residual,
+            activation=given.activation,
+            out=out,
         )
 
     what = products.describe(product)
@@ -67,10 +73,10 @@ def int8_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype) -> R
     """One `int8_gemv` of a single matrix, checked and timed; logits, so the result is f32."""
     given = products.inputs(bench, product, rows, dtype)
     packed = int8_format.quantize(bench.normal(product.outs[0], product.columns).to(dtype))
-    matrix = Int8Matrix(packed.codes, packed.scales)
+    matrix = Int8Operand(packed.codes, packed.scales)
     out = torch.empty(rows, product.width, dtype=torch.float32, device=bench.device)
 
-    def multiply(weights: Int8Matrix) -> Tensor:
+    def multiply(weights: Int8Operand) -> Tensor:
         return int8_kernel.int8_gemv(given.x, [weights], out=out)
 
     what = products.describe(product)
@@ -80,7 +86,7 @@ def int8_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype) -> R
     del weight
     stored = matrix.codes.nbytes + matrix.scales.nbytes
     pairs = zip(clones(matrix.codes, bench.copies(stored)), clones(matrix.scales, bench.copies(stored)), strict=True)
-    timing = bench.time([partial(multiply, Int8Matrix(codes, scales)) for codes, scales in pairs])
+    timing = bench.time([partial(multiply, Int8Operand(codes, scales)) for codes, scales in pairs])
     rivals = (products.cublas(bench, given.x, [dense_weight]),)
     moved = given.nbytes + stored + out.nbytes
     return Row("int8", "int8_gemv", what, rows, type_name(dtype), moved, timing, rivals)

@@ -14,9 +14,9 @@ from localq.bench.kernels.shapes import Product, Workload
 from localq.bench.kernels.table import BITSANDBYTES, NOT_INSTALLED, Rival, Row
 from localq.bench.kernels.timing import SEED, Bench, guarded, installed, type_name, wrong
 from localq.formats.nf4 import kernel as nf4_kernel
-from localq.formats.nf4.kernel import Nf4Matrix
+from localq.formats.nf4.kernel import Nf4Operand
 
-Pair = tuple[Nf4Matrix, Tensor]  # a matrix, and where its weights go
+Pair = tuple[Nf4Operand, Tensor]  # a matrix, and where its weights go
 
 
 def cases(work: Workload) -> list[Callable[[Bench], Row]]:

@@ -20,9 +20,11 @@ from localq.bench.kernels.shapes import Product, Workload
 from localq.bench.kernels.table import NOT_INSTALLED, Rival, Row
 from localq.bench.kernels.timing import SEED, Bench, check, guarded, installed, type_name, wrong
 from localq.formats.codebooks import aqlm, gather_kernel, unpack_kernel
-from localq.formats.codebooks.gather_kernel import GatherMatrix
-from localq.formats.codebooks.unpack_kernel import CodeSet, VptqMatrix
+from localq.formats.codebooks.gather_kernel import GatherOperand
+from localq.formats.codebooks.unpack_kernel import CodeSet
 from localq.formats.vptq import codec as vptq_codec
+from localq.formats.vptq import kernel as vptq_kernel
+from localq.formats.vptq.kernel import VptqOperand
 
 HALF = torch.float16
 ENTRIES = 65_536
@@ -77,7 +79,7 @@ def roof_row(bench: Bench, size: int, step: int) -> Row:
 def aqlm_row(bench: Bench, product: Product, group: int, rows: int) -> Row:
     """One `gather_gemv` of a single matrix in 1x16, checked and timed."""
     packed = _aqlm(bench, product, (1, ENTRIES, group))
-    matrix = GatherMatrix(packed.codes, packed.codebooks, packed.scales)
+    matrix = GatherOperand(packed.codes, packed.codebooks, packed.scales)
     weight = aqlm.dequantize(replace(packed, scales=torch.ones_like(packed.scales)), torch.float32)
     weight *= packed.scales.view(-1, 1).float()
     moved = gather_kernel.gather_gemv_bytes(rows, matrix) + gather_kernel.gather_gemv_sectors(matrix)
@@ -91,9 +93,9 @@ def vptq_row(bench: Bench, product: Product, scheme: tuple[int, int, int], rows:
     """One `vptq_gemv` of a single matrix, checked and timed."""
     packed = _vptq(bench, product, scheme)
     weight = vptq_codec.dequantize(packed, torch.float32)
-    matrix = VptqMatrix(**{each.name: getattr(packed, each.name) for each in fields(packed)})
-    moved = gather_kernel.vptq_gemv_bytes(rows, matrix) + gather_kernel.vptq_gemv_sectors(matrix)
-    run = partial(_run, gather_kernel.vptq_gemv)
+    matrix = VptqOperand.of(packed)
+    moved = vptq_kernel.vptq_gemv_bytes(rows, matrix) + vptq_kernel.vptq_gemv_sectors(matrix)
+    run = partial(_run, vptq_kernel.vptq_gemv)
     rival = partial(_vptq_package, bench)
     return _row(bench, "vptq_gemv", f"{product.name}, {_named(scheme)} (L2)", product, rows, matrix, weight, run, rival,
                 moved)  # fmt: skip
@@ -121,12 +123,12 @@ def unpacked_row(bench: Bench, product: Product, scheme: tuple[int, int, int]) -
     """One `vptq_dequantize` of a whole matrix to f16, checked bit by bit and timed."""
     packed = _vptq(bench, product, scheme)
     reference = vptq_codec.dequantize(packed, HALF)
-    matrix = VptqMatrix(**{each.name: getattr(packed, each.name) for each in fields(packed)})
-    what, moved = f"{product.name}, {_named(scheme)}", unpack_kernel.vptq_dequantize_bytes(matrix, HALF)
-    if not torch.equal(unpack_kernel.vptq_dequantize(matrix, 0, torch.empty_like(reference)), reference):
+    matrix = VptqOperand.of(packed)
+    what, moved = f"{product.name}, {_named(scheme)}", vptq_kernel.vptq_dequantize_bytes(matrix, HALF)
+    if not torch.equal(vptq_kernel.vptq_dequantize(matrix, 0, torch.empty_like(reference)), reference):
         raise wrong("vptq_dequantize", what, "differs from the reference")
     outs = [torch.empty_like(reference) for _ in range(bench.copies(moved))]
-    launches = [partial(unpack_kernel.vptq_dequantize, _cloned(matrix), 0, out) for out in outs]
+    launches = [partial(vptq_kernel.vptq_dequantize, _cloned(matrix), 0, out) for out in outs]
     return Row("gather", "vptq_dequantize", what, 0, type_name(HALF), moved, bench.time(launches))
 
 
@@ -176,7 +178,7 @@ def _package(bench: Bench, name: str, launches: Sequence[Callable[[], Tensor]], 
     return bench.rival(name, launches)
 
 
-def _aqlm_package(bench: Bench, x: Tensor, matrices: Sequence[GatherMatrix], exact: Tensor) -> Rival:
+def _aqlm_package(bench: Bench, x: Tensor, matrices: Sequence[GatherOperand], exact: Tensor) -> Rival:
     if not installed(AQLM):
         return Rival(AQLM, None, NOT_INSTALLED)
 
@@ -189,7 +191,7 @@ def _aqlm_package(bench: Bench, x: Tensor, matrices: Sequence[GatherMatrix], exa
     return guarded(AQLM, made)
 
 
-def _vptq_package(bench: Bench, x: Tensor, matrices: Sequence[VptqMatrix], exact: Tensor) -> Rival:
+def _vptq_package(bench: Bench, x: Tensor, matrices: Sequence[VptqOperand], exact: Tensor) -> Rival:
     if not installed(VPTQ):
         return Rival(VPTQ, None, NOT_INSTALLED)
 

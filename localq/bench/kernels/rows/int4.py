@@ -20,7 +20,7 @@ from localq.formats.int4 import codec as int4_codec
 from localq.formats.int4 import kernel as int4_kernel
 from localq.formats.int4 import tiles as int4_tiles
 from localq.formats.int4.codec import Packed
-from localq.formats.int4.kernel import Int4Matrix
+from localq.formats.int4.kernel import Int4Operand
 
 HALF = torch.float16
 GROUP = 128  # of nearly all published checkpoints
@@ -51,7 +51,7 @@ def gemv_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype, grou
     matrices = _tiled(made)
     out = torch.empty(rows, product.width, dtype=dtype, device=bench.device)
 
-    def multiply(of: Sequence[Int4Matrix]) -> Tensor:
+    def multiply(of: Sequence[Int4Operand]) -> Tensor:
         return int4_kernel.int4_gemv(
             given.x, of, norm=given.norm, residual=given.residual, activation=given.activation, out=out
         )
@@ -102,13 +102,13 @@ def _packed(bench: Bench, out: int, columns: int, group: int, ordered: bool, ind
     return Packed(codes, scales, zeros, int4_codec.as_order(order) if ordered else None, group, not ordered)
 
 
-def _tiled(made: Sequence[Packed]) -> list[Int4Matrix]:
+def _tiled(made: Sequence[Packed]) -> list[Int4Operand]:
     """As the kernels take them: matrices of one launch have one order."""
     tiled = [int4_tiles.tile(each) for each in made]
-    return [Int4Matrix(each.codes, each.scales, each.zeros, tiled[0].order, each.group) for each in tiled]
+    return [Int4Operand(each.codes, each.scales, each.zeros, tiled[0].order, each.group) for each in tiled]
 
 
-def _copied(matrices: Sequence[Int4Matrix]) -> list[Int4Matrix]:
+def _copied(matrices: Sequence[Int4Operand]) -> list[Int4Operand]:
     return [
         replace(each, codes=each.codes.clone(), scales=each.scales.clone(), zeros=each.zeros.clone())
         for each in matrices

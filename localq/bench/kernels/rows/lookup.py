@@ -20,7 +20,7 @@ from localq.formats.codebooks import aqlm, dequantize_kernel, lookup_kernel, rot
 from localq.formats.codebooks import tiles as codebook_tiles
 from localq.formats.codebooks.definition import dequantize_codes
 from localq.formats.codebooks.linear import VqLinear
-from localq.formats.codebooks.lookup_kernel import VqBook, VqMatrix
+from localq.formats.codebooks.lookup_kernel import VqBook, VqOperand
 
 Books = tuple[tuple[int, int], ...]  # stride, length of each
 VQ2 = "vq2 s4l16"
@@ -54,7 +54,7 @@ def vq_row(bench: Bench, product: Product, scheme: str, rows: int, dtype: torch.
     matrices, weights = [matrix for matrix, _ in made], [weight for _, weight in made]
     out = torch.empty(rows, product.width, dtype=dtype, device=bench.device)
 
-    def multiply(matrices: Sequence[VqMatrix]) -> Tensor:
+    def multiply(matrices: Sequence[VqOperand]) -> Tensor:
         return lookup_kernel.vq_gemv(
             given.x, matrices, norm=given.norm, residual=given.residual, activation=given.activation, out=out
         )
@@ -78,10 +78,10 @@ def rotated_row(bench: Bench, product: Product) -> Row:
     made, weight = _matrix(bench, product.width, product.columns, SCHEMES[VQ2], SEED)
     out, between = torch.empty(1, product.width, dtype=torch.float16, device=bench.device), torch.empty_like(given.x)
 
-    def multiply(matrix: VqMatrix) -> Tensor:
-        return lookup_kernel.vq_gemv(given.x, [matrix], residual=given.residual, signs=signs, out=out)
+    def multiply(matrix: VqOperand) -> Tensor:
+        return lookup_kernel.vq_gemv(given.x, [replace(matrix, signs=signs)], residual=given.residual, out=out)
 
-    def both(matrix: VqMatrix) -> Tensor:
+    def both(matrix: VqOperand) -> Tensor:
         rotation_kernel.hadamard(given.x, signs, between)
         return lookup_kernel.vq_gemv(between, [matrix], residual=given.residual, out=out)
 
@@ -97,10 +97,10 @@ def rotated_row(bench: Bench, product: Product) -> Row:
 def dequantized_row(bench: Bench, product: Product, scheme: str) -> Row:
     """One `vq_dequantize` of a whole matrix to f16, checked bit by bit and timed."""
     linear, reference = _linear(bench, product, scheme)
-    assert linear.matrix is not None  # a layout that the kernels read
+    assert linear.tiles is not None  # a layout that the kernels read
     codebooks, rounded = [book.values for book in linear.books()], scheme.startswith("aqlm")
     out, what = torch.empty_like(reference), f"{product.name}, {scheme}"
-    dequantize_kernel.vq_dequantize(linear.matrix, codebooks, 0, out, rounded=rounded)
+    dequantize_kernel.vq_dequantize(linear.tiles, codebooks, 0, out, rounded=rounded)
     if not torch.equal(out, reference):
         raise wrong("vq_dequantize", what, "differs from the definition")
     strides = [stride for stride, _ in DEQUANTIZED[scheme]]
@@ -108,7 +108,7 @@ def dequantized_row(bench: Bench, product: Product, scheme: str) -> Row:
     launches = [
         partial(
             dequantize_kernel.vq_dequantize,
-            _cloned(linear.matrix),
+            _cloned(linear.tiles),
             codebooks,
             0,
             torch.empty_like(out),
@@ -152,7 +152,7 @@ def _linear(bench: Bench, product: Product, scheme: str) -> tuple[VqLinear, Tens
     return vq2.Linear(packed).put_into_tiles(), weight
 
 
-def _matrix(bench: Bench, out: int, columns: int, books: Books, seed: int) -> tuple[VqMatrix, Tensor]:
+def _matrix(bench: Bench, out: int, columns: int, books: Books, seed: int) -> tuple[VqOperand, Tensor]:
     """Random codes and codebooks, and the weights f32 [out, in]."""
     codebooks = [bench.normal(256, length, dtype=torch.float16, seed=seed + i) for i, (_, length) in enumerate(books)]
     generator = torch.Generator(bench.device).manual_seed(seed)
@@ -174,15 +174,15 @@ def _matrix(bench: Bench, out: int, columns: int, books: Books, seed: int) -> tu
         VqBook(codebook_tiles.tile(each), codebook_tiles.fragments(codebook, factor), stride, 0, columns // stride)
         for (stride, _), each, codebook in zip(books, codes, codebooks, strict=True)
     )
-    return VqMatrix(held, scales, factor, out, columns), weight
+    return VqOperand(held, scales, factor, out, columns), weight
 
 
-def matrix(bench: Bench, out: int, columns: int, seed: int) -> VqMatrix:
+def matrix(bench: Bench, out: int, columns: int, seed: int) -> VqOperand:
     """In vq2 of 2 bits, random."""
     return _matrix(bench, out, columns, SCHEMES[VQ2], seed)[0]
 
 
-def weights_of(matrix: VqMatrix) -> Tensor:
+def weights_of(matrix: VqOperand) -> Tensor:
     """f32 [out, in] of a matrix as the kernels take it: back from tiles and fragments."""
     total = None
     for book in matrix.books:
@@ -196,10 +196,10 @@ def weights_of(matrix: VqMatrix) -> Tensor:
     return total * matrix.scales[:, None].float()
 
 
-def _cloned(matrix: VqMatrix) -> VqMatrix:
+def _cloned(matrix: VqOperand) -> VqOperand:
     """With codes and scales of its own: what must not be found in a cache."""
     books = tuple(
         VqBook(book.codes.clone(), book.fragments, book.stride, book.before, book.tile_positions)
         for book in matrix.books
     )
-    return VqMatrix(books, matrix.scales.clone(), matrix.factor, matrix.out_features, matrix.in_features)
+    return VqOperand(books, matrix.scales.clone(), matrix.factor, matrix.out_features, matrix.in_features)

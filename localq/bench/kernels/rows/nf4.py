@@ -18,9 +18,9 @@ from localq.bench.kernels.shapes import Product, Workload
 from localq.bench.kernels.table import BITSANDBYTES, NOT_INSTALLED, Rival, Row
 from localq.bench.kernels.timing import SEED, Bench, check, guarded, installed, type_name
 from localq.formats.nf4 import kernel as nf4_kernel
-from localq.formats.nf4.kernel import Nf4Matrix
+from localq.formats.nf4.kernel import Nf4Operand
 
-Multiply = Callable[[products.Inputs, Sequence[Nf4Matrix], Tensor], Tensor]
+Multiply = Callable[[products.Inputs, Sequence[Nf4Operand], Tensor], Tensor]
 
 PLAIN_CASES = ((1, torch.float16), (8, torch.float16), (1, torch.bfloat16), (8, torch.bfloat16))
 FUSED_CASES = ((1, torch.float16),)
@@ -48,7 +48,7 @@ def gemm_cases(work: Workload) -> list[Callable[[Bench], Row]]:
 def gemv_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype) -> Row:
     """One `nf4_gemv`, checked and timed."""
 
-    def multiply(given: products.Inputs, matrices: Sequence[Nf4Matrix], out: Tensor) -> Tensor:
+    def multiply(given: products.Inputs, matrices: Sequence[Nf4Operand], out: Tensor) -> Tensor:
         return nf4_kernel.nf4_gemv(
             given.x, matrices, norm=given.norm, residual=given.residual, activation=given.activation, out=out
         )
@@ -59,7 +59,7 @@ def gemv_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype) -> R
 def gemm_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype) -> Row:
     """One `nf4_gemm`, checked and timed."""
 
-    def multiply(given: products.Inputs, matrices: Sequence[Nf4Matrix], out: Tensor) -> Tensor:
+    def multiply(given: products.Inputs, matrices: Sequence[Nf4Operand], out: Tensor) -> Tensor:
         return nf4_kernel.nf4_gemm(given.x, matrices[0], out=out)
 
     return _row(bench, "gemm", "nf4_gemm", multiply, product, rows, dtype)
@@ -99,7 +99,7 @@ def _check(
     return dense
 
 
-def _rotation(bench: Bench, matrices: list[Nf4Matrix]) -> list[list[Nf4Matrix]]:
+def _rotation(bench: Bench, matrices: list[Nf4Operand]) -> list[list[Nf4Operand]]:
     """Copies of all matrices of a launch, launch by launch."""
     size = sum(nf4_kernel.nf4_weight_bytes(matrix.count) for matrix in matrices)
     columns = [copies(matrix, bench.copies(size)) for matrix in matrices]

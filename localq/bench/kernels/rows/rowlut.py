@@ -19,7 +19,7 @@ from localq.bench.kernels.timing import SEED, Bench, check, type_name, wrong
 from localq.formats import squeezellm
 from localq.formats.squeezellm import kernel as squeezellm_kernel
 from localq.formats.squeezellm import tiles as squeezellm_tiles
-from localq.formats.squeezellm.kernel import RowLutMatrix
+from localq.formats.squeezellm.kernel import RowLutOperand
 
 HALF = torch.float16
 PLAIN_CASES = ((1, HALF), (2, HALF), (4, HALF), (8, HALF), (1, torch.bfloat16))  # rows of x, its type
@@ -42,7 +42,7 @@ def gemv_row(bench: Bench, product: Product, rows: int, dtype: torch.dtype) -> R
     matrices = [_made(bench, out, product.columns, index) for index, out in enumerate(product.outs)]
     out = torch.empty(rows, product.width, dtype=dtype, device=bench.device)
 
-    def multiply(of: Sequence[RowLutMatrix]) -> Tensor:
+    def multiply(of: Sequence[RowLutOperand]) -> Tensor:
         return squeezellm_kernel.rowlut_gemv(
             given.x, of, norm=given.norm, residual=given.residual, activation=given.activation, out=out
         )
@@ -75,18 +75,20 @@ def dequantize_row(bench: Bench, product: Product) -> Row:
     return Row("rowlut", "rowlut_dequantize", product.name, 0, type_name(HALF), moved, bench.time(launches))
 
 
-def _made(bench: Bench, out: int, columns: int, index: int) -> RowLutMatrix:
+def _made(bench: Bench, out: int, columns: int, index: int) -> RowLutOperand:
     """Random codes, in tiles as models have them; rows of about unit gain."""
     generator = torch.Generator(bench.device).manual_seed(SEED + index)
     codes = torch.randint(256, (out, columns // 2), dtype=torch.uint8, device=bench.device, generator=generator)
     table = bench.normal(out, squeezellm_kernel.VALUES, seed=SEED + index).div_(columns**0.5).sort(1).values
-    return squeezellm.Linear(squeezellm.Packed(codes, table.to(HALF))).tile_().matrix
+    matrix = squeezellm.Linear(squeezellm.Packed(codes, table.to(HALF))).tile_().operand()
+    assert matrix is not None  # whole loads
+    return matrix
 
 
-def _dense(matrix: RowLutMatrix, dtype: torch.dtype) -> Tensor:
+def _dense(matrix: RowLutOperand, dtype: torch.dtype) -> Tensor:
     codes = squeezellm_tiles.untile(matrix.codes) if matrix.tiled else matrix.codes
     return squeezellm.dequantize(squeezellm.Packed(codes, matrix.table), dtype)
 
 
-def _copied(matrix: RowLutMatrix) -> RowLutMatrix:
+def _copied(matrix: RowLutOperand) -> RowLutOperand:
     return replace(matrix, codes=matrix.codes.clone(), table=matrix.table.clone())
