@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 
-
 @contextlib.contextmanager
 def fetch_bar(name: str, quiet: bool, *, announced: bool = False) -> Iterator[OnProgress]:
     """A bar for fetching `name`; without a terminal one line if `announced`, with -q nothing."""
