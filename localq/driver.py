@@ -115,9 +115,7 @@ def diagnose(facts: CudaStack) -> tuple[str, str] | None:
         why = f"the NVIDIA driver is too old: it supports CUDA {served}, torch needs {needed}.0 or newer"
         return why, "Update the driver, or install torch for an older CUDA."
     if driver.why_not:
-        step = (
-            driver.cure or "Check that `nvidia-smi` lists the GPU; after a driver update restart the machine."
-        )
+        step = driver.cure or "Check that `nvidia-smi` lists the GPU; after a driver update restart the machine."
         return f"an NVIDIA driver is installed, but {driver.why_not}", step
     if facts.torch_why:
         return f"torch cannot use the GPU: {facts.torch_why}", "`localq doctor` shows details."

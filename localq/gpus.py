@@ -146,7 +146,7 @@ def first_visible(gpus: tuple[Gpu, ...]) -> Gpu | None:
     return None
 
 
-# Reasons for reduced clocks in the order shown, by the name of their bit in NVML. Idle and user-set clocks are left out.
+# Reasons for reduced clocks, in the order shown, by their name in NVML. Idle and user-set clocks are left out.
 HELD_BY = (
     ("nvmlClocksEventReasonSwPowerCap", "power"),
     ("nvmlClocksEventReasonHwPowerBrakeSlowdown", "power brake"),

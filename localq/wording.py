@@ -66,7 +66,9 @@ def _host_lines(host: dict[str, int]) -> list[str]:
         "snapshots": "up to {} to copy snapshots",
         "reading": "up to {} during prefill",
     }
-    parts = [words.get(part, "{} for " + part).format(f"{size / 2**20:,.1f} MiB") for part, size in host.items() if size]
+    parts = [
+        words.get(part, "{} for " + part).format(f"{size / 2**20:,.1f} MiB") for part, size in host.items() if size
+    ]
     return [f"  host memory: {', '.join(parts)}"] if parts else []
 
 
@@ -105,7 +107,7 @@ def _broken(text: str, room: int) -> list[str]:
 
 
 def stats_line(stats: Stats, allowed: str = "") -> str:
-    """Tokens, speed and waiting time of a reply in one line. allowed: share of the bandwidth limit, as text."""
+    """Tokens, speed and latency of a reply in one line. allowed: share of the bandwidth limit, as text."""
     share = f" = {allowed}" if allowed else ""
     speed = f", {stats.tokens_per_s:.1f} tok/s{share}" if stats.generated_tokens > 1 else ""
     cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""

@@ -90,7 +90,7 @@ def open_session(
 
 def _tell_idle(sampling: Sampling, settings: Settings, watcher: Watcher) -> None:
     chosen = [each.name for each in dataclasses.fields(sampling) if getattr(settings, each.name) is not None]
-    if idle := sampling.idle(chosen):
+    if idle := sampling.greedy_warning(chosen):
         watcher.say(idle)
 
 

@@ -272,7 +272,7 @@ class ChatSession:
 
     def request_of(self, prompt: list[int], incoming: ReplyDecoder) -> Generate:
         """For the continuation of `prompt` (token ids), which `incoming` will take."""
-        breakers = sorted(self.tokenizer.breaker_ids) if self.sampling.dry else []
+        breakers = sorted(self.tokenizer.breaker_ids) if self.sampling.has_dry else []
         return Generate(
             next(self.request_ids), prompt, self.sampling, sorted(self.tokenizer.stop_ids), self.max_tokens,
             breaker_ids=breakers, grammar=self.grammar, grammar_begun=incoming.answer if self.grammar else "",

@@ -174,7 +174,7 @@ def least(template: str | None) -> dict[str, Any]:
     return {"reasoning_effort": THINK_LEVELS[0]} if "reasoning_effort" in text else {}
 
 
-def checked(think: str) -> str:
+def validate(think: str) -> str:
     """`think`, or LocalqError (exit 2) where it is none of THINK_CHOICES."""
     if think not in THINK_CHOICES:
         raise usage_error("think", f"'{think}' is not allowed", f"Use one of {', '.join(THINK_CHOICES)}.")

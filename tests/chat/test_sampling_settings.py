@@ -39,9 +39,9 @@ def own_config(tmp_path, monkeypatch):
 
 def test_what_has_no_effect_because_the_likeliest_token_is_taken_is_told():
     sampling = Sampling(top_p=0.9, xtc_probability=0.5)
-    assert sampling.idle(["top_p", "top_k", "xtc_probability"]).startswith("top_p, xtc_probability: no effect while")
-    assert sampling.idle(["seed", "min_p", "dry_multiplier"]) == ""
-    assert dataclasses.replace(sampling, temperature=0.1).idle(["top_p"]) == ""
+    assert sampling.greedy_warning(["top_p", "top_k", "xtc_probability"]).startswith("top_p, xtc_probability: no effect while")
+    assert sampling.greedy_warning(["seed", "min_p", "dry_multiplier"]) == ""
+    assert dataclasses.replace(sampling, temperature=0.1).greedy_warning(["top_p"]) == ""
     session = ChatSession(ScriptedClient(), Load("path", LoadOptions("tiny")), CharTokenizer())
     told = commands.COMMANDS["/set"](session, "xtc_probability 0.5", None)
     assert told.splitlines()[0] == "xtc_probability = 0.5"

@@ -33,7 +33,7 @@ def bare_machine(tmp_path, monkeypatch):
                        ("LOCALQ_CONFIG", "config.toml"), ("HF_HUB_CACHE", "hub")):  # fmt: skip
         monkeypatch.setenv(name, str(tmp_path / path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport(untold=("NVML: none",)))
+    monkeypatch.setattr(gpus, "probe", lambda: gpus.NvmlReport(unavailable=("NVML: none",)))
     monkeypatch.setattr(planner_card, "measured", lambda: None)
     monkeypatch.setattr(EngineClient, "start", lambda self: pytest.fail("the engine was started"))
     monkeypatch.setattr(hub, "fetch", lambda *arguments, **options: pytest.fail("something was fetched"))

@@ -112,14 +112,14 @@ def set_value(session: ChatSession, argument: str, host: Host) -> str:
             changed: dict[str, Any] = {name: value}
             session.sampling = dataclasses.replace(session.sampling, **changed)
         session.keep()
-        return "\n".join(filter(None, (f"{name} = {value}", session.sampling.idle([name]))))
+        return "\n".join(filter(None, (f"{name} = {value}", session.sampling.greedy_warning([name]))))
     return models.parameters(session)
 
 
 def think(session: ChatSession, argument: str, host: Host) -> str:
     """Show or set whether, or how much, the model thinks."""
     if argument:
-        session.set_think(thinking.checked(argument))
+        session.set_think(thinking.validate(argument))
         session.keep()
     return f"think = {session.think}" + (" (as the model was made)" if session.think == "auto" else "")
 

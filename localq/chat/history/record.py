@@ -31,7 +31,7 @@ class ChatSettings:
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ChatSettings:
         """Inverse of `dataclasses.asdict` through JSON. Raises LocalqError for values that are none."""
-        think, grammar = thinking.checked(fields.get("think", "auto")), fields.get("grammar")
+        think, grammar = thinking.validate(fields.get("think", "auto")), fields.get("grammar")
         chosen = Sampling(**fields["sampling"]), fields["max_tokens"], validate(fields["stop"])
         return cls(*chosen, think, Grammar(**grammar) if grammar is not None else None)
 

@@ -11,7 +11,7 @@ MOST_BYTES = 74_994  # 100,000 characters of base64 with the sequence around the
 TOO_LONG = "too long for the terminal's clipboard"
 
 
-def sequence(text: str) -> str | None:
+def copy_sequence(text: str) -> str | None:
     """The escape sequence that copies `text`; None where it is too long for terminals."""
     raw = text.encode("utf-8", "replace")
     return None if len(raw) > MOST_BYTES else f"\x1b]52;c;{base64.b64encode(raw).decode()}\x07"

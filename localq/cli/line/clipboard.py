@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from localq.chat.terminal.clipboard import TOO_LONG, copied, sequence
+from localq.chat.terminal.clipboard import TOO_LONG, copied, copy_sequence
 from localq.cli.output import is_rich_terminal
 from localq.sanitize import sanitize
 
@@ -12,7 +12,7 @@ from localq.sanitize import sanitize
 def copy(text: str) -> str:
     """Copy `text`; print it where the terminal has no clipboard or the text is too long. Returns the message."""
     text = sanitize(text)  # it may be pasted into a terminal
-    code = sequence(text)
+    code = copy_sequence(text)
     if code is not None and is_rich_terminal(sys.stdout):
         sys.stdout.write(code)
         sys.stdout.flush()

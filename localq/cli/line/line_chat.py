@@ -50,11 +50,13 @@ class _Place:
     attached: tuple[str, ...] = ()
 
     def switched(self, wish: SwitchModel, session: ChatSession) -> _Place:
-        """This state with another model: conversation and settings stay, sampling is that model's default."""
+        """This state with another model; conversation and settings stay, sampling is reset to its defaults."""
         settings = dataclasses.replace(
             self.settings, model=wish.name, system=session.system, max_tokens=session.max_tokens, think=session.think
         )
-        return dataclasses.replace(self.of(session), settings=settings, wanted=OpenOptions(wish.format, self.wanted.force))
+        return dataclasses.replace(
+            self.of(session), settings=settings, wanted=OpenOptions(wish.format, self.wanted.force)
+        )
 
     def of(self, session: ChatSession) -> _Place:
         """The same model, at the current state of `session`."""

@@ -29,7 +29,10 @@ def prune(
     from localq.chat.history import snapshot_files, snapshot_keeper  # start-up cost: only this verb looks for them
     from localq.files.hub import leftovers as hub_leftovers
 
-    found: list[Leftover | UnusedFile] = [*hub_leftovers.find(), *snapshot_keeper.unused_snapshots(options.load_settings())]
+    found: list[Leftover | UnusedFile] = [
+        *hub_leftovers.find(),
+        *snapshot_keeper.unused_snapshots(options.load_settings()),
+    ]
     for each in found:
         note(f"{human_bytes(each.bytes)}  {each.what}{f' of {each.repo}' if each.repo else ''}  {each.path}")
     total = sum(each.bytes for each in found)

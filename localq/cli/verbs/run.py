@@ -22,7 +22,7 @@ from localq.files import catalog
 from localq.settings import Settings
 
 if TYPE_CHECKING:
-    from localq.chat.session import ChatSession, ReplyPiece, Reply
+    from localq.chat.session import ChatSession, Reply, ReplyPiece
     from localq.cli.line.reply_printer import Printer
     from localq.text.grammar import Grammar
     from localq.worker.messages import Loaded
@@ -138,7 +138,7 @@ def _answer(settings: Settings, request: _Request) -> int:
     text = options.read_prompt(request.words, "localq run", 'localq run MODEL "PROMPT"').text
     catalog.resolve(settings.model)  # a wrong name fails before the rest is imported
     from localq.chat import open_model
-    from localq.cli.line.session import TerminalWatcher, stop_on_interrupt, print_reply
+    from localq.cli.line.session import TerminalWatcher, print_reply, stop_on_interrupt
     from localq.cli.line.thinking_lines import open_thoughts
 
     watcher, wanted = TerminalWatcher(request.quiet), open_model.OpenOptions(request.format, request.force)

@@ -70,7 +70,7 @@ def _ordered(tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
 class ShardWriter:
     """Writes `shards` into `folder`. `job` identifies what is being written: only the same job is resumed.
 
-    drafts: shards that others are made of, which `finish` removes.
+    drafts: intermediate shards, which `finish` deletes.
     """
 
     def __init__(self, folder: Path, shards: list[Shard], job: dict[str, Any], drafts: Sequence[Shard] = ()) -> None:
@@ -80,7 +80,7 @@ class ShardWriter:
         self._finished = self._verified(load_state(folder))
 
     def _verified(self, state: dict[str, Any] | None) -> dict[str, dict[str, Any]]:
-        """The recorded shards of this job that are on the disk as recorded."""
+        """Return the recorded shards of this job whose files match their record."""
         if state is None or state.get("job") != self._job:
             return {}
         records = state.get("finished")
@@ -95,16 +95,16 @@ class ShardWriter:
 
     @property
     def folder(self) -> Path:
-        """Where the shards go."""
+        """The output folder."""
         return self._folder
 
     def pending(self) -> list[Shard]:
-        """The shards that are still to be written, and the drafts where there are any."""
+        """Return the shards that are not yet written, drafts included."""
         left = [shard for shard in self._shards if shard.name not in self._finished]
         return left + [draft for draft in self._drafts if left and draft.name not in self._finished]
 
     def finished(self) -> dict[str, Path]:
-        """The tensors of the shards that are written, and the files they are in."""
+        """Return tensor name -> file of the finished shards."""
         done = [shard for shard in self._shards if shard.name in self._finished]
         return {name: self._folder / shard.name for shard in done for name in shard.tensors}
 
@@ -117,7 +117,7 @@ class ShardWriter:
         check_free(self._folder, sum(shard.nbytes for shard in self.pending()), str(self._folder))
 
     def write(self, shard: Shard, tensors: Iterable[tuple[str, Tensor | Iterable[Tensor]]]) -> None:
-        """Write one shard. `tensors` gives each of its tensors once, in any order, on the CPU; or its rows in parts."""
+        """Write one shard; `tensors` yields each of its tensors once, in any order, on the CPU, whole or as rows."""
         header, offsets = _header(shard)
         path = self._folder / shard.name
         missing = set(shard.tensors)
@@ -141,7 +141,7 @@ class ShardWriter:
         write_file(self._folder / STATE_NAME, json.dumps(state, indent=1).encode())
 
     def finish(self) -> None:
-        """Write the index (for more than one shard), drop drafts and state: the checkpoint is complete."""
+        """Write the index (for more than one shard) and delete drafts and state: the checkpoint is complete."""
         with disk_errors(self._folder):
             for draft in self._drafts:
                 (self._folder / draft.name).unlink(missing_ok=True)
@@ -155,7 +155,7 @@ class ShardWriter:
 
 
 def load_state(folder: Path) -> dict[str, Any] | None:
-    """The record of an unfinished conversion in `folder`, None without one."""
+    """Return the record of an unfinished conversion in `folder`, None without one."""
     path = folder / STATE_NAME
     return read_object(path, MAX_STATE_BYTES) if path.is_file() else None
 
@@ -167,7 +167,7 @@ def start_state(folder: Path, job: dict[str, Any]) -> None:
 
 
 def _header(shard: Shard) -> tuple[bytes, dict[str, int]]:
-    """The bytes before the data, and each tensor's offset in the file."""
+    """Return the bytes before the data, and each tensor's offset in the file."""
     fields: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name, info in shard.tensors.items():
@@ -181,7 +181,7 @@ def _header(shard: Shard) -> tuple[bytes, dict[str, int]]:
 
 
 def _write_tensor(file: BinaryIO, name: str, parts: Iterable[Tensor], info: TensorInfo) -> None:
-    """Where `file` stands: rows that are, joined, what was planned."""
+    """Write a tensor, given as rows in parts, at the position of `file`."""
     rows = 0
     for part in parts:
         shape = tuple(part.shape)

@@ -1,8 +1,8 @@
-"""What a conversion does to each tensor, and what it tells transformers about it. Pure functions of the headers.
+"""Tensor jobs: what a conversion writes for each source tensor. Pure functions of the headers.
 
-Quantized are the Linear weights of the decoder blocks; everything else is copied. Experts that the source holds as one
-tensor become one matrix for each, under the names that are published: so bitsandbytes' layout has them, which is of
-matrices. transformers 4 reads that; transformers 5, which joins experts, does not (5.23 tried, from any source).
+The Linear weights of the decoder blocks are quantized; everything else is copied. Experts that the source stacks into
+one tensor become one matrix each, under the published names, as bitsandbytes' layout requires. transformers 4 reads
+that; transformers 5, which stacks experts, does not (tried with 5.23, from any source).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TOWER = re.compile(r"(?:model\.)?(\w*(?:vision|visual|audio|projector)\w*)\.")
 
 @dataclass(frozen=True)
 class TensorJob:
-    """One source tensor: what it is, and what is written for it (names and descriptions, quantized or copied).
+    """One source tensor, and the tensors that are written for it, quantized or copied.
 
     experts   prefixes of the matrices of a stack [experts, parts * out, in], of each expert the parts; else empty
     """
@@ -41,7 +41,7 @@ class TensorJob:
     experts: tuple[tuple[str, ...], ...] = ()
 
     def matrices(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """(prefix, matrix) of all that are quantized of the source's `tensor`."""
+        """Yield (prefix, matrix) for every matrix to quantize in the source's `tensor`."""
         if not self.experts:
             yield self.name.removesuffix(".weight"), tensor
         for prefixes, weight in zip(self.experts, tensor if self.experts else (), strict=True):
@@ -49,7 +49,7 @@ class TensorJob:
 
 
 def is_block_linear(name: str, shape: tuple[int, ...]) -> bool:
-    """Is this checkpoint tensor the weight of a Linear within a decoder block? Holds for every known family.
+    """True for the weight of a Linear within a decoder block, in every known family.
 
     Covers separate and fused projections (llama, phi3) and two-dimensional experts; not embeddings, the head, norms,
     biases, router gates ("mlp.gate"), nor any layer of a vision or audio tower.
@@ -58,7 +58,7 @@ def is_block_linear(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def plan_jobs(tensors: dict[str, TensorInfo], module: ModuleType, kind: str, model_type: str = "") -> list[TensorJob]:
-    """What becomes of each tensor, in the order in which they are worked on."""
+    """Return a job for each tensor, in processing order."""
     jobs = []
     for name, source in sorted(tensors.items(), key=lambda item: _natural(item[0])):
         experts = experts_of(name, source.shape, model_type)
@@ -76,7 +76,7 @@ def plan_jobs(tensors: dict[str, TensorInfo], module: ModuleType, kind: str, mod
 
 
 def maker_of(module: Any, prefix: str) -> Any:
-    """What makes the matrix `prefix`: the format, or its numbers for that one (`bcq_mixture.Mixed`)."""
+    """Return the quantizer of the matrix `prefix`: the format, or its own parameters (`binary_mixture.MixedFormat`)."""
     return module.of_matrix(prefix) if hasattr(module, "of_matrix") else module
 
 
@@ -105,7 +105,7 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def skipped_modules(jobs: list[TensorJob]) -> list[str]:
-    """The Linear modules that stay unquantized, matched by the end of a name or by a tower's."""
+    """Return the Linear modules that stay unquantized, by the end of a name or by their tower."""
     names = {"lm_head"}
     for job in jobs:
         if job.quantized or len(job.source.shape) != 2 or not job.name.endswith(".weight") or "embed" in job.name:
@@ -119,16 +119,16 @@ def skipped_modules(jobs: list[TensorJob]) -> list[str]:
 
 
 def notes(jobs: list[TensorJob], block: int) -> list[str]:
-    """What the user must know: matrices that the format, in blocks of so many weights, cannot take, and experts."""
+    """Return notes for the user: matrices that do not fit the format's blocks, and experts that stay unquantized."""
     copied = [job for job in jobs if not job.quantized]
     stacks = [job for job in copied if _STACK.fullmatch(job.name)]
     uneven = [job for job in copied if job.source.shape[-1:] and job.source.shape[-1] % block]
     found = []
     if kept := [job for job in uneven if is_block_linear(job.name, job.source.shape) or job in stacks]:
         found.append(
-            f"{len(kept)} matrices stay unquantized: their rows are no multiple of {block} long "
-            f"(the first: {kept[0].name}, {kept[0].source.shape[-1]} columns)."
+            f"{len(kept)} matrices stay unquantized: their row length is not a multiple of {block} "
+            f"(first: {kept[0].name}, {kept[0].source.shape[-1]} columns)."
         )
     if whole := [job for job in stacks if job not in uneven]:
-        found.append(f"{len(whole)} tensors of experts stay unquantized: they cannot be taken apart into matrices.")
+        found.append(f"{len(whole)} expert tensors stay unquantized: they cannot be split into matrices.")
     return found

@@ -17,7 +17,7 @@ class TuiHost:
     def copy(self, text: str) -> str:
         """To the terminal's clipboard."""
         text = sanitize(text)  # whatever pastes it may be a terminal
-        if osc52.sequence(text) is None:
+        if osc52.copy_sequence(text) is None:
             raise usage_error("copy", osc52.TOO_LONG, "/export md FILE writes the conversation to a file.")
         self._app.call_from_thread(self._app.copy_to_clipboard, text)
         return osc52.copied(text)

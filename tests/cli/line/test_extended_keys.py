@@ -68,29 +68,29 @@ def read(kind: type[Vt100Parser], *pieces: str) -> list[KeyPress]:
 
 @pytest.mark.parametrize(("told", "means"), KEYS.items(), ids=[each[1:] for each in KEYS])
 def test_a_key_is_what_it_is_without_the_protocol(told, means):
-    assert read(Parser, f"a{told}", "z") == read(Vt100Parser, f"a{means}", "z")
+    assert read(KeyParser, f"a{told}", "z") == read(Vt100Parser, f"a{means}", "z")
 
 
 def test_every_letter_with_ctrl_is_what_it_was():
     for letter in range(ord("a"), ord("z") + 1):
-        assert read(Parser, f"\x1b[{letter};5u") == read(Vt100Parser, chr(letter - 96))
+        assert read(KeyParser, f"\x1b[{letter};5u") == read(Vt100Parser, chr(letter - 96))
 
 
 def test_keys_that_come_in_pieces_and_beside_others_are_read():
     typed = "".join(f"x{told}" for told in KEYS) + "\x1b[12;40Rend\x1b[A"
-    whole = [key.key for key in read(Parser, typed)]
+    whole = [key.key for key in read(KeyParser, typed)]
     assert Keys.CPRResponse in whole
     rng = random.Random(4)
     for _ in range(50):
         places = sorted(rng.sample(range(2, len(typed)), 40))
         places = [place for place in places if typed[place - 1] != "\x1b"]  # alone that is a key
         pieces = [typed[a:b] for a, b in zip([0, *places], [*places, len(typed)], strict=True)]
-        assert [key.key for key in read(Parser, *pieces)] == whole
+        assert [key.key for key in read(KeyParser, *pieces)] == whole
 
 
 def test_what_is_pasted_is_no_key():
     pasted = "\x1b[99;5u and \x1b[13;2u"
-    keys = read(Parser, f"\x1b[100;5u\x1b[200~{pasted}\x1b[201~\x1b[13;2u")
+    keys = read(KeyParser, f"\x1b[100;5u\x1b[200~{pasted}\x1b[201~\x1b[13;2u")
     assert [(key.key, key.data) for key in keys] == [
         (Keys.ControlD, "\x04"), (Keys.BracketedPaste, pasted), (Keys.ControlJ, "\n")
     ]  # fmt: skip
@@ -100,7 +100,7 @@ def test_nothing_that_is_typed_is_lost_or_fails():
     rng = random.Random(6)
     for _ in range(500):
         typed = "".join(rng.choices(("\x1b[", "9", "13", ";", ":", "2", "u", "~", "A", "é", "\x1b", "129"), k=12))
-        assert read(Parser, typed) is not None
+        assert read(KeyParser, typed) is not None
 
 
 READ = """

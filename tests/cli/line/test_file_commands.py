@@ -117,7 +117,7 @@ def test_what_is_too_long_for_a_terminal_is_printed(monkeypatch):
     text = "x" * (osc52.MOST_BYTES + 1)
     assert "too long" in clipboard.copy(text)
     assert screen.getvalue() == text + "\n"
-    assert len(osc52.sequence(text[1:])) <= 100_000
+    assert len(osc52.copy_sequence(text[1:])) <= 100_000
 
 
 def test_a_file_goes_before_the_next_message(start, tmp_path):

@@ -15,7 +15,7 @@ from localq.chat.commands.sessions import recap
 from localq.chat.history.record import Record
 from localq.chat.session import ChatSession, Message, ReplyPiece
 from localq.cli import execute
-from localq.cli.line.reply_printer import printing, tell
+from localq.cli.line.reply_printer import open_printer, print_message
 from localq.cli.line.session import StatusLine, print_reply
 from localq.cli.line.thinking_lines import Thoughts
 from localq.planner.load_options import LoadOptions
@@ -100,7 +100,7 @@ def test_what_is_no_answer_of_a_chat_or_for_programs_is_no_markdown(run):
 def test_a_pipe_and_a_file_get_what_was_said_byte_for_byte(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     stream = io.StringIO()
-    with printing(True, stream=stream) as printer:
+    with open_printer(True, stream=stream) as printer:
         for letter in DOCUMENT:
             printer.write(letter)
         printer.end()
@@ -110,11 +110,11 @@ def test_a_pipe_and_a_file_get_what_was_said_byte_for_byte(monkeypatch):
 def test_a_terminal_without_utf8_or_without_a_size_gets_it_as_it_was_written(page, monkeypatch):
     page.takes("stdout")
     page.resize(0, 0)
-    with printing(True) as printer:
+    with open_printer(True) as printer:
         printer.write("**a**")
     page.resize(60, 24)
     monkeypatch.setattr(Page, "encoding", "latin-1")
-    with printing(True) as printer:
+    with open_printer(True) as printer:
         printer.write("**b**")
     assert page.getvalue() == "**a****b**"
 
@@ -148,7 +148,7 @@ def test_replies_of_a_conversation_that_is_gone_on_with_are_drawn(page):
         record.conversation.add(Message(role, content), record.conversation.head)
     told = recap(record)
     assert told == f"Ships (2 messages)\n>>> **hi**\n{SAID}"
-    tell(told, markdown=True)
+    print_message(told, markdown=True)
     assert page.text == f"Ships (2 messages)\n>>> **hi**\n{DRAWN}"
 
 
@@ -156,7 +156,7 @@ def test_a_note_amid_a_reply_stands_on_rows_of_its_own_and_nothing_is_drawn_over
     page.takes("stdout", "stderr")
     stats = Stats("decode")
     parts = [ReplyPiece("**a** b", stats), ReplyPiece("", stats, notice="told"), ReplyPiece("c **d**", stats)]
-    with printing(True) as printer:
+    with open_printer(True) as printer:
         print_reply(iter(parts), StatusLine(True), Thoughts(None), printer)
     assert page.text == "a b\n(told)\nc d"
 

@@ -7,7 +7,7 @@ import random
 import pytest
 from markdown_it import MarkdownIt
 
-from localq.cli.markdown.split import Block, Closed, Code, Opened, Splitter, open_code
+from localq.cli.markdown.split import Block, CodeLine, FenceEnd, FenceStart, Splitter, open_code
 from tests.support.cli.markdown_pages import DOCUMENT
 
 FLAT = ("bullet_list", "ordered_list", "list_item")
@@ -44,9 +44,9 @@ def leaves_of_blocks(text: str) -> list[tuple[str, str]]:
     for event in events(text):
         if isinstance(event, Block):
             found += leaves(event.source)
-        elif isinstance(event, Code):
+        elif isinstance(event, CodeLine):
             code.append(event.text)
-        elif isinstance(event, Closed):
+        elif isinstance(event, FenceEnd):
             found.append(("fence", "".join(f"{line}\n" for line in code)))
             code = []
     return found
@@ -101,20 +101,20 @@ def test_a_block_ends_with_the_line_that_ends_it_and_not_later():
     assert splitter.line("- c") == splitter.line("lazy") == []
     assert [each.source for each in splitter.line("- d")] == ["c\nlazy"]
     assert splitter.raw == ["- d"]
-    assert [type(each) for each in splitter.line("```py x")] == [Block, Opened]
-    assert splitter.line("  e") == [Code("  e")]
-    assert splitter.line("```") == [Closed()]
+    assert [type(each) for each in splitter.line("```py x")] == [Block, FenceStart]
+    assert splitter.line("  e") == [CodeLine("  e")]
+    assert splitter.line("```") == [FenceEnd()]
 
 
 def test_code_within_a_list_is_without_its_indentation_and_keeps_its_own():
     found = events("1. a\n   ```sh\n   b\n     c\nd\n\n\te\n   ```\n\n```\n\tf\n```")
-    assert [each.text for each in found if isinstance(each, Code)] == ["b", "  c", "d", "", " e", "\tf"]
-    assert [each.language for each in found if isinstance(each, Opened)] == ["sh", ""]
+    assert [each.text for each in found if isinstance(each, CodeLine)] == ["b", "  c", "d", "", " e", "\tf"]
+    assert [each.language for each in found if isinstance(each, FenceStart)] == ["sh", ""]
 
 
 def test_what_goes_on_behind_code_that_was_cut_is_code():
     splitter, language = open_code("a\n\n```py\nb\nc")
     assert (splitter.in_code, language) == (True, "py")
-    assert splitter.line("# d") == [Code("# d")]
+    assert splitter.line("# d") == [CodeLine("# d")]
     assert not open_code("a\n```\nb\n```\nc")[0].in_code
     assert open_code("- a\n- b")[0].line("c") == []

@@ -14,8 +14,8 @@ import pytest
 
 from localq.cli.markdown import rows as markdown_rows
 from localq.cli.markdown.stream import MarkdownStream
-from localq.cli.markdown.terminal_rows import Watch
-from tests.support.cli.hostile_sequences import Watch as Acting
+from localq.cli.markdown.terminal_rows import TerminalWatch
+from tests.support.cli.hostile_sequences import TerminalWatch as Acting
 from tests.support.cli.hostile_sequences import random_text
 from tests.support.cli.markdown_pages import DOCUMENT, Page, cut, printed, thrown
 from tests.support.cli.terminal_stream import tokens
@@ -100,7 +100,7 @@ def test_any_text_is_seen_once_and_what_stands_above_stays():
         (text, words), size = thrown(rng), (rng.randint(20, 120), rng.choice((4, 9, 24, 40)))
         page = Page(*size)
         page.write(above)
-        stream = MarkdownStream(page, Watch(page), colour=True)
+        stream = MarkdownStream(page, TerminalWatch(page), colour=True)
         for piece in cut(text, rng):
             stream.write(piece)
         stream.end()
@@ -115,7 +115,7 @@ def test_any_text_is_seen_once_and_what_stands_above_stays():
 
 def test_an_unfinished_block_is_seen_as_it_was_written_and_code_line_by_line():
     page = Page(40, 24)
-    stream = MarkdownStream(page, Watch(page), colour=True)
+    stream = MarkdownStream(page, TerminalWatch(page), colour=True)
     for piece, seen in (
         ("a **bo", "a **bo"),
         ("ld** word\nand", "a **bold** word\nand"),
@@ -137,7 +137,7 @@ def test_an_unfinished_block_is_seen_as_it_was_written_and_code_line_by_line():
 def test_a_block_during_which_something_happens_stays_as_it_was_written(disturbed):
     """How far up its rows begin is not known then. The next block is drawn again."""
     page = Page(40, 24)
-    watch = Watch(page)
+    watch = TerminalWatch(page)
     page.write("above\n")
     page.echoes(disturbed == "Enter")
     with watch.listen():
@@ -244,10 +244,10 @@ def test_rich_is_not_loaded_before_something_is_drawn():
     script = """
 import io, os, sys
 from localq.cli.markdown.stream import MarkdownStream
-class Watch:
+class TerminalWatch:
     size = os.terminal_size((80, 24))
     begin = is_unchanged = lambda self: True
-stream = MarkdownStream(io.StringIO(), Watch(), True)
+stream = MarkdownStream(io.StringIO(), TerminalWatch(), True)
 stream.write("a word")
 print("rich" in sys.modules, "markdown_it" in sys.modules)
 stream.write("\\n\\n")

@@ -27,8 +27,8 @@ from localq.files.model_folder import open_model
 from localq.planner import prepare
 from localq.quantize import by_layer, calibration
 from localq.quantize.codebooks.initial_codebooks import SCHEMES
-from localq.quantize.settings import Effort, Tuning
 from localq.quantize.request import LayerwiseRequest
+from localq.quantize.settings import Effort, Tuning
 from tests.support.models.tiny_checkpoints import make_checkpoint
 from tests.support.quantize.vq2_conversions import converted
 

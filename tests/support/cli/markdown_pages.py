@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 import pyte
 
 from localq.cli.markdown.stream import MarkdownStream
-from localq.cli.markdown.terminal_rows import Watch
+from localq.cli.markdown.terminal_rows import TerminalWatch
 from tests.support.text.tiny_tokenizers import SENTENCES
 
 DOCUMENT = '''# Ships of the `line`
@@ -138,7 +138,7 @@ class Page(io.StringIO):
 def printed(text: str, size: tuple[int, int], pieces: Iterable[str] | None = None, **how: object) -> Page:
     """A page with a reply on it, which came in `pieces`, or all at once; how: of `MarkdownStream`."""
     page = Page(*size)
-    stream = MarkdownStream(page, Watch(page), **{"colour": True, **how})
+    stream = MarkdownStream(page, TerminalWatch(page), **{"colour": True, **how})
     for piece in [text] if pieces is None else pieces:
         stream.write(piece)
     stream.end()
