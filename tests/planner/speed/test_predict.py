@@ -17,6 +17,7 @@ from localq.planner.placement import Placement
 from localq.planner.speed import cards, measurements, predict
 from localq.planner.speed.measurements import Variant
 from localq.planner.speed.predict import Machine
+from tests.tools import results_tables
 from tests.tools.results_tables import recorded_models
 
 MEASURED_ON = predict.measured_on()
@@ -68,18 +69,30 @@ def test_attention_over_keys_and_values_of_different_bits_is_taken_to_cost_the_m
     assert predict._attention(shape, "k8v4", 32_768, MEASURED_ON) == pytest.approx(sum(both) / 2)
 
 
-def test_recorded_figures_stand_in_the_readmes():
-    """The data and the pages that people read say the same."""
-    root = Path(__file__).parents[3]
-    page, kernels = (root / "README.md").read_text(), (root / "csrc/README.md").read_text()
-    for model in recorded_models():
+def test_recorded_figures_stand_in_the_results():
+    """The data and the page that people read say the same."""
+    page = (Path(__file__).parents[3] / "localq/bench/README.md").read_text()
+    models, found = recorded_models(), measurements.load()
+    assert len(models) >= 37
+    for model in models:
         lines = [line for line in page.splitlines() if line.startswith(f"| {model.name} |")]
-        behind = f"| {model.kv_bits} bit, {model.depth} |" if model.depth else "| tg128 |"
-        assert any(f"| {model.tok_s:g}" in line and behind in line and model.commit in line for line in lines), model
-    for out, columns, us in measurements.load().products["nf4"][:-1]:
-        assert f"| {out} x {columns} | {us:g} |" in kernels
-    for us in (us for *_, slots, us in measurements.load().attention if slots in (1000, 4096)):
-        assert f"| {us:g} |" in kernels
+        behind = f"| {model.kv_bits} | {model.depth} |" if model.depth else "|"
+        assert any(f"| {model.tok_s:g} |" in line and behind in line for line in lines), model
+    for kernel, rows in found.products.items():
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| {kernel} | ") and " x " in line]
+        assert all(f"{out} x {columns}: {us:g} " in line.replace(".0 ", " ") for out, columns, us in rows)
+    for bits, heads, slots, us in (row for row in found.attention if row[2] != 1000):  # no command has that depth
+        assert f"{bits} bit, {heads} heads, {slots} slots: {us:g} " in page
+
+
+def test_every_figure_has_a_card_a_date_and_a_command():
+    found = results_tables.results()
+    used = {row[-1] for table in found["tables"].values() for row in table["rows"]}
+    assert used == found["sources"].keys()
+    assert all({"card", "date", "command"} <= source.keys() for source in found["sources"].values())
+    timed = results_tables.data("measurements.toml")
+    assert {row[-1] for rows in timed["products"].values() for row in rows} <= timed["sources"].keys()
+    assert all("date" in source for source in timed["sources"].values())
 
 
 @pytest.mark.parametrize(("name", "format"), [("llama-3.1-8b", "nf4"), ("gpt-oss-20b", "mxfp4"), ("phi-4", "vq2")])
