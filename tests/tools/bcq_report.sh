@@ -3,7 +3,7 @@
 # planes and groups. Quality against size, which takes longer: python -m tests.tools.bcq_table FOLDER
 # Usage: bash tests/tools/bcq_report.sh [SHAPES]
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 failed=0
 python3 -m pytest -q -m cuda tests/formats/bcq/test_kernel.py tests/formats/codebooks/test_lookup_kernel.py || failed=1
 python3 -m tests.tools.every_kernel bcq_ || failed=1 # edge shapes; under compute-sanitizer: the same command

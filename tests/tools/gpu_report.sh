@@ -6,7 +6,7 @@
 # LIMIT=SECONDS (600) is for each step, CASES="vq_gemv hadamard -self-test" narrows what the sanitizer runs. One step at
 # a time on one GPU: several at once slow each other down by more than their number.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 out=${1:-gpu_report}
 shift || true
 mkdir -p "$out"
@@ -14,7 +14,7 @@ declare -A result
 small="cuda and not slow"
 limit="timeout -k 5 ${LIMIT:-600}"
 sanitizer() { # tool, arguments... : over every kernel and its edge shapes
-  PYTHONPATH="tests/support:${PYTHONPATH:-}" $limit compute-sanitizer --tool "$1" "${@:2}" --error-exitcode 9 \
+  $limit compute-sanitizer --tool "$1" "${@:2}" --error-exitcode 9 \
     python3 -m tests.tools.every_kernel ${CASES:-}
 }
 
@@ -45,7 +45,7 @@ run() {
     build) step build 4 python3 -m pip install --quiet --no-build-isolation --no-deps --editable . ;;
     doctor) step doctor 20 $limit python3 -m localq doctor ;;
     tests) step tests 30 $limit python3 -m pytest -q -s -m cuda tests -p no:cacheprovider --timeout 500 ;;
-    kernel_tests) step kernel_tests 30 $limit python3 -m pytest -q -m "$small" tests/kernels -p no:cacheprovider --timeout 500 ;;
+    kernel_tests) step kernel_tests 30 $limit python3 -m pytest -q -m "$small" tests/kernels tests/formats -p no:cacheprovider --timeout 500 ;;
     selftest) step selftest 10 $limit python3 -m pytest -q -m cuda tests/engine/test_selftest.py -p no:cacheprovider ;;
     memcheck) step memcheck 4 sanitizer memcheck --kernel-name kns=localq ;;
     racecheck) step racecheck 4 sanitizer racecheck --racecheck-report all --kernel-name kns=localq ;; # not torch's

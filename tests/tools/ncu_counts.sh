@@ -3,7 +3,7 @@
 # Usage: bash tests/tools/ncu_counts.sh [NAME...]   only cases whose name holds one of NAME, such as nf4_gemv attention
 # STALLS=1 before it: instead what warps wait for, how busy each unit and memory are, as ncu tells it.
 set -euo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 if [ -n "${STALLS:-}" ]; then
   exec ncu --clock-control none --cache-control all --profile-from-start off --kernel-name-base demangled \
     --kernel-name regex:localq --section SpeedOfLight --section WarpStateStats --section SchedulerStats \

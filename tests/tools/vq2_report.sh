@@ -2,7 +2,7 @@
 # Two bits of the embedded model: made in every way, timed, and judged on the validation slice.
 # Usage: bash tests/tools/vq2_report.sh FOLDER [--device cpu]       a line for each way: name, seconds, what `eval --json` prints
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../.."
 folder=$1
 shift
 device=${*:---device cuda}
