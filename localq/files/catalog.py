@@ -166,11 +166,8 @@ def _no_such_format(entry: ModelEntry, format: str) -> LocalqError:
     formats = dict.fromkeys((*(source.format for source in entry.sources), *made_formats(entry)))
     offers = ", ".join(f"{entry.name}@{each}" for each in formats)
     why = f"there are no {format!r} weights of it, and localq does not make them"
-    if (
-        entry.arch.traits.interleaved_experts
-        and format in format_facts.FORMATS
-        and format_facts.FORMATS[format].made_from == "text"
-    ):
+    known = format_facts.FORMATS.get(format)
+    if entry.arch.traits.interleaved_experts and known is not None and known.made_from == "text":
         why += f": {format_facts.NO_SEARCH_OF_EXPERTS}"
     return LocalqError(entry.name, why, f"There is {offers}.", ExitCode.UNKNOWN_MODEL)
 

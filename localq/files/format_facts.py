@@ -236,7 +236,7 @@ _RECORDS = (
         made_of_mixtures=False,
         parameters_per_s=5e4,  # in 3 planes on 32,768 tokens: by count of operations, not timed
         per_core=True,
-        offered_last="3 bits; quality of a whole model not measured",
+        offered_last="quality at 3 bits not measured on a whole model",
         speed_key=_key("bcq"),
     ),
     Format(

@@ -15,6 +15,7 @@ from localq.files import packaged_model
 from localq.files.catalog import Source, Target
 from localq.files.hub import client as hub_client
 from localq.files.hub import download
+from localq.files.hub import errors as hub_errors
 from localq.files.hub import fetch as hub
 from localq.files.hub import remote as hub_remote
 from localq.planner import budget as memory_budget
@@ -192,10 +193,10 @@ def _remote(source: Source, offline: bool) -> tuple[str, str | None, tuple[File,
     if offline:
         raise hub.not_here(source.repo)
     if source.gated and not hub_client.has_token():
-        raise hub_client.gated(source.repo)
+        raise hub_errors.gated(source.repo)
     listing = hub_client.list_files(source.repo, source.revision)
     if listing.gated and not hub_client.has_token():
-        raise hub_client.gated(listing.repo)
+        raise hub_errors.gated(listing.repo)
     found = hub_remote.to_fetch(listing, source.files)
     for each in found:
         hub.check_recorded(listing.repo, each, source.sha256)

@@ -13,6 +13,7 @@ from localq.files import format_facts, stored_format
 from localq.files.architecture import Architecture
 from localq.files.catalog import Source, Target
 from localq.files.hub import client as hub_client
+from localq.files.hub import errors as hub_errors
 from localq.files.hub import fetch as hub
 from localq.files.hub import remote as hub_remote
 from localq.files.model_folder import open_model
@@ -38,7 +39,7 @@ def remote(target: Target, offline: bool = False, revision: str | None = None) -
         raise hub.not_here(target.repo)
     listing = hub_client.list_files(target.repo, revision or target.revision or "main")
     if listing.gated and not hub_client.has_token():
-        raise hub_client.gated(listing.repo)
+        raise hub_errors.gated(listing.repo)
     with hub_remote.outline(listing) as path:
         source = Source(
             format="", repo=listing.repo, revision=listing.commit, bytes=hub_remote.fetched_bytes(listing, path),

@@ -44,7 +44,7 @@ def test_what_was_asked_for_and_what_the_model_was_made_for():
     _, lines = told("qwen2.5-0.5b", 80 * 2**30, kv_bits=8, head="8")
     assert (lines["KV cache"].why, lines["head"].why) == ("as asked for", "as asked for")
     assert lines["head"].value == "8 bit of its own"
-    assert told("qwen2.5-0.5b", 80 * 2**30, kv_bits="k8v4")[1]["KV cache"].value == "8 bit with values in 4"
+    assert told("qwen2.5-0.5b", 80 * 2**30, kv_bits="k8v4")[1]["KV cache"].value == "keys 8 bit, values 4 bit"
     assert lines["context"].why == "all that the model was made for"
     _, lines = told("qwen2.5-0.5b", 80 * 2**30, ctx=2000)
     assert (lines["context"].value, lines["context"].why) == ("2,000 tokens", "as asked for")

@@ -135,7 +135,7 @@ def test_linear_bytes_by_hand():
     assert format_facts.matrix_bytes(linear, "awq") == 3072 + 48 * 2 + 24
     assert format_facts.matrix_bytes(linear, "vptq", "v8-k256-16") == 3 * 256 * 12 // 8 + 2 * 8 * (256 + 16) + 6 * 256
     assert format_facts.matrix_bytes(linear, "mxfp4") == 3072 + 192
-    with pytest.raises(LocalqError, match="not known"):
+    with pytest.raises(LocalqError, match="not a scheme of aqlm"):
         format_facts.matrix_bytes(linear, "aqlm", "nonsense")
 
 
@@ -154,7 +154,7 @@ def test_kv_vectors():
     assert kv_form.pair_bytes(128, "k8v4") == 136 + 72
     assert [kv_form.split(bits) for bits in kv_form.KV_BITS] == [(16, 16), (8, 8), (8, 4), (4, 4)]
     assert [kv_form.parse(str(bits)) for bits in kv_form.KV_BITS] == [*kv_form.KV_BITS]
-    assert [kv_form.text(bits) for bits in (8, "k8v4")] == ["8 bit", "8 bit with values in 4"]
+    assert [kv_form.text(bits) for bits in (8, "k8v4")] == ["8 bit", "keys 8 bit, values 4 bit"]
     with pytest.raises(ValueError, match="k4v8 bits"):
         kv_form.split("k4v8")
 

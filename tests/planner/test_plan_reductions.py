@@ -57,7 +57,7 @@ def test_what_was_decided_is_said_and_what_was_asked_for_is_kept():
     assert "the KV cache in 8 bit (--kv)" in longer.choice
     longest = planner.plan(shape, "nf4", 8 * 2**30, wishes=Wishes(30_000, embed="device", head="16"))
     assert (longest.ctx, longest.kv_bits) == (30_000, "k8v4")
-    assert "the KV cache in 8 bit with values in 4 (--kv)" in longest.choice
+    assert "the KV cache in keys 8 bit, values 4 bit (--kv)" in longest.choice
 
 
 def test_heads_that_the_quantized_cache_does_not_cover():

@@ -19,9 +19,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from localq import __version__
 from localq.errors import ExitCode, LocalqError
 from localq.files.hub import cache as hub_cache
-from localq.files.hub.errors import RefusedError, no_hub, with_retries
-from localq.files.hub.errors import endpoint as endpoint
-from localq.files.hub.errors import gated as gated
+from localq.files.hub.errors import RefusedError, endpoint, no_hub, with_retries
 
 TIMEOUT_S = 15.0  # for one answer of the hub's interface, and for a connection
 STALL_S = 30.0  # without a byte: the connection is dead, whatever the system thinks of it

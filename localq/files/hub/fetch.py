@@ -22,6 +22,7 @@ from localq.files.catalog import Source, Target
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import client as hub_client
 from localq.files.hub import download
+from localq.files.hub import errors as hub_errors
 from localq.files.hub import records as hub_records
 from localq.files.hub.client import Listing, RemoteFile
 from localq.files.hub.records import Store
@@ -60,7 +61,7 @@ def fetch(
     if offline:
         raise not_here(source.repo)
     if source.gated and not hub_client.has_token():
-        raise hub_client.gated(source.repo)
+        raise hub_errors.gated(source.repo)
     return _Fetch(hub_client.list_files(source.repo, source.revision), source.sha256, on_progress).run(
         source.revision, source.files
     )
@@ -117,7 +118,7 @@ class _Fetch:
         """Fetch `files` (.gguf), or the model folder; returns what `hub_cache.find` will return from now on."""
         listing = self.listing
         if listing.gated and not hub_client.has_token():
-            raise hub_client.gated(listing.repo)
+            raise hub_errors.gated(listing.repo)
         names = files or single_gguf(listing)
         if names and all(name.endswith(".gguf") for name in names):
             path = self._get(named(listing, names))[0]

@@ -22,6 +22,7 @@ from localq.files.catalog import Source
 from localq.files.hub import cache as hub_cache
 from localq.files.hub import client as hub_client
 from localq.files.hub import download
+from localq.files.hub import errors as hub_errors
 from localq.files.hub import fetch as hub
 from localq.files.hub import records as hub_records
 from localq.files.hub import remote as hub_remote
@@ -250,7 +251,7 @@ def open_shards(source: Source, cache: Path) -> Shards | None:
     if SINGLE_NAME not in listing.files and INDEX_NAME not in listing.files:
         return None
     if listing.gated and not hub_client.has_token():
-        raise hub_client.gated(listing.repo)
+        raise hub_errors.gated(listing.repo)
     hub.check_layout(listing)
     mark = _claim(cache)
     try:
